@@ -1,1 +1,19 @@
-//! Placeholder.
+//! Helix's wire: the types and services generated from `proto/`, and what a schema cannot say.
+//! That is the checksum and layout of a batch, and how an error travels. No I/O, no policy.
+
+pub mod batch;
+pub mod codec;
+pub mod error;
+
+/// The public API, package `helix.log`.
+pub mod log {
+    /// Version 1, package `helix.log.v1`.
+    #[allow(clippy::all, rustdoc::all, unused_qualifications, missing_docs)]
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/helix.log.v1.rs"));
+    }
+}
+
+/// Serialized `FileDescriptorSet` of every public .proto file and its imports, for reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/helix_descriptor.bin"));

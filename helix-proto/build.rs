@@ -1,0 +1,49 @@
+//! Compiles the .proto files in pure Rust, so that no protoc has to be installed.
+//! Writes the types and services, and a descriptor set without comments for reflection.
+
+#![expect(clippy::disallowed_methods, reason = "a build script's business is files")]
+
+use std::path::{Path, PathBuf};
+use std::{env, error, fs, io};
+
+use prost::Message;
+
+fn main() -> Result<(), Box<dyn error::Error>> {
+    let root = Path::new("proto");
+    println!("cargo:rerun-if-changed={}", root.display());
+
+    let mut compiler = protox::Compiler::new([root])?;
+    compiler.include_imports(true).include_source_info(true);
+    compiler.open_files(proto_files(&root.join("helix"))?)?;
+    let mut descriptors = compiler.file_descriptor_set();
+
+    tonic_prost_build::configure()
+        .bytes(".")
+        .codec_path("crate::codec::Codec")
+        .build_client(true)
+        .build_server(true)
+        .compile_fds(descriptors.clone())?;
+
+    // Reflection needs names and numbers; the comments would triple its size.
+    for file in &mut descriptors.file {
+        file.source_code_info = None;
+    }
+    let out_dir = PathBuf::from(env::var("OUT_DIR")?);
+    fs::write(out_dir.join("helix_descriptor.bin"), descriptors.encode_to_vec())?;
+    Ok(())
+}
+
+/// Every .proto file below `folder`, in a stable order.
+fn proto_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            files.extend(proto_files(&path)?);
+        } else if path.extension().is_some_and(|extension| extension == "proto") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}

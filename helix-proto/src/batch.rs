@@ -1,0 +1,400 @@
+//! The wire contract of a batch: its checksum, its payload's layout, and how records get in and
+//! out.
+//! Pure functions over bytes; what a server accepts and what it stores is decided elsewhere.
+
+use std::ops::Range;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+
+use crate::log::v1::{Compression, EncodedBatch, Record, RecordList};
+
+/// Layout version of every batch that this crate builds or reads.
+pub const BATCH_VERSION: u32 = 1;
+
+/// Tag byte of `RecordList.records`: field 1, length-delimited.
+const RECORD_TAG: u8 = 0x0A;
+
+/// A length prefix of more than five varint bytes cannot be a `u32`.
+const LENGTH_BYTES_MAX: usize = 5;
+
+/// CRC-32 (as in zlib) of the 12 bytes `version`, `record_count`, `compression`, each little
+/// endian: where the checksum of the payload goes on from.
+///
+/// `compression` is the number as it stands in the message, unset (0) included.
+pub fn crc_seed(version: u32, record_count: u32, compression: i32) -> u32 {
+    let mut head = [0; 12];
+    head[..4].copy_from_slice(&version.to_le_bytes());
+    head[4..8].copy_from_slice(&record_count.to_le_bytes());
+    head[8..].copy_from_slice(&compression.to_le_bytes());
+    crc32fast::hash(&head)
+}
+
+/// Checksum of a batch: [`crc_seed`] carried on over `payload` as it is sent.
+pub fn crc(version: u32, record_count: u32, compression: i32, payload: &[u8]) -> u32 {
+    let seed = crc_seed(version, record_count, compression);
+    let mut hasher = crc32fast::Hasher::new_with_initial(seed);
+    hasher.update(payload);
+    hasher.finalize()
+}
+
+/// Whether the batch's bytes are those that its checksum was computed over.
+pub fn is_intact(batch: &EncodedBatch) -> bool {
+    batch.crc32 == crc(batch.version, batch.record_count, batch.compression, &batch.payload)
+}
+
+/// Builds an uncompressed batch. An empty slice gives an empty batch, which servers refuse.
+///
+/// Panics if the records serialize to 4 GiB or more, or if there are as many records as that.
+pub fn encode(records: &[Record]) -> EncodedBatch {
+    let bytes: usize = records.iter().map(record_bytes).sum();
+    let mut payload = BytesMut::with_capacity(bytes);
+    for record in records {
+        payload.put_u8(RECORD_TAG);
+        record.encode_length_delimited(&mut payload).expect("a BytesMut grows");
+    }
+    let count = u32::try_from(records.len()).expect("fewer than 2^32 records in a batch");
+    from_payload(count, payload.freeze())
+}
+
+/// Builds an uncompressed batch around a payload that is already a serialized `RecordList` of
+/// `record_count` records.
+///
+/// Panics if the payload is 4 GiB or more.
+pub fn from_payload(record_count: u32, payload: Bytes) -> EncodedBatch {
+    let compression = i32::from(Compression::None);
+    EncodedBatch {
+        version: BATCH_VERSION,
+        record_count,
+        compression,
+        crc32: crc(BATCH_VERSION, record_count, compression, &payload),
+        uncompressed_bytes: u32::try_from(payload.len()).expect("a batch is below 4 GiB"),
+        payload,
+    }
+}
+
+/// Bytes that one record takes in a payload: tag, length prefix, and the record.
+pub fn record_bytes(record: &Record) -> usize {
+    let bytes = record.encoded_len();
+    1 + prost::length_delimiter_len(bytes) + bytes
+}
+
+/// Checks a batch and gives its records; keys and values are slices of the batch's payload.
+///
+/// # Errors
+/// Each variant of [`DecodeError`] says what is wrong; none of them can be cured by a retry of
+/// the decoding.
+pub fn decode(batch: &EncodedBatch) -> Result<RecordList, DecodeError> {
+    if batch.version != BATCH_VERSION {
+        return Err(DecodeError::Version(batch.version));
+    }
+    if !is_uncompressed(batch.compression) {
+        return Err(DecodeError::Compression(batch.compression));
+    }
+    if !is_intact(batch) {
+        return Err(DecodeError::Checksum);
+    }
+    let list = RecordList::decode(batch.payload.clone())?;
+    if list.records.len() != batch.record_count as usize {
+        return Err(DecodeError::Count { expected: batch.record_count, found: list.records.len() });
+    }
+    Ok(list)
+}
+
+/// Whether a batch with this `compression` value carries its records as they are.
+pub fn is_uncompressed(compression: i32) -> bool {
+    matches!(Compression::try_from(compression), Ok(Compression::Unspecified | Compression::None))
+}
+
+/// Why a batch cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// The layout is of a version that this crate does not know.
+    #[error("unknown batch version {0}")]
+    Version(u32),
+    /// The payload is compressed in a way that this crate cannot undo.
+    #[error("unsupported compression {0}")]
+    Compression(i32),
+    /// The bytes are not those that the checksum was computed over.
+    #[error("checksum mismatch")]
+    Checksum,
+    /// The payload is not a `RecordList`.
+    #[error("payload is not a list of records")]
+    Malformed(#[from] prost::DecodeError),
+    /// The payload holds another number of records than the batch says.
+    #[error("batch says {expected} records, payload has {found}")]
+    Count {
+        /// What the batch says.
+        expected: u32,
+        /// What the payload has.
+        found: usize,
+    },
+}
+
+/// Checks that `payload` is exactly `expected` records (at least one) of at most
+/// `record_bytes_max` bytes each, and nothing else. Looks at the length prefixes only and
+/// allocates nothing; the insides of the records are not looked at.
+///
+/// # Errors
+/// The first thing that is wrong, with its place.
+pub fn scan(payload: &[u8], expected: u32, record_bytes_max: usize) -> Result<(), ScanError> {
+    if expected == 0 {
+        return Err(ScanError::Empty);
+    }
+    let mut walk = walk(payload, record_bytes_max);
+    for found in 0..expected {
+        match walk.next() {
+            Some(record) => record?,
+            None => return Err(ScanError::TooFew { expected, found }),
+        };
+    }
+    if walk.position < payload.len() {
+        return Err(ScanError::TooMany { expected, byte: walk.position });
+    }
+    Ok(())
+}
+
+/// Walks the records of an uncompressed payload without allocating. Ends after the first error.
+pub fn walk(payload: &[u8], record_bytes_max: usize) -> Walk<'_> {
+    Walk { payload, record_bytes_max, position: 0, record: 0, is_broken: false }
+}
+
+/// Iterator over the places of the records in a payload: each item is the range of bytes of one
+/// serialized `Record`, without its tag and length prefix.
+#[derive(Debug, Clone)]
+pub struct Walk<'a> {
+    payload: &'a [u8],
+    record_bytes_max: usize,
+    /// First byte that is not walked yet.
+    position: usize,
+    /// Number of records walked.
+    record: u32,
+    is_broken: bool,
+}
+
+impl Iterator for Walk<'_> {
+    type Item = Result<Range<usize>, ScanError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_broken || self.position == self.payload.len() {
+            return None;
+        }
+        let step = self.step();
+        self.is_broken = step.is_err();
+        Some(step)
+    }
+}
+
+impl Walk<'_> {
+    fn step(&mut self) -> Result<Range<usize>, ScanError> {
+        let malformed = |byte| ScanError::Malformed { record: self.record, byte };
+        let at = self.position;
+        if self.payload[at] != RECORD_TAG {
+            return Err(malformed(at));
+        }
+        let (bytes, prefix) = length(&self.payload[at + 1..]).ok_or_else(|| malformed(at + 1))?;
+        let start = at + 1 + prefix;
+        if bytes > self.record_bytes_max {
+            let bytes_max = self.record_bytes_max;
+            return Err(ScanError::RecordTooLarge {
+                record: self.record,
+                byte: at,
+                bytes,
+                bytes_max,
+            });
+        }
+        // Compared with what is left: the sum could overflow where usize is 32 bits.
+        if bytes > self.payload.len() - start {
+            return Err(malformed(start));
+        }
+        self.position = start + bytes;
+        self.record += 1;
+        Ok(start..self.position)
+    }
+}
+
+/// Reads a length prefix: its value and how many bytes it took. None if it is cut off or does not
+/// fit a `u32`.
+fn length(bytes: &[u8]) -> Option<(usize, usize)> {
+    let mut value = 0u64;
+    for (place, byte) in bytes.iter().take(LENGTH_BYTES_MAX).enumerate() {
+        value |= u64::from(byte & 0x7F) << (7 * place);
+        if byte & 0x80 == 0 {
+            let value = u32::try_from(value).ok()?;
+            return Some((usize::try_from(value).ok()?, place + 1));
+        }
+    }
+    None
+}
+
+/// Why a payload is not what its batch says. Records count from 0, bytes from the payload's start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ScanError {
+    /// The batch says that it has no records.
+    #[error("batch has no records")]
+    Empty,
+    /// The payload ends before the last record.
+    #[error("batch says {expected} records, payload has {found}")]
+    TooFew {
+        /// What the batch says.
+        expected: u32,
+        /// What the payload has.
+        found: u32,
+    },
+    /// Bytes follow the last record.
+    #[error("batch says {expected} records, payload goes on at byte {byte}")]
+    TooMany {
+        /// What the batch says.
+        expected: u32,
+        /// First byte that is too much.
+        byte: usize,
+    },
+    /// Something else than a whole record stands here.
+    #[error("record {record} is malformed at byte {byte}")]
+    Malformed {
+        /// Record.
+        record: u32,
+        /// Byte.
+        byte: usize,
+    },
+    /// A record is larger than allowed.
+    #[error("record {record} at byte {byte} has {bytes} bytes, more than {bytes_max}")]
+    RecordTooLarge {
+        /// Record.
+        record: u32,
+        /// First byte of the record's tag.
+        byte: usize,
+        /// Its size in bytes.
+        bytes: usize,
+        /// Largest size allowed, in bytes.
+        bytes_max: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+
+    const RECORD_BYTES_MAX: usize = 1 << 20;
+
+    fn records(values: &[&'static [u8]]) -> Vec<Record> {
+        values
+            .iter()
+            .map(|value| Record { value: Some(Bytes::from_static(value)), ..Record::default() })
+            .collect()
+    }
+
+    #[test]
+    fn checksum_is_that_of_zlib() {
+        // python3: zlib.crc32(struct.pack("<III", 1, 2, 1)) and
+        //          zlib.crc32(struct.pack("<III", 1, 2, 1) + b"hello helix")
+        assert_eq!(crc_seed(1, 2, 1), 0x1AE9_EA18);
+        assert_eq!(crc(1, 2, 1, b"hello helix"), 0xB092_75A7);
+        assert_eq!(crc(1, 2, 1, b""), crc_seed(1, 2, 1));
+    }
+
+    #[test]
+    fn records_survive_encoding() {
+        let mut written = records(&[b"one", b"", b"three"]);
+        written[0].key = Some(Bytes::from_static(b"key"));
+        written[1].value = None;
+        let batch = encode(&written);
+        let list = RecordList { records: written.clone() };
+        assert_eq!(batch.payload, list.encode_to_vec());
+        assert_eq!(batch.payload.len(), written.iter().map(record_bytes).sum::<usize>());
+        assert_eq!(scan(&batch.payload, 3, RECORD_BYTES_MAX), Ok(()));
+        assert_eq!(decode(&batch).unwrap().records, written);
+    }
+
+    #[test]
+    fn decoded_values_are_slices_of_the_payload() {
+        let batch = encode(&records(&[b"a value that is long enough to see"]));
+        let list = decode(&batch).unwrap();
+        let value = list.records[0].value.as_ref().unwrap().as_ptr_range();
+        let payload = batch.payload.as_ptr_range();
+        assert!(payload.start <= value.start && value.end <= payload.end);
+    }
+
+    #[test]
+    fn every_changed_bit_is_seen() {
+        let batch = encode(&records(&[b"one", b"two"]));
+        for bit in 0..batch.payload.len() * 8 {
+            let mut payload = batch.payload.to_vec();
+            payload[bit / 8] ^= 1 << (bit % 8);
+            let changed = EncodedBatch { payload: payload.into(), ..batch.clone() };
+            assert!(matches!(decode(&changed), Err(DecodeError::Checksum)));
+        }
+        let recounted = EncodedBatch { record_count: 3, ..batch.clone() };
+        assert!(!is_intact(&recounted));
+        let compressed = EncodedBatch { compression: 0, ..batch };
+        assert!(!is_intact(&compressed));
+    }
+
+    #[test]
+    fn decode_names_what_it_refuses() {
+        let batch = encode(&records(&[b"one"]));
+        let version = EncodedBatch { version: 2, ..batch.clone() };
+        assert!(matches!(decode(&version), Err(DecodeError::Version(2))));
+        let zstd = EncodedBatch { compression: Compression::Zstd.into(), ..batch.clone() };
+        assert!(matches!(decode(&zstd), Err(DecodeError::Compression(3))));
+        let recounted = from_payload(2, batch.payload);
+        assert!(matches!(decode(&recounted), Err(DecodeError::Count { expected: 2, found: 1 })));
+    }
+
+    #[test]
+    fn scan_says_where_it_stopped() {
+        let payload = encode(&records(&[b"one", b"two"])).payload;
+        let check = |bytes: &[u8], count| scan(bytes, count, RECORD_BYTES_MAX);
+        assert_eq!(check(&payload, 2), Ok(()));
+        assert_eq!(check(&payload, 0), Err(ScanError::Empty));
+        assert_eq!(check(&payload, 3), Err(ScanError::TooFew { expected: 3, found: 2 }));
+        assert_eq!(check(&payload, 1), Err(ScanError::TooMany { expected: 1, byte: 7 }));
+        assert_eq!(check(&payload[..13], 2), Err(ScanError::Malformed { record: 1, byte: 9 }));
+        assert_eq!(check(&payload[1..], 1), Err(ScanError::Malformed { record: 0, byte: 0 }));
+        assert_eq!(check(&[0x0A], 1), Err(ScanError::Malformed { record: 0, byte: 1 }));
+        assert_eq!(
+            check(&[0x0A, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F], 1),
+            Err(ScanError::Malformed { record: 0, byte: 1 })
+        );
+        assert_eq!(
+            scan(&payload, 2, 4),
+            Err(ScanError::RecordTooLarge { record: 0, byte: 0, bytes: 5, bytes_max: 4 })
+        );
+    }
+
+    #[test]
+    fn scan_never_panics_and_agrees_with_the_decoder() {
+        let seed = seed();
+        println!("seed {seed}");
+        let mut rng = StdRng::seed_from_u64(seed);
+        let good = encode(&records(&[b"one", b"", b"three", b"four and some more"])).payload;
+        for _ in 0..20_000 {
+            let mut payload = if rng.random_bool(0.5) {
+                good.to_vec()
+            } else {
+                (0..rng.random_range(0..40)).map(|_| rng.random_range(0..16u8)).collect()
+            };
+            for _ in 0..rng.random_range(0..4) {
+                if !payload.is_empty() {
+                    let place = rng.random_range(0..payload.len());
+                    payload[place] = rng.random();
+                }
+            }
+            payload.truncate(rng.random_range(0..=payload.len()));
+            let expected = rng.random_range(0..6);
+            if scan(&payload, expected, rng.random_range(0..64)).is_ok()
+                && let Ok(list) = RecordList::decode(&payload[..])
+            {
+                assert_eq!(list.records.len(), expected as usize, "{payload:?}");
+            }
+        }
+    }
+
+    /// `HELIX_SEED` if it is set, else one that is the same on every run.
+    fn seed() -> u64 {
+        std::env::var("HELIX_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x4E11)
+    }
+}

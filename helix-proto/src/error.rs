@@ -1,0 +1,247 @@
+//! How an error travels: one status with machine-readable details, and the same hints as trailers.
+//! Both ends use this file, so that what a server writes is what a client reads.
+
+use std::time::Duration;
+
+use prost::Message;
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::{Code, Status};
+use tonic_types::pb;
+
+use crate::log::v1::{ErrorDetail, ErrorReason, LeaderHint};
+
+/// Domain of every `google.rpc.ErrorInfo` of Helix. A status without it comes from somewhere else:
+/// a gRPC library, a proxy, the network.
+pub const DOMAIN: &str = "helix.dev";
+
+/// Trailer with the reason's name, for clients without support for details.
+pub const REASON_TRAILER: &str = "helix-reason";
+/// Trailer with the leader's node id.
+pub const LEADER_NODE_TRAILER: &str = "helix-leader-node";
+/// Trailer with the address, "host:port", at which the leader serves clients.
+pub const LEADER_ENDPOINT_TRAILER: &str = "helix-leader-endpoint";
+/// Trailer with the Raft term in which that node led.
+pub const LEADER_TERM_TRAILER: &str = "helix-leader-term";
+/// Trailer with the milliseconds to wait before a retry; gRPC libraries know it.
+pub const RETRY_PUSHBACK_TRAILER: &str = "grpc-retry-pushback-ms";
+
+const REASON_PREFIX: &str = "ERROR_REASON_";
+const DETAIL_URL: &str = "type.googleapis.com/helix.log.v1.ErrorDetail";
+const ERROR_INFO_URL: &str = "type.googleapis.com/google.rpc.ErrorInfo";
+const RETRY_INFO_URL: &str = "type.googleapis.com/google.rpc.RetryInfo";
+
+/// Name of a reason without its prefix, as in `google.rpc.ErrorInfo.reason`: `"NOT_LEADER"`.
+pub fn reason_name(reason: ErrorReason) -> &'static str {
+    let name = reason.as_str_name();
+    name.strip_prefix(REASON_PREFIX).unwrap_or(name)
+}
+
+/// The reason with this name (without prefix). None if this version does not know it.
+pub fn reason_from_name(name: &str) -> Option<ErrorReason> {
+    ErrorReason::from_str_name(&format!("{REASON_PREFIX}{name}"))
+}
+
+/// The gRPC code that goes with a reason.
+pub fn code(reason: ErrorReason) -> Code {
+    use ErrorReason as R;
+    match reason {
+        R::Unspecified => Code::Unknown,
+        R::NoLeader | R::Draining | R::OutcomeUnknown | R::StorageFailed => Code::Unavailable,
+        R::TopicNotFound
+        | R::PartitionNotFound
+        | R::GroupNotFound
+        | R::UnknownMember
+        | R::NodeNotFound => Code::NotFound,
+        R::TopicAlreadyExists => Code::AlreadyExists,
+        R::OffsetOutOfRange => Code::OutOfRange,
+        R::ExpectedOffsetMismatch | R::StaleMemberEpoch => Code::Aborted,
+        R::NotLeader
+        | R::Fenced
+        | R::ProducerFenced
+        | R::OutOfOrderSequence
+        | R::UnknownProducer
+        | R::GroupNotEmpty
+        | R::MembershipChangeInProgress
+        | R::NotEnoughNodes => Code::FailedPrecondition,
+        R::BatchTooLarge
+        | R::CorruptBatch
+        | R::RecordTooLarge
+        | R::EmptyBatch
+        | R::RecordCountMismatch
+        | R::InvalidArgument => Code::InvalidArgument,
+        R::CorruptLog => Code::DataLoss,
+        R::UnsupportedCompression | R::Unimplemented => Code::Unimplemented,
+        R::Throttled | R::DiskFull => Code::ResourceExhausted,
+        R::Internal => Code::Internal,
+    }
+}
+
+/// Whether the same request may succeed if it is sent again, here or (NOT_LEADER, DRAINING) to
+/// another node.
+pub fn is_retryable(reason: ErrorReason) -> bool {
+    use ErrorReason as R;
+    matches!(
+        reason,
+        R::NotLeader
+            | R::NoLeader
+            | R::Draining
+            | R::OutcomeUnknown
+            | R::StorageFailed
+            | R::Throttled
+    )
+}
+
+/// A detail with the reason, its `retryable`, and nothing else; fill in what is known.
+pub fn detail(reason: ErrorReason) -> ErrorDetail {
+    ErrorDetail {
+        reason: reason.into(),
+        retryable: is_retryable(reason),
+        may_have_applied: reason == ErrorReason::OutcomeUnknown,
+        ..ErrorDetail::default()
+    }
+}
+
+/// Builds the status of a failed call. The code follows from the reason; `retry_after` is a wait
+/// that the client should honour before it tries again.
+pub fn to_status(detail: &ErrorDetail, message: &str, retry_after: Option<Duration>) -> Status {
+    let code = code(detail.reason());
+    let rpc_status = pb::Status {
+        code: i32::from(code),
+        message: message.to_owned(),
+        details: details(detail, retry_after),
+    };
+    let trailers = trailers(detail, retry_after);
+    let details = rpc_status.encode_to_vec().into();
+    Status::with_details_and_metadata(code, message, details, trailers)
+}
+
+fn details(detail: &ErrorDetail, retry_after: Option<Duration>) -> Vec<prost_types::Any> {
+    let error_info = pb::ErrorInfo {
+        reason: reason_name(detail.reason()).to_owned(),
+        domain: DOMAIN.to_owned(),
+        ..pb::ErrorInfo::default()
+    };
+    let mut details = vec![any(ERROR_INFO_URL, &error_info), any(DETAIL_URL, detail)];
+    if let Some(wait) = retry_after.and_then(|wait| prost_types::Duration::try_from(wait).ok()) {
+        details.push(any(RETRY_INFO_URL, &pb::RetryInfo { retry_delay: Some(wait) }));
+    }
+    details
+}
+
+fn any(type_url: &str, message: &impl Message) -> prost_types::Any {
+    prost_types::Any { type_url: type_url.to_owned(), value: message.encode_to_vec() }
+}
+
+fn trailers(detail: &ErrorDetail, retry_after: Option<Duration>) -> MetadataMap {
+    let mut trailers = MetadataMap::new();
+    let reason = MetadataValue::from_static(reason_name(detail.reason()));
+    trailers.insert(REASON_TRAILER, reason);
+    if let Some(leader) = &detail.leader {
+        trailers.insert(LEADER_NODE_TRAILER, leader.node_id.into());
+        trailers.insert(LEADER_TERM_TRAILER, leader.term.into());
+        // An address that is no header value is no address; the detail still has it.
+        if let Ok(endpoint) = MetadataValue::try_from(&leader.endpoint) {
+            trailers.insert(LEADER_ENDPOINT_TRAILER, endpoint);
+        }
+    }
+    if let Some(wait) = retry_after {
+        let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        trailers.insert(RETRY_PUSHBACK_TRAILER, wait_ms.into());
+    }
+    trailers
+}
+
+/// What a status says beyond its code and message.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Received {
+    /// The detail. Rebuilt from the trailers if only they came through.
+    pub detail: ErrorDetail,
+    /// How long to wait before a retry.
+    pub retry_after: Option<Duration>,
+}
+
+/// Reads what [`to_status`] wrote. None if the status is not one of Helix's own.
+pub fn from_status(status: &Status) -> Option<Received> {
+    from_details(status.details()).or_else(|| from_trailers(status.metadata()))
+}
+
+fn from_details(bytes: &[u8]) -> Option<Received> {
+    let rpc_status = pb::Status::decode(bytes).ok()?;
+    let mut detail = None;
+    let mut retry_after = None;
+    for any in rpc_status.details {
+        match any.type_url.as_str() {
+            DETAIL_URL => detail = Some(ErrorDetail::decode(&any.value[..]).ok()?),
+            RETRY_INFO_URL => retry_after = retry_delay(&any.value),
+            _ => {}
+        }
+    }
+    Some(Received { detail: detail?, retry_after })
+}
+
+fn retry_delay(bytes: &[u8]) -> Option<Duration> {
+    pb::RetryInfo::decode(bytes).ok()?.retry_delay?.try_into().ok()
+}
+
+fn from_trailers(trailers: &MetadataMap) -> Option<Received> {
+    let text = |name| trailers.get(name)?.to_str().ok();
+    let number = |name| text(name)?.parse::<u64>().ok();
+    let reason = reason_from_name(text(REASON_TRAILER)?).unwrap_or(ErrorReason::Unspecified);
+    let leader = number(LEADER_NODE_TRAILER).map(|node_id| LeaderHint {
+        node_id,
+        endpoint: text(LEADER_ENDPOINT_TRAILER).unwrap_or_default().to_owned(),
+        term: number(LEADER_TERM_TRAILER).unwrap_or_default(),
+    });
+    Some(Received {
+        detail: ErrorDetail { leader, ..detail(reason) },
+        retry_after: number(RETRY_PUSHBACK_TRAILER).map(Duration::from_millis),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn not_leader() -> ErrorDetail {
+        ErrorDetail {
+            leader: Some(LeaderHint { node_id: 3, endpoint: "n3:9092".to_owned(), term: 7 }),
+            ..detail(ErrorReason::NotLeader)
+        }
+    }
+
+    #[test]
+    fn names_lose_their_prefix_and_find_back() {
+        assert_eq!(reason_name(ErrorReason::NotLeader), "NOT_LEADER");
+        for number in 0..100 {
+            if let Ok(reason) = ErrorReason::try_from(number) {
+                assert_eq!(reason_from_name(reason_name(reason)), Some(reason));
+            }
+        }
+        assert_eq!(reason_from_name("NOT_A_REASON"), None);
+    }
+
+    #[test]
+    fn a_status_reads_back_as_written() {
+        let wait = Duration::from_millis(1500);
+        let status = to_status(&not_leader(), "not the leader", Some(wait));
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        let received = from_status(&status).unwrap();
+        assert_eq!(received, Received { detail: not_leader(), retry_after: Some(wait) });
+    }
+
+    #[test]
+    fn trailers_alone_are_enough_to_route() {
+        let wait = Duration::from_millis(20);
+        let full = to_status(&not_leader(), "not the leader", Some(wait));
+        let bare = Status::with_metadata(full.code(), "", full.metadata().clone());
+        let received = from_status(&bare).unwrap();
+        assert_eq!(received, Received { detail: not_leader(), retry_after: Some(wait) });
+    }
+
+    #[test]
+    fn a_foreign_status_has_no_detail() {
+        assert_eq!(from_status(&Status::unavailable("connection refused")), None);
+        let garbage = Status::with_details(Code::Internal, "", vec![0xFF; 9].into());
+        assert_eq!(from_status(&garbage), None);
+    }
+}
