@@ -1,0 +1,145 @@
+//! What a read of a stream costs where the bytes come from: memory, the page cache, the device.
+
+#![allow(clippy::unwrap_used)]
+
+use std::hint::black_box;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use bytes::Bytes;
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use helix_wal::storage::{DirStorage, File, Storage};
+use helix_wal::{Entry, How, LogId, Options, Payload, Placement, Wal};
+
+const ENTRY_BYTES: usize = 100 << 10;
+const ENTRIES: u64 = 1000;
+/// One fetch of a consumer.
+const FETCH_BYTES: usize = 1 << 20;
+
+/// A folder whose reads always go to the device.
+#[derive(Debug)]
+struct Cold(DirStorage);
+
+#[derive(Debug)]
+struct ColdFile(Arc<dyn File>);
+
+impl Storage for Cold {
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
+        self.0.lock()
+    }
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.0.list()
+    }
+    fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn File>> {
+        Ok(Arc::new(ColdFile(self.0.create(name, len)?)))
+    }
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        Ok(Arc::new(ColdFile(self.0.open(name)?)))
+    }
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+    fn sync_dir(&self) -> io::Result<()> {
+        self.0.sync_dir()
+    }
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.0.free_bytes()
+    }
+    fn direct_io(&self) -> bool {
+        self.0.direct_io()
+    }
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+}
+
+impl File for ColdFile {
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+    fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_at(data, offset)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.0.read_device_at(buf, offset)
+    }
+    fn try_read_at(&self, _: &mut [u8], _: u64) -> io::Result<bool> {
+        Ok(false)
+    }
+    fn read_device_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.0.read_device_at(buf, offset)
+    }
+}
+
+/// A log of one stream with one position per entry.
+fn filled(storage: Arc<dyn Storage>, tail_bytes: usize) -> Wal {
+    let options = Options { tail_bytes, ..Options::default() };
+    let (wal, writer, keeper, _) = Wal::open(storage, options).unwrap();
+    writer.spawn().unwrap();
+    keeper.spawn().unwrap();
+    let bytes: Bytes = (0..ENTRY_BYTES).map(|i| (i * 131 + i / 257) as u8).collect();
+    let crc = crc32fast::hash(&bytes);
+    let (sender, done) = channel();
+    for index in 0..ENTRIES {
+        let payload = Payload { bytes: bytes.clone(), crc, crc_seed: 0 };
+        let head = Bytes::from_static(&[7; 48]);
+        let entry = Entry { id: LogId { term: 1, index }, stream: 1, head, payload };
+        let sender = sender.clone();
+        let told = move |result| sender.send(result).unwrap();
+        wal.append(vec![entry], Box::new(told));
+        done.recv().unwrap().unwrap();
+        let placement = Placement { stream: 1, first: index, count: 1, time: index };
+        wal.place(index, Some(placement)).unwrap();
+    }
+    wal
+}
+
+/// Fetches round and round, and hands out the bytes it got.
+fn fetch(wal: &Wal, position: &mut u64, how: How) -> usize {
+    let got = wal.read_stream(1, *position, ENTRIES, FETCH_BYTES, how).unwrap().unwrap();
+    *position = got.last().map_or(0, |last| (last.id.index + 1) % ENTRIES);
+    got.iter().map(|entry| entry.payload.bytes.len()).sum()
+}
+
+fn read(c: &mut Criterion) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let open = |name: &str| DirStorage::open(folder.path().join(name)).unwrap();
+    let mut group = c.benchmark_group("fetch 1 MiB of 100 KiB entries");
+    // Ten entries of 100 KiB fit below 1 MiB.
+    group.throughput(Throughput::Bytes(10 * ENTRY_BYTES as u64));
+
+    let wal = filled(Arc::new(open("tail")), 1 << 30);
+    let mut position = 0;
+    group.bench_function("tail in memory", |b| {
+        b.iter(|| black_box(fetch(&wal, &mut position, How::Cached)));
+    });
+    wal.close();
+
+    let wal = filled(Arc::new(open("cached")), 0);
+    let mut position = 0;
+    for _ in 0..ENTRIES {
+        fetch(&wal, &mut position, How::Blocking);
+    }
+    group.bench_function("page cache", |b| {
+        b.iter(|| black_box(fetch(&wal, &mut position, How::Blocking)));
+    });
+    wal.close();
+
+    let wal = filled(Arc::new(Cold(open("cold"))), 0);
+    let mut position = 0;
+    group.bench_function("device", |b| {
+        b.iter(|| black_box(fetch(&wal, &mut position, How::Blocking)));
+    });
+    wal.close();
+    group.finish();
+}
+
+criterion_group!(benches, read);
+criterion_main!(benches);

@@ -1,0 +1,505 @@
+//! Bytes of a sealed segment's footer: two tables, the directory of streams, the trailer. Pure.
+//!
+//! ```text
+//! page (4096)  = crc u32 (over 4..4096), magic u32, segment u64, page u32, rows u32, rows…
+//! index table  = rows of 32: index u64, term u64, offset u32, frame_len u32, stream row u32, 0
+//! stream table = rows of 40: index u64, first u64, time u64, count u32, offset u32,
+//!                frame_len u32, 0
+//! directory    = rows of 48: stream u64, first u64, next u64, bytes u64, last_time u64,
+//!                            entries u32, first row in the stream table u32
+//! trailer      = the file's last block
+//! ```
+//!
+//! The tables follow each other and end right before the trailer. Rows of the index table stand by
+//! index, of the stream table by stream and position, of the directory by stream. Gaps in the index
+//! are allowed.
+#![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
+
+use crate::LogId;
+use crate::Placement;
+use crate::frame::{Context, parse_context};
+use crate::layout::{BLOCK_BYTES, FORMAT_VERSION, u16_at, u32_at, u64_at};
+use crate::storage::BLOCK;
+
+const PAGE_HEADER: usize = 24;
+const PAGE_MAGIC: u32 = u32::from_le_bytes(*b"HLXP");
+const TRAILER_MAGIC: [u8; 8] = *b"HLXTRAIL";
+/// Stream row of an entry that counts no positions.
+const VOID: u32 = u32::MAX;
+
+/// A row of one of the three tables.
+pub(crate) trait Row: Copy {
+    const BYTES: usize;
+    fn encode(&self, out: &mut Vec<u8>);
+    fn parse(bytes: &[u8]) -> Self;
+    /// Rows in one page.
+    const PER_PAGE: usize = (BLOCK - PAGE_HEADER) / Self::BYTES;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IndexRow {
+    pub id: LogId,
+    pub offset: u32,
+    pub frame_len: u32,
+    /// Row in the stream table, `None` for a void entry.
+    pub stream_row: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PlacedRow {
+    pub index: u64,
+    pub first: u64,
+    pub time: u64,
+    pub count: u32,
+    pub offset: u32,
+    pub frame_len: u32,
+}
+
+/// A stream's share of the segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DirectoryRow {
+    pub stream: u64,
+    pub first: u64,
+    pub next: u64,
+    pub bytes: u64,
+    pub last_time: u64,
+    pub entries: u32,
+    pub begin: u32,
+}
+
+impl Row for IndexRow {
+    const BYTES: usize = 32;
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.id.index.to_le_bytes());
+        out.extend_from_slice(&self.id.term.to_le_bytes());
+        out.extend_from_slice(&self.offset.to_le_bytes());
+        out.extend_from_slice(&self.frame_len.to_le_bytes());
+        out.extend_from_slice(&self.stream_row.unwrap_or(VOID).to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
+    }
+
+    fn parse(b: &[u8]) -> Self {
+        let stream_row = u32_at(b, 24);
+        Self {
+            id: LogId { term: u64_at(b, 8), index: u64_at(b, 0) },
+            offset: u32_at(b, 16),
+            frame_len: u32_at(b, 20),
+            stream_row: (stream_row != VOID).then_some(stream_row),
+        }
+    }
+}
+
+impl Row for PlacedRow {
+    const BYTES: usize = 40;
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.index.to_le_bytes());
+        out.extend_from_slice(&self.first.to_le_bytes());
+        out.extend_from_slice(&self.time.to_le_bytes());
+        out.extend_from_slice(&self.count.to_le_bytes());
+        out.extend_from_slice(&self.offset.to_le_bytes());
+        out.extend_from_slice(&self.frame_len.to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
+    }
+
+    fn parse(b: &[u8]) -> Self {
+        Self {
+            index: u64_at(b, 0),
+            first: u64_at(b, 8),
+            time: u64_at(b, 16),
+            count: u32_at(b, 24),
+            offset: u32_at(b, 28),
+            frame_len: u32_at(b, 32),
+        }
+    }
+}
+
+impl Row for DirectoryRow {
+    const BYTES: usize = 48;
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        for number in [self.stream, self.first, self.next, self.bytes, self.last_time] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        out.extend_from_slice(&self.entries.to_le_bytes());
+        out.extend_from_slice(&self.begin.to_le_bytes());
+    }
+
+    fn parse(b: &[u8]) -> Self {
+        Self {
+            stream: u64_at(b, 0),
+            first: u64_at(b, 8),
+            next: u64_at(b, 16),
+            bytes: u64_at(b, 24),
+            last_time: u64_at(b, 32),
+            entries: u32_at(b, 40),
+            begin: u32_at(b, 44),
+        }
+    }
+}
+
+/// One table's place: `pages` pages from page number `page` on, `rows` rows in all. Pages count
+/// from the start of the footer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Table {
+    pub page: u32,
+    pub pages: u32,
+    pub rows: u32,
+}
+
+/// The last block of a sealed segment.
+///
+/// ```text
+///   0 magic [8]     8 crc u32 (over 12..4096)   12 version u16   16 segment u64
+///  24 identity_crc u32   28 flags u32 (1: has entries)
+///  32 first index u64   40 last: term u64, index u64   56 data end u64   64 frame bytes u64
+///  72 footer start u64  80 tables: index, stream, directory (page u32, pages u32, rows u32 each)
+/// 116 directory_crc u32  120 context as of the end of the segment (336)
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Trailer {
+    pub segment: u64,
+    pub identity_crc: u32,
+    /// First index and last id of the entries that are in it; `None` if none survived.
+    pub entries: Option<(u64, LogId)>,
+    /// Where the groups end.
+    pub data_end: u64,
+    pub frame_bytes: u64,
+    /// Where page 0 stands.
+    pub footer_start: u64,
+    pub index: Table,
+    pub streams: Table,
+    pub directory: Table,
+    pub directory_crc: u32,
+    pub context: Context,
+}
+
+impl Trailer {
+    fn encode(&self) -> [u8; BLOCK] {
+        let mut b = [0u8; BLOCK];
+        b[0..8].copy_from_slice(&TRAILER_MAGIC);
+        b[12..14].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+        b[16..24].copy_from_slice(&self.segment.to_le_bytes());
+        b[24..28].copy_from_slice(&self.identity_crc.to_le_bytes());
+        b[28..32].copy_from_slice(&u32::from(self.entries.is_some()).to_le_bytes());
+        let (first, last) = self.entries.unwrap_or_default();
+        b[32..40].copy_from_slice(&first.to_le_bytes());
+        b[40..48].copy_from_slice(&last.term.to_le_bytes());
+        b[48..56].copy_from_slice(&last.index.to_le_bytes());
+        b[56..64].copy_from_slice(&self.data_end.to_le_bytes());
+        b[64..72].copy_from_slice(&self.frame_bytes.to_le_bytes());
+        b[72..80].copy_from_slice(&self.footer_start.to_le_bytes());
+        let tables = [self.index, self.streams, self.directory];
+        let numbers = tables.iter().flat_map(|t| [t.page, t.pages, t.rows]);
+        for (out, number) in b[80..116].chunks_exact_mut(4).zip(numbers) {
+            out.copy_from_slice(&number.to_le_bytes());
+        }
+        b[116..120].copy_from_slice(&self.directory_crc.to_le_bytes());
+        b[120..456].copy_from_slice(&self.context.encode());
+        let crc = crc32fast::hash(&b[12..]);
+        b[8..12].copy_from_slice(&crc.to_le_bytes());
+        b
+    }
+
+    /// The trailer in a block, if it verifies, belongs to the segment and fits into its file.
+    pub(crate) fn parse(bytes: &[u8], segment: u64, file_len: u64) -> Option<Self> {
+        let b: &[u8; BLOCK] = bytes.first_chunk()?;
+        let truthful = b[..8] == TRAILER_MAGIC
+            && crc32fast::hash(&b[12..]) == u32_at(b, 8)
+            && u16_at(b, 12) == FORMAT_VERSION
+            && u64_at(b, 16) == segment;
+        if !truthful {
+            return None;
+        }
+        let table =
+            |at| Table { page: u32_at(b, at), pages: u32_at(b, at + 4), rows: u32_at(b, at + 8) };
+        let last = LogId { term: u64_at(b, 40), index: u64_at(b, 48) };
+        let trailer = Self {
+            segment,
+            identity_crc: u32_at(b, 24),
+            entries: (u32_at(b, 28) & 1 != 0).then_some((u64_at(b, 32), last)),
+            data_end: u64_at(b, 56),
+            frame_bytes: u64_at(b, 64),
+            footer_start: u64_at(b, 72),
+            index: table(80),
+            streams: table(92),
+            directory: table(104),
+            directory_crc: u32_at(b, 116),
+            context: parse_context(&b[120..])?,
+        };
+        trailer.fits(file_len).then_some(trailer)
+    }
+
+    fn fits(&self, file_len: u64) -> bool {
+        let pages = [self.index, self.streams, self.directory];
+        let pages: u64 = pages.iter().map(|table| u64::from(table.pages)).sum();
+        let whole = |table: Table, per_page: usize| {
+            (table.rows as usize).div_ceil(per_page) == table.pages as usize
+        };
+        self.data_end <= self.footer_start
+            && self.footer_start.is_multiple_of(BLOCK_BYTES)
+            && self.footer_start.checked_add((pages + 1) * BLOCK_BYTES) == Some(file_len)
+            && whole(self.index, IndexRow::PER_PAGE)
+            && whole(self.streams, PlacedRow::PER_PAGE)
+            && whole(self.directory, DirectoryRow::PER_PAGE)
+    }
+}
+
+/// An entry of a segment that is being sealed. By index.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SealedEntry {
+    pub id: LogId,
+    pub offset: u32,
+    pub frame_len: u32,
+    pub placement: Option<Placement>,
+}
+
+/// A footer ready to be written: the pages, which go to `trailer.footer_start`, and then, once
+/// those are synced, the trailer's block.
+pub(crate) struct Footer {
+    pub pages: Vec<u8>,
+    pub trailer_block: [u8; BLOCK],
+    pub trailer: Trailer,
+    pub directory: Vec<DirectoryRow>,
+}
+
+/// Where a segment's groups end, and everything else that a trailer repeats.
+pub(crate) struct SegmentEnd {
+    pub segment: u64,
+    pub identity_crc: u32,
+    pub file_len: u64,
+    pub data_end: u64,
+    pub context: Context,
+}
+
+/// Most bytes that the footer of a segment with `entries` entries takes, trailer included.
+pub(crate) fn footer_bytes_max(entries: u64) -> u64 {
+    let pages = |per_page: usize| entries.div_ceil(per_page as u64);
+    let pages =
+        pages(IndexRow::PER_PAGE) + pages(PlacedRow::PER_PAGE) + pages(DirectoryRow::PER_PAGE);
+    (pages + 1) * BLOCK_BYTES
+}
+
+/// Builds the footer. `None` if it does not fit, which the room kept by the writer rules out.
+pub(crate) fn build(entries: &[SealedEntry], end: SegmentEnd) -> Option<Footer> {
+    let (placed, directory) = by_stream(entries)?;
+    let mut stream_rows = vec![None; entries.len()];
+    let mut placed_rows = Vec::with_capacity(placed.len());
+    for (row, at) in placed.iter().enumerate() {
+        *stream_rows.get_mut(*at)? = Some(u32::try_from(row).ok()?);
+        let entry = entries.get(*at)?;
+        let placement = entry.placement?;
+        placed_rows.push(PlacedRow {
+            index: entry.id.index,
+            first: placement.first,
+            time: placement.time,
+            count: placement.count,
+            offset: entry.offset,
+            frame_len: entry.frame_len,
+        });
+    }
+    let index_rows: Vec<_> = entries
+        .iter()
+        .zip(stream_rows)
+        .map(|(e, stream_row)| IndexRow {
+            id: e.id,
+            offset: e.offset,
+            frame_len: e.frame_len,
+            stream_row,
+        })
+        .collect();
+    let mut pages = Vec::new();
+    let index = put_table(&index_rows, end.segment, &mut pages)?;
+    let streams = put_table(&placed_rows, end.segment, &mut pages)?;
+    let directory_start = pages.len();
+    let table = put_table(&directory, end.segment, &mut pages)?;
+    let trailer = Trailer {
+        segment: end.segment,
+        identity_crc: end.identity_crc,
+        entries: entries.first().zip(entries.last()).map(|(a, b)| (a.id.index, b.id)),
+        data_end: end.data_end,
+        frame_bytes: entries.iter().map(|e| u64::from(e.frame_len)).sum(),
+        footer_start: end.file_len.checked_sub(pages.len() as u64 + BLOCK_BYTES)?,
+        index,
+        streams,
+        directory: table,
+        directory_crc: crc32fast::hash(pages.get(directory_start..)?),
+        context: end.context,
+    };
+    if trailer.footer_start < trailer.data_end {
+        return None;
+    }
+    Some(Footer { pages, trailer_block: trailer.encode(), trailer, directory })
+}
+
+/// The placed entries (as places in `entries`) by stream and position, and each stream's share.
+fn by_stream(entries: &[SealedEntry]) -> Option<(Vec<usize>, Vec<DirectoryRow>)> {
+    let key = |at: &usize| entries.get(*at).and_then(|e| e.placement).map(|p| (p.stream, p.first));
+    let mut placed: Vec<usize> = (0..entries.len()).filter(|at| key(at).is_some()).collect();
+    placed.sort_by_key(key);
+    let mut directory: Vec<DirectoryRow> = Vec::new();
+    for (row, at) in placed.iter().enumerate() {
+        let entry = entries.get(*at)?;
+        let placement = entry.placement?;
+        if directory.last().is_none_or(|last| last.stream != placement.stream) {
+            directory.push(DirectoryRow {
+                stream: placement.stream,
+                first: placement.first,
+                next: placement.first,
+                bytes: 0,
+                last_time: 0,
+                entries: 0,
+                begin: u32::try_from(row).ok()?,
+            });
+        }
+        let share = directory.last_mut()?;
+        share.next = placement.first + u64::from(placement.count);
+        share.bytes += u64::from(entry.frame_len);
+        share.last_time = placement.time;
+        share.entries += 1;
+    }
+    Some((placed, directory))
+}
+
+fn put_table<R: Row>(rows: &[R], segment: u64, pages: &mut Vec<u8>) -> Option<Table> {
+    let first = u32::try_from(pages.len() / BLOCK).ok()?;
+    let mut page = Vec::with_capacity(BLOCK);
+    for (number, rows) in (first..).zip(rows.chunks(R::PER_PAGE)) {
+        page.clear();
+        page.extend_from_slice(&PAGE_MAGIC.to_le_bytes());
+        page.extend_from_slice(&segment.to_le_bytes());
+        page.extend_from_slice(&number.to_le_bytes());
+        page.extend_from_slice(&u32::try_from(rows.len()).ok()?.to_le_bytes());
+        for row in rows {
+            row.encode(&mut page);
+        }
+        page.resize(BLOCK - 4, 0);
+        pages.extend_from_slice(&crc32fast::hash(&page).to_le_bytes());
+        pages.extend_from_slice(&page);
+    }
+    Some(Table {
+        page: first,
+        pages: u32::try_from(pages.len() / BLOCK).ok()? - first,
+        rows: u32::try_from(rows.len()).ok()?,
+    })
+}
+
+/// Whether a page verifies and is the one that was asked for.
+pub(crate) fn page_verifies(page: &[u8], segment: u64, number: u32) -> bool {
+    page.len() == BLOCK
+        && u32_at(page, 4) == PAGE_MAGIC
+        && u64_at(page, 8) == segment
+        && u32_at(page, 16) == number
+        && page.get(4..).is_some_and(|covered| crc32fast::hash(covered) == u32_at(page, 0))
+}
+
+/// A row of a verified page; `None` past its last one.
+pub(crate) fn row_of<R: Row>(page: &[u8], row: usize) -> Option<R> {
+    let rows = (u32_at(page, 20) as usize).min(R::PER_PAGE);
+    let start = PAGE_HEADER + row.checked_mul(R::BYTES)?;
+    (row < rows).then(|| page.get(start..start + R::BYTES).map(R::parse))?
+}
+
+/// The directory's rows from its pages, if all verify.
+pub(crate) fn parse_directory(pages: &[u8], trailer: &Trailer) -> Option<Vec<DirectoryRow>> {
+    if crc32fast::hash(pages) != trailer.directory_crc {
+        return None;
+    }
+    let mut rows = Vec::new();
+    for (page, number) in pages.chunks(BLOCK).zip(trailer.directory.page..) {
+        if !page_verifies(page, trailer.segment, number) {
+            return None;
+        }
+        rows.extend((0..DirectoryRow::PER_PAGE).map_while(|row| row_of::<DirectoryRow>(page, row)));
+    }
+    (rows.len() == trailer.directory.rows as usize).then_some(rows)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::cast_possible_truncation)]
+mod tests {
+    use super::*;
+
+    fn entries(count: u64) -> Vec<SealedEntry> {
+        let placement = |i: u64| {
+            let place = Placement { stream: 7 - i % 3, first: i / 3 * 2, count: 2, time: 100 + i };
+            (i % 5 != 4).then_some(place)
+        };
+        (0..count)
+            .map(|i| SealedEntry {
+                id: LogId { term: 2, index: 10 + i },
+                offset: 4096 + 128 + i as u32 * 72,
+                frame_len: 72,
+                placement: placement(i),
+            })
+            .collect()
+    }
+
+    fn end() -> SegmentEnd {
+        SegmentEnd {
+            segment: 3,
+            identity_crc: 1,
+            file_len: 1 << 20,
+            data_end: 500_000,
+            context: Context::default(),
+        }
+    }
+
+    #[test]
+    fn every_entry_is_found_by_index_and_by_stream() {
+        let entries = entries(1000);
+        let footer = build(&entries, end()).unwrap();
+        assert!(footer.pages.len() as u64 + BLOCK_BYTES <= footer_bytes_max(1000));
+        let trailer = Trailer::parse(&footer.trailer_block, 3, 1 << 20).unwrap();
+        assert_eq!(trailer, footer.trailer);
+        assert_eq!(trailer.entries, Some((10, LogId { term: 2, index: 1009 })));
+        let page = |table: Table, row: usize, per: usize| {
+            let at = (table.page as usize + row / per) * BLOCK;
+            assert!(page_verifies(&footer.pages[at..at + BLOCK], 3, (at / BLOCK) as u32));
+            &footer.pages[at..at + BLOCK]
+        };
+        for (i, entry) in entries.iter().enumerate() {
+            let per = IndexRow::PER_PAGE;
+            let row: IndexRow = row_of(page(trailer.index, i, per), i % per).unwrap();
+            assert_eq!(row.id, entry.id);
+            assert_eq!(row.stream_row.is_some(), entry.placement.is_some());
+            if let (Some(at), Some(placement)) = (row.stream_row, entry.placement) {
+                let per = PlacedRow::PER_PAGE;
+                let at = at as usize;
+                let row: PlacedRow = row_of(page(trailer.streams, at, per), at % per).unwrap();
+                assert_eq!((row.index, row.first), (entry.id.index, placement.first));
+                let share = footer.directory.iter().find(|d| d.stream == placement.stream).unwrap();
+                let rows = share.begin as usize..(share.begin + share.entries) as usize;
+                assert!(rows.contains(&at));
+            }
+        }
+        let start = trailer.directory.page as usize * BLOCK;
+        let directory = parse_directory(&footer.pages[start..], &trailer).unwrap();
+        assert_eq!(directory, footer.directory);
+    }
+
+    #[test]
+    fn damage_to_a_trailer_or_a_page_shows() {
+        let footer = build(&entries(300), end()).unwrap();
+        for bit in (0..BLOCK * 8).step_by(37) {
+            let mut block = footer.trailer_block;
+            block[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Trailer::parse(&block, 3, 1 << 20), None, "bit {bit}");
+            let mut page = footer.pages[..BLOCK].to_vec();
+            page[bit / 8] ^= 1 << (bit % 8);
+            assert!(!page_verifies(&page, 3, 0), "bit {bit}");
+        }
+        assert_eq!(Trailer::parse(&footer.trailer_block, 4, 1 << 20), None);
+        assert_eq!(Trailer::parse(&footer.trailer_block, 3, 2 << 20), None);
+    }
+
+    #[test]
+    fn a_footer_without_entries_is_a_trailer() {
+        let footer = build(&[], end()).unwrap();
+        assert!(footer.pages.is_empty());
+        let trailer = Trailer::parse(&footer.trailer_block, 3, 1 << 20).unwrap();
+        assert_eq!(trailer.entries, None);
+        assert_eq!(parse_directory(&[], &trailer), Some(Vec::new()));
+    }
+}

@@ -1,0 +1,368 @@
+//! Looks at a folder without changing anything in it: what is there, and whether all of it
+//! verifies. For people; a log that is in use may change under the eyes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use crate::aligned::Aligned;
+use crate::footer::{IndexRow, PlacedRow, Trailer};
+use crate::frame::{FrameHeader, Kind, Position, SegmentHeader, payload_crc};
+use crate::layout::{BLOCK_BYTES, STATE, new_name, segment_name};
+use crate::page_cache::PageCache;
+use crate::recovery::{Names, open_segment, read_directory, read_trailer};
+use crate::scan::{Known, read_header, scan};
+use crate::segment::{Segment, Stop};
+use crate::state_file::State;
+use crate::state_io;
+use crate::storage::Storage;
+use crate::{Error, How, LogId, StreamRow};
+
+/// What a folder holds.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    pub identity: Bytes,
+    pub checkpoint: Option<LogId>,
+    pub checkpoint_bytes: u64,
+    pub vote: Option<Bytes>,
+    pub purged: Option<LogId>,
+    pub committed: Option<LogId>,
+    /// Oldest first.
+    pub segments: Vec<SegmentReport>,
+    /// Prepared segments.
+    pub ready_segments: u64,
+    /// Files that are no longer, or not yet, part of the log.
+    pub leftovers: Vec<String>,
+}
+
+/// What one segment holds.
+#[derive(Debug, Clone)]
+pub struct SegmentReport {
+    pub id: u64,
+    pub file: String,
+    pub state: SegmentState,
+    /// First index and last id of the entries in it.
+    pub entries: Option<(u64, LogId)>,
+    /// How many there are, those that were truncated later among them if it is not sealed.
+    pub entries_count: u64,
+    /// Bytes of frames.
+    pub frame_bytes: u64,
+    /// Bytes in use, without the footer.
+    pub used_bytes: u64,
+    pub file_bytes: u64,
+    /// Bytes of a torn group at the end, which the next open will cut.
+    pub torn_bytes: u64,
+    /// By stream; only of a sealed segment.
+    pub streams: Vec<(u64, StreamRow)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SegmentState {
+    Sealed,
+    Unsealed,
+    /// What is wrong with it.
+    Damaged(String),
+}
+
+impl fmt::Display for SegmentState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sealed => f.write_str("sealed"),
+            Self::Unsealed => f.write_str("unsealed"),
+            Self::Damaged(what) => write!(f, "damaged: {what}"),
+        }
+    }
+}
+
+/// Something that does not verify.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    pub file: String,
+    pub bytes: Range<u64>,
+    pub what: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes {}..{}: {}", self.file, self.bytes.start, self.bytes.end, self.what)
+    }
+}
+
+impl From<Error> for Finding {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Damaged { file, bytes, what } => Self { file, bytes, what },
+            Error::Io { file, reason, .. } => Self { file, bytes: 0..0, what: reason },
+            other => Self { file: String::new(), bytes: 0..0, what: other.to_string() },
+        }
+    }
+}
+
+/// Describes a folder. Damage to a segment is part of the report; only a state file that cannot
+/// be used is an error.
+pub fn inspect(storage: &dyn Storage) -> Result<Report, Error> {
+    let names = Names::list(storage)?;
+    let Some(state) = state_io::load(storage)? else {
+        let folder = storage.describe();
+        return Err(Error::Unusable(format!("{folder} holds no log")));
+    };
+    let live = live_ids(&names, &state);
+    let mut report = Report {
+        identity: state.identity.clone(),
+        checkpoint: state.checkpoint.as_ref().map(|(at, _)| *at),
+        checkpoint_bytes: state.checkpoint.as_ref().map_or(0, |(_, bytes)| bytes.len() as u64),
+        vote: state.vote.clone(),
+        purged: state.purged,
+        committed: state.committed,
+        segments: Vec::new(),
+        ready_segments: names.ready.len() as u64,
+        leftovers: leftovers(&names, &live),
+    };
+    let mut ends = ends(storage, &live);
+    for (id, file) in &live {
+        let mut segment = SegmentReport::new(*id, file);
+        let synced = Some(state.synced).filter(|s| s.segment == *id).map_or(0, |s| s.at);
+        let known = Known { end: ends.remove(id), synced };
+        if let Err(error) = segment.fill(storage, known, &mut report) {
+            segment.state = SegmentState::Damaged(error.to_string());
+        }
+        report.segments.push(segment);
+    }
+    Ok(report)
+}
+
+/// The segments of the log with the names that they have now.
+fn live_ids(names: &Names, state: &State) -> BTreeMap<u64, String> {
+    let newest = state.segments.last().map_or(0, |(id, _)| *id);
+    let named = state.segments.iter().map(|(id, _)| *id);
+    let later = names.segments.iter().copied().filter(|id| *id > newest);
+    let name = |id: u64| {
+        let unnamed = !names.segments.contains(&id) && names.new.contains(&id);
+        if unnamed { new_name(id) } else { segment_name(id) }
+    };
+    named.chain(later).map(|id| (id, name(id))).collect()
+}
+
+fn leftovers(names: &Names, live: &BTreeMap<u64, String>) -> Vec<String> {
+    let segments = names.segments.iter().map(|id| segment_name(*id));
+    let new = names.new.iter().map(|id| new_name(*id));
+    segments.chain(new).filter(|name| !live.values().any(|live| live == name)).collect()
+}
+
+/// Where each segment ends, by what the header of the next one says.
+fn ends(storage: &dyn Storage, live: &BTreeMap<u64, String>) -> BTreeMap<u64, u64> {
+    let header = |(id, name): (&u64, &String)| {
+        let segment = open_segment(storage, *id, name).ok()?;
+        let Position { segment, at } = read_header(&segment).ok()?.predecessor;
+        Some((segment, at))
+    };
+    live.iter().filter_map(header).collect()
+}
+
+impl SegmentReport {
+    fn new(id: u64, file: &str) -> Self {
+        Self {
+            id,
+            file: file.to_owned(),
+            state: SegmentState::Unsealed,
+            entries: None,
+            entries_count: 0,
+            frame_bytes: 0,
+            used_bytes: 0,
+            file_bytes: 0,
+            torn_bytes: 0,
+            streams: Vec::new(),
+        }
+    }
+
+    fn fill(
+        &mut self,
+        storage: &dyn Storage,
+        known: Known,
+        report: &mut Report,
+    ) -> Result<(), Error> {
+        let segment = open_segment(storage, self.id, &self.file)?;
+        self.file_bytes = segment.len;
+        let header = read_header(&segment)?;
+        match read_trailer(&segment)? {
+            Some(trailer) => self.fill_sealed(&segment, &trailer),
+            None => self.fill_unsealed(&segment, &header, known, report),
+        }
+    }
+
+    fn fill_sealed(&mut self, segment: &Segment, trailer: &Trailer) -> Result<(), Error> {
+        self.state = SegmentState::Sealed;
+        self.entries = trailer.entries;
+        self.entries_count = u64::from(trailer.index.rows);
+        self.frame_bytes = trailer.frame_bytes;
+        self.used_bytes = trailer.data_end;
+        let row = |share: &crate::footer::DirectoryRow| {
+            let row = StreamRow {
+                segment: segment.id,
+                sealed: true,
+                first: share.first,
+                next: share.next,
+                bytes: share.bytes,
+                last_time: share.last_time,
+            };
+            (share.stream, row)
+        };
+        self.streams = read_directory(segment, trailer)?.iter().map(row).collect();
+        Ok(())
+    }
+
+    fn fill_unsealed(
+        &mut self,
+        segment: &Segment,
+        header: &SegmentHeader,
+        known: Known,
+        report: &mut Report,
+    ) -> Result<(), Error> {
+        let context = &header.context;
+        report.vote = context.vote.clone().or(report.vote.take());
+        report.purged = context.purged.or(report.purged);
+        let mut visit = |frame: &FrameHeader, bytes: &[u8]| {
+            match frame.kind {
+                Kind::Entry => {
+                    self.entries_count += 1;
+                    self.frame_bytes += frame.len() as u64;
+                    let first = self.entries.map_or(frame.id.index, |(first, _)| first);
+                    self.entries = Some((first.min(frame.id.index), frame.id));
+                }
+                Kind::Vote => report.vote = bytes.get(frame.head()).map(Bytes::copy_from_slice),
+                Kind::Purge => report.purged = Some(frame.id),
+                Kind::Truncate => {}
+            }
+            Ok(())
+        };
+        let scanned = scan(segment, header, known, &mut visit)?;
+        report.committed = scanned.committed.or(report.committed);
+        self.used_bytes = scanned.end;
+        self.torn_bytes = scanned.cut_bytes;
+        Ok(())
+    }
+}
+
+/// Reads and checks every byte of the log. An empty list means that all of it verifies.
+pub fn verify(storage: &dyn Storage) -> Vec<Finding> {
+    let found = Names::list(storage).and_then(|names| Ok((names, state_io::load(storage)?)));
+    let (names, state) = match found {
+        Ok((names, Some(state))) => (names, state),
+        Ok((_, None)) => {
+            let what = "is missing".to_owned();
+            return vec![Finding { file: STATE.to_owned(), bytes: 0..0, what }];
+        }
+        Err(error) => return vec![error.into()],
+    };
+    let live = live_ids(&names, &state);
+    let mut ends = ends(storage, &live);
+    let mut findings = Vec::new();
+    let mut sealed_before = true;
+    let newest = state.segments.last().map(|(id, _)| *id);
+    let mut before = None;
+    for (id, name) in &live {
+        let flagged = state.segments.iter().any(|(named, sealed)| named == id && *sealed);
+        let synced = Some(state.synced).filter(|s| s.segment == *id).map_or(0, |s| s.at);
+        let known = Known { end: ends.remove(id), synced };
+        match verify_segment(storage, *id, name, known, &mut findings) {
+            Ok((sealed, predecessor)) => {
+                let begun_later = newest.is_some_and(|newest| *id > newest);
+                if begun_later && before.is_some_and(|before| before != predecessor) {
+                    let what = "is missing".to_owned();
+                    findings.push(Finding { file: segment_name(predecessor), bytes: 0..0, what });
+                }
+                before = Some(*id);
+                if (flagged || !sealed_before) && flagged != sealed {
+                    let what = "the trailer of a sealed segment does not verify".to_owned();
+                    findings.push(Finding { file: name.clone(), bytes: 0..0, what });
+                }
+                sealed_before = sealed;
+            }
+            Err(error) => {
+                sealed_before = false;
+                findings.push(error.into());
+            }
+        }
+    }
+    // A segment is sealed only when the next one is durable.
+    if sealed_before && let Some((id, _)) = live.last_key_value() {
+        let what = "is missing".to_owned();
+        findings.push(Finding { file: segment_name(id + 1), bytes: 0..0, what });
+    }
+    findings
+}
+
+/// Whether the segment is sealed, and the segment before it.
+fn verify_segment(
+    storage: &dyn Storage,
+    id: u64,
+    name: &str,
+    known: Known,
+    findings: &mut Vec<Finding>,
+) -> Result<(bool, u64), Error> {
+    let segment = open_segment(storage, id, name)?;
+    let header = read_header(&segment)?;
+    if header.file_len != segment.len {
+        let bytes = header.file_len.min(segment.len)..header.file_len.max(segment.len);
+        return Err(segment.damaged(bytes, "the file has not the size it was made with"));
+    }
+    let before = header.predecessor.segment;
+    let trailer = read_trailer(&segment)?;
+    let known = trailer
+        .as_ref()
+        .map_or(known, |trailer| Known { end: Some(trailer.data_end), synced: trailer.data_end });
+    let scanned = scan(&segment, &header, known, &mut |_, _| Ok(()));
+    if let Err(error) = scanned {
+        findings.push(error.into());
+    }
+    let Some(trailer) = trailer else { return Ok((false, before)) };
+    if let Err(error) = read_directory(&segment, &trailer) {
+        findings.push(error.into());
+    }
+    segment.set_trailer(trailer);
+    if let Err(Stop::Failed(error)) = verify_tables(&segment) {
+        findings.push(error.into());
+    }
+    Ok((true, before))
+}
+
+/// Whether every row of a sealed segment's tables leads to the entry that it names.
+fn verify_tables(segment: &Segment) -> Result<(), Stop> {
+    let cache = PageCache::new(0);
+    let mut by_index = segment.by_index(&cache, How::Blocking);
+    let mut by_stream = segment.by_stream(&cache, How::Blocking);
+    for number in 0..by_index.len() {
+        let row: IndexRow = by_index.get(number)?;
+        verify_frame(segment, &row)?;
+        if let Some(placed) = row.stream_row {
+            let placed: PlacedRow = by_stream.get(placed)?;
+            if (placed.index, placed.offset) != (row.id.index, row.offset) {
+                let what = "the footer's tables do not agree";
+                return Err(segment.damaged(0..segment.len, what).into());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn verify_frame(segment: &Segment, row: &IndexRow) -> Result<(), Stop> {
+    let offset = u64::from(row.offset);
+    let range = offset..offset + u64::from(row.frame_len);
+    if range.end > segment.len - BLOCK_BYTES {
+        return Err(segment.damaged(range, "lies beyond the end of the file").into());
+    }
+    let mut frame = Aligned::with_len(row.frame_len as usize);
+    segment.read_device(frame.as_mut_slice(), offset)?;
+    let bytes = frame.as_slice();
+    let header = FrameHeader::parse(bytes, Position { segment: segment.id, at: offset });
+    let good = header.is_some_and(|header| {
+        header.id == row.id
+            && header.len() == bytes.len()
+            && bytes.get(header.payload()).is_some_and(|payload| {
+                payload_crc(payload, header.payload_crc_seed) == header.payload_crc
+            })
+    });
+    if good { Ok(()) } else { Err(segment.damaged(range, "an entry does not verify").into()) }
+}

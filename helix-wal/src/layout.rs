@@ -1,0 +1,90 @@
+//! Sizes, file names and the few helpers that every byte format here shares.
+//! All numbers on disk are little endian.
+
+use crate::storage::BLOCK;
+
+/// One block as a number of bytes in a file.
+pub(crate) const BLOCK_BYTES: u64 = BLOCK as u64;
+/// Version written into new files.
+pub(crate) const FORMAT_VERSION: u16 = 1;
+/// Oldest version whose readers understand what is written now.
+pub(crate) const MIN_READER_VERSION: u16 = 1;
+/// Most bytes of an identity or of a vote: both must fit into the header of a segment.
+pub(crate) const OPAQUE_BYTES_MAX: usize = 256;
+/// Most bytes of an entry's head.
+pub(crate) const HEAD_BYTES_MAX: usize = 64 << 10;
+
+pub(crate) const STATE: &str = "state";
+pub(crate) const STATE_TMP: &str = "state.tmp";
+
+pub(crate) fn segment_name(id: u64) -> String {
+    format!("{id:016x}.seg")
+}
+
+/// A copied tail that the state file may not name yet.
+pub(crate) fn new_name(id: u64) -> String {
+    format!("{id:016x}.new")
+}
+
+pub(crate) fn ready_name(number: u64) -> String {
+    format!("ready-{number}")
+}
+
+/// What a file of the folder is, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Name {
+    Segment(u64),
+    New(u64),
+    Ready(u64),
+    Other,
+}
+
+pub(crate) fn parse_name(name: &str) -> Name {
+    let id = |hex: &str| (hex.len() == 16).then(|| u64::from_str_radix(hex, 16).ok()).flatten();
+    if let Some(id) = name.strip_suffix(".seg").and_then(id) {
+        Name::Segment(id)
+    } else if let Some(id) = name.strip_suffix(".new").and_then(id) {
+        Name::New(id)
+    } else if let Some(number) = name.strip_prefix("ready-").and_then(|n| n.parse().ok()) {
+        Name::Ready(number)
+    } else {
+        Name::Other
+    }
+}
+
+/// The number at `at`; zero where the bytes end, which no checksum will accept.
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    array_at(bytes, at).map_or(0, u16::from_le_bytes)
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    array_at(bytes, at).map_or(0, u32::from_le_bytes)
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    array_at(bytes, at).map_or(0, u64::from_le_bytes)
+}
+
+fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
+}
+
+/// Rounds up to whole blocks.
+pub(crate) fn blocks(bytes: u64) -> u64 {
+    bytes.next_multiple_of(BLOCK_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_apart() {
+        assert_eq!(parse_name(&segment_name(0x1f)), Name::Segment(0x1f));
+        assert_eq!(parse_name(&new_name(u64::MAX)), Name::New(u64::MAX));
+        assert_eq!(parse_name(&ready_name(7)), Name::Ready(7));
+        for other in ["state", "1.seg", "ready-", "ready-x", ".seg", "lock"] {
+            assert_eq!(parse_name(other), Name::Other, "{other}");
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! Opening a folder: which segments make up the log, what the unsealed ones hold, and a fresh copy
+//! of that under new ids, so that nothing old can ever verify behind it.
+//!
+//! Nothing of the old log is changed before the state file names the new one.
+
+use std::io;
+use std::sync::Arc;
+
+use tracing::{info, warn};
+
+use crate::aligned::Aligned;
+use crate::copy::{Copy, Made};
+use crate::error::{failed, poison};
+use crate::footer::{DirectoryRow, Trailer, parse_directory};
+use crate::frame::{Position, SegmentHeader};
+use crate::held::Held;
+use crate::layout::{BLOCK_BYTES, Name, STATE, new_name, parse_name, ready_name, segment_name};
+use crate::log::Log;
+use crate::replay::Replay;
+use crate::scan::read_header;
+use crate::segment::Segment;
+use crate::shared::{Core, Ready, Shared};
+use crate::state_file::State;
+use crate::state_io::{self, StateFile};
+use crate::storage::{BLOCK, Storage};
+use crate::tip::Tip;
+use crate::wal::Options;
+use crate::{Error, Recovered};
+
+/// Opens and recovers the log in a folder.
+pub(crate) fn open(
+    storage: Arc<dyn Storage>,
+    options: Options,
+) -> Result<(Arc<Shared>, Tip, Recovered), Error> {
+    let guard = lock(storage.as_ref())?;
+    let names = Names::list(storage.as_ref())?;
+    let state = state_io::load(storage.as_ref())?;
+    let created = state.is_none();
+    let state = match state {
+        Some(state) => state,
+        None => names.fresh(&options)?,
+    };
+    if !options.identity.is_empty() && options.identity != state.identity {
+        let folder = storage.describe();
+        return Err(Error::Unusable(format!("{folder} belongs to another replica")));
+    }
+    let mut log = Log::new(false, options.tail_bytes);
+    let segments = live_segments(storage.as_ref(), &names, &state)?;
+    let unsealed = load_sealed(&mut log, segments, &state.identity)?;
+    let mut replay = Replay::default();
+    replay.read(&unsealed, &state)?;
+    replay.settle(&state);
+    let next_id = names.next_id().max(state.next_id);
+    let mut copy = Copy {
+        storage: storage.as_ref(),
+        segment_bytes: options.segment_bytes,
+        identity: &state.identity,
+        next_id,
+        made: Vec::new(),
+        ready: names.ready,
+    };
+    let tip = copy.run(&mut replay, &unsealed, &log)?;
+    let Copy { next_id, made, ready, .. } = copy;
+    let cut_bytes = replay.cut_bytes;
+    fill(&mut log, replay, &made, &state);
+    let mut core = Core::new(log);
+    core.next_id = next_id;
+    core.synced_at = tip.position();
+    core.guard = Some(guard);
+    let mut state_file = StateFile::open(storage.as_ref());
+    // The names that the state file is about to mention must outlive a crash.
+    sync_dir(storage.as_ref())?;
+    let named = core.state(state.identity.clone(), state.checkpoint.clone());
+    state_file.write(storage.as_ref(), &named)?;
+    install(storage.as_ref(), &made, &named)?;
+    fill_pool(storage.as_ref(), &options, &ready, &mut core)?;
+    let recovered = Recovered {
+        identity: state.identity.clone(),
+        created,
+        state: core.log.state(),
+        checkpoint: state.checkpoint,
+        cut_bytes,
+    };
+    if cut_bytes > 0 {
+        warn!(bytes = cut_bytes, "cut a torn tail that was never acknowledged");
+    }
+    info!(folder = storage.describe(), segments = core.log.held.len(), "log is open");
+    let shared = Shared::new(Some(storage), options, state.identity, state_file, core);
+    Ok((Arc::new(shared), tip, recovered))
+}
+
+fn lock(storage: &dyn Storage) -> Result<Box<dyn Send + Sync>, Error> {
+    storage.lock().map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock => {
+            Error::Unusable(format!("{} is in use by another process", storage.describe()))
+        }
+        _ => failed("lock", &storage.describe(), &e),
+    })
+}
+
+/// The files of the folder.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    pub segments: Vec<u64>,
+    pub new: Vec<u64>,
+    pub ready: Vec<u64>,
+}
+
+impl Names {
+    pub(crate) fn list(storage: &dyn Storage) -> Result<Self, Error> {
+        let all = storage.list().map_err(|e| failed("list", &storage.describe(), &e))?;
+        let mut names = Self::default();
+        for name in all {
+            match parse_name(&name) {
+                Name::Segment(id) => names.segments.push(id),
+                Name::New(id) => names.new.push(id),
+                Name::Ready(number) => names.ready.push(number),
+                Name::Other => {}
+            }
+        }
+        names.segments.sort_unstable();
+        names.ready.sort_unstable();
+        Ok(names)
+    }
+
+    /// The state of a log that is just being created. Segments are given their names, and the pool
+    /// is filled, only after a first state was durable: where they are without it, it was lost.
+    fn fresh(&self, options: &Options) -> Result<State, Error> {
+        if self.segments.is_empty() && self.ready.is_empty() {
+            let identity = options.identity.clone();
+            return Ok(State { identity, next_id: 1, ..State::default() });
+        }
+        let what = "is missing beside the segments".to_owned();
+        Err(Error::Damaged { file: STATE.to_owned(), bytes: 0..0, what })
+    }
+
+    /// An id above all that are in use.
+    fn next_id(&self) -> u64 {
+        self.segments.iter().chain(&self.new).max().map_or(1, |id| id + 1)
+    }
+}
+
+/// A segment of the log and whether the state file calls it sealed.
+struct Live {
+    segment: Arc<Segment>,
+    sealed: bool,
+}
+
+/// The segments that the state file names and those that were begun after it was written.
+fn live_segments(storage: &dyn Storage, names: &Names, state: &State) -> Result<Vec<Live>, Error> {
+    let mut live = Vec::new();
+    for (id, sealed) in &state.segments {
+        let segment = Arc::new(open_named(storage, names, *id)?);
+        live.push(Live { segment, sealed: *sealed });
+    }
+    let Some(newest) = live.last().map(|live| live.segment.id) else { return Ok(live) };
+    let mut last = newest;
+    for id in names.segments.iter().filter(|id| **id > newest) {
+        let segment = open_segment(storage, *id, &segment_name(*id))?;
+        let header = read_header(&segment)?;
+        if header.predecessor.segment != last {
+            return Err(missing(header.predecessor.segment));
+        }
+        last = *id;
+        live.push(Live { segment: Arc::new(segment), sealed: false });
+    }
+    Ok(live)
+}
+
+pub(crate) fn missing(id: u64) -> Error {
+    let what = "is missing".to_owned();
+    Error::Damaged { file: segment_name(id), bytes: 0..0, what }
+}
+
+/// Opens a segment that the state file names, under either of its names.
+fn open_named(storage: &dyn Storage, names: &Names, id: u64) -> Result<Segment, Error> {
+    let name = if names.segments.contains(&id) {
+        segment_name(id)
+    } else if names.new.contains(&id) {
+        new_name(id)
+    } else {
+        return Err(missing(id));
+    };
+    open_segment(storage, id, &name)
+}
+
+pub(crate) fn open_segment(storage: &dyn Storage, id: u64, name: &str) -> Result<Segment, Error> {
+    let file = storage.open(name).map_err(|e| failed("open", name, &e))?;
+    let len = file.len().map_err(|e| failed("read", name, &e))?;
+    let segment = Segment::new(id, file, len);
+    if len < 2 * BLOCK_BYTES || !len.is_multiple_of(BLOCK_BYTES) {
+        return Err(segment.damaged(len..len + 1, "the file is shorter than it was"));
+    }
+    Ok(segment)
+}
+
+/// The trailer of a segment, if it has a valid one.
+pub(crate) fn read_trailer(segment: &Segment) -> Result<Option<Trailer>, Error> {
+    let mut block = Aligned::with_len(BLOCK);
+    segment.read_device(block.as_mut_slice(), segment.len - BLOCK_BYTES)?;
+    Ok(Trailer::parse(block.as_slice(), segment.id, segment.len))
+}
+
+pub(crate) fn read_directory(
+    segment: &Segment,
+    trailer: &Trailer,
+) -> Result<Vec<DirectoryRow>, Error> {
+    let start = trailer.footer_start + u64::from(trailer.directory.page) * BLOCK_BYTES;
+    let end = start + u64::from(trailer.directory.pages) * BLOCK_BYTES;
+    let mut pages = Aligned::with_len((end - start) as usize);
+    if start < end {
+        segment.read_device(pages.as_mut_slice(), start)?;
+    }
+    parse_directory(pages.as_slice(), trailer)
+        .ok_or_else(|| segment.damaged(start..end, "the directory of streams does not verify"))
+}
+
+/// Takes the sealed segments into the log; the others come back, with their headers.
+fn load_sealed(
+    log: &mut Log,
+    segments: Vec<Live>,
+    identity: &[u8],
+) -> Result<Vec<(Arc<Segment>, SegmentHeader)>, Error> {
+    let mut unsealed: Vec<(Arc<Segment>, SegmentHeader)> = Vec::new();
+    let mut last: Option<(u64, Trailer)> = None;
+    for Live { segment, sealed } in segments {
+        let trailer = read_trailer(&segment)?;
+        let block = segment.len - BLOCK_BYTES..segment.len;
+        let broken = match (&trailer, unsealed.last()) {
+            // Segments are sealed in order.
+            (Some(_), Some((before, _))) => Some(before),
+            (None, _) if sealed => Some(&segment),
+            _ => None,
+        };
+        if let Some(broken) = broken {
+            return Err(broken.damaged(block, "the trailer of a sealed segment does not verify"));
+        }
+        match trailer {
+            Some(trailer) => {
+                if trailer.identity_crc != crc32fast::hash(identity) {
+                    return Err(segment.damaged(block, "the segment is another replica's"));
+                }
+                let directory = read_directory(&segment, &trailer)?;
+                last = Some((segment.id, trailer.clone()));
+                log.restore_sealed(segment, &trailer, &directory);
+            }
+            None => {
+                let header = read_header(&segment)?;
+                if header.identity != *identity {
+                    let first = 0..BLOCK_BYTES;
+                    return Err(segment.damaged(first, "the segment is another replica's"));
+                }
+                unsealed.push((segment, header));
+            }
+        }
+    }
+    check_join(last.as_ref(), &unsealed)?;
+    Ok(unsealed)
+}
+
+/// Whether the unsealed segments follow the last sealed one. A segment is sealed only when the
+/// next one is durable, so there is always one.
+fn check_join(
+    last: Option<&(u64, Trailer)>,
+    unsealed: &[(Arc<Segment>, SegmentHeader)],
+) -> Result<(), Error> {
+    let Some((id, trailer)) = last else { return Ok(()) };
+    let Some((first, header)) = unsealed.first() else { return Err(missing(id + 1)) };
+    let end = Position { segment: *id, at: trailer.data_end };
+    if header.predecessor.segment == *id && header.predecessor != end {
+        return Err(first.damaged(0..BLOCK_BYTES, "the segment before it ends elsewhere"));
+    }
+    Ok(())
+}
+
+/// Puts what was found into the log.
+fn fill(log: &mut Log, replay: Replay, made: &[Made], state: &State) {
+    for Made { segment, rolled } in made {
+        let mut held = Held::new(Some(Arc::clone(segment)));
+        held.rolled.clone_from(rolled);
+        log.held.insert(segment.id, held);
+    }
+    let sealed = log.sealed_by_index.keys().next().copied();
+    let first = sealed.or(replay.slots.first().map(|slot| slot.id.index));
+    log.checkpoint = state.checkpoint.as_ref().map(|(at, _)| *at);
+    log.placed = log.checkpoint.map(|at| at.index + 1).or(first);
+    log.vote = replay.vote;
+    log.purged = replay.purged;
+    log.committed = replay.committed;
+    log.last = replay.last;
+    log.synced = replay.last;
+    for slot in replay.slots {
+        log.restore(slot);
+    }
+}
+
+/// Gives the new segments their names, which the state file has made true, and removes what is
+/// not part of the log.
+fn install(storage: &dyn Storage, made: &[Made], state: &State) -> Result<(), Error> {
+    let names = Names::list(storage)?;
+    let live = |id: &u64| state.segments.iter().any(|(live, _)| live == id);
+    debug_assert!(made.iter().all(|made| live(&made.segment.id)));
+    for id in names.new.iter().filter(|id| live(id)) {
+        let (from, to) = (new_name(*id), segment_name(*id));
+        storage.rename(&from, &to).map_err(|e| poison("rename", &from, &e))?;
+    }
+    sync_dir(storage)?;
+    let old = names.segments.iter().filter(|id| !live(id)).map(|id| segment_name(*id));
+    let unnamed = names.new.iter().filter(|id| !live(id)).map(|id| new_name(*id));
+    // Never recycled: a name that comes back after a crash must not share its blocks.
+    for name in old.chain(unnamed) {
+        storage.remove(&name).map_err(|e| poison("remove", &name, &e))?;
+    }
+    Ok(())
+}
+
+fn sync_dir(storage: &dyn Storage) -> Result<(), Error> {
+    storage.sync_dir().map_err(|e| poison("sync", &storage.describe(), &e))
+}
+
+/// Takes over the pool of an earlier life.
+fn fill_pool(
+    storage: &dyn Storage,
+    options: &Options,
+    numbers: &[u64],
+    core: &mut Core,
+) -> Result<(), Error> {
+    for number in numbers {
+        core.ready_number = core.ready_number.max(number + 1);
+        let name = ready_name(*number);
+        let file = storage.open(&name).map_err(|e| failed("open", &name, &e))?;
+        let len = file.len().map_err(|e| failed("read", &name, &e))?;
+        if len == options.segment_bytes && core.ready.len() < options.ready_segments + 2 {
+            core.ready.push_back(Ready { name, file, len });
+        } else {
+            storage.remove(&name).map_err(|e| poison("remove", &name, &e))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! What the frames of the unsealed segments come to: entries, vote, purge point. In memory only;
+//! nothing is written here.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::frame::{Context, FrameHeader, Kind, SegmentHeader};
+use crate::log::{Place, Slot};
+use crate::recovery::missing;
+use crate::scan::{Known, scan};
+use crate::segment::Segment;
+use crate::state_file::State;
+use crate::{Error, LogId};
+
+/// What the frames of the unsealed segments come to, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Replay {
+    pub slots: Vec<Slot>,
+    pub vote: Option<Bytes>,
+    pub purged: Option<LogId>,
+    /// Last entry, or the purge point if a purge went beyond it.
+    pub last: Option<LogId>,
+    /// The newest commit point whose entry is still in the log.
+    pub committed: Option<LogId>,
+    /// Commit points that were met on the way.
+    hints: Vec<LogId>,
+    pub cut_bytes: u64,
+    /// Where each of the segments ended.
+    pub ends: Vec<u64>,
+}
+
+impl Replay {
+    pub(crate) fn read(
+        &mut self,
+        unsealed: &[(Arc<Segment>, SegmentHeader)],
+        state: &State,
+    ) -> Result<(), Error> {
+        if let Some((_, header)) = unsealed.first() {
+            let Context { vote, purged, last, committed, .. } = header.context.clone();
+            (self.vote, self.purged, self.last) = (vote, purged, last);
+            self.hints.extend(committed);
+        }
+        for (at, (segment, header)) in unsealed.iter().enumerate() {
+            if header.file_len != segment.len {
+                let bytes = header.file_len.min(segment.len)..header.file_len.max(segment.len);
+                return Err(segment.damaged(bytes, "the file has not the size it was made with"));
+            }
+            let next = unsealed.get(at + 1).map(|(_, header)| header);
+            if let Some(next) = next.filter(|next| next.predecessor.segment != segment.id) {
+                return Err(missing(next.predecessor.segment));
+            }
+            let synced = Some(state.synced).filter(|synced| synced.segment == segment.id);
+            let known = Known {
+                end: next.map(|next| next.predecessor.at),
+                synced: synced.map_or(0, |synced| synced.at),
+            };
+            let mut visit = |frame: &FrameHeader, bytes: &[u8]| self.apply(segment, frame, bytes);
+            let scanned = scan(segment, header, known, &mut visit)?;
+            if next.is_some_and(|next| next.context.last_group != scanned.last_group) {
+                return Err(
+                    segment.damaged(0..scanned.end, "the next segment follows another group")
+                );
+            }
+            self.hints.extend(scanned.committed);
+            self.cut_bytes += scanned.cut_bytes;
+            self.ends.push(scanned.end);
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, segment: &Segment, frame: &FrameHeader, bytes: &[u8]) -> Result<(), Error> {
+        let head = bytes.get(frame.head()).unwrap_or_default();
+        match frame.kind {
+            Kind::Vote => self.vote = Some(Bytes::copy_from_slice(head)),
+            Kind::Purge => {
+                self.purge(frame.id);
+            }
+            Kind::Truncate => {
+                let from = frame.id.index;
+                if self.last.is_some_and(|last| last.index >= from) {
+                    let keep = self.slots.partition_point(|slot| slot.id.index < from);
+                    self.slots.truncate(keep);
+                    let id = LogId { term: frame.id.term, index: from.saturating_sub(1) };
+                    self.last = head.first().is_some_and(|has| *has == 1).then_some(id);
+                }
+            }
+            Kind::Entry => self.push(segment, frame, head)?,
+        }
+        Ok(())
+    }
+
+    /// As in the log: if another entry stands in the place of the purge point, what follows it is
+    /// of another branch.
+    fn purge(&mut self, upto: LogId) {
+        if self.purged.is_some_and(|purged| purged.index >= upto.index) {
+            return;
+        }
+        self.purged = Some(upto);
+        let at = self.slots.partition_point(|slot| slot.id.index < upto.index);
+        let conflicts =
+            self.slots.get(at).is_some_and(|slot| slot.id.index == upto.index && slot.id != upto);
+        if conflicts {
+            self.slots.truncate(at);
+        }
+        if conflicts || self.last.is_none_or(|last| last.index < upto.index) {
+            self.last = Some(upto);
+        }
+    }
+
+    fn push(&mut self, segment: &Segment, frame: &FrameHeader, head: &[u8]) -> Result<(), Error> {
+        let index = frame.id.index;
+        let follows = match self.last {
+            None => true,
+            Some(last) if last.index + 1 == index => true,
+            // Behind a gap that a purge left.
+            Some(last) => last.index < index && self.purged.is_some_and(|p| index <= p.index + 1),
+        };
+        if !follows {
+            let range = frame.place.at..frame.place.at + frame.len() as u64;
+            return Err(segment.damaged(range, "an entry does not follow the one before it"));
+        }
+        self.slots.push(Slot {
+            id: frame.id,
+            serial: 0,
+            stream: frame.stream,
+            head: Bytes::copy_from_slice(head),
+            payload: None,
+            payload_len: frame.payload_len,
+            payload_crc: frame.payload_crc,
+            payload_crc_seed: frame.payload_crc_seed,
+            segment: frame.place.segment,
+            offset: frame.place.at as u32,
+            frame_len: frame.len() as u32,
+            place: Place::Unknown,
+        });
+        self.last = Some(frame.id);
+        Ok(())
+    }
+
+    /// Gives the entries up to the checkpoint their places and brings the rest in line.
+    pub(crate) fn settle(&mut self, state: &State) {
+        if let Some((at, _)) = &state.checkpoint {
+            let mut placements = state.placements.iter().peekable();
+            for slot in self.slots.iter_mut().take_while(|slot| slot.id.index <= at.index) {
+                let index = slot.id.index;
+                while placements.next_if(|(placed, _)| *placed < index).is_some() {}
+                // Entries that the checkpoint ran ahead of have none.
+                let placed = placements.next_if(|(placed, _)| *placed == index);
+                slot.place = Place::from(placed.and_then(|(_, placement)| *placement));
+            }
+        }
+        // A purge may have freed segments before its own frame was durable.
+        if let Some(purged) = state.purged {
+            self.purge(purged);
+        }
+        self.last = self.last.into_iter().chain(self.purged).max_by_key(|id| id.index);
+        let hints = self.hints.iter().copied().chain(state.committed);
+        self.committed = hints.filter(|id| self.holds(*id)).max_by_key(|id| id.index);
+    }
+
+    /// Whether an entry survived. A commit point can be durable before its entry is: an older
+    /// entry in that place, or before it, is not known to be committed.
+    fn holds(&self, id: LogId) -> bool {
+        match self.slots.binary_search_by_key(&id.index, |slot| slot.id.index) {
+            Ok(at) => self.slots.get(at).is_some_and(|slot| slot.id == id),
+            // Whatever is sealed or purged was committed.
+            Err(before) => before == 0 && self.last.is_some_and(|last| id.index <= last.index),
+        }
+    }
+}

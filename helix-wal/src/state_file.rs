@@ -1,0 +1,265 @@
+//! The state file: the checkpoint, and which segments make up the log. Replaced as a whole.
+//! Bytes only; `state_io.rs` puts them on the disk.
+//!
+//! ```text
+//!   0 magic [8]   8 crc u32 (over 12..len)   12 version u16   14 min_reader_version u16
+//!  16 len u64     then, one after the other:
+//!  identity (u32 len, bytes), next segment id u64, synced (segment u64, byte u64),
+//!  flags u32 (1 purged, 2 committed, 4 vote, 8 checkpoint), purged, committed (16 each),
+//!  vote (u32 len, bytes), segments (u32 count, then id u64 and sealed u8 each),
+//!  checkpoint id (16), its bytes (u64 len, bytes),
+//!  placements (u64 count, then index u64, void u8, stream u64, first u64, count u32,
+//!  time u64 each)
+//! ```
+#![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
+
+use bytes::Bytes;
+
+use crate::frame::Position;
+use crate::layout::{FORMAT_VERSION, MIN_READER_VERSION, OPAQUE_BYTES_MAX, u16_at, u32_at, u64_at};
+use crate::{LogId, Placement};
+
+const MAGIC: [u8; 8] = *b"HLXSTATE";
+const HEADER: usize = 24;
+const SEGMENT_BYTES: usize = 9;
+const PLACEMENT_BYTES: usize = 37;
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct State {
+    pub identity: Bytes,
+    /// Above every segment id that was ever used.
+    pub next_id: u64,
+    /// Everything before this was synced when the file was written.
+    pub synced: Position,
+    pub purged: Option<LogId>,
+    pub committed: Option<LogId>,
+    pub vote: Option<Bytes>,
+    /// Every live segment, oldest first, and whether it was sealed.
+    pub segments: Vec<(u64, bool)>,
+    pub checkpoint: Option<(LogId, Bytes)>,
+    /// Placements of the entries up to the checkpoint that are in no sealed segment.
+    pub placements: Vec<(u64, Option<Placement>)>,
+}
+
+/// Why bytes are no state file that can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unreadable {
+    Damaged,
+    Newer(u16),
+}
+
+impl State {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let blob = self.checkpoint.as_ref().map_or(0, |(_, bytes)| bytes.len());
+        let mut out = Vec::with_capacity(
+            1024 + blob + self.segments.len() * 9 + self.placements.len() * PLACEMENT_BYTES,
+        );
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+        out.extend_from_slice(&MIN_READER_VERSION.to_le_bytes());
+        put_u64(&mut out, 0);
+        put_short(&mut out, &self.identity);
+        put_u64(&mut out, self.next_id);
+        put_u64(&mut out, self.synced.segment);
+        put_u64(&mut out, self.synced.at);
+        let flags = u32::from(self.purged.is_some())
+            | u32::from(self.committed.is_some()) << 1
+            | u32::from(self.vote.is_some()) << 2
+            | u32::from(self.checkpoint.is_some()) << 3;
+        out.extend_from_slice(&flags.to_le_bytes());
+        put_id(&mut out, self.purged.unwrap_or_default());
+        put_id(&mut out, self.committed.unwrap_or_default());
+        put_short(&mut out, self.vote.as_deref().unwrap_or_default());
+        let count = u32::try_from(self.segments.len()).expect("a folder holds fewer files");
+        out.extend_from_slice(&count.to_le_bytes());
+        for (id, sealed) in &self.segments {
+            put_u64(&mut out, *id);
+            out.push(u8::from(*sealed));
+        }
+        let (id, blob) = self.checkpoint.clone().unwrap_or_default();
+        put_id(&mut out, id);
+        put_u64(&mut out, blob.len() as u64);
+        out.extend_from_slice(&blob);
+        put_u64(&mut out, self.placements.len() as u64);
+        for (index, placement) in &self.placements {
+            put_u64(&mut out, *index);
+            out.push(u8::from(placement.is_none()));
+            let p = placement.unwrap_or(Placement { stream: 0, first: 0, count: 0, time: 0 });
+            put_u64(&mut out, p.stream);
+            put_u64(&mut out, p.first);
+            out.extend_from_slice(&p.count.to_le_bytes());
+            put_u64(&mut out, p.time);
+        }
+        seal(&mut out);
+        out
+    }
+
+    /// Reads a file's bytes; what follows the state in them does not matter.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Unreadable> {
+        let len = usize::try_from(u64_at(bytes, 16)).map_err(|_| Unreadable::Damaged)?;
+        let body = bytes.get(..len).filter(|b| b.len() >= HEADER).ok_or(Unreadable::Damaged)?;
+        let covered = body.get(12..).ok_or(Unreadable::Damaged)?;
+        if !body.starts_with(&MAGIC) || crc32fast::hash(covered) != u32_at(body, 8) {
+            return Err(Unreadable::Damaged);
+        }
+        let min_reader = u16_at(body, 14);
+        if min_reader > FORMAT_VERSION {
+            return Err(Unreadable::Newer(min_reader));
+        }
+        let mut rest = Rest(body.get(HEADER..).ok_or(Unreadable::Damaged)?);
+        rest.state().ok_or(Unreadable::Damaged)
+    }
+}
+
+/// Fills in the length and the checksum.
+fn seal(out: &mut [u8]) {
+    let len = (out.len() as u64).to_le_bytes();
+    if let Some(field) = out.get_mut(16..24) {
+        field.copy_from_slice(&len);
+    }
+    let crc = crc32fast::hash(out.get(12..).unwrap_or_default()).to_le_bytes();
+    if let Some(field) = out.get_mut(8..12) {
+        field.copy_from_slice(&crc);
+    }
+}
+
+fn put_u64(out: &mut Vec<u8>, number: u64) {
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+fn put_id(out: &mut Vec<u8>, id: LogId) {
+    put_u64(out, id.term);
+    put_u64(out, id.index);
+}
+
+fn put_short(out: &mut Vec<u8>, bytes: &[u8]) {
+    let len = u32::try_from(bytes.len()).expect("votes and identities are short");
+    out.extend_from_slice(&len.to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+/// What has not been read yet. Every length is checked against it before it is used.
+struct Rest<'a>(&'a [u8]);
+
+impl<'a> Rest<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take(4).map(|b| u32_at(b, 0))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take(8).map(|b| u64_at(b, 0))
+    }
+
+    fn id(&mut self) -> Option<LogId> {
+        Some(LogId { term: self.u64()?, index: self.u64()? })
+    }
+
+    fn short(&mut self) -> Option<Bytes> {
+        let len = usize::try_from(self.u32()?).ok().filter(|len| *len <= OPAQUE_BYTES_MAX)?;
+        self.take(len).map(Bytes::copy_from_slice)
+    }
+
+    fn state(&mut self) -> Option<State> {
+        let identity = self.short()?;
+        let next_id = self.u64()?;
+        let synced = Position { segment: self.u64()?, at: self.u64()? };
+        let flags = self.u32()?;
+        let has = |bit: u32| flags >> bit & 1 != 0;
+        let purged = self.id()?;
+        let committed = self.id()?;
+        let vote = self.short()?;
+        let segments = usize::try_from(self.u32()?).ok()?;
+        let segments = self.take(segments.checked_mul(SEGMENT_BYTES)?)?;
+        let segments = segments
+            .chunks_exact(SEGMENT_BYTES)
+            .map(|b| (u64_at(b, 0), b.last().is_some_and(|sealed| *sealed != 0)))
+            .collect();
+        let checkpoint = self.id()?;
+        let blob = usize::try_from(self.u64()?).ok()?;
+        let blob = Bytes::copy_from_slice(self.take(blob)?);
+        let placements = usize::try_from(self.u64()?).ok()?;
+        let placements = self.take(placements.checked_mul(PLACEMENT_BYTES)?)?;
+        let placements = placements.chunks_exact(PLACEMENT_BYTES).map(placement).collect();
+        Some(State {
+            identity,
+            next_id,
+            synced,
+            purged: has(0).then_some(purged),
+            committed: has(1).then_some(committed),
+            vote: has(2).then_some(vote),
+            segments,
+            checkpoint: has(3).then_some((checkpoint, blob)),
+            placements,
+        })
+    }
+}
+
+fn placement(b: &[u8]) -> (u64, Option<Placement>) {
+    let void = b.get(8).is_some_and(|void| *void != 0);
+    let placement = Placement {
+        stream: u64_at(b, 9),
+        first: u64_at(b, 17),
+        count: u32_at(b, 25),
+        time: u64_at(b, 29),
+    };
+    (u64_at(b, 0), (!void).then_some(placement))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+
+    fn sample() -> State {
+        State {
+            identity: Bytes::from_static(b"replica 7"),
+            next_id: 12,
+            synced: Position { segment: 11, at: 8192 },
+            purged: Some(LogId { term: 1, index: 5 }),
+            committed: None,
+            vote: Some(Bytes::from_static(b"vote")),
+            segments: vec![(9, true), (11, false)],
+            checkpoint: Some((LogId { term: 2, index: 40 }, Bytes::from(vec![3; 5000]))),
+            placements: vec![
+                (39, None),
+                (40, Some(Placement { stream: 1, first: 2, count: 3, time: 4 })),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_state_comes_back_whatever_follows_it() {
+        for state in [sample(), State::default()] {
+            let mut bytes = state.encode();
+            assert_eq!(State::parse(&bytes).as_ref(), Ok(&state));
+            bytes.resize(bytes.len() + 9000, 0xaa);
+            assert_eq!(State::parse(&bytes), Ok(state));
+        }
+    }
+
+    #[test]
+    fn damage_anywhere_shows() {
+        let bytes = sample().encode();
+        for at in 0..bytes.len() {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 0x10;
+            assert_eq!(State::parse(&bytes), Err(Unreadable::Damaged), "byte {at}");
+            assert_eq!(State::parse(&bytes[..at]), Err(Unreadable::Damaged), "cut at {at}");
+        }
+    }
+
+    #[test]
+    fn a_newer_format_is_refused_by_name() {
+        let mut bytes = sample().encode();
+        bytes[14] = 9;
+        seal(&mut bytes);
+        assert_eq!(State::parse(&bytes), Err(Unreadable::Newer(9)));
+    }
+}

@@ -1,0 +1,160 @@
+//! A storage around another one that fails on demand, for whole nodes on a real folder.
+//! What fails is not carried out; what a failed sync does to a page cache is not modelled here.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::faults::{Fault, Faults, Operation};
+use super::{File, Storage};
+
+/// Wraps a storage; clones share the list of failures to come.
+#[derive(Debug, Clone)]
+pub struct FaultyStorage {
+    inner: Arc<dyn Storage>,
+    faults: Arc<Mutex<Faults>>,
+}
+
+impl FaultyStorage {
+    pub fn new(inner: Arc<dyn Storage>) -> Self {
+        Self { inner, faults: Arc::default() }
+    }
+
+    /// Adds a failure to come.
+    pub fn fail(&self, fault: Fault) {
+        lock(&self.faults).add(fault);
+    }
+
+    /// Forgets the failures that have not happened yet.
+    pub fn heal(&self) {
+        lock(&self.faults).clear();
+    }
+
+    fn check(&self, operation: Operation, file: &str) -> io::Result<()> {
+        lock(&self.faults).check(operation, file)
+    }
+
+    fn wrap(&self, name: &str, inner: Arc<dyn File>) -> Arc<dyn File> {
+        let name = name.to_owned();
+        Arc::new(FaultyFile { name, inner, faults: Arc::clone(&self.faults) })
+    }
+}
+
+impl Storage for FaultyStorage {
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
+        self.check(Operation::Lock, "lock")?;
+        self.inner.lock()
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.check(Operation::List, "")?;
+        self.inner.list()
+    }
+
+    fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn File>> {
+        self.check(Operation::Create, name)?;
+        Ok(self.wrap(name, self.inner.create(name, len)?))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        self.check(Operation::Open, name)?;
+        Ok(self.wrap(name, self.inner.open(name)?))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.check(Operation::Rename, from)?;
+        self.inner.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.check(Operation::Remove, name)?;
+        self.inner.remove(name)
+    }
+
+    fn sync_dir(&self) -> io::Result<()> {
+        self.check(Operation::SyncDir, "")?;
+        self.inner.sync_dir()
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.inner.free_bytes()
+    }
+
+    fn direct_io(&self) -> bool {
+        self.inner.direct_io()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} (with injected failures)", self.inner.describe())
+    }
+}
+
+#[derive(Debug)]
+struct FaultyFile {
+    name: String,
+    inner: Arc<dyn File>,
+    faults: Arc<Mutex<Faults>>,
+}
+
+impl FaultyFile {
+    fn check(&self, operation: Operation) -> io::Result<()> {
+        lock(&self.faults).check(operation, &self.name)
+    }
+}
+
+impl File for FaultyFile {
+    fn len(&self) -> io::Result<u64> {
+        self.inner.len()
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        self.check(Operation::Write)?;
+        self.inner.write_at(data, offset)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.check(Operation::Sync)?;
+        self.inner.sync_data()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.check(Operation::Read)?;
+        self.inner.read_at(buf, offset)
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
+        self.check(Operation::TryRead)?;
+        self.inner.try_read_at(buf, offset)
+    }
+
+    fn read_device_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.check(Operation::ReadDevice)?;
+        self.inner.read_device_at(buf, offset)
+    }
+}
+
+fn lock(faults: &Mutex<Faults>) -> MutexGuard<'_, Faults> {
+    // The list is whole after every change, so a panic elsewhere does not spoil it.
+    faults.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::{BLOCK, SimulatedDisk};
+    use super::*;
+
+    #[test]
+    fn the_chosen_operation_fails_and_the_next_succeeds() {
+        let storage = FaultyStorage::new(Arc::new(SimulatedDisk::new(1)));
+        let file = storage.create("a", BLOCK as u64).unwrap();
+        storage.fail(Fault::next(Operation::Sync).of("a").after(1));
+        file.sync_data().unwrap();
+        assert!(file.sync_data().is_err());
+        file.sync_data().unwrap();
+        storage.fail(Fault::next(Operation::SyncDir).lasting());
+        assert!(storage.sync_dir().is_err());
+        assert!(storage.sync_dir().is_err());
+        storage.heal();
+        storage.sync_dir().unwrap();
+    }
+}

@@ -1,0 +1,487 @@
+//! A folder of the operating system. The only place that touches files; nothing here knows what
+//! is written in them.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+use std::fs::{self, File as Fd, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{FlockOperation, flock, fstatvfs};
+
+use super::{BLOCK, File, Storage};
+
+/// Most bytes of one read past the page cache: more would hold the device's only queue too long.
+const DEVICE_READ_BYTES_MAX: usize = 1 << 20;
+
+/// A folder on a real file system. Writes bypass the page cache where the file system can do that.
+#[derive(Debug)]
+pub struct DirStorage {
+    path: PathBuf,
+    /// Kept open, so that syncing the folder does not depend on its path staying the same.
+    folder: Fd,
+    direct: bool,
+}
+
+impl DirStorage {
+    /// Opens the folder, creating it if it is missing, with direct writes where possible.
+    pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
+        let mut storage = Self::open_buffered(path)?;
+        storage.direct = storage.probe_direct();
+        Ok(storage)
+    }
+
+    /// The same with all writes through the page cache.
+    pub fn open_buffered(path: impl AsRef<Path>) -> io::Result<Self> {
+        let path = path.as_ref().to_path_buf();
+        create_folder(&path)?;
+        let folder = Fd::open(&path)?;
+        Ok(Self { path, folder, direct: false })
+    }
+
+    /// Whether an aligned direct write works here: some file systems take the flag and then refuse.
+    fn probe_direct(&self) -> bool {
+        let name = self.path.join(".probe");
+        let works = open_direct(&name, OpenOptions::new().create(true).truncate(true))
+            .and_then(|fd| {
+                let mut scratch = Scratch::new(BLOCK);
+                fd.write_all_at(scratch.aligned(BLOCK), 0)?;
+                fd.read_exact_at(scratch.aligned(BLOCK), 0)
+            })
+            .is_ok();
+        // Ignored: the file may never have been created, and an empty one left behind is harmless.
+        let _ = fs::remove_file(&name);
+        works
+    }
+
+    fn file(&self, name: &str, cached: Fd) -> io::Result<Arc<dyn File>> {
+        advise_random(&cached);
+        let path = self.path.join(name);
+        let direct =
+            if self.direct { Some(open_direct(&path, &mut OpenOptions::new())?) } else { None };
+        Ok(Arc::new(DirFile { cached, direct, clean: AtomicBool::new(false) }))
+    }
+}
+
+impl Storage for DirStorage {
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
+        let path = self.path.join("lock");
+        let fd = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+        flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Box::new(fd))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            let entry = entry?;
+            // Names that are not text were not written by a log.
+            if let (true, Ok(name)) =
+                (entry.file_type()?.is_file(), entry.file_name().into_string())
+            {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn File>> {
+        let path = self.path.join(name);
+        let made = OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .read(true)
+            .write(true)
+            .open(&path)
+            .and_then(|fd| {
+                allocate(&fd, len)?;
+                self.file(name, fd)
+            });
+        if made.is_err() {
+            // Ignored: the first error is the one to report, and there may be nothing to remove.
+            let _ = fs::remove_file(&path);
+        }
+        made
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let fd = OpenOptions::new().read(true).write(true).open(self.path.join(name))?;
+        self.file(name, fd)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.path.join(name))
+    }
+
+    fn sync_dir(&self) -> io::Result<()> {
+        self.folder.sync_all()
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let stat = fstatvfs(&self.folder)?;
+        Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    fn direct_io(&self) -> bool {
+        self.direct
+    }
+
+    fn describe(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+/// One file, opened twice: reads of the tail want the page cache, writes do not.
+#[derive(Debug)]
+struct DirFile {
+    cached: Fd,
+    direct: Option<Fd>,
+    /// Whether pages that a process before this one left dirty have been written.
+    clean: AtomicBool,
+}
+
+impl File for DirFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.cached.metadata()?.len())
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        debug_assert!(offset.is_multiple_of(BLOCK as u64) && data.len().is_multiple_of(BLOCK));
+        match &self.direct {
+            Some(direct) => direct.write_all_at(data, offset),
+            None => self.cached.write_all_at(data, offset),
+        }
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        // Either descriptor flushes the file's dirty pages and the device. On macOS the standard
+        // library asks for a full flush here.
+        self.direct.as_ref().unwrap_or(&self.cached).sync_data()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.cached.read_exact_at(buf, offset)
+    }
+
+    fn try_read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool> {
+        read_without_waiting(&self.cached, buf, offset)
+    }
+
+    fn read_device_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        match &self.direct {
+            Some(direct) => read_direct(direct, buf, offset),
+            None => {
+                // Only clean pages can be dropped. Those of this process are its own to sync.
+                if !self.clean.load(Ordering::Acquire) {
+                    self.cached.sync_data()?;
+                    self.clean.store(true, Ordering::Release);
+                }
+                drop_cached(&self.cached, offset, buf.len());
+                self.cached.read_exact_at(buf, offset)
+            }
+        }
+    }
+}
+
+/// Memory whose start can be aligned without unsafe code: a vector one block too long.
+struct Scratch {
+    bytes: Vec<u8>,
+}
+
+impl Scratch {
+    fn new(len: usize) -> Self {
+        Self { bytes: vec![0; len + BLOCK] }
+    }
+
+    fn aligned(&mut self, len: usize) -> &mut [u8] {
+        let start = self.bytes.as_ptr().align_offset(BLOCK);
+        &mut self.bytes[start..start + len]
+    }
+}
+
+/// Reads whole blocks around the wanted range and hands out the range.
+fn read_direct(fd: &Fd, buf: &mut [u8], offset: u64) -> io::Result<()> {
+    let block = BLOCK as u64;
+    let aligned = offset.is_multiple_of(block)
+        && buf.len().is_multiple_of(BLOCK)
+        && buf.as_ptr().align_offset(BLOCK) == 0;
+    if aligned {
+        for (i, chunk) in buf.chunks_mut(DEVICE_READ_BYTES_MAX).enumerate() {
+            let got = read_fully(fd, chunk, offset + (i * DEVICE_READ_BYTES_MAX) as u64)?;
+            if got < chunk.len() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        return Ok(());
+    }
+    let wanted = buf.len() + BLOCK;
+    let mut scratch = Scratch::new(wanted.next_multiple_of(BLOCK).min(DEVICE_READ_BYTES_MAX));
+    let mut filled = 0;
+    while filled < buf.len() {
+        let at = offset + filled as u64;
+        let start = at - at % block;
+        let skip = (at - start) as usize;
+        let rest = buf.len() - filled;
+        let len = (skip + rest).next_multiple_of(BLOCK).min(DEVICE_READ_BYTES_MAX);
+        let blocks = scratch.aligned(len);
+        let got = read_fully(fd, blocks, start)?;
+        let take = got.saturating_sub(skip).min(rest);
+        if take == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        buf[filled..filled + take].copy_from_slice(&blocks[skip..skip + take]);
+        filled += take;
+    }
+    Ok(())
+}
+
+/// Reads until `buf` is full or the file ends; how many bytes there were.
+fn read_fully(fd: &Fd, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buf.len() {
+        match fd.read_at(&mut buf[filled..], offset + filled as u64) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+        // A direct read that ends inside a block has met the end of the file, and cannot go on.
+        if !filled.is_multiple_of(BLOCK) {
+            break;
+        }
+    }
+    Ok(filled)
+}
+
+/// Creates the folder and makes every name on the way to it durable.
+fn create_folder(path: &Path) -> io::Result<()> {
+    let missing = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists()).count();
+    fs::create_dir_all(path)?;
+    // Also where nothing was missing: whoever created it may have died before the sync.
+    for folder in path.canonicalize()?.ancestors().skip(1).take(missing.max(1)) {
+        match Fd::open(folder) {
+            Ok(folder) => folder.sync_all()?,
+            // A parent that may not be read was not created by us.
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+fn open_direct(path: &Path, options: &mut OpenOptions) -> io::Result<Fd> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let flag = rustix::fs::OFlags::DIRECT.bits() as i32;
+    options.read(true).write(true).custom_flags(flag).open(path)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_direct(_: &Path, _: &mut OpenOptions) -> io::Result<Fd> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(target_os = "linux")]
+fn allocate(fd: &Fd, len: u64) -> io::Result<()> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    use rustix::io::Errno;
+    loop {
+        match fallocate(fd, FallocateFlags::empty(), 0, len) {
+            Err(Errno::INTR) => {}
+            // Full disks show at the first write then; the reserve keeps that unlikely.
+            Err(Errno::OPNOTSUPP) => return fd.set_len(len),
+            other => return Ok(other?),
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn allocate(fd: &Fd, len: u64) -> io::Result<()> {
+    fd.set_len(len)
+}
+
+#[cfg(target_os = "linux")]
+fn read_without_waiting(fd: &Fd, buf: &mut [u8], offset: u64) -> io::Result<bool> {
+    use rustix::io::{Errno, ReadWriteFlags, preadv2};
+    let mut filled = 0;
+    while filled < buf.len() {
+        let mut rest = [io::IoSliceMut::new(&mut buf[filled..])];
+        match preadv2(fd, &mut rest, offset + filled as u64, ReadWriteFlags::NOWAIT) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => filled += n,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(false),
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn read_without_waiting(_: &Fd, _: &mut [u8], _: u64) -> io::Result<bool> {
+    Ok(false)
+}
+
+/// Turns readahead off: a cold sequential reader would fill the device's queue and stall the
+/// writer. Each read still fetches all that it asks for at once.
+#[cfg(target_os = "linux")]
+fn advise_random(fd: &Fd) {
+    use rustix::fs::{Advice, fadvise};
+    // Ignored: it is advice.
+    let _ = fadvise(fd, 0, None, Advice::Random);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise_random(_: &Fd) {}
+
+#[cfg(target_os = "linux")]
+fn drop_cached(fd: &Fd, offset: u64, len: usize) {
+    use rustix::fs::{Advice, fadvise};
+    // Ignored: it is advice. Whole pages only, so the range is widened.
+    let start = offset - offset % BLOCK as u64;
+    let len = std::num::NonZeroU64::new((len + 2 * BLOCK) as u64);
+    let _ = fadvise(fd, start, len, Advice::DontNeed);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn drop_cached(_: &Fd, _: u64, _: usize) {}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn pattern(len: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 31 + i / 251) as u8).collect()
+    }
+
+    fn write(file: &Arc<dyn File>, bytes: &[u8], offset: u64) {
+        let mut scratch = Scratch::new(bytes.len());
+        scratch.aligned(bytes.len()).copy_from_slice(bytes);
+        file.write_at(scratch.aligned(bytes.len()), offset).unwrap();
+    }
+
+    fn both(check: impl Fn(DirStorage)) {
+        let folder = tempfile::tempdir().unwrap();
+        check(DirStorage::open(folder.path().join("direct/a/b")).unwrap());
+        check(DirStorage::open_buffered(folder.path().join("buffered")).unwrap());
+    }
+
+    #[test]
+    fn what_is_written_is_read_in_all_three_ways_at_any_offset() {
+        both(|storage| {
+            let len = 3 * DEVICE_READ_BYTES_MAX;
+            let bytes = pattern(len);
+            let file = storage.create("a", len as u64).unwrap();
+            assert_eq!(file.len().unwrap(), len as u64);
+            write(&file, &bytes, 0);
+            file.sync_data().unwrap();
+            let file = storage.open("a").unwrap();
+            let ranges =
+                [(0, len), (1, len - 1), (4095, 2), (5000, 1 << 20), (0, BLOCK), (len - 1, 1)];
+            for (offset, count) in ranges {
+                let wanted = &bytes[offset..offset + count];
+                let mut got = vec![0; count];
+                file.read_device_at(&mut got, offset as u64).unwrap();
+                assert!(got == wanted, "device read of {count} at {offset}");
+                let mut got = vec![0; count];
+                file.read_at(&mut got, offset as u64).unwrap();
+                assert!(got == wanted, "read of {count} at {offset}");
+                let mut got = vec![0; count];
+                // Right after a read the page cache normally has it, but may say no at any time.
+                if file.try_read_at(&mut got, offset as u64).unwrap() {
+                    assert!(got == wanted, "cached read of {count} at {offset}");
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_later_write_is_seen_by_cached_reads() {
+        both(|storage| {
+            let file = storage.create("a", 2 * BLOCK as u64).unwrap();
+            let mut got = [0; 16];
+            file.read_at(&mut got, 100).unwrap();
+            write(&file, &[7; BLOCK], 0);
+            file.read_at(&mut got, 100).unwrap();
+            assert_eq!(got, [7; 16]);
+        });
+    }
+
+    #[test]
+    fn reads_past_the_end_are_errors() {
+        both(|storage| {
+            let file = storage.create("a", BLOCK as u64).unwrap();
+            let mut buf = [0; 2];
+            let at = BLOCK as u64 - 1;
+            for e in [
+                file.read_at(&mut buf, at).unwrap_err(),
+                file.read_device_at(&mut buf, at).unwrap_err(),
+            ] {
+                assert_eq!(e.kind(), io::ErrorKind::UnexpectedEof);
+            }
+            assert!(!matches!(file.try_read_at(&mut buf, at), Ok(true)));
+        });
+    }
+
+    #[test]
+    fn files_are_listed_renamed_replaced_and_removed() {
+        both(|storage| {
+            storage.create("a", 4096).unwrap();
+            storage.create("b", 8192).unwrap();
+            storage.rename("a", "b").unwrap();
+            storage.sync_dir().unwrap();
+            assert_eq!(storage.list().unwrap(), ["b"]);
+            let held = storage.open("b").unwrap();
+            assert_eq!(held.len().unwrap(), 4096);
+            storage.remove("b").unwrap();
+            held.read_at(&mut [0; 8], 0).unwrap();
+            assert_eq!(storage.open("b").unwrap_err().kind(), io::ErrorKind::NotFound);
+            assert!(storage.list().unwrap().is_empty());
+            assert!(storage.free_bytes().unwrap() > 0);
+        });
+    }
+
+    #[test]
+    fn the_folder_is_locked_until_the_guard_is_dropped() {
+        both(|storage| {
+            let guard = storage.lock().unwrap();
+            let other = DirStorage::open_buffered(&storage.path).unwrap();
+            assert_eq!(other.lock().err().unwrap().kind(), io::ErrorKind::WouldBlock);
+            drop(guard);
+            other.lock().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_file_that_finds_no_room_leaves_nothing_behind() {
+        both(|storage| {
+            let e = storage.create("huge", 1 << 60).unwrap_err();
+            // Some file systems bound the size of one file before they look at the room left.
+            let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::FileTooLarge];
+            assert!(kinds.contains(&e.kind()), "{e}");
+            assert!(storage.list().unwrap().is_empty());
+        });
+    }
+
+    #[test]
+    fn a_shorter_file_than_asked_for_ends_a_direct_read() {
+        both(|storage| {
+            fs::write(storage.path.join("odd"), pattern(5000)).unwrap();
+            let file = storage.open("odd").unwrap();
+            let mut got = vec![0; 5000];
+            file.read_device_at(&mut got, 0).unwrap();
+            assert_eq!(got, pattern(5000));
+            let mut got = vec![0; 8192];
+            let e = file.read_device_at(&mut got, 0).unwrap_err();
+            assert_eq!(e.kind(), io::ErrorKind::UnexpectedEof);
+        });
+    }
+}

@@ -1,0 +1,585 @@
+//! The bytes behind a simulated disk: what is durable, what is pending, what readers see.
+//! Knows nothing of handles.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::super::faults::{Faults, Operation};
+use super::{CacheMode, Crash, Fate, Pending, Step};
+
+/// What a device writes whole, at best.
+const SECTOR: usize = 512;
+
+/// A file's bytes; the names that lead here are in the directory.
+#[derive(Debug, Clone, Default)]
+struct Inode {
+    /// What a reader through the page cache sees.
+    seen: Arc<Vec<u8>>,
+    /// What is left if every pending change is lost.
+    durable: Arc<Vec<u8>>,
+    /// Changes since the last sync, oldest first.
+    pending: Vec<Change>,
+    /// A sync has failed: the page cache and the device differ, and nothing will bring them
+    /// together before the crash.
+    diverged: bool,
+    handles: u32,
+    /// For people: the name that it was created or last moved to.
+    name: String,
+}
+
+#[derive(Debug, Clone)]
+struct Change {
+    /// Place among all changes of the disk.
+    sequence: u64,
+    what: Written,
+}
+
+#[derive(Debug, Clone)]
+enum Written {
+    Allocation(u64),
+    /// One sector of a write; `data` is the whole write, shared, and `at` the sector's place in it.
+    Sector {
+        offset: u64,
+        data: Arc<[u8]>,
+        at: usize,
+    },
+}
+
+/// One change of the folder.
+#[derive(Debug, Clone)]
+struct Entry {
+    sequence: u64,
+    inode: u64,
+    /// Name that goes.
+    from: Option<String>,
+    /// Name that comes.
+    to: Option<String>,
+}
+
+impl Entry {
+    fn apply(&self, names: &mut BTreeMap<String, u64>) {
+        if let Some(from) = &self.from
+            && names.get(from) == Some(&self.inode)
+        {
+            names.remove(from);
+        }
+        if let Some(to) = &self.to {
+            names.insert(to.clone(), self.inode);
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Disk {
+    inodes: BTreeMap<u64, Inode>,
+    seen: BTreeMap<String, u64>,
+    durable: BTreeMap<String, u64>,
+    entries: Vec<Entry>,
+    sequence: u64,
+    random: u64,
+    /// How many crashes there have been.
+    pub(super) life: u64,
+    pub(super) locked: bool,
+    pub(super) faults: Faults,
+    pub(super) changes: u64,
+    pub(super) stop_at: Option<u64>,
+    pub(super) stopped: bool,
+    pub(super) free: Option<u64>,
+    pub(super) cache: CacheMode,
+    pub(super) direct: bool,
+    pub(super) trace: Option<Vec<Step>>,
+}
+
+impl Disk {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            inodes: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            durable: BTreeMap::new(),
+            entries: Vec::new(),
+            sequence: 0,
+            random: seed,
+            life: 0,
+            locked: false,
+            faults: Faults::default(),
+            changes: 0,
+            stop_at: None,
+            stopped: false,
+            free: None,
+            cache: CacheMode::Always,
+            direct: true,
+            trace: None,
+        }
+    }
+
+    pub(super) fn reseed(&mut self, seed: u64) {
+        self.random = seed;
+    }
+
+    // Every operation: `start`, then its work, then `finish` if it changes something.
+
+    pub(super) fn start(
+        &mut self,
+        life: u64,
+        operation: Operation,
+        file: &str,
+        bytes: Range<u64>,
+    ) -> io::Result<()> {
+        self.begin(life, operation, file, bytes, 0)
+    }
+
+    /// A write that is to fail leaves some of its first sectors behind.
+    pub(super) fn start_write(
+        &mut self,
+        life: u64,
+        file: &str,
+        inode: u64,
+        bytes: Range<u64>,
+        data: &[u8],
+    ) -> io::Result<()> {
+        let crc = if self.trace.is_some() { crc32fast::hash(data) } else { 0 };
+        let offset = bytes.start;
+        let begun = self.begin(life, Operation::Write, file, bytes, crc);
+        if begun.is_err() && life == self.life && !self.stopped {
+            let sectors = self.draw() as usize % (data.len() / SECTOR + 1);
+            self.write(inode, &data[..sectors * SECTOR], offset)?;
+        }
+        begun
+    }
+
+    /// A sync that is to fail marks the pages clean: what was pending is durable or lost, by draw,
+    /// and no later sync will care.
+    pub(super) fn start_sync(&mut self, life: u64, file: &str, inode: u64) -> io::Result<()> {
+        let begun = self.begin(life, Operation::Sync, file, 0..0, 0);
+        if begun.is_err() && life == self.life && !self.stopped {
+            let lose_all = self.draw().is_multiple_of(2);
+            let mut random = self.draw();
+            if let Some(file) = self.inodes.get_mut(&inode) {
+                let changes = std::mem::take(&mut file.pending);
+                for change in changes {
+                    let keep = !lose_all && draw(&mut random).is_multiple_of(2);
+                    let fate = if keep { Fate::Kept } else { Fate::Lost };
+                    change.apply(fate, Arc::make_mut(&mut file.durable), &mut random);
+                }
+                file.diverged = true;
+            }
+        }
+        begun
+    }
+
+    fn begin(
+        &mut self,
+        life: u64,
+        operation: Operation,
+        file: &str,
+        bytes: Range<u64>,
+        crc: u32,
+    ) -> io::Result<()> {
+        let begun = self.check(life, operation, file);
+        if let Some(trace) = &mut self.trace {
+            let ok = begun.is_ok();
+            trace.push(Step { operation, file: file.to_owned(), bytes, crc, ok });
+        }
+        begun
+    }
+
+    fn check(&mut self, life: u64, operation: Operation, file: &str) -> io::Result<()> {
+        if life != self.life || self.stopped {
+            return Err(io::Error::other("the power is off"));
+        }
+        self.faults.check(operation, file)?;
+        if operation.is_mutating() {
+            if self.stop_at == Some(self.changes) {
+                self.stopped = true;
+            }
+            self.changes += 1;
+        }
+        Ok(())
+    }
+
+    /// The end of a change: an error if the power went while it was under way.
+    pub(super) fn finish(&self) -> io::Result<()> {
+        if self.stopped { Err(io::Error::other("the power went")) } else { Ok(()) }
+    }
+
+    // Names.
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.seen.keys().cloned().collect()
+    }
+
+    pub(super) fn create(&mut self, name: &str, len: u64) -> io::Result<u64> {
+        // Replacing one gives its room back first.
+        let freed = self.held_bytes(name);
+        if let Some(free) = self.free {
+            let Some(rest) = (free + freed).checked_sub(len) else {
+                if self.seen.contains_key(name) {
+                    self.remove(name)?;
+                }
+                return Err(io::ErrorKind::StorageFull.into());
+            };
+            self.free = Some(rest);
+        }
+        let inode = self.next();
+        let file = Inode {
+            seen: Arc::new(vec![0; len as usize]),
+            durable: Arc::default(),
+            pending: vec![Change { sequence: inode, what: Written::Allocation(len) }],
+            diverged: false,
+            handles: 1,
+            name: name.to_owned(),
+        };
+        self.inodes.insert(inode, file);
+        self.enter(inode, None, Some(name.to_owned()));
+        Ok(inode)
+    }
+
+    pub(super) fn open(&mut self, name: &str) -> io::Result<u64> {
+        let inode = self.find(name)?;
+        self.inode(inode)?.handles += 1;
+        Ok(inode)
+    }
+
+    pub(super) fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
+        let inode = self.find(from)?;
+        if from == to {
+            return Ok(());
+        }
+        let freed = self.held_bytes(to);
+        self.free = self.free.map(|free| free + freed);
+        self.inode(inode)?.name = to.to_owned();
+        self.enter(inode, Some(from.to_owned()), Some(to.to_owned()));
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, name: &str) -> io::Result<()> {
+        let inode = self.find(name)?;
+        let freed = self.held_bytes(name);
+        self.free = self.free.map(|free| free + freed);
+        self.enter(inode, Some(name.to_owned()), None);
+        Ok(())
+    }
+
+    pub(super) fn sync_dir(&mut self) {
+        for entry in std::mem::take(&mut self.entries) {
+            entry.apply(&mut self.durable);
+        }
+        self.forget_unnamed();
+    }
+
+    pub(super) fn close(&mut self, life: u64, inode: u64) {
+        if life != self.life {
+            return;
+        }
+        if let Some(file) = self.inodes.get_mut(&inode) {
+            file.handles -= 1;
+        }
+        self.forget_unnamed();
+    }
+
+    // Bytes.
+
+    pub(super) fn len(&self, life: u64, inode: u64) -> io::Result<u64> {
+        if life != self.life {
+            return Err(io::Error::other("the power is off"));
+        }
+        let file = self.inodes.get(&inode).ok_or(io::ErrorKind::NotFound)?;
+        Ok(file.seen.len() as u64)
+    }
+
+    pub(super) fn write(&mut self, inode: u64, data: &[u8], offset: u64) -> io::Result<()> {
+        let first = self.sequence + 1;
+        let file = self.inode(inode)?;
+        let start = offset as usize;
+        // The log never grows a file: a write past the end is a bug in it.
+        assert!(start + data.len() <= file.seen.len(), "write past the end of {}", file.name);
+        Arc::make_mut(&mut file.seen)[start..start + data.len()].copy_from_slice(data);
+        let mut sequence = first;
+        let shared: Arc<[u8]> = Arc::from(data);
+        for at in (0..data.len()).step_by(SECTOR) {
+            let data = Arc::clone(&shared);
+            let what = Written::Sector { offset: offset + at as u64, data, at };
+            file.pending.push(Change { sequence, what });
+            sequence += 1;
+        }
+        self.sequence = sequence;
+        Ok(())
+    }
+
+    pub(super) fn sync(&mut self, inode: u64) {
+        if let Some(file) = self.inodes.get_mut(&inode) {
+            if file.diverged {
+                let durable = Arc::make_mut(&mut file.durable);
+                for change in std::mem::take(&mut file.pending) {
+                    change.apply(Fate::Kept, durable, &mut 0);
+                }
+            } else {
+                file.pending.clear();
+                file.durable = Arc::clone(&file.seen);
+            }
+        }
+    }
+
+    pub(super) fn read(
+        &mut self,
+        inode: u64,
+        past_cache: bool,
+        buf: &mut [u8],
+        offset: u64,
+    ) -> io::Result<()> {
+        let file = self.inode(inode)?;
+        let bytes = if past_cache && file.diverged {
+            let mut device = Vec::clone(&file.durable);
+            for change in &file.pending {
+                change.apply(Fate::Kept, &mut device, &mut 0);
+            }
+            Arc::new(device)
+        } else {
+            Arc::clone(&file.seen)
+        };
+        let start = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
+        let wanted = start.checked_add(buf.len()).and_then(|end| bytes.get(start..end));
+        buf.copy_from_slice(wanted.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    pub(super) fn is_cached(&mut self) -> bool {
+        match self.cache {
+            CacheMode::Always => true,
+            CacheMode::Never => false,
+            CacheMode::Sometimes => self.draw().is_multiple_of(2),
+        }
+    }
+
+    // Crashes.
+
+    pub(super) fn pending(&self) -> Vec<Pending> {
+        let mut all = Vec::new();
+        for file in self.inodes.values() {
+            // Later sectors lie over earlier ones, so each is compared with what is under it.
+            let mut under = Arc::clone(&file.durable);
+            for change in &file.pending {
+                let name = file.name.clone();
+                let pending = match &change.what {
+                    Written::Allocation(_) => Pending::Allocation { file: name },
+                    Written::Sector { offset, data, at } => {
+                        let start = *offset as usize;
+                        let new = &data[*at..*at + SECTOR];
+                        let changes = match under.get(start..start + SECTOR) {
+                            Some(old) => old != new,
+                            None => new.iter().any(|b| *b != 0),
+                        };
+                        Pending::Sector { file: name, offset: *offset, changes }
+                    }
+                };
+                change.apply(Fate::Kept, Arc::make_mut(&mut under), &mut 0);
+                all.push((change.sequence, pending));
+            }
+        }
+        for entry in &self.entries {
+            let from = entry.from.as_deref().unwrap_or("-");
+            let change = format!("{from} > {}", entry.to.as_deref().unwrap_or("-"));
+            all.push((entry.sequence, Pending::Entry { change }));
+        }
+        all.sort_by_key(|(sequence, _)| *sequence);
+        all.into_iter().map(|(_, pending)| pending).collect()
+    }
+
+    pub(super) fn crash(&mut self, crash: Crash<'_>) {
+        let fates = self.fates(crash);
+        let mut random = match crash {
+            Crash::Seeded(seed) => seed,
+            _ => self.draw(),
+        };
+        for file in self.inodes.values_mut() {
+            let durable = Arc::make_mut(&mut file.durable);
+            let mut allocated = true;
+            for change in std::mem::take(&mut file.pending) {
+                let fate = fates.get(&change.sequence).copied().unwrap_or(Fate::Lost);
+                if matches!(change.what, Written::Allocation(_)) {
+                    allocated = fate == Fate::Kept;
+                }
+                // Bytes beyond the size of the file are not part of it.
+                if allocated {
+                    change.apply(fate, durable, &mut random);
+                }
+            }
+            file.seen = Arc::clone(&file.durable);
+            file.diverged = false;
+            file.handles = 0;
+        }
+        self.crash_folder(&fates);
+        self.life += 1;
+        self.locked = false;
+        self.stopped = false;
+        self.stop_at = None;
+        self.faults.clear();
+        self.forget_unnamed();
+    }
+
+    /// A file's own changes of name are never reordered by a journal: one that is kept keeps those
+    /// before it. Changes of different files are independent.
+    fn crash_folder(&mut self, fates: &BTreeMap<u64, Fate>) {
+        let entries = std::mem::take(&mut self.entries);
+        for (i, entry) in entries.iter().enumerate() {
+            let kept = entries[i..].iter().any(|later| {
+                later.inode == entry.inode && fates.get(&later.sequence) == Some(&Fate::Kept)
+            });
+            if kept {
+                entry.apply(&mut self.durable);
+            }
+        }
+        self.seen = self.durable.clone();
+    }
+
+    /// The fate of every pending change, by sequence.
+    fn fates(&mut self, crash: Crash<'_>) -> BTreeMap<u64, Fate> {
+        let mut sequences: Vec<u64> = self.entries.iter().map(|e| e.sequence).collect();
+        for file in self.inodes.values() {
+            sequences.extend(file.pending.iter().map(|c| c.sequence));
+        }
+        sequences.sort_unstable();
+        let mut random = match crash {
+            Crash::Seeded(seed) => !seed,
+            _ => 0,
+        };
+        // Most crashes are mostly of one kind; an even mix would hardly ever keep a whole group.
+        let mostly = fate(draw(&mut random));
+        let fates = sequences.into_iter().enumerate().map(|(i, sequence)| {
+            let fate = match crash {
+                Crash::KeepAll => Fate::Kept,
+                Crash::LoseAll => Fate::Lost,
+                Crash::Chosen(chosen) => chosen.get(i).copied().unwrap_or(Fate::Lost),
+                Crash::Seeded(_) if !draw(&mut random).is_multiple_of(4) => mostly,
+                Crash::Seeded(_) => fate(draw(&mut random)),
+            };
+            (sequence, fate)
+        });
+        fates.collect()
+    }
+
+    // At rest.
+
+    pub(super) fn read_file(&self, name: &str) -> Option<Vec<u8>> {
+        let inode = self.inodes.get(self.seen.get(name)?)?;
+        Some(Vec::clone(&inode.seen))
+    }
+
+    pub(super) fn write_file(&mut self, name: &str, bytes: Vec<u8>) {
+        let inode = self.next();
+        let bytes = Arc::new(bytes);
+        let file = Inode {
+            seen: Arc::clone(&bytes),
+            durable: bytes,
+            name: name.to_owned(),
+            ..Inode::default()
+        };
+        self.inodes.insert(inode, file);
+        self.seen.insert(name.to_owned(), inode);
+        self.durable.insert(name.to_owned(), inode);
+    }
+
+    pub(super) fn remove_file(&mut self, name: &str) {
+        self.seen.remove(name);
+        self.durable.remove(name);
+        self.forget_unnamed();
+    }
+
+    pub(super) fn damage(&mut self, name: &str, damage: impl Fn(&mut Vec<u8>)) {
+        let inode = self.seen.get(name).and_then(|inode| self.inodes.get_mut(inode));
+        let Some(file) = inode else { panic!("no file {name} to damage") };
+        damage(Arc::make_mut(&mut file.seen));
+        if file.pending.is_empty() && !file.diverged {
+            file.durable = Arc::clone(&file.seen);
+        } else {
+            damage(Arc::make_mut(&mut file.durable));
+        }
+    }
+
+    // Small things.
+
+    fn find(&self, name: &str) -> io::Result<u64> {
+        self.seen.get(name).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn inode(&mut self, inode: u64) -> io::Result<&mut Inode> {
+        self.inodes.get_mut(&inode).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn held_bytes(&self, name: &str) -> u64 {
+        let inode = self.seen.get(name).and_then(|inode| self.inodes.get(inode));
+        inode.map_or(0, |file| file.seen.len() as u64)
+    }
+
+    fn enter(&mut self, inode: u64, from: Option<String>, to: Option<String>) {
+        let sequence = self.next();
+        let entry = Entry { sequence, inode, from, to };
+        entry.apply(&mut self.seen);
+        self.entries.push(entry);
+    }
+
+    /// Drops files that no handle and no name, durable or not, leads to.
+    fn forget_unnamed(&mut self) {
+        let Self { inodes, seen, durable, entries, .. } = self;
+        inodes.retain(|id, file| {
+            file.handles > 0
+                || seen.values().any(|inode| inode == id)
+                || durable.values().any(|inode| inode == id)
+                || entries.iter().any(|entry| entry.inode == *id)
+        });
+    }
+
+    fn next(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
+
+    fn draw(&mut self) -> u64 {
+        draw(&mut self.random)
+    }
+}
+
+impl Change {
+    fn apply(&self, fate: Fate, bytes: &mut Vec<u8>, random: &mut u64) {
+        match &self.what {
+            Written::Allocation(len) if fate == Fate::Kept => bytes.resize(*len as usize, 0),
+            Written::Allocation(_) => {}
+            Written::Sector { offset, data, at } => {
+                let new = &data[*at..*at + SECTOR];
+                let Some(old) = bytes.get_mut(*offset as usize..*offset as usize + SECTOR) else {
+                    return;
+                };
+                match fate {
+                    Fate::Kept => old.copy_from_slice(new),
+                    Fate::Lost => {}
+                    Fate::Torn => old[..SECTOR / 2].copy_from_slice(&new[..SECTOR / 2]),
+                    Fate::Garbled => {
+                        for word in old.chunks_exact_mut(8) {
+                            word.copy_from_slice(&draw(random).to_le_bytes());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn fate(draw: u64) -> Fate {
+    match draw % 8 {
+        0..3 => Fate::Kept,
+        3..6 => Fate::Lost,
+        6 => Fate::Torn,
+        _ => Fate::Garbled,
+    }
+}
+
+/// SplitMix64: enough for choosing fates, and the same everywhere.
+fn draw(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

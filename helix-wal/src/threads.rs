@@ -1,0 +1,39 @@
+//! Gives the writer and the keeper a thread each: step, and wait on a condition. The only place
+//! where the log meets the clock.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crate::Error;
+use crate::error::failed;
+use crate::shared::{Role, Shared};
+use crate::tip::stopwatch;
+use crate::wal::Next;
+
+/// Steps until done. What `step` owns is dropped when it ends or panics, and fails what waits.
+pub(crate) fn spawn(
+    shared: &Arc<Shared>,
+    role: Role,
+    mut step: impl FnMut(Duration) -> Next + Send + 'static,
+) -> Result<(), Error> {
+    let inner = Arc::clone(shared);
+    let name = match role {
+        Role::Writer => "wal-writer",
+        Role::Keeper => "wal-keeper",
+    };
+    let run = move || {
+        let clock = stopwatch();
+        loop {
+            match step(clock()) {
+                Next::Done => break,
+                Next::Now => {}
+                next @ (Next::After(_) | Next::Idle) => inner.wait(role, next),
+            }
+        }
+    };
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
+    let thread = thread.map_err(|e| failed("spawn", name, &e))?;
+    shared.lock().threads.push((thread.thread().id(), thread));
+    Ok(())
+}

@@ -1,0 +1,373 @@
+//! Operations that fail while power is on: nothing is acknowledged that is not durable, the first
+//! failure is the last, a full disk is no failure, and nobody waits for ever.
+
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use helix_wal::storage::{Crash, Fault, Operation, SimulatedDisk};
+use helix_wal::{Entry, Error, How, LogId, Next, Options, Wal};
+
+use crate::common::{Hand, OnPanic, entry, seed, small};
+use crate::model::Driver;
+
+type Results = Arc<Mutex<Vec<Result<(), Error>>>>;
+
+fn append(wal: &Wal, results: &Results, payload: usize) -> Entry {
+    let state = wal.state();
+    let id = LogId { term: 1, index: state.last.map_or(0, |last| last.index + 1) };
+    let entry = entry(id, 1, 10, payload);
+    let results = Arc::clone(results);
+    let done = Box::new(move |result| results.lock().unwrap().push(result));
+    wal.append(vec![entry.clone()], done);
+    entry
+}
+
+fn take(results: &Results) -> Vec<Result<(), Error>> {
+    std::mem::take(&mut results.lock().unwrap())
+}
+
+fn open(disk: &SimulatedDisk, options: Options) -> Hand {
+    Hand::open(Arc::new(disk.clone()), options).unwrap()
+}
+
+/// One failure of each kind on the way of an append: none is acknowledged, the log stays poisoned
+/// although the disk works again, and after a crash everything acknowledged before is there.
+#[test]
+fn a_failed_write_or_sync_poisons_for_good() {
+    for operation in [Operation::Write, Operation::Sync] {
+        for seed in 0..20 {
+            let disk = SimulatedDisk::new(seed);
+            let mut hand = open(&disk, small());
+            hand.settle();
+            let results = Results::default();
+            let before = append(&hand.wal, &results, 100);
+            hand.settle();
+            assert!(matches!(take(&results)[..], [Ok(())]));
+
+            let reports = Arc::new(AtomicUsize::new(0));
+            let counted = Arc::clone(&reports);
+            hand.wal.on_poisoned(Box::new(move |error| {
+                assert!(matches!(error, Error::Poisoned { .. }));
+                counted.fetch_add(1, Ordering::SeqCst);
+            }));
+            disk.fail(Fault::next(operation));
+            append(&hand.wal, &results, 200);
+            append(&hand.wal, &results, 5000);
+            assert_eq!(hand.step_writer(), Next::Done);
+            // The disk is well again, the log is not.
+            append(&hand.wal, &results, 10);
+            hand.wal.save_vote(Bytes::from_static(b"v"), {
+                let results = Arc::clone(&results);
+                Box::new(move |result| results.lock().unwrap().push(result))
+            });
+            assert_eq!(hand.step_writer(), Next::Done);
+            hand.settle();
+            let after = take(&results);
+            assert_eq!(after.len(), 4, "everybody is told");
+            for result in after {
+                assert!(matches!(result, Err(Error::Poisoned { .. })), "{result:?}");
+            }
+            assert!(matches!(hand.wal.writable(), Err(Error::Poisoned { .. })));
+            assert_eq!(reports.load(Ordering::SeqCst), 1);
+            assert_eq!(hand.wal.state().synced, Some(before.id));
+            drop(hand);
+            disk.crash(Crash::LoseAll);
+            let hand = open(&disk.reopen(), small());
+            let found = hand.wal.read(0..1, 10_000, How::Blocking).unwrap().unwrap();
+            assert_eq!(found[0].payload.bytes, before.payload.bytes);
+        }
+    }
+}
+
+/// Fails the n-th operation of each kind in a life with rolls, seals, checkpoints and frees, and
+/// looks at what is left after a crash.
+#[test]
+fn a_failure_anywhere_loses_nothing_that_was_acknowledged() {
+    let base = seed("failures");
+    let kinds = [
+        Operation::Write,
+        Operation::Sync,
+        Operation::Rename,
+        Operation::SyncDir,
+        Operation::Create,
+        Operation::Remove,
+        Operation::Open,
+    ];
+    let mut poisoned = 0;
+    for kind in kinds {
+        for after in 0..40 {
+            let _context = OnPanic(format!("{kind:?} number {after}, HELIX_SEED={base}"));
+            let options = small();
+            let mut driver = Driver::new(base + after, options);
+            driver.open();
+            driver.disk.fail(Fault::next(kind).after(after));
+            poisoned += u64::from(driver.live_with_failures());
+            driver.disk.heal();
+            driver.crash();
+            driver.check();
+        }
+    }
+    assert!(poisoned > 100, "the failures were hardly ever reached: {poisoned}");
+}
+
+impl Driver {
+    /// Some rounds of everything; ends at the first failure. Whether there was one.
+    fn live_with_failures(&mut self) -> bool {
+        self.may_fail = true;
+        for _ in 0..4 {
+            for _ in 0..3 {
+                self.append(&[5000, 300]);
+                self.vote();
+                self.settle();
+            }
+            self.place(20);
+            self.checkpoint();
+            self.purge_all();
+            self.trim_all();
+            self.hand().idle();
+            self.hear();
+            if matches!(self.wal().writable(), Err(Error::Poisoned { .. })) {
+                // Whoever comes later hears the same.
+                self.append(&[10]);
+                self.hand().settle();
+                self.hear();
+                assert!(matches!(self.wal().writable(), Err(Error::Poisoned { .. })));
+                let error = self.wal().checkpoint(LogId::default(), Bytes::new());
+                assert!(error.is_err());
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// The order of a roll: a name that was not made durable is not written to.
+#[test]
+fn a_failed_sync_of_the_folder_acknowledges_nothing_after_it() {
+    for ready_segments in [0, 2] {
+        let disk = SimulatedDisk::new(5);
+        let options = Options { ready_segments, ..small() };
+        let mut hand = open(&disk, options.clone());
+        hand.idle();
+        let results = Results::default();
+        disk.fail(Fault::next(Operation::SyncDir).lasting());
+        let mut acknowledged = Vec::new();
+        for _ in 0..10 {
+            let entry = append(&hand.wal, &results, 5000);
+            hand.settle();
+            match &take(&results)[..] {
+                [Ok(())] => acknowledged.push(entry),
+                [Err(Error::Poisoned { .. })] => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!((1..6).contains(&acknowledged.len()), "{}", acknowledged.len());
+        drop(hand);
+        disk.crash(Crash::LoseAll);
+        let hand = open(&disk.reopen(), options);
+        for entry in acknowledged {
+            let at = entry.id.index;
+            let found = hand.wal.read(at..at + 1, 10_000, How::Blocking).unwrap().unwrap();
+            assert_eq!(found[0].payload.bytes, entry.payload.bytes);
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_appends_serves_reads_and_resumes_by_itself() {
+    for ready_segments in [0, 1] {
+        let disk = SimulatedDisk::new(3);
+        let options = Options { ready_segments, ..small() };
+        let mut hand = open(&disk, options.clone());
+        hand.idle();
+        let results = Results::default();
+        disk.set_free_bytes(Some(0));
+        let mut kept = Vec::new();
+        let refused = loop {
+            let entry = append(&hand.wal, &results, 3000);
+            hand.idle();
+            match take(&results).pop().expect("an answer") {
+                Ok(()) => kept.push(entry),
+                Err(error) => break error,
+            }
+            assert!(kept.len() < 100, "the disk never fills up");
+        };
+        assert!(matches!(refused, Error::DiskFull { .. }), "{refused}");
+        assert!(matches!(hand.wal.writable(), Err(Error::DiskFull { .. })));
+        // Nothing of the refused one is in the log, and what was there can be read.
+        let last = kept.last().unwrap().id;
+        assert_eq!(hand.wal.state().last, Some(last));
+        for entry in &kept {
+            let at = entry.id.index;
+            let found = hand.wal.read(at..at + 1, 10_000, How::Blocking).unwrap().unwrap();
+            assert_eq!(found[0].payload.bytes, entry.payload.bytes);
+        }
+        // A vote still goes through: elections go on while appends are refused.
+        hand.wal.save_vote(Bytes::from_static(b"a vote on a full disk"), {
+            let results = Arc::clone(&results);
+            Box::new(move |result| results.lock().unwrap().push(result))
+        });
+        hand.idle();
+        assert!(matches!(take(&results)[..], [Ok(())]));
+
+        disk.set_free_bytes(None);
+        hand.idle();
+        hand.idle();
+        assert!(hand.wal.writable().is_ok(), "{:?}", hand.wal.writable());
+        let entry = append(&hand.wal, &results, 3000);
+        hand.settle();
+        assert!(matches!(take(&results)[..], [Ok(())]));
+        kept.push(entry);
+        drop(hand);
+        disk.crash(Crash::LoseAll);
+        let hand = open(&disk.reopen(), options);
+        let state = hand.wal.state();
+        assert_eq!(state.last, Some(kept.last().unwrap().id));
+        assert_eq!(state.vote.as_deref(), Some(&b"a vote on a full disk"[..]));
+    }
+}
+
+#[test]
+fn no_room_is_noticed_by_the_error_too_not_only_by_the_figure() {
+    // Quotas refuse what the figure of free bytes promises.
+    let disk = SimulatedDisk::new(3);
+    let options = Options { ready_segments: 0, ..small() };
+    let mut hand = open(&disk, options);
+    hand.idle();
+    disk.fail(Fault::next(Operation::Create).lasting().error(ErrorKind::StorageFull));
+    let results = Results::default();
+    let mut refused = None;
+    for _ in 0..20 {
+        append(&hand.wal, &results, 3000);
+        hand.idle();
+        if let Some(Err(error)) = take(&results).pop() {
+            refused = Some(error);
+            break;
+        }
+    }
+    assert!(matches!(refused, Some(Error::DiskFull { .. })), "{refused:?}");
+    disk.heal();
+    hand.idle();
+    hand.idle();
+    append(&hand.wal, &results, 3000);
+    hand.idle();
+    assert!(matches!(take(&results)[..], [Ok(())]));
+}
+
+#[test]
+fn a_writer_that_is_dropped_tells_everybody() {
+    let disk = SimulatedDisk::new(4);
+    let hand = open(&disk, small());
+    let results = Results::default();
+    append(&hand.wal, &results, 10);
+    append(&hand.wal, &results, 10);
+    let Hand { wal, writer, keeper, .. } = hand;
+    drop(writer);
+    let told = take(&results);
+    assert_eq!(told.len(), 2);
+    assert!(told.iter().all(Result::is_err));
+    append(&wal, &results, 10);
+    assert!(matches!(take(&results)[..], [Err(_)]), "a later one too");
+    assert!(wal.writable().is_err());
+    drop(keeper);
+}
+
+/// A callback that panics takes the writer with it; the others are told nevertheless.
+#[test]
+fn a_writer_that_panics_tells_everybody() {
+    let disk = SimulatedDisk::new(4);
+    let hand = open(&disk, small());
+    let results = Results::default();
+    append(&hand.wal, &results, 10);
+    let id = LogId { term: 1, index: 1 };
+    hand.wal.append(vec![entry(id, 1, 0, 10)], Box::new(|_| panic!("on purpose")));
+    append(&hand.wal, &results, 10);
+    let Hand { wal, mut writer, keeper, now, .. } = hand;
+    let died = std::thread::spawn(move || {
+        writer.step(now);
+    });
+    assert!(died.join().is_err());
+    append(&wal, &results, 10);
+    assert_eq!(take(&results).len(), 3, "everybody is told");
+    assert!(wal.writable().is_err());
+    drop(keeper);
+}
+
+#[test]
+fn an_entry_larger_than_a_segment_is_refused_alone() {
+    let disk = SimulatedDisk::new(4);
+    let mut hand = open(&disk, small());
+    let results = Results::default();
+    append(&hand.wal, &results, 80 << 10);
+    hand.settle();
+    assert!(matches!(take(&results)[..], [Err(_)]));
+    append(&hand.wal, &results, 10);
+    hand.settle();
+    assert!(matches!(take(&results)[..], [Ok(())]));
+}
+
+#[test]
+fn read_errors_are_told_and_poison_nothing() {
+    let disk = SimulatedDisk::new(9);
+    let options = Options { tail_bytes: 0, ..small() };
+    let mut hand = open(&disk, options);
+    let results = Results::default();
+    let entry = append(&hand.wal, &results, 3000);
+    hand.idle();
+    disk.fail(Fault::next(Operation::Read));
+    let error = hand.wal.read(0..1, 10_000, How::Blocking).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+    let found = hand.wal.read(0..1, 10_000, How::Blocking).unwrap().unwrap();
+    assert_eq!(found[0].payload.bytes, entry.payload.bytes);
+    append(&hand.wal, &results, 10);
+    hand.settle();
+    assert!(take(&results).iter().all(Result::is_ok));
+}
+
+#[test]
+fn a_folder_that_is_in_use_or_belongs_to_someone_else_is_refused() {
+    let disk = SimulatedDisk::new(9);
+    let hand = open(&disk, small());
+    let second = Hand::open(Arc::new(disk.clone()), small());
+    assert!(matches!(second.err(), Some(Error::Unusable(_))));
+    drop(hand);
+    let identity = Bytes::from_static(b"replica two");
+    let other = Hand::open(Arc::new(disk.clone()), Options { identity, ..small() });
+    assert!(matches!(other.err(), Some(Error::Unusable(_))));
+    let any = Options { identity: Bytes::new(), ..small() };
+    let hand = open(&disk, any);
+    assert_eq!(&hand.recovered.identity[..], b"replica one");
+    assert!(!hand.recovered.created);
+}
+
+#[test]
+fn reads_of_an_open_may_fail_but_never_change_what_is_there() {
+    let base = Driver::new(12, small());
+    let mut driver = base;
+    driver.open();
+    for _ in 0..4 {
+        driver.append(&[500, 9000]);
+        driver.vote();
+        driver.settle();
+    }
+    driver.hand().idle();
+    driver.hear();
+    driver.drop_log();
+    for kind in [Operation::Open, Operation::List, Operation::ReadDevice, Operation::Read] {
+        for after in 0..60 {
+            let _context = OnPanic(format!("{kind:?} number {after}"));
+            let mut fork = driver.fork(after);
+            fork.disk.fail(Fault::next(kind).after(after));
+            let opened = Hand::open(Arc::new(fork.disk.clone()), fork.options.clone());
+            if let Err(error) = &opened {
+                assert!(matches!(error, Error::Io { .. } | Error::Poisoned { .. }), "{error}");
+            }
+            drop(opened);
+            fork.disk.heal();
+            fork.crash();
+            fork.check();
+        }
+    }
+}

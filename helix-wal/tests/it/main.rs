@@ -1,0 +1,14 @@
+//! What the log promises, held against disks that forget, tear, garble, fill up and fail.
+//! One binary; each module is one kind of trouble.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+// Nothing outside can reach into a test binary.
+#![allow(unreachable_pub)]
+
+mod common;
+mod concurrency;
+mod corruption;
+mod crash;
+mod faults;
+mod model;
+mod truth;

@@ -1,0 +1,702 @@
+//! Random sequences of everything a log can be asked, with crashes in between, against the model.
+//! Single-threaded and driven by hand: a seed decides everything.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use helix_wal::storage::{CacheMode, Crash, SimulatedDisk, Step};
+use helix_wal::{Done, Error, How, LogId, Options, Placement, Wal, verify};
+
+use crate::common::{Dice, Hand, OnPanic, entry, rounds, seed, small};
+use crate::truth::{Acks, Op, Truth};
+
+/// Streams in use; a dropped one is replaced by a new number.
+const STREAMS: u64 = 3;
+
+/// A log, what it must hold, and the draws that decide what happens next.
+pub struct Driver {
+    pub disk: SimulatedDisk,
+    pub options: Options,
+    pub hand: Option<Hand>,
+    pub truth: Truth,
+    pub acks: Acks,
+    pub dice: Dice,
+    pub term: u64,
+    streams: Vec<u64>,
+    next_stream: u64,
+    /// Whether operations may fail although the power is on.
+    pub may_fail: bool,
+    /// Whether the disk has had little room since the log was opened.
+    full: bool,
+    /// Whether to print every action.
+    pub tell: bool,
+    /// What was done, for whoever has to find out why it failed.
+    pub story: Vec<String>,
+}
+
+impl Driver {
+    pub fn new(seed: u64, options: Options) -> Self {
+        let disk = SimulatedDisk::new(seed);
+        disk.set_cache(CacheMode::Sometimes);
+        Self {
+            disk,
+            options,
+            hand: None,
+            truth: Truth::default(),
+            acks: Acks::default(),
+            dice: Dice::new(seed),
+            term: 1,
+            streams: (1..=STREAMS).collect(),
+            next_stream: STREAMS + 1,
+            may_fail: false,
+            full: false,
+            tell: false,
+            story: Vec::new(),
+        }
+    }
+
+    /// The same log on a disk of its own, closed, with other draws to come.
+    pub fn fork(&self, seed: u64) -> Self {
+        let disk = self.disk.fork();
+        disk.reseed(seed);
+        Self {
+            disk,
+            options: self.options.clone(),
+            hand: None,
+            truth: self.truth.clone(),
+            acks: Acks::default(),
+            dice: Dice::new(seed),
+            term: self.term,
+            streams: self.streams.clone(),
+            next_stream: self.next_stream,
+            may_fail: false,
+            full: false,
+            tell: false,
+            story: self.story.clone(),
+        }
+    }
+
+    /// The disk gets little room, or all it wants.
+    fn resize_disk(&mut self) {
+        // Appends larger than a segment may be written in part; those go first.
+        self.settle();
+        if self.full && self.dice.one_in(2) {
+            self.disk.set_free_bytes(None);
+        } else {
+            self.full = true;
+            let free = self.dice.below(3) * self.options.segment_bytes;
+            self.disk.set_free_bytes(Some(free));
+        }
+    }
+
+    /// Opens the log and holds it against the truth.
+    pub fn open(&mut self) {
+        self.acks = Acks::default();
+        let mut opened = Hand::open(Arc::new(self.disk.clone()), self.options.clone());
+        if self.full && matches!(opened, Err(Error::DiskFull { .. })) {
+            // Nothing is lost by it: the next attempt, with room, finds all of it.
+            self.disk.set_free_bytes(None);
+            opened = Hand::open(Arc::new(self.disk.clone()), self.options.clone());
+        }
+        self.disk.set_free_bytes(None);
+        self.full = false;
+        let hand = opened.unwrap();
+        self.truth.recover(&hand.wal, &hand.recovered);
+        self.hand = Some(hand);
+        self.retell();
+    }
+
+    /// The same on a disk that may stop meanwhile; whether it did not.
+    pub fn try_open(&mut self) -> bool {
+        match Hand::open(Arc::new(self.disk.clone()), self.options.clone()) {
+            Ok(hand) => {
+                self.acks = Acks::default();
+                self.truth.recover(&hand.wal, &hand.recovered);
+                self.hand = Some(hand);
+                self.retell();
+                true
+            }
+            Err(error) => {
+                assert!(self.disk.stopped(), "open: {error}");
+                false
+            }
+        }
+    }
+
+    /// The log is dropped with whatever is under way; what that tells its callers is heard.
+    pub fn drop_log(&mut self) {
+        self.hear();
+        self.hand = None;
+        // What a dropped writer says to its callers is a failure, and changes nothing.
+        self.truth.hear(&self.acks, true, self.full);
+    }
+
+    /// What an owner does after an open: trims and placements again.
+    fn retell(&mut self) {
+        if self.disk.stopped() {
+            return;
+        }
+        let wal = self.wal();
+        for (stream, position) in &self.truth.trims {
+            wal.trim(*stream, *position);
+        }
+        for stream in &self.truth.dropped {
+            wal.drop_stream(*stream);
+        }
+        let first = self.truth.told.map_or(0, |told| told + 1);
+        for (index, (_, placement)) in self.truth.placed.range(first..) {
+            wal.place(*index, *placement).unwrap();
+        }
+        let placed = self.truth.placed.last_key_value().map(|(index, _)| *index);
+        self.truth.told = self.truth.told.max(placed);
+        // A snapshot that was stored before the log had caught up with it.
+        if let Some((at, _)) = self.truth.checkpoint.clone()
+            && self.truth.seen.purged.is_none_or(|purged| purged.index < at.index)
+            && self.truth.seen.entries.get(&at.index).is_none_or(|entry| entry.id != at)
+        {
+            let number = self.truth.queue(Op::Purge(at));
+            wal.purge(at, self.done(number));
+        }
+    }
+
+    pub fn wal(&self) -> Wal {
+        self.hand.as_ref().expect("open").wal.clone()
+    }
+
+    pub fn hand(&mut self) -> &mut Hand {
+        self.hand.as_mut().expect("open")
+    }
+
+    fn done(&self, number: usize) -> Done {
+        let acks = Arc::clone(&self.acks);
+        Box::new(move |result| acks.lock().unwrap().push((number, result)))
+    }
+
+    fn is_failing(&self) -> bool {
+        self.may_fail || self.disk.stopped()
+    }
+
+    pub fn hear(&mut self) {
+        let may_fail = self.is_failing();
+        if self.truth.hear(&self.acks, may_fail, self.full) {
+            // What is appended in its place is another entry.
+            self.term += 1;
+        }
+    }
+
+    pub fn append(&mut self, sizes: &[usize]) {
+        let mut entries = Vec::new();
+        for (size, index) in sizes.iter().zip(self.truth.seen.next()..) {
+            let id = LogId { term: self.term, index };
+            let stream = match self.dice.below(STREAMS + 1) {
+                0 => 0,
+                n => self.streams[n as usize - 1],
+            };
+            let head = self.dice.below(60) as usize;
+            let entry = entry(id, stream, head, *size);
+            entries.push(entry);
+        }
+        let number = self.truth.queue_all(entries.iter().cloned().map(Op::Append));
+        self.wal().append(entries, self.done(number));
+    }
+
+    pub fn vote(&mut self) {
+        let vote = Bytes::from(format!("vote {} {}", self.term, self.dice.below(1000)));
+        let number = self.truth.queue(Op::Vote(vote.clone()));
+        self.wal().save_vote(vote, self.done(number));
+    }
+
+    /// Entries that were placed are committed: a conflict never reaches below them.
+    pub fn truncate(&mut self) {
+        let placed = self.truth.placed.last_key_value().map(|(index, _)| *index);
+        let committed = self.truth.committed.last_key_value().map(|(index, _)| *index);
+        let floor = placed
+            .max(committed)
+            .max(self.truth.told)
+            .max(self.truth.seen.purged.map(|purged| purged.index));
+        let first = floor.map_or(0, |floor| floor + 1);
+        let next = self.truth.seen.next();
+        if first >= next {
+            return;
+        }
+        let first = first + self.dice.below(next - first);
+        let last = first.checked_sub(1);
+        let number = self.truth.queue(Op::Truncate(last));
+        self.wal().truncate_after(last, self.done(number));
+        self.term += 1;
+    }
+
+    /// Tells where up to `count` acknowledged entries went.
+    pub fn place(&mut self, count: u64) {
+        self.hear();
+        let wal = self.wal();
+        for _ in 0..count {
+            let index = self.truth.told.map_or(0, |told| told + 1);
+            let Some(entry) = self.truth.durable.entries.get(&index).cloned() else { return };
+            // A truncation is on its way: it may not be of an acknowledged entry for long.
+            if self.truth.seen.entries.get(&index).map(|e| e.id) != Some(entry.id) {
+                return;
+            }
+            let stays = self.streams.contains(&entry.stream) && !self.dice.one_in(6);
+            let placement = stays.then(|| self.placement(entry.stream, index));
+            match wal.place(index, placement) {
+                Ok(()) => {}
+                Err(_) if self.is_failing() => return,
+                Err(error) => panic!("place {index}: {error}"),
+            }
+            self.truth.placed.insert(index, (entry, placement));
+            self.truth.told = Some(index);
+        }
+    }
+
+    fn placement(&mut self, stream: u64, index: u64) -> Placement {
+        let placed = self.truth.placed.values().rev().filter_map(|(_, placement)| *placement);
+        let last = placed.into_iter().find(|placement| placement.stream == stream);
+        let first = last.map_or(0, |last| last.first + u64::from(last.count));
+        let count = 1 + self.dice.below(5) as u32;
+        Placement { stream, first, count, time: 10 * (index / 3) }
+    }
+
+    /// A majority may have an entry before this disk has.
+    pub fn commit(&mut self) {
+        let next = self.truth.seen.next();
+        let first = self.truth.seen.first();
+        if first == next {
+            return;
+        }
+        let index = first + self.dice.below(next - first);
+        let id = self.truth.seen.entries[&index].id;
+        self.truth.commit(id);
+        self.wal().set_committed(id);
+    }
+
+    pub fn checkpoint(&mut self) {
+        if self.truth.checkpoint_open.is_some() {
+            // The disk has failed during the last one already.
+            return;
+        }
+        let Some(told) = self.truth.told else { return };
+        let Some((entry, _)) = self.truth.placed.get(&told) else { return };
+        if self.truth.checkpoint.as_ref().is_some_and(|(at, _)| at.index >= told) {
+            return;
+        }
+        let len = self.dice.below(6000) as usize;
+        let state = Bytes::from(vec![told as u8; len]);
+        let checkpoint = (entry.id, state.clone());
+        self.truth.checkpoint_open = Some(checkpoint.clone());
+        match self.wal().checkpoint(checkpoint.0, state) {
+            Ok(()) => {
+                self.truth.checkpoint = Some(checkpoint);
+                self.truth.checkpoint_open = None;
+            }
+            Err(Error::DiskFull { .. }) if self.full => self.truth.checkpoint_open = None,
+            Err(error) => assert!(self.is_failing(), "checkpoint: {error}"),
+        }
+    }
+
+    pub fn purge(&mut self) {
+        let Some((at, _)) = self.truth.checkpoint.clone() else { return };
+        let first = self.truth.seen.first();
+        if at.index < first {
+            return;
+        }
+        let index = at.index - self.dice.below(at.index - first + 1);
+        let Some(upto) = self.truth.seen.entries.get(&index).map(|entry| entry.id) else { return };
+        let number = self.truth.queue(Op::Purge(upto));
+        self.wal().purge(upto, self.done(number));
+    }
+
+    /// A snapshot from elsewhere: the state machine is further on than the log, which begins anew
+    /// behind it.
+    pub fn install(&mut self) {
+        // On a full disk nothing that waits may be written over by a snapshot.
+        if self.truth.checkpoint_open.is_some() || self.full {
+            return;
+        }
+        let checkpoint = self.truth.checkpoint.as_ref().map_or(0, |(at, _)| at.index);
+        let index = self.truth.seen.next().max(checkpoint) + self.dice.below(3);
+        let at = LogId { term: self.term, index };
+        let checkpoint = (at, Bytes::from_static(b"snapshot"));
+        self.truth.checkpoint_open = Some(checkpoint.clone());
+        match self.wal().checkpoint(at, checkpoint.1.clone()) {
+            Ok(()) => {
+                self.truth.checkpoint = Some(checkpoint);
+                self.truth.checkpoint_open = None;
+            }
+            Err(Error::DiskFull { .. }) if self.full => {
+                self.truth.checkpoint_open = None;
+                // It will be tried again: the entries before it count for nothing already.
+                self.truth.told = Some(index);
+                return;
+            }
+            Err(error) => {
+                assert!(self.is_failing(), "checkpoint: {error}");
+                return;
+            }
+        }
+        self.truth.told = Some(index);
+        let number = self.truth.queue(Op::Purge(at));
+        self.wal().purge(at, self.done(number));
+    }
+
+    /// Purges all that the checkpoint covers.
+    pub fn purge_all(&mut self) {
+        let Some((at, _)) = self.truth.checkpoint.clone() else { return };
+        if self.truth.seen.entries.get(&at.index).is_some_and(|entry| entry.id == at) {
+            let number = self.truth.queue(Op::Purge(at));
+            self.wal().purge(at, self.done(number));
+        }
+    }
+
+    /// Trims every stream to its end.
+    pub fn trim_all(&mut self) {
+        let streams = self.truth.streams();
+        let lasts = streams.iter().filter_map(|(stream, rows)| Some((*stream, rows.last()?.1)));
+        let ends: Vec<(u64, u64)> =
+            lasts.map(|(stream, last)| (stream, last.first + u64::from(last.count))).collect();
+        for (stream, end) in ends {
+            self.truth.trims.insert(stream, end);
+            self.wal().trim(stream, end);
+        }
+    }
+
+    pub fn trim(&mut self) {
+        let streams = self.truth.streams();
+        let mut ends = streams.iter().filter_map(|(stream, rows)| {
+            rows.last().map(|(_, last)| (*stream, last.first + u64::from(last.count)))
+        });
+        let Some((stream, end)) = ends.nth(self.dice.below(STREAMS) as usize) else { return };
+        let old = self.truth.trims.get(&stream).copied().unwrap_or(0);
+        // Often all of it, or segments would hardly ever become free.
+        let position = if self.dice.one_in(2) { end } else { old + self.dice.below(end - old + 1) };
+        self.truth.trims.insert(stream, position);
+        self.wal().trim(stream, position);
+    }
+
+    pub fn drop_stream(&mut self) {
+        let at = self.dice.below(STREAMS) as usize;
+        let stream = std::mem::replace(&mut self.streams[at], self.next_stream);
+        self.next_stream += 1;
+        self.truth.dropped.insert(stream);
+        self.wal().drop_stream(stream);
+    }
+
+    /// Power goes with whatever is under way, and the log is opened again.
+    pub fn crash(&mut self) {
+        self.drop_log();
+        let crash = match self.dice.below(6) {
+            0 => Crash::KeepAll,
+            1 => Crash::LoseAll,
+            _ => Crash::Seeded(self.dice.seed()),
+        };
+        self.disk.crash(crash);
+        self.disk = self.disk.reopen();
+        self.may_fail = false;
+        // Whoever leads after that has a new term.
+        self.term += 1;
+        self.open();
+    }
+
+    /// Closes in an orderly way and opens again: nothing may be missing then.
+    pub fn close(&mut self) {
+        self.disk.set_free_bytes(None);
+        self.hand().idle();
+        self.hand().idle();
+        self.hear();
+        assert!(self.truth.open.is_empty(), "operations never ended");
+        self.drop_log();
+        // Whatever was not synced does not matter by now.
+        self.disk.crash(Crash::LoseAll);
+        self.disk = self.disk.reopen();
+        self.open();
+    }
+
+    pub fn settle(&mut self) {
+        self.hand().settle();
+        self.hear();
+    }
+
+    pub fn check(&mut self) {
+        self.disk.set_free_bytes(None);
+        self.settle();
+        self.hand().idle();
+        self.hear();
+        if self.disk.stopped() {
+            return;
+        }
+        self.truth.check(&self.wal(), true);
+        self.check_cached();
+    }
+
+    /// Reads that may not block give the same bytes or nothing.
+    fn check_cached(&mut self) {
+        let (first, next) = (self.truth.seen.first(), self.truth.seen.next());
+        if first == next {
+            return;
+        }
+        let from = first + self.dice.below(next - first);
+        let got = self.wal().read(from..next, 5000, How::Cached).unwrap();
+        for (got, wanted) in got.iter().flatten().zip(self.truth.seen.entries.range(from..)) {
+            assert!(crate::common::same(got, wanted.1), "a cached read differs");
+        }
+    }
+
+    fn act(&mut self) {
+        let action = self.dice.below(100);
+        self.story.push(format!("{action}@{}", self.disk.changes()));
+        if self.tell {
+            println!("{action} at change {}: {:?}", self.disk.changes(), self.wal().state());
+        }
+        match action {
+            0..30 => {
+                let count = 1 + self.dice.below(if self.full { 2 } else { 4 });
+                let sizes: Vec<usize> = (0..count).map(|_| self.size()).collect();
+                self.append(&sizes);
+            }
+            30..36 => self.vote(),
+            36..41 => self.truncate(),
+            41..52 => {
+                let count = 1 + self.dice.below(8);
+                self.place(count);
+            }
+            52..55 => self.commit(),
+            55..60 => self.checkpoint(),
+            60..65 => self.purge(),
+            65..69 => self.trim(),
+            69 => self.install(),
+            70 => self.drop_stream(),
+            71 => self.resize_disk(),
+            72..80 => {
+                self.hand().step_writer();
+                // An append that found no room must be known before the next one.
+                self.hear();
+            }
+            80..85 => {
+                self.hand().step_keeper();
+            }
+            85..91 => self.settle(),
+            91..94 => {
+                self.hand().idle();
+                self.hear();
+            }
+            94..96 => {
+                let at = self.disk.changes() + self.dice.below(12);
+                self.disk.stop_at_change(Some(at));
+            }
+            96..99 => self.crash(),
+            _ => self.check(),
+        }
+    }
+
+    fn size(&mut self) -> usize {
+        match self.dice.below(10) {
+            0 => 0,
+            1..6 => self.dice.below(300) as usize,
+            6..9 => self.dice.below(4000) as usize,
+            _ => self.dice.below(20_000) as usize,
+        }
+    }
+
+    /// One sequence: some actions, a crash, and a last look.
+    pub fn sequence(&mut self, actions: u64) {
+        self.open();
+        for _ in 0..actions {
+            self.act();
+            if self.disk.stopped() && self.dice.one_in(3) {
+                self.crash();
+            }
+        }
+        self.crash();
+        self.check();
+        if self.dice.one_in(4) {
+            self.close();
+            self.check();
+            self.drop_log();
+            let findings = verify(&self.disk);
+            assert!(findings.is_empty(), "found in an undamaged log: {findings:?}");
+        }
+    }
+}
+
+fn run(
+    test: &str,
+    salt: u64,
+    sequences: u64,
+    actions: u64,
+    options: impl Fn(&mut Dice) -> Options,
+) {
+    let base = seed(test);
+    let only: Option<u64> = std::env::var("HELIX_SEQUENCE").ok().map(|n| n.parse().unwrap());
+    for n in 0..sequences * rounds() {
+        if only.is_some_and(|only| only != n) {
+            continue;
+        }
+        let mut dice = Dice::new(base ^ salt ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let options = options(&mut dice);
+        let _context = OnPanic(format!("{test}: HELIX_SEED={base} HELIX_SEQUENCE={n}"));
+        let mut driver = Driver::new(dice.seed(), options);
+        // With one sequence chosen, what it does is shown as it goes.
+        driver.tell = only.is_some();
+        driver.sequence(actions);
+    }
+}
+
+fn varied(dice: &mut Dice) -> Options {
+    Options {
+        segment_bytes: [64 << 10, 80 << 10, 128 << 10][dice.below(3) as usize],
+        group_bytes: [4 << 10, 8 << 10, 16 << 10][dice.below(3) as usize],
+        tail_bytes: [0, 4 << 10, 1 << 20][dice.below(3) as usize],
+        ready_segments: dice.below(3) as usize,
+        footer_cache_bytes: [0, 8 << 10, 1 << 20][dice.below(3) as usize],
+        ..small()
+    }
+}
+
+// Split in two, so that two cores share the work.
+
+#[test]
+fn short_random_sequences_agree_with_the_model() {
+    run("short sequences", 1, 14_000, 16, varied);
+}
+
+#[test]
+fn long_random_sequences_agree_with_the_model() {
+    run("long sequences", 2, 6_000, 40, varied);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_operations_twice() {
+    let base = seed("determinism");
+    let trace = |seed: u64| -> (Vec<Step>, Vec<String>) {
+        let mut dice = Dice::new(seed);
+        let options = varied(&mut dice);
+        let mut driver = Driver::new(dice.seed(), options);
+        driver.disk.record(true);
+        driver.sequence(60);
+        (driver.disk.trace(), driver.story)
+    };
+    for n in 0..40 {
+        let (a, b) = (trace(base + n), trace(base + n));
+        assert_eq!(a.1, b.1, "other actions");
+        let differs = a.0.iter().zip(&b.0).position(|(a, b)| a != b);
+        assert_eq!(differs, None, "seed {}", base + n);
+        assert_eq!(a.0.len(), b.0.len());
+    }
+}
+
+#[test]
+fn a_log_in_memory_agrees_with_the_model() {
+    let base = seed("memory");
+    for n in 0..500 {
+        let _context = OnPanic(format!("memory: HELIX_SEED={base}, sequence {n}"));
+        let mut driver = Driver::new(base + n, small());
+        let wal = Wal::open_memory(driver.options.clone());
+        driver.memory_sequence(&wal);
+    }
+}
+
+impl Driver {
+    /// The same calls on a log without a disk, which answers before `append` returns.
+    fn memory_sequence(&mut self, wal: &Wal) {
+        for _ in 0..60 {
+            match self.dice.below(10) {
+                0..4 => self.memory_append(wal),
+                4 => {
+                    let vote = Bytes::from(self.dice.seed().to_string());
+                    let number = self.truth.queue(Op::Vote(vote.clone()));
+                    wal.save_vote(vote, self.done(number));
+                }
+                5..7 => self.memory_place(wal),
+                7 => self.memory_checkpoint(wal),
+                8 => {
+                    let next = self.truth.seen.next();
+                    if self.truth.placed.len() as u64 == next || next == 0 {
+                        continue;
+                    }
+                    let last = self.truth.placed.last_key_value().map(|(index, _)| *index);
+                    let number = self.truth.queue(Op::Truncate(last));
+                    wal.truncate_after(last, self.done(number));
+                    self.term += 1;
+                }
+                _ => self.memory_trim(wal),
+            }
+            self.truth.hear(&self.acks, false, false);
+            self.truth.check(wal, true);
+        }
+    }
+
+    fn memory_append(&mut self, wal: &Wal) {
+        let id = LogId { term: self.term, index: self.truth.seen.next() };
+        let stream = self.dice.below(STREAMS + 1);
+        let entry = entry(id, stream, 20, self.dice.below(9000) as usize);
+        let number = self.truth.queue(Op::Append(entry.clone()));
+        wal.append(vec![entry], self.done(number));
+        assert_eq!(self.acks.lock().unwrap().len(), 1, "done before it returns");
+    }
+
+    fn memory_place(&mut self, wal: &Wal) {
+        let index = self.truth.told.map_or(0, |told| told + 1);
+        let Some(entry) = self.truth.durable.entries.get(&index).cloned() else { return };
+        let placement = (entry.stream > 0).then(|| self.placement(entry.stream, index));
+        wal.place(index, placement).unwrap();
+        self.truth.placed.insert(index, (entry, placement));
+        self.truth.told = Some(index);
+    }
+
+    fn memory_checkpoint(&mut self, wal: &Wal) {
+        let Some(told) = self.truth.told else { return };
+        let at = self.truth.placed[&told].0.id;
+        if self.truth.seen.purged.is_some_and(|purged| purged >= at) {
+            return;
+        }
+        wal.checkpoint(at, Bytes::new()).unwrap();
+        let number = self.truth.queue(Op::Purge(at));
+        wal.purge(at, self.done(number));
+    }
+
+    fn memory_trim(&mut self, wal: &Wal) {
+        let Some((stream, rows)) = self.truth.streams().pop_last() else { return };
+        let Some((_, last)) = rows.last() else { return };
+        let position = last.first;
+        self.truth.trims.insert(stream, position);
+        wal.trim(stream, position);
+    }
+}
+
+/// Whoever waits for the last of a group has then waited for all of it.
+#[test]
+fn callbacks_of_a_group_run_newest_first() {
+    let mut driver = Driver::new(1, small());
+    driver.open();
+    for _ in 0..5 {
+        driver.append(&[10]);
+    }
+    driver.hand().settle();
+    let order: Vec<usize> = driver.acks.lock().unwrap().iter().map(|(n, _)| *n).collect();
+    assert_eq!(order, [5, 4, 3, 2, 1]);
+}
+
+#[test]
+fn reads_outside_the_log_are_errors_that_say_so() {
+    let mut driver = Driver::new(1, small());
+    driver.open();
+    for _ in 0..6 {
+        driver.append(&[100]);
+        driver.settle();
+    }
+    driver.place(6);
+    driver.checkpoint();
+    let id = driver.truth.durable.entries[&2].id;
+    let number = driver.truth.queue(Op::Purge(id));
+    driver.wal().purge(id, driver.done(number));
+    driver.settle();
+    let wal = driver.wal();
+    assert!(matches!(
+        wal.read(1..4, 1000, How::Blocking),
+        Err(Error::Trimmed { asked: 1, first: 3 })
+    ));
+    assert_eq!(wal.log_id(1, How::Blocking).unwrap(), Some(None));
+    assert_eq!(wal.log_id(6, How::Blocking).unwrap(), Some(None));
+    // Below the purge point streams are served all the same.
+    driver.truth.check(&wal, true);
+}

@@ -1,0 +1,375 @@
+//! What a log must hold: a plain model beside the real one, with all that a crash leaves open.
+//! Knows the public interface only.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use helix_wal::{Entry, Error, How, LogId, LogState, Placement, Recovered, Wal};
+
+use crate::common::same;
+
+/// One thing that a caller queued. An append of many entries is one `Append` each, because a crash
+/// may keep the first ones only.
+#[derive(Clone)]
+pub enum Op {
+    Append(Entry),
+    Vote(Bytes),
+    Truncate(Option<u64>),
+    Purge(LogId),
+}
+
+/// The Raft log as a value.
+#[derive(Clone, Default)]
+pub struct RaftLog {
+    pub vote: Option<Bytes>,
+    pub purged: Option<LogId>,
+    pub entries: BTreeMap<u64, Entry>,
+}
+
+impl RaftLog {
+    pub fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Append(entry) => {
+                self.entries.insert(entry.id.index, entry.clone());
+            }
+            Op::Vote(vote) => self.vote = Some(vote.clone()),
+            Op::Truncate(last) => {
+                let first = last.map_or(0, |last| last + 1);
+                self.entries.split_off(&first);
+            }
+            Op::Purge(upto) => {
+                // Behind another entry in that place is another branch.
+                let conflicts = self.entries.get(&upto.index).is_some_and(|e| e.id != *upto);
+                let kept = self.entries.split_off(&(upto.index + 1));
+                self.entries = if conflicts { BTreeMap::new() } else { kept };
+                if self.purged.is_none_or(|purged| purged.index < upto.index) {
+                    self.purged = Some(*upto);
+                }
+            }
+        }
+    }
+
+    pub fn last(&self) -> Option<LogId> {
+        self.entries.last_key_value().map(|(_, entry)| entry.id).or(self.purged)
+    }
+
+    /// First index that the log could have next.
+    pub fn next(&self) -> u64 {
+        self.last().map_or(0, |last| last.index + 1)
+    }
+
+    pub fn first(&self) -> u64 {
+        self.purged.map_or(0, |purged| purged.index + 1)
+    }
+}
+
+/// What a callback reported: the number of the last operation it stands for, and how it went.
+pub type Acks = Arc<Mutex<Vec<(usize, Result<(), Error>)>>>;
+
+/// All that is known about a log.
+#[derive(Clone, Default)]
+pub struct Truth {
+    /// The log up to the last acknowledged operation.
+    pub durable: RaftLog,
+    /// Operations after that with the number of the call, oldest first: a crash may keep any
+    /// number of the first ones. The entries of one append have one number.
+    pub open: Vec<(usize, Op)>,
+    /// How many calls there have been.
+    pub calls: usize,
+    /// The log with all operations, as readers see it.
+    pub seen: RaftLog,
+    /// Every entry that was ever placed, by index. Placed entries are acknowledged, so they stay.
+    pub placed: BTreeMap<u64, (Entry, Option<Placement>)>,
+    /// How far the log has been told placements since it was opened.
+    pub told: Option<u64>,
+    pub trims: BTreeMap<u64, u64>,
+    pub dropped: BTreeSet<u64>,
+    pub checkpoint: Option<(LogId, Bytes)>,
+    /// A checkpoint whose outcome is not known.
+    pub checkpoint_open: Option<(LogId, Bytes)>,
+    /// Every entry that was known to be committed and is still in the log, by index.
+    pub committed: BTreeMap<u64, LogId>,
+}
+
+impl Truth {
+    /// Notes a call that queues something; its number.
+    pub fn queue(&mut self, op: Op) -> usize {
+        self.queue_all([op])
+    }
+
+    pub fn queue_all(&mut self, ops: impl IntoIterator<Item = Op>) -> usize {
+        self.calls += 1;
+        for op in ops {
+            self.seen.apply(&op);
+            self.open.push((self.calls, op));
+        }
+        self.calls
+    }
+
+    /// Takes in what the callbacks have said. A success stands for all before it, except for
+    /// appends that found no room. Whether there were any.
+    pub fn hear(&mut self, acks: &Acks, may_fail: bool, may_be_full: bool) -> bool {
+        let heard = std::mem::take(&mut *acks.lock().unwrap());
+        let newest = heard.iter().filter(|(_, result)| result.is_ok()).map(|(n, _)| *n).max();
+        let mut refused = false;
+        for (n, result) in &heard {
+            match result {
+                Ok(()) => {}
+                Err(Error::DiskFull { .. }) if may_be_full => {
+                    self.open.retain(|(number, _)| number != n);
+                    refused = true;
+                }
+                Err(error) => {
+                    assert!(may_fail, "operation {n} failed: {error}");
+                    assert!(newest.is_none_or(|ok| ok < *n), "{n} failed, a later one succeeded");
+                }
+            }
+        }
+        let acked = self.open.partition_point(|(n, _)| newest.is_some_and(|newest| *n <= newest));
+        for (_, op) in self.open.drain(..acked) {
+            self.durable.apply(&op);
+        }
+        if refused {
+            self.seen = self.durable.clone();
+            for (_, op) in &self.open {
+                self.seen.apply(op);
+            }
+            self.forget_lost_commits(&self.seen.clone());
+        }
+        refused
+    }
+
+    /// Compares an opened log with what may have survived, and goes on from what did.
+    pub fn recover(&mut self, wal: &Wal, recovered: &Recovered) {
+        let state = wal.state();
+        assert_eq!(state, recovered.state, "the report differs from the log");
+        let found = read_all(wal, &state);
+        let mut survived = self.durable.clone();
+        let mut kept = 0;
+        loop {
+            if matches(&survived, &state, &found) {
+                break;
+            }
+            // The state file may have made a purge durable before the queue did.
+            if let Some(purged) = self.purged_ahead(&state) {
+                let mut survived_purged = survived.clone();
+                survived_purged.apply(&Op::Purge(purged));
+                if matches(&survived_purged, &state, &found) {
+                    survived = survived_purged;
+                    break;
+                }
+            }
+            let Some((_, op)) = self.open.get(kept) else { self.fail_recover(&state, &found) };
+            survived.apply(op);
+            kept += 1;
+        }
+        assert_eq!(state.synced, state.last, "what was recovered is durable");
+        self.recover_committed(state.committed, &survived);
+        self.recover_checkpoint(recovered);
+        self.durable = survived.clone();
+        self.seen = survived;
+        self.open.clear();
+        self.told = self.checkpoint.as_ref().map(|(at, _)| at.index);
+    }
+
+    /// The entry and all before it are on a majority.
+    pub fn commit(&mut self, upto: LogId) {
+        let entries = self.seen.entries.range(..=upto.index);
+        self.committed.extend(entries.map(|(index, entry)| (*index, entry.id)));
+    }
+
+    /// Only what was committed may be taken for it. Commit points whose entries were lost here are
+    /// forgotten: another leader may have put something else in their place.
+    fn recover_committed(&mut self, found: Option<LogId>, survived: &RaftLog) {
+        if let Some(id) = found {
+            let known = self.committed.get(&id.index).copied().or(self.placed_id(id.index));
+            assert_eq!(known, Some(id), "a commit point that nobody set");
+        }
+        self.forget_lost_commits(survived);
+    }
+
+    fn forget_lost_commits(&mut self, survived: &RaftLog) {
+        let next = survived.next();
+        self.committed.retain(|index, id| {
+            let entry = survived.entries.get(index);
+            *index < next && entry.is_none_or(|entry| entry.id == *id)
+        });
+    }
+
+    fn placed_id(&self, index: u64) -> Option<LogId> {
+        self.placed.get(&index).map(|(entry, _)| entry.id)
+    }
+
+    /// A purge that was asked for, and that a checkpoint covers.
+    fn purged_ahead(&self, state: &LogState) -> Option<LogId> {
+        let purged = state.purged?;
+        let asked = |(_, op): &(usize, Op)| matches!(op, Op::Purge(upto) if *upto == purged);
+        let covers = |at: &Option<(LogId, Bytes)>| at.as_ref().is_some_and(|(at, _)| *at >= purged);
+        let covered = covers(&self.checkpoint) || covers(&self.checkpoint_open);
+        (covered && self.open.iter().any(asked)).then_some(purged)
+    }
+
+    fn recover_checkpoint(&mut self, recovered: &Recovered) {
+        if recovered.checkpoint != self.checkpoint {
+            assert!(
+                self.checkpoint_open.is_some() && recovered.checkpoint == self.checkpoint_open,
+                "checkpoint is {:?}, not {:?} or {:?}",
+                recovered.checkpoint,
+                self.checkpoint,
+                self.checkpoint_open,
+            );
+            self.checkpoint = recovered.checkpoint.clone();
+        }
+        self.checkpoint_open = None;
+    }
+
+    fn fail_recover(&self, state: &LogState, found: &[Entry]) -> ! {
+        let describe = |log: &RaftLog| {
+            let ends = (log.entries.keys().next(), log.last());
+            format!("vote {:?}, purged {:?}, entries {ends:?}", log.vote, log.purged)
+        };
+        panic!(
+            "recovered neither what was acknowledged nor anything after it\n\
+             acknowledged: {}\nqueued:       {}\nrecovered:    {state:?}, {} entries from {:?}",
+            describe(&self.durable),
+            describe(&self.seen),
+            found.len(),
+            found.first().map(|entry| entry.id),
+        );
+    }
+
+    /// Everything that can be asked without a fault in between.
+    pub fn check(&self, wal: &Wal, acknowledged: bool) {
+        let state = wal.state();
+        assert_eq!(state.last, self.seen.last());
+        assert_eq!(state.purged, self.seen.purged);
+        if acknowledged {
+            assert!(self.open.is_empty(), "{} operations never ended", self.open.len());
+            assert_eq!(state.vote, self.seen.vote);
+            assert_eq!(state.synced, state.last);
+        }
+        let found = read_all(wal, &state);
+        assert!(matches_entries(&self.seen, &found), "entries differ");
+        self.check_ids(wal);
+        if self.told >= self.placed.last_key_value().map(|(index, _)| *index) {
+            self.check_streams(wal);
+        }
+    }
+
+    fn check_ids(&self, wal: &Wal) {
+        for (index, entry) in &self.seen.entries {
+            assert_eq!(wal.log_id(*index, How::Blocking).unwrap(), Some(Some(entry.id)));
+        }
+        if let Some(purged) = self.seen.purged {
+            let found = wal.log_id(purged.index, How::Blocking).unwrap();
+            assert_eq!(found, Some(Some(purged)));
+        }
+        assert_eq!(wal.log_id(self.seen.next(), How::Blocking).unwrap(), Some(None));
+        let mut heads = Vec::new();
+        while let next = self.seen.first() + heads.len() as u64
+            && next < self.seen.next()
+        {
+            let some = wal.heads(next..self.seen.next(), 5, How::Blocking).unwrap().unwrap();
+            assert!(!some.is_empty() && some.len() <= 5, "{} heads at {next}", some.len());
+            heads.extend(some);
+        }
+        for (head, entry) in heads.iter().zip(self.seen.entries.values()) {
+            assert_eq!((head.id, head.stream, &head.head), (entry.id, entry.stream, &entry.head));
+            assert!(head.payload.bytes.is_empty());
+            assert_eq!(head.payload.crc, entry.payload.crc);
+            assert_eq!(head.payload.crc_seed, entry.payload.crc_seed);
+        }
+    }
+
+    /// Streams that were told of, with their placed entries from the trim point on.
+    pub fn streams(&self) -> BTreeMap<u64, Vec<(&Entry, Placement)>> {
+        let mut streams: BTreeMap<u64, Vec<(&Entry, Placement)>> = BTreeMap::new();
+        for (entry, placement) in self.placed.values() {
+            if let Some(placement) = placement {
+                let rows = streams.entry(placement.stream).or_default();
+                let trim = self.trims.get(&placement.stream).copied().unwrap_or(0);
+                if placement.first + u64::from(placement.count) > trim {
+                    rows.push((entry, *placement));
+                }
+            }
+        }
+        streams.retain(|stream, _| !self.dropped.contains(stream));
+        streams
+    }
+
+    pub fn check_streams(&self, wal: &Wal) {
+        for (stream, rows) in self.streams() {
+            let Some((_, last)) = rows.last() else { continue };
+            let end = last.first + u64::from(last.count);
+            let trim = self.trims.get(&stream).copied().unwrap_or(0);
+            let mut position = trim.max(rows[0].1.first);
+            let mut wanted = rows.iter();
+            while position < end {
+                let got = wal.read_stream(stream, position, end, 3000, How::Blocking);
+                let got = got.unwrap().expect("a blocking read has an answer");
+                assert!(!got.is_empty(), "nothing of stream {stream} at {position} of {end}");
+                let bytes: usize = got.iter().map(|entry| entry.payload.bytes.len()).sum();
+                // The first one is given whatever its size.
+                let most = got[0].payload.bytes.len().max(3000);
+                assert!(bytes <= most, "{bytes} bytes of {most}");
+                for stored in got {
+                    let (entry, placement) = wanted.next().expect("no more than there is");
+                    assert_eq!(stored.placement, *placement);
+                    let id = stored.id;
+                    let (head, payload) = (stored.head, stored.payload);
+                    let stored = Entry { id, stream: entry.stream, head, payload };
+                    assert!(same(&stored, entry), "other bytes at {position} of {stream}");
+                    position = placement.first + u64::from(placement.count);
+                }
+            }
+            assert!(wanted.next().is_none(), "stream {stream} ends early");
+            self.check_times(wal, stream, &rows);
+        }
+    }
+
+    fn check_times(&self, wal: &Wal, stream: u64, rows: &[(&Entry, Placement)]) {
+        let trim = self.trims.get(&stream).copied().unwrap_or(0);
+        let times = rows.iter().map(|(_, placement)| placement.time);
+        for time in times.flat_map(|time| [time, time + 1]) {
+            let found = wal.search_time(stream, time, How::Blocking).unwrap().unwrap();
+            let wanted = rows.iter().find(|(_, placement)| placement.time >= time);
+            // The first entry that is kept may reach below the trim point.
+            let wanted = wanted.map(|(_, placement)| placement.first.max(trim));
+            assert_eq!(found, wanted, "time {time} of stream {stream}");
+        }
+    }
+}
+
+/// All entries of the Raft log.
+pub fn read_all(wal: &Wal, state: &LogState) -> Vec<Entry> {
+    try_read_all(wal, state).unwrap()
+}
+
+pub fn try_read_all(wal: &Wal, state: &LogState) -> Result<Vec<Entry>, Error> {
+    let mut next = state.purged.map_or(0, |purged| purged.index + 1);
+    let end = state.last.map_or(0, |last| last.index + 1);
+    let mut all = Vec::new();
+    while next < end {
+        let some = wal.read(next..end, 20_000, How::Blocking)?;
+        let some = some.expect("a blocking read has an answer");
+        assert!(!some.is_empty(), "nothing at {next} of {end}");
+        for entry in some {
+            assert_eq!(entry.id.index, next, "entries out of order");
+            next += 1;
+            all.push(entry);
+        }
+    }
+    Ok(all)
+}
+
+fn matches(log: &RaftLog, state: &LogState, found: &[Entry]) -> bool {
+    log.vote == state.vote
+        && log.purged == state.purged
+        && log.last() == state.last
+        && matches_entries(log, found)
+}
+
+fn matches_entries(log: &RaftLog, found: &[Entry]) -> bool {
+    log.entries.len() == found.len() && log.entries.values().zip(found).all(|(a, b)| same(a, b))
+}
