@@ -1,0 +1,338 @@
+//! One append session: batches of one partition, pipelined, acked in order.
+//! Lives inside the answer stream, without a task or a channel: a client that stops reading acks
+//! is no longer read either, and its batches in flight are the only thing it holds.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use futures_util::{Stream, stream};
+use helix_proto::log::v1::append_stream_request::Message as Received;
+use helix_proto::log::v1::append_stream_response::Message as Sent;
+use helix_proto::log::v1::{
+    AppendAck, AppendAcks, AppendStreamBatch, AppendStreamInit, AppendStreamOpened,
+    AppendStreamRequest, AppendStreamResponse, ProducerIdentity, Watermarks,
+};
+use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::codegen::BoxStream;
+use tonic::{Status, Streaming};
+
+use super::produce::wire_ack;
+use super::settings::durability_to_reach;
+use super::{batch, wire_watermarks};
+use crate::error::{Error, Result};
+use crate::limits::{COMMIT_WAIT_MAX, STREAM_BATCHES_IN_FLIGHT_MAX, STREAM_BYTES_IN_FLIGHT_MAX};
+use crate::log::ProducerStamp;
+use crate::node::{Located, Node};
+use crate::shard::{Durability, NewBatch, Pending, Shard};
+
+/// The answers to one client's batches. The first failure is their end, after the acks of
+/// everything before it.
+pub(super) fn answers(
+    node: Arc<Node>,
+    requests: Streaming<AppendStreamRequest>,
+) -> BoxStream<AppendStreamResponse> {
+    let opening = Box::new(Opening { node, requests });
+    Box::pin(stream::try_unfold(Stage::Opening(opening), Stage::next))
+}
+
+enum Stage {
+    Opening(Box<Opening>),
+    Running(Box<Session>),
+}
+
+struct Opening {
+    node: Arc<Node>,
+    requests: Streaming<AppendStreamRequest>,
+}
+
+impl Stage {
+    async fn next(self) -> Result<Option<(AppendStreamResponse, Self)>, Status> {
+        let (message, session) = match self {
+            Self::Opening(opening) => {
+                let (session, opened) = Session::open(*opening).await?;
+                (Sent::Opened(opened), Box::new(session))
+            }
+            Self::Running(mut session) => {
+                let Some(acks) = poll_fn(|context| session.poll(context)).await? else {
+                    return Ok(None);
+                };
+                (Sent::Acks(acks), session)
+            }
+        };
+        let message = AppendStreamResponse { message: Some(message) };
+        Ok(Some((message, Self::Running(session))))
+    }
+}
+
+struct Session {
+    located: Located,
+    durability: Durability,
+    author: Author,
+    draining: CancellationToken,
+    is_draining: Pin<Box<WaitForCancellationFutureOwned>>,
+    requests: Streaming<AppendStreamRequest>,
+    intake: Intake,
+    /// Proposed batches, oldest first: at most [`STREAM_BATCHES_IN_FLIGHT_MAX`].
+    in_flight: VecDeque<InFlight>,
+    bytes_in_flight: usize,
+    /// Ends a wait that has become too long; never later than the oldest batch's limit.
+    alarm: Pin<Box<Sleep>>,
+}
+
+struct InFlight {
+    pending: Pending,
+    bytes: usize,
+    deadline: Instant,
+}
+
+/// Who numbers the batches. Every session has an identity and a sequence: after a batch that was
+/// refused or went missing, apply refuses all later ones by it.
+enum Author {
+    Client(ProducerIdentity),
+    Session { producer_id: u64, next_sequence: u64 },
+}
+
+/// What is being done about the client's next batch.
+enum Intake {
+    Open,
+    /// A batch waits for its share of the bytes in flight, and then for its place in the log.
+    /// Nothing behind it is read meanwhile, so that TCP slows the client down.
+    Proposing {
+        proposal: Pin<Box<dyn Future<Output = Result<Pending>> + Send>>,
+        bytes: usize,
+    },
+    /// Nothing more is read. The session ends like this after the acks of what is in flight.
+    Closed(Result<(), Status>),
+}
+
+impl Session {
+    async fn open(opening: Opening) -> Result<(Self, AppendStreamOpened), Status> {
+        let Opening { node, mut requests } = opening;
+        let draining = node.shutdown_token().clone();
+        let first = tokio::select! {
+            first = requests.message() => first?,
+            () = draining.cancelled() => return Err(Error::Draining.into()),
+        };
+        let init = match first.and_then(|request| request.message) {
+            Some(Received::Init(init)) => init,
+            Some(Received::Batch(_)) | None => return Err(not_opened().into()),
+        };
+        if init.fencing_token.is_some() {
+            return Err(Error::Unimplemented { what: "init.fencing_token" }.into());
+        }
+        let located = node.locate(&init.topic, init.partition)?;
+        located.shard.ready().await?;
+        let opened = opened(&init, &located)?;
+        let author = match init.producer {
+            Some(producer) => Author::Client(producer),
+            None => {
+                let producer_id = node.next_producer_id().await?;
+                Author::Session { producer_id, next_sequence: 0 }
+            }
+        };
+        let session = Self {
+            durability: durability_to_reach(init.durability, &located.settings)?,
+            located,
+            author,
+            is_draining: Box::pin(draining.clone().cancelled_owned()),
+            draining,
+            requests,
+            intake: Intake::Open,
+            in_flight: VecDeque::new(),
+            bytes_in_flight: 0,
+            alarm: Box::pin(sleep_until(Instant::now() + COMMIT_WAIT_MAX)),
+        };
+        Ok((session, opened))
+    }
+
+    /// The next acks; none at the end of the session.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<AppendAcks>, Status>> {
+        if matches!(self.intake, Intake::Open) && self.is_draining.as_mut().poll(context).is_ready()
+        {
+            self.intake = Intake::Closed(Err(Error::Draining.into()));
+        }
+        // Before the acks: what is proposed now can still share the sync that comes next.
+        while self.poll_intake(context).is_ready() {}
+        if let Some(acks) = self.ready_acks(context) {
+            return Poll::Ready(Ok(Some(acks)));
+        }
+        self.check_alarm(context);
+        match &mut self.intake {
+            Intake::Closed(end) if self.in_flight.is_empty() => {
+                Poll::Ready(std::mem::replace(end, Ok(())).map(|()| None))
+            }
+            _ => Poll::Pending,
+        }
+    }
+
+    /// Takes one step with the next batch. Pending where there is none to take, for whatever
+    /// reason; the reason wakes the session when it is over.
+    fn poll_intake(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        match std::mem::replace(&mut self.intake, Intake::Open) {
+            Intake::Open => {
+                if !self.has_room() {
+                    // An ack makes room, and wakes.
+                    return Poll::Pending;
+                }
+                let received = ready!(Pin::new(&mut self.requests).poll_next(context));
+                self.intake = match received {
+                    Some(Ok(request)) => self.take_in(request),
+                    Some(Err(status)) => Intake::Closed(Err(status)),
+                    None => Intake::Closed(Ok(())),
+                };
+            }
+            Intake::Proposing { mut proposal, bytes } => match proposal.as_mut().poll(context) {
+                Poll::Ready(Ok(pending)) => {
+                    let deadline = Instant::now() + COMMIT_WAIT_MAX;
+                    self.in_flight.push_back(InFlight { pending, bytes, deadline });
+                    self.bytes_in_flight += bytes;
+                }
+                Poll::Ready(Err(error)) => self.intake = Intake::Closed(Err(error.into())),
+                Poll::Pending => {
+                    self.intake = Intake::Proposing { proposal, bytes };
+                    return Poll::Pending;
+                }
+            },
+            closed @ Intake::Closed(_) => {
+                self.intake = closed;
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(())
+    }
+
+    fn has_room(&self) -> bool {
+        self.in_flight.len() < STREAM_BATCHES_IN_FLIGHT_MAX
+            && self.bytes_in_flight < STREAM_BYTES_IN_FLIGHT_MAX
+    }
+
+    fn take_in(&mut self, request: AppendStreamRequest) -> Intake {
+        let batch = match request.message {
+            Some(Received::Batch(batch)) => self.admit(batch),
+            Some(Received::Init(_)) | None => Err(Error::InvalidArgument {
+                field: "message",
+                what: "every message after the first one must be a batch".to_owned(),
+            }),
+        };
+        match batch {
+            Ok(batch) => {
+                let bytes = batch.payload.len();
+                let shard = self.located.shard.clone();
+                let proposal = propose(shard, batch, self.durability, self.draining.clone());
+                Intake::Proposing { proposal: Box::pin(proposal), bytes }
+            }
+            Err(error) => Intake::Closed(Err(error.into())),
+        }
+    }
+
+    fn admit(&mut self, message: AppendStreamBatch) -> Result<NewBatch> {
+        if message.expected_offset.is_some() {
+            return Err(Error::Unimplemented { what: "batch.expected_offset" });
+        }
+        let Located { partition, settings, .. } = &self.located;
+        let mut batch = batch::admit(message.batch, *partition, settings)?;
+        batch.producer = self.author.stamp(message.first_sequence, batch.record_count)?;
+        Ok(batch)
+    }
+
+    /// All acks that are ready, in one message. A failed batch closes the session behind them.
+    fn ready_acks(&mut self, context: &mut Context<'_>) -> Option<AppendAcks> {
+        let mut acks: Vec<AppendAck> = Vec::new();
+        let mut watermarks: Option<Watermarks> = None;
+        while let Some(oldest) = self.in_flight.front_mut() {
+            let Poll::Ready(outcome) = Pin::new(&mut oldest.pending).poll(context) else { break };
+            self.bytes_in_flight -= oldest.bytes;
+            self.in_flight.pop_front();
+            match outcome {
+                Ok(ack) => {
+                    acks.push(wire_ack(&ack));
+                    watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
+                }
+                Err(error) => self.fail(error),
+            }
+        }
+        (!acks.is_empty()).then_some(AppendAcks { acks, watermarks })
+    }
+
+    /// Apply refuses what was proposed behind a failed batch; nobody waits for those verdicts.
+    fn fail(&mut self, error: Error) {
+        self.in_flight.clear();
+        self.bytes_in_flight = 0;
+        self.intake = Intake::Closed(Err(error.into()));
+    }
+
+    fn check_alarm(&mut self, context: &mut Context<'_>) {
+        while let Some(oldest) = self.in_flight.front() {
+            if self.alarm.as_mut().poll(context).is_pending() {
+                return;
+            }
+            if oldest.deadline <= Instant::now() {
+                let reason = format!("not committed within {COMMIT_WAIT_MAX:?}");
+                self.fail(Error::OutcomeUnknown { reason });
+            } else {
+                // Set for a batch that is acked since.
+                let deadline = oldest.deadline;
+                self.alarm.as_mut().reset(deadline);
+            }
+        }
+    }
+}
+
+impl Author {
+    fn stamp(
+        &mut self,
+        first_sequence: Option<u64>,
+        record_count: u32,
+    ) -> Result<Option<ProducerStamp>> {
+        match self {
+            Self::Client(producer) => batch::stamp(Some(*producer), first_sequence, record_count),
+            Self::Session { producer_id, next_sequence } => {
+                // Refuses a sequence that nobody could check.
+                batch::stamp(None, first_sequence, record_count)?;
+                let first_sequence = *next_sequence;
+                *next_sequence += u64::from(record_count);
+                Ok(Some(ProducerStamp { producer_id: *producer_id, epoch: 0, first_sequence }))
+            }
+        }
+    }
+}
+
+/// Hands a batch to the log. A session waits for its share of the bytes in flight for as long as
+/// it takes: the batches before it are on their way, and the client is held back meanwhile.
+async fn propose(
+    shard: Arc<Shard>,
+    batch: NewBatch,
+    durability: Durability,
+    draining: CancellationToken,
+) -> Result<Pending> {
+    let permit = loop {
+        match shard.permit(batch.payload.len()).await {
+            Err(Error::Throttled { .. }) if !draining.is_cancelled() => {}
+            outcome => break outcome?,
+        }
+    };
+    shard.propose(batch, durability, permit).await
+}
+
+fn opened(init: &AppendStreamInit, located: &Located) -> Result<AppendStreamOpened> {
+    let watermarks = located.shard.watermarks(located.partition)?;
+    let next_sequence = init.producer.and_then(|producer| {
+        let ProducerIdentity { producer_id, epoch } = producer;
+        located.shard.next_sequence(located.partition, producer_id, epoch)
+    });
+    Ok(AppendStreamOpened {
+        watermarks: Some(wire_watermarks(watermarks)),
+        max_batch_bytes: located.settings.max_batch_bytes,
+        next_sequence,
+        max_in_flight_batches: u32::try_from(STREAM_BATCHES_IN_FLIGHT_MAX).expect("small"),
+        max_in_flight_bytes: STREAM_BYTES_IN_FLIGHT_MAX as u64,
+    })
+}
+
+fn not_opened() -> Error {
+    Error::InvalidArgument { field: "message", what: "the first message must be init".to_owned() }
+}

@@ -1,0 +1,285 @@
+//! ClusterService: where things are, how they are, and (not yet) how the cluster changes.
+//! Everything here is this node's view.
+
+use std::sync::Arc;
+
+use futures_util::stream;
+use helix_proto::log::v1 as wire;
+use helix_proto::log::v1::cluster_service_server::ClusterService;
+use helix_proto::log::v1::{
+    AddNodeRequest, AddNodeResponse, GetHealthRequest, GetHealthResponse, GetMetadataRequest,
+    GetMetadataResponse, GetNodeStatusRequest, GetNodeStatusResponse, HealthIssue, HealthReason,
+    Metadata, RemoveNodeRequest, RemoveNodeResponse, ReplaceNodeRequest, ReplaceNodeResponse,
+    SetDrainingRequest, SetDrainingResponse, ShardRoute, TopicRoute, TransferLeaderRequest,
+    TransferLeaderResponse, WatchMembershipChangeRequest, WatchMembershipChangeResponse,
+    WatchMetadataRequest, WatchMetadataResponse,
+};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tonic::codegen::BoxStream;
+use tonic::{Request, Response, Status};
+
+use super::{time, wire_leader, wire_shard_id};
+use crate::cluster::TopicInfo;
+use crate::error::Error;
+use crate::node::{Node, StorageKind};
+use crate::process;
+use crate::shard::Shard;
+
+pub(super) struct ClusterView {
+    node: Arc<Node>,
+    started: Instant,
+}
+
+impl ClusterView {
+    pub(super) fn new(node: &Arc<Node>) -> Self {
+        Self { node: node.clone(), started: Instant::now() }
+    }
+
+    fn health(&self) -> GetHealthResponse {
+        let mut issues = Vec::new();
+        if self.node.shutdown_token().is_cancelled() {
+            issues.push(HealthIssue {
+                reason: HealthReason::Draining.into(),
+                message: format!("node {} is shutting down", self.node.info().node_id),
+                ..HealthIssue::default()
+            });
+        }
+        for shard in self.node.shards() {
+            let node_id = self.node.info().node_id;
+            issues.extend(shard_issues(&shard, node_id));
+        }
+        issues.extend(self.node.withheld().into_iter().map(|(shard, what)| HealthIssue {
+            reason: HealthReason::CorruptLog.into(),
+            shard_id: Some(wire_shard_id(shard)),
+            message: format!("shard {shard} is withheld: {what}"),
+            ..HealthIssue::default()
+        }));
+        GetHealthResponse { healthy: issues.is_empty(), issues }
+    }
+
+    fn status(&self) -> GetNodeStatusResponse {
+        let info = self.node.info();
+        let shards: Vec<_> = self.node.shards();
+        let stats: Vec<_> = shards.iter().map(|shard| shard.status().wal).collect();
+        // The log that syncs most says most about the disk.
+        let busiest = stats.iter().filter(|wal| wal.syncs > 0).max_by_key(|wal| wal.syncs);
+        let (storage, durability, data_dir) = match info.storage {
+            StorageKind::Durable => {
+                ("disk", "synced to stable storage of a majority", info.data_dir)
+            }
+            StorageKind::Memory => {
+                ("memory", "in the memory of a majority, lost with the process", String::new())
+            }
+        };
+        GetNodeStatusResponse {
+            node_id: info.node_id,
+            version: info.version.to_owned(),
+            storage: storage.to_owned(),
+            data_dir,
+            durability: durability.to_owned(),
+            free_bytes: stats.iter().map(|wal| wal.free_bytes).max().unwrap_or(0),
+            sync_p50: busiest.map(|wal| time::to_duration(wal.sync_p50_us)),
+            sync_p99: busiest.map(|wal| time::to_duration(wal.sync_p99_us)),
+            cpu_time_us: process::cpu_time_us(),
+            rss_bytes: process::rss_bytes(),
+            uptime: prost_types::Duration::try_from(self.started.elapsed()).ok(),
+            shards: shards.iter().map(|shard| shard_status(shard)).collect(),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl ClusterService for ClusterView {
+    type WatchMetadataStream = BoxStream<WatchMetadataResponse>;
+    type WatchMembershipChangeStream = BoxStream<WatchMembershipChangeResponse>;
+
+    async fn get_metadata(
+        &self,
+        request: Request<GetMetadataRequest>,
+    ) -> Result<Response<GetMetadataResponse>, Status> {
+        let metadata = Some(metadata(&self.node, &request.get_ref().topics));
+        Ok(Response::new(GetMetadataResponse { metadata }))
+    }
+
+    async fn watch_metadata(
+        &self,
+        request: Request<WatchMetadataRequest>,
+    ) -> Result<Response<Self::WatchMetadataStream>, Status> {
+        let mut versions = self.node.watch_metadata();
+        // The first answer says what is there now.
+        versions.mark_changed();
+        let watch = MetadataWatch {
+            node: self.node.clone(),
+            topics: request.into_inner().topics,
+            versions,
+        };
+        let answers = stream::try_unfold(watch, |mut watch| async {
+            let metadata = watch.next().await?;
+            let answer = |metadata| WatchMetadataResponse { metadata: Some(metadata) };
+            Ok(metadata.map(|metadata| (answer(metadata), watch)))
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn get_health(
+        &self,
+        _: Request<GetHealthRequest>,
+    ) -> Result<Response<GetHealthResponse>, Status> {
+        Ok(Response::new(self.health()))
+    }
+
+    async fn get_node_status(
+        &self,
+        _: Request<GetNodeStatusRequest>,
+    ) -> Result<Response<GetNodeStatusResponse>, Status> {
+        Ok(Response::new(self.status()))
+    }
+
+    async fn add_node(
+        &self,
+        _: Request<AddNodeRequest>,
+    ) -> Result<Response<AddNodeResponse>, Status> {
+        Err(refused("AddNode"))
+    }
+
+    async fn remove_node(
+        &self,
+        _: Request<RemoveNodeRequest>,
+    ) -> Result<Response<RemoveNodeResponse>, Status> {
+        Err(refused("RemoveNode"))
+    }
+
+    async fn replace_node(
+        &self,
+        _: Request<ReplaceNodeRequest>,
+    ) -> Result<Response<ReplaceNodeResponse>, Status> {
+        Err(refused("ReplaceNode"))
+    }
+
+    async fn watch_membership_change(
+        &self,
+        _: Request<WatchMembershipChangeRequest>,
+    ) -> Result<Response<Self::WatchMembershipChangeStream>, Status> {
+        Err(refused("WatchMembershipChange"))
+    }
+
+    async fn set_draining(
+        &self,
+        _: Request<SetDrainingRequest>,
+    ) -> Result<Response<SetDrainingResponse>, Status> {
+        Err(refused("SetDraining"))
+    }
+
+    async fn transfer_leader(
+        &self,
+        _: Request<TransferLeaderRequest>,
+    ) -> Result<Response<TransferLeaderResponse>, Status> {
+        Err(refused("TransferLeader"))
+    }
+}
+
+fn refused(what: &'static str) -> Status {
+    Error::Unimplemented { what }.into()
+}
+
+struct MetadataWatch {
+    node: Arc<Node>,
+    topics: Vec<String>,
+    versions: watch::Receiver<u64>,
+}
+
+impl MetadataWatch {
+    async fn next(&mut self) -> Result<Option<Metadata>, Status> {
+        let draining = self.node.shutdown_token();
+        tokio::select! {
+            changed = self.versions.changed() => match changed {
+                Ok(()) => Ok(Some(metadata(&self.node, &self.topics))),
+                // The node is gone.
+                Err(_) => Ok(None),
+            },
+            () = draining.cancelled() => Err(Error::Draining.into()),
+        }
+    }
+}
+
+/// Routing data of these topics; of all where none is named.
+fn metadata(node: &Node, topics: &[String]) -> Metadata {
+    let info = node.info();
+    // Read first: what is newer than it says is sent again under its own version.
+    let version = node.metadata_version();
+    let topics = if topics.is_empty() {
+        node.topics("", None, usize::MAX)
+    } else {
+        topics.iter().filter_map(|name| node.topic(name).ok()).collect()
+    };
+    let nodes = node.nodes().into_iter().map(|node| wire::Node {
+        node_id: node.node_id,
+        endpoint: node.endpoint,
+        version: node.version,
+        ..wire::Node::default()
+    });
+    Metadata {
+        cluster_id: info.cluster_id,
+        version,
+        nodes: nodes.collect(),
+        shards: node.shards().iter().map(|shard| shard_route(shard)).collect(),
+        topics: topics.iter().map(|topic| topic_route(topic)).collect(),
+    }
+}
+
+fn topic_route(topic: &TopicInfo) -> TopicRoute {
+    TopicRoute {
+        topic: topic.name.clone(),
+        shard_ids: topic.places().map(|place| wire_shard_id(place.shard_id)).collect(),
+    }
+}
+
+fn shard_route(shard: &Shard) -> ShardRoute {
+    ShardRoute {
+        shard_id: wire_shard_id(shard.id()),
+        leader: shard.leader_hint().map(wire_leader),
+        replicas: shard.replicas(),
+    }
+}
+
+fn shard_issues(shard: &Shard, node_id: u64) -> impl Iterator<Item = HealthIssue> {
+    let no_leader = shard
+        .leader_hint()
+        .is_none()
+        .then(|| (HealthReason::NoLeader, "no leader is known".to_owned()));
+    let unwell = shard.unwell().map(|error| {
+        let reason = match &error {
+            Error::DiskFull { .. } => HealthReason::DiskFull,
+            Error::CorruptLog { .. } => HealthReason::CorruptLog,
+            _ => HealthReason::StorageFailed,
+        };
+        (reason, error.to_string())
+    });
+    let shard_id = wire_shard_id(shard.id());
+    no_leader.into_iter().chain(unwell).map(move |(reason, what)| HealthIssue {
+        reason: reason.into(),
+        shard_id: Some(shard_id),
+        needed_node_ids: vec![node_id],
+        message: format!("shard {shard_id}: {what}"),
+    })
+}
+
+fn shard_status(shard: &Shard) -> wire::ShardStatus {
+    let status = shard.status();
+    let wal = status.wal;
+    wire::ShardStatus {
+        shard_id: wire_shard_id(status.shard_id),
+        leader: shard.leader_hint().map(wire_leader),
+        term: status.term,
+        last_index: status.last_index,
+        synced_index: status.synced,
+        committed_index: status.committed,
+        applied_index: status.applied,
+        purged_index: status.purged,
+        partition_count: status.partition_count,
+        live_bytes: status.live_bytes,
+        held_bytes: wal.held_bytes,
+        segment_count: u32::try_from(wal.segments).unwrap_or(u32::MAX),
+    }
+}

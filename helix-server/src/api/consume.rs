@@ -1,0 +1,210 @@
+//! ConsumeService: what there is to read now, or soon; and offsets of places.
+//! Following is in `subscribe.rs`, the reading of one partition in `reader.rs`.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use helix_proto::log::v1::consume_service_server::ConsumeService;
+use helix_proto::log::v1::{
+    FetchRequest, FetchResponse, ResolveOffsetsRequest, ResolveOffsetsResponse, ResolvedOffset,
+    SubscribeRequest, SubscribeResponse,
+};
+use tokio::time::{Instant, sleep_until};
+use tonic::codegen::BoxStream;
+use tonic::{Request, Response, Status};
+
+use super::positions::Position;
+use super::reader::{self, Budget, Found, Reader, Terms};
+use super::status::status_at;
+use super::subscribe::Subscription;
+use super::{time, wire_watermarks};
+use crate::error::{Error, Result};
+use crate::limits::{
+    FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, FETCH_WAIT_MAX, PARTITIONS_PER_CALL_MAX,
+};
+use crate::log::Watermarks;
+use crate::node::Node;
+use crate::shard::Watcher;
+
+pub(super) struct Consume {
+    node: Arc<Node>,
+}
+
+impl Consume {
+    pub(super) fn new(node: &Arc<Node>) -> Self {
+        Self { node: node.clone() }
+    }
+
+    async fn fetch(&self, request: FetchRequest) -> Result<FetchResponse, Status> {
+        let wait = request.max_wait.unwrap_or_default();
+        let wait = time::from_duration("max_wait", wait)?.min(FETCH_WAIT_MAX);
+        let deadline = Instant::now() + wait;
+        let mut fetch = Fetch::open(&self.node, request).await?;
+        fetch.read_all().await?;
+        if !fetch.is_satisfied() && !wait.is_zero() {
+            fetch.wait(deadline).await?;
+        }
+        Ok(fetch.answer())
+    }
+
+    async fn resolve(&self, request: ResolveOffsetsRequest) -> Result<Vec<ResolvedOffset>, Status> {
+        let position = Position::parse(request.position)?;
+        let numbers = if request.partitions.is_empty() {
+            (0..self.node.topic(&request.topic)?.partition_count).collect()
+        } else if request.partitions.len() > PARTITIONS_PER_CALL_MAX {
+            let what = format!("must be at most {PARTITIONS_PER_CALL_MAX}");
+            return Err(Error::InvalidArgument { field: "partitions", what }.into());
+        } else {
+            request.partitions
+        };
+        let mut offsets = Vec::with_capacity(numbers.len());
+        let mut confirmed = HashSet::new();
+        for number in numbers {
+            let resolved = self
+                .resolve_one(&request.topic, number, position, &mut confirmed)
+                .await
+                .map_err(|error| status_at(&error, &request.topic, number))?;
+            offsets.push(resolved);
+        }
+        Ok(offsets)
+    }
+
+    async fn resolve_one(
+        &self,
+        topic: &str,
+        number: u32,
+        position: Position,
+        confirmed: &mut HashSet<u64>,
+    ) -> Result<ResolvedOffset> {
+        let located = self.node.locate(topic, number)?;
+        // One confirmation of a shard's leader within the call holds for all of its partitions.
+        let watermarks = if confirmed.insert(located.shard.id()) {
+            located.shard.latest(located.partition).await?
+        } else {
+            located.shard.watermarks(located.partition)?
+        };
+        let offset = position.offset(&located.shard, located.partition, watermarks).await?;
+        let Watermarks { log_start, high_watermark } = watermarks;
+        Ok(ResolvedOffset {
+            partition: number,
+            // A place that cannot be read stands for the nearest one that can. A search by time
+            // may have found what was committed after the watermarks were taken.
+            offset: match position {
+                Position::Time(_) => offset.max(log_start),
+                _ => offset.clamp(log_start, high_watermark),
+            },
+            watermarks: Some(wire_watermarks(watermarks)),
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl ConsumeService for Consume {
+    type SubscribeStream = BoxStream<SubscribeResponse>;
+
+    async fn fetch(
+        &self,
+        request: Request<FetchRequest>,
+    ) -> Result<Response<FetchResponse>, Status> {
+        Ok(Response::new(self.fetch(request.into_inner()).await?))
+    }
+
+    async fn subscribe(
+        &self,
+        request: Request<SubscribeRequest>,
+    ) -> Result<Response<Self::SubscribeStream>, Status> {
+        let subscription = Subscription::open(&self.node, request.into_inner()).await?;
+        Ok(Response::new(subscription.messages()))
+    }
+
+    async fn resolve_offsets(
+        &self,
+        request: Request<ResolveOffsetsRequest>,
+    ) -> Result<Response<ResolveOffsetsResponse>, Status> {
+        let offsets = self.resolve(request.into_inner()).await?;
+        Ok(Response::new(ResolveOffsetsResponse { offsets }))
+    }
+}
+
+/// One call: the partitions, and what was found in each so far.
+struct Fetch<'a> {
+    node: &'a Node,
+    readers: Vec<(Reader, Found)>,
+    budget: Budget,
+    bytes: u64,
+    bytes_min: u64,
+}
+
+impl<'a> Fetch<'a> {
+    async fn open(node: &'a Node, request: FetchRequest) -> Result<Self, Status> {
+        let FetchRequest { source, out_of_range, accept_encoded, .. } = request;
+        let limits = request.limits.unwrap_or_default();
+        let terms = Terms::new(source, out_of_range, &limits, accept_encoded)?;
+        let budget = Budget::new(&limits, FETCH_BYTES_DEFAULT as u64, FETCH_BYTES_MAX as u64);
+        let readers = reader::open_all(node, request.partitions, terms).await?;
+        let bytes_min = u64::from(request.min_bytes.max(1)).min(budget.bytes());
+        let readers = readers.into_iter().map(|reader| (reader, Found::default())).collect();
+        Ok(Self { node, readers, budget, bytes: 0, bytes_min })
+    }
+
+    fn is_satisfied(&self) -> bool {
+        self.bytes >= self.bytes_min
+            || self.budget.is_spent()
+            || self.readers.iter().all(|(reader, _)| reader.is_done())
+    }
+
+    /// Begins with any of the partitions, so that a small budget does not starve the last ones.
+    async fn read_all(&mut self) -> Result<(), Status> {
+        let count = self.readers.len();
+        let first = if count == 1 {
+            0
+        } else {
+            usize::try_from(self.node.random_u64() % count as u64).expect("below a usize")
+        };
+        for place in (first..count).chain(0..first) {
+            self.read(place).await?;
+        }
+        Ok(())
+    }
+
+    async fn read(&mut self, place: usize) -> Result<(), Status> {
+        let (reader, found) = &mut self.readers[place];
+        let now_us = self.node.clock().now_us();
+        let later = reader.read(&mut self.budget, FETCH_BYTES_MAX, now_us).await?;
+        self.bytes += later.bytes;
+        found.append(later);
+        Ok(())
+    }
+
+    async fn wait(&mut self, deadline: Instant) -> Result<(), Status> {
+        let watcher = Watcher::new();
+        let mut guards = Vec::with_capacity(self.readers.len());
+        for (tag, (reader, _)) in (0..).zip(&self.readers) {
+            let guard = reader
+                .shard()
+                .watch(reader.partition(), tag, &watcher)
+                .map_err(|error| reader.status(&error))?;
+            guards.push(guard);
+        }
+        // What was committed before the watch began wakes nobody.
+        self.read_all().await?;
+        while !self.is_satisfied() {
+            tokio::select! {
+                () = watcher.changed() => {}
+                () = sleep_until(deadline) => break,
+                () = self.node.shutdown_token().cancelled() => {
+                    return if self.bytes > 0 { Ok(()) } else { Err(Error::Draining.into()) };
+                }
+            }
+            for tag in watcher.take_ready() {
+                self.read(tag as usize).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(self) -> FetchResponse {
+        let answer = |(mut reader, found): (Reader, Found)| reader.answer(found);
+        FetchResponse { partitions: self.readers.into_iter().map(answer).collect() }
+    }
+}

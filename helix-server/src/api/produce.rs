@@ -1,0 +1,106 @@
+//! ProduceService: one batch per call, and producer identities.
+//! This path decides the product's numbers: nothing is spawned, copied or decoded on it.
+
+use std::sync::Arc;
+
+use helix_proto::log::v1::produce_service_server::ProduceService;
+use helix_proto::log::v1::{
+    AppendAck, AppendCondition, AppendRequest, AppendResponse, AppendStreamRequest,
+    AppendStreamResponse, InitProducerRequest, InitProducerResponse, ProducerIdentity,
+};
+use tonic::codegen::BoxStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::settings::{durability_to_reach, to_wire_durability};
+use super::{append_stream, batch, wire_watermarks};
+use crate::error::{Error, Result};
+use crate::limits::PRODUCER_NAME_BYTES_MAX;
+use crate::node::Node;
+use crate::shard::Ack;
+
+pub(super) struct Produce {
+    node: Arc<Node>,
+}
+
+impl Produce {
+    pub(super) fn new(node: &Arc<Node>) -> Self {
+        Self { node: node.clone() }
+    }
+
+    async fn append(&self, request: AppendRequest) -> Result<AppendResponse> {
+        let located = self.node.locate(&request.topic, request.partition)?;
+        refuse_condition(request.condition.as_ref())?;
+        let durability = durability_to_reach(request.durability, &located.settings)?;
+        let mut batch = batch::admit(request.batch, located.partition, &located.settings)?;
+        batch.producer =
+            batch::stamp(request.producer, request.first_sequence, batch.record_count)?;
+        let permit = located.shard.permit(batch.payload.len()).await?;
+        let ack = located.shard.append(batch, durability, permit).await?;
+        let watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
+        Ok(AppendResponse { ack: Some(wire_ack(&ack)), watermarks })
+    }
+
+    async fn init_producer(&self, producer_name: &str) -> Result<ProducerIdentity> {
+        if producer_name.len() > PRODUCER_NAME_BYTES_MAX {
+            return Err(Error::InvalidArgument {
+                field: "producer_name",
+                what: format!("must have at most {PRODUCER_NAME_BYTES_MAX} bytes"),
+            });
+        }
+        let (producer_id, epoch) = if producer_name.is_empty() {
+            (self.node.next_producer_id().await?, 0)
+        } else {
+            self.node.cluster().init_producer(producer_name).await?
+        };
+        Ok(ProducerIdentity { producer_id, epoch })
+    }
+}
+
+#[tonic::async_trait]
+impl ProduceService for Produce {
+    type AppendStreamStream = BoxStream<AppendStreamResponse>;
+
+    async fn init_producer(
+        &self,
+        request: Request<InitProducerRequest>,
+    ) -> Result<Response<InitProducerResponse>, Status> {
+        let producer = self.init_producer(&request.get_ref().producer_name).await?;
+        Ok(Response::new(InitProducerResponse { producer: Some(producer) }))
+    }
+
+    async fn append(
+        &self,
+        request: Request<AppendRequest>,
+    ) -> Result<Response<AppendResponse>, Status> {
+        Ok(Response::new(self.append(request.into_inner()).await?))
+    }
+
+    async fn append_stream(
+        &self,
+        request: Request<Streaming<AppendStreamRequest>>,
+    ) -> Result<Response<Self::AppendStreamStream>, Status> {
+        Ok(Response::new(append_stream::answers(self.node.clone(), request.into_inner())))
+    }
+}
+
+/// A batch that was not waited for has no offsets and no verdict.
+pub(super) fn wire_ack(ack: &Ack) -> AppendAck {
+    AppendAck {
+        first_offset: ack.offsets.map(|(first, _)| first),
+        next_offset: ack.offsets.map(|(_, next)| next),
+        duplicate: ack.duplicate,
+        durability: to_wire_durability(ack.durability).into(),
+    }
+}
+
+fn refuse_condition(condition: Option<&AppendCondition>) -> Result<()> {
+    match condition {
+        Some(AppendCondition { expected_offset: Some(_), .. }) => {
+            Err(Error::Unimplemented { what: "condition.expected_offset" })
+        }
+        Some(AppendCondition { fencing_token: Some(_), .. }) => {
+            Err(Error::Unimplemented { what: "condition.fencing_token" })
+        }
+        Some(AppendCondition { expected_offset: None, fencing_token: None }) | None => Ok(()),
+    }
+}

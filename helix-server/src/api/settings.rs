@@ -1,0 +1,181 @@
+//! A topic's settings and durabilities: the wire's words and ours.
+//! Pure; what the settings do is decided in `log/` and `shard/`.
+
+use helix_proto::log::v1 as wire;
+
+use super::time;
+use crate::error::{Error, Result};
+use crate::limits::BATCH_BYTES_MAX;
+use crate::log::{PartitionSettings, SettingsMask};
+use crate::shard::Durability;
+
+/// What an append waits for: what was asked, or the topic's default, but never less than the
+/// topic's minimum.
+pub(super) fn durability_to_reach(asked: i32, settings: &PartitionSettings) -> Result<Durability> {
+    let asked = from_wire_durability("durability", asked)?;
+    let weakest = from_number(settings.min_durability, Durability::None);
+    let default = from_number(settings.default_durability, Durability::QuorumSynced);
+    // Strongest first: the smaller one is the stronger one.
+    Ok(asked.unwrap_or(default).min(weakest))
+}
+
+/// Stored settings hold the wire's numbers.
+fn from_number(number: i32, unset: Durability) -> Durability {
+    // A number of a later version cannot be stored by this one; the strongest promises enough.
+    let known = from_wire_durability("durability", number);
+    known.map_or(Durability::QuorumSynced, |known| known.unwrap_or(unset))
+}
+
+pub(super) fn to_wire_durability(durability: Durability) -> wire::Durability {
+    match durability {
+        Durability::QuorumSynced => wire::Durability::QuorumSynced,
+        Durability::QuorumWritten => wire::Durability::QuorumWritten,
+        Durability::LeaderWritten => wire::Durability::LeaderWritten,
+        Durability::None => wire::Durability::None,
+    }
+}
+
+fn from_wire_durability(field: &'static str, value: i32) -> Result<Option<Durability>> {
+    match wire::Durability::try_from(value) {
+        Ok(wire::Durability::Unspecified) => Ok(None),
+        Ok(wire::Durability::QuorumSynced) => Ok(Some(Durability::QuorumSynced)),
+        Ok(wire::Durability::QuorumWritten) => Ok(Some(Durability::QuorumWritten)),
+        Ok(wire::Durability::LeaderWritten) => Ok(Some(Durability::LeaderWritten)),
+        Ok(wire::Durability::None) => Ok(Some(Durability::None)),
+        Err(_) => Err(Error::InvalidArgument {
+            field,
+            what: format!("{value} is not a durability that this version knows"),
+        }),
+    }
+}
+
+/// Settings in force, all filled in.
+pub(super) fn to_config(settings: &PartitionSettings) -> wire::TopicConfig {
+    let min = from_number(settings.min_durability, Durability::None);
+    let default = from_number(settings.default_durability, Durability::QuorumSynced);
+    wire::TopicConfig {
+        retention_time: Some(time::to_duration(settings.retention_us.unwrap_or(0))),
+        retention_bytes: Some(settings.retention_bytes.unwrap_or(0)),
+        max_batch_bytes: Some(settings.max_batch_bytes),
+        max_record_bytes: Some(settings.max_record_bytes),
+        min_durability: to_wire_durability(min).into(),
+        default_durability: to_wire_durability(default).into(),
+    }
+}
+
+/// Settings of a new topic: what is unset is as in `default`.
+pub(super) fn from_config(
+    config: Option<wire::TopicConfig>,
+    default: &PartitionSettings,
+) -> Result<PartitionSettings> {
+    let config = config.unwrap_or_default();
+    Ok(PartitionSettings {
+        retention_us: retention_us(&config)?.or(default.retention_us),
+        retention_bytes: config.retention_bytes.or(default.retention_bytes),
+        max_batch_bytes: bytes_max("config.max_batch_bytes", config.max_batch_bytes)?
+            .unwrap_or(default.max_batch_bytes),
+        max_record_bytes: bytes_max("config.max_record_bytes", config.max_record_bytes)?
+            .unwrap_or(default.max_record_bytes),
+        min_durability: durability("config.min_durability", config.min_durability)?
+            .unwrap_or(default.min_durability),
+        default_durability: durability("config.default_durability", config.default_durability)?
+            .unwrap_or(default.default_durability),
+        version: default.version,
+    })
+}
+
+/// The change that an update asks for: each field that the mask names gets the value in `config`,
+/// or `default`'s where `config` has none.
+pub(super) fn change(
+    paths: &[String],
+    config: Option<wire::TopicConfig>,
+    default: &PartitionSettings,
+) -> Result<(PartitionSettings, SettingsMask)> {
+    let invalid = |what| Err(Error::InvalidArgument { field: "update_mask", what });
+    if paths.is_empty() {
+        return invalid("must name at least one field of TopicConfig".to_owned());
+    }
+    let mut fields = SettingsMask(0);
+    for path in paths {
+        fields |= match path.as_str() {
+            "retention_time" => SettingsMask::RETENTION_TIME,
+            "retention_bytes" => SettingsMask::RETENTION_BYTES,
+            "max_batch_bytes" => SettingsMask::MAX_BATCH_BYTES,
+            "max_record_bytes" => SettingsMask::MAX_RECORD_BYTES,
+            "min_durability" => SettingsMask::MIN_DURABILITY,
+            "default_durability" => SettingsMask::DEFAULT_DURABILITY,
+            _ => return invalid(format!("{path:?} is not a field of TopicConfig")),
+        };
+    }
+    Ok((from_config(config, default)?, fields))
+}
+
+fn retention_us(config: &wire::TopicConfig) -> Result<Option<u64>> {
+    let Some(duration) = config.retention_time else { return Ok(None) };
+    let duration = time::from_duration("config.retention_time", duration)?;
+    Ok(Some(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)))
+}
+
+fn bytes_max(field: &'static str, bytes: Option<u32>) -> Result<Option<u32>> {
+    match bytes {
+        Some(bytes) if !(1..=BATCH_BYTES_MAX).contains(&bytes) => Err(Error::InvalidArgument {
+            field,
+            what: format!("must be in 1..={BATCH_BYTES_MAX}, not {bytes}"),
+        }),
+        within => Ok(within),
+    }
+}
+
+fn durability(field: &'static str, value: i32) -> Result<Option<i32>> {
+    Ok(from_wire_durability(field, value)?.map(|durability| to_wire_durability(durability).into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETTINGS: PartitionSettings = PartitionSettings {
+        retention_us: Some(60_000_000),
+        retention_bytes: Some(1 << 30),
+        max_batch_bytes: 1 << 20,
+        max_record_bytes: 1 << 16,
+        default_durability: 1,
+        min_durability: 3,
+        version: 5,
+    };
+
+    #[test]
+    fn a_weaker_durability_is_raised_to_the_topics_minimum() {
+        let reach = |asked: wire::Durability| durability_to_reach(asked.into(), &SETTINGS);
+        assert_eq!(reach(wire::Durability::Unspecified).unwrap(), Durability::QuorumSynced);
+        assert_eq!(reach(wire::Durability::QuorumSynced).unwrap(), Durability::QuorumSynced);
+        assert_eq!(reach(wire::Durability::QuorumWritten).unwrap(), Durability::QuorumWritten);
+        assert_eq!(reach(wire::Durability::None).unwrap(), Durability::LeaderWritten);
+        assert!(durability_to_reach(99, &SETTINGS).is_err());
+    }
+
+    #[test]
+    fn settings_survive_the_wire() {
+        let default = PartitionSettings { retention_bytes: Some(7), ..SETTINGS };
+        let config = to_config(&SETTINGS);
+        assert_eq!(from_config(Some(config), &default).unwrap(), SETTINGS);
+        assert_eq!(from_config(None, &default).unwrap(), default);
+    }
+
+    #[test]
+    fn an_update_changes_what_its_mask_names() {
+        let config = wire::TopicConfig { retention_bytes: Some(5), ..Default::default() };
+        let paths = ["retention_bytes".to_owned(), "retention_time".to_owned()];
+        let (changed, fields) = change(&paths, Some(config), &SETTINGS).unwrap();
+        assert_eq!(changed, PartitionSettings { retention_bytes: Some(5), ..SETTINGS });
+        assert_eq!(fields, SettingsMask::RETENTION_BYTES | SettingsMask::RETENTION_TIME);
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        assert!(change(&[], None, &SETTINGS).is_err());
+        assert!(change(&["segment_bytes".to_owned()], None, &SETTINGS).is_err());
+        let zero = wire::TopicConfig { max_batch_bytes: Some(0), ..Default::default() };
+        assert!(from_config(Some(zero), &SETTINGS).is_err());
+    }
+}

@@ -1,0 +1,300 @@
+//! What each error is on the wire: one exhaustive match, and nothing else decides a status.
+//! Codes, `retryable` and the trailers follow from the reason, in `helix_proto::error`.
+
+use std::time::Duration;
+
+use helix_proto::error::{detail, to_status};
+use helix_proto::log::v1::{ErrorDetail, ErrorReason};
+use tonic::Status;
+
+use super::{wire_leader, wire_watermarks};
+use crate::error::Error;
+use crate::log::Refusal;
+
+/// Hint with NO_LEADER: an election of a healthy shard is over within a second.
+const NO_LEADER_RETRY_AFTER: Duration = Duration::from_millis(50);
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Self {
+        to_status(&error_detail(&error), &error.to_string(), retry_after(&error))
+    }
+}
+
+/// The status of a call over several partitions that failed at one of them.
+pub(super) fn status_at(error: &Error, topic: &str, partition: u32) -> Status {
+    let detail =
+        ErrorDetail { topic: topic.to_owned(), partition: Some(partition), ..error_detail(error) };
+    let message = format!("{topic}/{partition}: {error}");
+    to_status(&detail, &message, retry_after(error))
+}
+
+fn error_detail(error: &Error) -> ErrorDetail {
+    use ErrorReason as R;
+    match error {
+        Error::NotLeader { leader, .. } => {
+            ErrorDetail { leader: leader.clone().map(wire_leader), ..detail(R::NotLeader) }
+        }
+        Error::NoLeader { .. } => detail(R::NoLeader),
+        Error::Draining => detail(R::Draining),
+        Error::OutcomeUnknown { .. } => detail(R::OutcomeUnknown),
+        Error::TopicNotFound { topic } => {
+            ErrorDetail { topic: topic.clone(), ..detail(R::TopicNotFound) }
+        }
+        Error::PartitionNotFound { topic, partition, .. } => ErrorDetail {
+            topic: topic.clone(),
+            partition: Some(*partition),
+            ..detail(R::PartitionNotFound)
+        },
+        Error::PartitionDeleted { .. } => detail(R::PartitionNotFound),
+        Error::TopicAlreadyExists { topic, .. } => {
+            ErrorDetail { topic: topic.clone(), ..detail(R::TopicAlreadyExists) }
+        }
+        Error::OffsetOutOfRange { watermarks, .. } => ErrorDetail {
+            watermarks: Some(wire_watermarks(*watermarks)),
+            ..detail(R::OffsetOutOfRange)
+        },
+        Error::Refused(refusal) => refusal_detail(refusal),
+        Error::BatchTooLarge { bytes_max, .. } => {
+            ErrorDetail { limit: Some(*bytes_max), ..detail(R::BatchTooLarge) }
+        }
+        Error::RecordTooLarge { bytes_max, .. } => {
+            ErrorDetail { limit: Some(*bytes_max), ..detail(R::RecordTooLarge) }
+        }
+        Error::EmptyBatch => detail(R::EmptyBatch),
+        Error::RecordCountMismatch { .. } => detail(R::RecordCountMismatch),
+        Error::CorruptBatch { .. } => detail(R::CorruptBatch),
+        Error::UnsupportedCompression { .. } => detail(R::UnsupportedCompression),
+        Error::InvalidArgument { .. } => detail(R::InvalidArgument),
+        Error::Unimplemented { .. } => detail(R::Unimplemented),
+        Error::CorruptLog { .. } => detail(R::CorruptLog),
+        Error::Throttled { .. } => detail(R::Throttled),
+        Error::DiskFull { .. } => detail(R::DiskFull),
+        Error::StorageFailed { may_have_applied, .. } => {
+            ErrorDetail { may_have_applied: *may_have_applied, ..detail(R::StorageFailed) }
+        }
+        Error::NodeNotFound { .. } => detail(R::NodeNotFound),
+        // A start fails with it: no call ever sees it.
+        Error::Unusable { .. } => detail(R::StorageFailed),
+    }
+}
+
+fn refusal_detail(refusal: &Refusal) -> ErrorDetail {
+    use ErrorReason as R;
+    match refusal {
+        Refusal::UnknownPartition { .. } => detail(R::PartitionNotFound),
+        Refusal::ProducerFenced { .. } => detail(R::ProducerFenced),
+        Refusal::OutOfOrderSequence { next_sequence, .. } => {
+            ErrorDetail { next_sequence: Some(*next_sequence), ..detail(R::OutOfOrderSequence) }
+        }
+        Refusal::UnknownProducer { .. } => detail(R::UnknownProducer),
+        Refusal::OffsetsExhausted => detail(R::OffsetOutOfRange),
+    }
+}
+
+fn retry_after(error: &Error) -> Option<Duration> {
+    match error {
+        Error::Throttled { retry_after_ms, .. } => Some(Duration::from_millis(*retry_after_ms)),
+        Error::NoLeader { .. } => Some(NO_LEADER_RETRY_AFTER),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use helix_proto::error::{DOMAIN, from_status};
+    use prost::Message;
+    use tonic::Code;
+    use tonic_types::{StatusExt, pb};
+
+    use super::*;
+    use crate::error::LeaderHint;
+    use crate::log::{PartitionId, Watermarks};
+
+    const ELSEWHERE: &str = "retry";
+    const NEVER: &str = "final";
+
+    /// One of each variant, with the row of the table in docs/api.md that it belongs to:
+    /// reason, code, whether a retry may help, whether it may have been applied.
+    fn table() -> Vec<(Error, &'static str, Code, &'static str, bool)> {
+        let topic = || "orders".to_owned();
+        let what = || "why".to_owned();
+        let watermarks = Watermarks { log_start: 5, high_watermark: 9 };
+        let leader = LeaderHint { node_id: 3, endpoint: "n3:9092".to_owned(), term: 7 };
+        let producer_id = 1;
+        let partition = PartitionId(4);
+        let unknown_partition = Refusal::UnknownPartition { partition };
+        let fenced = Refusal::ProducerFenced { producer_id, epoch: 1, current_epoch: 2 };
+        let gap = Refusal::OutOfOrderSequence { producer_id, sequence: 9, next_sequence: 4 };
+        let not_leader = Error::NotLeader { shard: 1, leader: Some(leader) };
+        let no_partition =
+            Error::PartitionNotFound { topic: topic(), partition: 9, partition_count: 4 };
+        let exists = Error::TopicAlreadyExists { topic: topic(), difference: what() };
+        let failed = |may_have_applied| Error::StorageFailed { what: what(), may_have_applied };
+        let argument = Error::InvalidArgument { field: "topic", what: what() };
+        let throttled = Error::Throttled { what: "bytes", retry_after_ms: 70 };
+        let precondition = Code::FailedPrecondition;
+        let invalid = Code::InvalidArgument;
+        let exhausted = Code::ResourceExhausted;
+        vec![
+            (not_leader, "NOT_LEADER", precondition, ELSEWHERE, false),
+            (Error::NoLeader { shard: 1 }, "NO_LEADER", Code::Unavailable, ELSEWHERE, false),
+            (Error::Draining, "DRAINING", Code::Unavailable, ELSEWHERE, false),
+            (
+                Error::OutcomeUnknown { reason: what() },
+                "OUTCOME_UNKNOWN",
+                Code::Unavailable,
+                ELSEWHERE,
+                true,
+            ),
+            (
+                Error::TopicNotFound { topic: topic() },
+                "TOPIC_NOT_FOUND",
+                Code::NotFound,
+                NEVER,
+                false,
+            ),
+            (no_partition, "PARTITION_NOT_FOUND", Code::NotFound, NEVER, false),
+            (
+                Error::PartitionDeleted { partition },
+                "PARTITION_NOT_FOUND",
+                Code::NotFound,
+                NEVER,
+                false,
+            ),
+            (exists, "TOPIC_ALREADY_EXISTS", Code::AlreadyExists, NEVER, false),
+            (
+                Error::OffsetOutOfRange { asked: 12, watermarks },
+                "OFFSET_OUT_OF_RANGE",
+                Code::OutOfRange,
+                NEVER,
+                false,
+            ),
+            (unknown_partition.into(), "PARTITION_NOT_FOUND", Code::NotFound, NEVER, false),
+            (fenced.into(), "PRODUCER_FENCED", precondition, NEVER, false),
+            (gap.into(), "OUT_OF_ORDER_SEQUENCE", precondition, NEVER, false),
+            (
+                Refusal::UnknownProducer { producer_id }.into(),
+                "UNKNOWN_PRODUCER",
+                precondition,
+                NEVER,
+                false,
+            ),
+            (
+                Refusal::OffsetsExhausted.into(),
+                "OFFSET_OUT_OF_RANGE",
+                Code::OutOfRange,
+                NEVER,
+                false,
+            ),
+            (
+                Error::BatchTooLarge { bytes: 9, bytes_max: 8 },
+                "BATCH_TOO_LARGE",
+                invalid,
+                NEVER,
+                false,
+            ),
+            (
+                Error::RecordTooLarge { bytes: 9, bytes_max: 8 },
+                "RECORD_TOO_LARGE",
+                invalid,
+                NEVER,
+                false,
+            ),
+            (Error::EmptyBatch, "EMPTY_BATCH", invalid, NEVER, false),
+            (
+                Error::RecordCountMismatch { stated: 2, counted: 1 },
+                "RECORD_COUNT_MISMATCH",
+                invalid,
+                NEVER,
+                false,
+            ),
+            (Error::CorruptBatch { what: what() }, "CORRUPT_BATCH", invalid, NEVER, false),
+            (
+                Error::UnsupportedCompression { compression: 2 },
+                "UNSUPPORTED_COMPRESSION",
+                Code::Unimplemented,
+                NEVER,
+                false,
+            ),
+            (argument, "INVALID_ARGUMENT", invalid, NEVER, false),
+            (
+                Error::Unimplemented { what: "condition" },
+                "UNIMPLEMENTED",
+                Code::Unimplemented,
+                NEVER,
+                false,
+            ),
+            (Error::CorruptLog { what: what() }, "CORRUPT_LOG", Code::DataLoss, NEVER, false),
+            (throttled, "THROTTLED", exhausted, ELSEWHERE, false),
+            (Error::DiskFull { what: what() }, "DISK_FULL", exhausted, NEVER, false),
+            (failed(true), "STORAGE_FAILED", Code::Unavailable, ELSEWHERE, true),
+            (failed(false), "STORAGE_FAILED", Code::Unavailable, ELSEWHERE, false),
+            (Error::NodeNotFound { node_id: 9 }, "NODE_NOT_FOUND", Code::NotFound, NEVER, false),
+            (
+                Error::Unusable { what: what() },
+                "STORAGE_FAILED",
+                Code::Unavailable,
+                ELSEWHERE,
+                false,
+            ),
+        ]
+    }
+
+    #[test]
+    fn every_error_has_its_row_of_the_table() {
+        for (error, reason, code, retry, may_have_applied) in table() {
+            let status = Status::from(error.clone());
+            assert_eq!(status.code(), code, "{error}");
+            assert_eq!(status.message(), error.to_string());
+            let info = status.get_details_error_info().unwrap();
+            assert_eq!((info.reason.as_str(), info.domain.as_str()), (reason, DOMAIN));
+            assert_eq!(status.metadata().get("helix-reason").unwrap(), reason);
+            let detail = from_status(&status).unwrap().detail;
+            assert_eq!(detail.retryable, retry == ELSEWHERE, "{error}");
+            assert_eq!(detail.may_have_applied, may_have_applied, "{error}");
+            let rpc_status = pb::Status::decode(status.details()).unwrap();
+            assert_eq!(rpc_status.code, i32::from(code));
+        }
+    }
+
+    #[test]
+    fn the_leader_travels_in_the_detail_and_in_the_trailers() {
+        let leader = LeaderHint { node_id: 3, endpoint: "n3:9092".to_owned(), term: 7 };
+        let status = Status::from(Error::NotLeader { shard: 1, leader: Some(leader.clone()) });
+        assert_eq!(from_status(&status).unwrap().detail.leader, Some(wire_leader(leader)));
+        assert_eq!(status.metadata().get("helix-leader-node").unwrap(), "3");
+        assert_eq!(status.metadata().get("helix-leader-endpoint").unwrap(), "n3:9092");
+        assert_eq!(status.metadata().get("helix-leader-term").unwrap(), "7");
+    }
+
+    #[test]
+    fn facts_that_a_client_acts_on_are_in_the_detail() {
+        let detail = |error: Error| from_status(&error.into()).unwrap().detail;
+        let gap = Refusal::OutOfOrderSequence { producer_id: 1, sequence: 9, next_sequence: 4 };
+        assert_eq!(detail(gap.into()).next_sequence, Some(4));
+        let too_large = Error::BatchTooLarge { bytes: 9, bytes_max: 8 };
+        assert_eq!(detail(too_large).limit, Some(8));
+        let watermarks = Watermarks { log_start: 5, high_watermark: 9 };
+        let outside = detail(Error::OffsetOutOfRange { asked: 12, watermarks });
+        assert_eq!(outside.watermarks, Some(wire_watermarks(watermarks)));
+        let missing = detail(Error::TopicNotFound { topic: "orders".to_owned() });
+        assert_eq!(missing.topic, "orders");
+    }
+
+    #[test]
+    fn a_throttled_client_is_told_how_long_to_wait() {
+        let status = Status::from(Error::Throttled { what: "bytes", retry_after_ms: 70 });
+        let wait = Some(Duration::from_millis(70));
+        assert_eq!(from_status(&status).unwrap().retry_after, wait);
+        assert_eq!(status.get_details_retry_info().unwrap().retry_delay, wait);
+        assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "70");
+    }
+
+    #[test]
+    fn a_call_over_many_partitions_says_which_one_failed() {
+        let status = status_at(&Error::NoLeader { shard: 1 }, "orders", 3);
+        let detail = from_status(&status).unwrap().detail;
+        assert_eq!((detail.topic.as_str(), detail.partition), ("orders", Some(3)));
+        assert!(status.message().starts_with("orders/3: "));
+    }
+}

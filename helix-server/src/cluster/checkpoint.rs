@@ -1,0 +1,206 @@
+//! The cluster's state as bytes, for checkpoints and snapshots of shard 0.
+//! Equal states give equal bytes. Tags are for ever; what is unknown is an error.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use prost::Message;
+
+use super::state::{ClusterLimits, ClusterState, NamedProducer, Node};
+use super::topic::{Extent, TopicInfo};
+use crate::log::{CheckpointError, PartitionSettings, is_whole};
+
+const FORMAT: u32 = 1;
+
+#[derive(Clone, PartialEq, Message)]
+struct StateRecord {
+    #[prost(uint32, tag = "1")]
+    format: u32,
+    #[prost(uint32, tag = "2")]
+    partitions_per_topic_max: u32,
+    #[prost(uint64, tag = "3")]
+    partitions_max: u64,
+    #[prost(uint32, tag = "4")]
+    named_producers_max: u32,
+    #[prost(uint64, tag = "5")]
+    version: u64,
+    #[prost(uint64, tag = "6")]
+    next_topic_id: u64,
+    #[prost(uint64, tag = "7")]
+    next_partition_id: u64,
+    #[prost(uint64, tag = "8")]
+    next_producer_id: u64,
+    /// In the order of their ids.
+    #[prost(message, repeated, tag = "9")]
+    nodes: Vec<NodeRecord>,
+    /// In the order of their ids.
+    #[prost(message, repeated, tag = "10")]
+    topics: Vec<TopicRecord>,
+    /// In the order of their names.
+    #[prost(message, repeated, tag = "11")]
+    named: Vec<NamedRecord>,
+    /// In order.
+    #[prost(uint64, repeated, tag = "12")]
+    shards: Vec<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct NodeRecord {
+    #[prost(uint64, tag = "1")]
+    node_id: u64,
+    #[prost(string, tag = "2")]
+    endpoint: String,
+    #[prost(string, tag = "3")]
+    version: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TopicRecord {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(string, tag = "2")]
+    name: String,
+    #[prost(uint32, tag = "3")]
+    replication_factor: u32,
+    #[prost(message, optional, tag = "4")]
+    settings: Option<PartitionSettings>,
+    #[prost(uint64, tag = "5")]
+    created_at_us: u64,
+    #[prost(uint64, repeated, tag = "6")]
+    shards: Vec<u64>,
+    #[prost(message, repeated, tag = "7")]
+    extents: Vec<Extent>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct NamedRecord {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(uint64, tag = "2")]
+    producer_id: u64,
+    #[prost(uint32, tag = "3")]
+    epoch: u32,
+    #[prost(uint64, tag = "4")]
+    last_used: u64,
+}
+
+impl ClusterState {
+    pub fn encode(&self) -> Bytes {
+        let nodes = self.nodes.values().map(|node| NodeRecord {
+            node_id: node.node_id,
+            endpoint: node.endpoint.clone(),
+            version: node.version.clone(),
+        });
+        let topics = self.topics.values().map(|topic| TopicRecord {
+            id: topic.id,
+            name: topic.name.clone(),
+            replication_factor: topic.replication_factor,
+            settings: Some(topic.settings),
+            created_at_us: topic.created_at_us,
+            shards: topic.shards.clone(),
+            extents: topic.extents.clone(),
+        });
+        let named = self.named.iter().map(|(name, producer)| NamedRecord {
+            name: name.to_string(),
+            producer_id: producer.producer_id,
+            epoch: producer.epoch,
+            last_used: producer.last_used,
+        });
+        let record = StateRecord {
+            format: FORMAT,
+            partitions_per_topic_max: self.limits.partitions_per_topic_max,
+            partitions_max: self.limits.partitions_max,
+            named_producers_max: self.limits.named_producers_max,
+            version: self.version,
+            next_topic_id: self.next_topic_id,
+            next_partition_id: self.next_partition_id,
+            next_producer_id: self.next_producer_id,
+            nodes: nodes.collect(),
+            topics: topics.collect(),
+            named: named.collect(),
+            shards: self.shards.iter().copied().collect(),
+        };
+        record.encode_to_vec().into()
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, CheckpointError> {
+        let record = StateRecord::decode(bytes).map_err(|e| CheckpointError::new(e.to_string()))?;
+        if record.format != FORMAT {
+            let format = record.format;
+            let what =
+                format!("format {format} of the cluster's state is not known to this version");
+            return Err(CheckpointError::new(what));
+        }
+        if !is_whole(&record, bytes) {
+            return Err(CheckpointError::new("it has fields that are not known to this version"));
+        }
+        let mut state = Self::new(ClusterLimits {
+            partitions_per_topic_max: record.partitions_per_topic_max,
+            partitions_max: record.partitions_max,
+            named_producers_max: record.named_producers_max,
+        });
+        state.version = record.version;
+        state.next_topic_id = record.next_topic_id;
+        state.next_partition_id = record.next_partition_id;
+        state.next_producer_id = record.next_producer_id;
+        state.shards = record.shards.into_iter().collect();
+        for NodeRecord { node_id, endpoint, version } in record.nodes {
+            state.nodes.insert(node_id, Node { node_id, endpoint, version });
+        }
+        for topic in record.topics {
+            state.restore_topic(topic)?;
+        }
+        for named in record.named {
+            state.restore_named(named)?;
+        }
+        Ok(state)
+    }
+
+    fn restore_topic(&mut self, record: TopicRecord) -> Result<(), CheckpointError> {
+        let id = record.id;
+        let broken = |what: &str| CheckpointError::new(format!("topic {id}: {what}"));
+        let settings = record.settings.ok_or_else(|| broken("settings are missing"))?;
+        if record.shards.is_empty() || record.extents.is_empty() {
+            return Err(broken("it lives nowhere"));
+        }
+        let mut topic = TopicInfo {
+            id,
+            name: record.name,
+            partition_count: 0,
+            replication_factor: record.replication_factor,
+            settings,
+            created_at_us: record.created_at_us,
+            shards: record.shards,
+            extents: Vec::new(),
+        };
+        for extent in &record.extents {
+            let end = extent.first_id.checked_add(u64::from(extent.count));
+            let fits = extent.first_number == topic.partition_count
+                && topic.partition_count.checked_add(extent.count).is_some()
+                && end.is_some_and(|end| end <= self.next_partition_id);
+            if !fits {
+                return Err(broken("an extent of partitions is out of bounds"));
+            }
+            topic.extend(extent.first_id, extent.count);
+        }
+        if topic.extents != record.extents || id >= self.next_topic_id {
+            return Err(broken("its ids do not fit"));
+        }
+        self.partitions += u64::from(topic.partition_count);
+        let name_is_new = self.names.insert(topic.name.clone(), id).is_none();
+        let id_is_new = self.topics.insert(id, Arc::new(topic)).is_none();
+        if name_is_new && id_is_new { Ok(()) } else { Err(broken("it is there twice")) }
+    }
+
+    fn restore_named(&mut self, record: NamedRecord) -> Result<(), CheckpointError> {
+        let name: Arc<str> = record.name.into();
+        let NamedRecord { producer_id, epoch, last_used, .. } = record;
+        let producer = NamedProducer { producer_id, epoch, last_used };
+        let use_is_new = self.names_by_use.insert(last_used, name.clone()).is_none();
+        let name_is_new = self.named.insert(name.clone(), producer).is_none();
+        if use_is_new && name_is_new {
+            return Ok(());
+        }
+        Err(CheckpointError::new(format!("producer {name:?} is there twice")))
+    }
+}

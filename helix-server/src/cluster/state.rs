@@ -1,0 +1,492 @@
+//! The cluster's own state: nodes, topics, producer ids. A pure function of shard 0's log.
+//! Answers to its commands come back as a [`Reply`]; data shards follow it by entries of their own.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use super::topic::TopicInfo;
+use crate::log::{
+    ClusterCommand, Head, NewTopic, PartitionSettings, Refusal, SettingsMask, Verdict,
+};
+
+/// Bounds that apply itself holds to: the same on every replica, and kept in checkpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClusterLimits {
+    pub partitions_per_topic_max: u32,
+    /// Of all topics together.
+    pub partitions_max: u64,
+    /// Named producers that are remembered. The one used longest ago makes room; should it come
+    /// back it gets a new id, which fences nobody.
+    pub named_producers_max: u32,
+}
+
+impl Default for ClusterLimits {
+    fn default() -> Self {
+        Self {
+            partitions_per_topic_max: 100_000,
+            partitions_max: 1_000_000,
+            named_producers_max: 16_384,
+        }
+    }
+}
+
+/// What became of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// The topic as it is after the command.
+    Topic(Arc<TopicInfo>),
+    /// It existed just as asked for: success for whoever repeats a call.
+    AlreadyExistsEqual(Arc<TopicInfo>),
+    AlreadyExistsDifferent {
+        name: String,
+        difference: String,
+    },
+    TopicNotFound {
+        name: String,
+    },
+    /// The ids `first..first + count` are the asker's.
+    ProducerIds {
+        first: u64,
+        count: u32,
+    },
+    Producer {
+        producer_id: u64,
+        epoch: u32,
+    },
+    Done,
+    /// Nothing changed: the command is not acceptable.
+    Invalid {
+        field: &'static str,
+        what: String,
+    },
+}
+
+/// A server process that made itself known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    pub node_id: u64,
+    /// Address that clients may dial.
+    pub endpoint: String,
+    /// Of its software.
+    pub version: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NamedProducer {
+    pub(super) producer_id: u64,
+    pub(super) epoch: u32,
+    /// Index of the entry that used it last.
+    pub(super) last_used: u64,
+}
+
+/// Invariants: `topics` and `names` hold the same topics; `partitions` is their sum; ids below
+/// the `next_` ones are given away for ever; `names_by_use` holds exactly the named producers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterState {
+    pub(super) limits: ClusterLimits,
+    pub(super) version: u64,
+    pub(super) nodes: BTreeMap<u64, Node>,
+    /// The pool of data shards, by id.
+    pub(super) shards: BTreeSet<u64>,
+    pub(super) topics: BTreeMap<u64, Arc<TopicInfo>>,
+    pub(super) names: BTreeMap<String, u64>,
+    /// Of all topics.
+    pub(super) partitions: u64,
+    pub(super) next_topic_id: u64,
+    pub(super) next_partition_id: u64,
+    pub(super) next_producer_id: u64,
+    pub(super) named: BTreeMap<Arc<str>, NamedProducer>,
+    /// By the index of their last use.
+    pub(super) names_by_use: BTreeMap<u64, Arc<str>>,
+}
+
+const TOPIC_NAME_BYTES_MAX: usize = 249;
+const PRODUCER_NAME_BYTES_MAX: usize = 255;
+/// So that the list fits into an entry.
+const SHARDS_PER_TOPIC_MAX: usize = 4_096;
+
+type Answer = Result<Reply, Reply>;
+
+impl ClusterState {
+    pub fn new(limits: ClusterLimits) -> Self {
+        Self {
+            limits,
+            version: 0,
+            nodes: BTreeMap::new(),
+            shards: BTreeSet::new(),
+            topics: BTreeMap::new(),
+            names: BTreeMap::new(),
+            partitions: 0,
+            next_topic_id: 1,
+            next_partition_id: 1,
+            next_producer_id: 1,
+            named: BTreeMap::new(),
+            names_by_use: BTreeMap::new(),
+        }
+    }
+
+    /// Applies the entry at `index`; indices grow from call to call.
+    pub fn apply(&mut self, index: u64, head: &Head) -> Verdict {
+        match head {
+            Head::Cluster(command) => {
+                Verdict::Cluster(self.change(index, command).unwrap_or_else(|reply| reply))
+            }
+            // Shard 0 has no partitions.
+            Head::Batch(batch) => {
+                Verdict::Refused(Refusal::UnknownPartition { partition: batch.partition })
+            }
+            Head::Shard(_) => Verdict::Nothing,
+        }
+    }
+
+    /// Grows with each change of nodes, shards and topics.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub fn limits(&self) -> ClusterLimits {
+        self.limits
+    }
+
+    /// In the order of their ids.
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = &Node> {
+        self.nodes.values()
+    }
+
+    pub fn node(&self, node_id: u64) -> Option<&Node> {
+        self.nodes.get(&node_id)
+    }
+
+    pub fn topic(&self, name: &str) -> Option<&Arc<TopicInfo>> {
+        self.topics.get(self.names.get(name)?)
+    }
+
+    pub fn topic_by_id(&self, topic_id: u64) -> Option<&Arc<TopicInfo>> {
+        self.topics.get(&topic_id)
+    }
+
+    /// Topics whose names begin with `prefix`, in the order of their names.
+    pub fn topics(&self, prefix: &str) -> impl Iterator<Item = &Arc<TopicInfo>> {
+        self.topics_from(prefix, "")
+    }
+
+    /// Like [`ClusterState::topics`], only names that are not below `first`: the next page.
+    pub fn topics_from(&self, prefix: &str, first: &str) -> impl Iterator<Item = &Arc<TopicInfo>> {
+        let from = (Bound::Included(prefix.max(first)), Bound::Unbounded);
+        let names = self.names.range::<str, _>(from);
+        let names = names.take_while(move |(name, _)| name.starts_with(prefix));
+        names.filter_map(|(_, id)| self.topics.get(id))
+    }
+
+    /// In the order of their ids.
+    pub fn all_topics(&self) -> impl ExactSizeIterator<Item = &Arc<TopicInfo>> {
+        self.topics.values()
+    }
+
+    /// Existed once and does not any more. A topic that this state has not seen yet is not.
+    pub fn is_deleted(&self, topic_id: u64) -> bool {
+        topic_id > 0 && topic_id < self.next_topic_id && !self.topics.contains_key(&topic_id)
+    }
+
+    /// Partitions of all topics.
+    pub fn partition_count(&self) -> u64 {
+        self.partitions
+    }
+
+    fn check_new_topic(&self, new: &NewTopic) -> Result<(), Reply> {
+        check_topic_name(&new.name)?;
+        if let Some(topic) = self.topic(&new.name) {
+            return Err(match difference(topic, new) {
+                None => Reply::AlreadyExistsEqual(topic.clone()),
+                Some(difference) => {
+                    Reply::AlreadyExistsDifferent { name: new.name.clone(), difference }
+                }
+            });
+        }
+        self.check_growth(0, new.partition_count)?;
+        if new.replication_factor == 0 {
+            return Err(invalid("replication_factor", "it must be at least 1"));
+        }
+        check_settings(&new.settings)?;
+        check_shards(&new.shards)?;
+        if !new.shards.iter().all(|shard| self.shards.contains(shard)) {
+            return Err(invalid("shards", "a topic can only live in shards of the pool"));
+        }
+        Ok(())
+    }
+
+    /// What creating the topic would answer, without creating it.
+    pub fn preview(&self, new: &NewTopic) -> Reply {
+        // Topics are shared: a copy is cheap enough for a call that people make.
+        self.clone().create_topic(new).unwrap_or_else(|reply| reply)
+    }
+
+    /// The pool of data shards.
+    pub fn shards(&self) -> &BTreeSet<u64> {
+        &self.shards
+    }
+
+    /// Whether a topic may grow to `to` partitions.
+    fn check_growth(&self, from: u32, to: u32) -> Result<(), Reply> {
+        let most = self.limits.partitions_per_topic_max;
+        if to == 0 || to > most {
+            return Err(invalid("partition_count", format!("{to} is not within 1..={most}")));
+        }
+        if to < from {
+            let what = format!("{to} is less than the present {from}; partitions never go away");
+            return Err(invalid("partition_count", what));
+        }
+        let (sum, most) = (self.partitions + u64::from(to - from), self.limits.partitions_max);
+        if sum > most {
+            let what = format!("the cluster would have {sum} partitions, its limit is {most}");
+            return Err(invalid("partition_count", what));
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, index: u64, command: &ClusterCommand) -> Answer {
+        match command {
+            ClusterCommand::RegisterNode { node_id, endpoint, version } => {
+                self.register_node(*node_id, endpoint, version)
+            }
+            ClusterCommand::RegisterShards { shards } => self.register_shards(shards),
+            ClusterCommand::CreateTopic(new) => self.create_topic(new),
+            ClusterCommand::UpdateTopic { name, settings, fields } => {
+                self.update_topic(name, settings, *fields)
+            }
+            ClusterCommand::AddPartitions { name, partition_count } => {
+                self.add_partitions(name, *partition_count)
+            }
+            ClusterCommand::DeleteTopic { name } => self.delete_topic(name),
+            ClusterCommand::LeaseProducerIds { count } => self.lease_producer_ids(*count),
+            ClusterCommand::InitProducer { name } => self.init_producer(index, name),
+        }
+    }
+
+    fn register_node(&mut self, node_id: u64, endpoint: &str, version: &str) -> Answer {
+        if node_id == 0 {
+            return Err(invalid("node_id", "it must be at least 1"));
+        }
+        let (endpoint, version) = (endpoint.to_owned(), version.to_owned());
+        let node = Node { node_id, endpoint, version };
+        if self.nodes.get(&node_id) != Some(&node) {
+            self.nodes.insert(node_id, node);
+            self.version += 1;
+        }
+        Ok(Reply::Done)
+    }
+
+    fn register_shards(&mut self, shards: &[u64]) -> Answer {
+        check_shards(shards)?;
+        let known = self.shards.len();
+        self.shards.extend(shards);
+        self.version += u64::from(self.shards.len() != known);
+        Ok(Reply::Done)
+    }
+
+    fn create_topic(&mut self, new: &NewTopic) -> Answer {
+        self.check_new_topic(new)?;
+        let mut topic = TopicInfo {
+            id: self.next_topic_id,
+            name: new.name.clone(),
+            partition_count: 0,
+            replication_factor: new.replication_factor,
+            settings: PartitionSettings { version: self.version + 1, ..new.settings },
+            created_at_us: new.requested_at_us,
+            shards: new.shards.clone(),
+            extents: Vec::new(),
+        };
+        self.grow(&mut topic, new.partition_count)?;
+        self.next_topic_id += 1;
+        self.names.insert(new.name.clone(), topic.id);
+        Ok(self.put(topic))
+    }
+
+    fn update_topic(
+        &mut self,
+        name: &str,
+        settings: &PartitionSettings,
+        fields: SettingsMask,
+    ) -> Answer {
+        let topic = self.find(name)?;
+        if fields.0 == 0 || !SettingsMask::ALL.contains(fields) {
+            return Err(invalid("update_mask", "it must name fields that exist, at least one"));
+        }
+        let settings = topic.settings.with(settings, fields);
+        check_settings(&settings)?;
+        if settings == topic.settings {
+            return Ok(Reply::Topic(topic));
+        }
+        let settings = PartitionSettings { version: self.version + 1, ..settings };
+        Ok(self.put(TopicInfo { settings, ..TopicInfo::clone(&topic) }))
+    }
+
+    fn add_partitions(&mut self, name: &str, partition_count: u32) -> Answer {
+        let topic = self.find(name)?;
+        self.check_growth(topic.partition_count, partition_count)?;
+        if partition_count == topic.partition_count {
+            return Ok(Reply::Topic(topic));
+        }
+        let mut topic = TopicInfo::clone(&topic);
+        let more = partition_count - topic.partition_count;
+        self.grow(&mut topic, more)?;
+        Ok(self.put(topic))
+    }
+
+    fn delete_topic(&mut self, name: &str) -> Answer {
+        let topic = self.find(name)?;
+        self.names.remove(name);
+        self.topics.remove(&topic.id);
+        self.partitions -= u64::from(topic.partition_count);
+        self.version += 1;
+        Ok(Reply::Done)
+    }
+
+    fn lease_producer_ids(&mut self, count: u32) -> Answer {
+        if count == 0 {
+            return Err(invalid("count", "it must be at least 1"));
+        }
+        let first = self.next_producer_id;
+        self.next_producer_id = checked_ids(first, count)?;
+        Ok(Reply::ProducerIds { first, count })
+    }
+
+    fn init_producer(&mut self, index: u64, name: &str) -> Answer {
+        if name.is_empty() || name.len() > PRODUCER_NAME_BYTES_MAX {
+            let what = format!("it must have 1..={PRODUCER_NAME_BYTES_MAX} bytes");
+            return Err(invalid("producer_name", what));
+        }
+        let (name, known) = match self.named.get_key_value(name) {
+            Some((name, producer)) => (name.clone(), Some(producer)),
+            None => (Arc::from(name), None),
+        };
+        // An id whose epochs are used up goes out of use; nobody can be fenced by it any more.
+        let next = known.and_then(|it| Some((it.producer_id, it.epoch.checked_add(1)?)));
+        let used_before = known.map(|it| it.last_used);
+        let (producer_id, epoch) = match next {
+            Some(next) => next,
+            None => {
+                let producer_id = self.next_producer_id;
+                self.next_producer_id = checked_ids(producer_id, 1)?;
+                (producer_id, 0)
+            }
+        };
+        if let Some(last_used) = used_before {
+            self.names_by_use.remove(&last_used);
+        }
+        self.names_by_use.insert(index, name.clone());
+        self.named.insert(name, NamedProducer { producer_id, epoch, last_used: index });
+        while self.named.len() > self.limits.named_producers_max.max(1) as usize {
+            let Some((_, oldest)) = self.names_by_use.pop_first() else { break };
+            self.named.remove(&oldest);
+        }
+        Ok(Reply::Producer { producer_id, epoch })
+    }
+
+    fn find(&self, name: &str) -> Result<Arc<TopicInfo>, Reply> {
+        let topic = self.topic(name).cloned();
+        topic.ok_or_else(|| Reply::TopicNotFound { name: name.to_owned() })
+    }
+
+    /// Gives a topic `more` partitions, with ids that nobody had.
+    fn grow(&mut self, topic: &mut TopicInfo, more: u32) -> Result<(), Reply> {
+        let first_id = self.next_partition_id;
+        self.next_partition_id = checked_ids(first_id, more)?;
+        self.partitions += u64::from(more);
+        topic.extend(first_id, more);
+        Ok(())
+    }
+
+    /// Stores a topic that is new or changed.
+    fn put(&mut self, topic: TopicInfo) -> Reply {
+        let topic = Arc::new(topic);
+        self.topics.insert(topic.id, topic.clone());
+        self.version += 1;
+        Reply::Topic(topic)
+    }
+}
+
+fn invalid(field: &'static str, what: impl Into<String>) -> Reply {
+    Reply::Invalid { field, what: what.into() }
+}
+
+/// The id behind `count` ids from `first` on.
+fn checked_ids(first: u64, count: u32) -> Result<u64, Reply> {
+    first.checked_add(u64::from(count)).ok_or_else(|| invalid("count", "all ids are given away"))
+}
+
+fn check_topic_name(name: &str) -> Result<(), Reply> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let is_valid = (1..=TOPIC_NAME_BYTES_MAX).contains(&name.len())
+        && name.bytes().all(is_allowed)
+        && name != "."
+        && name != "..";
+    if is_valid {
+        return Ok(());
+    }
+    let what = format!(
+        "a topic's name has 1..={TOPIC_NAME_BYTES_MAX} of ASCII letters, digits, '.', '_' and '-', \
+         and is neither \".\" nor \"..\""
+    );
+    Err(invalid("name", what))
+}
+
+fn check_settings(settings: &PartitionSettings) -> Result<(), Reply> {
+    if settings.max_batch_bytes == 0 {
+        return Err(invalid("config.max_batch_bytes", "it must be at least 1"));
+    }
+    if settings.max_record_bytes == 0 {
+        return Err(invalid("config.max_record_bytes", "it must be at least 1"));
+    }
+    // The numbers of the public enum, without UNSPECIFIED.
+    let is_durability = |number| (1..=4).contains(&number);
+    if !is_durability(settings.default_durability) {
+        return Err(invalid("config.default_durability", "there is no such durability"));
+    }
+    if !is_durability(settings.min_durability) {
+        return Err(invalid("config.min_durability", "there is no such durability"));
+    }
+    Ok(())
+}
+
+fn check_shards(shards: &[u64]) -> Result<(), Reply> {
+    let mut sorted = shards.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    // Shard 0 is this state's own.
+    if sorted.len() == shards.len()
+        && (1..=SHARDS_PER_TOPIC_MAX).contains(&sorted.len())
+        && sorted.first() != Some(&0)
+    {
+        return Ok(());
+    }
+    Err(invalid("shards", "a topic needs shards, each named once, and not shard 0"))
+}
+
+/// In words, how a topic that exists differs from what is asked for.
+fn difference(topic: &TopicInfo, new: &NewTopic) -> Option<String> {
+    let (is, asked) = (&topic.settings, &new.settings);
+    let mut parts = Vec::new();
+    let mut compare = |field: &str, is: u64, asked: u64| {
+        if is != asked {
+            parts.push(format!("{field} is {is}, not {asked}"));
+        }
+    };
+    // None and zero both mean unlimited.
+    let limit = |limit: Option<u64>| limit.unwrap_or(0);
+    let durability = |number: i32| number.unsigned_abs().into();
+    compare("partition_count", topic.partition_count.into(), new.partition_count.into());
+    compare("replication_factor", topic.replication_factor.into(), new.replication_factor.into());
+    compare("retention_us", limit(is.retention_us), limit(asked.retention_us));
+    compare("retention_bytes", limit(is.retention_bytes), limit(asked.retention_bytes));
+    compare("max_batch_bytes", is.max_batch_bytes.into(), asked.max_batch_bytes.into());
+    compare("max_record_bytes", is.max_record_bytes.into(), asked.max_record_bytes.into());
+    let (is_default, asked_default) = (is.default_durability, asked.default_durability);
+    compare("default_durability", durability(is_default), durability(asked_default));
+    compare("min_durability", durability(is.min_durability), durability(asked.min_durability));
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+#[cfg(test)]
+mod tests;

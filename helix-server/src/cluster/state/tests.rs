@@ -1,0 +1,396 @@
+//! What the cluster's state must hold, first case by case, then over random logs.
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+
+use super::*;
+use crate::log::testing::seeded;
+use crate::log::{BatchHead, PartitionId, ShardCommand};
+
+fn settings() -> PartitionSettings {
+    PartitionSettings {
+        max_batch_bytes: 1 << 20,
+        max_record_bytes: 1 << 20,
+        default_durability: 1,
+        min_durability: 4,
+        ..PartitionSettings::default()
+    }
+}
+
+fn new_topic(name: &str, partition_count: u32) -> NewTopic {
+    NewTopic {
+        name: name.to_owned(),
+        partition_count,
+        replication_factor: 1,
+        settings: settings(),
+        shards: vec![1, 2, 3],
+        requested_at_us: 5,
+    }
+}
+
+fn create(name: &str, partition_count: u32) -> ClusterCommand {
+    ClusterCommand::CreateTopic(new_topic(name, partition_count))
+}
+
+fn add(name: &str, partition_count: u32) -> ClusterCommand {
+    ClusterCommand::AddPartitions { name: name.to_owned(), partition_count }
+}
+
+fn delete(name: &str) -> ClusterCommand {
+    ClusterCommand::DeleteTopic { name: name.to_owned() }
+}
+
+fn init(name: &str) -> ClusterCommand {
+    ClusterCommand::InitProducer { name: name.to_owned() }
+}
+
+fn register_shards(shards: Vec<u64>) -> ClusterCommand {
+    ClusterCommand::RegisterShards { shards }
+}
+
+struct Cluster {
+    state: ClusterState,
+    index: u64,
+}
+
+impl Cluster {
+    /// With the shards 1..=3.
+    fn new(limits: ClusterLimits) -> Self {
+        let mut cluster = Self { state: ClusterState::new(limits), index: 0 };
+        assert_eq!(cluster.apply(register_shards(vec![1, 2, 3])), Reply::Done);
+        cluster
+    }
+
+    fn apply(&mut self, command: ClusterCommand) -> Reply {
+        self.index += 1;
+        match self.state.apply(self.index, &Head::Cluster(command)) {
+            Verdict::Cluster(reply) => reply,
+            verdict => panic!("{verdict:?}"),
+        }
+    }
+
+    fn topic(&mut self, command: ClusterCommand) -> Arc<TopicInfo> {
+        match self.apply(command) {
+            Reply::Topic(topic) => topic,
+            reply => panic!("{reply:?}"),
+        }
+    }
+
+    /// Applies what must be refused for this field, and change nothing.
+    fn invalid(&mut self, command: ClusterCommand, expected: &str) {
+        let before = self.state.clone();
+        let reply = self.apply(command);
+        let is_expected = matches!(&reply, Reply::Invalid { field, .. } if *field == expected);
+        assert!(is_expected, "{reply:?} instead of {expected}");
+        assert_eq!(self.state, before);
+    }
+}
+
+fn cluster() -> Cluster {
+    Cluster::new(ClusterLimits::default())
+}
+
+#[test]
+fn a_topic_is_created_once() {
+    let mut cluster = cluster();
+    let topic = cluster.topic(create("orders", 4));
+    assert_eq!((topic.id, topic.partition_count, topic.created_at_us), (1, 4, 5));
+    assert_eq!(topic.settings.version, cluster.state.version());
+    let before = cluster.state.clone();
+    assert_eq!(cluster.apply(create("orders", 4)), Reply::AlreadyExistsEqual(topic.clone()));
+    let Reply::AlreadyExistsDifferent { name, difference } = cluster.apply(create("orders", 5))
+    else {
+        panic!("it differs")
+    };
+    assert_eq!((&*name, &*difference), ("orders", "partition_count is 4, not 5"));
+    assert_eq!(cluster.state, before);
+    assert_eq!(cluster.state.topic("orders"), Some(&topic));
+    assert_eq!(cluster.state.topic_by_id(1), Some(&topic));
+    assert_eq!(cluster.state.preview(&new_topic("orders", 4)), Reply::AlreadyExistsEqual(topic));
+    let Reply::Topic(preview) = cluster.state.preview(&new_topic("other", 4)) else {
+        panic!("it can be created")
+    };
+    assert_eq!(cluster.state, before);
+    assert_eq!(cluster.topic(create("other", 4)), preview);
+}
+
+#[test]
+fn partition_ids_are_never_given_twice() {
+    let mut cluster = cluster();
+    let a = cluster.topic(create("a", 3));
+    let b = cluster.topic(create("b", 2));
+    let a = cluster.topic(add(&a.name, 5));
+    assert_eq!(cluster.apply(delete("b")), Reply::Done);
+    let c = cluster.topic(create("b", 1));
+    let ids = |topic: &TopicInfo| topic.places().map(|it| it.partition.0).collect::<Vec<_>>();
+    assert_eq!([ids(&a), ids(&b), ids(&c)], [vec![1, 2, 3, 6, 7], vec![4, 5], vec![8]]);
+    assert_eq!((a.id, b.id, c.id), (1, 2, 3));
+    assert!(cluster.state.is_deleted(b.id));
+    assert!(!cluster.state.is_deleted(c.id) && !cluster.state.is_deleted(4));
+    assert_eq!(cluster.state.partition_count(), 6);
+}
+
+#[test]
+fn partitions_stay_where_they_are_when_more_are_added() {
+    let mut cluster = cluster();
+    let before = cluster.topic(create("a", 4));
+    let after = cluster.topic(add("a", 9));
+    assert!(before.places().eq(after.places().take(4)));
+    assert_eq!(cluster.topic(add("a", 9)), after);
+    cluster.invalid(add("a", 8), "partition_count");
+    cluster.invalid(add("a", 0), "partition_count");
+    let missing = Reply::TopicNotFound { name: "b".to_owned() };
+    assert_eq!(cluster.apply(add("b", 8)), missing);
+}
+
+#[test]
+fn names_follow_the_rules() {
+    let mut cluster = cluster();
+    let long = "x".repeat(250);
+    for name in ["", ".", "..", "a b", "a/b", "é", "a\0", &long] {
+        cluster.invalid(create(name, 1), "name");
+    }
+    for name in ["a", "...", "A.b_c-9", &long[..249]] {
+        assert_eq!(cluster.topic(create(name, 1)).name, name);
+    }
+}
+
+#[test]
+fn counts_settings_and_shards_are_checked() {
+    let limits = ClusterLimits { partitions_max: 150_000, ..ClusterLimits::default() };
+    let mut cluster = Cluster::new(limits);
+    cluster.invalid(create("a", 0), "partition_count");
+    cluster.invalid(create("a", 100_001), "partition_count");
+    let mut refuse = |field, change: fn(&mut NewTopic)| {
+        let mut new = new_topic("a", 1);
+        change(&mut new);
+        cluster.invalid(ClusterCommand::CreateTopic(new), field);
+    };
+    refuse("replication_factor", |new| new.replication_factor = 0);
+    refuse("config.max_batch_bytes", |new| new.settings.max_batch_bytes = 0);
+    refuse("config.max_record_bytes", |new| new.settings.max_record_bytes = 0);
+    refuse("config.default_durability", |new| new.settings.default_durability = 0);
+    refuse("config.min_durability", |new| new.settings.min_durability = 5);
+    refuse("shards", |new| new.shards.clear());
+    refuse("shards", |new| new.shards = vec![1, 2, 1]);
+    refuse("shards", |new| new.shards = vec![0, 1]);
+    refuse("shards", |new| new.shards = vec![1, 4]);
+    cluster.topic(create("a", 100_000));
+    cluster.invalid(create("b", 50_001), "partition_count");
+    cluster.topic(create("b", 50_000));
+    cluster.invalid(add("b", 50_001), "partition_count");
+}
+
+#[test]
+fn an_update_changes_what_it_names_and_its_version() {
+    let mut cluster = cluster();
+    let created = cluster.topic(create("a", 1));
+    let update =
+        |settings, fields| ClusterCommand::UpdateTopic { name: "a".to_owned(), settings, fields };
+    let asked = PartitionSettings {
+        retention_bytes: Some(7),
+        max_batch_bytes: 0,
+        ..PartitionSettings::default()
+    };
+    let updated = cluster.topic(update(asked, SettingsMask::RETENTION_BYTES));
+    let expected = PartitionSettings {
+        retention_bytes: Some(7),
+        version: cluster.state.version(),
+        ..created.settings
+    };
+    assert_eq!(updated.settings, expected);
+    assert!(updated.settings.version > created.settings.version);
+    let before = cluster.state.clone();
+    assert_eq!(cluster.topic(update(asked, SettingsMask::RETENTION_BYTES)), updated);
+    assert_eq!(cluster.state, before);
+    cluster.invalid(update(asked, SettingsMask(0)), "update_mask");
+    cluster.invalid(update(asked, SettingsMask(1 << 20)), "update_mask");
+    cluster.invalid(update(asked, SettingsMask::MAX_BATCH_BYTES), "config.max_batch_bytes");
+}
+
+#[test]
+fn topics_are_listed_by_name_and_page() {
+    let mut cluster = cluster();
+    for name in ["b", "a.2", "a.1", "ab", "a.3"] {
+        cluster.topic(create(name, 1));
+    }
+    let names = |prefix, first| {
+        let topics = cluster.state.topics_from(prefix, first);
+        topics.map(|topic| topic.name.as_str()).collect::<Vec<_>>()
+    };
+    assert_eq!(names("", ""), ["a.1", "a.2", "a.3", "ab", "b"]);
+    assert_eq!(names("a.", ""), ["a.1", "a.2", "a.3"]);
+    assert_eq!(names("a.", "a.2"), ["a.2", "a.3"]);
+    assert_eq!(names("a.", "a.9"), [""; 0]);
+    assert_eq!(names("c", ""), [""; 0]);
+    assert_eq!(cluster.state.topics("a.").count(), 3);
+}
+
+#[test]
+fn the_version_grows_with_what_clients_see() {
+    let mut cluster = cluster();
+    let register = |endpoint: &str| ClusterCommand::RegisterNode {
+        node_id: 1,
+        endpoint: endpoint.to_owned(),
+        version: "0.1.0".to_owned(),
+    };
+    let commands = [
+        (register("a:1"), true),
+        (register("a:1"), false),
+        (register("a:2"), true),
+        (register_shards(vec![2, 3]), false),
+        (register_shards(vec![3, 4]), true),
+        (create("a", 1), true),
+        (create("a", 1), false),
+        (init("p"), false),
+        (ClusterCommand::LeaseProducerIds { count: 10 }, false),
+        (add("a", 1), false),
+        (add("a", 2), true),
+        (delete("a"), true),
+        (delete("a"), false),
+    ];
+    for (command, grows) in commands {
+        let (before, name) = (cluster.state.version(), command.name());
+        cluster.apply(command);
+        assert_eq!(cluster.state.version() > before, grows, "{name}");
+    }
+    assert_eq!(cluster.state.node(1).map(|node| &*node.endpoint), Some("a:2"));
+    let nobody = String::new();
+    let zero =
+        ClusterCommand::RegisterNode { node_id: 0, endpoint: nobody.clone(), version: nobody };
+    cluster.invalid(zero, "node_id");
+    cluster.invalid(register_shards(vec![5, 0]), "shards");
+    assert!(cluster.state.shards().iter().eq(&[1, 2, 3, 4]));
+}
+
+#[test]
+fn producer_ids_are_given_once_and_names_keep_theirs() {
+    let limits = ClusterLimits { named_producers_max: 2, ..ClusterLimits::default() };
+    let mut cluster = Cluster::new(limits);
+    let lease = |count| ClusterCommand::LeaseProducerIds { count };
+    assert_eq!(cluster.apply(lease(10)), Reply::ProducerIds { first: 1, count: 10 });
+    let producer = |producer_id, epoch| Reply::Producer { producer_id, epoch };
+    assert_eq!(cluster.apply(init("a")), producer(11, 0));
+    assert_eq!(cluster.apply(init("b")), producer(12, 0));
+    assert_eq!(cluster.apply(init("a")), producer(11, 1));
+    assert_eq!(cluster.apply(lease(1)), Reply::ProducerIds { first: 13, count: 1 });
+    // Makes room by forgetting b, which was used longest ago.
+    assert_eq!(cluster.apply(init("c")), producer(14, 0));
+    assert_eq!(cluster.apply(init("a")), producer(11, 2));
+    assert_eq!(cluster.apply(init("b")), producer(15, 0));
+    assert_eq!(cluster.state.named.len(), 2);
+    cluster.state.named.get_mut("a").unwrap().epoch = u32::MAX;
+    assert_eq!(cluster.apply(init("a")), producer(16, 0));
+    cluster.invalid(lease(0), "count");
+    cluster.invalid(init(""), "producer_name");
+    cluster.invalid(init(&"x".repeat(256)), "producer_name");
+    cluster.state.next_producer_id = u64::MAX;
+    cluster.invalid(lease(1), "count");
+}
+
+#[test]
+fn batches_and_commands_of_shards_are_not_for_shard_zero() {
+    let mut state = ClusterState::new(ClusterLimits::default());
+    let before = state.clone();
+    let partition = PartitionId(1);
+    let batch = Head::Batch(BatchHead {
+        partition,
+        record_count: 1,
+        version: 1,
+        compression: 0,
+        payload_bytes: 1,
+        proposed_us: 0,
+        producer: None,
+    });
+    let refused = Verdict::Refused(Refusal::UnknownPartition { partition });
+    assert_eq!(state.apply(1, &batch), refused);
+    let drop = ShardCommand::DropTopic { cluster_version: 1, topic_id: 1 };
+    assert_eq!(state.apply(2, &Head::Shard(drop)), Verdict::Nothing);
+    assert_eq!(state, before);
+}
+
+fn random_command(rng: &mut StdRng) -> ClusterCommand {
+    let name = format!("topic-{}", rng.random_range(0..8));
+    match rng.random_range(0..9) {
+        0 => ClusterCommand::RegisterNode {
+            node_id: rng.random_range(0..4),
+            endpoint: name,
+            version: rng.random_range(0..3).to_string(),
+        },
+        1..3 => create(&name, rng.random_range(0..200)),
+        3 => ClusterCommand::UpdateTopic {
+            name,
+            settings: crate::log::testing::any_settings(rng),
+            fields: SettingsMask(rng.random_range(0..80)),
+        },
+        4 => add(&name, rng.random_range(0..300)),
+        5 => delete(&name),
+        6 => ClusterCommand::LeaseProducerIds { count: rng.random_range(0..100) },
+        7 => register_shards(vec![rng.random_range(4..9), 1, 2, 3]),
+        _ => init(&name),
+    }
+}
+
+fn check_invariants(state: &ClusterState) {
+    assert_eq!(state.topics.len(), state.names.len());
+    assert_eq!(state.named.len(), state.names_by_use.len());
+    assert!(state.named.len() <= state.limits.named_producers_max as usize);
+    let sum: u64 = state.all_topics().map(|topic| u64::from(topic.partition_count)).sum();
+    assert_eq!(sum, state.partition_count());
+    assert!(sum <= state.limits.partitions_max);
+    let mut ids: Vec<_> = state.all_topics().flat_map(|topic| topic.places()).collect();
+    ids.sort_by_key(|place| place.partition);
+    ids.dedup_by_key(|place| place.partition);
+    assert_eq!(ids.len() as u64, sum);
+}
+
+#[test]
+fn random_logs_keep_the_invariants_and_checkpoints_are_exact() {
+    let mut rng = seeded("random_logs_keep_the_invariants_and_checkpoints_are_exact");
+    let limits = ClusterLimits {
+        partitions_per_topic_max: 250,
+        partitions_max: 1_000,
+        named_producers_max: 5,
+    };
+    for _ in 0..20 {
+        let mut state = ClusterState::new(limits);
+        let mut replayed = ClusterState::new(limits);
+        let mut restored = ClusterState::new(limits);
+        for index in 1..400 {
+            let head = Head::Cluster(random_command(&mut rng));
+            let before = state.clone();
+            let verdict = state.apply(index, &head);
+            if let Verdict::Cluster(Reply::Invalid { .. } | Reply::TopicNotFound { .. }) = verdict {
+                assert_eq!(state, before);
+            }
+            assert_eq!(restored.apply(index, &head), verdict);
+            replayed.apply(index, &head);
+            if index % 50 == 0 {
+                restored = ClusterState::decode(&state.encode()).expect("its own bytes");
+                assert_eq!(restored, state);
+                check_invariants(&state);
+            }
+        }
+        assert_eq!(replayed.encode(), state.encode());
+        assert_eq!(restored.encode(), state.encode());
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_an_error_or_a_state_and_never_a_panic() {
+    let mut rng = seeded("a_damaged_checkpoint_is_an_error_or_a_state_and_never_a_panic");
+    assert!(ClusterState::decode(&[]).is_err());
+    let mut cluster = cluster();
+    for _ in 0..100 {
+        cluster.apply(random_command(&mut rng));
+    }
+    let bytes = cluster.state.encode();
+    for _ in 0..5_000 {
+        let mut bytes = bytes.to_vec();
+        for _ in 0..rng.random_range(1..4) {
+            let at = rng.random_range(0..bytes.len());
+            bytes[at] ^= 1 << rng.random_range(0..8);
+        }
+        let _ = ClusterState::decode(&bytes);
+    }
+}

@@ -1,0 +1,55 @@
+//! Who runs a log's writer and keeper: threads of their own, or in a simulation tasks of the
+//! runtime, which then owns their order and their time.
+
+use std::sync::Arc;
+
+use helix_wal::{Keeper, Next, Wal, Writer};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Drive {
+    Threads,
+    Tasks,
+}
+
+pub(crate) fn start(
+    drive: Drive,
+    wal: &Wal,
+    mut writer: Writer,
+    mut keeper: Keeper,
+) -> Result<(), helix_wal::Error> {
+    match drive {
+        Drive::Threads => {
+            writer.spawn()?;
+            keeper.spawn()?;
+        }
+        Drive::Tasks => {
+            let wake = Arc::new((Notify::new(), Notify::new()));
+            let waker = wake.clone();
+            wal.set_waker(Box::new(move || {
+                waker.0.notify_one();
+                waker.1.notify_one();
+            }));
+            let start = Instant::now();
+            let woken = wake.clone();
+            tokio::spawn(
+                async move { while wait(writer.step(start.elapsed()), &woken.0).await {} },
+            );
+            tokio::spawn(async move { while wait(keeper.step(start.elapsed()), &wake.1).await {} });
+        }
+    }
+    Ok(())
+}
+
+/// `false` when there will be no more steps.
+async fn wait(next: Next, wake: &Notify) -> bool {
+    match next {
+        Next::Now => tokio::task::yield_now().await,
+        // Ignored: woken or not, the next step finds out what there is to do.
+        Next::After(time) => drop(tokio::time::timeout(time, wake.notified()).await),
+        Next::Idle => wake.notified().await,
+        Next::Done => return false,
+    }
+    true
+}

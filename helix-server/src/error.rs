@@ -1,0 +1,78 @@
+//! Why a call on a node failed, by what the caller can do about it.
+//! `api/status.rs` maps each variant to a gRPC status exactly once.
+
+use crate::log::{PartitionId, Refusal, Watermarks};
+
+/// Where a leader is, as far as this node knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaderHint {
+    pub node_id: u64,
+    pub endpoint: String,
+    pub term: u64,
+}
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    #[error("this node does not lead shard {shard}")]
+    NotLeader { shard: u64, leader: Option<LeaderHint> },
+    #[error("shard {shard} has no leader now")]
+    NoLeader { shard: u64 },
+    #[error("the node is shutting down")]
+    Draining,
+    /// The batch was proposed; whether it will count is not known.
+    #[error("the batch was handed to the log, but its outcome is not known: {reason}")]
+    OutcomeUnknown { reason: String },
+    #[error("topic {topic:?} does not exist")]
+    TopicNotFound { topic: String },
+    #[error("topic {topic:?} has {partition_count} partitions, there is no partition {partition}")]
+    PartitionNotFound { topic: String, partition: u32, partition_count: u32 },
+    /// The partition was deleted while the call ran.
+    #[error("partition {partition} was deleted")]
+    PartitionDeleted { partition: PartitionId },
+    #[error("topic {topic:?} exists already with other settings: {difference}")]
+    TopicAlreadyExists { topic: String, difference: String },
+    #[error(
+        "offset {asked} is outside of {}..{}",
+        watermarks.log_start,
+        watermarks.high_watermark
+    )]
+    OffsetOutOfRange { asked: u64, watermarks: Watermarks },
+    /// Apply refused the batch at its place in the log.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("batch of {bytes} bytes exceeds the limit of {bytes_max}")]
+    BatchTooLarge { bytes: u64, bytes_max: u64 },
+    #[error("record of {bytes} bytes exceeds the limit of {bytes_max}")]
+    RecordTooLarge { bytes: u64, bytes_max: u64 },
+    #[error("a batch needs at least one record")]
+    EmptyBatch,
+    #[error("batch says {stated} records, its payload holds {counted}")]
+    RecordCountMismatch { stated: u32, counted: u32 },
+    #[error("{what}")]
+    CorruptBatch { what: String },
+    #[error("compression {compression} is not supported by this version")]
+    UnsupportedCompression { compression: i32 },
+    #[error("{field}: {what}")]
+    InvalidArgument { field: &'static str, what: String },
+    /// A field or call whose feature this version does not have.
+    #[error("{what} is not supported by this version")]
+    Unimplemented { what: &'static str },
+    /// Bytes on this node's disk do not verify, or a shard is withheld for that reason.
+    #[error("stored data is damaged: {what}")]
+    CorruptLog { what: String },
+    /// Too much in flight; nothing was done.
+    #[error("too much in flight: {what}")]
+    Throttled { what: &'static str, retry_after_ms: u64 },
+    #[error("disk is full: {what}")]
+    DiskFull { what: String },
+    /// The disk failed; the node stops.
+    #[error("storage failed: {what}")]
+    StorageFailed { what: String, may_have_applied: bool },
+    /// The data folder cannot be this node's: only at start.
+    #[error("{what}")]
+    Unusable { what: String },
+    #[error("node {node_id} is not known")]
+    NodeNotFound { node_id: u64 },
+}
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,226 @@
+//! A data shard's bookkeeping as bytes, for checkpoints and snapshots.
+//! Equal states give equal bytes. Tags are for ever; what is unknown is an error.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use prost::Message;
+
+use super::producers::{Counted, DEDUP_WINDOW_BATCHES, Row};
+use super::shard_state::{ShardState, ShardTopic, StateLimits};
+use super::{Partition, PartitionId, PartitionRun, PartitionSettings, ProducerTable, is_whole};
+
+/// Why bytes are not a state.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("checkpoint: {what}")]
+pub struct CheckpointError {
+    pub what: String,
+}
+
+impl CheckpointError {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into() }
+    }
+}
+
+const FORMAT: u32 = 1;
+
+#[derive(Clone, PartialEq, Message)]
+struct StateRecord {
+    #[prost(uint32, tag = "1")]
+    format: u32,
+    #[prost(uint32, tag = "2")]
+    producers_max: u32,
+    #[prost(uint64, tag = "3")]
+    dropped_version: u64,
+    /// In the order of their ids.
+    #[prost(message, repeated, tag = "4")]
+    topics: Vec<TopicRecord>,
+    /// Those that ever had a record, in the order of their ids.
+    #[prost(message, repeated, tag = "5")]
+    partitions: Vec<PartitionRecord>,
+    /// In the order of (partition, producer).
+    #[prost(message, repeated, tag = "6")]
+    producers: Vec<ProducerRecord>,
+    /// Ranges of dropped ids, both ends included: two columns of equal length, in order.
+    #[prost(uint64, repeated, tag = "7")]
+    dropped_firsts: Vec<u64>,
+    #[prost(uint64, repeated, tag = "8")]
+    dropped_lasts: Vec<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TopicRecord {
+    #[prost(uint64, tag = "1")]
+    topic_id: u64,
+    #[prost(message, optional, tag = "2")]
+    settings: Option<PartitionSettings>,
+    #[prost(message, repeated, tag = "3")]
+    runs: Vec<PartitionRun>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct PartitionRecord {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(uint64, tag = "2")]
+    log_start: u64,
+    #[prost(uint64, tag = "3")]
+    next_offset: u64,
+    #[prost(uint64, tag = "4")]
+    last_time_us: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ProducerRecord {
+    #[prost(uint64, tag = "1")]
+    partition: u64,
+    #[prost(uint64, tag = "2")]
+    producer_id: u64,
+    #[prost(uint32, tag = "3")]
+    epoch: u32,
+    #[prost(uint64, tag = "4")]
+    next_sequence: u64,
+    #[prost(uint64, tag = "5")]
+    last_used: u64,
+    /// The window, oldest first, as two columns of equal length.
+    #[prost(uint32, repeated, tag = "6")]
+    record_counts: Vec<u32>,
+    #[prost(uint64, repeated, tag = "7")]
+    first_offsets: Vec<u64>,
+}
+
+impl ShardState {
+    pub fn encode(&self) -> Bytes {
+        let topics = self.topics.iter().map(|(topic_id, topic)| TopicRecord {
+            topic_id: *topic_id,
+            settings: Some(*topic.settings),
+            runs: PartitionRun::cover(&topic.partitions),
+        });
+        let partitions = self.partitions.values().filter(|partition| !partition.is_fresh());
+        let partitions = partitions.map(|partition| PartitionRecord {
+            id: partition.id.0,
+            log_start: partition.log_start,
+            next_offset: partition.next_offset,
+            last_time_us: partition.last_time_us,
+        });
+        let producers =
+            self.producers.rows().map(|((partition, producer_id), row)| ProducerRecord {
+                partition: partition.0,
+                producer_id: *producer_id,
+                epoch: row.epoch,
+                next_sequence: row.next_sequence,
+                last_used: row.last_used,
+                record_counts: row.window.iter().map(|counted| counted.record_count).collect(),
+                first_offsets: row.window.iter().map(|counted| counted.first_offset).collect(),
+            });
+        let record = StateRecord {
+            format: FORMAT,
+            producers_max: self.limits.producers_max,
+            dropped_version: self.dropped_version,
+            topics: topics.collect(),
+            partitions: partitions.collect(),
+            producers: producers.collect(),
+            dropped_firsts: self.dropped.keys().copied().collect(),
+            dropped_lasts: self.dropped.values().copied().collect(),
+        };
+        record.encode_to_vec().into()
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Self, CheckpointError> {
+        let record = StateRecord::decode(bytes).map_err(|e| CheckpointError::new(e.to_string()))?;
+        if record.format != FORMAT {
+            let format = record.format;
+            let what = format!("format {format} of a shard's state is not known to this version");
+            return Err(CheckpointError::new(what));
+        }
+        if !is_whole(&record, bytes) {
+            return Err(CheckpointError::new("it has fields that are not known to this version"));
+        }
+        let mut state = Self::new(StateLimits { producers_max: record.producers_max });
+        state.dropped_version = record.dropped_version;
+        if record.dropped_firsts.len() != record.dropped_lasts.len() {
+            return Err(CheckpointError::new("ranges of dropped partitions differ in length"));
+        }
+        state.dropped = record.dropped_firsts.into_iter().zip(record.dropped_lasts).collect();
+        for topic in record.topics {
+            state.restore_topic(topic)?;
+        }
+        for row in record.partitions {
+            state.restore_partition(row)?;
+        }
+        for row in record.producers {
+            restore_producer(&mut state.producers, &state.partitions, row)?;
+        }
+        Ok(state)
+    }
+
+    fn restore_topic(&mut self, topic: TopicRecord) -> Result<(), CheckpointError> {
+        let id = topic.topic_id;
+        let broken = |what: &str| CheckpointError::new(format!("topic {id}: {what}"));
+        let settings = Arc::new(topic.settings.ok_or_else(|| broken("settings are missing"))?);
+        if topic.runs.is_empty() || !topic.runs.iter().all(PartitionRun::is_valid) {
+            return Err(broken("a run of partitions is out of bounds"));
+        }
+        let partitions: Vec<_> = topic.runs.iter().flat_map(|run| run.partitions()).collect();
+        if !partitions.is_sorted_by(|(a, _), (b, _)| a < b) {
+            return Err(broken("partitions are not in order"));
+        }
+        for &(number, partition) in &partitions {
+            let row = Partition::new(partition, id, number, settings.clone());
+            if self.partitions.insert(partition, row).is_some() {
+                return Err(broken("a partition is there twice"));
+            }
+        }
+        match self.topics.insert(id, ShardTopic { settings, partitions }) {
+            None => Ok(()),
+            Some(_) => Err(broken("it is there twice")),
+        }
+    }
+
+    fn restore_partition(&mut self, row: PartitionRecord) -> Result<(), CheckpointError> {
+        let broken = |what: &str| CheckpointError::new(format!("partition {}: {what}", row.id));
+        let partition = self.partitions.get_mut(&PartitionId(row.id));
+        let partition = partition.ok_or_else(|| broken("it belongs to no topic"))?;
+        if row.log_start > row.next_offset {
+            return Err(broken("it starts behind its end"));
+        }
+        partition.log_start = row.log_start;
+        partition.next_offset = row.next_offset;
+        partition.last_time_us = row.last_time_us;
+        Ok(())
+    }
+}
+
+fn restore_producer(
+    producers: &mut ProducerTable,
+    partitions: &BTreeMap<PartitionId, Partition>,
+    row: ProducerRecord,
+) -> Result<(), CheckpointError> {
+    let (partition, producer_id) = (PartitionId(row.partition), row.producer_id);
+    let broken = |what: &str| {
+        let place = format!("producer {producer_id} of partition {partition}");
+        CheckpointError::new(format!("{place}: {what}"))
+    };
+    if !partitions.contains_key(&partition) {
+        return Err(broken("the partition does not exist"));
+    }
+    let batches = row.record_counts.len();
+    if batches != row.first_offsets.len() || batches > DEDUP_WINDOW_BATCHES {
+        return Err(broken("the window is out of bounds"));
+    }
+    let counted = row.record_counts.into_iter().zip(row.first_offsets);
+    let counted =
+        counted.map(|(record_count, first_offset)| Counted { record_count, first_offset });
+    let row = Row {
+        epoch: row.epoch,
+        next_sequence: row.next_sequence,
+        last_used: row.last_used,
+        window: counted.collect(),
+    };
+    if !producers.restore(partition, producer_id, row) {
+        return Err(broken("it is there twice, or there are too many"));
+    }
+    Ok(())
+}

@@ -1,0 +1,305 @@
+//! Control entries: what changes a shard, or the cluster's state, besides batches.
+//! How they stand in the log is in `command_record`.
+
+use super::PartitionId;
+
+/// Most rows (runs of partitions, trims) in one control entry, so that its head fits the log.
+pub const ROWS_PER_ENTRY_MAX: usize = 1_500;
+
+/// A change of a data shard. Every command may be repeated: the second time it changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ShardCommand {
+    /// Adds the partitions that are not there yet. `cluster_version` is the version of the
+    /// cluster's state that the proposer saw: a node with an old view must not bring a dropped
+    /// topic back, so a version below that of a drop changes nothing.
+    CreatePartitions {
+        cluster_version: u64,
+        topic_id: u64,
+        runs: Vec<PartitionRun>,
+        settings: PartitionSettings,
+    },
+    /// Settings for the topic's partitions here, unless they have this version or a later one.
+    UpdateSettings { topic_id: u64, settings: PartitionSettings },
+    /// Removes the topic's partitions; their ids never come back.
+    DropTopic { cluster_version: u64, topic_id: u64 },
+    /// Raises log starts, never above the high watermark.
+    Trim { starts: Vec<(PartitionId, u64)> },
+}
+
+/// A change of the cluster's own state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClusterCommand {
+    RegisterNode {
+        node_id: u64,
+        endpoint: String,
+        version: String,
+    },
+    /// Names shards of the pool; those that are known already stay.
+    RegisterShards {
+        shards: Vec<u64>,
+    },
+    CreateTopic(NewTopic),
+    /// Takes those of `settings` that `fields` names.
+    UpdateTopic {
+        name: String,
+        settings: PartitionSettings,
+        fields: SettingsMask,
+    },
+    /// Raises the number of partitions to `partition_count`.
+    AddPartitions {
+        name: String,
+        partition_count: u32,
+    },
+    DeleteTopic {
+        name: String,
+    },
+    /// Producer ids that the asking node may hand out by itself.
+    LeaseProducerIds {
+        count: u32,
+    },
+    /// The id of a named producer, with the next epoch.
+    InitProducer {
+        name: String,
+    },
+}
+
+/// What a topic is created from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NewTopic {
+    pub name: String,
+    pub partition_count: u32,
+    pub replication_factor: u32,
+    /// `version` is set by apply.
+    pub settings: PartitionSettings,
+    /// The shards to spread over, in this order from a place that depends on the topic's id.
+    pub shards: Vec<u64>,
+    pub requested_at_us: u64,
+}
+
+/// What holds for every partition of a topic.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+pub struct PartitionSettings {
+    /// None and zero: unlimited.
+    #[prost(uint64, optional, tag = "1")]
+    pub retention_us: Option<u64>,
+    /// None and zero: unlimited.
+    #[prost(uint64, optional, tag = "2")]
+    pub retention_bytes: Option<u64>,
+    #[prost(uint32, tag = "3")]
+    pub max_batch_bytes: u32,
+    #[prost(uint32, tag = "4")]
+    pub max_record_bytes: u32,
+    /// Numbers of `Durability`: strongest first, from 1.
+    #[prost(int32, tag = "5")]
+    pub default_durability: i32,
+    #[prost(int32, tag = "6")]
+    pub min_durability: i32,
+    /// Version of the cluster's state that brought these settings; a later one wins.
+    #[prost(uint64, tag = "7")]
+    pub version: u64,
+}
+
+/// Some of the fields of [`PartitionSettings`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SettingsMask(pub u32);
+
+impl SettingsMask {
+    pub const RETENTION_TIME: Self = Self(1);
+    pub const RETENTION_BYTES: Self = Self(1 << 1);
+    pub const MAX_BATCH_BYTES: Self = Self(1 << 2);
+    pub const MAX_RECORD_BYTES: Self = Self(1 << 3);
+    pub const DEFAULT_DURABILITY: Self = Self(1 << 4);
+    pub const MIN_DURABILITY: Self = Self(1 << 5);
+    pub const ALL: Self = Self((1 << 6) - 1);
+
+    pub fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl std::ops::BitOr for SettingsMask {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl std::ops::BitOrAssign for SettingsMask {
+    fn bitor_assign(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+}
+
+impl PartitionSettings {
+    /// These settings, with those of `other` that `fields` names. Keeps the version.
+    pub fn with(mut self, other: &Self, fields: SettingsMask) -> Self {
+        if fields.contains(SettingsMask::RETENTION_TIME) {
+            self.retention_us = other.retention_us;
+        }
+        if fields.contains(SettingsMask::RETENTION_BYTES) {
+            self.retention_bytes = other.retention_bytes;
+        }
+        if fields.contains(SettingsMask::MAX_BATCH_BYTES) {
+            self.max_batch_bytes = other.max_batch_bytes;
+        }
+        if fields.contains(SettingsMask::MAX_RECORD_BYTES) {
+            self.max_record_bytes = other.max_record_bytes;
+        }
+        if fields.contains(SettingsMask::DEFAULT_DURABILITY) {
+            self.default_durability = other.default_durability;
+        }
+        if fields.contains(SettingsMask::MIN_DURABILITY) {
+            self.min_durability = other.min_durability;
+        }
+        self
+    }
+}
+
+/// Partitions of one topic in one shard: the i-th has the number `first_number + i * stride` and
+/// the id `first_id + i * stride`, so that ids and numbers of a topic keep their distance however
+/// many shards it is spread over.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+pub struct PartitionRun {
+    #[prost(uint64, tag = "1")]
+    pub first_id: u64,
+    #[prost(uint32, tag = "2")]
+    pub first_number: u32,
+    #[prost(uint32, tag = "3")]
+    pub stride: u32,
+    #[prost(uint32, tag = "4")]
+    pub count: u32,
+}
+
+impl PartitionRun {
+    /// Most partitions in one run: what a hostile entry may make a shard allocate.
+    pub const COUNT_MAX: u32 = 1_000_000;
+
+    /// (number, id) of each partition.
+    pub fn partitions(self) -> impl Iterator<Item = (u32, PartitionId)> {
+        debug_assert!(self.is_valid());
+        (0..self.count).map_while(move |i| {
+            let step = i.checked_mul(self.stride)?;
+            let number = self.first_number.checked_add(step)?;
+            Some((number, PartitionId(self.first_id.checked_add(u64::from(step))?)))
+        })
+    }
+
+    pub(super) fn is_valid(&self) -> bool {
+        let last = self.count.checked_sub(1).and_then(|steps| steps.checked_mul(self.stride));
+        last.is_some_and(|step| {
+            self.first_id > 0
+                && self.stride > 0
+                && self.count <= Self::COUNT_MAX
+                && self.first_number.checked_add(step).is_some()
+                && self.first_id.checked_add(u64::from(step)).is_some()
+        })
+    }
+
+    /// The fewest runs, taken greedily, for partitions in the order of their numbers.
+    pub(super) fn cover(partitions: &[(u32, PartitionId)]) -> Vec<Self> {
+        let mut runs: Vec<Self> = Vec::new();
+        for &(number, id) in partitions {
+            if !runs.last_mut().is_some_and(|run| run.extend(number, id)) {
+                runs.push(Self { first_id: id.0, first_number: number, stride: 1, count: 1 });
+            }
+        }
+        runs
+    }
+
+    /// Takes a partition in at the end, if it fits. A run of one has no stride of its own yet.
+    fn extend(&mut self, number: u32, id: PartitionId) -> bool {
+        let stride = if self.count == 1 { number - self.first_number } else { self.stride };
+        let step = self.count.checked_mul(stride);
+        let fits = step.is_some_and(|step| {
+            self.count < Self::COUNT_MAX
+                && self.first_number.checked_add(step) == Some(number)
+                && self.first_id.checked_add(u64::from(step)) == Some(id.0)
+        });
+        if fits {
+            self.stride = stride;
+            self.count += 1;
+        }
+        fits
+    }
+}
+
+impl ShardCommand {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::CreatePartitions { .. } => "create partitions",
+            Self::UpdateSettings { .. } => "update settings",
+            Self::DropTopic { .. } => "drop topic",
+            Self::Trim { .. } => "trim",
+        }
+    }
+}
+
+impl ClusterCommand {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::RegisterNode { .. } => "register node",
+            Self::RegisterShards { .. } => "register shards",
+            Self::CreateTopic(_) => "create topic",
+            Self::UpdateTopic { .. } => "update topic",
+            Self::AddPartitions { .. } => "add partitions",
+            Self::DeleteTopic { .. } => "delete topic",
+            Self::LeaseProducerIds { .. } => "lease producer ids",
+            Self::InitProducer { .. } => "init producer",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_gives_numbers_and_ids_at_one_distance() {
+        let run = PartitionRun { first_id: 101, first_number: 1, stride: 3, count: 3 };
+        let partitions: Vec<_> = run.partitions().map(|(number, id)| (number, id.0)).collect();
+        assert_eq!(partitions, [(1, 101), (4, 104), (7, 107)]);
+    }
+
+    #[test]
+    fn cover_joins_what_belongs_together_and_only_that() {
+        let run = PartitionRun { first_id: 101, first_number: 1, stride: 3, count: 3 };
+        let other = PartitionRun { first_id: 900, first_number: 8, stride: 1, count: 2 };
+        let partitions: Vec<_> = run.partitions().chain(other.partitions()).collect();
+        assert_eq!(PartitionRun::cover(&partitions), [run, other]);
+        assert_eq!(PartitionRun::cover(&[]), []);
+    }
+
+    #[test]
+    fn runs_beyond_the_numbers_are_invalid() {
+        let run = PartitionRun { first_id: 1, first_number: 0, stride: 1, count: 1 };
+        assert!(run.is_valid());
+        assert!(!PartitionRun { first_id: 0, ..run }.is_valid());
+        assert!(!PartitionRun { stride: 0, ..run }.is_valid());
+        assert!(!PartitionRun { count: 0, ..run }.is_valid());
+        assert!(!PartitionRun { count: u32::MAX, ..run }.is_valid());
+        assert!(!PartitionRun { first_number: u32::MAX, count: 2, ..run }.is_valid());
+        assert!(!PartitionRun { first_id: u64::MAX, count: 2, ..run }.is_valid());
+    }
+
+    #[test]
+    fn a_mask_takes_only_the_fields_it_names() {
+        let old =
+            PartitionSettings { max_batch_bytes: 1, max_record_bytes: 2, ..Default::default() };
+        let new = PartitionSettings {
+            retention_us: Some(5),
+            retention_bytes: Some(6),
+            max_batch_bytes: 7,
+            max_record_bytes: 8,
+            default_durability: 2,
+            min_durability: 3,
+            version: 9,
+        };
+        assert_eq!(old.with(&new, SettingsMask(0)), old);
+        let some = SettingsMask::RETENTION_TIME | SettingsMask::MAX_BATCH_BYTES;
+        let expected = PartitionSettings { retention_us: Some(5), max_batch_bytes: 7, ..old };
+        assert_eq!(old.with(&new, some), expected);
+        let all = PartitionSettings { version: 0, ..new };
+        assert_eq!(old.with(&new, SettingsMask::ALL), all);
+    }
+}

@@ -1,0 +1,302 @@
+//! Control entries as protobuf messages, so that they can grow.
+//! Tags are for ever. What this version does not know is an error, never skipped.
+
+use bytes::BytesMut;
+use prost::{Message, Oneof};
+
+use super::command::{
+    ClusterCommand, NewTopic, PartitionRun, PartitionSettings, SettingsMask, ShardCommand,
+};
+use super::{HeadError, PartitionId};
+
+#[derive(Clone, PartialEq, Message)]
+struct ShardRecord {
+    #[prost(oneof = "ShardChange", tags = "1, 2, 3, 4")]
+    change: Option<ShardChange>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+enum ShardChange {
+    #[prost(message, tag = "1")]
+    CreatePartitions(CreatePartitions),
+    #[prost(message, tag = "2")]
+    UpdateSettings(UpdateSettings),
+    #[prost(message, tag = "3")]
+    DropTopic(DropTopic),
+    #[prost(message, tag = "4")]
+    Trim(Trim),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct CreatePartitions {
+    #[prost(uint64, tag = "1")]
+    cluster_version: u64,
+    #[prost(uint64, tag = "2")]
+    topic_id: u64,
+    #[prost(message, repeated, tag = "3")]
+    runs: Vec<PartitionRun>,
+    #[prost(message, optional, tag = "4")]
+    settings: Option<PartitionSettings>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct UpdateSettings {
+    #[prost(uint64, tag = "1")]
+    topic_id: u64,
+    #[prost(message, optional, tag = "2")]
+    settings: Option<PartitionSettings>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct DropTopic {
+    #[prost(uint64, tag = "1")]
+    cluster_version: u64,
+    #[prost(uint64, tag = "2")]
+    topic_id: u64,
+}
+
+/// Two columns of equal length.
+#[derive(Clone, PartialEq, Message)]
+struct Trim {
+    #[prost(uint64, repeated, tag = "1")]
+    partitions: Vec<u64>,
+    #[prost(uint64, repeated, tag = "2")]
+    starts: Vec<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ClusterRecord {
+    #[prost(oneof = "ClusterChange", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    change: Option<ClusterChange>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+enum ClusterChange {
+    #[prost(message, tag = "1")]
+    RegisterNode(RegisterNode),
+    #[prost(message, tag = "2")]
+    CreateTopic(CreateTopic),
+    #[prost(message, tag = "3")]
+    UpdateTopic(UpdateTopic),
+    #[prost(message, tag = "4")]
+    AddPartitions(AddPartitions),
+    #[prost(message, tag = "5")]
+    DeleteTopic(DeleteTopic),
+    #[prost(message, tag = "6")]
+    LeaseProducerIds(LeaseProducerIds),
+    #[prost(message, tag = "7")]
+    InitProducer(InitProducer),
+    #[prost(message, tag = "8")]
+    RegisterShards(RegisterShards),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RegisterShards {
+    #[prost(uint64, repeated, tag = "1")]
+    shards: Vec<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RegisterNode {
+    #[prost(uint64, tag = "1")]
+    node_id: u64,
+    #[prost(string, tag = "2")]
+    endpoint: String,
+    #[prost(string, tag = "3")]
+    version: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct CreateTopic {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(uint32, tag = "2")]
+    partition_count: u32,
+    #[prost(uint32, tag = "3")]
+    replication_factor: u32,
+    #[prost(message, optional, tag = "4")]
+    settings: Option<PartitionSettings>,
+    #[prost(uint64, repeated, tag = "5")]
+    shards: Vec<u64>,
+    #[prost(uint64, tag = "6")]
+    requested_at_us: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct UpdateTopic {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(message, optional, tag = "2")]
+    settings: Option<PartitionSettings>,
+    #[prost(uint32, tag = "3")]
+    fields: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct AddPartitions {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(uint32, tag = "2")]
+    partition_count: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct DeleteTopic {
+    #[prost(string, tag = "1")]
+    name: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct LeaseProducerIds {
+    #[prost(uint32, tag = "1")]
+    count: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct InitProducer {
+    #[prost(string, tag = "1")]
+    name: String,
+}
+
+/// Whether all of `bytes` went into the message: prost skips unknown fields, and two versions
+/// that read one entry differently would no longer be replicas of each other.
+pub(crate) fn is_whole(message: &impl Message, bytes: &[u8]) -> bool {
+    message.encoded_len() == bytes.len()
+}
+
+fn malformed(what: impl Into<String>) -> HeadError {
+    HeadError::Malformed { what: what.into() }
+}
+
+fn unknown_field() -> HeadError {
+    malformed("it has fields that are not known to this version")
+}
+
+fn required(settings: Option<PartitionSettings>) -> Result<PartitionSettings, HeadError> {
+    settings.ok_or_else(|| malformed("settings are missing"))
+}
+
+pub(super) fn encode_shard(command: &ShardCommand, bytes: &mut BytesMut) {
+    let change = match command.clone() {
+        ShardCommand::CreatePartitions { cluster_version, topic_id, runs, settings } => {
+            debug_assert!(runs.iter().all(PartitionRun::is_valid));
+            let settings = Some(settings);
+            let create = CreatePartitions { cluster_version, topic_id, runs, settings };
+            ShardChange::CreatePartitions(create)
+        }
+        ShardCommand::UpdateSettings { topic_id, settings } => {
+            ShardChange::UpdateSettings(UpdateSettings { topic_id, settings: Some(settings) })
+        }
+        ShardCommand::DropTopic { cluster_version, topic_id } => {
+            ShardChange::DropTopic(DropTopic { cluster_version, topic_id })
+        }
+        ShardCommand::Trim { starts } => {
+            let (partitions, starts) = starts.into_iter().map(|(id, start)| (id.0, start)).unzip();
+            ShardChange::Trim(Trim { partitions, starts })
+        }
+    };
+    ShardRecord { change: Some(change) }.encode(bytes).expect("a growing buffer has room");
+}
+
+pub(super) fn decode_shard(bytes: &[u8]) -> Result<ShardCommand, HeadError> {
+    let record = ShardRecord::decode(bytes).map_err(|error| malformed(error.to_string()))?;
+    let whole = is_whole(&record, bytes);
+    let change = record.change.ok_or(HeadError::UnknownCommand)?;
+    if !whole {
+        return Err(unknown_field());
+    }
+    Ok(match change {
+        ShardChange::CreatePartitions(it) => {
+            if !it.runs.iter().all(PartitionRun::is_valid) {
+                return Err(malformed("a run of partitions is out of bounds"));
+            }
+            ShardCommand::CreatePartitions {
+                cluster_version: it.cluster_version,
+                topic_id: it.topic_id,
+                runs: it.runs,
+                settings: required(it.settings)?,
+            }
+        }
+        ShardChange::UpdateSettings(it) => {
+            ShardCommand::UpdateSettings { topic_id: it.topic_id, settings: required(it.settings)? }
+        }
+        ShardChange::DropTopic(it) => {
+            ShardCommand::DropTopic { cluster_version: it.cluster_version, topic_id: it.topic_id }
+        }
+        ShardChange::Trim(it) => {
+            if it.partitions.len() != it.starts.len() {
+                return Err(malformed("a trim whose columns differ in length"));
+            }
+            let partitions = it.partitions.into_iter().map(PartitionId);
+            ShardCommand::Trim { starts: partitions.zip(it.starts).collect() }
+        }
+    })
+}
+
+pub(super) fn encode_cluster(command: &ClusterCommand, bytes: &mut BytesMut) {
+    let change = match command.clone() {
+        ClusterCommand::RegisterNode { node_id, endpoint, version } => {
+            ClusterChange::RegisterNode(RegisterNode { node_id, endpoint, version })
+        }
+        ClusterCommand::CreateTopic(topic) => ClusterChange::CreateTopic(CreateTopic {
+            name: topic.name,
+            partition_count: topic.partition_count,
+            replication_factor: topic.replication_factor,
+            settings: Some(topic.settings),
+            shards: topic.shards,
+            requested_at_us: topic.requested_at_us,
+        }),
+        ClusterCommand::UpdateTopic { name, settings, fields } => {
+            let (settings, fields) = (Some(settings), fields.0);
+            ClusterChange::UpdateTopic(UpdateTopic { name, settings, fields })
+        }
+        ClusterCommand::AddPartitions { name, partition_count } => {
+            ClusterChange::AddPartitions(AddPartitions { name, partition_count })
+        }
+        ClusterCommand::DeleteTopic { name } => ClusterChange::DeleteTopic(DeleteTopic { name }),
+        ClusterCommand::LeaseProducerIds { count } => {
+            ClusterChange::LeaseProducerIds(LeaseProducerIds { count })
+        }
+        ClusterCommand::InitProducer { name } => ClusterChange::InitProducer(InitProducer { name }),
+        ClusterCommand::RegisterShards { shards } => {
+            ClusterChange::RegisterShards(RegisterShards { shards })
+        }
+    };
+    ClusterRecord { change: Some(change) }.encode(bytes).expect("a growing buffer has room");
+}
+
+pub(super) fn decode_cluster(bytes: &[u8]) -> Result<ClusterCommand, HeadError> {
+    let record = ClusterRecord::decode(bytes).map_err(|error| malformed(error.to_string()))?;
+    let whole = is_whole(&record, bytes);
+    let change = record.change.ok_or(HeadError::UnknownCommand)?;
+    if !whole {
+        return Err(unknown_field());
+    }
+    Ok(match change {
+        ClusterChange::RegisterNode(it) => ClusterCommand::RegisterNode {
+            node_id: it.node_id,
+            endpoint: it.endpoint,
+            version: it.version,
+        },
+        ClusterChange::CreateTopic(it) => ClusterCommand::CreateTopic(NewTopic {
+            name: it.name,
+            partition_count: it.partition_count,
+            replication_factor: it.replication_factor,
+            settings: required(it.settings)?,
+            shards: it.shards,
+            requested_at_us: it.requested_at_us,
+        }),
+        ClusterChange::UpdateTopic(it) => ClusterCommand::UpdateTopic {
+            name: it.name,
+            settings: required(it.settings)?,
+            fields: SettingsMask(it.fields),
+        },
+        ClusterChange::AddPartitions(it) => {
+            ClusterCommand::AddPartitions { name: it.name, partition_count: it.partition_count }
+        }
+        ClusterChange::DeleteTopic(it) => ClusterCommand::DeleteTopic { name: it.name },
+        ClusterChange::LeaseProducerIds(it) => ClusterCommand::LeaseProducerIds { count: it.count },
+        ClusterChange::InitProducer(it) => ClusterCommand::InitProducer { name: it.name },
+        ClusterChange::RegisterShards(it) => ClusterCommand::RegisterShards { shards: it.shards },
+    })
+}

@@ -1,0 +1,60 @@
+//! A partition's row in its shard: where its records begin and end.
+//! The records themselves stay in the shard's log.
+
+use std::sync::Arc;
+
+use super::{PartitionId, PartitionSettings, Watermarks};
+
+/// Invariant: `log_start <= next_offset`; both only grow. Everything applied is committed, so
+/// `next_offset` is also the high watermark.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Partition {
+    pub id: PartitionId,
+    pub topic_id: u64,
+    /// Number within the topic.
+    pub number: u32,
+    /// Shared by the topic's partitions in this shard.
+    pub settings: Arc<PartitionSettings>,
+    pub log_start: u64,
+    pub next_offset: u64,
+    /// Append time of the newest batch; append times never decrease.
+    pub last_time_us: u64,
+}
+
+impl Partition {
+    pub(super) fn new(
+        id: PartitionId,
+        topic_id: u64,
+        number: u32,
+        settings: Arc<PartitionSettings>,
+    ) -> Self {
+        Self { id, topic_id, number, settings, log_start: 0, next_offset: 0, last_time_us: 0 }
+    }
+
+    pub fn watermarks(&self) -> Watermarks {
+        Watermarks { log_start: self.log_start, high_watermark: self.next_offset }
+    }
+
+    /// No record was ever appended.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.next_offset == 0 && self.log_start == 0 && self.last_time_us == 0
+    }
+
+    /// Takes in a batch that ends before `next_offset`; returns its append time.
+    pub(super) fn append(&mut self, next_offset: u64, proposed_us: u64) -> u64 {
+        debug_assert!(next_offset >= self.next_offset);
+        self.next_offset = next_offset;
+        self.last_time_us = self.last_time_us.max(proposed_us);
+        self.last_time_us
+    }
+
+    /// Raises the log start, at most to the high watermark. Whether anything changed.
+    pub(super) fn trim(&mut self, start: u64) -> bool {
+        let start = start.min(self.next_offset);
+        let raised = start > self.log_start;
+        if raised {
+            self.log_start = start;
+        }
+        raised
+    }
+}

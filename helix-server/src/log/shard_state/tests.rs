@@ -1,0 +1,386 @@
+//! What apply must hold, first case by case, then over random logs.
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+
+use super::super::testing::seeded;
+use super::super::{ProducerStamp, Watermarks};
+use super::*;
+
+fn run(first_id: u64, count: u32) -> PartitionRun {
+    PartitionRun { first_id, first_number: 0, stride: 1, count }
+}
+
+fn settings(version: u64) -> PartitionSettings {
+    PartitionSettings { max_batch_bytes: 1 << 20, version, ..PartitionSettings::default() }
+}
+
+fn create(cluster_version: u64, topic_id: u64, run: PartitionRun) -> Head {
+    Head::Shard(ShardCommand::CreatePartitions {
+        cluster_version,
+        topic_id,
+        runs: vec![run],
+        settings: settings(1),
+    })
+}
+
+fn drop_topic(cluster_version: u64, topic_id: u64) -> Head {
+    Head::Shard(ShardCommand::DropTopic { cluster_version, topic_id })
+}
+
+fn batch(partition: u64, record_count: u32) -> BatchHead {
+    BatchHead {
+        partition: PartitionId(partition),
+        record_count,
+        version: 1,
+        compression: 1,
+        payload_bytes: 100,
+        proposed_us: 0,
+        producer: None,
+    }
+}
+
+fn stamped(partition: u64, record_count: u32, first_sequence: u64) -> BatchHead {
+    let producer = Some(ProducerStamp { producer_id: 9, epoch: 0, first_sequence });
+    BatchHead { producer, ..batch(partition, record_count) }
+}
+
+/// A shard and the index of its last entry.
+struct Shard {
+    state: ShardState,
+    index: u64,
+    effects: Effects,
+}
+
+impl Shard {
+    /// Topic 1 with the partitions 1..=4.
+    fn new() -> Self {
+        let state = ShardState::new(StateLimits::default());
+        let mut shard = Self { state, index: 0, effects: Effects::default() };
+        shard.apply(&create(1, 1, run(1, 4)));
+        shard
+    }
+
+    fn apply(&mut self, head: &Head) -> Verdict {
+        self.index += 1;
+        self.effects.clear();
+        self.state.apply(self.index, head, &mut self.effects)
+    }
+
+    fn append(&mut self, batch: BatchHead) -> Verdict {
+        self.apply(&Head::Batch(batch))
+    }
+}
+
+#[test]
+fn offsets_are_dense_in_each_partition() {
+    let mut shard = Shard::new();
+    for (partition, count, first_offset) in [(1, 3, 0), (2, 5, 0), (1, 1, 3), (2, 2, 5)] {
+        let next_offset = first_offset + u64::from(count);
+        let watermarks = Watermarks { log_start: 0, high_watermark: next_offset };
+        let expected = Verdict::Appended { first_offset, next_offset, time_us: 0, watermarks };
+        assert_eq!(shard.append(batch(partition, count)), expected);
+    }
+}
+
+#[test]
+fn append_times_never_decrease() {
+    let mut shard = Shard::new();
+    for (proposed_us, expected) in [(5, 5), (3, 5), (9, 9), (0, 9)] {
+        let verdict = shard.append(BatchHead { proposed_us, ..batch(1, 1) });
+        assert!(matches!(verdict, Verdict::Appended { time_us, .. } if time_us == expected));
+    }
+}
+
+#[test]
+fn a_refused_batch_changes_nothing() {
+    let mut shard = Shard::new();
+    shard.append(stamped(1, 2, 0));
+    shard.state.partitions.get_mut(&PartitionId(2)).unwrap().next_offset = u64::MAX - 1;
+    let before = shard.state.clone();
+    let unknown = Refusal::UnknownPartition { partition: PartitionId(77) };
+    assert_eq!(shard.append(batch(77, 1)), Verdict::Refused(unknown));
+    assert_eq!(shard.append(batch(2, 2)), Verdict::Refused(Refusal::OffsetsExhausted));
+    assert_eq!(shard.append(stamped(2, 2, 0)), Verdict::Refused(Refusal::OffsetsExhausted));
+    assert!(matches!(shard.append(stamped(1, 2, 5)), Verdict::Refused(_)));
+    assert!(matches!(shard.append(stamped(1, 2, 0)), Verdict::Duplicate { .. }));
+    assert_eq!(shard.state, before);
+    assert!(shard.effects.is_empty());
+    assert!(matches!(shard.append(batch(2, 1)), Verdict::Appended { next_offset: u64::MAX, .. }));
+}
+
+#[test]
+fn a_duplicate_gets_the_offsets_of_the_first_time() {
+    let mut shard = Shard::new();
+    shard.append(batch(1, 10));
+    assert_eq!(shard.state.would_duplicate(&stamped(1, 3, 0)), None);
+    shard.append(stamped(1, 3, 0));
+    shard.append(batch(1, 10));
+    let watermarks = Watermarks { log_start: 0, high_watermark: 23 };
+    let expected = Verdict::Duplicate { first_offset: 10, next_offset: 13, watermarks };
+    assert_eq!(shard.state.would_duplicate(&stamped(1, 3, 0)), Some(expected.clone()));
+    assert_eq!(shard.append(stamped(1, 3, 0)), expected);
+    assert_eq!(shard.state.would_duplicate(&stamped(1, 3, 3)), None);
+    assert_eq!(shard.state.next_sequence(PartitionId(1), 9, 0), Some(3));
+}
+
+#[test]
+fn creating_again_adds_only_what_is_missing() {
+    let mut shard = Shard::new();
+    assert_eq!(shard.effects.created.len(), 4);
+    shard.append(batch(1, 3));
+    let before = shard.state.clone();
+    assert_eq!(shard.apply(&create(1, 1, run(1, 4))), Verdict::Changed);
+    assert_eq!(shard.state, before);
+    shard.apply(&create(2, 1, run(1, 6)));
+    assert_eq!(shard.effects.created, [PartitionId(5), PartitionId(6)]);
+    let numbers: Vec<u32> = shard.state.topic_partitions(1).map(|it| it.number).collect();
+    assert_eq!(numbers, [0, 1, 2, 3, 4, 5]);
+    assert_eq!(shard.state.partition(PartitionId(1)).unwrap().next_offset, 3);
+}
+
+#[test]
+fn ids_of_another_topic_are_left_alone() {
+    let mut shard = Shard::new();
+    let before = shard.state.clone();
+    shard.apply(&create(1, 2, run(3, 2)));
+    assert_eq!(shard.state, before);
+}
+
+#[test]
+fn a_dropped_topic_takes_its_producers_along_and_never_comes_back() {
+    let mut shard = Shard::new();
+    shard.append(stamped(1, 2, 0));
+    shard.apply(&drop_topic(5, 1));
+    assert_eq!(shard.effects.dropped, [1, 2, 3, 4].map(PartitionId));
+    assert!(shard.state.producers().is_empty());
+    assert!(matches!(shard.append(batch(1, 1)), Verdict::Refused(_)));
+    assert!([1, 2, 3, 4].into_iter().all(|id| shard.state.is_dropped(PartitionId(id))));
+    assert!([0, 5].into_iter().all(|id| !shard.state.is_dropped(PartitionId(id))));
+    let before = shard.state.clone();
+    // From a node that has not seen the drop.
+    shard.apply(&create(4, 1, run(1, 4)));
+    assert!(shard.effects.is_empty());
+    shard.apply(&drop_topic(5, 1));
+    assert!(shard.effects.is_empty());
+    assert_eq!(shard.state, before);
+    // Whatever its proposer saw.
+    shard.apply(&create(9, 1, run(1, 4)));
+    assert_eq!(shard.state, before);
+    shard.apply(&create(5, 2, run(5, 1)));
+    assert_eq!(shard.effects.created, [PartitionId(5)]);
+    assert!(!shard.state.is_dropped(PartitionId(5)));
+    shard.apply(&drop_topic(6, 2));
+    assert_eq!(shard.state.dropped, BTreeMap::from([(1, 5)]));
+}
+
+#[test]
+fn a_partition_that_comes_late_is_not_taken_for_dropped() {
+    let mut shard = Shard::new();
+    shard.apply(&create(1, 3, run(50, 1)));
+    assert!(!shard.state.is_dropped(PartitionId(20)));
+    shard.apply(&drop_topic(2, 3));
+    assert!(!shard.state.is_dropped(PartitionId(20)));
+    shard.apply(&create(2, 2, run(20, 1)));
+    assert_eq!(shard.effects.created, [PartitionId(20)]);
+}
+
+#[test]
+fn later_settings_win() {
+    let mut shard = Shard::new();
+    let update = |settings| Head::Shard(ShardCommand::UpdateSettings { topic_id: 1, settings });
+    for (version, expected, changes) in [(3, 3, true), (2, 3, false), (3, 3, false), (4, 4, true)] {
+        shard.apply(&update(settings(version)));
+        assert!(shard.state.partitions().all(|it| it.settings.version == expected));
+        assert_eq!(shard.effects.updated, if changes { vec![1] } else { vec![] });
+    }
+    shard.apply(&create(9, 1, run(1, 4)));
+    assert!(shard.state.partitions().all(|it| it.settings.version == 4));
+}
+
+#[test]
+fn trims_raise_the_log_start_up_to_the_high_watermark() {
+    let mut shard = Shard::new();
+    shard.append(batch(1, 10));
+    let trim = |start| Head::Shard(ShardCommand::Trim { starts: vec![(PartitionId(1), start)] });
+    for (start, expected) in [(4, Some(4)), (3, None), (4, None), (99, Some(10)), (99, None)] {
+        shard.apply(&trim(start));
+        let trimmed: Vec<_> = expected.map(|it| (PartitionId(1), it)).into_iter().collect();
+        assert_eq!(shard.effects.trimmed, trimmed, "to {start}");
+    }
+    let watermarks = Watermarks { log_start: 10, high_watermark: 10 };
+    assert_eq!(shard.state.partition(PartitionId(1)).unwrap().watermarks(), watermarks);
+}
+
+#[test]
+fn commands_of_the_cluster_change_nothing() {
+    let mut shard = Shard::new();
+    let before = shard.state.clone();
+    let command = super::super::ClusterCommand::LeaseProducerIds { count: 1 };
+    assert_eq!(shard.apply(&Head::Cluster(command)), Verdict::Nothing);
+    assert_eq!(shard.state, before);
+}
+
+#[test]
+fn ten_thousand_idle_partitions_are_a_small_checkpoint() {
+    let mut shard = Shard::new();
+    shard.apply(&create(1, 2, run(1_000, 10_000)));
+    assert_eq!(shard.effects.created.len(), 10_000);
+    let bytes = shard.state.encode();
+    assert!(bytes.len() < 200, "{} bytes", bytes.len());
+    assert_eq!(ShardState::decode(&bytes).as_ref(), Ok(&shard.state));
+}
+
+#[test]
+fn a_damaged_checkpoint_is_an_error_or_a_state_and_never_a_panic() {
+    let mut rng = seeded("a_damaged_checkpoint_is_an_error_or_a_state_and_never_a_panic");
+    assert!(ShardState::decode(&[]).is_err());
+    let (state, _) = random_log(&mut rng, 300);
+    let bytes = state.encode();
+    for _ in 0..5_000 {
+        let mut bytes = bytes.to_vec();
+        for _ in 0..rng.random_range(1..4) {
+            let at = rng.random_range(0..bytes.len());
+            bytes[at] ^= 1 << rng.random_range(0..8);
+        }
+        bytes.truncate(rng.random_range(0..=bytes.len() * 2).min(bytes.len()));
+        let _ = ShardState::decode(&bytes);
+    }
+}
+
+#[test]
+fn a_replayed_log_gives_equal_bytes() {
+    let mut rng = seeded("a_replayed_log_gives_equal_bytes");
+    for _ in 0..30 {
+        let (state, log) = random_log(&mut rng, 500);
+        let mut again = ShardState::new(state.limits());
+        for (index, head) in (1..).zip(&log) {
+            again.apply(index, head, &mut Effects::default());
+        }
+        assert_eq!(again, state);
+        assert_eq!(again.encode(), state.encode());
+    }
+}
+
+/// A replica that comes from a checkpoint gives the same verdicts from there on as one that never
+/// stopped.
+#[test]
+fn a_state_from_a_checkpoint_goes_on_as_the_first() {
+    let mut rng = seeded("a_state_from_a_checkpoint_goes_on_as_the_first");
+    for _ in 0..30 {
+        let (mut state, log) = random_log(&mut rng, 400);
+        let mut restored = ShardState::decode(&state.encode()).expect("its own bytes");
+        assert_eq!(restored, state);
+        for index in log.len() as u64 + 1..log.len() as u64 + 300 {
+            let head = random_head(&mut rng, &state);
+            let (mut effects, mut effects_restored) = (Effects::default(), Effects::default());
+            let verdict = state.apply(index, &head, &mut effects);
+            assert_eq!(restored.apply(index, &head, &mut effects_restored), verdict);
+            assert_eq!(effects, effects_restored);
+        }
+        assert_eq!(restored.encode(), state.encode());
+    }
+}
+
+#[test]
+fn random_logs_keep_the_invariants() {
+    let mut rng = seeded("random_logs_keep_the_invariants");
+    for _ in 0..20 {
+        let mut state = ShardState::new(StateLimits { producers_max: 5 });
+        let mut counted = BTreeMap::new();
+        for index in 1..1_000 {
+            let head = random_head(&mut rng, &state);
+            let before = state.clone();
+            let verdict = state.apply(index, &head, &mut Effects::default());
+            if let Head::Batch(batch) = &head {
+                match &verdict {
+                    Verdict::Appended { first_offset, next_offset, .. } => {
+                        let end = counted.insert(batch.partition, *next_offset).unwrap_or(0);
+                        assert_eq!(*first_offset, end);
+                    }
+                    _ => assert_eq!(state, before, "{verdict:?}"),
+                }
+            }
+            check_invariants(&state);
+        }
+    }
+}
+
+fn check_invariants(state: &ShardState) {
+    assert!(state.producers().len() <= state.limits().producers_max as usize);
+    let in_topics: usize = state.topics().map(|(_, _, partitions)| partitions).sum();
+    assert_eq!(in_topics, state.partitions().len());
+    for (topic_id, settings, partitions) in state.topics() {
+        assert_eq!(state.topic_partitions(topic_id).count(), partitions);
+        assert!(partitions > 0);
+        for partition in state.topic_partitions(topic_id) {
+            assert!(Arc::ptr_eq(&partition.settings, settings));
+            assert_eq!(partition.topic_id, topic_id);
+            assert!(partition.log_start <= partition.next_offset);
+        }
+    }
+    assert!(state.partitions().all(|partition| !state.is_dropped(partition.id)));
+    for ((id, _), _) in state.producers().rows() {
+        assert!(state.partition(*id).is_some());
+    }
+}
+
+fn random_log(rng: &mut StdRng, entries: u64) -> (ShardState, Vec<Head>) {
+    let mut state = ShardState::new(StateLimits { producers_max: rng.random_range(1..20) });
+    let mut log = Vec::new();
+    for index in 1..=entries {
+        let head = random_head(rng, &state);
+        state.apply(index, &head, &mut Effects::default());
+        log.push(head);
+    }
+    (state, log)
+}
+
+/// Mostly batches for partitions that exist, of producers that are mostly in order. Ids
+/// never serve two topics: a topic's begin at a hundred times its own id.
+fn random_head(rng: &mut StdRng, state: &ShardState) -> Head {
+    // Topics come and go for ever.
+    let topic_id = 1 + rng.random_range(0..4) + state.dropped.len() as u64;
+    match rng.random_range(0..100) {
+        0..6 => {
+            let stride = 1 + topic_id as u32 % 5;
+            let count = rng.random_range(1..6);
+            let first_id = topic_id * 100;
+            let run = PartitionRun { first_id, first_number: 0, stride, count };
+            create(rng.random_range(1..9), topic_id, run)
+        }
+        6..8 => drop_topic(rng.random_range(1..4), topic_id),
+        8..10 => Head::Shard(ShardCommand::UpdateSettings {
+            topic_id,
+            settings: settings(rng.random_range(0..9)),
+        }),
+        10..15 => {
+            let start = |rng: &mut StdRng| (random_partition(rng, state), rng.random_range(0..99));
+            let starts = (0..rng.random_range(0..4)).map(|_| start(rng)).collect();
+            Head::Shard(ShardCommand::Trim { starts })
+        }
+        _ => {
+            let id = random_partition(rng, state);
+            let producer_id = rng.random_range(1..5);
+            let epoch = u32::from(rng.random_bool(0.05));
+            let next = state.next_sequence(id, producer_id, epoch).unwrap_or(0);
+            let back = if rng.random_bool(0.3) { rng.random_range(0..5) } else { 0 };
+            let first_sequence = next.saturating_sub(back);
+            let stamp = ProducerStamp { producer_id, epoch, first_sequence };
+            Head::Batch(BatchHead {
+                producer: rng.random_bool(0.7).then_some(stamp),
+                proposed_us: rng.random_range(0..1_000),
+                ..batch(id.0, rng.random_range(1..4))
+            })
+        }
+    }
+}
+
+fn random_partition(rng: &mut StdRng, state: &ShardState) -> PartitionId {
+    let count = state.partitions().len();
+    let any = PartitionId(rng.random_range(0..600));
+    if count == 0 || rng.random_bool(0.05) {
+        return any;
+    }
+    state.partitions().nth(rng.random_range(0..count)).map_or(any, |it| it.id)
+}

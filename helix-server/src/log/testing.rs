@@ -1,0 +1,123 @@
+//! Random heads for tests, from a seed that a failed test prints.
+//! `HELIX_SEED` repeats a run.
+
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt, SeedableRng};
+
+use super::{
+    BatchHead, ClusterCommand, Head, NewTopic, PartitionId, PartitionRun, PartitionSettings,
+    ProducerStamp, SettingsMask, ShardCommand,
+};
+
+/// Numbers of the test `name`, from `HELIX_SEED` or a fresh seed.
+pub(crate) fn seeded(name: &str) -> StdRng {
+    let given = std::env::var("HELIX_SEED").ok();
+    let given = given.map(|seed| seed.parse().expect("HELIX_SEED is a number"));
+    let seed = given.unwrap_or_else(|| crate::random::from_system().next_u64());
+    println!("{name}: HELIX_SEED={seed}");
+    StdRng::seed_from_u64(seed)
+}
+
+/// Numbers of every size.
+fn any_u64(rng: &mut StdRng) -> u64 {
+    rng.random::<u64>() >> rng.random_range(0..64)
+}
+
+fn any_u32(rng: &mut StdRng) -> u32 {
+    rng.random::<u32>() >> rng.random_range(0..32)
+}
+
+fn any_text(rng: &mut StdRng) -> String {
+    let chars = ['a', 'Z', '0', '.', '_', '-', 'é'];
+    (0..rng.random_range(0..12)).map(|_| chars[rng.random_range(0..chars.len())]).collect()
+}
+
+pub(crate) fn any_settings(rng: &mut StdRng) -> PartitionSettings {
+    PartitionSettings {
+        retention_us: rng.random_bool(0.5).then(|| any_u64(rng)),
+        retention_bytes: rng.random_bool(0.5).then(|| any_u64(rng)),
+        max_batch_bytes: any_u32(rng),
+        max_record_bytes: any_u32(rng),
+        default_durability: rng.random_range(0..5),
+        min_durability: rng.random_range(-1..5),
+        version: any_u64(rng),
+    }
+}
+
+/// Any head that can be written.
+pub(crate) fn random_head(rng: &mut StdRng) -> Head {
+    match rng.random_range(0..3) {
+        0 => Head::Batch(random_batch(rng)),
+        1 => Head::Shard(random_shard_command(rng)),
+        _ => Head::Cluster(random_cluster_command(rng)),
+    }
+}
+
+fn random_batch(rng: &mut StdRng) -> BatchHead {
+    BatchHead {
+        partition: PartitionId(any_u64(rng)),
+        record_count: any_u32(rng),
+        version: any_u32(rng),
+        compression: rng.random(),
+        payload_bytes: any_u32(rng),
+        proposed_us: any_u64(rng),
+        producer: rng.random_bool(0.5).then(|| ProducerStamp {
+            producer_id: any_u64(rng),
+            epoch: any_u32(rng),
+            first_sequence: any_u64(rng),
+        }),
+    }
+}
+
+fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
+    let (cluster_version, topic_id) = (any_u64(rng), any_u64(rng));
+    match rng.random_range(0..4) {
+        0 => {
+            let run = |rng: &mut StdRng| PartitionRun {
+                first_id: rng.random_range(1..1 << 60),
+                first_number: rng.random_range(0..100_000),
+                stride: rng.random_range(1..100),
+                count: rng.random_range(1..100_000),
+            };
+            let runs = (0..rng.random_range(0..5)).map(|_| run(rng)).collect();
+            let settings = any_settings(rng);
+            ShardCommand::CreatePartitions { cluster_version, topic_id, runs, settings }
+        }
+        1 => ShardCommand::UpdateSettings { topic_id, settings: any_settings(rng) },
+        2 => ShardCommand::DropTopic { cluster_version, topic_id },
+        _ => {
+            let start = |rng: &mut StdRng| (PartitionId(any_u64(rng)), any_u64(rng));
+            let starts = (0..rng.random_range(0..9)).map(|_| start(rng)).collect();
+            ShardCommand::Trim { starts }
+        }
+    }
+}
+
+fn random_cluster_command(rng: &mut StdRng) -> ClusterCommand {
+    let name = any_text(rng);
+    match rng.random_range(0..8) {
+        0 => {
+            let (node_id, version) = (any_u64(rng), any_text(rng));
+            ClusterCommand::RegisterNode { node_id, endpoint: name, version }
+        }
+        1 => ClusterCommand::CreateTopic(NewTopic {
+            name,
+            partition_count: any_u32(rng),
+            replication_factor: any_u32(rng),
+            settings: any_settings(rng),
+            shards: (0..rng.random_range(0..5)).map(|_| any_u64(rng)).collect(),
+            requested_at_us: any_u64(rng),
+        }),
+        2 => {
+            let (settings, fields) = (any_settings(rng), SettingsMask(any_u32(rng)));
+            ClusterCommand::UpdateTopic { name, settings, fields }
+        }
+        3 => ClusterCommand::AddPartitions { name, partition_count: any_u32(rng) },
+        4 => ClusterCommand::DeleteTopic { name },
+        5 => ClusterCommand::RegisterShards {
+            shards: (0..rng.random_range(0..5)).map(|_| any_u64(rng)).collect(),
+        },
+        6 => ClusterCommand::LeaseProducerIds { count: any_u32(rng) },
+        _ => ClusterCommand::InitProducer { name },
+    }
+}

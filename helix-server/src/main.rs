@@ -1,0 +1,28 @@
+//! The binary `helix-server`: flags in, exit code out.
+//! 0 after a stop that was asked for, 1 when it cannot start, 2 for wrong usage, 70 when it fails.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use helix_server::config::Config;
+use helix_server::daemon;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Helix: a replicated, append-only log service with a gRPC API
+#[derive(Debug, Parser)]
+#[command(name = "helix-server", version, about)]
+struct Flags {
+    #[command(flatten)]
+    config: Config,
+}
+
+fn main() -> ExitCode {
+    let Flags { config } = Flags::parse();
+    if let Err(error) = config.validate() {
+        eprintln!("helix-server: {error}");
+        return ExitCode::from(2);
+    }
+    daemon::main(config)
+}

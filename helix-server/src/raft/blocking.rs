@@ -1,0 +1,62 @@
+//! The one place where work that waits for the disk leaves the async threads.
+//! A simulation, whose disk never waits, runs it in place.
+
+use std::io;
+use std::sync::Arc;
+
+use helix_wal::{Error, How};
+use tokio::sync::Semaphore;
+
+use crate::limits;
+
+/// Runs reads of one log: from memory or the page cache at once, else on a blocking thread.
+#[derive(Debug, Clone)]
+pub struct DiskReads {
+    in_place: bool,
+    /// Cold reads share one device queue with the writer: few at a time.
+    cold: Arc<Semaphore>,
+}
+
+impl DiskReads {
+    pub fn new(in_place: bool) -> Self {
+        Self { in_place, cold: Arc::new(Semaphore::new(limits::COLD_READS_PER_SHARD_MAX)) }
+    }
+
+    /// Asks `read` for what is cached, and only if that is not enough lets it wait for the disk.
+    pub async fn run<T, F>(&self, read: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: Fn(How) -> Result<Option<T>, Error> + Send + 'static,
+    {
+        if let Some(found) = read(How::Cached)? {
+            return Ok(found);
+        }
+        let permit = self.cold.clone().acquire_owned().await.map_err(|_| Error::Closed)?;
+        // Whoever read before us may have brought it into the page cache.
+        if let Some(found) = read(How::Cached)? {
+            return Ok(found);
+        }
+        let found = self
+            .wait(move || {
+                let found = read(How::Blocking);
+                drop(permit);
+                found
+            })
+            .await
+            .map_err(|_| Error::Closed)??;
+        found.ok_or(Error::Closed)
+    }
+
+    /// Runs something that waits for the disk.
+    #[allow(clippy::disallowed_methods)] // The WAL's shell: the one user of blocking threads.
+    pub async fn wait<T, F>(&self, work: F) -> io::Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        if self.in_place {
+            return Ok(work());
+        }
+        tokio::task::spawn_blocking(work).await.map_err(io::Error::other)
+    }
+}

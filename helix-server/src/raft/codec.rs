@@ -1,0 +1,179 @@
+//! Raft's own values as bytes in the WAL: heads of entries, votes, memberships, checkpoints.
+//! Everything from disk is checked; an unknown kind is an error, never skipped.
+
+use std::collections::BTreeSet;
+use std::io;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use openraft::{EntryPayload, Membership};
+use prost::Message;
+
+use super::types::{Command, Entry, LogId, ReplicaId, StoredMembership, TypeConfig, Vote};
+use crate::log::Head;
+
+/// First byte of a WAL head.
+const BLANK: u8 = 0;
+const MEMBERSHIP: u8 = 1;
+const COMMAND: u8 = 2;
+
+pub(crate) fn damaged(what: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_string())
+}
+
+pub(crate) fn wal_id(id: &LogId) -> helix_wal::LogId {
+    helix_wal::LogId { term: **id.committed_leader_id(), index: id.index }
+}
+
+pub(crate) fn raft_id(id: helix_wal::LogId) -> LogId {
+    LogId::new(openraft::alias::CommittedLeaderIdOf::<TypeConfig>::from(id.term), id.index)
+}
+
+/// An entry as the WAL stores it.
+pub(crate) fn to_wal(entry: &Entry) -> helix_wal::Entry {
+    let (stream, head, payload) = match &entry.payload {
+        EntryPayload::Blank => (0, Bytes::from_static(&[BLANK]), helix_wal::Payload::default()),
+        EntryPayload::Membership(membership) => {
+            let mut head = BytesMut::new();
+            head.put_u8(MEMBERSHIP);
+            MembershipRecord::from(membership).encode(&mut head).expect("BytesMut grows");
+            (0, head.freeze(), helix_wal::Payload::default())
+        }
+        EntryPayload::Normal(command) => {
+            let mut head = BytesMut::with_capacity(96);
+            head.put_u8(COMMAND);
+            command.head.encode_to(&mut head);
+            (command.head.stream(), head.freeze(), command.payload.clone())
+        }
+    };
+    helix_wal::Entry { id: wal_id(&entry.log_id), stream, head, payload }
+}
+
+/// The reverse of [`to_wal`].
+pub(crate) fn from_wal(entry: helix_wal::Entry) -> io::Result<Entry> {
+    let id = raft_id(entry.id);
+    let broken = |what: &str| damaged(format!("head of entry {} in the log: {what}", id.index));
+    let (&kind, rest) = entry.head.split_first().ok_or_else(|| broken("empty"))?;
+    let payload = match kind {
+        BLANK => EntryPayload::Blank,
+        MEMBERSHIP => {
+            let record = MembershipRecord::decode(rest).map_err(|e| broken(&e.to_string()))?;
+            EntryPayload::Membership(record.into_membership()?)
+        }
+        COMMAND => {
+            let head = Head::decode(rest).map_err(|e| broken(&e.to_string()))?;
+            EntryPayload::Normal(Command { head, payload: entry.payload, held: None })
+        }
+        other => return Err(broken(&format!("kind {other} is not known to this version"))),
+    };
+    Ok(Entry { log_id: id, payload })
+}
+
+/// The command's head in a stored entry.
+pub fn decode_head(bytes: &[u8]) -> io::Result<Head> {
+    match bytes.split_first() {
+        Some((&COMMAND, rest)) => Head::decode(rest).map_err(damaged),
+        _ => Err(damaged("a stored record's entry is not a command")),
+    }
+}
+
+pub(crate) fn encode_vote(vote: &Vote) -> Bytes {
+    let mut bytes = BytesMut::with_capacity(17);
+    bytes.put_u64_le(vote.leader_id.term);
+    bytes.put_u64_le(vote.leader_id.voted_for);
+    bytes.put_u8(u8::from(vote.committed));
+    bytes.freeze()
+}
+
+pub(crate) fn decode_vote(bytes: &[u8]) -> io::Result<Vote> {
+    let bytes: &[u8; 17] = bytes.try_into().map_err(|_| damaged("vote is not 17 bytes long"))?;
+    let number = |at: usize| {
+        u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes within seventeen"))
+    };
+    let committed = match bytes[16] {
+        0 => false,
+        1 => true,
+        other => return Err(damaged(format!("vote has a flag of {other}"))),
+    };
+    let leader_id =
+        openraft::impls::leader_id_std::LeaderId { term: number(0), voted_for: number(8) };
+    Ok(Vote { leader_id, committed })
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct MembershipRecord {
+    #[prost(message, repeated, tag = "1")]
+    configs: Vec<VoterSet>,
+    #[prost(uint64, repeated, tag = "2")]
+    nodes: Vec<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct VoterSet {
+    #[prost(uint64, repeated, tag = "1")]
+    voters: Vec<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct LogIdRecord {
+    #[prost(uint64, tag = "1")]
+    term: u64,
+    #[prost(uint64, tag = "2")]
+    index: u64,
+}
+
+impl From<&Membership<ReplicaId, ()>> for MembershipRecord {
+    fn from(membership: &Membership<ReplicaId, ()>) -> Self {
+        let configs = membership.get_joint_config().iter();
+        Self {
+            configs: configs
+                .map(|set| VoterSet { voters: set.iter().copied().collect() })
+                .collect(),
+            nodes: membership.nodes().map(|(id, ())| *id).collect(),
+        }
+    }
+}
+
+impl MembershipRecord {
+    fn into_membership(self) -> io::Result<Membership<ReplicaId, ()>> {
+        let configs: Vec<BTreeSet<u64>> =
+            self.configs.into_iter().map(|set| set.voters.into_iter().collect()).collect();
+        if configs.is_empty() && self.nodes.is_empty() {
+            return Ok(Membership::default());
+        }
+        let nodes: BTreeSet<u64> = self.nodes.into_iter().collect();
+        Membership::new(configs, nodes).map_err(|e| damaged(format!("membership: {e}")))
+    }
+}
+
+/// A checkpoint of a replica: the machine's bytes and the membership in force.
+#[derive(Clone, PartialEq, Message)]
+struct CheckpointRecord {
+    #[prost(message, optional, tag = "1")]
+    membership_at: Option<LogIdRecord>,
+    #[prost(message, optional, tag = "2")]
+    membership: Option<MembershipRecord>,
+    #[prost(bytes = "bytes", tag = "3")]
+    machine: Bytes,
+}
+
+pub(crate) fn encode_checkpoint(membership: &StoredMembership, machine: Bytes) -> Bytes {
+    let at = membership.log_id().as_ref().map(wal_id);
+    let record = CheckpointRecord {
+        membership_at: at.map(|id| LogIdRecord { term: id.term, index: id.index }),
+        membership: Some(MembershipRecord::from(membership.membership())),
+        machine,
+    };
+    record.encode_to_vec().into()
+}
+
+pub(crate) fn decode_checkpoint(bytes: Bytes) -> io::Result<(StoredMembership, Bytes)> {
+    let record =
+        CheckpointRecord::decode(bytes).map_err(|e| damaged(format!("checkpoint: {e}")))?;
+    let at =
+        record.membership_at.map(|id| raft_id(helix_wal::LogId { term: id.term, index: id.index }));
+    let membership = match record.membership {
+        Some(membership) => membership.into_membership()?,
+        None => Membership::default(),
+    };
+    Ok((StoredMembership::new(at, membership), record.machine))
+}

@@ -1,0 +1,234 @@
+//! openraft's state machine over a [`Machine`]: apply, checkpoints, snapshots.
+//! The machine is bookkeeping; the records stay in the log.
+
+use std::fmt::Debug;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::{Stream, TryStreamExt};
+use helix_wal::Wal;
+use openraft::storage::{EntryResponder, RaftStateMachine, Snapshot, SnapshotMeta};
+use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder};
+use tokio::sync::watch;
+
+use super::blocking::DiskReads;
+use super::codec;
+use super::log_store::to_io;
+use super::types::{LogId, SnapshotData, StoredMembership, TypeConfig};
+use crate::log::{Head, Verdict};
+
+/// What is decided by apply, and only there. Every entry of the log comes here once, in order
+/// (again after a restart, from the last checkpoint on).
+pub trait Machine: Debug + Send + Sync + 'static {
+    /// Applies an entry: `None` for entries that are openraft's own. Tells the WAL where the
+    /// entry's records belong (`Wal::place`) before any reader can learn of them.
+    fn apply(&self, id: helix_wal::LogId, head: Option<&Head>) -> io::Result<Verdict>;
+    /// The whole state as bytes; equal states give equal bytes.
+    fn encode(&self) -> Bytes;
+    /// Replaces the state.
+    fn restore(&self, bytes: &[u8]) -> io::Result<()>;
+}
+
+type SnapshotOf = openraft::alias::SnapshotOf<TypeConfig, SnapshotData>;
+type Meta = openraft::alias::SnapshotMetaOf<TypeConfig>;
+
+/// Owned by openraft's worker of the shard.
+#[derive(Debug)]
+pub struct StateMachine {
+    machine: Arc<dyn Machine>,
+    wal: Wal,
+    reads: DiskReads,
+    applied: Option<LogId>,
+    membership: StoredMembership,
+    /// Term of the last applied entry.
+    term: watch::Sender<u64>,
+    /// The newest checkpoint on disk.
+    snapshot: Arc<std::sync::Mutex<Option<(Meta, Bytes)>>>,
+}
+
+impl StateMachine {
+    /// Takes the machine up from a checkpoint that the WAL recovered, and replays what is known
+    /// to be committed. Must run before openraft asks for the applied state.
+    pub async fn recover(
+        machine: Arc<dyn Machine>,
+        wal: Wal,
+        reads: DiskReads,
+        checkpoint: Option<(helix_wal::LogId, Bytes)>,
+        store: &mut super::LogStore,
+    ) -> io::Result<Self> {
+        let mut this = Self {
+            machine,
+            wal,
+            reads,
+            applied: None,
+            membership: StoredMembership::default(),
+            term: watch::Sender::new(0),
+            snapshot: Arc::default(),
+        };
+        if let Some((at, bytes)) = checkpoint {
+            let at = codec::raft_id(at);
+            this.load(at, bytes.clone())?;
+            let meta = this.meta();
+            *this.lock_snapshot() = Some((meta, bytes));
+        }
+        this.replay(store).await?;
+        Ok(this)
+    }
+
+    async fn replay(&mut self, store: &mut super::LogStore) -> io::Result<()> {
+        use openraft::RaftLogReader;
+        let state = self.wal.state();
+        let committed = state.committed.min_by_index(state.last);
+        let Some(committed) = committed else { return Ok(()) };
+        let start = self.applied.map_or(0, |id| id.index + 1);
+        if start > committed.index {
+            return Ok(());
+        }
+        let entries = store.entries_stream(start..committed.index + 1).await;
+        let mut entries = std::pin::pin!(entries);
+        while let Some(entry) = entries.try_next().await? {
+            self.apply_entry(entry)?;
+        }
+        Ok(())
+    }
+
+    fn apply_entry(&mut self, entry: super::types::Entry) -> io::Result<Verdict> {
+        let id = codec::wal_id(&entry.log_id);
+        let verdict = match &entry.payload {
+            EntryPayload::Blank => self.machine.apply(id, None)?,
+            EntryPayload::Membership(membership) => {
+                let verdict = self.machine.apply(id, None)?;
+                self.membership = StoredMembership::new(Some(entry.log_id), membership.clone());
+                verdict
+            }
+            EntryPayload::Normal(command) => self.machine.apply(id, Some(&command.head))?,
+        };
+        self.applied = Some(entry.log_id);
+        self.term.send_if_modified(|term| std::mem::replace(term, id.term) != id.term);
+        Ok(verdict)
+    }
+
+    /// Follows the term of the last applied entry.
+    pub fn watch_term(&self) -> watch::Receiver<u64> {
+        self.term.subscribe()
+    }
+
+    fn load(&mut self, at: LogId, bytes: Bytes) -> io::Result<()> {
+        let (membership, machine) = codec::decode_checkpoint(bytes)?;
+        self.machine.restore(&machine)?;
+        self.membership = membership;
+        self.applied = Some(at);
+        Ok(())
+    }
+
+    fn meta(&self) -> Meta {
+        SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() }
+    }
+
+    fn lock_snapshot(&self) -> std::sync::MutexGuard<'_, Option<(Meta, Bytes)>> {
+        self.snapshot.lock().expect("no panic while it is held")
+    }
+
+    fn builder(&self) -> Checkpointer {
+        Checkpointer {
+            wal: self.wal.clone(),
+            reads: self.reads.clone(),
+            meta: self.meta(),
+            bytes: codec::encode_checkpoint(&self.membership, self.machine.encode()),
+            snapshot: self.snapshot.clone(),
+        }
+    }
+}
+
+/// Ids in the order of their places.
+trait MinByIndex {
+    fn min_by_index(self, other: Self) -> Self;
+}
+
+impl MinByIndex for Option<helix_wal::LogId> {
+    fn min_by_index(self, other: Self) -> Self {
+        if self.map(|id| id.index) <= other.map(|id| id.index) { self } else { other }
+    }
+}
+
+impl RaftStateMachine<TypeConfig> for StateMachine {
+    type SnapshotData = SnapshotData;
+    type SnapshotBuilder = Checkpointer;
+
+    async fn applied_state(&mut self) -> io::Result<(Option<LogId>, StoredMembership)> {
+        Ok((self.applied, self.membership.clone()))
+    }
+
+    async fn apply<S>(&mut self, mut entries: S) -> io::Result<()>
+    where
+        S: Stream<Item = io::Result<EntryResponder<TypeConfig>>> + Unpin + OptionalSend,
+    {
+        while let Some((entry, responder)) = entries.try_next().await? {
+            let verdict = self.apply_entry(entry)?;
+            if let Some(responder) = responder {
+                responder.send(verdict);
+            }
+        }
+        Ok(())
+    }
+
+    /// A checkpoint covers only what is on this disk: while the disk is behind, none is made.
+    async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<Checkpointer> {
+        let synced = self.wal.state().synced.map(|id| id.index);
+        if !force && synced < self.applied.map(|id| id.index) {
+            return None;
+        }
+        Some(self.builder())
+    }
+
+    async fn get_snapshot_builder(&mut self) -> Checkpointer {
+        self.builder()
+    }
+
+    async fn install_snapshot(&mut self, meta: &Meta, bytes: SnapshotData) -> io::Result<()> {
+        let Some(at) = meta.last_log_id else {
+            return Err(codec::damaged("a snapshot without a last entry"));
+        };
+        let (_, machine) = codec::decode_checkpoint(bytes.clone())?;
+        self.machine.restore(&machine)?;
+        self.membership = meta.last_membership.clone();
+        self.applied = Some(at);
+        let bytes = codec::encode_checkpoint(&self.membership, machine);
+        let (wal, id, state) = (self.wal.clone(), codec::wal_id(&at), bytes.clone());
+        self.reads.wait(move || wal.checkpoint(id, state)).await?.map_err(to_io)?;
+        *self.lock_snapshot() = Some((meta.clone(), bytes));
+        Ok(())
+    }
+
+    async fn get_current_snapshot(&mut self) -> io::Result<Option<SnapshotOf>> {
+        let snapshot = self.lock_snapshot().clone();
+        Ok(snapshot.map(|(meta, bytes)| Snapshot { meta, snapshot: bytes }))
+    }
+}
+
+/// Writes one checkpoint, beside apply.
+#[derive(Debug)]
+pub struct Checkpointer {
+    wal: Wal,
+    reads: DiskReads,
+    meta: Meta,
+    bytes: Bytes,
+    snapshot: Arc<std::sync::Mutex<Option<(Meta, Bytes)>>>,
+}
+
+impl RaftSnapshotBuilder<TypeConfig> for Checkpointer {
+    type SnapshotData = SnapshotData;
+
+    async fn build_snapshot(&mut self) -> io::Result<SnapshotOf> {
+        if let Some(at) = self.meta.last_log_id {
+            let (wal, id, state) = (self.wal.clone(), codec::wal_id(&at), self.bytes.clone());
+            self.reads.wait(move || wal.checkpoint(id, state)).await?.map_err(to_io)?;
+            let mut newest = self.snapshot.lock().expect("no panic while it is held");
+            if newest.as_ref().and_then(|(meta, _)| meta.last_log_id) <= self.meta.last_log_id {
+                *newest = Some((self.meta.clone(), self.bytes.clone()));
+            }
+        }
+        Ok(Snapshot { meta: self.meta.clone(), snapshot: self.bytes.clone() })
+    }
+}

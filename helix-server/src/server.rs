@@ -1,0 +1,215 @@
+//! A whole server: a node behind its gRPC services, from start to stop.
+//! Embeddable: it owns no signals, prints nothing and never ends the process.
+
+use std::fmt::{self, Display};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tonic::transport::server::TcpIncoming;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use crate::api;
+use crate::clock::SystemClock;
+use crate::config::{Config, ConfigError, Storage};
+use crate::error::Error;
+use crate::limits;
+use crate::node::{Node, NodeInfo, NodeSettings, NodeStorage, StorageKind};
+
+/// How often an idle connection is probed, and how long its answer may take. Each end of a dead
+/// connection notices within the sum.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
+const KEEPALIVE_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(
+        "cannot listen on {addr}: {error}; stop what uses the address, or choose another one with \
+         --listen-addr"
+    )]
+    Listen { addr: SocketAddr, error: io::Error },
+    #[error("cannot start the runtime: {0}")]
+    Runtime(io::Error),
+    #[error("cannot open the node's data: {0}")]
+    Open(#[from] Error),
+}
+
+/// How to start a server.
+#[derive(Debug)]
+pub struct Server;
+
+/// A running server. Dropping it leaves it running for as long as its runtime does.
+#[derive(Debug)]
+pub struct Running {
+    node: Arc<Node>,
+    local_addr: SocketAddr,
+    health: HealthReporter,
+    /// Ends the accepting of connections and asks the open ones to end.
+    closing: CancellationToken,
+    serving: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+impl Server {
+    /// Opens the node and serves it. The listener is bound when this returns.
+    pub async fn start(config: Config) -> Result<Running, StartError> {
+        config.validate()?;
+        let addr = config.listen_addr;
+        let listen_error = |error| StartError::Listen { addr, error };
+        // Before the data is opened: an address in use is found out at once.
+        let listener = TcpListener::bind(addr).await.map_err(listen_error)?;
+        let local_addr = listener.local_addr().map_err(listen_error)?;
+        let node = Node::open(node_settings(&config)).await?;
+        let endpoint = config.advertise_addr.unwrap_or_else(|| local_addr.to_string());
+        if let Err(error) = node.announce(endpoint).await {
+            node.close().await;
+            return Err(error.into());
+        }
+
+        let (health, health_service) = tonic_health::server::health_reporter();
+        let routes = api::routes(&node).add_service(health_service);
+        let routes = with_reflection(routes);
+        let closing = CancellationToken::new();
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        let serving = transport()
+            .add_routes(routes)
+            .serve_with_incoming_shutdown(incoming, closing.clone().cancelled_owned());
+        let serving = tokio::spawn(serving);
+        Ok(Running { node, local_addr, health, closing, serving })
+    }
+}
+
+impl Running {
+    /// The address listened on, with its real port.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Stops the server: open calls get [`limits::SHUTDOWN_WAIT_MAX`] to end.
+    pub async fn shutdown(mut self) {
+        self.health.set_service_status("", ServingStatus::NotServing).await;
+        // Long calls end with DRAINING by themselves, new appends are refused.
+        self.node.shutdown_token().cancel();
+        self.closing.cancel();
+        // It may have ended before, and a second look at an ended task panics.
+        if !self.serving.is_finished() {
+            let ended = tokio::time::timeout(limits::SHUTDOWN_WAIT_MAX, &mut self.serving).await;
+            if ended.is_err() {
+                tracing::warn!("some calls did not end in time and are cut off");
+                self.serving.abort();
+            }
+        }
+        self.node.close().await;
+    }
+
+    /// Resolves, with the reason, when the node cannot go on: its storage failed, or it stopped
+    /// accepting connections.
+    pub async fn wait_failed(&mut self) -> String {
+        tokio::select! {
+            reason = self.node.failed() => reason,
+            ended = &mut self.serving => match ended {
+                Ok(Ok(())) => "the server stopped serving".to_owned(),
+                Ok(Err(error)) => format!("the server stopped serving: {error}"),
+                Err(error) => format!("the server stopped serving: {error}"),
+            },
+        }
+    }
+
+    /// What people want to know at the start.
+    pub fn banner(&self) -> Banner {
+        let (sync_p50_us, sync_p99_us) = self.node.sync_probe();
+        let info = self.node.info();
+        Banner { info, local_addr: self.local_addr, sync_p50_us, sync_p99_us }
+    }
+}
+
+/// A few lines about a server that has started.
+#[derive(Debug, Clone)]
+pub struct Banner {
+    info: NodeInfo,
+    local_addr: SocketAddr,
+    sync_p50_us: u64,
+    sync_p99_us: u64,
+}
+
+impl Display for Banner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { info, local_addr, sync_p50_us, sync_p99_us } = self;
+        writeln!(f, "helix-server {}, node {}", info.version, info.node_id)?;
+        match info.storage {
+            StorageKind::Durable => {
+                let way = if info.direct_io { "direct I/O" } else { "buffered I/O" };
+                writeln!(f, "  durability  an ack means synced to stable storage of a majority")?;
+                writeln!(f, "  storage     disk, {way}")?;
+                writeln!(f, "  data        {}", info.data_dir)?;
+                writeln!(f, "  sync        p50 {sync_p50_us} us, p99 {sync_p99_us} us")?;
+            }
+            StorageKind::Memory => {
+                writeln!(
+                    f,
+                    "  durability  NONE BEYOND THIS PROCESS: all data is lost when it ends"
+                )?;
+                writeln!(f, "  storage     memory")?;
+            }
+        }
+        if info.endpoint != local_addr.to_string() {
+            writeln!(f, "  advertised  {}", info.endpoint)?;
+        }
+        write!(f, "  listening   {local_addr}")
+    }
+}
+
+fn node_settings(config: &Config) -> NodeSettings {
+    let storage = match config.storage {
+        Storage::Memory => NodeStorage::Memory,
+        Storage::Durable => {
+            NodeStorage::Folder { path: config.data_dir.clone(), direct_io: !config.no_direct_io }
+        }
+    };
+    NodeSettings {
+        node_id: config.node_id,
+        storage,
+        shard_count: config.shards,
+        topics: config.topics.clone(),
+        topic_settings: config.topic_settings(),
+        segment_bytes: config.segment_bytes,
+        tail_bytes: usize::try_from(config.tail_bytes).expect("checked by validate"),
+        clock: Arc::new(SystemClock),
+        seed: None,
+    }
+}
+
+fn transport() -> tonic::transport::Server {
+    tonic::transport::Server::builder()
+        .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
+        .max_frame_size(limits::FRAME_BYTES)
+        .max_concurrent_streams(limits::STREAMS_PER_CONNECTION_MAX)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_WAIT_MAX))
+}
+
+/// Both versions: older tools know only the second one.
+fn with_reflection(routes: Routes) -> Routes {
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(helix_proto::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let valid = "the descriptors were compiled with the types";
+    routes
+        .add_service(reflection().build_v1().expect(valid))
+        .add_service(reflection().build_v1alpha().expect(valid))
+}

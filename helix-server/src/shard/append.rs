@@ -1,0 +1,294 @@
+//! Appending to a shard: a permit, a proposal, an acknowledgement.
+//! What becomes of a batch is decided by apply; here it is only handed in and waited for.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::Shard;
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::log::{BatchHead, Head, PartitionId, ProducerStamp, Refusal, Verdict, Watermarks};
+use crate::raft::{Command, Held, Outcome, ProposeError};
+
+/// What has happened to a batch when it is acknowledged, strongest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Durability {
+    /// On stable storage of a majority.
+    QuorumSynced,
+    /// In the logs of a majority, not necessarily on stable storage.
+    QuorumWritten,
+    /// In the leader's log.
+    LeaderWritten,
+    /// Received.
+    None,
+}
+
+/// A checked batch on its way in.
+#[derive(Debug, Clone)]
+pub struct NewBatch {
+    pub partition: PartitionId,
+    pub record_count: u32,
+    pub version: u32,
+    pub compression: i32,
+    pub payload: Bytes,
+    /// CRC-32 over version, record count, compression and payload; verified by the caller.
+    pub crc: u32,
+    pub producer: Option<ProducerStamp>,
+}
+
+/// A batch's share of the bytes in flight.
+#[derive(Debug)]
+pub struct Permit(OwnedSemaphorePermit);
+
+/// Answer to a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ack {
+    /// First and next offset; absent where the acknowledgement came before apply.
+    pub offsets: Option<(u64, u64)>,
+    /// Whether the batch had been applied before, with these offsets.
+    pub duplicate: bool,
+    /// What was reached.
+    pub durability: Durability,
+    pub watermarks: Watermarks,
+}
+
+impl Shard {
+    /// Takes a share of the bytes in flight, waiting a bounded time for it.
+    pub async fn permit(&self, bytes: usize) -> Result<Permit> {
+        self.check_writable()?;
+        let bytes = bytes.clamp(1, limits::SHARD_BYTES_IN_FLIGHT_MAX);
+        let bytes = u32::try_from(bytes).expect("the limit fits");
+        if let Ok(permit) = self.permits.clone().try_acquire_many_owned(bytes) {
+            return Ok(Permit(permit));
+        }
+        let wait = self.permits.clone().acquire_many_owned(bytes);
+        tokio::select! {
+            biased;
+            () = self.draining.cancelled() => Err(Error::Draining),
+            permit = tokio::time::timeout(limits::PERMIT_WAIT_MAX, wait) => match permit {
+                Ok(Ok(permit)) => Ok(Permit(permit)),
+                Ok(Err(_)) => Err(Error::Draining),
+                Err(_) => Err(Error::Throttled {
+                    what: "bytes of this shard",
+                    retry_after_ms: limits::THROTTLED_RETRY_AFTER.as_millis() as u64,
+                }),
+            },
+        }
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        if self.draining.is_cancelled() {
+            return Err(Error::Draining);
+        }
+        self.wal.writable().map_err(|error| match error {
+            helix_wal::Error::DiskFull { .. } => Error::DiskFull { what: error.to_string() },
+            other => Error::StorageFailed { what: other.to_string(), may_have_applied: false },
+        })
+    }
+
+    /// Appends one batch and waits for its acknowledgement.
+    pub async fn append(
+        &self,
+        batch: NewBatch,
+        durability: Durability,
+        permit: Permit,
+    ) -> Result<Ack> {
+        let pending = self.propose(batch, durability, permit).await?;
+        match tokio::time::timeout(limits::COMMIT_WAIT_MAX, pending).await {
+            Ok(result) => result,
+            Err(_) => Err(Error::OutcomeUnknown {
+                reason: format!("not committed within {:?}", limits::COMMIT_WAIT_MAX),
+            }),
+        }
+    }
+
+    /// Hands one batch to the log. Batches are logged in the order in which this returns.
+    pub async fn propose(
+        &self,
+        batch: NewBatch,
+        durability: Durability,
+        permit: Permit,
+    ) -> Result<Pending> {
+        let head = BatchHead {
+            partition: batch.partition,
+            record_count: batch.record_count,
+            version: batch.version,
+            compression: batch.compression,
+            payload_bytes: u32::try_from(batch.payload.len()).unwrap_or(u32::MAX),
+            proposed_us: self.clock.now_us(),
+            producer: batch.producer,
+        };
+        let reached = self.reached(durability);
+        if head.producer.is_some()
+            && self.replica.is_ready()
+            && let Some(verdict) = self.machine.would_duplicate(&head)
+        {
+            let state = State::Known(Some(acknowledge(verdict, reached)));
+            return Ok(Pending { state });
+        }
+        let (written, wait_written) = match durability {
+            Durability::LeaderWritten => {
+                let (sender, receiver) = oneshot::channel();
+                (Some(sender), Some(receiver))
+            }
+            _ => (None, None),
+        };
+        let payload =
+            helix_wal::Payload { crc: batch.crc, crc_seed: crc_seed(&head), bytes: batch.payload };
+        let command = Command { head: Head::Batch(head), payload, held: None };
+        let held = Arc::new(Held::new(permit.0, written));
+        let outcome = self
+            .replica
+            .propose(command, Some(held))
+            .await
+            .map_err(|error| self.propose_error(error))?;
+        let state = match (durability, wait_written) {
+            (Durability::None, _) => State::Known(Some(Ok(self.blind(batch.partition, reached)))),
+            (_, Some(written)) => State::Written {
+                written: Some(written),
+                outcome,
+                ack: self.blind(batch.partition, reached),
+                shard: self.this.clone(),
+            },
+            (_, None) => State::Applied { outcome, reached, shard: self.this.clone() },
+        };
+        Ok(Pending { state })
+    }
+
+    /// An acknowledgement given before apply.
+    fn blind(&self, partition: PartitionId, durability: Durability) -> Ack {
+        let watermarks = self.machine.watermarks(partition).unwrap_or_default();
+        Ack { offsets: None, duplicate: false, durability, watermarks }
+    }
+
+    /// What this shard can say of a batch for which `asked` was waited.
+    fn reached(&self, asked: Durability) -> Durability {
+        match (asked, self.is_durable()) {
+            (Durability::QuorumSynced | Durability::QuorumWritten, true) => {
+                Durability::QuorumSynced
+            }
+            (Durability::QuorumSynced | Durability::QuorumWritten, false) => {
+                Durability::QuorumWritten
+            }
+            (weaker, _) => weaker,
+        }
+    }
+
+    pub(super) fn propose_error(&self, error: ProposeError) -> Error {
+        match error {
+            ProposeError::NotLeader { leader: None } => Error::NoLeader { shard: self.id() },
+            ProposeError::NotLeader { leader: Some(_) } => {
+                Error::NotLeader { shard: self.id(), leader: self.leader_hint() }
+            }
+            ProposeError::Unknown(reason) => match self.failure() {
+                Some(what) => Error::StorageFailed { what, may_have_applied: true },
+                None => Error::OutcomeUnknown { reason },
+            },
+            ProposeError::Stopped(reason) => match self.failure() {
+                Some(what) => Error::StorageFailed { what, may_have_applied: false },
+                None if self.draining.is_cancelled() => Error::Draining,
+                None => Error::StorageFailed { what: reason, may_have_applied: false },
+            },
+        }
+    }
+}
+
+/// What the checksum of a batch has come to before its payload.
+fn crc_seed(head: &BatchHead) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&head.version.to_le_bytes());
+    hasher.update(&head.record_count.to_le_bytes());
+    hasher.update(&head.compression.to_le_bytes());
+    hasher.finalize()
+}
+
+fn acknowledge(verdict: Verdict, durability: Durability) -> Result<Ack> {
+    match verdict {
+        Verdict::Appended { first_offset, next_offset, watermarks, .. } => Ok(Ack {
+            offsets: Some((first_offset, next_offset)),
+            duplicate: false,
+            durability,
+            watermarks,
+        }),
+        Verdict::Duplicate { first_offset, next_offset, watermarks } => Ok(Ack {
+            offsets: Some((first_offset, next_offset)),
+            duplicate: true,
+            durability,
+            watermarks,
+        }),
+        Verdict::Refused(Refusal::UnknownPartition { partition }) => {
+            Err(Error::PartitionDeleted { partition })
+        }
+        Verdict::Refused(refusal) => Err(refusal.into()),
+        Verdict::Nothing | Verdict::Changed | Verdict::Cluster(_) => Err(Error::OutcomeUnknown {
+            reason: "apply answered a batch as if it were a command".to_owned(),
+        }),
+    }
+}
+
+/// The acknowledgement of a proposed batch, to be awaited.
+#[derive(Debug)]
+pub struct Pending {
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Known(Option<Result<Ack>>),
+    Applied {
+        outcome: Outcome,
+        reached: Durability,
+        shard: std::sync::Weak<Shard>,
+    },
+    Written {
+        written: Option<oneshot::Receiver<()>>,
+        outcome: Outcome,
+        ack: Ack,
+        shard: std::sync::Weak<Shard>,
+    },
+}
+
+fn failed(shard: &std::sync::Weak<Shard>, error: ProposeError) -> Error {
+    match shard.upgrade() {
+        Some(shard) => shard.propose_error(error),
+        None => Error::OutcomeUnknown { reason: error.to_string() },
+    }
+}
+
+impl Future for Pending {
+    type Output = Result<Ack>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.state {
+            State::Known(result) => {
+                Poll::Ready(result.take().expect("a future is not polled after it was ready"))
+            }
+            State::Applied { outcome, reached, shard } => {
+                Pin::new(outcome).poll(context).map(|outcome| match outcome {
+                    Ok(verdict) => acknowledge(verdict, *reached),
+                    Err(error) => Err(failed(shard, error)),
+                })
+            }
+            State::Written { written, outcome, ack, shard } => {
+                if let Some(receiver) = written
+                    && let Poll::Ready(taken) = Pin::new(receiver).poll(context)
+                {
+                    if taken.is_ok() {
+                        return Poll::Ready(Ok(*ack));
+                    }
+                    // Dropped without a word: the outcome says why.
+                    *written = None;
+                }
+                Pin::new(outcome).poll(context).map(|outcome| match outcome {
+                    Ok(_) => Ok(*ack),
+                    Err(error) => Err(failed(shard, error)),
+                })
+            }
+        }
+    }
+}

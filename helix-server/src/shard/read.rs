@@ -1,0 +1,197 @@
+//! Reading from a shard: committed batches, as they were stored.
+//! Nothing at or above the high watermark is ever returned.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use helix_wal::How;
+
+use super::Shard;
+use super::watch::{WatchGuard, Watcher};
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::log::{Head, Partition, PartitionId, Watermarks};
+use crate::raft;
+
+/// A stored batch.
+#[derive(Debug, Clone)]
+pub struct ReadBatch {
+    pub first_offset: u64,
+    pub record_count: u32,
+    pub version: u32,
+    pub compression: i32,
+    /// Microseconds since the Unix epoch; never decreases within a partition.
+    pub append_time_us: u64,
+    pub crc: u32,
+    pub payload: Bytes,
+}
+
+/// Answer to a read.
+#[derive(Debug, Clone, Default)]
+pub struct Read {
+    /// From the batch that holds the asked offset on.
+    pub batches: Vec<ReadBatch>,
+    /// Where to go on.
+    pub next_offset: u64,
+    pub watermarks: Watermarks,
+}
+
+impl Shard {
+    /// Waits until this replica may serve reads.
+    pub async fn ready(&self) -> Result<()> {
+        if self.replica.wait_ready(limits::READY_WAIT_MAX).await {
+            return Ok(());
+        }
+        match self.failure() {
+            Some(what) => Err(Error::StorageFailed { what, may_have_applied: false }),
+            None if self.draining.is_cancelled() => Err(Error::Draining),
+            None => Err(self.propose_error(raft::ProposeError::NotLeader {
+                leader: self.replica.leadership().leader.filter(|id| *id != self.replica_id),
+            })),
+        }
+    }
+
+    pub fn watermarks(&self, partition: PartitionId) -> Result<Watermarks> {
+        self.machine.watermarks(partition).ok_or(Error::PartitionDeleted { partition })
+    }
+
+    /// High watermark that covers everything acknowledged before the call, by ReadIndex.
+    pub async fn latest(&self, partition: PartitionId) -> Result<Watermarks> {
+        self.ready().await?;
+        self.replica.read_index().await.map_err(|error| self.propose_error(error))?;
+        self.watermarks(partition)
+    }
+
+    /// Batches from the one that holds `offset` on, below `until_offset` where given: at least
+    /// one if there is any, then up to `bytes_max`. None at the high watermark.
+    ///
+    /// # Errors
+    /// [`Error::OffsetOutOfRange`] below the log start and above the high watermark,
+    /// [`Error::CorruptLog`] where stored bytes do not verify.
+    pub async fn read(
+        &self,
+        partition: PartitionId,
+        offset: u64,
+        until_offset: Option<u64>,
+        bytes_max: usize,
+    ) -> Result<Read> {
+        self.ready().await?;
+        let watermarks = self.watermarks(partition)?;
+        if offset < watermarks.log_start || offset > watermarks.high_watermark {
+            return Err(Error::OffsetOutOfRange { asked: offset, watermarks });
+        }
+        let below = until_offset
+            .map_or(watermarks.high_watermark, |until| until.min(watermarks.high_watermark));
+        if offset >= below {
+            return Ok(Read { batches: Vec::new(), next_offset: offset, watermarks });
+        }
+        let wal = self.wal.clone();
+        let read = move |how: How| wal.read_stream(partition.0, offset, below, bytes_max, how);
+        let stored = match self.reads.run(read).await {
+            Ok(stored) => stored,
+            Err(helix_wal::Error::Trimmed { .. }) => {
+                // Trimmed, or deleted, since we looked.
+                let watermarks = self.watermarks(partition)?;
+                return Err(Error::OffsetOutOfRange { asked: offset, watermarks });
+            }
+            Err(error) => return Err(self.read_error(error)),
+        };
+        let mut batches = Vec::with_capacity(stored.len());
+        for entry in stored {
+            batches.push(batch(entry).map_err(|error| Error::CorruptLog {
+                what: format!("partition {partition} of shard {}: {error}", self.id()),
+            })?);
+        }
+        let next_offset =
+            batches.last().map_or(offset, |last| last.first_offset + u64::from(last.record_count));
+        Ok(Read { batches, next_offset, watermarks })
+    }
+
+    /// First readable offset whose append time is at or after `time_us`.
+    pub async fn offset_at_time(
+        &self,
+        partition: PartitionId,
+        time_us: u64,
+    ) -> Result<Option<u64>> {
+        self.ready().await?;
+        let watermarks = self.watermarks(partition)?;
+        let wal = self.wal.clone();
+        let read = move |how: How| wal.search_time(partition.0, time_us, how);
+        let found = self.reads.run(read).await.map_err(|error| self.read_error(error))?;
+        Ok(found
+            .map(|offset| offset.max(watermarks.log_start))
+            .filter(|offset| *offset < watermarks.high_watermark))
+    }
+
+    /// Makes the watcher's `tag` ready whenever the partition's high watermark moves or the
+    /// partition is deleted, from now on: look at the watermarks once after this call.
+    pub fn watch(
+        &self,
+        partition: PartitionId,
+        tag: u32,
+        watcher: &Arc<Watcher>,
+    ) -> Result<WatchGuard> {
+        let guard = self.machine.watchers().add(partition, tag, watcher);
+        self.watermarks(partition)?;
+        Ok(guard)
+    }
+
+    pub fn next_sequence(
+        &self,
+        partition: PartitionId,
+        producer_id: u64,
+        epoch: u32,
+    ) -> Option<u64> {
+        self.machine.next_sequence(partition, producer_id, epoch)
+    }
+
+    /// Bytes of a partition's frames: those above the log start, and those still on disk.
+    pub fn partition_bytes(&self, partition: PartitionId) -> (u64, u64) {
+        let Some(log_start) =
+            self.machine.with(partition, |p: &Partition| p.watermarks().log_start)
+        else {
+            return (0, 0);
+        };
+        let (mut live, mut held) = (0, 0);
+        for row in self.wal.stream_rows(partition.0) {
+            held += row.bytes;
+            if row.next > log_start {
+                live += row.bytes;
+            }
+        }
+        (live, held)
+    }
+
+    fn read_error(&self, error: helix_wal::Error) -> Error {
+        match error {
+            helix_wal::Error::Damaged { .. }
+            | helix_wal::Error::Io { .. }
+            | helix_wal::Error::Beyond { .. }
+            | helix_wal::Error::Trimmed { .. } => {
+                Error::CorruptLog { what: format!("shard {}: {error}", self.id()) }
+            }
+            helix_wal::Error::Closed => Error::Draining,
+            helix_wal::Error::Poisoned { .. }
+            | helix_wal::Error::DiskFull { .. }
+            | helix_wal::Error::Unusable(_) => {
+                Error::StorageFailed { what: error.to_string(), may_have_applied: false }
+            }
+        }
+    }
+}
+
+fn batch(entry: helix_wal::StoredEntry) -> io::Result<ReadBatch> {
+    let Head::Batch(head) = raft::decode_head(&entry.head)? else {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a command among the batches"));
+    };
+    Ok(ReadBatch {
+        first_offset: entry.placement.first,
+        record_count: entry.placement.count,
+        version: head.version,
+        compression: head.compression,
+        append_time_us: entry.placement.time,
+        crc: entry.payload.crc,
+        payload: entry.payload.bytes,
+    })
+}

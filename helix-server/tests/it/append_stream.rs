@@ -1,0 +1,224 @@
+//! AppendStream: order, coalesced acks, and how a session ends.
+
+use helix_proto::log::v1::append_stream_request::Message as Sent;
+use helix_proto::log::v1::append_stream_response::Message as Received;
+use helix_proto::log::v1::{
+    AppendAck, AppendStreamBatch, AppendStreamInit, AppendStreamOpened, AppendStreamRequest,
+    AppendStreamResponse, ErrorReason, InitProducerRequest,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use crate::support::{TestServer, detail, encoded, on_both, reason, soon, values};
+
+/// One session, message by message.
+struct Session {
+    sender: Option<mpsc::Sender<AppendStreamRequest>>,
+    answers: Streaming<AppendStreamResponse>,
+}
+
+impl Session {
+    /// Opens without a word.
+    async fn silent(server: &TestServer) -> Self {
+        let (sender, receiver) = mpsc::channel(1000);
+        let stream = server.produce().append_stream(ReceiverStream::new(receiver)).await;
+        Self { sender: Some(sender), answers: stream.unwrap().into_inner() }
+    }
+
+    async fn open(server: &TestServer, init: AppendStreamInit) -> (Self, AppendStreamOpened) {
+        let mut session = Self::silent(server).await;
+        session.send(Sent::Init(init)).await;
+        match soon(session.answers.message()).await.unwrap().unwrap().message {
+            Some(Received::Opened(opened)) => (session, opened),
+            other => panic!("{other:?} instead of opened"),
+        }
+    }
+
+    async fn send(&self, message: Sent) {
+        let request = AppendStreamRequest { message: Some(message) };
+        self.sender.as_ref().unwrap().send(request).await.unwrap();
+    }
+
+    async fn send_batch(&self, values: &[&str]) {
+        let batch = AppendStreamBatch { batch: encoded(values), ..AppendStreamBatch::default() };
+        self.send(Sent::Batch(batch)).await;
+    }
+
+    /// All acks until the end of the stream, and the end.
+    async fn finish(mut self) -> (Vec<AppendAck>, Result<(), Status>) {
+        drop(self.sender.take());
+        let mut acks = Vec::new();
+        loop {
+            match soon(self.answers.message()).await {
+                Ok(Some(answer)) => match answer.message {
+                    Some(Received::Acks(more)) => {
+                        assert!(!more.acks.is_empty());
+                        acks.extend(more.acks);
+                    }
+                    other => panic!("{other:?} instead of acks"),
+                },
+                Ok(None) => return (acks, Ok(())),
+                Err(status) => return (acks, Err(status)),
+            }
+        }
+    }
+}
+
+fn init() -> AppendStreamInit {
+    AppendStreamInit { topic: "default".to_owned(), ..AppendStreamInit::default() }
+}
+
+fn first_offsets(acks: &[AppendAck]) -> Vec<u64> {
+    acks.iter().map(|ack| ack.first_offset.unwrap()).collect()
+}
+
+#[tokio::test]
+async fn batches_are_acked_in_the_order_they_were_sent() {
+    on_both(async |server: TestServer| {
+        let (session, opened) = Session::open(&server, init()).await;
+        assert_eq!(opened.watermarks.unwrap().high_watermark, 0);
+        assert!(opened.max_batch_bytes > 0 && opened.max_in_flight_batches > 0);
+        assert!(opened.max_in_flight_bytes > 0);
+        assert_eq!(opened.next_sequence, None);
+        for number in 0..200 {
+            session.send_batch(&[&format!("{number}a"), &format!("{number}b")]).await;
+        }
+        let (acks, end) = session.finish().await;
+        end.unwrap();
+        let expected: Vec<u64> = (0..200).map(|number| 2 * number).collect();
+        assert_eq!(first_offsets(&acks), expected);
+        let read = server.records(0, 0).await;
+        assert_eq!(read.len(), 400);
+        assert_eq!(values(&read[398..]), ["199a", "199b"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_first_failure_ends_the_session_and_nothing_after_it_is_applied() {
+    on_both(async |server: TestServer| {
+        let (session, _) = Session::open(&server, init()).await;
+        session.send_batch(&["a"]).await;
+        session.send_batch(&["b"]).await;
+        session.send_batch(&[]).await;
+        session.send_batch(&["never"]).await;
+        let (acks, end) = session.finish().await;
+        assert_eq!(first_offsets(&acks), [0, 1], "what came before is acked first");
+        assert_eq!(reason(&end.unwrap_err()), ErrorReason::EmptyBatch);
+        assert_eq!(values(&server.records(0, 0).await), ["a", "b"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_producer_goes_on_where_a_broken_session_ended() {
+    on_both(async |server: TestServer| {
+        let request = InitProducerRequest::default();
+        let producer = server.produce().init_producer(request).await.unwrap().into_inner().producer;
+        let init = AppendStreamInit { producer, ..init() };
+        let batch = |first_sequence, values: &[&str]| {
+            Sent::Batch(AppendStreamBatch {
+                batch: encoded(values),
+                first_sequence: Some(first_sequence),
+                expected_offset: None,
+            })
+        };
+        let (session, opened) = Session::open(&server, init.clone()).await;
+        assert_eq!(opened.next_sequence, None, "nothing is known of it yet");
+        session.send(batch(0, &["a", "b"])).await;
+        session.send(batch(9, &["j"])).await;
+        session.send(batch(2, &["void"])).await;
+        let (acks, end) = session.finish().await;
+        assert_eq!(first_offsets(&acks), [0]);
+        let status = end.unwrap_err();
+        assert_eq!(reason(&status), ErrorReason::OutOfOrderSequence);
+        assert_eq!(status.code(), Code::FailedPrecondition);
+
+        let (session, opened) = Session::open(&server, init).await;
+        let next = opened.next_sequence.expect("it is known now");
+        assert!(next == 2 || next == 3, "{next}");
+        session.send(batch(0, &["a", "b"])).await;
+        session.send(batch(next, &["c"])).await;
+        let (acks, end) = session.finish().await;
+        end.unwrap();
+        assert_eq!(acks.iter().map(|ack| ack.duplicate).collect::<Vec<_>>(), [true, false]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_session_begins_with_init() {
+    let server = TestServer::in_memory().await;
+    let session = Session::silent(&server).await;
+    session.send_batch(&["a"]).await;
+    let (_, end) = session.finish().await;
+    assert_eq!(reason(&end.unwrap_err()), ErrorReason::InvalidArgument);
+    let (_, end) = Session::silent(&server).await.finish().await;
+    assert_eq!(reason(&end.unwrap_err()), ErrorReason::InvalidArgument);
+    let (session, _) = Session::open(&server, init()).await;
+    session.send(Sent::Init(init())).await;
+    let (_, end) = session.finish().await;
+    assert_eq!(reason(&end.unwrap_err()), ErrorReason::InvalidArgument);
+}
+
+#[tokio::test]
+async fn init_is_checked_before_anything_is_read() {
+    let server = TestServer::in_memory().await;
+    let refused = async |init| {
+        let session = Session::silent(&server).await;
+        session.send(Sent::Init(init)).await;
+        session.finish().await.1.unwrap_err()
+    };
+    let nowhere = AppendStreamInit { topic: "nowhere".to_owned(), ..init() };
+    assert_eq!(reason(&refused(nowhere).await), ErrorReason::TopicNotFound);
+    let token = AppendStreamInit { fencing_token: Some("t".to_owned()), ..init() };
+    assert_eq!(reason(&refused(token).await), ErrorReason::Unimplemented);
+    let durability = AppendStreamInit { durability: 77, ..init() };
+    assert_eq!(reason(&refused(durability).await), ErrorReason::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_condition_or_a_sequence_without_a_producer_ends_the_session() {
+    let server = TestServer::in_memory().await;
+    let offset = AppendStreamBatch {
+        batch: encoded(&["a"]),
+        expected_offset: Some(0),
+        first_sequence: None,
+    };
+    let sequence = AppendStreamBatch {
+        batch: encoded(&["a"]),
+        expected_offset: None,
+        first_sequence: Some(0),
+    };
+    for (batch, expected) in
+        [(offset, ErrorReason::Unimplemented), (sequence, ErrorReason::InvalidArgument)]
+    {
+        let (session, _) = Session::open(&server, init()).await;
+        session.send(Sent::Batch(batch)).await;
+        let (acks, end) = session.finish().await;
+        assert!(acks.is_empty());
+        let status = end.unwrap_err();
+        assert_eq!(reason(&status), expected);
+        assert!(!detail(&status).may_have_applied);
+    }
+    assert!(server.records(0, 0).await.is_empty());
+}
+
+#[tokio::test]
+async fn more_than_the_window_of_large_batches_gets_through() {
+    let server = TestServer::durable().await;
+    let (session, opened) = Session::open(&server, init()).await;
+    let value = "x".repeat(1 << 20 >> 1);
+    let count = 4 * opened.max_in_flight_bytes / (1 << 20);
+    let sender = async {
+        for _ in 0..count {
+            session.send_batch(&[&value, &value[1..]]).await;
+        }
+    };
+    soon(sender).await;
+    let (acks, end) = session.finish().await;
+    end.unwrap();
+    assert_eq!(acks.len() as u64, count);
+    assert_eq!(acks.last().unwrap().next_offset, Some(2 * count));
+}

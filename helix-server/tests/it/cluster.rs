@@ -1,0 +1,102 @@
+//! ClusterService: routing data, health, and a node's own figures.
+
+use helix_proto::log::v1::{
+    AddNodeRequest, CreateTopicRequest, ErrorReason, GetHealthRequest, GetMetadataRequest,
+    GetNodeStatusRequest, RemoveNodeRequest, ReplaceNodeRequest, SetDrainingRequest,
+    TransferLeaderRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
+};
+
+use crate::support::{TestServer, reason, soon};
+
+#[tokio::test]
+async fn metadata_leads_from_a_partition_to_an_address() {
+    let server = TestServer::in_memory().await;
+    let request = GetMetadataRequest::default();
+    let response = server.cluster().get_metadata(request).await.unwrap().into_inner();
+    let metadata = response.metadata.unwrap();
+    assert!(!metadata.cluster_id.is_empty());
+    let address = server.running.local_addr().to_string();
+    assert_eq!(metadata.nodes.len(), 1);
+    assert_eq!((metadata.nodes[0].node_id, &metadata.nodes[0].endpoint), (1, &address));
+    assert_eq!(metadata.nodes[0].version, env!("CARGO_PKG_VERSION"));
+    let topic = metadata.topics.iter().find(|route| route.topic == "default").unwrap();
+    assert_eq!(topic.shard_ids.len(), 4);
+    for shard_id in &topic.shard_ids {
+        let shard = metadata.shards.iter().find(|shard| shard.shard_id == *shard_id).unwrap();
+        assert_eq!(shard.leader.as_ref().unwrap().endpoint, address);
+        assert_eq!(shard.replicas, [1]);
+    }
+    let unknown = GetMetadataRequest { topics: vec!["nowhere".to_owned()] };
+    let response = server.cluster().get_metadata(unknown).await.unwrap().into_inner();
+    assert!(response.metadata.unwrap().topics.is_empty());
+}
+
+#[tokio::test]
+async fn a_watcher_sees_the_metadata_and_its_changes() {
+    let server = TestServer::in_memory().await;
+    let request = WatchMetadataRequest::default();
+    let mut watch = server.cluster().watch_metadata(request).await.unwrap().into_inner();
+    let first = soon(watch.message()).await.unwrap().unwrap().metadata.unwrap();
+    let request = CreateTopicRequest {
+        name: "orders".to_owned(),
+        partition_count: 2,
+        ..CreateTopicRequest::default()
+    };
+    server.topics().create_topic(request).await.unwrap();
+    loop {
+        let next = soon(watch.message()).await.unwrap().unwrap().metadata.unwrap();
+        assert!(next.version > first.version);
+        if next.topics.iter().any(|route| route.topic == "orders") {
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_running_server_is_healthy() {
+    let server = TestServer::durable().await;
+    let request = GetHealthRequest::default();
+    let health = server.cluster().get_health(request).await.unwrap().into_inner();
+    assert!(health.healthy, "{health:?}");
+    assert!(health.issues.is_empty());
+}
+
+#[tokio::test]
+async fn a_node_says_what_it_is() {
+    let durable = TestServer::durable().await;
+    durable.append(&["a", "b"]).await;
+    let status = durable.cluster().get_node_status(GetNodeStatusRequest {}).await.unwrap();
+    let status = status.into_inner();
+    assert_eq!((status.node_id, status.storage.as_str()), (1, "disk"));
+    assert!(!status.data_dir.is_empty() && status.free_bytes > 0);
+    assert!(status.sync_p50.is_some() && status.sync_p99.is_some());
+    assert!(status.cpu_time_us > 0 && status.rss_bytes > 0);
+    let shard = status.shards.iter().find(|shard| shard.shard_id == 1).unwrap();
+    assert_eq!(shard.partition_count, 4);
+    assert!(shard.applied_index > 0 && shard.applied_index <= shard.committed_index);
+    assert!(shard.committed_index <= shard.last_index);
+    assert!(shard.segment_count > 0 && shard.live_bytes > 0);
+
+    let memory = TestServer::in_memory().await;
+    let status = memory.cluster().get_node_status(GetNodeStatusRequest {}).await.unwrap();
+    let status = status.into_inner();
+    assert_eq!((status.storage.as_str(), status.data_dir.as_str()), ("memory", ""));
+    assert_eq!((status.sync_p50, status.sync_p99), (None, None));
+}
+
+#[tokio::test]
+async fn changes_of_the_cluster_are_not_there_yet() {
+    let server = TestServer::in_memory().await;
+    let mut cluster = server.cluster();
+    let refused = [
+        cluster.add_node(AddNodeRequest::default()).await.map(drop),
+        cluster.remove_node(RemoveNodeRequest::default()).await.map(drop),
+        cluster.replace_node(ReplaceNodeRequest::default()).await.map(drop),
+        cluster.set_draining(SetDrainingRequest::default()).await.map(drop),
+        cluster.transfer_leader(TransferLeaderRequest::default()).await.map(drop),
+        cluster.watch_membership_change(WatchMembershipChangeRequest::default()).await.map(drop),
+    ];
+    for refused in refused {
+        assert_eq!(reason(&refused.unwrap_err()), ErrorReason::Unimplemented);
+    }
+}

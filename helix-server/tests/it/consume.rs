@@ -1,0 +1,257 @@
+//! Fetch and ResolveOffsets: places, limits, long polls, and what is out of range.
+
+use std::time::Duration;
+
+use helix_proto::batch;
+use helix_proto::log::v1::start_position::Position;
+use helix_proto::log::v1::{
+    ErrorReason, FetchRequest, OutOfRangePolicy, PartitionRecords, PartitionStart, ReadLimits,
+    ReadSource, ResolveOffsetsRequest, StartPosition, TrimPartitionRequest,
+};
+use tokio::time::Instant;
+use tonic::Code;
+
+use crate::support::{
+    TestServer, detail, earliest, from_offset, latest, on_both, reason, soon, start, values,
+};
+
+fn fetch(partitions: Vec<PartitionStart>) -> FetchRequest {
+    FetchRequest { partitions, ..FetchRequest::default() }
+}
+
+fn limited(partition: PartitionStart, limits: ReadLimits) -> FetchRequest {
+    FetchRequest { limits: Some(limits), ..fetch(vec![partition]) }
+}
+
+async fn trim(server: &TestServer, trim_offset: u64) {
+    let topic = "default".to_owned();
+    let request = TrimPartitionRequest { topic, partition: 0, trim_offset };
+    server.topics().trim_partition(request).await.unwrap();
+}
+
+#[tokio::test]
+async fn encoded_batches_come_back_as_they_were_sent() {
+    on_both(async |server: TestServer| {
+        server.append(&["a", "b", "c"]).await;
+        server.append(&["d", "e"]).await;
+        let request = FetchRequest { accept_encoded: true, ..fetch(vec![from_offset(0, 1)]) };
+        let read = server.fetch_one(request).await;
+        assert!(read.records.is_empty());
+        assert_eq!((read.start_offset, read.next_offset), (1, 5));
+        let firsts: Vec<u64> = read.batches.iter().map(|stored| stored.first_offset).collect();
+        assert_eq!(firsts, [0, 3], "the reader skips what is below its start");
+        let times: Vec<_> = read.batches.iter().map(|stored| stored.append_time.unwrap()).collect();
+        assert!(times[0].seconds > 0);
+        assert!((times[0].seconds, times[0].nanos) <= (times[1].seconds, times[1].nanos));
+        for stored in read.batches {
+            assert!(stored.offset_deltas.is_empty());
+            batch::decode(&stored.batch.unwrap()).unwrap();
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn plain_records_begin_and_end_exactly_where_asked() {
+    on_both(async |server: TestServer| {
+        server.append(&["a", "b", "c"]).await;
+        server.append(&["d", "e", "f"]).await;
+        let until = PartitionStart { until_offset: Some(5), ..from_offset(0, 1) };
+        let read = server.fetch_one(fetch(vec![until.clone()])).await;
+        assert_eq!(values(&read.records), ["b", "c", "d", "e"]);
+        assert_eq!((read.start_offset, read.next_offset), (1, 5));
+        let limits = ReadLimits { max_records: Some(1), ..ReadLimits::default() };
+        let read = server.fetch_one(limited(until, limits)).await;
+        assert_eq!((values(&read.records), read.next_offset), (vec!["b".to_owned()], 2));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn limits_of_encoded_reads_round_up_to_a_batch() {
+    let server = TestServer::in_memory().await;
+    for _ in 0..3 {
+        server.append(&["aaaa", "bbbb", "cccc"]).await;
+    }
+    let read = async |limits, until_offset| {
+        let start = PartitionStart { until_offset, ..from_offset(0, 0) };
+        let request = FetchRequest { accept_encoded: true, ..limited(start, limits) };
+        let read = server.fetch_one(request).await;
+        (read.batches.len(), read.next_offset)
+    };
+    let none = ReadLimits::default();
+    assert_eq!(read(ReadLimits { max_records: Some(1), ..none }, None).await, (1, 3));
+    assert_eq!(read(ReadLimits { max_records: Some(4), ..none }, None).await, (2, 6));
+    assert_eq!(read(ReadLimits { max_bytes: Some(1), ..none }, None).await, (1, 3));
+    assert_eq!(read(none, Some(4)).await, (2, 4), "the next offset is never beyond the end");
+    assert_eq!(read(ReadLimits { max_records: Some(0), ..none }, None).await, (0, 0));
+}
+
+#[tokio::test]
+async fn one_fetch_reads_many_partitions_within_one_budget() {
+    let server = TestServer::in_memory().await;
+    for partition in 0..4 {
+        server.append_to(partition, &["aaaaaaaa"]).await;
+    }
+    let all: Vec<_> = (0..4).map(earliest).collect();
+    let response = server.consume().fetch(fetch(all.clone())).await.unwrap().into_inner();
+    let numbers: Vec<u32> = response.partitions.iter().map(|read| read.partition).collect();
+    assert_eq!(numbers, [0, 1, 2, 3], "in the order asked");
+    assert!(response.partitions.iter().all(|read| read.records.len() == 1));
+    let limits = ReadLimits { max_records: Some(2), ..ReadLimits::default() };
+    let request = FetchRequest { limits: Some(limits), ..fetch(all) };
+    let response = server.consume().fetch(request).await.unwrap().into_inner();
+    let count = |read: &PartitionRecords| read.records.len();
+    assert_eq!(response.partitions.iter().map(count).sum::<usize>(), 2);
+}
+
+#[tokio::test]
+async fn a_long_poll_wakes_when_records_come() {
+    on_both(async |server: TestServer| {
+        let wait = prost_types::Duration { seconds: 15, nanos: 0 };
+        let request =
+            FetchRequest { max_wait: Some(wait), ..fetch(vec![latest(0), latest(1), latest(2)]) };
+        let mut consume = server.consume();
+        let poll = consume.fetch(request);
+        let append = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            server.append_to(1, &["news"]).await;
+        };
+        let (response, ()) = soon(async { tokio::join!(poll, append) }).await;
+        let partitions = response.unwrap().into_inner().partitions;
+        assert_eq!(values(&partitions[1].records), ["news"]);
+        assert!(partitions[0].records.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_long_poll_waits_for_enough_and_not_beyond_its_time() {
+    let server = TestServer::in_memory().await;
+    server.append(&["a"]).await;
+    let request = FetchRequest {
+        max_wait: Some(prost_types::Duration { seconds: 0, nanos: 200_000_000 }),
+        min_bytes: 1000,
+        ..fetch(vec![earliest(0)])
+    };
+    let begin = Instant::now();
+    let read = server.fetch_one(request).await;
+    assert_eq!(values(&read.records), ["a"], "what is there is given when the time is over");
+    assert!(begin.elapsed() >= Duration::from_millis(200));
+    let at_once = server.fetch_one(fetch(vec![latest(0)])).await;
+    assert!(at_once.records.is_empty());
+    assert_eq!(at_once.next_offset, 1);
+}
+
+#[tokio::test]
+async fn out_of_range_fails_or_moves_as_the_client_chose() {
+    on_both(async |server: TestServer| {
+        server.append(&["a", "b", "c"]).await;
+        server.append(&["d"]).await;
+        trim(&server, 3).await;
+        for offset in [0, 2, 5] {
+            let request = fetch(vec![from_offset(0, offset)]);
+            let status = server.consume().fetch(request.clone()).await.unwrap_err();
+            assert_eq!(reason(&status), ErrorReason::OffsetOutOfRange, "{offset}");
+            assert_eq!(status.code(), Code::OutOfRange);
+            let detail = detail(&status);
+            assert_eq!((detail.topic.as_str(), detail.partition), ("default", Some(0)));
+            let watermarks = detail.watermarks.unwrap();
+            assert_eq!((watermarks.log_start_offset, watermarks.high_watermark), (3, 4));
+            let clamp = FetchRequest { out_of_range: OutOfRangePolicy::Clamp.into(), ..request };
+            let read = server.fetch_one(clamp).await;
+            let (expected, begin): (&[&str], u64) = if offset < 4 { (&["d"], 3) } else { (&[], 4) };
+            assert_eq!(values(&read.records), expected);
+            assert_eq!(read.start_offset, begin);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused() {
+    let server = TestServer::in_memory().await;
+    let unset = PartitionStart { start: None, ..from_offset(0, 0) };
+    let empty = PartitionStart { start: Some(StartPosition::default()), ..from_offset(0, 0) };
+    let group = start(0, Position::CommittedGroup("readers".to_owned()));
+    let nowhere = PartitionStart { topic: "nowhere".to_owned(), ..earliest(0) };
+    let cases = [
+        (fetch(vec![]), ErrorReason::InvalidArgument),
+        (fetch(vec![unset]), ErrorReason::InvalidArgument),
+        (fetch(vec![empty]), ErrorReason::InvalidArgument),
+        (fetch(vec![earliest(0), earliest(0)]), ErrorReason::InvalidArgument),
+        (fetch(vec![group]), ErrorReason::Unimplemented),
+        (fetch(vec![nowhere]), ErrorReason::TopicNotFound),
+        (fetch(vec![earliest(9)]), ErrorReason::PartitionNotFound),
+        (
+            FetchRequest { out_of_range: 9, ..fetch(vec![earliest(0)]) },
+            ErrorReason::InvalidArgument,
+        ),
+        (FetchRequest { source: 9, ..fetch(vec![earliest(0)]) }, ErrorReason::InvalidArgument),
+    ];
+    for (request, expected) in cases {
+        let status = server.consume().fetch(request).await.unwrap_err();
+        assert_eq!(reason(&status), expected, "{status:?}");
+    }
+    let any = ReadSource::AnyReplica.into();
+    server.fetch_one(FetchRequest { source: any, ..fetch(vec![earliest(0)]) }).await;
+}
+
+#[tokio::test]
+async fn places_resolve_to_offsets() {
+    on_both(async |server: TestServer| {
+        server.append(&["a", "b", "c"]).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        let second = server.append(&["d", "e"]).await.ack.unwrap().first_offset.unwrap();
+        let request = FetchRequest { accept_encoded: true, ..fetch(vec![earliest(0)]) };
+        let stored = server.fetch_one(request).await.batches;
+        let time = stored[1].append_time.unwrap();
+        let later = prost_types::Timestamp { seconds: time.seconds + 3600, ..time };
+        trim(&server, 1).await;
+        let cases = [
+            (Position::Named(1), 1),
+            (Position::Named(2), 5),
+            (Position::Offset(4), 4),
+            (Position::Offset(0), 1),
+            (Position::Offset(99), 5),
+            (Position::TailRecords(2), 3),
+            (Position::TailRecords(99), 1),
+            (Position::Timestamp(time), second),
+            (Position::Timestamp(later), 5),
+            (Position::Timestamp(prost_types::Timestamp { seconds: -1, nanos: 0 }), 1),
+        ];
+        for (position, expected) in cases {
+            let request = ResolveOffsetsRequest {
+                topic: "default".to_owned(),
+                partitions: vec![0],
+                position: Some(StartPosition { position: Some(position.clone()) }),
+            };
+            let response = server.consume().resolve_offsets(request).await.unwrap().into_inner();
+            assert_eq!(response.offsets.len(), 1);
+            assert_eq!(response.offsets[0].offset, expected, "{position:?}");
+            assert_eq!(response.offsets[0].watermarks.unwrap().high_watermark, 5);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn resolving_without_partitions_means_all_of_them() {
+    let server = TestServer::in_memory().await;
+    server.append_to(2, &["a", "b"]).await;
+    let resolve = |topic: &str, position| ResolveOffsetsRequest {
+        topic: topic.to_owned(),
+        partitions: Vec::new(),
+        position: Some(StartPosition { position }),
+    };
+    let request = resolve("default", Some(Position::Named(2)));
+    let response = server.consume().resolve_offsets(request).await.unwrap().into_inner();
+    let offsets: Vec<(u32, u64)> =
+        response.offsets.iter().map(|resolved| (resolved.partition, resolved.offset)).collect();
+    assert_eq!(offsets, [(0, 0), (1, 0), (2, 2), (3, 0)]);
+    let unset = server.consume().resolve_offsets(resolve("default", None)).await.unwrap_err();
+    assert_eq!(reason(&unset), ErrorReason::InvalidArgument);
+    let nowhere = resolve("nowhere", Some(Position::Named(2)));
+    let nowhere = server.consume().resolve_offsets(nowhere).await.unwrap_err();
+    assert_eq!(reason(&nowhere), ErrorReason::TopicNotFound);
+}

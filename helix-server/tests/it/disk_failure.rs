@@ -1,0 +1,98 @@
+//! A sync that fails: nothing is acknowledged, the node stops with a clear message, and what had
+//! been acknowledged before is there after a restart.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use helix_client::{FetchOptions, Position, ProducerOptions, Start};
+use helix_proto::log::v1::Record;
+use tokio::io::AsyncReadExt;
+use tokio::process::Command;
+
+use crate::process;
+
+fn record(text: String) -> Record {
+    Record { value: Some(text.into_bytes().into()), ..Record::default() }
+}
+
+/// Whether system calls can be made to fail here; says so where they cannot.
+async fn can_inject() -> bool {
+    let probe = Command::new("strace")
+        .args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "true"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .await;
+    let can = probe.is_ok_and(|status| status.success());
+    if !can {
+        println!("SKIPPED: strace is not here or may not trace: a failed sync was not injected");
+    }
+    can
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failed_sync_acknowledges_nothing_and_stops_the_node() {
+    if !can_inject().await {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let address = process::free_address();
+    // The count of `when` is per thread: it hits the thread that writes the data shard's log,
+    // which makes nearly all syncs.
+    let mut server = Command::new("strace")
+        .args(["-f", "-qq", "-o", "/dev/null"])
+        .args(["-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=200+"])
+        .arg(env!("CARGO_BIN_EXE_helix-server"))
+        .args(process::arguments(address, folder.path()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut stderr = server.stderr.take().unwrap();
+    let message = tokio::spawn(async move {
+        let mut text = String::new();
+        stderr.read_to_string(&mut text).await.map(|_| text)
+    });
+    let client = process::patient_client(address, 1);
+    let producer = client.producer(ProducerOptions::default());
+    let mut acked = Vec::new();
+    let failure = loop {
+        let text = format!("record {}", acked.len());
+        let batch = helix_proto::batch::encode(&[record(text.clone())]);
+        let append = producer.append("default", 0, batch);
+        match tokio::time::timeout(Duration::from_secs(20), append).await {
+            Ok(Ok(ack)) => acked.push((ack.first_offset.unwrap(), text)),
+            Ok(Err(error)) => break error.to_string(),
+            Err(_) => break "no answer, and no server to give one".to_owned(),
+        }
+        assert!(acked.len() < 5_000, "the failing sync never came");
+    };
+    println!("{} batches acknowledged, then: {failure}", acked.len());
+    let status = tokio::time::timeout(Duration::from_secs(20), server.wait()).await;
+    let status = status.expect("the node stops by itself").unwrap();
+    assert!(!status.success(), "{status}");
+    let message = message.await.unwrap().unwrap();
+    assert!(message.contains("fdatasync") || message.contains("sync"), "{message}");
+    assert!(message.contains("look at the disk"), "{message}");
+    assert!(!acked.is_empty(), "some batches came before the failure");
+
+    // On a disk that works again: everything acknowledged is there.
+    let server = process::start(&process::arguments(address, folder.path()));
+    let client = process::patient_client(address, 2);
+    let mut offset = 0;
+    let mut found = Vec::new();
+    while offset <= acked.last().unwrap().0 {
+        let start = Start::new("default", 0, Position::Offset(offset));
+        let fetched = client.consumer().fetch(&[start], &FetchOptions::default()).await.unwrap();
+        for record in &fetched[0].records {
+            found.push((record.offset, String::from_utf8(record.value.clone().unwrap().to_vec())));
+        }
+        offset = fetched[0].next_offset;
+    }
+    for (offset, text) in acked {
+        assert_eq!(found[usize::try_from(offset).unwrap()], (offset, Ok(text)));
+    }
+    process::kill(server).await;
+}

@@ -1,0 +1,58 @@
+//! A real server process for tests: started on a free port, killed at will, never left behind.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use helix_client::{Client, Config};
+use tokio::process::{Child, Command};
+
+/// A free port on loopback. Nothing holds it: a test that is unlucky fails to start its server.
+pub(crate) fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// The server's command line over a folder.
+pub(crate) fn arguments(address: SocketAddr, folder: &Path) -> Vec<String> {
+    let folder = folder.display();
+    ["--node-id=1".to_owned(), format!("--listen-addr={address}"), format!("--data-dir={folder}")]
+        .into_iter()
+        .collect()
+}
+
+pub(crate) fn start(arguments: &[String]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_helix-server"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("the server's binary can be run")
+}
+
+/// Kills with SIGKILL and waits for the end.
+pub(crate) async fn kill(mut server: Child) {
+    server.start_kill().unwrap();
+    server.wait().await.unwrap();
+}
+
+/// A client that waits out restarts.
+pub(crate) fn patient_client(address: SocketAddr, seed: u64) -> Client {
+    let mut config = Config::new([address.to_string()]);
+    config.request_timeout = Duration::from_secs(60);
+    config.attempt_timeout = Duration::from_secs(5);
+    config.connect_timeout = Duration::from_secs(1);
+    config.backoff_max = Duration::from_millis(100);
+    config.seed = Some(seed);
+    Client::new(config).unwrap()
+}
+
+/// A seed from `HELIX_SEED`, else fixed; printed, so that a failure can be repeated.
+pub(crate) fn seed(default: u64) -> u64 {
+    let seed = std::env::var("HELIX_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = seed.unwrap_or(default);
+    println!("seed {seed} (set HELIX_SEED to repeat or vary)");
+    seed
+}

@@ -1,0 +1,234 @@
+//! Append and InitProducer: what is accepted, what is refused and why, and what an ack says.
+
+use helix_proto::batch;
+use helix_proto::log::v1::{
+    AppendCondition, AppendRequest, Compression, Durability, EncodedBatch, ErrorReason,
+    InitProducerRequest, ProducerIdentity, TopicConfig, UpdateTopicRequest,
+};
+use prost_types::FieldMask;
+use tonic::{Code, Status};
+
+use crate::support::{
+    TestServer, append_request, as_batch, detail, encoded, on_both, plain, reason, records, values,
+};
+
+async fn refused(server: &TestServer, request: AppendRequest) -> Status {
+    server.produce().append(request).await.unwrap_err()
+}
+
+#[tokio::test]
+async fn offsets_are_dense_and_records_come_back() {
+    on_both(async |server: TestServer| {
+        let first = server.append(&["a", "b", "c"]).await;
+        let ack = first.ack.unwrap();
+        assert_eq!((ack.first_offset, ack.next_offset), (Some(0), Some(3)));
+        assert!(!ack.duplicate);
+        assert_eq!(first.watermarks.unwrap().high_watermark, 3);
+        let second = server.append(&["d"]).await.ack.unwrap();
+        assert_eq!((second.first_offset, second.next_offset), (Some(3), Some(4)));
+        let read = server.records(0, 0).await;
+        assert_eq!(values(&read), ["a", "b", "c", "d"]);
+        let offsets: Vec<u64> = read.iter().map(|record| record.offset).collect();
+        assert_eq!(offsets, [0, 1, 2, 3]);
+        // Other partitions have offsets of their own.
+        let other = server.append_to(1, &["x"]).await.ack.unwrap();
+        assert_eq!(other.first_offset, Some(0));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_ack_says_what_was_reached() {
+    let reached = async |server: &TestServer, asked: Durability| {
+        let request = AppendRequest { durability: asked.into(), ..append_request(&["a"]) };
+        server.produce().append(request).await.unwrap().into_inner().ack.unwrap()
+    };
+    let durable = TestServer::durable().await;
+    let default = reached(&durable, Durability::Unspecified).await;
+    assert_eq!(default.durability(), Durability::QuorumSynced);
+    let memory = TestServer::in_memory().await;
+    let most = reached(&memory, Durability::QuorumSynced).await;
+    assert_eq!(most.durability(), Durability::QuorumWritten, "memory is never synced");
+    for weak in [Durability::LeaderWritten, Durability::None] {
+        let ack = reached(&durable, weak).await;
+        assert_eq!(ack.durability(), weak);
+        assert_eq!((ack.first_offset, ack.next_offset), (None, None));
+    }
+}
+
+#[tokio::test]
+async fn a_topics_minimum_raises_weaker_requests() {
+    let server = TestServer::durable().await;
+    let config =
+        TopicConfig { min_durability: Durability::QuorumSynced.into(), ..TopicConfig::default() };
+    let update = UpdateTopicRequest {
+        name: "default".to_owned(),
+        config: Some(config),
+        update_mask: Some(FieldMask { paths: vec!["min_durability".to_owned()] }),
+    };
+    server.topics().update_topic(update).await.unwrap();
+    let request = AppendRequest { durability: Durability::None.into(), ..append_request(&["a"]) };
+    let ack = server.produce().append(request).await.unwrap().into_inner().ack.unwrap();
+    assert_eq!(ack.durability(), Durability::QuorumSynced);
+    assert_eq!(ack.first_offset, Some(0));
+}
+
+#[tokio::test]
+async fn plain_records_are_stored_as_an_encoded_batch() {
+    let server = TestServer::in_memory().await;
+    let request = AppendRequest { batch: plain(&["a", "b"]), ..append_request(&[]) };
+    server.produce().append(request).await.unwrap();
+    server.append(&["c"]).await;
+    assert_eq!(values(&server.records(0, 0).await), ["a", "b", "c"]);
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_batch_is_said() {
+    let server = TestServer::in_memory().await;
+    let good = batch::encode(&records(&["a", "b"]));
+    let miscounted = batch::from_payload(3, good.payload.clone());
+    let garbled = EncodedBatch { crc32: good.crc32 ^ 1, ..good.clone() };
+    let of_tomorrow = EncodedBatch { version: 9, ..good.clone() };
+    let packed = EncodedBatch { compression: Compression::Zstd.into(), ..good };
+    let empty = batch::from_payload(0, bytes::Bytes::new());
+    let long = "x".repeat(2 << 20);
+    let huge = vec!["0123456789abcdef".repeat(1 << 14); 20];
+    let huge: Vec<&str> = huge.iter().map(String::as_str).collect();
+    let cases = [
+        (as_batch(miscounted), ErrorReason::RecordCountMismatch, Code::InvalidArgument),
+        (as_batch(garbled), ErrorReason::CorruptBatch, Code::InvalidArgument),
+        (as_batch(of_tomorrow), ErrorReason::CorruptBatch, Code::InvalidArgument),
+        (as_batch(packed), ErrorReason::UnsupportedCompression, Code::Unimplemented),
+        (as_batch(empty), ErrorReason::EmptyBatch, Code::InvalidArgument),
+        (plain(&[]), ErrorReason::EmptyBatch, Code::InvalidArgument),
+        (None, ErrorReason::InvalidArgument, Code::InvalidArgument),
+        (encoded(&[&long]), ErrorReason::RecordTooLarge, Code::InvalidArgument),
+        (plain(&[&long]), ErrorReason::RecordTooLarge, Code::InvalidArgument),
+        (encoded(&huge), ErrorReason::BatchTooLarge, Code::InvalidArgument),
+    ];
+    for (batch, expected, code) in cases {
+        let status = refused(&server, AppendRequest { batch, ..append_request(&[]) }).await;
+        assert_eq!((reason(&status), status.code()), (expected, code), "{status:?}");
+        assert!(!detail(&status).retryable && !detail(&status).may_have_applied);
+    }
+    assert!(server.records(0, 0).await.is_empty(), "nothing of it was stored");
+}
+
+#[tokio::test]
+async fn unknown_places_are_not_found() {
+    let server = TestServer::in_memory().await;
+    let topic = AppendRequest { topic: "nowhere".to_owned(), ..append_request(&["a"]) };
+    let status = refused(&server, topic).await;
+    assert_eq!((reason(&status), status.code()), (ErrorReason::TopicNotFound, Code::NotFound));
+    assert_eq!(status.metadata().get("helix-reason").unwrap(), "TOPIC_NOT_FOUND");
+    let partition = AppendRequest { partition: 4, ..append_request(&["a"]) };
+    let status = refused(&server, partition).await;
+    assert_eq!((reason(&status), status.code()), (ErrorReason::PartitionNotFound, Code::NotFound));
+    assert_eq!(detail(&status).partition, Some(4));
+}
+
+#[tokio::test]
+async fn what_is_not_built_yet_is_refused_and_not_ignored() {
+    let server = TestServer::in_memory().await;
+    let offset = AppendCondition { expected_offset: Some(0), fencing_token: None };
+    let token = AppendCondition { expected_offset: None, fencing_token: Some(String::new()) };
+    for condition in [offset, token] {
+        let request = AppendRequest { condition: Some(condition), ..append_request(&["a"]) };
+        let status = refused(&server, request).await;
+        assert_eq!(reason(&status), ErrorReason::Unimplemented);
+        assert_eq!(status.code(), Code::Unimplemented);
+    }
+    let unset = AppendCondition::default();
+    let request = AppendRequest { condition: Some(unset), ..append_request(&["a"]) };
+    server.produce().append(request).await.unwrap();
+    let request = AppendRequest { durability: 99, ..append_request(&["a"]) };
+    assert_eq!(reason(&refused(&server, request).await), ErrorReason::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_batch_sent_again_is_the_same_batch() {
+    on_both(async |server: TestServer| {
+        let producer = anonymous(&server).await;
+        let send = async |first_sequence, values: &[&str]| {
+            let request = AppendRequest {
+                producer: Some(producer),
+                first_sequence: Some(first_sequence),
+                ..append_request(values)
+            };
+            server.produce().append(request).await
+        };
+        let first = send(0, &["a", "b"]).await.unwrap().into_inner().ack.unwrap();
+        let again = send(0, &["a", "b"]).await.unwrap().into_inner().ack.unwrap();
+        assert!(again.duplicate && !first.duplicate);
+        assert_eq!(again.first_offset, first.first_offset);
+        assert_eq!(again.next_offset, first.next_offset);
+        let status = send(5, &["f"]).await.unwrap_err();
+        assert_eq!(reason(&status), ErrorReason::OutOfOrderSequence);
+        assert_eq!(detail(&status).next_sequence, Some(2));
+        send(2, &["c"]).await.unwrap();
+        assert_eq!(values(&server.records(0, 0).await), ["a", "b", "c"]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_producer_and_its_sequence_come_together() {
+    let server = TestServer::in_memory().await;
+    let producer = Some(anonymous(&server).await);
+    let alone = AppendRequest { producer, ..append_request(&["a"]) };
+    assert_eq!(reason(&refused(&server, alone).await), ErrorReason::InvalidArgument);
+    let nobody = AppendRequest { first_sequence: Some(0), ..append_request(&["a"]) };
+    assert_eq!(reason(&refused(&server, nobody).await), ErrorReason::InvalidArgument);
+}
+
+#[tokio::test]
+async fn a_new_instance_of_a_named_producer_fences_the_old_one() {
+    let server = TestServer::in_memory().await;
+    let init = async |producer_name: &str| {
+        let request = InitProducerRequest { producer_name: producer_name.to_owned() };
+        server.produce().init_producer(request).await
+    };
+    let old = init("billing").await.unwrap().into_inner().producer.unwrap();
+    let send = async |producer, first_sequence| {
+        let request = AppendRequest {
+            producer: Some(producer),
+            first_sequence: Some(first_sequence),
+            ..append_request(&["a"])
+        };
+        server.produce().append(request).await
+    };
+    send(old, 0).await.unwrap();
+    let new = init("billing").await.unwrap().into_inner().producer.unwrap();
+    assert_eq!(new.producer_id, old.producer_id);
+    assert!(new.epoch > old.epoch);
+    send(new, 0).await.unwrap();
+    let status = send(old, 1).await.unwrap_err();
+    assert_eq!(reason(&status), ErrorReason::ProducerFenced);
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    let status = init(&"x".repeat(256)).await.unwrap_err();
+    assert_eq!(reason(&status), ErrorReason::InvalidArgument);
+    assert_ne!(anonymous(&server).await.producer_id, anonymous(&server).await.producer_id);
+}
+
+#[tokio::test]
+async fn what_was_acked_is_there_after_a_restart() {
+    let server = TestServer::durable().await;
+    let producer = anonymous(&server).await;
+    let request = AppendRequest {
+        producer: Some(producer),
+        first_sequence: Some(0),
+        ..append_request(&["a", "b"])
+    };
+    server.produce().append(request.clone()).await.unwrap();
+    let server = server.restart().await;
+    assert_eq!(values(&server.records(0, 0).await), ["a", "b"]);
+    let again = server.produce().append(request).await.unwrap().into_inner().ack.unwrap();
+    assert!(again.duplicate, "the dedup window outlives the process");
+    assert_eq!(server.append(&["c"]).await.ack.unwrap().first_offset, Some(2));
+}
+
+async fn anonymous(server: &TestServer) -> ProducerIdentity {
+    let request = InitProducerRequest::default();
+    let response = server.produce().init_producer(request).await.unwrap().into_inner();
+    response.producer.unwrap()
+}

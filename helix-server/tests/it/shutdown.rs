@@ -1,0 +1,121 @@
+//! Starting and stopping: open calls end, in bounded time, with a word of why.
+
+use std::time::Duration;
+
+use helix_proto::log::v1::append_stream_request::Message as Sent;
+use helix_proto::log::v1::{
+    AppendStreamInit, AppendStreamRequest, ErrorReason, FetchRequest, SubscribeRequest,
+    WatchMetadataRequest,
+};
+use helix_server::config::Config;
+use helix_server::limits::SHUTDOWN_WAIT_MAX;
+use helix_server::server::{Server, StartError};
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use crate::support::{TestServer, append_request, latest, on_both, reason, soon};
+
+#[tokio::test]
+async fn open_streams_end_with_draining_when_the_server_stops() {
+    on_both(async |server: TestServer| {
+        server.append(&["a"]).await;
+        let request =
+            SubscribeRequest { partitions: vec![latest(0)], ..SubscribeRequest::default() };
+        let mut subscription = server.consume().subscribe(request).await.unwrap().into_inner();
+        let request = WatchMetadataRequest::default();
+        let mut watch = server.cluster().watch_metadata(request).await.unwrap().into_inner();
+        let init = AppendStreamInit { topic: "default".to_owned(), ..Default::default() };
+        let init = AppendStreamRequest { message: Some(Sent::Init(init)) };
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        sender.send(init).await.unwrap();
+        let requests = tokio_stream::wrappers::ReceiverStream::new(receiver);
+        let mut session = server.produce().append_stream(requests).await.unwrap().into_inner();
+        assert!(soon(session.message()).await.unwrap().is_some(), "opened");
+        let poll = FetchRequest {
+            partitions: vec![latest(0)],
+            max_wait: Some(prost_types::Duration { seconds: 60, nanos: 0 }),
+            ..FetchRequest::default()
+        };
+        let mut consume = server.consume();
+        let poll = tokio::spawn(async move { consume.fetch(poll).await.map(drop) });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+
+        let begin = Instant::now();
+        let TestServer { running, channel, .. } = server;
+        let stop = tokio::spawn(running.shutdown());
+        assert_eq!(reason(&end(&mut subscription).await), ErrorReason::Draining);
+        assert_eq!(reason(&end(&mut watch).await), ErrorReason::Draining);
+        assert_eq!(reason(&end(&mut session).await), ErrorReason::Draining);
+        assert_eq!(reason(&soon(poll).await.unwrap().unwrap_err()), ErrorReason::Draining);
+        drop(channel);
+        soon(stop).await.unwrap();
+        assert!(begin.elapsed() < SHUTDOWN_WAIT_MAX, "{:?}", begin.elapsed());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_that_stays_does_not_hold_up_the_stop() {
+    let server = TestServer::in_memory().await;
+    let request = SubscribeRequest { partitions: vec![latest(0)], ..SubscribeRequest::default() };
+    // Neither read nor dropped.
+    let _subscription = server.consume().subscribe(request).await.unwrap().into_inner();
+    let begin = Instant::now();
+    let TestServer { running, channel, .. } = server;
+    soon(running.shutdown()).await;
+    assert!(begin.elapsed() < SHUTDOWN_WAIT_MAX + Duration::from_secs(3));
+    let mut produce =
+        helix_proto::log::v1::produce_service_client::ProduceServiceClient::new(channel);
+    let status = soon(produce.append(append_request(&["late"]))).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_named_with_the_way_out() {
+    let server = TestServer::in_memory().await;
+    let listen_addr = server.running.local_addr();
+    let config = Config { listen_addr, ..Config::in_memory() };
+    let error = Server::start(config).await.map(drop).unwrap_err();
+    assert!(matches!(error, StartError::Listen { .. }));
+    let message = error.to_string();
+    assert!(message.contains(&listen_addr.to_string()), "{message}");
+    assert!(message.contains("--listen-addr"), "{message}");
+}
+
+#[tokio::test]
+async fn a_folder_has_one_server_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config::in_folder(folder.path());
+    let first = Server::start(config.clone()).await.unwrap();
+    let error = Server::start(config.clone()).await.map(drop).unwrap_err();
+    assert!(matches!(error, StartError::Open(_)), "{error}");
+    soon(first.shutdown()).await;
+    soon(Server::start(config).await.unwrap().shutdown()).await;
+}
+
+#[tokio::test]
+async fn the_banner_says_what_an_ack_means() {
+    let memory = TestServer::in_memory().await;
+    let banner = memory.running.banner().to_string();
+    assert!(banner.contains("all data is lost"), "{banner}");
+    let durable = TestServer::durable().await;
+    let banner = durable.running.banner().to_string();
+    let address = durable.running.local_addr().to_string();
+    for part in ["synced", "p50", "I/O", &address] {
+        assert!(banner.contains(part), "{part}: {banner}");
+    }
+}
+
+/// The status that ends a stream, whatever comes before it.
+async fn end<T>(stream: &mut tonic::Streaming<T>) -> Status {
+    soon(async {
+        loop {
+            match stream.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("the stream ended as if it were complete"),
+                Err(status) => return status,
+            }
+        }
+    })
+    .await
+}

@@ -1,0 +1,257 @@
+//! openraft's own storage suite, over every disk, also with a close and reopen after each
+//! mutating call.
+
+use std::fmt::Debug;
+use std::io;
+use std::ops::{RangeBounds, RangeInclusive};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use helix_server::log::{Head, Verdict};
+use helix_server::raft::{DiskReads, LogStore, Machine, StateMachine, TypeConfig};
+use helix_wal::storage::{DirStorage, SimulatedDisk, Storage};
+use helix_wal::{Options, Wal};
+use openraft::alias::{EntryOf, LogIdOf, VoteOf};
+use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
+use openraft::testing::log::{StoreBuilder, Suite};
+use openraft::{OptionalSend, RaftLogReader, StorageError};
+use tokio::sync::oneshot;
+
+/// The suite applies entries that were never logged, so its machine keeps no place for them.
+#[derive(Debug)]
+struct Forgetful;
+
+impl Machine for Forgetful {
+    fn apply(&self, _id: helix_wal::LogId, _head: Option<&Head>) -> io::Result<Verdict> {
+        Ok(Verdict::Nothing)
+    }
+    fn encode(&self) -> Bytes {
+        Bytes::new()
+    }
+    fn restore(&self, _bytes: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Disk {
+    Memory,
+    Folder(Arc<tempfile::TempDir>),
+    Simulated(SimulatedDisk),
+}
+
+fn options() -> Options {
+    // Small, so that the suite rolls segments.
+    Options {
+        segment_bytes: 256 << 10,
+        group_bytes: 16 << 10,
+        reserve_bytes: 0,
+        ready_segments: 1,
+        ..Options::default()
+    }
+}
+
+impl Disk {
+    fn open(&self) -> Wal {
+        let storage: Arc<dyn Storage> = match self {
+            Self::Memory => return Wal::open_memory(options()),
+            Self::Folder(folder) => Arc::new(DirStorage::open(folder.path()).unwrap()),
+            Self::Simulated(disk) => Arc::new(disk.clone()),
+        };
+        let (wal, writer, keeper, _) = Wal::open(storage, options()).unwrap();
+        writer.spawn().unwrap();
+        keeper.spawn().unwrap();
+        wal
+    }
+}
+
+async fn machine(wal: &Wal, store: &mut LogStore) -> StateMachine {
+    let reads = DiskReads::new(false);
+    StateMachine::recover(Arc::new(Forgetful), wal.clone(), reads, None, store).await.unwrap()
+}
+
+fn folder() -> Disk {
+    Disk::Folder(Arc::new(tempfile::tempdir().unwrap()))
+}
+
+fn simulated() -> Disk {
+    Disk::Simulated(SimulatedDisk::new(7))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn passes_in_memory() {
+    Suite::test_all(Builder { disk: || Disk::Memory, reopens: false }).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn passes_on_a_folder() {
+    Suite::test_all(Builder { disk: folder, reopens: false }).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn passes_on_a_simulated_disk() {
+    Suite::test_all(Builder { disk: simulated, reopens: false }).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn passes_on_a_folder_with_a_reopen_after_each_change() {
+    Suite::test_all(Builder { disk: folder, reopens: true }).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn passes_on_a_simulated_disk_with_a_reopen_after_each_change() {
+    Suite::test_all(Builder { disk: simulated, reopens: true }).await.unwrap();
+}
+
+/// The store under test, with what openraft's core does and the suite leaves out: a checkpoint
+/// before a purge. Where it reopens, after each call that changes something.
+struct Store {
+    disk: Disk,
+    reopens: bool,
+    wal: Wal,
+    store: LogStore,
+    /// Readers that were handed out follow the reopened log.
+    current: Arc<std::sync::Mutex<LogStore>>,
+}
+
+struct Builder {
+    disk: fn() -> Disk,
+    reopens: bool,
+}
+
+impl StoreBuilder<TypeConfig, Store, StateMachine, Disk> for Builder {
+    async fn build(&self) -> Result<(Disk, Store, StateMachine), StorageError<TypeConfig>> {
+        let disk = (self.disk)();
+        let wal = disk.open();
+        let mut store = LogStore::new(wal.clone(), DiskReads::new(false));
+        // The state machine's checkpoints go to a log of their own: they are not what is tested.
+        let machine = machine(&Wal::open_memory(options()), &mut store).await;
+        let current = Arc::new(std::sync::Mutex::new(store.clone()));
+        let reopens = self.reopens;
+        Ok((disk.clone(), Store { disk, reopens, wal, store, current }, machine))
+    }
+}
+
+impl Store {
+    fn reopen(&mut self) {
+        if !self.reopens {
+            return;
+        }
+        self.wal.close();
+        self.wal = self.disk.open();
+        self.store = LogStore::new(self.wal.clone(), DiskReads::new(false));
+        *self.current.lock().unwrap() = self.store.clone();
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Following(Arc<std::sync::Mutex<LogStore>>);
+
+impl Following {
+    fn store(&self) -> LogStore {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl RaftLogReader<TypeConfig> for Following {
+    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
+        &mut self,
+        range: RB,
+    ) -> io::Result<Vec<EntryOf<TypeConfig>>> {
+        self.store().try_get_log_entries(range).await
+    }
+    async fn read_vote(&mut self) -> io::Result<Option<VoteOf<TypeConfig>>> {
+        self.store().read_vote().await
+    }
+    async fn limited_get_log_entries(
+        &mut self,
+        start: u64,
+        end: u64,
+    ) -> io::Result<Vec<EntryOf<TypeConfig>>> {
+        self.store().limited_get_log_entries(start, end).await
+    }
+    async fn entries_stream<RB>(
+        &mut self,
+        range: RB,
+    ) -> impl Stream<Item = io::Result<EntryOf<TypeConfig>>> + OptionalSend
+    where
+        RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
+    {
+        let mut store = self.store();
+        let entries: Vec<_> = {
+            use futures_util::StreamExt;
+            store.entries_stream(range).await.collect().await
+        };
+        futures_util::stream::iter(entries)
+    }
+    async fn get_key_log_ids(
+        &mut self,
+        range: RangeInclusive<LogIdOf<TypeConfig>>,
+    ) -> io::Result<Vec<LogIdOf<TypeConfig>>> {
+        self.store().get_key_log_ids(range).await
+    }
+}
+
+impl RaftLogStorage<TypeConfig> for Store {
+    type LogReader = Following;
+
+    async fn get_log_state(&mut self) -> io::Result<LogState<TypeConfig>> {
+        self.store.get_log_state().await
+    }
+    async fn get_log_reader(&mut self) -> Following {
+        Following(self.current.clone())
+    }
+    async fn save_vote(&mut self, vote: &VoteOf<TypeConfig>) -> io::Result<()> {
+        self.store.save_vote(vote).await?;
+        self.reopen();
+        Ok(())
+    }
+    async fn save_committed(&mut self, committed: Option<LogIdOf<TypeConfig>>) -> io::Result<()> {
+        self.store.save_committed(committed).await?;
+        self.reopen();
+        Ok(())
+    }
+    async fn read_committed(&mut self) -> io::Result<Option<LogIdOf<TypeConfig>>> {
+        self.store.read_committed().await
+    }
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<TypeConfig>) -> io::Result<()>
+    where
+        I: IntoIterator<Item = EntryOf<TypeConfig>> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let (sender, receiver) = oneshot::channel();
+        self.store.append(entries, IOFlushed::signal(into_signal(sender))).await?;
+        let flushed = receiver.await.map_err(io::Error::other)?;
+        self.reopen();
+        callback.io_completed(flushed);
+        Ok(())
+    }
+    async fn truncate_after(&mut self, last: Option<LogIdOf<TypeConfig>>) -> io::Result<()> {
+        self.store.truncate_after(last).await?;
+        self.reopen();
+        Ok(())
+    }
+    async fn purge(&mut self, upto: LogIdOf<TypeConfig>) -> io::Result<()> {
+        let id = helix_wal::LogId { term: **upto.committed_leader_id(), index: upto.index };
+        self.wal.checkpoint(id, Bytes::new()).map_err(io::Error::other)?;
+        self.store.purge(upto).await?;
+        self.reopen();
+        Ok(())
+    }
+}
+
+type Signal = openraft::alias::OneshotSenderOf<TypeConfig, io::Result<()>>;
+
+/// openraft's sender of a flush result, fed into a channel of our own.
+fn into_signal(sender: oneshot::Sender<io::Result<()>>) -> Signal {
+    use openraft::async_runtime::Oneshot;
+    let (signal, flushed) =
+        <openraft::alias::OneshotOf<TypeConfig> as Oneshot>::channel::<io::Result<()>>();
+    tokio::spawn(async move {
+        if let Ok(flushed) = flushed.await {
+            let _ = sender.send(flushed);
+        }
+    });
+    signal
+}

@@ -1,0 +1,220 @@
+//! Holds the rules of the source that no compiler knows: who may import whom, and how files look.
+//! A failure names the file, the line and the rule.
+
+// The one test that reads the repository itself.
+#![allow(clippy::disallowed_methods)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Marks that must not reach the main branch. Put together so that this file has none.
+const FORBIDDEN: [&str; 2] = [concat!("dbg", "!("), concat!("FIX", "ME")];
+
+const LINE_CHARS_MAX: usize = 100;
+
+struct Source {
+    /// Relative to the repository.
+    path: String,
+    text: String,
+}
+
+impl Source {
+    fn is_in(&self, places: &[&str]) -> bool {
+        places.iter().any(|place| self.path.starts_with(place))
+    }
+
+    /// Lines of code, without comments, with their numbers.
+    fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        let lines = self.text.lines().zip(1..).map(|(line, number)| (number, line));
+        lines.filter(|(_, line)| !line.trim_start().starts_with("//"))
+    }
+
+    /// Lines of code with this word, or this beginning of a path.
+    fn naming(&self, word: &str) -> Vec<usize> {
+        let is_part = |c: char| c.is_alphanumeric() || c == '_';
+        let is_path = word.ends_with("::");
+        let names = |line: &str| {
+            line.match_indices(word).any(|(at, _)| {
+                let before = line[..at].chars().next_back();
+                let after = line[at + word.len()..].chars().next();
+                !before.is_some_and(is_part) && (is_path || !after.is_some_and(is_part))
+            })
+        };
+        self.code().filter(|(_, line)| names(line)).map(|(number, _)| number).collect()
+    }
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn sources() -> Vec<Source> {
+    let root = repository();
+    let mut sources = Vec::new();
+    for entry in fs::read_dir(&root).unwrap() {
+        let crate_dir = entry.unwrap().path();
+        if crate_dir.join("Cargo.toml").is_file() {
+            collect(&root, &crate_dir, &mut sources);
+        }
+    }
+    assert!(sources.len() > 50, "the sources were not found");
+    sources
+}
+
+fn collect(root: &Path, folder: &Path, sources: &mut Vec<Source>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            if !path.ends_with("target") {
+                collect(root, &path, sources);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let relative = path.strip_prefix(root).unwrap();
+            let path_text = relative.to_str().unwrap().replace('\\', "/");
+            sources.push(Source { path: path_text, text: fs::read_to_string(&path).unwrap() });
+        }
+    }
+}
+
+/// Fails with every violation, not only the first one.
+fn expect_none(rule: &str, violations: Vec<String>) {
+    assert!(violations.is_empty(), "{rule}:\n  {}", violations.join("\n  "));
+}
+
+/// Paths into `word`, a crate or a module, stand nowhere in `within` but in `allowed`.
+fn only_in(word: &str, within: &str, allowed: &[&str]) {
+    let path = format!("{word}::");
+    let violations = sources()
+        .iter()
+        .filter(|source| source.path.starts_with(within) && !source.is_in(allowed))
+        .flat_map(|source| {
+            source.naming(&path).into_iter().map(|line| format!("{}:{line}", source.path))
+        })
+        .collect();
+    expect_none(&format!("{word} belongs only in {allowed:?} of {within}"), violations);
+}
+
+const SERVER: &str = "helix-server/src/";
+
+#[test]
+fn grpc_stays_at_the_edge() {
+    let edge = [
+        "helix-server/src/api/",
+        "helix-server/src/peer/",
+        "helix-server/src/server.rs",
+        "helix-server/src/main.rs",
+    ];
+    for word in ["tonic", "tonic_health", "tonic_reflection", "tonic_types", "helix_proto"] {
+        only_in(word, SERVER, &edge);
+    }
+}
+
+#[test]
+fn the_raft_library_stays_in_its_room() {
+    let rooms = ["helix-server/src/raft/", "helix-server/src/peer/"];
+    for word in ["openraft", "openraft_rt", "openraft_macros", "openraft_rt_tokio"] {
+        only_in(word, SERVER, &rooms);
+    }
+}
+
+#[test]
+fn imports_point_down() {
+    // Each room, and the rooms above it, which it must not know.
+    let above: [(&str, &[&str]); 8] = [
+        ("log/", &["raft", "shard", "node", "api", "peer", "server", "config", "daemon"]),
+        ("raft/", &["shard", "cluster", "node", "api", "peer", "server", "config", "daemon"]),
+        ("shard/", &["cluster", "node", "api", "server", "config", "daemon"]),
+        ("cluster/", &["node", "api", "server", "config", "daemon"]),
+        ("node.rs", &["api", "server", "config", "daemon"]),
+        ("peer/", &["shard", "node", "api", "server", "config", "daemon"]),
+        ("api/", &["raft", "peer", "server", "config", "daemon"]),
+        ("server.rs", &["daemon"]),
+    ];
+    let mut violations = Vec::new();
+    for source in sources().iter().filter(|source| source.path.starts_with(SERVER)) {
+        for (room, strangers) in above {
+            if !source.path[SERVER.len()..].starts_with(room) {
+                continue;
+            }
+            for stranger in strangers {
+                for line in source.naming(&format!("crate::{stranger}")) {
+                    violations.push(format!("{}:{line} knows {stranger}", source.path));
+                }
+            }
+        }
+    }
+    expect_none("imports point down only", violations);
+}
+
+#[test]
+fn the_domain_does_not_wait_and_touches_nothing() {
+    for word in ["async", "await", "tokio", "std::fs", "helix_wal", "Mutex"] {
+        let violations = sources()
+            .iter()
+            .filter(|source| source.path.starts_with("helix-server/src/log/"))
+            .flat_map(|source| {
+                source.naming(word).into_iter().map(|line| format!("{}:{line}", source.path))
+            })
+            .collect();
+        expect_none(&format!("log/ is pure, without {word}"), violations);
+    }
+}
+
+#[test]
+fn files_are_the_wals_business() {
+    for word in ["std::fs", "tokio::fs"] {
+        only_in(word, SERVER, &["helix-server/src/config.rs"]);
+    }
+}
+
+#[test]
+fn the_wal_stands_alone() {
+    for word in ["tokio", "tonic", "openraft", "helix_proto", "helix_server", "prost"] {
+        only_in(word, "helix-wal/src/", &[]);
+    }
+    let manifest = fs::read_to_string(repository().join("helix-wal/Cargo.toml")).unwrap();
+    for word in ["tokio", "tonic", "openraft", "helix-proto", "helix-server"] {
+        assert!(!manifest.contains(word), "helix-wal must not depend on {word}");
+    }
+}
+
+#[test]
+fn clients_do_not_know_the_server() {
+    for crate_dir in ["helix-client/src/", "helix-proto/src/", "helix-wal/src/"] {
+        only_in("helix_server", crate_dir, &[]);
+    }
+}
+
+#[test]
+fn the_simulation_is_a_workspace_of_its_own() {
+    let manifest = fs::read_to_string(repository().join("Cargo.toml")).unwrap();
+    assert!(manifest.contains("exclude = [\"sim\"]"));
+}
+
+#[test]
+fn every_file_begins_with_what_it_is() {
+    let violations = sources()
+        .iter()
+        .filter(|source| !source.text.starts_with("//!"))
+        .map(|source| source.path.clone())
+        .collect();
+    expect_none("a file begins with //! lines", violations);
+}
+
+#[test]
+fn lines_fit_and_leave_no_marks() {
+    let mut violations = Vec::new();
+    for source in sources() {
+        for (number, line) in (1..).zip(source.text.lines()) {
+            if line.chars().count() > LINE_CHARS_MAX {
+                violations.push(format!("{}:{number} is too long", source.path));
+            }
+            for mark in FORBIDDEN {
+                if line.contains(mark) {
+                    violations.push(format!("{}:{number} has {mark}", source.path));
+                }
+            }
+        }
+    }
+    expect_none("no line is longer than 100 characters or unfinished", violations);
+}
