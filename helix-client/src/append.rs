@@ -1,0 +1,143 @@
+//! One append, as it is: a batch to a partition's leader, with what the caller says about it.
+//! Identities and sequences are the caller's; `producer` and `session` keep them.
+
+use helix_proto::batch;
+use helix_proto::log::v1::batch::Form;
+use helix_proto::log::v1::{
+    AppendAck, AppendCondition, AppendRequest, Batch, Durability, EncodedBatch, ProducerIdentity,
+    Record, Watermarks,
+};
+use tonic::Code;
+
+use crate::client::{Call, Client};
+use crate::error::{Error, Result};
+use crate::retry::Repeat;
+
+/// What has become of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ack {
+    /// Offset of the first record. None with LEADER_WRITTEN and NONE.
+    pub first_offset: Option<u64>,
+    /// Offset after the last record. None with LEADER_WRITTEN and NONE.
+    pub next_offset: Option<u64>,
+    /// The batch had been applied before; the offsets are the first ones.
+    pub duplicate: bool,
+    /// Durability reached.
+    pub durability: Durability,
+    /// State of the partition after this batch, or after one acked together with it.
+    pub watermarks: Option<Watermarks>,
+}
+
+impl Ack {
+    pub(crate) fn new(ack: &AppendAck, watermarks: Option<Watermarks>) -> Self {
+        Self {
+            first_offset: ack.first_offset,
+            next_offset: ack.next_offset,
+            duplicate: ack.duplicate,
+            durability: ack.durability(),
+            watermarks,
+        }
+    }
+}
+
+/// What an append asks for beyond storing the batch. The default is the topic's durability and
+/// nothing else.
+#[derive(Debug, Clone, Default)]
+pub struct AppendOptions {
+    /// Durability to wait for. `Unspecified`: the topic's default.
+    pub durability: Durability,
+    /// Offset that the first record must get, and fencing token that must hold.
+    pub condition: Option<AppendCondition>,
+}
+
+impl AppendOptions {
+    /// Options with this durability and no condition.
+    pub fn durability(durability: Durability) -> Self {
+        Self { durability, condition: None }
+    }
+}
+
+/// Something that can be appended: a built batch, or records to build one from.
+pub trait IntoBatch {
+    /// The batch; an uncompressed one if it has to be built.
+    fn into_batch(self) -> EncodedBatch;
+}
+
+impl IntoBatch for EncodedBatch {
+    fn into_batch(self) -> EncodedBatch {
+        self
+    }
+}
+
+/// Costs no copy of the payload.
+impl IntoBatch for &EncodedBatch {
+    fn into_batch(self) -> EncodedBatch {
+        self.clone()
+    }
+}
+
+impl IntoBatch for &[Record] {
+    fn into_batch(self) -> EncodedBatch {
+        batch::encode(self)
+    }
+}
+
+impl IntoBatch for &Vec<Record> {
+    fn into_batch(self) -> EncodedBatch {
+        batch::encode(self)
+    }
+}
+
+impl Client {
+    /// Appends one batch without producer identity: sent again only while it is certain that it
+    /// was not applied. Does not keep order with other calls. For bulk tools and benchmarks;
+    /// [`Client::producer`] is what repeats safely.
+    ///
+    /// Dropping the future leaves open whether the batch is applied.
+    ///
+    /// # Errors
+    /// The service's refusal, or an error with `may_have_applied` if the outcome is not known.
+    pub async fn append(
+        &self,
+        topic: &str,
+        partition: u32,
+        batch: impl IntoBatch,
+        options: &AppendOptions,
+    ) -> Result<Ack> {
+        self.append_as(topic, partition, &batch.into_batch(), options, None).await
+    }
+
+    /// Appends one batch, with an identity and the sequence of its first record if there is one.
+    pub(crate) async fn append_as(
+        &self,
+        topic: &str,
+        partition: u32,
+        batch: &EncodedBatch,
+        options: &AppendOptions,
+        identity: Option<(ProducerIdentity, u64)>,
+    ) -> Result<Ack> {
+        let repeat = match identity {
+            Some(_) => Repeat::Always,
+            None => Repeat::UnlessApplied,
+        };
+        let answer = self
+            .call_leader((topic, partition), Call::new("append", repeat), |connection| {
+                // The payload is shared, not copied, so that a retry costs only the request.
+                let request = AppendRequest {
+                    topic: topic.to_owned(),
+                    partition,
+                    batch: Some(Batch { form: Some(Form::Encoded(batch.clone())) }),
+                    durability: options.durability.into(),
+                    producer: identity.map(|(producer, _)| producer),
+                    first_sequence: identity.map(|(_, sequence)| sequence),
+                    condition: options.condition.clone(),
+                };
+                async move { connection.produce().append(request).await }
+            })
+            .await?;
+        let ack = answer.ack.ok_or_else(|| {
+            Error::client(Code::Internal, "answer without ack").with_may_have_applied(true)
+        })?;
+        Ok(Ack::new(&ack, answer.watermarks))
+    }
+}

@@ -1,0 +1,216 @@
+//! The handle that everything else hangs on, and the two loops that every call goes through:
+//! to the leader of a partition, or to any node. Each attempt and each call has a deadline.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tonic::{Response, Status};
+
+use crate::config::Config;
+use crate::connection::Connection;
+use crate::error::{Error, Result};
+use crate::retry::{Jitter, Next, Repeat, Retries};
+use crate::routing::{Route, Routing};
+
+/// A client of one cluster. Cheap to clone; clones share connections and routes.
+#[derive(Debug, Clone)]
+pub struct Client {
+    pub(crate) shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) routing: Routing,
+    pub(crate) jitter: Jitter,
+    /// Node to ask next where any will do.
+    turn: AtomicUsize,
+}
+
+impl Client {
+    /// A client that connects when it is first used.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if there is no address to begin with.
+    pub fn new(config: Config) -> Result<Self> {
+        let shared = Shared {
+            routing: Routing::new(config.clone())?,
+            jitter: Jitter::new(&config),
+            turn: AtomicUsize::new(0),
+            config,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// A client that has spoken to a node: what is wrong with an address shows here.
+    ///
+    /// # Errors
+    /// As [`Client::new`], or why no node could be reached within the request timeout.
+    pub async fn connect(config: Config) -> Result<Self> {
+        let client = Self::new(config)?;
+        client.admin().metadata(&[]).await?;
+        Ok(client)
+    }
+
+    /// The settings that it was made with.
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// The way to the leader of a partition, for callers that speak to it on their own.
+    ///
+    /// # Errors
+    /// `TOPIC_NOT_FOUND`, `PARTITION_NOT_FOUND`, `NO_LEADER`, or why no node could be asked.
+    pub async fn route(&self, topic: &str, partition: u32) -> Result<Route> {
+        self.shared.routing.leader(topic, partition).await
+    }
+
+    /// Number of partitions of a topic.
+    ///
+    /// # Errors
+    /// `TOPIC_NOT_FOUND`, or why no node could be asked.
+    pub async fn partition_count(&self, topic: &str) -> Result<u32> {
+        self.shared.routing.partition_count(topic).await
+    }
+
+    /// Calls the leader of a partition until it succeeds, fails for good, or the deadline passes.
+    pub(crate) async fn call_leader<T, F, Fut>(
+        &self,
+        place: (&str, u32),
+        call: Call,
+        attempt: F,
+    ) -> Result<T>
+    where
+        F: Fn(Connection) -> Fut,
+        Fut: Future<Output = std::result::Result<Response<T>, Status>>,
+    {
+        let mut series = Series::new(&self.shared, call);
+        loop {
+            let error = match series.route(place).await {
+                Ok(route) => match series.attempt(attempt(route.connection.clone())).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) => series.judge(error, Some(&route))?,
+                },
+                Err(error) => series.judge(error, None)?,
+            };
+            series.pause(error).await?;
+        }
+    }
+
+    /// Calls one node after the other until one answers, the failure is final, or the deadline
+    /// passes.
+    pub(crate) async fn call_any<T, F, Fut>(&self, call: Call, attempt: F) -> Result<T>
+    where
+        F: Fn(Connection) -> Fut,
+        Fut: Future<Output = std::result::Result<Response<T>, Status>>,
+    {
+        let mut series = Series::new(&self.shared, call);
+        loop {
+            let turn = self.shared.turn.load(Ordering::Relaxed);
+            let connection = self.shared.routing.any(turn)?;
+            let error = match series.attempt(attempt(connection)).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => series.judge(error, None)?,
+            };
+            self.shared.turn.fetch_add(1, Ordering::Relaxed);
+            series.pause(error).await?;
+        }
+    }
+}
+
+/// What a call is, beyond its request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    /// For messages.
+    pub(crate) name: &'static str,
+    pub(crate) repeat: Repeat,
+    /// Time that the service may take on purpose, on top of the timeouts.
+    pub(crate) wait: Duration,
+}
+
+impl Call {
+    pub(crate) fn new(name: &'static str, repeat: Repeat) -> Self {
+        Self { name, repeat, wait: Duration::ZERO }
+    }
+}
+
+/// The attempts of one call.
+pub(crate) struct Series<'a> {
+    shared: &'a Shared,
+    call: Call,
+    deadline: Instant,
+    retries: Retries,
+    /// Whether an attempt has failed without saying that it was not applied: then the call as a
+    /// whole may have been, whatever later attempts say.
+    may_have_applied: bool,
+    wait: Duration,
+}
+
+impl<'a> Series<'a> {
+    pub(crate) fn new(shared: &'a Shared, call: Call) -> Self {
+        Self {
+            shared,
+            call,
+            deadline: Instant::now() + shared.config.request_timeout + call.wait,
+            retries: Retries::new(call.repeat),
+            may_have_applied: false,
+            wait: Duration::ZERO,
+        }
+    }
+
+    pub(crate) async fn route(&self, (topic, partition): (&str, u32)) -> Result<Route> {
+        let leader = self.shared.routing.leader(topic, partition);
+        match timeout_at(self.deadline, leader).await {
+            // Asking for the way has sent nothing of the call itself.
+            Ok(route) => route.map_err(|error| error.with_may_have_applied(false)),
+            Err(_) => Err(Error::timed_out("metadata").with_may_have_applied(false)),
+        }
+    }
+
+    pub(crate) async fn attempt<T>(
+        &self,
+        attempt: impl Future<Output = std::result::Result<Response<T>, Status>>,
+    ) -> Result<T> {
+        let limit = Instant::now() + self.shared.config.attempt_timeout + self.call.wait;
+        match timeout_at(limit.min(self.deadline), attempt).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(Error::from_status(&status)),
+            Err(_) => Err(Error::timed_out(self.call.name)),
+        }
+    }
+
+    /// Notes a failure and decides how long to wait: the error comes back as `Err` if it is final.
+    pub(crate) fn judge(&mut self, error: Error, route: Option<&Route>) -> Result<Error> {
+        let is_redirected =
+            route.is_some_and(|route| self.shared.routing.on_failure(route, &error));
+        let next = self.retries.after(&error, is_redirected, &self.shared.jitter);
+        self.may_have_applied |= error.may_have_applied;
+        self.wait = match next {
+            Next::GiveUp => return Err(self.conclude(error)),
+            Next::Redirect => Duration::ZERO,
+            Next::Wait(wait) => wait,
+        };
+        Ok(error)
+    }
+
+    /// Waits as decided. Gives up at once if the deadline is nearer than the end of the wait.
+    pub(crate) async fn pause(&self, error: Error) -> Result<()> {
+        let end = Instant::now() + self.wait;
+        if end >= self.deadline {
+            return Err(self.conclude(error));
+        }
+        if !self.wait.is_zero() {
+            sleep_until(end).await;
+        }
+        Ok(())
+    }
+
+    fn conclude(&self, error: Error) -> Error {
+        let may_have_applied =
+            self.call.repeat != Repeat::Read && (self.may_have_applied || error.may_have_applied);
+        error.with_may_have_applied(may_have_applied)
+    }
+}

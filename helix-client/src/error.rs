@@ -1,0 +1,300 @@
+//! What went wrong with a call, in the terms in which a caller decides: again, elsewhere, or not.
+//! Reads the service's details where there are any; their absence means the transport failed.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::ops::Deref;
+use std::time::Duration;
+
+use helix_proto::error::{self as wire, Received};
+use helix_proto::log::v1::{ErrorReason, LeaderHint, Watermarks};
+use tonic::{Code, ConnectError, Status};
+
+/// Result of everything that talks to the service.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A failed call. Dereferences to [`Failure`], which has the facts.
+#[derive(Clone)]
+pub struct Error(Box<Failure>);
+
+/// The facts of a failed call.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// Who says so.
+    pub origin: Origin,
+    /// gRPC code.
+    pub code: Code,
+    /// The service's reason. None if the failure is not the service's, or of a later version.
+    pub reason: Option<ErrorReason>,
+    /// Whether the same request may succeed if it is sent again.
+    pub retryable: bool,
+    /// Whether the service may have applied the request. False is a promise.
+    pub may_have_applied: bool,
+    /// Where to go instead.
+    pub leader: Option<LeaderHint>,
+    /// State of the partition.
+    pub watermarks: Option<Watermarks>,
+    /// Sequence that the partition expects next from the producer.
+    pub next_sequence: Option<u64>,
+    /// Offset that the partition's next record gets.
+    pub next_offset: Option<u64>,
+    /// Fencing token in force.
+    pub fencing_token: Option<String>,
+    /// Limit that was exceeded, in its own unit.
+    pub limit: Option<u64>,
+    /// Topic and partition that the failure is about, where the request has several.
+    pub place: Option<(String, u32)>,
+    /// How long to wait before a retry.
+    pub retry_after: Option<Duration>,
+    /// For people.
+    pub message: String,
+}
+
+/// Who reports a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// Helix itself; the reason is its own.
+    Service,
+    /// The network, a proxy, or a gRPC library on the way.
+    Transport,
+    /// This library: a deadline, a damaged answer, a closed handle.
+    Client,
+}
+
+impl Error {
+    /// Reads a status. `may_have_applied` of a transport failure is true unless it is certain that
+    /// the request was never sent.
+    pub fn from_status(status: &Status) -> Self {
+        match wire::from_status(status) {
+            Some(received) => Self::from_service(status, received),
+            None => Self::from_transport(status),
+        }
+    }
+
+    fn from_service(status: &Status, received: Received) -> Self {
+        let Received { detail, retry_after } = received;
+        let reason = Some(detail.reason()).filter(|&reason| reason != ErrorReason::Unspecified);
+        Self::new(Failure {
+            reason,
+            retryable: detail.retryable,
+            may_have_applied: detail.may_have_applied,
+            leader: detail.leader,
+            watermarks: detail.watermarks,
+            next_sequence: detail.next_sequence,
+            next_offset: detail.next_offset,
+            fencing_token: detail.fencing_token,
+            limit: detail.limit,
+            place: detail.partition.map(|partition| (detail.topic, partition)),
+            retry_after,
+            ..Failure::plain(Origin::Service, status.code(), status.message().to_owned())
+        })
+    }
+
+    fn from_transport(status: &Status) -> Self {
+        // A status with a source was made on this side, out of a broken connection.
+        let is_broken = status.source().is_some();
+        let is_transient = matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded);
+        let is_refused = !is_broken
+            && matches!(
+                status.code(),
+                Code::Unimplemented | Code::Unauthenticated | Code::PermissionDenied
+            );
+        Self::new(Failure {
+            retryable: is_broken || is_transient,
+            may_have_applied: !is_refused && !is_unsent(status),
+            ..Failure::plain(Origin::Transport, status.code(), innermost(status))
+        })
+    }
+
+    /// The deadline passed while the service had the request.
+    pub(crate) fn timed_out(what: &str) -> Self {
+        Self::new(Failure {
+            retryable: true,
+            may_have_applied: true,
+            ..Failure::plain(Origin::Client, Code::DeadlineExceeded, format!("{what} timed out"))
+        })
+    }
+
+    /// This library refuses or gives up; nothing was sent.
+    pub(crate) fn client(code: Code, message: impl Into<String>) -> Self {
+        Self::new(Failure::plain(Origin::Client, code, message.into()))
+    }
+
+    /// This library knows what the service would say.
+    pub(crate) fn known(reason: ErrorReason, message: impl Into<String>) -> Self {
+        Self::new(Failure {
+            reason: Some(reason),
+            retryable: wire::is_retryable(reason),
+            ..Failure::plain(Origin::Client, wire::code(reason), message.into())
+        })
+    }
+
+    /// The same error with another answer to whether the request may have been applied.
+    pub(crate) fn with_may_have_applied(mut self, may_have_applied: bool) -> Self {
+        self.0.may_have_applied = may_have_applied;
+        self
+    }
+
+    /// The same error, said of a later request that shares its fate.
+    pub(crate) fn of_an_earlier_batch(mut self) -> Self {
+        self.0.message = format!("an earlier batch of this session failed: {}", self.0.message);
+        self
+    }
+
+    /// Whether the service gave this reason.
+    pub fn is(&self, reason: ErrorReason) -> bool {
+        self.reason == Some(reason)
+    }
+
+    fn new(failure: Failure) -> Self {
+        Self(Box::new(failure))
+    }
+}
+
+impl Failure {
+    fn plain(origin: Origin, code: Code, message: String) -> Self {
+        Self {
+            origin,
+            code,
+            reason: None,
+            retryable: false,
+            may_have_applied: false,
+            leader: None,
+            watermarks: None,
+            next_sequence: None,
+            next_offset: None,
+            fencing_token: None,
+            limit: None,
+            place: None,
+            retry_after: None,
+            message,
+        }
+    }
+}
+
+impl Deref for Error {
+    type Target = Failure;
+
+    fn deref(&self) -> &Failure {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.reason {
+            Some(reason) => write!(formatter, "{}: ", wire::reason_name(reason))?,
+            None => write!(formatter, "{:?}: ", self.code)?,
+        }
+        formatter.write_str(&self.message)?;
+        if let Some((topic, partition)) = &self.place {
+            write!(formatter, " ({topic}/{partition})")?;
+        }
+        if self.may_have_applied {
+            formatter.write_str(" (may have been applied)")?;
+        }
+        Ok(())
+    }
+}
+
+impl StdError for Error {}
+
+impl From<Status> for Error {
+    fn from(status: Status) -> Self {
+        Self::from_status(&status)
+    }
+}
+
+/// Whether the connection could not be made, so that the request never left.
+fn is_unsent(status: &Status) -> bool {
+    chain(status).any(|error| error.is::<ConnectError>())
+}
+
+/// The innermost message: the outer ones only say "transport error".
+fn innermost(status: &Status) -> String {
+    match chain(status).last() {
+        Some(inner) if !status.message().contains(&inner.to_string()) => {
+            format!("{}: {inner}", status.message())
+        }
+        _ => status.message().to_owned(),
+    }
+}
+
+fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
+    std::iter::successors(status.source(), |&error| error.source())
+}
+
+#[cfg(test)]
+mod tests {
+    use helix_proto::log::v1::ErrorDetail;
+
+    use super::*;
+
+    #[test]
+    fn a_services_error_carries_its_facts() {
+        let detail = ErrorDetail {
+            next_sequence: Some(7),
+            topic: "orders".to_owned(),
+            partition: Some(3),
+            watermarks: Some(Watermarks { log_start_offset: 1, high_watermark: 9 }),
+            ..wire::detail(ErrorReason::OutOfOrderSequence)
+        };
+        let error = Error::from_status(&wire::to_status(&detail, "gap", None));
+        assert_eq!(error.origin, Origin::Service);
+        assert_eq!(error.code, Code::FailedPrecondition);
+        assert!(error.is(ErrorReason::OutOfOrderSequence));
+        assert!(!error.retryable && !error.may_have_applied);
+        assert_eq!(error.next_sequence, Some(7));
+        assert_eq!(error.watermarks.map(|marks| marks.high_watermark), Some(9));
+        assert_eq!(error.to_string(), "OUT_OF_ORDER_SEQUENCE: gap (orders/3)");
+    }
+
+    #[test]
+    fn an_unknown_outcome_says_so() {
+        let detail = wire::detail(ErrorReason::OutcomeUnknown);
+        let wait = Some(Duration::from_millis(50));
+        let error = Error::from_status(&wire::to_status(&detail, "leader lost", wait));
+        assert!(error.retryable && error.may_have_applied);
+        assert_eq!(error.retry_after, wait);
+    }
+
+    #[test]
+    fn a_reason_of_a_later_version_is_no_reason() {
+        let detail = ErrorDetail { reason: 9999, retryable: true, ..ErrorDetail::default() };
+        let error = Error::from_status(&wire::to_status(&detail, "new", None));
+        assert_eq!((error.origin, error.reason), (Origin::Service, None));
+        assert!(error.retryable);
+    }
+
+    #[test]
+    fn a_failed_connect_was_never_sent() {
+        let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let status = Status::from_error(Box::new(ConnectError(Box::new(refused))));
+        let error = Error::from_status(&status);
+        assert_eq!((error.origin, error.code), (Origin::Transport, Code::Unavailable));
+        assert!(error.retryable && !error.may_have_applied);
+    }
+
+    #[test]
+    fn a_broken_connection_leaves_the_outcome_open() {
+        let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        let error = Error::from_status(&Status::from_error(Box::new(reset)));
+        assert_eq!(error.origin, Origin::Transport);
+        assert!(error.retryable && error.may_have_applied);
+    }
+
+    #[test]
+    fn a_librarys_refusal_is_final() {
+        let error = Error::from_status(&Status::out_of_range("message length too large"));
+        assert_eq!((error.origin, error.reason), (Origin::Transport, None));
+        assert!(!error.retryable && error.may_have_applied);
+        let error = Error::from_status(&Status::unimplemented("no such method"));
+        assert!(!error.retryable && !error.may_have_applied);
+    }
+}

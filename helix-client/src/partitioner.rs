@@ -1,0 +1,62 @@
+//! Which partition a record goes to. Pure, and stable: the same key goes to the same partition in
+//! every version and every language that follows the rule.
+
+/// Partition of a key: CRC-32 (as in zlib) of the key, modulo the number of partitions.
+///
+/// `partition_count` is at least 1. Adding partitions moves keys.
+pub fn of_key(key: &[u8], partition_count: u32) -> u32 {
+    crc32fast::hash(key) % partition_count.max(1)
+}
+
+/// Partitions for records without a key: one after the other, each for a whole batch, because
+/// full batches cost less than spread ones.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sticky {
+    partition: u32,
+    /// Bytes given to the present partition.
+    bytes: usize,
+}
+
+impl Sticky {
+    /// The partition for a record of this many bytes, where a batch holds `batch_bytes`.
+    pub fn next(&mut self, record_bytes: usize, batch_bytes: usize, partition_count: u32) -> u32 {
+        if self.bytes > 0 && self.bytes + record_bytes > batch_bytes {
+            self.partition = self.partition.wrapping_add(1);
+            self.bytes = 0;
+        }
+        // Partitions are only ever added, save when the topic was made anew.
+        self.partition %= partition_count.max(1);
+        self.bytes += record_bytes;
+        self.partition
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_stays_where_the_documented_hash_puts_it() {
+        // python3: zlib.crc32(b"customer-7") % 12
+        assert_eq!(of_key(b"customer-7", 12), 8);
+        assert_eq!(of_key(b"", 12), 0);
+        assert_eq!(of_key(b"anything", 1), 0);
+    }
+
+    #[test]
+    fn keys_spread() {
+        let mut counts = [0; 8];
+        for number in 0..8000 {
+            counts[of_key(format!("key-{number}").as_bytes(), 8) as usize] += 1;
+        }
+        assert!(counts.iter().all(|count| (800..1200).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn keyless_records_fill_a_batch_and_move_on() {
+        let mut sticky = Sticky::default();
+        let partitions: Vec<_> = (0..7).map(|_| sticky.next(40, 100, 3)).collect();
+        assert_eq!(partitions, [0, 0, 1, 1, 2, 2, 0]);
+        assert_eq!(Sticky::default().next(1000, 100, 3), 0);
+    }
+}

@@ -1,0 +1,158 @@
+//! Appends that can be repeated without making a second copy, batch by batch or record by record.
+//! One batch per partition is under way at a time; `session` is for pipelines.
+
+mod batcher;
+mod lane;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use helix_proto::log::v1::{Durability, Record};
+
+use crate::append::{Ack, AppendOptions, IntoBatch};
+use crate::client::Client;
+use crate::error::Result;
+use crate::identity::Identities;
+use batcher::Batcher;
+pub use batcher::Sent;
+use lane::Lane;
+
+/// Settings of a [`Producer`].
+#[derive(Debug, Clone)]
+pub struct ProducerOptions {
+    /// Durability to wait for. `Unspecified`: the topic's default.
+    pub durability: Durability,
+    /// Whether batches carry an identity and a sequence, so that a retry never makes a second
+    /// copy. Without, a batch whose outcome is not known is not sent again.
+    pub idempotent: bool,
+    /// Stable name, up to 255 bytes: a later producer of the same name fences this one. Empty:
+    /// anonymous.
+    pub name: String,
+    /// How long [`Producer::send`] lets a batch wait for more records. Zero: as long as the batch
+    /// before it is under way.
+    pub linger: Duration,
+    /// Serialized bytes at which `send` closes a batch.
+    pub batch_bytes: usize,
+    /// Records at which `send` closes a batch.
+    pub batch_records: usize,
+    /// Serialized bytes that `send` holds over all partitions before it waits.
+    pub buffer_bytes: usize,
+}
+
+impl Default for ProducerOptions {
+    fn default() -> Self {
+        Self {
+            durability: Durability::Unspecified,
+            idempotent: true,
+            name: String::new(),
+            linger: Duration::from_millis(1),
+            batch_bytes: 256 << 10,
+            batch_records: 10_000,
+            buffer_bytes: 32 << 20,
+        }
+    }
+}
+
+/// Writes to any number of partitions. Cheap to clone; clones share identity and order.
+#[derive(Debug, Clone)]
+pub struct Producer {
+    lanes: Arc<Lanes>,
+    batcher: Arc<Batcher>,
+}
+
+impl Client {
+    /// A producer. Asks for its identity with its first batch.
+    pub fn producer(&self, options: ProducerOptions) -> Producer {
+        let lanes = Arc::new(Lanes::new(self.clone(), &options));
+        let batcher = Arc::new(Batcher::new(lanes.clone(), options));
+        Producer { lanes, batcher }
+    }
+}
+
+impl Producer {
+    /// Appends one batch, all of it or nothing, and waits for the ack. Batches to one partition
+    /// are applied in the order of the calls' first polls.
+    ///
+    /// Dropping the future leaves open whether the batch is applied.
+    ///
+    /// # Errors
+    /// The service's refusal; `may_have_applied` says whether the outcome is open. After an open
+    /// outcome the partition goes on under a new identity, so nothing later can be mistaken for
+    /// the lost batch.
+    pub async fn append(&self, topic: &str, partition: u32, batch: impl IntoBatch) -> Result<Ack> {
+        self.append_with(topic, partition, batch, &self.lanes.options).await
+    }
+
+    /// As [`Producer::append`], with options of its own.
+    ///
+    /// # Errors
+    /// As [`Producer::append`].
+    pub async fn append_with(
+        &self,
+        topic: &str,
+        partition: u32,
+        batch: impl IntoBatch,
+        options: &AppendOptions,
+    ) -> Result<Ack> {
+        let batch = batch.into_batch();
+        self.lanes.get(topic, partition).append(&batch, options).await
+    }
+
+    /// Hands over one record: to the partition of its key (see
+    /// [`partitioner::of_key`](crate::partitioner::of_key)), or to one after the other if it has
+    /// none. Waits only for room in the buffer; the returned future resolves with the ack of the
+    /// batch that the record went into. Dropping it does not take the record back.
+    ///
+    /// # Errors
+    /// `TOPIC_NOT_FOUND`, or why the topic could not be looked up.
+    pub async fn send(&self, topic: &str, record: Record) -> Result<Sent> {
+        let partition = self.batcher.partition(topic, &record).await?;
+        self.batcher.send(topic, partition, record).await
+    }
+
+    /// As [`Producer::send`], to a given partition.
+    ///
+    /// # Errors
+    /// As [`Producer::send`].
+    pub async fn send_to(&self, topic: &str, partition: u32, record: Record) -> Result<Sent> {
+        self.batcher.send(topic, partition, record).await
+    }
+
+    /// Waits until everything that was sent before has its ack or its error, without further
+    /// linger. Bounded by the deadlines of the batches.
+    pub async fn flush(&self) {
+        self.batcher.flush().await;
+    }
+}
+
+/// The lanes of a producer, by partition, made when first used.
+#[derive(Debug)]
+struct Lanes {
+    client: Client,
+    /// None: not idempotent.
+    identities: Option<Identities>,
+    options: AppendOptions,
+    by_topic: Mutex<HashMap<String, HashMap<u32, Arc<Lane>>>>,
+}
+
+impl Lanes {
+    fn new(client: Client, options: &ProducerOptions) -> Self {
+        let identities = options.idempotent.then(|| Identities::new(client.clone(), &options.name));
+        let options = AppendOptions::durability(options.durability);
+        Self { client, identities, options, by_topic: Mutex::default() }
+    }
+
+    fn get(&self, topic: &str, partition: u32) -> Arc<Lane> {
+        // A panic elsewhere cannot have left the map half changed.
+        let mut by_topic = self.by_topic.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = by_topic.get(topic).and_then(|lanes| lanes.get(&partition));
+        if let Some(lane) = known {
+            return lane.clone();
+        }
+        let lane = Lane::new(self.client.clone(), self.identities.clone(), topic, partition);
+        let lane = Arc::new(lane);
+        by_topic.entry(topic.to_owned()).or_default().insert(partition, lane.clone());
+        lane
+    }
+}
