@@ -1,0 +1,340 @@
+//! `helix produce`: the lines of standard input become records, one each.
+//! Reads on while earlier records are under way; ends when all of them have their ack.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::io::IsTerminal;
+
+use anyhow::Context;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesOrdered;
+use helix_client::partitioner::{Sticky, of_key};
+use helix_client::proto::batch::record_bytes;
+use helix_client::proto::log::v1::{Durability, Record};
+use helix_client::{Ack, Client, Producer, ProducerOptions};
+use serde::Serialize;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, BufReader};
+
+use crate::args::{Global, ProduceArgs};
+use crate::connect::connect;
+use crate::exit::{Exit, Failure, interrupted};
+use crate::output::{Format, Output};
+use crate::units;
+
+/// Longest line: no topic takes larger records.
+const LINE_BYTES_MAX: usize = 8 << 20;
+
+/// Partitions named in the summary for people.
+const PARTITIONS_NAMED_MAX: usize = 8;
+
+/// Bytes of records without a key that go to one partition before the next one has its turn.
+const STICKY_BYTES: usize = 256 << 10;
+
+pub(crate) async fn run(global: &Global, args: &ProduceArgs) -> anyhow::Result<()> {
+    let client = connect(global).await?;
+    let partition_count = client.partition_count(&args.topic).await;
+    let partition_count =
+        partition_count.with_context(|| format!("look up the topic {}", args.topic))?;
+    if std::io::stdin().is_terminal() && !global.quiet {
+        eprintln!("one record per line; Ctrl-D ends");
+    }
+    let mut sender = Sender::new(&client, args, partition_count);
+    let mut summary = Summary::new(&args.topic);
+    let outcome = sender.send_all(&mut summary).await;
+    // What was acked is said in any case.
+    if global.output == Format::Json {
+        Output { format: global.output }.show(&summary)?;
+    } else if !global.quiet {
+        eprintln!("{}", summary.text());
+    }
+    outcome
+}
+
+/// Reads, sends, and waits for acks.
+struct Sender<'a> {
+    args: &'a ProduceArgs,
+    producer: Producer,
+    partition_count: u32,
+    sticky: Sticky,
+}
+
+impl<'a> Sender<'a> {
+    fn new(client: &Client, args: &'a ProduceArgs, partition_count: u32) -> Self {
+        let durability = args.durability.map_or(Durability::Unspecified, Into::into);
+        let options = ProducerOptions { durability, ..ProducerOptions::default() };
+        let producer = client.producer(options);
+        Self { args, producer, partition_count, sticky: Sticky::default() }
+    }
+
+    async fn send_all(&mut self, summary: &mut Summary) -> anyhow::Result<()> {
+        let mut lines = Lines::new(BufReader::new(tokio::io::stdin()));
+        let mut acks = FuturesOrdered::new();
+        let stop = interrupted();
+        tokio::pin!(stop);
+        let mut outcome = Ok(());
+        while outcome.is_ok() {
+            tokio::select! {
+                Some((partition, ack)) = acks.next(), if !acks.is_empty() => {
+                    outcome = summary.add(partition, ack);
+                }
+                line = lines.next() => match line {
+                    Ok(Some(line)) => {
+                        let (partition, record) = self.place(line);
+                        let sent = self.producer.send_to(&self.args.topic, partition, record);
+                        match sent.await {
+                            Ok(sent) => acks.push_back(async move { (partition, sent.await) }),
+                            Err(error) => outcome = Err(error.into()),
+                        }
+                    }
+                    Ok(None) => break,
+                    Err(error) => outcome = Err(error),
+                },
+                () = &mut stop => outcome = Err(Failure::interrupted().into()),
+            }
+        }
+        // What is under way comes to its end, well or not; the first failure counts.
+        let stop = interrupted();
+        tokio::pin!(stop);
+        loop {
+            tokio::select! {
+                ack = acks.next() => match ack {
+                    Some((partition, ack)) => outcome = outcome.and(summary.add(partition, ack)),
+                    None => break,
+                },
+                // A second time: whoever asks does not want to wait.
+                () = &mut stop => {
+                    outcome = outcome.and(Err(Failure::interrupted().into()));
+                    break;
+                }
+            }
+        }
+        outcome.with_context(|| format!("append to {}", self.args.topic))
+    }
+
+    /// Makes a record of a line and chooses its partition.
+    fn place(&mut self, line: Vec<u8>) -> (u32, Record) {
+        let (key, value) = split(Bytes::from(line), self.args.key_separator.as_deref());
+        let record = Record { key, value: Some(value), ..Record::default() };
+        let partition = match (self.args.partition, &record.key) {
+            (Some(partition), _) => partition,
+            (None, Some(key)) => of_key(key, self.partition_count),
+            (None, None) => {
+                self.sticky.next(record_bytes(&record), STICKY_BYTES, self.partition_count)
+            }
+        };
+        (partition, record)
+    }
+}
+
+/// Key and value of a line.
+fn split(line: Bytes, separator: Option<&str>) -> (Option<Bytes>, Bytes) {
+    let Some(separator) = separator.map(str::as_bytes) else { return (None, line) };
+    match line.windows(separator.len()).position(|window| window == separator) {
+        Some(place) => (Some(line.slice(..place)), line.slice(place + separator.len()..)),
+        None => (None, line),
+    }
+}
+
+/// The lines of an input, without their newlines, of any bytes.
+struct Lines<R> {
+    input: R,
+    line: Vec<u8>,
+}
+
+impl<R: AsyncBufRead + Unpin> Lines<R> {
+    fn new(input: R) -> Self {
+        Self { input, line: Vec::new() }
+    }
+
+    /// The next line; a last one need not end with a newline. Cancel safe.
+    async fn next(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
+        loop {
+            let bytes = self.input.fill_buf().await.context("read standard input")?;
+            if bytes.is_empty() {
+                let is_line = !self.line.is_empty();
+                return Ok(is_line.then(|| std::mem::take(&mut self.line)));
+            }
+            let newline = bytes.iter().position(|byte| *byte == b'\n');
+            let end = newline.unwrap_or(bytes.len());
+            self.line.extend_from_slice(&bytes[..end]);
+            self.input.consume(newline.map_or(end, |newline| newline + 1));
+            if self.line.len() > LINE_BYTES_MAX {
+                let what = format!("a line has more than {LINE_BYTES_MAX} bytes");
+                let failure = Failure::new(Exit::Error, what);
+                return Err(failure.why("each line is one record").into());
+            }
+            if newline.is_some() {
+                return Ok(Some(std::mem::take(&mut self.line)));
+            }
+        }
+    }
+}
+
+/// What was acked.
+#[derive(Debug, Serialize)]
+struct Summary {
+    topic: String,
+    record_count: u64,
+    /// The weakest that was reached. None: nothing was acked.
+    durability: Option<&'static str>,
+    partitions: Vec<PartitionSummary>,
+    #[serde(skip)]
+    weakest: i32,
+    /// Place of each partition in `partitions`.
+    #[serde(skip)]
+    places: BTreeMap<u32, usize>,
+}
+
+#[derive(Debug, Serialize)]
+struct PartitionSummary {
+    partition: u32,
+    record_count: u64,
+    /// Of the first record. None where acks carry no offsets.
+    first_offset: Option<u64>,
+    /// One past the last record; others may have written in between.
+    next_offset: Option<u64>,
+}
+
+impl Summary {
+    fn new(topic: &str) -> Self {
+        Self {
+            topic: topic.to_owned(),
+            record_count: 0,
+            durability: None,
+            partitions: Vec::new(),
+            weakest: 0,
+            places: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, partition: u32, ack: helix_client::Result<Ack>) -> anyhow::Result<()> {
+        let ack = ack?;
+        self.record_count += 1;
+        // The enum counts from the strongest.
+        if i32::from(ack.durability) > self.weakest {
+            self.weakest = ack.durability.into();
+            self.durability = Some(durability_name(ack.durability));
+        }
+        let place = *self.places.entry(partition).or_insert(self.partitions.len());
+        if place == self.partitions.len() {
+            self.partitions.push(PartitionSummary {
+                partition,
+                record_count: 0,
+                first_offset: ack.first_offset,
+                next_offset: None,
+            });
+        }
+        let summary = &mut self.partitions[place];
+        summary.record_count += 1;
+        summary.next_offset = ack.next_offset;
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        let records = match self.record_count {
+            0 => return format!("nothing was appended to {}", self.topic),
+            1 => "1 record".to_owned(),
+            count => format!("{} records", units::count(count)),
+        };
+        let mut text = format!("{records} to {}", self.topic);
+        if let Some(durability) = self.durability {
+            // Writing to a string cannot fail.
+            let _ = write!(text, " ({durability})");
+        }
+        let places = self.partitions.iter().take(PARTITIONS_NAMED_MAX);
+        let places: Vec<_> = places.map(PartitionSummary::text).collect();
+        text = format!("{text}: {}", places.join(", "));
+        let more = self.partitions.len().saturating_sub(PARTITIONS_NAMED_MAX);
+        if more > 0 {
+            let _ = write!(text, " and {more} more partitions");
+        }
+        text
+    }
+}
+
+impl PartitionSummary {
+    fn text(&self) -> String {
+        let partition = self.partition;
+        match (self.first_offset, self.next_offset) {
+            (Some(first), Some(next)) if next == first + 1 => {
+                format!("partition {partition} offset {first}")
+            }
+            (Some(first), Some(next)) => {
+                format!("partition {partition} offsets {first} to {}", next - 1)
+            }
+            _ => format!("partition {partition}"),
+        }
+    }
+}
+
+/// Name of a durability without its prefix: `QUORUM_SYNCED`.
+pub(crate) fn durability_name(durability: Durability) -> &'static str {
+    let name = durability.as_str_name();
+    name.strip_prefix("DURABILITY_").unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn lines(input: &[u8]) -> Vec<Vec<u8>> {
+        // Small buffer: lines cross its end.
+        let mut lines = Lines::new(BufReader::with_capacity(3, input));
+        let mut all = Vec::new();
+        while let Some(line) = lines.next().await.unwrap() {
+            all.push(line);
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn every_line_is_a_record_of_any_bytes() {
+        assert!(lines(b"").await.is_empty());
+        assert_eq!(lines(b"hello\n").await, [b"hello"]);
+        assert_eq!(lines(b"hello\n\nlast").await, [&b"hello"[..], b"", b"last"]);
+        assert_eq!(lines(b"\xFF\x00\r\n").await, [b"\xFF\x00\r"]);
+    }
+
+    #[test]
+    fn keys_stand_before_the_first_separator() {
+        let parts = |line: &'static str, separator| {
+            let (key, value) = split(Bytes::from_static(line.as_bytes()), separator);
+            let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).unwrap();
+            (key.map(text), text(value))
+        };
+        assert_eq!(parts("a:b:c", None), (None, "a:b:c".to_owned()));
+        assert_eq!(parts("a:b:c", Some(":")), (Some("a".to_owned()), "b:c".to_owned()));
+        assert_eq!(parts("a=>b", Some("=>")), (Some("a".to_owned()), "b".to_owned()));
+        assert_eq!(parts(":b", Some(":")), (Some(String::new()), "b".to_owned()));
+        assert_eq!(parts("ab", Some(":")), (None, "ab".to_owned()));
+    }
+
+    #[test]
+    fn the_summary_says_where_the_records_are() {
+        let mut summary = Summary::new("orders");
+        assert_eq!(summary.text(), "nothing was appended to orders");
+        let ack = |offset: u64| {
+            Ok(Ack {
+                first_offset: Some(offset),
+                next_offset: Some(offset + 1),
+                duplicate: false,
+                durability: Durability::QuorumSynced,
+                watermarks: None,
+            })
+        };
+        for (partition, offset) in [(2, 7), (0, 4), (2, 8), (2, 9)] {
+            summary.add(partition, ack(offset)).unwrap();
+        }
+        assert_eq!(
+            summary.text(),
+            "4 records to orders (QUORUM_SYNCED): partition 2 offsets 7 to 9, partition 0 offset 4"
+        );
+        let expected = concat!(
+            r#"{"topic":"orders","record_count":4,"durability":"QUORUM_SYNCED","partitions":["#,
+            r#"{"partition":2,"record_count":3,"first_offset":7,"next_offset":10},"#,
+            r#"{"partition":0,"record_count":1,"first_offset":4,"next_offset":5}]}"#
+        );
+        assert_eq!(serde_json::to_string(&summary).unwrap(), expected);
+    }
+}

@@ -1,0 +1,337 @@
+//! `helix topic`: create, list, describe, alter, add-partitions, trim and delete.
+//! What loses records asks first, unless it is told not to.
+
+use std::io::{self, BufRead, IsTerminal};
+
+use anyhow::Context;
+use helix_client::proto::log::v1 as proto;
+use helix_client::{Client, NewTopic};
+use serde::Serialize;
+
+use super::produce::durability_name;
+use super::spans;
+use crate::args::{Global, Setting, Settings, TopicCommand, TopicCreateArgs};
+use crate::connect::connect;
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+use crate::position::Position;
+use crate::units;
+
+pub(crate) async fn run(global: &Global, command: &TopicCommand) -> anyhow::Result<()> {
+    let client = connect(global).await?;
+    let output = Output { format: global.output };
+    match command {
+        TopicCommand::Create(args) => output.show(&create(&client, args).await?),
+        TopicCommand::List { prefix } => {
+            let topics = client.admin().topics(prefix).await.context("list topics")?;
+            if topics.is_empty() && !global.quiet {
+                eprintln!("no topics");
+            }
+            output.show(&topics.into_iter().map(Row::from).collect::<Vec<_>>())
+        }
+        TopicCommand::Describe { topic } => {
+            let found = client.admin().topic(topic).await;
+            let found = found.with_context(|| format!("describe {topic}"))?;
+            output.show(&Description::from(found))
+        }
+        TopicCommand::Alter { topic, settings } => {
+            output.show(&alter(&client, topic, settings).await?)
+        }
+        TopicCommand::AddPartitions { topic, total } => {
+            let changed = client.admin().add_partitions(topic, *total).await;
+            let changed = changed.with_context(|| format!("add partitions to {topic}"))?;
+            output.show(&Row::from(changed))
+        }
+        TopicCommand::Trim { topic, to, partitions, yes } => {
+            output.show(&trim(&client, topic, to, partitions, *yes).await?)
+        }
+        TopicCommand::Delete { topic, yes } => {
+            delete(&client, topic, *yes).await?;
+            if !global.quiet {
+                eprintln!("{topic} is deleted");
+            }
+            Ok(())
+        }
+    }
+}
+
+async fn create(client: &Client, args: &TopicCreateArgs) -> anyhow::Result<Row> {
+    let topic = NewTopic {
+        replication_factor: args.replication_factor,
+        config: config(&args.settings).0,
+        validate_only: args.dry_run,
+        ..NewTopic::new(&args.topic, args.partitions)
+    };
+    let created = client.admin().create_topic(&topic).await;
+    Ok(created.with_context(|| format!("create {}", args.topic))?.into())
+}
+
+async fn alter(client: &Client, topic: &str, settings: &Settings) -> anyhow::Result<Description> {
+    let (config, fields) = config(settings);
+    if fields.is_empty() {
+        let failure = Failure::new(Exit::Usage, "no setting was given");
+        return Err(failure.hint("helix topic alter --help").into());
+    }
+    let changed = client.admin().update_topic(topic, &config, &fields).await;
+    Ok(changed.with_context(|| format!("alter {topic}"))?.into())
+}
+
+/// The settings that were given, and their names. Those to be set back are named and unset.
+fn config(settings: &Settings) -> (proto::TopicConfig, Vec<&'static str>) {
+    fn value<T>(setting: Option<Setting<T>>) -> Option<T> {
+        match setting {
+            Some(Setting::Value(value)) => Some(value),
+            Some(Setting::Default) | None => None,
+        }
+    }
+    let config = proto::TopicConfig {
+        retention_time: value(settings.retention_time).and_then(|time| time.try_into().ok()),
+        retention_bytes: value(settings.retention_bytes),
+        max_batch_bytes: value(settings.max_batch_bytes),
+        max_record_bytes: value(settings.max_record_bytes),
+        min_durability: value(settings.min_durability).map_or(0, Into::into),
+        default_durability: value(settings.default_durability).map_or(0, Into::into),
+    };
+    let given = [
+        ("retention_time", settings.retention_time.is_some()),
+        ("retention_bytes", settings.retention_bytes.is_some()),
+        ("max_batch_bytes", settings.max_batch_bytes.is_some()),
+        ("max_record_bytes", settings.max_record_bytes.is_some()),
+        ("min_durability", settings.min_durability.is_some()),
+        ("default_durability", settings.default_durability.is_some()),
+    ];
+    let fields = given.into_iter().filter_map(|(field, is_given)| is_given.then_some(field));
+    (config, fields.collect())
+}
+
+async fn trim(
+    client: &Client,
+    topic: &str,
+    to: &Position,
+    partitions: &[u32],
+    yes: bool,
+) -> anyhow::Result<Vec<Trimmed>> {
+    let extents = spans::extents(client, topic, partitions).await?;
+    let offsets = spans::offsets(client, topic, &extents, to).await?;
+    let lost = |(extent, offset): (&spans::Extent, &u64)| {
+        offset.saturating_sub(extent.watermarks.log_start_offset)
+    };
+    let lost: u64 = extents.iter().zip(&offsets).map(lost).sum();
+    if lost > 0 && !yes {
+        confirm(topic, &format!("this drops {} records of {topic}", units::count(lost)))?;
+    }
+    let mut trimmed = Vec::new();
+    for (extent, offset) in extents.iter().zip(offsets) {
+        let watermarks = client.admin().trim(topic, extent.partition, offset).await;
+        let watermarks =
+            watermarks.with_context(|| format!("trim {topic}/{}", extent.partition))?;
+        trimmed.push(Trimmed { partition: extent.partition, watermarks: watermarks.into() });
+    }
+    Ok(trimmed)
+}
+
+async fn delete(client: &Client, topic: &str, yes: bool) -> anyhow::Result<()> {
+    let found = client.admin().topic(topic).await;
+    let records = Row::from(found.with_context(|| format!("delete {topic}"))?).record_count;
+    if records > 0 && !yes {
+        confirm(topic, &format!("this deletes {topic} with {} records", units::count(records)))?;
+    }
+    client.admin().delete_topic(topic).await.with_context(|| format!("delete {topic}"))
+}
+
+/// Has the user type the topic's name.
+///
+/// # Errors
+/// There is nobody to ask, or the answer is another one.
+fn confirm(topic: &str, what: &str) -> anyhow::Result<()> {
+    if !io::stdin().is_terminal() {
+        let failure = Failure::new(Exit::Usage, what).why("there is nobody to ask");
+        return Err(failure.hint("the same command with --yes").into());
+    }
+    eprint!("{what}; type the topic's name to go on: ");
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer).context("read the answer")?;
+    if answer.trim() == topic {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Error, "nothing was changed").into())
+}
+
+/// A topic on one line.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    partition_count: usize,
+    replication_factor: u32,
+    /// Records that can be read; compaction by key may leave fewer.
+    record_count: u64,
+    live_bytes: u64,
+    retention_time: Option<String>,
+    retention_bytes: Option<u64>,
+}
+
+impl From<proto::Topic> for Row {
+    fn from(topic: proto::Topic) -> Self {
+        let config = Config::from(topic.config.unwrap_or_default());
+        let records = |partition: &proto::PartitionInfo| {
+            let marks = partition.watermarks.unwrap_or_default();
+            marks.high_watermark.saturating_sub(marks.log_start_offset)
+        };
+        Self {
+            name: topic.name,
+            partition_count: topic.partitions.len(),
+            replication_factor: topic.replication_factor,
+            record_count: topic.partitions.iter().map(records).sum(),
+            live_bytes: topic.partitions.iter().map(|partition| partition.live_bytes).sum(),
+            retention_time: config.retention_time,
+            retention_bytes: config.retention_bytes,
+        }
+    }
+}
+
+/// A topic with everything that is known of it.
+#[derive(Debug, Serialize)]
+struct Description {
+    name: String,
+    replication_factor: u32,
+    config: Config,
+    partitions: Vec<Partition>,
+}
+
+/// None: unlimited.
+#[derive(Debug, Serialize)]
+struct Config {
+    retention_time: Option<String>,
+    retention_bytes: Option<u64>,
+    max_batch_bytes: Option<u32>,
+    max_record_bytes: Option<u32>,
+    min_durability: &'static str,
+    default_durability: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct Partition {
+    partition: u32,
+    shard_id: u32,
+    leader: Option<Leader>,
+    replicas: Vec<u64>,
+    watermarks: Watermarks,
+    live_bytes: u64,
+    held_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Leader {
+    node_id: u64,
+    endpoint: String,
+    term: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Watermarks {
+    log_start_offset: u64,
+    high_watermark: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Trimmed {
+    partition: u32,
+    watermarks: Watermarks,
+}
+
+impl From<proto::Topic> for Description {
+    fn from(topic: proto::Topic) -> Self {
+        Self {
+            name: topic.name,
+            replication_factor: topic.replication_factor,
+            config: topic.config.unwrap_or_default().into(),
+            partitions: topic.partitions.into_iter().map(Partition::from).collect(),
+        }
+    }
+}
+
+impl From<proto::TopicConfig> for Config {
+    fn from(config: proto::TopicConfig) -> Self {
+        let retention_time = config.retention_time.and_then(|time| time.try_into().ok());
+        Self {
+            retention_time: retention_time
+                .filter(|time| *time != Default::default())
+                .map(units::duration),
+            retention_bytes: config.retention_bytes.filter(|bytes| *bytes > 0),
+            max_batch_bytes: config.max_batch_bytes,
+            max_record_bytes: config.max_record_bytes,
+            min_durability: durability_name(config.min_durability()),
+            default_durability: durability_name(config.default_durability()),
+        }
+    }
+}
+
+impl From<proto::PartitionInfo> for Partition {
+    fn from(partition: proto::PartitionInfo) -> Self {
+        let leader = partition.leader.filter(|leader| leader.node_id != 0);
+        Self {
+            partition: partition.partition,
+            shard_id: partition.shard_id,
+            leader: leader.map(|proto::LeaderHint { node_id, endpoint, term }| Leader {
+                node_id,
+                endpoint,
+                term,
+            }),
+            replicas: partition.replicas,
+            watermarks: partition.watermarks.unwrap_or_default().into(),
+            live_bytes: partition.live_bytes,
+            held_bytes: partition.held_bytes,
+        }
+    }
+}
+
+impl From<proto::Watermarks> for Watermarks {
+    fn from(watermarks: proto::Watermarks) -> Self {
+        let proto::Watermarks { log_start_offset, high_watermark } = watermarks;
+        Self { log_start_offset, high_watermark }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const NOTHING: Settings = Settings {
+        retention_time: None,
+        retention_bytes: None,
+        max_batch_bytes: None,
+        max_record_bytes: None,
+        min_durability: None,
+        default_durability: None,
+    };
+
+    #[test]
+    fn only_settings_that_were_given_are_named() {
+        assert_eq!(config(&NOTHING), (proto::TopicConfig::default(), Vec::new()));
+        let settings = Settings {
+            retention_time: Some(Setting::Value(Duration::from_secs(60))),
+            retention_bytes: Some(Setting::Default),
+            min_durability: Some(Setting::Value(proto::Durability::QuorumSynced)),
+            ..NOTHING
+        };
+        let (config, fields) = config(&settings);
+        assert_eq!(fields, ["retention_time", "retention_bytes", "min_durability"]);
+        assert_eq!(config.retention_time.unwrap().seconds, 60);
+        assert_eq!(config.retention_bytes, None);
+        assert_eq!(config.min_durability(), proto::Durability::QuorumSynced);
+        assert_eq!(config.default_durability(), proto::Durability::Unspecified);
+    }
+
+    #[test]
+    fn unlimited_is_null() {
+        let zero = proto::TopicConfig {
+            retention_time: Some(prost_types::Duration::default()),
+            retention_bytes: Some(0),
+            ..proto::TopicConfig::default()
+        };
+        let config = Config::from(zero);
+        assert_eq!((config.retention_time, config.retention_bytes), (None, None));
+    }
+}

@@ -1,0 +1,147 @@
+//! What the demo has measured, and its form for people.
+//! Times are wall clock; a megabyte is 10^6 bytes of record values.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::verify::Findings;
+use super::workload::Workload;
+use crate::units::{count, measured};
+
+/// The result of `helix demo`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Figures {
+    pub(crate) version: &'static str,
+    pub(crate) records: u64,
+    pub(crate) record_bytes: usize,
+    pub(crate) partitions: u32,
+    pub(crate) write: Rate,
+    pub(crate) crash: Crash,
+    pub(crate) read: Rate,
+    pub(crate) check: Check,
+    /// The weakest that any ack told.
+    pub(crate) durability: &'static str,
+    pub(crate) storage: String,
+    pub(crate) sync_p50_us: Option<u64>,
+    pub(crate) sync_p99_us: Option<u64>,
+    pub(crate) cpus: usize,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Rate {
+    pub(crate) seconds: f64,
+    pub(crate) records_per_sec: f64,
+    pub(crate) mb_per_sec: f64,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Crash {
+    /// Records that had their ack when the node was killed.
+    pub(crate) acked_records: u64,
+    /// Records that were under way then.
+    pub(crate) in_flight_records: u64,
+    /// From the restart to the node's first answer.
+    pub(crate) restart_ms: f64,
+    /// From the kill to the next ack. None: there was nothing left to ack.
+    pub(crate) outage_ms: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Check {
+    pub(crate) records_read: u64,
+    pub(crate) missing: u64,
+    pub(crate) doubled: u64,
+    pub(crate) changed: u64,
+    pub(crate) out_of_order: u64,
+    pub(crate) displaced: u64,
+    pub(crate) gaps: u64,
+}
+
+impl Rate {
+    pub(crate) fn new(records: u64, workload: &Workload, time: Duration) -> Self {
+        let seconds = time.as_secs_f64();
+        let records_per_sec = records as f64 / seconds;
+        let mb_per_sec = records_per_sec * workload.record_bytes as f64 / 1e6;
+        Self { seconds, records_per_sec, mb_per_sec }
+    }
+
+    fn text(&self) -> String {
+        let records = count(self.records_per_sec.round() as u64);
+        format!("{records} records/s, {:.0} MB/s", self.mb_per_sec)
+    }
+}
+
+impl Check {
+    pub(crate) fn new(records_read: u64, findings: &Findings) -> Self {
+        let Findings { missing, doubled, changed, out_of_order, displaced, gaps, examples: _ } =
+            *findings;
+        Self { records_read, missing, doubled, changed, out_of_order, displaced, gaps }
+    }
+
+    fn findings(&self) -> u64 {
+        self.missing + self.doubled + self.changed + self.out_of_order + self.displaced + self.gaps
+    }
+}
+
+impl Figures {
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let mut line = |name: &str, value: String| {
+            let _ = writeln!(text, "  {name:10} {value}");
+        };
+        let ms = |ms: f64| measured(Duration::from_secs_f64(ms / 1e3));
+        let size = self.record_bytes;
+        line("write", format!("{}, {size} bytes each; the outage left out", self.write.text()));
+        let crash = &self.crash;
+        line(
+            "kill -9",
+            format!(
+                "after {} acks, with {} records under way",
+                count(crash.acked_records),
+                count(crash.in_flight_records)
+            ),
+        );
+        let outage = match crash.outage_ms {
+            Some(outage) => format!(", {} from the kill to the next ack", ms(outage)),
+            None => String::new(),
+        };
+        line("recovery", format!("{} from restart to answer{outage}", ms(crash.restart_ms)));
+        line("read", format!("{}, every byte checked", self.read.text()));
+        line("durability", self.durability_text());
+        line("hardware", format!("{} CPUs, client and node together", self.cpus));
+        let check = &self.check;
+        line(
+            "check",
+            format!(
+                "{} acked, {} read: {} missing, {} doubled, {} changed, {} out of order",
+                count(self.records),
+                count(check.records_read),
+                count(check.missing),
+                count(check.doubled),
+                count(check.changed),
+                count(check.out_of_order)
+            ),
+        );
+        if check.findings() == 0 {
+            text += "\nNothing that was acked is missing, doubled or changed.\n";
+        }
+        text
+    }
+
+    fn durability_text(&self) -> String {
+        let meaning = match self.durability {
+            "QUORUM_SYNCED" => "an ack means synced to disk",
+            "QUORUM_WRITTEN" => "an ack means written, not synced",
+            _ => "an ack means little",
+        };
+        let time = |us| measured(Duration::from_micros(us));
+        let sync = match (self.sync_p50_us, self.sync_p99_us) {
+            (Some(p50), Some(p99)) => format!("; a sync takes {} (p99 {})", time(p50), time(p99)),
+            _ => String::new(),
+        };
+        format!("{}: {meaning}{sync}", self.durability)
+    }
+}

@@ -1,0 +1,270 @@
+//! The one formatter: every command hands over a serializable value, and the format decides.
+//! Standard output carries data only; what is said beside it goes to standard error.
+
+use std::io::{self, Write};
+
+use clap::ValueEnum;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// How results are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum Format {
+    // No doc comments: help would spend a paragraph on them.
+    #[default]
+    Table,
+    Json,
+}
+
+/// Prints results to standard output.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Output {
+    pub(crate) format: Format,
+}
+
+impl Output {
+    /// Prints one result.
+    pub(crate) fn show(self, result: &impl Serialize) -> anyhow::Result<()> {
+        let result = serde_json::to_value(result)?;
+        let text = match self.format {
+            Format::Table => table(&result),
+            Format::Json => format!("{result:#}\n"),
+        };
+        Ok(write(text.as_bytes())?)
+    }
+
+    /// Prints one result whose form for people is not a table.
+    pub(crate) fn show_as(
+        self,
+        result: &impl Serialize,
+        text: impl FnOnce() -> String,
+    ) -> anyhow::Result<()> {
+        match self.format {
+            Format::Table => Ok(write(text().as_bytes())?),
+            Format::Json => self.show(result),
+        }
+    }
+}
+
+/// Writes data to standard output, all of it or an error, and out of any buffer.
+pub(crate) fn write(data: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(data)?;
+    out.flush()
+}
+
+/// One JSON object on a line of its own, appended to `line`.
+pub(crate) fn json_line(line: &mut Vec<u8>, item: &impl Serialize) -> anyhow::Result<()> {
+    serde_json::to_writer(&mut *line, item)?;
+    line.push(b'\n');
+    Ok(())
+}
+
+/// A list becomes columns, an object one line for each field with its lists below. Objects that
+/// have lists of their own come one after the other.
+fn table(result: &Value) -> String {
+    match result {
+        Value::Array(rows) if rows.iter().any(has_lists) => {
+            let objects: Vec<_> = rows.iter().map(table).collect();
+            objects.join("\n")
+        }
+        Value::Array(rows) => columns(rows),
+        Value::Object(fields) => object(fields),
+        other => format!("{}\n", cell(other)),
+    }
+}
+
+fn object(fields: &Map<String, Value>) -> String {
+    let mut leaves = Vec::new();
+    let mut lists = Vec::new();
+    flatten(fields, &mut leaves, &mut lists);
+    let name_width = leaves.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (name, value) in leaves {
+        text += format!("{name:name_width$}  {value}").trim_end();
+        text.push('\n');
+    }
+    for (name, rows) in lists {
+        if !text.is_empty() {
+            text.push('\n');
+        }
+        text += &format!("{name}\n{}", columns(rows));
+    }
+    text
+}
+
+/// The leaves of an object, those of nested objects in their place, and its lists of objects.
+fn flatten<'a>(
+    fields: &'a Map<String, Value>,
+    leaves: &mut Vec<(&'a str, String)>,
+    lists: &mut Vec<(&'a str, &'a [Value])>,
+) {
+    for (name, value) in fields {
+        match value {
+            Value::Object(inner) => flatten(inner, leaves, lists),
+            Value::Array(rows) if rows.iter().any(Value::is_object) => lists.push((name, rows)),
+            leaf => leaves.push((name, cell(leaf))),
+        }
+    }
+}
+
+fn has_lists(value: &Value) -> bool {
+    let Value::Object(fields) = value else { return false };
+    let mut lists = Vec::new();
+    flatten(fields, &mut Vec::new(), &mut lists);
+    !lists.is_empty()
+}
+
+/// Rows under their headings; numbers to the right. Nothing for no rows.
+fn columns(rows: &[Value]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    let mut lines: Vec<Vec<(&str, String)>> = Vec::new();
+    for row in rows {
+        let mut leaves = Vec::new();
+        match row {
+            Value::Object(fields) => flatten(fields, &mut leaves, &mut Vec::new()),
+            other => leaves.push(("value", cell(other))),
+        }
+        for (name, _) in &leaves {
+            if !names.contains(name) {
+                names.push(name);
+            }
+        }
+        lines.push(leaves);
+    }
+    let columns: Vec<_> = names.iter().map(|name| Column::new(name, &lines)).collect();
+    let mut text = String::new();
+    for line in 0..=rows.len() {
+        let cells: Vec<_> = columns.iter().map(|column| column.padded(line)).collect();
+        if !cells.is_empty() {
+            text += cells.join("  ").trim_end();
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// One column: its heading and then its cells.
+struct Column {
+    cells: Vec<String>,
+    width: usize,
+    is_numeric: bool,
+}
+
+impl Column {
+    fn new(name: &str, lines: &[Vec<(&str, String)>]) -> Self {
+        let heading = name.to_uppercase().replace('_', " ");
+        let of_line = |line: &Vec<(&str, String)>| {
+            let found = line.iter().find(|(field, _)| *field == name);
+            found.map_or_else(|| "-".to_owned(), |(_, value)| value.clone())
+        };
+        let mut cells: Vec<String> = lines.iter().map(of_line).collect();
+        let is_numeric = cells.iter().all(|cell| cell.parse::<f64>().is_ok() || cell == "-");
+        cells.insert(0, heading);
+        let width = cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0);
+        Self { cells, width, is_numeric }
+    }
+
+    fn padded(&self, line: usize) -> String {
+        let (cell, width) = (&self.cells[line], self.width);
+        if self.is_numeric { format!("{cell:>width$}") } else { format!("{cell:width$}") }
+    }
+}
+
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) if text.is_empty() => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(values) if values.is_empty() => "-".to_owned(),
+        Value::Array(values) => values.iter().map(cell).collect::<Vec<_>>().join(","),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    struct Topic {
+        name: &'static str,
+        watermarks: Watermarks,
+        retention_time: Option<&'static str>,
+        partitions: Vec<Partition>,
+    }
+
+    #[derive(Serialize)]
+    struct Partition {
+        partition: u32,
+        leader: Option<&'static str>,
+        watermarks: Watermarks,
+        replicas: Vec<u64>,
+    }
+
+    #[derive(Serialize)]
+    struct Watermarks {
+        log_start_offset: u64,
+        high_watermark: u64,
+    }
+
+    fn topic() -> Topic {
+        let watermarks = |high_watermark| Watermarks { log_start_offset: 0, high_watermark };
+        let partition = |partition, leader, replicas| Partition {
+            partition,
+            leader,
+            watermarks: watermarks(1000 * u64::from(partition)),
+            replicas,
+        };
+        Topic {
+            name: "orders",
+            watermarks: watermarks(12),
+            retention_time: None,
+            partitions: vec![
+                partition(0, Some("127.0.0.1:9092"), vec![1, 2]),
+                partition(1, None, vec![]),
+            ],
+        }
+    }
+
+    #[test]
+    fn an_object_is_lines_and_its_lists_are_columns() {
+        let value = serde_json::to_value(topic()).unwrap();
+        let expected = "\
+name              orders
+log_start_offset  0
+high_watermark    12
+retention_time    -
+
+partitions
+PARTITION  LEADER          LOG START OFFSET  HIGH WATERMARK  REPLICAS
+        0  127.0.0.1:9092                 0               0  1,2
+        1  -                              0            1000  -
+";
+        assert_eq!(table(&value), expected);
+    }
+
+    #[test]
+    fn objects_with_lists_come_one_after_the_other() {
+        let one = table(&serde_json::to_value(topic()).unwrap());
+        let two = table(&serde_json::to_value([topic(), topic()]).unwrap());
+        assert_eq!(two, format!("{one}\n{one}"));
+    }
+
+    #[test]
+    fn a_list_of_nothing_is_nothing() {
+        assert_eq!(table(&Value::Array(Vec::new())), "");
+    }
+
+    #[test]
+    fn json_keeps_nesting_numbers_and_order() {
+        let mut line = Vec::new();
+        json_line(&mut line, &topic().partitions[0]).unwrap();
+        let expected = concat!(
+            r#"{"partition":0,"leader":"127.0.0.1:9092","#,
+            r#""watermarks":{"log_start_offset":0,"high_watermark":0},"replicas":[1,2]}"#,
+            "\n"
+        );
+        assert_eq!(String::from_utf8(line).unwrap(), expected);
+    }
+}

@@ -1,0 +1,253 @@
+//! Errors in three parts: what failed, with its reason; why it may be; what to try.
+//! Only texts; which exit code goes with an error is decided in `exit`.
+
+use std::fmt::Write;
+
+use helix_client::{Error as ClientError, Origin};
+use helix_proto::error::reason_name;
+use helix_proto::log::v1::ErrorReason;
+use tonic::Code;
+
+use crate::exit::Failure;
+
+/// What the texts may refer to.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Scene {
+    /// Address of the cluster.
+    pub(crate) addr: String,
+    /// Topic that the command is about.
+    pub(crate) topic: Option<String>,
+}
+
+/// The text for standard error, with a newline at its end.
+pub(crate) fn render(error: &anyhow::Error, scene: &Scene) -> String {
+    let parts = Parts::new(error, scene);
+    let mut text = format!("error: {}\n", parts.what);
+    for (label, part) in [("why", parts.why), ("try", parts.hint)] {
+        if !part.is_empty() {
+            let part = part.replace('\n', "\n       ");
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "  {label}: {part}");
+        }
+    }
+    text
+}
+
+struct Parts {
+    what: String,
+    why: String,
+    hint: String,
+}
+
+impl Parts {
+    fn new(error: &anyhow::Error, scene: &Scene) -> Self {
+        let mut contexts: Vec<String> = Vec::new();
+        for cause in error.chain() {
+            if let Some(failure) = cause.downcast_ref::<Failure>() {
+                contexts.push(failure.what.clone());
+                let (why, hint) = (failure.why.clone(), failure.hint.clone());
+                return Self { what: contexts.join(": "), why, hint };
+            }
+            if let Some(error) = cause.downcast_ref::<ClientError>() {
+                return Self::of_call(contexts, error, scene);
+            }
+            contexts.push(cause.to_string());
+        }
+        Self { what: contexts.join(": "), why: String::new(), hint: String::new() }
+    }
+
+    fn of_call(mut contexts: Vec<String>, error: &ClientError, scene: &Scene) -> Self {
+        let (mut why, hint) = match error.reason {
+            Some(reason) => of_reason(reason, error, scene),
+            None => of_transport(error, scene),
+        };
+        let code = match error.reason {
+            Some(reason) => reason_name(reason).to_owned(),
+            None => screaming(error.code),
+        };
+        contexts.push(format!("{} ({code})", error.message));
+        if error.may_have_applied {
+            why += "\nit is not known whether the write was applied";
+        }
+        Self { what: contexts.join(": "), why: why.trim_start().to_owned(), hint }
+    }
+}
+
+/// Failures that the service explains.
+fn of_reason(reason: ErrorReason, error: &ClientError, scene: &Scene) -> (String, String) {
+    use ErrorReason as R;
+    let topic = scene.topic.as_deref().unwrap_or("TOPIC");
+    let addr = &scene.addr;
+    let (why, hint) = match reason {
+        R::TopicNotFound => (
+            format!("the cluster at {addr} has no topic of this name"),
+            format!("helix topic list\nhelix topic create {topic}"),
+        ),
+        R::PartitionNotFound => (
+            "the topic has fewer partitions; they count from 0".to_owned(),
+            format!("helix topic describe {topic}"),
+        ),
+        R::TopicAlreadyExists => (
+            "a topic of this name exists with other settings".to_owned(),
+            format!("helix topic describe {topic}\nhelix topic alter {topic} ..."),
+        ),
+        R::OffsetOutOfRange => (out_of_range(error), format!("helix offsets {topic}")),
+        R::NoLeader | R::NotLeader => (
+            "the partition's shard has no leader just now: a node starts, or a majority is gone"
+                .to_owned(),
+            "the same command again in a moment".to_owned(),
+        ),
+        R::Draining => (
+            "the node shuts down or is being maintained".to_owned(),
+            "the same command again in a moment".to_owned(),
+        ),
+        R::OutcomeUnknown => (
+            "the node that took the write was lost before it could answer".to_owned(),
+            format!("helix consume {topic} --from -10   to see whether it is there"),
+        ),
+        R::StorageFailed => (
+            "a write or sync of the node's disk failed; the node stops, to be safe".to_owned(),
+            "the node's log, and its disk; then start the node again".to_owned(),
+        ),
+        R::DiskFull => (
+            "the node's disk is past its reserve; reads go on".to_owned(),
+            format!(
+                "free some space; writes resume by themselves\n\
+                 helix topic alter {topic} --retention-bytes 1GiB"
+            ),
+        ),
+        R::Throttled => (
+            "more is in flight than the node takes at once".to_owned(),
+            "the same command again in a moment".to_owned(),
+        ),
+        R::BatchTooLarge | R::RecordTooLarge => (
+            limit(error),
+            format!("smaller records, or a larger limit: helix topic alter {topic} --help"),
+        ),
+        R::CorruptLog => (
+            "stored bytes fail their checksum; damaged bytes are never served".to_owned(),
+            "stop the node, then: helix wal verify DIR".to_owned(),
+        ),
+        R::ProducerFenced | R::Fenced => {
+            ("a newer writer has taken over".to_owned(), "stop this writer".to_owned())
+        }
+        R::Unimplemented | R::UnsupportedCompression => (
+            "the server does not do this yet".to_owned(),
+            "helix version   to compare both sides".to_owned(),
+        ),
+        _ => (String::new(), String::new()),
+    };
+    (why, hint)
+}
+
+fn out_of_range(error: &ClientError) -> String {
+    match &error.watermarks {
+        Some(marks) => format!(
+            "offsets {} up to (not including) {} can be read",
+            marks.log_start_offset, marks.high_watermark
+        ),
+        None => "the offset is below the first one kept or above the end".to_owned(),
+    }
+}
+
+fn limit(error: &ClientError) -> String {
+    match error.limit {
+        Some(limit) => format!("the topic allows {limit} bytes"),
+        None => "it is larger than the topic allows".to_owned(),
+    }
+}
+
+/// Failures that never reached the service, or that something on the way made up.
+fn of_transport(error: &ClientError, scene: &Scene) -> (String, String) {
+    let addr = &scene.addr;
+    match (error.origin, error.code) {
+        (Origin::Service, _) => (
+            "the server is of a later version than this program".to_owned(),
+            "helix version".to_owned(),
+        ),
+        (_, Code::Unavailable | Code::DeadlineExceeded) => (
+            format!("no Helix node answers at {addr}"),
+            "helix dev   starts one here\n--addr HOST:PORT or HELIX_ADDR   for one elsewhere"
+                .to_owned(),
+        ),
+        (_, Code::Unimplemented | Code::Internal | Code::Unknown) => (
+            format!("what listens at {addr} may not be a Helix node, or one of another version"),
+            "helix version".to_owned(),
+        ),
+        _ => (String::new(), String::new()),
+    }
+}
+
+/// `NotFound` as gRPC writes it: `NOT_FOUND`.
+fn screaming(code: Code) -> String {
+    let mut name = String::new();
+    for letter in format!("{code:?}").chars() {
+        if letter.is_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.extend(letter.to_uppercase());
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use helix_proto::error as wire;
+    use helix_proto::log::v1::{ErrorDetail, Watermarks};
+    use tonic::Status;
+
+    use super::*;
+    use crate::exit::Exit;
+
+    fn scene() -> Scene {
+        Scene { addr: "127.0.0.1:9092".to_owned(), topic: Some("orders".to_owned()) }
+    }
+
+    fn failed(detail: &ErrorDetail, message: &str) -> anyhow::Error {
+        let error = ClientError::from(wire::to_status(detail, message, None));
+        anyhow::Error::new(error).context("read orders")
+    }
+
+    #[test]
+    fn a_refusal_has_three_parts() {
+        let detail = ErrorDetail {
+            watermarks: Some(Watermarks { log_start_offset: 5, high_watermark: 9 }),
+            ..wire::detail(ErrorReason::OffsetOutOfRange)
+        };
+        let expected = "\
+error: read orders: offset 12 is above the end (OFFSET_OUT_OF_RANGE)
+  why: offsets 5 up to (not including) 9 can be read
+  try: helix offsets orders
+";
+        assert_eq!(render(&failed(&detail, "offset 12 is above the end"), &scene()), expected);
+    }
+
+    #[test]
+    fn a_server_that_is_not_there_is_explained() {
+        let error = ClientError::from(Status::unavailable("connection refused"));
+        let text = render(&anyhow::Error::new(error), &scene());
+        assert!(text.starts_with("error: connection refused (UNAVAILABLE)\n"), "{text}");
+        assert!(text.contains("no Helix node answers at 127.0.0.1:9092"), "{text}");
+        assert!(text.contains("\n  try: helix dev"), "{text}");
+    }
+
+    #[test]
+    fn an_open_outcome_is_always_said() {
+        let detail = wire::detail(ErrorReason::OutcomeUnknown);
+        let text = render(&failed(&detail, "the leader is gone"), &scene());
+        assert!(text.contains("it is not known whether the write was applied"), "{text}");
+    }
+
+    #[test]
+    fn our_own_failures_keep_their_parts() {
+        let failure = Failure::new(Exit::Error, "port 9092 is in use").hint("--port 9093");
+        let text = render(&anyhow::Error::new(failure).context("start a node"), &scene());
+        assert_eq!(text, "error: start a node: port 9092 is in use\n  try: --port 9093\n");
+    }
+
+    #[test]
+    fn codes_are_written_as_grpc_writes_them() {
+        assert_eq!(screaming(Code::DeadlineExceeded), "DEADLINE_EXCEEDED");
+        assert_eq!(screaming(Code::Ok), "OK");
+    }
+}

@@ -1,0 +1,119 @@
+//! The program as its users run it: a real node, real processes, standard input and output.
+//! What the commands decide is tested beside them; here is what they do together.
+
+#![allow(clippy::unwrap_used)] // Helpers are no tests to clippy.
+
+mod helix;
+
+use helix::{Node, helix, json};
+
+#[test]
+fn the_first_ten_minutes() {
+    let node = Node::start();
+    node.ok(&["topic", "create", "orders", "--partitions", "4"]);
+    assert_eq!(node.ok_with(&["produce", "orders"], "hello\n"), "");
+    assert_eq!(node.ok(&["consume", "orders", "--from", "earliest"]), "hello\n");
+    assert_eq!(node.ok(&["consume", "orders", "--from", "latest"]), "");
+
+    let sent = node.ok_with(&["produce", "orders", "-o", "json", "-p", "2"], "a\nb\n\nc");
+    let sent = json(&sent);
+    assert_eq!(sent["record_count"], 4);
+    assert_eq!(sent["partitions"][0]["partition"], 2);
+    assert_eq!(sent["partitions"][0]["next_offset"], 4);
+    assert_eq!(node.ok(&["consume", "orders", "-p", "2", "--from", "-3"]), "b\n\nc\n");
+    assert_eq!(node.ok(&["consume", "orders", "-p", "2", "--until", "2"]), "a\nb\n");
+    assert_eq!(node.ok(&["consume", "orders", "-p", "2", "-n", "1"]), "a\n");
+    assert_eq!(node.ok(&["consume", "orders", "-p", "2", "--from", "@2020-01-01", "-n1"]), "a\n");
+    assert_eq!(node.ok(&["tail", "orders", "-n", "2"]), "\nc\n");
+
+    let offsets = json(&node.ok(&["offsets", "orders", "-o", "json"]));
+    let ends: Vec<_> =
+        offsets.as_array().unwrap().iter().map(|row| &row["high_watermark"]).collect();
+    assert_eq!(ends, [1, 0, 4, 0]);
+
+    node.ok(&["topic", "trim", "orders", "-p", "2", "--to", "3", "--yes"]);
+    assert_eq!(node.ok(&["consume", "orders", "-p", "2"]), "c\n");
+    let topic = json(&node.ok(&["topic", "describe", "orders", "-o", "json"]));
+    assert_eq!(topic["partitions"][2]["watermarks"]["log_start_offset"], 3);
+
+    let listed = node.ok(&["topic", "list"]);
+    assert!(listed.starts_with("NAME") && listed.contains("\norders"), "{listed}");
+    node.ok(&["topic", "delete", "orders", "--yes"]);
+    assert!(!node.ok(&["topic", "list"]).contains("orders"));
+}
+
+#[test]
+fn keys_choose_the_partition_and_come_back() {
+    let node = Node::start();
+    let lines = "customer-7:first\ncustomer-7:second\nno key\n";
+    node.ok_with(&["produce", "default", "--key-separator", ":"], lines);
+    let records = node.ok(&["consume", "default", "-o", "json"]);
+    let records: Vec<_> = records.lines().map(json).collect();
+    let keyed: Vec<_> = records.iter().filter(|record| record["key"] == "customer-7").collect();
+    assert_eq!(keyed.len(), 2);
+    // python3: zlib.crc32(b"customer-7") % 4
+    assert!(keyed.iter().all(|record| record["partition"] == 0), "{keyed:?}");
+    assert_eq!((&keyed[0]["value"], &keyed[1]["value"]), (&"first".into(), &"second".into()));
+    assert!(records.iter().any(|record| record["key"].is_null() && record["value"] == "no key"));
+}
+
+#[test]
+fn settings_can_be_changed_and_set_back() {
+    let node = Node::start();
+    let alter = |setting: [&str; 2]| {
+        let args = ["topic", "alter", "default", setting[0], setting[1], "-o", "json"];
+        json(&node.ok(&args))["config"].clone()
+    };
+    assert_eq!(alter(["--retention-time", "12h"])["retention_time"], "12h");
+    assert_eq!(alter(["--retention-bytes", "1MiB"])["retention_bytes"], 1 << 20);
+    let config = alter(["--retention-time", "default"]);
+    assert!(config["retention_time"].is_null());
+    assert_eq!(config["retention_bytes"], 1 << 20);
+}
+
+#[test]
+fn failures_say_what_why_and_what_to_try() {
+    let node = Node::start();
+    let failed = node.run(&["consume", "nowhere"], "");
+    assert_eq!(failed.code, 3, "{failed:?}");
+    assert!(failed.stderr.contains("(TOPIC_NOT_FOUND)"), "{failed:?}");
+    assert!(failed.stderr.contains("\n  why: "), "{failed:?}");
+    assert!(failed.stderr.contains("\n  try: helix topic list"), "{failed:?}");
+    assert_eq!(failed.stdout, "");
+
+    assert_eq!(node.run(&["produce", "default", "-p", "9"], "x\n").code, 3);
+    assert_eq!(node.run(&["topic", "create", "default", "-p", "9"], "").code, 4);
+    assert_eq!(node.run(&["topic", "create", "no/name"], "").code, 2);
+    assert_eq!(node.run(&["topic", "alter", "default"], "").code, 2);
+    node.ok_with(&["produce", "default"], "x\n");
+    let refused = node.run(&["topic", "delete", "default"], "");
+    assert_eq!(refused.code, 2, "{refused:?}");
+    assert!(refused.stderr.contains("--yes"), "{refused:?}");
+
+    let lost = helix(&["topic", "list", "--addr", "127.0.0.1:1"], "");
+    assert_eq!(lost.code, 6, "{lost:?}");
+    assert!(lost.stderr.contains("helix dev"), "{lost:?}");
+    assert_eq!(helix(&["nonsense"], "").code, 2);
+    assert_eq!(helix(&["version", "--addr", "127.0.0.1:1"], "").code, 0);
+}
+
+#[test]
+fn a_node_ends_with_its_owner() {
+    let node = Node::start();
+    assert!(node.end_by_closing_stdin().success());
+}
+
+#[test]
+fn the_demo_finds_every_record_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let demo = helix(&["demo", "--records", "20000", "--dir", dir, "-o", "json"], "");
+    assert_eq!(demo.code, 0, "{demo:?}");
+    let figures = json(&demo.stdout);
+    assert_eq!(figures["check"]["records_read"], 20_000);
+    assert_eq!(figures["check"]["missing"], 0);
+    assert_eq!(figures["durability"], "QUORUM_SYNCED");
+    assert!(figures["crash"]["acked_records"].as_u64().unwrap() >= 10_000);
+    // Nothing stays behind.
+    assert!(folder.path().read_dir().unwrap().next().is_none());
+}
