@@ -1,0 +1,87 @@
+//! The ceiling as a process: starts it, finds its address, and ends it with this one.
+//! A process of its own, because a server has one too.
+
+mod service;
+
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::net::TcpListener;
+use tokio::process::{Child, Command};
+
+use crate::args::{CeilingArgs, LoadArgs, Payload};
+use crate::load::Load;
+use crate::payload::Pool;
+use crate::report::cores;
+
+/// What the child prints before its address.
+const GREETING: &str = "ceiling at ";
+
+/// A ceiling that runs until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Ceiling {
+    /// Its standard input stays open as long as this lives, so that it ends with us, however.
+    _child: Child,
+    pub(crate) address: String,
+}
+
+impl Ceiling {
+    /// # Errors
+    /// Why it could not be started.
+    pub(crate) async fn start(load: &Load, server_threads: Option<usize>) -> Result<Self> {
+        ensure!(!load.verify, "the ceiling stores nothing that could be verified");
+        let program = std::env::current_exe().context("find this program")?;
+        let mut command = Command::new(program);
+        command
+            .args(["ceiling", "--serve", "127.0.0.1:0", "--end-with-stdin"])
+            .args(["--size", &load.size.to_string()])
+            .args(["--batch-size", &load.batch_size.to_string()])
+            .args(["--seed", &load.seed.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true);
+        if let Some(threads) = server_threads {
+            command.args(["--server-threads", &threads.to_string()]);
+        }
+        let mut child = command.spawn().context("start the ceiling")?;
+        let stdout = child.stdout.take().context("read from the ceiling")?;
+        let mut lines = BufReader::new(stdout).lines();
+        let line = lines.next_line().await.context("read from the ceiling")?.unwrap_or_default();
+        let address = line.strip_prefix(GREETING).context("the ceiling did not start")?.to_owned();
+        Ok(Self { _child: child, address })
+    }
+
+    /// The same load, against the ceiling.
+    pub(crate) fn load(&self, load: &Load) -> Load {
+        Load { addr: vec![self.address.clone()], ..load.clone() }
+    }
+}
+
+/// Threads of the ceiling's runtime: as many as the server gives its own.
+pub(crate) fn server_threads(asked: Option<usize>) -> usize {
+    asked.unwrap_or_else(|| cores().saturating_sub(1)).max(1)
+}
+
+/// Is the ceiling, until interrupted.
+///
+/// # Errors
+/// Why the address could not be served.
+pub(crate) async fn serve(args: &CeilingArgs, address: &str) -> Result<()> {
+    let LoadArgs { size, batch_size, payload, seed, .. } = &args.load;
+    let payload = payload.unwrap_or(Payload::Random);
+    let pool = Pool::new(payload, size.unwrap_or(1024), batch_size.unwrap_or(100), *seed);
+    let listener = TcpListener::bind(address).await.with_context(|| format!("bind {address}"))?;
+    println!("{GREETING}{}", listener.local_addr().context("look up the address")?);
+    tokio::select! {
+        result = service::serve(listener, pool.into_batches()) => result.context("serve"),
+        result = tokio::signal::ctrl_c() => result.context("wait for an interrupt"),
+        () = end_of_stdin(), if args.end_with_stdin => Ok(()),
+    }
+}
+
+async fn end_of_stdin() {
+    let mut nothing = [0; 64];
+    // Whatever comes: only the end, or a failure, which is one too, counts.
+    while matches!(tokio::io::stdin().read(&mut nothing).await, Ok(bytes) if bytes > 0) {}
+}

@@ -1,0 +1,245 @@
+//! The ceiling and a server by turns, in one sitting: machines drift by more than most changes
+//! gain, so only the ratio of neighbours says something. Medians, never means.
+
+use std::fmt::Write as _;
+
+use anyhow::{Result, ensure};
+use serde::Serialize;
+
+use crate::ceiling::Ceiling;
+use crate::load::Load;
+use crate::report::{Machine, Report, grouped};
+
+/// Result of a comparison.
+#[derive(Debug, Serialize)]
+pub(crate) struct Comparison {
+    /// The command line.
+    pub(crate) command: String,
+    pub(crate) mode: &'static str,
+    /// Server over ceiling, pair by pair: records per second. Higher is better.
+    pub(crate) throughput_ratio: Spread,
+    /// Server over ceiling, pair by pair: median latency. Lower is better.
+    pub(crate) p50_ratio: Option<Spread>,
+    pub(crate) p99_ratio: Option<Spread>,
+    pub(crate) ceiling: Side,
+    pub(crate) server: Side,
+    pub(crate) server_threads: usize,
+    pub(crate) machine: Machine,
+    /// Every run, in the order in which they were made.
+    pub(crate) runs: Vec<Pair>,
+}
+
+/// Two neighbouring runs.
+#[derive(Debug, Serialize)]
+pub(crate) struct Pair {
+    pub(crate) throughput_ratio: f64,
+    pub(crate) ceiling: Report,
+    pub(crate) server: Report,
+}
+
+/// Figures of one side over all runs.
+#[derive(Debug, Serialize)]
+pub(crate) struct Side {
+    pub(crate) records_per_sec: Spread,
+    pub(crate) mb_per_sec: Spread,
+    pub(crate) requests_per_sec: Spread,
+    /// Medians of the runs' percentiles, in microseconds.
+    pub(crate) p50_us: Option<Spread>,
+    pub(crate) p99_us: Option<Spread>,
+    pub(crate) p999_us: Option<Spread>,
+    pub(crate) server_us_per_request: Spread,
+    pub(crate) client_us_per_request: Spread,
+    pub(crate) errors: u64,
+    pub(crate) durability: String,
+    pub(crate) storage: String,
+    pub(crate) replication: u32,
+    pub(crate) version: String,
+    pub(crate) sync_p50_us: Option<f64>,
+    pub(crate) sync_p99_us: Option<f64>,
+}
+
+/// A median with its range.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    /// None without values.
+    fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let median = match values.len() % 2 {
+            1 => values[middle],
+            _ => f64::midpoint(values[middle - 1], values[middle]),
+        };
+        Some(Self { median, min, max })
+    }
+}
+
+/// Runs the load `runs` times against each side. Which one goes first changes from pair to pair.
+///
+/// # Errors
+/// Why a run could not be made.
+pub(crate) async fn run(
+    load: &Load,
+    runs: usize,
+    server_threads: usize,
+    run: impl AsyncFn(&Load) -> Result<Report>,
+) -> Result<Comparison> {
+    ensure!(runs > 0, "--runs must be at least 1");
+    let ceiling = Ceiling::start(load, Some(server_threads)).await?;
+    let against_ceiling = ceiling.load(load);
+    let mut pairs = Vec::with_capacity(runs);
+    for number in 0..runs {
+        eprintln!("run {} of {runs}", number + 1);
+        let (ceiling, server) = if number % 2 == 0 {
+            let ceiling = run(&against_ceiling).await?;
+            (ceiling, run(load).await?)
+        } else {
+            let server = run(load).await?;
+            (run(&against_ceiling).await?, server)
+        };
+        ensure!(ceiling.requests > 0, "nothing succeeded against the ceiling");
+        let throughput_ratio = server.records_per_sec / ceiling.records_per_sec;
+        pairs.push(Pair { throughput_ratio, ceiling, server });
+    }
+    Ok(Comparison::new(load, server_threads, pairs))
+}
+
+impl Comparison {
+    fn new(load: &Load, server_threads: usize, runs: Vec<Pair>) -> Self {
+        let ratio = |of: fn(&Report) -> Option<f64>| {
+            let of_pair = |pair: &Pair| Some(of(&pair.server)? / of(&pair.ceiling)?);
+            Spread::of(runs.iter().filter_map(of_pair))
+        };
+        let throughput = Spread::of(runs.iter().map(|pair| pair.throughput_ratio));
+        Self {
+            command: String::new(),
+            mode: load.mode.name(),
+            throughput_ratio: throughput.expect("at least one run"),
+            p50_ratio: ratio(|report| report.latency_us.map(|latency| latency.p50)),
+            p99_ratio: ratio(|report| report.latency_us.map(|latency| latency.p99)),
+            ceiling: Side::new(runs.iter().map(|pair| &pair.ceiling).collect()),
+            server: Side::new(runs.iter().map(|pair| &pair.server).collect()),
+            server_threads,
+            machine: Machine::here(),
+            runs,
+        }
+    }
+
+    pub(crate) fn exit_code(&self) -> u8 {
+        let codes = self.runs.iter().map(|pair| pair.server.exit_code());
+        codes.max().unwrap_or(1)
+    }
+
+    /// The comparison for people.
+    pub(crate) fn table(&self) -> String {
+        let mut out = String::new();
+        // Ignored throughout: writing to a string does not fail.
+        let first = &self.runs[0].server;
+        let _ = writeln!(out, "{}", first.headline());
+        let _ = writeln!(
+            out,
+            "       server: storage {}, replication {}, durability {}; medians of {} interleaved \
+             runs (min-max)",
+            self.server.storage,
+            self.server.replication,
+            self.server.durability,
+            self.runs.len(),
+        );
+        let _ = writeln!(out);
+        let _ = writeln!(
+            out,
+            "{:<9} {:>34} {:>10} {:>10} {:>10} {:>10} {:>14} {:>7}",
+            "", "records/s", "MB/s", "p50 ms", "p99 ms", "p99.9 ms", "cpu us/request", "errors",
+        );
+        for (name, side) in [("ceiling", &self.ceiling), ("server", &self.server)] {
+            let _ = writeln!(out, "{}", side.row(name));
+        }
+        let _ = writeln!(out);
+        let _ = writeln!(out, "ratio     throughput {}", self.throughput_ratio.ratio());
+        if let (Some(p50), Some(p99)) = (self.p50_ratio, self.p99_ratio) {
+            let _ = writeln!(out, "          p50 {}, p99 {}", p50.ratio(), p99.ratio());
+        }
+        let mut notes: Vec<&String> =
+            self.runs.iter().flat_map(|pair| &pair.server.notes).collect();
+        notes.sort();
+        notes.dedup();
+        for note in notes {
+            let _ = writeln!(out, "note: {note}");
+        }
+        out
+    }
+}
+
+impl Side {
+    fn new(reports: Vec<&Report>) -> Self {
+        let spread = |of: fn(&Report) -> f64| {
+            Spread::of(reports.iter().map(|report| of(report))).expect("at least one run")
+        };
+        let latency = |of: fn(&Report) -> Option<f64>| {
+            Spread::of(reports.iter().filter_map(|report| of(report)))
+        };
+        let last = reports.last().expect("at least one run");
+        Self {
+            records_per_sec: spread(|report| report.records_per_sec),
+            mb_per_sec: spread(|report| report.mb_per_sec),
+            requests_per_sec: spread(|report| report.requests_per_sec),
+            p50_us: latency(|report| report.latency_us.map(|latency| latency.p50)),
+            p99_us: latency(|report| report.latency_us.map(|latency| latency.p99)),
+            p999_us: latency(|report| report.latency_us.map(|latency| latency.p999)),
+            server_us_per_request: spread(|report| report.cpu.server_us_per_request),
+            client_us_per_request: spread(|report| report.cpu.client_us_per_request),
+            errors: reports.iter().map(|report| report.errors).sum(),
+            durability: last.durability.clone(),
+            storage: last.storage.clone(),
+            replication: last.replication,
+            version: last.server_version.clone(),
+            sync_p50_us: last.sync_p50_us,
+            sync_p99_us: last.sync_p99_us,
+        }
+    }
+
+    fn row(&self, name: &str) -> String {
+        let rate = self.records_per_sec;
+        let rate =
+            format!("{} ({}-{})", grouped(rate.median), grouped(rate.min), grouped(rate.max));
+        let ms = |spread: Option<Spread>| match spread {
+            Some(spread) => format!("{:.3}", spread.median / 1e3),
+            None => "-".to_owned(),
+        };
+        format!(
+            "{name:<9} {rate:>34} {:>10} {:>10} {:>10} {:>10} {:>14.0} {:>7}",
+            grouped(self.mb_per_sec.median),
+            ms(self.p50_us),
+            ms(self.p99_us),
+            ms(self.p999_us),
+            self.server_us_per_request.median,
+            self.errors,
+        )
+    }
+}
+
+impl Spread {
+    fn ratio(self) -> String {
+        format!("{:.3} ({:.3}-{:.3})", self.median, self.min, self.max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_do_not_follow_outliers() {
+        let spread = Spread::of([3.0, 1.0, 1000.0]).unwrap();
+        assert_eq!(spread, Spread { median: 3.0, min: 1.0, max: 1000.0 });
+        assert_eq!(Spread::of([4.0, 2.0]).unwrap().median, 3.0);
+        assert_eq!(Spread::of([]), None);
+    }
+}

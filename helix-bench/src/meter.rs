@@ -1,0 +1,248 @@
+//! What one client has measured, and how that of many becomes one: histograms are added up,
+//! percentiles never averaged, and a failed request counts as a failure and as nothing else.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use helix_proto::log::v1::Durability;
+use serde::Serialize;
+
+/// Longest time that is told apart, in nanoseconds: two minutes, above every deadline.
+const LATENCY_NS_MAX: u64 = 120_000_000_000;
+
+/// A distribution of times, in nanoseconds to three digits.
+#[derive(Debug, Clone)]
+pub(crate) struct Latencies(Histogram<u64>);
+
+impl Latencies {
+    pub(crate) fn new() -> Self {
+        Self(Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("bounds in order"))
+    }
+
+    pub(crate) fn record(&mut self, time: Duration) {
+        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.0.saturating_record(ns.max(1));
+    }
+
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.0.add(&other.0).expect("equal bounds");
+    }
+
+    /// None if nothing was recorded.
+    pub(crate) fn percentiles(&self) -> Option<Percentiles> {
+        let us = |ns: u64| (ns as f64 / 100.0).round() / 10.0;
+        let at = |quantile| us(self.0.value_at_quantile(quantile));
+        (!self.0.is_empty()).then(|| Percentiles {
+            p50: at(0.5),
+            p90: at(0.9),
+            p95: at(0.95),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: us(self.0.max()),
+            mean: us(self.0.mean() as u64),
+            min: us(self.0.min()),
+            count: self.0.len(),
+        })
+    }
+}
+
+/// A distribution in numbers, in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Percentiles {
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p95: f64,
+    pub(crate) p99: f64,
+    pub(crate) p999: f64,
+    pub(crate) max: f64,
+    pub(crate) mean: f64,
+    pub(crate) min: f64,
+    pub(crate) count: u64,
+}
+
+/// Tally of one client, or of many.
+#[derive(Debug, Clone)]
+pub(crate) struct Meter {
+    /// From the intended send time in an open loop, else from the send.
+    pub(crate) latency: Latencies,
+    /// Further distributions, by name.
+    pub(crate) parts: BTreeMap<&'static str, Latencies>,
+    pub(crate) requests: u64,
+    pub(crate) records: u64,
+    pub(crate) bytes: u64,
+    /// Acks by the durability that they said was reached.
+    pub(crate) acks: BTreeMap<&'static str, u64>,
+    /// Batches that the service had applied before: sent again after a failure.
+    pub(crate) duplicates: u64,
+    pub(crate) failures: Failures,
+}
+
+/// Failed requests.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Failures {
+    pub(crate) count: u64,
+    pub(crate) by_kind: BTreeMap<String, u64>,
+    /// What the first one said.
+    pub(crate) first: Option<String>,
+}
+
+impl Meter {
+    pub(crate) fn new() -> Self {
+        Self {
+            latency: Latencies::new(),
+            parts: BTreeMap::new(),
+            requests: 0,
+            records: 0,
+            bytes: 0,
+            acks: BTreeMap::new(),
+            duplicates: 0,
+            failures: Failures::default(),
+        }
+    }
+
+    /// Notes a request that succeeded.
+    pub(crate) fn succeed(&mut self, latency: Duration, records: u64, bytes: u64) {
+        self.latency.record(latency);
+        self.count(records, bytes);
+    }
+
+    /// Notes records that came without being asked for, so that there is no latency.
+    pub(crate) fn count(&mut self, records: u64, bytes: u64) {
+        self.requests += 1;
+        self.records += records;
+        self.bytes += bytes;
+    }
+
+    pub(crate) fn part(&mut self, name: &'static str, time: Duration) {
+        self.parts.entry(name).or_insert_with(Latencies::new).record(time);
+    }
+
+    pub(crate) fn ack(&mut self, durability: Durability, duplicate: bool) {
+        *self.acks.entry(durability_name(durability)).or_default() += 1;
+        self.duplicates += u64::from(duplicate);
+    }
+
+    pub(crate) fn fail(&mut self, error: &helix_client::Error) {
+        let kind = match error.reason {
+            Some(reason) => helix_proto::error::reason_name(reason).to_owned(),
+            None => format!("{:?}", error.code),
+        };
+        self.fail_as(kind, error.to_string());
+    }
+
+    pub(crate) fn fail_as(&mut self, kind: String, message: String) {
+        self.failures.count += 1;
+        *self.failures.by_kind.entry(kind).or_default() += 1;
+        self.failures.first.get_or_insert(message);
+    }
+
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.latency.merge(&other.latency);
+        for (name, part) in &other.parts {
+            self.parts.entry(name).or_insert_with(Latencies::new).merge(part);
+        }
+        self.requests += other.requests;
+        self.records += other.records;
+        self.bytes += other.bytes;
+        for (name, count) in &other.acks {
+            *self.acks.entry(name).or_default() += count;
+        }
+        self.duplicates += other.duplicates;
+        self.failures.merge(&other.failures);
+    }
+
+    /// The weakest durability that an ack reached.
+    pub(crate) fn durability(&self) -> Option<&'static str> {
+        STRONGEST_FIRST
+            .iter()
+            .rev()
+            .map(|&durability| durability_name(durability))
+            .find(|name| self.acks.contains_key(name))
+    }
+}
+
+impl Failures {
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.count += other.count;
+        for (kind, count) in &other.by_kind {
+            *self.by_kind.entry(kind.clone()).or_default() += count;
+        }
+        if self.first.is_none() {
+            self.first.clone_from(&other.first);
+        }
+    }
+}
+
+const STRONGEST_FIRST: [Durability; 5] = [
+    Durability::QuorumSynced,
+    Durability::QuorumWritten,
+    Durability::LeaderWritten,
+    Durability::None,
+    Durability::Unspecified,
+];
+
+pub(crate) fn durability_name(durability: Durability) -> &'static str {
+    match durability {
+        Durability::QuorumSynced => "quorum-synced",
+        Durability::QuorumWritten => "quorum-written",
+        Durability::LeaderWritten => "leader-written",
+        Durability::None => "none",
+        Durability::Unspecified => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meter(times_ms: impl IntoIterator<Item = u64>) -> Meter {
+        let mut meter = Meter::new();
+        for time in times_ms {
+            meter.succeed(Duration::from_millis(time), 10, 1000);
+        }
+        meter
+    }
+
+    #[test]
+    fn merged_percentiles_are_not_averages() {
+        // One client with 990 fast requests, one with 10 slow ones: the average of their medians
+        // would be 50 ms, of their p99s 50 ms too.
+        let mut all = meter(std::iter::repeat_n(1, 990));
+        all.merge(&meter(std::iter::repeat_n(100, 10)));
+        let merged = all.latency.percentiles().unwrap();
+        let near = |value: f64, ms: f64| (value / (ms * 1000.0) - 1.0).abs() < 0.01;
+        assert!(near(merged.p50, 1.0) && near(merged.p99, 1.0), "{merged:?}");
+        assert!(near(merged.p999, 100.0) && near(merged.max, 100.0), "{merged:?}");
+        assert_eq!((merged.count, all.requests, all.records), (1000, 1000, 10_000));
+    }
+
+    #[test]
+    fn failures_are_not_throughput() {
+        let mut meter = meter([1, 2]);
+        meter.fail_as("THROTTLED".to_owned(), "slow down".to_owned());
+        meter.fail_as("THROTTLED".to_owned(), "slow down again".to_owned());
+        assert_eq!((meter.requests, meter.records, meter.bytes), (2, 20, 2000));
+        assert_eq!(meter.latency.percentiles().unwrap().count, 2);
+        let mut all = Meter::new();
+        all.merge(&meter);
+        assert_eq!((all.failures.count, all.failures.by_kind["THROTTLED"]), (2, 2));
+        assert_eq!(all.failures.first.as_deref(), Some("slow down"));
+    }
+
+    #[test]
+    fn nothing_recorded_has_no_percentiles() {
+        assert_eq!(Meter::new().latency.percentiles(), None);
+    }
+
+    #[test]
+    fn the_weakest_ack_is_what_was_reached() {
+        let mut meter = Meter::new();
+        assert_eq!(meter.durability(), None);
+        meter.ack(Durability::QuorumSynced, false);
+        assert_eq!(meter.durability(), Some("quorum-synced"));
+        meter.ack(Durability::LeaderWritten, true);
+        assert_eq!(meter.durability(), Some("leader-written"));
+        assert_eq!(meter.duplicates, 1);
+    }
+}

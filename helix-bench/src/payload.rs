@@ -1,0 +1,131 @@
+//! Batches made before they are needed, so that a run measures sending and not making them.
+//! Seeded: the same flags give the same bytes.
+
+use bytes::Bytes;
+use helix_proto::batch;
+use helix_proto::log::v1::{EncodedBatch, Record};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::args::Payload;
+
+/// Bytes of prebuilt batches per lane: enough that they are not all in the processor's cache.
+const POOL_BYTES: usize = 4 << 20;
+const POOL_BATCHES_MIN: usize = 2;
+const POOL_BATCHES_MAX: usize = 64;
+
+const WORDS: [&str; 16] = [
+    "append", "batch", "commit", "durable", "epoch", "frame", "group", "index", "leader", "log",
+    "offset", "quorum", "record", "segment", "shard", "sync",
+];
+
+/// The batches of one lane, given out in turn.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    batches: Vec<EncodedBatch>,
+    batch_size: u32,
+    next: usize,
+}
+
+impl Pool {
+    pub(crate) fn new(kind: Payload, size: usize, batch_size: u32, seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let bytes = size.saturating_mul(batch_size as usize).max(1);
+        let count = (POOL_BYTES / bytes).clamp(POOL_BATCHES_MIN, POOL_BATCHES_MAX);
+        let batches = (0..count).map(|_| build(kind, size, batch_size, &mut rng)).collect();
+        Self { batches, batch_size, next: 0 }
+    }
+
+    /// The next batch, of `records` records, at most the pool's batch size.
+    pub(crate) fn next(&mut self, records: u32) -> EncodedBatch {
+        let batch = &self.batches[self.next];
+        self.next = (self.next + 1) % self.batches.len();
+        if records == self.batch_size { batch.clone() } else { head(batch, records) }
+    }
+
+    pub(crate) fn into_batches(self) -> Vec<EncodedBatch> {
+        self.batches
+    }
+}
+
+fn build(kind: Payload, size: usize, batch_size: u32, rng: &mut StdRng) -> EncodedBatch {
+    let records: Vec<Record> = (0..batch_size).map(|_| record(value(kind, size, rng))).collect();
+    batch::encode(&records)
+}
+
+pub(crate) fn record(value: Bytes) -> Record {
+    Record { value: Some(value), ..Record::default() }
+}
+
+fn value(kind: Payload, size: usize, rng: &mut StdRng) -> Bytes {
+    let mut value = vec![0; size];
+    match kind {
+        Payload::Zero => {}
+        Payload::Random => rng.fill(&mut value[..]),
+        Payload::Text => {
+            let mut at = 0;
+            while at < size {
+                let word = WORDS[rng.random_range(0..WORDS.len())].as_bytes();
+                let end = size.min(at + word.len());
+                value[at..end].copy_from_slice(&word[..end - at]);
+                if end < size {
+                    value[end] = b' ';
+                }
+                at = end + 1;
+            }
+        }
+    }
+    value.into()
+}
+
+/// The first records of a batch, as a batch.
+fn head(whole: &EncodedBatch, records: u32) -> EncodedBatch {
+    let last = records.checked_sub(1).expect("at least one record") as usize;
+    let end = batch::walk(&whole.payload, usize::MAX)
+        .nth(last)
+        .expect("at most as many as the whole has")
+        .expect("built here")
+        .end;
+    batch::from_payload(records, whole.payload.slice(..end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_have_the_asked_shape() {
+        for kind in [Payload::Random, Payload::Text, Payload::Zero] {
+            let mut pool = Pool::new(kind, 100, 5, 1);
+            let (whole, part) = (pool.next(5), pool.next(3));
+            for (batch, count) in [(whole, 5), (part, 3)] {
+                let records = batch::decode(&batch).unwrap().records;
+                assert_eq!(records.len(), count);
+                assert!(records.iter().all(|record| record.value.as_ref().unwrap().len() == 100));
+            }
+        }
+    }
+
+    #[test]
+    fn contents_differ_but_repeat_with_the_seed() {
+        let mut pool = Pool::new(Payload::Random, 100, 5, 1);
+        let (first, second) = (pool.next(5), pool.next(5));
+        assert_ne!(first.payload, second.payload);
+        assert_eq!(Pool::new(Payload::Random, 100, 5, 1).next(5), first);
+        assert_ne!(Pool::new(Payload::Random, 100, 5, 2).next(5), first);
+    }
+
+    #[test]
+    fn a_pool_is_bounded_and_goes_round() {
+        let mut large = Pool::new(Payload::Zero, 16 << 20, 1, 1);
+        assert_eq!(large.batches.len(), POOL_BATCHES_MIN);
+        let mut small = Pool::new(Payload::Random, 1, 1, 1);
+        assert_eq!(small.batches.len(), POOL_BATCHES_MAX);
+        let first = small.next(1);
+        for _ in 1..POOL_BATCHES_MAX {
+            small.next(1);
+        }
+        assert_eq!(small.next(1), first);
+        assert_eq!(large.next(1).record_count, 1);
+    }
+}

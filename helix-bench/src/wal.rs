@@ -1,0 +1,429 @@
+//! The log alone: appends groups to helix-wal and lets it trim, checkpoint and recycle as a server
+//! would, without network, Raft or a runtime.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use helix_proto::batch;
+use helix_wal::storage::{BLOCK, DirStorage, Storage};
+use helix_wal::{Entry, LogId, Options, Payload, Placement, Stats, Wal};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use serde::Serialize;
+use tempfile::TempDir;
+use tokio::time::{Duration, Instant};
+
+use crate::args::{StorageKind, WalArgs};
+use crate::meter::{Latencies, Percentiles};
+use crate::report::{Machine, grouped};
+use crate::target::process_cpu_time;
+
+const TERM: u64 = 1;
+const STREAM: u64 = 1;
+/// As large as what a server keeps of a batch beside its payload.
+const HEAD: [u8; 48] = [7; 48];
+/// Bytes of a frame beside its payload, at most.
+const FRAME_OVERHEAD: usize = 256;
+/// Log between two checkpoints, as in the server.
+const CHECKPOINT_BYTES: u64 = 64 << 20;
+/// Different payloads, so that they are not all in the processor's cache.
+const POOL_BYTES: usize = 16 << 20;
+
+/// Result of a run.
+#[derive(Debug, Serialize)]
+pub(crate) struct WalReport {
+    pub(crate) command: String,
+    /// Payload bytes, in units of 10^6.
+    mb_per_sec: f64,
+    appends_per_sec: f64,
+    records_per_sec: f64,
+    errors: u64,
+    /// From an append to its callback.
+    latency_us: Option<Percentiles>,
+    durability: &'static str,
+    storage: StorageKind,
+    dir: Option<PathBuf>,
+    direct_io: bool,
+    /// Whether segments were recycled while it was measured.
+    is_steady: bool,
+    /// Times of recent syncs as the log itself measures them.
+    sync_p50_us: u64,
+    sync_p99_us: u64,
+    syncs_per_sec: f64,
+    /// Mean bytes of what was written and synced together.
+    group_bytes_mean: f64,
+    group_size: usize,
+    entry_size: usize,
+    in_flight: usize,
+    segment_size: usize,
+    keep: usize,
+    segments: u64,
+    held_bytes: u64,
+    bytes: u64,
+    seconds: f64,
+    warmup_bytes: u64,
+    cpu_cores: f64,
+    client_version: &'static str,
+    machine: Machine,
+    notes: Vec<String>,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// Why the log could not be opened, or what broke it.
+pub(crate) fn run(args: &WalArgs) -> Result<WalReport> {
+    ensure!(args.entry_size > 0 && args.group_size >= args.entry_size, "a group holds an entry");
+    ensure!(args.in_flight > 0, "--in-flight must be at least 1");
+    let place = Place::open(args)?;
+    let mut feed = Feed::new(place.wal.clone(), args);
+    let warmup_bytes = 2 * args.keep as u64;
+    feed.run(|feed, elapsed| elapsed < args.warmup || feed.bytes < warmup_bytes)?;
+    let warmup_bytes = feed.bytes;
+    feed.reset();
+    let (before, cpu, start) = (place.wal.stats(), process_cpu_time(), Instant::now());
+    feed.run(|_, elapsed| elapsed < args.duration)?;
+    let (seconds, cpu) = (start.elapsed().as_secs_f64(), process_cpu_time().saturating_sub(cpu));
+    let after = place.wal.stats();
+    let report = WalReport {
+        command: String::new(),
+        mb_per_sec: feed.bytes as f64 / seconds / 1e6,
+        appends_per_sec: feed.appends as f64 / seconds,
+        records_per_sec: feed.entries as f64 / seconds,
+        errors: 0,
+        latency_us: feed.latency.percentiles(),
+        durability: match args.storage {
+            StorageKind::Disk => "synced",
+            StorageKind::Memory => "memory",
+        },
+        storage: args.storage,
+        dir: place.path.clone(),
+        direct_io: after.direct_io,
+        is_steady: args.keep > 0,
+        sync_p50_us: after.sync_p50_us,
+        sync_p99_us: after.sync_p99_us,
+        syncs_per_sec: (after.syncs - before.syncs) as f64 / seconds,
+        group_bytes_mean: group_bytes_mean(&before, &after),
+        group_size: args.group_size / args.entry_size * args.entry_size,
+        entry_size: args.entry_size,
+        in_flight: args.in_flight,
+        segment_size: args.segment_size,
+        keep: args.keep,
+        segments: after.segments,
+        held_bytes: after.held_bytes,
+        bytes: feed.bytes,
+        seconds,
+        warmup_bytes,
+        cpu_cores: cpu.as_secs_f64() / seconds,
+        client_version: env!("CARGO_PKG_VERSION"),
+        machine: Machine::here(),
+        notes: notes(args, &after),
+    };
+    feed.end()?;
+    place.wal.close();
+    Ok(report)
+}
+
+fn notes(args: &WalArgs, after: &Stats) -> Vec<String> {
+    let mut notes = Vec::new();
+    if args.storage == StorageKind::Disk && !after.direct_io && !args.buffered {
+        notes.push("this file system takes no direct writes: they went through the cache".into());
+    }
+    if args.keep == 0 {
+        notes.push("nothing is trimmed: a fresh log, whose files grow".to_owned());
+    }
+    notes
+}
+
+fn group_bytes_mean(before: &Stats, after: &Stats) -> f64 {
+    let groups = after.groups.saturating_sub(before.groups).max(1);
+    after.group_bytes.saturating_sub(before.group_bytes) as f64 / groups as f64
+}
+
+/// Bound of a group that takes one append with its frames' headers, and not two.
+fn group_bytes(args: &WalArgs) -> usize {
+    let entries = args.group_size / args.entry_size;
+    args.group_size + entries * FRAME_OVERHEAD + BLOCK
+}
+
+/// The log and where it is.
+struct Place {
+    wal: Wal,
+    path: Option<PathBuf>,
+    /// Removed with everything in it.
+    _temporary: Option<TempDir>,
+}
+
+impl Place {
+    fn open(args: &WalArgs) -> Result<Self> {
+        let options = Options {
+            segment_bytes: args.segment_size as u64,
+            group_bytes: group_bytes(args),
+            ..Options::default()
+        };
+        if args.storage == StorageKind::Memory {
+            return Ok(Self { wal: Wal::open_memory(options), path: None, _temporary: None });
+        }
+        let (path, temporary) = match &args.dir {
+            Some(path) => (path.clone(), None),
+            None => {
+                // Here and not in the system's folder for such, which may be memory.
+                let folder = tempfile::Builder::new().prefix("helix-bench-wal-").tempdir_in(".");
+                let folder = folder.context("make a temporary folder")?;
+                (folder.path().to_owned(), Some(folder))
+            }
+        };
+        let storage = match args.buffered {
+            true => DirStorage::open_buffered(&path),
+            false => DirStorage::open(&path),
+        };
+        let storage: Arc<dyn Storage> = Arc::new(storage.context("open the folder")?);
+        let (wal, writer, keeper, recovered) = Wal::open(storage, options).context("open")?;
+        ensure!(recovered.created, "{} holds a log already", path.display());
+        writer.spawn().context("start the writer")?;
+        keeper.spawn().context("start the keeper")?;
+        Ok(Self { wal, path: Some(path), _temporary: temporary })
+    }
+}
+
+/// The end of one append.
+struct Done {
+    group: u64,
+    sent: Instant,
+    result: Result<(), helix_wal::Error>,
+}
+
+/// Keeps appends under way and plays the state machine: places, trims and checkpoints.
+struct Feed {
+    wal: Wal,
+    entries_per_group: u64,
+    entry_bytes: u64,
+    in_flight: u64,
+    keep: u64,
+    payloads: Vec<Payload>,
+    done: Receiver<Done>,
+    on_done: Sender<Done>,
+    next_group: u64,
+    /// Groups that are durable; those below are placed.
+    placed_groups: u64,
+    durable: BTreeSet<u64>,
+    unsaved_bytes: u64,
+    checkpoints: Option<Checkpoints>,
+    latency: Latencies,
+    appends: u64,
+    entries: u64,
+    bytes: u64,
+}
+
+impl Feed {
+    fn new(wal: Wal, args: &WalArgs) -> Self {
+        let mut rng = StdRng::seed_from_u64(args.seed);
+        let count = (POOL_BYTES / args.entry_size).clamp(2, 256);
+        let payloads = (0..count).map(|_| payload(args.entry_size, &mut rng)).collect();
+        let (on_done, done) = channel();
+        Self {
+            checkpoints: Some(Checkpoints::spawn(wal.clone())),
+            wal,
+            entries_per_group: (args.group_size / args.entry_size) as u64,
+            entry_bytes: args.entry_size as u64,
+            in_flight: args.in_flight as u64,
+            keep: args.keep as u64,
+            payloads,
+            done,
+            on_done,
+            next_group: 0,
+            placed_groups: 0,
+            durable: BTreeSet::new(),
+            unsaved_bytes: 0,
+            latency: Latencies::new(),
+            appends: 0,
+            entries: 0,
+            bytes: 0,
+        }
+    }
+
+    fn reset(&mut self) {
+        self.latency = Latencies::new();
+        (self.appends, self.entries, self.bytes) = (0, 0, 0);
+    }
+
+    /// Appends while `goes_on`, and then waits for what is under way.
+    fn run(&mut self, goes_on: impl Fn(&Self, Duration) -> bool) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let is_over = !goes_on(self, start.elapsed());
+            let under_way = self.next_group - self.placed_groups - self.durable.len() as u64;
+            if is_over && under_way == 0 {
+                return Ok(());
+            }
+            if !is_over && under_way < self.in_flight {
+                self.append();
+            } else {
+                let done = self.done.recv().context("the log has dropped an append")?;
+                self.on_durable(done)?;
+            }
+        }
+    }
+
+    fn append(&mut self) {
+        let group = self.next_group;
+        self.next_group += 1;
+        let entries = (0..self.entries_per_group).map(|number| self.entry(group, number)).collect();
+        let (on_done, sent) = (self.on_done.clone(), Instant::now());
+        self.wal.append(
+            entries,
+            Box::new(move |result| {
+                // Ignored: nobody waits any more once the run has failed.
+                let _ = on_done.send(Done { group, sent, result });
+            }),
+        );
+    }
+
+    fn entry(&self, group: u64, number: u64) -> Entry {
+        let position = group * self.entries_per_group + number;
+        let payload = &self.payloads[(position % self.payloads.len() as u64) as usize];
+        Entry {
+            id: LogId { term: TERM, index: position + 1 },
+            stream: STREAM,
+            head: Bytes::from_static(&HEAD),
+            payload: payload.clone(),
+        }
+    }
+
+    fn on_durable(&mut self, done: Done) -> Result<()> {
+        done.result.context("append")?;
+        self.latency.record(done.sent.elapsed());
+        self.appends += 1;
+        self.entries += self.entries_per_group;
+        self.bytes += self.entries_per_group * self.entry_bytes;
+        // Callbacks come newest first; placing goes in order.
+        self.durable.insert(done.group);
+        while self.durable.remove(&self.placed_groups) {
+            self.place_group()?;
+        }
+        Ok(())
+    }
+
+    fn place_group(&mut self) -> Result<()> {
+        let first = self.placed_groups * self.entries_per_group;
+        let next = first + self.entries_per_group;
+        for position in first..next {
+            let placement = Placement { stream: STREAM, first: position, count: 1, time: position };
+            self.wal.place(position + 1, Some(placement)).context("place")?;
+        }
+        self.placed_groups += 1;
+        if self.keep == 0 {
+            return Ok(());
+        }
+        self.unsaved_bytes += self.entries_per_group * self.entry_bytes;
+        if self.unsaved_bytes >= CHECKPOINT_BYTES {
+            self.unsaved_bytes = 0;
+            self.wal.trim(STREAM, next.saturating_sub(self.keep / self.entry_bytes));
+            let at = LogId { term: TERM, index: next };
+            if self.checkpoints.as_ref().is_some_and(|thread| thread.asked.send(at).is_err()) {
+                bail!("a checkpoint failed");
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the last checkpoint.
+    fn end(&mut self) -> Result<()> {
+        let Some(Checkpoints { asked, thread }) = self.checkpoints.take() else { return Ok(()) };
+        drop(asked);
+        match thread.join() {
+            Ok(result) => result.context("checkpoint"),
+            Err(_) => bail!("the checkpoint thread has failed"),
+        }
+    }
+}
+
+fn payload(size: usize, rng: &mut StdRng) -> Payload {
+    let mut bytes = vec![0; size];
+    rng.fill(&mut bytes[..]);
+    let bytes = Bytes::from(bytes);
+    let (crc_seed, crc) = (batch::crc_seed(1, 1, 1), batch::crc(1, 1, 1, &bytes));
+    Payload { bytes, crc, crc_seed }
+}
+
+/// Checkpoints block: they get a thread, as in the server.
+struct Checkpoints {
+    asked: Sender<LogId>,
+    thread: JoinHandle<Result<(), helix_wal::Error>>,
+}
+
+impl Checkpoints {
+    fn spawn(wal: Wal) -> Self {
+        let (asked, to_do) = channel();
+        let thread = thread::Builder::new()
+            .name("checkpoints".to_owned())
+            .spawn(move || {
+                for at in to_do {
+                    wal.checkpoint(at, Bytes::from_static(b"state"))?;
+                    // Ignored: a failure poisons the log, and every later append says so.
+                    wal.purge(at, Box::new(|_| {}));
+                }
+                Ok(())
+            })
+            .expect("a thread can be had");
+        Self { asked, thread }
+    }
+}
+
+impl WalReport {
+    /// The report for people.
+    pub(crate) fn table(&self) -> String {
+        let place = match &self.dir {
+            Some(dir) => format!(
+                "{} in {}",
+                if self.direct_io { "direct" } else { "buffered" },
+                dir.display()
+            ),
+            None => "memory".to_owned(),
+        };
+        let kept = match self.keep {
+            0 => "nothing trimmed".to_owned(),
+            keep => format!("{} MiB kept", keep >> 20),
+        };
+        let us = |of: fn(&Percentiles) -> f64| self.latency_us.as_ref().map_or(0.0, of);
+        let mut out = format!(
+            "wal    {place}: appends of {} KiB in entries of {} KiB, {} in flight, {kept}\n\n\
+             {:>12} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}\n\
+             {:>12} {:>12} {:>12.3} {:>12.3} {:>12.3} {:>12.3} {:>12.3}\n\n\
+             durability {}, {} syncs/s, {:.0} KiB per group, {:.2} cores, {:.1} s after a warm-up \
+             of {} MiB\n",
+            self.group_size >> 10,
+            self.entry_size >> 10,
+            self.in_flight,
+            "MB/s",
+            "appends/s",
+            "p50 ms",
+            "p99 ms",
+            "max ms",
+            "sync p50 ms",
+            "sync p99",
+            grouped(self.mb_per_sec),
+            grouped(self.appends_per_sec),
+            us(|latency| latency.p50) / 1e3,
+            us(|latency| latency.p99) / 1e3,
+            us(|latency| latency.max) / 1e3,
+            self.sync_p50_us as f64 / 1e3,
+            self.sync_p99_us as f64 / 1e3,
+            self.durability,
+            grouped(self.syncs_per_sec),
+            self.group_bytes_mean / 1024.0,
+            self.cpu_cores,
+            self.seconds,
+            self.warmup_bytes >> 20,
+        );
+        for note in &self.notes {
+            out.push_str(&format!("note: {note}\n"));
+        }
+        out
+    }
+}
