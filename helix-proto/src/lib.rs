@@ -14,6 +14,15 @@ pub mod log {
     }
 }
 
+/// What nodes say to each other, package `helix.raft`. No part of the public API.
+pub mod raft {
+    /// Version 1, package `helix.raft.v1`.
+    #[allow(clippy::all, rustdoc::all, unused_qualifications, missing_docs)]
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/helix.raft.v1.rs"));
+    }
+}
+
 /// Serialized `FileDescriptorSet` of every public .proto file and its imports, for reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] =
     include_bytes!(concat!(env!("OUT_DIR"), "/helix_descriptor.bin"));
