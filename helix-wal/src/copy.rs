@@ -9,10 +9,12 @@ use crate::aligned::Aligned;
 use crate::error::failed;
 use crate::frame::{Context, Frame, FrameHeader, Kind, Position, SegmentHeader};
 use crate::layout::{new_name, ready_name};
-use crate::log::{Log, Slot};
+use crate::log::Log;
 use crate::replay::Replay;
 use crate::scan::{Known, scan};
+use crate::sealed::last_sealed;
 use crate::segment::Segment;
+use crate::slot::Slot;
 use crate::storage::{File, Storage};
 use crate::tip::{Tip, frame_bytes_max};
 use crate::{Error, LogId};
@@ -173,9 +175,4 @@ impl Copy<'_> {
         let free_bytes = self.storage.free_bytes().unwrap_or(0);
         Err(Error::DiskFull { free_bytes, needed_bytes: len })
     }
-}
-
-fn last_sealed(log: &Log) -> Option<LogId> {
-    let id = log.sealed_by_index.values().next_back()?;
-    log.held.get(id)?.entries.map(|(_, last)| last)
 }

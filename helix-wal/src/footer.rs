@@ -176,6 +176,29 @@ pub(crate) struct Trailer {
 }
 
 impl Trailer {
+    /// What can be said of a segment without its footer: which entries it may hold, where its
+    /// groups end and how the log stood there.
+    pub(crate) fn outline(
+        segment: u64,
+        entries: Option<(u64, LogId)>,
+        data_end: u64,
+        context: Context,
+    ) -> Self {
+        Self {
+            segment,
+            identity_crc: 0,
+            entries,
+            data_end,
+            frame_bytes: 0,
+            footer_start: 0,
+            index: Table::default(),
+            streams: Table::default(),
+            directory: Table::default(),
+            directory_crc: 0,
+            context,
+        }
+    }
+
     fn encode(&self) -> [u8; BLOCK] {
         let mut b = [0u8; BLOCK];
         b[0..8].copy_from_slice(&TRAILER_MAGIC);

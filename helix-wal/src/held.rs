@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::LogId;
-use crate::footer::{DirectoryRow, Trailer};
+use crate::footer::{DirectoryRow, SealedEntry, Trailer};
 use crate::frame::Context;
 use crate::log::Log;
 use crate::segment::Segment;
+use crate::slot::{Place, Slot};
+use crate::{LogId, Placement};
 
 /// A live segment: one that the state file names, or a later one.
 #[derive(Debug)]
@@ -43,6 +44,50 @@ impl Held {
 }
 
 impl Log {
+    /// Begins a segment; the one before it gets no more groups.
+    pub(crate) fn on_rolled(&mut self, end: u64, context: Context, segment: Option<Arc<Segment>>) {
+        if let Some((_, held)) = self.held.iter_mut().next_back() {
+            held.rolled = Some((end, context));
+        }
+        if let Some(segment) = segment {
+            self.held.insert(segment.id, Held::new(Some(segment)));
+        }
+    }
+
+    /// The oldest segment that is not sealed, if all of its entries are placed.
+    pub(crate) fn sealable(&self) -> Option<u64> {
+        let (id, held) = self.held.iter().find(|(_, held)| !held.sealed)?;
+        held.rolled.as_ref()?;
+        let end = self.slots.partition_point(|slot| slot.segment <= *id);
+        let last = end.checked_sub(1).and_then(|at| self.slots.get(at));
+        last.is_none_or(|slot| slot.place != Place::Unknown).then_some(*id)
+    }
+
+    /// Entries of a segment, some at a time: from slot number `skip` within it on.
+    pub(crate) fn entries_of(&self, segment: u64, skip: usize, max: usize) -> Vec<SealedEntry> {
+        let start = self.slots.partition_point(|slot| slot.segment < segment) + skip;
+        let end = self.slots.partition_point(|slot| slot.segment <= segment).min(start + max);
+        let row = |slot: &Slot| SealedEntry {
+            id: slot.id,
+            offset: slot.offset,
+            frame_len: slot.frame_len,
+            placement: slot.place.placement(),
+        };
+        if start >= end { Vec::new() } else { self.slots.range(start..end).map(row).collect() }
+    }
+
+    /// Placements of entries up to `upto` that are in no sealed segment, for the state file.
+    pub(crate) fn unsealed_placements(&self, upto: u64) -> Vec<(u64, Option<Placement>)> {
+        let sealed = |slot: &Slot| self.held.get(&slot.segment).is_none_or(|h| h.sealed);
+        let start = self.slots.partition_point(|slot| slot.is_written() && sealed(slot));
+        let end = self.slots.partition_point(|slot| slot.id.index <= upto);
+        if start >= end {
+            return Vec::new();
+        }
+        let slots = self.slots.range(start..end).filter(|slot| slot.is_written());
+        slots.map(|slot| (slot.id.index, slot.place.placement())).collect()
+    }
+
     /// Notes that a segment's footer is durable.
     pub(crate) fn on_sealed(&mut self, id: u64, trailer: &Trailer, directory: &[DirectoryRow]) {
         let Some(held) = self.held.get_mut(&id) else { return };
@@ -84,6 +129,17 @@ impl Log {
         }
         for share in directory {
             self.streams.entry(share.stream).or_default().restore_row(id, share);
+        }
+    }
+
+    /// Takes a sealed segment whose footer is damaged. It is never freed here: what it holds is
+    /// for a repair to say.
+    pub(crate) fn restore_withheld(&mut self, segment: Arc<Segment>, trailer: &Trailer) {
+        let id = segment.id;
+        self.withheld.push(Arc::clone(&segment));
+        self.restore_sealed(segment, trailer, &[]);
+        if let Some(held) = self.held.get_mut(&id) {
+            held.live_rows = 1;
         }
     }
 

@@ -12,6 +12,7 @@ use tracing::{debug, warn};
 use crate::Error;
 use crate::aligned::Aligned;
 use crate::error::poison;
+use crate::files::Files;
 use crate::footer::{SegmentEnd, build};
 use crate::layout::{BLOCK_BYTES, ready_name};
 use crate::segment::Segment;
@@ -35,6 +36,7 @@ const ENTRIES_AT_ONCE: usize = 2048;
 pub struct Keeper {
     shared: Arc<Shared>,
     storage: Arc<dyn Storage>,
+    files: Arc<Files>,
     preparing: Option<(Ready, u64)>,
     /// Freed segments that readers may still hold.
     retired: Vec<Retired>,
@@ -54,10 +56,11 @@ impl fmt::Debug for Keeper {
 }
 
 impl Keeper {
-    pub(crate) fn new(shared: Arc<Shared>, storage: Arc<dyn Storage>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, storage: Arc<dyn Storage>, files: Arc<Files>) -> Self {
         Self {
             shared,
             storage,
+            files,
             preparing: None,
             retired: Vec::new(),
             zeroes: Aligned::default(),
@@ -77,7 +80,8 @@ impl Keeper {
             return Next::Done;
         }
         let (stop, sealable) = {
-            let core = self.shared.lock();
+            let mut core = self.shared.lock();
+            core.now = core.now.max(now);
             let sealable = if core.truncations == 0 { core.log.sealable() } else { None };
             (core.poisoned.is_some() || core.closing, sealable)
         };
@@ -125,10 +129,11 @@ impl Keeper {
         let name = segment.name();
         let footer = build(&entries, end)
             .ok_or_else(|| poison("seal", &name, &io::Error::other("the footer does not fit")))?;
+        let file = segment.opened().map_err(|e| poison("open", &name, &e))?;
         let write = |bytes: &[u8], at: u64| -> Result<(), Error> {
             let block = Aligned::copy(bytes);
-            segment.file.write_at(block.as_slice(), at).map_err(|e| poison("write", &name, &e))?;
-            segment.file.sync_data().map_err(|e| poison("sync", &name, &e))
+            file.write_at(block.as_slice(), at).map_err(|e| poison("write", &name, &e))?;
+            file.sync_data().map_err(|e| poison("sync", &name, &e))
         };
         if !footer.pages.is_empty() {
             write(&footer.pages, footer.trailer.footer_start)?;
@@ -136,6 +141,7 @@ impl Keeper {
         write(&footer.trailer_block, segment.len - BLOCK_BYTES)?;
         debug!(segment = id, entries = entries.len(), "sealed");
         self.shared.lock().log.on_sealed(id, &footer.trailer, &footer.directory);
+        segment.open_on_demand(&self.files);
         Ok(())
     }
 
@@ -194,15 +200,20 @@ impl Keeper {
             && self.shared.lock().ready.len() < recycled_max;
         match (recycle, Arc::try_unwrap(segment)) {
             (true, Ok(segment)) => {
+                let file = segment.opened().map_err(|e| poison("open", &name, &e))?;
+                segment.close();
                 let number = self.ready_number();
                 let ready = ready_name(number);
                 let renamed = self.storage.rename(&name, &ready);
                 renamed.map_err(|e| poison("rename", &name, &e))?;
                 // Durable before it can be given another name: one file never has two.
                 self.sync_dir()?;
-                self.offer(Ready { name: ready, len: segment.len, file: segment.file });
+                self.offer(Ready { name: ready, len: segment.len, file });
             }
-            _ => self.storage.remove(&name).map_err(|e| poison("remove", &name, &e))?,
+            (_, segment) => {
+                segment.as_ref().map_or_else(|held| held.close(), Segment::close);
+                self.storage.remove(&name).map_err(|e| poison("remove", &name, &e))?;
+            }
         }
         Ok(true)
     }

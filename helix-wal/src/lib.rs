@@ -44,36 +44,45 @@
 //! # What is promised
 //!
 //! - What `done` said is durable survives a crash; what it never said may or may not.
-//! - Bytes that do not verify are never handed out. A torn end that was never said to be durable
-//!   is cut at the next open; damage to anything else is an error that names the file and the
-//!   bytes. The one limit: damage to the very last group, before anything was written after it,
-//!   cannot be told from a torn write, so a mark follows it as soon as the log is idle.
+//! - Bytes that do not verify are never handed out; a sealed segment that cannot be read does not
+//!   keep the rest of the log from being read ([`Recovered::withheld`]). A torn end that was never
+//!   said to be durable is cut at the next open; damage to anything else is an error that names the
+//!   file and the bytes. The one limit: damage to the very last group, before anything was written
+//!   after it, cannot be told from a torn write, so a mark follows it as soon as the log is idle.
 //! - The first failed write or sync ends the log ([`Wal::on_poisoned`]); nothing is tried again.
 //! - A full disk refuses appends before anything is written, and goes away by itself.
 //!
 //! # Reading the code
 //!
-//! `frame`, `footer` and `state_file` are bytes; `log`, `held` and `streams` are the log in memory;
-//! `tip`, `writer` and `keeper` write; `scan`, `replay`, `copy` and `recovery` open; `read` reads.
+//! `frame`, `footer` and `state_file` are bytes; `log`, `slot`, `places`, `shorten`, `held` and
+//! `streams` are the log in memory; `tip`, `writer` and `keeper` write; `sealed`, `scan`, `replay`,
+//! `copy` and `recovery` open; `read`, `load`, `readers` and `files` read.
 //! `docs/wal-format.md` draws the files.
 
 mod aligned;
 mod copy;
 mod error;
+mod files;
 mod footer;
 mod frame;
 mod held;
 mod inspect;
 mod keeper;
 mod layout;
+mod load;
 mod log;
 mod page_cache;
+mod places;
 mod read;
+mod readers;
 mod recovery;
 mod replay;
 mod scan;
+mod sealed;
 mod segment;
 mod shared;
+mod shorten;
+mod slot;
 mod state_file;
 mod state_io;
 pub mod storage;

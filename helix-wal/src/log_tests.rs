@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)]
 
 use super::*;
+use crate::{Payload, Placement};
 
 fn entry(term: u64, index: u64, bytes: usize) -> Entry {
     let bytes = Bytes::from(vec![index as u8; bytes]);

@@ -1,96 +1,46 @@
-//! Reading entries: what to read is decided under the lock, the disk is read outside it, and
-//! every byte that comes from a disk is checked.
+//! Reading entries: what to read is decided here, under the lock; the disk is read outside it
+//! (`load.rs`), and every byte that comes from a disk is checked.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use crate::footer::PlacedRow;
-use crate::frame::{FrameHeader, Kind, Position};
-use crate::log::{Log, Slot};
+use crate::load::{Source, Wanted, load, load_heads};
+use crate::log::Log;
 use crate::segment::{Segment, Stop};
 use crate::shared::Shared;
-use crate::streams::Row;
-use crate::{Entry, Error, How, LogId, Payload, Placement, StoredEntry};
+use crate::slot::Slot;
+use crate::streams::{Row, Stream};
+use crate::{Entry, Error, How, LogId, Placement, StoredEntry};
 
-/// Frames that are at most so far apart are read at once.
-const GAP_BYTES_MAX: u64 = 64 << 10;
-/// Most bytes of one read, unless a single frame is larger.
-const READ_BYTES_MAX: u64 = 1 << 20;
-/// Payloads larger than this are skipped, not read, where only heads are wanted.
-const SKIPPED_BYTES_MIN: u64 = 64 << 10;
-/// Of a frame whose payload is skipped so much is read at first.
-const PREFIX_BYTES: u64 = 4 << 10;
 /// Most entries looked up under one hold of the lock.
 const ENTRIES_AT_ONCE: usize = 4096;
 
-/// Where an entry's frame stands, and whose it must be.
-#[derive(Debug, Clone)]
-struct Wanted {
-    segment: Arc<Segment>,
-    offset: u64,
-    len: u64,
-    index: u64,
-    term: Option<u64>,
-    stream: Option<u64>,
-}
-
-impl Wanted {
-    fn of_slot(slot: &Slot, segment: Arc<Segment>) -> Self {
-        Self {
-            segment,
-            offset: u64::from(slot.offset),
-            len: u64::from(slot.frame_len),
-            index: slot.id.index,
-            term: Some(slot.id.term),
-            stream: Some(slot.stream),
-        }
-    }
-
-    fn range(&self) -> Range<u64> {
-        self.offset..self.offset + self.len
-    }
-
-    fn damaged(&self, what: &str) -> Stop {
-        self.segment.damaged(self.range(), what).into()
-    }
-
-    /// The frame's header from bytes that start with it and hold at least its head.
-    fn header(&self, bytes: &[u8]) -> Result<FrameHeader, Stop> {
-        let place = Position { segment: self.segment.id, at: self.offset };
-        let header = FrameHeader::parse(bytes, place)
-            .ok_or_else(|| self.damaged("a frame's header does not verify"))?;
-        let fits = header.kind == Kind::Entry
-            && header.len() as u64 == self.len
-            && header.id.index == self.index
-            && self.term.is_none_or(|term| term == header.id.term)
-            && self.stream.is_none_or(|stream| stream == header.stream);
-        if fits { Ok(header) } else { Err(self.damaged("a frame is not the one expected here")) }
-    }
-}
-
-/// An entry that a reader will get: as it is in memory, or from its place on disk.
-enum Source {
-    Memory(Entry),
-    Disk(Wanted),
-}
-
-/// How much one call may return. The first entry always fits.
+/// How much one call may return, and how much after it is made ready for the call to come. The
+/// first entry always fits.
 struct Budget {
     left: usize,
-    first: bool,
+    ahead: usize,
+    /// Entries that this call returns.
+    now: usize,
+    is_spent: bool,
 }
 
 impl Budget {
-    fn new(max: usize) -> Self {
-        Self { left: max, first: true }
+    fn new(max: usize, ahead: usize) -> Self {
+        Self { left: max, ahead, now: 0, is_spent: false }
     }
 
-    fn take(&mut self, size: usize) -> bool {
-        let fits = self.first || size <= self.left;
-        self.first = false;
-        self.left = self.left.saturating_sub(size);
+    /// Whether an entry is fetched; `asked` if it was asked for.
+    fn take(&mut self, size: usize, asked: bool) -> bool {
+        self.is_spent |= !asked || (self.now > 0 && size > self.left);
+        if !self.is_spent {
+            self.left = self.left.saturating_sub(size);
+            self.now += 1;
+            return true;
+        }
+        let fits = size <= self.ahead;
+        self.ahead -= if fits { size } else { self.ahead };
         fits
     }
 }
@@ -109,21 +59,27 @@ impl Shared {
         bytes_max: usize,
         how: How,
     ) -> Result<Vec<Entry>, Stop> {
-        let mut budget = Budget::new(bytes_max);
+        let mut budget = Budget::new(bytes_max, self.readers.ahead(None, range.start, how));
         let found = self.find_range(range.clone(), |log, slot| {
-            budget.take(slot.head.len() + slot.payload_len).then(|| source(log, slot))?
+            let wanted = budget.take(slot.head.len() + slot.payload_len, true);
+            wanted.then(|| Some((slot.id.index, source(log, slot)?)))?
         })?;
-        let sources = match found {
+        let mut sources = match found {
             Found::Slots(sources) => sources,
             Found::Sealed(segment, end) => {
-                let wanted = self.sealed_range(&segment, range.start..end, how, |wanted| {
-                    budget.take(wanted.len as usize)
+                let wanted = self.sealed_range(&segment, range.start, how, |wanted| {
+                    budget.take(wanted.len as usize, wanted.index < end)
                 })?;
-                wanted.into_iter().map(Source::Disk).collect()
+                wanted.into_iter().map(|wanted| (wanted.index, Source::Disk(wanted))).collect()
             }
         };
-        let sources = sources.into_iter().map(|source| ((), source)).collect();
-        Ok(load(sources, how)?.into_iter().map(|((), entry)| entry).collect())
+        let ahead = sources.split_off(budget.now.min(sources.len()));
+        let found = load(sources, &ahead, how)?;
+        if let Some((last, _)) = found.last() {
+            let upto = ahead.last().map_or(last + 1, |(index, _)| index + 1);
+            self.readers.note(None, last + 1..upto, how);
+        }
+        Ok(found.into_iter().map(|(_, entry)| entry).collect())
     }
 
     /// Entries without payloads.
@@ -145,8 +101,8 @@ impl Shared {
         match found {
             Found::Slots(entries) => Ok(entries),
             Found::Sealed(segment, end) => {
-                let wanted = self.sealed_range(&segment, range.start..end, how, |_| {
-                    std::mem::replace(&mut more, take())
+                let wanted = self.sealed_range(&segment, range.start, how, |wanted| {
+                    wanted.index < end && std::mem::replace(&mut more, take())
                 })?;
                 load_heads(&wanted, how)
             }
@@ -181,17 +137,17 @@ impl Shared {
         Ok(Found::Slots(wanted.map_while(|slot| take(log, slot)).collect()))
     }
 
-    /// The frames of an index range of a sealed segment, while `take` wants more.
+    /// The frames of a sealed segment from an index on, while `take` wants more.
     fn sealed_range(
         &self,
         segment: &Arc<Segment>,
-        range: Range<u64>,
+        start: u64,
         how: How,
         mut take: impl FnMut(&Wanted) -> bool,
     ) -> Result<Vec<Wanted>, Stop> {
         let mut rows = segment.by_index(&self.cache, how);
         let mut found = Vec::new();
-        let start = rows.find(range.start)?;
+        let start = rows.find(start)?;
         for number in start..rows.len() {
             let row = match rows.get(number) {
                 Ok(row) => row,
@@ -207,7 +163,7 @@ impl Shared {
                 term: Some(row.id.term),
                 stream: None,
             };
-            if row.id.index >= range.end || !take(&wanted) {
+            if !take(&wanted) {
                 break;
             }
             found.push(wanted);
@@ -280,10 +236,11 @@ impl Shared {
         bytes_max: usize,
         how: How,
     ) -> Result<Vec<StoredEntry>, Stop> {
-        let mut budget = Budget::new(bytes_max);
+        let ahead = self.readers.ahead(Some(stream), range.start, how);
+        let mut budget = Budget::new(bytes_max, ahead);
         let (sealed, sources) = self.find_positions(stream, &range, &mut budget)?;
         let Some((segment, rows)) = sealed else {
-            return load_placed(sources, how);
+            return self.load_placed(stream, sources, &budget, how);
         };
         let mut table = segment.by_stream(&self.cache, how);
         let start = table
@@ -295,7 +252,7 @@ impl Shared {
                 Err(_) if !found.is_empty() => break,
                 Err(stop) => return Err(stop),
             };
-            if row.first >= range.end || !budget.take(row.frame_len as usize) {
+            if !budget.take(row.frame_len as usize, row.first < range.end) {
                 break;
             }
             let wanted = Wanted {
@@ -310,7 +267,29 @@ impl Shared {
                 Placement { stream, first: row.first, count: row.count, time: row.time };
             found.push((placement, Source::Disk(wanted)));
         }
-        load_placed(found, how)
+        self.load_placed(stream, found, &budget, how)
+    }
+
+    /// Fetches what a reader of a stream gets, and remembers where it will go on.
+    fn load_placed(
+        &self,
+        stream: u64,
+        mut sources: Vec<(Placement, Source)>,
+        budget: &Budget,
+        how: How,
+    ) -> Result<Vec<StoredEntry>, Stop> {
+        let ahead = sources.split_off(budget.now.min(sources.len()));
+        let found = load(sources, &ahead, how)?;
+        let next = |placement: &Placement| placement.first + u64::from(placement.count);
+        if let Some((last, _)) = found.last() {
+            let upto = ahead.last().map_or(next(last), |(placement, _)| next(placement));
+            self.readers.note(Some(stream), next(last)..upto, how);
+        }
+        let stored = |(placement, entry)| {
+            let Entry { id, head, payload, .. } = entry;
+            StoredEntry { id, placement, head, payload }
+        };
+        Ok(found.into_iter().map(stored).collect())
     }
 
     /// Looks positions up: in the slots, or else which rows of which sealed segment hold them.
@@ -323,7 +302,14 @@ impl Shared {
     ) -> Result<(Option<(Arc<Segment>, Range<u32>)>, Vec<(Placement, Source)>), Stop> {
         let core = self.lock();
         let log = &core.log;
-        let Some(held) = log.streams.get(&stream) else { return Ok((None, Vec::new())) };
+        let none = Stream::default();
+        let held = log.streams.get(&stream).unwrap_or(&none);
+        if !held.dropped && range.start >= held.trim && !range.is_empty() {
+            let (row, first) = held.from(range.start);
+            if let Some(damage) = log.withheld_before(held, range.start, row, first) {
+                return Err(damage.clone().into());
+            }
+        }
         let first = held.first().map_or(held.trim, |first| first.max(held.trim));
         if held.dropped {
             return Err(Error::Trimmed { asked: range.start, first: held.next() }.into());
@@ -344,9 +330,9 @@ impl Shared {
         let start = held.refs.partition_point(|r| r.next() <= range.start);
         let refs = held.refs.range(start..).take(ENTRIES_AT_ONCE);
         let mut found = Vec::new();
-        for r in refs.take_while(|r| r.first < range.end) {
+        for r in refs {
             let Some(slot) = log.slot(r.index) else { break };
-            if !budget.take(slot.head.len() + slot.payload_len) {
+            if !budget.take(slot.head.len() + slot.payload_len, r.first < range.end) {
                 break;
             }
             let Some(source) = source(log, slot) else { break };
@@ -360,10 +346,21 @@ impl Shared {
         let (segment, rows, trim) = {
             let core = self.lock();
             let log = &core.log;
-            let Some(held) = log.streams.get(&stream).filter(|s| !s.dropped) else {
+            let none = Stream::default();
+            let held = log.streams.get(&stream).unwrap_or(&none);
+            if held.dropped {
                 return Ok(None);
-            };
+            }
             let at = held.rows.partition_point(|row| row.row.last_time < time);
+            // Earlier ones of that time may be where nobody can look.
+            let known = at.checked_sub(1).and_then(|at| held.rows.get(at)).map(|row| row.row.next);
+            let known = known.unwrap_or(0).max(held.trim);
+            let row = held.rows.get(at).map(|row| row.row.first);
+            let r = held.refs.get(held.refs.partition_point(|r| r.time < time)).map(|r| r.first);
+            let first = row.into_iter().chain(r).min();
+            if let Some(damage) = log.withheld_before(held, known, at, first) {
+                return Err(damage.clone().into());
+            }
             // Times do not decrease, so where the entries in memory begin later they come later.
             let before_memory = |row: &&Row| {
                 let first = row.row.first.max(held.trim);
@@ -396,164 +393,4 @@ fn source(log: &Log, slot: &Slot) -> Option<Source> {
     }
     let segment = log.held.get(&slot.segment)?.segment.clone()?;
     Some(Source::Disk(Wanted::of_slot(slot, segment)))
-}
-
-fn load_placed(sources: Vec<(Placement, Source)>, how: How) -> Result<Vec<StoredEntry>, Stop> {
-    let stored =
-        |(placement, Entry { id, head, payload, .. })| StoredEntry { id, placement, head, payload };
-    Ok(load(sources, how)?.into_iter().map(stored).collect())
-}
-
-/// Fetches what is on disk. Fails only if not even the first entry can be had.
-fn load<T>(sources: Vec<(T, Source)>, how: How) -> Result<Vec<(T, Entry)>, Stop> {
-    let mut found = Vec::with_capacity(sources.len());
-    let mut sources = sources.into_iter().peekable();
-    while let Some((tag, source)) = sources.next() {
-        let first = match source {
-            Source::Memory(entry) => {
-                found.push((tag, entry));
-                continue;
-            }
-            Source::Disk(wanted) => wanted,
-        };
-        let mut run = Run::new(&first);
-        let mut wanted = vec![(tag, first)];
-        while let Some((tag, source)) = sources.next_if(|(_, s)| run.joins(s)) {
-            if let Source::Disk(next) = source {
-                run.end = next.range().end;
-                wanted.push((tag, next));
-            }
-        }
-        let loaded = run.read(how).and_then(|bytes| {
-            for (tag, wanted) in wanted {
-                match frame_of(&run, &bytes, &wanted) {
-                    Ok(entry) => found.push((tag, entry)),
-                    // The next call will meet the damage and report it.
-                    Err(_) if !found.is_empty() => return Ok(false),
-                    Err(stop) => return Err(stop),
-                }
-            }
-            Ok(true)
-        });
-        match loaded {
-            Ok(true) => {}
-            Ok(false) => break,
-            Err(_) if !found.is_empty() => break,
-            Err(stop) => return Err(stop),
-        }
-    }
-    Ok(found)
-}
-
-/// Neighbouring frames that are read at once.
-struct Run {
-    segment: Arc<Segment>,
-    start: u64,
-    end: u64,
-}
-
-impl Run {
-    fn new(first: &Wanted) -> Self {
-        let Range { start, end } = first.range();
-        Self { segment: Arc::clone(&first.segment), start, end }
-    }
-
-    fn joins(&self, source: &Source) -> bool {
-        matches!(source, Source::Disk(wanted) if self.joins_frame(wanted))
-    }
-
-    fn joins_frame(&self, wanted: &Wanted) -> bool {
-        let Range { start, end } = wanted.range();
-        wanted.segment.id == self.segment.id
-            && start >= self.end
-            && start - self.end <= GAP_BYTES_MAX
-            && end - self.start <= READ_BYTES_MAX
-    }
-
-    fn read(&self, how: How) -> Result<Bytes, Stop> {
-        if self.end > self.segment.len {
-            let range = self.start..self.end;
-            return Err(self.segment.damaged(range, "lies beyond the end of the file").into());
-        }
-        let mut bytes = vec![0; (self.end - self.start) as usize];
-        self.segment.read(&mut bytes, self.start, how)?;
-        Ok(Bytes::from(bytes))
-    }
-}
-
-/// The wanted entry out of what a run read, if everything about it verifies.
-fn frame_of(run: &Run, bytes: &Bytes, wanted: &Wanted) -> Result<Entry, Stop> {
-    let start = (wanted.offset - run.start) as usize;
-    let frame = bytes.slice(start..start + wanted.len as usize);
-    let header = wanted.header(&frame)?;
-    let payload = frame.slice(header.payload());
-    if !header.payload_verifies(&payload) {
-        return Err(wanted.damaged("a payload does not verify"));
-    }
-    Ok(entry_of(&header, frame.slice(header.head()), payload))
-}
-
-fn entry_of(header: &FrameHeader, head: Bytes, payload: Bytes) -> Entry {
-    let payload =
-        Payload { bytes: payload, crc: header.payload_crc, crc_seed: header.payload_crc_seed };
-    Entry { id: header.id, stream: header.stream, head, payload }
-}
-
-/// Heads from disk: small frames in large reads, of large ones only the beginning.
-fn load_heads(wanted: &[Wanted], how: How) -> Result<Vec<Entry>, Stop> {
-    let mut found = Vec::with_capacity(wanted.len());
-    let mut rest = wanted;
-    while let Some(first) = rest.first() {
-        let many = if first.len > SKIPPED_BYTES_MIN { 1 } else { run_of_small(rest) };
-        let (now, later) = rest.split_at(many);
-        rest = later;
-        match load_heads_of(now, how) {
-            Ok(heads) => found.extend(heads),
-            Err(_) if !found.is_empty() => break,
-            Err(stop) => return Err(stop),
-        }
-    }
-    Ok(found)
-}
-
-/// How many frames from the first on are small and near enough to be read at once.
-fn run_of_small(wanted: &[Wanted]) -> usize {
-    let mut run: Option<Run> = None;
-    let fits = |wanted: &&Wanted| match &mut run {
-        Some(run) => {
-            let joins = wanted.len <= SKIPPED_BYTES_MIN && run.joins_frame(wanted);
-            run.end = wanted.range().end;
-            joins
-        }
-        None => {
-            run = Some(Run::new(wanted));
-            true
-        }
-    };
-    wanted.iter().take_while(fits).count()
-}
-
-fn load_heads_of(wanted: &[Wanted], how: How) -> Result<Vec<Entry>, Stop> {
-    let [first, ..] = wanted else { return Ok(Vec::new()) };
-    let mut run = Run::new(first);
-    run.end = wanted.last().map_or(run.end, |last| last.range().end);
-    if first.len > SKIPPED_BYTES_MIN {
-        run.end = run.start + PREFIX_BYTES;
-        let bytes = run.read(how)?;
-        let prefix = FrameHeader::prefix_len(&bytes)
-            .filter(|prefix| *prefix as u64 <= first.len)
-            .ok_or_else(|| first.damaged("a frame's header does not verify"))?;
-        run.end = run.end.max(run.start + prefix as u64);
-    }
-    let bytes = run.read(how)?;
-    let mut heads = Vec::with_capacity(wanted.len());
-    for wanted in wanted {
-        let start = (wanted.offset - run.start) as usize;
-        let frame = bytes.slice(start..bytes.len());
-        let header = wanted.header(&frame)?;
-        // A copy: the slice would keep the whole read in memory.
-        let head = Bytes::copy_from_slice(frame.get(header.head()).unwrap_or_default());
-        heads.push(entry_of(&header, head, Bytes::new()));
-    }
-    Ok(heads)
 }

@@ -11,13 +11,14 @@ use tracing::{info, warn};
 use crate::aligned::Aligned;
 use crate::copy::{Copy, Made};
 use crate::error::{failed, poison};
+use crate::files::Files;
 use crate::footer::{DirectoryRow, Trailer, parse_directory};
-use crate::frame::{Position, SegmentHeader};
 use crate::held::Held;
 use crate::layout::{BLOCK_BYTES, Name, STATE, new_name, parse_name, ready_name, segment_name};
 use crate::log::Log;
 use crate::replay::Replay;
 use crate::scan::read_header;
+use crate::sealed::{check_withheld, load_sealed};
 use crate::segment::Segment;
 use crate::shared::{Core, Ready, Shared};
 use crate::state_file::State;
@@ -30,6 +31,7 @@ use crate::{Error, Recovered};
 /// Opens and recovers the log in a folder.
 pub(crate) fn open(
     storage: Arc<dyn Storage>,
+    files: &Arc<Files>,
     options: Options,
 ) -> Result<(Arc<Shared>, Tip, Recovered), Error> {
     let guard = lock(storage.as_ref())?;
@@ -45,11 +47,12 @@ pub(crate) fn open(
         return Err(Error::Unusable(format!("{folder} belongs to another replica")));
     }
     let mut log = Log::new(false, options.tail_bytes);
-    let segments = live_segments(storage.as_ref(), &names, &state)?;
-    let unsealed = load_sealed(&mut log, segments, &state.identity)?;
+    let segments = live_segments(storage.as_ref(), files, &names, &state)?;
+    let unsealed = load_sealed(&mut log, segments, files, &state.identity)?;
     let mut replay = Replay::default();
     replay.read(&unsealed, &state)?;
     replay.settle(&state);
+    check_withheld(&log, &replay)?;
     let next_id = names.next_id().max(state.next_id);
     let mut copy = Copy {
         storage: storage.as_ref(),
@@ -74,7 +77,9 @@ pub(crate) fn open(
     state_file.write(storage.as_ref(), &named)?;
     install(storage.as_ref(), &made, &named)?;
     fill_pool(storage.as_ref(), &options, &ready, &mut core)?;
+    let withheld = core.log.withheld.iter().filter_map(|segment| segment.withheld().cloned());
     let recovered = Recovered {
+        withheld: withheld.collect(),
         identity: state.identity.clone(),
         created,
         state: core.log.state(),
@@ -141,16 +146,25 @@ impl Names {
 }
 
 /// A segment of the log and whether the state file calls it sealed.
-struct Live {
-    segment: Arc<Segment>,
-    sealed: bool,
+pub(crate) struct Live {
+    pub segment: Arc<Segment>,
+    pub sealed: bool,
 }
 
 /// The segments that the state file names and those that were begun after it was written.
-fn live_segments(storage: &dyn Storage, names: &Names, state: &State) -> Result<Vec<Live>, Error> {
+fn live_segments(
+    storage: &dyn Storage,
+    files: &Arc<Files>,
+    names: &Names,
+    state: &State,
+) -> Result<Vec<Live>, Error> {
     let mut live = Vec::new();
     for (id, sealed) in &state.segments {
         let segment = Arc::new(open_named(storage, names, *id)?);
+        // Only what is not sealed may still have its other name.
+        if *sealed && names.segments.contains(id) {
+            segment.open_on_demand(files);
+        }
         live.push(Live { segment, sealed: *sealed });
     }
     let Some(newest) = live.last().map(|live| live.segment.id) else { return Ok(live) };
@@ -213,64 +227,6 @@ pub(crate) fn read_directory(
     }
     parse_directory(pages.as_slice(), trailer)
         .ok_or_else(|| segment.damaged(start..end, "the directory of streams does not verify"))
-}
-
-/// Takes the sealed segments into the log; the others come back, with their headers.
-fn load_sealed(
-    log: &mut Log,
-    segments: Vec<Live>,
-    identity: &[u8],
-) -> Result<Vec<(Arc<Segment>, SegmentHeader)>, Error> {
-    let mut unsealed: Vec<(Arc<Segment>, SegmentHeader)> = Vec::new();
-    let mut last: Option<(u64, Trailer)> = None;
-    for Live { segment, sealed } in segments {
-        let trailer = read_trailer(&segment)?;
-        let block = segment.len - BLOCK_BYTES..segment.len;
-        let broken = match (&trailer, unsealed.last()) {
-            // Segments are sealed in order.
-            (Some(_), Some((before, _))) => Some(before),
-            (None, _) if sealed => Some(&segment),
-            _ => None,
-        };
-        if let Some(broken) = broken {
-            return Err(broken.damaged(block, "the trailer of a sealed segment does not verify"));
-        }
-        match trailer {
-            Some(trailer) => {
-                if trailer.identity_crc != crc32fast::hash(identity) {
-                    return Err(segment.damaged(block, "the segment is another replica's"));
-                }
-                let directory = read_directory(&segment, &trailer)?;
-                last = Some((segment.id, trailer.clone()));
-                log.restore_sealed(segment, &trailer, &directory);
-            }
-            None => {
-                let header = read_header(&segment)?;
-                if header.identity != *identity {
-                    let first = 0..BLOCK_BYTES;
-                    return Err(segment.damaged(first, "the segment is another replica's"));
-                }
-                unsealed.push((segment, header));
-            }
-        }
-    }
-    check_join(last.as_ref(), &unsealed)?;
-    Ok(unsealed)
-}
-
-/// Whether the unsealed segments follow the last sealed one. A segment is sealed only when the
-/// next one is durable, so there is always one.
-fn check_join(
-    last: Option<&(u64, Trailer)>,
-    unsealed: &[(Arc<Segment>, SegmentHeader)],
-) -> Result<(), Error> {
-    let Some((id, trailer)) = last else { return Ok(()) };
-    let Some((first, header)) = unsealed.first() else { return Err(missing(id + 1)) };
-    let end = Position { segment: *id, at: trailer.data_end };
-    if header.predecessor.segment == *id && header.predecessor != end {
-        return Err(first.damaged(0..BLOCK_BYTES, "the segment before it ends elsewhere"));
-    }
-    Ok(())
 }
 
 /// Puts what was found into the log.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::frame::{Context, FrameHeader, Kind, SegmentHeader};
-use crate::log::{Place, Slot};
 use crate::recovery::missing;
 use crate::scan::{Known, scan};
 use crate::segment::Segment;
+use crate::slot::{Place, Slot};
 use crate::state_file::State;
 use crate::{Error, LogId};
 

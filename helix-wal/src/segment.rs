@@ -4,10 +4,11 @@
 use std::io;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 
+use crate::files::Files;
 use crate::footer::{IndexRow, PlacedRow, Row, Table, Trailer, page_verifies, row_of};
 use crate::layout::{BLOCK_BYTES, segment_name};
 use crate::page_cache::PageCache;
@@ -37,18 +38,60 @@ pub(crate) fn unless_blocked<T>(result: Result<T, Stop>) -> Result<Option<T>, Er
     }
 }
 
+/// How a segment has its file.
+#[derive(Debug)]
+enum Kept {
+    Open(Arc<dyn File>),
+    /// Sealed: opened when it is needed.
+    OnDemand(Arc<Files>),
+}
+
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub id: u64,
-    pub file: Arc<dyn File>,
+    file: Mutex<Kept>,
     pub len: u64,
     /// Set once, when the footer is durable.
     trailer: OnceLock<Trailer>,
+    /// Why nothing of it can be read: its footer was found damaged.
+    withheld: OnceLock<Error>,
 }
 
 impl Segment {
     pub(crate) fn new(id: u64, file: Arc<dyn File>, len: u64) -> Self {
-        Self { id, file, len, trailer: OnceLock::new() }
+        let file = Mutex::new(Kept::Open(file));
+        Self { id, file, len, trailer: OnceLock::new(), withheld: OnceLock::new() }
+    }
+
+    /// From now on its file is open only while it is read, and some time after.
+    pub(crate) fn open_on_demand(&self, files: &Arc<Files>) {
+        let mut kept = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *kept, Kept::OnDemand(Arc::clone(files)));
+        drop(kept);
+        if let Kept::Open(file) = before {
+            files.put(self.id, file);
+        }
+    }
+
+    /// Its file; `None` if it would have to be opened first.
+    pub(crate) fn file(&self, how: How) -> io::Result<Option<Arc<dyn File>>> {
+        let files = match &*self.file.lock().unwrap_or_else(PoisonError::into_inner) {
+            Kept::Open(file) => return Ok(Some(Arc::clone(file))),
+            Kept::OnDemand(files) => Arc::clone(files),
+        };
+        files.get(self.id, how)
+    }
+
+    /// Its file, opened if it has to be.
+    pub(crate) fn opened(&self) -> io::Result<Arc<dyn File>> {
+        self.file(How::Blocking)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Closes its file, if only the pool keeps it open.
+    pub(crate) fn close(&self) {
+        if let Kept::OnDemand(files) = &*self.file.lock().unwrap_or_else(PoisonError::into_inner) {
+            files.take(self.id);
+        }
     }
 
     pub(crate) fn name(&self) -> String {
@@ -64,6 +107,20 @@ impl Segment {
         let _ = self.trailer.set(trailer);
     }
 
+    /// From now on every read by its tables fails with this.
+    pub(crate) fn withhold(&self, damage: Error) {
+        // Ignored: the first damage found is as good as another.
+        let _ = self.withheld.set(damage);
+    }
+
+    pub(crate) fn withheld(&self) -> Option<&Error> {
+        self.withheld.get()
+    }
+
+    fn check_tables(&self) -> Result<(), Error> {
+        self.withheld().map_or(Ok(()), |damage| Err(damage.clone()))
+    }
+
     pub(crate) fn damaged(&self, bytes: Range<u64>, what: &str) -> Error {
         Error::Damaged { file: self.name(), bytes, what: what.to_owned() }
     }
@@ -74,10 +131,11 @@ impl Segment {
         if range.end > self.len {
             return Err(self.damaged(range, "lies beyond the end of the file").into());
         }
-        let result = match how {
-            How::Cached => self.file.try_read_at(buf, offset),
-            How::Blocking => self.file.read_at(buf, offset).map(|()| true),
-        };
+        let result = self.file(how).and_then(|file| match (file, how) {
+            (None, _) => Ok(false),
+            (Some(file), How::Cached) => file.try_read_at(buf, offset),
+            (Some(file), How::Blocking) => file.read_at(buf, offset).map(|()| true),
+        });
         match result {
             Ok(true) => Ok(()),
             Ok(false) => Err(Stop::WouldBlock),
@@ -85,10 +143,19 @@ impl Segment {
         }
     }
 
+    /// Says that a range will be read soon.
+    pub(crate) fn will_read(&self, range: Range<u64>) {
+        // Ignored: the read to come will meet it.
+        if let Ok(Some(file)) = self.file(How::Blocking) {
+            file.will_read(range);
+        }
+    }
+
     /// Fills `buf` from the device itself.
     pub(crate) fn read_device(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
         let range = offset..offset + buf.len() as u64;
-        self.file.read_device_at(buf, offset).map_err(|e| self.read_error(range, &e))
+        let read = self.opened().and_then(|file| file.read_device_at(buf, offset));
+        read.map_err(|e| self.read_error(range, &e))
     }
 
     fn read_error(&self, bytes: Range<u64>, e: &io::Error) -> Error {
@@ -112,6 +179,7 @@ impl Segment {
 
     /// A verified footer page.
     fn page(&self, cache: &PageCache, number: u32, how: How) -> Result<Bytes, Stop> {
+        self.check_tables()?;
         if let Some(page) = cache.get(self.id, number) {
             return Ok(page);
         }
@@ -185,6 +253,7 @@ impl<'a, R: Row> Rows<'a, R> {
 impl Rows<'_, IndexRow> {
     /// First row at or after `index`.
     pub(crate) fn find(&mut self, index: u64) -> Result<u32, Stop> {
+        self.segment.check_tables()?;
         let Some((first, last)) = self.segment.trailer().and_then(|t| t.entries) else {
             return Ok(0);
         };

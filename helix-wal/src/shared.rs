@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::Duration;
 
@@ -13,9 +13,11 @@ use tracing::error;
 use crate::frame::Position;
 use crate::log::Log;
 use crate::page_cache::PageCache;
+use crate::readers::Readers;
 use crate::state_file::State;
 use crate::state_io::StateFile;
 use crate::storage::{File, Storage};
+use crate::tip::stopwatch;
 use crate::wal::{Done, Next, Options};
 use crate::{Entry, Error, LogId};
 
@@ -80,6 +82,12 @@ impl Request {
             | Self::Purge { done, .. } => done,
         }
     }
+}
+
+/// A request and when it came.
+pub(crate) struct Queued {
+    pub request: Request,
+    pub since: Duration,
 }
 
 /// A file of the pool, not yet part of the log.
@@ -147,7 +155,11 @@ impl Counters {
 /// Everything behind the lock.
 pub(crate) struct Core {
     pub log: Log,
-    pub queue: VecDeque<Request>,
+    pub queue: VecDeque<Queued>,
+    /// When the oldest of what the writer has taken from the queue came, until it is durable.
+    pub in_hand: Option<Duration>,
+    /// The time of the latest step.
+    pub now: Duration,
     /// Counts the times that queued appends were refused for want of space.
     pub epoch: u64,
     pub poisoned: Option<Error>,
@@ -180,6 +192,8 @@ impl Core {
         Self {
             log,
             queue: VecDeque::new(),
+            in_hand: None,
+            now: Duration::ZERO,
             epoch: 0,
             poisoned: None,
             closing: false,
@@ -241,15 +255,19 @@ pub(crate) struct Shared {
     pub options: Options,
     pub identity: Bytes,
     pub cache: PageCache,
+    pub readers: Readers,
     /// Taken before `core` by whoever writes the state file.
     pub state_file: Mutex<StateFile>,
     core: Mutex<Core>,
     writer_wake: Condvar,
     keeper_wake: Condvar,
     waker: Mutex<Option<Waker>>,
+    /// Tells the times that steps are given. Without it time passes by the steps themselves.
+    clock: OnceLock<Clock>,
 }
 
 type Waker = Arc<dyn Fn() + Send + Sync>;
+type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -268,6 +286,7 @@ impl Shared {
         Self {
             storage,
             cache: PageCache::new(options.footer_cache_bytes),
+            readers: Readers::default(),
             options,
             identity,
             state_file: Mutex::new(state_file),
@@ -275,6 +294,7 @@ impl Shared {
             writer_wake: Condvar::new(),
             keeper_wake: Condvar::new(),
             waker: Mutex::default(),
+            clock: OnceLock::new(),
         }
     }
 
@@ -305,6 +325,36 @@ impl Shared {
     pub(crate) fn raise(&self, role: Role) {
         let waiting = self.lock().signal(role).raise();
         self.wake(role, waiting);
+    }
+
+    pub(crate) fn set_clock(&self, clock: Clock) {
+        // Ignored: two clocks would contradict each other, so the first one stays.
+        let _ = self.clock.set(clock);
+    }
+
+    /// The clock of the threads, or whatever was set before them.
+    pub(crate) fn clock(&self) -> &Clock {
+        self.clock.get_or_init(|| Box::new(stopwatch()))
+    }
+
+    fn now(&self, core: &Core) -> Duration {
+        self.clock.get().map_or(core.now, |clock| clock())
+    }
+
+    pub(crate) fn queue(&self, mut core: MutexGuard<'_, Core>, request: Request) {
+        let since = self.now(&core);
+        core.queue.push_back(Queued { request, since });
+        let waiting = core.writer.raise();
+        drop(core);
+        self.wake(Role::Writer, waiting);
+    }
+
+    /// How long the oldest of what is queued or being written has been waiting to be durable.
+    pub(crate) fn unsynced_for(&self) -> Option<Duration> {
+        let core = self.lock();
+        let since = core.in_hand.or(core.queue.front().map(|queued| queued.since));
+        let is_open = core.poisoned.is_none() && !core.writer_ended;
+        since.filter(|_| is_open).map(|since| self.now(&core).saturating_sub(since))
     }
 
     pub(crate) fn set_waker(&self, waker: Waker) {
@@ -343,7 +393,7 @@ impl Shared {
         let writer = core.writer.raise();
         let keeper = core.keeper.raise();
         drop(core);
-        for request in queue {
+        for Queued { request, .. } in queue {
             request.into_done().tell(Err(error.clone()));
         }
         if let Some(report) = report {

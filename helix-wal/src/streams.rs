@@ -2,9 +2,11 @@
 //! segment.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use crate::footer::DirectoryRow;
 use crate::log::Log;
+use crate::segment::Segment;
 use crate::{Error, Placement, StreamRow};
 
 /// A placed entry that has a slot.
@@ -59,6 +61,15 @@ impl Stream {
         self.dropped || placement.first + u64::from(placement.count) <= self.trim
     }
 
+    /// The number of the first row that ends behind `position`, and where the positions from there
+    /// on begin, on disk or in memory.
+    pub(crate) fn from(&self, position: u64) -> (usize, Option<u64>) {
+        let at = self.rows.partition_point(|row| row.row.next <= position);
+        let row = self.rows.get(at).map(|row| row.row.first);
+        let r = self.refs.get(self.refs.partition_point(|r| r.next() <= position));
+        (at, row.into_iter().chain(r.map(|r| r.first)).min())
+    }
+
     /// The sealed row to read `position` from, unless the entry is in memory.
     pub(crate) fn sealed_row(&self, position: u64) -> Option<&Row> {
         let row = self.rows.get(self.rows.partition_point(|row| row.row.next <= position))?;
@@ -106,6 +117,26 @@ impl Stream {
 }
 
 impl Log {
+    /// A withheld segment that may hold positions of a stream, from `from` on, that come before
+    /// the one that was found: `row` is the first of the stream's rows that may hold it, `first`
+    /// the position where that row, or the entry in memory, begins.
+    pub(crate) fn withheld_before(
+        &self,
+        stream: &Stream,
+        from: u64,
+        row: usize,
+        first: Option<u64>,
+    ) -> Option<&Error> {
+        if self.withheld.is_empty() || first.is_some_and(|first| first <= from) {
+            return None;
+        }
+        let before = row.checked_sub(1).and_then(|row| stream.rows.get(row));
+        let after = before.map_or(0, |row| row.row.segment);
+        let until = stream.rows.get(row).map_or(u64::MAX, |row| row.row.segment);
+        let may_hold = |segment: &&Arc<Segment>| after < segment.id && segment.id < until;
+        self.withheld.iter().find(may_hold)?.withheld()
+    }
+
     /// Whether a placement may follow what the stream has.
     pub(crate) fn check_placement(&self, index: u64, p: &Placement) -> Result<(), Error> {
         let refused = |what: &str| {

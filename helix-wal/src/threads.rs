@@ -1,5 +1,4 @@
-//! Gives the writer and the keeper a thread each: step, and wait on a condition. The only place
-//! where the log meets the clock.
+//! Gives the writer and the keeper a thread each: step by the log's clock, and wait on a condition.
 
 use std::sync::Arc;
 use std::thread;
@@ -8,7 +7,6 @@ use std::time::Duration;
 use crate::Error;
 use crate::error::failed;
 use crate::shared::{Role, Shared};
-use crate::tip::stopwatch;
 use crate::wal::Next;
 
 /// Steps until done. What `step` owns is dropped when it ends or panics, and fails what waits.
@@ -23,7 +21,7 @@ pub(crate) fn spawn(
         Role::Keeper => "wal-keeper",
     };
     let run = move || {
-        let clock = stopwatch();
+        let clock = inner.clock();
         loop {
             match step(clock()) {
                 Next::Done => break,

@@ -23,6 +23,7 @@ const BUFFER_KEPT_BYTES_MAX: usize = 8 << 20;
 #[derive(Debug)]
 pub(crate) struct Tip {
     pub segment: Arc<Segment>,
+    file: Arc<dyn File>,
     /// Where the next group goes.
     pub at: u64,
     /// As of the end of what was written or pushed.
@@ -60,7 +61,8 @@ impl Tip {
         file.write_at(block.as_slice(), 0).map_err(|e| poison("write", name, &e))?;
         file.sync_data().map_err(|e| poison("sync", name, &e))?;
         Ok(Self {
-            segment: Arc::new(Segment::new(header.id, file, header.file_len)),
+            segment: Arc::new(Segment::new(header.id, Arc::clone(&file), header.file_len)),
+            file,
             at: FIRST_GROUP,
             context: header.context.clone(),
             entries: 0,
@@ -173,7 +175,7 @@ impl Tip {
         }
         self.group.pad();
         let group = self.group.as_slice();
-        let written = self.segment.file.write_at(group, self.at);
+        let written = self.file.write_at(group, self.at);
         written.map_err(|e| poison("write", &self.segment.name(), &e))?;
         self.context.last_group = GroupRef { position: header.position, crc };
         self.context.committed = committed.or(self.context.committed);
@@ -183,7 +185,7 @@ impl Tip {
     }
 
     pub(crate) fn sync(&self) -> Result<(), Error> {
-        self.segment.file.sync_data().map_err(|e| poison("sync", &self.segment.name(), &e))
+        self.file.sync_data().map_err(|e| poison("sync", &self.segment.name(), &e))
     }
 }
 

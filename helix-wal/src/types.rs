@@ -3,6 +3,8 @@
 
 use bytes::Bytes;
 
+use crate::Error;
+
 /// An entry's whole identity: two entries with equal ids have equal bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LogId {
@@ -94,6 +96,9 @@ pub struct Recovered {
     pub state: LogState,
     /// The newest checkpoint of the state machine: all entries up to the id are in it.
     pub checkpoint: Option<(LogId, Bytes)>,
+    /// Damage to sealed segments whose entries are withheld: reading them, by index or by a
+    /// position that may be among them, fails with this.
+    pub withheld: Vec<Error>,
     /// Bytes of a torn tail that were cut because nothing shows that they had been synced.
     pub cut_bytes: u64,
 }

@@ -8,14 +8,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::files::Files;
 use crate::frame::frame_len;
 use crate::held::Held;
 use crate::keeper::Keeper;
 use crate::layout::{BLOCK_BYTES, HEAD_BYTES_MAX, Name, OPAQUE_BYTES_MAX, STATE, parse_name};
-use crate::log::{Log, Placed, Written};
+use crate::log::Log;
+use crate::places::Placed;
 use crate::recovery;
 use crate::segment::unless_blocked;
 use crate::shared::{Core, Request, Role, Shared, Waiting};
+use crate::slot::Written;
 use crate::state_io::StateFile;
 use crate::storage::Storage;
 use crate::tip::frame_bytes_max;
@@ -131,9 +134,10 @@ impl Wal {
         options: Options,
     ) -> Result<(Wal, Writer, Keeper, Recovered), Error> {
         options.check()?;
-        let (shared, tip, recovered) = recovery::open(Arc::clone(&storage), options)?;
+        let files = Arc::new(Files::new(Arc::clone(&storage)));
+        let (shared, tip, recovered) = recovery::open(Arc::clone(&storage), &files, options)?;
         let writer = Writer::new(Arc::clone(&shared), Arc::clone(&storage), tip);
-        let keeper = Keeper::new(Arc::clone(&shared), storage);
+        let keeper = Keeper::new(Arc::clone(&shared), storage, files);
         Ok((Self::new(shared), writer, keeper, recovered))
     }
 
@@ -196,7 +200,8 @@ impl Wal {
             core.log.push(entry.clone());
         }
         let epoch = core.epoch;
-        self.queue(core, Request::Append { entries, serial, epoch, done: Waiting::new(done) });
+        self.shared
+            .queue(core, Request::Append { entries, serial, epoch, done: Waiting::new(done) });
     }
 
     fn check_sizes(&self, entries: &[Entry]) -> Result<(), Error> {
@@ -230,13 +235,6 @@ impl Wal {
         }
     }
 
-    fn queue(&self, mut core: std::sync::MutexGuard<'_, Core>, request: Request) {
-        core.queue.push_back(request);
-        let waiting = core.writer.raise();
-        drop(core);
-        self.shared.wake(Role::Writer, waiting);
-    }
-
     /// Queues a vote (opaque, at most 256 bytes).
     pub fn save_vote(&self, vote: Bytes, done: Done) {
         let mut core = self.shared.lock();
@@ -255,7 +253,7 @@ impl Wal {
             drop(core);
             return done(Ok(()));
         }
-        self.queue(core, Request::Vote { vote, done: Waiting::new(done) });
+        self.shared.queue(core, Request::Vote { vote, done: Waiting::new(done) });
     }
 
     /// Queues the removal of all entries after `last` (`None`: all above the purge point). Readers
@@ -277,7 +275,7 @@ impl Wal {
         }
         let last = core.log.last;
         core.truncations += 1;
-        self.queue(core, Request::Truncate { from, last, done: Waiting::new(done) });
+        self.shared.queue(core, Request::Truncate { from, last, done: Waiting::new(done) });
         drop(gone);
     }
 
@@ -301,7 +299,7 @@ impl Wal {
         }
         let waiting = core.keeper.raise();
         let empties = core.log.last == Some(upto);
-        self.queue(core, Request::Purge { upto, empties, done: Waiting::new(done) });
+        self.shared.queue(core, Request::Purge { upto, empties, done: Waiting::new(done) });
         self.shared.wake(Role::Keeper, waiting);
     }
 
@@ -518,6 +516,19 @@ impl Wal {
         }
         core.disk_full = None;
         Ok(())
+    }
+
+    /// For how long the oldest of what was queued and is not durable yet has been waiting; `None`
+    /// if nothing waits, and in a memory log. While the disk stalls it grows. Takes no part in
+    /// appending, and never waits for the disk.
+    pub fn unsynced_for(&self) -> Option<Duration> {
+        self.shared.unsynced_for()
+    }
+
+    /// Where the times that steps are given come from, for drivers other than the threads: what
+    /// waits is timed by it. Without it time stands still between two steps. The first one stays.
+    pub fn set_clock(&self, clock: Box<dyn Fn() -> Duration + Send + Sync>) {
+        self.shared.set_clock(clock);
     }
 
     /// Called (from any thread) whenever the writer or the keeper has something to do. For drivers

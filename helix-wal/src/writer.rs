@@ -13,8 +13,8 @@ use bytes::Bytes;
 use crate::error::poison;
 use crate::frame::{Frame, Kind, SegmentHeader, frame_len};
 use crate::layout::{ready_name, segment_name};
-use crate::log::Written;
-use crate::shared::{Ready, Request, Role, Shared, Waiting};
+use crate::shared::{Core, Queued, Ready, Request, Role, Shared, Waiting};
+use crate::slot::Written;
 use crate::storage::Storage;
 use crate::threads;
 use crate::tip::{Tip, stopwatch};
@@ -30,7 +30,7 @@ pub struct Writer {
     storage: Arc<dyn Storage>,
     tip: Tip,
     /// Taken from the queue, not yet wholly in a group.
-    work: VecDeque<Request>,
+    work: VecDeque<Queued>,
     /// Entries of the first request that are in groups already.
     taken: usize,
     /// Entries of the group that is being put together.
@@ -107,21 +107,28 @@ impl Writer {
         if self.ended {
             return Next::Done;
         }
-        let next = self.take_work().and_then(|closing| {
+        let next = self.take_work(now).and_then(|closing| {
             if self.work.is_empty() { self.rest(now, closing) } else { self.commit(now, closing) }
         });
         next.unwrap_or_else(|error| self.fail(&error))
     }
 
     /// Moves what is queued into `work`; whether the log is being closed.
-    fn take_work(&mut self) -> Result<bool, Error> {
+    fn take_work(&mut self, now: Duration) -> Result<bool, Error> {
         let mut core = self.shared.lock();
+        core.now = core.now.max(now);
         if let Some(error) = &core.poisoned {
             return Err(error.clone());
         }
         self.work.append(&mut core.queue);
+        self.note_in_hand(&mut core);
         self.committed = core.log.committed;
         Ok(core.closing)
+    }
+
+    /// Notes since when the oldest of what is not durable has been waiting.
+    fn note_in_hand(&self, core: &mut Core) {
+        core.in_hand = self.work.front().map(|oldest| oldest.since);
     }
 
     /// Nothing is queued: marks the last group once it has waited long enough.
@@ -173,6 +180,8 @@ impl Writer {
             self.tip.sync()?;
             more |= self.publish(watch())?;
             self.unmarked = Some(now);
+        } else {
+            self.note_in_hand(&mut self.shared.lock());
         }
         // Newest first: who waits for the last of them has then waited for all.
         while let Some(done) = self.done.pop() {
@@ -185,11 +194,11 @@ impl Writer {
     /// Moves requests into the group until it is full. False if it stays empty because not even a
     /// vote finds space.
     fn fill(&mut self) -> Result<bool, Error> {
-        while let Some(request) = self.work.pop_front() {
+        while let Some(Queued { request, since }) = self.work.pop_front() {
             let (request, refused) = match self.add(request)? {
                 Added::Whole => continue,
                 Added::Full(request) => {
-                    self.work.push_front(request);
+                    self.work.push_front(Queued { request, since });
                     break;
                 }
                 Added::Roll(request) => (request, false),
@@ -197,7 +206,7 @@ impl Writer {
             };
             let is_append = matches!(request, Request::Append { .. });
             let need = if is_append { Need::Append } else { Need::Note };
-            self.work.push_front(request);
+            self.work.push_front(Queued { request, since });
             if !self.tip.is_empty() {
                 // First what is there: a segment ends with a whole group.
                 break;
@@ -324,6 +333,7 @@ impl Writer {
         let bytes = position.at - core.synced_at.at.min(position.at);
         core.counters.on_group(bytes, sync);
         core.synced_at = position;
+        self.note_in_hand(&mut core);
         core.truncations -= self.truncations;
         // Sealing may have waited for them.
         let truncated = std::mem::take(&mut self.truncations) > 0;
@@ -458,7 +468,7 @@ impl Writer {
         while let Some(done) = self.refused.pop() {
             done.tell(Err(error.clone()));
         }
-        while let Some(request) = self.work.pop_back() {
+        while let Some(Queued { request, .. }) = self.work.pop_back() {
             request.into_done().tell(Err(error.clone()));
         }
     }

@@ -18,6 +18,8 @@ pub enum Operation {
     Read,
     TryRead,
     ReadDevice,
+    /// Advice: it cannot fail, but it can be seen.
+    WillRead,
 }
 
 impl Operation {

@@ -1,41 +1,80 @@
-//! A storage around another one that fails on demand, for whole nodes on a real folder.
+//! A storage around another one that fails or stalls on demand, for whole nodes on a real folder.
 //! What fails is not carried out; what a failed sync does to a page cache is not modelled here.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::faults::{Fault, Faults, Operation};
 use super::{File, Storage};
 
-/// Wraps a storage; clones share the list of failures to come.
+/// Wraps a storage; clones share the failures to come and what stalls.
 #[derive(Debug, Clone)]
 pub struct FaultyStorage {
     inner: Arc<dyn Storage>,
-    faults: Arc<Mutex<Faults>>,
+    plan: Arc<Plan>,
+}
+
+/// What goes wrong.
+#[derive(Debug, Default)]
+struct Plan {
+    state: Mutex<State>,
+    goes_on: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    faults: Faults,
+    stalled: Vec<Operation>,
+}
+
+impl Plan {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is whole after every change, so a panic elsewhere does not spoil it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one operation, waits while it is stalled, and fails if it is to.
+    fn check(&self, operation: Operation, file: &str) -> io::Result<()> {
+        let mut state = self.lock();
+        while state.stalled.contains(&operation) {
+            state = self.goes_on.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.faults.check(operation, file)
+    }
 }
 
 impl FaultyStorage {
     pub fn new(inner: Arc<dyn Storage>) -> Self {
-        Self { inner, faults: Arc::default() }
+        Self { inner, plan: Arc::default() }
     }
 
     /// Adds a failure to come.
     pub fn fail(&self, fault: Fault) {
-        lock(&self.faults).add(fault);
+        self.plan.lock().faults.add(fault);
     }
 
-    /// Forgets the failures that have not happened yet.
+    /// Operations of this kind do not come back until the storage is healed.
+    pub fn stall(&self, operation: Operation) {
+        self.plan.lock().stalled.push(operation);
+    }
+
+    /// Forgets the failures that have not happened yet, and lets what is stalled go on.
     pub fn heal(&self) {
-        lock(&self.faults).clear();
+        let mut state = self.plan.lock();
+        state.faults.clear();
+        state.stalled.clear();
+        drop(state);
+        self.plan.goes_on.notify_all();
     }
 
     fn check(&self, operation: Operation, file: &str) -> io::Result<()> {
-        lock(&self.faults).check(operation, file)
+        self.plan.check(operation, file)
     }
 
     fn wrap(&self, name: &str, inner: Arc<dyn File>) -> Arc<dyn File> {
         let name = name.to_owned();
-        Arc::new(FaultyFile { name, inner, faults: Arc::clone(&self.faults) })
+        Arc::new(FaultyFile { name, inner, plan: Arc::clone(&self.plan) })
     }
 }
 
@@ -92,12 +131,12 @@ impl Storage for FaultyStorage {
 struct FaultyFile {
     name: String,
     inner: Arc<dyn File>,
-    faults: Arc<Mutex<Faults>>,
+    plan: Arc<Plan>,
 }
 
 impl FaultyFile {
     fn check(&self, operation: Operation) -> io::Result<()> {
-        lock(&self.faults).check(operation, &self.name)
+        self.plan.check(operation, &self.name)
     }
 }
 
@@ -130,11 +169,10 @@ impl File for FaultyFile {
         self.check(Operation::ReadDevice)?;
         self.inner.read_device_at(buf, offset)
     }
-}
 
-fn lock(faults: &Mutex<Faults>) -> MutexGuard<'_, Faults> {
-    // The list is whole after every change, so a panic elsewhere does not spoil it.
-    faults.lock().unwrap_or_else(PoisonError::into_inner)
+    fn will_read(&self, range: Range<u64>) {
+        self.inner.will_read(range);
+    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod simulated;
 
 use std::fmt::Debug;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 #[cfg(any(test, feature = "testing"))]
@@ -66,4 +67,9 @@ pub trait File: Debug + Send + Sync + 'static {
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool>;
     /// Fills `buf` from the device itself, past the page cache. No alignment needed.
     fn read_device_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Says that `read_at` will soon ask for a range: it may be brought into the page cache
+    /// meanwhile. Only advice.
+    fn will_read(&self, range: Range<u64>) {
+        let _ = range;
+    }
 }

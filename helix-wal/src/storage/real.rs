@@ -4,6 +4,7 @@
 
 use std::fs::{self, File as Fd, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +16,11 @@ use super::{BLOCK, File, Storage};
 
 /// Most bytes of one read past the page cache: more would hold the device's only queue too long.
 const DEVICE_READ_BYTES_MAX: usize = 1 << 20;
+
+/// Most bytes fetched in advance by one request: Linux takes no more than its readahead window,
+/// which is so large by default, and ignores the rest.
+#[cfg(target_os = "linux")]
+const FETCH_BYTES_MAX: u64 = 128 << 10;
 
 /// A folder on a real file system. Writes bypass the page cache where the file system can do that.
 #[derive(Debug)]
@@ -188,6 +194,10 @@ impl File for DirFile {
             }
         }
     }
+
+    fn will_read(&self, range: Range<u64>) {
+        fetch(&self.cached, range);
+    }
 }
 
 /// Memory whose start can be aligned without unsafe code: a vector one block too long.
@@ -340,6 +350,22 @@ fn advise_random(fd: &Fd) {
 
 #[cfg(not(target_os = "linux"))]
 fn advise_random(_: &Fd) {}
+
+/// Begins to bring a range into the page cache.
+#[cfg(target_os = "linux")]
+fn fetch(fd: &Fd, range: Range<u64>) {
+    use rustix::fs::{Advice, fadvise};
+    let mut start = range.start;
+    while start < range.end {
+        let len = (range.end - start).min(FETCH_BYTES_MAX);
+        // Ignored: it is advice.
+        let _ = fadvise(fd, start, std::num::NonZeroU64::new(len), Advice::WillNeed);
+        start += len;
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn fetch(_: &Fd, _: Range<u64>) {}
 
 #[cfg(target_os = "linux")]
 fn drop_cached(fd: &Fd, offset: u64, len: usize) {

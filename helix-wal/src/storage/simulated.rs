@@ -163,6 +163,11 @@ impl SimulatedDisk {
         self.disk().trace.clone().unwrap_or_default()
     }
 
+    /// Files that are open now, each counted as often as it is.
+    pub fn open_files(&self) -> u64 {
+        self.disk().open_files()
+    }
+
     /// Names of the files that a reader sees now.
     pub fn files(&self) -> Vec<String> {
         self.disk().names()
@@ -340,6 +345,11 @@ impl File for SimulatedFile {
 
     fn read_device_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         self.read(Operation::ReadDevice, buf, offset)
+    }
+
+    fn will_read(&self, range: Range<u64>) {
+        // Ignored: it is advice.
+        drop(self.disk.start(Operation::WillRead, &self.name, range));
     }
 }
 

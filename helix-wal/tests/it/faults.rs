@@ -3,10 +3,11 @@
 
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use bytes::Bytes;
-use helix_wal::storage::{Crash, Fault, Operation, SimulatedDisk};
+use helix_wal::storage::{Crash, Fault, FaultyStorage, Operation, SimulatedDisk};
 use helix_wal::{Entry, Error, How, LogId, Next, Options, Wal};
 
 use crate::common::{Hand, OnPanic, entry, seed, small};
@@ -370,4 +371,69 @@ fn reads_of_an_open_may_fail_but_never_change_what_is_there() {
             fork.check();
         }
     }
+}
+
+/// What the server looks at to see that its disk has stalled.
+#[test]
+fn what_waits_for_the_disk_says_for_how_long() {
+    let disk = SimulatedDisk::new(1);
+    let mut hand = open(&disk, small());
+    let results = Results::default();
+    assert_eq!(hand.wal.unsynced_for(), None);
+    append(&hand.wal, &results, 10);
+    assert_eq!(hand.wal.unsynced_for(), Some(Duration::ZERO));
+    // Nobody steps the writer: as far as the log can tell, the disk does not answer.
+    hand.now += Duration::from_secs(3);
+    hand.step_keeper();
+    append(&hand.wal, &results, 10);
+    assert_eq!(hand.wal.unsynced_for(), Some(Duration::from_secs(3)), "the oldest counts");
+    hand.settle();
+    assert_eq!(hand.wal.unsynced_for(), None);
+    // Votes wait too, and what does not fit into the first group waits on, from its own time.
+    for _ in 0..4 {
+        append(&hand.wal, &results, 12 << 10);
+        hand.now += Duration::from_secs(1);
+        hand.step_keeper();
+    }
+    let mut waits = Vec::new();
+    while let Some(wait) = hand.wal.unsynced_for() {
+        waits.push(wait.as_secs());
+        hand.step_writer();
+    }
+    assert_eq!(waits, [4, 3, 2, 1]);
+    // A clock of the caller's counts between the steps too.
+    let clock = Arc::new(AtomicUsize::new(100));
+    let seconds = Arc::clone(&clock);
+    let now = move || Duration::from_secs(seconds.load(Ordering::SeqCst) as u64);
+    hand.wal.set_clock(Box::new(now));
+    hand.wal.save_vote(Bytes::from_static(b"v"), Box::new(|_| {}));
+    clock.store(107, Ordering::SeqCst);
+    assert_eq!(hand.wal.unsynced_for(), Some(Duration::from_secs(7)));
+    // A poisoned log waits for nothing any more.
+    disk.fail(Fault::next(Operation::Sync));
+    append(&hand.wal, &results, 10);
+    let _ = hand.writer.step(Duration::from_secs(107));
+    assert_eq!(hand.wal.unsynced_for(), None);
+}
+
+#[test]
+fn a_stalled_sync_shows_while_it_lasts() {
+    let storage = FaultyStorage::new(Arc::new(SimulatedDisk::new(1)));
+    let (wal, writer, keeper, _) = Wal::open(Arc::new(storage.clone()), small()).unwrap();
+    writer.spawn().unwrap();
+    keeper.spawn().unwrap();
+    storage.stall(Operation::Sync);
+    let (told, result) = mpsc::channel();
+    let entry = entry(LogId { term: 1, index: 0 }, 1, 0, 10);
+    wal.append(vec![entry], Box::new(move |durable| told.send(durable).unwrap()));
+    let shown = (0..10_000).any(|_| {
+        // A wait with a deadline that cannot come true before the disk goes on.
+        assert!(result.recv_timeout(Duration::from_millis(1)).is_err(), "it was not synced");
+        wal.unsynced_for() > Some(Duration::from_millis(20))
+    });
+    assert!(shown, "{:?}", wal.unsynced_for());
+    storage.heal();
+    result.recv().unwrap().unwrap();
+    assert_eq!(wal.unsynced_for(), None);
+    wal.close();
 }

@@ -11,4 +11,6 @@ mod corruption;
 mod crash;
 mod faults;
 mod model;
+mod reads;
 mod truth;
+mod withheld;

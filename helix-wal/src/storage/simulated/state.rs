@@ -269,6 +269,10 @@ impl Disk {
         self.forget_unnamed();
     }
 
+    pub(super) fn open_files(&self) -> u64 {
+        self.inodes.values().map(|file| file.handles as u64).sum()
+    }
+
     pub(super) fn close(&mut self, life: u64, inode: u64) {
         if life != self.life {
             return;

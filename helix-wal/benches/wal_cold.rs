@@ -1,0 +1,220 @@
+//! What a reader gets from a log that is in no cache, alone and beside a writer, and what it
+//! leaves to the writer. The log is 2 GiB, or `HELIX_COLD_MIB`; it is evicted before every pass.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use helix_wal::storage::DirStorage;
+use helix_wal::{Entry, How, LogId, Options, Payload, Placement, Wal};
+use rustix::fs::{Advice, fadvise};
+
+const ENTRY_BYTES: usize = 100 << 10;
+const STREAMS: u64 = 4;
+/// One fetch of a consumer, one request of a follower.
+const FETCH_BYTES: usize = 1 << 20;
+/// What the writer beside the readers appends at once.
+const GROUP_ENTRIES: u64 = 10;
+/// Old entries are kept for the readers, and the new ones only so long.
+const KEPT_ENTRIES: u64 = 1000;
+
+type Results = (Sender<()>, Receiver<()>);
+/// Reads from a place on: bytes, and where to go on.
+type Read<'a> = dyn Fn(u64) -> (usize, u64) + 'a;
+
+struct Log {
+    wal: Wal,
+    payload: Payload,
+    next: u64,
+    done: Results,
+}
+
+impl Log {
+    fn open(path: &Path) -> Self {
+        let storage = Arc::new(DirStorage::open(path).unwrap());
+        let (wal, writer, keeper, _) = Wal::open(storage, Options::default()).unwrap();
+        writer.spawn().unwrap();
+        keeper.spawn().unwrap();
+        let bytes: Bytes = (0..ENTRY_BYTES).map(|i| (i * 131 + i / 257) as u8).collect();
+        let payload = Payload { crc: crc32fast::hash(&bytes), crc_seed: 0, bytes };
+        Self { wal, payload, next: 0, done: channel() }
+    }
+
+    /// Appends some entries, the streams taking turns, and waits for them.
+    fn append(&mut self, count: u64, streams: u64) {
+        let entry = |index: u64| Entry {
+            id: LogId { term: 1, index },
+            stream: 1 + index % streams,
+            head: Bytes::from_static(&[7; 48]),
+            payload: self.payload.clone(),
+        };
+        let entries = (self.next..self.next + count).map(entry).collect();
+        let done = self.done.0.clone();
+        let told = move |result: Result<(), helix_wal::Error>| {
+            result.unwrap();
+            done.send(()).unwrap();
+        };
+        self.wal.append(entries, Box::new(told));
+        self.done.1.recv().unwrap();
+        for index in self.next..self.next + count {
+            let stream = 1 + index % streams;
+            let placement = Placement { stream, first: index / streams, count: 1, time: index };
+            self.wal.place(index, Some(placement)).unwrap();
+        }
+        self.next += count;
+    }
+
+    fn trim(&self) {
+        let at = LogId { term: 1, index: self.next - 1 };
+        self.wal.checkpoint(at, Bytes::from_static(b"state")).unwrap();
+        self.wal.purge(at, Box::new(|result| result.unwrap()));
+        self.wal.trim(1, self.next.saturating_sub(KEPT_ENTRIES));
+    }
+}
+
+/// Takes a folder's files out of the page cache.
+fn evict(folder: &Path) {
+    for file in std::fs::read_dir(folder).unwrap() {
+        let file = std::fs::File::open(file.unwrap().path()).unwrap();
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    }
+}
+
+/// A reader that goes round and round, and evicts the log before every round.
+struct Reader<'a> {
+    folder: &'a Path,
+    end: u64,
+    next: u64,
+    read: &'a Read<'a>,
+}
+
+impl Reader<'_> {
+    /// Time of reading so many bytes.
+    fn run(&mut self, bytes: u64) -> Duration {
+        let (mut spent, mut got) = (Duration::ZERO, 0);
+        while got < bytes {
+            if self.next >= self.end {
+                self.next = 0;
+                evict(self.folder);
+            }
+            let start = Instant::now();
+            let (some, next) = (self.read)(self.next);
+            spent += start.elapsed();
+            assert!(some > 0, "nothing at {}", self.next);
+            (got, self.next) = (got + some as u64, next);
+        }
+        // Whole fetches are a little more or less than was asked for.
+        spent.mul_f64(bytes as f64 / got as f64)
+    }
+}
+
+/// Appends to a log of its own while it lives, and counts.
+struct Beside {
+    stop: Arc<AtomicBool>,
+    bytes: Arc<AtomicU64>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Beside {
+    fn start(mut log: Log) -> Self {
+        let (stop, bytes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stopped, written) = (Arc::clone(&stop), Arc::clone(&bytes));
+        let thread = thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                log.append(GROUP_ENTRIES, 1);
+                written.fetch_add(GROUP_ENTRIES * ENTRY_BYTES as u64, Ordering::Relaxed);
+                if log.next.is_multiple_of(640) {
+                    log.trim();
+                }
+            }
+            log.wal.close();
+        });
+        Self { stop, bytes, thread: Some(thread) }
+    }
+
+    /// What it writes in this time, in MB/s.
+    fn rate(&self, run: impl FnOnce()) -> f64 {
+        let (start, before) = (Instant::now(), self.bytes.load(Ordering::Relaxed));
+        run();
+        let bytes = self.bytes.load(Ordering::Relaxed) - before;
+        bytes as f64 / start.elapsed().as_secs_f64() / 1e6
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// Waits for the disk only where it must, as a server does.
+fn waiting<T>(read: impl Fn(How) -> Option<T>) -> T {
+    read(How::Cached).or_else(|| read(How::Blocking)).unwrap()
+}
+
+fn cold(c: &mut Criterion) {
+    let temporary = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = temporary.path().join("log");
+    let mib = std::env::var("HELIX_COLD_MIB").map_or(2048, |mib| mib.parse::<u64>().unwrap());
+    let mut log = Log::open(&folder);
+    while log.next * (ENTRY_BYTES as u64) < mib << 20 {
+        log.append(GROUP_ENTRIES * STREAMS, STREAMS);
+    }
+    let (wal, end) = (log.wal.clone(), log.next);
+    // What the tail still has in memory is left out.
+    let end = end - 2 * (Options::default().tail_bytes / ENTRY_BYTES) as u64;
+    let by_index = |at: u64| {
+        let got = waiting(|how| wal.read(at..end, FETCH_BYTES, how).unwrap());
+        (got.iter().map(|entry| entry.payload.bytes.len()).sum(), at + got.len() as u64)
+    };
+    let by_stream = |at: u64| {
+        let got = waiting(|how| wal.read_stream(1, at / STREAMS, end, FETCH_BYTES, how).unwrap());
+        let bytes = got.iter().map(|entry| entry.payload.bytes.len()).sum();
+        (bytes, at + got.len() as u64 * STREAMS)
+    };
+    let writer = Mutex::new(None);
+    for beside in [false, true] {
+        if beside {
+            let log = Log::open(&temporary.path().join("beside"));
+            let log = writer.lock().unwrap().insert(Beside::start(log)).rate(|| {
+                thread::sleep(Duration::from_secs(4));
+            });
+            println!("the writer alone: {log:.0} MB/s");
+        }
+        let name = if beside { "cold, beside a writer" } else { "cold" };
+        let mut group = c.benchmark_group(name);
+        group.throughput(Throughput::Bytes(FETCH_BYTES as u64));
+        let reads: [(&str, &Read<'_>); 2] =
+            [("by index", &by_index), ("one stream of four", &by_stream)];
+        for (name, read) in reads {
+            let mut reader = Reader { folder: &folder, end, next: end, read };
+            let mut run = || {
+                group.bench_function(name, |b| {
+                    b.iter_custom(|rounds| reader.run(rounds * FETCH_BYTES as u64));
+                });
+            };
+            match &*writer.lock().unwrap() {
+                Some(writer) => println!("the writer meanwhile: {:.0} MB/s", writer.rate(&mut run)),
+                None => run(),
+            }
+        }
+        group.finish();
+    }
+    drop(writer);
+    log.wal.close();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(20).measurement_time(Duration::from_secs(4));
+    targets = cold
+}
+criterion_main!(benches);

@@ -1,0 +1,131 @@
+//! How old entries are fetched: few and large reads, and some of what comes next in advance.
+//! What they return is the business of the other tests.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use helix_wal::storage::{CacheMode, Operation, SimulatedDisk};
+use helix_wal::{How, LogId, Options, Placement};
+
+use crate::common::{Hand, entry, same, small};
+
+const PAYLOAD: usize = 40 << 10;
+const STREAMS: u64 = 4;
+const ENTRIES: u64 = 400;
+/// Frames of one stream so far apart are worth a read each.
+const FETCH: usize = 5 * PAYLOAD + 1000;
+
+/// A log of which nothing is in memory, with the streams taking turns.
+fn cold() -> (SimulatedDisk, Hand) {
+    let disk = SimulatedDisk::new(1);
+    let options =
+        Options { segment_bytes: 8 << 20, group_bytes: 1 << 20, tail_bytes: 0, ..small() };
+    let mut hand = Hand::open(Arc::new(disk.clone()), options).unwrap();
+    for index in 0..ENTRIES {
+        let stream = 1 + index % STREAMS;
+        let entry = entry(LogId { term: 1, index }, stream, 10, PAYLOAD);
+        hand.wal.append(vec![entry], Box::new(|result| result.unwrap()));
+        if index % 20 == 19 {
+            hand.settle();
+        }
+        let first = index / STREAMS;
+        hand.wal.place(index, Some(Placement { stream, first, count: 1, time: 1 })).unwrap();
+    }
+    hand.idle();
+    disk.set_cache(CacheMode::Never);
+    (disk, hand)
+}
+
+/// The reads of entries, and what was told in advance, in the order of the calls.
+fn steps(disk: &SimulatedDisk, run: impl FnOnce()) -> Vec<(Operation, Range<u64>)> {
+    disk.record(true);
+    run();
+    let steps = disk.trace().into_iter().map(|step| (step.operation, step.bytes));
+    let frames = steps.filter(|(_, bytes)| bytes.end - bytes.start > 4096).collect();
+    disk.record(false);
+    frames
+}
+
+fn bytes(steps: &[(Operation, Range<u64>)], of: Operation) -> u64 {
+    let these = steps.iter().filter(|(operation, _)| *operation == of);
+    these.map(|(_, bytes)| bytes.end - bytes.start).sum()
+}
+
+#[test]
+fn neighbours_are_fetched_by_one_read() {
+    let (disk, hand) = cold();
+    let read = |start: u64| {
+        let mut got = 0;
+        let steps = steps(&disk, || {
+            let found = hand.wal.read(start..ENTRIES, 1 << 20, How::Blocking).unwrap().unwrap();
+            got = found.len() as u64;
+        });
+        (got, steps)
+    };
+    let (first, alone) = read(0);
+    assert!(first > 20, "{first}");
+    assert!(matches!(alone[..], [(Operation::Read, _)]), "{alone:?}");
+    // It comes back: what follows is asked for as well.
+    let (second, more) = read(first);
+    let read_bytes = bytes(&more, Operation::Read);
+    let told = bytes(&more, Operation::WillRead);
+    assert_eq!(more.iter().filter(|step| step.0 == Operation::Read).count(), 1, "{more:?}");
+    assert_eq!(more.last().unwrap().0, Operation::Read, "it is told before: {more:?}");
+    assert!(told > read_bytes && told < read_bytes + (3 << 20), "{told} for {read_bytes}");
+    // One that starts elsewhere gets what it asks for.
+    let (_, elsewhere) = read(first + second + 100);
+    assert!(matches!(elsewhere[..], [(Operation::Read, _)]), "{elsewhere:?}");
+}
+
+#[test]
+fn scattered_entries_are_fetched_at_once() {
+    let (disk, hand) = cold();
+    let read = |position: u64| {
+        steps(&disk, || {
+            let got = hand.wal.read_stream(2, position, ENTRIES, FETCH, How::Blocking);
+            assert_eq!(got.unwrap().unwrap().len(), 5);
+        })
+    };
+    let first = read(0);
+    let (told, read_now) = first.split_at(5);
+    assert!(told.iter().all(|step| step.0 == Operation::WillRead), "{first:?}");
+    assert_eq!(read_now.len(), 5, "{first:?}");
+    for (told, read) in told.iter().zip(read_now) {
+        assert_eq!((read.0, &read.1), (Operation::Read, &told.1));
+    }
+    let second = read(5);
+    let told = second.iter().filter(|step| step.0 == Operation::WillRead).count();
+    assert!((10..=20).contains(&told), "{second:?}");
+    let cached = steps(&disk, || {
+        let found = hand.wal.read_stream(2, 10, ENTRIES, FETCH, How::Cached).unwrap();
+        assert!(found.is_none());
+    });
+    assert!(cached.is_empty(), "who may not wait asks for nothing: {cached:?}");
+}
+
+/// A log of many segments needs few open files, and all of it can be read.
+#[test]
+fn a_long_log_keeps_few_files_open() {
+    let disk = SimulatedDisk::new(1);
+    let options = Options { tail_bytes: 0, ..small() };
+    let mut hand = Hand::open(Arc::new(disk.clone()), options.clone()).unwrap();
+    let id = |index| LogId { term: 1, index };
+    for index in 0..400 {
+        hand.wal.append(vec![entry(id(index), 1, 10, 20 << 10)], Box::new(|r| r.unwrap()));
+        hand.settle();
+        let placement = Placement { stream: 1, first: index, count: 1, time: 1 };
+        hand.wal.place(index, Some(placement)).unwrap();
+    }
+    hand.idle();
+    for _ in 0..2 {
+        assert!(hand.wal.stats().segments > 150);
+        assert!(disk.open_files() < 80, "{} files are open", disk.open_files());
+        for index in 0..400 {
+            let found = hand.wal.read(index..index + 1, 1, How::Blocking).unwrap().unwrap();
+            assert!(same(&found[0], &entry(id(index), 1, 10, 20 << 10)));
+        }
+        assert!(disk.open_files() < 80, "{} files are open", disk.open_files());
+        drop(hand);
+        hand = Hand::open(Arc::new(disk.clone()), options.clone()).unwrap();
+    }
+}
