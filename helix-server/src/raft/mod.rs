@@ -9,10 +9,18 @@ mod runtime;
 mod state_machine;
 mod types;
 
+/// What is worth reading of what openraft logs. One of its errors is none: that the streams of a
+/// shard end which is being closed.
+pub const LOG_FILTER: &str = "openraft=error,openraft::raft::stream_append=off";
+
 pub use blocking::DiskReads;
 pub use codec::decode_head;
+pub(crate) use codec::{decode_checkpoint, from_wal, raft_id, to_wal, wal_id};
 pub use log_store::LogStore;
-pub use replica::{Leadership, Outcome, ProposeError, Replica, ReplicaSettings, ReplicaStatus};
+pub use replica::{
+    Leadership, LeadershipWatch, Outcome, ProposeError, Replica, ReplicaSettings, ReplicaStatus,
+};
 pub use runtime::{Runtime, seed_this_thread};
 pub use state_machine::{Checkpointer, Machine, StateMachine};
-pub use types::{Command, Held, ReplicaId, Reply, SnapshotData, TypeConfig, replica_id};
+pub use types::{Command, Held, ReplicaId, Reply, SnapshotData, TypeConfig, node_of, replica_id};
+pub(crate) use types::{Entry, LogId, Vote};

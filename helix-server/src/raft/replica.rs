@@ -1,7 +1,7 @@
 //! One replica of one shard: openraft over the WAL, as the rest of the server sees it.
 //! Proposals keep the order of the calls; everything else is bookkeeping around them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -11,11 +11,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use helix_wal::Wal;
+use openraft::alias::WatchReceiverOf;
 use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{ClientWriteError, RaftError};
+use openraft::metrics::RaftServerMetrics;
 use openraft::network::RaftNetworkFactory;
 use openraft::raft::ClientWriteResponse;
 use openraft::{Config, Raft, ReadPolicy, SnapshotPolicy};
+use openraft_rt::Instant as _;
+use openraft_rt_tokio::TokioInstant;
 use tokio::sync::{oneshot, watch};
 
 use super::blocking::DiskReads;
@@ -43,14 +47,27 @@ pub struct Leadership {
     pub term: u64,
 }
 
+/// Follows who leads.
+pub struct LeadershipWatch(WatchReceiverOf<TypeConfig, RaftServerMetrics<TypeConfig>>);
+
+impl LeadershipWatch {
+    /// Waits for a change since the last call; `false` when there will be none any more.
+    pub async fn changed(&mut self) -> bool {
+        self.0.changed().await.is_ok()
+    }
+}
+
 /// Figures of a replica.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone)]
 pub struct ReplicaStatus {
     pub leads: bool,
     pub term: u64,
     pub last_index: u64,
+    pub synced: u64,
     pub committed: u64,
     pub applied: u64,
+    pub purged: u64,
+    pub wal: helix_wal::Stats,
 }
 
 /// Why a proposal has no verdict.
@@ -81,6 +98,11 @@ impl Future for Outcome {
             Ok(Err(ClientWriteError::ForwardToLeader(forward))) => {
                 Err(ProposeError::NotLeader { leader: forward.leader_id })
             }
+            // It was in this log and is not any more: another leader's entries, or a snapshot,
+            // stand in its place.
+            Ok(Err(ClientWriteError::LogEntryDiscarded(_))) => {
+                Err(ProposeError::Unknown("another leader took over".to_owned()))
+            }
             Ok(Err(other)) => Err(ProposeError::Stopped(other.to_string())),
             Err(_) => Err(ProposeError::Unknown("the shard stopped".to_owned())),
         })
@@ -107,10 +129,10 @@ fn config(shard_id: u64) -> Config {
         enable_leader_restore: Some(false),
         max_payload_entries: 1024,
         max_append_entries: Some(1024),
-        // Checkpoints are triggered by `shard`, by bytes; each allows a purge up to itself.
+        // Checkpoints are triggered by their owner, by bytes, and so is each purge: what other
+        // replicas still need is not openraft's to know.
         snapshot_policy: SnapshotPolicy::Never,
-        max_in_snapshot_log_to_keep: 0,
-        purge_batch_size: 1,
+        max_in_snapshot_log_to_keep: u64::MAX,
         api_channel_size: Some(1024),
         install_snapshot_timeout: 5_000,
         ..Config::default()
@@ -137,17 +159,37 @@ impl Replica {
         Ok(Self { id: replica_id, raft, wal, reads, applied_term })
     }
 
-    /// Makes a new shard of this replica alone; without effect where the shard exists.
-    pub async fn form_alone(&self) -> io::Result<()> {
-        if self.raft.is_initialized().await.map_err(io::Error::other)? {
-            // A single voter need not wait for anybody to notice that it is back.
-            return self.raft.trigger().elect(false).await.map_err(io::Error::other);
+    /// For the peers' room, which hands it what other replicas send.
+    pub fn raft(&self) -> Raft<TypeConfig, StateMachine> {
+        self.raft.clone()
+    }
+
+    pub fn id(&self) -> ReplicaId {
+        self.id
+    }
+
+    /// Whether the shard has been formed, as far as this replica knows.
+    pub async fn is_formed(&self) -> io::Result<bool> {
+        self.raft.is_initialized().await.map_err(io::Error::other)
+    }
+
+    /// Makes a new shard of these replicas; without effect where the shard exists. Any of them
+    /// may do so, also several: they all begin with the same entry.
+    pub async fn form(&self, members: BTreeSet<ReplicaId>) -> io::Result<()> {
+        if self.is_formed().await? {
+            return Ok(());
         }
-        match self.raft.initialize(BTreeSet::from([self.id])).await {
+        match self.raft.initialize(members).await {
             Ok(()) => Ok(()),
             Err(RaftError::APIError(openraft::errors::InitializeError::NotAllowed(_))) => Ok(()),
             Err(error) => Err(io::Error::other(error)),
         }
+    }
+
+    /// Stands for election at once. A single voter need not wait for anybody to notice that it
+    /// is back.
+    pub async fn elect(&self) -> io::Result<()> {
+        self.raft.trigger().elect(false).await.map_err(io::Error::other)
     }
 
     /// Hands a command to the log. Commands are logged in the order in which this returns; those
@@ -167,6 +209,57 @@ impl Replica {
         Ok(Outcome(receiver))
     }
 
+    /// Replicas that vote, in the order of their ids.
+    pub fn voters(&self) -> Vec<ReplicaId> {
+        let metrics = self.raft.server_metrics();
+        let metrics = metrics.borrow_watched();
+        let voters: BTreeSet<_> = metrics.membership_config.membership().voter_ids().collect();
+        voters.into_iter().collect()
+    }
+
+    /// Follows [`Self::leadership`].
+    pub fn watch_leadership(&self) -> LeadershipWatch {
+        LeadershipWatch(self.raft.server_metrics())
+    }
+
+    /// How far each other replica's log is known to match. Empty where this one does not lead.
+    pub fn matched(&self) -> BTreeMap<ReplicaId, u64> {
+        let data = self.raft.data_metrics();
+        let data = data.borrow_watched();
+        let replication = data.replication.iter().flatten();
+        let others = replication.filter(|(id, _)| **id != self.id);
+        others.map(|(id, matched)| (*id, matched.map_or(0, |id| id.index))).collect()
+    }
+
+    /// How long ago a majority last confirmed that this replica leads: `None` where it does not
+    /// lead or never was confirmed.
+    pub fn confirmed_ago(&self) -> Option<Duration> {
+        let data = self.raft.data_metrics();
+        let data = data.borrow_watched();
+        data.last_quorum_acked
+            .map(|at| TokioInstant::now().saturating_duration_since(at.into_inner()))
+    }
+
+    /// Hands leadership to another replica, which should be caught up: proposals are refused
+    /// until it leads, or its silence has lasted an election timeout.
+    pub async fn transfer(&self, to: ReplicaId) -> io::Result<()> {
+        self.raft.trigger().transfer_leader(to).await.map_err(io::Error::other)
+    }
+
+    /// Index of the last checkpoint on disk, and up to which the log is purged.
+    pub fn checkpointed(&self) -> (u64, u64) {
+        let data = self.raft.data_metrics();
+        let data = data.borrow_watched();
+        let index = |id: Option<super::types::LogId>| id.map_or(0, |id| id.index);
+        (index(data.snapshot), index(data.purged))
+    }
+
+    /// Purges the log up to this index, or the last checkpoint if that is lower.
+    pub async fn purge(&self, upto: u64) {
+        // Ignored: it fails only when openraft has stopped, which is reported elsewhere.
+        let _ = self.raft.trigger().purge_log(upto).await;
+    }
+
     pub fn leadership(&self) -> Leadership {
         let metrics = self.raft.server_metrics();
         let metrics = metrics.borrow_watched();
@@ -180,7 +273,8 @@ impl Replica {
         leadership.leader == Some(self.id) && *self.applied_term.borrow() == leadership.term
     }
 
-    /// Waits until [`Self::is_ready`]; `false` when that takes longer than `wait`.
+    /// Waits until [`Self::is_ready`]; `false` when that takes longer than `wait`, and at once
+    /// where another replica leads.
     pub async fn wait_ready(&self, wait: Duration) -> bool {
         if self.is_ready() {
             return true;
@@ -189,6 +283,9 @@ impl Replica {
         let mut applied_term = self.applied_term.clone();
         let ready = async {
             while !self.is_ready() {
+                if self.leadership().leader.is_some_and(|leader| leader != self.id) {
+                    return false;
+                }
                 let changed = tokio::select! {
                     biased;
                     changed = metrics.changed() => changed.is_ok(),
@@ -209,6 +306,10 @@ impl Replica {
         let linearizer = linearizer.map_err(|error| match error {
             RaftError::APIError(openraft::errors::LinearizableReadError::ForwardToLeader(f)) => {
                 ProposeError::NotLeader { leader: f.leader_id }
+            }
+            // No majority confirms it: somebody else may lead by now.
+            RaftError::APIError(openraft::errors::LinearizableReadError::QuorumNotEnough(_)) => {
+                ProposeError::NotLeader { leader: None }
             }
             other => ProposeError::Stopped(other.to_string()),
         })?;
@@ -235,7 +336,10 @@ impl Replica {
             leads: leadership.leader == Some(self.id),
             term: leadership.term,
             last_index: index(state.last),
+            synced: index(state.synced),
             committed: index(state.committed),
+            purged: index(state.purged),
+            wal: self.wal.stats(),
             applied: data.last_applied.map_or(0, |id| id.index),
         }
     }

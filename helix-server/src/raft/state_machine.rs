@@ -4,10 +4,11 @@
 use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, TryStreamExt};
-use helix_wal::Wal;
+use helix_wal::{Error, Wal};
 use openraft::storage::{EntryResponder, RaftStateMachine, Snapshot, SnapshotMeta};
 use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder};
 use tokio::sync::watch;
@@ -17,6 +18,9 @@ use super::codec;
 use super::log_store::to_io;
 use super::types::{LogId, SnapshotData, StoredMembership, TypeConfig};
 use crate::log::{Head, Verdict};
+
+/// How often a checkpoint looks whether its entries are synced: they are within a sync or two.
+const SYNC_LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What is decided by apply, and only there. Every entry of the log comes here once, in order
 /// (again after a restart, from the last checkpoint on).
@@ -173,12 +177,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         Ok(())
     }
 
-    /// A checkpoint covers only what is on this disk: while the disk is behind, none is made.
-    async fn try_create_snapshot_builder(&mut self, force: bool) -> Option<Checkpointer> {
-        let synced = self.wal.state().synced.map(|id| id.index);
-        if !force && synced < self.applied.map(|id| id.index) {
-            return None;
-        }
+    async fn try_create_snapshot_builder(&mut self, _force: bool) -> Option<Checkpointer> {
         Some(self.builder())
     }
 
@@ -217,11 +216,31 @@ pub struct Checkpointer {
     snapshot: Arc<std::sync::Mutex<Option<(Meta, Bytes)>>>,
 }
 
+impl Checkpointer {
+    /// A checkpoint covers only what is on this disk, and a leader may apply what its followers
+    /// have synced before its own disk has.
+    async fn wait_synced(&self, index: u64) -> io::Result<()> {
+        let reaches = |id: Option<helix_wal::LogId>| id.is_some_and(|id| id.index >= index);
+        loop {
+            let state = self.wal.state();
+            // What is not in this log at all came as a snapshot.
+            if reaches(state.synced) || !reaches(state.last) {
+                return Ok(());
+            }
+            if let Err(error @ (Error::Poisoned { .. } | Error::Closed)) = self.wal.writable() {
+                return Err(to_io(error));
+            }
+            tokio::time::sleep(SYNC_LOOK_INTERVAL).await;
+        }
+    }
+}
+
 impl RaftSnapshotBuilder<TypeConfig> for Checkpointer {
     type SnapshotData = SnapshotData;
 
     async fn build_snapshot(&mut self) -> io::Result<SnapshotOf> {
         if let Some(at) = self.meta.last_log_id {
+            self.wait_synced(at.index).await?;
             let (wal, id, state) = (self.wal.clone(), codec::wal_id(&at), self.bytes.clone());
             self.reads.wait(move || wal.checkpoint(id, state)).await?.map_err(to_io)?;
             let mut newest = self.snapshot.lock().expect("no panic while it is held");

@@ -22,6 +22,11 @@ pub fn replica_id(node_id: u64, generation: u32) -> ReplicaId {
     node_id << 32 | u64::from(generation)
 }
 
+/// The node of a replica.
+pub fn node_of(replica_id: ReplicaId) -> u64 {
+    replica_id >> 32
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TypeConfig;
 

@@ -1,0 +1,138 @@
+//! An epoch at the follower: a bounded queue into openraft, and its responses.
+//! Holds what the sender promises: every request once, in order, within the window.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures_util::{Stream, StreamExt};
+use helix_proto::raft::v1 as pb;
+use openraft::base::BoxStream;
+use openraft::errors::Fatal;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::hub::Served;
+use super::limits::WINDOW_BYTES;
+use super::wire::{self, AppendRequest, AppendResult};
+use crate::raft::{ReplicaId, TypeConfig};
+
+/// A response of openraft.
+pub(super) type EpochResult = Result<AppendResult, Fatal<TypeConfig>>;
+
+/// The epoch has ended with this.
+pub(super) struct Ended(pub(super) pb::Failure);
+
+/// Dropping it drops what openraft has not taken yet.
+pub(super) struct Epoch {
+    pub(super) id: u64,
+    /// None once it has ended: what still comes is dropped, until the sender has noticed.
+    queue: Option<mpsc::UnboundedSender<AppendRequest>>,
+    _dropped: DropGuard,
+    next_sequence: u64,
+    /// Costs of the requests that are not answered yet, oldest first.
+    in_flight: VecDeque<u64>,
+    bytes_in_flight: u64,
+}
+
+impl Epoch {
+    pub(super) fn open(route: &pb::Route, served: &Served) -> (Self, EpochResults) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let dropped = served.stopped.child_token();
+        let input = receiver_until(receiver, dropped.clone());
+        let results = served.raft.stream_append(input);
+        let epoch = Self {
+            id: route.id,
+            queue: Some(sender),
+            _dropped: dropped.drop_guard(),
+            next_sequence: 0,
+            in_flight: VecDeque::new(),
+            bytes_in_flight: 0,
+        };
+        let results =
+            EpochResults { shard_id: route.shard_id, epoch: route.id, results: results.boxed() };
+        (epoch, results)
+    }
+
+    /// Queues a request for openraft. A failure is the end of the epoch, and said once.
+    pub(super) fn take(
+        &mut self,
+        sequence: u64,
+        entries: Option<pb::AppendEntries>,
+        source_replica: ReplicaId,
+    ) -> Result<(), Ended> {
+        if self.queue.is_none() {
+            return Ok(());
+        }
+        self.check(sequence, entries, source_replica).map_err(|text| {
+            self.queue = None;
+            Ended(wire::failure(text, false))
+        })
+    }
+
+    fn check(
+        &mut self,
+        sequence: u64,
+        entries: Option<pb::AppendEntries>,
+        source_replica: ReplicaId,
+    ) -> Result<(), String> {
+        if sequence != self.next_sequence {
+            return Err(format!("request {sequence} instead of {}", self.next_sequence));
+        }
+        let entries = entries.ok_or("an append without content")?;
+        let cost = wire::cost(&entries);
+        if !self.in_flight.is_empty() && self.bytes_in_flight + cost > WINDOW_BYTES {
+            return Err(format!("more than {WINDOW_BYTES} bytes in flight"));
+        }
+        let request =
+            wire::read_append(entries, source_replica).map_err(|error| error.to_string())?;
+        let queue = self.queue.as_ref().ok_or("the epoch has ended")?;
+        queue.send(request).map_err(|_| "the shard takes no more appends")?;
+        self.next_sequence += 1;
+        self.in_flight.push_back(cost);
+        self.bytes_in_flight += cost;
+        Ok(())
+    }
+
+    /// Notes the response to the oldest request; gives the request's sequence.
+    pub(super) fn settle(&mut self, result: &EpochResult) -> Option<u64> {
+        let sequence = self.next_sequence - self.in_flight.len() as u64;
+        self.bytes_in_flight -= self.in_flight.pop_front()?;
+        if !matches!(result, Ok(Ok(_))) {
+            self.queue = None;
+        }
+        Some(sequence)
+    }
+}
+
+/// What was received, until the token is cancelled; then nothing, whatever is queued.
+fn receiver_until(
+    receiver: mpsc::UnboundedReceiver<AppendRequest>,
+    until: CancellationToken,
+) -> impl Stream<Item = AppendRequest> + Send + 'static {
+    UnboundedReceiverStream::new(receiver).take_until(until.cancelled_owned())
+}
+
+/// openraft's responses to one epoch.
+pub(super) struct EpochResults {
+    shard_id: u64,
+    epoch: u64,
+    results: BoxStream<'static, EpochResult>,
+}
+
+pub(super) struct Outcome {
+    pub(super) shard_id: u64,
+    pub(super) epoch: u64,
+    pub(super) result: EpochResult,
+}
+
+impl Stream for EpochResults {
+    type Item = Outcome;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Outcome>> {
+        let (shard_id, epoch) = (self.shard_id, self.epoch);
+        let polled = self.results.poll_next_unpin(context);
+        polled.map(|result| result.map(|result| Outcome { shard_id, epoch, result }))
+    }
+}

@@ -1,0 +1,88 @@
+//! Every bound of the peer transport in one place, each with its reason.
+//! A peer that breaks a bound loses its epoch or its stream, never more.
+
+use std::time::Duration;
+
+/// Protocol versions that this node speaks, oldest and newest.
+pub(super) const VERSION_MIN: u32 = 1;
+pub(super) const VERSION_MAX: u32 = 1;
+
+/// Bytes of appends in flight per shard and target. About what a follower syncs in 2 ms: more
+/// would only queue. A single request may be larger.
+pub(super) const WINDOW_BYTES: u64 = 4 << 20;
+
+/// What a request and an entry count beside their bytes, so that the window bounds how many
+/// there are as well.
+pub(super) const REQUEST_COST: u64 = 1 << 10;
+pub(super) const ENTRY_COST: u64 = 64;
+
+/// Largest message: the largest batch, its head, and what else comes with them.
+pub(super) const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// Largest head of an entry; the log takes no larger one.
+pub(super) const HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// Questions that one stream may have open. Each shard has one or two at a time.
+pub(super) const QUESTIONS_MAX: usize = 4096;
+
+/// Epochs that one stream may have with openraft, with those that were replaced and still wait
+/// for its responses. Each shard has one, and while its disk is stuck a few.
+pub(super) const EPOCHS_MAX: usize = 4096;
+
+/// Messages taken from a stream before results are looked at.
+pub(super) const MESSAGES_PER_POLL: usize = 32;
+
+/// A follower whose next entry is further behind than this is fed over the catch-up lane ...
+pub(super) const BEHIND_BYTES: u64 = 8 << 20;
+pub(super) const BEHIND_ENTRIES: u64 = 4096;
+/// ... and goes back to the live one when it is this close, which is well below, so that it does
+/// not go back and forth.
+pub(super) const CLOSE_BYTES: u64 = 2 << 20;
+pub(super) const CLOSE_ENTRIES: u64 = 1024;
+
+/// Catch-up of all shards of this node together, bytes per second. Below what the disk gives a
+/// sequential reader, so that the writer keeps most of it.
+pub(super) const CATCH_UP_RATE: u64 = 400 << 20;
+/// Bytes that catch-up may send at once after a rest.
+pub(super) const CATCH_UP_BURST: u64 = 8 << 20;
+
+/// Bytes of a snapshot in one message.
+pub(super) const CHUNK_BYTES: usize = 1 << 20;
+/// Largest snapshot taken in. The bookkeeping of a cluster is far below.
+pub(super) const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
+/// How often a replica that cannot be served its snapshot is warned about.
+pub(super) const SNAPSHOT_WARNING_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Until a TCP connection is made; a peer in the same network answers in a millisecond.
+pub(super) const CONNECT_WAIT_MAX: Duration = Duration::from_millis(500);
+/// Until both handshakes are exchanged, and until a dialing node has said its own.
+pub(super) const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(1);
+/// A silent connection is asked this often ...
+pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(500);
+/// ... and given up after this long without an answer.
+pub(super) const KEEPALIVE_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// Pauses between attempts to connect: from, to, and doubling in between.
+pub(super) const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(50);
+pub(super) const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// What openraft waits before it asks an unreachable replica again; the last one repeats.
+pub(super) const BACKOFF_MS: [u64; 3] = [50, 100, 200];
+
+/// Longest wait for an answer to a hello.
+pub(super) const HELLO_WAIT_MAX: Duration = Duration::from_secs(1);
+/// Longest wait until a node has made its folders for a new cluster.
+pub(super) const FORM_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// How long connections get to end when the peer port closes.
+pub(super) const CLOSE_WAIT_MAX: Duration = Duration::from_millis(500);
+
+/// HTTP/2 flow control: several windows of several shards.
+pub(super) const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+pub(super) const CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
+pub(super) const FRAME_BYTES: u32 = 1 << 20;
+/// Streams of one connection: a lane, or calls.
+pub(super) const STREAMS_PER_CONNECTION_MAX: u32 = 256;
+
+/// Text of a refusal: it travels in a header.
+pub(super) const REFUSAL_BYTES_MAX: usize = 1024;

@@ -1,0 +1,103 @@
+//! What openraft answers to a peer's questions: beats, votes, transfers, snapshots.
+//! A question that makes no sense is refused before openraft sees it.
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use helix_proto::raft::v1 as pb;
+use openraft::async_runtime::WatchReceiver;
+use openraft::raft::AppendEntriesResponse;
+use pb::answer::Result as Answer;
+use pb::question::Question;
+
+use super::hub::Served;
+use super::snapshot::Arrived;
+use super::wire::{self, WireError};
+
+type Answering = BoxFuture<'static, pb::Answer>;
+
+fn answering<F>(id: u64, future: F) -> Answering
+where
+    F: Future<Output = Result<Answer, String>> + Send + 'static,
+{
+    async move {
+        let result = future.await.unwrap_or_else(|why| Answer::Failure(wire::failure(why, true)));
+        pb::Answer { id, result: Some(result) }
+    }
+    .boxed()
+}
+
+/// The answer to come.
+pub(super) fn answer(
+    route: &pb::Route,
+    served: &Served,
+    question: Option<Question>,
+) -> Result<Answering, WireError> {
+    let (id, source, raft) = (route.id, route.source_replica, served.raft.clone());
+    Ok(match question.ok_or(WireError::Missing { what: "a question" })? {
+        Question::Beat(beat) => {
+            let request = wire::read_append(beat, source)?;
+            if !request.entries.is_empty() {
+                return Err(WireError::BeatWithEntries);
+            }
+            answering(id, async move {
+                let previous = request.prev_log_id;
+                let response = raft.append_entries(request).await.map_err(|e| e.to_string())?;
+                let conflict = previous.as_ref().map(wire::log_id);
+                Ok(match response {
+                    AppendEntriesResponse::Success => {
+                        Answer::Matched(wire::matched(previous.as_ref()))
+                    }
+                    AppendEntriesResponse::PartialSuccess(last) => {
+                        Answer::Matched(wire::matched(last.as_ref()))
+                    }
+                    AppendEntriesResponse::Conflict => {
+                        Answer::Conflict(conflict.ok_or("a conflict with nothing")?)
+                    }
+                    AppendEntriesResponse::HigherVote(vote) => {
+                        Answer::HigherVote(wire::vote(&vote))
+                    }
+                })
+            })
+        }
+        Question::Vote(request) => {
+            let request = wire::read_vote_request(request, source)?;
+            answering(id, async move {
+                let response = raft.vote(request).await.map_err(|error| error.to_string())?;
+                Ok(Answer::Vote(wire::vote_response(&response)))
+            })
+        }
+        Question::PreVote(request) => {
+            let request = wire::read_vote_request(request, source)?;
+            answering(id, async move {
+                let response = raft.pre_vote(request).await.map_err(|error| error.to_string())?;
+                Ok(Answer::Vote(wire::vote_response(&response)))
+            })
+        }
+        Question::Transfer(request) => {
+            let request = wire::read_transfer_request(request, source)?;
+            answering(id, async move {
+                let response = raft.handle_transfer_leader(request).await;
+                let response = response.map_err(|error| error.to_string())?;
+                Ok(Answer::Transfer(wire::transfer_response(&response)))
+            })
+        }
+    })
+}
+
+/// The answer once the snapshot is installed.
+pub(super) fn install(id: u64, served: &Served, arrived: Arrived) -> Answering {
+    let raft = served.raft.clone();
+    let Arrived { vote, snapshot } = arrived;
+    answering(id, async move {
+        // openraft takes two entries in one committed place for a broken promise, and panics.
+        let last = snapshot.meta.last_log_id;
+        let committed = raft.data_metrics().borrow_watched().local_committed;
+        let place = |id: Option<crate::raft::LogId>| id.map(|id| id.index);
+        if last > committed && place(last) <= place(committed) {
+            return Err("the snapshot contradicts what is committed here".to_owned());
+        }
+        let response = raft.install_full_snapshot(vote, snapshot).await;
+        let response = response.map_err(|error| error.to_string())?;
+        Ok(Answer::Snapshot(wire::vote(&response.vote)))
+    })
+}

@@ -1,0 +1,222 @@
+//! The peer port: handshakes and single calls. What is no peer of this cluster is refused here,
+//! before anything of Raft is looked at.
+
+use std::sync::Arc;
+
+use helix_proto::raft::v1 as pb;
+use pb::exchange_request::Message;
+use pb::peer_service_server::{PeerService, PeerServiceServer};
+use tokio::net::TcpListener;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::codegen::BoxStream;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status, Streaming, async_trait};
+
+use super::connection::Lane;
+use super::hub::{Desk, Form, Hub};
+use super::inbound::Inbound;
+use super::limits::{
+    CLOSE_WAIT_MAX, CONNECTION_WINDOW_BYTES, FRAME_BYTES, HANDSHAKE_WAIT_MAX, KEEPALIVE_INTERVAL,
+    KEEPALIVE_WAIT_MAX, MESSAGE_BYTES_MAX, REFUSAL_BYTES_MAX, STREAM_WINDOW_BYTES,
+    STREAMS_PER_CONNECTION_MAX, VERSION_MAX, VERSION_MIN, WINDOW_BYTES,
+};
+use super::wire;
+
+/// Answers the peers until `stop` is cancelled or the hub is closed. Connections that do not end
+/// by themselves then are cut.
+pub async fn serve(
+    hub: Arc<Hub>,
+    listener: TcpListener,
+    stop: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    let ending = stop.child_token();
+    let _ended = ending.clone().drop_guard();
+    let closed = hub.roster.closed.clone();
+    let service = PeerServiceServer::new(Service { hub, ending: ending.clone() })
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let serving = Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES)
+        .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_WAIT_MAX))
+        .add_service(service)
+        .serve_with_incoming_shutdown(incoming, ending.clone().cancelled_owned());
+    let cut = async {
+        tokio::select! {
+            () = closed.cancelled() => ending.cancel(),
+            () = ending.cancelled() => {}
+        }
+        sleep(CLOSE_WAIT_MAX).await;
+    };
+    tokio::select! {
+        served = serving => served,
+        () = cut => Ok(()),
+    }
+}
+
+struct Service {
+    hub: Arc<Hub>,
+    /// Ends every stream and call.
+    ending: CancellationToken,
+}
+
+/// A no that the caller's operator should read.
+fn refused(why: impl Into<String>) -> Status {
+    let mut why = why.into();
+    if why.len() > REFUSAL_BYTES_MAX {
+        let end = (0..=REFUSAL_BYTES_MAX).rev().find(|at| why.is_char_boundary(*at));
+        why.truncate(end.unwrap_or(0));
+    }
+    Status::failed_precondition(why)
+}
+
+impl Service {
+    /// Checks a handshake; the answer to it.
+    fn check(&self, opening: &pb::Opening) -> Result<(Lane, pb::Opened), String> {
+        let us = self.hub.roster.node_id;
+        let pb::Opening { version_min, version_max, from_node, to_node, .. } = *opening;
+        if version_min > VERSION_MAX || version_max < VERSION_MIN || version_min > version_max {
+            return Err(format!(
+                "node {us} speaks protocol versions {VERSION_MIN} to {VERSION_MAX}, the caller \
+                 {version_min} to {version_max}"
+            ));
+        }
+        self.check_nodes(from_node, to_node)?;
+        let cluster = self.hub.roster.cluster();
+        let cluster = cluster.ok_or_else(|| format!("node {us} is in no cluster yet"))?;
+        match wire::read_cluster(&opening.cluster) {
+            Some(theirs) if theirs == cluster => {}
+            Some(theirs) => {
+                return Err(format!(
+                    "node {us} is in cluster {cluster:032x}, node {from_node} in {theirs:032x}"
+                ));
+            }
+            None => return Err("a cluster id has 16 bytes".to_owned()),
+        }
+        let lane = Lane::from_wire(opening.lane);
+        let lane = lane.ok_or_else(|| format!("lane {} is not known", opening.lane))?;
+        let opened = pb::Opened {
+            version: version_max.min(VERSION_MAX),
+            cluster: wire::cluster_bytes(cluster),
+            node: us,
+            window_bytes: WINDOW_BYTES,
+        };
+        Ok((lane, opened))
+    }
+
+    fn check_nodes(&self, from_node: u64, to_node: u64) -> Result<(), String> {
+        let roster = &self.hub.roster;
+        if to_node != roster.node_id {
+            return Err(format!("this is node {}, not node {to_node}", roster.node_id));
+        }
+        if roster.peer(from_node).is_none() {
+            return Err(format!(
+                "node {from_node} is not one of the peers of node {}",
+                roster.node_id
+            ));
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, from: u64, why: String) -> Status {
+        self.hub.note_refusal(from, &why);
+        refused(why)
+    }
+
+    /// The desk, for a peer that means this node.
+    fn desk_for(&self, from_node: u64, to_node: u64) -> Result<Arc<dyn Desk>, Status> {
+        self.check_nodes(from_node, to_node).map_err(|why| self.refuse(from_node, why))?;
+        self.hub.desk().ok_or_else(closing)
+    }
+
+    /// What comes of a call, unless everything ends first.
+    async fn unless_ending<T>(
+        &self,
+        working: impl Future<Output = Result<T, String>>,
+    ) -> Result<Response<T>, Status> {
+        tokio::select! {
+            worked = working => worked.map(Response::new).map_err(refused),
+            () = self.ending.cancelled() => Err(closing()),
+        }
+    }
+}
+
+fn closing() -> Status {
+    Status::unavailable("the node is closing its connections")
+}
+
+#[async_trait]
+impl PeerService for Service {
+    type ExchangeStream = BoxStream<pb::ExchangeResponse>;
+
+    async fn exchange(
+        &self,
+        request: Request<Streaming<pb::ExchangeRequest>>,
+    ) -> Result<Response<Self::ExchangeStream>, Status> {
+        let mut requests = request.into_inner();
+        let first = timeout(HANDSHAKE_WAIT_MAX, requests.message())
+            .await
+            .map_err(|_| Status::deadline_exceeded("no handshake came"))??;
+        let Some(Message::Opening(opening)) = first.and_then(|first| first.message) else {
+            return Err(Status::invalid_argument("a stream begins with a handshake"));
+        };
+        let from = opening.from_node;
+        let (lane, opened) = self.check(&opening).map_err(|why| self.refuse(from, why))?;
+        let stop = self.hub.admit(from, lane, &self.ending).cancelled_owned();
+        let hub = Arc::clone(&self.hub);
+        Ok(Response::new(Box::pin(Inbound::new(hub, from, requests, opened, stop))))
+    }
+
+    async fn hello(
+        &self,
+        request: Request<pb::HelloRequest>,
+    ) -> Result<Response<pb::HelloResponse>, Status> {
+        let pb::HelloRequest { from_node, to_node } = request.into_inner();
+        let hello = self.desk_for(from_node, to_node)?.hello();
+        Ok(Response::new(pb::HelloResponse {
+            node_id: hello.node_id,
+            cluster: hello.cluster.map(wire::cluster_bytes).unwrap_or_default(),
+            cluster_name: hello.cluster_name,
+            formed: hello.formed,
+            members: hello.members,
+            detail: hello.detail,
+        }))
+    }
+
+    async fn form(
+        &self,
+        request: Request<pb::FormRequest>,
+    ) -> Result<Response<pb::FormResponse>, Status> {
+        let request = request.into_inner();
+        let desk = self.desk_for(request.from_node, request.to_node)?;
+        let cluster = wire::read_cluster(&request.cluster)
+            .ok_or_else(|| refused("a cluster id has 16 bytes"))?;
+        let form = Form {
+            cluster,
+            cluster_name: request.cluster_name,
+            members: request.members,
+            shards: request.shards,
+        };
+        let forming = async { desk.form(form).await.map(|()| pb::FormResponse {}) };
+        self.unless_ending(forming).await
+    }
+
+    async fn call(
+        &self,
+        request: Request<pb::CallRequest>,
+    ) -> Result<Response<pb::CallResponse>, Status> {
+        let pb::CallRequest { from_node, to_node, request } = request.into_inner();
+        let desk = self.desk_for(from_node, to_node)?;
+        let calling = async {
+            let response = desk.call(from_node, request).await?;
+            Ok(pb::CallResponse { response })
+        };
+        self.unless_ending(calling).await
+    }
+}

@@ -1,0 +1,344 @@
+//! Raft's values as messages and back. Whatever comes in is checked here: what passes can be
+//! given to openraft, which trusts its peers.
+
+use bytes::{BufMut, Bytes};
+use helix_proto::raft::v1 as pb;
+use openraft::EntryPayload;
+use openraft::errors::{RPCError, Unreachable};
+use openraft::impls::leader_id_std::LeaderId;
+use openraft::raft::{
+    AppendEntriesRequest, StreamAppendError, StreamAppendResult, TransferLeaderError,
+    TransferLeaderRequest, TransferLeaderResponse, VoteRequest, VoteResponse,
+};
+
+use super::limits::{ENTRY_COST, HEAD_BYTES_MAX, REQUEST_COST};
+use crate::log::Head;
+use crate::raft::{Entry, LogId, ReplicaId, TypeConfig, Vote, from_wal, raft_id, to_wal, wal_id};
+
+pub(super) type AppendRequest = AppendEntriesRequest<TypeConfig>;
+pub(super) type AppendResult = StreamAppendResult<TypeConfig>;
+pub(super) type RpcError = RPCError<TypeConfig>;
+
+/// Why a message cannot be taken. Its sender has a fault, or a bit flipped on the way.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum WireError {
+    #[error("{what} is missing")]
+    Missing { what: &'static str },
+    #[error("a vote of term 0")]
+    TermZero,
+    #[error("a vote of replica {voted_for} from replica {source_replica}")]
+    ForeignVote { voted_for: ReplicaId, source_replica: ReplicaId },
+    #[error("a vote that is {} a leader's", if *.committed { "already" } else { "not" })]
+    WrongVote { committed: bool },
+    #[error("entry {index} of term {term} is out of order")]
+    Order { term: u64, index: u64 },
+    #[error("the head of entry {index} has {bytes} bytes")]
+    HeadBytes { index: u64, bytes: usize },
+    #[error("the head of entry {index} does not have its checksum")]
+    HeadChecksum { index: u64 },
+    #[error("the payload of entry {index} does not have its checksum")]
+    PayloadChecksum { index: u64 },
+    #[error("the payload of entry {index} is not what its head says")]
+    Payload { index: u64 },
+    #[error("{0}")]
+    Head(String),
+    #[error("a question with entries")]
+    BeatWithEntries,
+}
+
+pub(super) fn cluster_bytes(cluster: u128) -> Bytes {
+    Bytes::copy_from_slice(&cluster.to_be_bytes())
+}
+
+pub(super) fn read_cluster(bytes: &[u8]) -> Option<u128> {
+    bytes.try_into().ok().map(u128::from_be_bytes)
+}
+
+pub(super) fn log_id(id: &LogId) -> pb::LogId {
+    let id = wal_id(id);
+    pb::LogId { term: id.term, index: id.index }
+}
+
+/// Only the entry that makes a shard, at index 0, has term 0.
+pub(super) fn read_log_id(id: pb::LogId) -> Result<LogId, WireError> {
+    let pb::LogId { term, index } = id;
+    if term == 0 && index > 0 {
+        return Err(WireError::Order { term, index });
+    }
+    Ok(raft_id(helix_wal::LogId { term, index }))
+}
+
+pub(super) fn vote(vote: &Vote) -> pb::Vote {
+    let LeaderId { term, voted_for } = vote.leader_id;
+    pb::Vote { term, voted_for, committed: vote.committed }
+}
+
+pub(super) fn read_vote(vote: Option<pb::Vote>) -> Result<Vote, WireError> {
+    let pb::Vote { term, voted_for, committed } =
+        vote.ok_or(WireError::Missing { what: "a vote" })?;
+    if term == 0 {
+        return Err(WireError::TermZero);
+    }
+    Ok(Vote { leader_id: LeaderId { term, voted_for }, committed })
+}
+
+/// A vote that `source_replica` may send: its own, as a leader or as a candidate.
+pub(super) fn read_own_vote(
+    vote: Option<pb::Vote>,
+    source_replica: ReplicaId,
+    leads: bool,
+) -> Result<Vote, WireError> {
+    let vote = read_vote(vote)?;
+    let voted_for = vote.leader_id.voted_for;
+    if voted_for != source_replica {
+        return Err(WireError::ForeignVote { voted_for, source_replica });
+    }
+    if vote.committed != leads {
+        return Err(WireError::WrongVote { committed: vote.committed });
+    }
+    Ok(vote)
+}
+
+/// What a request counts in its window.
+pub(super) fn cost(entries: &pb::AppendEntries) -> u64 {
+    let entries = entries.entries.iter();
+    entries.fold(REQUEST_COST, |sum, entry| {
+        sum + ENTRY_COST + (entry.head.len() + entry.payload.len()) as u64
+    })
+}
+
+pub(super) fn append_entries(request: &AppendRequest) -> pb::AppendEntries {
+    pb::AppendEntries {
+        vote: Some(vote(&request.vote)),
+        previous: request.prev_log_id.as_ref().map(log_id),
+        committed: request.leader_commit.as_ref().map(log_id),
+        entries: request.entries.iter().map(entry).collect(),
+    }
+}
+
+fn entry(entry: &Entry) -> pb::Entry {
+    let helix_wal::Entry { id, head, payload, .. } = to_wal(entry);
+    let mut message = pb::Entry {
+        id: Some(pb::LogId { term: id.term, index: id.index }),
+        head,
+        payload: payload.bytes,
+        payload_crc32: payload.crc,
+        payload_crc32_seed: payload.crc_seed,
+        head_crc32: 0,
+    };
+    message.head_crc32 = head_crc(&message);
+    message
+}
+
+fn head_crc(entry: &pb::Entry) -> u32 {
+    let mut fixed = [0; 24];
+    let id = entry.id.unwrap_or_default();
+    let mut fields = &mut fixed[..];
+    fields.put_u64_le(id.term);
+    fields.put_u64_le(id.index);
+    fields.put_u32_le(entry.payload_crc32);
+    fields.put_u32_le(entry.payload_crc32_seed);
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&fixed);
+    hasher.update(&entry.head);
+    hasher.finalize()
+}
+
+/// A leader's request: its entries follow each other and are what they were when they were
+/// stored.
+pub(super) fn read_append(
+    message: pb::AppendEntries,
+    source_replica: ReplicaId,
+) -> Result<AppendRequest, WireError> {
+    let vote = read_own_vote(message.vote, source_replica, true)?;
+    let prev_log_id = message.previous.map(read_log_id).transpose()?;
+    let leader_commit = message.committed.map(read_log_id).transpose()?;
+    for id in prev_log_id.iter().chain(&leader_commit) {
+        let helix_wal::LogId { term, index } = wal_id(id);
+        if term > vote.leader_id.term {
+            return Err(WireError::Order { term, index });
+        }
+    }
+    let mut last = prev_log_id.as_ref().map(wal_id);
+    let mut entries = Vec::with_capacity(message.entries.len());
+    for entry in message.entries {
+        let entry = read_entry(entry)?;
+        let id = wal_id(&entry.log_id);
+        let follows = match last {
+            None => id.index == 0,
+            Some(last) => Some(id.index) == last.index.checked_add(1) && id.term >= last.term,
+        };
+        if !follows || id.term > vote.leader_id.term {
+            return Err(WireError::Order { term: id.term, index: id.index });
+        }
+        last = Some(id);
+        entries.push(entry);
+    }
+    Ok(AppendEntriesRequest { vote, prev_log_id, entries, leader_commit })
+}
+
+fn read_entry(message: pb::Entry) -> Result<Entry, WireError> {
+    let wire_id = message.id.ok_or(WireError::Missing { what: "an entry's id" })?;
+    let index = wire_id.index;
+    let id = wal_id(&read_log_id(wire_id)?);
+    if message.head.len() > HEAD_BYTES_MAX {
+        return Err(WireError::HeadBytes { index, bytes: message.head.len() });
+    }
+    if message.head_crc32 != head_crc(&message) {
+        return Err(WireError::HeadChecksum { index });
+    }
+    let payload = helix_wal::Payload {
+        bytes: message.payload,
+        crc: message.payload_crc32,
+        crc_seed: message.payload_crc32_seed,
+    };
+    let mut hasher = crc32fast::Hasher::new_with_initial(payload.crc_seed);
+    hasher.update(&payload.bytes);
+    if hasher.finalize() != payload.crc {
+        return Err(WireError::PayloadChecksum { index });
+    }
+    let payload_bytes = payload.bytes.len();
+    // The stream is a part of the head; the log's own is set when it is stored here.
+    let stored = helix_wal::Entry { id, stream: 0, head: message.head, payload };
+    let entry = from_wal(stored).map_err(|error| WireError::Head(error.to_string()))?;
+    let expected = match &entry.payload {
+        EntryPayload::Normal(command) => match &command.head {
+            Head::Batch(batch) => batch.payload_bytes as usize,
+            Head::Shard(_) | Head::Cluster(_) => 0,
+        },
+        EntryPayload::Blank | EntryPayload::Membership(_) => 0,
+    };
+    if payload_bytes != expected {
+        return Err(WireError::Payload { index });
+    }
+    Ok(entry)
+}
+
+pub(super) fn matched(last: Option<&LogId>) -> pb::Matched {
+    pb::Matched { last: last.map(log_id) }
+}
+
+pub(super) fn ack_result(result: &AppendResult) -> pb::ack::Result {
+    match result {
+        Ok(last) => pb::ack::Result::Matched(matched(last.as_ref())),
+        Err(StreamAppendError::Conflict(id)) => pb::ack::Result::Conflict(log_id(id)),
+        Err(StreamAppendError::HigherVote(higher)) => pb::ack::Result::HigherVote(vote(higher)),
+    }
+}
+
+pub(super) fn read_matched(matched: pb::Matched) -> Result<AppendResult, WireError> {
+    Ok(Ok(matched.last.map(read_log_id).transpose()?))
+}
+
+pub(super) fn read_conflict(id: pb::LogId) -> Result<AppendResult, WireError> {
+    Ok(Err(StreamAppendError::Conflict(read_log_id(id)?)))
+}
+
+pub(super) fn read_higher_vote(vote: pb::Vote) -> Result<AppendResult, WireError> {
+    Ok(Err(StreamAppendError::HigherVote(read_vote(Some(vote))?)))
+}
+
+pub(super) fn vote_request(request: &VoteRequest<TypeConfig>) -> pb::VoteRequest {
+    pb::VoteRequest {
+        vote: Some(vote(&request.vote)),
+        last: request.last_log_id.as_ref().map(log_id),
+        leadership_transfer: request.leadership_transfer,
+    }
+}
+
+pub(super) fn read_vote_request(
+    message: pb::VoteRequest,
+    source_replica: ReplicaId,
+) -> Result<VoteRequest<TypeConfig>, WireError> {
+    let vote = read_own_vote(message.vote, source_replica, false)?;
+    let last_log_id = message.last.map(read_log_id).transpose()?;
+    Ok(VoteRequest { vote, last_log_id, leadership_transfer: message.leadership_transfer })
+}
+
+pub(super) fn vote_response(response: &VoteResponse<TypeConfig>) -> pb::VoteResponse {
+    pb::VoteResponse {
+        vote: Some(vote(&response.vote)),
+        last: response.last_log_id.as_ref().map(log_id),
+        granted: response.vote_granted,
+    }
+}
+
+/// A voter that has never voted answers a pre-vote with a vote of term 0.
+pub(super) fn read_vote_response(
+    message: pb::VoteResponse,
+) -> Result<VoteResponse<TypeConfig>, WireError> {
+    let pb::Vote { term, voted_for, committed } =
+        message.vote.ok_or(WireError::Missing { what: "a vote" })?;
+    Ok(VoteResponse {
+        vote: Vote { leader_id: LeaderId { term, voted_for }, committed },
+        last_log_id: message.last.map(read_log_id).transpose()?,
+        vote_granted: message.granted,
+    })
+}
+
+pub(super) fn transfer_request(request: &TransferLeaderRequest<TypeConfig>) -> pb::TransferRequest {
+    pb::TransferRequest {
+        from_leader: Some(vote(request.from_leader())),
+        to_replica: *request.to_node_id(),
+        last: request.last_log_id().map(log_id),
+    }
+}
+
+pub(super) fn read_transfer_request(
+    message: pb::TransferRequest,
+    source_replica: ReplicaId,
+) -> Result<TransferLeaderRequest<TypeConfig>, WireError> {
+    let from = read_own_vote(message.from_leader, source_replica, true)?;
+    let last = message.last.map(read_log_id).transpose()?;
+    Ok(TransferLeaderRequest::new(from, message.to_replica, last))
+}
+
+pub(super) fn transfer_response(
+    response: &TransferLeaderResponse<TypeConfig>,
+) -> pb::TransferResponse {
+    use pb::transfer_response::Refusal;
+    let refusal = response.as_ref().err().map(|error| match error {
+        TransferLeaderError::VoteChanged { actual, .. } => Refusal::VoteChanged(vote(actual)),
+        TransferLeaderError::LogNotFlushed { actual, .. } => {
+            Refusal::LogNotFlushed(matched(actual.as_ref()))
+        }
+    });
+    pb::TransferResponse { refusal }
+}
+
+/// `request` is what was answered: a refusal names what it expected.
+pub(super) fn read_transfer_response(
+    message: pb::TransferResponse,
+    request: &TransferLeaderRequest<TypeConfig>,
+) -> Result<TransferLeaderResponse<TypeConfig>, WireError> {
+    use pb::transfer_response::Refusal;
+    Ok(match message.refusal {
+        None => Ok(()),
+        Some(Refusal::VoteChanged(actual)) => Err(TransferLeaderError::VoteChanged {
+            expected: *request.from_leader(),
+            actual: read_vote(Some(actual))?,
+        }),
+        Some(Refusal::LogNotFlushed(actual)) => Err(TransferLeaderError::LogNotFlushed {
+            expected: request.last_log_id().copied(),
+            actual: actual.last.map(read_log_id).transpose()?,
+        }),
+    })
+}
+
+pub(super) fn failure(text: impl Into<String>, back_off: bool) -> pb::Failure {
+    pb::Failure { text: text.into(), back_off }
+}
+
+/// openraft tries again at once, a few times.
+pub(super) fn network(text: impl ToString) -> RpcError {
+    RPCError::Network(openraft::errors::NetworkError::from_string(text))
+}
+
+/// openraft backs off.
+pub(super) fn unreachable(text: impl ToString) -> RpcError {
+    RPCError::Unreachable(Unreachable::from_string(text))
+}
+
+pub(super) fn failed(failure: pb::Failure) -> RpcError {
+    if failure.back_off { unreachable(failure.text) } else { network(failure.text) }
+}

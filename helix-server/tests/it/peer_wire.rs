@@ -1,0 +1,453 @@
+//! The peer port as a faulty or hostile peer sees it, spoken to message by message.
+//! Nothing that it sends may reach openraft, end the server, or hold up another shard.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use helix_proto::raft::v1 as pb;
+use helix_server::raft::{DiskReads, LogStore, Machine, StateMachine, replica_id};
+use helix_wal::storage::SimulatedDisk;
+use helix_wal::{Options, Wal};
+use openraft::Raft;
+use pb::ack::Result as Acked;
+use pb::answer::Result as Answered;
+use pb::exchange_request::Message;
+use pb::exchange_response::Message as Said;
+use pb::peer_service_client::PeerServiceClient;
+use pb::question::Question;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status, Streaming};
+
+use crate::peer_nodes::{CLUSTER, Ledger, Node, SHARD, command, listeners, memory_wal};
+use crate::support::PATIENCE;
+
+const LIVE: i32 = pb::Lane::Live as i32;
+
+/// Node 2 under test; the test is node 1, whose own address nobody answers.
+async fn node() -> Node {
+    let (listeners, peers) = listeners(2).await;
+    let listener = listeners.into_iter().nth(1).unwrap();
+    Node::start(2, &peers, listener, memory_wal()).await
+}
+
+async fn client(node: &Node) -> PeerServiceClient<Channel> {
+    let address = node.port.as_ref().unwrap().address;
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let channel = endpoint.connect().await.unwrap();
+    PeerServiceClient::new(channel).max_encoding_message_size(16 << 20)
+}
+
+struct Raw {
+    outgoing: mpsc::UnboundedSender<pb::ExchangeRequest>,
+    results: Streaming<pb::ExchangeResponse>,
+}
+
+fn opening() -> pb::Opening {
+    pb::Opening {
+        version_min: 1,
+        version_max: 1,
+        cluster: Bytes::copy_from_slice(&CLUSTER.to_be_bytes()),
+        from_node: 1,
+        to_node: 2,
+        lane: LIVE,
+    }
+}
+
+impl Raw {
+    async fn open(node: &Node, opening: pb::Opening) -> Result<Self, Status> {
+        let mut client = client(node).await;
+        let (outgoing, queue) = mpsc::unbounded_channel();
+        let raw = |results| Self { outgoing: outgoing.clone(), results };
+        let first = pb::ExchangeRequest { message: Some(Message::Opening(opening)) };
+        outgoing.send(first).unwrap();
+        let queue = UnboundedReceiverStream::new(queue);
+        let mut raw = raw(client.exchange(queue).await?.into_inner());
+        let Some(Said::Opened(opened)) = raw.next().await?.message else {
+            panic!("the first message is the handshake");
+        };
+        assert_eq!((opened.version, opened.node), (1, 2));
+        Ok(raw)
+    }
+
+    fn send(&self, message: Message) {
+        self.outgoing.send(pb::ExchangeRequest { message: Some(message) }).unwrap();
+    }
+
+    async fn next(&mut self) -> Result<pb::ExchangeResponse, Status> {
+        let next = tokio::time::timeout(PATIENCE, self.results.next()).await;
+        next.expect("something comes").expect("the stream goes on")
+    }
+
+    async fn results(&mut self) -> pb::Results {
+        match self.next().await.unwrap().message {
+            Some(Said::Results(results)) => results,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The last ack of the next message, of which all are of this epoch.
+    async fn ack(&mut self, epoch: u64) -> (u64, Acked) {
+        let mut acks = self.results().await.acks;
+        assert!(acks.iter().all(|ack| ack.epoch == epoch), "{acks:?}");
+        let ack = acks.pop().unwrap();
+        (ack.sequence, ack.result.unwrap())
+    }
+
+    async fn append(&mut self, epoch: u64, entries: pb::AppendEntries) -> Acked {
+        self.send(append(route(epoch), 0, entries));
+        self.ack(epoch).await.1
+    }
+
+    async fn expect_refused(&mut self, epoch: u64, entries: pb::AppendEntries, text: &str) {
+        match self.append(epoch, entries).await {
+            Acked::Failure(failure) => assert!(failure.text.contains(text), "{}", failure.text),
+            other => panic!("expected {text:?}, not {other:?}"),
+        }
+    }
+}
+
+fn route(id: u64) -> pb::Route {
+    let (source_replica, target_replica) = (replica_id(1, 1), replica_id(2, 1));
+    pb::Route { shard_id: SHARD, source_replica, target_replica, id }
+}
+
+fn append(route: pb::Route, sequence: u64, entries: pb::AppendEntries) -> Message {
+    Message::Append(pb::Append { route: Some(route), sequence, entries: Some(entries) })
+}
+
+fn vote(term: u64, committed: bool) -> Option<pb::Vote> {
+    Some(pb::Vote { term, voted_for: replica_id(1, 1), committed })
+}
+
+fn seal(entry: &mut pb::Entry) {
+    let id = entry.id.unwrap();
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&id.term.to_le_bytes());
+    hasher.update(&id.index.to_le_bytes());
+    hasher.update(&entry.payload_crc32.to_le_bytes());
+    hasher.update(&entry.payload_crc32_seed.to_le_bytes());
+    hasher.update(&entry.head);
+    entry.head_crc32 = hasher.finalize();
+}
+
+fn entry(index: u64, head: Bytes, payload: helix_wal::Payload) -> pb::Entry {
+    let mut entry = pb::Entry {
+        id: Some(pb::LogId { term: 1, index }),
+        head,
+        payload: payload.bytes,
+        payload_crc32: payload.crc,
+        payload_crc32_seed: payload.crc_seed,
+        head_crc32: 0,
+    };
+    seal(&mut entry);
+    entry
+}
+
+fn blank(index: u64) -> pb::Entry {
+    entry(index, Bytes::from_static(&[0]), helix_wal::Payload::default())
+}
+
+fn batch(index: u64, payload: Bytes) -> pb::Entry {
+    let command = command(index, payload);
+    let head = [&[2], &command.head.encode()[..]].concat();
+    entry(index, head.into(), command.payload)
+}
+
+/// A leader's request from the beginning of the log.
+fn entries(entries: Vec<pb::Entry>) -> pb::AppendEntries {
+    pb::AppendEntries { vote: vote(1, true), previous: None, committed: None, entries }
+}
+
+fn matched(index: u64) -> Acked {
+    Acked::Matched(pb::Matched { last: Some(pb::LogId { term: 1, index }) })
+}
+
+#[tokio::test]
+async fn a_flipped_bit_is_refused_and_the_retry_is_taken() {
+    let node = node().await;
+    let mut raw = Raw::open(&node, opening()).await.unwrap();
+    let good = entries(vec![blank(0), batch(1, Bytes::from_static(b"payload"))]);
+
+    let mut flipped = good.clone();
+    flipped.entries[1].payload = Bytes::from_static(b"paxload");
+    raw.expect_refused(1, flipped, "the payload of entry 1").await;
+    let mut flipped = good.clone();
+    flipped.entries[1].id.as_mut().unwrap().term = 0;
+    raw.expect_refused(2, flipped, "entry 1").await;
+    let mut flipped = good.clone();
+    let head = flipped.entries[1].head.clone();
+    flipped.entries[1].head = [&head[..20], &[head[20] ^ 1], &head[21..]].concat().into();
+    raw.expect_refused(3, flipped, "the head of entry 1").await;
+    assert_eq!(node.last_index(), 0);
+    assert_eq!(node.wal.state().last, None);
+
+    assert_eq!(raw.append(4, good).await, matched(1));
+    assert_eq!(node.last_index(), 1);
+    // What is left of an epoch that failed or was replaced is dropped without an answer.
+    raw.send(append(route(3), 1, entries(vec![blank(0)])));
+    let mut next = entries(vec![batch(2, Bytes::from_static(b"next"))]);
+    next.previous = Some(pb::LogId { term: 1, index: 1 });
+    raw.send(append(route(4), 1, next));
+    assert_eq!(raw.ack(4).await, (1, matched(2)));
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn what_openraft_must_not_see_is_refused() {
+    let node = node().await;
+    let mut raw = Raw::open(&node, opening()).await.unwrap();
+    let mut epoch = 0;
+    let mut refused = async |text: &str, spoil: &dyn Fn(&mut pb::AppendEntries)| {
+        epoch += 1;
+        let mut request = entries(vec![blank(0), batch(1, Bytes::from_static(b"x"))]);
+        spoil(&mut request);
+        request.entries.iter_mut().filter(|entry| entry.id.is_some()).for_each(seal);
+        raw.expect_refused(epoch, request, text).await;
+    };
+    refused("a vote is missing", &|r| r.vote = None).await;
+    refused("term 0", &|r| r.vote = vote(0, true)).await;
+    refused("not a leader's", &|r| r.vote = vote(1, false)).await;
+    let foreign = Some(pb::Vote { term: 1, voted_for: replica_id(3, 1), committed: true });
+    refused("from replica", &|r| r.vote = foreign).await;
+    refused("out of order", &|r| r.entries.swap(0, 1)).await;
+    refused("out of order", &|r| r.entries = vec![blank(7)]).await;
+    refused("out of order", &|r| r.previous = Some(pb::LogId { term: 1, index: 4 })).await;
+    let end = pb::LogId { term: 1, index: u64::MAX };
+    refused("out of order", &|r| r.previous = Some(end)).await;
+    refused("out of order", &|r| r.committed = Some(pb::LogId { term: 2, index: 0 })).await;
+    refused("out of order", &|r| r.entries[1].id = Some(pb::LogId { term: 9, index: 1 })).await;
+    refused("an entry's id is missing", &|r| r.entries[1].id = None).await;
+    refused("empty", &|r| r.entries[1].head = Bytes::new()).await;
+    refused("not known", &|r| r.entries[1].head = Bytes::from_static(&[9, 9])).await;
+    refused("bytes", &|r| r.entries[1].head = Bytes::from(vec![2; 70 << 10])).await;
+    refused("what its head says", &|r| {
+        let head = r.entries[1].head.clone();
+        r.entries[1] = batch(1, Bytes::from_static(b"longer"));
+        r.entries[1].head = head;
+    })
+    .await;
+    assert_eq!(node.wal.state().last, None);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn messages_for_other_replicas_are_refused() {
+    let node = node().await;
+    let mut raw = Raw::open(&node, opening()).await.unwrap();
+    let wrong = [
+        ("is not here", pb::Route { target_replica: replica_id(2, 2), ..route(1) }),
+        ("is not open here", pb::Route { shard_id: 5, ..route(2) }),
+        ("is not on node 1", pb::Route { source_replica: replica_id(3, 1), ..route(3) }),
+    ];
+    for (text, route) in wrong {
+        raw.send(append(route, 0, entries(vec![blank(0)])));
+        match raw.ack(route.id).await.1 {
+            Acked::Failure(failure) => {
+                assert!(failure.text.contains(text) && failure.back_off, "{failure:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+        let last = None;
+        let vote = pb::VoteRequest { vote: vote(1, false), last, leadership_transfer: false };
+        let question = Some(Question::Vote(vote));
+        raw.send(Message::Question(pb::Question { route: Some(route), question }));
+        let answer = raw.results().await.answers.pop().unwrap();
+        assert_eq!(answer.id, route.id);
+        assert!(matches!(answer.result, Some(Answered::Failure(_))), "{answer:?}");
+    }
+    assert_eq!(node.wal.state().vote, None);
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn strangers_are_refused() {
+    let node = node().await;
+    let wrong = [
+        ("protocol versions 1 to 1", pb::Opening { version_min: 2, version_max: 3, ..opening() }),
+        ("this is node 2", pb::Opening { to_node: 3, ..opening() }),
+        ("not one of the peers", pb::Opening { from_node: 3, ..opening() }),
+        ("in cluster", pb::Opening { cluster: Bytes::from(vec![1; 16]), ..opening() }),
+        ("16 bytes", pb::Opening { cluster: Bytes::from_static(b"x"), ..opening() }),
+        ("lane", pb::Opening { lane: 0, ..opening() }),
+    ];
+    for (text, opening) in wrong {
+        let status = Raw::open(&node, opening).await.err().unwrap();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert!(status.message().contains(text), "{status:?}");
+    }
+    // A later version that still speaks this one is welcome.
+    Raw::open(&node, pb::Opening { version_max: 7, ..opening() }).await.unwrap();
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn nonsense_ends_its_stream_and_a_new_one_replaces_it() {
+    let node = node().await;
+    for nonsense in [None, Some(Message::Opening(opening()))] {
+        let mut raw = Raw::open(&node, opening()).await.unwrap();
+        raw.outgoing.send(pb::ExchangeRequest { message: nonsense }).unwrap();
+        assert_eq!(raw.next().await.unwrap_err().code(), Code::InvalidArgument);
+    }
+    let mut old = Raw::open(&node, opening()).await.unwrap();
+    let mut new = Raw::open(&node, opening()).await.unwrap();
+    assert_eq!(old.next().await.unwrap_err().code(), Code::Unavailable);
+    assert_eq!(new.append(1, entries(vec![blank(0)])).await, matched(0));
+    node.stop().await;
+}
+
+/// A replica whose disk never answers.
+async fn stuck(node: &Node, shard_id: u64) {
+    let disk = Arc::new(SimulatedDisk::new(7));
+    let options = Options { segment_bytes: 64 << 20, reserve_bytes: 0, ..Options::default() };
+    // Its writer is never run.
+    let (wal, writer, keeper, _) = Wal::open(disk, options).unwrap();
+    let reads = DiskReads::new(false);
+    let mut store = LogStore::new(wal.clone(), reads.clone());
+    let machine = Arc::new(Ledger::new(wal.clone())) as Arc<dyn Machine>;
+    let machine = StateMachine::recover(machine, wal.clone(), reads, None, &mut store);
+    let link = node.hub.network(shard_id, replica_id(2, 1), wal);
+    let config = Arc::new(openraft::Config::default().validate().unwrap());
+    let machine = machine.await.unwrap();
+    let raft = Raft::new(replica_id(2, 1), config, link, store, machine).await.unwrap();
+    node.hub.serve_shard(shard_id, replica_id(2, 1), raft);
+    std::mem::forget((writer, keeper));
+}
+
+#[tokio::test]
+async fn a_sender_that_breaks_its_window_loses_only_its_epoch() {
+    let node = node().await;
+    stuck(&node, 9).await;
+    let mut raw = Raw::open(&node, opening()).await.unwrap();
+    let shard_9 = pb::Route { shard_id: 9, ..route(1) };
+    let payload = Bytes::from(vec![7; 1 << 20]);
+    for index in 0..6 {
+        let mut request = entries(vec![batch(index, payload.clone())]);
+        request.previous = index.checked_sub(1).map(|index| pb::LogId { term: 1, index });
+        raw.send(append(shard_9, index, request));
+    }
+    match raw.ack(1).await {
+        (3, Acked::Failure(failure)) => assert!(failure.text.contains("in flight")),
+        other => panic!("{other:?}"),
+    }
+    // The stream goes on for others, past what is stuck.
+    assert_eq!(raw.append(2, entries(vec![blank(0)])).await, matched(0));
+    // One request of any size is within every window.
+    let large = Bytes::from(vec![7; 8 << 20]);
+    let mut request = entries(vec![batch(1, large)]);
+    request.previous = Some(pb::LogId { term: 1, index: 0 });
+    assert_eq!(raw.append(3, request).await, matched(1));
+    node.hub.stop_shard(9);
+    node.hub.close();
+}
+
+/// Any message at all, with small numbers so that some of them fit together.
+fn random_message(random: &mut StdRng) -> Message {
+    let mut small = || random.random_range(0..4_u64);
+    let route = pb::Route {
+        shard_id: small() / 2,
+        source_replica: replica_id(small(), 1),
+        target_replica: replica_id(2, 1),
+        id: small() * 100 + small(),
+    };
+    // Never a vote that would do: a peer that lies within Raft's rules is out of scope.
+    let vote = Some(pb::Vote { term: small(), voted_for: small(), committed: small() > 1 });
+    let id = Some(pb::LogId { term: small(), index: small() });
+    let head = Bytes::from(vec![small() as u8; small() as usize * 30]);
+    let entry = pb::Entry { id, head, ..blank(0) };
+    let entries = pb::AppendEntries { vote, previous: id, committed: id, entries: vec![entry] };
+    let (sequence, kind) = (small(), small() + small());
+    let route = Some(route);
+    match kind {
+        0 => Message::Append(pb::Append { route, sequence, entries: Some(entries) }),
+        1 => {
+            let question = Some(Question::Beat(entries));
+            Message::Question(pb::Question { route, question })
+        }
+        2 => {
+            let last = id;
+            let request = pb::VoteRequest { vote, last, leadership_transfer: small() > 1 };
+            Message::Question(pb::Question { route, question: Some(Question::Vote(request)) })
+        }
+        3 => {
+            let data = Bytes::from_static(b"abcdef");
+            let (total_bytes, offset) = (small() * 5, small() * 6);
+            let chunk = pb::SnapshotChunk {
+                route,
+                vote,
+                last: id,
+                total_bytes,
+                crc32: crc32fast::hash(&data),
+                offset,
+                data,
+            };
+            Message::Chunk(chunk)
+        }
+        4 => Message::Ending(pb::Ending { route }),
+        _ => Message::Append(pb::Append { route: None, sequence, entries: None }),
+    }
+}
+
+#[tokio::test]
+async fn random_messages_do_no_harm() {
+    let seed = std::env::var("HELIX_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or(20_261_121);
+    eprintln!("HELIX_SEED={seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let node = node().await;
+    for _ in 0..20 {
+        let mut raw = Raw::open(&node, opening()).await.unwrap();
+        for _ in 0..200 {
+            raw.send(random_message(&mut random));
+        }
+        // Past all of them: the stream may have ended, the node has not.
+        while let Ok(response) = raw.next().await {
+            let Some(Said::Results(results)) = response.message else { panic!("{response:?}") };
+            if results.acks.iter().any(|ack| ack.epoch == u64::MAX) {
+                break;
+            }
+            let nobody = pb::Route { shard_id: 77, ..route(u64::MAX) };
+            raw.send(append(nobody, 0, entries(Vec::new())));
+        }
+    }
+    assert_eq!(node.wal.state().last, None);
+    let mut raw = Raw::open(&node, opening()).await.unwrap();
+    assert_eq!(raw.append(1, entries(vec![blank(0)])).await, matched(0));
+    node.stop().await;
+}
+
+#[tokio::test]
+async fn a_silent_caller_is_not_waited_for() {
+    let node = node().await;
+    let mut client = client(&node).await;
+    let (_silent, queue) = mpsc::unbounded_channel::<pb::ExchangeRequest>();
+    let status = client.exchange(UnboundedReceiverStream::new(queue)).await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    node.stop().await;
+}
+
+/// Two names for one node's peers would be two connections: the node itself is no peer.
+#[tokio::test]
+async fn a_node_is_not_its_own_peer() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let peers = BTreeMap::from([(2, address)]);
+    let node = Node::start(2, &peers, listener, memory_wal()).await;
+    assert!(node.hub.peers().is_empty());
+    node.stop().await;
+}
+
+#[test]
+fn clients_do_not_see_what_nodes_say_to_each_other() {
+    use prost::Message;
+    let set = prost_types::FileDescriptorSet::decode(helix_proto::FILE_DESCRIPTOR_SET).unwrap();
+    let names: Vec<_> = set.file.iter().map(|file| file.name()).collect();
+    assert!(names.iter().any(|name| name.starts_with("helix/log/v1/")));
+    assert!(!names.iter().any(|name| name.starts_with("helix/raft/")), "{names:?}");
+}
