@@ -1,13 +1,14 @@
 //! What a server is started with: flags, the same as HELIX_* in the environment, and the checks
 //! that they make sense. An error says what, where, and what to do next.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use crate::limits::{BATCH_BYTES_DEFAULT, BATCH_BYTES_MAX, RECORD_BYTES_DEFAULT};
+use crate::limits::{BATCH_BYTES_DEFAULT, BATCH_BYTES_MAX, RECORD_BYTES_DEFAULT, SHARDS_MAX};
 use crate::log::PartitionSettings;
 
 /// Segments are preallocated, and several are kept ready: beyond this they are a surprise.
@@ -16,8 +17,9 @@ const SEGMENT_BYTES_MAX: u64 = 2 << 30;
 /// A segment must hold the largest batch well, or batches would decide where segments end.
 const SEGMENT_BYTES_MIN: u64 = 2 * BATCH_BYTES_MAX as u64;
 
-/// More shards than this cost more than they give on one node.
-const SHARDS_MAX: u64 = 64;
+/// Nodes of a cluster: an odd number, since an even one survives no more losses than the odd one
+/// below it.
+const NODES: [usize; 3] = [1, 3, 5];
 
 /// Where a node keeps its logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -49,6 +51,24 @@ pub struct Config {
     #[arg(long, env = "HELIX_ADVERTISE_ADDR")]
     pub advertise_addr: Option<String>,
 
+    /// Name of the cluster; a node joins no other one [default: any]
+    #[arg(long, env = "HELIX_CLUSTER_ID", value_name = "NAME")]
+    pub cluster_id: Option<String>,
+
+    /// Address to listen on for the cluster's other nodes; used only with --peer
+    #[arg(long, env = "HELIX_PEER_ADDR", default_value = "127.0.0.1:9192")]
+    pub peer_addr: SocketAddr,
+
+    /// Peer address of a node of the cluster; once for each node, this one may be among them
+    #[arg(
+        long = "peer",
+        env = "HELIX_PEER",
+        value_name = "ID=HOST:PORT",
+        value_parser = parse_peer,
+        value_delimiter = ','
+    )]
+    pub peers: Vec<(u64, String)>,
+
     /// Folder for the data; created if it is not there
     #[arg(long, env = "HELIX_DATA_DIR", default_value = "./helix-data")]
     pub data_dir: PathBuf,
@@ -57,7 +77,7 @@ pub struct Config {
     #[arg(long, env = "HELIX_STORAGE", value_enum, default_value_t = Storage::Durable)]
     pub storage: Storage,
 
-    /// Topic to create on a fresh server, "name:partitions"; may be given more than once
+    /// Topic to create on a fresh cluster, "name:partitions"; may be given more than once
     #[arg(
         long = "topic",
         env = "HELIX_TOPIC",
@@ -68,9 +88,9 @@ pub struct Config {
     )]
     pub topics: Vec<(String, u32)>,
 
-    /// Shards of a fresh server: replicated logs that its partitions share
-    #[arg(long, env = "HELIX_SHARDS", default_value_t = 1)]
-    pub shards: u64,
+    /// Shards of a fresh cluster: replicated logs that its partitions share [default: 1]
+    #[arg(long, env = "HELIX_SHARDS")]
+    pub shards: Option<u64>,
 
     /// Threads that serve calls [default: one less than there are cores]
     #[arg(long, env = "HELIX_WORKER_THREADS")]
@@ -172,9 +192,10 @@ impl Config {
         if self.node_id == 0 || self.node_id > u64::from(u32::MAX) {
             return error("node-id", &self.node_id, "choose a number in 1..=4294967295");
         }
-        if !(1..=SHARDS_MAX).contains(&self.shards) {
-            return error("shards", &self.shards, "choose a number in 1..=64");
+        if let Some(shards) = self.shards.filter(|it| !(1..=SHARDS_MAX).contains(it)) {
+            return error("shards", &shards, "choose a number in 1..=64");
         }
+        self.validate_peers()?;
         if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&self.segment_bytes) {
             return error("segment-bytes", &self.segment_bytes, "choose 16MiB to 2GiB");
         }
@@ -199,9 +220,49 @@ impl Config {
         Ok(())
     }
 
+    fn validate_peers(&self) -> Result<(), ConfigError> {
+        let error = |flag, value: &dyn ToString, what: &str| {
+            Err(ConfigError { flag, value: value.to_string(), what: what.to_owned() })
+        };
+        for (place, (id, address)) in self.peers.iter().enumerate() {
+            let shown = format!("{id}={address}");
+            if *id == 0 || *id > u64::from(u32::MAX) {
+                return error("peer", &shown, "a node's number is in 1..=4294967295");
+            }
+            if self.peers[..place].iter().any(|(earlier, _)| earlier == id) {
+                return error("peer", &shown, "this node is there twice; give each node once");
+            }
+        }
+        if !NODES.contains(&self.node_count()) {
+            let what = "with this node that makes an even number, or more than five: a cluster has \
+                        1, 3 or 5 nodes";
+            return error("peer", &self.peers.len(), what);
+        }
+        if self.cluster_id.as_ref().is_some_and(String::is_empty) {
+            return error("cluster-id", &"", "give it a name, or leave the flag out");
+        }
+        Ok(())
+    }
+
+    /// The other nodes' peer addresses.
+    pub fn other_nodes(&self) -> BTreeMap<u64, String> {
+        self.peers.iter().filter(|(id, _)| *id != self.node_id).cloned().collect()
+    }
+
+    /// Nodes of the cluster that this one forms or belongs to.
+    pub fn node_count(&self) -> usize {
+        self.other_nodes().len() + 1
+    }
+
+    /// Data shards of a fresh cluster.
+    pub fn shard_count(&self) -> u64 {
+        self.shards.unwrap_or(1)
+    }
+
     /// Whether others than this machine reach the server, which checks nobody's identity.
     pub fn is_exposed(&self) -> bool {
-        !self.listen_addr.ip().is_loopback()
+        let peers_listen = !self.other_nodes().is_empty() && !self.peer_addr.ip().is_loopback();
+        !self.listen_addr.ip().is_loopback() || peers_listen
     }
 
     pub fn worker_threads(&self) -> usize {
@@ -239,6 +300,16 @@ fn parse_topic(text: &str) -> Result<(String, u32), String> {
         return Err(wanted());
     }
     Ok((name.to_owned(), partitions))
+}
+
+fn parse_peer(text: &str) -> Result<(u64, String), String> {
+    let wanted = || format!("write id=host:port, as in 2=helix-2:9192, not {text:?}");
+    let (id, address) = text.split_once('=').ok_or_else(wanted)?;
+    let id = id.trim().parse().map_err(|_| wanted())?;
+    if !has_port(address) {
+        return Err(wanted());
+    }
+    Ok((id, address.to_owned()))
 }
 
 /// A number of bytes: "67108864", "64MiB", "64M".
@@ -311,6 +382,24 @@ mod tests {
         for wrong in ["orders", "orders:", ":4", "orders:0", "orders:x"] {
             assert!(parse_topic(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn peers_have_an_id_and_an_address() {
+        assert_eq!(parse_peer("2=n2:9192").unwrap(), (2, "n2:9192".to_owned()));
+        for wrong in ["n2:9192", "2=n2", "x=n2:9192", "2=", "=n2:1"] {
+            assert!(parse_peer(wrong).is_err(), "{wrong:?}");
+        }
+        let peer = |id: u64| (id, format!("n{id}:9192"));
+        let with = |peers: Vec<(u64, String)>| Config { peers, ..Config::default() };
+        let three = with(vec![peer(1), peer(2), peer(3)]);
+        three.validate().unwrap();
+        assert_eq!(three.other_nodes().keys().copied().collect::<Vec<_>>(), [2, 3]);
+        assert_eq!((three.node_count(), three.shard_count()), (3, 1));
+        with(vec![peer(2), peer(3)]).validate().unwrap();
+        assert!(with(vec![peer(2)]).validate().is_err(), "two nodes");
+        assert!(with(vec![peer(2), peer(2)]).validate().is_err(), "twice");
+        assert!(with(vec![peer(0), peer(2)]).validate().is_err(), "no such node");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, LogFormat};
+use crate::raft;
 use crate::server::{Running, Server, StartError};
 
 /// EX_SOFTWARE of sysexits.h: something inside failed, and a restart is the way out.
@@ -48,7 +49,7 @@ pub fn main_until(config: Config, stop: impl Future<Output = ()>) -> ExitCode {
 
 /// HELIX_LOG chooses what is logged, as in `HELIX_LOG=debug`.
 fn log_to_stderr(format: LogFormat) {
-    let quiet = || EnvFilter::new("info,openraft=error");
+    let quiet = || EnvFilter::new(format!("info,{}", raft::LOG_FILTER));
     let filter = EnvFilter::try_from_env("HELIX_LOG").unwrap_or_else(|_| quiet());
     let log = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)

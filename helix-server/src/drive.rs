@@ -32,6 +32,7 @@ pub(crate) fn start(
                 waker.1.notify_one();
             }));
             let start = Instant::now();
+            wal.set_clock(Box::new(move || start.elapsed()));
             let woken = wake.clone();
             tokio::spawn(
                 async move { while wait(writer.step(start.elapsed()), &woken.0).await {} },

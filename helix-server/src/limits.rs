@@ -21,8 +21,10 @@ pub const STREAM_BATCHES_IN_FLIGHT_MAX: usize = 64;
 /// Bytes in flight of one append stream. Above it the stream is not read: TCP slows the client.
 pub const STREAM_BYTES_IN_FLIGHT_MAX: usize = 8 << 20;
 
-/// Bytes of batches in flight in one shard: proposed, not yet both committed and synced here.
-pub const SHARD_BYTES_IN_FLIGHT_MAX: usize = 32 << 20;
+/// Bytes of batches in flight in one shard: proposed, not yet both committed and synced here. No
+/// more than the default of what a log keeps in memory of its newest entries, from which followers
+/// are served: beyond it they would have to be read back from the disk that is written to.
+pub const SHARD_BYTES_IN_FLIGHT_MAX: usize = 16 << 20;
 
 /// How long a unary append may wait for its share of the bytes in flight before it is THROTTLED.
 pub const PERMIT_WAIT_MAX: Duration = Duration::from_secs(2);
@@ -81,6 +83,43 @@ pub const CHECKPOINT_BYTES: u64 = 64 << 20;
 /// How long a call waits for a shard to have a leader that may serve it.
 pub const READY_WAIT_MAX: Duration = Duration::from_secs(5);
 
+/// How long a leader goes on without a majority's confirmation until it counts as cut off: an
+/// election timeout, after which somebody else may lead.
+pub const CUT_OFF_AFTER: Duration = Duration::from_millis(700);
+
+/// How often a shard looks whether it is cut off, and whether its disk stalls.
+pub const PULSE_INTERVAL: Duration = Duration::from_millis(100);
+pub const DISK_LOOK_INTERVAL: Duration = Duration::from_millis(300);
+
+/// How long a disk may take for a sync until its node hands leadership over: an election timeout.
+pub const STALLED_AFTER: Duration = Duration::from_millis(600);
+
+/// How long a transfer of leadership may take.
+pub const TRANSFER_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// How long replicas that are not to lead a new shard first wait for the one that is.
+pub const FORM_WAIT: Duration = Duration::from_secs(3);
+
+/// Log that is kept for replicas that are behind, per shard. One that lacks more cannot catch up
+/// from the log alone.
+pub const CATCH_UP_BYTES_MAX: u64 = 4 << 30;
+
+/// A leader hands over to the node that should lead only when that node lacks fewer entries.
+pub const BALANCE_LAG_MAX: u64 = 1_000;
+
+/// How long all must have been well before a leader hands over to the node that should lead.
+pub const BALANCE_AFTER: Duration = Duration::from_secs(10);
+
+/// How long a read of the latest offset waits for a majority to confirm the leader.
+pub const READ_INDEX_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// How often a call looks for shard 0's leader while there is none.
+pub const LEADER_LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Entries of the cluster's own log between two checkpoints, and kept behind one for replicas
+/// that are a little behind.
+pub const CLUSTER_CHECKPOINT_ENTRIES: u64 = 1_000;
+
 /// Producer ids that a node takes from the cluster's state at once. Unused ones are lost with the
 /// process; there are 2^64.
 pub const PRODUCER_IDS_PER_LEASE: u32 = 1_000;
@@ -91,3 +130,6 @@ pub const CLUSTER_GROUP_BYTES: usize = 256 << 10;
 
 /// Syncs measured at start.
 pub const SYNC_PROBES: usize = 64;
+
+/// Data shards of a cluster: more cost more than they give.
+pub const SHARDS_MAX: u64 = 64;

@@ -37,6 +37,11 @@ pub enum StartError {
          --listen-addr"
     )]
     Listen { addr: SocketAddr, error: io::Error },
+    #[error(
+        "cannot listen on {addr} for the cluster's other nodes: {error}; stop what uses the \
+         address, or choose another one with --peer-addr"
+    )]
+    PeerListen { addr: SocketAddr, error: io::Error },
     #[error("cannot start the runtime: {0}")]
     Runtime(io::Error),
     #[error("cannot open the node's data: {0}")]
@@ -67,7 +72,17 @@ impl Server {
         // Before the data is opened: an address in use is found out at once.
         let listener = TcpListener::bind(addr).await.map_err(listen_error)?;
         let local_addr = listener.local_addr().map_err(listen_error)?;
-        let node = Node::open(node_settings(&config)).await?;
+        let settings = node_settings(&config);
+        let peers = config.other_nodes();
+        let node = if peers.is_empty() {
+            Node::open(settings).await?
+        } else {
+            let addr = config.peer_addr;
+            let peer_listener = TcpListener::bind(addr)
+                .await
+                .map_err(|error| StartError::PeerListen { addr, error })?;
+            Node::open_among(settings, peers, peer_listener).await?
+        };
         let endpoint = config.advertise_addr.unwrap_or_else(|| local_addr.to_string());
         if let Err(error) = node.announce(endpoint).await {
             node.close().await;
@@ -181,7 +196,8 @@ fn node_settings(config: &Config) -> NodeSettings {
     NodeSettings {
         node_id: config.node_id,
         storage,
-        shard_count: config.shards,
+        cluster_name: config.cluster_id.clone(),
+        shard_count: config.shard_count(),
         topics: config.topics.clone(),
         topic_settings: config.topic_settings(),
         segment_bytes: config.segment_bytes,

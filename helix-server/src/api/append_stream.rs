@@ -124,7 +124,7 @@ impl Session {
         if init.fencing_token.is_some() {
             return Err(Error::Unimplemented { what: "init.fencing_token" }.into());
         }
-        let located = node.locate(&init.topic, init.partition)?;
+        let located = node.find(&init.topic, init.partition).await?;
         located.shard.ready().await?;
         let opened = opened(&init, &located)?;
         let author = match init.producer {

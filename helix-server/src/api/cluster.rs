@@ -20,11 +20,14 @@ use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
 use super::{time, wire_leader, wire_shard_id};
-use crate::cluster::TopicInfo;
+use crate::cluster::{Cluster, TopicInfo};
 use crate::error::Error;
-use crate::node::{Node, StorageKind};
+use crate::node::{Node, PeerStatus, StorageKind};
 use crate::process;
 use crate::shard::Shard;
+
+/// A replica that lacks more entries than this is behind; fewer are on their way.
+const LAG_ENTRIES_MAX: u64 = 1_000;
 
 pub(super) struct ClusterView {
     node: Arc<Node>,
@@ -38,6 +41,7 @@ impl ClusterView {
 
     fn health(&self) -> GetHealthResponse {
         let mut issues = Vec::new();
+        let peers = self.node.peers();
         if self.node.shutdown_token().is_cancelled() {
             issues.push(HealthIssue {
                 reason: HealthReason::Draining.into(),
@@ -45,9 +49,12 @@ impl ClusterView {
                 ..HealthIssue::default()
             });
         }
+        let lost: Vec<&PeerStatus> = peers.iter().filter(|peer| !peer.connected).collect();
+        issues.extend(lost.iter().map(|peer| node_down(peer)));
+        let lost: Vec<u64> = lost.iter().map(|peer| peer.node_id).collect();
+        issues.extend(leaderless(0, self.node.cluster().leader_hint().is_some(), &lost));
         for shard in self.node.shards() {
-            let node_id = self.node.info().node_id;
-            issues.extend(shard_issues(&shard, node_id));
+            issues.extend(shard_issues(&shard, self.node.info().node_id, &lost));
         }
         issues.extend(self.node.withheld().into_iter().map(|(shard, what)| HealthIssue {
             reason: HealthReason::CorruptLog.into(),
@@ -84,7 +91,9 @@ impl ClusterView {
             cpu_time_us: process::cpu_time_us(),
             rss_bytes: process::rss_bytes(),
             uptime: prost_types::Duration::try_from(self.started.elapsed()).ok(),
-            shards: shards.iter().map(|shard| shard_status(shard)).collect(),
+            shards: std::iter::once(own_status(self.node.cluster()))
+                .chain(shards.iter().map(|shard| shard_status(shard)))
+                .collect(),
         }
     }
 }
@@ -106,7 +115,7 @@ impl ClusterService for ClusterView {
         &self,
         request: Request<WatchMetadataRequest>,
     ) -> Result<Response<Self::WatchMetadataStream>, Status> {
-        let mut versions = self.node.watch_metadata();
+        let mut versions = self.node.watch_routes();
         // The first answer says what is there now.
         versions.mark_changed();
         let watch = MetadataWatch {
@@ -173,9 +182,27 @@ impl ClusterService for ClusterView {
 
     async fn transfer_leader(
         &self,
-        _: Request<TransferLeaderRequest>,
+        request: Request<TransferLeaderRequest>,
     ) -> Result<Response<TransferLeaderResponse>, Status> {
-        Err(refused("TransferLeader"))
+        let TransferLeaderRequest { shard_id, target_node_id } = request.into_inner();
+        let target = Some(target_node_id).filter(|node| *node != 0);
+        if let Some(node_id) = target
+            && !self.node.cluster().nodes().contains(&node_id)
+        {
+            return Err(Error::NodeNotFound { node_id }.into());
+        }
+        let leader = if shard_id == 0 {
+            self.node.cluster().transfer(target).await?;
+            self.node.cluster().leader_hint()
+        } else {
+            let shard = self.node.shard(shard_id.into()).ok_or_else(|| Error::InvalidArgument {
+                field: "shard_id",
+                what: format!("there is no shard {shard_id} on this node"),
+            })?;
+            shard.transfer(target).await?;
+            shard.leader_hint()
+        };
+        Ok(Response::new(TransferLeaderResponse { leader: leader.map(wire_leader) }))
     }
 }
 
@@ -223,7 +250,7 @@ fn metadata(node: &Node, topics: &[String]) -> Metadata {
         cluster_id: info.cluster_id,
         version,
         nodes: nodes.collect(),
-        shards: node.shards().iter().map(|shard| shard_route(shard)).collect(),
+        shards: shard_routes(node),
         topics: topics.iter().map(|topic| topic_route(topic)).collect(),
     }
 }
@@ -235,6 +262,17 @@ fn topic_route(topic: &TopicInfo) -> TopicRoute {
     }
 }
 
+/// Shard 0, the cluster's own, and the data shards.
+fn shard_routes(node: &Node) -> Vec<ShardRoute> {
+    let own = ShardRoute {
+        shard_id: 0,
+        leader: node.cluster().leader_hint().map(wire_leader),
+        replicas: node.cluster().nodes(),
+    };
+    let shards = node.shards();
+    std::iter::once(own).chain(shards.iter().map(|shard| shard_route(shard))).collect()
+}
+
 fn shard_route(shard: &Shard) -> ShardRoute {
     ShardRoute {
         shard_id: wire_shard_id(shard.id()),
@@ -243,11 +281,48 @@ fn shard_route(shard: &Shard) -> ShardRoute {
     }
 }
 
-fn shard_issues(shard: &Shard, node_id: u64) -> impl Iterator<Item = HealthIssue> {
-    let no_leader = shard
-        .leader_hint()
-        .is_none()
-        .then(|| (HealthReason::NoLeader, "no leader is known".to_owned()));
+fn node_down(peer: &PeerStatus) -> HealthIssue {
+    let why = peer.last_error.as_deref().unwrap_or("not connected yet");
+    HealthIssue {
+        reason: HealthReason::NodeDown.into(),
+        shard_id: None,
+        needed_node_ids: vec![peer.node_id],
+        message: format!("node {} at {} does not answer: {why}", peer.node_id, peer.address),
+    }
+}
+
+/// A shard without a leader needs the nodes back that do not answer.
+fn leaderless(shard_id: u64, has_leader: bool, lost: &[u64]) -> Option<HealthIssue> {
+    let shard_id = wire_shard_id(shard_id);
+    (!has_leader).then(|| HealthIssue {
+        reason: HealthReason::NoLeader.into(),
+        shard_id: Some(shard_id),
+        needed_node_ids: lost.to_vec(),
+        message: format!("shard {shard_id}: no leader is known, appends are refused"),
+    })
+}
+
+/// Replicas that lack more than what is on its way: known to the leader only.
+fn under_replicated(shard: &Shard) -> Option<HealthIssue> {
+    let behind: Vec<(u64, u64)> =
+        shard.lags().into_iter().filter(|(_, lag)| *lag > LAG_ENTRIES_MAX).collect();
+    if behind.is_empty() {
+        return None;
+    }
+    let shard_id = wire_shard_id(shard.id());
+    let nodes: Vec<String> =
+        behind.iter().map(|(node, lag)| format!("node {node} lacks {lag} entries")).collect();
+    Some(HealthIssue {
+        reason: HealthReason::UnderReplicated.into(),
+        shard_id: Some(shard_id),
+        needed_node_ids: behind.iter().map(|(node, _)| *node).collect(),
+        message: format!("shard {shard_id}: {}", nodes.join(", ")),
+    })
+}
+
+fn shard_issues(shard: &Shard, node_id: u64, lost: &[u64]) -> impl Iterator<Item = HealthIssue> {
+    let no_leader = leaderless(shard.id(), shard.leader_hint().is_some(), lost);
+    let behind = under_replicated(shard);
     let unwell = shard.unwell().map(|error| {
         let reason = match &error {
             Error::DiskFull { .. } => HealthReason::DiskFull,
@@ -257,12 +332,38 @@ fn shard_issues(shard: &Shard, node_id: u64) -> impl Iterator<Item = HealthIssue
         (reason, error.to_string())
     });
     let shard_id = wire_shard_id(shard.id());
-    no_leader.into_iter().chain(unwell).map(move |(reason, what)| HealthIssue {
+    let unwell = unwell.map(move |(reason, what)| HealthIssue {
         reason: reason.into(),
         shard_id: Some(shard_id),
         needed_node_ids: vec![node_id],
         message: format!("shard {shard_id}: {what}"),
-    })
+    });
+    let damage = shard.damage().iter().map(move |what| HealthIssue {
+        reason: HealthReason::CorruptLog.into(),
+        shard_id: Some(shard_id),
+        needed_node_ids: vec![node_id],
+        message: format!("shard {shard_id}: withheld: {what}"),
+    });
+    no_leader.into_iter().chain(behind).chain(unwell).chain(damage.collect::<Vec<_>>())
+}
+
+/// Shard 0, which has no partitions.
+fn own_status(cluster: &Cluster) -> wire::ShardStatus {
+    let status = cluster.replica().status();
+    wire::ShardStatus {
+        shard_id: 0,
+        leader: cluster.leader_hint().map(wire_leader),
+        term: status.term,
+        last_index: status.last_index,
+        synced_index: status.synced,
+        committed_index: status.committed,
+        applied_index: status.applied,
+        purged_index: status.purged,
+        partition_count: 0,
+        live_bytes: 0,
+        held_bytes: status.wal.held_bytes,
+        segment_count: u32::try_from(status.wal.segments).unwrap_or(u32::MAX),
+    }
 }
 
 fn shard_status(shard: &Shard) -> wire::ShardStatus {

@@ -24,7 +24,7 @@ use crate::limits::{
 };
 use crate::log::Watermarks;
 use crate::node::Node;
-use crate::shard::Watcher;
+use crate::shard::{ReadFrom, Watcher};
 
 pub(super) struct Consume {
     node: Arc<Node>,
@@ -50,7 +50,7 @@ impl Consume {
     async fn resolve(&self, request: ResolveOffsetsRequest) -> Result<Vec<ResolvedOffset>, Status> {
         let position = Position::parse(request.position)?;
         let numbers = if request.partitions.is_empty() {
-            (0..self.node.topic(&request.topic)?.partition_count).collect()
+            self.led_here(&request.topic).await?
         } else if request.partitions.len() > PARTITIONS_PER_CALL_MAX {
             let what = format!("must be at most {PARTITIONS_PER_CALL_MAX}");
             return Err(Error::InvalidArgument { field: "partitions", what }.into());
@@ -69,6 +69,14 @@ impl Consume {
         Ok(offsets)
     }
 
+    /// The partitions of a topic whose leader this node is.
+    async fn led_here(&self, topic: &str) -> Result<Vec<u32>> {
+        let topic = self.node.find_topic(topic).await?;
+        let shard = |number| topic.place(number).and_then(|it| self.node.shard(it.shard_id));
+        let is_led = |number: &u32| shard(*number).is_some_and(|shard| shard.leads());
+        Ok((0..topic.partition_count).filter(is_led).collect())
+    }
+
     async fn resolve_one(
         &self,
         topic: &str,
@@ -76,14 +84,16 @@ impl Consume {
         position: Position,
         confirmed: &mut HashSet<u64>,
     ) -> Result<ResolvedOffset> {
-        let located = self.node.locate(topic, number)?;
+        let located = self.node.find(topic, number).await?;
         // One confirmation of a shard's leader within the call holds for all of its partitions.
         let watermarks = if confirmed.insert(located.shard.id()) {
             located.shard.latest(located.partition).await?
         } else {
             located.shard.watermarks(located.partition)?
         };
-        let offset = position.offset(&located.shard, located.partition, watermarks).await?;
+        let offset = position
+            .offset(&located.shard, located.partition, watermarks, ReadFrom::Leader)
+            .await?;
         let Watermarks { log_start, high_watermark } = watermarks;
         Ok(ResolvedOffset {
             partition: number,

@@ -7,7 +7,7 @@ use helix_proto::log::v1::{NamedPosition, StartPosition};
 use super::time;
 use crate::error::{Error, Result};
 use crate::log::{PartitionId, Watermarks};
-use crate::shard::Shard;
+use crate::shard::{ReadFrom, Shard};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Position {
@@ -47,6 +47,7 @@ impl Position {
         shard: &Shard,
         partition: PartitionId,
         watermarks: Watermarks,
+        from: ReadFrom,
     ) -> Result<u64> {
         let Watermarks { log_start, high_watermark } = watermarks;
         match self {
@@ -56,7 +57,7 @@ impl Position {
             Self::TailRecords(records) => Ok(high_watermark.saturating_sub(records).max(log_start)),
             Self::Time(time_us) => {
                 // The watermarks are older than the search: nothing between the two is missed.
-                let found = shard.offset_at_time(partition, time_us).await?;
+                let found = shard.offset_at_time(partition, time_us, from).await?;
                 Ok(found.unwrap_or(high_watermark))
             }
         }

@@ -28,7 +28,7 @@ impl Produce {
     }
 
     async fn append(&self, request: AppendRequest) -> Result<AppendResponse> {
-        let located = self.node.locate(&request.topic, request.partition)?;
+        let located = self.node.find(&request.topic, request.partition).await?;
         refuse_condition(request.condition.as_ref())?;
         let durability = durability_to_reach(request.durability, &located.settings)?;
         let mut batch = batch::admit(request.batch, located.partition, &located.settings)?;

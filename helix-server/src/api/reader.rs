@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX};
 use crate::log::{PartitionId, Watermarks};
 use crate::node::Node;
-use crate::shard::{ReadBatch, Shard};
+use crate::shard::{ReadBatch, ReadFrom, Shard};
 
 /// About what a record costs in an answer beside itself: its offset, its time, its framing.
 const STORED_RECORD_EXTRA_BYTES: usize = 24;
@@ -67,6 +67,7 @@ impl Budget {
 /// What a call says about all of its partitions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms {
+    from: ReadFrom,
     clamps: bool,
     is_encoded: bool,
     until_us: Option<u64>,
@@ -83,14 +84,17 @@ impl Terms {
             field,
             what: format!("{value} is not known to this version"),
         };
-        // Any replica: the leader is one, and the only one that this version has.
-        ReadSource::try_from(source).map_err(|_| unknown("source", source))?;
+        let from = match ReadSource::try_from(source) {
+            Ok(ReadSource::Unspecified) => ReadFrom::Leader,
+            Ok(ReadSource::AnyReplica) => ReadFrom::AnyReplica,
+            Err(_) => return Err(unknown("source", source)),
+        };
         let policy = OutOfRangePolicy::try_from(out_of_range)
             .map_err(|_| unknown("out_of_range", out_of_range))?;
         let until = limits.until_timestamp;
         let until_us =
             until.map(|until| time::from_timestamp("limits.until_timestamp", until)).transpose()?;
-        Ok(Self { clamps: policy == OutOfRangePolicy::Clamp, is_encoded, until_us })
+        Ok(Self { from, clamps: policy == OutOfRangePolicy::Clamp, is_encoded, until_us })
     }
 }
 
@@ -169,10 +173,11 @@ fn check_count(partitions: usize) -> Result<()> {
 impl Reader {
     async fn open(node: &Node, start: PartitionStart, terms: Terms) -> Result<Self> {
         let position = Position::parse(start.start)?;
-        let located = node.locate(&start.topic, start.partition)?;
-        located.shard.ready().await?;
+        let located = node.find(&start.topic, start.partition).await?;
+        located.shard.ready_for(terms.from).await?;
         let watermarks = located.shard.watermarks(located.partition)?;
-        let offset = position.offset(&located.shard, located.partition, watermarks).await?;
+        let offset =
+            position.offset(&located.shard, located.partition, watermarks, terms.from).await?;
         let until_offset = start.until_offset.unwrap_or(u64::MAX);
         Ok(Self {
             topic: start.topic,
@@ -287,7 +292,11 @@ impl Reader {
     async fn read_stored(&mut self, bytes_max: usize) -> Result<Vec<ReadBatch>> {
         let until = (self.until_offset < u64::MAX).then_some(self.until_offset);
         loop {
-            match self.shard.read(self.partition, self.offset, until, bytes_max).await {
+            match self
+                .shard
+                .read(self.partition, self.offset, until, bytes_max, self.terms.from)
+                .await
+            {
                 Ok(read) => {
                     self.watermarks = read.watermarks;
                     return Ok(read.batches);

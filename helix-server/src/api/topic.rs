@@ -38,9 +38,6 @@ impl Topics {
                 what: "must be at least 1".to_owned(),
             });
         }
-        if request.replication_factor > 1 {
-            return Err(Error::Unimplemented { what: "a replication factor of more than 1" });
-        }
         let spec = TopicSpec {
             name: request.name,
             partition_count: request.partition_count,
@@ -88,7 +85,7 @@ impl Topics {
     }
 
     async fn trim(&self, request: &TrimPartitionRequest) -> Result<TrimPartitionResponse> {
-        let located = self.node.locate(&request.topic, request.partition)?;
+        let located = self.node.find(&request.topic, request.partition).await?;
         let watermarks = located.shard.trim(located.partition, request.trim_offset).await?;
         Ok(TrimPartitionResponse { watermarks: Some(wire_watermarks(watermarks)) })
     }
@@ -138,7 +135,7 @@ impl TopicService for Topics {
         &self,
         request: Request<GetTopicRequest>,
     ) -> Result<Response<GetTopicResponse>, Status> {
-        let topic = self.node.topic(&request.get_ref().name)?;
+        let topic = self.node.find_topic(&request.get_ref().name).await?;
         Ok(Response::new(GetTopicResponse { topic: Some(self.describe(&topic)) }))
     }
 

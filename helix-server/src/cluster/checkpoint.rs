@@ -55,7 +55,7 @@ struct NodeRecord {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct TopicRecord {
+pub(super) struct TopicRecord {
     #[prost(uint64, tag = "1")]
     id: u64,
     #[prost(string, tag = "2")]
@@ -84,14 +84,9 @@ struct NamedRecord {
     last_used: u64,
 }
 
-impl ClusterState {
-    pub fn encode(&self) -> Bytes {
-        let nodes = self.nodes.values().map(|node| NodeRecord {
-            node_id: node.node_id,
-            endpoint: node.endpoint.clone(),
-            version: node.version.clone(),
-        });
-        let topics = self.topics.values().map(|topic| TopicRecord {
+impl From<&TopicInfo> for TopicRecord {
+    fn from(topic: &TopicInfo) -> Self {
+        Self {
             id: topic.id,
             name: topic.name.clone(),
             replication_factor: topic.replication_factor,
@@ -99,7 +94,52 @@ impl ClusterState {
             created_at_us: topic.created_at_us,
             shards: topic.shards.clone(),
             extents: topic.extents.clone(),
+        }
+    }
+}
+
+impl TopicRecord {
+    pub(super) fn into_topic(self) -> Result<TopicInfo, CheckpointError> {
+        let id = self.id;
+        let broken = |what: &str| CheckpointError::new(format!("topic {id}: {what}"));
+        let settings = self.settings.ok_or_else(|| broken("settings are missing"))?;
+        if self.shards.is_empty() || self.extents.is_empty() {
+            return Err(broken("it lives nowhere"));
+        }
+        let mut topic = TopicInfo {
+            id,
+            name: self.name,
+            partition_count: 0,
+            replication_factor: self.replication_factor,
+            settings,
+            created_at_us: self.created_at_us,
+            shards: self.shards,
+            extents: Vec::new(),
+        };
+        for extent in &self.extents {
+            let fits = extent.first_number == topic.partition_count
+                && topic.partition_count.checked_add(extent.count).is_some()
+                && extent.first_id.checked_add(u64::from(extent.count)).is_some();
+            if !fits {
+                return Err(broken("an extent of partitions is out of bounds"));
+            }
+            topic.extend(extent.first_id, extent.count);
+        }
+        if topic.extents != self.extents {
+            return Err(broken("its ids do not fit"));
+        }
+        Ok(topic)
+    }
+}
+
+impl ClusterState {
+    pub fn encode(&self) -> Bytes {
+        let nodes = self.nodes.values().map(|node| NodeRecord {
+            node_id: node.node_id,
+            endpoint: node.endpoint.clone(),
+            version: node.version.clone(),
         });
+        let topics = self.topics.values().map(|topic| TopicRecord::from(&**topic));
         let named = self.named.iter().map(|(name, producer)| NamedRecord {
             name: name.to_string(),
             producer_id: producer.producer_id,
@@ -159,31 +199,9 @@ impl ClusterState {
     fn restore_topic(&mut self, record: TopicRecord) -> Result<(), CheckpointError> {
         let id = record.id;
         let broken = |what: &str| CheckpointError::new(format!("topic {id}: {what}"));
-        let settings = record.settings.ok_or_else(|| broken("settings are missing"))?;
-        if record.shards.is_empty() || record.extents.is_empty() {
-            return Err(broken("it lives nowhere"));
-        }
-        let mut topic = TopicInfo {
-            id,
-            name: record.name,
-            partition_count: 0,
-            replication_factor: record.replication_factor,
-            settings,
-            created_at_us: record.created_at_us,
-            shards: record.shards,
-            extents: Vec::new(),
-        };
-        for extent in &record.extents {
-            let end = extent.first_id.checked_add(u64::from(extent.count));
-            let fits = extent.first_number == topic.partition_count
-                && topic.partition_count.checked_add(extent.count).is_some()
-                && end.is_some_and(|end| end <= self.next_partition_id);
-            if !fits {
-                return Err(broken("an extent of partitions is out of bounds"));
-            }
-            topic.extend(extent.first_id, extent.count);
-        }
-        if topic.extents != record.extents || id >= self.next_topic_id {
+        let topic = record.into_topic()?;
+        let ids_end = topic.extents.iter().map(|it| it.first_id + u64::from(it.count)).max();
+        if id >= self.next_topic_id || ids_end > Some(self.next_partition_id) {
             return Err(broken("its ids do not fit"));
         }
         self.partitions += u64::from(topic.partition_count);

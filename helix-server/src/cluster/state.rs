@@ -189,6 +189,11 @@ impl ClusterState {
         topic_id > 0 && topic_id < self.next_topic_id && !self.topics.contains_key(&topic_id)
     }
 
+    /// Whether there ever was a topic.
+    pub fn has_had_topics(&self) -> bool {
+        self.next_topic_id > 1
+    }
+
     /// Partitions of all topics.
     pub fn partition_count(&self) -> u64 {
         self.partitions

@@ -48,6 +48,8 @@ struct StateRecord {
     dropped_firsts: Vec<u64>,
     #[prost(uint64, repeated, tag = "8")]
     dropped_lasts: Vec<u64>,
+    #[prost(uint64, tag = "9")]
+    released: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -124,6 +126,7 @@ impl ShardState {
             producers: producers.collect(),
             dropped_firsts: self.dropped.keys().copied().collect(),
             dropped_lasts: self.dropped.values().copied().collect(),
+            released: self.released,
         };
         record.encode_to_vec().into()
     }
@@ -140,6 +143,7 @@ impl ShardState {
         }
         let mut state = Self::new(StateLimits { producers_max: record.producers_max });
         state.dropped_version = record.dropped_version;
+        state.released = record.released;
         if record.dropped_firsts.len() != record.dropped_lasts.len() {
             return Err(CheckpointError::new("ranges of dropped partitions differ in length"));
         }

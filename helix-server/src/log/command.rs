@@ -24,6 +24,9 @@ pub enum ShardCommand {
     DropTopic { cluster_version: u64, topic_id: u64 },
     /// Raises log starts, never above the high watermark.
     Trim { starts: Vec<(PartitionId, u64)> },
+    /// No replica needs the log up to this index any more, to replicate or to catch up: each may
+    /// purge it once a checkpoint of its own covers it.
+    Release { index: u64 },
 }
 
 /// A change of the cluster's own state.
@@ -231,6 +234,7 @@ impl ShardCommand {
             Self::UpdateSettings { .. } => "update settings",
             Self::DropTopic { .. } => "drop topic",
             Self::Trim { .. } => "trim",
+            Self::Release { .. } => "release",
         }
     }
 }

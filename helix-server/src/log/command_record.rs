@@ -11,7 +11,7 @@ use super::{HeadError, PartitionId};
 
 #[derive(Clone, PartialEq, Message)]
 struct ShardRecord {
-    #[prost(oneof = "ShardChange", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "ShardChange", tags = "1, 2, 3, 4, 5")]
     change: Option<ShardChange>,
 }
 
@@ -25,6 +25,8 @@ enum ShardChange {
     DropTopic(DropTopic),
     #[prost(message, tag = "4")]
     Trim(Trim),
+    #[prost(message, tag = "5")]
+    Release(Release),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -62,6 +64,12 @@ struct Trim {
     partitions: Vec<u64>,
     #[prost(uint64, repeated, tag = "2")]
     starts: Vec<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Release {
+    #[prost(uint64, tag = "1")]
+    index: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -194,6 +202,7 @@ pub(super) fn encode_shard(command: &ShardCommand, bytes: &mut BytesMut) {
             let (partitions, starts) = starts.into_iter().map(|(id, start)| (id.0, start)).unzip();
             ShardChange::Trim(Trim { partitions, starts })
         }
+        ShardCommand::Release { index } => ShardChange::Release(Release { index }),
     };
     ShardRecord { change: Some(change) }.encode(bytes).expect("a growing buffer has room");
 }
@@ -230,6 +239,7 @@ pub(super) fn decode_shard(bytes: &[u8]) -> Result<ShardCommand, HeadError> {
             let partitions = it.partitions.into_iter().map(PartitionId);
             ShardCommand::Trim { starts: partitions.zip(it.starts).collect() }
         }
+        ShardChange::Release(it) => ShardCommand::Release { index: it.index },
     })
 }
 

@@ -64,6 +64,8 @@ pub struct ShardState {
     /// Ids that were dropped here, as ranges from the key to the value, both included. Ids of
     /// other shards may lie in a range: they belonged to the same topic.
     pub(super) dropped: BTreeMap<u64, u64>,
+    /// Index up to which no replica needs the log any more. Only grows.
+    pub(super) released: u64,
 }
 
 /// A topic as far as it lives in this shard.
@@ -83,6 +85,7 @@ impl ShardState {
             producers: ProducerTable::new(limits.producers_max as usize),
             dropped_version: 0,
             dropped: BTreeMap::new(),
+            released: 0,
         }
     }
 
@@ -92,7 +95,7 @@ impl ShardState {
         match head {
             Head::Batch(batch) => self.append(index, batch),
             Head::Shard(command) => {
-                self.change(command, effects);
+                self.change(index, command, effects);
                 Verdict::Changed
             }
             Head::Cluster(_) => Verdict::Nothing,
@@ -131,6 +134,12 @@ impl ShardState {
         self.topics.iter().map(|(id, topic)| (*id, &topic.settings, topic.partitions.len()))
     }
 
+    /// Version of a topic's settings, and how many of its partitions are here.
+    pub fn topic(&self, topic_id: u64) -> Option<(u64, usize)> {
+        let topic = self.topics.get(&topic_id)?;
+        Some((topic.settings.version, topic.partitions.len()))
+    }
+
     /// The partition was here, and is gone for ever.
     pub fn is_dropped(&self, id: PartitionId) -> bool {
         self.dropped.range(..=id.0).next_back().is_some_and(|(_, &last)| id.0 <= last)
@@ -140,6 +149,11 @@ impl ShardState {
     /// known, or fenced by a later epoch.
     pub fn next_sequence(&self, id: PartitionId, producer_id: u64, epoch: u32) -> Option<u64> {
         self.producers.next_sequence(id, producer_id, epoch)
+    }
+
+    /// Index up to which the log may be purged, as far as other replicas are concerned.
+    pub fn released(&self) -> u64 {
+        self.released
     }
 
     pub fn producers(&self) -> &ProducerTable {
@@ -180,7 +194,7 @@ impl ShardState {
         Verdict::Appended { first_offset, next_offset, time_us, watermarks: partition.watermarks() }
     }
 
-    fn change(&mut self, command: &ShardCommand, effects: &mut Effects) {
+    fn change(&mut self, at: u64, command: &ShardCommand, effects: &mut Effects) {
         match command {
             ShardCommand::CreatePartitions { cluster_version, topic_id, runs, settings } => {
                 // A proposer that has not seen a later drop yet: what it wants to create may be
@@ -195,6 +209,10 @@ impl ShardState {
             ShardCommand::DropTopic { cluster_version, topic_id } => {
                 self.dropped_version = self.dropped_version.max(*cluster_version);
                 self.drop_topic(*topic_id, effects);
+            }
+            ShardCommand::Release { index } => {
+                // Nobody can have seen the log beyond this entry.
+                self.released = self.released.max(*index.min(&at));
             }
             ShardCommand::Trim { starts } => {
                 for (id, start) in starts {

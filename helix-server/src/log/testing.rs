@@ -71,7 +71,7 @@ fn random_batch(rng: &mut StdRng) -> BatchHead {
 
 fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
     let (cluster_version, topic_id) = (any_u64(rng), any_u64(rng));
-    match rng.random_range(0..4) {
+    match rng.random_range(0..5) {
         0 => {
             let run = |rng: &mut StdRng| PartitionRun {
                 first_id: rng.random_range(1..1 << 60),
@@ -85,6 +85,7 @@ fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
         }
         1 => ShardCommand::UpdateSettings { topic_id, settings: any_settings(rng) },
         2 => ShardCommand::DropTopic { cluster_version, topic_id },
+        3 => ShardCommand::Release { index: any_u64(rng) },
         _ => {
             let start = |rng: &mut StdRng| (PartitionId(any_u64(rng)), any_u64(rng));
             let starts = (0..rng.random_range(0..9)).map(|_| start(rng)).collect();

@@ -3,13 +3,14 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::Shard;
+use super::{Shard, deposed};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{BatchHead, Head, PartitionId, ProducerStamp, Refusal, Verdict, Watermarks};
@@ -59,8 +60,16 @@ pub struct Ack {
 
 impl Shard {
     /// Takes a share of the bytes in flight, waiting a bounded time for it.
+    ///
+    /// # Errors
+    /// [`Error::NotLeader`] and [`Error::NoLeader`] where it could not be used,
+    /// [`Error::Throttled`], [`Error::DiskFull`], [`Error::Draining`].
     pub async fn permit(&self, bytes: usize) -> Result<Permit> {
         self.check_writable()?;
+        if self.is_cut_off() || !self.leads() {
+            return Err(self.not_leader());
+        }
+        let reign = self.reign();
         let bytes = bytes.clamp(1, limits::SHARD_BYTES_IN_FLIGHT_MAX);
         let bytes = u32::try_from(bytes).expect("the limit fits");
         if let Ok(permit) = self.permits.clone().try_acquire_many_owned(bytes) {
@@ -70,6 +79,7 @@ impl Shard {
         tokio::select! {
             biased;
             () = self.draining.cancelled() => Err(Error::Draining),
+            () = reign.cancelled() => Err(self.not_leader()),
             permit = tokio::time::timeout(limits::PERMIT_WAIT_MAX, wait) => match permit {
                 Ok(Ok(permit)) => Ok(Permit(permit)),
                 Ok(Err(_)) => Err(Error::Draining),
@@ -128,7 +138,7 @@ impl Shard {
             && self.replica.is_ready()
             && let Some(verdict) = self.machine.would_duplicate(&head)
         {
-            let state = State::Known(Some(acknowledge(verdict, reached)));
+            let state = State::Known(Some(acknowledge(&self.this, verdict, reached)));
             return Ok(Pending { state });
         }
         let (written, wait_written) = match durability {
@@ -142,6 +152,7 @@ impl Shard {
             helix_wal::Payload { crc: batch.crc, crc_seed: crc_seed(&head), bytes: batch.payload };
         let command = Command { head: Head::Batch(head), payload, held: None };
         let held = Arc::new(Held::new(permit.0, written));
+        let reign: Reign = Box::pin(self.reign().cancelled_owned());
         let outcome = self
             .replica
             .propose(command, Some(held))
@@ -152,10 +163,11 @@ impl Shard {
             (_, Some(written)) => State::Written {
                 written: Some(written),
                 outcome,
+                reign,
                 ack: self.blind(batch.partition, reached),
                 shard: self.this.clone(),
             },
-            (_, None) => State::Applied { outcome, reached, shard: self.this.clone() },
+            (_, None) => State::Applied { outcome, reign, reached, shard: self.this.clone() },
         };
         Ok(Pending { state })
     }
@@ -207,7 +219,7 @@ fn crc_seed(head: &BatchHead) -> u32 {
     hasher.finalize()
 }
 
-fn acknowledge(verdict: Verdict, durability: Durability) -> Result<Ack> {
+fn acknowledge(shard: &Weak<Shard>, verdict: Verdict, durability: Durability) -> Result<Ack> {
     match verdict {
         Verdict::Appended { first_offset, next_offset, watermarks, .. } => Ok(Ack {
             offsets: Some((first_offset, next_offset)),
@@ -221,9 +233,9 @@ fn acknowledge(verdict: Verdict, durability: Durability) -> Result<Ack> {
             durability,
             watermarks,
         }),
-        Verdict::Refused(Refusal::UnknownPartition { partition }) => {
-            Err(Error::PartitionDeleted { partition })
-        }
+        Verdict::Refused(Refusal::UnknownPartition { partition }) => Err(shard
+            .upgrade()
+            .map_or(Error::PartitionDeleted { partition }, |shard| shard.missing(partition))),
         Verdict::Refused(refusal) => Err(refusal.into()),
         Verdict::Nothing | Verdict::Changed | Verdict::Cluster(_) => Err(Error::OutcomeUnknown {
             reason: "apply answered a batch as if it were a command".to_owned(),
@@ -242,18 +254,36 @@ enum State {
     Known(Option<Result<Ack>>),
     Applied {
         outcome: Outcome,
+        reign: Reign,
         reached: Durability,
-        shard: std::sync::Weak<Shard>,
+        shard: Weak<Shard>,
     },
     Written {
         written: Option<oneshot::Receiver<()>>,
         outcome: Outcome,
+        reign: Reign,
         ack: Ack,
-        shard: std::sync::Weak<Shard>,
+        shard: Weak<Shard>,
     },
 }
 
-fn failed(shard: &std::sync::Weak<Shard>, error: ProposeError) -> Error {
+/// Ready when the replica that proposed has stopped leading.
+type Reign = Pin<Box<WaitForCancellationFutureOwned>>;
+
+/// The outcome, unless nobody here can say it any more.
+fn poll_outcome(
+    outcome: &mut Outcome,
+    reign: &mut Reign,
+    shard: &Weak<Shard>,
+    context: &mut Context<'_>,
+) -> Poll<Result<Verdict>> {
+    if let Poll::Ready(outcome) = Pin::new(outcome).poll(context) {
+        return Poll::Ready(outcome.map_err(|error| failed(shard, error)));
+    }
+    reign.as_mut().poll(context).map(|()| Err(deposed()))
+}
+
+fn failed(shard: &Weak<Shard>, error: ProposeError) -> Error {
     match shard.upgrade() {
         Some(shard) => shard.propose_error(error),
         None => Error::OutcomeUnknown { reason: error.to_string() },
@@ -268,13 +298,11 @@ impl Future for Pending {
             State::Known(result) => {
                 Poll::Ready(result.take().expect("a future is not polled after it was ready"))
             }
-            State::Applied { outcome, reached, shard } => {
-                Pin::new(outcome).poll(context).map(|outcome| match outcome {
-                    Ok(verdict) => acknowledge(verdict, *reached),
-                    Err(error) => Err(failed(shard, error)),
-                })
+            State::Applied { outcome, reign, reached, shard } => {
+                poll_outcome(outcome, reign, shard, context)
+                    .map(|verdict| acknowledge(shard, verdict?, *reached))
             }
-            State::Written { written, outcome, ack, shard } => {
+            State::Written { written, outcome, reign, ack, shard } => {
                 if let Some(receiver) = written
                     && let Poll::Ready(taken) = Pin::new(receiver).poll(context)
                 {
@@ -284,10 +312,7 @@ impl Future for Pending {
                     // Dropped without a word: the outcome says why.
                     *written = None;
                 }
-                Pin::new(outcome).poll(context).map(|outcome| match outcome {
-                    Ok(_) => Ok(*ack),
-                    Err(error) => Err(failed(shard, error)),
-                })
+                poll_outcome(outcome, reign, shard, context).map_ok(|_| *ack)
             }
         }
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use helix_wal::{Placement, Wal};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::watch::Watchers;
 use crate::limits;
@@ -26,6 +26,8 @@ pub(super) struct ShardMachine {
     bytes: AtomicU64,
     /// Wakes the upkeep each time that [`limits::UPKEEP_BYTES`] more have been applied.
     upkeep: Notify,
+    /// Control entries applied since this replica opened.
+    changes: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
@@ -47,6 +49,7 @@ impl ShardMachine {
             watchers: Arc::default(),
             bytes: AtomicU64::new(0),
             upkeep: Notify::new(),
+            changes: watch::Sender::new(0),
         }
     }
 
@@ -86,6 +89,11 @@ impl ShardMachine {
 
     pub(super) fn read_state<T>(&self, read: impl FnOnce(&ShardState) -> T) -> T {
         read(&self.lock().state)
+    }
+
+    /// Follows the control entries that have been applied.
+    pub(super) fn watch_changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
     }
 
     pub(super) fn take_touched(&self) -> HashSet<PartitionId> {
@@ -130,8 +138,8 @@ impl Machine for ShardMachine {
             self.wal.place(id.index, None).map_err(to_io)?;
             return Ok(Verdict::Nothing);
         };
-        let mut inner = self.lock();
-        let inner = &mut *inner;
+        let mut guard = self.lock();
+        let inner = &mut *guard;
         let verdict = inner.state.apply(id.index, head, &mut inner.effects);
         // Still under the lock: whoever sees the new watermark finds the entry in the WAL.
         self.wal.place(id.index, placement(head, &verdict)).map_err(to_io)?;
@@ -151,6 +159,9 @@ impl Machine for ShardMachine {
             self.watchers.wake(partition);
         }
         inner.effects.clear();
+        // Who follows the changes looks at the state while it holds the channel's own lock.
+        drop(guard);
+        self.changes.send_modify(|count| *count += 1);
         Ok(verdict)
     }
 

@@ -3,42 +3,53 @@
 
 mod append;
 mod machine;
+mod pulse;
 mod read;
 mod upkeep;
 mod watch;
 
-use std::io;
-use std::sync::{Arc, OnceLock, Weak};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::{fmt, io};
 
 use bytes::Bytes;
 use helix_wal::Wal;
 use tokio::sync::Semaphore;
+use tokio::sync::watch as channel;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
 use crate::error::{Error, LeaderHint, Result};
 use crate::limits;
 use crate::log::{Head, PartitionId, ShardCommand, ShardState, Verdict, Watermarks};
-use crate::peer::Solitary;
-use crate::raft::{Command, DiskReads, Replica, ReplicaId, ReplicaSettings};
+use crate::peer::Hub;
+use crate::raft::{
+    Command, DiskReads, LeadershipWatch, Replica, ReplicaId, ReplicaSettings, node_of,
+};
 
 pub use append::{Ack, Durability, NewBatch, Pending, Permit};
 use machine::ShardMachine;
-pub use read::{Read, ReadBatch};
+pub use read::{Read, ReadBatch, ReadFrom};
 pub use watch::{WatchGuard, Watcher};
 
+/// Where clients reach a node, for leader hints.
+pub type Directory = Arc<dyn Fn(u64) -> Option<String> + Send + Sync>;
+
 /// What a shard is opened with.
-#[derive(Debug)]
 pub struct ShardSettings {
     pub shard_id: u64,
     pub replica_id: ReplicaId,
-    /// Where clients reach this node; goes into leader hints.
-    pub node_id: u64,
-    pub endpoint: Arc<OnceLock<String>>,
+    /// Replicas that a new shard is formed of.
+    pub members: BTreeSet<ReplicaId>,
+    pub directory: Directory,
+    pub hub: Arc<Hub>,
     pub wal: Wal,
     /// As recovered by the WAL.
     pub checkpoint: Option<(helix_wal::LogId, Bytes)>,
     pub reads: DiskReads,
+    /// Ranges of the log that are damaged and withheld, in words.
+    pub damage: Vec<String>,
     /// Whether acknowledged batches are on stable storage.
     pub durable: bool,
     pub clock: Arc<dyn Clock>,
@@ -47,21 +58,27 @@ pub struct ShardSettings {
 }
 
 /// A shard. Held by the node; everybody else borrows it for a call.
-#[derive(Debug)]
 pub struct Shard {
     this: Weak<Shard>,
     shard_id: u64,
     replica_id: ReplicaId,
-    node_id: u64,
-    endpoint: Arc<OnceLock<String>>,
+    members: BTreeSet<ReplicaId>,
+    directory: Directory,
+    hub: Arc<Hub>,
     replica: Replica,
     machine: Arc<ShardMachine>,
     wal: Wal,
     reads: DiskReads,
+    damage: Vec<String>,
     permits: Arc<Semaphore>,
     durable: bool,
     clock: Arc<dyn Clock>,
     draining: CancellationToken,
+    /// Leads, and no majority has confirmed it for a while: somebody else may lead by now.
+    cut_off: AtomicBool,
+    /// Cancelled, and renewed, when this replica stops leading or is cut off: what waits for an
+    /// outcome then waits no longer.
+    reign: channel::Sender<CancellationToken>,
 }
 
 /// Figures of a shard.
@@ -94,26 +111,32 @@ impl Shard {
                 machine: machine.clone(),
                 checkpoint: settings.checkpoint,
             },
-            Solitary,
+            settings.hub.network(settings.shard_id, settings.replica_id, settings.wal.clone()),
         )
         .await?;
-        replica.form_alone().await?;
+        settings.hub.serve_shard(settings.shard_id, settings.replica_id, replica.raft());
         let shard = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             shard_id: settings.shard_id,
             replica_id: settings.replica_id,
-            node_id: settings.node_id,
-            endpoint: settings.endpoint,
+            members: settings.members,
+            directory: settings.directory,
+            hub: settings.hub,
             replica,
             machine,
             wal: settings.wal,
             reads: settings.reads,
+            damage: settings.damage,
             permits: Arc::new(Semaphore::new(limits::SHARD_BYTES_IN_FLIGHT_MAX)),
             durable: settings.durable,
             clock: settings.clock,
             draining: settings.draining,
+            cut_off: AtomicBool::new(false),
+            reign: channel::Sender::new(CancellationToken::new()),
         });
         tokio::spawn(upkeep::run(shard.clone()));
+        tokio::spawn(pulse::run(Arc::downgrade(&shard)));
+        tokio::spawn(pulse::watch_disk(Arc::downgrade(&shard)));
         Ok(shard)
     }
 
@@ -121,25 +144,136 @@ impl Shard {
         self.shard_id
     }
 
+    pub async fn is_formed(&self) -> io::Result<bool> {
+        self.replica.is_formed().await
+    }
+
+    /// Gives a new shard its first entry; without effect where it exists.
+    pub async fn form(&self) -> io::Result<()> {
+        self.replica.form(self.members.clone()).await
+    }
+
+    /// Takes up a shard that exists: a single voter need not wait for an election.
+    pub async fn take_up(&self) -> io::Result<()> {
+        if self.replica.voters().len() > 1 { Ok(()) } else { self.replica.elect().await }
+    }
+
+    /// Whether this is the replica that should form the shard and lead it at first.
+    pub fn is_first_member(&self) -> bool {
+        let turn = usize::try_from(self.shard_id).unwrap_or(1).saturating_sub(1);
+        let first = self.members.iter().nth(turn % self.members.len().max(1));
+        first == Some(&self.replica_id)
+    }
+
     pub fn is_durable(&self) -> bool {
         self.durable
     }
 
-    /// Where the leader is; `None` while there is none.
+    /// Where the leader is; `None` while there is none, or none that this node reaches.
     pub fn leader_hint(&self) -> Option<LeaderHint> {
+        if self.is_cut_off() {
+            return None;
+        }
         let leadership = self.replica.leadership();
-        let node_id = leadership.leader? >> 32;
-        let endpoint = if node_id == self.node_id {
-            self.endpoint.get().cloned().unwrap_or_default()
-        } else {
-            String::new()
-        };
+        let node_id = node_of(leadership.leader?);
+        // A replica goes by the last leader that it heard of until there is another one.
+        if self.hub.peers().iter().any(|peer| peer.node_id == node_id && !peer.connected) {
+            return None;
+        }
+        let endpoint = (self.directory)(node_id).unwrap_or_default();
         Some(LeaderHint { node_id, endpoint, term: leadership.term })
     }
 
-    /// Nodes that have a replica of this shard.
+    /// Nodes that have a voting replica of this shard.
     pub fn replicas(&self) -> Vec<u64> {
-        vec![self.node_id]
+        self.replica.voters().into_iter().map(node_of).collect()
+    }
+
+    /// The node that should lead this shard while all are well, so that leaders are spread.
+    pub fn preferred_node(&self) -> Option<u64> {
+        let nodes = self.replicas();
+        let turn = usize::try_from(self.shard_id).ok()?.checked_sub(1)?;
+        nodes.get(turn.checked_rem(nodes.len())?).copied()
+    }
+
+    pub fn leads(&self) -> bool {
+        self.replica.leadership().leader == Some(self.replica_id)
+    }
+
+    /// How many entries each other replica lacks, by node: known to the leader only.
+    pub fn lags(&self) -> Vec<(u64, u64)> {
+        let last = self.replica.status().last_index;
+        let matched = self.replica.matched().into_iter();
+        matched.map(|(id, index)| (node_of(id), last.saturating_sub(index))).collect()
+    }
+
+    /// Leads, but has not been confirmed by a majority for a while.
+    pub fn is_cut_off(&self) -> bool {
+        self.cut_off.load(Ordering::Relaxed)
+    }
+
+    pub fn watch_leadership(&self) -> LeadershipWatch {
+        self.replica.watch_leadership()
+    }
+
+    /// Follows the control entries that have been applied.
+    pub fn watch_changes(&self) -> channel::Receiver<u64> {
+        self.machine.watch_changes()
+    }
+
+    /// Hands leadership to `node`, or to the replica that is most caught up, and waits until this
+    /// one does not lead any more.
+    pub async fn transfer(&self, node: Option<u64>) -> Result<()> {
+        if !self.leads() {
+            return Err(self.not_leader());
+        }
+        let to = match node {
+            Some(node) => self.replica.voters().into_iter().find(|id| node_of(*id) == node),
+            None => {
+                let peers = self.hub.peers();
+                let reached =
+                    |node| peers.iter().any(|peer| peer.node_id == node && peer.connected);
+                let matched = self.replica.matched().into_iter();
+                let live = matched.filter(|(id, _)| reached(node_of(*id)));
+                live.max_by_key(|(_, index)| *index).map(|(id, _)| id)
+            }
+        };
+        let Some(to) = to else {
+            return Err(Error::InvalidArgument {
+                field: "target_node_id",
+                what: format!("no such replica of shard {} can be reached", self.shard_id),
+            });
+        };
+        if to == self.replica_id {
+            return Ok(());
+        }
+        let mut leadership = self.replica.watch_leadership();
+        let stopped = |error: io::Error| Error::OutcomeUnknown { reason: error.to_string() };
+        self.replica.transfer(to).await.map_err(stopped)?;
+        let gone = async { while self.leads() && leadership.changed().await {} };
+        match tokio::time::timeout(limits::TRANSFER_WAIT_MAX, gone).await {
+            Ok(()) => Ok(()),
+            Err(_) => Err(Error::OutcomeUnknown {
+                reason: format!("node {} did not take over in time", node_of(to)),
+            }),
+        }
+    }
+
+    fn not_leader(&self) -> Error {
+        match self.leader_hint() {
+            Some(hint) => Error::NotLeader { shard: self.shard_id, leader: Some(hint) },
+            None => Error::NoLeader { shard: self.shard_id },
+        }
+    }
+
+    /// A token that is cancelled when this replica stops leading or is cut off.
+    fn reign(&self) -> CancellationToken {
+        self.reign.borrow().clone()
+    }
+
+    /// Ranges of this replica's log that are damaged and withheld.
+    pub fn damage(&self) -> &[String] {
+        &self.damage
     }
 
     /// Why appends are refused now, if they are.
@@ -173,12 +307,24 @@ impl Shard {
         self.watermarks(partition)
     }
 
+    /// The lowest index that the log must keep for replicas that are behind.
+    pub fn released(&self) -> u64 {
+        self.machine.read_state(ShardState::released)
+    }
+
     /// Proposes a control entry and waits until it is applied.
     pub async fn command(&self, command: ShardCommand) -> Result<()> {
         let command = Command::control(Head::Shard(command));
+        let reign = self.reign();
         let outcome =
             self.replica.propose(command, None).await.map_err(|error| self.propose_error(error))?;
-        match tokio::time::timeout(limits::COMMIT_WAIT_MAX, outcome).await {
+        let outcome = tokio::time::timeout(limits::COMMIT_WAIT_MAX, outcome);
+        let outcome = tokio::select! {
+            biased;
+            outcome = outcome => outcome,
+            () = reign.cancelled() => return Err(deposed()),
+        };
+        match outcome {
             Ok(Ok(Verdict::Refused(refusal))) => Err(refusal.into()),
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(self.propose_error(error)),
@@ -195,12 +341,11 @@ impl Shard {
 
     pub fn status(&self) -> ShardStatus {
         let status = self.replica.status();
-        let state = self.wal.state();
         let partitions: Vec<PartitionId> =
             self.machine.read_state(|state| state.partitions().map(|p| p.id).collect());
         ShardStatus {
-            synced: state.synced.map_or(0, |id| id.index),
-            purged: state.purged.map_or(0, |id| id.index),
+            synced: status.synced,
+            purged: status.purged,
             partition_count: u32::try_from(partitions.len()).unwrap_or(u32::MAX),
             live_bytes: partitions.iter().map(|id| self.partition_bytes(*id).0).sum(),
             shard_id: self.shard_id,
@@ -209,12 +354,24 @@ impl Shard {
             last_index: status.last_index,
             committed: status.committed,
             applied: status.applied,
-            wal: self.wal.stats(),
+            wal: status.wal,
         }
     }
 
     /// Stops the replica and closes the log, which syncs what it still holds.
     pub async fn close(&self) {
+        self.hub.stop_shard(self.shard_id);
         self.replica.close().await;
+    }
+}
+
+/// Accepted by a leader that then lost its lead: the next one may have it, or not.
+fn deposed() -> Error {
+    Error::OutcomeUnknown { reason: "the shard's leader changed".to_owned() }
+}
+
+impl fmt::Debug for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shard").field("id", &self.shard_id).finish_non_exhaustive()
     }
 }

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use helix_wal::How;
@@ -13,6 +14,15 @@ use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{Head, Partition, PartitionId, Watermarks};
 use crate::raft;
+
+/// Which replicas may answer a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadFrom {
+    /// The leader: everything that was acknowledged before the call.
+    Leader,
+    /// Any replica: a prefix of that, up to its own high watermark.
+    AnyReplica,
+}
 
 /// A stored batch.
 #[derive(Debug, Clone)]
@@ -38,28 +48,59 @@ pub struct Read {
 }
 
 impl Shard {
-    /// Waits until this replica may serve reads.
+    /// Waits until this replica may serve what only a leader may. Does not wait for an election
+    /// among several: who leads then is for the caller to find out.
     pub async fn ready(&self) -> Result<()> {
-        if self.replica.wait_ready(limits::READY_WAIT_MAX).await {
-            return Ok(());
+        if !self.is_cut_off() {
+            let undecided = self.replica.leadership().leader.is_none();
+            let wait = if undecided && self.members.len() > 1 {
+                Duration::ZERO
+            } else {
+                limits::READY_WAIT_MAX
+            };
+            if self.replica.wait_ready(wait).await {
+                return Ok(());
+            }
         }
         match self.failure() {
             Some(what) => Err(Error::StorageFailed { what, may_have_applied: false }),
             None if self.draining.is_cancelled() => Err(Error::Draining),
-            None => Err(self.propose_error(raft::ProposeError::NotLeader {
-                leader: self.replica.leadership().leader.filter(|id| *id != self.replica_id),
-            })),
+            None if self.leads() => Err(Error::NoLeader { shard: self.id() }),
+            None => Err(self.not_leader()),
         }
     }
 
+    /// As [`Self::ready`] where only the leader may answer.
+    pub async fn ready_for(&self, from: ReadFrom) -> Result<()> {
+        match from {
+            ReadFrom::Leader => self.ready().await,
+            ReadFrom::AnyReplica if self.draining.is_cancelled() => Err(Error::Draining),
+            ReadFrom::AnyReplica => Ok(()),
+        }
+    }
+
+    /// # Errors
+    /// [`Error::PartitionDeleted`], or [`Error::NoLeader`] while this replica has not come to the
+    /// entry that creates the partition.
     pub fn watermarks(&self, partition: PartitionId) -> Result<Watermarks> {
-        self.machine.watermarks(partition).ok_or(Error::PartitionDeleted { partition })
+        self.machine.watermarks(partition).ok_or_else(|| self.missing(partition))
+    }
+
+    pub(super) fn missing(&self, partition: PartitionId) -> Error {
+        if self.machine.read_state(|state| state.is_dropped(partition)) {
+            return Error::PartitionDeleted { partition };
+        }
+        Error::NoLeader { shard: self.id() }
     }
 
     /// High watermark that covers everything acknowledged before the call, by ReadIndex.
     pub async fn latest(&self, partition: PartitionId) -> Result<Watermarks> {
         self.ready().await?;
-        self.replica.read_index().await.map_err(|error| self.propose_error(error))?;
+        let confirmed = self.replica.read_index();
+        match tokio::time::timeout(limits::READ_INDEX_WAIT_MAX, confirmed).await {
+            Ok(confirmed) => confirmed.map_err(|error| self.propose_error(error))?,
+            Err(_) => return Err(Error::NoLeader { shard: self.id() }),
+        }
         self.watermarks(partition)
     }
 
@@ -67,7 +108,8 @@ impl Shard {
     /// one if there is any, then up to `bytes_max`. None at the high watermark.
     ///
     /// # Errors
-    /// [`Error::OffsetOutOfRange`] below the log start and above the high watermark,
+    /// [`Error::OffsetOutOfRange`] below the log start and, from the leader, above the high
+    /// watermark,
     /// [`Error::CorruptLog`] where stored bytes do not verify.
     pub async fn read(
         &self,
@@ -75,10 +117,13 @@ impl Shard {
         offset: u64,
         until_offset: Option<u64>,
         bytes_max: usize,
+        from: ReadFrom,
     ) -> Result<Read> {
-        self.ready().await?;
+        self.ready_for(from).await?;
         let watermarks = self.watermarks(partition)?;
-        if offset < watermarks.log_start || offset > watermarks.high_watermark {
+        // Another replica may have more than this one: only the leader knows the end.
+        let is_beyond = offset > watermarks.high_watermark && from == ReadFrom::Leader;
+        if offset < watermarks.log_start || is_beyond {
             return Err(Error::OffsetOutOfRange { asked: offset, watermarks });
         }
         let below = until_offset
@@ -113,8 +158,9 @@ impl Shard {
         &self,
         partition: PartitionId,
         time_us: u64,
+        from: ReadFrom,
     ) -> Result<Option<u64>> {
-        self.ready().await?;
+        self.ready_for(from).await?;
         let watermarks = self.watermarks(partition)?;
         let wal = self.wal.clone();
         let read = move |how: How| wal.search_time(partition.0, time_us, how);

@@ -1,7 +1,7 @@
-//! What a leader does beside serving: retention, and checkpoints that let the log be purged.
-//! Retention only proposes; the log start moves when the entry is applied, on every replica.
+//! What a shard does beside serving. Every replica checkpoints its bookkeeping and purges its log;
+//! the leader proposes what all must do at the same place: log starts, and what may be purged.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +12,9 @@ use crate::log::{
     log_start_after_retention,
 };
 use crate::raft::Command;
+
+/// How long upkeep waits for what it proposed.
+const PROPOSAL_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// What has to happen for the next checkpoint.
 #[derive(Debug)]
@@ -29,11 +32,35 @@ impl CheckpointRule {
     }
 }
 
+/// How far back the log must be kept for replicas that are behind, within a bound of bytes.
+#[derive(Debug, Default)]
+struct Backlog {
+    /// (bytes applied, index) now and then, oldest first.
+    marks: VecDeque<(u64, u64)>,
+}
+
+impl Backlog {
+    fn mark(&mut self, bytes: u64, index: u64) {
+        self.marks.push_back((bytes, index));
+        let bound = bytes.saturating_sub(limits::CATCH_UP_BYTES_MAX);
+        while self.marks.get(1).is_some_and(|(bytes, _)| *bytes <= bound) {
+            self.marks.pop_front();
+        }
+    }
+
+    /// Index that nobody is waited for below.
+    fn bound(&self, bytes: u64) -> u64 {
+        let far = |(at, _): &&(u64, u64)| bytes - at >= limits::CATCH_UP_BYTES_MAX;
+        self.marks.front().filter(far).map_or(0, |(_, index)| *index)
+    }
+}
+
 /// Runs until the shard drains.
 pub(super) async fn run(shard: Arc<Shard>) {
     let mut tick = tokio::time::interval(limits::UPKEEP_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut rule = CheckpointRule { bytes_at_last: 0, size_of_last: 0 };
+    let mut backlog = Backlog::default();
     loop {
         let touched = tokio::select! {
             biased;
@@ -41,16 +68,47 @@ pub(super) async fn run(shard: Arc<Shard>) {
             _ = tick.tick() => None,
             () = shard.machine.upkeep_due() => Some(shard.machine.take_touched()),
         };
-        if !shard.replica.is_ready() {
-            continue;
-        }
-        retain(&shard, touched).await;
         let bytes = shard.machine.applied_bytes();
+        if shard.replica.is_ready() {
+            retain(&shard, touched).await;
+            release(&shard, backlog.bound(bytes)).await;
+        }
         if rule.is_due(bytes) {
             rule.bytes_at_last = bytes;
             rule.size_of_last = shard.machine.read_state(|state| state.encode().len()) as u64;
+            backlog.mark(bytes, shard.replica.status().applied);
             shard.replica.checkpoint().await;
         }
+        let (checkpoint, purged) = shard.replica.checkpointed();
+        let upto = checkpoint.min(shard.released());
+        if upto > purged {
+            shard.replica.purge(upto).await;
+        }
+    }
+}
+
+/// Proposes that the log be purged where no replica needs it: up to this one's checkpoint, what
+/// the others have, and in any case up to `bound`.
+async fn release(shard: &Shard, bound: u64) {
+    let (checkpoint, _) = shard.replica.checkpointed();
+    let matched = shard.replica.matched();
+    let others = shard.replica.voters().len().saturating_sub(1);
+    // One that this leader has not heard of yet may lack everything.
+    let slowest =
+        if matched.len() < others { 0 } else { matched.into_values().min().unwrap_or(u64::MAX) };
+    let upto = checkpoint.min(slowest.max(bound));
+    if upto <= shard.released() {
+        return;
+    }
+    let command = Command::control(Head::Shard(ShardCommand::Release { index: upto }));
+    settle(shard, command).await;
+}
+
+/// Proposes what is proposed again by the next round if it is lost.
+async fn settle(shard: &Shard, command: Command) {
+    if let Ok(outcome) = shard.replica.propose(command, None).await {
+        // Ignored: see above.
+        let _ = tokio::time::timeout(PROPOSAL_WAIT_MAX, outcome).await;
     }
 }
 
@@ -85,10 +143,7 @@ async fn retain(shard: &Shard, touched: Option<HashSet<PartitionId>>) {
     starts.sort_unstable();
     for part in starts.chunks(ROWS_PER_ENTRY_MAX) {
         let command = Command::control(Head::Shard(ShardCommand::Trim { starts: part.to_vec() }));
-        // Not proposed or not applied: the next round finds the same and proposes it again.
-        if let Ok(outcome) = shard.replica.propose(command, None).await {
-            let _ = tokio::time::timeout(Duration::from_secs(5), outcome).await;
-        }
+        settle(shard, command).await;
     }
 }
 

@@ -88,6 +88,13 @@ impl Watchers {
         }
     }
 
+    /// For changes that concern every reader of the shard.
+    pub(super) fn wake_all(&self) {
+        for registration in self.lock().values().flatten() {
+            registration.wake();
+        }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<PartitionId, Vec<Arc<Registration>>>> {
         self.by_partition.lock().expect("no panic while it is held")
     }

@@ -93,10 +93,25 @@ async fn changes_of_the_cluster_are_not_there_yet() {
         cluster.remove_node(RemoveNodeRequest::default()).await.map(drop),
         cluster.replace_node(ReplaceNodeRequest::default()).await.map(drop),
         cluster.set_draining(SetDrainingRequest::default()).await.map(drop),
-        cluster.transfer_leader(TransferLeaderRequest::default()).await.map(drop),
         cluster.watch_membership_change(WatchMembershipChangeRequest::default()).await.map(drop),
     ];
     for refused in refused {
         assert_eq!(reason(&refused.unwrap_err()), ErrorReason::Unimplemented);
+    }
+}
+
+#[tokio::test]
+async fn a_lead_cannot_go_where_nobody_is() {
+    let server = TestServer::in_memory().await;
+    let mut cluster = server.cluster();
+    let transfer = |shard_id, target_node_id| TransferLeaderRequest { shard_id, target_node_id };
+    for (request, expected) in [
+        (transfer(0, 0), ErrorReason::InvalidArgument),
+        (transfer(1, 0), ErrorReason::InvalidArgument),
+        (transfer(99, 0), ErrorReason::InvalidArgument),
+        (transfer(1, 7), ErrorReason::NodeNotFound),
+    ] {
+        let refused = cluster.transfer_leader(request).await.unwrap_err();
+        assert_eq!(reason(&refused), expected, "{request:?}");
     }
 }

@@ -26,6 +26,7 @@ use tonic::transport::{Channel, Endpoint};
 /// Nothing that a test waits for takes this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
+#[derive(Debug)]
 pub(crate) struct TestServer {
     pub(crate) running: Running,
     pub(crate) channel: Channel,

@@ -125,7 +125,7 @@ fn imports_point_down() {
         ("raft/", &["shard", "cluster", "node", "api", "peer", "server", "config", "daemon"]),
         ("shard/", &["cluster", "node", "api", "server", "config", "daemon"]),
         ("cluster/", &["node", "api", "server", "config", "daemon"]),
-        ("node.rs", &["api", "server", "config", "daemon"]),
+        ("node/", &["api", "server", "config", "daemon"]),
         ("peer/", &["shard", "node", "api", "server", "config", "daemon"]),
         ("api/", &["raft", "peer", "server", "config", "daemon"]),
         ("server.rs", &["daemon"]),

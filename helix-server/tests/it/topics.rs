@@ -99,7 +99,7 @@ async fn topics_that_make_no_sense_are_refused() {
         (create(&"x".repeat(250), 1), ErrorReason::InvalidArgument),
         (create("a", 0), ErrorReason::InvalidArgument),
         (create("a", u32::MAX), ErrorReason::InvalidArgument),
-        (three, ErrorReason::Unimplemented),
+        (three, ErrorReason::InvalidArgument),
         (
             CreateTopicRequest { config: Some(small), ..create("a", 1) },
             ErrorReason::InvalidArgument,

@@ -1,0 +1,329 @@
+//! The door to shard 0: commands go to its leader, wherever that is, and come back with a reply.
+//! Reading is local; what may be too old is brought up to date by asking the leader first.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::admin::TopicSpec;
+use super::calls::{Answer, Question};
+use super::machine::ClusterMachine;
+use super::state::{ClusterState, Reply};
+use crate::clock::Clock;
+use crate::error::{Error, LeaderHint, Result};
+use crate::limits;
+use crate::log::{ClusterCommand, Head, Verdict};
+use crate::peer::{Hub, PeerError, PeerStatus};
+use crate::raft::{Command, LeadershipWatch, ProposeError, Replica, node_of};
+use crate::shard::Shard;
+
+/// What a fresh cluster begins with.
+#[derive(Debug, Clone)]
+pub struct Bootstrap {
+    pub shard_count: u64,
+    pub topics: Vec<TopicSpec>,
+}
+
+/// Producer ids that this node may hand out.
+#[derive(Debug, Default)]
+struct Lease {
+    next: u64,
+    end: u64,
+}
+
+/// Shard 0 as this node has it.
+#[derive(Debug)]
+pub struct Cluster {
+    replica: Replica,
+    machine: Arc<ClusterMachine>,
+    hub: Arc<Hub>,
+    pub(super) shards: OnceLock<BTreeMap<u64, Arc<Shard>>>,
+    pub(super) clock: Arc<dyn Clock>,
+    lease: Mutex<Lease>,
+    /// When the last look at the leader began that brought this node up to date.
+    up_to_date: tokio::sync::Mutex<Option<Instant>>,
+}
+
+impl Cluster {
+    pub fn new(
+        replica: Replica,
+        machine: Arc<ClusterMachine>,
+        hub: Arc<Hub>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        Self {
+            replica,
+            machine,
+            hub,
+            shards: OnceLock::new(),
+            clock,
+            lease: Mutex::default(),
+            up_to_date: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Forms the cluster of this node alone, or takes up the one that it is.
+    pub async fn form_alone(&self) -> io::Result<()> {
+        if !self.replica.is_formed().await? {
+            return self.replica.form([self.replica.id()].into()).await;
+        }
+        let nodes = self.nodes();
+        if nodes.len() > 1 {
+            let what = format!("this is one of the nodes {nodes:?}: name the others with --peer");
+            return Err(io::Error::other(what));
+        }
+        self.replica.elect().await
+    }
+
+    /// Names the data shards of this node, once they are open.
+    pub fn set_shards(&self, shards: BTreeMap<u64, Arc<Shard>>) {
+        // Ignored: a node opens its shards once.
+        let _ = self.shards.set(shards);
+    }
+
+    pub(super) fn shard(&self, id: u64) -> Result<&Arc<Shard>> {
+        self.shards.get().and_then(|shards| shards.get(&id)).ok_or_else(|| Error::CorruptLog {
+            what: format!("shard {id} could not be opened on this node"),
+        })
+    }
+
+    pub fn machine(&self) -> &Arc<ClusterMachine> {
+        &self.machine
+    }
+
+    pub fn replica(&self) -> &Replica {
+        &self.replica
+    }
+
+    /// Nodes that vote on the cluster's state; none before the cluster is formed.
+    pub fn nodes(&self) -> Vec<u64> {
+        self.replica.voters().into_iter().map(node_of).collect()
+    }
+
+    pub fn leads(&self) -> bool {
+        self.replica.leadership().leader == Some(self.replica.id())
+    }
+
+    pub fn watch_leadership(&self) -> LeadershipWatch {
+        self.replica.watch_leadership()
+    }
+
+    /// Where shard 0's leader is, as far as this node knows and reaches it.
+    pub fn leader_hint(&self) -> Option<LeaderHint> {
+        let leadership = self.replica.leadership();
+        let node_id = node_of(leadership.leader?);
+        let is_cut_off = self.leads()
+            && self.nodes().len() > 1
+            && self.replica.confirmed_ago().is_none_or(|ago| ago > limits::CUT_OFF_AFTER);
+        let is_lost = |peer: &PeerStatus| peer.node_id == node_id && !peer.connected;
+        if is_cut_off || self.hub.peers().iter().any(is_lost) {
+            return None;
+        }
+        let endpoint = self.machine.read(|state| state.node(node_id).map(|n| n.endpoint.clone()));
+        let endpoint = endpoint.unwrap_or_default();
+        Some(LeaderHint { node_id, endpoint, term: leadership.term })
+    }
+
+    /// Hands the lead of shard 0 to `node`, or to whoever is most caught up.
+    pub async fn transfer(&self, node: Option<u64>) -> Result<()> {
+        let hint = || match self.leader_hint() {
+            Some(hint) => Error::NotLeader { shard: 0, leader: Some(hint) },
+            None => Error::NoLeader { shard: 0 },
+        };
+        if !self.leads() {
+            return Err(hint());
+        }
+        let reached: Vec<u64> =
+            self.hub.peers().iter().filter(|peer| peer.connected).map(|it| it.node_id).collect();
+        let matched = self.replica.matched().into_iter();
+        let to = matched
+            .filter(|(id, _)| node.map_or(reached.contains(&node_of(*id)), |n| n == node_of(*id)))
+            .max_by_key(|(_, index)| *index);
+        let Some((to, _)) = to else {
+            return Err(Error::InvalidArgument {
+                field: "target_node_id",
+                what: "no such replica of shard 0 can be reached".to_owned(),
+            });
+        };
+        let mut leadership = self.replica.watch_leadership();
+        let stopped = |error: io::Error| Error::OutcomeUnknown { reason: error.to_string() };
+        self.replica.transfer(to).await.map_err(stopped)?;
+        let gone = async { while self.leads() && leadership.changed().await {} };
+        let in_time = tokio::time::timeout(limits::TRANSFER_WAIT_MAX, gone).await;
+        in_time.map_err(|_| Error::OutcomeUnknown {
+            reason: format!("node {} did not take over in time", node_of(to)),
+        })
+    }
+
+    /// Has a command carried out by shard 0's leader and waits for its reply. Commands may be
+    /// repeated: this one is, when the leader changes under it.
+    pub async fn command(&self, command: ClusterCommand) -> Result<Reply> {
+        match self.ask(Question::Command(command)).await? {
+            Answer::Reply(reply) => Ok(reply),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Brings this node's view to what the cluster's state was when this was called.
+    pub async fn catch_up(&self) -> Result<()> {
+        let asked = Instant::now();
+        let mut up_to_date = self.up_to_date.lock().await;
+        // Those who wait here together are served by one look.
+        if up_to_date.is_some_and(|began| began >= asked) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let version = match self.ask(Question::Version).await? {
+            Answer::Version(version) => version,
+            other => return Err(unexpected(&other)),
+        };
+        self.wait_version(version).await?;
+        *up_to_date = Some(began);
+        Ok(())
+    }
+
+    /// Waits until this node has seen this version of the metadata.
+    pub(super) async fn wait_version(&self, version: u64) -> Result<()> {
+        let mut versions = self.machine.watch();
+        let seen = versions.wait_for(|seen| *seen >= version);
+        match tokio::time::timeout(limits::READY_WAIT_MAX, seen).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(Error::Draining),
+            Err(_) => Err(Error::NoLeader { shard: 0 }),
+        }
+    }
+
+    /// Asks the leader, which may be this node, and the next one if it is none any more.
+    async fn ask(&self, question: Question) -> Result<Answer> {
+        let deadline = Instant::now() + limits::READY_WAIT_MAX;
+        loop {
+            let answer = match self.replica.leadership().leader {
+                Some(leader) if leader == self.replica.id() => {
+                    Some(self.carry_out(&question).await)
+                }
+                Some(leader) => self.forward(node_of(leader), &question).await,
+                None => None,
+            };
+            match answer {
+                Some(Answer::NotLeader) | None if Instant::now() >= deadline => {
+                    return Err(Error::NoLeader { shard: 0 });
+                }
+                Some(Answer::NotLeader) | None => {
+                    tokio::time::sleep(limits::LEADER_LOOK_INTERVAL).await;
+                }
+                Some(Answer::Unknown(reason)) => return Err(Error::OutcomeUnknown { reason }),
+                Some(answer) => return Ok(answer),
+            }
+        }
+    }
+
+    /// `None` where the node could not be asked, or what became of it is not known: commands may
+    /// be repeated.
+    async fn forward(&self, node: u64, question: &Question) -> Option<Answer> {
+        let answer = self.hub.call(node, question.encode(), limits::COMMIT_WAIT_MAX).await;
+        match answer.and_then(|bytes| Answer::decode(bytes).map_err(PeerError::Refused)) {
+            Ok(answer) => Some(answer),
+            Err(error) => {
+                tracing::debug!(node, %error, "a call to shard 0's leader failed");
+                None
+            }
+        }
+    }
+
+    /// Answers another node.
+    pub async fn answer(&self, question: Bytes) -> Result<Bytes, String> {
+        let question = Question::decode(question)?;
+        Ok(self.carry_out(&question).await.encode())
+    }
+
+    async fn carry_out(&self, question: &Question) -> Answer {
+        if !self.replica.wait_ready(limits::READY_WAIT_MAX).await {
+            return Answer::NotLeader;
+        }
+        match question {
+            Question::Version => {
+                let confirmed = self.replica.read_index();
+                match tokio::time::timeout(limits::READ_INDEX_WAIT_MAX, confirmed).await {
+                    Ok(Ok(())) => Answer::Version(self.machine.read(ClusterState::version)),
+                    Ok(Err(_)) | Err(_) => Answer::NotLeader,
+                }
+            }
+            Question::Command(command) => self.propose(command.clone()).await,
+        }
+    }
+
+    async fn propose(&self, command: ClusterCommand) -> Answer {
+        let command = Command::control(Head::Cluster(command));
+        let outcome = match self.replica.propose(command, None).await {
+            Ok(outcome) => tokio::time::timeout(limits::COMMIT_WAIT_MAX, outcome).await,
+            Err(error) => Ok(Err(error)),
+        };
+        match outcome {
+            Ok(Ok(Verdict::Cluster(reply))) => Answer::Reply(reply),
+            Ok(Ok(other)) => Answer::Unknown(format!("shard 0 said {other:?}")),
+            Ok(Err(ProposeError::NotLeader { .. })) => Answer::NotLeader,
+            Ok(Err(ProposeError::Unknown(reason) | ProposeError::Stopped(reason))) => {
+                Answer::Unknown(reason)
+            }
+            Err(_) => {
+                Answer::Unknown(format!("not committed within {:?}", limits::COMMIT_WAIT_MAX))
+            }
+        }
+    }
+
+    /// Gives a fresh cluster its shards and topics. For shard 0's leader; may be repeated.
+    pub async fn bootstrap(&self, bootstrap: &Bootstrap) -> Result<()> {
+        if !self.replica.wait_ready(limits::READY_WAIT_MAX).await {
+            return Err(Error::NoLeader { shard: 0 });
+        }
+        if self.machine.read(|state| state.shards().is_empty()) {
+            let shards = (1..=bootstrap.shard_count).collect();
+            self.command(ClusterCommand::RegisterShards { shards }).await?;
+        }
+        if !self.machine.read(ClusterState::has_had_topics) {
+            for spec in &bootstrap.topics {
+                self.create_topic(spec.clone(), false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a named producer its id and the next epoch, which fences the earlier ones.
+    pub async fn init_producer(&self, name: &str) -> Result<(u64, u32)> {
+        let command = ClusterCommand::InitProducer { name: name.to_owned() };
+        match self.command(command).await? {
+            Reply::Producer { producer_id, epoch } => Ok((producer_id, epoch)),
+            Reply::Invalid { field, what } => Err(Error::InvalidArgument { field, what }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// A producer id that nobody else has or gets.
+    pub async fn next_producer_id(&self) -> Result<u64> {
+        loop {
+            {
+                let mut lease = self.lease.lock().expect("no panic while it is held");
+                if lease.next < lease.end {
+                    lease.next += 1;
+                    return Ok(lease.next - 1);
+                }
+            }
+            let command =
+                ClusterCommand::LeaseProducerIds { count: limits::PRODUCER_IDS_PER_LEASE };
+            match self.command(command).await? {
+                Reply::ProducerIds { first, count } => {
+                    let mut lease = self.lease.lock().expect("no panic while it is held");
+                    *lease = Lease { next: first, end: first + u64::from(count) };
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+}
+
+pub(super) fn unexpected(what: &dyn std::fmt::Debug) -> Error {
+    Error::OutcomeUnknown { reason: format!("shard 0 answered {what:?}") }
+}

@@ -1,0 +1,204 @@
+//! The logs of one node: whose they are, how they are opened, who drives them.
+//! A log says itself to which cluster, node and shard it belongs; a stranger's is refused.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use helix_wal::Wal;
+use helix_wal::storage::{DirStorage, Storage};
+use tokio::sync::watch;
+
+use super::{NodeSettings, NodeStorage};
+use crate::drive::{self, Drive};
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::raft::DiskReads;
+
+/// Who a log belongs to, in every one of its files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) cluster: u128,
+    pub(super) node_id: u64,
+    pub(super) generation: u32,
+    pub(super) shard_id: u64,
+}
+
+impl Identity {
+    const MAGIC: &'static [u8; 8] = b"helix-id";
+
+    fn encode(&self) -> Bytes {
+        let mut bytes = BytesMut::with_capacity(44);
+        bytes.put_slice(Self::MAGIC);
+        bytes.put_u128_le(self.cluster);
+        bytes.put_u64_le(self.node_id);
+        bytes.put_u32_le(self.generation);
+        bytes.put_u64_le(self.shard_id);
+        bytes.freeze()
+    }
+
+    fn decode(mut bytes: Bytes) -> Option<Self> {
+        if bytes.len() != 44 || bytes.split_to(8) != Self::MAGIC[..] {
+            return None;
+        }
+        Some(Self {
+            cluster: bytes.get_u128_le(),
+            node_id: bytes.get_u64_le(),
+            generation: bytes.get_u32_le(),
+            shard_id: bytes.get_u64_le(),
+        })
+    }
+}
+
+/// What it takes to open the logs of one node.
+#[derive(Debug)]
+pub(super) struct Logs<'a> {
+    pub(super) settings: &'a NodeSettings,
+    pub(super) failed: watch::Sender<Option<String>>,
+}
+
+/// One opened log.
+pub(super) struct OpenLog {
+    pub(super) wal: Wal,
+    pub(super) identity: Identity,
+    pub(super) checkpoint: Option<(helix_wal::LogId, Bytes)>,
+    pub(super) reads: DiskReads,
+    /// What of it is withheld.
+    pub(super) damage: Vec<String>,
+}
+
+impl Logs<'_> {
+    fn storage(&self, shard_id: u64) -> Result<Option<Arc<dyn Storage>>> {
+        match &self.settings.storage {
+            NodeStorage::Memory => Ok(None),
+            NodeStorage::Simulated(open) => Ok(Some(open(shard_id))),
+            NodeStorage::Folder { path, direct_io } => {
+                let folder = path.join(format!("shard-{shard_id}"));
+                let open = if *direct_io { DirStorage::open } else { DirStorage::open_buffered };
+                let storage = open(&folder).map_err(|error| Error::StorageFailed {
+                    what: format!("folder {}: {error}", folder.display()),
+                    may_have_applied: false,
+                })?;
+                Ok(Some(Arc::new(storage)))
+            }
+        }
+    }
+
+    fn options(&self, shard_id: u64, identity: Bytes) -> helix_wal::Options {
+        let mut options = helix_wal::Options { identity, ..helix_wal::Options::default() };
+        if shard_id == 0 {
+            // The cluster's own log is small and rarely written.
+            options.segment_bytes = limits::CLUSTER_SEGMENT_BYTES;
+            options.group_bytes = limits::CLUSTER_GROUP_BYTES;
+            options.tail_bytes = limits::CLUSTER_GROUP_BYTES;
+            options.ready_segments = 1;
+        } else {
+            options.segment_bytes = self.settings.segment_bytes;
+            options.tail_bytes = self.settings.tail_bytes;
+        }
+        options
+    }
+
+    /// Whether this node has a log of the shard.
+    pub(super) async fn exists(&self, shard_id: u64) -> Result<bool> {
+        if let NodeStorage::Folder { path, .. } = &self.settings.storage
+            && !path.join(format!("shard-{shard_id}")).is_dir()
+        {
+            return Ok(false);
+        }
+        let Some(storage) = self.storage(shard_id)? else { return Ok(false) };
+        let in_place = !matches!(self.settings.storage, NodeStorage::Folder { .. });
+        let exists = DiskReads::new(in_place).wait(move || Wal::exists(&*storage)).await;
+        let exists = exists.map_err(|error| self.unusable(shard_id, &error.to_string()))?;
+        exists.map_err(|error| self.unusable(shard_id, &error.to_string()))
+    }
+
+    /// Opens a shard's log, for `identity` where it is new.
+    pub(super) async fn open(&self, identity: Identity) -> Result<OpenLog> {
+        let shard_id = identity.shard_id;
+        let in_place = !matches!(self.settings.storage, NodeStorage::Folder { .. });
+        let reads = DiskReads::new(in_place);
+        let options = self.options(shard_id, Bytes::new());
+        let Some(storage) = self.storage(shard_id)? else {
+            let wal = Wal::open_memory(options);
+            return Ok(OpenLog { wal, identity, checkpoint: None, reads, damage: Vec::new() });
+        };
+        let new = identity.encode();
+        let open = move || {
+            // An existing log says itself whose it is; a new one is told.
+            let exists = Wal::exists(&*storage)?;
+            let identity = if exists { Bytes::new() } else { new };
+            Wal::open(storage, helix_wal::Options { identity, ..options })
+        };
+        let opened =
+            reads.wait(open).await.map_err(|error| self.unusable(shard_id, &error.to_string()))?;
+        let (wal, writer, keeper, recovered) = opened.map_err(|error| match error {
+            helix_wal::Error::Damaged { .. } => self.damaged(shard_id, &error.to_string()),
+            other => self.unusable(shard_id, &other.to_string()),
+        })?;
+        let found = Identity::decode(recovered.identity.clone()).ok_or_else(|| {
+            self.unusable(shard_id, "the log's identity is not one of this program")
+        })?;
+        if (found.node_id, found.shard_id) != (identity.node_id, shard_id) {
+            let what = format!(
+                "it belongs to shard {} of node {} of cluster {:032x}; this is node {}: give it \
+                 its own --data-dir, or start it with --node-id {}",
+                found.shard_id, found.node_id, found.cluster, identity.node_id, found.node_id
+            );
+            return Err(self.unusable(shard_id, &what));
+        }
+        if recovered.cut_bytes > 0 {
+            tracing::info!(
+                shard_id,
+                bytes = recovered.cut_bytes,
+                "cut a torn, unacknowledged tail"
+            );
+        }
+        let failed = self.failed.clone();
+        wal.on_poisoned(Box::new(move |error| {
+            failed.send_replace(Some(format!("shard {shard_id}: {error}")));
+        }));
+        let drive = match self.settings.storage {
+            NodeStorage::Simulated(_) => Drive::Tasks,
+            NodeStorage::Memory | NodeStorage::Folder { .. } => Drive::Threads,
+        };
+        drive::start(drive, &wal, writer, keeper)
+            .map_err(|error| self.unusable(shard_id, &error.to_string()))?;
+        let damage: Vec<String> = recovered.withheld.iter().map(ToString::to_string).collect();
+        for what in &damage {
+            tracing::error!(shard_id, %what, "part of the log is withheld");
+        }
+        let checkpoint = recovered.checkpoint;
+        Ok(OpenLog { wal, identity: found, checkpoint, reads, damage })
+    }
+
+    fn place(&self, shard_id: u64) -> String {
+        match &self.settings.storage {
+            NodeStorage::Folder { path, .. } => {
+                path.join(format!("shard-{shard_id}")).display().to_string()
+            }
+            other => format!("shard {shard_id} ({other:?})"),
+        }
+    }
+
+    pub(super) fn unusable(&self, shard_id: u64, what: &str) -> Error {
+        Error::Unusable { what: format!("{}: {what}", self.place(shard_id)) }
+    }
+
+    pub(super) fn damaged(&self, shard_id: u64, what: &str) -> Error {
+        Error::CorruptLog { what: format!("{}: {what}", self.place(shard_id)) }
+    }
+}
+
+/// Measures what a small sync costs here.
+pub(super) async fn probe(logs: &Logs<'_>) -> Result<(u64, u64)> {
+    let NodeStorage::Folder { .. } = logs.settings.storage else { return Ok((0, 0)) };
+    let Some(storage) = logs.storage(0)? else { return Ok((0, 0)) };
+    let reads = DiskReads::new(false);
+    let measure = move || helix_wal::storage::probe_sync(&*storage, limits::SYNC_PROBES);
+    let failed = |what: String| Error::StorageFailed { what, may_have_applied: false };
+    let measured = reads.wait(measure).await.map_err(|error| failed(error.to_string()))?;
+    let (p50, p99) = measured.map_err(|error| failed(format!("measuring a sync: {error}")))?;
+    let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    Ok((us(p50), us(p99)))
+}

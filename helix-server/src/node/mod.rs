@@ -1,0 +1,598 @@
+//! A node: which shards live here, which partition is in which shard, and what they share.
+//! Opens everything in order and closes it in reverse.
+
+mod forming;
+mod front;
+mod logs;
+mod tend;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use helix_wal::storage::Storage;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Clock;
+use crate::cluster::{Bootstrap, Cluster, ClusterMachine, NodeEntry, Place, TopicInfo, TopicSpec};
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::log::{ClusterCommand, PartitionId, PartitionSettings};
+pub use crate::peer::PeerStatus;
+use crate::peer::{self, Hub, HubSettings};
+use crate::raft::{Replica, ReplicaSettings, replica_id};
+use crate::random::Random;
+use crate::shard::{Directory, Shard, ShardSettings};
+use forming::Formed;
+use front::Front;
+use logs::{Identity, Logs, OpenLog};
+
+/// Where a node keeps its logs.
+#[derive(Clone)]
+pub enum NodeStorage {
+    /// Nowhere: they are gone with the process.
+    Memory,
+    /// In a folder of its own for each shard.
+    Folder { path: PathBuf, direct_io: bool },
+    /// On a simulated disk for each shard, driven by the runtime's own tasks.
+    Simulated(Arc<dyn Fn(u64) -> Arc<dyn Storage> + Send + Sync>),
+}
+
+impl std::fmt::Debug for NodeStorage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::Folder { path, .. } => write!(f, "{}", path.display()),
+            Self::Simulated(_) => f.write_str("simulated disk"),
+        }
+    }
+}
+
+/// What a node is opened with.
+#[derive(Debug, Clone)]
+pub struct NodeSettings {
+    pub node_id: u64,
+    pub storage: NodeStorage,
+    /// Name of the cluster; `None` takes the one that the others have, or draws one.
+    pub cluster_name: Option<String>,
+    /// Data shards of a new cluster.
+    pub shard_count: u64,
+    /// Topics of a new cluster: name and partitions.
+    pub topics: Vec<(String, u32)>,
+    /// Settings of a topic whose creator does not name any.
+    pub topic_settings: PartitionSettings,
+    pub segment_bytes: u64,
+    pub tail_bytes: usize,
+    pub clock: Arc<dyn Clock>,
+    /// For simulations; `None` draws from the operating system.
+    pub seed: Option<u64>,
+}
+
+/// Whether acknowledged batches survive the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StorageKind {
+    Durable,
+    Memory,
+}
+
+#[derive(Debug, Clone)]
+pub struct NodeInfo {
+    pub node_id: u64,
+    pub cluster_id: String,
+    pub endpoint: String,
+    pub version: &'static str,
+    pub storage: StorageKind,
+    pub data_dir: String,
+    pub direct_io: bool,
+}
+
+/// A partition, found.
+#[derive(Debug, Clone)]
+pub struct Located {
+    pub partition: PartitionId,
+    pub shard: Arc<Shard>,
+    pub settings: PartitionSettings,
+    pub topic: Arc<TopicInfo>,
+    pub number: u32,
+}
+
+/// A shard's place in the node: a damaged one is withheld, the others go on.
+#[derive(Debug)]
+enum Slot {
+    Open(Arc<Shard>),
+    Withheld(String),
+}
+
+/// The port that other nodes dial.
+#[derive(Debug)]
+struct PeerPort {
+    stop: CancellationToken,
+    /// Cancelled when nobody listens any more.
+    stopped: CancellationToken,
+}
+
+#[derive(Debug)]
+pub struct Node {
+    settings: NodeSettings,
+    cluster_id: String,
+    cluster: Cluster,
+    shards: BTreeMap<u64, Slot>,
+    endpoint: OnceLock<String>,
+    hub: Arc<Hub>,
+    /// Where there are other nodes.
+    peer_port: OnceLock<PeerPort>,
+    /// Bumped when anything changes that routes are made of.
+    routes: watch::Sender<u64>,
+    random: Random,
+    draining: CancellationToken,
+    failed: watch::Sender<Option<String>>,
+    sync_probe: (u64, u64),
+    direct_io: bool,
+}
+
+impl Node {
+    /// Opens a node that is a cluster of its own, and waits until it serves.
+    pub async fn open(settings: NodeSettings) -> Result<Arc<Self>> {
+        let front = Front::new(&settings, &BTreeMap::new());
+        let hub_settings = HubSettings { node_id: settings.node_id, peers: BTreeMap::new() };
+        let hub = Hub::new(hub_settings, front.clone());
+        let node = Self::open_with(settings, front, hub).await?;
+        node.settle().await?;
+        Ok(node)
+    }
+
+    /// Opens a node of a cluster; `listener` is its peer port. Waits until the cluster is formed,
+    /// not until it has a leader.
+    pub async fn open_among(
+        settings: NodeSettings,
+        peers: BTreeMap<u64, String>,
+        listener: TcpListener,
+    ) -> Result<Arc<Self>> {
+        let front = Front::new(&settings, &peers);
+        let hub = Hub::new(HubSettings { node_id: settings.node_id, peers }, front.clone());
+        let stop = CancellationToken::new();
+        let serving = tokio::spawn(peer::serve(hub.clone(), listener, stop.clone()));
+        let guard = stop.clone().drop_guard();
+        let node = Self::open_with(settings, front, hub).await?;
+        let failed = node.failed.clone();
+        guard.disarm();
+        // Ignored: a node is opened once.
+        let stopped = CancellationToken::new();
+        let _ = node.peer_port.set(PeerPort { stop: stop.clone(), stopped: stopped.clone() });
+        tokio::spawn(async move {
+            let _stopped = stopped.drop_guard();
+            let why = match serving.await {
+                Ok(Ok(())) if stop.is_cancelled() => return,
+                Ok(Ok(())) => "it ended".to_owned(),
+                Ok(Err(error)) => error.to_string(),
+                Err(error) => error.to_string(),
+            };
+            failed.send_replace(Some(format!("the peer port failed: {why}")));
+        });
+        Ok(node)
+    }
+
+    async fn open_with(
+        settings: NodeSettings,
+        front: Arc<Front>,
+        hub: Arc<Hub>,
+    ) -> Result<Arc<Self>> {
+        let random = Random::new(settings.seed);
+        let (failed, _) = watch::channel(None);
+        let logs = Logs { settings: &settings, failed: failed.clone() };
+        let draining = CancellationToken::new();
+        let mut formed = forming::form(&logs, &front, &hub, &random).await?;
+        hub.set_cluster(formed.identity.cluster);
+        let made = shards_made(&logs, &formed).await?;
+        let cluster = open_cluster(&logs, &mut formed, &front, &hub, made.len() as u64).await?;
+        let directory: Directory = {
+            let machine = cluster.machine().clone();
+            Arc::new(move |id| machine.read(|state| state.node(id).map(|n| n.endpoint.clone())))
+        };
+        let mut slots = BTreeMap::new();
+        let mut open = BTreeMap::new();
+        let named = cluster.machine().read(|state| state.shards().clone());
+        for shard_id in made.union(&named).copied() {
+            let log = open_log(&logs, &mut formed, shard_id).await;
+            let opened = match log {
+                Ok(log) => open_shard(&logs, log, &front, &hub, &directory, &draining).await,
+                Err(error) => Err(error),
+            };
+            match opened {
+                Ok(shard) => {
+                    open.insert(shard_id, shard.clone());
+                    slots.insert(shard_id, Slot::Open(shard));
+                }
+                Err(Error::CorruptLog { what }) if !formed.is_new => {
+                    tracing::error!(shard_id, %what, "shard is withheld");
+                    slots.insert(shard_id, Slot::Withheld(what));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let direct_io = open.values().any(|shard| shard.status().wal.direct_io);
+        cluster.set_shards(open);
+        let sync_probe = logs::probe(&logs).await?;
+        let node = Arc::new(Self {
+            cluster_id: format!("{:032x}", formed.identity.cluster),
+            cluster,
+            shards: slots,
+            endpoint: OnceLock::new(),
+            hub,
+            peer_port: OnceLock::new(),
+            routes: watch::Sender::new(0),
+            random,
+            draining,
+            failed,
+            sync_probe,
+            direct_io,
+            settings,
+        });
+        front.serve(&node);
+        tend::start(&node);
+        if formed.is_former {
+            tokio::spawn(forming::call_together(Arc::downgrade(&node), front, formed.identity));
+        }
+        Ok(node)
+    }
+
+    /// Waits until a node that is alone serves all that it has.
+    async fn settle(&self) -> Result<()> {
+        self.cluster.bootstrap(&self.bootstrap()).await?;
+        for shard in self.shards() {
+            shard.ready().await?;
+        }
+        match self.cluster.settle().await {
+            // A withheld shard has partitions that nobody can bring up to date.
+            Err(Error::CorruptLog { what }) => {
+                tracing::warn!(%what, "topics are not all served");
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// What a fresh cluster begins with.
+    fn bootstrap(&self) -> Bootstrap {
+        let topic = |(name, partition_count): &(String, u32)| TopicSpec {
+            name: name.clone(),
+            partition_count: *partition_count,
+            replication_factor: 0,
+            settings: self.settings.topic_settings,
+        };
+        Bootstrap {
+            shard_count: self.shards.len() as u64,
+            topics: self.settings.topics.iter().map(topic).collect(),
+        }
+    }
+
+    /// Says where clients reach this node, once that is known. In a cluster it is told to the
+    /// others as soon as there is a leader to tell it to.
+    pub async fn announce(self: &Arc<Self>, endpoint: String) -> Result<()> {
+        // Ignored: a node announces itself once.
+        let _ = self.endpoint.set(endpoint);
+        if self.is_alone() {
+            return self.register().await;
+        }
+        tokio::spawn(tend::register(Arc::downgrade(self)));
+        Ok(())
+    }
+
+    async fn register(&self) -> Result<()> {
+        let Some(endpoint) = self.endpoint.get().cloned() else { return Ok(()) };
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let node_id = self.settings.node_id;
+        let entry = NodeEntry { node_id, endpoint: endpoint.clone(), version: version.clone() };
+        if !self.nodes().contains(&entry) {
+            let command = ClusterCommand::RegisterNode { node_id, endpoint, version };
+            self.cluster.command(command).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether this node is a cluster of its own.
+    pub fn is_alone(&self) -> bool {
+        self.cluster.replica().voters().len() <= 1
+    }
+
+    /// As [`Self::locate`]. What this node does not know it may only not know yet: before it says
+    /// no it catches up with the cluster's state.
+    pub async fn find(&self, topic: &str, partition: u32) -> Result<Located> {
+        match self.locate(topic, partition) {
+            Err(Error::TopicNotFound { .. } | Error::PartitionNotFound { .. }) => {
+                self.cluster.catch_up().await?;
+                self.locate(topic, partition)
+            }
+            found => found,
+        }
+    }
+
+    /// As [`Self::topic`], see [`Self::find`].
+    pub async fn find_topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
+        match self.topic(name) {
+            Err(Error::TopicNotFound { .. }) => {
+                self.cluster.catch_up().await?;
+                self.topic(name)
+            }
+            found => found,
+        }
+    }
+
+    /// Finds a partition and its shard.
+    pub fn locate(&self, topic: &str, partition: u32) -> Result<Located> {
+        let info = self.cluster.topic(topic)?;
+        let Some(Place { shard_id, partition: id }) = info.place(partition) else {
+            return Err(Error::PartitionNotFound {
+                topic: topic.to_owned(),
+                partition,
+                partition_count: info.partition_count,
+            });
+        };
+        match self.shards.get(&shard_id) {
+            Some(Slot::Open(shard)) => Ok(Located {
+                partition: id,
+                shard: shard.clone(),
+                settings: info.settings,
+                topic: info,
+                number: partition,
+            }),
+            Some(Slot::Withheld(what)) => Err(Error::CorruptLog { what: what.clone() }),
+            None => Err(Error::NoLeader { shard: shard_id }),
+        }
+    }
+
+    pub fn topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
+        self.cluster.topic(name)
+    }
+
+    /// Topics by name: those that begin with `prefix` and come after `after`.
+    pub fn topics(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<Arc<TopicInfo>> {
+        self.cluster.machine().read(|state| {
+            let first = after.unwrap_or_default();
+            let topics = state.topics_from(prefix, first).filter(|t| t.name.as_str() != first);
+            topics.take(limit).cloned().collect()
+        })
+    }
+
+    pub fn shard(&self, id: u64) -> Option<Arc<Shard>> {
+        match self.shards.get(&id) {
+            Some(Slot::Open(shard)) => Some(shard.clone()),
+            Some(Slot::Withheld(_)) | None => None,
+        }
+    }
+
+    /// The shards that are served.
+    pub fn shards(&self) -> Vec<Arc<Shard>> {
+        self.shards.keys().filter_map(|id| self.shard(*id)).collect()
+    }
+
+    /// The shards that are not served, and why.
+    pub fn withheld(&self) -> Vec<(u64, String)> {
+        let withheld = self.shards.iter().filter_map(|(id, slot)| match slot {
+            Slot::Withheld(what) => Some((*id, what.clone())),
+            Slot::Open(_) => None,
+        });
+        withheld.collect()
+    }
+
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    pub fn topic_settings(&self) -> &PartitionSettings {
+        &self.settings.topic_settings
+    }
+
+    pub fn info(&self) -> NodeInfo {
+        let storage = match self.settings.storage {
+            NodeStorage::Memory => StorageKind::Memory,
+            NodeStorage::Folder { .. } | NodeStorage::Simulated(_) => StorageKind::Durable,
+        };
+        NodeInfo {
+            node_id: self.settings.node_id,
+            cluster_id: self.cluster_id.clone(),
+            endpoint: self.endpoint.get().cloned().unwrap_or_default(),
+            version: env!("CARGO_PKG_VERSION"),
+            storage,
+            data_dir: format!("{:?}", self.settings.storage),
+            direct_io: self.direct_io,
+        }
+    }
+
+    pub fn nodes(&self) -> Vec<NodeEntry> {
+        self.cluster.machine().read(|state| state.nodes().cloned().collect())
+    }
+
+    pub fn metadata_version(&self) -> u64 {
+        self.cluster.machine().read(|state| state.version())
+    }
+
+    /// Follows everything that routes are made of: nodes, topics, leaders.
+    pub fn watch_routes(&self) -> watch::Receiver<u64> {
+        self.routes.subscribe()
+    }
+
+    /// The other nodes as this one sees them.
+    pub fn peers(&self) -> Vec<PeerStatus> {
+        self.hub.peers()
+    }
+
+    /// Cancelled when the node drains.
+    pub fn shutdown_token(&self) -> &CancellationToken {
+        &self.draining
+    }
+
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.settings.clock
+    }
+
+    pub fn random_u64(&self) -> u64 {
+        self.random.next_u64()
+    }
+
+    pub async fn next_producer_id(&self) -> Result<u64> {
+        self.cluster.next_producer_id().await
+    }
+
+    /// p50 and p99 of a small sync on this node's disk when it started, in microseconds.
+    pub fn sync_probe(&self) -> (u64, u64) {
+        self.sync_probe
+    }
+
+    /// Resolves, with the reason, when this node's storage has failed.
+    pub async fn failed(&self) -> String {
+        let mut failed = self.failed.subscribe();
+        loop {
+            if let Some(reason) = failed.borrow_and_update().clone() {
+                return reason;
+            }
+            if failed.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Hands leadership to others where there are any, then stops all shards. Calls in progress
+    /// end with an error; acknowledged batches are on disk.
+    pub async fn close(&self) {
+        self.draining.cancel();
+        self.hand_over().await;
+        for shard in self.shards() {
+            shard.close().await;
+        }
+        self.hub.stop_shard(0);
+        self.cluster.replica().close().await;
+        self.hub.close();
+        if let Some(PeerPort { stop, stopped }) = self.peer_port.get() {
+            stop.cancel();
+            // The address is free for whoever starts next.
+            stopped.cancelled().await;
+        }
+    }
+
+    async fn hand_over(&self) {
+        let led = self
+            .shards()
+            .into_iter()
+            .filter(|shard| shard.leads() && !shard.is_cut_off() && shard.replicas().len() > 1);
+        let transfers = led.map(|shard| async move {
+            if let Err(error) = shard.transfer(None).await {
+                tracing::warn!(shard_id = shard.id(), %error, "leadership was not handed over");
+            }
+        });
+        futures_util::future::join_all(transfers).await;
+        if !self.is_alone()
+            && self.cluster.leads()
+            && let Err(error) = self.cluster.transfer(None).await
+        {
+            tracing::warn!(shard_id = 0, %error, "leadership was not handed over");
+        }
+    }
+}
+
+/// Opens the cluster's own shard.
+async fn open_cluster(
+    logs: &Logs<'_>,
+    formed: &mut Formed,
+    front: &Front,
+    hub: &Arc<Hub>,
+    shard_count: u64,
+) -> Result<Cluster> {
+    let identity = formed.identity.clone();
+    let log = match formed.take(0) {
+        Some(log) => log,
+        None => logs.open(identity.clone()).await?,
+    };
+    let machine = Arc::new(ClusterMachine::new(log.wal.clone()));
+    let replica_id = replica_id(identity.node_id, identity.generation);
+    let replica = Replica::open(
+        ReplicaSettings {
+            shard_id: 0,
+            replica_id,
+            wal: log.wal.clone(),
+            reads: log.reads,
+            machine: machine.clone(),
+            checkpoint: log.checkpoint,
+        },
+        hub.network(0, replica_id, log.wal),
+    )
+    .await
+    .map_err(|error| logs.damaged(0, &error.to_string()))?;
+    hub.serve_shard(0, replica_id, replica.raft());
+    let clock = logs.settings.clock.clone();
+    let cluster = Cluster::new(replica, machine, hub.clone(), clock);
+    if front.is_alone() {
+        cluster.form_alone().await.map_err(|error| logs.damaged(0, &error.to_string()))?;
+        if cluster.replica().voters().len() <= 1 {
+            let bootstrap = Bootstrap { shard_count, topics: Vec::new() };
+            cluster.bootstrap(&bootstrap).await?;
+        }
+    }
+    Ok(cluster)
+}
+
+/// The data shards whose logs are here. They are made together, before shard 0's: one that is
+/// named by the cluster's state and is not here has been lost.
+async fn shards_made(logs: &Logs<'_>, formed: &Formed) -> Result<BTreeSet<u64>> {
+    let mut shards: BTreeSet<u64> = formed.shards().collect();
+    if !formed.is_new {
+        let mut next = 1;
+        // In a folder any may be missing; elsewhere a look makes a disk.
+        let in_folder = matches!(logs.settings.storage, NodeStorage::Folder { .. });
+        while next <= limits::SHARDS_MAX {
+            if logs.exists(next).await? {
+                shards.insert(next);
+            } else if !in_folder {
+                break;
+            }
+            next += 1;
+        }
+    }
+    Ok(shards)
+}
+
+async fn open_log(logs: &Logs<'_>, formed: &mut Formed, shard_id: u64) -> Result<OpenLog> {
+    let identity = Identity { shard_id, ..formed.identity.clone() };
+    let cluster = identity.cluster;
+    let log = match formed.take(shard_id) {
+        Some(log) => log,
+        None if logs.exists(shard_id).await? => logs.open(identity).await?,
+        None => {
+            let what = "its log is gone, and with it whom it voted for: give the folder back";
+            return Err(logs.damaged(shard_id, what));
+        }
+    };
+    if log.identity.cluster != cluster {
+        let what = format!("it belongs to another cluster, {:032x}", log.identity.cluster);
+        return Err(logs.unusable(shard_id, &what));
+    }
+    Ok(log)
+}
+
+async fn open_shard(
+    logs: &Logs<'_>,
+    log: OpenLog,
+    front: &Front,
+    hub: &Arc<Hub>,
+    directory: &Directory,
+    draining: &CancellationToken,
+) -> Result<Arc<Shard>> {
+    let shard_id = log.identity.shard_id;
+    let settings = ShardSettings {
+        shard_id,
+        replica_id: replica_id(log.identity.node_id, log.identity.generation),
+        members: front.replica_ids(),
+        directory: directory.clone(),
+        hub: hub.clone(),
+        wal: log.wal,
+        checkpoint: log.checkpoint,
+        reads: log.reads,
+        damage: log.damage,
+        durable: !matches!(logs.settings.storage, NodeStorage::Memory),
+        clock: logs.settings.clock.clone(),
+        draining: draining.clone(),
+    };
+    Shard::open(settings).await.map_err(|error| logs.damaged(shard_id, &error.to_string()))
+}

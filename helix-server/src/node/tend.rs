@@ -1,0 +1,223 @@
+//! What a node does for its cluster in the background: forms its shards, brings the shards that it
+//! leads to what the cluster's state says, makes itself known, spreads the lead, checkpoints.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::Node;
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::shard::Shard;
+
+/// How long to wait after a step that failed, mostly for want of a leader.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// How often the lead is looked at.
+const BALANCE_INTERVAL: Duration = Duration::from_secs(1);
+
+pub(super) fn start(node: &Arc<Node>) {
+    for shard in node.shards() {
+        tokio::spawn(tend_shard(Arc::downgrade(node), shard));
+    }
+    tokio::spawn(tend_cluster(Arc::downgrade(node)));
+    tokio::spawn(tend_routes(Arc::downgrade(node)));
+    if !node.hub.peers().is_empty() {
+        tokio::spawn(spread_leaders(Arc::downgrade(node)));
+    }
+}
+
+/// Forms a shard where that is due, then keeps it at what the cluster's state says for as long as
+/// it is led from here.
+async fn tend_shard(node: Weak<Node>, shard: Arc<Shard>) {
+    let Some((mut versions, draining)) =
+        node.upgrade().map(|node| (node.cluster.machine().watch(), node.draining.clone()))
+    else {
+        return;
+    };
+    let mut leadership = shard.watch_leadership();
+    let shard_id = shard.id();
+    if let Err(error) = form(&node, &shard).await {
+        tracing::error!(shard_id, %error, "shard cannot be formed");
+    }
+    loop {
+        let Some(node) = node.upgrade() else { return };
+        // Marked before the look: what changes during it is looked at again.
+        versions.mark_unchanged();
+        let settled = if shard.leads() { settle(&node, &shard).await } else { Ok(()) };
+        drop(node);
+        let is_settled = settled.is_ok();
+        if let Err(error) = settled {
+            tracing::debug!(shard_id, %error, "the shard does not follow the cluster's state yet");
+        }
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return,
+            changed = versions.changed() => if changed.is_err() { return },
+            changed = leadership.changed() => if !changed { return },
+            () = tokio::time::sleep(AGAIN_AFTER), if !is_settled => {}
+        }
+    }
+}
+
+async fn settle(node: &Node, shard: &Shard) -> Result<()> {
+    shard.ready().await?;
+    node.cluster.settle_shard(shard).await
+}
+
+/// A shard is formed once the cluster's state names it: by then every node has its replica. The
+/// node that should lead it does it at once; the others only where that one does not.
+async fn form(node: &Weak<Node>, shard: &Arc<Shard>) -> std::io::Result<()> {
+    if shard.is_formed().await? {
+        return shard.take_up().await;
+    }
+    let Some(mut versions) = node.upgrade().map(|node| node.cluster.machine().watch()) else {
+        return Ok(());
+    };
+    loop {
+        let Some(node) = node.upgrade() else { return Ok(()) };
+        versions.mark_unchanged();
+        if node.cluster.machine().read(|state| state.shards().contains(&shard.id())) {
+            break;
+        }
+        let draining = node.draining.clone();
+        drop(node);
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return Ok(()),
+            changed = versions.changed() => if changed.is_err() { return Ok(()) },
+        }
+    }
+    if !shard.is_first_member() {
+        tokio::time::sleep(limits::FORM_WAIT).await;
+    }
+    shard.form().await
+}
+
+/// Gives a fresh cluster what it begins with, and keeps shard 0's log short.
+async fn tend_cluster(node: Weak<Node>) {
+    let Some((mut leadership, draining)) =
+        node.upgrade().map(|node| (node.cluster.watch_leadership(), node.draining.clone()))
+    else {
+        return;
+    };
+    let mut tick = tokio::time::interval(limits::UPKEEP_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut asked = 0;
+    loop {
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return,
+            changed = leadership.changed() => if !changed { return },
+            _ = tick.tick() => {}
+        }
+        let Some(node) = node.upgrade() else { return };
+        let replica = node.cluster.replica();
+        let is_fresh =
+            node.cluster.machine().read(|s| s.shards().is_empty() || !s.has_had_topics());
+        if is_fresh
+            && !node.is_alone()
+            && replica.is_ready()
+            && let Err(error) = node.cluster.bootstrap(&node.bootstrap()).await
+        {
+            tracing::debug!(%error, "the cluster has not got its first topics yet");
+        }
+        let applied = replica.status().applied;
+        let (checkpoint, purged) = replica.checkpointed();
+        if applied.saturating_sub(checkpoint.max(asked)) >= limits::CLUSTER_CHECKPOINT_ENTRIES {
+            asked = applied;
+            replica.checkpoint().await;
+        }
+        // Whoever lacks more gets the whole state, which is small.
+        let upto = checkpoint.saturating_sub(limits::CLUSTER_CHECKPOINT_ENTRIES);
+        if upto > purged {
+            replica.purge(upto).await;
+        }
+    }
+}
+
+/// Tells those who route by this node when anything changes that routes are made of.
+async fn tend_routes(node: Weak<Node>) {
+    let Some((mut versions, mut led, mut peers, shards)) = node.upgrade().map(|node| {
+        let versions = node.cluster.machine().watch();
+        (versions, node.cluster.watch_leadership(), node.hub.watch_peers(), node.shards())
+    }) else {
+        return;
+    };
+    for shard in shards {
+        let (node, mut leadership) = (node.clone(), shard.watch_leadership());
+        tokio::spawn(async move {
+            while leadership.changed().await {
+                let Some(node) = node.upgrade() else { return };
+                node.routes.send_modify(|count| *count += 1);
+            }
+        });
+    }
+    loop {
+        let goes_on = tokio::select! {
+            biased;
+            changed = versions.changed() => changed.is_ok(),
+            changed = led.changed() => changed,
+            // A leader that cannot be reached is none, as far as this node knows.
+            changed = peers.changed() => changed.is_ok(),
+        };
+        let Some(node) = node.upgrade() else { return };
+        if !goes_on {
+            return;
+        }
+        node.routes.send_modify(|count| *count += 1);
+    }
+}
+
+/// Makes this node known to the cluster, as soon as there is a leader to tell it to.
+pub(super) async fn register(node: Weak<Node>) {
+    loop {
+        let Some(node) = node.upgrade() else { return };
+        match node.register().await {
+            Ok(()) | Err(Error::Draining) => return,
+            Err(error) => tracing::debug!(%error, "this node is not registered yet"),
+        }
+        tokio::select! {
+            biased;
+            () = node.draining.cancelled() => return,
+            () = tokio::time::sleep(AGAIN_AFTER) => {}
+        }
+    }
+}
+
+/// Hands shards that are led from here to the nodes that should lead them: one at a time, and only
+/// when that node has been there and caught up for a while.
+async fn spread_leaders(node: Weak<Node>) {
+    let mut tick = tokio::time::interval(BALANCE_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut well_since = Instant::now();
+    loop {
+        tick.tick().await;
+        let Some(node) = node.upgrade() else { return };
+        if node.draining.is_cancelled() {
+            return;
+        }
+        if !node.peers().iter().all(|peer| peer.connected) {
+            well_since = Instant::now();
+            continue;
+        }
+        if well_since.elapsed() < limits::BALANCE_AFTER {
+            continue;
+        }
+        let misplaced = node.shards().into_iter().find_map(|shard| {
+            let to = shard.preferred_node().filter(|to| *to != node.settings.node_id)?;
+            let caught_up = |(id, lag): &(u64, u64)| *id == to && *lag <= limits::BALANCE_LAG_MAX;
+            let is_due = shard.leads() && !shard.is_cut_off() && shard.lags().iter().any(caught_up);
+            is_due.then_some((shard, to))
+        });
+        if let Some((shard, to)) = misplaced {
+            let shard_id = shard.id();
+            match shard.transfer(Some(to)).await {
+                Ok(()) => tracing::info!(shard_id, to, "handed over to the node that should lead"),
+                Err(error) => tracing::info!(shard_id, to, %error, "could not hand over"),
+            }
+            well_since = Instant::now();
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! What any node of a cluster answers, and what only a leader does: topics and producers from
+//! everywhere, data calls where the leader is, routes and their changes.
+
+use std::collections::BTreeSet;
+
+use helix_proto::log::v1::{
+    AddPartitionsRequest, AppendRequest, CreateTopicRequest, DeleteTopicRequest, ErrorReason,
+    FetchRequest, InitProducerRequest, ListTopicsRequest, Metadata, NamedPosition,
+    ProducerIdentity, ResolveOffsetsRequest, StartPosition, Topic, TopicConfig,
+    TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, WatchMetadataRequest,
+    WatchMetadataResponse, start_position,
+};
+use tonic::{Code, Status, Streaming};
+
+use crate::support::{TestServer, append_request, detail, from_offset, reason, soon, start};
+use crate::three_nodes::{NODES, Trio, is_elsewhere, metadata, shard_of, topic, until};
+
+fn new_topic(name: &str, replication_factor: u32) -> CreateTopicRequest {
+    CreateTopicRequest {
+        name: name.to_owned(),
+        partition_count: 3,
+        replication_factor,
+        ..CreateTopicRequest::default()
+    }
+}
+
+async fn create(node: &TestServer, request: CreateTopicRequest) -> Result<Topic, Status> {
+    let response = node.topics().create_topic(request).await?;
+    Ok(response.into_inner().topic.unwrap())
+}
+
+async fn list(node: &TestServer, prefix: &str) -> Vec<String> {
+    let request = ListTopicsRequest { prefix: prefix.to_owned(), ..ListTopicsRequest::default() };
+    let topics = node.topics().list_topics(request).await.unwrap().into_inner().topics;
+    topics.into_iter().map(|topic| topic.name).collect()
+}
+
+/// Appends to each partition where `node` says that its leader is.
+async fn append_as_described(trio: &Trio, node: &TestServer, name: &str) {
+    let count = topic(node, name).await.unwrap().partitions.len();
+    for place in 0..count {
+        until("the partition can be appended to", async || {
+            let described = topic(node, name).await.unwrap();
+            let leader = described.partitions[place].leader.as_ref()?.node_id;
+            let partition = described.partitions[place].partition;
+            let batch = append_request(&["a"]);
+            let request = AppendRequest { topic: name.to_owned(), partition, ..batch };
+            match trio.node(leader).produce().append(request).await {
+                Err(status) if is_elsewhere(&status) => None,
+                answer => Some(answer.unwrap()),
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn topics_are_changed_from_any_node_and_seen_there_at_once() {
+    let mut trio = Trio::durable().await;
+    for id in NODES {
+        let node = trio.node(id);
+        let name = format!("t{id}");
+        let replication_factor = if id == 1 { 0 } else { 3 };
+        let made = create(node, new_topic(&name, replication_factor)).await.unwrap();
+        assert_eq!((made.partitions.len(), made.replication_factor), (3, 3));
+        assert!(made.partitions.iter().all(|it| it.replicas == NODES), "{made:?}");
+        assert_eq!(list(node, &name).await, [name.as_str()]);
+        append_as_described(&trio, node, &name).await;
+        let again = create(node, new_topic(&name, replication_factor)).await.unwrap();
+        assert_eq!(again.partitions.len(), 3, "an equal one may be made again");
+        let other = CreateTopicRequest { partition_count: 5, ..new_topic(&name, 0) };
+        let refused = create(node, other).await.unwrap_err();
+        assert_eq!(reason(&refused), ErrorReason::TopicAlreadyExists);
+
+        let config = TopicConfig { max_record_bytes: Some(1000), ..TopicConfig::default() };
+        let update = UpdateTopicRequest {
+            name: name.clone(),
+            config: Some(config),
+            update_mask: Some(prost_types::FieldMask { paths: vec!["max_record_bytes".into()] }),
+        };
+        node.topics().update_topic(update.clone()).await.unwrap();
+        let seen = topic(node, &name).await.unwrap().config.unwrap();
+        assert_eq!(seen.max_record_bytes, Some(1000));
+        node.topics().update_topic(update).await.unwrap();
+
+        let more = AddPartitionsRequest { name: name.clone(), partition_count: 6 };
+        node.topics().add_partitions(more.clone()).await.unwrap();
+        let seen = topic(node, &name).await.unwrap();
+        assert_eq!(seen.partitions.len(), 6);
+        append_as_described(&trio, node, &name).await;
+        node.topics().add_partitions(more).await.unwrap();
+
+        for other in NODES {
+            topic(trio.node(other), &name).await.unwrap();
+        }
+        let delete = DeleteTopicRequest { name: name.clone() };
+        node.topics().delete_topic(delete.clone()).await.unwrap();
+        assert_eq!(reason(&topic(node, &name).await.unwrap_err()), ErrorReason::TopicNotFound);
+        assert!(list(node, &name).await.is_empty());
+        let gone = node.topics().delete_topic(delete).await.unwrap_err();
+        assert_eq!(reason(&gone), ErrorReason::TopicNotFound);
+        for (_, other) in trio.nodes() {
+            until("all nodes know that it is gone", async || {
+                list(other, &name).await.is_empty().then_some(())
+            })
+            .await;
+        }
+    }
+    trio.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_of_another_replication_factor_is_refused() {
+    let mut trio = Trio::durable().await;
+    for (_, node) in trio.nodes() {
+        for replication_factor in [1, 2, 5] {
+            let refused = create(node, new_topic("odd", replication_factor)).await.unwrap_err();
+            assert_eq!(reason(&refused), ErrorReason::InvalidArgument);
+            assert!(refused.message().contains("replication_factor"), "{}", refused.message());
+        }
+        let check = CreateTopicRequest { validate_only: true, ..new_topic("odd", 3) };
+        create(node, check).await.unwrap();
+        assert!(list(node, "odd").await.is_empty(), "it was only checked");
+    }
+    trio.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn producers_are_made_by_any_node() {
+    let mut trio = Trio::durable().await;
+    let init = async |node: u64, name: &str| {
+        let request = InitProducerRequest { producer_name: name.to_owned() };
+        let response = trio.node(node).produce().init_producer(request).await.unwrap();
+        response.into_inner().producer.unwrap()
+    };
+    let mut ids = BTreeSet::new();
+    let mut named = Vec::new();
+    for node in [1, 2, 3, 2, 1] {
+        for _ in 0..3 {
+            assert!(ids.insert(init(node, "").await.producer_id), "no id is given out twice");
+        }
+        named.push(init(node, "worker").await);
+    }
+    let ProducerIdentity { producer_id, epoch } = named[0];
+    for (later, producer) in (0..).zip(&named) {
+        let expected = ProducerIdentity { producer_id, epoch: epoch + later };
+        assert_eq!(*producer, expected, "a later one of the same name fences the earlier ones");
+    }
+    let append = async |producer: ProducerIdentity| {
+        let ask = async |node: &TestServer| {
+            let batch = append_request(&["a"]);
+            let (producer, first_sequence) = (Some(producer), Some(0));
+            let request = AppendRequest { producer, first_sequence, ..batch };
+            node.produce().append(request).await
+        };
+        trio.ask_leader(0, ask).await
+    };
+    append(named[4]).await.unwrap();
+    let fenced = append(named[3]).await.unwrap_err();
+    assert_eq!(reason(&fenced), ErrorReason::ProducerFenced);
+    trio.stop_all().await;
+}
+
+fn expect_hint(status: &Status, leader: u64, endpoint: &str) {
+    assert_eq!(reason(status), ErrorReason::NotLeader, "{status:?}");
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    let detail = detail(status);
+    assert!(detail.retryable && !detail.may_have_applied);
+    let hint = detail.leader.expect("the leader is known");
+    assert_eq!((hint.node_id, hint.endpoint.as_str()), (leader, endpoint));
+    assert!(hint.term > 0);
+    let trailer = |name| status.metadata().get(name).unwrap().to_str().unwrap().to_owned();
+    assert_eq!(trailer("helix-leader-node"), leader.to_string());
+    assert_eq!(trailer("helix-leader-endpoint"), endpoint);
+    assert_eq!(trailer("helix-leader-term"), hint.term.to_string());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_does_not_lead_says_who_does() {
+    let mut trio = Trio::durable().await;
+    let (leader, shard_id) = trio.leader_of(0).await;
+    let endpoint = trio.plan.config(leader).listen_addr.to_string();
+    for follower in trio.followers_of(0).await {
+        let node = trio.node(follower);
+        let append = node.produce().append(append_request(&["a"])).await.unwrap_err();
+        expect_hint(&append, leader, &endpoint);
+        let fetch = FetchRequest { partitions: vec![from_offset(0, 0)], ..FetchRequest::default() };
+        let fetch = node.consume().fetch(fetch).await.unwrap_err();
+        expect_hint(&fetch, leader, &endpoint);
+        let latest = start(0, start_position::Position::Named(NamedPosition::Latest.into()));
+        let resolve = ResolveOffsetsRequest {
+            topic: "default".to_owned(),
+            partitions: vec![0],
+            position: latest.start,
+        };
+        let resolve = node.consume().resolve_offsets(resolve).await.unwrap_err();
+        expect_hint(&resolve, leader, &endpoint);
+        let trim =
+            TrimPartitionRequest { topic: "default".to_owned(), partition: 0, trim_offset: 0 };
+        let trim = node.topics().trim_partition(trim).await.unwrap_err();
+        expect_hint(&trim, leader, &endpoint);
+        let transfer = TransferLeaderRequest { shard_id, target_node_id: follower };
+        let transfer = node.cluster().transfer_leader(transfer).await.unwrap_err();
+        expect_hint(&transfer, leader, &endpoint);
+    }
+    assert_eq!(trio.write(0, &["a"]).await.first_offset, Some(0));
+    trio.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn positions_are_resolved_of_what_the_asked_node_leads() {
+    let mut trio = Trio::durable().await;
+    let routes = metadata(trio.node(1)).await;
+    let leaders = trio.leaders().await;
+    for (id, node) in trio.nodes() {
+        let named = start_position::Position::Named(NamedPosition::Latest.into());
+        let request = ResolveOffsetsRequest {
+            topic: "default".to_owned(),
+            partitions: Vec::new(),
+            position: Some(StartPosition { position: Some(named) }),
+        };
+        let offsets = node.consume().resolve_offsets(request).await.unwrap().into_inner().offsets;
+        let resolved: Vec<u32> = offsets.iter().map(|resolved| resolved.partition).collect();
+        let leads = |partition: &u32| leaders[&shard_of(&routes, "default", *partition)] == id;
+        assert_eq!(resolved, (0..4).filter(leads).collect::<Vec<_>>());
+    }
+    trio.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_made_on_one_node_is_found_on_the_others() {
+    let mut trio = Trio::durable().await;
+    for round in 0..5 {
+        let name = format!("round-{round}");
+        create(trio.node(1), new_topic(&name, 0)).await.unwrap();
+        let request = AppendRequest { topic: name.clone(), ..append_request(&["a"]) };
+        if let Err(status) = trio.node(3).produce().append(request).await {
+            let allowed = [ErrorReason::NotLeader, ErrorReason::NoLeader];
+            assert!(allowed.contains(&reason(&status)), "{status:?}");
+        }
+        assert_eq!(topic(trio.node(2), &name).await.unwrap().name, name);
+    }
+    for (_, node) in trio.nodes() {
+        let request = AppendRequest { topic: "nowhere".to_owned(), ..append_request(&["a"]) };
+        let status = node.produce().append(request).await.unwrap_err();
+        assert_eq!(reason(&status), ErrorReason::TopicNotFound);
+    }
+    trio.stop_all().await;
+}
+
+/// The next metadata that shows what is waited for.
+async fn shown(
+    stream: &mut Streaming<WatchMetadataResponse>,
+    shows: impl Fn(&Metadata) -> bool,
+) -> Metadata {
+    loop {
+        let response = soon(stream.message()).await.unwrap().expect("the stream goes on");
+        let metadata = response.metadata.unwrap();
+        if shows(&metadata) {
+            return metadata;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watchers_on_any_node_see_new_topics_and_new_leaders() {
+    let mut trio = Trio::durable().await;
+    let mut streams = Vec::new();
+    for (_, node) in trio.nodes() {
+        let stream = node.cluster().watch_metadata(WatchMetadataRequest::default()).await;
+        streams.push(stream.unwrap().into_inner());
+    }
+    let before = metadata(trio.node(2)).await;
+    create(trio.node(2), new_topic("fresh", 0)).await.unwrap();
+    for stream in &mut streams {
+        let has_topic = |it: &Metadata| it.topics.iter().any(|route| route.topic == "fresh");
+        let seen = shown(stream, has_topic).await;
+        assert!(seen.version > before.version);
+    }
+    let (leader, shard_id) = trio.leader_of(0).await;
+    let target = NODES.into_iter().find(|node| *node != leader).unwrap();
+    trio.transfer(shard_id, target).await;
+    for stream in &mut streams {
+        let is_moved = |it: &Metadata| {
+            let route = it.shards.iter().find(|route| route.shard_id == shard_id).unwrap();
+            route.leader.as_ref().is_some_and(|leader| leader.node_id == target)
+        };
+        shown(stream, is_moved).await;
+    }
+    trio.stop_all().await;
+}
