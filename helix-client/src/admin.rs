@@ -1,6 +1,7 @@
 //! Topics, offsets and the state of the cluster: the calls of people and tools.
 //! Each goes to any node or to a partition's leader and is repeated until the deadline.
 
+use std::future::Future;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
@@ -12,7 +13,7 @@ use helix_proto::log::v1::{
     TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, Watermarks,
 };
 use tokio::time::timeout;
-use tonic::Code;
+use tonic::{Code, Response, Status};
 
 use crate::client::{Call, Client, Series};
 use crate::consumer::{Groups, Position};
@@ -337,12 +338,41 @@ impl Admin {
             Some(address) => self.client.shared.routing.node(address)?,
             None => self.client.shared.routing.any(0)?,
         };
-        let limit = self.client.config().attempt_timeout;
         let mut cluster = node.cluster();
-        match timeout(limit, cluster.get_node_status(GetNodeStatusRequest {})).await {
-            Ok(answer) => Ok(answer?.into_inner()),
-            Err(_) => Err(Error::timed_out("node status").with_may_have_applied(false)),
-        }
+        self.once("node status", cluster.get_node_status(GetNodeStatusRequest {})).await
+    }
+
+    /// Nodes, shards and all topics as the node at this address sees them. One attempt.
+    ///
+    /// # Errors
+    /// Why the node did not answer within the attempt timeout.
+    pub async fn node_metadata(&self, address: &str) -> Result<Metadata> {
+        let mut cluster = self.client.shared.routing.node(address)?.cluster();
+        let call = cluster.get_metadata(GetMetadataRequest::default());
+        present(self.once("metadata", call).await?.metadata)
+    }
+
+    /// Health of the cluster as the node at this address sees it. One attempt.
+    ///
+    /// # Errors
+    /// Why the node did not answer within the attempt timeout.
+    pub async fn node_health(&self, address: &str) -> Result<GetHealthResponse> {
+        let mut cluster = self.client.shared.routing.node(address)?.cluster();
+        self.once("health", cluster.get_health(GetHealthRequest {})).await
+    }
+
+    /// One attempt at something that changes nothing.
+    async fn once<T>(
+        &self,
+        name: &str,
+        attempt: impl Future<Output = std::result::Result<Response<T>, Status>>,
+    ) -> Result<T> {
+        let error = match timeout(self.client.config().attempt_timeout, attempt).await {
+            Ok(Ok(answer)) => return Ok(answer.into_inner()),
+            Ok(Err(status)) => Error::from_status(&status),
+            Err(_) => Error::timed_out(name),
+        };
+        Err(error.with_may_have_applied(false))
     }
 
     /// Waits until a node answers and every shard that it knows has a leader.
@@ -394,25 +424,58 @@ impl Admin {
             .map(|_| ())
     }
 
-    /// Moves a shard's leadership to a node; None lets the service choose.
+    /// Moves a shard's leadership to a node; None lets the service choose. Goes to the shard's
+    /// leader, wherever it is.
     ///
     /// # Errors
-    /// `NODE_NOT_FOUND`.
+    /// `NODE_NOT_FOUND`; `NO_LEADER` if none came up in time.
     pub async fn transfer_leader(
         &self,
         shard_id: u32,
         target_node_id: Option<u64>,
     ) -> Result<Option<LeaderHint>> {
-        let answer = self
-            .client
-            .call_any(Call::new("transfer leader", Repeat::UnlessApplied), |node| async move {
-                let target_node_id = target_node_id.unwrap_or(0);
-                let request = TransferLeaderRequest { shard_id, target_node_id };
-                node.cluster().transfer_leader(request).await
-            })
-            .await?;
-        Ok(answer.leader)
+        let request =
+            TransferLeaderRequest { shard_id, target_node_id: target_node_id.unwrap_or(0) };
+        let call = Call::new("transfer leader", Repeat::UnlessApplied);
+        let mut series = Series::new(&self.client.shared, call);
+        let mut hint = None;
+        loop {
+            let leader = match hint.take() {
+                Some(hint) => Ok(hint),
+                None => self.leader(shard_id).await,
+            };
+            let result = match leader {
+                Ok(leader) => {
+                    let node = self.client.shared.routing.node(&leader.endpoint)?;
+                    series.attempt(node.cluster().transfer_leader(request)).await
+                }
+                Err(error) => Err(error),
+            };
+            let error = match result {
+                Ok(answer) => return Ok(answer.leader),
+                Err(error) => series.judge(error, None)?,
+            };
+            hint = error.leader.clone().filter(is_reachable);
+            series.pause(error).await?;
+        }
     }
+
+    /// The shard's leader, as the cluster says now.
+    async fn leader(&self, shard_id: u32) -> Result<LeaderHint> {
+        let metadata = self.metadata(&[]).await?;
+        let shard = metadata.shards.into_iter().find(|shard| shard.shard_id == shard_id);
+        let shard = shard.ok_or_else(|| {
+            Error::client(Code::NotFound, format!("the cluster has no shard {shard_id}"))
+        })?;
+        shard.leader.filter(is_reachable).ok_or_else(|| {
+            let message = format!("no leader is known for shard {shard_id}");
+            Error::known(ErrorReason::NoLeader, message)
+        })
+    }
+}
+
+fn is_reachable(hint: &LeaderHint) -> bool {
+    hint.node_id != 0 && !hint.endpoint.is_empty()
 }
 
 fn present<T>(field: Option<T>) -> Result<T> {

@@ -44,9 +44,10 @@ impl Ack {
 /// nothing else.
 #[derive(Debug, Clone, Default)]
 pub struct AppendOptions {
-    /// Durability to wait for. `Unspecified`: the topic's default.
+    /// Durability to wait for. Default: `Unspecified`, the topic's own default.
     pub durability: Durability,
-    /// Offset that the first record must get, and fencing token that must hold.
+    /// Offset that the first record must get, and fencing token (up to 64 bytes) that must hold.
+    /// Default: none.
     pub condition: Option<AppendCondition>,
 }
 

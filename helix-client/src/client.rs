@@ -3,7 +3,6 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -13,7 +12,11 @@ use crate::config::Config;
 use crate::connection::Connection;
 use crate::error::{Error, Result};
 use crate::retry::{Jitter, Next, Repeat, Retries};
-use crate::routing::{Route, Routing};
+use crate::routing::{Lookout, Pace, Route, Routing};
+
+/// How long a node may take at first for a change that any node passes on, before another one is
+/// asked. Doubles with each.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A client of one cluster. Cheap to clone; clones share connections and routes.
 #[derive(Debug, Clone)]
@@ -26,8 +29,6 @@ pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) routing: Routing,
     pub(crate) jitter: Jitter,
-    /// Node to ask next where any will do.
-    turn: AtomicUsize,
 }
 
 impl Client {
@@ -36,12 +37,8 @@ impl Client {
     /// # Errors
     /// `INVALID_ARGUMENT` if there is no address to begin with.
     pub fn new(config: Config) -> Result<Self> {
-        let shared = Shared {
-            routing: Routing::new(config.clone())?,
-            jitter: Jitter::new(&config),
-            turn: AtomicUsize::new(0),
-            config,
-        };
+        let shared =
+            Shared { routing: Routing::new(config.clone())?, jitter: Jitter::new(&config), config };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -90,10 +87,14 @@ impl Client {
         let mut series = Series::new(&self.shared, call);
         loop {
             let error = match series.route(place).await {
-                Ok(route) => match series.attempt(attempt(route.connection.clone())).await {
-                    Ok(answer) => return Ok(answer),
-                    Err(error) => series.judge(error, Some(&route))?,
-                },
+                Ok(route) => {
+                    let lookout = series.lookout(place.0, &route);
+                    let answer = attempt(route.connection.clone());
+                    match series.attempt_while(lookout, answer).await {
+                        Ok(answer) => return Ok(answer),
+                        Err(error) => series.judge(error, Some(&route))?,
+                    }
+                }
                 Err(error) => series.judge(error, None)?,
             };
             series.pause(error).await?;
@@ -101,21 +102,41 @@ impl Client {
     }
 
     /// Calls one node after the other until one answers, the failure is final, or the deadline
-    /// passes.
+    /// passes. Where a second copy does no harm, a node that keeps silent is left for the next one,
+    /// with more patience each time.
     pub(crate) async fn call_any<T, F, Fut>(&self, call: Call, attempt: F) -> Result<T>
     where
         F: Fn(Connection) -> Fut,
         Fut: Future<Output = std::result::Result<Response<T>, Status>>,
     {
+        let routing = &self.shared.routing;
         let mut series = Series::new(&self.shared, call);
+        series.retries.ask_few();
+        let mut patience = match call.repeat {
+            Repeat::Read => self.shared.config.stall_after,
+            Repeat::Always | Repeat::UnlessApplied => CHANGE_PATIENCE,
+        };
+        let mut tried = Vec::new();
+        // Ignored: the call itself is told of the deadline.
+        let _ = timeout_at(series.deadline, routing.meet()).await;
         loop {
-            let turn = self.shared.turn.load(Ordering::Relaxed);
-            let connection = self.shared.routing.any(turn)?;
-            let error = match series.attempt(attempt(connection)).await {
-                Ok(answer) => return Ok(answer),
-                Err(error) => series.judge(error, None)?,
+            let node = routing.other_than(&mut tried)?;
+            let is_alone = !routing.has_others(node.address());
+            let limit = match call.repeat {
+                Repeat::UnlessApplied => Duration::MAX,
+                _ if is_alone => Duration::MAX,
+                Repeat::Read | Repeat::Always => patience,
             };
-            self.shared.turn.fetch_add(1, Ordering::Relaxed);
+            let error = match series.attempt_within(limit, attempt(node.clone())).await {
+                Ok(answer) => {
+                    routing.on_answer(&node);
+                    return Ok(answer);
+                }
+                Err(error) => error,
+            };
+            routing.on_silence(&node, &error);
+            patience = patience.saturating_mul(2);
+            let error = series.judge(error, None)?;
             series.pause(error).await?;
         }
     }
@@ -162,8 +183,12 @@ impl<'a> Series<'a> {
     }
 
     pub(crate) async fn route(&self, (topic, partition): (&str, u32)) -> Result<Route> {
-        let leader = self.shared.routing.leader(topic, partition);
-        match timeout_at(self.deadline, leader).await {
+        self.within(self.shared.routing.leader(topic, partition)).await
+    }
+
+    /// Finds a way within the deadline.
+    pub(crate) async fn within(&self, way: impl Future<Output = Result<Route>>) -> Result<Route> {
+        match timeout_at(self.deadline, way).await {
             // Asking for the way has sent nothing of the call itself.
             Ok(route) => route.map_err(|error| error.with_may_have_applied(false)),
             Err(_) => Err(Error::timed_out("metadata").with_may_have_applied(false)),
@@ -174,18 +199,56 @@ impl<'a> Series<'a> {
         &self,
         attempt: impl Future<Output = std::result::Result<Response<T>, Status>>,
     ) -> Result<T> {
-        let limit = Instant::now() + self.shared.config.attempt_timeout + self.call.wait;
-        match timeout_at(limit.min(self.deadline), attempt).await {
+        self.attempt_within(Duration::MAX, attempt).await
+    }
+
+    /// As [`Series::attempt`], within `limit` if that is less than the attempt timeout.
+    async fn attempt_within<T>(
+        &self,
+        limit: Duration,
+        attempt: impl Future<Output = std::result::Result<Response<T>, Status>>,
+    ) -> Result<T> {
+        let limit = limit.min(self.shared.config.attempt_timeout) + self.call.wait;
+        match timeout_at(self.deadline.min(Instant::now() + limit), attempt).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(Error::from_status(&status)),
             Err(_) => Err(Error::timed_out(self.call.name)),
         }
     }
 
+    /// As [`Series::attempt`], given up as soon as the node that is asked has been replaced.
+    pub(crate) async fn attempt_while<T>(
+        &self,
+        mut lookout: Lookout<'_>,
+        attempt: impl Future<Output = std::result::Result<Response<T>, Status>>,
+    ) -> Result<T> {
+        tokio::select! {
+            biased;
+            result = self.attempt(attempt) => result,
+            () = lookout.moved() => Err(Error::superseded(self.call.name)),
+        }
+    }
+
+    fn lookout<'b>(&'b self, topic: &'b str, route: &'b Route) -> Lookout<'b> {
+        let pace = if self.call.wait.is_zero() { Pace::Due } else { Pace::Patient };
+        let shard_ids = std::slice::from_ref(&route.shard_id);
+        Lookout::new(&self.shared.routing, topic, shard_ids, route, pace)
+    }
+
     /// Notes a failure and decides how long to wait: the error comes back as `Err` if it is final.
     pub(crate) fn judge(&mut self, error: Error, route: Option<&Route>) -> Result<Error> {
-        let is_redirected =
-            route.is_some_and(|route| self.shared.routing.on_failure(route, &error));
+        self.judge_with(error, route, false)
+    }
+
+    /// As [`Series::judge`]. With `has_others` another node may do better at once.
+    pub(crate) fn judge_with(
+        &mut self,
+        error: Error,
+        route: Option<&Route>,
+        has_others: bool,
+    ) -> Result<Error> {
+        let has_moved = route.is_some_and(|route| self.shared.routing.on_failure(route, &error));
+        let is_redirected = has_moved || has_others;
         let next = self.retries.after(&error, is_redirected, &self.shared.jitter);
         self.may_have_applied |= error.may_have_applied;
         self.wait = match next {

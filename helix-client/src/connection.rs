@@ -151,5 +151,6 @@ fn endpoint(address: &str, config: &Config) -> Result<Endpoint> {
         .max_frame_size(transport.frame_bytes_max)
         .http2_keep_alive_interval(transport.keepalive_interval)
         .keep_alive_timeout(transport.keepalive_timeout)
-        .keep_alive_while_idle(true))
+        // Nobody waits for an idle one; it is tried with the next call.
+        .keep_alive_while_idle(false))
 }

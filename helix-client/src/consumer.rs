@@ -2,6 +2,7 @@
 //! Every batch's checksum is verified here, over the bytes that the producer sent.
 
 mod decode;
+mod source;
 mod subscription;
 
 use std::collections::HashMap;
@@ -12,13 +13,14 @@ use futures_util::future::try_join_all;
 use helix_proto::log::v1::start_position::Position as WirePosition;
 use helix_proto::log::v1::{
     FetchRequest, FetchResponse, Header, NamedPosition, OutOfRangePolicy, PartitionStart,
-    ReadLimits, ReadSource, StartPosition, StoredBatch, Watermarks,
+    ReadLimits, StartPosition, StoredBatch, Watermarks,
 };
 
 use crate::client::{Call, Client, Series};
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
-use crate::routing::Route;
+use crate::routing::{Lookout, Pace, Route};
+use source::Source;
 pub use subscription::{Event, Subscription};
 
 /// Where to begin in a partition.
@@ -61,7 +63,8 @@ pub struct Start {
     pub partition: u32,
     /// Where to begin.
     pub position: Position,
-    /// Offset to stop before. None: no end.
+    /// Offset to stop before. At or below where the start is, there is nothing to read, and a
+    /// subscription ends at once. Default: none, no end.
     pub until: Option<u64>,
 }
 
@@ -87,20 +90,30 @@ impl Start {
     }
 }
 
-/// Which replica may answer, and what to do when a start is not readable.
+/// Which node may answer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ReadSource {
+    /// The leader: everything that was acked before the call is there.
+    #[default]
+    Leader,
+    /// Any node that has a copy, also while there is no leader. Committed records only, and in
+    /// order, but it may lag. One that fails is left for another.
+    AnyReplica,
+}
+
+/// Which node may answer, and what to do when a start is not readable.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReadOptions {
-    /// Move an unreadable start to the nearest readable offset instead of failing.
+    /// Move an unreadable start to the nearest readable offset instead of failing. Default: no.
     pub clamp: bool,
-    /// Let any replica answer; it may lag.
-    pub any_replica: bool,
+    /// Which node may answer. Default: the leader.
+    pub source: ReadSource,
+    /// Node id to read from with `AnyReplica`, as long as it has a copy and does not fail.
+    /// Default: none, readers take turns over the nodes.
+    pub preferred_node: Option<u64>,
 }
 
 impl ReadOptions {
-    fn source(self) -> ReadSource {
-        if self.any_replica { ReadSource::AnyReplica } else { ReadSource::Unspecified }
-    }
-
     fn out_of_range(self) -> OutOfRangePolicy {
         if self.clamp { OutOfRangePolicy::Clamp } else { OutOfRangePolicy::Unspecified }
     }
@@ -109,13 +122,14 @@ impl ReadOptions {
 /// Bounds of one fetch.
 #[derive(Debug, Clone, Copy)]
 pub struct FetchOptions {
-    /// Most records over all partitions of one node; rounded up to a batch.
+    /// Most records over all partitions of one node; rounded up to a batch. Default: no bound.
     pub records_max: Option<u64>,
-    /// Most payload bytes over all partitions of one node; at least one batch comes.
+    /// Most payload bytes over all partitions of one node; at least one batch comes. The service
+    /// has a bound of its own. Default: 4 MiB.
     pub bytes_max: Option<u64>,
-    /// Longest wait for `bytes_min`. Zero: no wait.
+    /// Longest wait for `bytes_min`; the service may cap it. Default: zero, no wait.
     pub wait_max: Duration,
-    /// Payload bytes worth waiting for.
+    /// Payload bytes worth waiting for; 0 is as 1. Default: 1.
     pub bytes_min: u32,
     /// See [`ReadOptions`].
     pub read: ReadOptions,
@@ -231,12 +245,17 @@ impl Consumer {
     ) -> Result<Vec<Batches>> {
         let call = Call { name: "fetch", repeat: Repeat::Read, wait: options.wait_max };
         let mut series = Series::new(&self.client.shared, call);
+        let mut source = Source::new(options.read, self.client.shared.routing.next_turn());
         loop {
             // Groups are made anew for each attempt: a leader may have moved.
-            let error = match self.groups(&series, starts).await {
-                Ok(groups) => match self.fetch_groups(&series, &groups, starts, options).await {
+            let fetch = Fetch { consumer: self, series: &series, source: &source, starts, options };
+            let error = match fetch.groups().await {
+                Ok(groups) => match fetch.all(&groups).await {
                     Ok(fetched) => return Ok(fetched),
-                    Err((error, route)) => series.judge(error, Some(&route))?,
+                    Err((error, route)) => {
+                        let (error, has_others) = source.on_failure(&route, error);
+                        series.judge_with(error, Some(&route), has_others)?
+                    }
                 },
                 Err(error) => series.judge(error, None)?,
             };
@@ -249,21 +268,35 @@ impl Consumer {
     pub fn subscribe(&self, starts: Vec<Start>, options: ReadOptions) -> Subscription {
         Subscription::new(self.client.clone(), starts, options)
     }
+}
 
-    /// Asks every leader at the same time.
-    async fn fetch_groups(
-        &self,
-        series: &Series<'_>,
-        groups: &[Group],
-        starts: &[Start],
-        options: &FetchOptions,
-    ) -> std::result::Result<Vec<Batches>, (Error, Route)> {
+/// One attempt of a fetch.
+struct Fetch<'a> {
+    consumer: &'a Consumer,
+    series: &'a Series<'a>,
+    source: &'a Source,
+    starts: &'a [Start],
+    options: &'a FetchOptions,
+}
+
+impl Fetch<'_> {
+    async fn groups(&self) -> Result<Vec<Group>> {
+        let mut groups = Groups::default();
+        let routing = &self.consumer.client.shared.routing;
+        for (member, Start { topic, partition, .. }) in self.starts.iter().enumerate() {
+            let route = self.series.within(self.source.route(routing, topic, *partition)).await?;
+            groups.add(route, member);
+        }
+        Ok(groups.list)
+    }
+
+    /// Asks every node at the same time.
+    async fn all(&self, groups: &[Group]) -> std::result::Result<Vec<Batches>, (Error, Route)> {
         let calls = groups.iter().map(|group| async {
-            let starts = group.members.iter().map(|&member| &starts[member]);
-            let fetched = fetch_group(series, &group.route, starts, options).await;
+            let fetched = self.group(group).await;
             fetched.map_err(|error| (error, group.route.clone()))
         });
-        let mut fetched: Vec<Option<Batches>> = starts.iter().map(|_| None).collect();
+        let mut fetched: Vec<Option<Batches>> = self.starts.iter().map(|_| None).collect();
         for (group, answers) in groups.iter().zip(try_join_all(calls).await?) {
             for (&member, batches) in group.members.iter().zip(answers) {
                 fetched[member] = Some(batches);
@@ -272,25 +305,50 @@ impl Consumer {
         Ok(fetched.into_iter().map(|batches| batches.expect("in one group each")).collect())
     }
 
-    async fn groups(&self, series: &Series<'_>, starts: &[Start]) -> Result<Vec<Group>> {
-        let mut groups = Groups::default();
-        for (member, start) in starts.iter().enumerate() {
-            let route = series.route((&start.topic, start.partition)).await?;
-            groups.add(route, member);
-        }
-        Ok(groups.list)
+    async fn group(&self, group: &Group) -> Result<Vec<Batches>> {
+        let starts = group.members.iter().map(|&member| &self.starts[member]);
+        let options = self.options;
+        let limits = ReadLimits {
+            max_records: options.records_max,
+            max_bytes: options.bytes_max,
+            until_timestamp: None,
+        };
+        let request = FetchRequest {
+            partitions: starts.clone().map(Start::to_wire).collect(),
+            limits: Some(limits),
+            max_wait: options.wait_max.try_into().ok(),
+            min_bytes: options.bytes_min,
+            source: self.source.to_wire().into(),
+            out_of_range: options.read.out_of_range().into(),
+            accept_encoded: true,
+        };
+        let mut consume = group.route.connection.consume();
+        let fetching = consume.fetch(request);
+        let answer: FetchResponse = if self.source.is_leader() {
+            let topic = &self.starts[group.members[0]].topic;
+            let routing = &self.consumer.client.shared.routing;
+            let pace = if options.wait_max.is_zero() { Pace::Due } else { Pace::Patient };
+            let lookout = Lookout::new(routing, topic, &group.shard_ids, &group.route, pace);
+            self.series.attempt_while(lookout, fetching).await?
+        } else {
+            self.series.attempt(fetching).await?
+        };
+        decode::answers(answer, starts)
     }
 }
 
-/// Starts that have the same leader.
+/// Starts that go to the same node.
 #[derive(Debug)]
 pub(crate) struct Group {
+    /// The way to the first one's.
     pub(crate) route: Route,
+    /// Shards of all of them, each once.
+    pub(crate) shard_ids: Vec<u32>,
     /// Places in the list that was grouped.
     pub(crate) members: Vec<usize>,
 }
 
-/// Groups in the order in which their leaders came up.
+/// Groups in the order in which their nodes came up.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     pub(crate) list: Vec<Group>,
@@ -301,33 +359,13 @@ impl Groups {
     pub(crate) fn add(&mut self, route: Route, member: usize) {
         let place = *self.by_node.entry(route.node_id).or_insert(self.list.len());
         if place == self.list.len() {
-            self.list.push(Group { route, members: Vec::new() });
+            let (shard_ids, members) = (Vec::new(), Vec::new());
+            self.list.push(Group { route: route.clone(), shard_ids, members });
         }
-        self.list[place].members.push(member);
+        let group = &mut self.list[place];
+        group.members.push(member);
+        if !group.shard_ids.contains(&route.shard_id) {
+            group.shard_ids.push(route.shard_id);
+        }
     }
-}
-
-async fn fetch_group(
-    series: &Series<'_>,
-    route: &Route,
-    starts: impl Iterator<Item = &Start> + Clone,
-    options: &FetchOptions,
-) -> Result<Vec<Batches>> {
-    let limits = ReadLimits {
-        max_records: options.records_max,
-        max_bytes: options.bytes_max,
-        until_timestamp: None,
-    };
-    let request = FetchRequest {
-        partitions: starts.clone().map(Start::to_wire).collect(),
-        limits: Some(limits),
-        max_wait: options.wait_max.try_into().ok(),
-        min_bytes: options.bytes_min,
-        source: options.read.source().into(),
-        out_of_range: options.read.out_of_range().into(),
-        accept_encoded: true,
-    };
-    let mut consume = route.connection.consume();
-    let answer: FetchResponse = series.attempt(consume.fetch(request)).await?;
-    decode::answers(answer, starts)
 }

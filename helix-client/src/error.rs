@@ -93,7 +93,11 @@ impl Error {
     fn from_transport(status: &Status) -> Self {
         // A status with a source was made on this side, out of a broken connection.
         let is_broken = status.source().is_some();
-        let is_transient = matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded);
+        // Unknown and Cancelled: a stream that was reset by the other side ends without a status.
+        let is_transient = matches!(
+            status.code(),
+            Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Cancelled
+        );
         let is_refused = !is_broken
             && matches!(
                 status.code(),
@@ -115,6 +119,12 @@ impl Error {
         })
     }
 
+    /// The node that had the request has kept silent, and another one leads by now.
+    pub(crate) fn superseded(what: &str) -> Self {
+        let message = format!("{what}: the leader keeps silent and has been replaced");
+        Self::known(ErrorReason::OutcomeUnknown, message).with_may_have_applied(true)
+    }
+
     /// This library refuses or gives up; nothing was sent.
     pub(crate) fn client(code: Code, message: impl Into<String>) -> Self {
         Self::new(Failure::plain(Origin::Client, code, message.into()))
@@ -132,6 +142,12 @@ impl Error {
     /// The same error with another answer to whether the request may have been applied.
     pub(crate) fn with_may_have_applied(mut self, may_have_applied: bool) -> Self {
         self.0.may_have_applied = may_have_applied;
+        self
+    }
+
+    /// The same error, worth a retry elsewhere: whoever said it may know less than others.
+    pub(crate) fn in_doubt(mut self) -> Self {
+        self.0.retryable = true;
         self
     }
 

@@ -21,8 +21,8 @@ pub use client::Client;
 pub use config::{Config, Transport};
 pub use connection::Connection;
 pub use consumer::{
-    Batches, ConsumedRecord, Consumer, Event, FetchOptions, Position, ReadOptions, Records, Start,
-    Subscription,
+    Batches, ConsumedRecord, Consumer, Event, FetchOptions, Position, ReadOptions, ReadSource,
+    Records, Start, Subscription,
 };
 pub use error::{Error, Failure, Origin, Result};
 pub use producer::{Producer, ProducerOptions, Sent};

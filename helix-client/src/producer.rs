@@ -21,22 +21,24 @@ use lane::Lane;
 /// Settings of a [`Producer`].
 #[derive(Debug, Clone)]
 pub struct ProducerOptions {
-    /// Durability to wait for. `Unspecified`: the topic's default.
+    /// Durability to wait for. Default: `Unspecified`, the topic's own default.
     pub durability: Durability,
     /// Whether batches carry an identity and a sequence, so that a retry never makes a second
-    /// copy. Without, a batch whose outcome is not known is not sent again.
+    /// copy. Without, a batch whose outcome is not known is not sent again. Default: yes.
     pub idempotent: bool,
-    /// Stable name, up to 255 bytes: a later producer of the same name fences this one. Empty:
-    /// anonymous.
+    /// Stable name, up to 255 bytes: a later producer of the same name fences this one. Default:
+    /// empty, anonymous.
     pub name: String,
     /// How long [`Producer::send`] lets a batch wait for more records. Zero: as long as the batch
-    /// before it is under way.
+    /// before it is under way. Default: 1 ms.
     pub linger: Duration,
-    /// Serialized bytes at which `send` closes a batch.
+    /// Serialized bytes at which `send` closes a batch; what the topic allows is the bound.
+    /// Default: 256 KiB.
     pub batch_bytes: usize,
-    /// Records at which `send` closes a batch.
+    /// Records at which `send` closes a batch, at least 1. Default: 10,000.
     pub batch_records: usize,
-    /// Serialized bytes that `send` holds over all partitions before it waits.
+    /// Serialized bytes that `send` holds over all partitions before it waits, at least 1.
+    /// Default: 32 MiB.
     pub buffer_bytes: usize,
 }
 

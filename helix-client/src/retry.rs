@@ -9,11 +9,18 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::config::{Config, draw_seed};
-use crate::error::Error;
+use crate::error::{Error, Origin};
 
 /// Times in a row that a hint is followed without a wait. Two nodes that point at each other must
 /// not be asked in a tight loop.
 const REDIRECTS_MAX: u32 = 3;
+
+/// Times that a node is asked again about a topic that it does not know and the rest of the cluster
+/// does: a new topic takes a moment to be known everywhere.
+const RECHECKS_MAX: u32 = 20;
+
+/// The same where each time another node is asked.
+const FEW_RECHECKS_MAX: u32 = 2;
 
 /// Whether a request may be sent again after an attempt whose outcome is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,13 +51,20 @@ pub(crate) struct Retries {
     /// Waits since the last success.
     waits: u32,
     redirects: u32,
-    /// Whether this call has used up the one retry that goes with some reasons.
-    has_rechecked: bool,
+    /// Retries so far that go with reasons which are final otherwise, and how many there may be.
+    rechecks: u32,
+    rechecks_max: u32,
 }
 
 impl Retries {
     pub(crate) fn new(repeat: Repeat) -> Self {
-        Self { repeat, waits: 0, redirects: 0, has_rechecked: false }
+        Self { repeat, waits: 0, redirects: 0, rechecks: 0, rechecks_max: RECHECKS_MAX }
+    }
+
+    /// For calls that go from node to node, each of which knows by itself: a few of them are enough
+    /// to believe that something does not exist.
+    pub(crate) fn ask_few(&mut self) {
+        self.rechecks_max = FEW_RECHECKS_MAX;
     }
 
     /// Decides after a failure. `is_redirected` says that the failure pointed to a leader that was
@@ -67,29 +81,29 @@ impl Retries {
             return Next::Redirect;
         }
         self.redirects = 0;
-        let wait = jitter.draw(self.waits).max(error.retry_after.unwrap_or_default());
+        let wait = jitter.wait(self.waits, error).max(error.retry_after.unwrap_or_default());
         self.waits = self.waits.saturating_add(1);
         Next::Wait(wait)
     }
 
     /// A success: the next failure begins a new series.
     pub(crate) fn on_progress(&mut self) {
-        *self = Self::new(self.repeat);
+        *self = Self { rechecks_max: self.rechecks_max, ..Self::new(self.repeat) };
     }
 
-    /// Reasons that one more attempt can cure: routes may be old, bytes may have been damaged on
-    /// the way.
+    /// Reasons that another attempt can cure: routes may be old, a node may not have heard of a new
+    /// topic yet, bytes may have been damaged on the way.
     fn is_worth_a_second_look(&mut self, error: &Error) -> bool {
-        let is_curable = matches!(
-            error.reason,
-            Some(
-                ErrorReason::TopicNotFound
-                    | ErrorReason::PartitionNotFound
-                    | ErrorReason::CorruptBatch
-                    | ErrorReason::CorruptLog
-            )
-        );
-        is_curable && !std::mem::replace(&mut self.has_rechecked, true)
+        let rechecks_max = match error.reason {
+            Some(ErrorReason::TopicNotFound | ErrorReason::PartitionNotFound) => {
+                // Said by this library, it is what every node said that could be asked.
+                if error.origin == Origin::Service { self.rechecks_max } else { 1 }
+            }
+            Some(ErrorReason::CorruptBatch | ErrorReason::CorruptLog) => 1,
+            _ => 0,
+        };
+        self.rechecks += 1;
+        self.rechecks <= rechecks_max
     }
 }
 
@@ -98,6 +112,7 @@ impl Retries {
 pub(crate) struct Jitter {
     backoff_min: Duration,
     backoff_max: Duration,
+    failover_backoff_max: Duration,
     rng: Mutex<StdRng>,
 }
 
@@ -107,13 +122,29 @@ impl Jitter {
         Self {
             backoff_min: config.backoff_min,
             backoff_max: config.backoff_max,
+            failover_backoff_max: config.failover_backoff_max.min(config.backoff_max),
             rng: Mutex::new(StdRng::seed_from_u64(seed)),
         }
     }
 
     /// A wait between zero and the bound after so many earlier waits.
     pub(crate) fn draw(&self, waits: u32) -> Duration {
+        self.draw_below(self.bound(waits))
+    }
+
+    /// A wait after this failure: a service that is overloaded gets more and more time, one that
+    /// elects a leader does not.
+    fn wait(&self, waits: u32, error: &Error) -> Duration {
         let bound = self.bound(waits);
+        let is_overloaded = match error.reason {
+            Some(reason) => reason == ErrorReason::Throttled,
+            // A reason of a later version.
+            None => error.origin == Origin::Service,
+        };
+        self.draw_below(if is_overloaded { bound } else { bound.min(self.failover_backoff_max) })
+    }
+
+    fn draw_below(&self, bound: Duration) -> Duration {
         // A panic elsewhere cannot have left the generator half changed.
         let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
         bound.mul_f64(rng.random_range(0.0..=1.0))
@@ -202,9 +233,39 @@ mod tests {
     fn a_missing_topic_is_looked_up_once_more() {
         let jitter = jitter();
         let mut retries = Retries::new(Repeat::Always);
-        let error = refused(ErrorReason::TopicNotFound);
+        let error = Error::known(ErrorReason::TopicNotFound, "nobody knows it");
         assert!(matches!(retries.after(&error, false, &jitter), Next::Wait(_)));
         assert_eq!(retries.after(&error, false, &jitter), Next::GiveUp);
+    }
+
+    #[test]
+    fn a_topic_that_only_one_node_does_not_know_is_looked_up_for_a_while() {
+        let jitter = jitter();
+        let mut retries = Retries::new(Repeat::Always);
+        let error = refused(ErrorReason::TopicNotFound);
+        for _ in 0..RECHECKS_MAX {
+            assert!(matches!(retries.after(&error, false, &jitter), Next::Wait(_)));
+        }
+        assert_eq!(retries.after(&error, false, &jitter), Next::GiveUp);
+    }
+
+    #[test]
+    fn elections_are_waited_for_in_short_steps() {
+        let jitter = jitter();
+        let waits = |error: Error| {
+            let jitter = &jitter;
+            let mut retries = Retries::new(Repeat::Always);
+            let wait = move |_| match retries.after(&error, false, jitter) {
+                Next::Wait(wait) => wait,
+                next => panic!("{next:?}"),
+            };
+            (0..100).map(wait).max().unwrap()
+        };
+        let config = Config::default();
+        let longest = waits(refused(ErrorReason::NoLeader));
+        assert!(longest <= config.failover_backoff_max, "{longest:?}");
+        let longest = waits(refused(ErrorReason::Throttled));
+        assert!(longest > config.failover_backoff_max, "{longest:?}");
     }
 
     #[test]

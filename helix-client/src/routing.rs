@@ -1,25 +1,39 @@
-//! Where a partition's leader is: the one place that knows, and the one that learns.
-//! A partition leads to its shard, a shard to its leader; a higher term beats a lower one.
+//! The way to a partition's leader or replicas: the one place that knows, and the one that learns.
+//! Asks the cluster's nodes when something is not known, one round for all who wait.
 
-use std::collections::HashMap;
+mod lookout;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use helix_proto::log::v1::{ErrorReason, GetMetadataRequest, LeaderHint, Metadata};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
 use crate::config::Config;
 use crate::connection::{Connection, Pool};
 use crate::error::{Error, Origin, Result};
+pub(crate) use lookout::{Lookout, Pace};
+use table::{Leader, Table};
 
-/// The way to a partition's leader.
+/// How old the last round may be for a caller to make do with what it brought. While an election
+/// is on, this and nothing else bounds how often a client asks, however many callers it has.
+const ROUND_AGE_MAX: Duration = Duration::from_millis(50);
+
+/// The way to a node that leads a partition or, for reads from any replica, has a copy of it.
 #[derive(Debug, Clone)]
 pub struct Route {
     /// Shard of the partition.
     pub shard_id: u32,
-    /// Node id of the leader.
+    /// Node id.
     pub node_id: u64,
-    /// Raft term in which it leads.
+    /// Raft term in which it leads; 0 if it was not chosen as the leader.
     pub term: u64,
     /// Connection to it.
     pub connection: Connection,
@@ -31,8 +45,60 @@ pub(crate) struct Routing {
     config: Config,
     pool: Pool,
     table: Mutex<Table>,
-    /// Held while one caller refreshes, so that the others wait for its result.
-    refreshing: tokio::sync::Mutex<()>,
+    /// Held while one caller asks around, so that the others wait for its result.
+    asking: tokio::sync::Mutex<()>,
+    /// See [`Routing::next_turn`].
+    turn: AtomicUsize,
+}
+
+/// What a round of asking is for: it ends with the first answer after which this is known.
+enum Wanted<'a> {
+    /// The leader of a partition.
+    Leader(&'a str, u32),
+    /// The shard of a partition.
+    Shard(&'a str, u32),
+    /// A topic.
+    Topic(&'a str),
+    /// Anybody who answers.
+    Anybody,
+    /// Another leader of one of these shards than this one.
+    Move { topic: &'a str, shard_ids: &'a [u32], from: &'a Route },
+}
+
+impl Wanted<'_> {
+    fn topic(&self) -> &str {
+        match self {
+            Self::Leader(topic, _) | Self::Shard(topic, _) | Self::Topic(topic) => topic,
+            Self::Move { topic, .. } => topic,
+            // Names no topic: with none at all, the answer would have all of them.
+            Self::Anybody => "",
+        }
+    }
+
+    /// Whether the topic, or the partition of it, is known.
+    fn has_place(&self, table: &Table) -> bool {
+        match *self {
+            Self::Leader(topic, partition) | Self::Shard(topic, partition) => {
+                table.shard_of(topic, partition).is_ok()
+            }
+            Self::Topic(topic) => table.knows_topic(topic),
+            Self::Anybody | Self::Move { .. } => true,
+        }
+    }
+
+    fn is_known(&self, table: &Table) -> bool {
+        match *self {
+            Self::Leader(topic, partition) => table.route(topic, partition).is_ok(),
+            Self::Shard(..) | Self::Topic(_) | Self::Anybody => self.has_place(table),
+            Self::Move { shard_ids, from, .. } => table.has_moved(shard_ids, from),
+        }
+    }
+
+    /// Whether it is worth while to ask this node. One that keeps silent is not asked whether it
+    /// has been replaced.
+    fn concerns(&self, asked: &str) -> bool {
+        !matches!(*self, Self::Move { from, .. } if from.connection.address() == asked)
+    }
 }
 
 impl Routing {
@@ -42,12 +108,12 @@ impl Routing {
         if config.endpoints.is_empty() {
             return Err(Error::client(Code::InvalidArgument, "no address to connect to"));
         }
-        let pool = Pool::new(config.clone());
         Ok(Self {
+            pool: Pool::new(config.clone()),
             config,
-            pool,
             table: Mutex::default(),
-            refreshing: tokio::sync::Mutex::default(),
+            asking: tokio::sync::Mutex::default(),
+            turn: AtomicUsize::new(0),
         })
     }
 
@@ -59,8 +125,31 @@ impl Routing {
         if let Ok(route) = self.table().route(topic, partition) {
             return Ok(route);
         }
-        self.refresh(topic).await?;
+        self.refresh(Wanted::Leader(topic, partition)).await?;
         self.table().route(topic, partition)
+    }
+
+    /// The ways to all nodes that have a copy of a partition, in no special order. None if the
+    /// cluster does not tell: then the leader is the only one to ask.
+    ///
+    /// # Errors
+    /// `TOPIC_NOT_FOUND`, `PARTITION_NOT_FOUND`, or why no node could be asked.
+    pub(crate) async fn replicas(&self, topic: &str, partition: u32) -> Result<Vec<Route>> {
+        let known = self.table().shard_of(topic, partition);
+        if known.is_err() {
+            self.refresh(Wanted::Shard(topic, partition)).await?;
+        }
+        let (shard_id, replicas) = {
+            let table = self.table();
+            let shard_id = table.shard_of(topic, partition)?;
+            (shard_id, table.replicas(shard_id))
+        };
+        // An address that nothing can dial is as good as none.
+        let route = |(node_id, address): (u64, String)| {
+            let connection = self.pool.to(&address).ok()?;
+            Some(Route { shard_id, node_id, term: 0, connection })
+        };
+        Ok(replicas.into_iter().filter_map(route).collect())
     }
 
     /// Number of partitions of a topic.
@@ -71,14 +160,50 @@ impl Routing {
         if let Some(count) = self.table().partition_count(topic) {
             return Ok(count);
         }
-        self.refresh(topic).await?;
+        self.refresh(Wanted::Topic(topic)).await?;
         self.table().partition_count(topic).ok_or_else(|| topic_not_found(topic))
     }
 
-    /// Any node, another one with each `turn`: for calls that every node answers.
+    /// Any node, another one with each call, `turn` places on: for callers that ask once.
     pub(crate) fn any(&self, turn: usize) -> Result<Connection> {
         let addresses = self.addresses();
+        let turn = turn.wrapping_add(self.next_turn());
         self.pool.to(&addresses[turn % addresses.len()])
+    }
+
+    /// A number that grows with each call, for callers that take turns.
+    pub(crate) fn next_turn(&self) -> usize {
+        self.turn.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The node that most likely answers, of those that were not tried. Begins anew when all were.
+    pub(crate) fn other_than(&self, tried: &mut Vec<String>) -> Result<Connection> {
+        let addresses = self.addresses();
+        let next = addresses.iter().find(|address| !tried.contains(address));
+        let address = match next {
+            Some(address) => address,
+            None => {
+                tried.clear();
+                &addresses[0]
+            }
+        };
+        tried.push(address.clone());
+        self.pool.to(address)
+    }
+
+    /// Finds out who answers, if nobody was asked before: a call that goes to any node should not
+    /// begin with one that is dead.
+    pub(crate) async fn meet(&self) {
+        let is_new = self.table().rounds == 0;
+        if is_new {
+            // Ignored: the call itself will say it.
+            let _ = self.refresh(Wanted::Anybody).await;
+        }
+    }
+
+    /// Whether there is another address than this one.
+    pub(crate) fn has_others(&self, address: &str) -> bool {
+        self.addresses().iter().any(|other| other != address)
     }
 
     /// The node at this address.
@@ -86,76 +211,199 @@ impl Routing {
         self.pool.to(address)
     }
 
-    /// Learns from a failure of the leader that `route` leads to. True if the failure pointed to
-    /// another node, which `leader` now gives; otherwise the leader is forgotten, and `leader`
-    /// asks the cluster again.
+    /// Notes that a call was answered, and by whom.
+    pub(crate) fn on_answer(&self, node: &Connection) {
+        self.table().on_answer(node.address());
+    }
+
+    /// Notes that a node failed to answer a call that any node answers.
+    pub(crate) fn on_silence(&self, node: &Connection, error: &Error) {
+        if error.origin != Origin::Service {
+            self.table().on_silence(node.address());
+        }
+    }
+
+    /// Learns from a failure of the node that `route` leads to. True if another leader is known by
+    /// now, which `leader` gives; otherwise the leader is forgotten, and `leader` asks the cluster
+    /// again.
     pub(crate) fn on_failure(&self, route: &Route, error: &Error) -> bool {
+        let now = Instant::now();
         let hint = error.leader.as_ref().filter(|hint| hint.node_id != route.node_id);
         let leader = hint.and_then(|hint| self.resolve(hint));
         let mut table = self.table();
-        if error.origin != Origin::Service {
-            table.forget_node(route.node_id);
-            return false;
+        let mut shard_id = route.shard_id;
+        if error.origin == Origin::Service {
+            table.on_answer(route.connection.address());
+            // A request for many partitions may have failed for another one than it was routed by.
+            if let Some((topic, partition)) = &error.place {
+                shard_id = table.shard_of(topic, *partition).unwrap_or(shard_id);
+            }
+            if leader.is_some_and(|leader| table.learn(shard_id, leader, now)) {
+                return true;
+            }
+            table.forget_leader(shard_id, route.node_id, now);
+        } else {
+            table.on_silence(route.connection.address());
+            table.forget_node(route.node_id, now);
         }
-        // A request for many partitions may have failed for another one than it was routed by.
-        let place = error.place.as_ref();
-        let shard_id = place
-            .and_then(|(topic, partition)| table.shard_of(topic, *partition).ok())
-            .unwrap_or(route.shard_id);
-        if leader.is_some_and(|leader| table.learn(shard_id, leader)) {
-            return true;
+        let is_led = table.has_moved(&[shard_id], route);
+        if !is_led {
+            table.change_adviser();
         }
-        table.forget_leader(shard_id, route.node_id);
-        false
+        is_led
     }
 
     /// Forgets a topic whose partitions have changed.
     pub(crate) fn forget_topic(&self, topic: &str) {
-        self.table().topics.remove(topic);
+        self.table().forget_topic(topic);
     }
 
-    /// Fetches fresh routes of a topic. Callers that come while another one does so wait for its
-    /// result.
-    async fn refresh(&self, topic: &str) -> Result<()> {
-        let seen = self.table().refreshes;
-        let _one_at_a_time = self.refreshing.lock().await;
+    /// Asks for what is not known. Callers that come while another one asks, or just after, make do
+    /// with what that brought.
+    async fn refresh(&self, wanted: Wanted<'_>) -> Result<()> {
+        let seen = self.table().rounds;
+        let _one_at_a_time = self.asking.lock().await;
         {
             let table = self.table();
-            if table.refreshes != seen {
+            if table.rounds != seen || is_recent(&table, ROUND_AGE_MAX) {
                 // Nobody answered the one before: asking again at once would only add up the
                 // timeouts of everyone who waits here.
-                if let Some(failure) = &table.refresh_failure {
+                if let Some(failure) = &table.round_failure {
                     return Err(failure.clone());
                 }
-                if table.topics.contains_key(topic) {
+                if wanted.has_place(&table) {
                     return Ok(());
                 }
             }
         }
-        let result = self.ask_around(topic).await;
+        self.ask_around(wanted).await
+    }
+
+    /// Asks whether shards have moved, unless somebody has asked within `age_max`.
+    async fn look(&self, wanted: Wanted<'_>, age_max: Duration) {
+        let _one_at_a_time = self.asking.lock().await;
+        if !is_recent(&self.table(), age_max) {
+            // Ignored: that nobody answers is no news of a move, and is noted.
+            let _ = self.ask_around(wanted).await;
+        }
+    }
+
+    /// One round: asks node after node until what is wanted is known. The next node is asked as
+    /// soon as one has failed, was of no use, or keeps silent for `hedge_after`.
+    async fn ask_around(&self, wanted: Wanted<'_>) -> Result<()> {
+        let mut addresses = self.addresses();
+        addresses.retain(|address| wanted.concerns(address));
+        let mut round = Round::default();
+        let result = self.ask_each(&wanted, addresses, &mut round).await;
         let mut table = self.table();
-        table.refreshes += 1;
-        table.refresh_failure = result.as_ref().err().cloned();
+        table.rounds += 1;
+        table.round_at = Some(Instant::now());
+        // Asking for a move leaves out the leader: that nobody else answers is not all there is.
+        if !matches!(wanted, Wanted::Move { .. }) {
+            table.round_failure = result.as_ref().err().cloned();
+        }
         result
     }
 
-    /// Asks one node after the other until one answers.
-    async fn ask_around(&self, topic: &str) -> Result<()> {
-        let mut failure = None;
-        for address in self.addresses() {
-            match self.ask(&address, topic).await {
-                Ok((metadata, connection)) => {
-                    self.learn_all(topic, metadata, &connection);
-                    self.table().answered = Some(address);
-                    return Ok(());
+    async fn ask_each(
+        &self,
+        wanted: &Wanted<'_>,
+        addresses: Vec<String>,
+        round: &mut Round,
+    ) -> Result<()> {
+        let mut left = addresses.into_iter();
+        let mut asked = FuturesUnordered::new();
+        let mut waiting: Vec<String> = Vec::new();
+        loop {
+            if let Some(address) = left.next() {
+                waiting.push(address.clone());
+                asked.push(self.ask(address, wanted.topic()));
+            } else if asked.is_empty() {
+                return self.conclude(wanted, round);
+            }
+            // With nobody left to ask, an answer that is there is not held back for long.
+            let is_impatient = left.len() > 0 || round.has_answer;
+            let (address, answer) = tokio::select! {
+                Some(answer) = asked.next() => answer,
+                () = sleep(self.config.hedge_after), if is_impatient => {
+                    let mut table = self.table();
+                    waiting.iter().for_each(|address| table.on_silence(address));
+                    drop(table);
+                    if left.len() == 0 {
+                        return self.conclude(wanted, round);
+                    }
+                    continue;
                 }
-                Err(error) => failure = Some(error),
+            };
+            waiting.retain(|other| *other != address);
+            if self.take(wanted, address, answer, round) {
+                return Ok(());
             }
         }
-        Err(failure.unwrap_or_else(|| Error::known(ErrorReason::NoLeader, "no node to ask")))
     }
 
-    async fn ask(&self, address: &str, topic: &str) -> Result<(Metadata, Connection)> {
+    /// Takes an answer in. True if what is wanted is known now.
+    fn take(
+        &self,
+        wanted: &Wanted<'_>,
+        address: String,
+        answer: Result<(Metadata, Connection)>,
+        round: &mut Round,
+    ) -> bool {
+        let (metadata, connection) = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                self.table().on_silence(&address);
+                // One bad address must not hide that the others may come back.
+                if round.failure.as_ref().is_none_or(|failure| !failure.retryable) {
+                    round.failure = Some(error);
+                }
+                return false;
+            }
+        };
+        self.table().on_answer(&address);
+        if self.table().is_foreign(&metadata) {
+            round.foreign.get_or_insert((metadata, connection));
+            return false;
+        }
+        round.has_answer = true;
+        self.learn_all(wanted.topic(), metadata, &connection);
+        let mut table = self.table();
+        let is_known = wanted.is_known(&table);
+        if is_known {
+            table.advised_by(&address);
+        }
+        is_known
+    }
+
+    /// Everybody was asked, and what is wanted is not known.
+    fn conclude(&self, wanted: &Wanted<'_>, round: &mut Round) -> Result<()> {
+        if round.has_answer {
+            self.table().change_adviser();
+            return Ok(());
+        }
+        // Only if nobody speaks for the cluster that is known: one wrong address among the right
+        // ones must not lead away from it.
+        match round.foreign.take() {
+            Some((metadata, connection)) if !metadata.cluster_id.is_empty() => {
+                self.table().start_over();
+                self.learn_all(wanted.topic(), metadata, &connection);
+                Ok(())
+            }
+            _ => Err(round.failure.take().unwrap_or_else(|| {
+                Error::known(ErrorReason::NoLeader, "no node is part of a cluster")
+            })),
+        }
+    }
+
+    async fn ask(&self, address: String, topic: &str) -> (String, Result<(Metadata, Connection)>) {
+        let answer = self.metadata(&address, topic).await;
+        // Asking changes nothing, whatever the transport says.
+        let answer = answer.map_err(|error| error.with_may_have_applied(false));
+        (address, answer)
+    }
+
+    async fn metadata(&self, address: &str, topic: &str) -> Result<(Metadata, Connection)> {
         let connection = self.pool.to(address)?;
         let mut cluster = connection.cluster();
         let call = cluster.get_metadata(GetMetadataRequest { topics: vec![topic.to_owned()] });
@@ -163,7 +411,6 @@ impl Routing {
             .await
             .map_err(|_| Error::timed_out("metadata"))?
             .map_err(|status| Error::from_status(&status))?;
-        // Asking changes nothing, whatever the transport says.
         let metadata = response
             .into_inner()
             .metadata
@@ -185,10 +432,15 @@ impl Routing {
                 Some((shard.shard_id, leader))
             })
             .collect();
+        let now = Instant::now();
         let mut table = self.table();
-        table.learn_cluster(topic, metadata);
+        let is_current = table.learn_cluster(topic, metadata);
         for (shard_id, leader) in leaders {
-            table.learn(shard_id, leader);
+            if is_current {
+                table.learn(shard_id, leader, now);
+            } else {
+                table.learn_from_old(shard_id, leader, now);
+            }
         }
     }
 
@@ -201,17 +453,8 @@ impl Routing {
         Some(Leader::new(hint, connection))
     }
 
-    /// Addresses to ask: the one that answered last (a dead one costs a timeout), those that the
-    /// cluster has told, and those to begin with.
     fn addresses(&self) -> Vec<String> {
-        let table = self.table();
-        let mut addresses = Vec::new();
-        for address in table.answered.iter().chain(&table.nodes).chain(&self.config.endpoints) {
-            if !addresses.contains(address) {
-                addresses.push(address.clone());
-            }
-        }
-        addresses
+        self.table().addresses(&self.config.endpoints)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -220,256 +463,21 @@ impl Routing {
     }
 }
 
-/// What is known. Pure: no I/O, no waiting.
+/// What a round of asking has brought so far.
 #[derive(Debug, Default)]
-struct Table {
-    cluster_id: String,
-    /// Version of the metadata that the topics are from.
-    version: u64,
-    /// Addresses of the nodes.
-    nodes: Vec<String>,
-    /// Address that answered last.
-    answered: Option<String>,
-    /// Shard of each partition, by topic.
-    topics: HashMap<String, Vec<u32>>,
-    shards: HashMap<u32, Shard>,
-    /// Counts the rounds of asking, so that a waiting caller sees that there was one.
-    refreshes: u64,
-    /// Why the last round found nobody.
-    refresh_failure: Option<Error>,
+struct Round {
+    /// A node of the known cluster has answered.
+    has_answer: bool,
+    /// The first answer of another cluster.
+    foreign: Option<(Metadata, Connection)>,
+    /// Why the last node that failed did.
+    failure: Option<Error>,
 }
 
-#[derive(Debug, Default)]
-struct Shard {
-    /// Highest term heard of; hints of lower ones are stale.
-    term: u64,
-    leader: Option<Leader>,
-}
-
-#[derive(Debug, Clone)]
-struct Leader {
-    node_id: u64,
-    term: u64,
-    connection: Connection,
-}
-
-impl Leader {
-    fn new(hint: &LeaderHint, connection: Connection) -> Self {
-        Self { node_id: hint.node_id, term: hint.term, connection }
-    }
-}
-
-impl Table {
-    fn route(&self, topic: &str, partition: u32) -> Result<Route> {
-        let shard_id = self.shard_of(topic, partition)?;
-        let leader = self.shards.get(&shard_id).and_then(|shard| shard.leader.as_ref());
-        let leader = leader.ok_or_else(|| {
-            Error::known(ErrorReason::NoLeader, format!("no leader is known for shard {shard_id}"))
-        })?;
-        Ok(Route {
-            shard_id,
-            node_id: leader.node_id,
-            term: leader.term,
-            connection: leader.connection.clone(),
-        })
-    }
-
-    fn shard_of(&self, topic: &str, partition: u32) -> Result<u32> {
-        let shards = self.topics.get(topic).ok_or_else(|| topic_not_found(topic))?;
-        shards.get(partition as usize).copied().ok_or_else(|| {
-            let message = format!("topic {topic} has {} partitions", shards.len());
-            Error::known(ErrorReason::PartitionNotFound, message)
-        })
-    }
-
-    fn partition_count(&self, topic: &str) -> Option<u32> {
-        self.topics.get(topic).map(|shards| shards.len().try_into().unwrap_or(u32::MAX))
-    }
-
-    /// Takes over nodes and the asked topic, unless they are older than what is known. A cluster
-    /// with another id is another cluster: everything known before is void, terms included.
-    fn learn_cluster(&mut self, asked: &str, metadata: Metadata) {
-        if metadata.cluster_id != self.cluster_id {
-            let refreshes = self.refreshes;
-            *self = Self { cluster_id: metadata.cluster_id, refreshes, ..Self::default() };
-        }
-        if metadata.version < self.version {
-            // Better an old answer than none; a leader that knows more refuses.
-            for topic in metadata.topics {
-                self.topics.entry(topic.topic).or_insert(topic.shard_ids);
-            }
-            return;
-        }
-        self.version = metadata.version;
-        self.nodes = metadata
-            .nodes
-            .into_iter()
-            .map(|node| node.endpoint)
-            .filter(|endpoint| !endpoint.is_empty())
-            .collect();
-        self.topics.remove(asked);
-        for topic in metadata.topics {
-            self.topics.insert(topic.topic, topic.shard_ids);
-        }
-    }
-
-    /// Takes over a leader, unless one of a later term is known. True if it was taken over.
-    fn learn(&mut self, shard_id: u32, leader: Leader) -> bool {
-        let shard = self.shards.entry(shard_id).or_default();
-        if leader.term < shard.term {
-            return false;
-        }
-        shard.term = leader.term;
-        shard.leader = Some(leader);
-        true
-    }
-
-    /// Forgets that a node leads a shard, unless another one is known to by now.
-    fn forget_leader(&mut self, shard_id: u32, node_id: u64) {
-        if let Some(shard) = self.shards.get_mut(&shard_id)
-            && shard.leader.as_ref().is_some_and(|leader| leader.node_id == node_id)
-        {
-            shard.leader = None;
-        }
-    }
-
-    /// Forgets every shard that a node leads: it does not answer.
-    fn forget_node(&mut self, node_id: u64) {
-        for shard in self.shards.values_mut() {
-            if shard.leader.as_ref().is_some_and(|leader| leader.node_id == node_id) {
-                shard.leader = None;
-            }
-        }
-    }
+fn is_recent(table: &Table, age_max: Duration) -> bool {
+    table.round_at.is_some_and(|at| at.elapsed() < age_max)
 }
 
 fn topic_not_found(topic: &str) -> Error {
     Error::known(ErrorReason::TopicNotFound, format!("topic {topic:?} does not exist"))
-}
-
-#[cfg(test)]
-mod tests {
-    use helix_proto::error as wire;
-    use helix_proto::log::v1::{ErrorDetail, Node, ShardRoute, TopicRoute};
-
-    use super::*;
-
-    fn hint(node_id: u64, term: u64) -> LeaderHint {
-        LeaderHint { node_id, endpoint: format!("n{node_id}:9092"), term }
-    }
-
-    fn metadata(version: u64, leader: LeaderHint) -> Metadata {
-        Metadata {
-            cluster_id: "c".to_owned(),
-            version,
-            nodes: (1..=3)
-                .map(|id| Node { node_id: id, endpoint: hint(id, 0).endpoint, ..Node::default() })
-                .collect(),
-            shards: vec![ShardRoute { shard_id: 1, leader: Some(leader), replicas: vec![1, 2, 3] }],
-            topics: vec![TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1] }],
-        }
-    }
-
-    fn routing() -> Routing {
-        Routing::new(Config::new(["seed:9092"])).unwrap()
-    }
-
-    fn learn(routing: &Routing, metadata: Metadata) {
-        let seed = routing.node("seed:9092").unwrap();
-        routing.learn_all("orders", metadata, &seed);
-    }
-
-    fn route(routing: &Routing) -> Route {
-        routing.table().route("orders", 0).unwrap()
-    }
-
-    fn not_leader(hint: LeaderHint) -> Error {
-        let detail = ErrorDetail { leader: Some(hint), ..wire::detail(ErrorReason::NotLeader) };
-        Error::from_status(&wire::to_status(&detail, "", None))
-    }
-
-    #[tokio::test]
-    async fn a_partition_leads_to_its_shards_leader() {
-        let routing = routing();
-        learn(&routing, metadata(1, hint(1, 5)));
-        let found = routing.leader("orders", 1).await.unwrap();
-        assert_eq!((found.shard_id, found.node_id, found.term), (1, 1, 5));
-        assert_eq!(found.connection.address(), "n1:9092");
-        assert_eq!(routing.partition_count("orders").await.unwrap(), 2);
-        let table = routing.table();
-        assert!(table.route("orders", 2).unwrap_err().is(ErrorReason::PartitionNotFound));
-        assert!(table.route("none", 0).unwrap_err().is(ErrorReason::TopicNotFound));
-    }
-
-    #[tokio::test]
-    async fn a_leader_without_address_is_reached_as_it_was_asked() {
-        let routing = routing();
-        learn(&routing, metadata(1, LeaderHint { endpoint: String::new(), ..hint(1, 5) }));
-        assert_eq!(route(&routing).connection.address(), "seed:9092");
-    }
-
-    #[tokio::test]
-    async fn a_hint_of_a_later_term_redirects() {
-        let routing = routing();
-        learn(&routing, metadata(1, hint(1, 5)));
-        assert!(routing.on_failure(&route(&routing), &not_leader(hint(2, 6))));
-        assert_eq!((route(&routing).node_id, route(&routing).term), (2, 6));
-    }
-
-    #[tokio::test]
-    async fn a_stale_hint_does_not() {
-        let routing = routing();
-        learn(&routing, metadata(1, hint(1, 5)));
-        assert!(!routing.on_failure(&route(&routing), &not_leader(hint(2, 4))));
-        let lost = routing.table().route("orders", 0).unwrap_err();
-        assert!(lost.is(ErrorReason::NoLeader) && lost.retryable);
-        // Metadata from a node that is behind does not bring the old leader back either.
-        learn(&routing, metadata(1, hint(3, 4)));
-        assert!(routing.table().route("orders", 0).is_err());
-        learn(&routing, metadata(2, hint(3, 6)));
-        assert_eq!(route(&routing).node_id, 3);
-    }
-
-    #[tokio::test]
-    async fn a_hint_to_the_node_itself_is_none() {
-        let routing = routing();
-        learn(&routing, metadata(1, hint(1, 5)));
-        assert!(!routing.on_failure(&route(&routing), &not_leader(hint(1, 5))));
-        assert!(!routing.on_failure(
-            &Route { node_id: 9, ..old_route(&routing) },
-            &not_leader(LeaderHint { node_id: 0, ..LeaderHint::default() })
-        ));
-    }
-
-    fn old_route(routing: &Routing) -> Route {
-        let connection = routing.node("n9:9092").unwrap();
-        Route { shard_id: 1, node_id: 9, term: 1, connection }
-    }
-
-    #[tokio::test]
-    async fn a_failure_of_an_old_leader_leaves_the_new_one() {
-        let routing = routing();
-        learn(&routing, metadata(1, hint(1, 5)));
-        let old = route(&routing);
-        learn(&routing, metadata(2, hint(2, 6)));
-        assert!(!routing.on_failure(&old, &Error::timed_out("append")));
-        assert_eq!(route(&routing).node_id, 2);
-    }
-
-    #[tokio::test]
-    async fn another_cluster_voids_what_was_known() {
-        let routing = routing();
-        learn(&routing, metadata(9, hint(1, 50)));
-        let fresh = Metadata { cluster_id: "d".to_owned(), ..metadata(1, hint(2, 1)) };
-        learn(&routing, fresh);
-        assert_eq!((route(&routing).node_id, route(&routing).term), (2, 1));
-    }
-
-    #[tokio::test]
-    async fn a_deleted_topic_is_forgotten() {
-        let routing = routing();
-        learn(&routing, metadata(1, hint(1, 5)));
-        learn(&routing, Metadata { topics: Vec::new(), ..metadata(2, hint(1, 5)) });
-        assert!(routing.table().route("orders", 0).unwrap_err().is(ErrorReason::TopicNotFound));
-    }
 }

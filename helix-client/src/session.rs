@@ -23,20 +23,22 @@ use state::Shared;
 /// Settings of a [`Session`].
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
-    /// Durability of every batch. `Unspecified`: the topic's default.
+    /// Durability of every batch. Default: `Unspecified`, the topic's own default.
     pub durability: Durability,
     /// Whether batches carry an identity and a sequence, so that they can be sent again after a
-    /// broken stream. Without, a broken stream with batches under way fails the session.
+    /// broken stream. Without, a broken stream with batches under way fails the session. Default:
+    /// yes.
     pub idempotent: bool,
-    /// Stable name, up to 255 bytes: a later producer of the same name fences this one. Empty:
-    /// anonymous.
+    /// Stable name, up to 255 bytes: a later producer of the same name fences this one. Default:
+    /// empty, anonymous.
     pub producer_name: String,
-    /// Fencing token that must hold with every batch.
+    /// Fencing token that must hold with every batch, up to 64 bytes. Default: none.
     pub fencing_token: Option<String>,
     /// Most batches that are sent and not acked, at least 1. The service may allow fewer.
+    /// Default: 16.
     pub in_flight_batches: usize,
-    /// Most payload bytes that are sent and not acked, at least 1. The service may allow fewer. A
-    /// batch that is larger than this goes alone.
+    /// Most payload bytes that are sent and not acked, 1 to 4 GiB - 1. The service may allow fewer.
+    /// A batch that is larger than this goes alone. Default: 8 MiB.
     pub in_flight_bytes: usize,
 }
 
@@ -55,6 +57,9 @@ impl Default for SessionOptions {
 
 /// An open append session. Batches are applied in the order in which they were handed over; after
 /// the first that fails, none that comes later is applied, and every call fails with that error.
+///
+/// A leader that dies, stops or is replaced is no failure: what is not acked is sent to the next
+/// one, in order, and the acks come later.
 ///
 /// Dropping it lets what was handed over come to its end; [`Session::close`] waits for that.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! A stream of records that goes on by itself. One task per leader reads its stream, remembers for
+//! A stream of records that goes on by itself. One task per node reads its stream, remembers for
 //! each partition how far it came, and asks again from there.
 
 use std::collections::HashMap;
@@ -11,15 +11,16 @@ use helix_proto::log::v1::{
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::Streaming;
 use tracing::debug;
 
-use super::{Batches, Groups, Position, ReadOptions, Records, Start, decode};
+use super::source::Source;
+use super::{Batches, Group, Groups, Position, ReadOptions, Records, Start, decode};
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::retry::{Next, Repeat, Retries};
-use crate::routing::Route;
+use crate::routing::{Lookout, Pace};
 
 /// Messages read ahead of the consumer. Each has at least one batch and about 1 MiB at most; what
 /// is not read from the network waits there.
@@ -58,6 +59,7 @@ impl Subscription {
         let follower = Follower {
             retries: Retries::new(Repeat::Read),
             well_at: Instant::now(),
+            source: Source::new(options, client.shared.routing.next_turn()),
             client,
             options,
             cursors,
@@ -154,6 +156,7 @@ impl Cursor {
 struct Follower {
     client: Client,
     options: ReadOptions,
+    source: Source,
     cursors: Vec<Cursor>,
     events: mpsc::Sender<Result<Event<Batches>>>,
     followers: Arc<Mutex<JoinSet<()>>>,
@@ -183,20 +186,21 @@ impl Follower {
             if self.cursors.is_empty() {
                 return;
             }
-            let (route, end) = match self.part().await {
-                Ok(route) => {
-                    let end = self.stream(&route).await;
-                    (Some(route), end)
+            let (group, end) = match self.part().await {
+                Ok(group) => {
+                    let end = self.stream(&group).await;
+                    (Some(group), end)
                 }
                 Err(error) => (None, Break::Failed(error)),
             };
             let error = match end {
                 Break::Unwanted => return,
-                Break::Ended if self.cursors.iter().all(Cursor::is_at_end) => return,
+                // By contract, every partition has reached its end: it may have begun there.
+                Break::Ended if self.cursors.iter().all(|it| it.start.until.is_some()) => return,
                 Break::Ended => ended(),
                 Break::Failed(error) => error,
             };
-            if let Err(error) = self.recover(error, route.as_ref()).await {
+            if let Err(error) = self.recover(error, group.as_ref()).await {
                 // Ignored: the consumer is gone.
                 let _ = self.events.send(Err(error)).await;
                 return;
@@ -204,35 +208,50 @@ impl Follower {
         }
     }
 
-    /// Keeps the partitions of one leader, and gives those of others to followers of their own.
-    async fn part(&mut self) -> Result<Route> {
+    /// Keeps the partitions of one node, and gives those of others to followers of their own; also
+    /// those that nobody can be asked about now, so that the rest does not wait for them.
+    async fn part(&mut self) -> Result<Group> {
         let mut groups = Groups::default();
+        let mut unrouted = Vec::new();
+        let mut failure = None;
+        let limit = Instant::now() + self.client.config().attempt_timeout;
         for (place, cursor) in self.cursors.iter().enumerate() {
             let Start { topic, partition, .. } = &cursor.start;
-            let leader = self.client.shared.routing.leader(topic, *partition);
-            let route = timeout(self.client.config().attempt_timeout, leader)
-                .await
-                .map_err(|_| Error::timed_out("metadata"))??;
-            groups.add(route, place);
+            let route = self.source.route(&self.client.shared.routing, topic, *partition);
+            match timeout_at(limit, route).await {
+                Ok(Ok(route)) => groups.add(route, place),
+                Ok(Err(error)) => {
+                    failure = Some(error);
+                    unrouted.push(place);
+                }
+                Err(_) => {
+                    failure = Some(Error::timed_out("metadata"));
+                    unrouted.push(place);
+                }
+            }
         }
+        let mut groups = groups.list.into_iter();
+        let Some(group) = groups.next() else {
+            return Err(failure.expect("there is a partition to follow"));
+        };
         let mut cursors: Vec<_> = std::mem::take(&mut self.cursors).into_iter().map(Some).collect();
-        let mut groups = groups.list.into_iter().map(|group| {
-            let own = group.members.iter().filter_map(|&place| cursors[place].take());
-            (group.route, own.collect::<Vec<_>>())
-        });
-        let (route, own) = groups.next().expect("there is a partition to follow");
-        let others: Vec<_> = groups.map(|(_, cursors)| cursors).collect();
-        self.cursors = own;
-        for cursors in others {
-            self.beside(cursors).spawn();
+        let mut take = |members: &[usize]| -> Vec<_> {
+            members.iter().filter_map(|&place| cursors[place].take()).collect()
+        };
+        self.cursors = take(&group.members);
+        for members in groups.map(|group| group.members).chain([unrouted]) {
+            if !members.is_empty() {
+                self.beside(take(&members)).spawn();
+            }
         }
-        Ok(route)
+        Ok(group)
     }
 
     fn beside(&self, cursors: Vec<Cursor>) -> Self {
         Self {
             client: self.client.clone(),
             options: self.options,
+            source: self.source.clone(),
             cursors,
             events: self.events.clone(),
             followers: self.followers.clone(),
@@ -242,47 +261,75 @@ impl Follower {
     }
 
     /// One stream, until it ends.
-    async fn stream(&mut self, route: &Route) -> Break {
-        let mut messages = match self.open(route).await {
+    async fn stream(&mut self, group: &Group) -> Break {
+        let client = self.client.clone();
+        let topic = self.cursors[0].start.topic.clone();
+        let routing = &client.shared.routing;
+        let mut lookout =
+            Lookout::new(routing, &topic, &group.shard_ids, &group.route, Pace::Patient);
+        let mut messages = match self.open(group, &mut lookout).await {
             Ok(messages) => messages,
             Err(error) => return Break::Failed(error),
         };
         let places = Places::new(&self.cursors);
-        let silence_max = self.client.config().heartbeat_timeout;
+        let silence_max = client.config().heartbeat_timeout;
+        let mut heard_at = Instant::now();
         loop {
-            let message = match timeout(silence_max, messages.message()).await {
+            let message = tokio::select! {
+                biased;
+                message = timeout_at(heard_at + silence_max, messages.message()) => message,
+                () = replaced(&self.source, &mut lookout) => {
+                    return Break::Failed(Error::superseded("subscribe"));
+                }
+            };
+            let message = match message {
                 Ok(Ok(Some(message))) => message,
                 Ok(Ok(None)) => return Break::Ended,
                 Ok(Err(status)) => return Break::Failed(Error::from(status)),
                 Err(_) => return Break::Failed(Error::timed_out("the sign of life")),
             };
-            self.well_at = Instant::now();
+            heard_at = Instant::now();
+            self.well_at = heard_at;
+            // A leader that is cut off from the others has signs of life to give, and no data.
+            if matches!(message.message, Some(Message::Data(_))) {
+                lookout.on_progress();
+            }
             let event = match self.on_message(message, &places) {
                 Ok(Some(event)) => event,
                 Ok(None) => continue,
                 Err(error) => return Break::Failed(error),
             };
             self.retries.on_progress();
+            self.source.on_progress();
             if self.events.send(Ok(event)).await.is_err() {
                 return Break::Unwanted;
             }
         }
     }
 
-    async fn open(&self, route: &Route) -> Result<Streaming<SubscribeResponse>> {
+    async fn open(
+        &self,
+        group: &Group,
+        lookout: &mut Lookout<'_>,
+    ) -> Result<Streaming<SubscribeResponse>> {
         let request = SubscribeRequest {
             partitions: self.cursors.iter().map(|cursor| cursor.start.to_wire()).collect(),
             limits: None,
-            source: self.options.source().into(),
+            source: self.source.to_wire().into(),
             out_of_range: self.options.out_of_range().into(),
             accept_encoded: true,
             membership: None,
         };
-        let mut consume = route.connection.consume();
-        match timeout(self.client.config().attempt_timeout, consume.subscribe(request)).await {
-            Ok(Ok(response)) => Ok(response.into_inner()),
-            Ok(Err(status)) => Err(Error::from(status)),
-            Err(_) => Err(Error::timed_out("subscribe")),
+        let mut consume = group.route.connection.consume();
+        let limit = self.client.config().attempt_timeout;
+        tokio::select! {
+            biased;
+            answer = timeout(limit, consume.subscribe(request)) => match answer {
+                Ok(Ok(response)) => Ok(response.into_inner()),
+                Ok(Err(status)) => Err(Error::from(status)),
+                Err(_) => Err(Error::timed_out("subscribe")),
+            },
+            () = replaced(&self.source, lookout) => Err(Error::superseded("subscribe")),
         }
     }
 
@@ -317,11 +364,15 @@ impl Follower {
     ///
     /// # Errors
     /// It is final, or nothing could be read for the whole request timeout.
-    async fn recover(&mut self, error: Error, route: Option<&Route>) -> Result<()> {
+    async fn recover(&mut self, error: Error, group: Option<&Group>) -> Result<()> {
         debug!(partitions = self.cursors.len(), %error, "subscription broke");
-        let error = error.with_may_have_applied(false);
+        let mut error = error.with_may_have_applied(false);
         let shared = &self.client.shared;
-        let is_redirected = route.is_some_and(|route| shared.routing.on_failure(route, &error));
+        let mut is_redirected = false;
+        if let Some(Group { route, .. }) = group {
+            (error, is_redirected) = self.source.on_failure(route, error);
+            is_redirected |= shared.routing.on_failure(route, &error);
+        }
         match self.retries.after(&error, is_redirected, &shared.jitter) {
             Next::GiveUp => Err(error),
             Next::Redirect => Ok(()),
@@ -336,6 +387,12 @@ impl Follower {
             }
         }
     }
+}
+
+/// Waits until the node that is read from has been replaced as the leader; for ever if it is not
+/// read from as such.
+async fn replaced(source: &Source, lookout: &mut Lookout<'_>) {
+    if source.is_leader() { lookout.moved().await } else { std::future::pending().await }
 }
 
 /// Finds a partition's cursor by its name.

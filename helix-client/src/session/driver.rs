@@ -21,7 +21,7 @@ use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::identity::Identities;
 use crate::retry::{Next, Repeat, Retries};
-use crate::routing::Route;
+use crate::routing::{Lookout, Pace, Route};
 
 /// Times in a row that a stream is opened again because the service missed a sequence.
 const RESYNCS_MAX: u32 = 3;
@@ -111,10 +111,13 @@ impl Driver {
             Ok(route) => route,
             Err(error) => return Break::Failed(error, None),
         };
-        let (answers, first, outgoing) = match self.open(&route).await {
+        let (client, topic) = (self.client.clone(), self.topic.clone());
+        let (routing, shard_ids) = (&client.shared.routing, [route.shard_id]);
+        let mut lookout = Lookout::new(routing, &topic, &shard_ids, &route, Pace::Due);
+        let (answers, first, outgoing) = match self.open(&route, &mut lookout).await {
             Ok(open) => open,
             Err(error) if self.is_forgotten(&error) => return Break::Forgotten,
-            Err(error) => return Break::Failed(error, Some(route)),
+            Err(error) => return Break::Failed(error, Some(route.clone())),
         };
         match self.shared.on_opened(&first, outgoing) {
             Ok(Resume::Open) => {}
@@ -126,7 +129,7 @@ impl Driver {
             let _ = opened.send(Ok(()));
         }
         self.renewals = 0;
-        let end = self.listen(answers, route).await;
+        let end = self.listen(answers, &route, &mut lookout).await;
         self.well_at = Instant::now();
         end
     }
@@ -150,6 +153,7 @@ impl Driver {
     async fn open(
         &self,
         route: &Route,
+        lookout: &mut Lookout<'_>,
     ) -> Result<(Streaming<AppendStreamResponse>, AppendStreamOpened, Outgoing)> {
         let (outgoing, requests) = mpsc::unbounded_channel();
         let init = AppendStreamInit {
@@ -168,12 +172,15 @@ impl Driver {
             let first = answers.message().await?;
             Ok::<_, tonic::Status>((answers, first))
         };
+        let opened = tokio::select! {
+            biased;
+            opened = timeout(self.client.config().attempt_timeout, opening) => opened
+                .map_err(|_| Error::timed_out("opening a session"))
+                .and_then(|result| result.map_err(Error::from)),
+            () = lookout.moved() => Err(Error::superseded("opening a session")),
+        };
         // Nothing but the init message was sent.
-        let (answers, first) = timeout(self.client.config().attempt_timeout, opening)
-            .await
-            .map_err(|_| Error::timed_out("opening a session"))
-            .and_then(|result| result.map_err(Error::from))
-            .map_err(|error| error.with_may_have_applied(false))?;
+        let (answers, first) = opened.map_err(|error| error.with_may_have_applied(false))?;
         match first.and_then(|first| first.message) {
             Some(Answer::Opened(opened)) => Ok((answers, opened, outgoing)),
             _ => Err(Error::client(Code::Internal, "a session that does not begin with `opened`")),
@@ -184,7 +191,8 @@ impl Driver {
     async fn listen(
         &mut self,
         mut answers: Streaming<AppendStreamResponse>,
-        route: Route,
+        route: &Route,
+        lookout: &mut Lookout<'_>,
     ) -> Break {
         let shared = self.shared.clone();
         let finished = shared.finished();
@@ -193,9 +201,13 @@ impl Driver {
         tokio::pin!(overdue);
         loop {
             let message = tokio::select! {
+                biased;
                 message = answers.message() => message,
                 () = &mut finished => return Break::Finished,
                 () = &mut overdue => return Break::Fatal(Error::timed_out("append")),
+                error = stalled(&shared, lookout, self.stream_silence_max()) => {
+                    return Break::Failed(error, Some(route.clone()));
+                }
             };
             let acks = match message {
                 Ok(Some(AppendStreamResponse { message: Some(Answer::Acks(acks)) })) => acks,
@@ -204,12 +216,13 @@ impl Driver {
                     let error = Error::client(Code::Internal, message);
                     return Break::Fatal(error.with_may_have_applied(true));
                 }
-                Ok(None) => return Break::Failed(ended(), Some(route)),
-                Err(status) => return Break::Failed(Error::from(status), Some(route)),
+                Ok(None) => return Break::Failed(ended(), Some(route.clone())),
+                Err(status) => return Break::Failed(Error::from(status), Some(route.clone())),
             };
             if let Err(error) = shared.on_acks(&acks) {
                 return Break::Fatal(error);
             }
+            lookout.on_progress();
             self.retries.on_progress();
             self.resyncs = 0;
         }
@@ -228,6 +241,15 @@ impl Driver {
                     return;
                 }
             }
+        }
+    }
+
+    /// Silence on a stream with batches under way after which it is opened again: an answer may
+    /// have been lost on the way. Without identity nothing could be sent again.
+    fn stream_silence_max(&self) -> Duration {
+        match self.identities {
+            Some(_) => self.client.config().attempt_timeout,
+            None => Duration::MAX,
         }
     }
 
@@ -290,6 +312,24 @@ impl Driver {
         error.is(ErrorReason::UnknownProducer)
             && self.identities.is_some()
             && self.shared.unacked_count() == 0
+    }
+}
+
+/// Waits until the leader has been replaced while batches wait for their acks, or has kept silent
+/// for too long. A session with nothing under way does not care.
+async fn stalled(shared: &Shared, lookout: &mut Lookout<'_>, silence_max: Duration) -> Error {
+    loop {
+        lookout.due().await;
+        match shared.oldest() {
+            None => lookout.on_progress(),
+            // It was handed over during the silence.
+            Some(oldest) if lookout.is_early(oldest) => lookout.on_progress_at(oldest),
+            Some(_) if lookout.look().await => return Error::superseded("append"),
+            Some(oldest) if oldest.max(lookout.since()).elapsed() >= silence_max => {
+                return Error::timed_out("append");
+            }
+            Some(_) => {}
+        }
     }
 }
 

@@ -1,14 +1,17 @@
 //! Readers get every record once, in order, whatever happens to the calls that carry them.
+//! The faults are drawn; those that are scripted are in `failover`.
+
+use std::time::Duration;
 
 use helix_client::{
-    Client, Event, FetchOptions, Position, ProducerOptions, ReadOptions, Records, Start,
+    Client, Config, Event, FetchOptions, Position, ProducerOptions, ReadOptions, Records, Start,
 };
 
 use crate::service::{PARTITIONS, Service, TOPIC};
-use crate::{client, record, seed};
+use crate::{client, config, in_time, record, seed};
 
 /// Three records per batch, "0".."n" in each partition.
-async fn fill(client: &Client, batches: u64) {
+pub(crate) async fn fill(client: &Client, batches: u64) {
     let producer = client.producer(ProducerOptions::default());
     for partition in 0..PARTITIONS {
         for batch in 0..batches {
@@ -20,7 +23,7 @@ async fn fill(client: &Client, batches: u64) {
 }
 
 /// Checks that records go on at `next` without gap or repeat, and moves it.
-fn check(records: &Records, next: &mut u64) {
+pub(crate) fn check(records: &Records, next: &mut u64) {
     for record in &records.records {
         assert_eq!(record.offset, *next);
         assert_eq!(record.value.as_deref(), Some(next.to_string().as_bytes()));
@@ -102,7 +105,8 @@ async fn a_subscription_hears_what_comes_later() {
 #[tokio::test]
 async fn a_silent_subscription_is_taken_for_dead() {
     let service = Service::start(seed(), 0.0).await;
-    let client = client(&service);
+    let config = Config { heartbeat_timeout: Duration::from_millis(300), ..config(&service) };
+    let client = Client::new(config).unwrap();
     fill(&client, 1).await;
     service.silence_subscriptions(2);
     let starts = vec![Start::new(TOPIC, 0, Position::Earliest).until(3)];
@@ -120,4 +124,21 @@ async fn a_refusal_ends_a_subscription() {
     let error = subscription.next().await.unwrap().unwrap_err();
     assert_eq!(error.code, tonic::Code::OutOfRange);
     assert!(subscription.next().await.is_none());
+}
+
+#[tokio::test]
+async fn a_start_at_or_behind_its_end_is_the_end() {
+    let service = Service::start(seed(), 0.0).await;
+    let client = client(&service);
+    fill(&client, 1).await;
+    for (position, until) in
+        [(Position::Latest, 2), (Position::Earliest, 0), (Position::Offset(2), 2)]
+    {
+        let start = Start::new(TOPIC, 0, position).until(until);
+        let (consumer, start) = (client.consumer(), [start]);
+        let fetched = in_time(consumer.fetch(&start, &FetchOptions::default())).await.unwrap();
+        assert!(fetched[0].records.is_empty());
+        let mut subscription = consumer.subscribe(start.into(), ReadOptions::default());
+        assert!(in_time(subscription.next()).await.is_none());
+    }
 }

@@ -1,4 +1,5 @@
 //! Appends arrive once, in order, whatever happens to the calls that carry them.
+//! The faults are drawn; those that are scripted are in `failover`.
 
 use std::time::Duration;
 

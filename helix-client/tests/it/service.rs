@@ -1,34 +1,34 @@
-//! A log service in memory: two nodes over the same partitions, one of which leads at a time.
-//! Simple where the real one is fast, and honest about sequences, duplicates and offsets.
+//! A log service in memory: three nodes over the same partitions, one of which leads at a time.
+//! Simple where the real one is fast, and honest about terms, sequences, duplicates and offsets.
+
+mod gate;
+mod rpc;
 
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use helix_client::proto::log::v1::append_stream_request::Message as AppendMessage;
-use helix_client::proto::log::v1::append_stream_response::Message as AppendAnswer;
 use helix_client::proto::log::v1::batch::Form;
-use helix_client::proto::log::v1::cluster_service_server::{ClusterService, ClusterServiceServer};
-use helix_client::proto::log::v1::consume_service_server::{ConsumeService, ConsumeServiceServer};
-use helix_client::proto::log::v1::produce_service_server::{ProduceService, ProduceServiceServer};
-use helix_client::proto::log::v1::start_position::Position;
-use helix_client::proto::log::v1::subscribe_response::Message as SubscribeMessage;
-use helix_client::proto::log::v1::{Node as NodeEntry, *};
+use helix_client::proto::log::v1::cluster_service_server::ClusterServiceServer;
+use helix_client::proto::log::v1::consume_service_server::ConsumeServiceServer;
+use helix_client::proto::log::v1::produce_service_server::ProduceServiceServer;
+use helix_client::proto::log::v1::*;
 use helix_client::proto::{batch, error as wire};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
-use tokio_stream::{Stream, StreamExt};
-use tonic::{Request, Response, Status, Streaming};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::Status;
+
+use gate::{Gate, Gated, Mode};
 
 pub(crate) const TOPIC: &str = "orders";
 pub(crate) const PARTITIONS: u32 = 4;
+pub(crate) const NODES: usize = 3;
 const SHARD: u32 = 1;
-
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// What goes wrong with a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,20 +37,43 @@ enum Fault {
     LostRequest,
     /// It is done, and the caller does not learn that.
     LostAnswer,
-    /// The other node leads from now on.
+    /// It is done, another node leads from now on, and the answer does not come: the connection
+    /// breaks when the node leads again.
+    Silence,
+    /// Another node leads from now on.
     NewLeader,
+    /// Nobody leads for a moment, and then another node.
+    Election,
     /// Nothing is done, and the caller learns that.
     Throttled,
 }
 
+const FAULTS: [Fault; 6] = [
+    Fault::LostRequest,
+    Fault::LostAnswer,
+    Fault::Silence,
+    Fault::NewLeader,
+    Fault::Election,
+    Fault::Throttled,
+];
+
+/// How long nobody leads in an [`Fault::Election`].
+const ELECTION: Duration = Duration::from_millis(15);
+
 /// The running service. Its nodes live as long as the test's runtime.
 pub(crate) struct Service {
     cluster: Arc<Cluster>,
+    hosts: Mutex<Vec<Host>>,
+}
+
+/// What a node runs in.
+struct Host {
+    gate: Arc<Gate>,
+    serving: JoinHandle<()>,
 }
 
 struct Cluster {
     state: Mutex<State>,
-    addresses: Vec<String>,
     /// Counts appends, for readers that wait.
     appended: watch::Sender<u64>,
 }
@@ -59,14 +82,32 @@ struct State {
     rng: StdRng,
     /// Chance of a fault per call or message.
     fault_rate: f64,
+    faults: u64,
     /// The next subscriptions say nothing at all.
     silent_subscriptions: u32,
     /// Appends are never answered.
     is_stuck: bool,
-    leader: usize,
-    term: u64,
+    /// Metadata has no topics on this node: it has not heard of them yet.
+    is_ignorant: [bool; NODES],
+    cluster_id: String,
+    addresses: Vec<String>,
+    truth: View,
+    /// What each node believes; that of a node that is cut off is an old truth.
+    views: [View; NODES],
+    /// The ends of the partitions that nodes know which are cut off.
+    known_ends: [Option<HashMap<u32, u64>>; NODES],
+    /// Calls for metadata, by node.
+    asked: [u64; NODES],
     next_producer: u64,
     logs: HashMap<u32, Log>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct View {
+    leader: Option<usize>,
+    term: u64,
+    /// Version of the metadata.
+    version: u64,
 }
 
 #[derive(Default)]
@@ -78,43 +119,48 @@ struct Log {
 }
 
 impl Service {
+    /// Three nodes, of which the first one leads.
     pub(crate) async fn start(seed: u64, fault_rate: f64) -> Self {
         let mut listeners = Vec::new();
-        for _ in 0..2 {
+        for _ in 0..NODES {
             listeners.push(TcpListener::bind("127.0.0.1:0").await.unwrap());
         }
-        let addresses =
-            listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect();
+        let address = |listener: &TcpListener| listener.local_addr().unwrap().to_string();
+        let truth = View { leader: Some(0), term: 1, version: 1 };
         let state = State {
             rng: StdRng::seed_from_u64(seed),
             fault_rate,
+            faults: 0,
             silent_subscriptions: 0,
             is_stuck: false,
-            leader: 0,
-            term: 1,
+            is_ignorant: [false; NODES],
+            cluster_id: "test".to_owned(),
+            addresses: listeners.iter().map(address).collect(),
+            truth,
+            views: [truth; NODES],
+            known_ends: [const { None }; NODES],
+            asked: [0; NODES],
             next_producer: 1,
             logs: (0..PARTITIONS).map(|partition| (partition, Log::default())).collect(),
         };
         let state = Mutex::new(state);
-        let cluster = Arc::new(Cluster { state, addresses, appended: watch::Sender::new(0) });
-        for (id, listener) in listeners.into_iter().enumerate() {
-            let node = Node { id, cluster: cluster.clone() };
-            let serving = tonic::transport::Server::builder()
-                .add_service(ProduceServiceServer::new(node.clone()))
-                .add_service(ConsumeServiceServer::new(node.clone()))
-                .add_service(ClusterServiceServer::new(node))
-                .serve_with_incoming(TcpListenerStream::new(listener));
-            tokio::spawn(serving);
-        }
-        Self { cluster }
+        let cluster = Arc::new(Cluster { state, appended: watch::Sender::new(0) });
+        let hosts = (0..).zip(listeners).map(|(id, listener)| host(&cluster, id, listener));
+        let hosts = Mutex::new(hosts.collect());
+        Self { cluster, hosts }
     }
 
     pub(crate) fn addresses(&self) -> Vec<String> {
-        self.cluster.addresses.clone()
+        self.cluster.state().addresses.clone()
     }
 
     pub(crate) fn set_fault_rate(&self, fault_rate: f64) {
         self.cluster.state().fault_rate = fault_rate;
+    }
+
+    /// Faults so far.
+    pub(crate) fn faults(&self) -> u64 {
+        self.cluster.state().faults
     }
 
     pub(crate) fn silence_subscriptions(&self, count: u32) {
@@ -123,6 +169,16 @@ impl Service {
 
     pub(crate) fn get_stuck(&self) {
         self.cluster.state().is_stuck = true;
+    }
+
+    /// Whether this node knows of the topic.
+    pub(crate) fn set_ignorant(&self, node: usize, is_ignorant: bool) {
+        self.cluster.state().is_ignorant[node] = is_ignorant;
+    }
+
+    /// Calls for metadata so far, of all nodes.
+    pub(crate) fn asked(&self) -> u64 {
+        self.cluster.state().asked.iter().sum()
     }
 
     /// Forgets all producers, as a partition does with old ones.
@@ -141,19 +197,96 @@ impl Service {
             .map(|record| String::from_utf8(record.value.unwrap().to_vec()).unwrap())
             .collect()
     }
+
+    /// Stops a node as SIGSTOP does.
+    pub(crate) fn stop(&self, node: usize) {
+        self.hosts.lock().unwrap()[node].gate.set(Mode::Stopped);
+    }
+
+    pub(crate) fn go_on(&self, node: usize) {
+        self.hosts.lock().unwrap()[node].gate.set(Mode::Open);
+    }
+
+    /// Kills a node: its connections break, and new ones are refused.
+    pub(crate) fn kill(&self, node: usize) {
+        let hosts = self.hosts.lock().unwrap();
+        hosts[node].serving.abort();
+        hosts[node].gate.set(Mode::Broken);
+    }
+
+    /// Starts a killed node where it was, or at a new address.
+    pub(crate) async fn restart(&self, node: usize, is_elsewhere: bool) {
+        let address = match is_elsewhere {
+            true => "127.0.0.1:0".to_owned(),
+            false => self.addresses()[node].clone(),
+        };
+        let listener = crate::within_deadline(async || TcpListener::bind(&address).await.ok());
+        let listener = listener.await;
+        if is_elsewhere {
+            let mut state = self.cluster.state();
+            state.addresses[node] = listener.local_addr().unwrap().to_string();
+            state.truth.version += 1;
+            state.spread();
+        }
+        self.hosts.lock().unwrap()[node] = host(&self.cluster, node, listener);
+    }
+
+    /// Nobody leads from now on.
+    pub(crate) fn depose(&self) {
+        self.cluster.state().depose();
+    }
+
+    /// This node leads from now on.
+    pub(crate) fn elect(&self, node: usize) {
+        self.cluster.state().elect(node);
+    }
+
+    /// As [`Service::elect`], when the election is over.
+    pub(crate) fn elect_after(&self, time: Duration, node: usize) {
+        let cluster = self.cluster.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(time).await;
+            cluster.state().elect(node);
+        });
+    }
+
+    /// Cuts a node off from the others, and not from the clients.
+    pub(crate) fn cut_off(&self, node: usize) {
+        let mut state = self.cluster.state();
+        let ends = state.logs.iter().map(|(partition, log)| (*partition, log.end)).collect();
+        state.known_ends[node] = Some(ends);
+    }
+
+    /// All data is lost, and the cluster is made anew.
+    pub(crate) fn make_anew(&self, cluster_id: &str) {
+        let mut state = self.cluster.state();
+        state.cluster_id = cluster_id.to_owned();
+        state.truth = View { leader: Some(1), term: 1, version: 1 };
+        state.logs.values_mut().for_each(|log| *log = Log::default());
+        state.next_producer = 1000;
+        state.spread();
+    }
+}
+
+fn host(cluster: &Arc<Cluster>, id: usize, listener: TcpListener) -> Host {
+    let node = Node { id, cluster: cluster.clone() };
+    let gate = Gate::new();
+    let incoming = TcpListenerStream::new(listener).map({
+        let gate = gate.clone();
+        move |stream| stream.map(|stream| Gated { stream, gate: gate.clone() })
+    });
+    let serving = tonic::transport::Server::builder()
+        .add_service(ProduceServiceServer::new(node.clone()))
+        .add_service(ConsumeServiceServer::new(node.clone()))
+        .add_service(ClusterServiceServer::new(node))
+        .serve_with_incoming(incoming);
+    let serving = tokio::spawn(async move { serving.await.unwrap() });
+    Host { gate, serving }
 }
 
 impl Cluster {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
-    }
-
-    fn hint(&self, state: &State) -> LeaderHint {
-        LeaderHint {
-            node_id: state.leader as u64 + 1,
-            endpoint: self.addresses[state.leader].clone(),
-            term: state.term,
-        }
     }
 }
 
@@ -162,8 +295,42 @@ impl State {
         if !self.rng.random_bool(self.fault_rate) {
             return None;
         }
-        let faults = [Fault::LostRequest, Fault::LostAnswer, Fault::NewLeader, Fault::Throttled];
-        Some(faults[self.rng.random_range(0..faults.len())])
+        self.faults += 1;
+        Some(FAULTS[self.rng.random_range(0..FAULTS.len())])
+    }
+
+    fn depose(&mut self) {
+        self.truth.leader = None;
+        self.spread();
+    }
+
+    fn elect(&mut self, node: usize) {
+        self.truth.leader = Some(node);
+        self.truth.term += 1;
+        self.spread();
+    }
+
+    /// The node after the present or the last leader.
+    fn next_leader(&self, node: usize) -> usize {
+        (node + 1) % NODES
+    }
+
+    /// Everybody who can hear it learns the truth.
+    fn spread(&mut self) {
+        for (view, known_ends) in self.views.iter_mut().zip(&self.known_ends) {
+            if known_ends.is_none() {
+                *view = self.truth;
+            }
+        }
+    }
+
+    fn hint(&self, node: usize) -> Option<LeaderHint> {
+        let View { leader, term, .. } = self.views[node];
+        leader.map(|leader| LeaderHint {
+            node_id: leader as u64 + 1,
+            endpoint: self.addresses[leader].clone(),
+            term,
+        })
     }
 
     fn append(
@@ -227,343 +394,95 @@ struct Node {
     cluster: Arc<Cluster>,
 }
 
+/// What becomes of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Arrives,
+    Lost,
+    /// It does not come.
+    Silence,
+}
+
 impl Node {
-    /// The state, if this node leads. Draws whether something goes wrong, and does it.
-    fn lead(&self) -> Result<(MutexGuard<'_, State>, bool), Status> {
+    /// The state, if this node leads as far as it knows. Draws whether something goes wrong, and
+    /// does it.
+    fn lead(&self) -> Result<(MutexGuard<'_, State>, Fate), Status> {
         let mut state = self.cluster.state();
         let fault = state.draw_fault();
-        if fault == Some(Fault::NewLeader) {
-            state.leader = 1 - state.leader;
-            state.term += 1;
+        let next = state.next_leader(self.id);
+        match fault {
+            Some(Fault::NewLeader) => state.elect(next),
+            Some(Fault::Election) if state.truth.leader.is_some() => {
+                state.depose();
+                let cluster = self.cluster.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(ELECTION).await;
+                    cluster.state().elect(next);
+                });
+            }
+            _ => {}
         }
-        if state.leader != self.id {
-            let leader = Some(self.cluster.hint(&state));
-            let detail = ErrorDetail { leader, ..wire::detail(ErrorReason::NotLeader) };
-            return Err(wire::to_status(&detail, "not the leader", None));
-        }
+        self.check_leader(&state)?;
         match fault {
             Some(Fault::LostRequest) => Err(broken()),
             Some(Fault::Throttled) => Err(refusal(ErrorReason::Throttled)),
-            fault => Ok((state, fault == Some(Fault::LostAnswer))),
+            Some(Fault::LostAnswer) => Ok((state, Fate::Lost)),
+            Some(Fault::Silence) => Ok((state, Fate::Silence)),
+            _ if state.views[self.id].term != state.truth.term => Ok((state, Fate::Silence)),
+            _ => Ok((state, Fate::Arrives)),
         }
     }
 
+    fn check_leader(&self, state: &State) -> Result<(), Status> {
+        let View { leader, .. } = state.views[self.id];
+        if leader == Some(self.id) {
+            return Ok(());
+        }
+        let reason = match leader {
+            Some(_) => ErrorReason::NotLeader,
+            None => ErrorReason::NoLeader,
+        };
+        let detail = ErrorDetail { leader: state.hint(self.id), ..wire::detail(reason) };
+        Err(wire::to_status(&detail, "not the leader", None))
+    }
+
+    /// None: no answer comes, see [`Node::silence`].
     fn append(
         &self,
         partition: u32,
         batch: Option<Batch>,
         producer: Option<ProducerIdentity>,
         first_sequence: Option<u64>,
-    ) -> Result<AppendAck, Status> {
-        let (mut state, is_answer_lost) = self.lead()?;
+    ) -> Result<Option<AppendAck>, Status> {
+        let (mut state, fate) = self.lead()?;
+        if state.is_stuck || state.views[self.id] != state.truth {
+            // What a leader without followers takes is never committed.
+            return Ok(None);
+        }
         let ack = state.append(partition, encoded(batch), producer, first_sequence)?;
+        if fate == Fate::Silence {
+            let next = state.next_leader(self.id);
+            state.elect(next);
+        }
         drop(state);
         self.cluster.appended.send_modify(|count| *count += 1);
-        if is_answer_lost { Err(broken()) } else { Ok(ack) }
+        match fate {
+            Fate::Arrives => Ok(Some(ack)),
+            Fate::Lost => Err(broken()),
+            Fate::Silence => Ok(None),
+        }
     }
 
-    fn read(&self, start: &PartitionStart) -> Result<PartitionRecords, Status> {
-        let (mut state, is_answer_lost) = self.lead()?;
-        if is_answer_lost {
-            return Err(broken());
-        }
-        let batches_max = state.rng.random_range(1..4);
-        let log = &state.logs[&start.partition];
-        let position = start.start.as_ref().and_then(|start| start.position.as_ref());
-        let from = match position {
-            Some(Position::Offset(offset)) => *offset,
-            Some(Position::Named(named)) if *named == NamedPosition::Latest as i32 => log.end,
-            Some(Position::Named(_)) => 0,
-            Some(Position::TailRecords(records)) => log.end.saturating_sub(*records),
-            other => panic!("not a position that the tests use: {other:?}"),
+    /// Says nothing until the node is elected again: it would be asked about the outcome then.
+    async fn silence(&self) -> Status {
+        let term = self.cluster.state().truth.term;
+        let is_elected = || {
+            let View { leader, term: now, .. } = self.cluster.state().truth;
+            leader == Some(self.id) && now > term
         };
-        if from > log.end {
-            return Err(refusal(ErrorReason::OffsetOutOfRange));
+        while !is_elected() {
+            tokio::time::sleep(ELECTION).await;
         }
-        let end_of = |(first, batch): &(u64, EncodedBatch)| first + u64::from(batch.record_count);
-        let until = start.until_offset.unwrap_or(u64::MAX);
-        let batches: Vec<_> = log
-            .batches
-            .iter()
-            .filter(|stored| end_of(stored) > from && stored.0 < until)
-            .take(batches_max)
-            .collect();
-        Ok(PartitionRecords {
-            topic: start.topic.clone(),
-            partition: start.partition,
-            records: Vec::new(),
-            next_offset: batches.last().map_or(from, |last| end_of(last)).min(until),
-            batches: batches
-                .into_iter()
-                .map(|(first_offset, batch)| StoredBatch {
-                    first_offset: *first_offset,
-                    append_time: None,
-                    offset_deltas: Vec::new(),
-                    batch: Some(batch.clone()),
-                })
-                .collect(),
-            watermarks: Some(Watermarks { log_start_offset: 0, high_watermark: log.end }),
-            start_offset: from,
-        })
-    }
-}
-
-#[tonic::async_trait]
-impl ProduceService for Node {
-    async fn init_producer(
-        &self,
-        _: Request<InitProducerRequest>,
-    ) -> Result<Response<InitProducerResponse>, Status> {
-        let mut state = self.cluster.state();
-        let producer = ProducerIdentity { producer_id: state.next_producer, epoch: 0 };
-        state.next_producer += 1;
-        Ok(Response::new(InitProducerResponse { producer: Some(producer) }))
-    }
-
-    async fn append(
-        &self,
-        request: Request<AppendRequest>,
-    ) -> Result<Response<AppendResponse>, Status> {
-        let is_stuck = self.cluster.state().is_stuck;
-        if is_stuck {
-            std::future::pending::<()>().await;
-        }
-        let AppendRequest { partition, batch, producer, first_sequence, .. } = request.into_inner();
-        let ack = self.append(partition, batch, producer, first_sequence)?;
-        Ok(Response::new(AppendResponse { ack: Some(ack), watermarks: None }))
-    }
-
-    type AppendStreamStream = Answers<AppendStreamResponse>;
-
-    async fn append_stream(
-        &self,
-        request: Request<Streaming<AppendStreamRequest>>,
-    ) -> Result<Response<Self::AppendStreamStream>, Status> {
-        let mut requests = request.into_inner();
-        let first = requests.message().await?.and_then(|first| first.message);
-        let Some(AppendMessage::Init(init)) = first else { panic!("began with {first:?}") };
-        let opened = {
-            let (state, _) = self.lead()?;
-            let key = init.producer.map(|producer| (producer.producer_id, producer.epoch));
-            let known = key.and_then(|key| state.logs[&init.partition].producers.get(&key));
-            AppendStreamOpened {
-                next_sequence: known.map(|(next, _)| *next),
-                max_batch_bytes: 1 << 20,
-                max_in_flight_batches: 8,
-                max_in_flight_bytes: 1 << 20,
-                watermarks: None,
-            }
-        };
-        let (sender, answers) = mpsc::channel(64);
-        let answer = |message| Ok(AppendStreamResponse { message: Some(message) });
-        sender.send(answer(AppendAnswer::Opened(opened))).await.unwrap();
-        let node = self.clone();
-        tokio::spawn(async move {
-            while let Ok(Some(request)) = requests.message().await {
-                let Some(AppendMessage::Batch(batch)) = request.message else { panic!("no batch") };
-                let is_stuck = node.cluster.state().is_stuck;
-                if is_stuck {
-                    continue;
-                }
-                let appended =
-                    node.append(init.partition, batch.batch, init.producer, batch.first_sequence);
-                let is_end = appended.is_err();
-                let message = appended.and_then(|ack| {
-                    answer(AppendAnswer::Acks(AppendAcks { acks: vec![ack], watermarks: None }))
-                });
-                if sender.send(message).await.is_err() || is_end {
-                    return;
-                }
-            }
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
-    }
-}
-
-#[tonic::async_trait]
-impl ConsumeService for Node {
-    async fn fetch(
-        &self,
-        request: Request<FetchRequest>,
-    ) -> Result<Response<FetchResponse>, Status> {
-        let starts = request.into_inner().partitions;
-        let partitions = starts.iter().map(|start| self.read(start)).collect::<Result<_, _>>()?;
-        Ok(Response::new(FetchResponse { partitions }))
-    }
-
-    type SubscribeStream = Answers<SubscribeResponse>;
-
-    async fn subscribe(
-        &self,
-        request: Request<SubscribeRequest>,
-    ) -> Result<Response<Self::SubscribeStream>, Status> {
-        let is_silent = {
-            let mut state = self.cluster.state();
-            let is_silent = state.silent_subscriptions > 0;
-            state.silent_subscriptions = state.silent_subscriptions.saturating_sub(1);
-            is_silent
-        };
-        if is_silent {
-            return Ok(Response::new(Box::pin(tokio_stream::pending())));
-        }
-        let (sender, answers) = mpsc::channel(1);
-        let node = self.clone();
-        let starts = request.into_inner().partitions;
-        tokio::spawn(async move { node.push(starts, sender).await });
-        let answers = ReceiverStream::new(answers)
-            .map(|message| message.map(|message| SubscribeResponse { message: Some(message) }));
-        Ok(Response::new(Box::pin(answers)))
-    }
-
-    async fn resolve_offsets(
-        &self,
-        _: Request<ResolveOffsetsRequest>,
-    ) -> Result<Response<ResolveOffsetsResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
-    }
-}
-
-impl Node {
-    /// Sends what there is of each partition, then waits for more.
-    async fn push(
-        &self,
-        mut starts: Vec<PartitionStart>,
-        sender: mpsc::Sender<Result<SubscribeMessage, Status>>,
-    ) {
-        let mut appended = self.cluster.appended.subscribe();
-        loop {
-            let mut is_idle = true;
-            for start in &mut starts {
-                let records = match self.read(start) {
-                    Ok(records) => records,
-                    Err(status) => {
-                        let _ = sender.send(Err(status)).await;
-                        return;
-                    }
-                };
-                let position = Position::Offset(records.next_offset);
-                start.start = Some(StartPosition { position: Some(position) });
-                if !records.batches.is_empty() {
-                    is_idle = false;
-                    if sender.send(Ok(SubscribeMessage::Data(records))).await.is_err() {
-                        return;
-                    }
-                }
-            }
-            starts.retain(|start| {
-                let next = start.start.as_ref().and_then(|start| start.position.as_ref());
-                let Some(Position::Offset(next)) = next else { panic!("set above") };
-                start.until_offset.is_none_or(|until| *next < until)
-            });
-            if starts.is_empty() {
-                return;
-            }
-            let beat = Heartbeat::default();
-            if is_idle && sender.send(Ok(SubscribeMessage::Heartbeat(beat))).await.is_err() {
-                return;
-            }
-            if is_idle {
-                let _ = tokio::time::timeout(Duration::from_millis(50), appended.changed()).await;
-            }
-        }
-    }
-}
-
-#[tonic::async_trait]
-impl ClusterService for Node {
-    async fn get_metadata(
-        &self,
-        _: Request<GetMetadataRequest>,
-    ) -> Result<Response<GetMetadataResponse>, Status> {
-        let state = self.cluster.state();
-        let nodes = self.cluster.addresses.iter().zip(1..);
-        let metadata = Metadata {
-            cluster_id: "test".to_owned(),
-            version: state.term,
-            nodes: nodes
-                .map(|(endpoint, node_id)| NodeEntry {
-                    node_id,
-                    endpoint: endpoint.clone(),
-                    ..NodeEntry::default()
-                })
-                .collect(),
-            shards: vec![ShardRoute {
-                shard_id: SHARD,
-                leader: Some(self.cluster.hint(&state)),
-                replicas: vec![1, 2],
-            }],
-            topics: vec![TopicRoute {
-                topic: TOPIC.to_owned(),
-                shard_ids: vec![SHARD; PARTITIONS as usize],
-            }],
-        };
-        Ok(Response::new(GetMetadataResponse { metadata: Some(metadata) }))
-    }
-
-    type WatchMetadataStream = Answers<WatchMetadataResponse>;
-
-    async fn watch_metadata(
-        &self,
-        _: Request<WatchMetadataRequest>,
-    ) -> Result<Response<Self::WatchMetadataStream>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
-    }
-
-    async fn get_health(
-        &self,
-        _: Request<GetHealthRequest>,
-    ) -> Result<Response<GetHealthResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
-    }
-
-    async fn get_node_status(
-        &self,
-        _: Request<GetNodeStatusRequest>,
-    ) -> Result<Response<GetNodeStatusResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
-    }
-
-    async fn add_node(
-        &self,
-        _: Request<AddNodeRequest>,
-    ) -> Result<Response<AddNodeResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
-    }
-
-    async fn remove_node(
-        &self,
-        _: Request<RemoveNodeRequest>,
-    ) -> Result<Response<RemoveNodeResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
-    }
-
-    async fn replace_node(
-        &self,
-        _: Request<ReplaceNodeRequest>,
-    ) -> Result<Response<ReplaceNodeResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
-    }
-
-    type WatchMembershipChangeStream = Answers<WatchMembershipChangeResponse>;
-
-    async fn watch_membership_change(
-        &self,
-        _: Request<WatchMembershipChangeRequest>,
-    ) -> Result<Response<Self::WatchMembershipChangeStream>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
-    }
-
-    async fn set_draining(
-        &self,
-        _: Request<SetDrainingRequest>,
-    ) -> Result<Response<SetDrainingResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
-    }
-
-    async fn transfer_leader(
-        &self,
-        _: Request<TransferLeaderRequest>,
-    ) -> Result<Response<TransferLeaderResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
+        broken()
     }
 }

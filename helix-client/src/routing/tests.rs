@@ -1,0 +1,215 @@
+//! What is learned from metadata, hints and failures, and what is not. No network: answers are
+//! played by hand.
+
+use helix_proto::error as wire;
+use helix_proto::log::v1::{ErrorDetail, Node, ShardRoute, TopicRoute};
+
+use super::*;
+
+fn hint(node_id: u64, term: u64) -> LeaderHint {
+    LeaderHint { node_id, endpoint: format!("n{node_id}:9092"), term }
+}
+
+fn metadata(version: u64, leader: LeaderHint) -> Metadata {
+    Metadata {
+        cluster_id: "c".to_owned(),
+        version,
+        nodes: (1..=3)
+            .map(|id| Node { node_id: id, endpoint: hint(id, 0).endpoint, ..Node::default() })
+            .collect(),
+        shards: vec![ShardRoute { shard_id: 1, leader: Some(leader), replicas: vec![1, 2, 3] }],
+        topics: vec![TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1] }],
+    }
+}
+
+fn routing() -> Routing {
+    Routing::new(Config::new(["seed:9092"])).unwrap()
+}
+
+fn learn(routing: &Routing, metadata: Metadata) {
+    let seed = routing.node("seed:9092").unwrap();
+    routing.learn_all("orders", metadata, &seed);
+}
+
+fn route(routing: &Routing) -> Route {
+    routing.table().route("orders", 0).unwrap()
+}
+
+fn not_leader(hint: LeaderHint) -> Error {
+    let detail = ErrorDetail { leader: Some(hint), ..wire::detail(ErrorReason::NotLeader) };
+    Error::from_status(&wire::to_status(&detail, "", None))
+}
+
+#[tokio::test]
+async fn a_partition_leads_to_its_shards_leader() {
+    let routing = routing();
+    learn(&routing, metadata(1, hint(1, 5)));
+    let found = routing.leader("orders", 1).await.unwrap();
+    assert_eq!((found.shard_id, found.node_id, found.term), (1, 1, 5));
+    assert_eq!(found.connection.address(), "n1:9092");
+    assert_eq!(routing.partition_count("orders").await.unwrap(), 2);
+    let table = routing.table();
+    assert!(table.route("orders", 2).unwrap_err().is(ErrorReason::PartitionNotFound));
+    assert!(table.route("none", 0).unwrap_err().is(ErrorReason::TopicNotFound));
+}
+
+#[tokio::test]
+async fn a_leader_without_address_is_reached_as_it_was_asked() {
+    let routing = routing();
+    learn(&routing, metadata(1, LeaderHint { endpoint: String::new(), ..hint(1, 5) }));
+    assert_eq!(route(&routing).connection.address(), "seed:9092");
+}
+
+#[tokio::test]
+async fn a_hint_of_a_later_term_redirects() {
+    let routing = routing();
+    learn(&routing, metadata(1, hint(1, 5)));
+    assert!(routing.on_failure(&route(&routing), &not_leader(hint(2, 6))));
+    assert_eq!((route(&routing).node_id, route(&routing).term), (2, 6));
+}
+
+#[tokio::test]
+async fn a_stale_hint_does_not() {
+    let routing = routing();
+    learn(&routing, metadata(1, hint(1, 5)));
+    assert!(!routing.on_failure(&route(&routing), &not_leader(hint(2, 4))));
+    let lost = routing.table().route("orders", 0).unwrap_err();
+    assert!(lost.is(ErrorReason::NoLeader) && lost.retryable);
+    // Metadata from a node that is behind does not bring the old leader back either.
+    learn(&routing, metadata(1, hint(3, 4)));
+    assert!(routing.table().route("orders", 0).is_err());
+    learn(&routing, metadata(2, hint(3, 6)));
+    assert_eq!(route(&routing).node_id, 3);
+}
+
+#[tokio::test]
+async fn a_hint_to_the_node_itself_is_none() {
+    let routing = routing();
+    learn(&routing, metadata(1, hint(1, 5)));
+    assert!(!routing.on_failure(&route(&routing), &not_leader(hint(1, 5))));
+    assert!(!routing.on_failure(
+        &Route { node_id: 9, ..old_route(&routing) },
+        &not_leader(LeaderHint { node_id: 0, ..LeaderHint::default() })
+    ));
+}
+
+fn old_route(routing: &Routing) -> Route {
+    let connection = routing.node("n9:9092").unwrap();
+    Route { shard_id: 1, node_id: 9, term: 1, connection }
+}
+
+#[tokio::test]
+async fn a_failure_of_an_old_leader_leads_to_the_new_one() {
+    let routing = routing();
+    learn(&routing, metadata(1, hint(1, 5)));
+    let old = route(&routing);
+    learn(&routing, metadata(2, hint(2, 6)));
+    assert!(routing.on_failure(&old, &Error::timed_out("append")));
+    assert_eq!(route(&routing).node_id, 2);
+}
+
+#[tokio::test]
+async fn another_cluster_voids_what_was_known() {
+    let routing = routing();
+    learn(&routing, metadata(9, hint(1, 50)));
+    let fresh = Metadata { cluster_id: "d".to_owned(), ..metadata(1, hint(2, 1)) };
+    let seed = routing.node("seed:9092").unwrap();
+    let mut round = Round::default();
+    let wanted = Wanted::Leader("orders", 0);
+    let take = |round: &mut Round, metadata: Metadata| {
+        routing.take(&wanted, "seed:9092".to_owned(), Ok((metadata, seed.clone())), round)
+    };
+    // Not as long as somebody speaks for the known one.
+    assert!(!take(&mut round, fresh.clone()));
+    assert!(take(&mut round, metadata(9, hint(1, 50))));
+    assert_eq!(route(&routing).term, 50);
+    // Nor for a node that has not joined a cluster yet.
+    let mut round = Round::default();
+    let blank = Metadata { cluster_id: String::new(), ..metadata(0, hint(3, 0)) };
+    assert!(!take(&mut round, blank));
+    assert!(routing.conclude(&wanted, &mut round).is_err());
+    let mut round = Round::default();
+    assert!(!take(&mut round, fresh));
+    routing.conclude(&wanted, &mut round).unwrap();
+    assert_eq!((route(&routing).node_id, route(&routing).term), (2, 1));
+}
+
+#[tokio::test]
+async fn lower_terms_are_believed_when_nothing_else_is_heard_for_long() {
+    let routing = routing();
+    learn(&routing, metadata(9, hint(1, 50)));
+    let mut table = routing.table();
+    let lost_at = Instant::now();
+    table.forget_node(1, lost_at);
+    let old = |term| Leader::new(&hint(2, term), routing.node("n2:9092").unwrap());
+    assert!(!table.learn(1, old(1), lost_at));
+    // The leader of the known term is heard of again, and fails again: that does not count anew.
+    assert!(table.learn(1, old(50), lost_at));
+    table.forget_node(2, lost_at + Duration::from_secs(2));
+    assert!(table.learn(1, old(1), lost_at + Duration::from_secs(3)));
+    assert_eq!(table.route("orders", 0).unwrap().term, 1);
+}
+
+#[tokio::test]
+async fn a_node_that_lags_brings_back_no_old_address_and_no_old_topic() {
+    let routing = routing();
+    let moved = |endpoint: &str| LeaderHint { endpoint: endpoint.to_owned(), ..hint(1, 5) };
+    let grown = TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1, 1] };
+    let now = Metadata { topics: vec![grown], ..metadata(3, moved("new:9092")) };
+    learn(&routing, now);
+    learn(&routing, metadata(2, moved("old:9092")));
+    assert_eq!(route(&routing).connection.address(), "new:9092");
+    assert_eq!(routing.partition_count("orders").await.unwrap(), 3);
+    // A later term counts, whoever reports it.
+    learn(&routing, metadata(2, hint(2, 6)));
+    assert_eq!(route(&routing).node_id, 2);
+}
+
+#[tokio::test]
+async fn replicas_are_nodes_with_an_address() {
+    let routing = routing();
+    learn(&routing, metadata(1, LeaderHint::default()));
+    let replicas = routing.replicas("orders", 0).await.unwrap();
+    let nodes: Vec<_> = replicas.iter().map(|route| route.node_id).collect();
+    assert_eq!(nodes, [1, 2, 3]);
+    assert!(routing.table().route("orders", 0).is_err());
+}
+
+#[tokio::test]
+async fn those_that_did_not_answer_are_asked_last() {
+    let routing = routing();
+    learn(&routing, metadata(1, hint(1, 5)));
+    let addresses = ["n1:9092", "n2:9092", "n3:9092", "seed:9092"];
+    assert_eq!(routing.addresses(), addresses);
+    routing.on_failure(&route(&routing), &Error::timed_out("append"));
+    assert_eq!(routing.addresses(), ["n2:9092", "n3:9092", "seed:9092", "n1:9092"]);
+    routing.table().advised_by("n3:9092");
+    assert_eq!(routing.addresses()[0], "n3:9092");
+    routing.on_answer(&routing.node("n1:9092").unwrap());
+    routing.table().change_adviser();
+    assert_eq!(routing.addresses(), ["n3:9092", "seed:9092", "n1:9092", "n2:9092"]);
+    let mut tried = Vec::new();
+    let order: Vec<_> =
+        (0..5).map(|_| routing.other_than(&mut tried).unwrap().address().to_owned()).collect();
+    assert_eq!(order, ["n3:9092", "seed:9092", "n1:9092", "n2:9092", "n3:9092"]);
+}
+
+#[tokio::test]
+async fn a_leader_has_moved_when_another_node_leads() {
+    let routing = routing();
+    learn(&routing, metadata(1, hint(1, 5)));
+    let old = route(&routing);
+    let has_moved = |shards: &[u32]| routing.table().has_moved(shards, &old);
+    learn(&routing, metadata(2, hint(1, 7)));
+    assert!(!has_moved(&[1]), "it was elected again, and will answer");
+    learn(&routing, metadata(3, hint(2, 8)));
+    assert!(has_moved(&[1]) && has_moved(&[0, 1]) && !has_moved(&[0]));
+}
+
+#[tokio::test]
+async fn a_deleted_topic_is_forgotten() {
+    let routing = routing();
+    learn(&routing, metadata(1, hint(1, 5)));
+    learn(&routing, Metadata { topics: Vec::new(), ..metadata(2, hint(1, 5)) });
+    assert!(routing.table().route("orders", 0).unwrap_err().is(ErrorReason::TopicNotFound));
+}

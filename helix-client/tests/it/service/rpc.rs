@@ -1,0 +1,336 @@
+//! The calls of one node of the service in memory: what the traits ask for, over the state that all
+//! nodes share. What the tests never call is refused.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use helix_client::proto::log::v1::append_stream_request::Message as AppendMessage;
+use helix_client::proto::log::v1::append_stream_response::Message as AppendAnswer;
+use helix_client::proto::log::v1::cluster_service_server::ClusterService;
+use helix_client::proto::log::v1::consume_service_server::ConsumeService;
+use helix_client::proto::log::v1::produce_service_server::ProduceService;
+use helix_client::proto::log::v1::start_position::Position;
+use helix_client::proto::log::v1::subscribe_response::Message as SubscribeMessage;
+use helix_client::proto::log::v1::{Node as NodeEntry, *};
+use rand::RngExt;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{Fate, Node, PARTITIONS, SHARD, State, TOPIC, broken, refusal};
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl ProduceService for Node {
+    async fn init_producer(
+        &self,
+        _: Request<InitProducerRequest>,
+    ) -> Result<Response<InitProducerResponse>, Status> {
+        let mut state = self.cluster.state();
+        let producer = ProducerIdentity { producer_id: state.next_producer, epoch: 0 };
+        state.next_producer += 1;
+        Ok(Response::new(InitProducerResponse { producer: Some(producer) }))
+    }
+
+    async fn append(
+        &self,
+        request: Request<AppendRequest>,
+    ) -> Result<Response<AppendResponse>, Status> {
+        let AppendRequest { partition, batch, producer, first_sequence, .. } = request.into_inner();
+        match self.append(partition, batch, producer, first_sequence)? {
+            Some(ack) => Ok(Response::new(AppendResponse { ack: Some(ack), watermarks: None })),
+            None => Err(self.silence().await),
+        }
+    }
+
+    type AppendStreamStream = Answers<AppendStreamResponse>;
+
+    async fn append_stream(
+        &self,
+        request: Request<Streaming<AppendStreamRequest>>,
+    ) -> Result<Response<Self::AppendStreamStream>, Status> {
+        let mut requests = request.into_inner();
+        let first = requests.message().await?.and_then(|first| first.message);
+        let Some(AppendMessage::Init(init)) = first else { panic!("began with {first:?}") };
+        let opened = {
+            let (state, _) = self.lead()?;
+            let key = init.producer.map(|producer| (producer.producer_id, producer.epoch));
+            let known = key.and_then(|key| state.logs[&init.partition].producers.get(&key));
+            AppendStreamOpened {
+                next_sequence: known.map(|(next, _)| *next),
+                max_batch_bytes: 1 << 20,
+                max_in_flight_batches: 8,
+                max_in_flight_bytes: 1 << 20,
+                watermarks: None,
+            }
+        };
+        let (sender, answers) = mpsc::channel(64);
+        let answer = |message| Ok(AppendStreamResponse { message: Some(message) });
+        sender.send(answer(AppendAnswer::Opened(opened))).await.unwrap();
+        let node = self.clone();
+        tokio::spawn(async move {
+            while let Ok(Some(request)) = requests.message().await {
+                let Some(AppendMessage::Batch(batch)) = request.message else { panic!("no batch") };
+                let appended =
+                    node.append(init.partition, batch.batch, init.producer, batch.first_sequence);
+                let is_end = !matches!(appended, Ok(Some(_)));
+                let message = match appended {
+                    // Nor is anything later answered.
+                    Ok(None) => Err(node.silence().await),
+                    Ok(Some(ack)) => {
+                        answer(AppendAnswer::Acks(AppendAcks { acks: vec![ack], watermarks: None }))
+                    }
+                    Err(status) => Err(status),
+                };
+                if sender.send(message).await.is_err() || is_end {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
+    }
+}
+
+#[tonic::async_trait]
+impl ConsumeService for Node {
+    async fn fetch(
+        &self,
+        request: Request<FetchRequest>,
+    ) -> Result<Response<FetchResponse>, Status> {
+        let FetchRequest { partitions: starts, source, .. } = request.into_inner();
+        let read = |start| self.read(start, source);
+        let partitions = starts.iter().map(read).collect::<Result<_, _>>()?;
+        Ok(Response::new(FetchResponse { partitions }))
+    }
+
+    type SubscribeStream = Answers<SubscribeResponse>;
+
+    async fn subscribe(
+        &self,
+        request: Request<SubscribeRequest>,
+    ) -> Result<Response<Self::SubscribeStream>, Status> {
+        let is_silent = {
+            let mut state = self.cluster.state();
+            let is_silent = state.silent_subscriptions > 0;
+            state.silent_subscriptions = state.silent_subscriptions.saturating_sub(1);
+            is_silent
+        };
+        if is_silent {
+            return Ok(Response::new(Box::pin(tokio_stream::pending())));
+        }
+        let (sender, answers) = mpsc::channel(1);
+        let node = self.clone();
+        let SubscribeRequest { partitions: starts, source, .. } = request.into_inner();
+        tokio::spawn(async move { node.push(starts, source, sender).await });
+        let answers = ReceiverStream::new(answers)
+            .map(|message| message.map(|message| SubscribeResponse { message: Some(message) }));
+        Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn resolve_offsets(
+        &self,
+        _: Request<ResolveOffsetsRequest>,
+    ) -> Result<Response<ResolveOffsetsResponse>, Status> {
+        Err(refusal(ErrorReason::Unimplemented))
+    }
+}
+
+impl Node {
+    fn metadata(&self, state: &State) -> Metadata {
+        let node = |(endpoint, node_id): (&String, u64)| NodeEntry {
+            node_id,
+            endpoint: endpoint.clone(),
+            ..NodeEntry::default()
+        };
+        let topic =
+            TopicRoute { topic: TOPIC.to_owned(), shard_ids: vec![SHARD; PARTITIONS as usize] };
+        Metadata {
+            cluster_id: state.cluster_id.clone(),
+            version: state.views[self.id].version,
+            nodes: state.addresses.iter().zip(1..).map(node).collect(),
+            shards: vec![ShardRoute {
+                shard_id: SHARD,
+                leader: state.hint(self.id),
+                replicas: vec![1, 2, 3],
+            }],
+            topics: if state.is_ignorant[self.id] { Vec::new() } else { vec![topic] },
+        }
+    }
+
+    fn read(&self, start: &PartitionStart, source: i32) -> Result<PartitionRecords, Status> {
+        let (mut state, fate) = if source == i32::from(ReadSource::AnyReplica) {
+            (self.cluster.state(), Fate::Arrives)
+        } else {
+            self.lead()?
+        };
+        if fate == Fate::Lost {
+            return Err(broken());
+        }
+        let batches_max = state.rng.random_range(1..4);
+        let log = &state.logs[&start.partition];
+        let end = state.known_ends[self.id].as_ref().map_or(log.end, |ends| ends[&start.partition]);
+        let position = start.start.as_ref().and_then(|start| start.position.as_ref());
+        let from = match position {
+            Some(Position::Offset(offset)) => *offset,
+            Some(Position::Named(named)) if *named == NamedPosition::Latest as i32 => end,
+            Some(Position::Named(_)) => 0,
+            Some(Position::TailRecords(records)) => end.saturating_sub(*records),
+            other => panic!("not a position that the tests use: {other:?}"),
+        };
+        if from > end {
+            return Err(refusal(ErrorReason::OffsetOutOfRange));
+        }
+        let end_of = |(first, batch): &(u64, EncodedBatch)| first + u64::from(batch.record_count);
+        let until = start.until_offset.unwrap_or(u64::MAX);
+        let batches: Vec<_> = log
+            .batches
+            .iter()
+            .filter(|stored| end_of(stored) > from && stored.0 < until && end_of(stored) <= end)
+            .take(batches_max)
+            .collect();
+        Ok(PartitionRecords {
+            topic: start.topic.clone(),
+            partition: start.partition,
+            records: Vec::new(),
+            next_offset: batches.last().map_or(from, |last| end_of(last).min(until)),
+            batches: batches
+                .into_iter()
+                .map(|(first_offset, batch)| StoredBatch {
+                    first_offset: *first_offset,
+                    append_time: None,
+                    offset_deltas: Vec::new(),
+                    batch: Some(batch.clone()),
+                })
+                .collect(),
+            watermarks: Some(Watermarks { log_start_offset: 0, high_watermark: end }),
+            start_offset: from,
+        })
+    }
+
+    /// Sends what there is of each partition, then waits for more.
+    async fn push(
+        &self,
+        mut starts: Vec<PartitionStart>,
+        source: i32,
+        sender: mpsc::Sender<Result<SubscribeMessage, Status>>,
+    ) {
+        let mut appended = self.cluster.appended.subscribe();
+        loop {
+            let mut is_idle = true;
+            for start in &mut starts {
+                let records = match self.read(start, source) {
+                    Ok(records) => records,
+                    Err(status) => {
+                        let _ = sender.send(Err(status)).await;
+                        return;
+                    }
+                };
+                let position = Position::Offset(records.next_offset);
+                start.start = Some(StartPosition { position: Some(position) });
+                if !records.batches.is_empty() {
+                    is_idle = false;
+                    if sender.send(Ok(SubscribeMessage::Data(records))).await.is_err() {
+                        return;
+                    }
+                }
+            }
+            starts.retain(|start| {
+                let next = start.start.as_ref().and_then(|start| start.position.as_ref());
+                let Some(Position::Offset(next)) = next else { panic!("set above") };
+                start.until_offset.is_none_or(|until| *next < until)
+            });
+            if starts.is_empty() {
+                return;
+            }
+            let beat = Heartbeat::default();
+            if is_idle && sender.send(Ok(SubscribeMessage::Heartbeat(beat))).await.is_err() {
+                return;
+            }
+            if is_idle {
+                let _ = tokio::time::timeout(Duration::from_millis(50), appended.changed()).await;
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl ClusterService for Node {
+    async fn get_metadata(
+        &self,
+        _: Request<GetMetadataRequest>,
+    ) -> Result<Response<GetMetadataResponse>, Status> {
+        let mut state = self.cluster.state();
+        state.asked[self.id] += 1;
+        let metadata = self.metadata(&state);
+        Ok(Response::new(GetMetadataResponse { metadata: Some(metadata) }))
+    }
+
+    type WatchMetadataStream = Answers<WatchMetadataResponse>;
+
+    async fn watch_metadata(
+        &self,
+        _: Request<WatchMetadataRequest>,
+    ) -> Result<Response<Self::WatchMetadataStream>, Status> {
+        Err(refusal(ErrorReason::Unimplemented))
+    }
+
+    async fn get_health(
+        &self,
+        _: Request<GetHealthRequest>,
+    ) -> Result<Response<GetHealthResponse>, Status> {
+        Err(refusal(ErrorReason::Unimplemented))
+    }
+
+    async fn get_node_status(
+        &self,
+        _: Request<GetNodeStatusRequest>,
+    ) -> Result<Response<GetNodeStatusResponse>, Status> {
+        Err(refusal(ErrorReason::Unimplemented))
+    }
+
+    async fn add_node(
+        &self,
+        _: Request<AddNodeRequest>,
+    ) -> Result<Response<AddNodeResponse>, Status> {
+        Err(refusal(ErrorReason::Unimplemented))
+    }
+
+    async fn remove_node(
+        &self,
+        _: Request<RemoveNodeRequest>,
+    ) -> Result<Response<RemoveNodeResponse>, Status> {
+        Err(refusal(ErrorReason::Unimplemented))
+    }
+
+    async fn replace_node(
+        &self,
+        _: Request<ReplaceNodeRequest>,
+    ) -> Result<Response<ReplaceNodeResponse>, Status> {
+        Err(refusal(ErrorReason::Unimplemented))
+    }
+
+    type WatchMembershipChangeStream = Answers<WatchMembershipChangeResponse>;
+
+    async fn watch_membership_change(
+        &self,
+        _: Request<WatchMembershipChangeRequest>,
+    ) -> Result<Response<Self::WatchMembershipChangeStream>, Status> {
+        Err(refusal(ErrorReason::Unimplemented))
+    }
+
+    async fn set_draining(
+        &self,
+        _: Request<SetDrainingRequest>,
+    ) -> Result<Response<SetDrainingResponse>, Status> {
+        Err(refusal(ErrorReason::Unimplemented))
+    }
+
+    async fn transfer_leader(
+        &self,
+        _: Request<TransferLeaderRequest>,
+    ) -> Result<Response<TransferLeaderResponse>, Status> {
+        Err(refusal(ErrorReason::Unimplemented))
+    }
+}
