@@ -15,7 +15,8 @@ use crate::{exit, position, units};
 
 const EXAMPLES: &str = "\
 Examples:
-  helix dev                                     a node to try things with
+  helix dev                                     a cluster to try things with
+  helix cluster health
   helix topic create orders --partitions 4
   echo hello | helix produce orders
   helix consume orders --from earliest";
@@ -53,12 +54,15 @@ pub(crate) struct Global {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Write, kill the node, restart it, read everything back and check it
+    /// Write to three nodes, kill a leader, go on, restart it, read everything back, check it
     Demo(DemoArgs),
-    /// Run one node to try things with, until Ctrl-C
+    /// Run three nodes to try things with, until Ctrl-C
     Dev(DevArgs),
     /// Run one node
     Server(ServerArgs),
+    /// Ask about the cluster: its health, nodes, shards; move leaders
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Create, list, describe, change and delete topics
     #[command(subcommand)]
     Topic(TopicCommand),
@@ -88,7 +92,10 @@ pub(crate) struct DemoArgs {
     /// Partitions to spread them over
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) partitions: u32,
-    /// Folder to make the node's temporary folder in [default: the system's]
+    /// Nodes to start: 1, 3 or 5
+    #[arg(long, default_value_t = 3, value_parser = cluster_size)]
+    pub(crate) nodes: u8,
+    /// Folder to make the nodes' temporary folder in [default: the system's]
     #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
     /// Seed of the records' bytes
@@ -96,11 +103,34 @@ pub(crate) struct DemoArgs {
     pub(crate) seed: u64,
 }
 
+/// Most nodes of a cluster on one machine.
+pub(crate) const NODES_MAX: u8 = 5;
+
+/// From a node's port to that on which the others reach it.
+pub(crate) const PEER_PORT_STEP: u16 = 100;
+
+/// Highest port of the first node: the other nodes' and all peer ports lie above it.
+const BASE_PORT_MAX: u16 = u16::MAX - PEER_PORT_STEP - NODES_MAX as u16;
+
 #[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "HELIX_LOG=info shows what the nodes say."
+)]
 pub(crate) struct DevArgs {
-    /// Port on 127.0.0.1
-    #[arg(long, default_value_t = 9092)]
-    pub(crate) port: u16,
+    #[command(subcommand)]
+    pub(crate) command: Option<DevCommand>,
+    #[command(flatten)]
+    pub(crate) start: DevStartArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DevStartArgs {
+    /// Nodes to start: 1, 3 or 5
+    #[arg(long, default_value_t = 3, value_parser = cluster_size)]
+    pub(crate) nodes: u8,
+    #[command(flatten)]
+    pub(crate) base: DevBase,
     /// Keep everything in memory: nothing survives, nothing is synced
     #[arg(long, conflicts_with_all = ["keep", "dir"])]
     pub(crate) memory: bool,
@@ -108,8 +138,83 @@ pub(crate) struct DevArgs {
     #[arg(long)]
     pub(crate) keep: bool,
     /// Folder of the data. One that exists is used as it is, and kept
-    #[arg(long, default_value = "helix-dev")]
+    #[arg(long, alias = "data-dir", default_value = "helix-dev")]
     pub(crate) dir: PathBuf,
+}
+
+/// Which dev cluster.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct DevBase {
+    /// Port of the first node on 127.0.0.1; the others follow, and peer ports are 100 higher
+    #[arg(
+        long,
+        default_value_t = 9092,
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(BASE_PORT_MAX))
+    )]
+    pub(crate) port: u16,
+}
+
+/// What can be asked of a dev cluster from another terminal.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DevCommand {
+    /// Kill a node as a crash would (kill -9)
+    Kill {
+        /// Node id
+        node: u64,
+        #[command(flatten)]
+        base: DevBase,
+    },
+    /// Start a node again on its data; one that runs is stopped first
+    Restart {
+        /// Node id
+        node: u64,
+        #[command(flatten)]
+        base: DevBase,
+    },
+    /// Show the nodes' processes
+    Status {
+        #[command(flatten)]
+        base: DevBase,
+    },
+    /// Stop the cluster, as Ctrl-C does
+    Stop {
+        #[command(flatten)]
+        base: DevBase,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Show its id and how much there is of everything
+    Info,
+    /// Say whether all is well; exit code 1 if not
+    Health(HealthArgs),
+    /// Show the nodes, with what each says of itself
+    Nodes,
+    /// Show each shard's replicas and how far they are
+    Shards,
+    /// Move a shard's leadership to another node
+    TransferLeader {
+        /// Shard id
+        #[arg(long, value_name = "N")]
+        shard: u32,
+        /// Node that is to lead [default: the one that is furthest]
+        #[arg(long, value_name = "NODE")]
+        to: Option<u64>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HealthArgs {
+    /// Go on, and show it again each time it changes
+    #[arg(long)]
+    pub(crate) watch: bool,
+    /// End with the first time that all is well
+    #[arg(long, requires = "watch")]
+    pub(crate) exit_when_healthy: bool,
+    /// Give up after this time [default: never]
+    #[arg(long, requires = "watch", value_name = "TIME", value_parser = units::parse_duration)]
+    pub(crate) timeout: Option<Duration>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -340,7 +445,12 @@ impl Command {
                 | TopicCommand::Delete { topic, .. } => Some(topic),
                 TopicCommand::List { .. } => None,
             },
-            Self::Demo(_) | Self::Dev(_) | Self::Server(_) | Self::Wal(_) | Self::Version => None,
+            Self::Demo(_)
+            | Self::Dev(_)
+            | Self::Server(_)
+            | Self::Cluster(_)
+            | Self::Wal(_)
+            | Self::Version => None,
         }
     }
 }
@@ -351,6 +461,13 @@ fn setting<T>(
     move |text| match text {
         "default" => Ok(Setting::Default),
         _ => parse(text).map(Setting::Value),
+    }
+}
+
+fn cluster_size(text: &str) -> Result<u8, String> {
+    match text.parse() {
+        Ok(nodes @ (1 | 3 | NODES_MAX)) => Ok(nodes),
+        _ => Err("a cluster has 1, 3 or 5 nodes".to_owned()),
     }
 }
 
@@ -399,6 +516,20 @@ mod tests {
     }
 
     #[test]
+    fn a_dev_cluster_is_started_and_spoken_to() {
+        let Command::Dev(args) = parse("helix dev --nodes 1 --port 9300").unwrap() else {
+            panic!("dev")
+        };
+        assert!(args.command.is_none());
+        assert_eq!((args.start.nodes, args.start.base.port), (1, 9300));
+        let Command::Dev(args) = parse("helix dev kill 2 --port 9300").unwrap() else {
+            panic!("dev")
+        };
+        let Some(DevCommand::Kill { node, base }) = args.command else { panic!("kill") };
+        assert_eq!((node, base.port), (2, 9300));
+    }
+
+    #[test]
     fn settings_take_units_and_can_be_set_back() {
         let line = "helix topic alter orders --retention-time 7d --retention-bytes default \
                     --min-durability quorum-synced";
@@ -419,6 +550,13 @@ mod tests {
             "helix topic create orders --partitions 0",
             "helix topic alter orders --retention-time 7",
             "helix demo --size 3",
+            "helix demo --nodes 2",
+            "helix dev --port 0",
+            "helix dev --port 65500",
+            "helix dev kill",
+            "helix dev --nodes 3 kill 2",
+            "helix cluster health --exit-when-healthy",
+            "helix cluster transfer-leader --to 2",
             "helix nonsense",
         ] {
             assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line}");

@@ -14,7 +14,7 @@ use tonic::Code;
 pub(crate) const HELP: &str = "\
 Exit codes:
   0    done
-  1    error
+  1    error; of cluster health: something is wrong
   2    wrong usage
   3    not found
   4    precondition or conflict: exists already, fenced, offset out of range, ...

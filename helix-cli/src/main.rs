@@ -8,6 +8,7 @@ mod connect;
 mod demo;
 mod dev;
 mod exit;
+mod local;
 mod node;
 mod output;
 mod position;
@@ -20,7 +21,7 @@ use anyhow::Context;
 use clap::Parser;
 
 use args::{Cli, Command, Global};
-use commands::{consume, offsets, produce, server, tail, topic, version, wal};
+use commands::{cluster, consume, offsets, produce, server, tail, topic, version, wal};
 use exit::{Exit, Failure};
 use report::Scene;
 
@@ -76,6 +77,7 @@ async fn run(global: &Global, command: &Command) -> anyhow::Result<()> {
 /// Commands that can be dropped anywhere.
 async fn ask(global: &Global, command: &Command) -> anyhow::Result<()> {
     match command {
+        Command::Cluster(command) => cluster::run(global, command).await,
         Command::Topic(command) => topic::run(global, command).await,
         Command::Consume(args) => consume::run(global, args).await,
         Command::Tail(args) => tail::run(global, args).await,

@@ -92,22 +92,36 @@ fn of_reason(reason: ErrorReason, error: &ClientError, scene: &Scene) -> (String
             format!("helix topic describe {topic}\nhelix topic alter {topic} ..."),
         ),
         R::OffsetOutOfRange => (out_of_range(error), format!("helix offsets {topic}")),
-        R::NoLeader | R::NotLeader => (
-            "the partition's shard has no leader just now: a node starts, or a majority is gone"
+        R::NoLeader => (
+            "the shard has no leader just now: an election is under way, or a majority of its \
+             replicas is down"
                 .to_owned(),
-            "the same command again in a moment".to_owned(),
+            "helix cluster health   says which nodes are needed\n\
+             the same command again in a moment"
+                .to_owned(),
         ),
+        R::NotLeader => {
+            (not_leader(error), "helix cluster shards\nhelix cluster health".to_owned())
+        }
+        R::NodeNotFound => {
+            ("the cluster has no node of this id".to_owned(), "helix cluster nodes".to_owned())
+        }
         R::Draining => (
             "the node shuts down or is being maintained".to_owned(),
-            "the same command again in a moment".to_owned(),
+            "the same command again in a moment\nhelix cluster health".to_owned(),
         ),
         R::OutcomeUnknown => (
             "the node that took the write was lost before it could answer".to_owned(),
-            format!("helix consume {topic} --from -10   to see whether it is there"),
+            format!(
+                "helix consume {topic} --from -10   to see whether it is there\n\
+                 helix cluster health"
+            ),
         ),
         R::StorageFailed => (
             "a write or sync of the node's disk failed; the node stops, to be safe".to_owned(),
-            "the node's log, and its disk; then start the node again".to_owned(),
+            "helix cluster health   says which node\n\
+             its log, and its disk; then start the node again"
+                .to_owned(),
         ),
         R::DiskFull => (
             "the node's disk is past its reserve; reads go on".to_owned(),
@@ -140,6 +154,16 @@ fn of_reason(reason: ErrorReason, error: &ClientError, scene: &Scene) -> (String
     (why, hint)
 }
 
+fn not_leader(error: &ClientError) -> String {
+    let to = match &error.leader {
+        Some(leader) if leader.node_id != 0 => {
+            format!("node {} at {} leads it", leader.node_id, leader.endpoint)
+        }
+        _ => "it does not know who does".to_owned(),
+    };
+    format!("leadership moved while the command ran, and the node that was asked says: {to}")
+}
+
 fn out_of_range(error: &ClientError) -> String {
     match &error.watermarks {
         Some(marks) => format!(
@@ -166,8 +190,10 @@ fn of_transport(error: &ClientError, scene: &Scene) -> (String, String) {
             "helix version".to_owned(),
         ),
         (_, Code::Unavailable | Code::DeadlineExceeded) => (
-            format!("no Helix node answers at {addr}"),
-            "helix dev   starts one here\n--addr HOST:PORT or HELIX_ADDR   for one elsewhere"
+            format!("no Helix node answers in time at {addr}, or at the addresses that they gave"),
+            "helix cluster health   asks every node\n\
+             helix dev   starts a cluster here\n\
+             --addr HOST:PORT,... or HELIX_ADDR   for one elsewhere"
                 .to_owned(),
         ),
         (_, Code::Unimplemented | Code::Internal | Code::Unknown) => (
@@ -193,7 +219,7 @@ fn screaming(code: Code) -> String {
 #[cfg(test)]
 mod tests {
     use helix_proto::error as wire;
-    use helix_proto::log::v1::{ErrorDetail, Watermarks};
+    use helix_proto::log::v1::{ErrorDetail, LeaderHint, Watermarks};
     use tonic::Status;
 
     use super::*;
@@ -227,8 +253,21 @@ error: read orders: offset 12 is above the end (OFFSET_OUT_OF_RANGE)
         let error = ClientError::from(Status::unavailable("connection refused"));
         let text = render(&anyhow::Error::new(error), &scene());
         assert!(text.starts_with("error: connection refused (UNAVAILABLE)\n"), "{text}");
-        assert!(text.contains("no Helix node answers at 127.0.0.1:9092"), "{text}");
-        assert!(text.contains("\n  try: helix dev"), "{text}");
+        assert!(text.contains("no Helix node answers in time at 127.0.0.1:9092"), "{text}");
+        assert!(text.contains("\n  try: helix cluster health"), "{text}");
+        assert!(text.contains("\n       helix dev"), "{text}");
+    }
+
+    #[test]
+    fn a_leader_that_is_elsewhere_or_nowhere_is_explained() {
+        let leader = LeaderHint { node_id: 3, endpoint: "n3:9092".to_owned(), term: 4 };
+        let detail = ErrorDetail { leader: Some(leader), ..wire::detail(ErrorReason::NotLeader) };
+        let text = render(&failed(&detail, "node 1 does not lead shard 2"), &scene());
+        assert!(text.contains("(NOT_LEADER)"), "{text}");
+        assert!(text.contains("node 3 at n3:9092 leads it"), "{text}");
+        let text = render(&failed(&wire::detail(ErrorReason::NoLeader), "no leader"), &scene());
+        assert!(text.contains("a majority of its replicas is down"), "{text}");
+        assert!(text.contains("helix cluster health"), "{text}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The commands: each turns its arguments into calls of the client and its answer into a result.
 //! How results and errors look is decided in `output` and `report`.
 
+pub(crate) mod cluster;
 pub(crate) mod consume;
 pub(crate) mod offsets;
 pub(crate) mod produce;

@@ -14,10 +14,16 @@ use crate::units::{count, measured};
 #[derive(Debug, Serialize)]
 pub(crate) struct Figures {
     pub(crate) version: &'static str,
+    pub(crate) nodes: usize,
+    pub(crate) replication_factor: u32,
     pub(crate) records: u64,
     pub(crate) record_bytes: usize,
     pub(crate) partitions: u32,
+    /// Until the kill.
     pub(crate) write: Rate,
+    /// From the moment when all partitions were written to again, until the end. None: there was
+    /// nothing left to write.
+    pub(crate) write_after: Option<Rate>,
     pub(crate) crash: Crash,
     pub(crate) read: Rate,
     pub(crate) check: Check,
@@ -38,14 +44,24 @@ pub(crate) struct Rate {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Crash {
+    /// The node that was killed.
+    pub(crate) node_id: u64,
+    /// Partitions that it led.
+    pub(crate) partitions_led: usize,
     /// Records that had their ack when the node was killed.
     pub(crate) acked_records: u64,
     /// Records that were under way then.
     pub(crate) in_flight_records: u64,
+    /// From the kill to the first ack of a batch that was handed over after it to one of those
+    /// partitions. A single node has to restart for that. None: there was nothing left to ack.
+    pub(crate) failover_ms: Option<f64>,
+    /// The same for the last of those partitions.
+    pub(crate) failover_all_ms: Option<f64>,
     /// From the restart to the node's first answer.
     pub(crate) restart_ms: f64,
-    /// From the kill to the next ack. None: there was nothing left to ack.
-    pub(crate) outage_ms: Option<f64>,
+    /// From the restart until the node had synced and applied all that the others had committed
+    /// before it. None: there are no others.
+    pub(crate) caught_up_ms: Option<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -85,6 +101,31 @@ impl Check {
     }
 }
 
+impl Crash {
+    fn failover_text(&self) -> String {
+        match (self.failover_ms, self.failover_all_ms) {
+            (Some(first), Some(all)) => format!(
+                "{} from the kill to the next ack of these partitions, {} until all had one",
+                millis(first),
+                millis(all)
+            ),
+            _ => "not measured: nothing was left to write to these partitions".to_owned(),
+        }
+    }
+
+    fn recovery_text(&self) -> String {
+        let restart = format!("{} from restart to answer", millis(self.restart_ms));
+        match self.caught_up_ms {
+            Some(time) => format!("{restart}, {} until it had all that it missed", millis(time)),
+            None => restart,
+        }
+    }
+}
+
+fn millis(millis: f64) -> String {
+    measured(Duration::from_secs_f64(millis / 1e3))
+}
+
 impl Figures {
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
@@ -92,26 +133,25 @@ impl Figures {
         let mut line = |name: &str, value: String| {
             let _ = writeln!(text, "  {name:10} {value}");
         };
-        let ms = |ms: f64| measured(Duration::from_secs_f64(ms / 1e3));
-        let size = self.record_bytes;
-        line("write", format!("{}, {size} bytes each; the outage left out", self.write.text()));
+        line("cluster", self.cluster_text());
+        line("write", self.write_text());
         let crash = &self.crash;
         line(
             "kill -9",
             format!(
-                "after {} acks, with {} records under way",
+                "node {}, leader of {} of {} partitions, after {} acks, with {} records under way",
+                crash.node_id,
+                crash.partitions_led,
+                self.partitions,
                 count(crash.acked_records),
                 count(crash.in_flight_records)
             ),
         );
-        let outage = match crash.outage_ms {
-            Some(outage) => format!(", {} from the kill to the next ack", ms(outage)),
-            None => String::new(),
-        };
-        line("recovery", format!("{} from restart to answer{outage}", ms(crash.restart_ms)));
+        line("failover", crash.failover_text());
+        line("recovery", crash.recovery_text());
         line("read", format!("{}, every byte checked", self.read.text()));
         line("durability", self.durability_text());
-        line("hardware", format!("{} CPUs, client and node together", self.cpus));
+        line("hardware", format!("{} CPUs, client and all nodes together", self.cpus));
         let check = &self.check;
         line(
             "check",
@@ -129,6 +169,24 @@ impl Figures {
             text += "\nNothing that was acked is missing, doubled or changed.\n";
         }
         text
+    }
+
+    fn cluster_text(&self) -> String {
+        let nodes = self.nodes;
+        let plural = if nodes == 1 { "" } else { "s" };
+        format!("{nodes} node{plural}, replication {}", self.replication_factor)
+    }
+
+    fn write_text(&self) -> String {
+        let before = format!("{}, {} bytes each", self.write.text(), self.record_bytes);
+        let when = match self.nodes {
+            1 => "after the restart".to_owned(),
+            nodes => format!("with {} of {nodes} nodes", nodes - 1),
+        };
+        match &self.write_after {
+            Some(after) => format!("{before}; {} {when}", after.text()),
+            None => before,
+        }
     }
 
     fn durability_text(&self) -> String {

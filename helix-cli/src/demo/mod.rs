@@ -1,5 +1,5 @@
-//! `helix demo`: writes, kills the node half way, restarts it, reads everything back, checks it.
-//! Every figure is measured; the records and what is checked are in `workload` and `verify`.
+//! `helix demo`: writes, kills a leader half way, goes on, restarts the node, reads everything
+//! back and checks it. Every figure is measured; what is checked is in `workload` and `verify`.
 
 mod figures;
 mod play;
@@ -14,7 +14,8 @@ use tempfile::TempDir;
 
 use crate::args::{DemoArgs, Global};
 use crate::exit::{Exit, Failure, interrupted};
-use crate::node::{Node, NodeOptions, free_port};
+use crate::local::{LocalCluster, Plan, Ports};
+use crate::node::free_ports;
 use crate::output::Output;
 use play::Play;
 use workload::Workload;
@@ -29,26 +30,22 @@ pub(crate) async fn run(global: &Global, args: &DemoArgs) -> anyhow::Result<()> 
         record_bytes: args.size,
         partitions: args.partitions,
     };
-    let folder = folder(args).context("make a folder for the node")?;
-    let options = NodeOptions {
-        port: free_port()?,
-        data_dir: Some(folder.path().join("node")),
-        is_quiet: true,
-    };
+    let folder = folder(args).context("make a folder for the nodes")?;
     if is_in_memory(folder.path()) && !global.quiet {
         eprintln!(
             "{} is in memory, where a sync costs nothing; --dir on a disk gives real figures",
             folder.path().display()
         );
     }
-    let mut play = Play::new(workload, Node::start(options)?, !global.quiet)?;
+    let cluster = LocalCluster::start(&plan(args, folder.path())?)?;
+    let mut play = Play::new(workload, cluster, !global.quiet)?;
     let outcome = tokio::select! {
-        outcome = play.run() => outcome.map_err(|error| play.node.explain(error)),
+        outcome = play.run() => outcome.map_err(|error| play.cluster.explain(error)),
         () = interrupted() => Err(Failure::interrupted().into()),
     };
     // Whatever happened, nothing stays behind.
-    let killed = play.node.kill().await;
-    let removed = folder.close().context("remove the node's folder");
+    let killed = play.cluster.kill().await;
+    let removed = folder.close().context("remove the nodes' folder");
     let (figures, findings) = outcome?;
     killed?;
     removed?;
@@ -57,7 +54,14 @@ pub(crate) async fn run(global: &Global, args: &DemoArgs) -> anyhow::Result<()> 
         return Ok(());
     }
     let what = format!("what was read is not what was acked: {} findings", findings.total());
-    Err(Failure::new(Exit::Error, what).why(findings.examples.join("\n")).into())
+    let failure = Failure::new(Exit::VerificationFailed, what);
+    Err(failure.why(findings.examples.join("\n")).into())
+}
+
+fn plan(args: &DemoArgs, folder: &Path) -> anyhow::Result<Plan> {
+    let ports = free_ports(2 * usize::from(args.nodes))?;
+    let ports = ports.chunks_exact(2).map(|pair| Ports { client: pair[0], peer: pair[1] });
+    Ok(Plan { ports: ports.collect(), folder: Some(folder.to_owned()), is_quiet: true })
 }
 
 fn folder(args: &DemoArgs) -> std::io::Result<TempDir> {

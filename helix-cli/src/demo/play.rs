@@ -1,11 +1,13 @@
-//! The demo's course: write, kill half way, restart, wait for the rest, read back, compare.
+//! The demo's course: write, kill a leader half way, go on, restart it, read back, compare.
 //! Measures on the way; says what it does on standard error.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use anyhow::Context;
-use helix_client::proto::log::v1::Durability;
+use helix_client::proto::log::v1::{Durability, GetNodeStatusResponse};
 use helix_client::{Client, Config, Event, NewTopic, Position, ReadOptions, Start};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -16,107 +18,229 @@ use super::verify::{Findings, Verifier};
 use super::workload::Workload;
 use super::write::{Progress, Writers, Written};
 use crate::commands::produce::durability_name;
-use crate::node::Node;
+use crate::exit::{Exit, Failure};
+use crate::local::LocalCluster;
 use crate::units::{count, measured};
+
+/// How long a restarted node may take to get what it has missed.
+const CATCH_UP_MAX: Duration = Duration::from_secs(60);
+
+/// How often it is asked.
+const ASK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// One run.
 pub(crate) struct Play {
-    pub(crate) node: Node,
+    pub(crate) cluster: LocalCluster,
     client: Client,
     workload: Workload,
     is_talkative: bool,
 }
 
+/// A node and the partitions that it leads.
+struct Leader {
+    node_id: u64,
+    partitions: Vec<u32>,
+}
+
+/// The writing as a whole.
+struct Writing {
+    written: Vec<Written>,
+    before: Rate,
+    after: Option<Rate>,
+    crash: Crash,
+}
+
 impl Play {
-    pub(crate) fn new(workload: Workload, node: Node, is_talkative: bool) -> anyhow::Result<Self> {
-        let client = Client::new(Config::new([node.address()]))?;
-        Ok(Self { node, client, workload, is_talkative })
+    pub(crate) fn new(
+        workload: Workload,
+        cluster: LocalCluster,
+        is_talkative: bool,
+    ) -> anyhow::Result<Self> {
+        let client = Client::new(Config::new(cluster.addresses()))?;
+        Ok(Self { cluster, client, workload, is_talkative })
     }
 
     pub(crate) async fn run(&mut self) -> anyhow::Result<(Figures, Findings)> {
-        self.say(format!("starting a node at {}", self.node.address()));
-        self.node.ready().await?;
+        let nodes = self.cluster.len();
+        let plural = if nodes == 1 { "" } else { "s" };
+        let addresses = self.cluster.addresses().join(", ");
+        self.say(format!("starting {nodes} node{plural} at {addresses}"));
+        self.cluster.ready().await?;
         let topic = NewTopic::new(TOPIC, self.workload.partitions);
-        self.client.admin().create_topic(&topic).await.context("create a topic")?;
+        let topic = self.client.admin().create_topic(&topic).await.context("create a topic")?;
 
-        let (written, write, crash) = self.write().await?;
+        let Writing { written, before, after, crash } = self.write().await?;
         self.say(format!("reading {} records", count(self.workload.records)));
         let started = Instant::now();
         let (records_read, findings) = self.read(&written).await.context("read it back")?;
         let read = Rate::new(records_read, &self.workload, started.elapsed());
 
-        let status = self.client.admin().node_status(None).await.context("ask for figures")?;
+        let statuses = self.statuses().await?;
         let weakest = written.iter().map(|written| i32::from(written.durability)).max();
         let durability = weakest.and_then(|number| Durability::try_from(number).ok());
+        let slowest = |of: fn(&GetNodeStatusResponse) -> Option<prost_types::Duration>| {
+            statuses.iter().filter_map(of).filter_map(micros).max()
+        };
         let figures = Figures {
             version: env!("CARGO_PKG_VERSION"),
+            nodes,
+            replication_factor: topic.replication_factor,
             records: self.workload.records,
             record_bytes: self.workload.record_bytes,
             partitions: self.workload.partitions,
-            write,
+            write: before,
+            write_after: after,
             crash,
             read,
             check: Check::new(records_read, &findings),
             durability: durability_name(durability.unwrap_or_default()),
-            storage: status.storage,
-            sync_p50_us: status.sync_p50.and_then(micros),
-            sync_p99_us: status.sync_p99.and_then(micros),
+            storage: statuses[0].storage.clone(),
+            sync_p50_us: slowest(|status| status.sync_p50),
+            sync_p99_us: slowest(|status| status.sync_p99),
             cpus: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
         };
         Ok((figures, findings))
     }
 
-    /// Writes everything and kills the node half way.
-    async fn write(&mut self) -> anyhow::Result<(Vec<Written>, Rate, Crash)> {
+    /// Writes everything and kills a leader half way. At the end all nodes run again.
+    async fn write(&mut self) -> anyhow::Result<Writing> {
         let records = self.workload.records;
         self.say(format!("writing {} records", count(records)));
         let progress = Progress::new();
         let started = Instant::now();
         let mut writers = Writers::start(&self.client, self.workload, &progress);
+        // Asked shortly before, so that the kill does not wait for the answer.
+        writers.during(progress.reaches(records.div_ceil(4))).await?;
+        let leader = writers.during(self.busiest_leader()).await??;
         writers.during(progress.reaches(records.div_ceil(2))).await?;
-        let (crash, outage) = self.crash(&mut writers, &progress).await?;
+        let before = Rate::new(progress.acked(), &self.workload, started.elapsed());
+        let mut crash = self.crash(&leader, &mut writers, &progress).await?;
+
+        let (acked, resumed) = (progress.acked(), Instant::now());
         let written = writers.finish().await?;
-        // The rate is that of a node that runs; the outage has a figure of its own.
-        let rate = Rate::new(records, &self.workload, started.elapsed() - outage);
-        Ok((written, rate, crash))
+        let rest = records - acked;
+        let after = (rest > 0).then(|| Rate::new(rest, &self.workload, resumed.elapsed()));
+        if self.cluster.len() > 1 {
+            self.rejoin(&leader, &mut crash).await?;
+        }
+        Ok(Writing { written, before, after, crash })
     }
 
-    /// Kills the node and starts it again. Gives the time in which nothing could be acked.
+    /// Kills the leader and waits until its partitions are written to again. A single node has to
+    /// be started for that.
     async fn crash(
         &mut self,
+        leader: &Leader,
         writers: &mut Writers,
         progress: &Progress,
-    ) -> anyhow::Result<(Crash, Duration)> {
+    ) -> anyhow::Result<Crash> {
         let killed = Instant::now();
         let (acked_records, in_flight_records) = (progress.acked(), progress.in_flight());
-        self.node.kill().await?;
-        self.say(format!("killed the node (kill -9) after {} acks", count(acked_records)));
-        let restarted = Instant::now();
-        self.node.restart()?;
-        // Acks that had arrived before the kill are counted by now, and no node is up so soon.
-        sleep(Duration::from_millis(5)).await;
-        let acked = progress.acked();
-        let is_done = acked == self.workload.records;
-        let next_ack = async {
-            progress.reaches(if is_done { acked } else { acked + 1 }).await;
-            killed.elapsed()
+        self.cluster.node(leader.node_id)?.kill().await?;
+        progress.note_kill();
+        let partitions_led = leader.partitions.len();
+        self.say(format!(
+            "killed node {} (kill -9), leader of {partitions_led} of {} partitions, after {} acks",
+            leader.node_id,
+            self.workload.partitions,
+            count(acked_records)
+        ));
+        let restart_ms = match self.cluster.len() {
+            1 => Some(milliseconds(writers.during(self.restart(leader.node_id)).await??)),
+            _ => None,
         };
-        let ready = async {
-            self.node.ready().await?;
-            Ok::<_, anyhow::Error>(restarted.elapsed())
-        };
-        let both = writers.during(async { tokio::join!(ready, next_ack) }).await?;
-        let restart = both.0?;
-        let outage = if is_done { killed.elapsed() } else { both.1 };
-        self.say(format!("restarted in {}", measured(restart)));
-        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
-        let crash = Crash {
+        let resumed = writers.during(progress.resume(&leader.partitions)).await?;
+        let since_kill = |time: &Instant| milliseconds(*time - killed);
+        let failover_ms = resumed.first().map(since_kill);
+        if let Some(first) = resumed.first() {
+            self.say(format!("next ack {} after the kill", measured(*first - killed)));
+        }
+        Ok(Crash {
+            node_id: leader.node_id,
+            partitions_led,
             acked_records,
             in_flight_records,
-            restart_ms: milliseconds(restart),
-            outage_ms: (!is_done).then_some(milliseconds(outage)),
-        };
-        Ok((crash, outage))
+            failover_ms,
+            failover_all_ms: resumed.last().map(since_kill),
+            restart_ms: restart_ms.unwrap_or_default(),
+            caught_up_ms: None,
+        })
+    }
+
+    /// Starts the node again. Gives the time until it answers.
+    async fn restart(&mut self, node_id: u64) -> anyhow::Result<Duration> {
+        let restarted = Instant::now();
+        let node = self.cluster.node(node_id)?;
+        node.restart()?;
+        node.ready(None).await?;
+        let time = restarted.elapsed();
+        self.say(format!("restarted node {node_id} in {}", measured(time)));
+        Ok(time)
+    }
+
+    /// Starts the killed node again and waits until it has everything that the others have.
+    async fn rejoin(&mut self, leader: &Leader, crash: &mut Crash) -> anyhow::Result<()> {
+        let goals = self.committed().await?;
+        let restarted = Instant::now();
+        crash.restart_ms = milliseconds(self.restart(leader.node_id).await?);
+        let address = self.cluster.node(leader.node_id)?.address();
+        loop {
+            let status = self.client.admin().node_status(Some(&address)).await;
+            let lacks = status.as_ref().map_or(goals.len(), |status| lacking(status, &goals));
+            let time = restarted.elapsed();
+            if lacks == 0 {
+                crash.caught_up_ms = Some(milliseconds(time));
+                self.say(format!("caught up {} after the restart", measured(time)));
+                return Ok(());
+            }
+            if time > CATCH_UP_MAX {
+                let what = format!("node {} has not caught up", leader.node_id);
+                let failure = Failure::new(Exit::Error, what);
+                let why = format!("{lacks} of {} shards lack entries", goals.len());
+                return Err(failure.why(why).into());
+            }
+            sleep(ASK_INTERVAL).await;
+        }
+    }
+
+    /// The node that leads most partitions.
+    async fn busiest_leader(&self) -> anyhow::Result<Leader> {
+        let metadata = self.client.admin().metadata(&[TOPIC]).await.context("find the leaders")?;
+        let leaders: BTreeMap<u32, u64> = metadata
+            .shards
+            .iter()
+            .filter_map(|shard| Some((shard.shard_id, shard.leader.as_ref()?.node_id)))
+            .collect();
+        let mut led: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+        for (partition, shard) in (0..).zip(metadata.topics.iter().flat_map(|t| &t.shard_ids)) {
+            if let Some(node_id) = leaders.get(shard).filter(|node_id| **node_id != 0) {
+                led.entry(*node_id).or_default().push(partition);
+            }
+        }
+        let busiest = led.into_iter().max_by_key(|(id, led)| (led.len(), Reverse(*id)));
+        let (node_id, partitions) = busiest.context("no partition has a leader")?;
+        Ok(Leader { node_id, partitions })
+    }
+
+    /// The last committed index of each shard, of the nodes that run.
+    async fn committed(&self) -> anyhow::Result<BTreeMap<u32, u64>> {
+        let mut committed = BTreeMap::new();
+        for shard in self.statuses().await?.into_iter().flat_map(|status| status.shards) {
+            let last: &mut u64 = committed.entry(shard.shard_id).or_default();
+            *last = shard.committed_index.max(*last);
+        }
+        Ok(committed)
+    }
+
+    /// What each running node says of itself. At least one.
+    async fn statuses(&self) -> anyhow::Result<Vec<GetNodeStatusResponse>> {
+        let mut statuses = Vec::new();
+        for node in self.cluster.nodes().iter().filter(|node| node.is_running()) {
+            let status = self.client.admin().node_status(Some(&node.address())).await;
+            statuses.push(status.context("ask for figures")?);
+        }
+        anyhow::ensure!(!statuses.is_empty(), "no node runs");
+        Ok(statuses)
     }
 
     /// Reads every partition to its end and compares.
@@ -164,7 +288,44 @@ async fn read(client: Client, start: Start, workload: Workload) -> anyhow::Resul
     Ok((partition, verifier))
 }
 
+/// Shards in which a node has not synced and applied everything up to these indexes.
+fn lacking(status: &GetNodeStatusResponse, goals: &BTreeMap<u32, u64>) -> usize {
+    let has = |shard_id: u32, goal: u64| {
+        let shard = status.shards.iter().find(|shard| shard.shard_id == shard_id);
+        shard.is_some_and(|shard| shard.applied_index >= goal && shard.synced_index >= goal)
+    };
+    goals.iter().filter(|(shard_id, goal)| !has(**shard_id, **goal)).count()
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
 fn micros(time: prost_types::Duration) -> Option<u64> {
     let time = Duration::try_from(time).ok()?;
     u64::try_from(time.as_micros()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use helix_client::proto::log::v1::ShardStatus;
+
+    use super::*;
+
+    #[test]
+    fn a_shard_is_caught_up_once_it_has_synced_and_applied() {
+        let shard = |shard_id, applied_index, synced_index| ShardStatus {
+            shard_id,
+            applied_index,
+            synced_index,
+            ..ShardStatus::default()
+        };
+        let goals = BTreeMap::from([(0, 5), (1, 100)]);
+        let lacks = |shards: Vec<ShardStatus>| {
+            lacking(&GetNodeStatusResponse { shards, ..Default::default() }, &goals)
+        };
+        assert_eq!(lacks(vec![shard(0, 5, 5), shard(1, 100, 120)]), 0);
+        assert_eq!(lacks(vec![shard(0, 5, 4), shard(1, 99, 120)]), 2);
+        assert_eq!(lacks(vec![shard(0, 5, 5)]), 1);
+    }
 }

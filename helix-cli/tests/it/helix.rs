@@ -1,10 +1,13 @@
-//! Runs the program, and a node of its own for each test.
-//! Nodes keep their data in memory and end with the test, whatever happens.
+//! Runs the program, and a node or a dev cluster of its own for each test.
+//! They end with the test, whatever happens.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
+
+use tempfile::TempDir;
 
 /// What a run has said.
 #[derive(Debug)]
@@ -100,4 +103,88 @@ impl Drop for Node {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A dev cluster, on disk.
+pub(crate) struct Dev {
+    child: Child,
+    port: String,
+    address: String,
+    folder: TempDir,
+}
+
+impl Dev {
+    /// Starts one and waits until it says that it is ready.
+    pub(crate) fn start(nodes: u16) -> Self {
+        let port = base_port(nodes);
+        let folder = tempfile::tempdir().unwrap();
+        let address: Vec<_> =
+            (port..port + nodes).map(|port| format!("127.0.0.1:{port}")).collect();
+        let (port, nodes) = (port.to_string(), nodes.to_string());
+        let data = folder.path().join("data");
+        let args = ["dev", "--nodes", &nodes, "--port", &port, "--dir", data.to_str().unwrap()];
+        let mut child = command(&args).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        // It gives up by itself if a node does not come up, and then its output ends.
+        let is_ready = stdout.lines().any(|line| line.unwrap().starts_with("Ctrl-C"));
+        let dev = Self { child, port, address: address.join(","), folder };
+        assert!(is_ready, "the dev cluster does not start");
+        dev
+    }
+
+    pub(crate) fn run(&self, args: &[&str], input: &str) -> Outcome {
+        helix(&[args, &["--addr", &self.address]].concat(), input)
+    }
+
+    pub(crate) fn ok(&self, args: &[&str]) -> String {
+        self.ok_with(args, "")
+    }
+
+    pub(crate) fn ok_with(&self, args: &[&str], input: &str) -> String {
+        let outcome = self.run(args, input);
+        assert_eq!(outcome.code, 0, "helix {args:?}: {outcome:?}");
+        outcome.stdout
+    }
+
+    /// Another `helix dev` command for this cluster.
+    pub(crate) fn control(&self, args: &[&str]) -> Outcome {
+        helix(&[&["dev"], args, &["--port", &self.port]].concat(), "")
+    }
+
+    /// The same command once more, while this one runs.
+    pub(crate) fn start_another(&self) -> Outcome {
+        helix(&["dev", "--memory", "--port", &self.port], "")
+    }
+
+    /// Waits for the end of one that was stopped.
+    pub(crate) fn ended(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+
+    pub(crate) fn is_folder_removed(&self) -> bool {
+        self.folder.path().read_dir().unwrap().next().is_none()
+    }
+}
+
+impl Drop for Dev {
+    fn drop(&mut self) {
+        // Ignored: it may have ended already. The nodes end with it.
+        let _ = self.control(&["stop"]);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A port from which on so many are free, and so many 100 above it. Tests of one process do not
+/// meet; different processes begin at different places.
+fn base_port(nodes: u16) -> u16 {
+    static TURN: AtomicU16 = AtomicU16::new(0);
+    let offset = u16::try_from(std::process::id() % 30).unwrap() * 300;
+    (0..100)
+        .map(|_| 22_000 + (offset + TURN.fetch_add(10, Ordering::Relaxed)) % 9_000)
+        .find(|base| {
+            let ports = (*base..base + nodes).flat_map(|port| [port, port + 100]);
+            ports.into_iter().all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok())
+        })
+        .expect("free ports")
 }

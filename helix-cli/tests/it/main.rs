@@ -3,9 +3,10 @@
 
 #![allow(clippy::unwrap_used)] // Helpers are no tests to clippy.
 
+mod cluster;
 mod helix;
 
-use helix::{Node, helix, json};
+use helix::{Dev, Node, helix, json};
 
 #[test]
 fn the_first_ten_minutes() {
@@ -90,11 +91,43 @@ fn failures_say_what_why_and_what_to_try() {
     assert_eq!(refused.code, 2, "{refused:?}");
     assert!(refused.stderr.contains("--yes"), "{refused:?}");
 
+    for args in [
+        &["cluster", "health"][..],
+        &["cluster", "nodes"],
+        &["cluster", "transfer-leader", "--shard", "1"],
+    ] {
+        let lost = helix(&[args, &["--addr", "127.0.0.1:1"]].concat(), "");
+        assert_eq!(lost.code, 6, "{lost:?}");
+    }
     let lost = helix(&["topic", "list", "--addr", "127.0.0.1:1"], "");
     assert_eq!(lost.code, 6, "{lost:?}");
-    assert!(lost.stderr.contains("helix dev"), "{lost:?}");
+    assert!(lost.stderr.contains("helix cluster health"), "{lost:?}");
     assert_eq!(helix(&["nonsense"], "").code, 2);
     assert_eq!(helix(&["version", "--addr", "127.0.0.1:1"], "").code, 0);
+}
+
+#[test]
+fn a_single_node_is_a_healthy_cluster() {
+    let node = Node::start();
+    let health = node.ok(&["cluster", "health", "--watch", "--exit-when-healthy"]);
+    assert!(health.starts_with("healthy: "), "{health}");
+    let nodes = json(&node.ok(&["cluster", "nodes", "-o", "json"]));
+    assert_eq!((&nodes[0]["node_id"], &nodes[0]["storage"]), (&1.into(), &"memory".into()));
+    let info = json(&node.ok(&["cluster", "info", "-o", "json"]));
+    assert_eq!((&info["node_count"], &info["partition_count"]), (&1.into(), &4.into()));
+    let shards = json(&node.ok(&["cluster", "shards", "-o", "json"]));
+    assert!(shards.as_array().unwrap().iter().all(|row| row["role"] == "leader"), "{shards}");
+}
+
+#[test]
+fn a_dev_node_is_killed_and_comes_back() {
+    let dev = Dev::start(1);
+    dev.ok_with(&["produce", "default"], "kept\n");
+    let killed = dev.control(&["kill", "1"]);
+    assert!(killed.stdout.contains("stopped"), "{killed:?}");
+    assert_eq!(dev.run(&["cluster", "health"], "").code, 6);
+    assert_eq!(dev.control(&["restart", "1"]).code, 0);
+    assert_eq!(dev.ok(&["consume", "default"]), "kept\n");
 }
 
 #[test]
@@ -107,7 +140,8 @@ fn a_node_ends_with_its_owner() {
 fn the_demo_finds_every_record_again() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().to_str().unwrap();
-    let demo = helix(&["demo", "--records", "20000", "--dir", dir, "-o", "json"], "");
+    let args = ["demo", "--nodes", "1", "--records", "20000", "--dir", dir, "-o", "json"];
+    let demo = helix(&args, "");
     assert_eq!(demo.code, 0, "{demo:?}");
     let figures = json(&demo.stdout);
     assert_eq!(figures["check"]["records_read"], 20_000);

@@ -1,97 +1,19 @@
-//! `helix dev`: one node that stays up until Ctrl-C, to try things with.
-//! The node is a child process; its folder goes with it unless it is to be kept.
+//! Where a dev cluster keeps its data: a folder that goes with it unless it is to be kept.
+//! Each node has a folder of its own in it.
 
 use std::io;
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use serde::Serialize;
 use tempfile::TempDir;
-use tokio::time::Instant;
 
-use crate::args::{DevArgs, Global};
-use crate::exit::{Exit, Failure, interrupted};
-use crate::node::{Node, NodeOptions};
-use crate::output::Output;
-use crate::units;
+use crate::args::{DevStartArgs, NODES_MAX};
+use crate::exit::{Exit, Failure};
+use crate::local::folder_of;
 
-pub(crate) async fn run(global: &Global, args: &DevArgs) -> anyhow::Result<()> {
-    if TcpListener::bind((Ipv4Addr::LOCALHOST, args.port)).is_err() {
-        let failure = Failure::new(Exit::Error, format!("port {} is in use", args.port));
-        let failure = failure.why("another node may run already: helix version");
-        return Err(failure.hint(format!("helix dev --port {}", args.port.wrapping_add(1))).into());
-    }
-    let folder = Folder::make(args)?;
-    let started = Instant::now();
-    let mut node =
-        Node::start(NodeOptions { port: args.port, data_dir: folder.path(), is_quiet: false })?;
-    let outcome = tokio::select! {
-        outcome = serve(global, &mut node, &folder, started) => outcome,
-        () = interrupted() => Ok(()),
-    };
-    if !global.quiet {
-        eprintln!("stopping");
-    }
-    let stopped = node.stop().await;
-    folder.remove()?;
-    outcome?;
-    stopped.map(drop)
-}
-
-/// Says how to reach the node, and watches it.
-async fn serve(
-    global: &Global,
-    node: &mut Node,
-    folder: &Folder,
-    started: Instant,
-) -> anyhow::Result<()> {
-    node.ready().await.context("start a node")?;
-    let running = Running { addr: node.address(), data_dir: folder.path() };
-    let seconds = units::measured(started.elapsed());
-    Output { format: global.output }.show_as(&running, || running.text(&seconds, folder))?;
-    Err(node.ended().await)
-}
-
-#[derive(Debug, Serialize)]
-struct Running {
-    addr: String,
-    /// None: memory storage.
-    data_dir: Option<PathBuf>,
-}
-
-impl Running {
-    fn text(&self, seconds: &str, folder: &Folder) -> String {
-        let helix = program();
-        let addr = &self.addr;
-        let data = folder.text();
-        format!(
-            "\
-ready in {seconds} at {addr}
-{data}
-
-  export HELIX_ADDR={addr}
-
-Try in another terminal:
-  {helix} topic create orders --partitions 4
-  echo hello | {helix} produce orders
-  {helix} consume orders --from earliest
-  {helix} tail orders -f
-  {helix} topic describe orders
-
-Ctrl-C stops the node.
-"
-        )
-    }
-}
-
-/// This program as the user called it.
-fn program() -> String {
-    std::env::args().next().unwrap_or_else(|| "helix".to_owned())
-}
-
-/// Where the node keeps its data.
-enum Folder {
+/// Where the nodes keep their data.
+#[derive(Debug)]
+pub(super) enum Folder {
     Memory,
     /// Made for this run.
     Temporary(TempDir),
@@ -103,11 +25,14 @@ enum Folder {
 }
 
 impl Folder {
-    fn make(args: &DevArgs) -> anyhow::Result<Self> {
+    /// # Errors
+    /// It cannot be made, or is that of a cluster of another size.
+    pub(super) fn make(args: &DevStartArgs) -> anyhow::Result<Self> {
         if args.memory {
             return Ok(Self::Memory);
         }
         let path = args.dir.clone();
+        check_size(&path, args.nodes)?;
         if args.keep {
             return Ok(Self::Kept { path, was_there: false });
         }
@@ -121,7 +46,8 @@ impl Folder {
         }
     }
 
-    fn path(&self) -> Option<PathBuf> {
+    /// None: memory.
+    pub(super) fn path(&self) -> Option<PathBuf> {
         match self {
             Self::Memory => None,
             Self::Temporary(folder) => Some(folder.path().to_owned()),
@@ -129,7 +55,7 @@ impl Folder {
         }
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         match self {
             Self::Memory => "data in memory: nothing survives, and an ack is no promise".to_owned(),
             Self::Temporary(folder) => {
@@ -143,12 +69,23 @@ impl Folder {
         }
     }
 
-    fn remove(self) -> anyhow::Result<()> {
+    pub(super) fn remove(self) -> anyhow::Result<()> {
         match self {
-            Self::Temporary(folder) => folder.close().context("remove the node's folder"),
+            Self::Temporary(folder) => folder.close().context("remove the nodes' folder"),
             Self::Memory | Self::Kept { .. } => Ok(()),
         }
     }
+}
+
+/// A cluster's size is decided when it forms: a folder is of use to one of the same size only.
+fn check_size(path: &Path, nodes: u8) -> anyhow::Result<()> {
+    let was = (1..=NODES_MAX).take_while(|node| folder_of(path, u64::from(*node)).exists()).count();
+    if was == 0 || was == usize::from(nodes) {
+        return Ok(());
+    }
+    let what = format!("{} has the data of {was} nodes, not of {nodes}", path.display());
+    let failure = Failure::new(Exit::Precondition, what);
+    Err(failure.hint(format!("--nodes {was}\n--dir for another folder")).into())
 }
 
 /// Makes a folder of exactly this name, which goes away with the value.
@@ -164,9 +101,10 @@ fn temporary(path: &Path) -> io::Result<TempDir> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::DevBase;
 
-    fn args(dir: PathBuf, keep: bool) -> DevArgs {
-        DevArgs { port: 0, memory: false, keep, dir }
+    fn args(dir: PathBuf, keep: bool) -> DevStartArgs {
+        DevStartArgs { nodes: 3, base: DevBase { port: 1 }, memory: false, keep, dir }
     }
 
     #[test]
@@ -185,11 +123,22 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_to_be_kept_is_left_to_the_node() {
+    fn a_folder_to_be_kept_is_left_to_the_nodes() {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("data");
         let folder = Folder::make(&args(path.clone(), true)).unwrap();
         assert!(matches!(folder, Folder::Kept { was_there: false, .. }));
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_folder_of_another_size_is_refused() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().to_owned();
+        let _one = temporary(&folder_of(&path, 1)).unwrap();
+        assert!(Folder::make(&args(path.clone(), false)).is_err());
+        let _two = temporary(&folder_of(&path, 2)).unwrap();
+        let _three = temporary(&folder_of(&path, 3)).unwrap();
+        assert!(Folder::make(&args(path, false)).is_ok());
     }
 }

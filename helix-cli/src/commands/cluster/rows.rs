@@ -1,0 +1,211 @@
+//! What `helix cluster info`, `nodes` and `shards` print: rows made of a view.
+//! Pure; a value that nobody could tell is absent, never zero.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use helix_client::proto::log::v1::{GetNodeStatusResponse, LeaderHint};
+use serde::Serialize;
+
+use super::view::View;
+
+/// The cluster in a few numbers.
+#[derive(Debug, Serialize)]
+pub(super) struct Info {
+    cluster_id: String,
+    node_count: usize,
+    reachable_nodes: usize,
+    shard_count: usize,
+    /// Shards that have a leader.
+    led_shards: usize,
+    topic_count: usize,
+    partition_count: usize,
+    nodes: Vec<Share>,
+}
+
+/// What a node has to lead.
+#[derive(Debug, Serialize)]
+struct Share {
+    node_id: u64,
+    endpoint: String,
+    is_reachable: bool,
+    shards_led: usize,
+    partitions_led: usize,
+}
+
+/// One node.
+#[derive(Debug, Serialize)]
+pub(super) struct NodeRow {
+    node_id: u64,
+    endpoint: String,
+    is_reachable: bool,
+    version: Option<String>,
+    shards_led: usize,
+    storage: Option<String>,
+    sync_p50_us: Option<u64>,
+    sync_p99_us: Option<u64>,
+    free_bytes: Option<u64>,
+    rss_bytes: Option<u64>,
+    uptime_seconds: Option<u64>,
+    /// Why it does not answer.
+    failure: Option<String>,
+}
+
+/// One replica of a shard.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct ReplicaRow {
+    shard_id: u32,
+    /// Node id of the shard's leader.
+    leader: Option<u64>,
+    node_id: u64,
+    /// None: the node answers and says nothing of this replica.
+    role: Option<&'static str>,
+    term: Option<u64>,
+    last_index: Option<u64>,
+    synced_index: Option<u64>,
+    committed_index: Option<u64>,
+    applied_index: Option<u64>,
+    /// Entries that the shard has committed and this replica has not synced.
+    lag: Option<u64>,
+    partition_count: Option<u32>,
+    live_bytes: Option<u64>,
+    held_bytes: Option<u64>,
+}
+
+pub(super) fn info(view: &View) -> Info {
+    let leaders = view.leaders();
+    let metadata = view.metadata();
+    let topics = metadata.map(|metadata| metadata.topics.as_slice()).unwrap_or_default();
+    let leads = |shard_id: &u32, node_id: u64| {
+        leaders.get(shard_id).and_then(Option::as_ref).is_some_and(|l| l.node_id == node_id)
+    };
+    let partitions = || topics.iter().flat_map(|topic| &topic.shard_ids);
+    let shares = view.nodes.iter().map(|node| Share {
+        node_id: node.node_id,
+        endpoint: node.endpoint.clone(),
+        is_reachable: node.answer.is_ok(),
+        shards_led: leaders.keys().filter(|shard_id| leads(shard_id, node.node_id)).count(),
+        partitions_led: partitions().filter(|shard_id| leads(shard_id, node.node_id)).count(),
+    });
+    Info {
+        cluster_id: metadata.map(|metadata| metadata.cluster_id.clone()).unwrap_or_default(),
+        node_count: view.nodes.len(),
+        reachable_nodes: view.answers().count(),
+        shard_count: leaders.len(),
+        led_shards: leaders.values().flatten().count(),
+        topic_count: topics.len(),
+        partition_count: partitions().count(),
+        nodes: shares.collect(),
+    }
+}
+
+pub(super) fn nodes(view: &View) -> Vec<NodeRow> {
+    let leaders: Vec<LeaderHint> = view.leaders().into_values().flatten().collect();
+    let row = |node: &super::view::Asked| {
+        let status = node.answer.as_ref().ok().map(|answer| &answer.status);
+        let sync = |of: fn(&GetNodeStatusResponse) -> Option<prost_types::Duration>| {
+            let time = Duration::try_from(status.and_then(of)?).ok()?;
+            u64::try_from(time.as_micros()).ok()
+        };
+        NodeRow {
+            node_id: node.node_id,
+            endpoint: node.endpoint.clone(),
+            is_reachable: status.is_some(),
+            version: status.map(|status| status.version.clone()),
+            shards_led: leaders.iter().filter(|leader| leader.node_id == node.node_id).count(),
+            storage: status.map(|status| status.storage.clone()),
+            sync_p50_us: sync(|status| status.sync_p50),
+            sync_p99_us: sync(|status| status.sync_p99),
+            free_bytes: status.map(|status| status.free_bytes),
+            rss_bytes: status.map(|status| status.rss_bytes),
+            uptime_seconds: status
+                .and_then(|status| status.uptime)
+                .and_then(|time| u64::try_from(time.seconds).ok()),
+            failure: node.answer.as_ref().err().map(|error| error.message.clone()),
+        }
+    };
+    view.nodes.iter().map(row).collect()
+}
+
+pub(super) fn shards(view: &View) -> Vec<ReplicaRow> {
+    let mut rows = Vec::new();
+    for (shard_id, leader) in view.leaders() {
+        let leader = leader.map(|leader| leader.node_id);
+        let replicas = replicas(view, shard_id);
+        let statuses = replicas.iter().filter_map(|node_id| view.replica(shard_id, *node_id));
+        let committed = statuses.map(|status| status.committed_index).max().unwrap_or_default();
+        for node_id in replicas {
+            let status = view.replica(shard_id, node_id);
+            rows.push(ReplicaRow {
+                shard_id,
+                leader,
+                node_id,
+                role: match status {
+                    _ if !view.is_reachable(node_id) => Some("unreachable"),
+                    _ if leader == Some(node_id) => Some("leader"),
+                    Some(_) => Some("follower"),
+                    None => None,
+                },
+                term: status.map(|status| status.term),
+                last_index: status.map(|status| status.last_index),
+                synced_index: status.map(|status| status.synced_index),
+                committed_index: status.map(|status| status.committed_index),
+                applied_index: status.map(|status| status.applied_index),
+                lag: status.map(|status| committed.saturating_sub(status.synced_index)),
+                partition_count: status.map(|status| status.partition_count),
+                live_bytes: status.map(|status| status.live_bytes),
+                held_bytes: status.map(|status| status.held_bytes),
+            });
+        }
+    }
+    rows
+}
+
+/// Nodes that have a replica of the shard: as anyone knows, and those that show one.
+fn replicas(view: &View, shard_id: u32) -> BTreeSet<u64> {
+    let routes = view.answers().flat_map(|(_, answer)| &answer.metadata.shards);
+    let told = routes.filter(|shard| shard.shard_id == shard_id).flat_map(|s| &s.replicas).copied();
+    let shown = view.nodes.iter().map(|node| node.node_id);
+    told.chain(shown.filter(|node_id| view.replica(shard_id, *node_id).is_some())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::view::tests::view;
+    use super::*;
+
+    #[test]
+    fn leaders_are_counted_where_they_are() {
+        let info = info(&view());
+        assert_eq!((info.node_count, info.reachable_nodes), (3, 2));
+        assert_eq!((info.shard_count, info.led_shards, info.partition_count), (2, 2, 3));
+        let led: Vec<_> =
+            info.nodes.iter().map(|node| (node.shards_led, node.partitions_led)).collect();
+        assert_eq!(led, [(1, 0), (1, 3), (0, 0)]);
+    }
+
+    #[test]
+    fn a_node_that_does_not_answer_has_a_reason_and_no_figures() {
+        let rows = nodes(&view());
+        assert!(rows[0].is_reachable && rows[0].failure.is_none());
+        assert!(!rows[2].is_reachable && rows[2].version.is_none());
+        assert_eq!(rows[2].failure.as_deref(), Some("connection refused"));
+    }
+
+    #[test]
+    fn every_replica_has_a_row_with_its_lag() {
+        let rows = shards(&view());
+        let of_shard_1: Vec<_> = rows
+            .iter()
+            .filter(|row| row.shard_id == 1)
+            .map(|row| (row.node_id, row.role, row.lag, row.leader))
+            .collect();
+        let expected = [
+            (1, Some("follower"), Some(20), Some(2)),
+            (2, Some("leader"), Some(0), Some(2)),
+            (3, Some("unreachable"), None, Some(2)),
+        ];
+        assert_eq!(of_shard_1, expected);
+        assert_eq!(rows.len(), 6);
+    }
+}

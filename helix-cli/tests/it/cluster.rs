@@ -1,0 +1,114 @@
+//! Three nodes as a user meets them: a dev cluster whose nodes are killed, and the demo.
+//! Waits are those of the commands themselves, each with a bound.
+
+use serde_json::Value;
+
+use crate::helix::{Dev, Outcome, helix, json};
+
+/// Long enough for an election on a machine that does much else; normally it takes a second.
+const HEALTHY: [&str; 6] =
+    ["cluster", "health", "--watch", "--exit-when-healthy", "--timeout", "60s"];
+
+fn rows(dev: &Dev, what: &str) -> Vec<Value> {
+    json(&dev.ok(&["cluster", what, "-o", "json"])).as_array().unwrap().clone()
+}
+
+fn leader_of(dev: &Dev, shard: u64) -> u64 {
+    let rows = rows(dev, "shards");
+    let row = rows.iter().find(|row| row["shard_id"] == shard && !row["leader"].is_null());
+    row.unwrap()["leader"].as_u64().unwrap()
+}
+
+#[test]
+fn a_dev_cluster_survives_the_loss_of_a_node() {
+    let dev = Dev::start(3);
+    dev.ok(&HEALTHY);
+    let topic = ["topic", "create", "orders", "--partitions", "6", "--replication-factor", "3"];
+    dev.ok(&topic);
+    let lines: String = (0..600).map(|number| format!("before {number}\n")).collect();
+    dev.ok_with(&["produce", "orders"], &lines);
+
+    let victim = leader_of(&dev, 1).to_string();
+    let killed = dev.control(&["kill", &victim]);
+    assert!(killed.stdout.contains("stopped"), "{killed:?}");
+    let lines: String = (0..600).map(|number| format!("after {number}\n")).collect();
+    dev.ok_with(&["produce", "orders"], &lines);
+
+    let health = dev.run(&["cluster", "health"], "");
+    assert_eq!(health.code, 1, "{health:?}");
+    assert!(health.stdout.contains("NODE_DOWN"), "{health:?}");
+    assert!(health.stderr.contains(&format!("these nodes are needed: {victim}")), "{health:?}");
+    let is_reachable = |row: &Value| row["is_reachable"].as_bool().unwrap();
+    let nodes = rows(&dev, "nodes");
+    let reachable: Vec<_> = nodes.iter().filter(|row| is_reachable(row)).collect();
+    assert_eq!((nodes.len(), reachable.len()), (3, 2));
+    assert_ne!(leader_of(&dev, 1).to_string(), victim);
+
+    let restarted = dev.control(&["restart", &victim]);
+    assert_eq!(restarted.code, 0, "{restarted:?}");
+    dev.ok(&HEALTHY);
+    assert_eq!(dev.ok(&["consume", "orders"]).lines().count(), 1200);
+    assert!(rows(&dev, "nodes").iter().all(is_reachable));
+    assert!(rows(&dev, "shards").iter().all(|row| row["role"] != "unreachable"));
+}
+
+#[test]
+fn a_dev_cluster_is_asked_and_stopped_from_elsewhere() {
+    let mut dev = Dev::start(3);
+    let status = json(&dev.control(&["status", "-o", "json"]).stdout);
+    let states: Vec<_> = status.as_array().unwrap().iter().map(|node| &node["state"]).collect();
+    assert_eq!(states, ["running", "running", "running"]);
+    assert_eq!(dev.control(&["kill", "9"]).code, 3);
+    let again = dev.start_another();
+    assert_ne!(again.code, 0, "{again:?}");
+    assert!(again.stderr.contains("is in use"), "{again:?}");
+
+    let stopped = dev.control(&["stop"]);
+    assert_eq!(stopped.code, 0, "{stopped:?}");
+    assert!(dev.ended().success());
+    let gone = dev.control(&["status"]);
+    assert_eq!(gone.code, 3, "{gone:?}");
+    assert!(dev.is_folder_removed());
+}
+
+#[test]
+fn leadership_moves_when_asked() {
+    let dev = Dev::start(3);
+    dev.ok(&HEALTHY);
+    let before = leader_of(&dev, 1);
+    let target = before % 3 + 1;
+    let target_text = target.to_string();
+    let moved = ["cluster", "transfer-leader", "--shard", "1", "--to", &target_text, "-o", "json"];
+    let moved = json(&dev.ok(&moved));
+    assert_eq!((&moved["shard_id"], &moved["leader"]), (&1.into(), &target.into()));
+    dev.ok(&HEALTHY);
+    assert_eq!(leader_of(&dev, 1), target);
+
+    let nowhere = dev.run(&["cluster", "transfer-leader", "--shard", "99"], "");
+    assert_eq!(nowhere.code, 3, "{nowhere:?}");
+    let info = json(&dev.ok(&["cluster", "info", "-o", "json"]));
+    assert_eq!((&info["node_count"], &info["reachable_nodes"]), (&3.into(), &3.into()));
+    assert_eq!(info["shard_count"], info["led_shards"]);
+}
+
+#[test]
+fn the_demo_kills_a_leader_and_finds_every_record_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let demo: Outcome = helix(&["demo", "--records", "20000", "--dir", dir, "-o", "json"], "");
+    assert_eq!(demo.code, 0, "{demo:?}");
+    let figures = json(&demo.stdout);
+    assert_eq!((&figures["nodes"], &figures["replication_factor"]), (&3.into(), &3.into()));
+    assert_eq!(figures["check"]["records_read"], 20_000);
+    for finding in ["missing", "doubled", "changed", "out_of_order", "displaced", "gaps"] {
+        assert_eq!(figures["check"][finding], 0, "{finding}: {figures}");
+    }
+    assert_eq!(figures["durability"], "QUORUM_SYNCED");
+    assert!(figures["crash"]["partitions_led"].as_u64().unwrap() >= 1);
+    // So few records may all be under way when the node dies; then there is no time to tell.
+    let failover = &figures["crash"]["failover_ms"];
+    assert!(failover.is_null() || failover.as_f64().unwrap() > 0.0, "{figures}");
+    assert!(figures["crash"]["caught_up_ms"].is_f64(), "{figures}");
+    // Nothing stays behind.
+    assert!(folder.path().read_dir().unwrap().next().is_none());
+}
