@@ -113,9 +113,9 @@ pub(crate) struct LoadArgs {
     /// counts from that time, however late the send.
     #[arg(long, value_name = "RECORDS_PER_SEC")]
     pub(crate) rate: Option<f64>,
-    /// Ack to wait for: all = synced on a majority, 1 = in the leader's log, 0 = received
-    /// [default: all].
-    #[arg(long, value_name = "all|1|0")]
+    /// Ack to wait for: all = synced on a majority, quorum-written = in the logs of a majority,
+    /// 1 = in the leader's log, none = received [default: all].
+    #[arg(long, value_name = "all|quorum-written|1|none")]
     pub(crate) acks: Option<Acks>,
     /// What values consist of [default: random].
     #[arg(long)]
@@ -131,9 +131,12 @@ pub(crate) struct LoadArgs {
     /// e2e: subscribers, each of which gets every record [default: 1].
     #[arg(long)]
     pub(crate) subscribers: Option<usize>,
-    /// Create the topic first, with this many partitions.
-    #[arg(long, value_name = "PARTITIONS")]
+    /// Create the topic first, with this many partitions. One that is there must have as many.
+    #[arg(long, visible_alias = "partitions", value_name = "PARTITIONS")]
     pub(crate) create_topic: Option<u32>,
+    /// Replicas of the topic that is created [default: the cluster's].
+    #[arg(long, requires = "create_topic", value_name = "COUNT")]
+    pub(crate) replication_factor: Option<u32>,
     /// Seed of payloads and retries.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
@@ -151,12 +154,27 @@ pub(crate) enum Acks {
     #[value(name = "all")]
     #[serde(rename = "all")]
     All,
+    #[value(name = "quorum-written")]
+    #[serde(rename = "quorum-written")]
+    QuorumWritten,
     #[value(name = "1")]
     #[serde(rename = "1")]
     One,
-    #[value(name = "0")]
-    #[serde(rename = "0")]
-    Zero,
+    #[value(name = "none", alias = "0")]
+    #[serde(rename = "none")]
+    None,
+}
+
+impl Acks {
+    /// As it is written on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::QuorumWritten => "quorum-written",
+            Self::One => "1",
+            Self::None => "none",
+        }
+    }
 }
 
 /// What values consist of.
@@ -304,6 +322,15 @@ mod tests {
     }
 
     #[test]
+    fn acks_are_written_as_they_are_read() {
+        for acks in Acks::value_variants() {
+            assert_eq!(Acks::from_str(acks.name(), false), Ok(*acks));
+            assert_eq!(serde_json::to_value(acks).unwrap(), acks.name());
+        }
+        assert_eq!(Acks::from_str("0", false), Ok(Acks::None));
+    }
+
+    #[test]
     fn the_promised_commands_parse() {
         for line in [
             "helix-bench write --records 100000 --size 1024 --batch-size 100 --clients 4",
@@ -314,6 +341,10 @@ mod tests {
             "helix-bench ceiling --mode read --duration 2s --acks 1",
             "helix-bench wal --group-size 1MiB",
             "helix-bench e2e --rate 1000 --subscribers 2",
+            "helix-bench write --addr localhost:1,localhost:2,localhost:3 --clients 4 --acks 1",
+            "helix-bench write --topic new --partitions 12 --replication-factor 3 --acks none",
+            "helix-bench write --acks quorum-written",
+            "helix-bench write --acks 0",
         ] {
             Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));
         }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::ceiling::Ceiling;
 use crate::load::Load;
-use crate::report::{Machine, Report, grouped};
+use crate::report::{Machine, Report, grouped, replication_text};
 
 /// Result of a comparison.
 #[derive(Debug, Serialize)]
@@ -52,6 +52,7 @@ pub(crate) struct Side {
     pub(crate) errors: u64,
     pub(crate) durability: String,
     pub(crate) storage: String,
+    pub(crate) node_count: usize,
     pub(crate) replication: u32,
     pub(crate) version: String,
     pub(crate) sync_p50_us: Option<f64>,
@@ -145,10 +146,10 @@ impl Comparison {
         let _ = writeln!(out, "{}", first.headline());
         let _ = writeln!(
             out,
-            "       server: storage {}, replication {}, durability {}; medians of {} interleaved \
-             runs (min-max)",
+            "       server: storage {}, {}, durability {}; medians of {} interleaved runs \
+             (min-max)",
             self.server.storage,
-            self.server.replication,
+            replication_text(self.server.node_count, self.server.replication),
             self.server.durability,
             self.runs.len(),
         );
@@ -198,6 +199,7 @@ impl Side {
             errors: reports.iter().map(|report| report.errors).sum(),
             durability: last.durability.clone(),
             storage: last.storage.clone(),
+            node_count: last.node_count,
             replication: last.replication,
             version: last.server_version.clone(),
             sync_p50_us: last.sync_p50_us,

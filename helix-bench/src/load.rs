@@ -34,6 +34,7 @@ pub(crate) struct Load {
     pub(crate) verify: bool,
     pub(crate) subscribers: usize,
     pub(crate) create_topic: Option<u32>,
+    pub(crate) replication_factor: Option<u32>,
     pub(crate) seed: u64,
     pub(crate) warmup: Phase,
     pub(crate) run: Phase,
@@ -94,6 +95,7 @@ impl Load {
             verify: args.verify,
             subscribers,
             create_topic: args.create_topic,
+            replication_factor: args.replication_factor,
             seed: args.seed,
             warmup: warmup(mode, args, batch_size_default),
             run: Phase { records: records(mode, args), duration: args.duration },
@@ -124,8 +126,9 @@ impl Load {
             "latency has one request in flight per client: use --clients"
         );
         ensure!(
-            self.mode != Mode::Latency || self.acks == Acks::All,
-            "latency fetches what it wrote at the offset in the ack, which only --acks all has"
+            self.mode != Mode::Latency || matches!(self.acks, Acks::All | Acks::QuorumWritten),
+            "latency fetches what it wrote at the offset in the ack, which only --acks all and \
+             quorum-written have"
         );
         Ok(())
     }
@@ -142,8 +145,9 @@ impl Load {
     pub(crate) fn durability(&self) -> Durability {
         match self.acks {
             Acks::All => Durability::QuorumSynced,
+            Acks::QuorumWritten => Durability::QuorumWritten,
             Acks::One => Durability::LeaderWritten,
-            Acks::Zero => Durability::None,
+            Acks::None => Durability::None,
         }
     }
 }

@@ -43,6 +43,9 @@ pub(crate) struct Report {
     /// Weakest that an ack reached; of a read, what the topic's acks promise by default.
     pub(crate) durability: String,
     pub(crate) storage: String,
+    /// Nodes of the cluster.
+    pub(crate) node_count: usize,
+    /// Replicas of the topic, as the cluster tells it.
     pub(crate) replication: u32,
     pub(crate) idempotent: Option<bool>,
     pub(crate) server_version: String,
@@ -63,6 +66,9 @@ pub(crate) struct Report {
     pub(crate) errors_by_kind: BTreeMap<String, u64>,
     pub(crate) first_error: Option<String>,
     pub(crate) cpu: Cpu,
+    /// Resident memory of all nodes together, after the run.
+    pub(crate) server_rss_bytes: u64,
+    /// Those that answered.
     pub(crate) nodes: Vec<Node>,
     pub(crate) verify: Option<Findings>,
     pub(crate) machine: Machine,
@@ -98,7 +104,8 @@ pub(crate) struct Node {
     pub(crate) durability: String,
     pub(crate) sync_p50_us: Option<f64>,
     pub(crate) sync_p99_us: Option<f64>,
-    pub(crate) cpu_seconds: f64,
+    /// None: it did not answer before the run, or was restarted during it.
+    pub(crate) cpu_seconds: Option<f64>,
     pub(crate) rss_bytes: u64,
     pub(crate) shards: usize,
 }
@@ -156,6 +163,7 @@ impl Report {
             }
             .to_owned(),
             storage: distinct(storages),
+            node_count: target.addresses.len(),
             replication: target.topic.replication_factor,
             idempotent: (load.mode != Mode::Read).then_some(load.idempotent),
             server_version: distinct(versions),
@@ -178,6 +186,7 @@ impl Report {
             errors_by_kind: meter.failures.by_kind.clone(),
             first_error: meter.failures.first.clone(),
             cpu: Cpu::new(before, after, &nodes, meter),
+            server_rss_bytes: nodes.iter().map(|node| node.rss_bytes).sum(),
             nodes,
             verify: None,
             machine: Machine::here(),
@@ -211,6 +220,17 @@ impl Report {
                  missing",
                 self.sends_missed
             ));
+        }
+        let silent = self.node_count - self.nodes.len().min(self.node_count);
+        if silent > 0 {
+            notes.push(format!(
+                "{silent} of {} nodes did not say what they used: cpu and memory lack theirs",
+                self.node_count
+            ));
+        }
+        let unmeasured = self.nodes.iter().filter(|node| node.cpu_seconds.is_none()).count();
+        if unmeasured > 0 {
+            notes.push(format!("{unmeasured} nodes came or were restarted: cpu lacks theirs"));
         }
         let is_weaker = self.load.acks == Acks::All
             && self.load.mode != Mode::Read
@@ -253,9 +273,9 @@ impl Report {
         let _ = writeln!(out, "{}", self.headline());
         let _ = writeln!(
             out,
-            "       storage {}, replication {}, durability {}{}, server {}, client {}",
+            "       storage {}, {}, durability {}{}, server {}, client {}",
             self.storage,
-            self.replication,
+            replication_text(self.node_count, self.replication),
             self.durability,
             self.sync_times(),
             self.server_version,
@@ -312,11 +332,7 @@ impl Report {
         };
         let _ = write!(line, ", {path}");
         if load.mode != Mode::Read {
-            let acks = match acks {
-                Acks::All => "all",
-                Acks::One => "1",
-                Acks::Zero => "0",
-            };
+            let acks = acks.name();
             let producer = if load.idempotent { "idempotent" } else { "not idempotent" };
             let _ = write!(line, ", acks {acks}, {producer}");
         }
@@ -340,12 +356,14 @@ impl Report {
             &self.cpu;
         format!(
             "{} records in {:.2} s after a warm-up of {} in {:.2} s; cpu: client {client_cores:.2} \
-             cores ({client_us_per_request:.0} us/request), server {server_cores:.2} cores \
-             ({server_us_per_request:.0} us/request)",
+             cores ({client_us_per_request:.0} us/request), {} {server_cores:.2} cores \
+             ({server_us_per_request:.0} us/request), {:.0} MB resident",
             grouped(self.records as f64),
             self.seconds,
             grouped(self.warmup.records as f64),
             self.warmup.seconds,
+            if self.node_count == 1 { "server" } else { "all nodes" },
+            self.server_rss_bytes as f64 / 1e6,
         )
     }
 }
@@ -354,7 +372,7 @@ impl Cpu {
     fn new(before: &Observation, after: &Observation, nodes: &[Node], meter: &Meter) -> Self {
         let seconds = (after.at - before.at).as_secs_f64().max(1e-9);
         let client = after.cpu.saturating_sub(before.cpu).as_secs_f64();
-        let server: f64 = nodes.iter().map(|node| node.cpu_seconds).sum();
+        let server: f64 = nodes.iter().filter_map(|node| node.cpu_seconds).sum();
         let per_request = 1e6 / meter.requests.max(1) as f64;
         Self {
             client_cores: client / seconds,
@@ -377,10 +395,10 @@ fn nodes(before: &Observation, after: &Observation) -> Vec<Node> {
         durability: status.durability.clone(),
         sync_p50_us: status.sync_p50.as_ref().map(micros),
         sync_p99_us: status.sync_p99.as_ref().map(micros),
-        cpu_seconds: cpu_before(address).map_or(0.0, |before| {
+        cpu_seconds: cpu_before(address)
             // Less than before: the node was restarted meanwhile.
-            Duration::from_micros(status.cpu_time_us.saturating_sub(before)).as_secs_f64()
-        }),
+            .and_then(|before| status.cpu_time_us.checked_sub(before))
+            .map(|used| Duration::from_micros(used).as_secs_f64()),
         rss_bytes: status.rss_bytes,
         shards: status.shards.len(),
     };
@@ -399,6 +417,12 @@ fn stored_durability(target: &Target, nodes: &[Node]) -> &'static str {
 
 fn micros(duration: &prost_types::Duration) -> f64 {
     duration.seconds as f64 * 1e6 + f64::from(duration.nanos) / 1e3
+}
+
+/// How many nodes there are and how many of them have each record.
+pub(crate) fn replication_text(nodes: usize, replication: u32) -> String {
+    let plural = if nodes == 1 { "" } else { "s" };
+    format!("{nodes} node{plural}, replication {replication}")
 }
 
 fn parts(meter: &Meter) -> BTreeMap<&'static str, Percentiles> {
@@ -468,6 +492,37 @@ mod tests {
         assert_eq!(grouped(12.34), "12.3");
         assert_eq!(grouped(999.6), "1,000");
         assert_eq!(grouped(1_234_567.8), "1,234,568");
+    }
+
+    fn observation(cpu_time_us: &[u64]) -> Observation {
+        let node = |(number, &cpu_time_us): (usize, &u64)| {
+            let status = GetNodeStatusResponse { cpu_time_us, ..GetNodeStatusResponse::default() };
+            (format!("n{number}"), status)
+        };
+        Observation {
+            at: tokio::time::Instant::now(),
+            cpu: Duration::ZERO,
+            nodes: cpu_time_us.iter().enumerate().map(node).collect(),
+        }
+    }
+
+    #[test]
+    fn the_cpu_of_all_nodes_is_added_up() {
+        let (before, mut after) = (observation(&[5, 7]), observation(&[1_000_005, 2_000_007, 9]));
+        after.at = before.at + Duration::from_secs(2);
+        let nodes = nodes(&before, &after);
+        // The third was not there before: what it has used since its start is not the run's.
+        assert_eq!(nodes[2].cpu_seconds, None);
+        let cpu = Cpu::new(&before, &after, &nodes, &Meter::new());
+        assert!((cpu.server_cores - 1.5).abs() < 1e-6, "{cpu:?}");
+        let restarted = super::nodes(&observation(&[500]), &observation(&[3]));
+        assert_eq!(restarted[0].cpu_seconds, None);
+    }
+
+    #[test]
+    fn replication_is_said_with_the_nodes() {
+        assert_eq!(replication_text(1, 1), "1 node, replication 1");
+        assert_eq!(replication_text(5, 3), "5 nodes, replication 3");
     }
 
     #[test]

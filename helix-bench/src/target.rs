@@ -23,7 +23,8 @@ pub(crate) struct Target {
     pub(crate) topic: Topic,
     /// Those under load.
     pub(crate) partitions: Vec<u32>,
-    addresses: Vec<String>,
+    /// Of all nodes, as the cluster tells them.
+    pub(crate) addresses: Vec<String>,
 }
 
 /// The state of nodes and of this process at one moment.
@@ -44,7 +45,8 @@ impl Target {
             .await
             .with_context(|| format!("reach {}", load.addr.join(", ")))?;
         if let Some(partitions) = load.create_topic {
-            let topic = NewTopic::new(&load.topic, partitions);
+            let replication_factor = load.replication_factor.unwrap_or_default();
+            let topic = NewTopic { replication_factor, ..NewTopic::new(&load.topic, partitions) };
             observer.admin().create_topic(&topic).await.context("create the topic")?;
         }
         let topic = observer.admin().topic(&load.topic).await.context("look up the topic")?;
