@@ -1,0 +1,196 @@
+//! What the commands have in common: a folder, a cluster, a topic, a workload that can be stopped
+//! and started again, and the end with its figures or its evidence.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+use super::Common;
+use crate::cluster::{Cluster, ClusterOptions};
+use crate::settle::settle;
+use crate::voice::Voice;
+use crate::workload::{Scene, Shape, Workload, progress};
+
+/// How long a fresh cluster may take to form, and a healed one to be well again.
+pub(super) const READY_MAX: Duration = Duration::from_secs(60);
+
+/// How long partitions may be without an ack after everything was healed.
+pub(super) const PROGRESS_MAX: Duration = Duration::from_secs(30);
+
+/// Everything that a command works with.
+pub(super) struct Stage {
+    pub(super) voice: Voice,
+    pub(super) cluster: Cluster,
+    pub(super) scene: Arc<Scene>,
+    pub(super) shape: Shape,
+    workload: Option<Workload>,
+    /// Where the readers of the next workload begin.
+    from: Vec<u64>,
+    deadline: Instant,
+    folder: Folder,
+}
+
+enum Folder {
+    Own(TempDir),
+    Given(PathBuf),
+}
+
+impl Folder {
+    fn new(given: Option<&PathBuf>) -> anyhow::Result<Self> {
+        match given {
+            Some(folder) => Ok(Self::Given(folder.clone())),
+            None => {
+                let folder = tempfile::Builder::new().prefix("helix-chaos-").tempdir();
+                Ok(Self::Own(folder.context("make a folder")?))
+            }
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Own(folder) => folder.path(),
+            Self::Given(folder) => folder,
+        }
+    }
+
+    /// From now on it stays.
+    fn keep(self) -> PathBuf {
+        match self {
+            Self::Own(folder) => folder.keep(),
+            Self::Given(folder) => folder,
+        }
+    }
+}
+
+impl Stage {
+    /// Starts a cluster and makes the topic.
+    pub(super) async fn set(
+        common: &Common,
+        program: PathBuf,
+        voice: Voice,
+        shape: Shape,
+        has_client_proxies: bool,
+    ) -> anyhow::Result<Self> {
+        let folder = Folder::new(common.keep.as_ref())?;
+        tokio::fs::create_dir_all(folder.path()).await.context("make the folder")?;
+        let is_used = tokio::fs::try_exists(folder.path().join("node-1")).await?;
+        ensure!(!is_used, "{} has data of an earlier run; choose another", folder.path().display());
+        let (nodes, seed, partitions) = (common.nodes, common.seed, common.topic_partitions);
+        voice.say(format_args!("seed {seed}, {nodes} nodes, {partitions} partitions"));
+        let folder_path = folder.path().to_owned();
+        let options = ClusterOptions { program, nodes, folder: folder_path, has_client_proxies };
+        let made = async {
+            let mut cluster = Cluster::start(&options)?;
+            cluster.healthy(READY_MAX).await.context("the cluster did not form")?;
+            let scene = Scene::set(&cluster, partitions, seed).await?;
+            anyhow::Ok((cluster, scene))
+        };
+        let (cluster, scene) = match made.await {
+            Ok(made) => made,
+            Err(error) => {
+                let kept = folder.keep();
+                return Err(error.context(format!("logs are kept in {}", kept.display())));
+            }
+        };
+        voice.say("ready");
+        Ok(Self {
+            voice,
+            cluster,
+            scene,
+            shape,
+            workload: None,
+            from: vec![0; partitions as usize],
+            deadline: voice.started() + common.duration_max,
+            folder,
+        })
+    }
+
+    /// Whether no more should be begun.
+    pub(super) fn is_over(&self) -> bool {
+        Instant::now() >= self.deadline || self.scene.recorder.is_full()
+    }
+
+    /// Where the nodes' data is.
+    pub(super) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Starts producers and readers.
+    pub(super) fn play(&mut self) -> anyhow::Result<()> {
+        self.workload = Some(Workload::start(&self.scene, &self.shape, &self.from)?);
+        Ok(())
+    }
+
+    /// Waits until every partition has a new ack; says how long that took if it was long.
+    pub(super) async fn progress(&mut self) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        progress(&self.scene, &mut self.cluster, PROGRESS_MAX).await?;
+        self.voice.say_if_long("  acks everywhere", begin);
+        Ok(())
+    }
+
+    /// Brings producers and readers to rest, reads every replica, and judges.
+    ///
+    /// # Errors
+    /// Something is wrong.
+    pub(super) async fn settle(&mut self) -> anyhow::Result<()> {
+        self.cluster.heal()?;
+        if let Some(workload) = self.workload.take() {
+            let begin = Instant::now();
+            workload.stop().await?;
+            self.voice.say_if_long("  producers and readers are at rest", begin);
+        }
+        let (verdict, ends) = settle(&mut self.cluster, &self.scene, self.voice).await?;
+        self.from = ends;
+        self.voice.say(format_args!("checked: {verdict}"));
+        ensure!(verdict.is_good(), "promises were broken");
+        Ok(())
+    }
+
+    /// Asks every node to stop, one after the other, and starts it again.
+    pub(super) async fn restart_all(&mut self) -> anyhow::Result<()> {
+        for id in self.cluster.ids() {
+            self.cluster.terminate(id).await?;
+            self.cluster.start_node(id)?;
+            self.cluster.healthy(READY_MAX).await?;
+        }
+        self.voice.say("every node was restarted");
+        Ok(())
+    }
+
+    /// The figures of the workload.
+    pub(super) fn figures(&self) {
+        let stats = &self.scene.stats;
+        let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+        let acked: u64 = stats.acks().iter().sum();
+        self.voice.say(format_args!(
+            "{acked} batches with {} records acked, {} of them said to be there already; {} \
+             sessions broken, {} reads failed, {} batches read from replicas directly",
+            of(&stats.records),
+            of(&stats.duplicates),
+            of(&stats.broken_sessions),
+            of(&stats.failed_reads),
+            of(&stats.replica_reads),
+        ));
+    }
+
+    /// The end: keeps the evidence if there was an error, else nothing but what was asked for.
+    pub(super) async fn end(self, result: anyhow::Result<()>) -> anyhow::Result<()> {
+        let Self { cluster, scene, folder, voice, .. } = self;
+        let Err(error) = result else { return Ok(()) };
+        drop(cluster);
+        let folder = folder.keep();
+        let history = folder.join("history.jsonl");
+        match scene.recorder.save(&history) {
+            Ok(()) => voice.say(format_args!("the history is in {}", history.display())),
+            Err(lost) => voice.say(format_args!("the history could not be written: {lost:#}")),
+        }
+        voice.say(format_args!("data and logs are in {}", folder.display()));
+        Err(error)
+    }
+}

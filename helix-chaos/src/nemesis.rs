@@ -1,0 +1,105 @@
+//! Does to the cluster what the schedule has drawn, and undoes it.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use tokio::time::{Instant, sleep};
+
+use crate::check::Event;
+use crate::cluster::Cluster;
+use crate::proxy::Mode;
+use crate::schedule::{Fault, What};
+use crate::workload::{Scene, TOPIC};
+
+/// How long a replica that has no majority may take to answer a read of what it has.
+const LONE_READ_MAX: Duration = Duration::from_secs(10);
+
+/// Breaks, waits, and heals.
+///
+/// While a majority is down the history says so, and, where `is_settled` says that the replicas
+/// had been up for a while, those that are left must give what they have.
+pub(crate) async fn strike(
+    cluster: &mut Cluster,
+    scene: &Scene,
+    fault: &Fault,
+    is_settled: bool,
+) -> anyhow::Result<()> {
+    let takes_majority = fault.takes_majority(cluster.minority());
+    let ends = Instant::now() + fault.lasting;
+    begin(cluster, &fault.what).await?;
+    if takes_majority {
+        scene.recorder.add(Event::QuorumLost);
+        if is_settled {
+            lone_reads(cluster, scene, &fault.what).await?;
+        }
+    }
+    tokio::time::sleep_until(ends).await;
+    if takes_majority {
+        scene.recorder.add(Event::QuorumBack);
+    }
+    if !matches!(fault.what, What::Kill(_) | What::Terminate(_)) {
+        cluster.none_has_ended()?;
+    }
+    cluster.heal()
+}
+
+async fn begin(cluster: &mut Cluster, what: &What) -> anyhow::Result<()> {
+    let others = |node: u64| {
+        let ids = cluster.ids().into_iter();
+        ids.filter(move |other| *other != node).collect::<Vec<_>>()
+    };
+    match what {
+        What::Kill(nodes) => cluster.kill(nodes).await?,
+        What::Terminate(node) => cluster.terminate(*node).await?,
+        What::Pause(nodes) => nodes.iter().try_for_each(|node| cluster.pause(*node))?,
+        What::Isolate(node) => {
+            for other in others(*node) {
+                cluster.set_link(*node, other, Mode::Stall);
+                cluster.set_link(other, *node, Mode::Stall);
+            }
+        }
+        What::Mute(node) => {
+            for other in others(*node) {
+                cluster.set_link(*node, other, Mode::StallForward);
+                cluster.set_link(other, *node, Mode::StallBackward);
+            }
+        }
+        What::Deafen(node) => {
+            for other in others(*node) {
+                cluster.set_link(*node, other, Mode::StallBackward);
+                cluster.set_link(other, *node, Mode::StallForward);
+            }
+        }
+        What::Part(a, b) => {
+            cluster.set_link(*a, *b, Mode::Stall);
+            cluster.set_link(*b, *a, Mode::Stall);
+        }
+        What::Scatter => cluster.set_links(Mode::Stall),
+        What::Slow(wait) => cluster.set_links(Mode::Delay(*wait)),
+        What::Clients(node, mode) => cluster.set_client_link(*node, *mode),
+    }
+    Ok(())
+}
+
+/// A replica without a majority still gives the committed records that it has.
+async fn lone_reads(cluster: &Cluster, scene: &Scene, what: &What) -> anyhow::Result<()> {
+    let silent = match what {
+        What::Kill(nodes) | What::Pause(nodes) => nodes.clone(),
+        _ => Vec::new(),
+    };
+    for direct in cluster.direct().into_iter().filter(|node| !silent.contains(&node.node_id)) {
+        for partition in 0..scene.partitions {
+            let deadline = Instant::now() + LONE_READ_MAX;
+            while let Err(error) = direct.fetch((TOPIC, partition), 0, Duration::ZERO).await {
+                if Instant::now() > deadline {
+                    let node = direct.node_id;
+                    bail!(
+                        "NO READ: node {node}, alone, does not give partition {partition}: {error}"
+                    )
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,243 @@
+//! Producers and readers as an application has them, through the client that it would use.
+//! Everything that they do and are told goes into the history; they stop when they are told to.
+
+mod produce;
+mod read;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::bail;
+use helix_client::{Client, Config, NewTopic};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::cluster::{Cluster, Starts};
+use crate::direct::Direct;
+use crate::recorder::Recorder;
+
+pub(crate) use read::{events, is_out_of_range};
+
+/// The topic that everything goes to.
+pub(crate) const TOPIC: &str = "chaos";
+
+/// Longest time for one call with its retries, and for a batch of a session.
+const REQUEST_MAX: Duration = Duration::from_secs(20);
+
+/// How long producers and readers may take to come to rest. A batch ends within `REQUEST_MAX`, and
+/// a producer may need an identity or a session before it.
+const REST_MAX: Duration = Duration::from_secs(60);
+
+/// What everyone who writes or reads shares.
+#[derive(Debug)]
+pub(crate) struct Scene {
+    pub(crate) recorder: Recorder,
+    pub(crate) partitions: u32,
+    pub(crate) stats: Stats,
+    /// Source of the numbers of producers, streams, readers and sessions.
+    ids: AtomicU32,
+    endpoints: Vec<String>,
+    direct: Vec<Direct>,
+    starts: Starts,
+    seed: u64,
+}
+
+/// What is counted beside the history.
+#[derive(Debug, Default)]
+pub(crate) struct Stats {
+    /// Acks by partition.
+    acks: Vec<AtomicU64>,
+    /// Records that were acked.
+    pub(crate) records: AtomicU64,
+    /// Acks that said that the batch was there already.
+    pub(crate) duplicates: AtomicU64,
+    /// Sessions that ended with an error.
+    pub(crate) broken_sessions: AtomicU64,
+    /// Reads that failed for now.
+    pub(crate) failed_reads: AtomicU64,
+    /// Batches that replicas gave directly, leader or not.
+    pub(crate) replica_reads: AtomicU64,
+}
+
+impl Stats {
+    pub(crate) fn acks(&self) -> Vec<u64> {
+        self.acks.iter().map(|acks| acks.load(Ordering::Relaxed)).collect()
+    }
+}
+
+/// Who writes, who reads, and how fast.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    /// Producers with a session each, over all partitions in turn.
+    pub(crate) sessions: u32,
+    /// Idempotent producers that wait for each ack.
+    pub(crate) unary: u32,
+    /// Producers without an identity.
+    pub(crate) plain: u32,
+    /// Whether there are readers and probes.
+    pub(crate) has_readers: bool,
+    /// Records of a batch, at most.
+    pub(crate) records_max: u32,
+    /// Mean pause of a producer between two batches.
+    pub(crate) pace: Duration,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            sessions: 6,
+            unary: 3,
+            plain: 2,
+            has_readers: true,
+            records_max: 8,
+            pace: Duration::from_millis(20),
+        }
+    }
+}
+
+impl Scene {
+    /// Makes the topic. The cluster must be healthy.
+    pub(crate) async fn set(
+        cluster: &Cluster,
+        partitions: u32,
+        seed: u64,
+    ) -> anyhow::Result<Arc<Self>> {
+        let acks = (0..partitions).map(|_| AtomicU64::new(0)).collect();
+        let scene = Self {
+            recorder: Recorder::new(),
+            partitions,
+            stats: Stats { acks, ..Stats::default() },
+            ids: AtomicU32::new(1),
+            endpoints: cluster.endpoints(),
+            direct: cluster.direct(),
+            starts: cluster.starts(),
+            seed,
+        };
+        let client = scene.client()?;
+        client.admin().create_topic(&NewTopic::new(TOPIC, partitions)).await?;
+        Ok(Arc::new(scene))
+    }
+
+    /// A number that nobody else has.
+    pub(crate) fn id(&self) -> u32 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A client with connections of its own.
+    pub(crate) fn client(&self) -> anyhow::Result<Client> {
+        let id = self.id();
+        let mut endpoints = self.endpoints.clone();
+        let count = endpoints.len();
+        endpoints.rotate_left(id as usize % count);
+        let config = Config {
+            request_timeout: REQUEST_MAX,
+            seed: Some(self.seed ^ u64::from(id)),
+            ..Config::new(endpoints)
+        };
+        Ok(Client::new(config)?)
+    }
+
+    fn rng(&self, id: u32) -> StdRng {
+        StdRng::seed_from_u64(self.seed.wrapping_mul(31).wrapping_add(u64::from(id)))
+    }
+}
+
+/// Told to everyone: go on, or come to an end.
+type Stop = watch::Receiver<bool>;
+
+/// Running producers and readers.
+#[derive(Debug)]
+pub(crate) struct Workload {
+    stop: watch::Sender<bool>,
+    tasks: JoinSet<()>,
+}
+
+impl Workload {
+    /// Starts everyone. Readers begin at the start of each partition in the first workload of a
+    /// run, later ones at `from`.
+    pub(crate) fn start(scene: &Arc<Scene>, shape: &Shape, from: &[u64]) -> anyhow::Result<Self> {
+        let (stop, stopped) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        for place in 0..shape.sessions {
+            let partition = place % scene.partitions;
+            let writer = produce::Writer::new(scene, shape, stopped.clone())?;
+            tasks.spawn(writer.stream(partition));
+        }
+        for _ in 0..shape.unary {
+            tasks.spawn(produce::Writer::new(scene, shape, stopped.clone())?.one_by_one());
+        }
+        for _ in 0..shape.plain {
+            tasks.spawn(produce::Writer::new(scene, shape, stopped.clone())?.plain());
+        }
+        if shape.has_readers {
+            read::spawn(&mut tasks, scene, from, &stopped)?;
+        }
+        Ok(Self { stop, tasks })
+    }
+
+    /// Tells everyone to stop and waits until all batches have their outcome.
+    ///
+    /// # Errors
+    /// Someone did not come to an end, or panicked.
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        self.stop.send_replace(true);
+        let rest = async {
+            while let Some(task) = self.tasks.join_next().await {
+                task?;
+            }
+            anyhow::Ok(())
+        };
+        match timeout(REST_MAX, rest).await {
+            Ok(result) => result,
+            Err(_) => bail!("a client did not come to an end within {REST_MAX:?}"),
+        }
+    }
+}
+
+/// Waits until every partition has a new ack.
+///
+/// # Errors
+/// One had none within `limit`, or a node has ended.
+pub(crate) async fn progress(
+    scene: &Scene,
+    cluster: &mut Cluster,
+    limit: Duration,
+) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    let before = scene.stats.acks();
+    loop {
+        let acks = scene.stats.acks();
+        let stuck: Vec<_> =
+            (0..acks.len()).filter(|place| acks[*place] == before[*place]).collect();
+        if stuck.is_empty() {
+            return Ok(());
+        }
+        cluster.none_has_ended()?;
+        if begin.elapsed() > limit {
+            let leaders = cluster.leaders().await;
+            let level = cluster.level().await.err();
+            let level = level.map_or_else(|| "all level".to_owned(), |error| format!("{error:#}"));
+            bail!(
+                "NO PROGRESS: no ack in partitions {stuck:?} within {limit:?} after everything \
+                 was healed; leaders (shard: node, term) {leaders:?}; {level}"
+            );
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Waits for about this long, or until told to stop. True to go on.
+async fn pause(stop: &mut Stop, mean: Duration, rng: &mut StdRng) -> bool {
+    let wait = mean.mul_f64(rng.random_range(0.0..2.0));
+    // A sender that is gone is a stop too.
+    let _ = timeout(wait, stop.wait_for(|stop| *stop)).await;
+    !is_stopped(stop)
+}
+
+fn is_stopped(stop: &Stop) -> bool {
+    *stop.borrow() || stop.has_changed().is_err()
+}
