@@ -31,7 +31,7 @@ pub struct ElectionsArgs {
     #[command(flatten)]
     pub common: Common,
 
-    /// How long to look ("10m")
+    /// How long to look ("10m"). Everything written is kept to be checked: some 8 GB a minute
     #[arg(long, default_value = "10m", value_parser = parse_duration)]
     pub duration: Duration,
 }
