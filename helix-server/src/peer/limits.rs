@@ -40,11 +40,11 @@ pub(super) const BEHIND_ENTRIES: u64 = 4096;
 pub(super) const CLOSE_BYTES: u64 = 2 << 20;
 pub(super) const CLOSE_ENTRIES: u64 = 1024;
 
-/// Catch-up of all shards of this node together, bytes per second. Below what the disk gives a
-/// sequential reader, so that the writer keeps most of it.
-pub(super) const CATCH_UP_RATE: u64 = 400 << 20;
+/// Catch-up of all shards of this node together, bytes per second: a small part of what a disk
+/// gives a sequential reader, for the sake of those who write meanwhile.
+pub(super) const CATCH_UP_RATE: u64 = 160 << 20;
 /// Bytes that catch-up may send at once after a rest.
-pub(super) const CATCH_UP_BURST: u64 = 8 << 20;
+pub(super) const CATCH_UP_BURST: u64 = 2 << 20;
 
 /// Bytes of a snapshot in one message.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
