@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use helix_client::proto::batch::encode;
 use helix_client::proto::log::v1::ErrorReason;
-use helix_client::{AppendOptions, Client, Config, ProducerOptions, SessionOptions};
+use helix_client::{AppendOptions, Client, Config, Error, ProducerOptions, SessionOptions};
 use tonic::Code;
 
 use crate::service::{PARTITIONS, Service, TOPIC};
@@ -130,10 +130,14 @@ async fn a_service_that_does_not_answer_is_an_open_outcome() {
     let records = vec![record("x")];
     let producer = client.producer(ProducerOptions::default());
     let error = producer.append(TOPIC, 0, &records).await.unwrap_err();
-    assert_eq!((error.code, error.may_have_applied), (Code::DeadlineExceeded, true));
+    // Which of the two depends on what was being tried when the time was up.
+    let is_open = |error: &Error| {
+        error.may_have_applied && matches!(error.code, Code::DeadlineExceeded | Code::Unavailable)
+    };
+    assert!(is_open(&error), "{error}");
     let acked = session.append(&records).await.unwrap();
     let error = acked.await.unwrap_err();
-    assert_eq!((error.code, error.may_have_applied), (Code::DeadlineExceeded, true));
+    assert!(is_open(&error), "{error}");
     assert!(session.close().await.is_err());
 }
 
