@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use crate::limits::SHARD_BYTES_IN_FLIGHT_MAX;
+
 /// Protocol versions that this node speaks, oldest and newest.
 pub(super) const VERSION_MIN: u32 = 1;
 pub(super) const VERSION_MAX: u32 = 1;
@@ -33,12 +35,14 @@ pub(super) const EPOCHS_MAX: usize = 4096;
 pub(super) const MESSAGES_PER_POLL: usize = 32;
 
 /// A follower whose next entry is further behind than this is fed over the catch-up lane ...
-pub(super) const BEHIND_BYTES: u64 = 8 << 20;
-pub(super) const BEHIND_ENTRIES: u64 = 4096;
+pub(super) const BEHIND_BYTES: u64 = 48 << 20;
+pub(super) const BEHIND_ENTRIES: u64 = 1 << 18;
 /// ... and goes back to the live one when it is this close, which is well below, so that it does
-/// not go back and forth.
-pub(super) const CLOSE_BYTES: u64 = 2 << 20;
-pub(super) const CLOSE_ENTRIES: u64 = 1024;
+/// not go back and forth. What a leader may have in flight is close: were it throttled, so would be
+/// the commits that free it, and the leader would never slow down enough to be caught up with.
+pub(super) const CLOSE_BYTES: u64 = 24 << 20;
+pub(super) const CLOSE_ENTRIES: u64 = 1 << 17;
+const _: () = assert!(CLOSE_BYTES > SHARD_BYTES_IN_FLIGHT_MAX as u64);
 
 /// Catch-up of all shards of this node together, bytes per second: a small part of what a disk
 /// gives a sequential reader, for the sake of those who write meanwhile.
