@@ -13,7 +13,6 @@ mod questions;
 mod service;
 mod session;
 mod snapshot;
-mod solitary;
 mod throttle;
 mod wire;
 
@@ -21,4 +20,3 @@ pub use connection::PeerStatus;
 pub use hub::{Desk, Form, Hello, Hub, HubSettings, PeerError};
 pub use link::{Link, Route};
 pub use service::serve;
-pub use solitary::Solitary;
