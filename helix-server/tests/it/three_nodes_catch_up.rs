@@ -1,11 +1,13 @@
 //! A node that was away: it gets what it missed from the logs of the others, which keep it for as
 //! long as that takes, or, of the cluster's own state, the whole state.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use helix_client::{NewTopic, ProducerOptions};
 use helix_proto::log::v1::{InitProducerRequest, ProducerIdentity, Record};
-use helix_server::limits::{CHECKPOINT_BYTES, CLUSTER_CHECKPOINT_ENTRIES};
+use helix_server::limits::{CHECKPOINT_BYTES, CLUSTER_CHECKPOINT_ENTRIES, UPKEEP_INTERVAL};
 
 use crate::support::TestServer;
 use crate::three_nodes::{
@@ -41,6 +43,17 @@ async fn a_node_that_was_away_gets_what_it_missed_from_the_logs() {
     let status = shard_status(trio.node(leader), shard).await;
     assert!(status.purged_index <= had, "{status:?} is purged of what node {away} lacks");
     assert!(status.segment_count > 4, "{status:?}");
+    // The checkpoint comes with one round of upkeep, what it would release with the next.
+    let shard_of_leader = trio.node(leader).running.node().shard(u64::from(shard)).unwrap();
+    let released = async {
+        let mut look = tokio::time::interval(Duration::from_millis(20));
+        while shard_of_leader.released() <= had {
+            look.tick().await;
+        }
+    };
+    let is_released = tokio::time::timeout(4 * UPKEEP_INTERVAL, released).await.is_ok();
+    assert!(!is_released, "node {away} still needs what was released");
+    drop(shard_of_leader);
 
     trio.start_nodes(&[away]).await;
     trio.settle().await;
