@@ -145,6 +145,7 @@ impl Copy<'_> {
             file_len: len,
             identity: self.identity.clone(),
             context,
+            cold: false,
         };
         let tip = Tip::begin(file, &name, &header)?;
         self.made.push(Made { segment: Arc::clone(&tip.segment), rolled: None });

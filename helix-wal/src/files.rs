@@ -5,7 +5,6 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::How;
-use crate::layout::segment_name;
 use crate::storage::{File, Storage};
 
 /// Sealed segments of one log that are kept open.
@@ -24,7 +23,12 @@ impl Files {
     }
 
     /// The file of a segment; `None` if it would have to be opened first.
-    pub(crate) fn get(&self, segment: u64, how: How) -> io::Result<Option<Arc<dyn File>>> {
+    pub(crate) fn get(
+        &self,
+        segment: u64,
+        name: &str,
+        how: How,
+    ) -> io::Result<Option<Arc<dyn File>>> {
         if let Some(file) = self.take(segment) {
             self.put(segment, Arc::clone(&file));
             return Ok(Some(file));
@@ -32,7 +36,7 @@ impl Files {
         if how == How::Cached {
             return Ok(None);
         }
-        let file = self.storage.open(&segment_name(segment))?;
+        let file = self.storage.open(name)?;
         self.put(segment, Arc::clone(&file));
         Ok(Some(file))
     }

@@ -11,8 +11,9 @@
 //! ```
 //!
 //! The tables follow each other and end right before the trailer. Rows of the index table stand by
-//! index, of the stream table by stream and position, of the directory by stream. Gaps in the index
-//! are allowed.
+//! index, of the stream table by stream and position, of the directory by stream and position. Gaps
+//! in the index are allowed. A stream has one share (a row of the directory) for each run of
+//! positions without a gap; a cold segment keeps the shares of the segments it was made from.
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
 use crate::LogId;
@@ -55,7 +56,8 @@ pub(crate) struct PlacedRow {
     pub frame_len: u32,
 }
 
-/// A stream's share of the segment.
+/// A stream's share of the segment: entries that follow each other in the stream. One stream may
+/// have several; what lies between two of them is in other segments, or nowhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DirectoryRow {
     pub stream: u64,
@@ -152,7 +154,7 @@ pub(crate) struct Table {
 ///
 /// ```text
 ///   0 magic [8]     8 crc u32 (over 12..4096)   12 version u16   16 segment u64
-///  24 identity_crc u32   28 flags u32 (1: has entries)
+///  24 identity_crc u32   28 flags u32 (1: has entries, 2: gathered)
 ///  32 first index u64   40 last: term u64, index u64   56 data end u64   64 frame bytes u64
 ///  72 footer start u64  80 tables: index, stream, directory (page u32, pages u32, rows u32 each)
 /// 116 directory_crc u32  120 context as of the end of the segment (336)
@@ -172,6 +174,8 @@ pub(crate) struct Trailer {
     pub streams: Table,
     pub directory: Table,
     pub directory_crc: u32,
+    /// Made from segments that held very many streams: it has few, with much of each.
+    pub gathered: bool,
     pub context: Context,
 }
 
@@ -195,6 +199,7 @@ impl Trailer {
             streams: Table::default(),
             directory: Table::default(),
             directory_crc: 0,
+            gathered: false,
             context,
         }
     }
@@ -205,7 +210,8 @@ impl Trailer {
         b[12..14].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
         b[16..24].copy_from_slice(&self.segment.to_le_bytes());
         b[24..28].copy_from_slice(&self.identity_crc.to_le_bytes());
-        b[28..32].copy_from_slice(&u32::from(self.entries.is_some()).to_le_bytes());
+        let flags = u32::from(self.entries.is_some()) | u32::from(self.gathered) << 1;
+        b[28..32].copy_from_slice(&flags.to_le_bytes());
         let (first, last) = self.entries.unwrap_or_default();
         b[32..40].copy_from_slice(&first.to_le_bytes());
         b[40..48].copy_from_slice(&last.term.to_le_bytes());
@@ -249,6 +255,7 @@ impl Trailer {
             streams: table(92),
             directory: table(104),
             directory_crc: u32_at(b, 116),
+            gathered: u32_at(b, 28) & 2 != 0,
             context: parse_context(&b[120..])?,
         };
         trailer.fits(file_len).then_some(trailer)
@@ -276,6 +283,8 @@ pub(crate) struct SealedEntry {
     pub offset: u32,
     pub frame_len: u32,
     pub placement: Option<Placement>,
+    /// Begins a share of its own, also where it follows the entry before it.
+    pub begins_share: bool,
 }
 
 /// A footer ready to be written: the pages, which go to `trailer.footer_start`, and then, once
@@ -293,6 +302,7 @@ pub(crate) struct SegmentEnd {
     pub identity_crc: u32,
     pub file_len: u64,
     pub data_end: u64,
+    pub gathered: bool,
     pub context: Context,
 }
 
@@ -348,6 +358,7 @@ pub(crate) fn build(entries: &[SealedEntry], end: SegmentEnd) -> Option<Footer> 
         streams,
         directory: table,
         directory_crc: crc32fast::hash(pages.get(directory_start..)?),
+        gathered: end.gathered,
         context: end.context,
     };
     if trailer.footer_start < trailer.data_end {
@@ -365,7 +376,10 @@ fn by_stream(entries: &[SealedEntry]) -> Option<(Vec<usize>, Vec<DirectoryRow>)>
     for (row, at) in placed.iter().enumerate() {
         let entry = entries.get(*at)?;
         let placement = entry.placement?;
-        if directory.last().is_none_or(|last| last.stream != placement.stream) {
+        let follows = |last: &DirectoryRow| {
+            last.stream == placement.stream && last.next == placement.first && !entry.begins_share
+        };
+        if !directory.last().is_some_and(follows) {
             directory.push(DirectoryRow {
                 stream: placement.stream,
                 first: placement.first,
@@ -455,6 +469,7 @@ mod tests {
                 offset: 4096 + 128 + i as u32 * 72,
                 frame_len: 72,
                 placement: placement(i),
+                begins_share: false,
             })
             .collect()
     }
@@ -465,6 +480,7 @@ mod tests {
             identity_crc: 1,
             file_len: 1 << 20,
             data_end: 500_000,
+            gathered: false,
             context: Context::default(),
         }
     }
@@ -492,7 +508,10 @@ mod tests {
                 let at = at as usize;
                 let row: PlacedRow = row_of(page(trailer.streams, at, per), at % per).unwrap();
                 assert_eq!((row.index, row.first), (entry.id.index, placement.first));
-                let share = footer.directory.iter().find(|d| d.stream == placement.stream).unwrap();
+                let holds = |d: &&DirectoryRow| {
+                    d.stream == placement.stream && (d.first..d.next).contains(&placement.first)
+                };
+                let share = footer.directory.iter().find(holds).unwrap();
                 let rows = share.begin as usize..(share.begin + share.entries) as usize;
                 assert!(rows.contains(&at));
             }
@@ -500,6 +519,29 @@ mod tests {
         let start = trailer.directory.page as usize * BLOCK;
         let directory = parse_directory(&footer.pages[start..], &trailer).unwrap();
         assert_eq!(directory, footer.directory);
+    }
+
+    #[test]
+    fn a_share_ends_where_positions_are_missing_or_another_is_said_to_begin() {
+        let entry = |i: u64, first, begins_share| SealedEntry {
+            id: LogId { term: 1, index: i },
+            offset: 4096 + i as u32 * 72,
+            frame_len: 72,
+            placement: Some(Placement { stream: 5, first, count: 2, time: i }),
+            begins_share,
+        };
+        let entries = [
+            entry(0, 0, false),
+            entry(1, 2, false),
+            entry(2, 8, false),
+            entry(3, 10, true),
+            entry(4, 12, false),
+        ];
+        let footer = build(&entries, end()).unwrap();
+        let shares: Vec<_> =
+            footer.directory.iter().map(|d| (d.first, d.next, d.begin, d.entries)).collect();
+        assert_eq!(shares, [(0, 4, 0, 2), (8, 10, 2, 1), (10, 14, 3, 2)]);
+        assert_eq!(footer.directory.iter().map(|d| d.bytes).sum::<u64>(), 5 * 72);
     }
 
     #[test]

@@ -368,7 +368,7 @@ fn log_id_bytes(id: LogId) -> [u8; 16] {
 ///   0 magic [8]       8 crc u32 (over 12..4096)      12 version u16   14 min_reader_version u16
 ///  16 segment u64    24 predecessor: segment u64, end u64
 ///  40 synced: segment u64, byte u64                  56 file len u64
-///  64 identity_len u32, reserved u32, identity (256) 328 context (336)
+///  64 identity_len u32, flags u32 (1: cold), identity (256) 328 context (336)
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SegmentHeader {
@@ -380,6 +380,8 @@ pub(crate) struct SegmentHeader {
     pub identity: Bytes,
     /// As of the end of the predecessor.
     pub context: Context,
+    /// Follows nothing and is followed by nothing.
+    pub cold: bool,
 }
 
 impl SegmentHeader {
@@ -395,6 +397,7 @@ impl SegmentHeader {
         b[48..56].copy_from_slice(&self.synced.at.to_le_bytes());
         b[56..64].copy_from_slice(&self.file_len.to_le_bytes());
         b[64..68].copy_from_slice(&narrow(self.identity.len() as u64).to_le_bytes());
+        b[68..72].copy_from_slice(&u32::from(self.cold).to_le_bytes());
         if let Some(out) = b.get_mut(72..72 + self.identity.len()) {
             out.copy_from_slice(&self.identity);
         }
@@ -421,6 +424,7 @@ impl SegmentHeader {
             file_len: u64_at(b, 56),
             identity: Bytes::copy_from_slice(b.get(72..)?.get(..identity_len)?),
             context: Context::parse(&b[328..])?,
+            cold: u32_at(b, 68) & 1 != 0,
         })
     }
 }
@@ -540,6 +544,7 @@ mod tests {
                 committed: Some(LogId { term: 1, index: 1 }),
                 last_group: GroupRef { position: PLACE, crc: 1 },
             },
+            cold: true,
         };
         let mut bytes = header.encode();
         assert_eq!(SegmentHeader::parse(&bytes), Some(header));

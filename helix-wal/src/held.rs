@@ -7,6 +7,7 @@ use crate::frame::Context;
 use crate::log::Log;
 use crate::segment::Segment;
 use crate::slot::{Place, Slot};
+use crate::streams::Row;
 use crate::{LogId, Placement};
 
 /// A live segment: one that the state file names, or a later one.
@@ -20,12 +21,23 @@ pub(crate) struct Held {
     /// First index and last id, once sealed; `None` if no entry survived in it.
     pub entries: Option<(u64, LogId)>,
     pub frame_bytes: u64,
-    /// Streams that have had a row in it since it was begun. Emptied by sealing.
+    /// Streams that have had a row in it since it was begun, once for each row. Emptied by sealing.
     pub streams: Vec<u64>,
     /// Streams' rows that are not trimmed yet.
     pub live_rows: usize,
+    /// What those hold: bytes of frames, without the trimmed part of a row, and entries.
+    pub live_bytes: u64,
+    pub live_entries: u64,
+    /// Streams that it holds, once sealed.
+    pub stream_count: u32,
     /// No longer live as far as the state file is concerned.
     pub going: bool,
+    /// Read or written by a compaction that has not ended: nobody else frees it.
+    pub busy: bool,
+    /// Takes the rows of other segments over, one after the other.
+    pub joining: bool,
+    /// A compaction found damage in it: it stays as it is.
+    pub spoiled: bool,
 }
 
 impl Held {
@@ -38,12 +50,79 @@ impl Held {
             frame_bytes: 0,
             streams: Vec::new(),
             live_rows: 0,
+            live_bytes: 0,
+            live_entries: 0,
+            stream_count: 0,
             going: false,
+            busy: false,
+            joining: false,
+            spoiled: false,
         }
     }
 }
 
+/// Streams of a directory, whose rows stand by stream.
+fn streams_in(directory: &[DirectoryRow]) -> u32 {
+    directory.chunk_by(|a, b| a.stream == b.stream).count() as u32
+}
+
+impl Held {
+    /// A cold segment is sealed from the first.
+    pub(crate) fn cold(
+        segment: Arc<Segment>,
+        trailer: &Trailer,
+        directory: &[DirectoryRow],
+    ) -> Self {
+        segment.set_trailer(trailer.clone());
+        let mut held = Self::new(Some(segment));
+        held.sealed = true;
+        held.entries = trailer.entries;
+        held.frame_bytes = trailer.frame_bytes;
+        held.count_shares(directory);
+        held
+    }
+
+    /// A cold segment that the rows of others are to be moved to.
+    pub(crate) fn joining(
+        segment: Arc<Segment>,
+        trailer: &Trailer,
+        directory: &[DirectoryRow],
+    ) -> Self {
+        let stream_count = streams_in(directory);
+        let held = Self::cold(segment, trailer, &[]);
+        Self { stream_count, busy: true, joining: true, ..held }
+    }
+
+    fn count_shares(&mut self, directory: &[DirectoryRow]) {
+        self.stream_count = streams_in(directory);
+        self.live_rows = directory.len();
+        self.live_bytes = directory.iter().map(|share| share.bytes).sum();
+        self.live_entries = directory.iter().map(|share| u64::from(share.entries)).sum();
+    }
+
+    /// Whether a walk by index meets its entries here: those of a segment that is joining are met
+    /// in the ones that it replaces.
+    pub(crate) fn is_readable_by_index(&self) -> bool {
+        !self.joining
+    }
+
+    /// Whether it is sealed and the Raft log, which begins after `upto`, needs nothing of it.
+    pub(crate) fn is_purged(&self, upto: Option<u64>) -> bool {
+        let below = |(_, last): (u64, LogId)| upto.is_some_and(|upto| last.index <= upto);
+        self.sealed && self.entries.is_none_or(below)
+    }
+}
+
 impl Log {
+    /// A live segment of either kind.
+    pub(crate) fn segment(&self, id: u64) -> Option<&Held> {
+        self.held.get(&id).or_else(|| self.cold.get(&id))
+    }
+
+    pub(crate) fn segment_mut(&mut self, id: u64) -> Option<&mut Held> {
+        self.held.get_mut(&id).or_else(|| self.cold.get_mut(&id))
+    }
+
     /// Begins a segment; the one before it gets no more groups.
     pub(crate) fn on_rolled(&mut self, end: u64, context: Context, segment: Option<Arc<Segment>>) {
         if let Some((_, held)) = self.held.iter_mut().next_back() {
@@ -72,6 +151,7 @@ impl Log {
             offset: slot.offset,
             frame_len: slot.frame_len,
             placement: slot.place.placement(),
+            begins_share: false,
         };
         if start >= end { Vec::new() } else { self.slots.range(start..end).map(row).collect() }
     }
@@ -93,6 +173,7 @@ impl Log {
         let Some(held) = self.held.get_mut(&id) else { return };
         held.sealed = true;
         held.entries = trailer.entries;
+        held.stream_count = streams_in(directory);
         held.streams = Vec::new();
         if let Some(segment) = &held.segment {
             segment.set_trailer(trailer.clone());
@@ -105,6 +186,7 @@ impl Log {
                 stream.on_sealed(id, share);
             }
             self.drop_trimmed_rows(share.stream);
+            self.count_trimmed(share.stream);
         }
         self.pop_slots(0);
     }
@@ -122,13 +204,28 @@ impl Log {
         held.sealed = true;
         held.entries = trailer.entries;
         held.frame_bytes = trailer.frame_bytes;
-        held.live_rows = directory.len();
+        held.count_shares(directory);
         self.held.insert(id, held);
         if let Some((first, _)) = trailer.entries {
             self.sealed_by_index.insert(first, id);
         }
         for share in directory {
-            self.streams.entry(share.stream).or_default().restore_row(id, share);
+            self.streams.entry(share.stream).or_default().rows.push_back(Row::sealed(id, share));
+        }
+    }
+
+    /// Takes a cold segment that the state file names. Its entries stand between those of other
+    /// segments, so the rows have to be put in order once all of them are there.
+    pub(crate) fn restore_cold(
+        &mut self,
+        segment: Arc<Segment>,
+        trailer: &Trailer,
+        directory: &[DirectoryRow],
+    ) {
+        let id = segment.id;
+        self.cold.insert(id, Held::cold(segment, trailer, directory));
+        for share in directory {
+            self.streams.entry(share.stream).or_default().rows.push_back(Row::sealed(id, share));
         }
     }
 
@@ -141,6 +238,15 @@ impl Log {
         if let Some(held) = self.held.get_mut(&id) {
             held.live_rows = 1;
         }
+    }
+
+    /// The same of a cold segment.
+    pub(crate) fn restore_withheld_cold(&mut self, segment: Arc<Segment>, trailer: &Trailer) {
+        let id = segment.id;
+        self.withheld.push(Arc::clone(&segment));
+        let mut held = Held::cold(segment, trailer, &[]);
+        held.live_rows = 1;
+        self.cold.insert(id, held);
     }
 
     /// Begins a segment of a memory log.
@@ -172,10 +278,9 @@ impl Log {
     /// on as far as the state file is concerned.
     pub(crate) fn take_freeable(&mut self) -> Vec<u64> {
         let upto = self.purged.min_by_index(self.checkpoint);
-        let free = self.held.iter_mut().filter(|(_, held)| {
-            let purged = held.entries.is_none_or(|(_, last)| upto.is_some_and(|u| last.index <= u));
-            held.sealed && purged && held.live_rows == 0
-        });
+        let all = self.held.iter_mut().chain(&mut self.cold);
+        let free =
+            all.filter(|(_, held)| held.is_purged(upto) && held.live_rows == 0 && !held.busy);
         free.map(|(id, held)| {
             held.going = true;
             *id
@@ -185,7 +290,7 @@ impl Log {
 
     /// Forgets a segment. Its entries can no longer be asked for.
     pub(crate) fn remove_segment(&mut self, id: u64) -> Option<Held> {
-        let held = self.held.remove(&id)?;
+        let Some(held) = self.held.remove(&id) else { return self.cold.remove(&id) };
         if let Some((first, _)) = held.entries {
             self.sealed_by_index.remove(&first);
         }

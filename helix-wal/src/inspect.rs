@@ -10,12 +10,12 @@ use bytes::Bytes;
 use crate::aligned::Aligned;
 use crate::footer::{IndexRow, PlacedRow, Trailer};
 use crate::frame::{FrameHeader, Kind, Position, SegmentHeader, payload_crc};
-use crate::layout::{BLOCK_BYTES, STATE, new_name, segment_name};
+use crate::layout::{BLOCK_BYTES, STATE, cold_name, new_name, segment_name};
 use crate::page_cache::PageCache;
 use crate::recovery::{Names, open_segment, read_directory, read_trailer};
 use crate::scan::{Known, read_header, scan};
 use crate::segment::{Segment, Stop};
-use crate::state_file::State;
+use crate::state_file::{ColdName, State};
 use crate::state_io;
 use crate::storage::Storage;
 use crate::{Error, How, LogId, StreamRow};
@@ -29,7 +29,7 @@ pub struct Report {
     pub vote: Option<Bytes>,
     pub purged: Option<LogId>,
     pub committed: Option<LogId>,
-    /// Oldest first.
+    /// Those of the chain, oldest first, and then the cold ones.
     pub segments: Vec<SegmentReport>,
     /// Prepared segments.
     pub ready_segments: u64,
@@ -62,6 +62,8 @@ pub struct SegmentReport {
 pub enum SegmentState {
     Sealed,
     Unsealed,
+    /// Sealed, and no part of the chain: written at once, with gaps in the index.
+    Cold,
     /// What is wrong with it.
     Damaged(String),
 }
@@ -71,6 +73,7 @@ impl fmt::Display for SegmentState {
         match self {
             Self::Sealed => f.write_str("sealed"),
             Self::Unsealed => f.write_str("unsealed"),
+            Self::Cold => f.write_str("cold"),
             Self::Damaged(what) => write!(f, "damaged: {what}"),
         }
     }
@@ -118,7 +121,7 @@ pub fn inspect(storage: &dyn Storage) -> Result<Report, Error> {
         committed: state.committed,
         segments: Vec::new(),
         ready_segments: names.ready.len() as u64,
-        leftovers: leftovers(&names, &live),
+        leftovers: leftovers(&names, &live, &state),
     };
     let mut ends = ends(storage, &live);
     for (id, file) in &live {
@@ -126,6 +129,13 @@ pub fn inspect(storage: &dyn Storage) -> Result<Report, Error> {
         let synced = Some(state.synced).filter(|s| s.segment == *id).map_or(0, |s| s.at);
         let known = Known { end: ends.remove(id), synced };
         if let Err(error) = segment.fill(storage, known, &mut report) {
+            segment.state = SegmentState::Damaged(error.to_string());
+        }
+        report.segments.push(segment);
+    }
+    for ColdName { id, .. } in &state.cold {
+        let mut segment = SegmentReport::new(*id, &cold_name(*id));
+        if let Err(error) = segment.fill_cold(storage) {
             segment.state = SegmentState::Damaged(error.to_string());
         }
         report.segments.push(segment);
@@ -145,10 +155,12 @@ fn live_ids(names: &Names, state: &State) -> BTreeMap<u64, String> {
     named.chain(later).map(|id| (id, name(id))).collect()
 }
 
-fn leftovers(names: &Names, live: &BTreeMap<u64, String>) -> Vec<String> {
+fn leftovers(names: &Names, live: &BTreeMap<u64, String>, state: &State) -> Vec<String> {
     let segments = names.segments.iter().map(|id| segment_name(*id));
     let new = names.new.iter().map(|id| new_name(*id));
-    segments.chain(new).filter(|name| !live.values().any(|live| live == name)).collect()
+    let cold = names.cold.iter().filter(|id| !state.cold.iter().any(|cold| cold.id == **id));
+    let chain = segments.chain(new).filter(|name| !live.values().any(|live| live == name));
+    chain.chain(cold.map(|id| cold_name(*id))).collect()
 }
 
 /// Where each segment ends, by what the header of the next one says.
@@ -190,6 +202,16 @@ impl SegmentReport {
             Some(trailer) => self.fill_sealed(&segment, &trailer),
             None => self.fill_unsealed(&segment, &header, known, report),
         }
+    }
+
+    fn fill_cold(&mut self, storage: &dyn Storage) -> Result<(), Error> {
+        let segment = open_segment(storage, self.id, &self.file)?;
+        self.file_bytes = segment.len;
+        read_header(&segment)?;
+        let trailer = read_trailer(&segment)?.ok_or_else(|| no_trailer(&segment))?;
+        self.fill_sealed(&segment, &trailer)?;
+        self.state = SegmentState::Cold;
+        Ok(())
     }
 
     fn fill_sealed(&mut self, segment: &Segment, trailer: &Trailer) -> Result<(), Error> {
@@ -245,6 +267,11 @@ impl SegmentReport {
     }
 }
 
+fn no_trailer(segment: &Segment) -> Error {
+    let bytes = segment.len - BLOCK_BYTES..segment.len;
+    segment.damaged(bytes, "the trailer of a cold segment does not verify")
+}
+
 /// Reads and checks every byte of the log. An empty list means that all of it verifies.
 pub fn verify(storage: &dyn Storage) -> Vec<Finding> {
     let found = Names::list(storage).and_then(|names| Ok((names, state_io::load(storage)?)));
@@ -290,6 +317,17 @@ pub fn verify(storage: &dyn Storage) -> Vec<Finding> {
     if sealed_before && let Some((id, _)) = live.last_key_value() {
         let what = "is missing".to_owned();
         findings.push(Finding { file: segment_name(id + 1), bytes: 0..0, what });
+    }
+    for cold in &state.cold {
+        let name = cold_name(cold.id);
+        match verify_segment(storage, cold.id, &name, Known::default(), &mut findings) {
+            Ok((true, _)) => {}
+            Ok((false, _)) => {
+                let what = "the trailer of a cold segment does not verify".to_owned();
+                findings.push(Finding { file: name, bytes: 0..0, what });
+            }
+            Err(error) => findings.push(error.into()),
+        }
     }
     findings
 }

@@ -1,5 +1,5 @@
 //! Housekeeping behind the writer: prepares segments, seals rolled ones, frees and recycles those
-//! that nobody needs. One piece of work a step.
+//! that nobody needs, and gives compaction its time. One piece of work a step.
 
 use std::fmt;
 use std::io;
@@ -11,10 +11,11 @@ use tracing::{debug, warn};
 
 use crate::Error;
 use crate::aligned::Aligned;
+use crate::compaction::{Compactor, Step};
 use crate::error::poison;
 use crate::files::Files;
 use crate::footer::{SegmentEnd, build};
-use crate::layout::{BLOCK_BYTES, ready_name};
+use crate::layout::ready_name;
 use crate::segment::Segment;
 use crate::shared::{Ready, Role, Shared};
 use crate::storage::Storage;
@@ -29,6 +30,8 @@ const PACE: Duration = Duration::from_millis(4);
 const READERS_WAIT: Duration = Duration::from_secs(10);
 /// How often freed segments and a full disk are looked at again.
 const RETRY: Duration = Duration::from_millis(500);
+/// How soon it is looked again for segments to compact, at the earliest.
+const LOOK: Duration = Duration::from_millis(10);
 /// Entries copied under one hold of the lock.
 const ENTRIES_AT_ONCE: usize = 2048;
 
@@ -40,6 +43,9 @@ pub struct Keeper {
     preparing: Option<(Ready, u64)>,
     /// Freed segments that readers may still hold.
     retired: Vec<Retired>,
+    compactor: Compactor,
+    /// When the next piece of a compaction may be done.
+    compact_at: Duration,
     zeroes: Aligned,
     ended: bool,
 }
@@ -57,10 +63,13 @@ impl fmt::Debug for Keeper {
 
 impl Keeper {
     pub(crate) fn new(shared: Arc<Shared>, storage: Arc<dyn Storage>, files: Arc<Files>) -> Self {
+        let compactor = Compactor::new(Arc::clone(&shared), Arc::clone(&storage));
         Self {
             shared,
             storage,
             files,
+            compactor,
+            compact_at: Duration::ZERO,
             preparing: None,
             retired: Vec::new(),
             zeroes: Aligned::default(),
@@ -106,8 +115,48 @@ impl Keeper {
             return Ok(Next::Now);
         }
         let prepared = self.prepare()?;
+        if prepared == Next::Now {
+            return Ok(Next::Now);
+        }
         let waiting = if self.retired.is_empty() { freed } else { Next::After(RETRY) };
-        Ok(sooner(prepared, waiting))
+        Ok(sooner(self.compact(now)?, sooner(prepared, waiting)))
+    }
+
+    // Compaction.
+
+    /// Does a piece of a compaction, if it is time for one.
+    fn compact(&mut self, now: Duration) -> Result<Next, Error> {
+        let rate = self.shared.options.compaction_bytes_per_second;
+        if rate == 0 {
+            return Ok(Next::Idle);
+        }
+        if now < self.compact_at {
+            return Ok(Next::After(self.compact_at - now));
+        }
+        let pause = match self.compactor.step()? {
+            Step::Nothing => {
+                self.compact_at = now + LOOK;
+                return Ok(Next::Idle);
+            }
+            Step::More(bytes) => self.pause(bytes, rate),
+            Step::NoSpace => RETRY,
+            Step::Done => {
+                let replaced = self.compactor.replaced.drain(..);
+                self.retired.extend(replaced.map(|segment| Retired { segment, since: now }));
+                Duration::ZERO
+            }
+        };
+        self.compact_at = now + pause;
+        Ok(if pause.is_zero() { Next::Now } else { Next::After(pause) })
+    }
+
+    /// How long a piece of work must last at this rate; twice as long while the writer has work.
+    fn pause(&self, bytes: u64, rate: u64) -> Duration {
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
+        let pause = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        let core = self.shared.lock();
+        let is_busy = core.in_hand.is_some() || !core.queue.is_empty();
+        if is_busy { pause * 2 } else { pause }
     }
 
     // Sealing.
@@ -129,16 +178,7 @@ impl Keeper {
         let name = segment.name();
         let footer = build(&entries, end)
             .ok_or_else(|| poison("seal", &name, &io::Error::other("the footer does not fit")))?;
-        let file = segment.opened().map_err(|e| poison("open", &name, &e))?;
-        let write = |bytes: &[u8], at: u64| -> Result<(), Error> {
-            let block = Aligned::copy(bytes);
-            file.write_at(block.as_slice(), at).map_err(|e| poison("write", &name, &e))?;
-            file.sync_data().map_err(|e| poison("sync", &name, &e))
-        };
-        if !footer.pages.is_empty() {
-            write(&footer.pages, footer.trailer.footer_start)?;
-        }
-        write(&footer.trailer_block, segment.len - BLOCK_BYTES)?;
+        segment.write_footer(&footer)?;
         debug!(segment = id, entries = entries.len(), "sealed");
         self.shared.lock().log.on_sealed(id, &footer.trailer, &footer.directory);
         segment.open_on_demand(&self.files);
@@ -155,6 +195,7 @@ impl Keeper {
             identity_crc: crc32fast::hash(&self.shared.identity),
             file_len: segment.len,
             data_end,
+            gathered: false,
             context,
         };
         Some((segment, end))
@@ -180,9 +221,13 @@ impl Keeper {
         }
         drop(file);
         let mut core = shared.lock();
-        let freed = ids.iter().filter_map(|id| core.log.remove_segment(*id)?.segment);
-        let retired = freed.map(|segment| Retired { segment, since: now });
-        self.retired.extend(retired);
+        for id in ids {
+            let Some(segment) = core.log.remove_segment(id).and_then(|held| held.segment) else {
+                continue;
+            };
+            core.counters.on_freed(segment.len);
+            self.retired.push(Retired { segment, since: now });
+        }
         Ok(Next::Now)
     }
 

@@ -9,6 +9,8 @@ pub(crate) const BLOCK_BYTES: u64 = BLOCK as u64;
 pub(crate) const FORMAT_VERSION: u16 = 1;
 /// Oldest version whose readers understand what is written now.
 pub(crate) const MIN_READER_VERSION: u16 = 1;
+/// Version of the state file: 2 names cold segments. One without any can be read by version 1.
+pub(crate) const STATE_VERSION: u16 = 2;
 /// Most bytes of an identity or of a vote: both must fit into the header of a segment.
 pub(crate) const OPAQUE_BYTES_MAX: usize = 256;
 /// Most bytes of an entry's head.
@@ -26,6 +28,11 @@ pub(crate) fn new_name(id: u64) -> String {
     format!("{id:016x}.new")
 }
 
+/// A segment that was written at once. It counts only where the state file names it.
+pub(crate) fn cold_name(id: u64) -> String {
+    format!("{id:016x}.cold")
+}
+
 pub(crate) fn ready_name(number: u64) -> String {
     format!("ready-{number}")
 }
@@ -35,6 +42,7 @@ pub(crate) fn ready_name(number: u64) -> String {
 pub(crate) enum Name {
     Segment(u64),
     New(u64),
+    Cold(u64),
     Ready(u64),
     Other,
 }
@@ -45,6 +53,8 @@ pub(crate) fn parse_name(name: &str) -> Name {
         Name::Segment(id)
     } else if let Some(id) = name.strip_suffix(".new").and_then(id) {
         Name::New(id)
+    } else if let Some(id) = name.strip_suffix(".cold").and_then(id) {
+        Name::Cold(id)
     } else if let Some(number) = name.strip_prefix("ready-").and_then(|n| n.parse().ok()) {
         Name::Ready(number)
     } else {
@@ -82,6 +92,7 @@ mod tests {
     fn names_are_told_apart() {
         assert_eq!(parse_name(&segment_name(0x1f)), Name::Segment(0x1f));
         assert_eq!(parse_name(&new_name(u64::MAX)), Name::New(u64::MAX));
+        assert_eq!(parse_name(&cold_name(0x20)), Name::Cold(0x20));
         assert_eq!(parse_name(&ready_name(7)), Name::Ready(7));
         for other in ["state", "1.seg", "ready-", "ready-x", ".seg", "lock"] {
             assert_eq!(parse_name(other), Name::Other, "{other}");

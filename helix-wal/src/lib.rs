@@ -56,10 +56,14 @@
 //!
 //! `frame`, `footer` and `state_file` are bytes; `log`, `slot`, `places`, `shorten`, `held` and
 //! `streams` are the log in memory; `tip`, `writer` and `keeper` write; `sealed`, `scan`, `replay`,
-//! `copy` and `recovery` open; `read`, `load`, `readers` and `files` read.
+//! `copy` and `recovery` open; `read`, `live`, `load`, `readers` and `files` read; `cold` writes
+//! segments at once and `install` makes them part of the log; `choose` and `compaction` rewrite.
 //! `docs/wal-format.md` draws the files.
 
 mod aligned;
+mod choose;
+mod cold;
+mod compaction;
 mod copy;
 mod error;
 mod files;
@@ -67,8 +71,10 @@ mod footer;
 mod frame;
 mod held;
 mod inspect;
+mod install;
 mod keeper;
 mod layout;
+mod live;
 mod load;
 mod log;
 mod page_cache;
@@ -93,11 +99,13 @@ mod types;
 mod wal;
 mod writer;
 
+pub use cold::{ColdSegments, ColdWriter};
 pub use error::Error;
 pub use inspect::{Finding, Report, SegmentReport, SegmentState, inspect, verify};
 pub use keeper::Keeper;
 pub use types::{
-    Entry, How, LogId, LogState, Payload, Placement, Recovered, Stats, StoredEntry, StreamRow,
+    Entry, How, LiveEntries, LiveEntry, LogId, LogState, Payload, Placement, Recovered,
+    SYNC_BOUNDS_US, Stats, StoredEntry, StreamRow,
 };
 pub use wal::{Done, Next, Options, Wal};
 pub use writer::Writer;

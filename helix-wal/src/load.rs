@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::footer::{IndexRow, PlacedRow};
 use crate::frame::{FrameHeader, Kind, Position};
 use crate::segment::{Segment, Stop};
 use crate::slot::Slot;
@@ -46,6 +47,28 @@ impl Wanted {
         }
     }
 
+    pub(crate) fn of_row(row: &PlacedRow, segment: &Arc<Segment>) -> Self {
+        Self {
+            segment: Arc::clone(segment),
+            offset: u64::from(row.offset),
+            len: u64::from(row.frame_len),
+            index: row.index,
+            term: None,
+            stream: None,
+        }
+    }
+
+    pub(crate) fn of_index(row: &IndexRow, segment: &Arc<Segment>) -> Self {
+        Self {
+            segment: Arc::clone(segment),
+            offset: u64::from(row.offset),
+            len: u64::from(row.frame_len),
+            index: row.id.index,
+            term: Some(row.id.term),
+            stream: None,
+        }
+    }
+
     fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.len
     }
@@ -72,6 +95,16 @@ impl Wanted {
 pub(crate) enum Source {
     Memory(Entry),
     Disk(Wanted),
+}
+
+impl Source {
+    /// About how many bytes it fetches.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::Memory(entry) => entry.head.len() + entry.payload.bytes.len(),
+            Self::Disk(wanted) => wanted.len as usize,
+        }
+    }
 }
 
 /// Fetches what is on disk. Fails only if not even the first entry can be had. Where it may wait,

@@ -41,8 +41,10 @@ pub(crate) struct Log {
     pub(crate) checkpoint: Option<LogId>,
     pub(crate) vote: Option<Bytes>,
     pub(crate) streams: HashMap<u64, Stream>,
-    /// The live segments by id.
+    /// The live segments of the chain by id. Each follows the one before it.
     pub(crate) held: BTreeMap<u64, Held>,
+    /// The cold segments by id: entries up to the purge point, in any order among the others.
+    pub(crate) cold: BTreeMap<u64, Held>,
     /// Sealed segments by their first index.
     pub(crate) sealed_by_index: BTreeMap<u64, u64>,
     /// Sealed segments of which only the range of entries is known, by id.

@@ -10,11 +10,13 @@ use crate::log::Log;
 use crate::segment::{Segment, Stop};
 use crate::shared::Shared;
 use crate::slot::Slot;
-use crate::streams::{Row, Stream};
+use crate::streams::{Ref, Row, Stream};
 use crate::{Entry, Error, How, LogId, Placement, StoredEntry};
 
 /// Most entries looked up under one hold of the lock.
 const ENTRIES_AT_ONCE: usize = 4096;
+/// Most shares of a stream that one call reads from.
+const SHARES_AT_ONCE: usize = 64;
 
 /// How much one call may return, and how much after it is made ready for the call to come. The
 /// first entry always fits.
@@ -31,6 +33,11 @@ impl Budget {
         Self { left: max, ahead, now: 0, is_spent: false }
     }
 
+    /// About how much is still fetched.
+    fn bytes(&self) -> u64 {
+        (self.left as u64).saturating_add(self.ahead as u64)
+    }
+
     /// Whether an entry is fetched; `asked` if it was asked for.
     fn take(&mut self, size: usize, asked: bool) -> bool {
         self.is_spent |= !asked || (self.now > 0 && size > self.left);
@@ -43,6 +50,19 @@ impl Budget {
         self.ahead -= if fits { size } else { self.ahead };
         fits
     }
+}
+
+/// Rows of a sealed segment's table by stream that may hold what is asked for.
+struct Share {
+    segment: Arc<Segment>,
+    rows: Range<u32>,
+}
+
+/// What the lock had to say about a range of positions.
+enum Positions {
+    Memory(Vec<(Placement, Source)>),
+    /// On disk: in these, which follow each other.
+    Sealed(Vec<Share>),
 }
 
 /// What the lock had to say about a range of the Raft log.
@@ -155,14 +175,7 @@ impl Shared {
                 Err(_) if !found.is_empty() => break,
                 Err(stop) => return Err(stop),
             };
-            let wanted = Wanted {
-                segment: Arc::clone(segment),
-                offset: u64::from(row.offset),
-                len: u64::from(row.frame_len),
-                index: row.id.index,
-                term: Some(row.id.term),
-                stream: None,
-            };
+            let wanted = Wanted::of_index(&row, segment);
             if !take(&wanted) {
                 break;
             }
@@ -215,15 +228,14 @@ impl Shared {
         let row = segment.by_stream(&self.cache, How::Blocking).get(number)?;
         let same = (row.index, row.first, row.count, row.time)
             == (index, placement.first, placement.count, placement.time);
-        Ok(same && self.is_row_of(segment.id, placement.stream, number))
+        Ok(same && self.is_row_of(segment.id, &placement, number))
     }
 
     /// Whether a row of a segment's table by stream is the stream's, as far as is still known.
-    fn is_row_of(&self, segment: u64, stream: u64, number: u32) -> bool {
+    fn is_row_of(&self, segment: u64, placement: &Placement, number: u32) -> bool {
         let core = self.lock();
-        let Some(stream) = core.log.streams.get(&stream) else { return false };
-        let at = stream.rows.binary_search_by_key(&segment, |row| row.row.segment);
-        let share = at.ok().and_then(|at| stream.rows.get(at));
+        let Some(stream) = core.log.streams.get(&placement.stream) else { return false };
+        let share = stream.row_of(segment, placement.first);
         let trimmed = stream.dropped || stream.trim > 0;
         share.map_or(trimmed, |share| (share.begin..share.begin + share.entries).contains(&number))
     }
@@ -238,36 +250,48 @@ impl Shared {
     ) -> Result<Vec<StoredEntry>, Stop> {
         let ahead = self.readers.ahead(Some(stream), range.start, how);
         let mut budget = Budget::new(bytes_max, ahead);
-        let (sealed, sources) = self.find_positions(stream, &range, &mut budget)?;
-        let Some((segment, rows)) = sealed else {
-            return self.load_placed(stream, sources, &budget, how);
+        let shares = match self.find_positions(stream, &range, &mut budget)? {
+            Positions::Memory(found) => return self.load_placed(stream, found, &budget, how),
+            Positions::Sealed(shares) => shares,
         };
+        let mut found = Vec::new();
+        for share in &shares {
+            match self.share_sources(stream, &range, share, &mut budget, &mut found, how) {
+                Ok(true) => {}
+                Ok(false) => break,
+                // What was found so far is an answer too.
+                Err(_) if !found.is_empty() => break,
+                Err(stop) => return Err(stop),
+            }
+        }
+        self.load_placed(stream, found, &budget, how)
+    }
+
+    /// Adds a share's entries of a range, while the budget lasts; whether it still does.
+    fn share_sources(
+        &self,
+        stream: u64,
+        range: &Range<u64>,
+        share: &Share,
+        budget: &mut Budget,
+        found: &mut Vec<(Placement, Source)>,
+        how: How,
+    ) -> Result<bool, Stop> {
+        let Share { segment, rows } = share;
         let mut table = segment.by_stream(&self.cache, how);
         let start = table
             .partition_point(rows.clone(), |row| row.first + u64::from(row.count) <= range.start)?;
-        let mut found = Vec::new();
         for number in start..rows.end {
-            let row = match table.get(number) {
-                Ok(row) => row,
-                Err(_) if !found.is_empty() => break,
-                Err(stop) => return Err(stop),
-            };
+            let row = table.get(number)?;
             if !budget.take(row.frame_len as usize, row.first < range.end) {
-                break;
+                return Ok(false);
             }
-            let wanted = Wanted {
-                segment: Arc::clone(&segment),
-                offset: u64::from(row.offset),
-                len: u64::from(row.frame_len),
-                index: row.index,
-                term: None,
-                stream: None,
-            };
+            let wanted = Wanted::of_row(&row, segment);
             let placement =
                 Placement { stream, first: row.first, count: row.count, time: row.time };
             found.push((placement, Source::Disk(wanted)));
         }
-        self.load_placed(stream, found, &budget, how)
+        Ok(true)
     }
 
     /// Fetches what a reader of a stream gets, and remembers where it will go on.
@@ -293,13 +317,12 @@ impl Shared {
     }
 
     /// Looks positions up: in the slots, or else which rows of which sealed segment hold them.
-    #[allow(clippy::type_complexity)]
     fn find_positions(
         &self,
         stream: u64,
         range: &Range<u64>,
         budget: &mut Budget,
-    ) -> Result<(Option<(Arc<Segment>, Range<u32>)>, Vec<(Placement, Source)>), Stop> {
+    ) -> Result<Positions, Stop> {
         let core = self.lock();
         let log = &core.log;
         let none = Stream::default();
@@ -318,19 +341,23 @@ impl Shared {
             return Err(Error::Trimmed { asked: range.start, first }.into());
         }
         if range.is_empty() {
-            return Ok((None, Vec::new()));
+            return Ok(Positions::Memory(Vec::new()));
         }
-        if let Some(row) = held.sealed_row(range.start) {
-            if row.row.first >= range.end {
-                return Ok((None, Vec::new()));
-            }
-            let segment = log.held.get(&row.row.segment).and_then(|held| held.segment.clone());
-            return Ok((segment.map(|s| (s, row.begin..row.begin + row.entries)), Vec::new()));
+        if !log.memory
+            && let Some(row) = held.sealed_row(range.start)
+        {
+            return Ok(Positions::Sealed(shares(log, held, row, range.end, budget)));
         }
         let start = held.refs.partition_point(|r| r.next() <= range.start);
         let refs = held.refs.range(start..).take(ENTRIES_AT_ONCE);
         let mut found = Vec::new();
+        let mut next = None;
         for r in refs {
+            // What a gap in memory leaves out may be in a cold segment.
+            if next.is_some_and(|next| next < r.first && held.has_row_in(next..r.first)) {
+                break;
+            }
+            next = Some(r.next());
             let Some(slot) = log.slot(r.index) else { break };
             if !budget.take(slot.head.len() + slot.payload_len, r.first < range.end) {
                 break;
@@ -339,7 +366,7 @@ impl Shared {
             let placement = Placement { stream, first: r.first, count: r.count, time: r.time };
             found.push((placement, source));
         }
-        Ok((None, found))
+        Ok(Positions::Memory(found))
     }
 
     pub(crate) fn find_time(&self, stream: u64, time: u64, how: How) -> Result<Option<u64>, Stop> {
@@ -351,7 +378,9 @@ impl Shared {
             if held.dropped {
                 return Ok(None);
             }
-            let at = held.rows.partition_point(|row| row.row.last_time < time);
+            // A trimmed row stays while its segment is not sealed.
+            let over = |row: &Row| row.row.last_time < time || row.row.next <= held.trim;
+            let at = held.rows.partition_point(over);
             // Earlier ones of that time may be where nobody can look.
             let known = at.checked_sub(1).and_then(|at| held.rows.get(at)).map(|row| row.row.next);
             let known = known.unwrap_or(0).max(held.trim);
@@ -361,16 +390,19 @@ impl Shared {
             if let Some(damage) = log.withheld_before(held, known, at, first) {
                 return Err(damage.clone().into());
             }
-            // Times do not decrease, so where the entries in memory begin later they come later.
+            // Times do not decrease: what is wanted lies between the entries in memory that are too
+            // early and the first that is not, there or in a row.
+            let late = held.refs.partition_point(|r| r.time < time);
+            let early = late.checked_sub(1).and_then(|at| held.refs.get(at)).map_or(0, Ref::next);
+            let late = held.refs.get(late).map(|r| r.first);
             let before_memory = |row: &&Row| {
-                let first = row.row.first.max(held.trim);
-                held.refs.front().is_none_or(|r| r.time >= time && first < r.first)
+                let first = row.row.first.max(held.trim).max(early);
+                first < row.row.next && late.is_none_or(|late| first < late)
             };
             let row = held.rows.get(at).filter(|row| row.row.sealed).filter(before_memory);
-            let segment = row.and_then(|row| log.held.get(&row.row.segment)?.segment.clone());
+            let segment = row.and_then(|row| log.segment(row.row.segment)?.segment.clone());
             let (Some(row), Some(segment)) = (row, segment) else {
-                let at = held.refs.partition_point(|r| r.time < time);
-                return Ok(held.refs.get(at).map(|r| r.first.max(held.trim)));
+                return Ok(late.map(|first| first.max(held.trim)));
             };
             (segment, row.begin..row.begin + row.entries, held.trim)
         };
@@ -384,8 +416,32 @@ impl Shared {
     }
 }
 
+/// A stream's shares on disk from a row on, as far as the budget goes: they follow each other
+/// without a gap, and the entries of the later ones are not in memory.
+fn shares(log: &Log, held: &Stream, row: usize, end: u64, budget: &Budget) -> Vec<Share> {
+    let mut shares = Vec::new();
+    let (mut bytes, mut next) = (0, None);
+    let memory = held
+        .refs
+        .partition_point(|r| held.rows.get(row).is_some_and(|row| r.next() <= row.row.first));
+    let memory = held.refs.get(memory).map_or(u64::MAX, |r| r.first);
+    for Row { row, begin, entries, .. } in held.rows.range(row..).take(SHARES_AT_ONCE) {
+        let follows = next.is_none_or(|next| row.first == next && row.first < memory);
+        if !row.sealed || !follows || row.first >= end || bytes > budget.bytes() {
+            break;
+        }
+        let Some(segment) = log.segment(row.segment).and_then(|held| held.segment.clone()) else {
+            break;
+        };
+        shares.push(Share { segment, rows: *begin..begin + entries });
+        bytes += row.bytes;
+        next = Some(row.next);
+    }
+    shares
+}
+
 /// Where to get a slot's entry; `None` if its payload is gone for good.
-fn source(log: &Log, slot: &Slot) -> Option<Source> {
+pub(crate) fn source(log: &Log, slot: &Slot) -> Option<Source> {
     if let Some(payload) = &slot.payload {
         let mut entry = slot.head_entry();
         entry.payload.bytes = payload.clone();

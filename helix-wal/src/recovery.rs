@@ -14,11 +14,13 @@ use crate::error::{failed, poison};
 use crate::files::Files;
 use crate::footer::{DirectoryRow, Trailer, parse_directory};
 use crate::held::Held;
-use crate::layout::{BLOCK_BYTES, Name, STATE, new_name, parse_name, ready_name, segment_name};
+use crate::layout::{
+    BLOCK_BYTES, Name, STATE, cold_name, new_name, parse_name, ready_name, segment_name,
+};
 use crate::log::Log;
 use crate::replay::Replay;
 use crate::scan::read_header;
-use crate::sealed::{check_withheld, load_sealed};
+use crate::sealed::{check_withheld, load_cold, load_sealed};
 use crate::segment::Segment;
 use crate::shared::{Core, Ready, Shared};
 use crate::state_file::State;
@@ -53,6 +55,7 @@ pub(crate) fn open(
     replay.read(&unsealed, &state)?;
     replay.settle(&state);
     check_withheld(&log, &replay)?;
+    load_cold(&mut log, storage.as_ref(), files, &names, &state)?;
     let next_id = names.next_id().max(state.next_id);
     let mut copy = Copy {
         storage: storage.as_ref(),
@@ -90,14 +93,17 @@ pub(crate) fn open(
         warn!(bytes = cut_bytes, "cut a torn tail that was never acknowledged");
     }
     info!(folder = storage.describe(), segments = core.log.held.len(), "log is open");
-    let shared = Shared::new(Some(storage), options, state.identity, state_file, core);
+    let files = Some(Arc::clone(files));
+    let shared = Shared::new(Some(storage), files, options, state.identity, state_file, core);
     Ok((Arc::new(shared), tip, recovered))
 }
 
 fn lock(storage: &dyn Storage) -> Result<Box<dyn Send + Sync>, Error> {
     storage.lock().map_err(|e| match e.kind() {
         io::ErrorKind::WouldBlock => {
-            Error::Unusable(format!("{} is in use by another process", storage.describe()))
+            let folder = storage.describe();
+            let what = "is in use by another process; stop that one, or use another folder";
+            Error::Unusable(format!("{folder} {what}"))
         }
         _ => failed("lock", &storage.describe(), &e),
     })
@@ -108,6 +114,7 @@ fn lock(storage: &dyn Storage) -> Result<Box<dyn Send + Sync>, Error> {
 pub(crate) struct Names {
     pub segments: Vec<u64>,
     pub new: Vec<u64>,
+    pub cold: Vec<u64>,
     pub ready: Vec<u64>,
 }
 
@@ -119,6 +126,7 @@ impl Names {
             match parse_name(&name) {
                 Name::Segment(id) => names.segments.push(id),
                 Name::New(id) => names.new.push(id),
+                Name::Cold(id) => names.cold.push(id),
                 Name::Ready(number) => names.ready.push(number),
                 Name::Other => {}
             }
@@ -131,7 +139,7 @@ impl Names {
     /// The state of a log that is just being created. Segments are given their names, and the pool
     /// is filled, only after a first state was durable: where they are without it, it was lost.
     fn fresh(&self, options: &Options) -> Result<State, Error> {
-        if self.segments.is_empty() && self.ready.is_empty() {
+        if self.segments.is_empty() && self.ready.is_empty() && self.cold.is_empty() {
             let identity = options.identity.clone();
             return Ok(State { identity, next_id: 1, ..State::default() });
         }
@@ -141,7 +149,7 @@ impl Names {
 
     /// An id above all that are in use.
     fn next_id(&self) -> u64 {
-        self.segments.iter().chain(&self.new).max().map_or(1, |id| id + 1)
+        self.segments.iter().chain(&self.new).chain(&self.cold).max().map_or(1, |id| id + 1)
     }
 }
 
@@ -201,7 +209,9 @@ fn open_named(storage: &dyn Storage, names: &Names, id: u64) -> Result<Segment, 
 pub(crate) fn open_segment(storage: &dyn Storage, id: u64, name: &str) -> Result<Segment, Error> {
     let file = storage.open(name).map_err(|e| failed("open", name, &e))?;
     let len = file.len().map_err(|e| failed("read", name, &e))?;
-    let segment = Segment::new(id, file, len);
+    let is_cold = matches!(parse_name(name), Name::Cold(_));
+    let segment =
+        if is_cold { Segment::new_cold(id, file, len) } else { Segment::new(id, file, len) };
     if len < 2 * BLOCK_BYTES || !len.is_multiple_of(BLOCK_BYTES) {
         return Err(segment.damaged(len..len + 1, "the file is shorter than it was"));
     }
@@ -263,6 +273,8 @@ fn install(storage: &dyn Storage, made: &[Made], state: &State) -> Result<(), Er
     sync_dir(storage)?;
     let old = names.segments.iter().filter(|id| !live(id)).map(|id| segment_name(*id));
     let unnamed = names.new.iter().filter(|id| !live(id)).map(|id| new_name(*id));
+    let cold = |id: &&u64| !state.cold.iter().any(|cold| cold.id == **id);
+    let unnamed = unnamed.chain(names.cold.iter().filter(cold).map(|id| cold_name(*id)));
     // Never recycled: a name that comes back after a crash must not share its blocks.
     for name in old.chain(unnamed) {
         storage.remove(&name).map_err(|e| poison("remove", &name, &e))?;

@@ -74,7 +74,7 @@ impl Replay {
         match frame.kind {
             Kind::Vote => self.vote = Some(Bytes::copy_from_slice(head)),
             Kind::Purge => {
-                self.purge(frame.id);
+                self.purge(frame.id, head.first() == Some(&1));
             }
             Kind::Truncate => {
                 let from = frame.id.index;
@@ -91,15 +91,18 @@ impl Replay {
     }
 
     /// As in the log: if another entry stands in the place of the purge point, what follows it is
-    /// of another branch.
-    fn purge(&mut self, upto: LogId) {
+    /// of another branch. `empties` says so where that entry's segment is gone.
+    fn purge(&mut self, upto: LogId, empties: bool) {
         if self.purged.is_some_and(|purged| purged.index >= upto.index) {
             return;
         }
         self.purged = Some(upto);
         let at = self.slots.partition_point(|slot| slot.id.index < upto.index);
-        let conflicts =
-            self.slots.get(at).is_some_and(|slot| slot.id.index == upto.index && slot.id != upto);
+        let there = self.slots.get(at).filter(|slot| slot.id.index == upto.index);
+        let conflicts = match there {
+            Some(slot) => slot.id != upto,
+            None => empties,
+        };
         if conflicts {
             self.slots.truncate(at);
         }
@@ -152,7 +155,7 @@ impl Replay {
         }
         // A purge may have freed segments before its own frame was durable.
         if let Some(purged) = state.purged {
-            self.purge(purged);
+            self.purge(purged, false);
         }
         self.last = self.last.into_iter().chain(self.purged).max_by_key(|id| id.index);
         let hints = self.hints.iter().copied().chain(state.committed);

@@ -7,13 +7,15 @@ use tracing::error;
 
 use crate::files::Files;
 use crate::footer::Trailer;
-use crate::frame::{FIRST_GROUP, Position, SegmentHeader};
-use crate::layout::BLOCK_BYTES;
+use crate::frame::{Context, FIRST_GROUP, Position, SegmentHeader};
+use crate::layout::{BLOCK_BYTES, cold_name};
 use crate::log::Log;
-use crate::recovery::{Live, missing, read_directory, read_trailer};
+use crate::recovery::{Live, Names, missing, open_segment, read_directory, read_trailer};
 use crate::replay::Replay;
 use crate::scan::read_header;
 use crate::segment::Segment;
+use crate::state_file::{ColdName, State};
+use crate::storage::Storage;
 use crate::{Error, LogId};
 
 /// A segment of the log and its trailer, if it has one that verifies.
@@ -65,6 +67,46 @@ pub(crate) fn load_sealed(
     }
     check_join(last.as_ref(), &unsealed)?;
     Ok(unsealed)
+}
+
+/// Takes the cold segments that the state file names into the log. Their entries stand between
+/// those of others, and are all below the purge point.
+pub(crate) fn load_cold(
+    log: &mut Log,
+    storage: &dyn Storage,
+    files: &Arc<Files>,
+    names: &Names,
+    state: &State,
+) -> Result<(), Error> {
+    for ColdName { id, first, last } in &state.cold {
+        let name = cold_name(*id);
+        if !names.cold.contains(id) {
+            return Err(Error::Damaged { file: name, bytes: 0..0, what: "is missing".to_owned() });
+        }
+        let segment = Arc::new(open_segment(storage, *id, &name)?);
+        segment.open_on_demand(files);
+        let block = segment.len - BLOCK_BYTES..segment.len;
+        let damage = match read_trailer(&segment)? {
+            Some(trailer) if trailer.identity_crc != crc32fast::hash(&state.identity) => {
+                return Err(segment.damaged(block, "the segment is another replica's"));
+            }
+            Some(trailer) => match read_directory(&segment, &trailer) {
+                Ok(directory) => {
+                    log.restore_cold(segment, &trailer, &directory);
+                    continue;
+                }
+                Err(damage @ Error::Damaged { .. }) => damage,
+                Err(error) => return Err(error),
+            },
+            None => segment.damaged(block, "the trailer of a cold segment does not verify"),
+        };
+        let outline = Trailer::outline(*id, Some((*first, *last)), 0, Context::default());
+        error!(%damage, entries = ?outline.entries, "a cold segment is withheld");
+        segment.withhold(damage);
+        log.restore_withheld_cold(segment, &outline);
+    }
+    log.sort_rows();
+    Ok(())
 }
 
 fn load_one(

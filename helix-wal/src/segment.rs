@@ -8,9 +8,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 
+use crate::aligned::Aligned;
+use crate::error::poison;
 use crate::files::Files;
-use crate::footer::{IndexRow, PlacedRow, Row, Table, Trailer, page_verifies, row_of};
-use crate::layout::{BLOCK_BYTES, segment_name};
+use crate::footer::{
+    DirectoryRow, Footer, IndexRow, PlacedRow, Row, Table, Trailer, page_verifies, row_of,
+};
+use crate::layout::{BLOCK_BYTES, cold_name, segment_name};
 use crate::page_cache::PageCache;
 use crate::storage::{BLOCK, File};
 use crate::{Error, How};
@@ -51,6 +55,8 @@ pub(crate) struct Segment {
     pub id: u64,
     file: Mutex<Kept>,
     pub len: u64,
+    /// Written at once, with gaps in the index: no part of the chain of segments.
+    pub cold: bool,
     /// Set once, when the footer is durable.
     trailer: OnceLock<Trailer>,
     /// Why nothing of it can be read: its footer was found damaged.
@@ -60,7 +66,11 @@ pub(crate) struct Segment {
 impl Segment {
     pub(crate) fn new(id: u64, file: Arc<dyn File>, len: u64) -> Self {
         let file = Mutex::new(Kept::Open(file));
-        Self { id, file, len, trailer: OnceLock::new(), withheld: OnceLock::new() }
+        Self { id, file, len, cold: false, trailer: OnceLock::new(), withheld: OnceLock::new() }
+    }
+
+    pub(crate) fn new_cold(id: u64, file: Arc<dyn File>, len: u64) -> Self {
+        Self { cold: true, ..Self::new(id, file, len) }
     }
 
     /// From now on its file is open only while it is read, and some time after.
@@ -79,7 +89,7 @@ impl Segment {
             Kept::Open(file) => return Ok(Some(Arc::clone(file))),
             Kept::OnDemand(files) => Arc::clone(files),
         };
-        files.get(self.id, how)
+        files.get(self.id, &self.name(), how)
     }
 
     /// Its file, opened if it has to be.
@@ -95,7 +105,7 @@ impl Segment {
     }
 
     pub(crate) fn name(&self) -> String {
-        segment_name(self.id)
+        if self.cold { cold_name(self.id) } else { segment_name(self.id) }
     }
 
     pub(crate) fn trailer(&self) -> Option<&Trailer> {
@@ -165,6 +175,21 @@ impl Segment {
         Error::Io { operation: "read", file: self.name(), reason: e.to_string() }
     }
 
+    /// Makes a footer durable: the tables, and the trailer once those are.
+    pub(crate) fn write_footer(&self, footer: &Footer) -> Result<(), Error> {
+        let name = self.name();
+        let file = self.opened().map_err(|e| poison("open", &name, &e))?;
+        let write = |bytes: &[u8], at: u64| -> Result<(), Error> {
+            let block = Aligned::copy(bytes);
+            file.write_at(block.as_slice(), at).map_err(|e| poison("write", &name, &e))?;
+            file.sync_data().map_err(|e| poison("sync", &name, &e))
+        };
+        if !footer.pages.is_empty() {
+            write(&footer.pages, footer.trailer.footer_start)?;
+        }
+        write(&footer.trailer_block, self.len - BLOCK_BYTES)
+    }
+
     /// The table by index. Only of a sealed segment.
     pub(crate) fn by_index<'a>(&'a self, cache: &'a PageCache, how: How) -> Rows<'a, IndexRow> {
         let table = self.trailer().map(|t| t.index).unwrap_or_default();
@@ -174,6 +199,16 @@ impl Segment {
     /// The table by stream. Only of a sealed segment.
     pub(crate) fn by_stream<'a>(&'a self, cache: &'a PageCache, how: How) -> Rows<'a, PlacedRow> {
         let table = self.trailer().map(|t| t.streams).unwrap_or_default();
+        Rows::new(self, cache, how, table)
+    }
+
+    /// The directory of streams, for what is not kept in memory of it. Only of a sealed segment.
+    pub(crate) fn directory<'a>(
+        &'a self,
+        cache: &'a PageCache,
+        how: How,
+    ) -> Rows<'a, DirectoryRow> {
+        let table = self.trailer().map(|t| t.directory).unwrap_or_default();
         Rows::new(self, cache, how, table)
     }
 

@@ -10,16 +10,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use tracing::error;
 
+use crate::files::Files;
 use crate::frame::Position;
+use crate::held::Held;
 use crate::log::Log;
 use crate::page_cache::PageCache;
 use crate::readers::Readers;
-use crate::state_file::State;
+use crate::state_file::{ColdName, State};
 use crate::state_io::StateFile;
 use crate::storage::{File, Storage};
 use crate::tip::stopwatch;
 use crate::wal::{Done, Next, Options};
-use crate::{Entry, Error, LogId};
+use crate::{Entry, Error, LogId, SYNC_BOUNDS_US};
 
 /// How many sync times are remembered.
 const SYNC_TIMES: usize = 1024;
@@ -74,6 +76,16 @@ pub(crate) enum Request {
 }
 
 impl Request {
+    /// Bytes of the payloads that it holds.
+    pub(crate) fn payload_bytes(&self) -> u64 {
+        match self {
+            Self::Append { entries, .. } => {
+                entries.iter().map(|entry| entry.payload.bytes.len() as u64).sum()
+            }
+            Self::Vote { .. } | Self::Truncate { .. } | Self::Purge { .. } => 0,
+        }
+    }
+
     pub(crate) fn into_done(self) -> Waiting {
         match self {
             Self::Append { done, .. }
@@ -126,8 +138,14 @@ pub(crate) struct Counters {
     pub groups: u64,
     pub group_bytes: u64,
     pub syncs: u64,
+    pub sync_sum_us: u64,
+    /// As in [`crate::Stats::sync_counts`].
+    pub sync_counts: [u64; SYNC_BOUNDS_US.len() + 1],
+    pub freed_segments: u64,
+    pub freed_bytes: u64,
     /// Microseconds of the last syncs, in a ring.
     pub sync_times: Vec<u32>,
+    pub rewritten_bytes: u64,
 }
 
 impl Counters {
@@ -135,12 +153,22 @@ impl Counters {
         self.groups += 1;
         self.group_bytes += bytes;
         let micros = u32::try_from(sync.as_micros()).unwrap_or(u32::MAX);
+        self.sync_sum_us += u64::from(micros);
+        let class = SYNC_BOUNDS_US.partition_point(|bound| *bound < micros);
+        if let Some(count) = self.sync_counts.get_mut(class) {
+            *count += 1;
+        }
         let place = (self.syncs % SYNC_TIMES as u64) as usize;
         match self.sync_times.get_mut(place) {
             Some(old) => *old = micros,
             None => self.sync_times.push(micros),
         }
         self.syncs += 1;
+    }
+
+    pub(crate) fn on_freed(&mut self, bytes: u64) {
+        self.freed_segments += 1;
+        self.freed_bytes += bytes;
     }
 
     /// The time that so many percent of the recent syncs did not exceed.
@@ -243,15 +271,22 @@ impl Core {
             committed: self.log.committed,
             vote: self.log.vote.clone(),
             segments: live.map(|(id, held)| (*id, held.sealed)).collect(),
+            cold: self.log.cold.values().filter(|held| !held.going).filter_map(cold_name).collect(),
             placements: upto.map_or(Vec::new(), |upto| self.log.unsealed_placements(upto)),
             checkpoint,
         }
     }
 }
 
+fn cold_name(held: &Held) -> Option<ColdName> {
+    let (first, last) = held.entries?;
+    Some(ColdName { id: held.segment.as_ref()?.id, first, last })
+}
+
 pub(crate) struct Shared {
     /// `None` for a memory log.
     pub storage: Option<Arc<dyn Storage>>,
+    pub files: Option<Arc<Files>>,
     pub options: Options,
     pub identity: Bytes,
     pub cache: PageCache,
@@ -278,6 +313,7 @@ impl fmt::Debug for Shared {
 impl Shared {
     pub(crate) fn new(
         storage: Option<Arc<dyn Storage>>,
+        files: Option<Arc<Files>>,
         options: Options,
         identity: Bytes,
         state_file: StateFile,
@@ -285,6 +321,7 @@ impl Shared {
     ) -> Self {
         Self {
             storage,
+            files,
             cache: PageCache::new(options.footer_cache_bytes),
             readers: Readers::default(),
             options,

@@ -9,20 +9,27 @@
 //!  vote (u32 len, bytes), segments (u32 count, then id u64 and sealed u8 each),
 //!  checkpoint id (16), its bytes (u64 len, bytes),
 //!  placements (u64 count, then index u64, void u8, stream u64, first u64, count u32,
-//!  time u64 each)
+//!  time u64 each),
+//!  from version 2 on: cold segments (u32 count, then id u64, first index u64, last: term u64,
+//!  index u64 each)
 //! ```
+//!
+//! A state without cold segments says that a reader of version 1 will do, which stops before them.
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
 use bytes::Bytes;
 
 use crate::frame::Position;
-use crate::layout::{FORMAT_VERSION, MIN_READER_VERSION, OPAQUE_BYTES_MAX, u16_at, u32_at, u64_at};
+use crate::layout::{MIN_READER_VERSION, OPAQUE_BYTES_MAX, STATE_VERSION, u16_at, u32_at, u64_at};
 use crate::{LogId, Placement};
 
 const MAGIC: [u8; 8] = *b"HLXSTATE";
 const HEADER: usize = 24;
 const SEGMENT_BYTES: usize = 9;
 const PLACEMENT_BYTES: usize = 37;
+const COLD_BYTES: usize = 32;
+/// Version that can read cold segments.
+const COLD_READER_VERSION: u16 = 2;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct State {
@@ -34,11 +41,22 @@ pub(crate) struct State {
     pub purged: Option<LogId>,
     pub committed: Option<LogId>,
     pub vote: Option<Bytes>,
-    /// Every live segment, oldest first, and whether it was sealed.
+    /// Every live segment of the chain, oldest first, and whether it was sealed.
     pub segments: Vec<(u64, bool)>,
+    /// Every live cold segment.
+    pub cold: Vec<ColdName>,
     pub checkpoint: Option<(LogId, Bytes)>,
     /// Placements of the entries up to the checkpoint that are in no sealed segment.
     pub placements: Vec<(u64, Option<Placement>)>,
+}
+
+/// A cold segment, and what must be known of it where its footer is damaged: first index and last
+/// id of its entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ColdName {
+    pub id: u64,
+    pub first: u64,
+    pub last: LogId,
 }
 
 /// Why bytes are no state file that can be used.
@@ -56,8 +74,9 @@ impl State {
         );
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&[0; 4]);
-        out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
-        out.extend_from_slice(&MIN_READER_VERSION.to_le_bytes());
+        let reader = if self.cold.is_empty() { MIN_READER_VERSION } else { COLD_READER_VERSION };
+        out.extend_from_slice(&STATE_VERSION.to_le_bytes());
+        out.extend_from_slice(&reader.to_le_bytes());
         put_u64(&mut out, 0);
         put_short(&mut out, &self.identity);
         put_u64(&mut out, self.next_id);
@@ -91,6 +110,13 @@ impl State {
             out.extend_from_slice(&p.count.to_le_bytes());
             put_u64(&mut out, p.time);
         }
+        let count = u32::try_from(self.cold.len()).expect("a folder holds fewer files");
+        out.extend_from_slice(&count.to_le_bytes());
+        for ColdName { id, first, last } in &self.cold {
+            put_u64(&mut out, *id);
+            put_u64(&mut out, *first);
+            put_id(&mut out, *last);
+        }
         seal(&mut out);
         out
     }
@@ -104,11 +130,11 @@ impl State {
             return Err(Unreadable::Damaged);
         }
         let min_reader = u16_at(body, 14);
-        if min_reader > FORMAT_VERSION {
+        if min_reader > STATE_VERSION {
             return Err(Unreadable::Newer(min_reader));
         }
         let mut rest = Rest(body.get(HEADER..).ok_or(Unreadable::Damaged)?);
-        rest.state().ok_or(Unreadable::Damaged)
+        rest.state(u16_at(body, 12)).ok_or(Unreadable::Damaged)
     }
 }
 
@@ -166,7 +192,7 @@ impl<'a> Rest<'a> {
         self.take(len).map(Bytes::copy_from_slice)
     }
 
-    fn state(&mut self) -> Option<State> {
+    fn state(&mut self, version: u16) -> Option<State> {
         let identity = self.short()?;
         let next_id = self.u64()?;
         let synced = Position { segment: self.u64()?, at: self.u64()? };
@@ -187,6 +213,9 @@ impl<'a> Rest<'a> {
         let placements = usize::try_from(self.u64()?).ok()?;
         let placements = self.take(placements.checked_mul(PLACEMENT_BYTES)?)?;
         let placements = placements.chunks_exact(PLACEMENT_BYTES).map(placement).collect();
+        let cold = if version < COLD_READER_VERSION { 0 } else { self.u32()? };
+        let cold = self.take(usize::try_from(cold).ok()?.checked_mul(COLD_BYTES)?)?;
+        let cold = cold.chunks_exact(COLD_BYTES).map(cold_name).collect();
         Some(State {
             identity,
             next_id,
@@ -195,10 +224,16 @@ impl<'a> Rest<'a> {
             committed: has(1).then_some(committed),
             vote: has(2).then_some(vote),
             segments,
+            cold,
             checkpoint: has(3).then_some((checkpoint, blob)),
             placements,
         })
     }
+}
+
+fn cold_name(b: &[u8]) -> ColdName {
+    let last = LogId { term: u64_at(b, 16), index: u64_at(b, 24) };
+    ColdName { id: u64_at(b, 0), first: u64_at(b, 8), last }
 }
 
 fn placement(b: &[u8]) -> (u64, Option<Placement>) {
@@ -226,6 +261,7 @@ mod tests {
             committed: None,
             vote: Some(Bytes::from_static(b"vote")),
             segments: vec![(9, true), (11, false)],
+            cold: vec![ColdName { id: 10, first: 3, last: LogId { term: 1, index: 7 } }],
             checkpoint: Some((LogId { term: 2, index: 40 }, Bytes::from(vec![3; 5000]))),
             placements: vec![
                 (39, None),
@@ -253,6 +289,20 @@ mod tests {
             assert_eq!(State::parse(&bytes), Err(Unreadable::Damaged), "byte {at}");
             assert_eq!(State::parse(&bytes[..at]), Err(Unreadable::Damaged), "cut at {at}");
         }
+    }
+
+    /// What version 1 reads, and what it wrote.
+    #[test]
+    fn only_cold_segments_need_a_reader_of_version_2() {
+        let with = sample();
+        assert_eq!(u16_at(&with.encode(), 14), 2);
+        let without = State { cold: Vec::new(), ..with };
+        let mut bytes = without.encode();
+        assert_eq!(u16_at(&bytes, 14), 1);
+        bytes.truncate(bytes.len() - 4);
+        bytes[12] = 1;
+        seal(&mut bytes);
+        assert_eq!(State::parse(&bytes), Ok(without));
     }
 
     #[test]

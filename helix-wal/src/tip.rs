@@ -60,8 +60,9 @@ impl Tip {
         let block = Aligned::copy(&header.encode());
         file.write_at(block.as_slice(), 0).map_err(|e| poison("write", name, &e))?;
         file.sync_data().map_err(|e| poison("sync", name, &e))?;
+        let new = if header.cold { Segment::new_cold } else { Segment::new };
         Ok(Self {
-            segment: Arc::new(Segment::new(header.id, Arc::clone(&file), header.file_len)),
+            segment: Arc::new(new(header.id, Arc::clone(&file), header.file_len)),
             file,
             at: FIRST_GROUP,
             context: header.context.clone(),

@@ -52,6 +52,24 @@ pub struct StoredEntry {
     pub payload: Payload,
 }
 
+/// An entry that its stream still needs, and where the state machine put it.
+#[derive(Debug, Clone)]
+pub struct LiveEntry {
+    pub id: LogId,
+    pub placement: Placement,
+    pub head: Bytes,
+    pub payload: Payload,
+}
+
+/// What [`crate::Wal::read_live`] found.
+#[derive(Debug, Clone, Default)]
+pub struct LiveEntries {
+    /// By index.
+    pub entries: Vec<LiveEntry>,
+    /// Everything live at or below this index, and above the one that was asked from, is here.
+    pub upto: u64,
+}
+
 /// How a read may behave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
@@ -103,6 +121,12 @@ pub struct Recovered {
     pub cut_bytes: u64,
 }
 
+/// Bounds of the classes in which sync times are counted, in microseconds, rising.
+pub const SYNC_BOUNDS_US: [u32; 15] = [
+    50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
+    1_000_000, 5_000_000,
+];
+
 /// Figures for people and metrics. Times in microseconds, from a bounded recent history.
 #[derive(Debug, Clone, Default)]
 pub struct Stats {
@@ -112,10 +136,27 @@ pub struct Stats {
     pub held_bytes: u64,
     pub ready_segments: u64,
     pub free_bytes: u64,
+    /// Requests in the queue, which the writer has not taken yet, and their payload bytes.
+    pub queued_requests: u64,
+    pub queued_bytes: u64,
+    /// Segments that retention has freed since the log was opened, and their bytes.
+    pub freed_segments: u64,
+    pub freed_bytes: u64,
     pub syncs: u64,
+    /// Times of all syncs together, and how many took at most as long as the bound of
+    /// [`SYNC_BOUNDS_US`] at the same place and longer than the one before; the last one counts
+    /// those that took longer than every bound.
+    pub sync_sum_us: u64,
+    pub sync_counts: [u64; SYNC_BOUNDS_US.len() + 1],
     pub sync_p50_us: u64,
     pub sync_p99_us: u64,
     pub groups: u64,
     pub group_bytes: u64,
     pub direct_io: bool,
+    /// Segments that were written at once, by a compaction or for entries from elsewhere.
+    pub cold_segments: u64,
+    /// Bytes of frames that a stream still needs.
+    pub live_bytes: u64,
+    /// Bytes of frames that compaction has written since the log was opened.
+    pub rewritten_bytes: u64,
 }

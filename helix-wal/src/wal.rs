@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -49,6 +49,12 @@ pub struct Options {
     /// Written into every file of a new log and checked at open: an opaque name of the replica
     /// that the log belongs to, at most 256 bytes. Empty at open accepts any.
     pub identity: Bytes,
+    /// Most bytes that compaction reads and writes in a second; half of it while appends wait.
+    /// 0: none is done. Default 64 MiB.
+    pub compaction_bytes_per_second: u64,
+    /// Compaction makes space once sealed segments below the purge point hold more than one and a
+    /// half times what streams still need of them, and so much. Default 128 MiB.
+    pub compaction_slack_bytes: u64,
 }
 
 impl Default for Options {
@@ -62,6 +68,8 @@ impl Default for Options {
             footer_cache_bytes: 8 << 20,
             mark_delay: Duration::from_millis(5),
             identity: Bytes::new(),
+            compaction_bytes_per_second: 64 << 20,
+            compaction_slack_bytes: 128 << 20,
         }
     }
 }
@@ -94,7 +102,7 @@ pub type Done = Box<dyn FnOnce(Result<(), Error>) + Send>;
 /// Handle to the log; cheap to clone. When the last one goes, the log is closed.
 #[derive(Clone)]
 pub struct Wal {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     closer: Arc<Closer>,
 }
 
@@ -160,7 +168,7 @@ impl Wal {
         let core = Core { writer_ended: true, keeper_ended: true, next_id: 2, ..Core::new(log) };
         let identity = options.identity.clone();
         let state_file = StateFile::default();
-        Self::new(Arc::new(Shared::new(None, options, identity, state_file, core)))
+        Self::new(Arc::new(Shared::new(None, None, options, identity, state_file, core)))
     }
 
     fn new(shared: Arc<Shared>) -> Self {
@@ -366,42 +374,6 @@ impl Wal {
         }
     }
 
-    /// Stores a checkpoint of the state machine durably: all entries up to `at` are in it. Blocks.
-    /// `at` must be synced, and below it nothing is replayed at open. If `at` is above the last
-    /// placed entry, the state machine went on by other means (a snapshot): the entries between
-    /// count no positions. `DiskFull` leaves the checkpoint before it in place.
-    pub fn checkpoint(&self, at: LogId, state: Bytes) -> Result<(), Error> {
-        let Some(storage) = &self.shared.storage else {
-            let mut core = self.shared.lock();
-            core.check_open()?;
-            core.log.check_checkpoint(at)?;
-            core.log.on_checkpoint(at);
-            return Ok(());
-        };
-        let mut file = self.shared.state_file.lock().unwrap_or_else(PoisonError::into_inner);
-        let named = {
-            let core = self.shared.lock();
-            core.check_open()?;
-            core.log.check_checkpoint(at)?;
-            core.state(self.shared.identity.clone(), Some((at, state)))
-        };
-        match file.write(storage.as_ref(), &named) {
-            Ok(()) => {}
-            Err(error @ Error::DiskFull { .. }) => return Err(error),
-            Err(error) => {
-                drop(file);
-                self.shared.poison(&error);
-                return Err(error);
-            }
-        }
-        let mut core = self.shared.lock();
-        core.log.on_checkpoint(at);
-        let waiting = core.keeper.raise();
-        drop(core);
-        self.shared.wake(Role::Keeper, waiting);
-        Ok(())
-    }
-
     // Reading.
 
     /// The log as Raft sees it.
@@ -486,20 +458,29 @@ impl Wal {
         let storage = self.shared.storage.as_ref();
         let free_bytes = storage.and_then(|s| s.free_bytes().ok()).unwrap_or(0);
         let core = self.shared.lock();
-        let held = core.log.held.values();
+        let held = || core.log.held.values().chain(core.log.cold.values());
         let bytes = |held: &Held| held.segment.as_ref().map_or(held.frame_bytes, |s| s.len);
         Stats {
-            segments: core.log.held.len() as u64,
+            segments: held().count() as u64,
             segment_bytes: self.shared.options.segment_bytes,
-            held_bytes: held.map(bytes).sum(),
+            held_bytes: held().map(bytes).sum(),
             ready_segments: core.ready.len() as u64,
             free_bytes,
+            queued_requests: core.queue.len() as u64,
+            queued_bytes: core.queue.iter().map(|queued| queued.request.payload_bytes()).sum(),
+            freed_segments: core.counters.freed_segments,
+            freed_bytes: core.counters.freed_bytes,
             syncs: core.counters.syncs,
+            sync_sum_us: core.counters.sync_sum_us,
+            sync_counts: core.counters.sync_counts,
             sync_p50_us: core.counters.sync_percentile(50),
             sync_p99_us: core.counters.sync_percentile(99),
             groups: core.counters.groups,
             group_bytes: core.counters.group_bytes,
             direct_io: storage.is_some_and(|s| s.direct_io()),
+            cold_segments: core.log.cold.len() as u64,
+            live_bytes: held().map(|held| held.live_bytes).sum(),
+            rewritten_bytes: core.counters.rewritten_bytes,
         }
     }
 
@@ -516,6 +497,18 @@ impl Wal {
         }
         core.disk_full = None;
         Ok(())
+    }
+
+    /// As [`Self::writable`] for who must not be the first to give up, a replica that is sent what
+    /// others took while they had room: `DiskFull` only once no segment is left that was made
+    /// ready before. What comes in one piece after that still fits into the segment in use.
+    pub fn spare(&self) -> Result<(), Error> {
+        let has_spare = {
+            let core = self.shared.lock();
+            core.check_open()?;
+            core.disk_full.is_none() || !core.ready.is_empty()
+        };
+        if has_spare { Ok(()) } else { self.writable() }
     }
 
     /// For how long the oldest of what was queued and is not durable yet has been waiting; `None`

@@ -225,6 +225,11 @@ fn many_segments_are_sealed_found_again_freed_and_recycled() {
     log.rest();
     let after = log.wal.stats().segments;
     assert!(after < before, "{after} of {before} segments");
+    let stats = log.wal.stats();
+    assert_eq!(stats.freed_segments, before - after);
+    assert!(stats.freed_bytes >= stats.freed_segments * 4096);
+    assert_eq!(stats.sync_counts.iter().sum::<u64>(), stats.syncs);
+    assert_eq!((stats.queued_requests, stats.queued_bytes), (0, 0));
     log.check_streams(0..300, 100..101);
     assert!(matches!(
         log.wal.read_stream(1, 99, 200, 1, How::Blocking),

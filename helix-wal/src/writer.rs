@@ -255,7 +255,9 @@ impl Writer {
                 Ok(Added::Whole)
             }
             Request::Purge { upto, empties, done } => {
-                let frame = Frame::note(Kind::Purge, upto, &[]);
+                // Whoever reads it back may have nothing left of what it took the place of.
+                let head: &[u8] = if empties { &[1] } else { &[] };
+                let frame = Frame::note(Kind::Purge, upto, head);
                 if !self.tip.fits_note(frame.len() as u64) {
                     return Ok(Added::Roll(Request::Purge { upto, empties, done }));
                 }
@@ -366,6 +368,7 @@ impl Writer {
             file_len: ready.len,
             identity: self.shared.identity.clone(),
             context: context.clone(),
+            cold: false,
         };
         // The header is durable before the name, and the name before anything else.
         self.tip.roll(ready.file, &ready.name, &header)?;

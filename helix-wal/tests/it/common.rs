@@ -71,6 +71,8 @@ pub fn small() -> Options {
         footer_cache_bytes: 64 << 10,
         mark_delay: Duration::from_millis(5),
         identity: Bytes::from_static(b"replica one"),
+        compaction_bytes_per_second: u64::MAX,
+        compaction_slack_bytes: 0,
     }
 }
 

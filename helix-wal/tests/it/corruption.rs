@@ -22,13 +22,17 @@ pub struct Golden {
 }
 
 pub fn options() -> Options {
-    Options { ready_segments: 0, ..small() }
+    Options { ready_segments: 0, compaction_bytes_per_second: 0, ..small() }
 }
 
 impl Golden {
     fn new() -> Self {
+        Self::with(options())
+    }
+
+    fn with(options: Options) -> Self {
         let disk = SimulatedDisk::new(1);
-        let hand = Hand::open(Arc::new(disk.clone()), options()).unwrap();
+        let hand = Hand::open(Arc::new(disk.clone()), options).unwrap();
         let (truth, acks) = (Truth::default(), Acks::default());
         Self { disk, hand: Some(hand), truth, acks, term: 1, next: [0; 4] }
     }
@@ -137,6 +141,37 @@ impl Golden {
     }
 
     /// At rest, with a last group that nothing follows.
+    /// A log whose older entries are in a cold segment, as far as anybody needs them.
+    fn compacted() -> Self {
+        let mut golden = Self::with(Options { compaction_bytes_per_second: u64::MAX, ..options() });
+        golden.vote("a vote");
+        for _ in 0..24 {
+            for size in [2500, 700, 3100, 40] {
+                golden.append(size);
+            }
+            golden.settle();
+        }
+        golden.place_upto(95);
+        golden.hand().idle();
+        golden.checkpoint(95);
+        let purged = golden.truth.placed[&90].0.id;
+        golden.queue(Op::Purge(purged));
+        golden.hand().idle();
+        for (stream, kept) in [(1, 2), (2, 9), (3, 30)] {
+            let trim = golden.next[stream as usize] - kept;
+            golden.truth.trims.insert(stream, trim);
+            golden.hand().wal.trim(stream, trim);
+        }
+        golden.hand().idle();
+        golden.hand().idle();
+        golden.append(100);
+        golden.settle();
+        golden.hand().idle();
+        let cold = golden.disk.files().iter().any(|name| name.ends_with(".cold"));
+        assert!(cold, "nothing was compacted: {:?}", golden.hand().wal.stats());
+        golden.rest()
+    }
+
     fn unmarked() -> Self {
         let mut golden = Self::build();
         golden.hand().idle();
@@ -262,12 +297,20 @@ fn streams_are_right(wal: &Wal, truth: &Truth) -> bool {
             }
         }
     }
+    for (stream, trim) in &truth.trims {
+        wal.trim(*stream, *trim);
+    }
     let mut right = true;
     for (entry, placement) in truth.placed.values() {
         let Some(placement) = placement else { continue };
         let next = placement.first + u64::from(placement.count);
         let stream = placement.stream;
-        match wal.read_stream(stream, placement.first, next, usize::MAX, How::Blocking) {
+        let trim = truth.trims.get(&stream).copied().unwrap_or(0);
+        if next <= trim {
+            continue;
+        }
+        let first = placement.first.max(trim);
+        match wal.read_stream(stream, first, next, usize::MAX, How::Blocking) {
             Ok(got) => {
                 let got = got.unwrap();
                 assert_eq!(got.len(), 1, "{placement:?}");
@@ -280,7 +323,7 @@ fn streams_are_right(wal: &Wal, truth: &Truth) -> bool {
             Err(error) => panic!("read {placement:?}: {error}"),
         }
         match wal.search_time(stream, placement.time, How::Blocking) {
-            Ok(found) => assert_eq!(found, Some(Some(placement.first)), "time {placement:?}"),
+            Ok(found) => assert_eq!(found, Some(Some(first)), "time {placement:?}"),
             Err(Error::Damaged { .. }) => right = false,
             Err(error) => panic!("search {placement:?}: {error}"),
         }
@@ -315,7 +358,10 @@ impl Tally {
 /// The files that make up the log. Damage to prepared segments and to the next state file is
 /// damage to nothing.
 fn files(disk: &SimulatedDisk) -> Vec<(String, Vec<u8>)> {
-    let names = disk.files().into_iter().filter(|name| name.ends_with(".seg") || name == "state");
+    let names = disk
+        .files()
+        .into_iter()
+        .filter(|name| name.ends_with(".seg") || name.ends_with(".cold") || name == "state");
     names.map(|name| (name.clone(), disk.read_file(&name).unwrap())).collect()
 }
 
@@ -340,7 +386,7 @@ fn flip_bits(golden: &Golden, share: u64) -> Tally {
 
 #[test]
 fn an_undamaged_log_reads_back() {
-    for golden in [Golden::marked(), Golden::unmarked()] {
+    for golden in [Golden::marked(), Golden::unmarked(), Golden::compacted()] {
         assert_eq!(classify(&golden.disk, &golden.truth), Class::Equal);
     }
 }
@@ -349,6 +395,14 @@ fn an_undamaged_log_reads_back() {
 #[test]
 fn no_flipped_bit_goes_unnoticed_where_it_matters() {
     let tally = flip_bits(&Golden::marked(), 3_u64.saturating_sub(rounds() - 1).max(1));
+    println!("{tally:?}");
+    assert_eq!(tally.of(Class::Cut), 0, "all was marked as durable");
+    assert!(tally.of(Class::Refused) > 0 && tally.of(Class::Reported) > 0);
+}
+
+#[test]
+fn no_flipped_bit_of_a_compacted_log_goes_unnoticed_where_it_matters() {
+    let tally = flip_bits(&Golden::compacted(), 60_u64.saturating_sub(10 * rounds()).max(2));
     println!("{tally:?}");
     assert_eq!(tally.of(Class::Cut), 0, "all was marked as durable");
     assert!(tally.of(Class::Refused) > 0 && tally.of(Class::Reported) > 0);
@@ -410,6 +464,17 @@ fn no_lost_or_misdirected_sector_goes_unnoticed() {
     }
     println!("{tally:?}");
     assert_eq!(tally.of(Class::Cut), 0);
+}
+
+#[test]
+fn a_missing_file_of_a_compacted_log_is_noticed() {
+    let golden = Golden::compacted();
+    for (name, _) in files(&golden.disk) {
+        let disk = golden.disk.fork();
+        disk.remove_file(&name);
+        let _context = OnPanic(format!("without {name}"));
+        assert_eq!(classify(&disk, &golden.truth), Class::Refused, "without {name}");
+    }
 }
 
 #[test]
@@ -566,18 +631,21 @@ fn segments(disk: &SimulatedDisk) -> Vec<String> {
     disk.files().into_iter().filter(|name| name.ends_with(".seg")).collect()
 }
 
-// A folder of version 1, written once and kept: every later version reads it.
+// A folder of each version, written once by it and kept: every later version reads it.
 
-fn golden_folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1")
+fn golden_folder(version: u32) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/v{version}"))
 }
 
-/// Writes the folder if `HELIX_GOLDEN=write`; otherwise only makes sure that it is there.
 #[test]
 fn the_golden_folder_of_version_1_is_readable() {
-    let golden = Golden::marked();
-    let folder = golden_folder();
-    if std::env::var("HELIX_GOLDEN").is_ok_and(|value| value == "write") {
+    golden_is_readable(1, &Golden::marked());
+}
+
+/// Writes the folder if `HELIX_GOLDEN` is its version; otherwise only makes sure that it is there.
+fn golden_is_readable(version: u32, golden: &Golden) {
+    let folder = golden_folder(version);
+    if std::env::var("HELIX_GOLDEN").is_ok_and(|value| value == version.to_string()) {
         std::fs::create_dir_all(&folder).unwrap();
         for (name, bytes) in files(&golden.disk) {
             std::fs::write(folder.join(name), bytes).unwrap();

@@ -17,7 +17,9 @@ enum Act {
     Commit,
     Checkpoint,
     Purge,
+    Install(&'static [usize]),
     TrimAll,
+    TrimButOne,
     Settle,
     Idle,
     /// Loses power between two actions, keeps everything, and opens again.
@@ -37,7 +39,9 @@ fn act(driver: &mut Driver, act: Act) {
         Commit => driver.commit(),
         Checkpoint => driver.checkpoint(),
         Purge => driver.purge_all(),
+        Install(sizes) => driver.install_with(sizes),
         TrimAll => driver.trim_all(),
+        TrimButOne => driver.trim_but_one(),
         Settle => driver.settle(),
         Idle => {
             driver.hand().idle();
@@ -251,6 +255,42 @@ fn an_append_of_many_groups_survives_in_every_way() {
     let script = [Append(&[6000, 6000, 6000, 100]), Vote, Append(&[30]), Settle, Truncate, Settle];
     let options = Options { group_bytes: 8 << 10, ..small() };
     explore("many groups", &script, 0, &options);
+}
+
+/// Sealed segments are rewritten, the state file names others, the old ones go: at every moment of
+/// that the old ones or the new ones are there, and each entry once.
+#[test]
+fn compaction_survives_in_every_way() {
+    let round = [Append(&[5000, 300, 9000, 300]), Settle, Place(4), Idle];
+    let mut script = Vec::new();
+    for _ in 0..16 {
+        script.extend(round);
+    }
+    script.extend([Checkpoint, Purge, Settle]);
+    let skipped = script.len();
+    script.extend([TrimButOne, Idle, Append(&[200]), Settle, Idle]);
+    let options = Options { tail_bytes: 0, ..small() };
+    let done = play(&script, &options, None);
+    assert!(done.rewritten > 0, "nothing was rewritten");
+    explore("compaction", &script, skipped, &options);
+}
+
+/// A snapshot with its records: all of it or nothing, and nothing is left lying about.
+#[test]
+fn a_snapshot_with_records_survives_in_every_way() {
+    let script = [
+        Append(&[300, 300, 300]),
+        Settle,
+        Place(2),
+        Install(&[200, 5000, 40]),
+        Append(&[50, 60]),
+        Settle,
+        Place(2),
+        Install(&[]),
+        Append(&[70]),
+        Idle,
+    ];
+    explore("snapshot", &script, 0, &small());
 }
 
 /// Cut, a shorter group over the same place, crash again: nothing of the first may come back.

@@ -5,7 +5,9 @@
 // Nothing outside can reach into a test binary.
 #![allow(unreachable_pub)]
 
+mod cold;
 mod common;
+mod compaction;
 mod concurrency;
 mod corruption;
 mod crash;

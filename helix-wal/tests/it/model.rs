@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use helix_wal::storage::{CacheMode, Crash, SimulatedDisk, Step};
-use helix_wal::{Done, Error, How, LogId, Options, Placement, Wal, verify};
+use helix_wal::{Done, Error, How, LiveEntry, LogId, Options, Placement, Wal, verify};
 
 use crate::common::{Dice, Hand, OnPanic, entry, rounds, seed, small};
 use crate::truth::{Acks, Op, Truth};
@@ -28,6 +28,8 @@ pub struct Driver {
     pub may_fail: bool,
     /// Whether the disk has had little room since the log was opened.
     full: bool,
+    /// Bytes that compactions have rewritten.
+    pub rewritten: u64,
     /// Whether to print every action.
     pub tell: bool,
     /// What was done, for whoever has to find out why it failed.
@@ -50,6 +52,7 @@ impl Driver {
             next_stream: STREAMS + 1,
             may_fail: false,
             full: false,
+            rewritten: 0,
             tell: false,
             story: Vec::new(),
         }
@@ -71,6 +74,7 @@ impl Driver {
             next_stream: self.next_stream,
             may_fail: false,
             full: false,
+            rewritten: 0,
             tell: false,
             story: self.story.clone(),
         }
@@ -126,7 +130,9 @@ impl Driver {
     /// The log is dropped with whatever is under way; what that tells its callers is heard.
     pub fn drop_log(&mut self) {
         self.hear();
-        self.hand = None;
+        if let Some(hand) = self.hand.take() {
+            self.rewritten += hand.wal.stats().rewritten_bytes;
+        }
         // What a dropped writer says to its callers is a failure, and changes nothing.
         self.truth.hear(&self.acks, true, self.full);
     }
@@ -339,12 +345,101 @@ impl Driver {
         self.wal().purge(at, self.done(number));
     }
 
+    /// The same with the entries that streams still need, of these sizes.
+    pub fn install_with(&mut self, sizes: &[usize]) {
+        // What was placed here is the same there.
+        if self.truth.checkpoint_open.is_some() || self.full || self.disk.stopped() {
+            return;
+        }
+        self.hear();
+        let placed = self.truth.placed.last_key_value().map(|(index, _)| *index);
+        if self.truth.told < placed {
+            return;
+        }
+        let Some(mut writer) = self.must(self.wal().cold_writer()) else { return };
+        let mut index = self.truth.told.map_or(1, |told| told + 1);
+        for size in sizes {
+            index += self.dice.below(3);
+            let stream = self.streams[self.dice.below(STREAMS) as usize];
+            let made = entry(LogId { term: self.term, index }, stream, 10, *size);
+            let placement = self.next_placement(stream, index);
+            let (id, head, payload) = (made.id, made.head.clone(), made.payload.clone());
+            self.truth.arriving.insert(index, (made, Some(placement)));
+            if self.must(writer.write(LiveEntry { id, placement, head, payload })).is_none() {
+                return;
+            }
+            index += 1;
+        }
+        if self.dice.one_in(8) {
+            // Thought better of: as if it had never been.
+            self.truth.arriving.clear();
+            return;
+        }
+        let Some(mut cold) = self.must(writer.finish()) else { return };
+        let at = LogId { term: self.term, index: index + self.dice.below(3) };
+        let checkpoint = (at, Bytes::from_static(b"snapshot with records"));
+        self.truth.checkpoint_open = Some(checkpoint.clone());
+        let number = self.truth.queue(Op::Purge(at));
+        let installed = self.wal().install(at, checkpoint.1.clone(), &mut cold);
+        if self.must(installed).is_none() {
+            return;
+        }
+        self.truth.checkpoint = Some(checkpoint);
+        self.truth.checkpoint_open = None;
+        let arrived = std::mem::take(&mut self.truth.arriving);
+        self.truth.placed.extend(arrived);
+        self.truth.told = Some(at.index);
+        self.term += 1;
+        // As Raft does; it has happened already.
+        self.wal().purge(at, self.done(number));
+    }
+
+    /// What a call came to, on a disk that may have stopped meanwhile.
+    fn must<T>(&self, result: Result<T, Error>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                assert!(self.is_failing(), "{error}");
+                None
+            }
+        }
+    }
+
+    /// Where an entry that is to come goes, behind what has a place already.
+    fn next_placement(&mut self, stream: u64, index: u64) -> Placement {
+        let arriving = self.truth.arriving.values().rev().filter_map(|(_, placement)| *placement);
+        let before = arriving.into_iter().find(|placement| placement.stream == stream);
+        let mut placement = self.placement(stream, index);
+        if let Some(before) = before {
+            placement.first = before.first + u64::from(before.count);
+        }
+        placement
+    }
+
     /// Purges all that the checkpoint covers.
     pub fn purge_all(&mut self) {
         let Some((at, _)) = self.truth.checkpoint.clone() else { return };
         if self.truth.seen.entries.get(&at.index).is_some_and(|entry| entry.id == at) {
             let number = self.truth.queue(Op::Purge(at));
             self.wal().purge(at, self.done(number));
+        }
+    }
+
+    /// Trims all streams but one to their ends.
+    pub fn trim_but_one(&mut self) {
+        let kept = self.streams[0];
+        let ends: Vec<(u64, u64)> = self
+            .truth
+            .streams()
+            .iter()
+            .filter(|(stream, _)| **stream != kept)
+            .filter_map(|(stream, rows)| {
+                rows.last().map(|(_, last)| (*stream, last.first + u64::from(last.count)))
+            })
+            .collect();
+        for (stream, end) in ends {
+            self.truth.trims.insert(stream, end);
+            self.wal().trim(stream, end);
         }
     }
 
@@ -463,7 +558,12 @@ impl Driver {
             55..60 => self.checkpoint(),
             60..65 => self.purge(),
             65..69 => self.trim(),
-            69 => self.install(),
+            69 if self.dice.one_in(2) => self.install(),
+            69 => {
+                let count = self.dice.below(6);
+                let sizes: Vec<usize> = (0..count).map(|_| self.size()).collect();
+                self.install_with(&sizes);
+            }
             70 => self.drop_stream(),
             71 => self.resize_disk(),
             72..80 => {
@@ -526,6 +626,7 @@ fn run(
     options: impl Fn(&mut Dice) -> Options,
 ) {
     let base = seed(test);
+    let mut rewritten = 0;
     let only: Option<u64> = std::env::var("HELIX_SEQUENCE").ok().map(|n| n.parse().unwrap());
     for n in 0..sequences * rounds() {
         if only.is_some_and(|only| only != n) {
@@ -538,7 +639,14 @@ fn run(
         // With one sequence chosen, what it does is shown as it goes.
         driver.tell = only.is_some();
         driver.sequence(actions);
+        driver.drop_log();
+        rewritten += u64::from(driver.rewritten > 0);
     }
+    println!("{test}: compactions in {rewritten} sequences");
+    assert!(
+        only.is_some() || rewritten > sequences / 200,
+        "{rewritten} sequences with compactions"
+    );
 }
 
 fn varied(dice: &mut Dice) -> Options {

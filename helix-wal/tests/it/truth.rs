@@ -88,6 +88,8 @@ pub struct Truth {
     pub checkpoint: Option<(LogId, Bytes)>,
     /// A checkpoint whose outcome is not known.
     pub checkpoint_open: Option<(LogId, Bytes)>,
+    /// Entries from elsewhere that come with that checkpoint, or not at all.
+    pub arriving: BTreeMap<u64, (Entry, Option<Placement>)>,
     /// Every entry that was known to be committed and is still in the log, by index.
     pub committed: BTreeMap<u64, LogId>,
 }
@@ -220,7 +222,10 @@ impl Truth {
                 self.checkpoint_open,
             );
             self.checkpoint = recovered.checkpoint.clone();
+            let arrived = std::mem::take(&mut self.arriving);
+            self.placed.extend(arrived);
         }
+        self.arriving.clear();
         self.checkpoint_open = None;
     }
 
@@ -326,6 +331,37 @@ impl Truth {
             assert!(wanted.next().is_none(), "stream {stream} ends early");
             self.check_times(wal, stream, &rows);
         }
+        self.check_live(wal);
+    }
+
+    /// All that streams still need, by index, a few bytes at a time.
+    fn check_live(&self, wal: &Wal) {
+        let Some(upto) = self.told.filter(|upto| *upto > 0) else { return };
+        let trim = |stream| self.trims.get(&stream).copied().unwrap_or(0);
+        let is_live = |(_, placement): &&(&Entry, Placement)| {
+            let Placement { stream, first, count, .. } = *placement;
+            !self.dropped.contains(&stream) && first + u64::from(count) > trim(stream)
+        };
+        let placed = self.placed.range(1..=upto);
+        let placed = placed.filter_map(|(_, (entry, p))| p.map(|p| (entry, p)));
+        let wanted: Vec<_> = placed.collect();
+        let mut wanted = wanted.iter().filter(is_live);
+        let mut after = 0;
+        while after < upto {
+            let found = wal.read_live(after, upto, 3000).unwrap();
+            assert!(found.upto > after && found.upto <= upto, "{after} to {}", found.upto);
+            for live in found.entries {
+                assert!(after < live.id.index && live.id.index <= found.upto);
+                after = live.id.index;
+                let (entry, placement) = wanted.next().expect("no more than there is");
+                assert_eq!(live.placement, *placement);
+                let (id, head, payload) = (live.id, live.head, live.payload);
+                let live = Entry { id, stream: entry.stream, head, payload };
+                assert!(same(&live, entry), "other bytes at index {after}");
+            }
+            after = found.upto;
+        }
+        assert!(wanted.next().is_none(), "live entries end early");
     }
 
     fn check_times(&self, wal: &Wal, stream: u64, rows: &[(&Entry, Placement)]) {

@@ -1,0 +1,221 @@
+//! What compaction gives and takes on a real disk: the space that ten topics of different retention
+//! hold in one log, what rewriting does to the writer beside it, and how fast one stream of a
+//! thousand is read from a disk that has nothing cached, before and after.
+//!
+//! `cargo bench -p helix-wal --bench wal_compaction`; `HELIX_COMPACTION_MIB` is the size of each
+//! log, 1280 unless told.
+
+#![allow(clippy::unwrap_used, clippy::disallowed_methods)]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use helix_wal::storage::DirStorage;
+use helix_wal::{Entry, How, LogId, Options, Payload, Placement, Wal};
+use rustix::fs::{Advice, fadvise};
+
+const MIB: u64 = 1 << 20;
+const FETCH_BYTES: usize = 1 << 20;
+/// Entries of one append.
+const GROUP: u64 = 64;
+
+struct Log {
+    wal: Wal,
+    payload: Payload,
+    streams: u64,
+    next: u64,
+    appends: Vec<Duration>,
+}
+
+impl Log {
+    fn open(path: &Path, entry_bytes: usize, streams: u64, options: Options) -> Self {
+        let storage = Arc::new(DirStorage::open(path).unwrap());
+        let (wal, writer, keeper, _) = Wal::open(storage, options).unwrap();
+        writer.spawn().unwrap();
+        keeper.spawn().unwrap();
+        let bytes: Bytes = (0..entry_bytes).map(|i| (i * 131 + i / 257) as u8).collect();
+        let payload = Payload { crc: crc32fast::hash(&bytes), crc_seed: 0, bytes };
+        Self { wal, payload, streams, next: 0, appends: Vec::new() }
+    }
+
+    /// Appends some entries, the streams taking turns, and waits for them.
+    fn append(&mut self) {
+        let entry = |index: u64| Entry {
+            id: LogId { term: 1, index },
+            stream: index % self.streams,
+            head: Bytes::from_static(&[7; 48]),
+            payload: self.payload.clone(),
+        };
+        let entries = (self.next..self.next + GROUP).map(entry).collect();
+        let (told, done) = channel();
+        let start = Instant::now();
+        self.wal.append(entries, Box::new(move |result| told.send(result).unwrap()));
+        done.recv().unwrap().unwrap();
+        self.appends.push(start.elapsed());
+        for index in self.next..self.next + GROUP {
+            let (stream, first) = (index % self.streams, index / self.streams);
+            let placement = Placement { stream, first, count: 1, time: index };
+            self.wal.place(index, Some(placement)).unwrap();
+        }
+        self.next += GROUP;
+    }
+
+    fn bytes(&self) -> u64 {
+        self.next * self.payload.bytes.len() as u64
+    }
+
+    fn purge(&self) {
+        let at = LogId { term: 1, index: self.next - 1 };
+        self.wal.checkpoint(at, Bytes::from_static(b"state")).unwrap();
+        self.wal.purge(at, Box::new(|result| result.unwrap()));
+    }
+
+    /// Waits until compaction has had nothing to do for a second.
+    fn rest(&self) {
+        let (mut last, mut since) = (u64::MAX, Instant::now());
+        while since.elapsed() < Duration::from_secs(2) {
+            thread::sleep(Duration::from_millis(50));
+            let rewritten = self.wal.stats().rewritten_bytes;
+            if rewritten != last {
+                (last, since) = (rewritten, Instant::now());
+            }
+        }
+    }
+
+    fn percentile(&mut self, percent: usize) -> Duration {
+        self.appends.sort_unstable();
+        self.appends[(self.appends.len() - 1) * percent / 100]
+    }
+}
+
+/// Takes a folder's files out of the page cache.
+fn evict(folder: &Path) {
+    for file in std::fs::read_dir(folder).unwrap() {
+        let file = std::fs::File::open(file.unwrap().path()).unwrap();
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    }
+}
+
+/// Reads the first `count` entries of some streams, each from a cold disk: MB/s.
+fn read_cold(log: &Log, folder: &Path, streams: impl Iterator<Item = u64>, count: u64) -> f64 {
+    let (mut bytes, mut spent) = (0, Duration::ZERO);
+    for stream in streams {
+        evict(folder);
+        let start = Instant::now();
+        let mut position = 0;
+        while position < count {
+            let read =
+                |how| log.wal.read_stream(stream, position, count, FETCH_BYTES, how).unwrap();
+            let got = read(How::Cached).or_else(|| read(How::Blocking)).unwrap();
+            position += got.len() as u64;
+            bytes += got.iter().map(|entry| entry.payload.bytes.len()).sum::<usize>();
+        }
+        spent += start.elapsed();
+    }
+    bytes as f64 / spent.as_secs_f64() / 1e6
+}
+
+/// Ten topics, each kept for twice as long as the one before every second one.
+fn ten_retentions(folder: &Path, mib: u64, rate: u64) {
+    let options = Options { compaction_bytes_per_second: rate, ..Options::default() };
+    let mut log = Log::open(folder, 16 << 10, 10, options);
+    let per_stream = mib * MIB / 10 / (16 << 10);
+    let start = Instant::now();
+    // Three times the size, so that the shorter ones have gone round.
+    let mut purged = 0;
+    while log.bytes() < 3 * mib * MIB {
+        log.append();
+        if log.bytes() - purged >= 64 * MIB {
+            purged = log.bytes();
+            log.purge();
+            for stream in 0..10 {
+                let kept = per_stream >> (4 - stream / 2);
+                log.wal.trim(stream, (log.next / 10).saturating_sub(kept));
+            }
+        }
+    }
+    let took = start.elapsed();
+    let during = log.wal.stats();
+    log.rest();
+    let stats = log.wal.stats();
+    let (p50, p99) = (log.percentile(50), log.percentile(99));
+    let mb = |bytes: u64| bytes / 1_000_000;
+    println!(
+        "ten retentions, at most {} MB/s: wrote {} MB at {:.0} MB/s, append p50 {p50:.2?} p99 \
+         {p99:.2?}; held {} MB at the end of it, {} MB after; live {} MB, {} segments ({} cold), \
+         rewritten {} MB",
+        mb(rate),
+        mb(log.bytes()),
+        log.bytes() as f64 / took.as_secs_f64() / 1e6,
+        mb(during.held_bytes),
+        mb(stats.held_bytes),
+        mb(stats.live_bytes),
+        stats.segments,
+        stats.cold_segments,
+        mb(stats.rewritten_bytes),
+    );
+    log.wal.close();
+}
+
+/// One stream of a thousand against one that has the log to itself.
+fn one_of_a_thousand(folder: &Path, mib: u64, entry_bytes: usize) {
+    const STREAMS: u64 = 1000;
+    let alone = folder.join("alone");
+    let mut log = Log::open(&alone, entry_bytes, 1, Options::default());
+    while log.bytes() < 512 * MIB {
+        log.append();
+    }
+    let sequential = read_cold(&log, &alone, [0].into_iter(), log.next - 4096);
+    log.wal.close();
+    drop(log);
+    std::fs::remove_dir_all(&alone).unwrap();
+
+    let scattered = folder.join("scattered");
+    let options = Options { compaction_bytes_per_second: 0, ..Options::default() };
+    let mut log = Log::open(&scattered, entry_bytes, STREAMS, options);
+    while log.bytes() < mib * MIB {
+        log.append();
+    }
+    log.purge();
+    // What is gathered: eight segments; the newest ones wait.
+    let count = 8 * 64 * MIB * 9 / 10 / entry_bytes as u64 / STREAMS;
+    let some = || (0..STREAMS).step_by(37);
+    let before = read_cold(&log, &scattered, some(), count);
+    log.wal.close();
+    drop(log);
+    let options = Options { compaction_bytes_per_second: u64::MAX, ..Options::default() };
+    let log = Log::open(&scattered, entry_bytes, STREAMS, options);
+    let start = Instant::now();
+    log.rest();
+    let (took, stats) = (start.elapsed(), log.wal.stats());
+    let after = read_cold(&log, &scattered, some(), count);
+    println!(
+        "one stream of {STREAMS}, entries of {entry_bytes} bytes, cold, fetches of 1 MiB: alone \
+         {sequential:.0} MB/s; scattered {before:.0} MB/s ({:.2}); gathered {after:.0} MB/s \
+         ({:.2}); rewritten {} MB in about {:.0} s",
+        before / sequential,
+        after / sequential,
+        stats.rewritten_bytes / 1_000_000,
+        took.as_secs_f64() - 2.0,
+    );
+    log.wal.close();
+}
+
+fn main() {
+    let mib = std::env::var("HELIX_COMPACTION_MIB").map_or(1280, |mib| mib.parse().unwrap());
+    let temporary = |name: &str| {
+        tempfile::Builder::new().prefix(name).tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+    };
+    for rate in [0, Options::default().compaction_bytes_per_second] {
+        let folder = temporary("retentions");
+        ten_retentions(&folder.path().join("log"), mib, rate);
+    }
+    for entry_bytes in [4 << 10, 16 << 10] {
+        let folder = temporary("scattered");
+        one_of_a_thousand(folder.path(), mib, entry_bytes);
+    }
+}

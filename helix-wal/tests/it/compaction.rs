@@ -1,0 +1,419 @@
+//! Compaction: what is live stays where its readers look for it, what is dead gives its space back,
+//! and nothing is rewritten that would have gone by itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use helix_wal::storage::{Crash, SimulatedDisk};
+use helix_wal::{
+    Entry, Error, How, LogId, Next, Options, Placement, SegmentState, Stats, Wal, inspect, verify,
+};
+
+use crate::common::{Hand, OnPanic, entry, small};
+
+/// A log that is written, placed, checkpointed and purged as it goes, and what it must hold.
+struct Log {
+    disk: SimulatedDisk,
+    options: Options,
+    hand: Option<Hand>,
+    /// Placed entries by stream and position.
+    kept: BTreeMap<(u64, u64), (Entry, Placement)>,
+    next: BTreeMap<u64, u64>,
+    trims: BTreeMap<u64, u64>,
+    index: u64,
+    /// Waits to be appended with others: alone an entry fills a whole block.
+    batch: Vec<(u64, usize)>,
+    batch_max: usize,
+}
+
+impl Log {
+    fn new(options: Options) -> Self {
+        let disk = SimulatedDisk::new(5);
+        let hand = Some(Hand::open(Arc::new(disk.clone()), options.clone()).unwrap());
+        let (kept, next, trims) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { disk, options, hand, kept, next, trims, index: 0, batch: Vec::new(), batch_max: 10 }
+    }
+
+    fn hand(&mut self) -> &mut Hand {
+        self.hand.as_mut().unwrap()
+    }
+
+    fn wal(&self) -> Wal {
+        self.hand.as_ref().unwrap().wal.clone()
+    }
+
+    fn stats(&self) -> Stats {
+        self.wal().stats()
+    }
+
+    fn append(&mut self, stream: u64, size: usize) {
+        self.batch.push((stream, size));
+        if self.batch.len() >= self.batch_max {
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        let mut entries = Vec::new();
+        for (stream, size) in std::mem::take(&mut self.batch) {
+            self.index += 1;
+            entries.push(entry(LogId { term: 1, index: self.index }, stream, 12, size));
+        }
+        if entries.is_empty() {
+            return;
+        }
+        self.wal().append(entries.clone(), Box::new(|result| result.unwrap()));
+        self.hand().settle();
+        for made in entries {
+            let (stream, time) = (made.stream, made.id.index);
+            let first = self.next.entry(stream).or_default();
+            let placement = Placement { stream, first: *first, count: 3, time };
+            *first += 3;
+            self.wal().place(made.id.index, Some(placement)).unwrap();
+            self.kept.insert((stream, placement.first), (made, placement));
+        }
+    }
+
+    fn checkpoint_and_purge(&mut self) {
+        self.flush();
+        self.hand().idle();
+        let at = LogId { term: 1, index: self.index };
+        self.wal().checkpoint(at, Bytes::from_static(b"state")).unwrap();
+        self.wal().purge(at, Box::new(|result| result.unwrap()));
+        self.hand().idle();
+    }
+
+    /// Keeps so many of a stream's newest entries.
+    fn retain(&mut self, stream: u64, entries: u64) {
+        self.flush();
+        let trim = self.next[&stream].saturating_sub(3 * entries);
+        self.trims.insert(stream, trim);
+        self.kept.retain(|(s, _), (_, p)| *s != stream || p.first + 3 > trim);
+        self.wal().trim(stream, trim);
+    }
+
+    fn drop_stream(&mut self, stream: u64) {
+        self.kept.retain(|(s, _), _| *s != stream);
+        self.wal().drop_stream(stream);
+    }
+
+    /// Until nothing more is to be done.
+    fn rest(&mut self) {
+        for _ in 0..40 {
+            self.hand().idle();
+        }
+    }
+
+    fn reopen(&mut self) {
+        self.hand = None;
+        self.disk.crash(Crash::LoseAll);
+        self.disk = self.disk.reopen();
+        assert_eq!(verify(&self.disk), []);
+        self.hand = Some(Hand::open(Arc::new(self.disk.clone()), self.options.clone()).unwrap());
+        assert!(self.hand().recovered.withheld.is_empty());
+        for (stream, trim) in self.trims.clone() {
+            self.wal().trim(stream, trim);
+        }
+    }
+
+    /// Every entry that is kept, by stream, by time and by index.
+    fn check(&self) {
+        let wal = self.wal();
+        for (made, placement) in self.kept.values() {
+            let Placement { stream, first, time, .. } = *placement;
+            let got = wal.read_stream(stream, first + 2, first + 3, 1, How::Blocking);
+            let got = got.unwrap().unwrap();
+            assert_eq!((got.len(), got[0].id, got[0].placement), (1, made.id, *placement));
+            assert_eq!((&got[0].head, &got[0].payload.bytes), (&made.head, &made.payload.bytes));
+            let found = wal.search_time(stream, time, How::Blocking).unwrap().unwrap();
+            assert!(found.is_some_and(|found| (first..first + 3).contains(&found)), "{found:?}");
+        }
+        let mut by_index: Vec<_> = self.kept.values().map(|(made, _)| made.id).collect();
+        by_index.sort_unstable_by_key(|id| id.index);
+        let (mut after, mut found) = (0, Vec::new());
+        while after < self.index {
+            let some = wal.read_live(after, self.index, 10_000).unwrap();
+            after = some.upto;
+            found.extend(some.entries.into_iter().map(|live| live.id));
+        }
+        assert_eq!(found, by_index);
+    }
+
+    /// What the segments of the log take beyond one and a half times what is live in them.
+    fn excess(&self) -> u64 {
+        let Stats { held_bytes, live_bytes, .. } = self.stats();
+        held_bytes.saturating_sub(live_bytes * 3 / 2)
+    }
+}
+
+fn options() -> Options {
+    Options { tail_bytes: 0, ..small() }
+}
+
+/// Ten topics in one shard, each kept for another time.
+#[test]
+fn space_follows_what_is_live_with_ten_retentions_in_one_log() {
+    let mut log = Log::new(Options { segment_bytes: 256 << 10, ..options() });
+    let kept = |stream: u64| 10 << (stream / 2);
+    let mut worst = 0;
+    for round in 0..2400 {
+        log.append(round % 10, 2000);
+        if round % 40 == 39 {
+            log.checkpoint_and_purge();
+            for stream in 0..10 {
+                log.retain(stream, kept(stream));
+            }
+            log.rest();
+            if round > 400 {
+                worst = worst.max(log.excess());
+            }
+        }
+    }
+    let stats = log.stats();
+    println!(
+        "held {}, live {}, {} segments, {} cold, rewritten {} of {}, worst excess {worst}",
+        stats.held_bytes,
+        stats.live_bytes,
+        stats.segments,
+        stats.cold_segments,
+        stats.rewritten_bytes,
+        stats.group_bytes
+    );
+    assert!(stats.rewritten_bytes > 0, "nothing was rewritten");
+    // The growing segment and the one before it, and what the last small ones take for themselves.
+    assert!(worst < 6 * (256 << 10), "{worst}");
+    log.check();
+    log.reopen();
+    log.check();
+    log.rest();
+    log.check();
+    assert!(log.excess() < 6 * (256 << 10));
+}
+
+/// The rule: whole segments become free, and nothing is ever written twice.
+#[test]
+fn a_few_busy_streams_that_are_kept_equally_long_are_never_rewritten() {
+    // Two segments, as a server has it: the front and the end of what is kept.
+    let slack = 2 * options().segment_bytes;
+    let mut log = Log::new(Options { compaction_slack_bytes: slack, ..options() });
+    for round in 0..1500 {
+        log.append(round % 3, 1500);
+        if round % 10 == 9 {
+            log.checkpoint_and_purge();
+            for stream in 0..3 {
+                log.retain(stream, 60);
+            }
+            log.rest();
+        }
+    }
+    let stats = log.stats();
+    assert_eq!((stats.rewritten_bytes, stats.cold_segments), (0, 0));
+    assert!(stats.segments < 16, "{}", stats.segments);
+    log.check();
+}
+
+#[test]
+fn a_stream_that_is_dropped_gives_its_space_back() {
+    let mut log = Log::new(options());
+    for round in 0..600 {
+        log.append(round % 6, 1500);
+    }
+    log.checkpoint_and_purge();
+    log.rest();
+    let before = log.stats();
+    for stream in 1..6 {
+        log.drop_stream(stream);
+    }
+    log.rest();
+    let after = log.stats();
+    assert!(after.held_bytes < before.held_bytes / 2, "{before:?} {after:?}");
+    assert!(after.rewritten_bytes >= after.live_bytes - (128 << 10));
+    log.check();
+    for stream in 1..6 {
+        let read = log.wal().read_stream(stream, 0, 9, 1, How::Blocking);
+        assert!(matches!(read, Err(Error::Trimmed { .. })));
+    }
+    log.drop_stream(0);
+    log.rest();
+    assert!(log.stats().segments <= 4, "{:?}", log.stats());
+}
+
+/// Hundreds of streams in every segment: each ends up in few pieces, and files stay few.
+#[test]
+fn streams_that_lie_scattered_are_gathered() {
+    const STREAMS: u64 = 300;
+    let options = Options { segment_bytes: 256 << 10, ..options() };
+    let mut log = Log::new(options);
+    log.batch_max = 300;
+    // Eighteen segments or so.
+    for round in 0..18 * 1100 {
+        log.append(round * 7 % STREAMS, 40);
+        if round % 600 == 599 {
+            log.checkpoint_and_purge();
+            log.rest();
+        }
+    }
+    log.rest();
+    log.check();
+    let report = inspect(&log.disk).unwrap();
+    let cold = report.segments.iter().filter(|segment| segment.state == SegmentState::Cold);
+    let few = cold.filter(|segment| {
+        let mut streams: Vec<u64> = segment.streams.iter().map(|(stream, _)| *stream).collect();
+        streams.dedup();
+        streams.len() < STREAMS as usize / 4
+    });
+    let few = few.count();
+    assert!(few >= 4, "{few} of {}: {:?}", report.segments.len(), log.stats());
+    assert!(log.stats().segments < 30);
+    let rewritten = log.stats().rewritten_bytes;
+    assert!(rewritten < 3 * log.stats().live_bytes, "{rewritten}");
+    log.reopen();
+    log.check();
+    log.rest();
+    // One more may have been sealed meanwhile; the others are not touched again.
+    assert!(log.stats().rewritten_bytes < 256 << 10, "once is enough");
+}
+
+/// A reader sees the same before, during and after, at every step.
+#[test]
+fn readers_see_no_difference_at_any_step() {
+    let mut log = Log::new(options());
+    for round in 0..200 {
+        log.append(round % 5, 1500);
+    }
+    log.checkpoint_and_purge();
+    for stream in 0..4 {
+        log.retain(stream, 3);
+    }
+    let (mut steps, mut rewritten) = (0, 0);
+    loop {
+        let next = log.hand().step_keeper();
+        log.check();
+        // A trim in the middle of it.
+        if steps % 9 == 4 && log.kept.len() > 30 {
+            let left = log.kept.keys().filter(|(stream, _)| *stream == 4).count() as u64;
+            log.retain(4, left - 1);
+        }
+        steps += 1;
+        rewritten = rewritten.max(log.stats().rewritten_bytes);
+        match next {
+            Next::Now => {}
+            Next::After(time) if time < Duration::from_millis(400) => log.hand().now += time,
+            _ => break,
+        }
+    }
+    assert!(rewritten > 0 && steps > 20, "{rewritten} in {steps}");
+    log.rest();
+    log.check();
+    log.reopen();
+    log.check();
+}
+
+#[test]
+fn damage_is_not_rewritten_and_the_rest_is_served() {
+    let mut log = Log::new(options());
+    for round in 0..240 {
+        log.append(round % 4, 1500);
+    }
+    log.checkpoint_and_purge();
+    let (_, (spoiled, placement)) = log.kept.iter().find(|((s, _), _)| *s == 3).unwrap();
+    let (spoiled, placement) = (spoiled.clone(), *placement);
+    let needle = &spoiled.payload.bytes[100..116];
+    let files: Vec<String> =
+        log.disk.files().into_iter().filter(|name| name.ends_with(".seg")).collect();
+    let (file, at) = files
+        .iter()
+        .find_map(|file| {
+            let bytes = log.disk.read_file(file).unwrap();
+            Some((file.clone(), bytes.windows(16).position(|window| window == needle)?))
+        })
+        .unwrap();
+    log.disk.flip_bit(&file, 8 * at as u64);
+    for stream in 0..3 {
+        log.retain(stream, 2);
+    }
+    log.rest();
+    assert!(log.stats().rewritten_bytes > 0, "others are compacted");
+    let still = log.disk.files().contains(&file);
+    assert!(still, "{file} is kept");
+    let read = |first: u64| log.wal().read_stream(3, first, first + 1, 1, How::Blocking);
+    match read(placement.first) {
+        Err(Error::Damaged { file: named, bytes, .. }) => {
+            assert!(named == file && bytes.contains(&(at as u64)), "{named} {bytes:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let mut others = 0;
+    for ((stream, first), (made, _)) in &log.kept {
+        if made.id != spoiled.id && *stream == 3 {
+            assert_eq!(read(*first).unwrap().unwrap()[0].id, made.id);
+            others += 1;
+        }
+    }
+    assert!(others > 40);
+}
+
+#[test]
+fn the_reserve_is_left_alone() {
+    let reserve_bytes = 1 << 20;
+    let mut log = Log::new(Options { reserve_bytes, ready_segments: 0, ..options() });
+    for round in 0..240 {
+        log.append(round % 4, 1500);
+    }
+    log.checkpoint_and_purge();
+    log.disk.set_free_bytes(Some(reserve_bytes + (12 << 10)));
+    for stream in 0..3 {
+        log.retain(stream, 2);
+    }
+    log.rest();
+    assert_eq!(log.stats().cold_segments, 0, "not even the smallest one fits");
+    log.check();
+    // Room for one small segment at a time is enough, because each frees more.
+    log.disk.set_free_bytes(Some(reserve_bytes + (64 << 10)));
+    let mut least = u64::MAX;
+    for _ in 0..2000 {
+        log.hand().step_keeper();
+        log.hand().now += Duration::from_millis(100);
+        least = least.min(log.stats().free_bytes);
+    }
+    assert!(log.stats().cold_segments > 0);
+    assert!(least >= reserve_bytes, "{least}");
+    log.check();
+}
+
+#[test]
+fn it_takes_the_time_that_it_is_given() {
+    let rate = 100_000;
+    let mut log = Log::new(Options { compaction_bytes_per_second: rate, ..options() });
+    for round in 0..240 {
+        log.append(round % 4, 1500);
+    }
+    log.checkpoint_and_purge();
+    for stream in 0..3 {
+        log.retain(stream, 2);
+    }
+    let start = log.hand().now;
+    while log.stats().cold_segments == 0 {
+        match log.hand().step_keeper() {
+            Next::After(time) => log.hand().now += time,
+            Next::Now => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let (took, bytes) = (log.hand().now - start, log.stats().rewritten_bytes);
+    let least = Duration::from_secs_f64(bytes as f64 / rate as f64);
+    assert!(bytes > 10_000 && took >= least, "{bytes} bytes in {took:?}");
+    let mut never = Log::new(Options { compaction_bytes_per_second: 0, ..options() });
+    for round in 0..240 {
+        never.append(round % 4, 1500);
+    }
+    never.checkpoint_and_purge();
+    for stream in 0..3 {
+        never.retain(stream, 2);
+    }
+    never.rest();
+    let _context = OnPanic(format!("{:?}", never.stats()));
+    assert_eq!(never.stats().cold_segments, 0);
+}
