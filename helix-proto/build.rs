@@ -20,6 +20,8 @@ fn main() -> Result<(), Box<dyn error::Error>> {
     tonic_prost_build::configure()
         .bytes(".")
         .codec_path("crate::codec::Codec")
+        // Read into one buffer, whatever it holds: see there.
+        .extern_path(".helix.log.v1.RecordList", "crate::plain::PlainRecords")
         .build_client(true)
         .build_server(true)
         .compile_fds(descriptors.clone())?;

@@ -13,7 +13,7 @@ use crate::log::v1::{Compression, EncodedBatch, Record, RecordList};
 pub const BATCH_VERSION: u32 = 1;
 
 /// Tag byte of `RecordList.records`: field 1, length-delimited.
-const RECORD_TAG: u8 = 0x0A;
+pub(crate) const RECORD_TAG: u8 = 0x0A;
 
 /// A length prefix of more than five varint bytes cannot be a `u32`.
 const LENGTH_BYTES_MAX: usize = 5;

@@ -62,6 +62,7 @@ pub fn code(reason: ErrorReason) -> Code {
         | R::UnknownProducer
         | R::GroupNotEmpty
         | R::MembershipChangeInProgress
+        | R::MembershipChangeRefused
         | R::NotEnoughNodes => Code::FailedPrecondition,
         R::BatchTooLarge
         | R::CorruptBatch

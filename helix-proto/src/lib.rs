@@ -4,6 +4,7 @@
 pub mod batch;
 pub mod codec;
 pub mod error;
+pub mod plain;
 
 /// The public API, package `helix.log`.
 pub mod log {
@@ -11,6 +12,15 @@ pub mod log {
     #[allow(clippy::all, rustdoc::all, unused_qualifications, missing_docs)]
     pub mod v1 {
         include!(concat!(env!("OUT_DIR"), "/helix.log.v1.rs"));
+
+        /// A batch's payload, decoded. Where the message stands in a request it is taken in as
+        /// [`crate::plain::PlainRecords`].
+        #[derive(Clone, PartialEq, ::prost::Message)]
+        pub struct RecordList {
+            /// The records, in order.
+            #[prost(message, repeated, tag = "1")]
+            pub records: ::prost::alloc::vec::Vec<Record>,
+        }
     }
 }
 
