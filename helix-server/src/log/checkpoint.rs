@@ -9,7 +9,9 @@ use prost::Message;
 
 use super::producers::{Counted, DEDUP_WINDOW_BATCHES, Row};
 use super::shard_state::{ShardState, ShardTopic, StateLimits};
-use super::{Partition, PartitionId, PartitionRun, PartitionSettings, ProducerTable, is_whole};
+use super::{
+    FencingToken, Partition, PartitionId, PartitionRun, PartitionSettings, ProducerTable, is_whole,
+};
 
 /// Why bytes are not a state.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +26,9 @@ impl CheckpointError {
     }
 }
 
-const FORMAT: u32 = 1;
+/// Format 2 brought fencing tokens. A state of format 1 is one that has none.
+const FORMAT: u32 = 2;
+const FORMAT_MIN: u32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
 struct StateRecord {
@@ -37,7 +41,7 @@ struct StateRecord {
     /// In the order of their ids.
     #[prost(message, repeated, tag = "4")]
     topics: Vec<TopicRecord>,
-    /// Those that ever had a record, in the order of their ids.
+    /// Those that ever had a record or have a token, in the order of their ids.
     #[prost(message, repeated, tag = "5")]
     partitions: Vec<PartitionRecord>,
     /// In the order of (partition, producer).
@@ -62,7 +66,7 @@ struct TopicRecord {
     runs: Vec<PartitionRun>,
 }
 
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message)]
 struct PartitionRecord {
     #[prost(uint64, tag = "1")]
     id: u64,
@@ -72,6 +76,8 @@ struct PartitionRecord {
     next_offset: u64,
     #[prost(uint64, tag = "4")]
     last_time_us: u64,
+    #[prost(string, tag = "5")]
+    fencing_token: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -106,6 +112,7 @@ impl ShardState {
             log_start: partition.log_start,
             next_offset: partition.next_offset,
             last_time_us: partition.last_time_us,
+            fencing_token: partition.fencing_token.as_str().to_owned(),
         });
         let producers =
             self.producers.rows().map(|((partition, producer_id), row)| ProducerRecord {
@@ -133,7 +140,7 @@ impl ShardState {
 
     pub fn decode(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let record = StateRecord::decode(bytes).map_err(|e| CheckpointError::new(e.to_string()))?;
-        if record.format != FORMAT {
+        if !(FORMAT_MIN..=FORMAT).contains(&record.format) {
             let format = record.format;
             let what = format!("format {format} of a shard's state is not known to this version");
             return Err(CheckpointError::new(what));
@@ -190,6 +197,8 @@ impl ShardState {
         if row.log_start > row.next_offset {
             return Err(broken("it starts behind its end"));
         }
+        partition.fencing_token = FencingToken::new(&row.fencing_token)
+            .ok_or_else(|| broken("its fencing token is too long"))?;
         partition.log_start = row.log_start;
         partition.next_offset = row.next_offset;
         partition.last_time_us = row.last_time_us;

@@ -1,12 +1,13 @@
 //! Control entries: what changes a shard, or the cluster's state, besides batches.
 //! How they stand in the log is in `command_record`.
 
-use super::PartitionId;
+use super::{FencingToken, MemberCommand, PartitionId};
 
 /// Most rows (runs of partitions, trims) in one control entry, so that its head fits the log.
 pub const ROWS_PER_ENTRY_MAX: usize = 1_500;
 
-/// A change of a data shard. Every command may be repeated: the second time it changes nothing.
+/// A change of a data shard. Every command may be repeated: the second time it changes nothing,
+/// and at most what it expects does not hold any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShardCommand {
     /// Adds the partitions that are not there yet. `cluster_version` is the version of the
@@ -27,6 +28,8 @@ pub enum ShardCommand {
     /// No replica needs the log up to this index any more, to replicate or to catch up: each may
     /// purge it once a checkpoint of its own covers it.
     Release { index: u64 },
+    /// Puts a token in force, the empty one to have none: where `expected` holds, if it is given.
+    SetFencingToken { partition: PartitionId, expected: Option<FencingToken>, token: FencingToken },
 }
 
 /// A change of the cluster's own state.
@@ -36,6 +39,8 @@ pub enum ClusterCommand {
         node_id: u64,
         endpoint: String,
         version: String,
+        /// Where it believes that other nodes can dial it; empty if it does not say.
+        peer_addr: String,
     },
     /// Names shards of the pool; those that are known already stay.
     RegisterShards {
@@ -64,6 +69,7 @@ pub enum ClusterCommand {
     InitProducer {
         name: String,
     },
+    Members(MemberCommand),
 }
 
 /// What a topic is created from.
@@ -235,6 +241,7 @@ impl ShardCommand {
             Self::DropTopic { .. } => "drop topic",
             Self::Trim { .. } => "trim",
             Self::Release { .. } => "release",
+            Self::SetFencingToken { .. } => "set fencing token",
         }
     }
 }
@@ -250,6 +257,7 @@ impl ClusterCommand {
             Self::DeleteTopic { .. } => "delete topic",
             Self::LeaseProducerIds { .. } => "lease producer ids",
             Self::InitProducer { .. } => "init producer",
+            Self::Members(command) => command.name(),
         }
     }
 }

@@ -7,11 +7,11 @@ use prost::{Message, Oneof};
 use super::command::{
     ClusterCommand, NewTopic, PartitionRun, PartitionSettings, SettingsMask, ShardCommand,
 };
-use super::{HeadError, PartitionId};
+use super::{FencingToken, HeadError, MemberCommand, PartitionId};
 
 #[derive(Clone, PartialEq, Message)]
 struct ShardRecord {
-    #[prost(oneof = "ShardChange", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "ShardChange", tags = "1, 2, 3, 4, 5, 6")]
     change: Option<ShardChange>,
 }
 
@@ -27,6 +27,8 @@ enum ShardChange {
     Trim(Trim),
     #[prost(message, tag = "5")]
     Release(Release),
+    #[prost(message, tag = "6")]
+    SetFencingToken(SetFencingToken),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -73,8 +75,18 @@ struct Release {
 }
 
 #[derive(Clone, PartialEq, Message)]
+struct SetFencingToken {
+    #[prost(uint64, tag = "1")]
+    partition: u64,
+    #[prost(string, optional, tag = "2")]
+    expected: Option<String>,
+    #[prost(string, tag = "3")]
+    token: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
 struct ClusterRecord {
-    #[prost(oneof = "ClusterChange", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "ClusterChange", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     change: Option<ClusterChange>,
 }
 
@@ -96,6 +108,14 @@ enum ClusterChange {
     InitProducer(InitProducer),
     #[prost(message, tag = "8")]
     RegisterShards(RegisterShards),
+    #[prost(message, tag = "9")]
+    Members(Members),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Members {
+    #[prost(oneof = "MemberCommand", tags = "1, 2, 3, 4, 5, 6, 7")]
+    command: Option<MemberCommand>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -112,6 +132,8 @@ struct RegisterNode {
     endpoint: String,
     #[prost(string, tag = "3")]
     version: String,
+    #[prost(string, tag = "4")]
+    peer_addr: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -180,6 +202,10 @@ fn unknown_field() -> HeadError {
     malformed("it has fields that are not known to this version")
 }
 
+fn token(text: &str) -> Result<FencingToken, HeadError> {
+    FencingToken::new(text).ok_or_else(|| malformed("a fencing token is too long"))
+}
+
 fn required(settings: Option<PartitionSettings>) -> Result<PartitionSettings, HeadError> {
     settings.ok_or_else(|| malformed("settings are missing"))
 }
@@ -203,6 +229,14 @@ pub(super) fn encode_shard(command: &ShardCommand, bytes: &mut BytesMut) {
             ShardChange::Trim(Trim { partitions, starts })
         }
         ShardCommand::Release { index } => ShardChange::Release(Release { index }),
+        ShardCommand::SetFencingToken { partition, expected, token } => {
+            let text = |token: FencingToken| token.as_str().to_owned();
+            ShardChange::SetFencingToken(SetFencingToken {
+                partition: partition.0,
+                expected: expected.map(text),
+                token: text(token),
+            })
+        }
     };
     ShardRecord { change: Some(change) }.encode(bytes).expect("a growing buffer has room");
 }
@@ -240,13 +274,18 @@ pub(super) fn decode_shard(bytes: &[u8]) -> Result<ShardCommand, HeadError> {
             ShardCommand::Trim { starts: partitions.zip(it.starts).collect() }
         }
         ShardChange::Release(it) => ShardCommand::Release { index: it.index },
+        ShardChange::SetFencingToken(it) => ShardCommand::SetFencingToken {
+            partition: PartitionId(it.partition),
+            expected: it.expected.as_deref().map(token).transpose()?,
+            token: token(&it.token)?,
+        },
     })
 }
 
 pub(super) fn encode_cluster(command: &ClusterCommand, bytes: &mut BytesMut) {
     let change = match command.clone() {
-        ClusterCommand::RegisterNode { node_id, endpoint, version } => {
-            ClusterChange::RegisterNode(RegisterNode { node_id, endpoint, version })
+        ClusterCommand::RegisterNode { node_id, endpoint, version, peer_addr } => {
+            ClusterChange::RegisterNode(RegisterNode { node_id, endpoint, version, peer_addr })
         }
         ClusterCommand::CreateTopic(topic) => ClusterChange::CreateTopic(CreateTopic {
             name: topic.name,
@@ -271,6 +310,9 @@ pub(super) fn encode_cluster(command: &ClusterCommand, bytes: &mut BytesMut) {
         ClusterCommand::RegisterShards { shards } => {
             ClusterChange::RegisterShards(RegisterShards { shards })
         }
+        ClusterCommand::Members(command) => {
+            ClusterChange::Members(Members { command: Some(command) })
+        }
     };
     ClusterRecord { change: Some(change) }.encode(bytes).expect("a growing buffer has room");
 }
@@ -287,6 +329,7 @@ pub(super) fn decode_cluster(bytes: &[u8]) -> Result<ClusterCommand, HeadError> 
             node_id: it.node_id,
             endpoint: it.endpoint,
             version: it.version,
+            peer_addr: it.peer_addr,
         },
         ClusterChange::CreateTopic(it) => ClusterCommand::CreateTopic(NewTopic {
             name: it.name,
@@ -308,5 +351,8 @@ pub(super) fn decode_cluster(bytes: &[u8]) -> Result<ClusterCommand, HeadError> 
         ClusterChange::LeaseProducerIds(it) => ClusterCommand::LeaseProducerIds { count: it.count },
         ClusterChange::InitProducer(it) => ClusterCommand::InitProducer { name: it.name },
         ClusterChange::RegisterShards(it) => ClusterCommand::RegisterShards { shards: it.shards },
+        ClusterChange::Members(it) => {
+            ClusterCommand::Members(it.command.ok_or(HeadError::UnknownCommand)?)
+        }
     })
 }

@@ -6,7 +6,7 @@ use std::fmt::{self, Display};
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::command::{ClusterCommand, ShardCommand};
-use super::{PartitionId, command_record};
+use super::{Condition, FENCING_TOKEN_BYTES_MAX, FencingToken, PartitionId, command_record};
 
 /// Most bytes that a head may have: what the log takes. Whoever writes commands that list rows
 /// splits them by [`ROWS_PER_ENTRY_MAX`](super::ROWS_PER_ENTRY_MAX).
@@ -23,7 +23,7 @@ pub enum Head {
 }
 
 /// A batch without its payload. On disk: fixed little-endian layout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchHead {
     pub partition: PartitionId,
     pub record_count: u32,
@@ -34,6 +34,7 @@ pub struct BatchHead {
     /// Time at which the leader proposed it, microseconds since the Unix epoch.
     pub proposed_us: u64,
     pub producer: Option<ProducerStamp>,
+    pub condition: Condition,
 }
 
 /// Identity and place of a batch among a producer's on one partition.
@@ -57,6 +58,8 @@ pub enum HeadError {
     UnknownFlags { flags: u8 },
     #[error("the batch head has {bytes} bytes instead of {expected}")]
     WrongLength { bytes: usize, expected: usize },
+    #[error("the batch's fencing token is too long, or no text")]
+    WrongToken,
     #[error("the command is not known to this version")]
     UnknownCommand,
     #[error("malformed command: {what}")]
@@ -70,11 +73,17 @@ const KIND_CLUSTER: u8 = 3;
 // A batch, little-endian:
 //   0 kind u8 | 1 flags u8 | 2 partition u64 | 10 record_count u32 | 14 version u32
 //  18 compression i32 | 22 payload_bytes u32 | 26 proposed_us u64
-// and with FLAG_PRODUCER
-//  34 producer_id u64 | 42 epoch u32 | 46 first_sequence u64
+// and then, one after the other,
+//  with FLAG_PRODUCER          producer_id u64 | epoch u32 | first_sequence u64
+//  with FLAG_EXPECTED_OFFSET   expected_offset u64
+//  with FLAG_FENCING_TOKEN     length u8 | the token, UTF-8
 const FLAG_PRODUCER: u8 = 1;
+const FLAG_EXPECTED_OFFSET: u8 = 1 << 1;
+const FLAG_FENCING_TOKEN: u8 = 1 << 2;
+const FLAGS: u8 = FLAG_PRODUCER | FLAG_EXPECTED_OFFSET | FLAG_FENCING_TOKEN;
 const BATCH_BYTES: usize = 34;
 const BATCH_WITH_PRODUCER_BYTES: usize = BATCH_BYTES + 20;
+const _: () = assert!(FENCING_TOKEN_BYTES_MAX <= u8::MAX as usize);
 
 impl Head {
     pub fn encode(&self) -> Bytes {
@@ -132,7 +141,7 @@ impl Display for Head {
 impl BatchHead {
     fn encode_to(&self, bytes: &mut BytesMut) {
         bytes.put_u8(KIND_BATCH);
-        bytes.put_u8(if self.producer.is_some() { FLAG_PRODUCER } else { 0 });
+        bytes.put_u8(self.flags());
         bytes.put_u64_le(self.partition.0);
         bytes.put_u32_le(self.record_count);
         bytes.put_u32_le(self.version);
@@ -144,27 +153,50 @@ impl BatchHead {
             bytes.put_u32_le(stamp.epoch);
             bytes.put_u64_le(stamp.first_sequence);
         }
+        if let Some(offset) = self.condition.expected_offset {
+            bytes.put_u64_le(offset);
+        }
+        if let Some(token) = &self.condition.fencing_token {
+            bytes.put_u8(u8::try_from(token.as_str().len()).expect("a token is short"));
+            bytes.put_slice(token.as_str().as_bytes());
+        }
+    }
+
+    fn flags(&self) -> u8 {
+        let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
+        flag(self.producer.is_some(), FLAG_PRODUCER)
+            | flag(self.condition.expected_offset.is_some(), FLAG_EXPECTED_OFFSET)
+            | flag(self.condition.fencing_token.is_some(), FLAG_FENCING_TOKEN)
     }
 
     /// `bytes` begin with the kind.
     fn decode(bytes: &[u8]) -> Result<Self, HeadError> {
-        let wrong = |expected| HeadError::WrongLength { bytes: bytes.len(), expected };
-        let fixed: &[u8; BATCH_BYTES] = bytes.first_chunk().ok_or_else(|| wrong(BATCH_BYTES))?;
-        let rest = &bytes[BATCH_BYTES..];
-        let producer = match fixed[1] {
-            0 if rest.is_empty() => None,
-            0 => return Err(wrong(BATCH_BYTES)),
-            FLAG_PRODUCER => {
-                let rest: &[u8; 20] =
-                    rest.try_into().map_err(|_| wrong(BATCH_WITH_PRODUCER_BYTES))?;
-                Some(ProducerStamp {
-                    producer_id: u64::from_le_bytes(field(rest, 0)),
-                    epoch: u32::from_le_bytes(field(rest, 8)),
-                    first_sequence: u64::from_le_bytes(field(rest, 12)),
-                })
-            }
-            flags => return Err(HeadError::UnknownFlags { flags }),
-        };
+        let mut parts = Parts { bytes, at: 0 };
+        let fixed: &[u8; BATCH_BYTES] = parts.take()?;
+        let flags = fixed[1];
+        if flags & !FLAGS != 0 {
+            return Err(HeadError::UnknownFlags { flags });
+        }
+        let mut producer = None;
+        if flags & FLAG_PRODUCER != 0 {
+            let stamp: &[u8; 20] = parts.take()?;
+            producer = Some(ProducerStamp {
+                producer_id: u64::from_le_bytes(field(stamp, 0)),
+                epoch: u32::from_le_bytes(field(stamp, 8)),
+                first_sequence: u64::from_le_bytes(field(stamp, 12)),
+            });
+        }
+        let mut condition = Condition::default();
+        if flags & FLAG_EXPECTED_OFFSET != 0 {
+            condition.expected_offset = Some(u64::from_le_bytes(*parts.take()?));
+        }
+        if flags & FLAG_FENCING_TOKEN != 0 {
+            let [length] = *parts.take()?;
+            let text = std::str::from_utf8(parts.take_slice(length.into())?).ok();
+            let token = text.and_then(FencingToken::new).ok_or(HeadError::WrongToken)?;
+            condition.fencing_token = Some(token);
+        }
+        parts.end()?;
         Ok(Self {
             partition: PartitionId(u64::from_le_bytes(field(fixed, 2))),
             record_count: u32::from_le_bytes(field(fixed, 10)),
@@ -173,7 +205,36 @@ impl BatchHead {
             payload_bytes: u32::from_le_bytes(field(fixed, 22)),
             proposed_us: u64::from_le_bytes(field(fixed, 26)),
             producer,
+            condition,
         })
+    }
+}
+
+/// Takes bytes apart from the front.
+struct Parts<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Parts<'a> {
+    fn take<const N: usize>(&mut self) -> Result<&'a [u8; N], HeadError> {
+        let part = self.bytes[self.at..].first_chunk().ok_or_else(|| self.wrong(N))?;
+        self.at += N;
+        Ok(part)
+    }
+
+    fn take_slice(&mut self, count: usize) -> Result<&'a [u8], HeadError> {
+        let part = self.bytes[self.at..].get(..count).ok_or_else(|| self.wrong(count))?;
+        self.at += count;
+        Ok(part)
+    }
+
+    fn end(&self) -> Result<(), HeadError> {
+        if self.at == self.bytes.len() { Ok(()) } else { Err(self.wrong(0)) }
+    }
+
+    fn wrong(&self, more: usize) -> HeadError {
+        HeadError::WrongLength { bytes: self.bytes.len(), expected: self.at + more }
     }
 }
 
@@ -199,7 +260,16 @@ mod tests {
             payload_bytes: 1024,
             proposed_us: 7,
             producer,
+            condition: Condition::default(),
         }
+    }
+
+    /// With every part that a batch can have.
+    fn full(token: &str) -> BatchHead {
+        let stamp = ProducerStamp { producer_id: 9, epoch: 2, first_sequence: 5 };
+        let condition =
+            Condition { expected_offset: Some(0x0304), fencing_token: FencingToken::new(token) };
+        BatchHead { condition, ..batch(Some(stamp)) }
     }
 
     #[test]
@@ -210,13 +280,17 @@ mod tests {
         expected.extend([255, 255, 255, 255, 0, 4, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
         expected.extend([9, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(bytes, expected);
+        expected[1] = 7;
+        expected.extend([4, 3, 0, 0, 0, 0, 0, 0, 3]);
+        expected.extend(b"one");
+        assert_eq!(Head::Batch(full("one")).encode(), expected);
     }
 
     #[test]
     fn batches_of_a_wrong_length_or_with_unknown_flags_are_errors() {
         let stamp = ProducerStamp { producer_id: 9, epoch: 2, first_sequence: 5 };
-        for producer in [None, Some(stamp)] {
-            let bytes = Head::Batch(batch(producer)).encode();
+        for head in [batch(None), batch(Some(stamp)), full(""), full("one")] {
+            let bytes = Head::Batch(head).encode();
             for cut in 0..bytes.len() {
                 assert!(Head::decode(&bytes[..cut]).is_err(), "cut at {cut}");
             }
@@ -227,6 +301,20 @@ mod tests {
             flagged[1] |= 0x80;
             assert!(matches!(Head::decode(&flagged), Err(HeadError::UnknownFlags { .. })));
         }
+    }
+
+    #[test]
+    fn a_token_that_is_too_long_or_no_text_is_an_error() {
+        let longest = "x".repeat(FENCING_TOKEN_BYTES_MAX);
+        let bytes = Head::Batch(full(&longest)).encode();
+        assert!(Head::decode(&bytes).is_ok());
+        let mut longer = bytes.to_vec();
+        longer[BATCH_WITH_PRODUCER_BYTES + 8] += 1;
+        longer.push(b'x');
+        assert_eq!(Head::decode(&longer), Err(HeadError::WrongToken));
+        let mut no_text = bytes.to_vec();
+        *no_text.last_mut().unwrap() = 0xff;
+        assert_eq!(Head::decode(&no_text), Err(HeadError::WrongToken));
     }
 
     #[test]

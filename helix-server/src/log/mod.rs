@@ -4,7 +4,9 @@
 mod checkpoint;
 mod command;
 mod command_record;
+mod condition;
 mod head;
+mod member_command;
 mod partition;
 mod producers;
 mod retention;
@@ -18,7 +20,11 @@ pub use command::{
     ShardCommand,
 };
 pub(crate) use command_record::is_whole;
+pub use condition::{Condition, FENCING_TOKEN_BYTES_MAX, FencingToken};
 pub use head::{BatchHead, HEAD_BYTES_MAX, Head, HeadError, ProducerStamp};
+pub use member_command::{
+    AddMember, Joined, MemberCommand, RemoveMember, ReplaceMember, SetDraining, TakeUp,
+};
 pub use partition::Partition;
 pub use producers::{DEDUP_WINDOW_BATCHES, Judgement, ProducerTable};
 pub use retention::{RetentionPolicy, SegmentShare, log_start_after_retention};
@@ -60,19 +66,32 @@ pub enum Verdict {
     Cluster(crate::cluster::Reply),
 }
 
-/// Why apply refused a batch.
+/// Why apply refused a batch, or a control entry that has a condition.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error("partition {partition} does not exist (any more)")]
     UnknownPartition { partition: PartitionId },
-    #[error("epoch {epoch} of producer {producer_id} is fenced by epoch {current_epoch}")]
+    #[error(
+        "epoch {epoch} of producer {producer_id} is fenced by epoch {current_epoch}; another \
+         instance has taken over, so stop this one"
+    )]
     ProducerFenced { producer_id: u64, epoch: u32, current_epoch: u32 },
     #[error(
         "sequence {sequence} of producer {producer_id} is out of order, {next_sequence} is next"
     )]
     OutOfOrderSequence { producer_id: u64, sequence: u64, next_sequence: u64 },
-    #[error("producer {producer_id} is not known to the partition (any more)")]
+    #[error(
+        "producer {producer_id} is not known to the partition (any more); call InitProducer and \
+         begin with sequence 0"
+    )]
     UnknownProducer { producer_id: u64 },
+    #[error(
+        "the batch was to begin at offset {expected}, the next one is {}",
+        watermarks.high_watermark
+    )]
+    OffsetMismatch { expected: u64, watermarks: Watermarks },
+    #[error("another fencing token is in force: {in_force}")]
+    Fenced { in_force: FencingToken },
     #[error("the partition has reached its last offset")]
     OffsetsExhausted,
 }

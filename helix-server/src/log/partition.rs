@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{PartitionId, PartitionSettings, Watermarks};
+use super::{FencingToken, PartitionId, PartitionSettings, Watermarks};
 
 /// Invariant: `log_start <= next_offset`; both only grow. Everything applied is committed, so
 /// `next_offset` is also the high watermark.
@@ -19,6 +19,8 @@ pub struct Partition {
     pub next_offset: u64,
     /// Append time of the newest batch; append times never decrease.
     pub last_time_us: u64,
+    /// Token in force: what a batch that demands one is compared with.
+    pub fencing_token: FencingToken,
 }
 
 impl Partition {
@@ -28,16 +30,28 @@ impl Partition {
         number: u32,
         settings: Arc<PartitionSettings>,
     ) -> Self {
-        Self { id, topic_id, number, settings, log_start: 0, next_offset: 0, last_time_us: 0 }
+        Self {
+            id,
+            topic_id,
+            number,
+            settings,
+            log_start: 0,
+            next_offset: 0,
+            last_time_us: 0,
+            fencing_token: FencingToken::default(),
+        }
     }
 
     pub fn watermarks(&self) -> Watermarks {
         Watermarks { log_start: self.log_start, high_watermark: self.next_offset }
     }
 
-    /// No record was ever appended.
+    /// No record was ever appended, and no token is in force.
     pub(super) fn is_fresh(&self) -> bool {
-        self.next_offset == 0 && self.log_start == 0 && self.last_time_us == 0
+        self.next_offset == 0
+            && self.log_start == 0
+            && self.last_time_us == 0
+            && self.fencing_token.is_none()
     }
 
     /// Takes in a batch that ends before `next_offset`; returns its append time.

@@ -94,21 +94,25 @@ impl ShardState {
     pub fn apply(&mut self, index: u64, head: &Head, effects: &mut Effects) -> Verdict {
         match head {
             Head::Batch(batch) => self.append(index, batch),
-            Head::Shard(command) => {
-                self.change(index, command, effects);
-                Verdict::Changed
-            }
+            Head::Shard(command) => match self.change(index, command, effects) {
+                Ok(()) => Verdict::Changed,
+                Err(refusal) => Verdict::Refused(refusal),
+            },
             Head::Cluster(_) => Verdict::Nothing,
         }
     }
 
-    /// The verdict on a batch that is applied already, so that the leader need not propose it
-    /// again. None says nothing: only its place in the log decides.
-    pub fn would_duplicate(&self, batch: &BatchHead) -> Option<Verdict> {
+    /// The verdict on a batch where no place in the log can change it any more, so that the leader
+    /// need not propose it: it is applied already, or what it expects is past. None says nothing.
+    pub fn foregone(&self, batch: &BatchHead) -> Option<Verdict> {
         let partition = self.partitions.get(&batch.partition)?;
         match self.judge(batch) {
             Judgement::Duplicate { first_offset } => {
                 Some(duplicate(partition, batch, first_offset))
+            }
+            // With an identity it may yet be a duplicate: of a copy that is on its way.
+            Judgement::Accept if batch.producer.is_none() => {
+                batch.condition.is_lost(partition).map(Verdict::Refused)
             }
             Judgement::Accept | Judgement::Refuse(_) => None,
         }
@@ -183,6 +187,10 @@ impl ShardState {
             }
             Judgement::Refuse(refusal) => return Verdict::Refused(refusal),
         }
+        // Behind the duplicates: a batch that counted has changed what its condition asks of.
+        if let Err(refusal) = batch.condition.check(partition) {
+            return Verdict::Refused(refusal);
+        }
         let first_offset = partition.next_offset;
         let Some(next_offset) = first_offset.checked_add(u64::from(batch.record_count)) else {
             return Verdict::Refused(Refusal::OffsetsExhausted);
@@ -194,7 +202,12 @@ impl ShardState {
         Verdict::Appended { first_offset, next_offset, time_us, watermarks: partition.watermarks() }
     }
 
-    fn change(&mut self, at: u64, command: &ShardCommand, effects: &mut Effects) {
+    fn change(
+        &mut self,
+        at: u64,
+        command: &ShardCommand,
+        effects: &mut Effects,
+    ) -> Result<(), Refusal> {
         match command {
             ShardCommand::CreatePartitions { cluster_version, topic_id, runs, settings } => {
                 // A proposer that has not seen a later drop yet: what it wants to create may be
@@ -223,7 +236,14 @@ impl ShardState {
                     }
                 }
             }
+            ShardCommand::SetFencingToken { partition: id, expected, token } => {
+                let unknown = Refusal::UnknownPartition { partition: *id };
+                let partition = self.partitions.get_mut(id).ok_or(unknown)?;
+                partition.fencing_token.demand(expected.as_ref())?;
+                partition.fencing_token = token.clone();
+            }
         }
+        Ok(())
     }
 
     fn create_partitions(
@@ -308,5 +328,7 @@ fn duplicate(partition: &Partition, batch: &BatchHead, first_offset: u64) -> Ver
     }
 }
 
+#[cfg(test)]
+mod condition_tests;
 #[cfg(test)]
 mod tests;

@@ -5,8 +5,9 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
 use super::{
-    BatchHead, ClusterCommand, Head, NewTopic, PartitionId, PartitionRun, PartitionSettings,
-    ProducerStamp, SettingsMask, ShardCommand,
+    AddMember, BatchHead, ClusterCommand, Condition, FencingToken, Head, Joined, MemberCommand,
+    NewTopic, PartitionId, PartitionRun, PartitionSettings, ProducerStamp, RemoveMember,
+    ReplaceMember, SetDraining, SettingsMask, ShardCommand, TakeUp,
 };
 
 /// Numbers of the test `name`, from `HELIX_SEED` or a fresh seed.
@@ -66,12 +67,26 @@ fn random_batch(rng: &mut StdRng) -> BatchHead {
             epoch: any_u32(rng),
             first_sequence: any_u64(rng),
         }),
+        condition: any_condition(rng),
     }
+}
+
+fn any_condition(rng: &mut StdRng) -> Condition {
+    Condition {
+        expected_offset: rng.random_bool(0.3).then(|| any_u64(rng)),
+        fencing_token: rng.random_bool(0.3).then(|| any_token(rng)),
+    }
+}
+
+/// Of every length up to the longest.
+fn any_token(rng: &mut StdRng) -> FencingToken {
+    let length = if rng.random_bool(0.2) { 64 } else { rng.random_range(0..64) };
+    FencingToken::new(&"t".repeat(length)).expect("it is not too long")
 }
 
 fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
     let (cluster_version, topic_id) = (any_u64(rng), any_u64(rng));
-    match rng.random_range(0..5) {
+    match rng.random_range(0..6) {
         0 => {
             let run = |rng: &mut StdRng| PartitionRun {
                 first_id: rng.random_range(1..1 << 60),
@@ -86,6 +101,11 @@ fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
         1 => ShardCommand::UpdateSettings { topic_id, settings: any_settings(rng) },
         2 => ShardCommand::DropTopic { cluster_version, topic_id },
         3 => ShardCommand::Release { index: any_u64(rng) },
+        4 => ShardCommand::SetFencingToken {
+            partition: PartitionId(any_u64(rng)),
+            expected: rng.random_bool(0.5).then(|| any_token(rng)),
+            token: any_token(rng),
+        },
         _ => {
             let start = |rng: &mut StdRng| (PartitionId(any_u64(rng)), any_u64(rng));
             let starts = (0..rng.random_range(0..9)).map(|_| start(rng)).collect();
@@ -96,10 +116,11 @@ fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
 
 fn random_cluster_command(rng: &mut StdRng) -> ClusterCommand {
     let name = any_text(rng);
-    match rng.random_range(0..8) {
+    match rng.random_range(0..9) {
         0 => {
             let (node_id, version) = (any_u64(rng), any_text(rng));
-            ClusterCommand::RegisterNode { node_id, endpoint: name, version }
+            let peer_addr = any_text(rng);
+            ClusterCommand::RegisterNode { node_id, endpoint: name, version, peer_addr }
         }
         1 => ClusterCommand::CreateTopic(NewTopic {
             name,
@@ -119,6 +140,28 @@ fn random_cluster_command(rng: &mut StdRng) -> ClusterCommand {
             shards: (0..rng.random_range(0..5)).map(|_| any_u64(rng)).collect(),
         },
         6 => ClusterCommand::LeaseProducerIds { count: any_u32(rng) },
+        7 => ClusterCommand::Members(random_member_command(rng)),
         _ => ClusterCommand::InitProducer { name },
+    }
+}
+
+fn random_member_command(rng: &mut StdRng) -> MemberCommand {
+    let (node_id, peer_addr) = (any_u64(rng), any_text(rng));
+    match rng.random_range(0..7) {
+        0 => {
+            let replicas = (0..rng.random_range(0..5)).map(|_| any_u64(rng)).collect();
+            MemberCommand::TakeUp(TakeUp { replicas })
+        }
+        1 => MemberCommand::Add(AddMember { node_id, peer_addr }),
+        2 => MemberCommand::Remove(RemoveMember { node_id }),
+        3 => {
+            let lost_node_id = any_u64(rng);
+            let emptied = rng.random();
+            let replace = ReplaceMember { lost_node_id, node_id, peer_addr, emptied };
+            MemberCommand::Replace(replace)
+        }
+        4 => MemberCommand::SetDraining(SetDraining { node_id, draining: rng.random() }),
+        5 => MemberCommand::Joined(Joined { node_id, generation: any_u32(rng) }),
+        _ => MemberCommand::Finish(node_id),
     }
 }

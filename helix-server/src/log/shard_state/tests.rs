@@ -4,7 +4,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 
 use super::super::testing::seeded;
-use super::super::{ProducerStamp, Watermarks};
+use super::super::{Condition, FencingToken, ProducerStamp, Watermarks};
 use super::*;
 
 fn run(first_id: u64, count: u32) -> PartitionRun {
@@ -37,6 +37,7 @@ fn batch(partition: u64, record_count: u32) -> BatchHead {
         payload_bytes: 100,
         proposed_us: 0,
         producer: None,
+        condition: Condition::default(),
     }
 }
 
@@ -113,14 +114,14 @@ fn a_refused_batch_changes_nothing() {
 fn a_duplicate_gets_the_offsets_of_the_first_time() {
     let mut shard = Shard::new();
     shard.append(batch(1, 10));
-    assert_eq!(shard.state.would_duplicate(&stamped(1, 3, 0)), None);
+    assert_eq!(shard.state.foregone(&stamped(1, 3, 0)), None);
     shard.append(stamped(1, 3, 0));
     shard.append(batch(1, 10));
     let watermarks = Watermarks { log_start: 0, high_watermark: 23 };
     let expected = Verdict::Duplicate { first_offset: 10, next_offset: 13, watermarks };
-    assert_eq!(shard.state.would_duplicate(&stamped(1, 3, 0)), Some(expected.clone()));
+    assert_eq!(shard.state.foregone(&stamped(1, 3, 0)), Some(expected.clone()));
     assert_eq!(shard.append(stamped(1, 3, 0)), expected);
-    assert_eq!(shard.state.would_duplicate(&stamped(1, 3, 3)), None);
+    assert_eq!(shard.state.foregone(&stamped(1, 3, 3)), None);
     assert_eq!(shard.state.next_sequence(PartitionId(1), 9, 0), Some(3));
 }
 
@@ -210,6 +211,23 @@ fn trims_raise_the_log_start_up_to_the_high_watermark() {
     }
     let watermarks = Watermarks { log_start: 10, high_watermark: 10 };
     assert_eq!(shard.state.partition(PartitionId(1)).unwrap().watermarks(), watermarks);
+}
+
+#[test]
+fn what_may_be_purged_only_grows_and_never_beyond_the_entry_that_says_so() {
+    let mut shard = Shard::new();
+    shard.append(batch(1, 1));
+    assert_eq!((shard.index, shard.state.released()), (2, 0));
+    let release = |index| Head::Shard(ShardCommand::Release { index });
+    // Each is one entry further on than the last: the third is number 5.
+    for (index, expected) in [(1, 1), (0, 1), (99, 5), (3, 5), (7, 7)] {
+        assert_eq!(shard.apply(&release(index)), Verdict::Changed);
+        assert_eq!(shard.state.released(), expected, "released to {index}");
+        assert!(shard.effects.is_empty());
+    }
+    let restored = ShardState::decode(&shard.state.encode()).unwrap();
+    assert_eq!(restored.released(), 7);
+    assert_eq!(restored, shard.state);
 }
 
 #[test]
@@ -354,7 +372,12 @@ fn random_head(rng: &mut StdRng, state: &ShardState) -> Head {
             topic_id,
             settings: settings(rng.random_range(0..9)),
         }),
-        10..15 => {
+        10..14 => Head::Shard(ShardCommand::SetFencingToken {
+            partition: random_partition(rng, state),
+            expected: rng.random_bool(0.5).then(|| random_token(rng)),
+            token: random_token(rng),
+        }),
+        14..18 => {
             let start = |rng: &mut StdRng| (random_partition(rng, state), rng.random_range(0..99));
             let starts = (0..rng.random_range(0..4)).map(|_| start(rng)).collect();
             Head::Shard(ShardCommand::Trim { starts })
@@ -366,14 +389,26 @@ fn random_head(rng: &mut StdRng, state: &ShardState) -> Head {
             let next = state.next_sequence(id, producer_id, epoch).unwrap_or(0);
             let back = if rng.random_bool(0.3) { rng.random_range(0..5) } else { 0 };
             let first_sequence = next.saturating_sub(back);
+            let end = state.partition(id).map_or(0, |partition| partition.next_offset);
+            let miss = u64::from(rng.random_bool(0.3));
+            let condition = Condition {
+                expected_offset: rng.random_bool(0.3).then_some(end + miss),
+                fencing_token: rng.random_bool(0.3).then(|| random_token(rng)),
+            };
             let stamp = ProducerStamp { producer_id, epoch, first_sequence };
             Head::Batch(BatchHead {
                 producer: rng.random_bool(0.7).then_some(stamp),
                 proposed_us: rng.random_range(0..1_000),
+                condition,
                 ..batch(id.0, rng.random_range(1..4))
             })
         }
     }
+}
+
+/// One of few, among them that of nobody.
+fn random_token(rng: &mut StdRng) -> FencingToken {
+    FencingToken::new(["", "a", "b"][rng.random_range(0..3)]).expect("it is short")
 }
 
 fn random_partition(rng: &mut StdRng, state: &ShardState) -> PartitionId {
