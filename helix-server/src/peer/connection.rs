@@ -12,20 +12,23 @@ use rand::{RngExt, SeedableRng};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
-use super::hub::Roster;
+use super::hub::{Identity, Roster};
 use super::limits::{
     CONNECT_WAIT_MAX, CONNECTION_WINDOW_BYTES, FRAME_BYTES, HANDSHAKE_WAIT_MAX, KEEPALIVE_INTERVAL,
     KEEPALIVE_WAIT_MAX, MESSAGE_BYTES_MAX, RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN,
     STREAM_WINDOW_BYTES, VERSION_MAX, VERSION_MIN,
 };
+use super::network::Dialer;
 use super::session::Session;
 use super::wire;
+use crate::metrics::Counter;
 
 /// What a stream is for; the wire's without its unset value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Lane {
     Live,
     Control,
@@ -59,7 +62,20 @@ pub(super) struct Peer {
     pub(super) address: String,
     /// None where the address is none.
     endpoint: Option<Endpoint>,
+    dialer: Arc<dyn Dialer>,
+    /// For single calls: connects at the first one, and again after a failure.
+    calls: Option<PeerServiceClient<Channel>>,
+    /// Ends the connections: the hub is closed, or this is no peer any more.
+    pub(super) closed: CancellationToken,
+    pub(super) traffic: Arc<Traffic>,
     lines: Mutex<Lines>,
+}
+
+/// Bytes of requests over all streams, either way, without what frames them.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    pub(super) sent: Counter,
+    pub(super) received: Counter,
 }
 
 struct Lines {
@@ -86,6 +102,9 @@ pub struct PeerStatus {
     pub last_error: Option<String>,
     /// Since when it is connected, or is not.
     pub since: Instant,
+    /// Bytes of requests that went there, and that came from there.
+    pub sent_bytes: u64,
+    pub received_bytes: u64,
 }
 
 /// Why there is no stream.
@@ -96,14 +115,22 @@ enum Broken {
 }
 
 impl Peer {
-    pub(super) fn new(node_id: u64, address: String) -> Self {
+    pub(super) fn new(
+        node_id: u64,
+        address: String,
+        dialer: Arc<dyn Dialer>,
+        closed: CancellationToken,
+    ) -> Self {
         let endpoint = endpoint(&address);
         let errors = std::array::from_fn(|_| match endpoint {
             Some(_) => None,
             None => Some(format!("{address:?} is no address")),
         });
         let lines = Lines { sessions: Default::default(), errors, since: Instant::now() };
-        Self { node_id, address, endpoint, lines: Mutex::new(lines) }
+        let calls = endpoint.as_ref().map(|endpoint| client(dialer.connect_lazily(endpoint)));
+        let traffic = Arc::default();
+        let lines = Mutex::new(lines);
+        Self { node_id, address, endpoint, dialer, calls, closed, traffic, lines }
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
@@ -132,23 +159,25 @@ impl Peer {
             connected,
             last_error,
             since: lines.since,
+            sent_bytes: self.traffic.sent.get(),
+            received_bytes: self.traffic.received.get(),
         }
     }
 
-    /// A channel for single calls, which connects at the first one, and again after a failure.
+    /// A client for single calls; none where the address is none.
     pub(super) fn calls(&self) -> Option<PeerServiceClient<Channel>> {
-        self.endpoint.as_ref().map(|endpoint| client(endpoint.connect_lazy()))
+        self.calls.clone()
     }
 
-    /// Keeps the stream of a lane open until the hub is closed.
+    /// Keeps the stream of a lane open until [`Self::closed`].
     pub(super) async fn keep(self: Arc<Self>, lane: Lane, roster: Arc<Roster>) {
         let Some(endpoint) = &self.endpoint else { return };
-        let closed = roster.closed.clone();
+        let closed = self.closed.clone();
         let keeping = async {
-            let cluster = roster.known_cluster().await;
+            let identity = roster.known_identity().await;
             let mut pauses = Pauses::new(roster.node_id, self.node_id, lane);
             loop {
-                let (session, broken) = match self.open(endpoint, lane, &roster, cluster).await {
+                let (session, broken) = match self.open(endpoint, lane, &roster, identity).await {
                     Ok((session, results)) => {
                         pauses.reset();
                         let up = Up::new(&self, lane, &roster, session);
@@ -174,9 +203,10 @@ impl Peer {
         endpoint: &Endpoint,
         lane: Lane,
         roster: &Roster,
-        cluster: u128,
+        identity: Identity,
     ) -> Result<(Session, Streaming<pb::ExchangeResponse>), Broken> {
-        let channel = timeout(CONNECT_WAIT_MAX + HANDSHAKE_WAIT_MAX, endpoint.connect())
+        let connecting = self.dialer.connect(endpoint.clone());
+        let channel = timeout(CONNECT_WAIT_MAX + HANDSHAKE_WAIT_MAX, connecting)
             .await
             .map_err(|_| Broken::Lost("connecting takes too long".to_owned()))?
             .map_err(|error| Broken::Lost(chain(&error)))?;
@@ -184,10 +214,11 @@ impl Peer {
         let opening = pb::Opening {
             version_min: VERSION_MIN,
             version_max: VERSION_MAX,
-            cluster: wire::cluster_bytes(cluster),
+            cluster: wire::cluster_bytes(identity.cluster),
             from_node: roster.node_id,
             to_node: self.node_id,
             lane: lane.to_wire().into(),
+            generation: identity.generation,
         };
         let opening = pb::ExchangeRequest { message: Some(Message::Opening(opening)) };
         let queue =
@@ -201,8 +232,8 @@ impl Peer {
             .await
             .map_err(|_| Broken::Lost("no handshake came".to_owned()))?
             .map_err(broken)?;
-        let window = self.check(first, cluster).map_err(Broken::Refused)?;
-        Ok((Session::new(outgoing, window), results))
+        let window = self.check(first, identity.cluster).map_err(Broken::Refused)?;
+        Ok((Session::new(outgoing, window, Arc::clone(&self.traffic)), results))
     }
 
     /// Checks the peer's handshake; gives its window.

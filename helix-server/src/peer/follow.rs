@@ -3,16 +3,18 @@
 
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, StreamExt, stream};
 use helix_proto::raft::v1 as pb;
+use helix_wal::Wal;
 use openraft::base::BoxStream;
 use openraft::errors::Fatal;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::fetch::Fetch;
 use super::hub::Served;
 use super::limits::WINDOW_BYTES;
 use super::wire::{self, AppendRequest, AppendResult};
@@ -24,11 +26,16 @@ pub(super) type EpochResult = Result<AppendResult, Fatal<TypeConfig>>;
 /// The epoch has ended with this.
 pub(super) struct Ended(pub(super) pb::Failure);
 
+/// An entry that cannot be written stops openraft for good, and with it the replica's votes: it is
+/// refused before. The sender tries again until there is room.
+const DISK_FULL: &str = "its disk is full; it takes no more records until there is room";
+
 /// Dropping it drops what openraft has not taken yet.
 pub(super) struct Epoch {
     pub(super) id: u64,
     /// None once it has ended: what still comes is dropped, until the sender has noticed.
     queue: Option<mpsc::UnboundedSender<AppendRequest>>,
+    wal: Wal,
     _dropped: DropGuard,
     next_sequence: u64,
     /// Costs of the requests that are not answered yet, oldest first.
@@ -40,11 +47,12 @@ impl Epoch {
     pub(super) fn open(route: &pb::Route, served: &Served) -> (Self, EpochResults) {
         let (sender, receiver) = mpsc::unbounded_channel();
         let dropped = served.stopped.child_token();
-        let input = receiver_until(receiver, dropped.clone());
+        let input = receiver_until(receiver, served.fetch.clone(), dropped.clone());
         let results = served.raft.stream_append(input);
         let epoch = Self {
             id: route.id,
             queue: Some(sender),
+            wal: served.wal.clone(),
             _dropped: dropped.drop_guard(),
             next_sequence: 0,
             in_flight: VecDeque::new(),
@@ -65,9 +73,14 @@ impl Epoch {
         if self.queue.is_none() {
             return Ok(());
         }
-        self.check(sequence, entries, source_replica).map_err(|text| {
+        let taken = if has_records(&entries) && self.wal.spare().is_err() {
+            Err(wire::failure(DISK_FULL, true))
+        } else {
+            self.check(sequence, entries, source_replica).map_err(|text| wire::failure(text, false))
+        };
+        taken.map_err(|failure| {
             self.queue = None;
-            Ended(wire::failure(text, false))
+            Ended(failure)
         })
     }
 
@@ -106,12 +119,30 @@ impl Epoch {
     }
 }
 
-/// What was received, until the token is cancelled; then nothing, whatever is queued.
+/// Entries without records are few and small, and among them is what makes room: they may have
+/// of the disk what is kept back from records.
+fn has_records(append: &Option<pb::AppendEntries>) -> bool {
+    append.iter().flat_map(|append| &append.entries).any(|entry| !entry.payload.is_empty())
+}
+
+/// What was received, until the token is cancelled; then nothing, whatever is queued. Waits while
+/// a snapshot is handed over.
 fn receiver_until(
     receiver: mpsc::UnboundedReceiver<AppendRequest>,
+    fetch: Option<Arc<Fetch>>,
     until: CancellationToken,
 ) -> impl Stream<Item = AppendRequest> + Send + 'static {
-    UnboundedReceiverStream::new(receiver).take_until(until.cancelled_owned())
+    let passing = stream::unfold((receiver, fetch, None), |(mut receiver, fetch, last)| async {
+        // openraft asks for the next one when it has queued the last one.
+        drop(last);
+        let request = receiver.recv().await?;
+        let pass = match &fetch {
+            Some(fetch) => Some(fetch.pass().await),
+            None => None,
+        };
+        Some((request, (receiver, fetch, pass)))
+    });
+    passing.take_until(until.cancelled_owned())
 }
 
 /// openraft's responses to one epoch.

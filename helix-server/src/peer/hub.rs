@@ -2,10 +2,10 @@
 //! [`Roster`] is the part that openraft's network holds: it knows no shards, so nothing goes
 //! round in a circle.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,20 +14,23 @@ use helix_proto::raft::v1 as pb;
 use helix_wal::Wal;
 use openraft::Raft;
 use pb::peer_service_client::PeerServiceClient;
-use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::connection::{Lane, Peer, PeerStatus, status_text};
+use super::fetch::{Fetch, Fetching};
 use super::limits::{
-    CATCH_UP_BURST, CATCH_UP_RATE, FORM_WAIT_MAX, HELLO_WAIT_MAX, SNAPSHOT_WARNING_INTERVAL,
+    CATCH_UP_BURST, CATCH_UP_RATE, FETCHES_MAX, FORM_WAIT_MAX, HELLO_WAIT_MAX, VERSION_MAX,
+    VERSION_MIN,
 };
 use super::link::Link;
+use super::network::{Dialer, Tcp};
 use super::throttle::Throttle;
 use super::wire;
-use crate::raft::{ReplicaId, StateMachine, TypeConfig};
+use crate::raft::{RecordStore, Replica, ReplicaId, StateMachine, TypeConfig};
 
 /// What a hub is made of.
 #[derive(Debug, Clone)]
@@ -48,6 +51,37 @@ pub struct Hello {
     pub members: Vec<u64>,
     /// What it is waiting for, for people.
     pub detail: String,
+    /// Protocol versions that it speaks, oldest and newest.
+    pub versions: (u32, u32),
+    /// Why the asker is no member of its cluster any more, if it was one.
+    pub removed: Option<String>,
+}
+
+impl Hello {
+    /// Whether the node and this one have a protocol version in common.
+    pub fn is_understood(&self) -> bool {
+        self.versions.0 <= VERSION_MAX && self.versions.1 >= VERSION_MIN
+    }
+}
+
+/// Who asks for a hello.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asker {
+    pub node_id: u64,
+    /// Cluster and generation, where it has them.
+    pub identity: Option<(u128, u32)>,
+}
+
+/// What an empty node needs to know to be part of a cluster that exists.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Join {
+    pub cluster: u128,
+    /// Of the replicas that it is to make.
+    pub generation: u32,
+    /// The cluster's data shards.
+    pub shards: Vec<u64>,
+    /// Peer addresses of the other nodes.
+    pub neighbours: BTreeMap<u64, String>,
 }
 
 /// What a node needs to know to be part of a new cluster.
@@ -61,8 +95,11 @@ pub struct Form {
 
 /// Answers what is not Raft. A text is a refusal, for people.
 pub trait Desk: Send + Sync + 'static {
-    fn hello(&self) -> Hello;
+    fn hello(&self, asker: Asker) -> Hello;
+    /// Why replicas of this generation (0: not told) of a node have no place in the cluster.
+    fn refusal(&self, node: u64, generation: u32) -> Option<String>;
     fn form(&self, form: Form) -> BoxFuture<'static, Result<(), String>>;
+    fn join(&self, join: Join) -> BoxFuture<'static, Result<(), String>>;
     fn call(&self, from: u64, request: Bytes) -> BoxFuture<'static, Result<Bytes, String>>;
 }
 
@@ -90,19 +127,31 @@ pub enum PeerError {
 /// The other nodes, and what all connections share.
 pub(super) struct Roster {
     pub(super) node_id: u64,
-    pub(super) peers: BTreeMap<u64, Arc<Peer>>,
+    peers: RwLock<BTreeMap<u64, Arc<Peer>>>,
+    pub(super) dialer: Arc<dyn Dialer>,
     pub(super) throttle: Throttle,
     pub(super) closed: CancellationToken,
-    cluster: watch::Sender<Option<u128>>,
+    identity: watch::Sender<Option<Identity>>,
     changes: watch::Sender<u64>,
+    /// Places for shards that fetch records.
+    pub(super) fetches: Semaphore,
     ids: AtomicU64,
-    /// When each (shard, replica) was last warned about.
-    warned: Mutex<HashMap<(u64, ReplicaId), Instant>>,
+}
+
+/// The cluster that this node is in, and the generation of its replicas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) cluster: u128,
+    pub(super) generation: u32,
 }
 
 impl Roster {
-    pub(super) fn peer(&self, node: u64) -> Option<&Arc<Peer>> {
-        self.peers.get(&node)
+    pub(super) fn peer(&self, node: u64) -> Option<Arc<Peer>> {
+        self.all().get(&node).cloned()
+    }
+
+    fn all(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<u64, Arc<Peer>>> {
+        self.peers.read().expect("no panic while it is held")
     }
 
     /// A number that was not given out before.
@@ -110,30 +159,22 @@ impl Roster {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(super) fn cluster(&self) -> Option<u128> {
-        *self.cluster.borrow()
+    pub(super) fn identity(&self) -> Option<Identity> {
+        *self.identity.borrow()
     }
 
-    pub(super) async fn known_cluster(&self) -> u128 {
-        let mut cluster = self.cluster.subscribe();
-        let known = cluster.wait_for(Option::is_some).await.ok().and_then(|known| *known);
+    pub(super) fn cluster(&self) -> Option<u128> {
+        self.identity().map(|identity| identity.cluster)
+    }
+
+    pub(super) async fn known_identity(&self) -> Identity {
+        let mut identity = self.identity.subscribe();
+        let known = identity.wait_for(Option::is_some).await.ok().and_then(|known| *known);
         match known {
             Some(known) => known,
             // Not possible: the sender is a part of `self`.
             None => std::future::pending().await,
         }
-    }
-
-    /// Whether it is time again to warn about a replica that cannot be brought up to date.
-    pub(super) fn may_warn(&self, shard_id: u64, replica_id: ReplicaId) -> bool {
-        let now = Instant::now();
-        let before = lock(&self.warned).insert((shard_id, replica_id), now);
-        let Some(before) = before else { return true };
-        if now - before >= SNAPSHOT_WARNING_INTERVAL {
-            return true;
-        }
-        lock(&self.warned).insert((shard_id, replica_id), before);
-        false
     }
 
     pub(super) fn peers_changed(&self) {
@@ -146,6 +187,10 @@ impl Roster {
 pub(super) struct Served {
     pub(super) replica_id: ReplicaId,
     pub(super) raft: Raft<TypeConfig, StateMachine>,
+    /// Where the shard has records.
+    pub(super) fetch: Option<Arc<Fetch>>,
+    /// Asked whether it has room, before openraft is handed what it must not fail to write.
+    pub(super) wal: Wal,
     /// Ends what comes in for it.
     pub(super) stopped: CancellationToken,
 }
@@ -153,11 +198,10 @@ pub(super) struct Served {
 /// All connections of this node to others. Dropping it closes them.
 pub struct Hub {
     pub(super) roster: Arc<Roster>,
-    calls: BTreeMap<u64, PeerServiceClient<Channel>>,
-    shards: Mutex<HashMap<u64, Served>>,
+    shards: Mutex<BTreeMap<u64, Served>>,
     desk: Mutex<Option<Arc<dyn Desk>>>,
     /// The streams that are open from each peer, one per lane: a newer one ends an older one.
-    inbound: Mutex<HashMap<(u64, Lane), CancellationToken>>,
+    inbound: Mutex<BTreeMap<(u64, Lane), CancellationToken>>,
     /// What each peer was refused with last (0 for strangers), so that it is logged once.
     refusals: Mutex<BTreeMap<u64, String>>,
 }
@@ -170,38 +214,75 @@ impl Hub {
     /// Dials the peers as soon as [`Self::set_cluster`] says which cluster this is. Runs on the
     /// current tokio runtime.
     pub fn new(settings: HubSettings, desk: Arc<dyn Desk>) -> Arc<Self> {
+        Self::over(Arc::new(Tcp), settings, desk)
+    }
+
+    /// As [`Self::new`], over a network of any kind.
+    pub fn over(dialer: Arc<dyn Dialer>, settings: HubSettings, desk: Arc<dyn Desk>) -> Arc<Self> {
         let HubSettings { node_id, peers } = settings;
-        let others = peers.into_iter().filter(|(id, _)| *id != node_id);
         let roster = Arc::new(Roster {
             node_id,
-            peers: others.map(|(id, address)| (id, Arc::new(Peer::new(id, address)))).collect(),
+            peers: RwLock::default(),
+            dialer,
             throttle: Throttle::new(CATCH_UP_RATE, CATCH_UP_BURST),
             closed: CancellationToken::new(),
-            cluster: watch::Sender::new(None),
+            identity: watch::Sender::new(None),
             changes: watch::Sender::new(0),
+            fetches: Semaphore::new(FETCHES_MAX),
             ids: AtomicU64::new(1),
-            warned: Mutex::default(),
         });
-        for peer in roster.peers.values() {
-            for lane in Lane::ALL {
-                tokio::spawn(Arc::clone(peer).keep(lane, Arc::clone(&roster)));
-            }
-        }
-        let calls = roster.peers.iter();
-        let calls = calls.filter_map(|(id, peer)| Some((*id, peer.calls()?))).collect();
-        Arc::new(Self {
+        let hub = Arc::new(Self {
             roster,
-            calls,
             shards: Mutex::default(),
             desk: Mutex::new(Some(desk)),
             inbound: Mutex::default(),
             refusals: Mutex::default(),
-        })
+        });
+        hub.set_peers(&peers);
+        hub
     }
 
-    /// Says which cluster this node is in. Before, no Raft message comes in or goes out.
-    pub fn set_cluster(&self, cluster: u128) {
-        self.roster.cluster.send_replace(Some(cluster));
+    /// Says which cluster this node is in, and the generation of its replicas. Before, no Raft
+    /// message comes in or goes out.
+    pub fn set_identity(&self, cluster: u128, generation: u32) {
+        self.roster.identity.send_replace(Some(Identity { cluster, generation }));
+    }
+
+    /// Takes these for the peers: new ones are dialled, and so is who has another address than
+    /// before; what there is with those that are gone ends.
+    pub fn set_peers(&self, addresses: &BTreeMap<u64, String>) {
+        let mut gone = Vec::new();
+        {
+            let mut peers = self.roster.peers.write().expect("no panic while it is held");
+            peers.retain(|id, peer| {
+                let stays = addresses.get(id) == Some(&peer.address);
+                if !stays {
+                    peer.closed.cancel();
+                    gone.extend((!addresses.contains_key(id)).then_some(*id));
+                }
+                stays
+            });
+            for (&id, address) in addresses {
+                if id == self.roster.node_id || peers.contains_key(&id) {
+                    continue;
+                }
+                let closed = self.roster.closed.child_token();
+                let dialer = self.roster.dialer.clone();
+                let peer = Arc::new(Peer::new(id, address.clone(), dialer, closed));
+                for lane in Lane::ALL {
+                    tokio::spawn(Arc::clone(&peer).keep(lane, Arc::clone(&self.roster)));
+                }
+                peers.insert(id, peer);
+            }
+        }
+        lock(&self.inbound).retain(|(from, _), stream| {
+            let is_gone = gone.contains(from);
+            if is_gone {
+                stream.cancel();
+            }
+            !is_gone
+        });
+        self.roster.peers_changed();
     }
 
     /// openraft's network for one replica. Of the log only the last index is asked for.
@@ -210,14 +291,32 @@ impl Hub {
     }
 
     /// Answers for a replica from now on.
+    pub fn serve_replica(&self, shard_id: u64, replica: &Replica, wal: Wal) {
+        self.serve(shard_id, replica.id(), replica.raft(), wal, replica.records());
+    }
+
+    /// Answers for a replica without records from now on.
     pub fn serve_shard(
         &self,
         shard_id: u64,
         replica_id: ReplicaId,
         raft: Raft<TypeConfig, StateMachine>,
+        wal: Wal,
+    ) {
+        self.serve(shard_id, replica_id, raft, wal, None);
+    }
+
+    fn serve(
+        &self,
+        shard_id: u64,
+        replica_id: ReplicaId,
+        raft: Raft<TypeConfig, StateMachine>,
+        wal: Wal,
+        records: Option<RecordStore>,
     ) {
         let stopped = self.roster.closed.child_token();
-        let served = Served { replica_id, raft, stopped };
+        let fetch = records.map(|records| Fetch::new(shard_id, records));
+        let served = Served { replica_id, raft, fetch, wal, stopped };
         if let Some(before) = lock(&self.shards).insert(shard_id, served) {
             before.stopped.cancel();
         }
@@ -230,11 +329,66 @@ impl Hub {
         }
     }
 
+    /// As [`Self::stop_shard`], before the shard's log is closed: nothing is written beside it any
+    /// more.
+    pub async fn close_shard(&self, shard_id: u64) {
+        let fetch = self.served(shard_id).and_then(|served| served.fetch);
+        self.stop_shard(shard_id);
+        if let Some(fetch) = fetch {
+            fetch.end().await;
+        }
+    }
+
+    /// How far a replica is that fetches what it lacks; `None` where it lacks nothing.
+    pub fn fetching(&self, shard_id: u64) -> Option<Fetching> {
+        self.served(shard_id)?.fetch?.status()
+    }
+
+    /// Gives up what a replica has fetched if it is of no use any more.
+    pub async fn tidy_fetch(&self, shard_id: u64) {
+        let Some(served) = self.served(shard_id) else { return };
+        if let Some(fetch) = &served.fetch {
+            fetch.tidy(&served.raft).await;
+        }
+    }
+
     /// Asks a node who it is. Needs no cluster.
     pub async fn hello(&self, node: u64) -> Result<Hello, PeerError> {
-        let request = pb::HelloRequest { from_node: self.roster.node_id, to_node: node };
-        let mut client = self.client(node)?;
+        let client = self.client(node)?;
+        self.say_hello(node, client).await
+    }
+
+    /// Asks whoever is at an address who it is, as `node`, which need not be a peer.
+    pub async fn hello_at(&self, node: u64, address: &str) -> Result<Hello, PeerError> {
+        let closed = self.roster.closed.child_token();
+        let _closes = closed.clone().drop_guard();
+        let dialer = self.roster.dialer.clone();
+        let peer = Peer::new(node, address.to_owned(), dialer, closed);
+        let client = peer.calls().ok_or_else(|| PeerError::Unreachable {
+            node,
+            why: format!("{address:?} is no address"),
+        })?;
+        self.say_hello(node, client).await
+    }
+
+    async fn say_hello(
+        &self,
+        node: u64,
+        mut client: PeerServiceClient<Channel>,
+    ) -> Result<Hello, PeerError> {
+        let identity = self.roster.identity();
+        let request = pb::HelloRequest {
+            from_node: self.roster.node_id,
+            to_node: node,
+            cluster: identity.map(|it| wire::cluster_bytes(it.cluster)).unwrap_or_default(),
+            generation: identity.map_or(0, |it| it.generation),
+        };
         let answer = self.bounded(node, HELLO_WAIT_MAX, client.hello(request)).await?;
+        // Before it was told there was one version.
+        let versions = match (answer.version_min, answer.version_max) {
+            (0, 0) => (1, 1),
+            versions => versions,
+        };
         Ok(Hello {
             node_id: answer.node_id,
             cluster: wire::read_cluster(&answer.cluster),
@@ -242,7 +396,26 @@ impl Hub {
             formed: answer.formed,
             members: answer.members,
             detail: answer.detail,
+            versions,
+            removed: Some(answer.removed).filter(|why| !why.is_empty()),
         })
+    }
+
+    /// Makes an empty node part of the cluster. May be repeated.
+    pub async fn join(&self, node: u64, join: Join) -> Result<(), PeerError> {
+        let neighbours = join.neighbours.into_iter();
+        let request = pb::JoinRequest {
+            from_node: self.roster.node_id,
+            to_node: node,
+            cluster: wire::cluster_bytes(join.cluster),
+            generation: join.generation,
+            shards: join.shards,
+            neighbours: neighbours
+                .map(|(node_id, address)| pb::Neighbour { node_id, address })
+                .collect(),
+        };
+        let mut client = self.client(node)?;
+        self.bounded(node, FORM_WAIT_MAX, client.join(request)).await.map(drop)
     }
 
     /// Makes an empty node part of a new cluster.
@@ -272,7 +445,8 @@ impl Hub {
     }
 
     fn client(&self, node: u64) -> Result<PeerServiceClient<Channel>, PeerError> {
-        self.calls.get(&node).cloned().ok_or(PeerError::Unknown { node })
+        let peer = self.roster.peer(node).ok_or(PeerError::Unknown { node })?;
+        peer.calls().ok_or(PeerError::Unknown { node })
     }
 
     async fn bounded<T>(
@@ -290,7 +464,28 @@ impl Hub {
 
     /// How the connections stand, by node id.
     pub fn peers(&self) -> Vec<PeerStatus> {
-        self.roster.peers.values().map(|peer| peer.status()).collect()
+        self.roster.all().values().map(|peer| peer.status()).collect()
+    }
+
+    /// The addresses that are dialled.
+    pub fn addresses(&self) -> BTreeMap<u64, String> {
+        self.roster.all().iter().map(|(id, peer)| (*id, peer.address.clone())).collect()
+    }
+
+    /// Whether every lane to a node is open.
+    pub fn is_connected(&self, node: u64) -> bool {
+        self.roster.peer(node).is_some_and(|peer| peer.status().connected)
+    }
+
+    /// The cluster that this node is in.
+    pub fn cluster(&self) -> Option<u128> {
+        self.roster.cluster()
+    }
+
+    /// Nodes that are connected now.
+    pub fn connected(&self) -> Vec<u64> {
+        let peers = self.peers().into_iter();
+        peers.filter(|peer| peer.connected).map(|peer| peer.node_id).collect()
     }
 
     /// Counts up whenever a peer is connected or lost, or the reason why it is lost changes.
@@ -330,7 +525,7 @@ impl Hub {
 
     /// Logs a refusal unless it is the same as the last one.
     pub(super) fn note_refusal(&self, from: u64, why: &str) {
-        let from = if self.roster.peers.contains_key(&from) { from } else { 0 };
+        let from = if self.roster.peer(from).is_some() { from } else { 0 };
         let before = lock(&self.refusals).insert(from, why.to_owned());
         if before.as_deref() != Some(why) {
             tracing::warn!(node = from, "a peer's connection is refused: {why}");

@@ -2,38 +2,53 @@
 //! writes the answers reads the requests, hands them to openraft, and gathers what is ready.
 //! It is never held up by one shard: the windows bound what can be queued.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, SelectAll};
-use futures_util::{Future, Stream, StreamExt};
+use futures_util::{Future, FutureExt, Stream, StreamExt};
 use helix_proto::raft::v1 as pb;
 use pb::exchange_request::Message;
 use pb::exchange_response::Message as Said;
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use pb::question::Question;
+use prost::Message as _;
+use tokio::sync::Semaphore;
+use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOwned};
 use tonic::{Status, Streaming};
 
+use super::connection::Traffic;
 use super::follow::{Ended, Epoch, EpochResults, Outcome};
 use super::hub::{Hub, Served};
-use super::limits::{EPOCHS_MAX, MESSAGES_PER_POLL, QUESTIONS_MAX};
+use super::limits::{EPOCHS_MAX, MESSAGES_PER_POLL, QUESTIONS_MAX, RECORDS_REQUESTS_MAX};
 use super::questions;
-use super::snapshot::Assembly;
+use super::snapshot::{Arrived, Assembly};
 use super::wire;
+
+/// Dropping it ends the work, whose answer nobody waits for any more.
+struct Installing {
+    id: u64,
+    _given_up: DropGuard,
+}
 
 pub(super) struct Inbound {
     hub: Arc<Hub>,
     from: u64,
+    traffic: Option<Arc<Traffic>>,
     requests: Streaming<pb::ExchangeRequest>,
     opened: Option<pb::Opened>,
     stop: Pin<Box<WaitForCancellationFutureOwned>>,
     /// The newest epoch of each shard: a peer has one replica of it.
-    epochs: HashMap<u64, Epoch>,
+    epochs: BTreeMap<u64, Epoch>,
     outcomes: SelectAll<EpochResults>,
     questions: FuturesUnordered<BoxFuture<'static, pb::Answer>>,
     snapshots: Assembly,
+    /// Places for requests for records.
+    records: Arc<Semaphore>,
+    /// The snapshots that are being installed, by shard.
+    installing: BTreeMap<u64, Installing>,
     ready: pb::Results,
     /// The last complaint, so that it is logged once.
     complaint: String,
@@ -49,15 +64,18 @@ impl Inbound {
         stop: WaitForCancellationFutureOwned,
     ) -> Self {
         Self {
+            traffic: hub.roster.peer(from).map(|peer| Arc::clone(&peer.traffic)),
             hub,
             from,
             requests,
             opened: Some(opened),
             stop: Box::pin(stop),
-            epochs: HashMap::new(),
+            epochs: BTreeMap::new(),
             outcomes: SelectAll::new(),
             questions: FuturesUnordered::new(),
             snapshots: Assembly::default(),
+            records: Arc::new(Semaphore::new(RECORDS_REQUESTS_MAX)),
+            installing: BTreeMap::new(),
             ready: pb::Results::default(),
             complaint: String::new(),
             over: false,
@@ -71,6 +89,9 @@ impl Inbound {
                 Poll::Pending => return Ok(false),
                 Poll::Ready(None) => return Err(None),
                 Poll::Ready(Some(Ok(request))) => {
+                    if let Some(traffic) = &self.traffic {
+                        traffic.received.add(request.encoded_len() as u64);
+                    }
                     if let Err(status) = self.take(request) {
                         self.complain(status.message());
                         return Err(Some(status));
@@ -156,12 +177,24 @@ impl Inbound {
             return Err(Status::resource_exhausted("too many questions are open"));
         }
         let id = question.route.unwrap_or_default().id;
+        let place = match &question.question {
+            Some(Question::Records(_)) => {
+                let place = self.records.clone().try_acquire_owned();
+                let many = |_| Status::resource_exhausted("too many requests for records are open");
+                Some(place.map_err(many)?)
+            }
+            _ => None,
+        };
         let asked = self.find(question.route).and_then(|(route, served)| {
-            questions::answer(&route, &served, question.question)
-                .map_err(|error| wire::failure(error.to_string(), true))
+            let answer = questions::answer(&self.hub.roster, &route, &served, question.question)
+                .map_err(|error| wire::failure(error.to_string(), true))?;
+            Ok(async move {
+                let _place = place;
+                answer.await
+            })
         });
         match asked {
-            Ok(answer) => self.questions.push(answer),
+            Ok(answer) => self.questions.push(answer.boxed()),
             Err(failure) => self.refuse(id, failure),
         }
         Ok(())
@@ -172,13 +205,33 @@ impl Inbound {
         let taken = self.find(chunk.route).and_then(|(route, served)| {
             let arrived = self.snapshots.take(&route, chunk);
             let arrived = arrived.map_err(|error| wire::failure(error.to_string(), true))?;
-            Ok(arrived.map(|arrived| questions::install(id, &served, arrived)))
+            Ok(arrived.map(|arrived| (route, served, arrived)))
         });
         match taken {
             Ok(None) => {}
-            Ok(Some(installed)) => self.questions.push(installed),
+            Ok(Some((route, served, arrived))) => self.install(route, &served, arrived),
             Err(failure) => self.refuse(id, failure),
         }
+    }
+
+    fn install(&mut self, route: pb::Route, served: &Served, arrived: Arrived) {
+        let given_up = CancellationToken::new();
+        let work = questions::install(&self.hub.roster, route, served, arrived);
+        let over = pb::Answer {
+            id: route.id,
+            result: Some(pb::answer::Result::Failure(wire::failure("given up", true))),
+        };
+        let ended = given_up.clone().cancelled_owned();
+        let work = async move {
+            tokio::select! {
+                biased;
+                () = ended => over,
+                answer = work => answer,
+            }
+        };
+        self.questions.push(work.boxed());
+        let installing = Installing { id: route.id, _given_up: given_up.drop_guard() };
+        self.installing.insert(route.shard_id, installing);
     }
 
     fn refuse(&mut self, id: u64, failure: pb::Failure) {
@@ -190,6 +243,9 @@ impl Inbound {
     fn ending(&mut self, ending: pb::Ending) {
         let Some(route) = ending.route else { return };
         self.snapshots.forget(&route);
+        if self.installing.get(&route.shard_id).is_some_and(|it| it.id == route.id) {
+            self.installing.remove(&route.shard_id);
+        }
         if self.epochs.get(&route.shard_id).is_some_and(|epoch| epoch.id == route.id) {
             self.epochs.remove(&route.shard_id);
         }
@@ -201,7 +257,12 @@ impl Inbound {
             self.settle(outcome);
         }
         while let Poll::Ready(Some(answer)) = self.questions.poll_next_unpin(context) {
+            // Of records one piece is as much as a message should hold.
+            let has_records = matches!(answer.result, Some(pb::answer::Result::Records(_)));
             self.ready.answers.push(answer);
+            if has_records {
+                return;
+            }
         }
     }
 
@@ -240,6 +301,7 @@ impl Inbound {
         self.outcomes.clear();
         self.questions.clear();
         self.snapshots = Assembly::default();
+        self.installing.clear();
     }
 
     fn say(said: Said) -> Poll<Option<Result<pb::ExchangeResponse, Status>>> {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::limits::SHARD_BYTES_IN_FLIGHT_MAX;
+use crate::limits::{BATCH_BYTES_MAX, SHARD_BYTES_IN_FLIGHT_MAX};
 
 /// Protocol versions that this node speaks, oldest and newest.
 pub(super) const VERSION_MIN: u32 = 1;
@@ -52,10 +52,26 @@ pub(super) const CATCH_UP_BURST: u64 = 2 << 20;
 
 /// Bytes of a snapshot in one message.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
-/// Largest snapshot taken in. The bookkeeping of a cluster is far below.
+/// Largest snapshot taken in. All the producers that a shard may know take some 17 MiB at most, a
+/// partition less than 100 bytes: room for a million partitions and more.
 pub(super) const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
-/// How often a replica that cannot be served its snapshot is warned about.
-pub(super) const SNAPSHOT_WARNING_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Records asked for at once where a snapshot speaks of them. The next piece is on its way while
+/// one is written, so that this and the catch-up rate decide how fast it goes: also between
+/// places that are milliseconds apart. A single batch may be larger.
+pub(super) const RECORDS_BYTES: usize = 4 << 20;
+const _: () = assert!(RECORDS_BYTES + (BATCH_BYTES_MAX as usize) < MESSAGE_BYTES_MAX);
+/// Requests for records that one stream may have open: a shard has one at a time.
+pub(super) const RECORDS_REQUESTS_MAX: usize = 64;
+/// Shards of a node that fetch records at the same time: each holds a few pieces in memory.
+pub(super) const FETCHES_MAX: usize = 4;
+/// How long a fetch waits before it asks again over a connection that was lost.
+pub(super) const FETCH_PAUSE: Duration = Duration::from_millis(100);
+/// How long a fetch that cannot go on holds the answer back: with it the whole snapshot comes
+/// again.
+pub(super) const FETCH_FAILED_PAUSE: Duration = Duration::from_secs(1);
+/// How often a fetch that waits for room on the disk looks for it.
+pub(super) const FETCH_DISK_FULL_PAUSE: Duration = Duration::from_secs(1);
 
 /// Until a TCP connection is made; a peer in the same network answers in a millisecond.
 pub(super) const CONNECT_WAIT_MAX: Duration = Duration::from_millis(500);

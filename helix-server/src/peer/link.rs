@@ -24,7 +24,7 @@ use pb::exchange_request::Message;
 use pb::question::Question;
 
 use super::append::Outbound;
-use super::connection::{Lane, Peer};
+use super::connection::Lane;
 use super::hub::Roster;
 use super::limits::BACKOFF_MS;
 use super::session::{Expected, Session};
@@ -46,7 +46,6 @@ impl Link {
 
     fn route(&self, target: ReplicaId, beats: bool) -> Route {
         Route {
-            peer: self.roster.peer(target >> 32).cloned(),
             roster: Arc::clone(&self.roster),
             shard_id: self.shard_id,
             source: self.replica_id,
@@ -81,8 +80,6 @@ impl RaftNetworkFactory<TypeConfig> for Link {
 #[derive(Clone)]
 pub struct Route {
     pub(super) roster: Arc<Roster>,
-    /// None if the target's node is not a peer of this one.
-    peer: Option<Arc<Peer>>,
     pub(super) shard_id: u64,
     pub(super) source: ReplicaId,
     pub(super) target: ReplicaId,
@@ -102,9 +99,12 @@ impl fmt::Debug for Route {
 impl Route {
     /// The open stream of a lane.
     pub(super) fn session(&self, lane: Lane) -> Result<Arc<Session>, RpcError> {
-        let peer = self.peer.as_ref().ok_or_else(|| {
-            wire::unreachable(format!("node {} is not one of the peers", self.target >> 32))
-        })?;
+        // Looked up each time: peers come, go and move.
+        let node = self.target >> 32;
+        let peer = self
+            .roster
+            .peer(node)
+            .ok_or_else(|| wire::unreachable(format!("node {node} is not one of the peers")))?;
         peer.session(lane).map_err(wire::unreachable)
     }
 

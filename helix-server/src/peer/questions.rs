@@ -1,5 +1,7 @@
-//! What openraft answers to a peer's questions: beats, votes, transfers, snapshots.
-//! A question that makes no sense is refused before openraft sees it.
+//! What openraft answers to a peer's questions: beats, votes, transfers, snapshots; and the log to
+//! those for records. A question that makes no sense is refused before openraft sees it.
+
+use std::sync::Arc;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -9,7 +11,8 @@ use openraft::raft::AppendEntriesResponse;
 use pb::answer::Result as Answer;
 use pb::question::Question;
 
-use super::hub::Served;
+use super::hub::{Roster, Served};
+use super::records;
 use super::snapshot::Arrived;
 use super::wire::{self, WireError};
 
@@ -28,6 +31,7 @@ where
 
 /// The answer to come.
 pub(super) fn answer(
+    roster: &Arc<Roster>,
     route: &pb::Route,
     served: &Served,
     question: Option<Question>,
@@ -39,8 +43,13 @@ pub(super) fn answer(
             if !request.entries.is_empty() {
                 return Err(WireError::BeatWithEntries);
             }
+            let fetch = served.fetch.clone();
             answering(id, async move {
                 let previous = request.prev_log_id;
+                let _pass = match &fetch {
+                    Some(fetch) => Some(fetch.pass().await),
+                    None => None,
+                };
                 let response = raft.append_entries(request).await.map_err(|e| e.to_string())?;
                 let conflict = previous.as_ref().map(wire::log_id);
                 Ok(match response {
@@ -81,11 +90,30 @@ pub(super) fn answer(
                 Ok(Answer::Transfer(wire::transfer_response(&response)))
             })
         }
+        Question::Records(request) => {
+            let (served, roster) = (served.clone(), roster.clone());
+            answering(id, async move {
+                let store = served.fetch.as_ref().map(|fetch| &fetch.store);
+                let store = store.ok_or("the shard has no records")?;
+                let read = records::read(&served, store, &roster.throttle, request);
+                read.await.map(Answer::Records)
+            })
+        }
     })
 }
 
 /// The answer once the snapshot is installed.
-pub(super) fn install(id: u64, served: &Served, arrived: Arrived) -> Answering {
+pub(super) fn install(
+    roster: &Arc<Roster>,
+    route: pb::Route,
+    served: &Served,
+    arrived: Arrived,
+) -> Answering {
+    let id = route.id;
+    if let Some(fetch) = &served.fetch {
+        let installing = fetch.clone().install(roster.clone(), served.clone(), route, arrived);
+        return answering(id, async move { Ok(Answer::Snapshot(wire::vote(&installing.await?))) });
+    }
     let raft = served.raft.clone();
     let Arrived { vote, snapshot } = arrived;
     answering(id, async move {

@@ -1,27 +1,31 @@
 //! The peer port: handshakes and single calls. What is no peer of this cluster is refused here,
 //! before anything of Raft is looked at.
 
+use std::io;
 use std::sync::Arc;
 
+use futures_util::Stream;
 use helix_proto::raft::v1 as pb;
 use pb::exchange_request::Message;
 use pb::peer_service_server::{PeerService, PeerServiceServer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming, async_trait};
 
 use super::connection::Lane;
-use super::hub::{Desk, Form, Hub};
+use super::hub::{Asker, Desk, Form, Hub, Join};
 use super::inbound::Inbound;
 use super::limits::{
     CLOSE_WAIT_MAX, CONNECTION_WINDOW_BYTES, FRAME_BYTES, HANDSHAKE_WAIT_MAX, KEEPALIVE_INTERVAL,
     KEEPALIVE_WAIT_MAX, MESSAGE_BYTES_MAX, REFUSAL_BYTES_MAX, STREAM_WINDOW_BYTES,
     STREAMS_PER_CONNECTION_MAX, VERSION_MAX, VERSION_MIN, WINDOW_BYTES,
 };
+use super::network::Network;
 use super::wire;
 
 /// Answers the peers until `stop` is cancelled or the hub is closed. Connections that do not end
@@ -31,13 +35,25 @@ pub async fn serve(
     listener: TcpListener,
     stop: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
+    Network::from(listener).serve(hub, stop).await
+}
+
+/// As [`serve`], on connections of any kind.
+pub(super) async fn serve_incoming<I, C>(
+    hub: Arc<Hub>,
+    incoming: I,
+    stop: CancellationToken,
+) -> Result<(), tonic::transport::Error>
+where
+    I: Stream<Item = io::Result<C>>,
+    C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
     let ending = stop.child_token();
     let _ended = ending.clone().drop_guard();
     let closed = hub.roster.closed.clone();
     let service = PeerServiceServer::new(Service { hub, ending: ending.clone() })
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let serving = Server::builder()
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -87,7 +103,7 @@ impl Service {
                  {version_min} to {version_max}"
             ));
         }
-        self.check_nodes(from_node, to_node)?;
+        self.check_target(to_node)?;
         let cluster = self.hub.roster.cluster();
         let cluster = cluster.ok_or_else(|| format!("node {us} is in no cluster yet"))?;
         match wire::read_cluster(&opening.cluster) {
@@ -99,6 +115,7 @@ impl Service {
             }
             None => return Err("a cluster id has 16 bytes".to_owned()),
         }
+        self.check_member(from_node, opening.generation)?;
         let lane = Lane::from_wire(opening.lane);
         let lane = lane.ok_or_else(|| format!("lane {} is not known", opening.lane))?;
         let opened = pb::Opened {
@@ -110,18 +127,22 @@ impl Service {
         Ok((lane, opened))
     }
 
-    fn check_nodes(&self, from_node: u64, to_node: u64) -> Result<(), String> {
-        let roster = &self.hub.roster;
-        if to_node != roster.node_id {
-            return Err(format!("this is node {}, not node {to_node}", roster.node_id));
-        }
-        if roster.peer(from_node).is_none() {
-            return Err(format!(
-                "node {from_node} is not one of the peers of node {}",
-                roster.node_id
-            ));
+    fn check_target(&self, to_node: u64) -> Result<(), String> {
+        let us = self.hub.roster.node_id;
+        if to_node != us {
+            return Err(format!("this is node {us}, not node {to_node}"));
         }
         Ok(())
+    }
+
+    /// Whoever knows the cluster's id may be a member of whom this node has not heard yet; it is
+    /// refused only if this node has heard that it is none any more.
+    fn check_member(&self, from_node: u64, generation: u32) -> Result<(), String> {
+        if from_node == 0 || from_node == self.hub.roster.node_id {
+            return Err(format!("the caller says that it is node {from_node}"));
+        }
+        let refusal = self.hub.desk().and_then(|desk| desk.refusal(from_node, generation));
+        refusal.map_or(Ok(()), Err)
     }
 
     fn refuse(&self, from: u64, why: String) -> Status {
@@ -129,10 +150,22 @@ impl Service {
         refused(why)
     }
 
-    /// The desk, for a peer that means this node.
+    /// The desk, for whoever means this node.
     fn desk_for(&self, from_node: u64, to_node: u64) -> Result<Arc<dyn Desk>, Status> {
-        self.check_nodes(from_node, to_node).map_err(|why| self.refuse(from_node, why))?;
+        self.check_target(to_node).map_err(|why| self.refuse(from_node, why))?;
         self.hub.desk().ok_or_else(closing)
+    }
+
+    /// The desk, for a peer that means this node.
+    fn desk_for_peer(&self, from_node: u64, to_node: u64) -> Result<Arc<dyn Desk>, Status> {
+        let desk = self.desk_for(from_node, to_node)?;
+        let us = self.hub.roster.node_id;
+        let why = match desk.refusal(from_node, 0) {
+            None if self.hub.roster.peer(from_node).is_some() => return Ok(desk),
+            None => format!("node {from_node} is not one of the peers of node {us}"),
+            Some(refusal) => refusal,
+        };
+        Err(self.refuse(from_node, why))
     }
 
     /// What comes of a call, unless everything ends first.
@@ -177,8 +210,10 @@ impl PeerService for Service {
         &self,
         request: Request<pb::HelloRequest>,
     ) -> Result<Response<pb::HelloResponse>, Status> {
-        let pb::HelloRequest { from_node, to_node } = request.into_inner();
-        let hello = self.desk_for(from_node, to_node)?.hello();
+        let pb::HelloRequest { from_node, to_node, cluster, generation } = request.into_inner();
+        let identity = wire::read_cluster(&cluster).map(|cluster| (cluster, generation));
+        let asker = Asker { node_id: from_node, identity };
+        let hello = self.desk_for(from_node, to_node)?.hello(asker);
         Ok(Response::new(pb::HelloResponse {
             node_id: hello.node_id,
             cluster: hello.cluster.map(wire::cluster_bytes).unwrap_or_default(),
@@ -186,6 +221,9 @@ impl PeerService for Service {
             formed: hello.formed,
             members: hello.members,
             detail: hello.detail,
+            version_min: VERSION_MIN,
+            version_max: VERSION_MAX,
+            removed: hello.removed.unwrap_or_default(),
         }))
     }
 
@@ -194,7 +232,7 @@ impl PeerService for Service {
         request: Request<pb::FormRequest>,
     ) -> Result<Response<pb::FormResponse>, Status> {
         let request = request.into_inner();
-        let desk = self.desk_for(request.from_node, request.to_node)?;
+        let desk = self.desk_for_peer(request.from_node, request.to_node)?;
         let cluster = wire::read_cluster(&request.cluster)
             .ok_or_else(|| refused("a cluster id has 16 bytes"))?;
         let form = Form {
@@ -207,12 +245,31 @@ impl PeerService for Service {
         self.unless_ending(forming).await
     }
 
+    async fn join(
+        &self,
+        request: Request<pb::JoinRequest>,
+    ) -> Result<Response<pb::JoinResponse>, Status> {
+        let request = request.into_inner();
+        let desk = self.desk_for(request.from_node, request.to_node)?;
+        let cluster = wire::read_cluster(&request.cluster)
+            .ok_or_else(|| refused("a cluster id has 16 bytes"))?;
+        let neighbours = request.neighbours.into_iter();
+        let join = Join {
+            cluster,
+            generation: request.generation,
+            shards: request.shards,
+            neighbours: neighbours.map(|it| (it.node_id, it.address)).collect(),
+        };
+        let joining = async { desk.join(join).await.map(|()| pb::JoinResponse {}) };
+        self.unless_ending(joining).await
+    }
+
     async fn call(
         &self,
         request: Request<pb::CallRequest>,
     ) -> Result<Response<pb::CallResponse>, Status> {
         let pb::CallRequest { from_node, to_node, request } = request.into_inner();
-        let desk = self.desk_for(from_node, to_node)?;
+        let desk = self.desk_for_peer(from_node, to_node)?;
         let calling = async {
             let response = desk.call(from_node, request).await?;
             Ok(pb::CallResponse { response })

@@ -1,7 +1,7 @@
 //! One open stream to a peer, as its users see it: a queue of messages out, and who waits for
 //! what comes back. Ends as a whole; whoever waits then learns that it has.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -9,8 +9,10 @@ use std::task::{Context, Poll};
 
 use helix_proto::raft::v1 as pb;
 use pb::exchange_request::Message;
+use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
 
+use super::connection::Traffic;
 use super::limits::{QUESTIONS_MAX, WINDOW_BYTES};
 
 /// The stream has ended, or takes no more.
@@ -27,6 +29,7 @@ pub(super) struct Session {
     outgoing: mpsc::UnboundedSender<pb::ExchangeRequest>,
     /// Bytes of an epoch in flight.
     pub(super) window: u64,
+    traffic: Arc<Traffic>,
     waiting: Mutex<Waiting>,
 }
 
@@ -34,16 +37,18 @@ pub(super) struct Session {
 struct Waiting {
     /// Why it ended.
     over: Option<Lost>,
-    epochs: HashMap<u64, Acks>,
-    answers: HashMap<u64, oneshot::Sender<AnswerResult>>,
+    epochs: BTreeMap<u64, Acks>,
+    answers: BTreeMap<u64, oneshot::Sender<AnswerResult>>,
 }
 
 impl Session {
     pub(super) fn new(
         outgoing: mpsc::UnboundedSender<pb::ExchangeRequest>,
         their_window: u64,
+        traffic: Arc<Traffic>,
     ) -> Self {
-        Self { outgoing, window: their_window.min(WINDOW_BYTES), waiting: Mutex::default() }
+        let window = their_window.min(WINDOW_BYTES);
+        Self { outgoing, window, traffic, waiting: Mutex::default() }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
@@ -52,6 +57,7 @@ impl Session {
 
     pub(super) fn send(&self, message: Message) -> Result<(), Lost> {
         let message = pb::ExchangeRequest { message: Some(message) };
+        self.traffic.sent.add(message.encoded_len() as u64);
         self.outgoing.send(message).map_err(|_| Lost("the connection ended".to_owned()))
     }
 

@@ -1,7 +1,7 @@
-//! Snapshots of shard 0, whose state machine is all there is to it, in chunks over the catch-up
-//! lane. A replica of another shard would need the records as well; none is sent.
+//! Snapshots, which are bookkeeping, in chunks over the catch-up lane. Those of shard 0 are all
+//! there is to it; to one of a data shard the receiver fetches the records that it speaks of.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use bytes::{Buf, Bytes, BytesMut};
 use helix_proto::raft::v1 as pb;
@@ -19,28 +19,15 @@ use super::session::Session;
 use super::wire::{self, RpcError};
 use crate::raft::{SnapshotData, TypeConfig, Vote, decode_checkpoint};
 
-/// The shard whose snapshots are whole.
-const CLUSTER_SHARD: u64 = 0;
+pub(super) type WholeSnapshot = SnapshotOf<TypeConfig, SnapshotData>;
 
-type WholeSnapshot = SnapshotOf<TypeConfig, SnapshotData>;
-
-/// Sends a snapshot and waits until it is installed, or refused by a later vote.
+/// Sends a snapshot and waits until it is installed, or refused by a later vote: for as long as
+/// the receiver fetches what it speaks of. With the connection it is lost, and sent again.
 pub(super) async fn send(
     route: &Route,
     vote: Vote,
     snapshot: WholeSnapshot,
 ) -> Result<SnapshotResponse<TypeConfig>, RpcError> {
-    if route.shard_id != CLUSTER_SHARD {
-        let why = format!(
-            "replica {:#x} of shard {} lacks log that has been trimmed; it cannot be brought up \
-             to date by this version",
-            route.target, route.shard_id
-        );
-        if route.roster.may_warn(route.shard_id, route.target) {
-            tracing::warn!(shard = route.shard_id, "{why}");
-        }
-        return Err(wire::unreachable(why));
-    }
     let session = route.session(Lane::CatchUp)?;
     let expected = session.expect_answer(route.roster.next_id()).map_err(wire::unreachable)?;
     let unfinished = Unfinished { session: &session, route: route.to_wire(expected.id()) };
@@ -105,8 +92,6 @@ impl Drop for Unfinished<'_> {
 /// Why a chunk is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ChunkError {
-    #[error("snapshots of shard {0} are not taken")]
-    Shard(u64),
     #[error("a snapshot of {0} bytes is too large")]
     TooLarge(u64),
     #[error("a chunk out of order, at byte {offset} instead of {expected}")]
@@ -126,7 +111,7 @@ pub(super) struct Arrived {
 /// What has come of the snapshots of one stream: at most one per shard.
 #[derive(Default)]
 pub(super) struct Assembly {
-    partial: HashMap<u64, Partial>,
+    partial: BTreeMap<u64, Partial>,
 }
 
 struct Partial {
@@ -141,9 +126,6 @@ impl Assembly {
         route: &pb::Route,
         chunk: pb::SnapshotChunk,
     ) -> Result<Option<Arrived>, ChunkError> {
-        if route.shard_id != CLUSTER_SHARD {
-            return Err(ChunkError::Shard(route.shard_id));
-        }
         let taken = self.add(route, &chunk);
         if !matches!(taken, Ok(None)) {
             self.partial.remove(&route.shard_id);

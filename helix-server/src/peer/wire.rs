@@ -44,6 +44,10 @@ pub(super) enum WireError {
     Head(String),
     #[error("a question with entries")]
     BeatWithEntries,
+    #[error("the place of entry {index} does not have its checksum")]
+    PlaceChecksum { index: u64 },
+    #[error("the place of entry {index} is not what its head says")]
+    Place { index: u64 },
 }
 
 pub(super) fn cluster_bytes(cluster: u128) -> Bytes {
@@ -117,7 +121,11 @@ pub(super) fn append_entries(request: &AppendRequest) -> pb::AppendEntries {
 }
 
 fn entry(entry: &Entry) -> pb::Entry {
-    let helix_wal::Entry { id, head, payload, .. } = to_wal(entry);
+    stored(to_wal(entry))
+}
+
+pub(super) fn stored(entry: helix_wal::Entry) -> pb::Entry {
+    let helix_wal::Entry { id, head, payload, .. } = entry;
     let mut message = pb::Entry {
         id: Some(pb::LogId { term: id.term, index: id.index }),
         head,
@@ -178,6 +186,24 @@ pub(super) fn read_append(
 }
 
 fn read_entry(message: pb::Entry) -> Result<Entry, WireError> {
+    let stored = read_stored(message)?;
+    let (index, payload_bytes) = (stored.id.index, stored.payload.bytes.len());
+    let entry = from_wal(stored).map_err(|error| WireError::Head(error.to_string()))?;
+    let expected = match &entry.payload {
+        EntryPayload::Normal(command) => match &command.head {
+            Head::Batch(batch) => batch.payload_bytes as usize,
+            Head::Shard(_) | Head::Cluster(_) => 0,
+        },
+        EntryPayload::Blank | EntryPayload::Membership(_) => 0,
+    };
+    if payload_bytes != expected {
+        return Err(WireError::Payload { index });
+    }
+    Ok(entry)
+}
+
+/// An entry whose bytes are what they were when they were stored.
+pub(super) fn read_stored(message: pb::Entry) -> Result<helix_wal::Entry, WireError> {
     let wire_id = message.id.ok_or(WireError::Missing { what: "an entry's id" })?;
     let index = wire_id.index;
     let id = wal_id(&read_log_id(wire_id)?);
@@ -197,21 +223,8 @@ fn read_entry(message: pb::Entry) -> Result<Entry, WireError> {
     if hasher.finalize() != payload.crc {
         return Err(WireError::PayloadChecksum { index });
     }
-    let payload_bytes = payload.bytes.len();
     // The stream is a part of the head; the log's own is set when it is stored here.
-    let stored = helix_wal::Entry { id, stream: 0, head: message.head, payload };
-    let entry = from_wal(stored).map_err(|error| WireError::Head(error.to_string()))?;
-    let expected = match &entry.payload {
-        EntryPayload::Normal(command) => match &command.head {
-            Head::Batch(batch) => batch.payload_bytes as usize,
-            Head::Shard(_) | Head::Cluster(_) => 0,
-        },
-        EntryPayload::Blank | EntryPayload::Membership(_) => 0,
-    };
-    if payload_bytes != expected {
-        return Err(WireError::Payload { index });
-    }
-    Ok(entry)
+    Ok(helix_wal::Entry { id, stream: 0, head: message.head, payload })
 }
 
 pub(super) fn matched(last: Option<&LogId>) -> pb::Matched {

@@ -47,6 +47,21 @@ impl DiskReads {
         found.ok_or(Error::Closed)
     }
 
+    /// Runs a long read, one that is never in memory, in the queue of cold reads.
+    pub async fn cold<T, F>(&self, read: F) -> io::Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        let permit = self.cold.clone().acquire_owned().await.map_err(io::Error::other)?;
+        self.wait(move || {
+            let found = read();
+            drop(permit);
+            found
+        })
+        .await
+    }
+
     /// Runs something that waits for the disk.
     #[allow(clippy::disallowed_methods)] // The WAL's shell: the one user of blocking threads.
     pub async fn wait<T, F>(&self, work: F) -> io::Result<T>

@@ -4,8 +4,10 @@
 mod blocking;
 mod codec;
 mod log_store;
+mod membership;
 mod replica;
 mod runtime;
+mod staging;
 mod state_machine;
 mod types;
 
@@ -17,10 +19,13 @@ pub use blocking::DiskReads;
 pub use codec::decode_head;
 pub(crate) use codec::{decode_checkpoint, from_wal, raft_id, to_wal, wal_id};
 pub use log_store::LogStore;
+pub use membership::Membership;
 pub use replica::{
-    Leadership, LeadershipWatch, Outcome, ProposeError, Replica, ReplicaSettings, ReplicaStatus,
+    HandOverError, Leadership, LeadershipWatch, Outcome, ProposeError, Replica, ReplicaSettings,
+    ReplicaStatus,
 };
 pub use runtime::{Runtime, seed_this_thread};
+pub use staging::{Fetched, RecordStore, Staging};
 pub use state_machine::{Checkpointer, Machine, StateMachine};
 pub use types::{Command, Held, ReplicaId, Reply, SnapshotData, TypeConfig, node_of, replica_id};
 pub(crate) use types::{Entry, LogId, Vote};

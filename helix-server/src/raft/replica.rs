@@ -23,9 +23,11 @@ use openraft_rt_tokio::TokioInstant;
 use tokio::sync::{oneshot, watch};
 
 use super::blocking::DiskReads;
+use super::staging::{RecordStore, Staging};
 use super::state_machine::{Machine, StateMachine};
-use super::types::{Command, Held, ReplicaId, Reply, TypeConfig};
+use super::types::{Command, Held, ReplicaId, Reply, TypeConfig, node_of};
 use super::{LogStore, SnapshotData};
+use crate::limits;
 use crate::log::Verdict;
 
 /// What a replica is made of.
@@ -38,6 +40,8 @@ pub struct ReplicaSettings {
     pub machine: Arc<dyn Machine>,
     /// As recovered by the WAL.
     pub checkpoint: Option<(helix_wal::LogId, Bytes)>,
+    /// Whether the entries carry records, which a snapshot leaves out.
+    pub has_records: bool,
 }
 
 /// Who leads, as far as this replica knows.
@@ -83,6 +87,15 @@ pub enum ProposeError {
     Stopped(String),
 }
 
+/// Why leadership was not handed over, or may not have been.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HandOverError {
+    #[error("no such replica can be reached")]
+    NoTarget,
+    #[error("{0}")]
+    Unknown(String),
+}
+
 type Written = Result<ClientWriteResponse<TypeConfig>, ClientWriteError<TypeConfig>>;
 
 /// The verdict on a proposal, once apply has come to it.
@@ -116,6 +129,7 @@ pub struct Replica {
     wal: Wal,
     reads: DiskReads,
     applied_term: watch::Receiver<u64>,
+    records: Option<RecordStore>,
 }
 
 fn config(shard_id: u64) -> Config {
@@ -146,17 +160,27 @@ impl Replica {
         N: RaftNetworkFactory<TypeConfig>,
         N::Network: openraft::network::NetSnapshot<TypeConfig, SnapshotData = SnapshotData>,
     {
-        let ReplicaSettings { shard_id, replica_id, wal, reads, machine, checkpoint } = settings;
+        let ReplicaSettings { shard_id, replica_id, wal, reads, machine, checkpoint, has_records } =
+            settings;
         let mut store = LogStore::new(wal.clone(), reads.clone());
-        let machine =
+        let records = has_records.then(|| RecordStore {
+            wal: wal.clone(),
+            reads: reads.clone(),
+            machine: machine.clone(),
+            staging: Staging::default(),
+        });
+        let mut machine =
             StateMachine::recover(machine, wal.clone(), reads.clone(), checkpoint, &mut store)
                 .await?;
+        if let Some(records) = &records {
+            machine = machine.with_records(records.staging.clone());
+        }
         let applied_term = machine.watch_term();
         let config = config(shard_id).validate().map_err(io::Error::other)?;
         let raft = Raft::new(replica_id, Arc::new(config), network, store, machine)
             .await
             .map_err(io::Error::other)?;
-        Ok(Self { id: replica_id, raft, wal, reads, applied_term })
+        Ok(Self { id: replica_id, raft, wal, reads, applied_term, records })
     }
 
     /// For the peers' room, which hands it what other replicas send.
@@ -164,8 +188,18 @@ impl Replica {
         self.raft.clone()
     }
 
+    /// For the peers' room, which copies records from one replica to another.
+    pub fn records(&self) -> Option<RecordStore> {
+        self.records.clone()
+    }
+
     pub fn id(&self) -> ReplicaId {
         self.id
+    }
+
+    /// The replica's log, for those who look at what is stored.
+    pub fn wal(&self) -> &Wal {
+        &self.wal
     }
 
     /// Whether the shard has been formed, as far as this replica knows.
@@ -240,10 +274,35 @@ impl Replica {
             .map(|at| TokioInstant::now().saturating_duration_since(at.into_inner()))
     }
 
-    /// Hands leadership to another replica, which should be caught up: proposals are refused
-    /// until it leads, or its silence has lasted an election timeout.
-    pub async fn transfer(&self, to: ReplicaId) -> io::Result<()> {
-        self.raft.trigger().transfer_leader(to).await.map_err(io::Error::other)
+    pub fn leads(&self) -> bool {
+        self.leadership().leader == Some(self.id)
+    }
+
+    /// Hands leadership to the replica on `node`, or to the one on a `reached` node that is most
+    /// caught up, and waits until this one does not lead any more. Proposals are refused until
+    /// the other leads, or its silence has lasted an election timeout.
+    pub async fn hand_over(&self, node: Option<u64>, reached: &[u64]) -> Result<(), HandOverError> {
+        let voters = self.voters();
+        let to = match node {
+            Some(node) => voters.into_iter().find(|id| node_of(*id) == node),
+            None => {
+                let matched = self.matched().into_iter();
+                let live = matched
+                    .filter(|(id, _)| voters.contains(id) && reached.contains(&node_of(*id)));
+                live.max_by_key(|(_, index)| *index).map(|(id, _)| id)
+            }
+        };
+        let to = to.ok_or(HandOverError::NoTarget)?;
+        if to == self.id {
+            return Ok(());
+        }
+        let mut leadership = self.watch_leadership();
+        let handing = self.raft.trigger().transfer_leader(to).await;
+        handing.map_err(|fatal| HandOverError::Unknown(fatal.to_string()))?;
+        let gone = async { while self.leads() && leadership.changed().await {} };
+        tokio::time::timeout(limits::TRANSFER_WAIT_MAX, gone).await.map_err(|_| {
+            HandOverError::Unknown(format!("node {} did not take over in time", node_of(to)))
+        })
     }
 
     /// Index of the last checkpoint on disk, and up to which the log is purged.

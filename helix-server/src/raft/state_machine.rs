@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, TryStreamExt};
-use helix_wal::{Error, Wal};
+use helix_wal::{ColdSegments, Error, Wal};
 use openraft::storage::{EntryResponder, RaftStateMachine, Snapshot, SnapshotMeta};
 use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder};
 use tokio::sync::watch;
@@ -16,11 +16,15 @@ use tokio::sync::watch;
 use super::blocking::DiskReads;
 use super::codec;
 use super::log_store::to_io;
+use super::staging::Staging;
 use super::types::{LogId, SnapshotData, StoredMembership, TypeConfig};
 use crate::log::{Head, Verdict};
 
 /// How often a checkpoint looks whether its entries are synced: they are within a sync or two.
 const SYNC_LOOK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// How long to wait where the disk has no room for the state of a snapshot.
+const DISK_FULL_PAUSE: Duration = Duration::from_secs(1);
 
 /// What is decided by apply, and only there. Every entry of the log comes here once, in order
 /// (again after a restart, from the last checkpoint on).
@@ -32,6 +36,9 @@ pub trait Machine: Debug + Send + Sync + 'static {
     fn encode(&self) -> Bytes;
     /// Replaces the state.
     fn restore(&self, bytes: &[u8]) -> io::Result<()>;
+    /// Whether [`Self::restore`] would take these bytes. A state that came from another node is
+    /// looked at before openraft, which takes a refusal by then for the end of the replica.
+    fn check(&self, bytes: &[u8]) -> io::Result<()>;
 }
 
 type SnapshotOf = openraft::alias::SnapshotOf<TypeConfig, SnapshotData>;
@@ -48,7 +55,27 @@ pub struct StateMachine {
     /// Term of the last applied entry.
     term: watch::Sender<u64>,
     /// The newest checkpoint on disk.
-    snapshot: Arc<std::sync::Mutex<Option<(Meta, Bytes)>>>,
+    snapshot: Newest,
+    /// Where the records of a snapshot wait for it; `None` where a snapshot speaks of none.
+    staging: Option<Staging>,
+}
+
+/// The newest checkpoint on disk, and who may write one: a checkpoint that was begun before a
+/// snapshot was installed must not come after it.
+#[derive(Debug, Clone, Default)]
+struct Newest {
+    checkpoint: Arc<std::sync::Mutex<Option<(Meta, Bytes)>>>,
+    writing: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Newest {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<(Meta, Bytes)>> {
+        self.checkpoint.lock().expect("no panic while it is held")
+    }
+
+    fn at(&self) -> Option<LogId> {
+        self.lock().as_ref().and_then(|(meta, _)| meta.last_log_id)
+    }
 }
 
 impl StateMachine {
@@ -68,16 +95,23 @@ impl StateMachine {
             applied: None,
             membership: StoredMembership::default(),
             term: watch::Sender::new(0),
-            snapshot: Arc::default(),
+            snapshot: Newest::default(),
+            staging: None,
         };
         if let Some((at, bytes)) = checkpoint {
             let at = codec::raft_id(at);
             this.load(at, bytes.clone())?;
             let meta = this.meta();
-            *this.lock_snapshot() = Some((meta, bytes));
+            *this.snapshot.lock() = Some((meta, bytes));
         }
         this.replay(store).await?;
         Ok(this)
+    }
+
+    /// Takes snapshots only together with the records that wait for them here.
+    pub fn with_records(mut self, staging: Staging) -> Self {
+        self.staging = Some(staging);
+        self
     }
 
     async fn replay(&mut self, store: &mut super::LogStore) -> io::Result<()> {
@@ -108,9 +142,14 @@ impl StateMachine {
             }
             EntryPayload::Normal(command) => self.machine.apply(id, Some(&command.head))?,
         };
-        self.applied = Some(entry.log_id);
-        self.term.send_if_modified(|term| std::mem::replace(term, id.term) != id.term);
+        self.on_applied(entry.log_id);
         Ok(verdict)
+    }
+
+    fn on_applied(&mut self, at: LogId) {
+        self.applied = Some(at);
+        let new = codec::wal_id(&at).term;
+        self.term.send_if_modified(|term| std::mem::replace(term, new) != new);
     }
 
     /// Follows the term of the last applied entry.
@@ -130,8 +169,41 @@ impl StateMachine {
         SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() }
     }
 
-    fn lock_snapshot(&self) -> std::sync::MutexGuard<'_, Option<(Meta, Bytes)>> {
-        self.snapshot.lock().expect("no panic while it is held")
+    /// The records that a snapshot at this entry speaks of and this replica does not have.
+    fn records_for(&self, at: &LogId) -> io::Result<Option<ColdSegments>> {
+        let Some(staging) = &self.staging else { return Ok(None) };
+        let applied = self.applied.map_or(0, |id| id.index);
+        match staging.take() {
+            Some(fetched) if (fetched.after, fetched.at) == (applied, at.index) => {
+                Ok(Some(fetched.segments))
+            }
+            // Whoever hands snapshots to openraft sees to it that this does not happen.
+            _ => Err(io::Error::other(format!(
+                "the records between entries {applied} and {} did not come with the snapshot",
+                at.index
+            ))),
+        }
+    }
+
+    /// Waits for room on the disk where there is none: openraft takes a failure for the end.
+    async fn install<F>(&self, install: F, mut records: Option<ColdSegments>) -> io::Result<()>
+    where
+        F: Fn(&mut Option<ColdSegments>) -> Result<(), Error> + Send + Sync + 'static,
+    {
+        let install = Arc::new(install);
+        loop {
+            let install = install.clone();
+            let installing = move || (install(&mut records), records);
+            let (installed, left) = self.reads.wait(installing).await?;
+            match installed {
+                Err(error @ Error::DiskFull { .. }) => {
+                    tracing::warn!(%error, "a snapshot waits for room on the disk");
+                    tokio::time::sleep(DISK_FULL_PAUSE).await;
+                    records = left;
+                }
+                installed => return installed.map_err(to_io),
+            }
+        }
     }
 
     fn builder(&self) -> Checkpointer {
@@ -140,7 +212,7 @@ impl StateMachine {
             reads: self.reads.clone(),
             meta: self.meta(),
             bytes: codec::encode_checkpoint(&self.membership, self.machine.encode()),
-            snapshot: self.snapshot.clone(),
+            newest: self.snapshot.clone(),
         }
     }
 }
@@ -189,19 +261,29 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
         let Some(at) = meta.last_log_id else {
             return Err(codec::damaged("a snapshot without a last entry"));
         };
-        let (_, machine) = codec::decode_checkpoint(bytes.clone())?;
+        let (_, machine) = codec::decode_checkpoint(bytes)?;
+        self.machine.check(&machine)?;
+        let records = self.records_for(&at)?;
+        let bytes = codec::encode_checkpoint(&meta.last_membership, machine.clone());
+        let (wal, id, state) = (self.wal.clone(), codec::wal_id(&at), bytes.clone());
+        let install = move |records: &mut Option<ColdSegments>| match records {
+            Some(records) => wal.install(id, state.clone(), records),
+            None => wal.checkpoint(id, state.clone()),
+        };
+        {
+            let _writing = self.snapshot.writing.lock().await;
+            self.install(install, records).await?;
+            *self.snapshot.lock() = Some((meta.clone(), bytes));
+        }
+        // Readers learn of the records only now that the log has them.
         self.machine.restore(&machine)?;
         self.membership = meta.last_membership.clone();
-        self.applied = Some(at);
-        let bytes = codec::encode_checkpoint(&self.membership, machine);
-        let (wal, id, state) = (self.wal.clone(), codec::wal_id(&at), bytes.clone());
-        self.reads.wait(move || wal.checkpoint(id, state)).await?.map_err(to_io)?;
-        *self.lock_snapshot() = Some((meta.clone(), bytes));
+        self.on_applied(at);
         Ok(())
     }
 
     async fn get_current_snapshot(&mut self) -> io::Result<Option<SnapshotOf>> {
-        let snapshot = self.lock_snapshot().clone();
+        let snapshot = self.snapshot.lock().clone();
         Ok(snapshot.map(|(meta, bytes)| Snapshot { meta, snapshot: bytes }))
     }
 }
@@ -213,7 +295,7 @@ pub struct Checkpointer {
     reads: DiskReads,
     meta: Meta,
     bytes: Bytes,
-    snapshot: Arc<std::sync::Mutex<Option<(Meta, Bytes)>>>,
+    newest: Newest,
 }
 
 impl Checkpointer {
@@ -242,10 +324,11 @@ impl RaftSnapshotBuilder<TypeConfig> for Checkpointer {
         if let Some(at) = self.meta.last_log_id {
             self.wait_synced(at.index).await?;
             let (wal, id, state) = (self.wal.clone(), codec::wal_id(&at), self.bytes.clone());
-            self.reads.wait(move || wal.checkpoint(id, state)).await?.map_err(to_io)?;
-            let mut newest = self.snapshot.lock().expect("no panic while it is held");
-            if newest.as_ref().and_then(|(meta, _)| meta.last_log_id) <= self.meta.last_log_id {
-                *newest = Some((self.meta.clone(), self.bytes.clone()));
+            let _writing = self.newest.writing.lock().await;
+            // A snapshot that was installed meanwhile covers more.
+            if self.newest.at().is_none_or(|newest| newest.index <= at.index) {
+                self.reads.wait(move || wal.checkpoint(id, state)).await?.map_err(to_io)?;
+                *self.newest.lock() = Some((self.meta.clone(), self.bytes.clone()));
             }
         }
         Ok(Snapshot { meta: self.meta.clone(), snapshot: self.bytes.clone() })
