@@ -7,6 +7,8 @@ use bytes::{Bytes, BytesMut};
 use prost::{Message, Oneof};
 
 use super::checkpoint::TopicRecord;
+use super::members_record::ChangeRecord;
+use super::reconcile::{ProgressRecord, ShardProgress};
 use super::state::Reply;
 use crate::log::{ClusterCommand, Head};
 
@@ -16,6 +18,10 @@ pub(super) enum Question {
     Command(ClusterCommand),
     /// The version of the metadata, confirmed by a majority.
     Version,
+    /// How far the shards that the asked node leads are with their replicas.
+    Progress,
+    /// To hand the shards that the asked node leads to the nodes that should lead them.
+    Balance,
 }
 
 /// Its answer.
@@ -23,6 +29,9 @@ pub(super) enum Question {
 pub(super) enum Answer {
     Reply(Reply),
     Version(u64),
+    Progress(Vec<ShardProgress>),
+    /// Shards that were handed over.
+    Moved(Vec<u64>),
     /// Nothing was done: ask the leader.
     NotLeader,
     /// Whether it was done is not known.
@@ -31,7 +40,7 @@ pub(super) enum Answer {
 
 #[derive(Clone, PartialEq, Message)]
 struct QuestionRecord {
-    #[prost(oneof = "QuestionKind", tags = "1, 2")]
+    #[prost(oneof = "QuestionKind", tags = "1, 2, 3, 4")]
     kind: Option<QuestionKind>,
 }
 
@@ -42,11 +51,18 @@ enum QuestionKind {
     Command(Bytes),
     #[prost(bool, tag = "2")]
     Version(bool),
+    #[prost(bool, tag = "3")]
+    Progress(bool),
+    #[prost(bool, tag = "4")]
+    Balance(bool),
 }
 
 #[derive(Clone, PartialEq, Message)]
 struct AnswerRecord {
-    #[prost(oneof = "AnswerKind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(
+        oneof = "AnswerKind",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17"
+    )]
     kind: Option<AnswerKind>,
 }
 
@@ -78,6 +94,24 @@ enum AnswerKind {
     /// Field, what.
     #[prost(message, tag = "11")]
     Invalid(Texts),
+    #[prost(message, tag = "12")]
+    Change(ChangeRecord),
+    #[prost(uint64, tag = "13")]
+    NodeNotFound(u64),
+    #[prost(string, tag = "14")]
+    ChangeInProgress(String),
+    #[prost(string, tag = "15")]
+    NotEnoughNodes(String),
+    #[prost(message, tag = "16")]
+    Progress(ProgressRecord),
+    #[prost(message, tag = "17")]
+    Moved(Ids),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Ids {
+    #[prost(uint64, repeated, tag = "1")]
+    ids: Vec<u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -105,6 +139,8 @@ impl Question {
                 QuestionKind::Command(head.freeze())
             }
             Self::Version => QuestionKind::Version(true),
+            Self::Progress => QuestionKind::Progress(true),
+            Self::Balance => QuestionKind::Balance(true),
         };
         QuestionRecord { kind: Some(kind) }.encode_to_vec().into()
     }
@@ -118,6 +154,8 @@ impl Question {
                 Err(error) => Err(error.to_string()),
             },
             Some(QuestionKind::Version(_)) => Ok(Self::Version),
+            Some(QuestionKind::Progress(_)) => Ok(Self::Progress),
+            Some(QuestionKind::Balance(_)) => Ok(Self::Balance),
             None => Err("the question is not known to this version".to_owned()),
         }
     }
@@ -127,6 +165,8 @@ impl Answer {
     pub(super) fn encode(&self) -> Bytes {
         let kind = match self {
             Self::Version(version) => AnswerKind::Version(*version),
+            Self::Progress(rows) => AnswerKind::Progress(ProgressRecord::from(rows.as_slice())),
+            Self::Moved(ids) => AnswerKind::Moved(Ids { ids: ids.clone() }),
             Self::NotLeader => AnswerKind::NotLeader(true),
             Self::Unknown(reason) => AnswerKind::Unknown(reason.clone()),
             Self::Reply(reply) => encode_reply(reply),
@@ -142,6 +182,8 @@ impl Answer {
         };
         Ok(Self::Reply(match kind {
             AnswerKind::Version(version) => return Ok(Self::Version(version)),
+            AnswerKind::Progress(rows) => return rows.into_rows().map(Self::Progress),
+            AnswerKind::Moved(it) => return Ok(Self::Moved(it.ids)),
             AnswerKind::NotLeader(_) => return Ok(Self::NotLeader),
             AnswerKind::Unknown(reason) => return Ok(Self::Unknown(reason)),
             AnswerKind::Topic(record) => Reply::Topic(topic(record)?),
@@ -153,6 +195,12 @@ impl Answer {
             AnswerKind::ProducerIds(it) => Reply::ProducerIds { first: it.first, count: it.second },
             AnswerKind::Producer(it) => Reply::Producer { producer_id: it.first, epoch: it.second },
             AnswerKind::Done(_) => Reply::Done,
+            AnswerKind::Change(record) => {
+                Reply::Change(record.into_change().map_err(|error| error.to_string())?)
+            }
+            AnswerKind::NodeNotFound(node_id) => Reply::NodeNotFound { node_id },
+            AnswerKind::ChangeInProgress(what) => Reply::ChangeInProgress { what },
+            AnswerKind::NotEnoughNodes(what) => Reply::NotEnoughNodes { what },
             AnswerKind::Invalid(it) => Reply::Invalid { field: field(&it.first), what: it.second },
         }))
     }
@@ -174,16 +222,21 @@ fn encode_reply(reply: &Reply) -> AnswerKind {
             AnswerKind::Producer(Numbers { first: *producer_id, second: *epoch })
         }
         Reply::Done => AnswerKind::Done(true),
+        Reply::Change(change) => AnswerKind::Change(ChangeRecord::from(change)),
+        Reply::NodeNotFound { node_id } => AnswerKind::NodeNotFound(*node_id),
+        Reply::ChangeInProgress { what } => AnswerKind::ChangeInProgress(what.clone()),
+        Reply::NotEnoughNodes { what } => AnswerKind::NotEnoughNodes(what.clone()),
         Reply::Invalid { field, what } => AnswerKind::Invalid(texts(field, what)),
     }
 }
 
 /// The names of fields that replies use; they are part of the public API.
 fn field(name: &str) -> &'static str {
-    const FIELDS: [&str; 12] = [
+    const FIELDS: [&str; 13] = [
         "name",
         "count",
         "node_id",
+        "peer_endpoint",
         "shards",
         "partition_count",
         "replication_factor",
@@ -200,7 +253,9 @@ fn field(name: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::reconcile::Phase;
     use crate::cluster::state::{ClusterLimits, ClusterState};
+    use crate::cluster::{Change, ChangeKind};
     use crate::log::{NewTopic, PartitionSettings, Verdict};
 
     fn topic() -> Reply {
@@ -232,6 +287,14 @@ mod tests {
     fn every_reply_comes_back_as_it_was() {
         let name = "orders".to_owned();
         let Reply::Topic(info) = topic() else { unreachable!() };
+        let change = Change {
+            id: 3,
+            kind: ChangeKind::Replace,
+            node_id: 4,
+            lost_node_id: 2,
+            version: 9,
+            done: true,
+        };
         let replies = [
             Reply::Topic(info.clone()),
             Reply::AlreadyExistsEqual(info),
@@ -240,13 +303,30 @@ mod tests {
             Reply::ProducerIds { first: 9, count: 3 },
             Reply::Producer { producer_id: 7, epoch: 2 },
             Reply::Done,
+            Reply::Change(change),
+            Reply::NodeNotFound { node_id: 7 },
+            Reply::ChangeInProgress { what: "why".to_owned() },
+            Reply::NotEnoughNodes { what: "why".to_owned() },
             Reply::Invalid { field: "partition_count", what: "why".to_owned() },
         ];
         for reply in replies {
             let answer = Answer::Reply(reply);
             assert_eq!(Answer::decode(answer.encode()).unwrap(), answer);
         }
-        for answer in [Answer::Version(4), Answer::NotLeader, Answer::Unknown("x".to_owned())] {
+        let row = ShardProgress {
+            shard_id: 2,
+            version: 8,
+            phase: Phase::CatchingUp,
+            entries: 5,
+            blocked: "why".to_owned(),
+        };
+        for answer in [
+            Answer::Version(4),
+            Answer::NotLeader,
+            Answer::Unknown("x".to_owned()),
+            Answer::Progress(vec![row]),
+            Answer::Moved(vec![1, 3]),
+        ] {
             assert_eq!(Answer::decode(answer.encode()).unwrap(), answer);
         }
     }
@@ -254,8 +334,12 @@ mod tests {
     #[test]
     fn questions_come_back_and_nonsense_does_not() {
         let name = "orders".to_owned();
-        for question in [Question::Version, Question::Command(ClusterCommand::DeleteTopic { name })]
-        {
+        for question in [
+            Question::Version,
+            Question::Progress,
+            Question::Balance,
+            Question::Command(ClusterCommand::DeleteTopic { name }),
+        ] {
             assert_eq!(Question::decode(question.encode()).unwrap(), question);
         }
         assert!(Question::decode(Bytes::new()).is_err());

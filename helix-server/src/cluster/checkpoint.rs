@@ -6,11 +6,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message;
 
+use super::members_record::MembersRecord;
 use super::state::{ClusterLimits, ClusterState, NamedProducer, Node};
 use super::topic::{Extent, TopicInfo};
 use crate::log::{CheckpointError, PartitionSettings, is_whole};
 
-const FORMAT: u32 = 1;
+/// Format 1 has no members and no peer addresses, and is taken up as it is.
+const FORMAT: u32 = 2;
+const FORMATS: std::ops::RangeInclusive<u32> = 1..=FORMAT;
 
 #[derive(Clone, PartialEq, Message)]
 struct StateRecord {
@@ -42,6 +45,8 @@ struct StateRecord {
     /// In order.
     #[prost(uint64, repeated, tag = "12")]
     shards: Vec<u64>,
+    #[prost(message, optional, tag = "13")]
+    members: Option<MembersRecord>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -52,6 +57,8 @@ struct NodeRecord {
     endpoint: String,
     #[prost(string, tag = "3")]
     version: String,
+    #[prost(string, tag = "4")]
+    peer_addr: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -138,6 +145,7 @@ impl ClusterState {
             node_id: node.node_id,
             endpoint: node.endpoint.clone(),
             version: node.version.clone(),
+            peer_addr: node.peer_addr.clone(),
         });
         let topics = self.topics.values().map(|topic| TopicRecord::from(&**topic));
         let named = self.named.iter().map(|(name, producer)| NamedRecord {
@@ -159,13 +167,14 @@ impl ClusterState {
             topics: topics.collect(),
             named: named.collect(),
             shards: self.shards.iter().copied().collect(),
+            members: self.members.is_known().then(|| MembersRecord::from(&self.members)),
         };
         record.encode_to_vec().into()
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let record = StateRecord::decode(bytes).map_err(|e| CheckpointError::new(e.to_string()))?;
-        if record.format != FORMAT {
+        if !FORMATS.contains(&record.format) {
             let format = record.format;
             let what =
                 format!("format {format} of the cluster's state is not known to this version");
@@ -184,8 +193,11 @@ impl ClusterState {
         state.next_partition_id = record.next_partition_id;
         state.next_producer_id = record.next_producer_id;
         state.shards = record.shards.into_iter().collect();
-        for NodeRecord { node_id, endpoint, version } in record.nodes {
-            state.nodes.insert(node_id, Node { node_id, endpoint, version });
+        for NodeRecord { node_id, endpoint, version, peer_addr } in record.nodes {
+            state.nodes.insert(node_id, Node { node_id, endpoint, version, peer_addr });
+        }
+        if let Some(members) = record.members {
+            state.members = members.into_members()?;
         }
         for topic in record.topics {
             state.restore_topic(topic)?;

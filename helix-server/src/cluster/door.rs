@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::admin::TopicSpec;
 use super::calls::{Answer, Question};
 use super::machine::ClusterMachine;
+use super::reconcile::ShardProgress;
 use super::state::{ClusterState, Reply};
 use crate::clock::Clock;
 use crate::error::{Error, LeaderHint, Result};
@@ -39,12 +40,18 @@ struct Lease {
 pub struct Cluster {
     replica: Replica,
     machine: Arc<ClusterMachine>,
-    hub: Arc<Hub>,
+    pub(super) hub: Arc<Hub>,
+    /// Where this node was told to find others.
+    pub(super) seeds: BTreeMap<u64, String>,
     pub(super) shards: OnceLock<BTreeMap<u64, Arc<Shard>>>,
     pub(super) clock: Arc<dyn Clock>,
     lease: Mutex<Lease>,
     /// When the last look at the leader began that brought this node up to date.
     up_to_date: tokio::sync::Mutex<Option<Instant>>,
+    /// How far the shards that are led from here are with their replicas.
+    progress: Mutex<BTreeMap<u64, ShardProgress>>,
+    /// Why a new node could not be called in yet.
+    pub(super) joining: Mutex<String>,
 }
 
 impl Cluster {
@@ -52,30 +59,58 @@ impl Cluster {
         replica: Replica,
         machine: Arc<ClusterMachine>,
         hub: Arc<Hub>,
+        seeds: BTreeMap<u64, String>,
         clock: Arc<dyn Clock>,
     ) -> Self {
         Self {
             replica,
             machine,
             hub,
+            seeds,
             shards: OnceLock::new(),
             clock,
             lease: Mutex::default(),
             up_to_date: tokio::sync::Mutex::default(),
+            progress: Mutex::default(),
+            joining: Mutex::default(),
         }
     }
 
-    /// Forms the cluster of this node alone, or takes up the one that it is.
-    pub async fn form_alone(&self) -> io::Result<()> {
+    /// Forms the cluster of this node alone, or takes up the one that it is. A node that listens
+    /// for others may have got some since.
+    pub async fn form_alone(&self, listens: bool) -> io::Result<()> {
         if !self.replica.is_formed().await? {
-            return self.replica.form([self.replica.id()].into()).await;
+            self.replica.form([self.replica.id()].into()).await?;
+            self.replica.known_voters().await;
+            return Ok(());
         }
-        let nodes = self.nodes();
-        if nodes.len() > 1 {
-            let what = format!("this is one of the nodes {nodes:?}: name the others with --peer");
-            return Err(io::Error::other(what));
+        if self.replica.known_voters().await == [self.replica.id()] {
+            return self.replica.elect().await;
         }
-        self.replica.elect().await
+        if listens {
+            return Ok(());
+        }
+        let what =
+            format!("this is one of the nodes {:?}: name the others with --peer", self.nodes());
+        Err(io::Error::other(what))
+    }
+
+    /// Whether this node is a cluster of its own.
+    pub fn is_alone(&self) -> bool {
+        self.replica.voters() == [self.replica.id()]
+    }
+
+    pub fn node_id(&self) -> u64 {
+        node_of(self.replica.id())
+    }
+
+    pub(super) fn lock_progress(&self) -> MutexGuard<'_, BTreeMap<u64, ShardProgress>> {
+        self.progress.lock().expect("no panic while it is held")
+    }
+
+    /// The data shards that are served here.
+    pub(super) fn open_shards(&self) -> Vec<Arc<Shard>> {
+        self.shards.get().map(|shards| shards.values().cloned().collect()).unwrap_or_default()
     }
 
     /// Names the data shards of this node, once they are open.
@@ -103,8 +138,13 @@ impl Cluster {
         self.replica.voters().into_iter().map(node_of).collect()
     }
 
+    /// Nodes that follow the cluster's state without a vote.
+    pub fn learners(&self) -> Vec<u64> {
+        self.replica.membership().learners.into_iter().map(node_of).collect()
+    }
+
     pub fn leads(&self) -> bool {
-        self.replica.leadership().leader == Some(self.replica.id())
+        self.replica.leads()
     }
 
     pub fn watch_leadership(&self) -> LeadershipWatch {
@@ -136,26 +176,8 @@ impl Cluster {
         if !self.leads() {
             return Err(hint());
         }
-        let reached: Vec<u64> =
-            self.hub.peers().iter().filter(|peer| peer.connected).map(|it| it.node_id).collect();
-        let matched = self.replica.matched().into_iter();
-        let to = matched
-            .filter(|(id, _)| node.map_or(reached.contains(&node_of(*id)), |n| n == node_of(*id)))
-            .max_by_key(|(_, index)| *index);
-        let Some((to, _)) = to else {
-            return Err(Error::InvalidArgument {
-                field: "target_node_id",
-                what: "no such replica of shard 0 can be reached".to_owned(),
-            });
-        };
-        let mut leadership = self.replica.watch_leadership();
-        let stopped = |error: io::Error| Error::OutcomeUnknown { reason: error.to_string() };
-        self.replica.transfer(to).await.map_err(stopped)?;
-        let gone = async { while self.leads() && leadership.changed().await {} };
-        let in_time = tokio::time::timeout(limits::TRANSFER_WAIT_MAX, gone).await;
-        in_time.map_err(|_| Error::OutcomeUnknown {
-            reason: format!("node {} did not take over in time", node_of(to)),
-        })
+        let handed = self.replica.hand_over(node, &self.hub.connected()).await;
+        handed.map_err(|error| Error::of_hand_over(0, error))
     }
 
     /// Has a command carried out by shard 0's leader and waits for its reply. Commands may be
@@ -240,10 +262,11 @@ impl Cluster {
     }
 
     async fn carry_out(&self, question: &Question) -> Answer {
-        if !self.replica.wait_ready(limits::READY_WAIT_MAX).await {
-            return Answer::NotLeader;
-        }
         match question {
+            Question::Progress => Answer::Progress(self.own_progress()),
+            Question::Balance => Answer::Moved(self.balance_own().await),
+            // What is left is for the leader alone.
+            _ if !self.replica.wait_ready(limits::READY_WAIT_MAX).await => Answer::NotLeader,
             Question::Version => {
                 let confirmed = self.replica.read_index();
                 match tokio::time::timeout(limits::READ_INDEX_WAIT_MAX, confirmed).await {

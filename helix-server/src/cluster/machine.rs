@@ -67,4 +67,10 @@ impl Machine for ClusterMachine {
         self.publish(version);
         Ok(())
     }
+
+    fn check(&self, bytes: &[u8]) -> io::Result<()> {
+        ClusterState::decode(bytes)
+            .map(drop)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
+    }
 }

@@ -2,15 +2,23 @@
 //! A Raft group like any other; nothing here is on the way of a record but the look-up of a topic.
 
 mod admin;
+mod balance;
 mod calls;
 mod checkpoint;
 mod door;
 mod machine;
+mod members;
+mod members_record;
+mod membership;
+mod reconcile;
 mod state;
 mod topic;
 
 pub use admin::TopicSpec;
 pub use door::{Bootstrap, Cluster};
 pub use machine::ClusterMachine;
-pub use state::{ClusterLimits, ClusterState, Node as NodeEntry, Reply};
+pub use members::{Change, ChangeKind, FIRST_GENERATION, MEMBERS_MAX, Member, Members};
+pub use membership::ChangeProgress;
+pub use reconcile::{Phase, ShardProgress};
+pub use state::{ClusterLimits, ClusterState, Node as NodeEntry, Reply, is_topic_name};
 pub use topic::{Place, TopicInfo};

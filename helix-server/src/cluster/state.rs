@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
+use super::members::{Change, Members, Outcome};
 use super::topic::TopicInfo;
 use crate::log::{
-    ClusterCommand, Head, NewTopic, PartitionSettings, Refusal, SettingsMask, Verdict,
+    ClusterCommand, Head, MemberCommand, NewTopic, PartitionSettings, Refusal, SettingsMask,
+    Verdict,
 };
 
 /// Bounds that apply itself holds to: the same on every replica, and kept in checkpoints.
@@ -55,6 +57,19 @@ pub enum Reply {
         epoch: u32,
     },
     Done,
+    /// The change of the members that was begun, or is what was asked for already.
+    Change(Change),
+    NodeNotFound {
+        node_id: u64,
+    },
+    /// Nothing changed: another change of the members has to end first.
+    ChangeInProgress {
+        what: String,
+    },
+    /// Nothing changed: too few nodes would be left.
+    NotEnoughNodes {
+        what: String,
+    },
     /// Nothing changed: the command is not acceptable.
     Invalid {
         field: &'static str,
@@ -70,6 +85,8 @@ pub struct Node {
     pub endpoint: String,
     /// Of its software.
     pub version: String,
+    /// Where it believes that other nodes can dial it; empty if it did not say.
+    pub peer_addr: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +104,7 @@ pub struct ClusterState {
     pub(super) limits: ClusterLimits,
     pub(super) version: u64,
     pub(super) nodes: BTreeMap<u64, Node>,
+    pub(super) members: Members,
     /// The pool of data shards, by id.
     pub(super) shards: BTreeSet<u64>,
     pub(super) topics: BTreeMap<u64, Arc<TopicInfo>>,
@@ -114,6 +132,7 @@ impl ClusterState {
             limits,
             version: 0,
             nodes: BTreeMap::new(),
+            members: Members::default(),
             shards: BTreeSet::new(),
             topics: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -156,6 +175,10 @@ impl ClusterState {
 
     pub fn node(&self, node_id: u64) -> Option<&Node> {
         self.nodes.get(&node_id)
+    }
+
+    pub fn members(&self) -> &Members {
+        &self.members
     }
 
     pub fn topic(&self, name: &str) -> Option<&Arc<TopicInfo>> {
@@ -252,9 +275,13 @@ impl ClusterState {
 
     fn change(&mut self, index: u64, command: &ClusterCommand) -> Answer {
         match command {
-            ClusterCommand::RegisterNode { node_id, endpoint, version } => {
-                self.register_node(*node_id, endpoint, version)
-            }
+            ClusterCommand::RegisterNode { node_id, endpoint, version, peer_addr } => self
+                .register_node(Node {
+                    node_id: *node_id,
+                    endpoint: endpoint.clone(),
+                    version: version.clone(),
+                    peer_addr: peer_addr.clone(),
+                }),
             ClusterCommand::RegisterShards { shards } => self.register_shards(shards),
             ClusterCommand::CreateTopic(new) => self.create_topic(new),
             ClusterCommand::UpdateTopic { name, settings, fields } => {
@@ -266,15 +293,18 @@ impl ClusterState {
             ClusterCommand::DeleteTopic { name } => self.delete_topic(name),
             ClusterCommand::LeaseProducerIds { count } => self.lease_producer_ids(*count),
             ClusterCommand::InitProducer { name } => self.init_producer(index, name),
+            ClusterCommand::Members(command) => self.change_members(command),
         }
     }
 
-    fn register_node(&mut self, node_id: u64, endpoint: &str, version: &str) -> Answer {
+    fn register_node(&mut self, node: Node) -> Answer {
+        let node_id = node.node_id;
         if node_id == 0 {
             return Err(invalid("node_id", "it must be at least 1"));
         }
-        let (endpoint, version) = (endpoint.to_owned(), version.to_owned());
-        let node = Node { node_id, endpoint, version };
+        if let Some(refusal) = self.members.refusal(node_id, 0) {
+            return Err(invalid("node_id", refusal));
+        }
         if self.nodes.get(&node_id) != Some(&node) {
             self.nodes.insert(node_id, node);
             self.version += 1;
@@ -288,6 +318,15 @@ impl ClusterState {
         self.shards.extend(shards);
         self.version += u64::from(self.shards.len() != known);
         Ok(Reply::Done)
+    }
+
+    fn change_members(&mut self, command: &MemberCommand) -> Answer {
+        let Outcome { reply, is_changed, gone } = self.members.apply(self.version + 1, command)?;
+        for node_id in gone {
+            self.nodes.remove(&node_id);
+        }
+        self.version += u64::from(is_changed);
+        Ok(reply)
     }
 
     fn create_topic(&mut self, new: &NewTopic) -> Answer {
@@ -421,13 +460,17 @@ fn checked_ids(first: u64, count: u32) -> Result<u64, Reply> {
     first.checked_add(u64::from(count)).ok_or_else(|| invalid("count", "all ids are given away"))
 }
 
-fn check_topic_name(name: &str) -> Result<(), Reply> {
+/// Whether a topic can have this name.
+pub fn is_topic_name(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    let is_valid = (1..=TOPIC_NAME_BYTES_MAX).contains(&name.len())
+    (1..=TOPIC_NAME_BYTES_MAX).contains(&name.len())
         && name.bytes().all(is_allowed)
         && name != "."
-        && name != "..";
-    if is_valid {
+        && name != ".."
+}
+
+fn check_topic_name(name: &str) -> Result<(), Reply> {
+    if is_topic_name(name) {
         return Ok(());
     }
     let what = format!(
@@ -481,8 +524,8 @@ fn difference(topic: &TopicInfo, new: &NewTopic) -> Option<String> {
     // None and zero both mean unlimited.
     let limit = |limit: Option<u64>| limit.unwrap_or(0);
     let durability = |number: i32| number.unsigned_abs().into();
+    // Not the replication factor: every shard has a replica on each node, however many there are.
     compare("partition_count", topic.partition_count.into(), new.partition_count.into());
-    compare("replication_factor", topic.replication_factor.into(), new.replication_factor.into());
     compare("retention_us", limit(is.retention_us), limit(asked.retention_us));
     compare("retention_bytes", limit(is.retention_bytes), limit(asked.retention_bytes));
     compare("max_batch_bytes", is.max_batch_bytes.into(), asked.max_batch_bytes.into());

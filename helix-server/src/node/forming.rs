@@ -1,5 +1,6 @@
 //! Forming a cluster. Nodes with empty data form one only if all of them answer and all are empty;
-//! a node that comes late, or whose data is gone, waits and says why.
+//! a node that comes late, or whose data is gone, waits and says why, until somebody has it added
+//! or replaced: then the cluster's leader calls it in, with a generation that it never had.
 //!
 //! The node with the lowest id is the former. It makes the logs of its own replicas, then has each
 //! other node make its own; only when all have is shard 0 given its first entry, and only after
@@ -13,12 +14,17 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::Node;
-use super::front::{FIRST_GENERATION, Front};
+use super::front::{Call, Front};
 use super::logs::{Identity, Logs, OpenLog};
+use crate::cluster::FIRST_GENERATION;
 use crate::error::Result;
 use crate::limits;
-use crate::peer::{Form, Hello, Hub, PeerError};
+use crate::peer::{Form, Hello, Hub, Join, PeerError};
 use crate::random::Random;
+
+/// Nodes of a new cluster: an odd number, since an even one survives no more losses than the odd
+/// one below it.
+const NODES: [usize; 3] = [1, 3, 5];
 
 /// How often an empty node looks at the others.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -30,6 +36,8 @@ pub(super) struct Formed {
     pub(super) is_new: bool,
     /// This node has to see to it that the others make theirs.
     pub(super) is_former: bool,
+    /// Peer addresses of the others, as told by who called this node in.
+    pub(super) neighbours: BTreeMap<u64, String>,
     logs: BTreeMap<u64, OpenLog>,
 }
 
@@ -65,32 +73,38 @@ pub(super) async fn form(
         let log = logs.open(unknown).await?;
         let identity = log.identity.clone();
         check_name(logs, front, identity.cluster)?;
-        front.belong(identity.cluster);
-        let logs = BTreeMap::from([(0, log)]);
-        return Ok(Formed { identity, is_new: false, is_former, logs });
+        front.belong(identity.cluster, identity.generation);
+        let is_former = is_former && identity.generation == FIRST_GENERATION;
+        let (neighbours, logs) = (BTreeMap::new(), BTreeMap::from([(0, log)]));
+        return Ok(Formed { identity, is_new: false, is_former, neighbours, logs });
     }
     let drawn = match &front.cluster_name {
         Some(name) => cluster_of(name),
         None => u128::from(random.next_u64()) << 64 | u128::from(random.next_u64()),
     };
     if front.is_alone() {
-        return create(logs, front, drawn, logs.settings.shard_count, false).await;
+        let shards = 1..=logs.settings.shard_count;
+        return create(logs, front, (drawn, FIRST_GENERATION), shards, false).await;
     }
-    let mut calls = front.form_calls.lock().await;
+    let mut calls = front.called.lock().await;
     let mut look = tokio::time::interval(LOOK_INTERVAL);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             biased;
-            Some((form, reply)) = calls.recv() => {
-                if let Some(formed) = take_part(logs, front, form, reply).await? {
+            Some((call, reply)) = calls.recv() => {
+                let formed = match call {
+                    Call::Form(form) => take_part(logs, front, form, reply).await?,
+                    Call::Join(join) => join_in(logs, front, join, reply).await?,
+                };
+                if let Some(formed) = formed {
                     return Ok(formed);
                 }
             }
             _ = look.tick() => match judge(front, node_id, &look_around(front, hub).await) {
                 Judgement::Form => {
-                    let shards = logs.settings.shard_count;
-                    return create(logs, front, drawn, shards, true).await;
+                    let shards = 1..=logs.settings.shard_count;
+                    return create(logs, front, (drawn, FIRST_GENERATION), shards, true).await;
                 }
                 Judgement::Wait(why) => {
                     if front.wait_for(&why) {
@@ -153,11 +167,23 @@ fn judge(
         return wait(if hello.members.contains(&node_id) {
             format!(
                 "node {id} says that cluster {cluster:032x} has this node already, but the data \
-                 folder is empty: give it its old folder back, or have the node replaced"
+                 folder is empty: give it its old folder back, or have it replaced with: helix \
+                 cluster replace-node {node_id}"
             )
         } else {
-            format!("cluster {cluster:032x} of node {id} does not have this node: have it added")
+            format!(
+                "cluster {cluster:032x} of node {id} does not have this node: have it added with: \
+                 helix cluster add-node {node_id} HOST:PORT, its peer address"
+            )
         });
+    }
+    if !NODES.contains(&front.members.len()) {
+        return wait(format!(
+            "the {} nodes {:?} do not form a cluster, 1, 3 or 5 do: give --peer for each of them, \
+             or start the others first and have this one added",
+            front.members.len(),
+            front.members
+        ));
     }
     let missing: Vec<_> =
         answers.iter().filter_map(|(id, it)| Some((id, it.as_ref().err()?))).collect();
@@ -225,38 +251,76 @@ async fn take_part(
         let _ = reply.send(Err(refusal));
         return Ok(None);
     }
-    let formed = create(logs, front, form.cluster, form.shards, false).await?;
+    let formed =
+        create(logs, front, (form.cluster, FIRST_GENERATION), 1..=form.shards, false).await?;
     // Ignored: the caller asks again, and is told that it is done.
     let _ = reply.send(Ok(()));
     Ok(Some(formed))
+}
+
+/// Makes this node's logs as the leader of a cluster that exists asks. `None` where that is
+/// refused.
+async fn join_in(
+    logs: &Logs<'_>,
+    front: &Front,
+    join: Join,
+    reply: oneshot::Sender<Result<(), String>>,
+) -> Result<Option<Formed>> {
+    let is_bounded = |shard: &u64| (1..=limits::SHARDS_MAX).contains(shard);
+    let refusal = if front.cluster_name.as_deref().is_some_and(|it| cluster_of(it) != join.cluster)
+    {
+        Some(format!("it is to be of cluster {:?}", front.cluster_name))
+    } else if join.generation <= FIRST_GENERATION {
+        Some(format!("generation {} is for those who form a cluster", join.generation))
+    } else if !join.shards.iter().all(is_bounded) {
+        Some(format!("the shards {:?} are out of bounds", join.shards))
+    } else {
+        None
+    };
+    if let Some(refusal) = refusal {
+        // Ignored: the caller went away.
+        let _ = reply.send(Err(refusal));
+        return Ok(None);
+    }
+    let identity = (join.cluster, join.generation);
+    let formed = create(logs, front, identity, join.shards, false).await?;
+    tracing::info!(
+        cluster = %format!("{:032x}", join.cluster),
+        generation = join.generation,
+        "called into a cluster"
+    );
+    // Ignored: the caller asks again, and is told that it is done.
+    let _ = reply.send(Ok(()));
+    Ok(Some(Formed { neighbours: join.neighbours, ..formed }))
 }
 
 /// Makes the logs of this node's replicas: of shard 0 last, whose presence says that all are there.
 async fn create(
     logs: &Logs<'_>,
     front: &Front,
-    cluster: u128,
-    shards: u64,
+    (cluster, generation): (u128, u32),
+    shards: impl IntoIterator<Item = u64>,
     is_former: bool,
 ) -> Result<Formed> {
     let node_id = logs.settings.node_id;
     let mut made = BTreeMap::new();
-    for shard_id in (1..=shards).chain([0]) {
-        let identity = Identity { cluster, node_id, generation: FIRST_GENERATION, shard_id };
+    for shard_id in shards.into_iter().chain([0]) {
+        let identity = Identity { cluster, node_id, generation, shard_id };
         let log = logs.open(identity).await?;
-        if log.identity.cluster != cluster {
+        if (log.identity.cluster, log.identity.generation) != (cluster, generation) {
             let what = format!(
-                "it belongs to cluster {:032x}, of which this node has lost the rest: empty the \
-                 data folder, or give it the right one",
-                log.identity.cluster
+                "it belongs to generation {} of this node in cluster {:032x}, of which this node \
+                 has lost the rest: empty the data folder, or give it the right one",
+                log.identity.generation, log.identity.cluster
             );
             return Err(logs.unusable(shard_id, &what));
         }
         made.insert(shard_id, log);
     }
-    front.belong(cluster);
-    let identity = Identity { cluster, node_id, generation: FIRST_GENERATION, shard_id: 0 };
-    Ok(Formed { identity, is_new: true, is_former, logs: made })
+    front.belong(cluster, generation);
+    let identity = Identity { cluster, node_id, generation, shard_id: 0 };
+    let neighbours = BTreeMap::new();
+    Ok(Formed { identity, is_new: true, is_former, neighbours, logs: made })
 }
 
 /// Has the other nodes make their logs, then gives shard 0 its first entry. Repeats itself until

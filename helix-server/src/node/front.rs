@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 use bytes::Bytes;
@@ -10,14 +11,18 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Node, NodeSettings};
-use crate::peer::{Desk, Form, Hello};
+use crate::cluster::FIRST_GENERATION;
+use crate::peer::{Asker, Desk, Form, Hello, Join};
 use crate::raft::{ReplicaId, replica_id};
 
-/// Every replica of a cluster that was formed together has the first generation.
-pub(super) const FIRST_GENERATION: u32 = 1;
+/// A call to be part of a cluster: of a new one, or of one that exists.
+pub(super) enum Call {
+    Form(Form),
+    Join(Join),
+}
 
-/// A call to take part in forming a cluster, and where its answer goes.
-pub(super) type FormCall = (Form, oneshot::Sender<Result<(), String>>);
+/// A call, and where its answer goes.
+pub(super) type Called = (Call, oneshot::Sender<Result<(), String>>);
 
 pub(super) struct Front {
     node_id: u64,
@@ -26,14 +31,15 @@ pub(super) struct Front {
     /// The node itself and its peers, as configured.
     pub(super) members: BTreeSet<u64>,
     inner: Mutex<Inner>,
-    calls: mpsc::Sender<FormCall>,
-    pub(super) form_calls: tokio::sync::Mutex<mpsc::Receiver<FormCall>>,
+    calls: mpsc::Sender<Called>,
+    pub(super) called: tokio::sync::Mutex<mpsc::Receiver<Called>>,
     node: OnceLock<Weak<Node>>,
 }
 
 #[derive(Default)]
 struct Inner {
-    cluster: Option<u128>,
+    /// Cluster, and generation of the replicas here.
+    identity: Option<(u128, u32)>,
     /// Why this node waits, for people.
     waits_for: String,
 }
@@ -43,14 +49,14 @@ impl Front {
         let mut members: BTreeSet<u64> = peers.keys().copied().collect();
         members.insert(settings.node_id);
         // One former calls; a second call waits for the first.
-        let (calls, form_calls) = mpsc::channel(1);
+        let (calls, called) = mpsc::channel(1);
         Arc::new(Self {
             node_id: settings.node_id,
             cluster_name: settings.cluster_name.clone(),
             members,
             inner: Mutex::default(),
             calls,
-            form_calls: tokio::sync::Mutex::new(form_calls),
+            called: tokio::sync::Mutex::new(called),
             node: OnceLock::new(),
         })
     }
@@ -60,8 +66,9 @@ impl Front {
     }
 
     /// From now on this node belongs to a cluster.
-    pub(super) fn belong(&self, cluster: u128) {
-        *self.lock() = Inner { cluster: Some(cluster), waits_for: String::new() };
+    pub(super) fn belong(&self, cluster: u128, generation: u32) {
+        let identity = Some((cluster, generation));
+        *self.lock() = Inner { identity, waits_for: String::new() };
     }
 
     /// Says why the node waits; true where that is news.
@@ -99,36 +106,66 @@ impl Front {
         }
         (true, voters)
     }
+
+    /// Hands a call to whoever waits for one.
+    fn take_call(&self, call: Call) -> BoxFuture<'static, Result<(), String>> {
+        let calls = self.calls.clone();
+        Box::pin(async move {
+            let (sender, receiver) = oneshot::channel();
+            let gone = || "it does not wait to be part of a cluster".to_owned();
+            calls.send((call, sender)).await.map_err(|_| gone())?;
+            receiver.await.unwrap_or_else(|_| Err(gone()))
+        })
+    }
 }
 
 impl Desk for Front {
-    fn hello(&self) -> Hello {
+    fn hello(&self, asker: Asker) -> Hello {
         let (formed, members) = self.known_members();
+        let own = self.lock().identity.map(|(cluster, _)| cluster);
+        let fellow = asker.identity.filter(|(cluster, _)| Some(*cluster) == own);
+        let removed = fellow.and_then(|(_, generation)| self.refusal(asker.node_id, generation));
         let inner = self.lock();
         Hello {
             node_id: self.node_id,
-            cluster: inner.cluster,
+            cluster: own,
             cluster_name: self.cluster_name.clone().unwrap_or_default(),
             formed,
             members,
             detail: inner.waits_for.clone(),
+            removed,
+            ..Hello::default()
         }
     }
 
+    fn refusal(&self, node: u64, generation: u32) -> Option<String> {
+        let machine = self.node()?.cluster.machine().clone();
+        machine.read(|state| state.members().refusal(node, generation))
+    }
+
     fn form(&self, form: Form) -> BoxFuture<'static, Result<(), String>> {
-        let known = self.lock().cluster;
-        let calls = self.calls.clone();
-        Box::pin(async move {
-            match known {
-                Some(cluster) if cluster == form.cluster => return Ok(()),
-                Some(cluster) => return Err(format!("it belongs to cluster {cluster:032x}")),
-                None => {}
+        let known = self.lock().identity;
+        match known {
+            Some((cluster, _)) if cluster == form.cluster => Box::pin(ready(Ok(()))),
+            Some((cluster, _)) => Box::pin(ready(Err(belongs_to(cluster)))),
+            None => self.take_call(Call::Form(form)),
+        }
+    }
+
+    fn join(&self, join: Join) -> BoxFuture<'static, Result<(), String>> {
+        let known = self.lock().identity;
+        match known {
+            Some(known) if known == (join.cluster, join.generation) => Box::pin(ready(Ok(()))),
+            Some((cluster, generation)) if cluster == join.cluster => {
+                let why = format!(
+                    "its data is of generation {generation}, not {}: empty its data folder",
+                    join.generation
+                );
+                Box::pin(ready(Err(why)))
             }
-            let (sender, receiver) = oneshot::channel();
-            let gone = || "it does not wait to form a cluster".to_owned();
-            calls.send((form, sender)).await.map_err(|_| gone())?;
-            receiver.await.unwrap_or_else(|_| Err(gone()))
-        })
+            Some((cluster, _)) => Box::pin(ready(Err(belongs_to(cluster)))),
+            None => self.take_call(Call::Join(join)),
+        }
     }
 
     fn call(&self, _from: u64, request: Bytes) -> BoxFuture<'static, Result<Bytes, String>> {
@@ -138,6 +175,10 @@ impl Desk for Front {
             node.cluster.answer(request).await
         })
     }
+}
+
+fn belongs_to(cluster: u128) -> String {
+    format!("it belongs to cluster {cluster:032x}")
 }
 
 impl fmt::Debug for Front {

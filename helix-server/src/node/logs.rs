@@ -71,7 +71,7 @@ impl Logs<'_> {
     fn storage(&self, shard_id: u64) -> Result<Option<Arc<dyn Storage>>> {
         match &self.settings.storage {
             NodeStorage::Memory => Ok(None),
-            NodeStorage::Simulated(open) => Ok(Some(open(shard_id))),
+            NodeStorage::Simulated(disks) => Ok(Some(disks.open(shard_id))),
             NodeStorage::Folder { path, direct_io } => {
                 let folder = path.join(format!("shard-{shard_id}"));
                 let open = if *direct_io { DirStorage::open } else { DirStorage::open_buffered };
@@ -95,7 +95,9 @@ impl Logs<'_> {
         } else {
             options.segment_bytes = self.settings.segment_bytes;
             options.tail_bytes = self.settings.tail_bytes;
+            options.footer_cache_bytes = self.settings.footer_bytes;
         }
+        options.compaction_slack_bytes = 2 * options.segment_bytes;
         options
     }
 
@@ -158,8 +160,11 @@ impl Logs<'_> {
         wal.on_poisoned(Box::new(move |error| {
             failed.send_replace(Some(format!("shard {shard_id}: {error}")));
         }));
-        let drive = match self.settings.storage {
-            NodeStorage::Simulated(_) => Drive::Tasks,
+        let drive = match &self.settings.storage {
+            NodeStorage::Simulated(disks) => {
+                let disks = disks.clone();
+                Drive::Tasks { pace: Box::new(move || disks.pace(shard_id)) }
+            }
             NodeStorage::Memory | NodeStorage::Folder { .. } => Drive::Threads,
         };
         drive::start(drive, &wal, writer, keeper)

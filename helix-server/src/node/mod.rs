@@ -4,30 +4,34 @@
 mod forming;
 mod front;
 mod logs;
+mod membership;
+mod open;
 mod tend;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use helix_wal::storage::Storage;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
-use crate::cluster::{Bootstrap, Cluster, ClusterMachine, NodeEntry, Place, TopicInfo, TopicSpec};
+use crate::cluster::{Bootstrap, Cluster, NodeEntry, Place, TopicInfo, TopicSpec};
 use crate::error::{Error, Result};
-use crate::limits;
+use crate::load::Load;
 use crate::log::{ClusterCommand, PartitionId, PartitionSettings};
+use crate::memory::Shares;
+use crate::metrics::Metrics;
 pub use crate::peer::PeerStatus;
-use crate::peer::{self, Hub, HubSettings};
-use crate::raft::{Replica, ReplicaSettings, replica_id};
+use crate::peer::{Hub, HubSettings, Network};
 use crate::random::Random;
-use crate::shard::{Directory, Shard, ShardSettings};
-use forming::Formed;
+pub use crate::shard::LogLimits;
+use crate::shard::{Directory, Shard};
 use front::Front;
-use logs::{Identity, Logs, OpenLog};
+use logs::Logs;
+use open::{ClusterPlace, House, open_cluster, open_log, open_shard, shards_made};
 
 /// Where a node keeps its logs.
 #[derive(Clone)]
@@ -37,7 +41,24 @@ pub enum NodeStorage {
     /// In a folder of its own for each shard.
     Folder { path: PathBuf, direct_io: bool },
     /// On a simulated disk for each shard, driven by the runtime's own tasks.
-    Simulated(Arc<dyn Fn(u64) -> Arc<dyn Storage> + Send + Sync>),
+    Simulated(Arc<dyn SimulatedDisks>),
+}
+
+/// The disks of a simulated node.
+pub trait SimulatedDisks: Send + Sync + 'static {
+    fn open(&self, shard_id: u64) -> Arc<dyn Storage>;
+
+    /// How long the shard's disk takes for what its writer is about to give it.
+    fn pace(&self, shard_id: u64) -> Duration {
+        let _ = shard_id;
+        Duration::ZERO
+    }
+}
+
+impl<F: Fn(u64) -> Arc<dyn Storage> + Send + Sync + 'static> SimulatedDisks for F {
+    fn open(&self, shard_id: u64) -> Arc<dyn Storage> {
+        self(shard_id)
+    }
 }
 
 impl std::fmt::Debug for NodeStorage {
@@ -65,6 +86,10 @@ pub struct NodeSettings {
     pub topic_settings: PartitionSettings,
     pub segment_bytes: u64,
     pub tail_bytes: usize,
+    pub footer_bytes: usize,
+    /// What clients may make the node hold.
+    pub shares: Shares,
+    pub log_limits: LogLimits,
     pub clock: Arc<dyn Clock>,
     /// For simulations; `None` draws from the operating system.
     pub seed: Option<u64>,
@@ -120,16 +145,22 @@ pub struct Node {
     cluster: Cluster,
     shards: BTreeMap<u64, Slot>,
     endpoint: OnceLock<String>,
+    /// What other nodes may dial, as far as this one can tell.
+    peer_addr: String,
+    /// Why this node is no member of its cluster any more.
+    removed: OnceLock<String>,
     hub: Arc<Hub>,
     /// Where there are other nodes.
     peer_port: OnceLock<PeerPort>,
     /// Bumped when anything changes that routes are made of.
     routes: watch::Sender<u64>,
     random: Random,
+    load: Arc<Load>,
     draining: CancellationToken,
     failed: watch::Sender<Option<String>>,
     sync_probe: (u64, u64),
     direct_io: bool,
+    metrics: Arc<Metrics>,
 }
 
 impl Node {
@@ -138,24 +169,33 @@ impl Node {
         let front = Front::new(&settings, &BTreeMap::new());
         let hub_settings = HubSettings { node_id: settings.node_id, peers: BTreeMap::new() };
         let hub = Hub::new(hub_settings, front.clone());
-        let node = Self::open_with(settings, front, hub).await?;
+        let node = Self::open_with(settings, front, hub, None).await?;
         node.settle().await?;
         Ok(node)
     }
 
-    /// Opens a node of a cluster; `listener` is its peer port. Waits until the cluster is formed,
-    /// not until it has a leader.
+    /// Opens a node of a cluster, or one that may become one; `network` is its peer port, mostly a
+    /// TCP listener. Where `peers` has the node itself, that is what it tells others to dial. Waits
+    /// until the cluster is formed, or has taken this node in; not until it has a leader.
     pub async fn open_among(
         settings: NodeSettings,
-        peers: BTreeMap<u64, String>,
-        listener: TcpListener,
+        mut peers: BTreeMap<u64, String>,
+        network: impl Into<Network>,
     ) -> Result<Arc<Self>> {
+        let network = network.into();
+        let own = peers.remove(&settings.node_id);
+        let bound = network.local_addr().filter(|addr| !addr.ip().is_unspecified());
+        let peer_addr = own.or(bound.map(|addr| addr.to_string())).unwrap_or_default();
         let front = Front::new(&settings, &peers);
-        let hub = Hub::new(HubSettings { node_id: settings.node_id, peers }, front.clone());
+        let hub_settings = HubSettings { node_id: settings.node_id, peers: peers.clone() };
+        let hub = Hub::over(network.dialer(), hub_settings, front.clone());
         let stop = CancellationToken::new();
-        let serving = tokio::spawn(peer::serve(hub.clone(), listener, stop.clone()));
+        let serving = tokio::spawn(network.serve(hub.clone(), stop.clone()));
         let guard = stop.clone().drop_guard();
-        let node = Self::open_with(settings, front, hub).await?;
+        let node = Self::open_with(settings, front, hub, Some((peers, peer_addr))).await?;
+        if node.is_alone() {
+            node.settle().await?;
+        }
         let failed = node.failed.clone();
         guard.disarm();
         // Ignored: a node is opened once.
@@ -178,26 +218,38 @@ impl Node {
         settings: NodeSettings,
         front: Arc<Front>,
         hub: Arc<Hub>,
+        // Where others are, and what they dial: none for a node that does not listen for any.
+        among: Option<(BTreeMap<u64, String>, String)>,
     ) -> Result<Arc<Self>> {
+        let listens = among.is_some();
+        let (mut seeds, peer_addr) = among.unwrap_or_default();
         let random = Random::new(settings.seed);
         let (failed, _) = watch::channel(None);
         let logs = Logs { settings: &settings, failed: failed.clone() };
         let draining = CancellationToken::new();
         let mut formed = forming::form(&logs, &front, &hub, &random).await?;
-        hub.set_cluster(formed.identity.cluster);
+        hub.set_identity(formed.identity.cluster, formed.identity.generation);
+        for (node, address) in std::mem::take(&mut formed.neighbours) {
+            seeds.entry(node).or_insert(address);
+        }
+        hub.set_peers(&seeds);
         let made = shards_made(&logs, &formed).await?;
-        let cluster = open_cluster(&logs, &mut formed, &front, &hub, made.len() as u64).await?;
+        let place = ClusterPlace { is_alone: front.is_alone(), listens, seeds };
+        let cluster = open_cluster(&logs, &mut formed, &hub, place, made.len() as u64).await?;
         let directory: Directory = {
             let machine = cluster.machine().clone();
             Arc::new(move |id| machine.read(|state| state.node(id).map(|n| n.endpoint.clone())))
         };
+        let metrics = Arc::new(Metrics::default());
+        let house =
+            House { front: &front, hub: &hub, directory, draining: &draining, metrics: &metrics };
         let mut slots = BTreeMap::new();
         let mut open = BTreeMap::new();
         let named = cluster.machine().read(|state| state.shards().clone());
         for shard_id in made.union(&named).copied() {
             let log = open_log(&logs, &mut formed, shard_id).await;
             let opened = match log {
-                Ok(log) => open_shard(&logs, log, &front, &hub, &directory, &draining).await,
+                Ok(log) => open_shard(&logs, log, &house).await,
                 Err(error) => Err(error),
             };
             match opened {
@@ -220,18 +272,23 @@ impl Node {
             cluster,
             shards: slots,
             endpoint: OnceLock::new(),
+            peer_addr,
+            removed: OnceLock::new(),
             hub,
             peer_port: OnceLock::new(),
             routes: watch::Sender::new(0),
             random,
+            load: Load::new(settings.shares),
             draining,
             failed,
             sync_probe,
             direct_io,
+            metrics,
             settings,
         });
         front.serve(&node);
         tend::start(&node);
+        membership::start(&node);
         if formed.is_former {
             tokio::spawn(forming::call_together(Arc::downgrade(&node), front, formed.identity));
         }
@@ -284,9 +341,15 @@ impl Node {
         let Some(endpoint) = self.endpoint.get().cloned() else { return Ok(()) };
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let node_id = self.settings.node_id;
-        let entry = NodeEntry { node_id, endpoint: endpoint.clone(), version: version.clone() };
+        let peer_addr = self.peer_addr.clone();
+        let entry = NodeEntry {
+            node_id,
+            endpoint: endpoint.clone(),
+            version: version.clone(),
+            peer_addr: peer_addr.clone(),
+        };
         if !self.nodes().contains(&entry) {
-            let command = ClusterCommand::RegisterNode { node_id, endpoint, version };
+            let command = ClusterCommand::RegisterNode { node_id, endpoint, version, peer_addr };
             self.cluster.command(command).await?;
         }
         Ok(())
@@ -294,7 +357,21 @@ impl Node {
 
     /// Whether this node is a cluster of its own.
     pub fn is_alone(&self) -> bool {
-        self.cluster.replica().voters().len() <= 1
+        self.cluster.is_alone()
+    }
+
+    /// Why this node is no member of its cluster any more, if it was told so.
+    pub fn removed(&self) -> Option<&str> {
+        self.removed.get().map(String::as_str)
+    }
+
+    /// # Errors
+    /// This node was removed: others serve what it had.
+    pub fn check_member(&self) -> Result<()> {
+        match self.removed() {
+            Some(what) => Err(Error::NotAMember { what: what.to_owned() }),
+            None => Ok(()),
+        }
     }
 
     /// As [`Self::locate`]. What this node does not know it may only not know yet: before it says
@@ -311,6 +388,7 @@ impl Node {
 
     /// As [`Self::topic`], see [`Self::find`].
     pub async fn find_topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
+        self.check_member()?;
         match self.topic(name) {
             Err(Error::TopicNotFound { .. }) => {
                 self.cluster.catch_up().await?;
@@ -322,6 +400,7 @@ impl Node {
 
     /// Finds a partition and its shard.
     pub fn locate(&self, topic: &str, partition: u32) -> Result<Located> {
+        self.check_member()?;
         let info = self.cluster.topic(topic)?;
         let Some(Place { shard_id, partition: id }) = info.place(partition) else {
             return Err(Error::PartitionNotFound {
@@ -377,6 +456,32 @@ impl Node {
         withheld.collect()
     }
 
+    /// Why this node does not serve all that it should, a line each; none: it is ready.
+    pub fn unready(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if self.draining.is_cancelled() {
+            reasons.push("the node is shutting down".to_owned());
+        }
+        let leaderless = |shard: u64| format!("shard {shard}: no leader is known");
+        if self.cluster.leader_hint().is_none() {
+            reasons.push(leaderless(0));
+        }
+        for (shard, what) in self.withheld() {
+            reasons.push(format!("shard {shard} is withheld: {what}"));
+        }
+        for shard in self.shards() {
+            if shard.leader_hint().is_none() {
+                reasons.push(leaderless(shard.id()));
+            }
+            reasons.extend(shard.unwell().map(|why| format!("shard {}: {why}", shard.id())));
+        }
+        reasons
+    }
+
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
@@ -422,6 +527,11 @@ impl Node {
     /// Cancelled when the node drains.
     pub fn shutdown_token(&self) -> &CancellationToken {
         &self.draining
+    }
+
+    /// What clients make this node hold, and how often they met a limit.
+    pub fn load(&self) -> &Arc<Load> {
+        &self.load
     }
 
     pub fn clock(&self) -> &Arc<dyn Clock> {
@@ -472,127 +582,30 @@ impl Node {
         }
     }
 
+    /// Who should lead shard 0 after this node.
+    fn heir(&self) -> Option<u64> {
+        let replica = self.cluster.replica();
+        self.cluster.heir(&replica.voters(), &replica.matched())
+    }
+
     async fn hand_over(&self) {
         let led = self
             .shards()
             .into_iter()
             .filter(|shard| shard.leads() && !shard.is_cut_off() && shard.replicas().len() > 1);
         let transfers = led.map(|shard| async move {
-            if let Err(error) = shard.transfer(None).await {
+            let replica = shard.replica();
+            let heir = self.cluster.heir(&replica.voters(), &replica.matched());
+            if let Err(error) = shard.transfer(heir).await {
                 tracing::warn!(shard_id = shard.id(), %error, "leadership was not handed over");
             }
         });
         futures_util::future::join_all(transfers).await;
         if !self.is_alone()
             && self.cluster.leads()
-            && let Err(error) = self.cluster.transfer(None).await
+            && let Err(error) = self.cluster.transfer(self.heir()).await
         {
             tracing::warn!(shard_id = 0, %error, "leadership was not handed over");
         }
     }
-}
-
-/// Opens the cluster's own shard.
-async fn open_cluster(
-    logs: &Logs<'_>,
-    formed: &mut Formed,
-    front: &Front,
-    hub: &Arc<Hub>,
-    shard_count: u64,
-) -> Result<Cluster> {
-    let identity = formed.identity.clone();
-    let log = match formed.take(0) {
-        Some(log) => log,
-        None => logs.open(identity.clone()).await?,
-    };
-    let machine = Arc::new(ClusterMachine::new(log.wal.clone()));
-    let replica_id = replica_id(identity.node_id, identity.generation);
-    let replica = Replica::open(
-        ReplicaSettings {
-            shard_id: 0,
-            replica_id,
-            wal: log.wal.clone(),
-            reads: log.reads,
-            machine: machine.clone(),
-            checkpoint: log.checkpoint,
-        },
-        hub.network(0, replica_id, log.wal),
-    )
-    .await
-    .map_err(|error| logs.damaged(0, &error.to_string()))?;
-    hub.serve_shard(0, replica_id, replica.raft());
-    let clock = logs.settings.clock.clone();
-    let cluster = Cluster::new(replica, machine, hub.clone(), clock);
-    if front.is_alone() {
-        cluster.form_alone().await.map_err(|error| logs.damaged(0, &error.to_string()))?;
-        if cluster.replica().voters().len() <= 1 {
-            let bootstrap = Bootstrap { shard_count, topics: Vec::new() };
-            cluster.bootstrap(&bootstrap).await?;
-        }
-    }
-    Ok(cluster)
-}
-
-/// The data shards whose logs are here. They are made together, before shard 0's: one that is
-/// named by the cluster's state and is not here has been lost.
-async fn shards_made(logs: &Logs<'_>, formed: &Formed) -> Result<BTreeSet<u64>> {
-    let mut shards: BTreeSet<u64> = formed.shards().collect();
-    if !formed.is_new {
-        let mut next = 1;
-        // In a folder any may be missing; elsewhere a look makes a disk.
-        let in_folder = matches!(logs.settings.storage, NodeStorage::Folder { .. });
-        while next <= limits::SHARDS_MAX {
-            if logs.exists(next).await? {
-                shards.insert(next);
-            } else if !in_folder {
-                break;
-            }
-            next += 1;
-        }
-    }
-    Ok(shards)
-}
-
-async fn open_log(logs: &Logs<'_>, formed: &mut Formed, shard_id: u64) -> Result<OpenLog> {
-    let identity = Identity { shard_id, ..formed.identity.clone() };
-    let cluster = identity.cluster;
-    let log = match formed.take(shard_id) {
-        Some(log) => log,
-        None if logs.exists(shard_id).await? => logs.open(identity).await?,
-        None => {
-            let what = "its log is gone, and with it whom it voted for: give the folder back";
-            return Err(logs.damaged(shard_id, what));
-        }
-    };
-    if log.identity.cluster != cluster {
-        let what = format!("it belongs to another cluster, {:032x}", log.identity.cluster);
-        return Err(logs.unusable(shard_id, &what));
-    }
-    Ok(log)
-}
-
-async fn open_shard(
-    logs: &Logs<'_>,
-    log: OpenLog,
-    front: &Front,
-    hub: &Arc<Hub>,
-    directory: &Directory,
-    draining: &CancellationToken,
-) -> Result<Arc<Shard>> {
-    let shard_id = log.identity.shard_id;
-    let settings = ShardSettings {
-        shard_id,
-        replica_id: replica_id(log.identity.node_id, log.identity.generation),
-        members: front.replica_ids(),
-        directory: directory.clone(),
-        hub: hub.clone(),
-        wal: log.wal,
-        checkpoint: log.checkpoint,
-        reads: log.reads,
-        damage: log.damage,
-        durable: !matches!(logs.settings.storage, NodeStorage::Memory),
-        clock: logs.settings.clock.clone(),
-        draining: draining.clone(),
-    };
-    Shard::open(settings).await.map_err(|error| logs.damaged(shard_id, &error.to_string()))
 }

@@ -23,9 +23,7 @@ pub(super) fn start(node: &Arc<Node>) {
     }
     tokio::spawn(tend_cluster(Arc::downgrade(node)));
     tokio::spawn(tend_routes(Arc::downgrade(node)));
-    if !node.hub.peers().is_empty() {
-        tokio::spawn(spread_leaders(Arc::downgrade(node)));
-    }
+    tokio::spawn(spread_leaders(Arc::downgrade(node)));
 }
 
 /// Forms a shard where that is due, then keeps it at what the cluster's state says for as long as
@@ -71,6 +69,10 @@ async fn settle(node: &Node, shard: &Shard) -> Result<()> {
 async fn form(node: &Weak<Node>, shard: &Arc<Shard>) -> std::io::Result<()> {
     if shard.is_formed().await? {
         return shard.take_up().await;
+    }
+    // The shards of a node that was called in exist elsewhere.
+    if !shard.may_form() {
+        return Ok(());
     }
     let Some(mut versions) = node.upgrade().map(|node| node.cluster.machine().watch()) else {
         return Ok(());
@@ -205,13 +207,7 @@ async fn spread_leaders(node: Weak<Node>) {
         if well_since.elapsed() < limits::BALANCE_AFTER {
             continue;
         }
-        let misplaced = node.shards().into_iter().find_map(|shard| {
-            let to = shard.preferred_node().filter(|to| *to != node.settings.node_id)?;
-            let caught_up = |(id, lag): &(u64, u64)| *id == to && *lag <= limits::BALANCE_LAG_MAX;
-            let is_due = shard.leads() && !shard.is_cut_off() && shard.lags().iter().any(caught_up);
-            is_due.then_some((shard, to))
-        });
-        if let Some((shard, to)) = misplaced {
+        if let Some((shard, to)) = node.cluster.misplaced() {
             let shard_id = shard.id();
             match shard.transfer(Some(to)).await {
                 Ok(()) => tracing::info!(shard_id, to, "handed over to the node that should lead"),

@@ -8,12 +8,16 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::{Shard, deposed};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::log::{BatchHead, Head, PartitionId, ProducerStamp, Refusal, Verdict, Watermarks};
+use crate::load::throttled;
+use crate::log::{
+    BatchHead, Condition, Head, PartitionId, ProducerStamp, Refusal, Verdict, Watermarks,
+};
 use crate::raft::{Command, Held, Outcome, ProposeError};
 
 /// What has happened to a batch when it is acknowledged, strongest first.
@@ -40,6 +44,8 @@ pub struct NewBatch {
     /// CRC-32 over version, record count, compression and payload; verified by the caller.
     pub crc: u32,
     pub producer: Option<ProducerStamp>,
+    /// Empty where the batch is acknowledged before it is applied: nobody would hear the verdict.
+    pub condition: Condition,
 }
 
 /// A batch's share of the bytes in flight.
@@ -65,12 +71,15 @@ impl Shard {
     /// [`Error::NotLeader`] and [`Error::NoLeader`] where it could not be used,
     /// [`Error::Throttled`], [`Error::DiskFull`], [`Error::Draining`].
     pub async fn permit(&self, bytes: usize) -> Result<Permit> {
-        self.check_writable()?;
-        if self.is_cut_off() || !self.leads() {
-            return Err(self.not_leader());
+        match self.check_writable() {
+            // Whoever leads may have room.
+            Ok(()) | Err(Error::DiskFull { .. }) if self.is_cut_off() || !self.leads() => {
+                return Err(self.not_leader());
+            }
+            checked => checked?,
         }
         let reign = self.reign();
-        let bytes = bytes.clamp(1, limits::SHARD_BYTES_IN_FLIGHT_MAX);
+        let bytes = bytes.clamp(1, self.bytes_in_flight);
         let bytes = u32::try_from(bytes).expect("the limit fits");
         if let Ok(permit) = self.permits.clone().try_acquire_many_owned(bytes) {
             return Ok(Permit(permit));
@@ -83,15 +92,12 @@ impl Shard {
             permit = tokio::time::timeout(limits::PERMIT_WAIT_MAX, wait) => match permit {
                 Ok(Ok(permit)) => Ok(Permit(permit)),
                 Ok(Err(_)) => Err(Error::Draining),
-                Err(_) => Err(Error::Throttled {
-                    what: "bytes of this shard",
-                    retry_after_ms: limits::THROTTLED_RETRY_AFTER.as_millis() as u64,
-                }),
+                Err(_) => Err(throttled("bytes of this shard")),
             },
         }
     }
 
-    fn check_writable(&self) -> Result<()> {
+    pub(super) fn check_writable(&self) -> Result<()> {
         if self.draining.is_cancelled() {
             return Err(Error::Draining);
         }
@@ -132,11 +138,12 @@ impl Shard {
             payload_bytes: u32::try_from(batch.payload.len()).unwrap_or(u32::MAX),
             proposed_us: self.clock.now_us(),
             producer: batch.producer,
+            condition: batch.condition,
         };
         let reached = self.reached(durability);
-        if head.producer.is_some()
+        if (head.producer.is_some() || head.condition.expected_offset.is_some())
             && self.replica.is_ready()
-            && let Some(verdict) = self.machine.would_duplicate(&head)
+            && let Some(verdict) = self.machine.foregone(&head)
         {
             let state = State::Known(Some(acknowledge(&self.this, verdict, reached)));
             return Ok(Pending { state });
@@ -153,6 +160,7 @@ impl Shard {
         let command = Command { head: Head::Batch(head), payload, held: None };
         let held = Arc::new(Held::new(permit.0, written));
         let reign: Reign = Box::pin(self.reign().cancelled_owned());
+        let since = Instant::now();
         let outcome = self
             .replica
             .propose(command, Some(held))
@@ -167,7 +175,9 @@ impl Shard {
                 ack: self.blind(batch.partition, reached),
                 shard: self.this.clone(),
             },
-            (_, None) => State::Applied { outcome, reign, reached, shard: self.this.clone() },
+            (_, None) => {
+                State::Applied { outcome, since, reign, reached, shard: self.this.clone() }
+            }
         };
         Ok(Pending { state })
     }
@@ -254,6 +264,7 @@ enum State {
     Known(Option<Result<Ack>>),
     Applied {
         outcome: Outcome,
+        since: Instant,
         reign: Reign,
         reached: Durability,
         shard: Weak<Shard>,
@@ -298,9 +309,14 @@ impl Future for Pending {
             State::Known(result) => {
                 Poll::Ready(result.take().expect("a future is not polled after it was ready"))
             }
-            State::Applied { outcome, reign, reached, shard } => {
-                poll_outcome(outcome, reign, shard, context)
-                    .map(|verdict| acknowledge(shard, verdict?, *reached))
+            State::Applied { outcome, since, reign, reached, shard } => {
+                poll_outcome(outcome, reign, shard, context).map(|verdict| {
+                    let verdict = verdict?;
+                    if let Some(shard) = shard.upgrade() {
+                        shard.metrics.on_commit(since.elapsed());
+                    }
+                    acknowledge(shard, verdict, *reached)
+                })
             }
             State::Written { written, outcome, reign, ack, shard } => {
                 if let Some(receiver) = written

@@ -73,9 +73,9 @@ impl ShardMachine {
         self.lock().state.partition(partition).map(read)
     }
 
-    /// The verdict on a batch that has been applied before.
-    pub(super) fn would_duplicate(&self, batch: &BatchHead) -> Option<Verdict> {
-        self.lock().state.would_duplicate(batch)
+    /// The verdict on a batch where its place in the log does not matter any more.
+    pub(super) fn foregone(&self, batch: &BatchHead) -> Option<Verdict> {
+        self.lock().state.foregone(batch)
     }
 
     pub(super) fn next_sequence(
@@ -170,19 +170,34 @@ impl Machine for ShardMachine {
     }
 
     fn restore(&self, bytes: &[u8]) -> io::Result<()> {
-        let state = ShardState::decode(bytes)
-            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-        // The WAL forgets trims and dropped streams at a restart; their owner tells them again.
-        for partition in state.partitions() {
-            self.wal.trim(partition.id.0, partition.log_start);
-        }
-        for stream in self.wal.streams() {
-            // One that the state does not know may be created by an entry still to be applied.
-            if state.is_dropped(PartitionId(stream)) {
-                self.wal.drop_stream(stream);
+        let state = decode(bytes)?;
+        {
+            let mut inner = self.lock();
+            // The WAL forgets trims and dropped streams at a restart, and a snapshot brings others:
+            // their owner tells them again.
+            for partition in state.partitions() {
+                self.wal.trim(partition.id.0, partition.log_start);
             }
+            for stream in self.wal.streams() {
+                // One that the state does not know may be created by an entry still to be applied.
+                if state.is_dropped(PartitionId(stream)) {
+                    self.wal.drop_stream(stream);
+                }
+            }
+            inner.state = state;
         }
-        self.lock().state = state;
+        // A replica that takes a snapshot has readers: any partition may have moved.
+        self.watchers.wake_all();
+        self.changes.send_modify(|count| *count += 1);
         Ok(())
     }
+
+    fn check(&self, bytes: &[u8]) -> io::Result<()> {
+        decode(bytes).map(drop)
+    }
+}
+
+fn decode(bytes: &[u8]) -> io::Result<ShardState> {
+    ShardState::decode(bytes)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))
 }

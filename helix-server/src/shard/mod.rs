@@ -10,7 +10,8 @@ mod watch;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 use std::{fmt, io};
 
 use bytes::Bytes;
@@ -22,7 +23,11 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Clock;
 use crate::error::{Error, LeaderHint, Result};
 use crate::limits;
-use crate::log::{Head, PartitionId, ShardCommand, ShardState, Verdict, Watermarks};
+use crate::log::{
+    FencingToken, Head, PartitionId, Refusal, ShardCommand, ShardState, Verdict, Watermarks,
+};
+use crate::metrics::{Counter, Metrics};
+pub use crate::peer::Fetching;
 use crate::peer::Hub;
 use crate::raft::{
     Command, DiskReads, LeadershipWatch, Replica, ReplicaId, ReplicaSettings, node_of,
@@ -52,9 +57,28 @@ pub struct ShardSettings {
     pub damage: Vec<String>,
     /// Whether acknowledged batches are on stable storage.
     pub durable: bool,
+    /// Bytes of batches in flight, at most.
+    pub bytes_in_flight: usize,
     pub clock: Arc<dyn Clock>,
     /// Cancelled when the node shuts down.
     pub draining: CancellationToken,
+    pub metrics: Arc<Metrics>,
+    pub log_limits: LogLimits,
+}
+
+/// How much log a shard's replicas keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogLimits {
+    /// Log between two checkpoints of the bookkeeping, at least.
+    pub checkpoint_bytes: u64,
+    /// Log that is kept for replicas that are behind.
+    pub catch_up_bytes: u64,
+}
+
+impl Default for LogLimits {
+    fn default() -> Self {
+        Self { checkpoint_bytes: limits::CHECKPOINT_BYTES, catch_up_bytes: limits::CATCH_UP_BYTES }
+    }
 }
 
 /// A shard. Held by the node; everybody else borrows it for a call.
@@ -71,11 +95,18 @@ pub struct Shard {
     reads: DiskReads,
     damage: Vec<String>,
     permits: Arc<Semaphore>,
+    bytes_in_flight: usize,
     durable: bool,
     clock: Arc<dyn Clock>,
     draining: CancellationToken,
+    log_limits: LogLimits,
+    metrics: Arc<Metrics>,
+    /// Leaders that came after another, as far as this replica saw.
+    leader_changes: Counter,
     /// Leads, and no majority has confirmed it for a while: somebody else may lead by now.
     cut_off: AtomicBool,
+    /// Replicas that the cluster's state wants the shard to have.
+    expected: Mutex<BTreeSet<ReplicaId>>,
     /// Cancelled, and renewed, when this replica stops leading or is cut off: what waits for an
     /// outcome then waits no longer.
     reign: channel::Sender<CancellationToken>,
@@ -95,6 +126,8 @@ pub struct ShardStatus {
     pub partition_count: u32,
     /// Bytes of the frames above the log starts.
     pub live_bytes: u64,
+    /// How far this replica is with records that it lacks.
+    pub fetching: Option<Fetching>,
     pub wal: helix_wal::Stats,
 }
 
@@ -110,11 +143,12 @@ impl Shard {
                 reads: settings.reads.clone(),
                 machine: machine.clone(),
                 checkpoint: settings.checkpoint,
+                has_records: true,
             },
             settings.hub.network(settings.shard_id, settings.replica_id, settings.wal.clone()),
         )
         .await?;
-        settings.hub.serve_shard(settings.shard_id, settings.replica_id, replica.raft());
+        settings.hub.serve_replica(settings.shard_id, &replica, settings.wal.clone());
         let shard = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             shard_id: settings.shard_id,
@@ -127,11 +161,16 @@ impl Shard {
             wal: settings.wal,
             reads: settings.reads,
             damage: settings.damage,
-            permits: Arc::new(Semaphore::new(limits::SHARD_BYTES_IN_FLIGHT_MAX)),
+            permits: Arc::new(Semaphore::new(settings.bytes_in_flight)),
+            bytes_in_flight: settings.bytes_in_flight,
             durable: settings.durable,
             clock: settings.clock,
             draining: settings.draining,
+            log_limits: settings.log_limits,
+            metrics: settings.metrics,
+            leader_changes: Counter::default(),
             cut_off: AtomicBool::new(false),
+            expected: Mutex::default(),
             reign: channel::Sender::new(CancellationToken::new()),
         });
         tokio::spawn(upkeep::run(shard.clone()));
@@ -155,7 +194,13 @@ impl Shard {
 
     /// Takes up a shard that exists: a single voter need not wait for an election.
     pub async fn take_up(&self) -> io::Result<()> {
-        if self.replica.voters().len() > 1 { Ok(()) } else { self.replica.elect().await }
+        let voters = self.replica.known_voters().await;
+        if voters == [self.replica_id] { self.replica.elect().await } else { Ok(()) }
+    }
+
+    /// Whether this replica is one of those that a new shard is formed of.
+    pub fn may_form(&self) -> bool {
+        self.members.contains(&self.replica_id)
     }
 
     /// Whether this is the replica that should form the shard and lead it at first.
@@ -189,15 +234,32 @@ impl Shard {
         self.replica.voters().into_iter().map(node_of).collect()
     }
 
-    /// The node that should lead this shard while all are well, so that leaders are spread.
-    pub fn preferred_node(&self) -> Option<u64> {
-        let nodes = self.replicas();
-        let turn = usize::try_from(self.shard_id).ok()?.checked_sub(1)?;
-        nodes.get(turn.checked_rem(nodes.len())?).copied()
+    /// Nodes that have a replica which does not vote yet.
+    pub fn learners(&self) -> Vec<u64> {
+        self.replica.membership().learners.into_iter().map(node_of).collect()
+    }
+
+    pub fn replica(&self) -> &Replica {
+        &self.replica
+    }
+
+    /// Says which replicas the shard is to have: log that they lack is kept for them as well.
+    pub fn expect_replicas(&self, replicas: BTreeSet<ReplicaId>) {
+        *self.expected.lock().expect("no panic while it is held") = replicas;
+    }
+
+    /// Every other replica that the shard has or is to have.
+    fn others(&self) -> BTreeSet<ReplicaId> {
+        let membership = self.replica.membership();
+        let mut others: BTreeSet<ReplicaId> = membership.configs.into_iter().flatten().collect();
+        others.extend(membership.learners);
+        others.extend(self.expected.lock().expect("no panic while it is held").iter());
+        others.remove(&self.replica_id);
+        others
     }
 
     pub fn leads(&self) -> bool {
-        self.replica.leadership().leader == Some(self.replica_id)
+        self.replica.leads()
     }
 
     /// How many entries each other replica lacks, by node: known to the leader only.
@@ -210,6 +272,21 @@ impl Shard {
     /// Leads, but has not been confirmed by a majority for a while.
     pub fn is_cut_off(&self) -> bool {
         self.cut_off.load(Ordering::Relaxed)
+    }
+
+    pub fn leader_changes(&self) -> u64 {
+        self.leader_changes.get()
+    }
+
+    /// Bytes of batches that are not yet both committed and synced here, and how many may be.
+    pub fn bytes_in_flight(&self) -> (usize, usize) {
+        let max = limits::SHARD_BYTES_IN_FLIGHT_MAX;
+        (max.saturating_sub(self.permits.available_permits()), max)
+    }
+
+    /// How long the oldest of what is not synced has waited.
+    pub fn unsynced_for(&self) -> Option<Duration> {
+        self.wal.unsynced_for()
     }
 
     pub fn watch_leadership(&self) -> LeadershipWatch {
@@ -227,36 +304,8 @@ impl Shard {
         if !self.leads() {
             return Err(self.not_leader());
         }
-        let to = match node {
-            Some(node) => self.replica.voters().into_iter().find(|id| node_of(*id) == node),
-            None => {
-                let peers = self.hub.peers();
-                let reached =
-                    |node| peers.iter().any(|peer| peer.node_id == node && peer.connected);
-                let matched = self.replica.matched().into_iter();
-                let live = matched.filter(|(id, _)| reached(node_of(*id)));
-                live.max_by_key(|(_, index)| *index).map(|(id, _)| id)
-            }
-        };
-        let Some(to) = to else {
-            return Err(Error::InvalidArgument {
-                field: "target_node_id",
-                what: format!("no such replica of shard {} can be reached", self.shard_id),
-            });
-        };
-        if to == self.replica_id {
-            return Ok(());
-        }
-        let mut leadership = self.replica.watch_leadership();
-        let stopped = |error: io::Error| Error::OutcomeUnknown { reason: error.to_string() };
-        self.replica.transfer(to).await.map_err(stopped)?;
-        let gone = async { while self.leads() && leadership.changed().await {} };
-        match tokio::time::timeout(limits::TRANSFER_WAIT_MAX, gone).await {
-            Ok(()) => Ok(()),
-            Err(_) => Err(Error::OutcomeUnknown {
-                reason: format!("node {} did not take over in time", node_of(to)),
-            }),
-        }
+        let handed = self.replica.hand_over(node, &self.hub.connected()).await;
+        handed.map_err(|error| Error::of_hand_over(self.shard_id, error))
     }
 
     fn not_leader(&self) -> Error {
@@ -269,6 +318,21 @@ impl Shard {
     /// A token that is cancelled when this replica stops leading or is cut off.
     fn reign(&self) -> CancellationToken {
         self.reign.borrow().clone()
+    }
+
+    /// The replica's log, for those who look at what is stored beneath the API.
+    pub fn wal(&self) -> &Wal {
+        &self.wal
+    }
+
+    /// The term that this replica is in.
+    pub fn term(&self) -> u64 {
+        self.replica.leadership().term
+    }
+
+    /// How far this replica is with records that it lacks; `None` where it lacks none.
+    pub fn fetching(&self) -> Option<Fetching> {
+        self.hub.fetching(self.shard_id)
     }
 
     /// Ranges of this replica's log that are damaged and withheld.
@@ -289,6 +353,10 @@ impl Shard {
         }
     }
 
+    fn is_disk_full(&self) -> bool {
+        matches!(self.wal.writable(), Err(helix_wal::Error::DiskFull { .. }))
+    }
+
     /// Why the log stopped, if it did.
     fn failure(&self) -> Option<String> {
         match self.wal.writable() {
@@ -304,6 +372,20 @@ impl Shard {
             return Err(Error::OffsetOutOfRange { asked: offset, watermarks: latest });
         }
         self.command(ShardCommand::Trim { starts: vec![(partition, offset)] }).await?;
+        self.watermarks(partition)
+    }
+
+    /// Puts a fencing token in force, where `expected` holds if it is given. What the partition
+    /// has by then is at least what was appended before.
+    pub async fn set_fencing_token(
+        &self,
+        partition: PartitionId,
+        expected: Option<FencingToken>,
+        token: FencingToken,
+    ) -> Result<Watermarks> {
+        self.ready().await?;
+        self.check_writable()?;
+        self.command(ShardCommand::SetFencingToken { partition, expected, token }).await?;
         self.watermarks(partition)
     }
 
@@ -325,6 +407,9 @@ impl Shard {
             () = reign.cancelled() => return Err(deposed()),
         };
         match outcome {
+            Ok(Ok(Verdict::Refused(Refusal::UnknownPartition { partition }))) => {
+                Err(self.missing(partition))
+            }
             Ok(Ok(Verdict::Refused(refusal))) => Err(refusal.into()),
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => Err(self.propose_error(error)),
@@ -354,13 +439,14 @@ impl Shard {
             last_index: status.last_index,
             committed: status.committed,
             applied: status.applied,
+            fetching: self.fetching(),
             wal: status.wal,
         }
     }
 
     /// Stops the replica and closes the log, which syncs what it still holds.
     pub async fn close(&self) {
-        self.hub.stop_shard(self.shard_id);
+        self.hub.close_shard(self.shard_id).await;
         self.replica.close().await;
     }
 }

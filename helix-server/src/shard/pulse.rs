@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Shard;
 use crate::limits;
+use crate::raft::{Leadership, ReplicaId};
 
 /// Runs until the shard is gone or openraft has stopped.
 pub(super) async fn run(shard: Weak<Shard>) {
@@ -19,6 +20,7 @@ pub(super) async fn run(shard: Weak<Shard>) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut led = None;
     let mut since = (0, Instant::now());
+    let mut seen = None;
     loop {
         let goes_on = tokio::select! {
             biased;
@@ -30,6 +32,7 @@ pub(super) async fn run(shard: Weak<Shard>) {
             shard.end_reign();
             return;
         }
+        shard.note_leader(&mut seen);
         led = shard.beat(led, &mut since);
     }
 }
@@ -69,6 +72,15 @@ impl Shard {
             self.end_reign();
         }
         leads_in
+    }
+
+    /// Counts the leaders that come after another; `seen` is the last one and its term.
+    fn note_leader(&self, seen: &mut Option<(u64, ReplicaId)>) {
+        let Leadership { leader: Some(leader), term } = self.replica.leadership() else { return };
+        let before = seen.replace((term, leader));
+        if before.is_some_and(|before| before != (term, leader)) {
+            self.leader_changes.add(1);
+        }
     }
 
     fn end_reign(&self) {

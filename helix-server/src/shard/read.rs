@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use helix_wal::How;
+use helix_wal::{How, LogId};
 
 use super::Shard;
 use super::watch::{WatchGuard, Watcher};
@@ -27,6 +27,8 @@ pub enum ReadFrom {
 /// A stored batch.
 #[derive(Debug, Clone)]
 pub struct ReadBatch {
+    /// Its entry in the log, the same on every replica.
+    pub log_id: LogId,
     pub first_offset: u64,
     pub record_count: u32,
     pub version: u32,
@@ -192,7 +194,8 @@ impl Shard {
         self.machine.next_sequence(partition, producer_id, epoch)
     }
 
-    /// Bytes of a partition's frames: those above the log start, and those still on disk.
+    /// Bytes of a partition's frames: those above the log start, as far as that can be told where
+    /// it cuts a share in two, and those still on disk.
     pub fn partition_bytes(&self, partition: PartitionId) -> (u64, u64) {
         let Some(log_start) =
             self.machine.with(partition, |p: &Partition| p.watermarks().log_start)
@@ -202,9 +205,9 @@ impl Shard {
         let (mut live, mut held) = (0, 0);
         for row in self.wal.stream_rows(partition.0) {
             held += row.bytes;
-            if row.next > log_start {
-                live += row.bytes;
-            }
+            let kept = row.next.saturating_sub(log_start.max(row.first));
+            let all = row.next.saturating_sub(row.first).max(1);
+            live += (u128::from(row.bytes) * u128::from(kept) / u128::from(all)) as u64;
         }
         (live, held)
     }
@@ -232,6 +235,7 @@ fn batch(entry: helix_wal::StoredEntry) -> io::Result<ReadBatch> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a command among the batches"));
     };
     Ok(ReadBatch {
+        log_id: entry.id,
         first_offset: entry.placement.first,
         record_count: entry.placement.count,
         version: head.version,

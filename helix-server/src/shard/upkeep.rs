@@ -5,7 +5,7 @@ use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Shard;
+use super::{LogLimits, Shard};
 use crate::limits;
 use crate::log::{
     Head, Partition, PartitionId, ROWS_PER_ENTRY_MAX, RetentionPolicy, SegmentShare, ShardCommand,
@@ -21,20 +21,29 @@ const PROPOSAL_WAIT_MAX: Duration = Duration::from_secs(5);
 struct CheckpointRule {
     bytes_at_last: u64,
     size_of_last: u64,
+    bytes_min: u64,
 }
 
 impl CheckpointRule {
     /// A checkpoint pays for itself: it is written once per eight times its size of log, and
-    /// at least once per [`limits::CHECKPOINT_BYTES`], which bounds what a restart replays.
+    /// not more than once per `bytes_min`; which bounds what a restart replays.
     fn is_due(&self, bytes: u64) -> bool {
         let since = bytes.saturating_sub(self.bytes_at_last);
-        since >= limits::CHECKPOINT_BYTES.max(8 * self.size_of_last)
+        since >= self.bytes_min.max(8 * self.size_of_last)
+    }
+
+    /// Whether there is anything to checkpoint that comes with a full disk: only what a checkpoint
+    /// covers can be purged, and only what is purged can go. While the disk is full nothing is
+    /// appended, so that this is due once.
+    fn would_help(&self, bytes: u64) -> bool {
+        bytes > self.bytes_at_last
     }
 }
 
 /// How far back the log must be kept for replicas that are behind, within a bound of bytes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Backlog {
+    bytes_max: u64,
     /// (bytes applied, index) now and then, oldest first.
     marks: VecDeque<(u64, u64)>,
 }
@@ -42,7 +51,7 @@ struct Backlog {
 impl Backlog {
     fn mark(&mut self, bytes: u64, index: u64) {
         self.marks.push_back((bytes, index));
-        let bound = bytes.saturating_sub(limits::CATCH_UP_BYTES_MAX);
+        let bound = bytes.saturating_sub(self.bytes_max);
         while self.marks.get(1).is_some_and(|(bytes, _)| *bytes <= bound) {
             self.marks.pop_front();
         }
@@ -50,7 +59,7 @@ impl Backlog {
 
     /// Index that nobody is waited for below.
     fn bound(&self, bytes: u64) -> u64 {
-        let far = |(at, _): &&(u64, u64)| bytes - at >= limits::CATCH_UP_BYTES_MAX;
+        let far = |(at, _): &&(u64, u64)| bytes - at >= self.bytes_max;
         self.marks.front().filter(far).map_or(0, |(_, index)| *index)
     }
 }
@@ -59,8 +68,10 @@ impl Backlog {
 pub(super) async fn run(shard: Arc<Shard>) {
     let mut tick = tokio::time::interval(limits::UPKEEP_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut rule = CheckpointRule { bytes_at_last: 0, size_of_last: 0 };
-    let mut backlog = Backlog::default();
+    let LogLimits { checkpoint_bytes, catch_up_bytes } = shard.log_limits;
+    let mut rule =
+        CheckpointRule { bytes_at_last: 0, size_of_last: 0, bytes_min: checkpoint_bytes };
+    let mut backlog = Backlog { bytes_max: catch_up_bytes, marks: VecDeque::new() };
     loop {
         let touched = tokio::select! {
             biased;
@@ -68,12 +79,13 @@ pub(super) async fn run(shard: Arc<Shard>) {
             _ = tick.tick() => None,
             () = shard.machine.upkeep_due() => Some(shard.machine.take_touched()),
         };
+        shard.hub.tidy_fetch(shard.shard_id).await;
         let bytes = shard.machine.applied_bytes();
         if shard.replica.is_ready() {
             retain(&shard, touched).await;
             release(&shard, backlog.bound(bytes)).await;
         }
-        if rule.is_due(bytes) {
+        if rule.is_due(bytes) || (rule.would_help(bytes) && shard.is_disk_full()) {
             rule.bytes_at_last = bytes;
             rule.size_of_last = shard.machine.read_state(|state| state.encode().len()) as u64;
             backlog.mark(bytes, shard.replica.status().applied);
@@ -92,10 +104,9 @@ pub(super) async fn run(shard: Arc<Shard>) {
 async fn release(shard: &Shard, bound: u64) {
     let (checkpoint, _) = shard.replica.checkpointed();
     let matched = shard.replica.matched();
-    let others = shard.replica.voters().len().saturating_sub(1);
     // One that this leader has not heard of yet may lack everything.
-    let slowest =
-        if matched.len() < others { 0 } else { matched.into_values().min().unwrap_or(u64::MAX) };
+    let has = |id| matched.get(&id).copied().unwrap_or(0);
+    let slowest = shard.others().into_iter().map(has).min().unwrap_or(u64::MAX);
     let upto = checkpoint.min(slowest.max(bound));
     if upto <= shard.released() {
         return;

@@ -1,7 +1,7 @@
 //! Waiting for partitions to grow: one waiter for any number of them.
 //! Edge-triggered and coalescing: however often a partition moves, it is ready once.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -61,7 +61,7 @@ impl Registration {
 #[derive(Debug, Default)]
 pub(super) struct Watchers {
     count: AtomicUsize,
-    by_partition: Mutex<HashMap<PartitionId, Vec<Arc<Registration>>>>,
+    by_partition: Mutex<BTreeMap<PartitionId, Vec<Arc<Registration>>>>,
 }
 
 impl Watchers {
@@ -95,7 +95,7 @@ impl Watchers {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<PartitionId, Vec<Arc<Registration>>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<PartitionId, Vec<Arc<Registration>>>> {
         self.by_partition.lock().expect("no panic while it is held")
     }
 }

@@ -5,7 +5,7 @@ use rand::rngs::StdRng;
 
 use super::*;
 use crate::log::testing::seeded;
-use crate::log::{BatchHead, PartitionId, ShardCommand};
+use crate::log::{BatchHead, Condition, PartitionId, ShardCommand};
 
 fn settings() -> PartitionSettings {
     PartitionSettings {
@@ -233,6 +233,7 @@ fn the_version_grows_with_what_clients_see() {
         node_id: 1,
         endpoint: endpoint.to_owned(),
         version: "0.1.0".to_owned(),
+        peer_addr: String::new(),
     };
     let commands = [
         (register("a:1"), true),
@@ -256,8 +257,12 @@ fn the_version_grows_with_what_clients_see() {
     }
     assert_eq!(cluster.state.node(1).map(|node| &*node.endpoint), Some("a:2"));
     let nobody = String::new();
-    let zero =
-        ClusterCommand::RegisterNode { node_id: 0, endpoint: nobody.clone(), version: nobody };
+    let zero = ClusterCommand::RegisterNode {
+        node_id: 0,
+        endpoint: nobody.clone(),
+        version: nobody.clone(),
+        peer_addr: nobody,
+    };
     cluster.invalid(zero, "node_id");
     cluster.invalid(register_shards(vec![5, 0]), "shards");
     assert!(cluster.state.shards().iter().eq(&[1, 2, 3, 4]));
@@ -301,6 +306,7 @@ fn batches_and_commands_of_shards_are_not_for_shard_zero() {
         payload_bytes: 1,
         proposed_us: 0,
         producer: None,
+        condition: Condition::default(),
     });
     let refused = Verdict::Refused(Refusal::UnknownPartition { partition });
     assert_eq!(state.apply(1, &batch), refused);
@@ -316,6 +322,7 @@ fn random_command(rng: &mut StdRng) -> ClusterCommand {
             node_id: rng.random_range(0..4),
             endpoint: name,
             version: rng.random_range(0..3).to_string(),
+            peer_addr: String::new(),
         },
         1..3 => create(&name, rng.random_range(0..200)),
         3 => ClusterCommand::UpdateTopic {

@@ -1,0 +1,148 @@
+//! The members as bytes, in checkpoints and in answers between nodes.
+//! Tags are for ever; what is unknown is an error.
+
+use prost::Message;
+
+use super::members::{Change, ChangeKind, Member, Members};
+use crate::log::CheckpointError;
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MembersRecord {
+    /// In the order of their ids.
+    #[prost(message, repeated, tag = "1")]
+    members: Vec<MemberRecord>,
+    /// In the order of the nodes.
+    #[prost(message, repeated, tag = "2")]
+    generations: Vec<GenerationRecord>,
+    #[prost(message, optional, tag = "3")]
+    change: Option<ChangeRecord>,
+    #[prost(uint64, tag = "4")]
+    given_up: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct MemberRecord {
+    #[prost(uint64, tag = "1")]
+    node_id: u64,
+    #[prost(uint32, tag = "2")]
+    generation: u32,
+    #[prost(uint32, optional, tag = "3")]
+    joining: Option<u32>,
+    #[prost(string, tag = "4")]
+    peer_addr: String,
+    #[prost(bool, tag = "5")]
+    draining: bool,
+    #[prost(bool, tag = "6")]
+    leaving: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct GenerationRecord {
+    #[prost(uint64, tag = "1")]
+    node_id: u64,
+    #[prost(uint32, tag = "2")]
+    generation: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct ChangeRecord {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    /// 1: add, 2: remove, 3: replace.
+    #[prost(uint32, tag = "2")]
+    kind: u32,
+    #[prost(uint64, tag = "3")]
+    node_id: u64,
+    #[prost(uint64, tag = "4")]
+    lost_node_id: u64,
+    #[prost(uint64, tag = "5")]
+    version: u64,
+    #[prost(bool, tag = "6")]
+    done: bool,
+}
+
+impl From<&Change> for ChangeRecord {
+    fn from(change: &Change) -> Self {
+        Self {
+            id: change.id,
+            kind: match change.kind {
+                ChangeKind::Add => 1,
+                ChangeKind::Remove => 2,
+                ChangeKind::Replace => 3,
+            },
+            node_id: change.node_id,
+            lost_node_id: change.lost_node_id,
+            version: change.version,
+            done: change.done,
+        }
+    }
+}
+
+impl ChangeRecord {
+    pub(super) fn into_change(self) -> Result<Change, CheckpointError> {
+        let kind = match self.kind {
+            1 => ChangeKind::Add,
+            2 => ChangeKind::Remove,
+            3 => ChangeKind::Replace,
+            other => {
+                return Err(CheckpointError::new(format!("change of the unknown kind {other}")));
+            }
+        };
+        let Self { id, node_id, lost_node_id, version, done, .. } = self;
+        Ok(Change { id, kind, node_id, lost_node_id, version, done })
+    }
+}
+
+impl From<&Members> for MembersRecord {
+    fn from(members: &Members) -> Self {
+        let row = |member: &Member| MemberRecord {
+            node_id: member.node_id,
+            generation: member.generation,
+            joining: member.joining,
+            peer_addr: member.peer_addr.clone(),
+            draining: member.draining,
+            leaving: member.leaving,
+        };
+        let generations = members.generations.iter();
+        Self {
+            members: members.iter().map(row).collect(),
+            generations: generations
+                .map(|(&node_id, &generation)| GenerationRecord { node_id, generation })
+                .collect(),
+            change: members.change.as_ref().map(ChangeRecord::from),
+            given_up: members.given_up,
+        }
+    }
+}
+
+impl MembersRecord {
+    pub(super) fn into_members(self) -> Result<Members, CheckpointError> {
+        let broken = |what: String| CheckpointError::new(format!("members: {what}"));
+        let mut members = Members { given_up: self.given_up, ..Members::default() };
+        for GenerationRecord { node_id, generation } in self.generations {
+            if members.generations.insert(node_id, generation).is_some() {
+                return Err(broken(format!("node {node_id} has two last generations")));
+            }
+        }
+        for it in self.members {
+            let node_id = it.node_id;
+            let last = members.generations.get(&node_id).copied().unwrap_or(0);
+            if it.generation.max(it.joining.unwrap_or(0)) > last {
+                return Err(broken(format!("node {node_id} has a generation beyond its last")));
+            }
+            let member = Member {
+                node_id,
+                generation: it.generation,
+                joining: it.joining,
+                peer_addr: it.peer_addr,
+                draining: it.draining,
+                leaving: it.leaving,
+            };
+            if members.members.insert(node_id, member).is_some() {
+                return Err(broken(format!("node {node_id} is there twice")));
+            }
+        }
+        members.change = self.change.map(ChangeRecord::into_change).transpose()?;
+        Ok(members)
+    }
+}

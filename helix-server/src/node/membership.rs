@@ -1,0 +1,140 @@
+//! What a node does about who is a member: dials the members, brings the replicas of the shards
+//! that it leads to what the cluster's state says, drives the change that runs, hands over what it
+//! is not to lead, and notices that it has been removed.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::time::MissedTickBehavior;
+
+use super::Node;
+use crate::shard::Shard;
+
+/// How long to wait before the next look at what is not done.
+const AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// How often a node without a leader asks the others whether it still is a member.
+const MEMBER_LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+pub(super) fn start(node: &Arc<Node>) {
+    let shards = node.shards().into_iter().map(Some);
+    for shard in shards.chain([None]) {
+        tokio::spawn(tend_replicas(Arc::downgrade(node), shard));
+    }
+    tokio::spawn(tend_members(Arc::downgrade(node)));
+    tokio::spawn(watch_membership(Arc::downgrade(node)));
+}
+
+/// Keeps the replicas of a shard (none: shard 0) at what the cluster's state says for as long as
+/// it is led from here.
+async fn tend_replicas(node: Weak<Node>, shard: Option<Arc<Shard>>) {
+    let Some((mut versions, mut leadership, draining)) = node.upgrade().map(|node| {
+        let leadership = match &shard {
+            Some(shard) => shard.watch_leadership(),
+            None => node.cluster.watch_leadership(),
+        };
+        (node.cluster.machine().watch(), leadership, node.draining.clone())
+    }) else {
+        return;
+    };
+    let shard_id = shard.as_ref().map_or(0, |shard| shard.id());
+    loop {
+        let Some(node) = node.upgrade() else { return };
+        // Marked before the look: what changes during it is looked at again.
+        versions.mark_unchanged();
+        if let Some(shard) = &shard {
+            shard.expect_replicas(node.cluster.machine().read(|state| state.members().target()));
+        }
+        let replica = shard.as_ref().map_or(node.cluster.replica(), |shard| shard.replica());
+        let leads = replica.leadership().leader == Some(replica.id());
+        let is_done = if leads {
+            tokio::select! {
+                biased;
+                () = draining.cancelled() => return,
+                is_done = node.cluster.reconcile(shard_id, replica) => is_done,
+            }
+        } else {
+            node.cluster.forget_progress(shard_id);
+            true
+        };
+        drop(node);
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return,
+            changed = versions.changed() => if changed.is_err() { return },
+            changed = leadership.changed() => if !changed { return },
+            () = tokio::time::sleep(AGAIN_AFTER), if !is_done => {}
+        }
+    }
+}
+
+/// Dials the members as the cluster's state names them; as shard 0's leader drives the change that
+/// runs; and leads nothing where this node is not to.
+async fn tend_members(node: Weak<Node>) {
+    let Some((mut versions, mut leadership, draining)) = node.upgrade().map(|node| {
+        let (cluster, draining) = (&node.cluster, node.draining.clone());
+        (cluster.machine().watch(), cluster.watch_leadership(), draining)
+    }) else {
+        return;
+    };
+    loop {
+        let Some(node) = node.upgrade() else { return };
+        versions.mark_unchanged();
+        node.cluster.dial_members();
+        let step = async {
+            let is_free = node.cluster.shed().await;
+            let is_quiet = !node.cluster.leads() || node.cluster.drive_change().await;
+            // Who drains may be elected again.
+            is_free && is_quiet && !node.cluster.is_draining(node.settings.node_id)
+        };
+        let is_done = tokio::select! {
+            biased;
+            () = draining.cancelled() => return,
+            is_done = step => is_done,
+        };
+        drop(node);
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return,
+            changed = versions.changed() => if changed.is_err() { return },
+            changed = leadership.changed() => if !changed { return },
+            () = tokio::time::sleep(AGAIN_AFTER), if !is_done => {}
+        }
+    }
+}
+
+/// A removed node gets no word of it from Raft, which has forgotten it; the others refuse its
+/// connections. So a node that knows no leader asks whether it is still one of them.
+async fn watch_membership(node: Weak<Node>) {
+    let mut tick = tokio::time::interval(MEMBER_LOOK_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let Some(node) = node.upgrade() else { return };
+        if node.draining.is_cancelled() {
+            return;
+        }
+        if node.is_alone() || node.cluster.leader_hint().is_some() {
+            continue;
+        }
+        let peers = node.hub.addresses().into_keys();
+        let asked = peers.map(|peer| {
+            let hub = node.hub.clone();
+            async move { hub.hello(peer).await.ok() }
+        });
+        let answers = futures_util::future::join_all(asked).await;
+        let own = node.hub.cluster();
+        let fellows = answers.into_iter().flatten().filter(|hello| hello.cluster == own);
+        if let Some(why) = fellows.filter_map(|hello| hello.removed).next() {
+            let what = format!(
+                "{why}; its data is of no use to the cluster any more: stop this process, and \
+                 empty its data folder before it is added again"
+            );
+            tracing::error!("{what}");
+            // Ignored: it is said once.
+            let _ = node.removed.set(what);
+            node.routes.send_modify(|count| *count += 1);
+            return;
+        }
+    }
+}
