@@ -21,9 +21,8 @@ pub const STREAM_BATCHES_IN_FLIGHT_MAX: usize = 64;
 /// Bytes in flight of one append stream. Above it the stream is not read: TCP slows the client.
 pub const STREAM_BYTES_IN_FLIGHT_MAX: usize = 8 << 20;
 
-/// Bytes of batches in flight in one shard: proposed, not yet both committed and synced here. No
-/// more than the default of what a log keeps in memory of its newest entries, from which followers
-/// are served: beyond it they would have to be read back from the disk that is written to.
+/// Bytes of batches in flight in one shard, at most: proposed, not yet both committed and synced
+/// here. No more than what a log keeps in memory of its newest entries: see `memory.rs`.
 pub const SHARD_BYTES_IN_FLIGHT_MAX: usize = 16 << 20;
 
 /// How long a unary append may wait for its share of the bytes in flight before it is THROTTLED.
@@ -48,13 +47,91 @@ pub const PARTITIONS_PER_CALL_MAX: usize = 10_000;
 /// A subscription that has nothing to say says so this often, less up to a fifth at random.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Largest message of a call that carries no records: ten thousand partitions with their names.
+pub const CONTROL_MESSAGE_BYTES_MAX: usize = 1 << 20;
+
+/// How many times what it took on the wire such a message may take once it is decoded: an unset
+/// element of a list is two bytes there and a whole struct here, in a list that grows by doubling.
+pub const DECODED_FACTOR: usize = 64;
+
 /// Concurrent HTTP/2 streams of one connection.
 pub const STREAMS_PER_CONNECTION_MAX: u32 = 1024;
 
-/// HTTP/2 flow-control windows: larger than what is in flight on a fast path.
-pub const STREAM_WINDOW_BYTES: u32 = 8 << 20;
-pub const CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
-pub const FRAME_BYTES: u32 = 1 << 20;
+/// HTTP/2 windows of one connection, at most: larger than what is in flight on a fast path. Each
+/// connection gets an eighth of what is left of all windows, and never less than the least that
+/// HTTP/2 has, so that few connections are fast and many cannot fill the memory.
+pub const WINDOW_BYTES_MAX: u64 = 8 << 20;
+pub const WINDOW_BYTES_MIN: u64 = 65_535;
+pub const WINDOW_PART: u64 = 8;
+
+/// Largest HTTP/2 frame taken in: a frame is in memory as a whole before anything counts it, so
+/// it is a part of the connection's window. Both bounds are HTTP/2's and ours.
+pub const FRAME_BYTES_MAX: u64 = 1 << 20;
+pub const FRAME_BYTES_MIN: u64 = 16_384;
+
+/// Headers of a request, unpacked. Ours have some hundred bytes.
+pub const HEADER_LIST_BYTES_MAX: u32 = 8 << 10;
+
+/// Streams that a client may have reset before the server came to them, and errors that it may
+/// have made, until its connection is closed: cheap for the client, work for the server.
+pub const RESETS_PENDING_MAX: usize = 20;
+pub const RESETS_BY_ERROR_MAX: usize = 256;
+
+/// How long a connection may be silent before it has said that it speaks HTTP/2, and how many
+/// bytes that takes: the preface and the head of the first frame.
+pub const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(10);
+pub const HANDSHAKE_BYTES: u64 = 24 + 9;
+
+/// How often an idle connection is probed, and how long its answer may take. Each end of a dead
+/// connection notices within the sum.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
+pub const KEEPALIVE_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// How long a message may take from its first byte to its last: it holds its share of the memory.
+pub const MESSAGE_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// How long a client may leave untaken what it has asked to read. Then its connection is closed.
+pub const STALLED_READER_MAX: Duration = Duration::from_secs(60);
+
+/// The same while other readers wait because of it; the ones that stall for longest go first.
+pub const STALLED_READER_PRESSED_MAX: Duration = Duration::from_secs(5);
+
+/// How often stalled readers are looked for.
+pub const STALLED_LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// How long a reader waits for room for its answer before it is THROTTLED: long enough for the
+/// stalled ones to be ended.
+pub const ANSWER_WAIT_MAX: Duration = Duration::from_secs(15);
+
+/// Room for answers that is not given to long messages: with it, and messages of this least size,
+/// readers that take their data go on beside many that do not.
+pub const ANSWERS_RESERVE_PART: usize = 4;
+pub const ANSWER_BYTES_MIN: usize = 64 << 10;
+
+/// Answers from this size on are counted; smaller ones are part of their call.
+pub const ANSWER_COUNTED_BYTES: usize = 16 << 10;
+
+/// Decoded records take about so many times what they take in the log.
+pub const PLAIN_FACTOR: usize = 4;
+
+/// How long the accepting of connections rests when the system has no file descriptor left.
+pub const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// File descriptors that are not left to clients: logs, peers, timers.
+pub const FILES_RESERVED: u64 = 256;
+
+/// What a connection takes at most while all of its data is unread, beyond its larger window: the
+/// least window, one frame, and the state of the connection itself.
+pub const CONNECTION_BYTES: u64 = 96 << 10;
+
+/// What a call takes beside its data: its headers, its stream, its task.
+pub const CALL_BYTES: u64 = 8 << 10;
+
+/// What a partition takes that is being read or followed: its name, its place, its watch.
+pub const PARTITION_READ_BYTES: u64 = 512;
+
+/// What a log's writer needs: one group, aligned.
+pub const LOG_BUFFER_BYTES: u64 = 4 << 20;
 
 /// How long open calls get to end at shutdown.
 pub const SHUTDOWN_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -77,7 +154,7 @@ const _: () = assert!((BATCH_BYTES_MAX as usize) < MESSAGE_BYTES_MAX);
 pub const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 pub const UPKEEP_BYTES: u64 = 32 << 20;
 
-/// Log between two checkpoints of a shard's bookkeeping, at least.
+/// Log between two checkpoints of a shard's bookkeeping, at least; the default of a node.
 pub const CHECKPOINT_BYTES: u64 = 64 << 20;
 
 /// How long a call waits for a shard to have a leader that may serve it.
@@ -100,12 +177,21 @@ pub const TRANSFER_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How long replicas that are not to lead a new shard first wait for the one that is.
 pub const FORM_WAIT: Duration = Duration::from_secs(3);
 
-/// Log that is kept for replicas that are behind, per shard. One that lacks more cannot catch up
-/// from the log alone.
-pub const CATCH_UP_BYTES_MAX: u64 = 4 << 30;
+/// Log that is kept for replicas that are behind, per shard; the default of a node. One that lacks
+/// more gets a snapshot, and the records that it speaks of.
+pub const CATCH_UP_BYTES: u64 = 4 << 30;
 
 /// A leader hands over to the node that should lead only when that node lacks fewer entries.
 pub const BALANCE_LAG_MAX: u64 = 1_000;
+
+/// A new replica votes once it lacks no more entries than this: what is on its way.
+pub const LEARNER_LAG_MAX: u64 = 1_000;
+
+/// How long a call to drain a node waits until the node leads nothing.
+pub const DRAIN_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// How long another node may take to say how far its shards are.
+pub const PROGRESS_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// How long all must have been well before a leader hands over to the node that should lead.
 pub const BALANCE_AFTER: Duration = Duration::from_secs(10);

@@ -1,31 +1,31 @@
 //! A whole server: a node behind its gRPC services, from start to stop.
 //! Embeddable: it owns no signals, prints nothing and never ends the process.
 
+mod accept;
+mod framing;
+mod gate;
+
+pub use accept::Door;
+
 use std::fmt::{self, Display};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
-use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::api;
+use crate::admin::Admin;
+use crate::api::{self, MeterLayer};
 use crate::clock::SystemClock;
 use crate::config::{Config, ConfigError, Storage};
 use crate::error::Error;
 use crate::limits;
-use crate::node::{Node, NodeInfo, NodeSettings, NodeStorage, StorageKind};
-
-/// How often an idle connection is probed, and how long its answer may take. Each end of a dead
-/// connection notices within the sum.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
-const KEEPALIVE_WAIT_MAX: Duration = Duration::from_secs(10);
+use crate::node::{LogLimits, Node, NodeInfo, NodeSettings, NodeStorage, StorageKind};
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +42,11 @@ pub enum StartError {
          address, or choose another one with --peer-addr"
     )]
     PeerListen { addr: SocketAddr, error: io::Error },
+    #[error(
+        "cannot listen on {addr} for administration: {error}; stop what uses the address, choose \
+         another one with --admin-addr, or none with --admin-addr off"
+    )]
+    AdminListen { addr: SocketAddr, error: io::Error },
     #[error("cannot start the runtime: {0}")]
     Runtime(io::Error),
     #[error("cannot open the node's data: {0}")]
@@ -57,10 +62,11 @@ pub struct Server;
 pub struct Running {
     node: Arc<Node>,
     local_addr: SocketAddr,
+    admin: Option<Admin>,
     health: HealthReporter,
     /// Ends the accepting of connections and asks the open ones to end.
     closing: CancellationToken,
-    serving: JoinHandle<Result<(), tonic::transport::Error>>,
+    serving: JoinHandle<()>,
 }
 
 impl Server {
@@ -72,8 +78,13 @@ impl Server {
         // Before the data is opened: an address in use is found out at once.
         let listener = TcpListener::bind(addr).await.map_err(listen_error)?;
         let local_addr = listener.local_addr().map_err(listen_error)?;
+        let admin = match config.admin_listen_addr() {
+            Some(addr) => Some(open_admin(addr).await?),
+            None => None,
+        };
         let settings = node_settings(&config);
-        let peers = config.other_nodes();
+        // With its own address alone a node is its own cluster, to which others can be added.
+        let peers: std::collections::BTreeMap<u64, String> = config.peers.iter().cloned().collect();
         let node = if peers.is_empty() {
             Node::open(settings).await?
         } else {
@@ -83,22 +94,45 @@ impl Server {
                 .map_err(|error| StartError::PeerListen { addr, error })?;
             Node::open_among(settings, peers, peer_listener).await?
         };
+        warn_of_logs(&config, node.shards().len() as u64);
         let endpoint = config.advertise_addr.unwrap_or_else(|| local_addr.to_string());
+        Self::serve_with(node, local_addr, endpoint, admin, listener).await
+    }
+
+    /// Serves an open node on connections of any kind: those of a listener, or simulated ones.
+    pub async fn serve<D: Door>(
+        node: Arc<Node>,
+        local_addr: SocketAddr,
+        endpoint: String,
+        door: D,
+    ) -> Result<Running, StartError> {
+        Self::serve_with(node, local_addr, endpoint, None, door).await
+    }
+
+    async fn serve_with<D: Door>(
+        node: Arc<Node>,
+        local_addr: SocketAddr,
+        endpoint: String,
+        admin: Option<Admin>,
+        door: D,
+    ) -> Result<Running, StartError> {
         if let Err(error) = node.announce(endpoint).await {
             node.close().await;
             return Err(error.into());
         }
 
+        if let Some(admin) = &admin {
+            admin.show(&node);
+        }
         let (health, health_service) = tonic_health::server::health_reporter();
         let routes = api::routes(&node).add_service(health_service);
         let routes = with_reflection(routes);
         let closing = CancellationToken::new();
-        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-        let serving = transport()
-            .add_routes(routes)
-            .serve_with_incoming_shutdown(incoming, closing.clone().cancelled_owned());
+        node.load().limit_connections(files_left());
+        let meter = MeterLayer::new(node.metrics());
+        let serving = accept::serve(door, routes, meter, node.load().clone(), closing.clone());
         let serving = tokio::spawn(serving);
-        Ok(Running { node, local_addr, health, closing, serving })
+        Ok(Running { node, local_addr, admin, health, closing, serving })
     }
 }
 
@@ -106,6 +140,11 @@ impl Running {
     /// The address listened on, with its real port.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// The address of the admin port, with its real port.
+    pub fn admin_addr(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().map(Admin::local_addr)
     }
 
     pub fn node(&self) -> &Arc<Node> {
@@ -135,8 +174,7 @@ impl Running {
         tokio::select! {
             reason = self.node.failed() => reason,
             ended = &mut self.serving => match ended {
-                Ok(Ok(())) => "the server stopped serving".to_owned(),
-                Ok(Err(error)) => format!("the server stopped serving: {error}"),
+                Ok(()) => "the server stopped serving".to_owned(),
                 Err(error) => format!("the server stopped serving: {error}"),
             },
         }
@@ -146,7 +184,8 @@ impl Running {
     pub fn banner(&self) -> Banner {
         let (sync_p50_us, sync_p99_us) = self.node.sync_probe();
         let info = self.node.info();
-        Banner { info, local_addr: self.local_addr, sync_p50_us, sync_p99_us }
+        let (local_addr, admin_addr) = (self.local_addr, self.admin_addr());
+        Banner { info, local_addr, admin_addr, sync_p50_us, sync_p99_us }
     }
 }
 
@@ -155,13 +194,14 @@ impl Running {
 pub struct Banner {
     info: NodeInfo,
     local_addr: SocketAddr,
+    admin_addr: Option<SocketAddr>,
     sync_p50_us: u64,
     sync_p99_us: u64,
 }
 
 impl Display for Banner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { info, local_addr, sync_p50_us, sync_p99_us } = self;
+        let Self { info, local_addr, admin_addr, sync_p50_us, sync_p99_us } = self;
         writeln!(f, "helix-server {}, node {}", info.version, info.node_id)?;
         match info.storage {
             StorageKind::Durable => {
@@ -182,8 +222,16 @@ impl Display for Banner {
         if info.endpoint != local_addr.to_string() {
             writeln!(f, "  advertised  {}", info.endpoint)?;
         }
+        if let Some(admin_addr) = admin_addr {
+            writeln!(f, "  admin       http://{admin_addr}/metrics")?;
+        }
         write!(f, "  listening   {local_addr}")
     }
+}
+
+async fn open_admin(addr: SocketAddr) -> Result<Admin, StartError> {
+    let error = |error| StartError::AdminListen { addr, error };
+    Admin::open(TcpListener::bind(addr).await.map_err(error)?).map_err(error)
 }
 
 fn node_settings(config: &Config) -> NodeSettings {
@@ -201,20 +249,36 @@ fn node_settings(config: &Config) -> NodeSettings {
         topics: config.topics.clone(),
         topic_settings: config.topic_settings(),
         segment_bytes: config.segment_bytes,
-        tail_bytes: usize::try_from(config.tail_bytes).expect("checked by validate"),
+        tail_bytes: usize::try_from(config.tail_bytes()).expect("checked by validate"),
+        footer_bytes: usize::try_from(config.footer_bytes()).expect("below the limit"),
+        shares: config.shares(),
+        log_limits: LogLimits {
+            checkpoint_bytes: config.checkpoint_bytes,
+            catch_up_bytes: config.catch_up_bytes,
+        },
         clock: Arc::new(SystemClock),
         seed: None,
     }
 }
 
-fn transport() -> tonic::transport::Server {
-    tonic::transport::Server::builder()
-        .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
-        .max_frame_size(limits::FRAME_BYTES)
-        .max_concurrent_streams(limits::STREAMS_PER_CONNECTION_MAX)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_WAIT_MAX))
+/// A cluster may have more shards than this start was told of.
+fn warn_of_logs(config: &Config, shards: u64) {
+    let (shares, tail_bytes) = (config.shares(), config.tail_bytes());
+    if shards > config.shard_count() && shares.footer_bytes(shards, tail_bytes).is_none() {
+        tracing::warn!(
+            shards,
+            tail_bytes,
+            memory_limit = shares.limit,
+            "the logs of so many shards may exceed their share of the memory limit; start with \
+             --shards {shards}, or raise --memory-limit"
+        );
+    }
+}
+
+/// File descriptors that clients' connections may take.
+fn files_left() -> u64 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(u64::MAX, |limit| limit.saturating_sub(limits::FILES_RESERVED).max(1))
 }
 
 /// Both versions: older tools know only the second one.
