@@ -38,15 +38,18 @@ RUN groupadd --gid 10001 helix \
 COPY --from=build /programs/ /usr/local/bin/
 # In a container all addresses means: whatever network it is given. What clients dial is said
 # per node; this default is right for one node whose port 9092 is published as it is.
-ENV HELIX_LISTEN_ADDR=0.0.0.0:9092 \
+# What is not there yet, TLS and authentication, is to be made up for by that network.
+ENV HELIX_INSECURE=true \
+    HELIX_LISTEN_ADDR=0.0.0.0:9092 \
     HELIX_ADVERTISE_ADDR=localhost:9092 \
     HELIX_PEER_ADDR=0.0.0.0:9192 \
+    HELIX_ADMIN_ADDR=0.0.0.0:9644 \
     HELIX_DATA_DIR=/var/lib/helix
 USER 10001:10001
 WORKDIR /var/lib/helix
 VOLUME /var/lib/helix
-# Clients, and the other nodes.
-EXPOSE 9092 9192
+# Clients, the other nodes, and probes and scrapers.
+EXPOSE 9092 9192 9644
 # A node that gets it hands its leaderships over, syncs and ends with 0.
 STOPSIGNAL SIGTERM
 # Asks this node for the cluster's topics: it answers once it is part of a cluster. The state of

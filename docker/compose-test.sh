@@ -13,6 +13,9 @@ export HELIX_IMAGE=${HELIX_IMAGE:-helix:latest}
 # Ports of its own: a cluster of the user's goes on beside it.
 export HELIX_PORT_1=${HELIX_PORT_1:-19092} HELIX_PORT_2=${HELIX_PORT_2:-19093}
 export HELIX_PORT_3=${HELIX_PORT_3:-19094}
+export HELIX_ADMIN_PORT_1=${HELIX_ADMIN_PORT_1:-19644}
+export HELIX_ADMIN_PORT_2=${HELIX_ADMIN_PORT_2:-19645}
+export HELIX_ADMIN_PORT_3=${HELIX_ADMIN_PORT_3:-19646}
 addr=localhost:$HELIX_PORT_1,localhost:$HELIX_PORT_2,localhost:$HELIX_PORT_3
 seconds=${HELIX_TEST_SECONDS:-8}
 project=helix-test-$$

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use helix_server::config::Config;
+use helix_server::config::Flags;
 use helix_server::daemon;
 
 #[global_allocator]
@@ -13,16 +13,14 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Helix: a replicated, append-only log service with a gRPC API
 #[derive(Debug, Parser)]
 #[command(name = "helix-server", version, about)]
-struct Flags {
+struct Cli {
     #[command(flatten)]
-    config: Config,
+    flags: Flags,
 }
 
 fn main() -> ExitCode {
-    let Flags { config } = Flags::parse();
-    if let Err(error) = config.validate() {
-        eprintln!("helix-server: {error}");
-        return ExitCode::from(2);
+    match daemon::configure(&Cli::parse().flags) {
+        Ok(config) => daemon::main(config),
+        Err(code) => code,
     }
-    daemon::main(config)
 }

@@ -1,0 +1,175 @@
+//! Which source overrules which, what is found wrong, and that what is printed can be read again.
+
+use std::path::Path;
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+/// A command line, an environment and a file.
+struct Sources<'a> {
+    arguments: &'a [&'a str],
+    environment: &'a [(&'a str, &'a str)],
+    file: &'a str,
+}
+
+const NONE: Sources<'static> = Sources { arguments: &[], environment: &[], file: "" };
+
+impl Sources<'_> {
+    fn resolve(&self) -> Result<Resolved, ConfigError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("helix.toml");
+        #[allow(clippy::disallowed_methods)]
+        std::fs::write(&path, self.file).unwrap();
+        self.resolve_with(&path)
+    }
+
+    fn resolve_with(&self, path: &Path) -> Result<Resolved, ConfigError> {
+        let program = ["helix-server", "--config", path.to_str().unwrap()];
+        let cli = Cli::try_parse_from(program.iter().chain(self.arguments)).unwrap();
+        cli.flags.resolve(&|name| {
+            let found = self.environment.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| OsString::from(value))
+        })
+    }
+
+    fn origins(&self) -> BTreeMap<String, Origin> {
+        let choices = self.resolve().unwrap().choices;
+        choices.into_iter().map(|choice| (choice.setting.key(), choice.origin)).collect()
+    }
+
+    fn problems(&self) -> Vec<String> {
+        self.resolve().unwrap_err().problems
+    }
+}
+
+#[test]
+fn the_command_line_overrules_the_environment_which_overrules_the_file() {
+    let file = "node_id = 4\nstorage = 'memory'\ntail_bytes = '1MiB'\nno_direct_io = true\n";
+    let environment = [("HELIX_NODE_ID", "3"), ("HELIX_STORAGE", "durable")];
+    let all = Sources { arguments: &["--node-id", "2"], environment: &environment, file };
+    let config = all.resolve().unwrap().config;
+    assert_eq!((config.node_id, config.tail_bytes), (2, Some(1 << 20)));
+    assert_eq!(config.storage, super::super::Storage::Durable);
+    assert!(config.no_direct_io);
+    let origins = all.origins();
+    assert_eq!(origins["node_id"], Origin::Flag);
+    assert_eq!(origins["storage"], Origin::Variable("HELIX_STORAGE".to_owned()));
+    assert!(matches!(origins["tail_bytes"], Origin::File { line: 3, .. }));
+    assert_eq!(origins["segment_bytes"], Origin::Default);
+    let off = Sources { arguments: &["--no-direct-io=false"], ..all };
+    assert!(!off.resolve().unwrap().config.no_direct_io, "a switch can be switched off");
+}
+
+#[test]
+fn without_anything_the_defaults_hold() {
+    assert_eq!(NONE.resolve().unwrap().config, Config::default());
+    let empty = Sources { environment: &[("HELIX_PEER", ""), ("HELIX_NODE_ID", "")], ..NONE };
+    assert_eq!(empty.resolve().unwrap().config, Config::default(), "an empty variable is none");
+}
+
+#[test]
+fn lists_come_whole_from_one_source() {
+    let file = "peer = ['1=a:1', '2=b:2', '3=c:3']\ntopic = ['x:1', 'y:2']";
+    let from_file = Sources { file, ..NONE }.resolve().unwrap().config;
+    assert_eq!((from_file.peers.len(), from_file.topics.len()), (3, 2));
+    let environment = [("HELIX_PEER", "1=a:1,2=b:2,3=c:3,4=d:4,5=e:5")];
+    let arguments = ["--topic", "z:9", "--topic", "v:1,w:2"];
+    let mixed = Sources { arguments: &arguments, environment: &environment, file };
+    let config = mixed.resolve().unwrap().config;
+    assert_eq!(config.peers.len(), 5);
+    assert_eq!(config.topics[0], ("z".to_owned(), 9));
+    assert_eq!(config.topics.len(), 3, "not added to those of the file");
+}
+
+#[test]
+fn an_alias_has_a_variable_too() {
+    let log = Sources { environment: &[("HELIX_LOG", "warn")], ..NONE };
+    assert_eq!(log.resolve().unwrap().config.log_level, "warn");
+    let both = [("HELIX_LOG", "warn"), ("HELIX_LOG_LEVEL", "error")];
+    let both = Sources { environment: &both, ..NONE };
+    assert_eq!(both.resolve().unwrap().config.log_level, "error");
+}
+
+#[test]
+fn a_problem_says_where_the_value_was_written() {
+    let environment = [("HELIX_STORAGE", "papyrus"), ("HELIX_SHARDS", "99")];
+    let file = "node_id = 0\nsegment_byte = '1MiB'\n";
+    let arguments = ["--listen-addr", "0.0.0.0:9092", "--advertise-addr", "n1:9092"];
+    let problems = Sources { arguments: &arguments, environment: &environment, file }.problems();
+    let wanted = [
+        "helix.toml:2: unknown key \"segment_byte\"; did you mean \"segment_bytes\"?",
+        "HELIX_STORAGE=papyrus: write one of \"durable\", \"memory\"",
+        "helix.toml:1: node_id = 0: choose a number",
+        "HELIX_SHARDS=99: choose a number",
+        "--listen-addr 0.0.0.0:9092: others than this machine",
+    ];
+    assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
+    for (problem, wanted) in problems.iter().zip(wanted) {
+        assert!(problem.contains(wanted), "{problem}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_there_is_an_error() {
+    let missing = Path::new("/nowhere/helix.toml");
+    let problems = NONE.resolve_with(missing).unwrap_err().problems;
+    assert!(problems[0].starts_with("--config /nowhere/helix.toml: cannot be read"));
+}
+
+#[test]
+fn the_file_can_be_named_in_the_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("helix.toml");
+    #[allow(clippy::disallowed_methods)]
+    std::fs::write(&path, "node_id = 7").unwrap();
+    let cli = Cli::try_parse_from(["helix-server"]).unwrap();
+    let environment = |name: &str| (name == "HELIX_CONFIG").then(|| path.clone().into());
+    assert_eq!(cli.flags.resolve(&environment).unwrap().config.node_id, 7);
+}
+
+#[test]
+fn what_is_printed_can_be_read_again() {
+    let environment =
+        [("HELIX_TOPIC", "a:1,b:2"), ("HELIX_SHARDS", "03"), ("HELIX_INSECURE", "yes")];
+    let arguments = ["--data-dir", "a \"b\"\\\t#ü", "--peer=1=a:1,2=b:2", "--peer", "3=c:3"];
+    let file = "default_retention_time = '7d'\nlisten_addr = '127.0.0.1:1'";
+    let first = Sources { arguments: &arguments, environment: &environment, file };
+    let first = first.resolve().unwrap();
+    let printed = first.to_string();
+    let again = Sources { file: &printed, ..NONE };
+    assert_eq!(again.resolve().unwrap().config, first.config, "{printed}");
+    for (key, origin) in again.origins() {
+        let is_set = printed.contains(&format!("\n{key} = "));
+        assert_eq!(matches!(origin, Origin::File { .. }), is_set, "{key}");
+    }
+    for line in [
+        "shards = 3 # HELIX_SHARDS",
+        "topic = [\"a:1\", \"b:2\"] # HELIX_TOPIC",
+        "peer = [\"1=a:1\", \"2=b:2\", \"3=c:3\"] # command line",
+        "segment_bytes = \"64MiB\" # default",
+        "# cluster_id is not set",
+        "insecure = true # HELIX_INSECURE",
+    ] {
+        assert!(printed.lines().any(|printed| printed == line), "{line}: {printed}");
+    }
+    assert!(printed.contains("default_retention_time = \"7d\" # /"), "{printed}");
+}
+
+#[test]
+fn a_flag_can_ask_for_something_else_than_a_server() {
+    let asked = |arguments: &[&str]| {
+        let arguments = ["helix-server"].iter().chain(arguments);
+        Cli::try_parse_from(arguments).map(|cli| cli.flags.asked())
+    };
+    assert_eq!(asked(&[]).unwrap(), Asked::Run);
+    assert_eq!(asked(&["--print-config"]).unwrap(), Asked::Print);
+    assert_eq!(asked(&["--check-config"]).unwrap(), Asked::Check);
+    assert!(asked(&["--check-config", "--print-config"]).is_err());
+}

@@ -1,0 +1,167 @@
+//! How single values are written by people: sizes, lengths of time, addresses, topics, nodes.
+//! Each says, when it cannot read one, what it wanted instead.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tracing_subscriber::EnvFilter;
+
+use super::AdminAddr;
+use crate::cluster::is_topic_name;
+
+/// An address to listen on. Not a name: what it stands for may differ from start to start.
+pub(super) fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        format!("write an IP address and a port, as in 127.0.0.1:9092 or [::1]:9092, not {text:?}")
+    })
+}
+
+/// An address, or "off".
+pub(super) fn parse_admin_addr(text: &str) -> Result<AdminAddr, String> {
+    if text == "off" {
+        return Ok(AdminAddr::Off);
+    }
+    let addr = parse_address(text).map(AdminAddr::At);
+    addr.map_err(|_| {
+        format!("write an IP address and a port, as in 127.0.0.1:9644, or off, not {text:?}")
+    })
+}
+
+pub(super) fn parse_topic(text: &str) -> Result<(String, u32), String> {
+    let wanted = || format!("write name:partitions, as in orders:4, not {text:?}");
+    let (name, partitions) = text.rsplit_once(':').ok_or_else(wanted)?;
+    let partitions = partitions.parse().map_err(|_| wanted())?;
+    if partitions == 0 {
+        return Err(wanted());
+    }
+    if !is_topic_name(name) {
+        return Err(format!(
+            "a topic's name is made of ASCII letters, digits, '.', '_' and '-', not {name:?}"
+        ));
+    }
+    Ok((name.to_owned(), partitions))
+}
+
+pub(super) fn parse_peer(text: &str) -> Result<(u64, String), String> {
+    let wanted = || format!("write id=host:port, as in 2=helix-2:9192, not {text:?}");
+    let (id, address) = text.split_once('=').ok_or_else(wanted)?;
+    let id = id.trim().parse().map_err(|_| wanted())?;
+    if !has_port(address) {
+        return Err(wanted());
+    }
+    Ok((id, address.to_owned()))
+}
+
+pub(super) fn has_port(address: &str) -> bool {
+    address
+        .rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+}
+
+/// A number of bytes: "67108864", "64MiB", "64M".
+pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
+    let wanted = || format!("write a number of bytes, as in 1048576, 64MiB or 2GiB, not {text:?}");
+    let (number, unit) = split_unit(text).ok_or_else(wanted)?;
+    let shift = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        _ => return Err(wanted()),
+    };
+    number.checked_mul(1 << shift).ok_or_else(wanted)
+}
+
+/// A length of time: "0", "90s", "15m", "12h", "7d".
+pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let wanted = || format!("write a length of time, as in 90s, 15m, 12h or 7d, not {text:?}");
+    let (number, unit) = split_unit(text).ok_or_else(wanted)?;
+    let seconds = match (number, unit) {
+        (0, "") | (_, "s") => 1,
+        (_, "m") => 60,
+        (_, "h") => 60 * 60,
+        (_, "d") => 24 * 60 * 60,
+        (_, "w") => 7 * 24 * 60 * 60,
+        _ => return Err(wanted()),
+    };
+    number.checked_mul(seconds).map(Duration::from_secs).ok_or_else(wanted)
+}
+
+fn split_unit(text: &str) -> Option<(u64, &str)> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    Some((number.parse().ok()?, unit.trim()))
+}
+
+/// A level, or a filter by part of the program: "info", "warn,helix_server::peer=debug".
+pub(super) fn parse_log_level(text: &str) -> Result<String, String> {
+    match EnvFilter::try_new(text) {
+        Ok(_) if !text.trim().is_empty() => Ok(text.to_owned()),
+        _ => Err(format!(
+            "write off, error, warn, info, debug or trace, or levels of parts, as in \
+             info,helix_server::peer=warn, not {text:?}"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_are_read_as_people_write_them() {
+        assert_eq!(parse_bytes("64MiB").unwrap(), 64 << 20);
+        assert_eq!(parse_bytes("2g").unwrap(), 2 << 30);
+        assert_eq!(parse_bytes("1048576").unwrap(), 1 << 20);
+        assert_eq!(parse_duration("7d").unwrap(), Duration::from_secs(7 * 24 * 3600));
+        assert_eq!(parse_duration("0").unwrap(), Duration::ZERO);
+        for wrong in ["", "x", "-1", "5q", "99999999999999999999", "9999999999999TiB"] {
+            assert!(parse_bytes(wrong).is_err(), "{wrong:?}");
+            assert!(parse_duration(wrong).is_err(), "{wrong:?}");
+        }
+        assert!(parse_duration("5").is_err(), "a number without a unit is a riddle");
+    }
+
+    #[test]
+    fn topics_have_a_name_and_partitions() {
+        assert_eq!(parse_topic("orders:8").unwrap(), ("orders".to_owned(), 8));
+        for wrong in ["orders", "orders:", ":4", "orders:0", "orders:x"] {
+            assert!(parse_topic(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn peers_have_an_id_and_an_address() {
+        assert_eq!(parse_peer("2=n2:9192").unwrap(), (2, "n2:9192".to_owned()));
+        for wrong in ["n2:9192", "2=n2", "x=n2:9192", "2=", "=n2:1"] {
+            assert!(parse_peer(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_numbers() {
+        assert_eq!(parse_address("[::1]:9").unwrap(), "[::1]:9".parse().unwrap());
+        for wrong in ["localhost:9092", "127.0.0.1", ":9092", "127.0.0.1:99999"] {
+            assert!(parse_address(wrong).unwrap_err().contains("127.0.0.1:9092"), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_admin_port_can_be_off() {
+        assert_eq!(parse_admin_addr("off").unwrap(), AdminAddr::Off);
+        let addr = "0.0.0.0:9644";
+        assert_eq!(parse_admin_addr(addr).unwrap(), AdminAddr::At(addr.parse().unwrap()));
+        assert!(parse_admin_addr("none").unwrap_err().contains("or off"));
+    }
+
+    #[test]
+    fn a_log_level_is_a_level_or_a_filter() {
+        for right in ["off", "info", "warn,openraft=error", "helix_server::peer=debug"] {
+            assert_eq!(parse_log_level(right).unwrap(), right);
+        }
+        for wrong in ["", " ", "helix=loud", "info,=x=y"] {
+            assert!(parse_log_level(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

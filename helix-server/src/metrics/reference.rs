@@ -1,0 +1,114 @@
+//! Holds what is written about metrics to the list: the table in docs/metrics.md is made here, and
+//! the dashboard and the alert rules name no other metric.
+//! `HELIX_BLESS=1 cargo test -p helix-server --lib reference` writes the table anew.
+
+// The documentation is read, and written where that is asked for.
+#![allow(clippy::disallowed_methods)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{ALL, Kind, Metric};
+
+const BEGIN: &str = "<!-- metrics: made from the code -->\n";
+const END: &str = "<!-- end of metrics -->\n";
+
+fn docs(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name)
+}
+
+fn table() -> String {
+    let mut table = "| metric | labels | kind | |\n|---|---|---|---|\n".to_owned();
+    for Metric { name, kind, labels, help } in ALL {
+        let (labels, kind) = (labels.join(", "), kind.as_str());
+        table += &format!("| `{name}` | {labels} | {kind} | {help} |\n");
+    }
+    table
+}
+
+#[test]
+fn the_documentation_has_every_metric() {
+    let path = docs("metrics.md");
+    let page = fs::read_to_string(&path).unwrap();
+    let begin = page.find(BEGIN).expect("the page has its mark") + BEGIN.len();
+    let end = page.find(END).expect("the page has its end mark");
+    if std::env::var_os("HELIX_BLESS").is_some() {
+        fs::write(&path, [&page[..begin], &table(), &page[end..]].concat()).unwrap();
+        return;
+    }
+    assert_eq!(&page[begin..end], table(), "HELIX_BLESS=1 writes the table anew");
+}
+
+/// Every name of a sample that a page can have.
+fn samples() -> BTreeSet<String> {
+    let of = |metric: &Metric| match metric.kind {
+        Kind::Histogram => {
+            ["_bucket", "_sum", "_count"].map(|suffix| format!("{}{suffix}", metric.name)).to_vec()
+        }
+        Kind::Counter | Kind::Gauge => vec![metric.name.to_owned()],
+    };
+    ALL.iter().flat_map(of).collect()
+}
+
+/// The names of metrics in an expression: words with our prefixes.
+fn named(expression: &str) -> BTreeSet<&str> {
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("helix_") || word.starts_with("process_")).collect()
+}
+
+/// Checks that each expression names metrics, and only those that there are.
+fn check(place: &str, expressions: &[String]) {
+    let known = samples();
+    assert!(expressions.len() > 10, "{place}: the expressions were not found");
+    for expression in expressions {
+        let names = named(expression);
+        assert!(!names.is_empty(), "{place}: no metric of ours in {expression}");
+        for name in names {
+            assert!(known.contains(name), "{place}: there is no {name}, in {expression}");
+        }
+    }
+}
+
+/// The texts under a key, anywhere in a JSON document.
+fn texts(document: &serde_json::Value, key: &str, found: &mut Vec<String>) {
+    match document {
+        serde_json::Value::Object(members) => {
+            for (name, value) in members {
+                match value.as_str() {
+                    Some(text) if name == key => found.push(text.to_owned()),
+                    _ => texts(value, key, found),
+                }
+            }
+        }
+        serde_json::Value::Array(elements) => {
+            elements.iter().for_each(|element| texts(element, key, found));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn the_dashboard_shows_metrics_that_there_are() {
+    let dashboard = fs::read_to_string(docs("grafana/helix.json")).unwrap();
+    let dashboard: serde_json::Value = serde_json::from_str(&dashboard).unwrap();
+    let mut expressions = Vec::new();
+    texts(&dashboard, "expr", &mut expressions);
+    check("the dashboard", &expressions);
+    let panels = dashboard["panels"].as_array().unwrap();
+    let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
+    assert_eq!(ids.len(), panels.len(), "each panel has an id of its own");
+}
+
+#[test]
+fn the_alerts_watch_metrics_that_there_are() {
+    let rules = fs::read_to_string(docs("prometheus/alerts.yml")).unwrap();
+    // The file keeps to one line for each expression, so that this need not know all of YAML.
+    let expression = |line: &str| line.trim().strip_prefix("expr: ").map(str::to_owned);
+    let expressions: Vec<_> = rules.lines().filter_map(expression).collect();
+    check("the alert rules", &expressions);
+    let count = |key: &str| rules.lines().filter(|line| line.trim().starts_with(key)).count();
+    for key in ["- alert: ", "for: ", "summary: ", "description: "] {
+        assert_eq!(count(key), expressions.len(), "each rule has one {key:?}");
+    }
+}
