@@ -1,16 +1,29 @@
 //! Who runs a log's writer and keeper: threads of their own, or in a simulation tasks of the
 //! runtime, which then owns their order and their time.
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use helix_wal::{Keeper, Next, Wal, Writer};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Drive {
     Threads,
-    Tasks,
+    /// `pace` says before each step of the writer how long the disk will take for it.
+    Tasks {
+        pace: Box<dyn Fn() -> Duration + Send>,
+    },
+}
+
+impl fmt::Debug for Drive {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Threads => "threads",
+            Self::Tasks { .. } => "tasks",
+        })
+    }
 }
 
 pub(crate) fn start(
@@ -24,7 +37,7 @@ pub(crate) fn start(
             writer.spawn()?;
             keeper.spawn()?;
         }
-        Drive::Tasks => {
+        Drive::Tasks { pace } => {
             let wake = Arc::new((Notify::new(), Notify::new()));
             let waker = wake.clone();
             wal.set_waker(Box::new(move || {
@@ -34,9 +47,14 @@ pub(crate) fn start(
             let start = Instant::now();
             wal.set_clock(Box::new(move || start.elapsed()));
             let woken = wake.clone();
-            tokio::spawn(
-                async move { while wait(writer.step(start.elapsed()), &woken.0).await {} },
-            );
+            tokio::spawn(async move {
+                while wait(writer.step(start.elapsed()), &woken.0).await {
+                    let pace = pace();
+                    if !pace.is_zero() {
+                        tokio::time::sleep(pace).await;
+                    }
+                }
+            });
             tokio::spawn(async move { while wait(keeper.step(start.elapsed()), &wake.1).await {} });
         }
     }

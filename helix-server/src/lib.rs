@@ -6,7 +6,11 @@ pub mod server;
 
 pub mod config;
 pub mod limits;
+pub mod memory;
 
+pub mod load;
+
+pub mod admin;
 pub mod api;
 pub mod peer;
 
@@ -24,5 +28,6 @@ pub mod log;
 
 pub mod clock;
 pub mod error;
+pub mod metrics;
 mod process;
 pub mod random;

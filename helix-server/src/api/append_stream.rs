@@ -25,7 +25,8 @@ use super::settings::durability_to_reach;
 use super::{batch, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, STREAM_BATCHES_IN_FLIGHT_MAX, STREAM_BYTES_IN_FLIGHT_MAX};
-use crate::log::ProducerStamp;
+use crate::log::{FencingToken, ProducerStamp};
+use crate::metrics::Metrics;
 use crate::node::{Located, Node};
 use crate::shard::{Durability, NewBatch, Pending, Shard};
 
@@ -70,8 +71,13 @@ impl Stage {
 
 struct Session {
     located: Located,
+    metrics: Arc<Metrics>,
     durability: Durability,
     author: Author,
+    /// Sequence behind the newest batch.
+    next_sequence: u64,
+    /// What every batch of the session demands.
+    fencing_token: Option<FencingToken>,
     draining: CancellationToken,
     is_draining: Pin<Box<WaitForCancellationFutureOwned>>,
     requests: Streaming<AppendStreamRequest>,
@@ -85,25 +91,36 @@ struct Session {
 
 struct InFlight {
     pending: Pending,
-    bytes: usize,
+    size: Size,
     deadline: Instant,
+}
+
+/// What a batch counts, and when it came.
+#[derive(Debug, Clone, Copy)]
+struct Size {
+    records: u32,
+    bytes: usize,
+    since: Instant,
 }
 
 /// Who numbers the batches. Every session has an identity and a sequence: after a batch that was
 /// refused or went missing, apply refuses all later ones by it.
 enum Author {
     Client(ProducerIdentity),
-    Session { producer_id: u64, next_sequence: u64 },
+    Session { producer_id: u64 },
 }
 
 /// What is being done about the client's next batch.
 enum Intake {
     Open,
+    /// A batch whose sequence does not follow the one before it waits until all before it are
+    /// acked: were one of them refused, its sequence would not tell that it comes behind.
+    Astray(NewBatch),
     /// A batch waits for its share of the bytes in flight, and then for its place in the log.
     /// Nothing behind it is read meanwhile, so that TCP slows the client down.
     Proposing {
         proposal: Pin<Box<dyn Future<Output = Result<Pending>> + Send>>,
-        bytes: usize,
+        size: Size,
     },
     /// Nothing more is read. The session ends like this after the acks of what is in flight.
     Closed(Result<(), Status>),
@@ -121,9 +138,6 @@ impl Session {
             Some(Received::Init(init)) => init,
             Some(Received::Batch(_)) | None => return Err(not_opened().into()),
         };
-        if init.fencing_token.is_some() {
-            return Err(Error::Unimplemented { what: "init.fencing_token" }.into());
-        }
         let located = node.find(&init.topic, init.partition).await?;
         located.shard.ready().await?;
         let opened = opened(&init, &located)?;
@@ -131,13 +145,20 @@ impl Session {
             Some(producer) => Author::Client(producer),
             None => {
                 let producer_id = node.next_producer_id().await?;
-                Author::Session { producer_id, next_sequence: 0 }
+                Author::Session { producer_id }
             }
         };
+        let durability = durability_to_reach(init.durability, &located.settings)?;
+        let token = |text: &str| batch::fencing_token("init.fencing_token", text);
+        let fencing_token = init.fencing_token.as_deref().map(token).transpose()?;
+        batch::condition(None, fencing_token.clone(), durability)?;
         let session = Self {
-            durability: durability_to_reach(init.durability, &located.settings)?,
+            durability,
             located,
+            metrics: node.metrics().clone(),
             author,
+            next_sequence: 0,
+            fencing_token,
             is_draining: Box::pin(draining.clone().cancelled_owned()),
             draining,
             requests,
@@ -185,15 +206,22 @@ impl Session {
                     None => Intake::Closed(Ok(())),
                 };
             }
-            Intake::Proposing { mut proposal, bytes } => match proposal.as_mut().poll(context) {
+            Intake::Astray(batch) => {
+                if !self.in_flight.is_empty() {
+                    self.intake = Intake::Astray(batch);
+                    return Poll::Pending;
+                }
+                self.intake = self.begin(batch);
+            }
+            Intake::Proposing { mut proposal, size } => match proposal.as_mut().poll(context) {
                 Poll::Ready(Ok(pending)) => {
                     let deadline = Instant::now() + COMMIT_WAIT_MAX;
-                    self.in_flight.push_back(InFlight { pending, bytes, deadline });
-                    self.bytes_in_flight += bytes;
+                    self.in_flight.push_back(InFlight { pending, size, deadline });
+                    self.bytes_in_flight += size.bytes;
                 }
                 Poll::Ready(Err(error)) => self.intake = Intake::Closed(Err(error.into())),
                 Poll::Pending => {
-                    self.intake = Intake::Proposing { proposal, bytes };
+                    self.intake = Intake::Proposing { proposal, size };
                     return Poll::Pending;
                 }
             },
@@ -219,24 +247,32 @@ impl Session {
             }),
         };
         match batch {
-            Ok(batch) => {
-                let bytes = batch.payload.len();
-                let shard = self.located.shard.clone();
-                let proposal = propose(shard, batch, self.durability, self.draining.clone());
-                Intake::Proposing { proposal: Box::pin(proposal), bytes }
-            }
+            Ok((batch, true)) => self.begin(batch),
+            Ok((batch, false)) => Intake::Astray(batch),
             Err(error) => Intake::Closed(Err(error.into())),
         }
     }
 
-    fn admit(&mut self, message: AppendStreamBatch) -> Result<NewBatch> {
-        if message.expected_offset.is_some() {
-            return Err(Error::Unimplemented { what: "batch.expected_offset" });
-        }
+    fn begin(&self, batch: NewBatch) -> Intake {
+        let (records, bytes) = (batch.record_count, batch.payload.len());
+        let size = Size { records, bytes, since: Instant::now() };
+        let shard = self.located.shard.clone();
+        let proposal = propose(shard, batch, self.durability, self.draining.clone());
+        Intake::Proposing { proposal: Box::pin(proposal), size }
+    }
+
+    /// A batch that may go on, and whether it follows the one before it.
+    fn admit(&mut self, message: AppendStreamBatch) -> Result<(NewBatch, bool)> {
         let Located { partition, settings, .. } = &self.located;
         let mut batch = batch::admit(message.batch, *partition, settings)?;
-        batch.producer = self.author.stamp(message.first_sequence, batch.record_count)?;
-        Ok(batch)
+        let stamp =
+            self.author.stamp(message.first_sequence, self.next_sequence, batch.record_count)?;
+        let follows = stamp.first_sequence == self.next_sequence;
+        self.next_sequence = stamp.first_sequence + u64::from(batch.record_count);
+        batch.producer = Some(stamp);
+        let token = self.fencing_token.clone();
+        batch.condition = batch::condition(message.expected_offset, token, self.durability)?;
+        Ok((batch, follows))
     }
 
     /// All acks that are ready, in one message. A failed batch closes the session behind them.
@@ -245,10 +281,12 @@ impl Session {
         let mut watermarks: Option<Watermarks> = None;
         while let Some(oldest) = self.in_flight.front_mut() {
             let Poll::Ready(outcome) = Pin::new(&mut oldest.pending).poll(context) else { break };
-            self.bytes_in_flight -= oldest.bytes;
+            let Size { records, bytes, since } = oldest.size;
+            self.bytes_in_flight -= bytes;
             self.in_flight.pop_front();
             match outcome {
                 Ok(ack) => {
+                    self.metrics.on_ack(records, bytes, ack.duplicate, since.elapsed());
                     acks.push(wire_ack(&ack));
                     watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
                 }
@@ -283,19 +321,20 @@ impl Session {
 }
 
 impl Author {
+    /// `next_sequence` is for a batch that the client does not number itself.
     fn stamp(
-        &mut self,
+        &self,
         first_sequence: Option<u64>,
+        next_sequence: u64,
         record_count: u32,
-    ) -> Result<Option<ProducerStamp>> {
+    ) -> Result<ProducerStamp> {
         match self {
-            Self::Client(producer) => batch::stamp(Some(*producer), first_sequence, record_count),
-            Self::Session { producer_id, next_sequence } => {
+            Self::Client(producer) => batch::numbered(*producer, first_sequence, record_count),
+            Self::Session { producer_id } => {
                 // Refuses a sequence that nobody could check.
                 batch::stamp(None, first_sequence, record_count)?;
-                let first_sequence = *next_sequence;
-                *next_sequence += u64::from(record_count);
-                Ok(Some(ProducerStamp { producer_id: *producer_id, epoch: 0, first_sequence }))
+                let (producer_id, first_sequence) = (*producer_id, next_sequence);
+                Ok(ProducerStamp { producer_id, epoch: 0, first_sequence })
             }
         }
     }

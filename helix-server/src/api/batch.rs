@@ -3,11 +3,14 @@
 
 use helix_proto::batch::{self, BATCH_VERSION, ScanError};
 use helix_proto::log::v1::batch::Form;
-use helix_proto::log::v1::{Batch, EncodedBatch, ProducerIdentity, RecordList};
+use helix_proto::log::v1::{Batch, EncodedBatch, ProducerIdentity, Record};
+use helix_proto::plain::PlainRecords;
 
 use crate::error::{Error, Result};
-use crate::log::{PartitionId, PartitionSettings, ProducerStamp};
-use crate::shard::NewBatch;
+use crate::log::{
+    Condition, FENCING_TOKEN_BYTES_MAX, FencingToken, PartitionId, PartitionSettings, ProducerStamp,
+};
+use crate::shard::{Durability, NewBatch};
 
 /// Checks a batch for a partition with these settings.
 pub(super) fn admit(
@@ -17,7 +20,7 @@ pub(super) fn admit(
 ) -> Result<NewBatch> {
     let encoded = match batch.and_then(|batch| batch.form) {
         Some(Form::Encoded(encoded)) => checked(encoded, settings)?,
-        Some(Form::Records(list)) => encode(&list, settings)?,
+        Some(Form::Records(plain)) => encode(plain, settings)?,
         None => {
             return Err(Error::InvalidArgument {
                 field: "batch",
@@ -33,6 +36,34 @@ pub(super) fn admit(
         payload: encoded.payload,
         crc: encoded.crc32,
         producer: None,
+        condition: Condition::default(),
+    })
+}
+
+/// What a batch that waits for `durability` may demand of its partition.
+pub(super) fn condition(
+    expected_offset: Option<u64>,
+    fencing_token: Option<FencingToken>,
+    durability: Durability,
+) -> Result<Condition> {
+    let condition = Condition { expected_offset, fencing_token };
+    match durability {
+        Durability::LeaderWritten | Durability::None if !condition.is_empty() => {
+            Err(Error::InvalidArgument {
+                field: "condition",
+                what: "needs an ack of a majority: a weaker one comes before the verdict"
+                    .to_owned(),
+            })
+        }
+        _ => Ok(condition),
+    }
+}
+
+/// A fencing token as the client gave it.
+pub(super) fn fencing_token(field: &'static str, text: &str) -> Result<FencingToken> {
+    FencingToken::new(text).ok_or_else(|| Error::InvalidArgument {
+        field,
+        what: format!("must have at most {FENCING_TOKEN_BYTES_MAX} bytes"),
     })
 }
 
@@ -42,14 +73,25 @@ pub(super) fn stamp(
     first_sequence: Option<u64>,
     record_count: u32,
 ) -> Result<Option<ProducerStamp>> {
-    let refused =
-        |what: &str| Err(Error::InvalidArgument { field: "first_sequence", what: what.to_owned() });
-    let (producer, first_sequence) = match (producer, first_sequence) {
-        (Some(producer), Some(first_sequence)) => (producer, first_sequence),
-        (None, None) => return Ok(None),
-        (Some(_), None) => return refused("is required with a producer"),
-        (None, Some(_)) => return refused("means nothing without a producer"),
-    };
+    match producer {
+        Some(producer) => numbered(producer, first_sequence, record_count).map(Some),
+        None if first_sequence.is_none() => Ok(None),
+        None => Err(wrong_sequence("means nothing without a producer")),
+    }
+}
+
+fn wrong_sequence(what: &str) -> Error {
+    Error::InvalidArgument { field: "first_sequence", what: what.to_owned() }
+}
+
+/// As [`stamp`], of a producer.
+pub(super) fn numbered(
+    producer: ProducerIdentity,
+    first_sequence: Option<u64>,
+    record_count: u32,
+) -> Result<ProducerStamp> {
+    let first_sequence =
+        first_sequence.ok_or_else(|| wrong_sequence("is required with a producer"))?;
     if producer.producer_id == 0 {
         return Err(Error::InvalidArgument {
             field: "producer.producer_id",
@@ -57,10 +99,10 @@ pub(super) fn stamp(
         });
     }
     if first_sequence.checked_add(record_count.into()).is_none() {
-        return refused("leaves no room for the batch's records");
+        return Err(wrong_sequence("leaves no room for the batch's records"));
     }
     let ProducerIdentity { producer_id, epoch } = producer;
-    Ok(Some(ProducerStamp { producer_id, epoch, first_sequence }))
+    Ok(ProducerStamp { producer_id, epoch, first_sequence })
 }
 
 fn checked(encoded: EncodedBatch, settings: &PartitionSettings) -> Result<EncodedBatch> {
@@ -71,6 +113,18 @@ fn checked(encoded: EncodedBatch, settings: &PartitionSettings) -> Result<Encode
     }
     if !batch::is_uncompressed(encoded.compression) {
         return Err(Error::UnsupportedCompression { compression: encoded.compression });
+    }
+    // No part of the checksum: a wrong one would be forgotten without a word.
+    let bytes = encoded.payload.len();
+    if encoded.uncompressed_bytes != 0 && encoded.uncompressed_bytes as usize != bytes {
+        return Err(Error::InvalidArgument {
+            field: "batch.encoded.uncompressed_bytes",
+            what: format!(
+                "is {}, but the payload, which is not compressed, has {bytes} bytes; leave it \
+                 unset, or state that",
+                encoded.uncompressed_bytes
+            ),
+        });
     }
     // Before the checksum: what is too large is not worth reading.
     check_batch_bytes(encoded.payload.len(), settings)?;
@@ -87,22 +141,30 @@ fn checked(encoded: EncodedBatch, settings: &PartitionSettings) -> Result<Encode
     Ok(encoded)
 }
 
-fn encode(list: &RecordList, settings: &PartitionSettings) -> Result<EncodedBatch> {
+/// The plain form. Its records are decoded one at a time, to be looked at, and dropped again: all
+/// at once they could take a hundred times what they take on the wire.
+fn encode(plain: PlainRecords, settings: &PartitionSettings) -> Result<EncodedBatch> {
     use prost::Message;
 
-    if list.records.is_empty() {
+    let payload = plain.into_payload();
+    check_batch_bytes(payload.len(), settings)?;
+    let mut count = 0;
+    for place in batch::walk(&payload, settings.max_record_bytes as usize) {
+        let place = place.map_err(|error| match error {
+            ScanError::RecordTooLarge { bytes, bytes_max, .. } => {
+                record_too_large(bytes, bytes_max)
+            }
+            other => Error::CorruptBatch { what: other.to_string() },
+        })?;
+        Record::decode(payload.slice(place)).map_err(|error| Error::CorruptBatch {
+            what: format!("record {count} of the batch is no Record message: {error}"),
+        })?;
+        count += 1;
+    }
+    if count == 0 {
         return Err(Error::EmptyBatch);
     }
-    let mut bytes = 0;
-    for record in &list.records {
-        let record_bytes = record.encoded_len();
-        if record_bytes > settings.max_record_bytes as usize {
-            return Err(record_too_large(record_bytes, settings.max_record_bytes as usize));
-        }
-        bytes += batch::record_bytes(record);
-    }
-    check_batch_bytes(bytes, settings)?;
-    Ok(batch::encode(&list.records))
+    Ok(batch::from_payload(count, payload))
 }
 
 fn check_batch_bytes(bytes: usize, settings: &PartitionSettings) -> Result<()> {
@@ -136,7 +198,7 @@ fn scan_error(error: ScanError, encoded: &EncodedBatch, record_bytes_max: usize)
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use helix_proto::log::v1::{Compression, Record};
+    use helix_proto::log::v1::Compression;
 
     use super::*;
 
@@ -163,7 +225,7 @@ mod tests {
     }
 
     fn admit_plain(records: Vec<Record>) -> Result<NewBatch> {
-        let form = Form::Records(RecordList { records });
+        let form = Form::Records(PlainRecords::from(&records[..]));
         admit(Some(Batch { form: Some(form) }), PartitionId(1), &SETTINGS)
     }
 
@@ -230,6 +292,36 @@ mod tests {
             Err(Error::BatchTooLarge { bytes: 84, bytes_max: 64 })
         ));
         assert!(matches!(admit_plain(Vec::new()), Err(Error::EmptyBatch)));
+    }
+
+    #[test]
+    fn a_plain_record_that_is_none_is_refused_by_its_number() {
+        use prost::Message;
+
+        // The second one is field 1, a varint, which no Record has.
+        let plain = PlainRecords::decode(&[0x0A, 0x00, 0x0A, 0x02, 0x08, 0x01][..]).unwrap();
+        let batch = Batch { form: Some(Form::Records(plain)) };
+        let Err(Error::CorruptBatch { what }) = admit(Some(batch), PartitionId(1), &SETTINGS)
+        else {
+            panic!("it was admitted");
+        };
+        assert!(what.contains("record 1 "), "{what}");
+    }
+
+    #[test]
+    fn conditions_need_an_ack_that_comes_behind_the_verdict() {
+        let token = fencing_token("fencing_token", &"x".repeat(64)).unwrap();
+        assert!(fencing_token("fencing_token", &"x".repeat(65)).is_err());
+        for (durability, is_late) in [
+            (Durability::QuorumSynced, true),
+            (Durability::QuorumWritten, true),
+            (Durability::LeaderWritten, false),
+            (Durability::None, false),
+        ] {
+            assert!(condition(None, None, durability).unwrap().is_empty());
+            assert_eq!(condition(Some(0), None, durability).is_ok(), is_late);
+            assert_eq!(condition(None, Some(token.clone()), durability).is_ok(), is_late);
+        }
     }
 
     #[test]

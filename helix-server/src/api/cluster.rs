@@ -1,4 +1,4 @@
-//! ClusterService: where things are, how they are, and (not yet) how the cluster changes.
+//! ClusterService: where things are, how they are, and how the cluster changes.
 //! Everything here is this node's view.
 
 use std::sync::Arc;
@@ -7,9 +7,10 @@ use futures_util::stream;
 use helix_proto::log::v1 as wire;
 use helix_proto::log::v1::cluster_service_server::ClusterService;
 use helix_proto::log::v1::{
-    AddNodeRequest, AddNodeResponse, GetHealthRequest, GetHealthResponse, GetMetadataRequest,
-    GetMetadataResponse, GetNodeStatusRequest, GetNodeStatusResponse, HealthIssue, HealthReason,
-    Metadata, RemoveNodeRequest, RemoveNodeResponse, ReplaceNodeRequest, ReplaceNodeResponse,
+    AddNodeRequest, AddNodeResponse, BalanceLeadersRequest, BalanceLeadersResponse,
+    GetHealthRequest, GetHealthResponse, GetMetadataRequest, GetMetadataResponse,
+    GetNodeStatusRequest, GetNodeStatusResponse, HealthIssue, HealthReason, Metadata,
+    RemoveNodeRequest, RemoveNodeResponse, ReplaceNodeRequest, ReplaceNodeResponse,
     SetDrainingRequest, SetDrainingResponse, ShardRoute, TopicRoute, TransferLeaderRequest,
     TransferLeaderResponse, WatchMembershipChangeRequest, WatchMembershipChangeResponse,
     WatchMetadataRequest, WatchMetadataResponse,
@@ -19,12 +20,12 @@ use tokio::time::Instant;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-use super::{time, wire_leader, wire_shard_id};
+use super::{membership, time, wire_leader, wire_shard_id};
 use crate::cluster::{Cluster, TopicInfo};
 use crate::error::Error;
 use crate::node::{Node, PeerStatus, StorageKind};
 use crate::process;
-use crate::shard::Shard;
+use crate::shard::{Fetching, Shard};
 
 /// A replica that lacks more entries than this is behind; fewer are on their way.
 const LAG_ENTRIES_MAX: u64 = 1_000;
@@ -49,6 +50,7 @@ impl ClusterView {
                 ..HealthIssue::default()
             });
         }
+        issues.extend(membership::issues(&self.node));
         let lost: Vec<&PeerStatus> = peers.iter().filter(|peer| !peer.connected).collect();
         issues.extend(lost.iter().map(|peer| node_down(peer)));
         let lost: Vec<u64> = lost.iter().map(|peer| peer.node_id).collect();
@@ -147,37 +149,52 @@ impl ClusterService for ClusterView {
 
     async fn add_node(
         &self,
-        _: Request<AddNodeRequest>,
+        request: Request<AddNodeRequest>,
     ) -> Result<Response<AddNodeResponse>, Status> {
-        Err(refused("AddNode"))
+        let change = membership::add(&self.node, request.into_inner()).await?;
+        Ok(Response::new(AddNodeResponse { change }))
     }
 
     async fn remove_node(
         &self,
-        _: Request<RemoveNodeRequest>,
+        request: Request<RemoveNodeRequest>,
     ) -> Result<Response<RemoveNodeResponse>, Status> {
-        Err(refused("RemoveNode"))
+        let change = membership::remove(&self.node, request.into_inner()).await?;
+        Ok(Response::new(RemoveNodeResponse { change }))
     }
 
     async fn replace_node(
         &self,
-        _: Request<ReplaceNodeRequest>,
+        request: Request<ReplaceNodeRequest>,
     ) -> Result<Response<ReplaceNodeResponse>, Status> {
-        Err(refused("ReplaceNode"))
+        let change = membership::replace(&self.node, request.into_inner()).await?;
+        Ok(Response::new(ReplaceNodeResponse { change }))
     }
 
     async fn watch_membership_change(
         &self,
-        _: Request<WatchMembershipChangeRequest>,
+        request: Request<WatchMembershipChangeRequest>,
     ) -> Result<Response<Self::WatchMembershipChangeStream>, Status> {
-        Err(refused("WatchMembershipChange"))
+        let changes = membership::watch(self.node.clone(), request.into_inner().id);
+        Ok(Response::new(Box::pin(changes)))
     }
 
     async fn set_draining(
         &self,
-        _: Request<SetDrainingRequest>,
+        request: Request<SetDrainingRequest>,
     ) -> Result<Response<SetDrainingResponse>, Status> {
-        Err(refused("SetDraining"))
+        membership::set_draining(&self.node, request.into_inner()).await?;
+        Ok(Response::new(SetDrainingResponse {}))
+    }
+
+    async fn balance_leaders(
+        &self,
+        _: Request<BalanceLeadersRequest>,
+    ) -> Result<Response<BalanceLeadersResponse>, Status> {
+        self.node.check_member()?;
+        let moved = self.node.cluster().balance().await?;
+        let shard_ids = moved.into_iter().map(wire_shard_id).collect();
+        Ok(Response::new(BalanceLeadersResponse { shard_ids }))
     }
 
     async fn transfer_leader(
@@ -204,10 +221,6 @@ impl ClusterService for ClusterView {
         };
         Ok(Response::new(TransferLeaderResponse { leader: leader.map(wire_leader) }))
     }
-}
-
-fn refused(what: &'static str) -> Status {
-    Error::Unimplemented { what }.into()
 }
 
 struct MetadataWatch {
@@ -240,11 +253,17 @@ fn metadata(node: &Node, topics: &[String]) -> Metadata {
     } else {
         topics.iter().filter_map(|name| node.topic(name).ok()).collect()
     };
-    let nodes = node.nodes().into_iter().map(|node| wire::Node {
-        node_id: node.node_id,
-        endpoint: node.endpoint,
-        version: node.version,
-        ..wire::Node::default()
+    let members = node.cluster().machine().read(|state| state.members().clone());
+    let nodes = node.nodes().into_iter().map(|node| {
+        let member = members.get(node.node_id);
+        wire::Node {
+            draining: member.is_some_and(|member| member.draining),
+            leaving: member.is_some_and(|member| member.leaving),
+            node_id: node.node_id,
+            endpoint: node.endpoint,
+            version: node.version,
+            ..wire::Node::default()
+        }
     });
     Metadata {
         cluster_id: info.cluster_id,
@@ -268,6 +287,7 @@ fn shard_routes(node: &Node) -> Vec<ShardRoute> {
         shard_id: 0,
         leader: node.cluster().leader_hint().map(wire_leader),
         replicas: node.cluster().nodes(),
+        learners: node.cluster().learners(),
     };
     let shards = node.shards();
     std::iter::once(own).chain(shards.iter().map(|shard| shard_route(shard))).collect()
@@ -278,6 +298,7 @@ fn shard_route(shard: &Shard) -> ShardRoute {
         shard_id: wire_shard_id(shard.id()),
         leader: shard.leader_hint().map(wire_leader),
         replicas: shard.replicas(),
+        learners: shard.learners(),
     }
 }
 
@@ -320,6 +341,22 @@ fn under_replicated(shard: &Shard) -> Option<HealthIssue> {
     })
 }
 
+/// This replica lacks what the others' logs do not have any more.
+fn fetching(shard: &Shard, node_id: u64) -> Option<HealthIssue> {
+    let Fetching { bytes_done, bytes_total, waits_for, .. } = shard.fetching()?;
+    let shard_id = wire_shard_id(shard.id());
+    let waits_for = waits_for.map(|what| format!("; it waits: {what}")).unwrap_or_default();
+    Some(HealthIssue {
+        reason: HealthReason::UnderReplicated.into(),
+        shard_id: Some(shard_id),
+        needed_node_ids: vec![node_id],
+        message: format!(
+            "shard {shard_id}: node {node_id} is fetching, {bytes_done} of {bytes_total} \
+             bytes{waits_for}"
+        ),
+    })
+}
+
 fn shard_issues(shard: &Shard, node_id: u64, lost: &[u64]) -> impl Iterator<Item = HealthIssue> {
     let no_leader = leaderless(shard.id(), shard.leader_hint().is_some(), lost);
     let behind = under_replicated(shard);
@@ -344,6 +381,8 @@ fn shard_issues(shard: &Shard, node_id: u64, lost: &[u64]) -> impl Iterator<Item
         needed_node_ids: vec![node_id],
         message: format!("shard {shard_id}: withheld: {what}"),
     });
+    let fetching = fetching(shard, node_id);
+    let behind = behind.into_iter().chain(fetching);
     no_leader.into_iter().chain(behind).chain(unwell).chain(damage.collect::<Vec<_>>())
 }
 
@@ -363,6 +402,7 @@ fn own_status(cluster: &Cluster) -> wire::ShardStatus {
         live_bytes: 0,
         held_bytes: status.wal.held_bytes,
         segment_count: u32::try_from(status.wal.segments).unwrap_or(u32::MAX),
+        fetching: None,
     }
 }
 
@@ -382,5 +422,10 @@ fn shard_status(shard: &Shard) -> wire::ShardStatus {
         live_bytes: status.live_bytes,
         held_bytes: wal.held_bytes,
         segment_count: u32::try_from(wal.segments).unwrap_or(u32::MAX),
+        fetching: status.fetching.map(|it| wire::Fetching {
+            fetched_bytes: it.bytes_done,
+            total_bytes: it.bytes_total,
+            waits_for: it.waits_for.unwrap_or_default(),
+        }),
     }
 }

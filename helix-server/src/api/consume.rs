@@ -17,11 +17,12 @@ use super::positions::Position;
 use super::reader::{self, Budget, Found, Reader, Terms};
 use super::status::status_at;
 use super::subscribe::Subscription;
-use super::{time, wire_watermarks};
+use super::{call_of, time, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{
     FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, FETCH_WAIT_MAX, PARTITIONS_PER_CALL_MAX,
 };
+use crate::load::{Call, Room};
 use crate::log::Watermarks;
 use crate::node::Node;
 use crate::shard::{ReadFrom, Watcher};
@@ -35,16 +36,26 @@ impl Consume {
         Self { node: node.clone() }
     }
 
-    async fn fetch(&self, request: FetchRequest) -> Result<FetchResponse, Status> {
+    async fn fetch(
+        &self,
+        request: FetchRequest,
+        call: Option<Arc<Call>>,
+    ) -> Result<FetchResponse, Status> {
         let wait = request.max_wait.unwrap_or_default();
         let wait = time::from_duration("max_wait", wait)?.min(FETCH_WAIT_MAX);
         let deadline = Instant::now() + wait;
         let mut fetch = Fetch::open(&self.node, request).await?;
+        // The request is consumed: what is left of it, its partitions, counts as such.
+        if let Some(call) = &call {
+            call.handled();
+        }
+        let since = Instant::now();
         fetch.read_all().await?;
+        self.node.metrics().on_fetch(since.elapsed());
         if !fetch.is_satisfied() && !wait.is_zero() {
             fetch.wait(deadline).await?;
         }
-        Ok(fetch.answer())
+        Ok(fetch.answer(call.as_deref()))
     }
 
     async fn resolve(&self, request: ResolveOffsetsRequest) -> Result<Vec<ResolvedOffset>, Status> {
@@ -116,14 +127,16 @@ impl ConsumeService for Consume {
         &self,
         request: Request<FetchRequest>,
     ) -> Result<Response<FetchResponse>, Status> {
-        Ok(Response::new(self.fetch(request.into_inner()).await?))
+        let call = call_of(&request);
+        Ok(Response::new(self.fetch(request.into_inner(), call).await?))
     }
 
     async fn subscribe(
         &self,
         request: Request<SubscribeRequest>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
-        let subscription = Subscription::open(&self.node, request.into_inner()).await?;
+        let call = call_of(&request);
+        let subscription = Subscription::open(&self.node, request.into_inner(), call).await?;
         Ok(Response::new(subscription.messages()))
     }
 
@@ -140,6 +153,7 @@ impl ConsumeService for Consume {
 struct Fetch<'a> {
     node: &'a Node,
     readers: Vec<(Reader, Found)>,
+    _places: Room,
     budget: Budget,
     bytes: u64,
     bytes_min: u64,
@@ -151,10 +165,10 @@ impl<'a> Fetch<'a> {
         let limits = request.limits.unwrap_or_default();
         let terms = Terms::new(source, out_of_range, &limits, accept_encoded)?;
         let budget = Budget::new(&limits, FETCH_BYTES_DEFAULT as u64, FETCH_BYTES_MAX as u64);
-        let readers = reader::open_all(node, request.partitions, terms).await?;
+        let (readers, places) = reader::open_all(node, request.partitions, terms).await?;
         let bytes_min = u64::from(request.min_bytes.max(1)).min(budget.bytes());
         let readers = readers.into_iter().map(|reader| (reader, Found::default())).collect();
-        Ok(Self { node, readers, budget, bytes: 0, bytes_min })
+        Ok(Self { node, readers, _places: places, budget, bytes: 0, bytes_min })
     }
 
     fn is_satisfied(&self) -> bool {
@@ -213,8 +227,15 @@ impl<'a> Fetch<'a> {
         Ok(())
     }
 
-    fn answer(self) -> FetchResponse {
-        let answer = |(mut reader, found): (Reader, Found)| reader.answer(found);
+    fn answer(self, call: Option<&Call>) -> FetchResponse {
+        let records = self.readers.iter().map(|(_, found)| found.record_count()).sum();
+        self.node.metrics().on_read(records, self.bytes);
+        let answer = |(mut reader, mut found): (Reader, Found)| {
+            if let (Some(call), Some(room)) = (call, found.room.take()) {
+                call.hold(room);
+            }
+            reader.answer(found)
+        };
         FetchResponse { partitions: self.readers.into_iter().map(answer).collect() }
     }
 }

@@ -6,6 +6,8 @@ mod batch;
 mod cluster;
 mod consume;
 mod group;
+mod membership;
+mod meter;
 mod positions;
 mod produce;
 mod reader;
@@ -26,9 +28,11 @@ use helix_proto::log::v1::{self as wire};
 use tonic::service::Routes;
 
 use crate::error::LeaderHint;
-use crate::limits::MESSAGE_BYTES_MAX;
+use crate::limits::{CONTROL_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX};
+use crate::load::Call;
 use crate::log::Watermarks;
 use crate::node::Node;
+pub use meter::{Meter, MeterLayer};
 
 /// The five services of a node.
 pub fn routes(node: &Arc<Node>) -> Routes {
@@ -39,10 +43,19 @@ pub fn routes(node: &Arc<Node>) -> Routes {
     let group = GroupServiceServer::new(group::Groups);
     // Answers are bounded by what was asked for, not by the codec.
     Routes::new(produce.max_decoding_message_size(MESSAGE_BYTES_MAX))
-        .add_service(consume.max_encoding_message_size(usize::MAX))
-        .add_service(topic)
-        .add_service(cluster)
-        .add_service(group)
+        .add_service(
+            consume
+                .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX)
+                .max_encoding_message_size(usize::MAX),
+        )
+        .add_service(topic.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX))
+        .add_service(cluster.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX))
+        .add_service(group.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX))
+}
+
+/// What the call holds of the node's memory; nothing counts where it did not come in by the gate.
+fn call_of<T>(request: &tonic::Request<T>) -> Option<Arc<Call>> {
+    request.extensions().get::<Arc<Call>>().cloned()
 }
 
 fn wire_watermarks(watermarks: Watermarks) -> wire::Watermarks {

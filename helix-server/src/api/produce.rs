@@ -8,6 +8,7 @@ use helix_proto::log::v1::{
     AppendAck, AppendCondition, AppendRequest, AppendResponse, AppendStreamRequest,
     AppendStreamResponse, InitProducerRequest, InitProducerResponse, ProducerIdentity,
 };
+use tokio::time::Instant;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -28,14 +29,25 @@ impl Produce {
     }
 
     async fn append(&self, request: AppendRequest) -> Result<AppendResponse> {
+        let since = Instant::now();
         let located = self.node.find(&request.topic, request.partition).await?;
-        refuse_condition(request.condition.as_ref())?;
         let durability = durability_to_reach(request.durability, &located.settings)?;
         let mut batch = batch::admit(request.batch, located.partition, &located.settings)?;
         batch.producer =
             batch::stamp(request.producer, request.first_sequence, batch.record_count)?;
-        let permit = located.shard.permit(batch.payload.len()).await?;
+        if let Some(AppendCondition { expected_offset, fencing_token }) = request.condition {
+            let token = |text: &str| batch::fencing_token("condition.fencing_token", text);
+            let token = fencing_token.as_deref().map(token).transpose()?;
+            batch.condition = batch::condition(expected_offset, token, durability)?;
+        }
+        let (records, bytes) = (batch.record_count, batch.payload.len());
+        let permit = located.shard.permit(bytes).await.inspect_err(|error| {
+            if matches!(error, Error::Throttled { .. }) {
+                self.node.load().events().appends_throttled.add();
+            }
+        })?;
         let ack = located.shard.append(batch, durability, permit).await?;
+        self.node.metrics().on_ack(records, bytes, ack.duplicate, since.elapsed());
         let watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
         Ok(AppendResponse { ack: Some(wire_ack(&ack)), watermarks })
     }
@@ -90,17 +102,5 @@ pub(super) fn wire_ack(ack: &Ack) -> AppendAck {
         next_offset: ack.offsets.map(|(_, next)| next),
         duplicate: ack.duplicate,
         durability: to_wire_durability(ack.durability).into(),
-    }
-}
-
-fn refuse_condition(condition: Option<&AppendCondition>) -> Result<()> {
-    match condition {
-        Some(AppendCondition { expected_offset: Some(_), .. }) => {
-            Err(Error::Unimplemented { what: "condition.expected_offset" })
-        }
-        Some(AppendCondition { fencing_token: Some(_), .. }) => {
-            Err(Error::Unimplemented { what: "condition.fencing_token" })
-        }
-        Some(AppendCondition { expected_offset: None, fencing_token: None }) | None => Ok(()),
     }
 }

@@ -16,13 +16,17 @@ use super::positions::Position;
 use super::status::status_at;
 use super::{time, wire_watermarks};
 use crate::error::{Error, Result};
-use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX};
+use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX, PLAIN_FACTOR};
+use crate::load::{Load, Room};
 use crate::log::{PartitionId, Watermarks};
 use crate::node::Node;
 use crate::shard::{ReadBatch, ReadFrom, Shard};
 
 /// About what a record costs in an answer beside itself: its offset, its time, its framing.
 const STORED_RECORD_EXTRA_BYTES: usize = 24;
+
+/// What a decoded header takes at least, however little it took on the wire.
+const HEADER_EXTRA_BYTES: usize = 64;
 
 /// What a call may still return, over all of its partitions.
 #[derive(Debug)]
@@ -99,6 +103,7 @@ impl Terms {
 }
 
 pub(super) struct Reader {
+    load: Arc<Load>,
     topic: String,
     number: u32,
     partition: PartitionId,
@@ -119,6 +124,8 @@ pub(super) struct Found {
     pub(super) records: Vec<StoredRecord>,
     pub(super) batches: Vec<StoredBatch>,
     pub(super) bytes: u64,
+    /// Held until the answer is taken.
+    pub(super) room: Option<Room>,
 }
 
 impl Found {
@@ -126,20 +133,32 @@ impl Found {
         self.records.is_empty() && self.batches.is_empty()
     }
 
+    /// Records in it; those of an encoded batch all count, also before the offset that was asked.
+    pub(super) fn record_count(&self) -> u64 {
+        let encoded = self.batches.iter().filter_map(|stored| stored.batch.as_ref());
+        self.records.len() as u64 + encoded.map(|it| u64::from(it.record_count)).sum::<u64>()
+    }
+
     pub(super) fn append(&mut self, later: Self) {
         self.records.extend(later.records);
         self.batches.extend(later.batches);
         self.bytes += later.bytes;
+        match (&mut self.room, later.room) {
+            (Some(room), Some(later)) => room.merge(later),
+            (room @ None, later) => *room = later,
+            (Some(_), None) => {}
+        }
     }
 }
 
-/// Opens every partition that a call names.
+/// Opens every partition that a call names, and takes their places among all that are read.
 pub(super) async fn open_all(
     node: &Node,
     starts: Vec<PartitionStart>,
     terms: Terms,
-) -> Result<Vec<Reader>, Status> {
+) -> Result<(Vec<Reader>, Room), Status> {
     check_count(starts.len())?;
+    let places = node.load().partitions(starts.len())?;
     let mut seen = HashSet::with_capacity(starts.len());
     let mut readers = Vec::with_capacity(starts.len());
     for start in starts {
@@ -157,7 +176,7 @@ pub(super) async fn open_all(
         }
         readers.push(reader);
     }
-    Ok(readers)
+    Ok((readers, places))
 }
 
 fn check_count(partitions: usize) -> Result<()> {
@@ -178,8 +197,11 @@ impl Reader {
         let watermarks = located.shard.watermarks(located.partition)?;
         let offset =
             position.offset(&located.shard, located.partition, watermarks, terms.from).await?;
+        // Without an end nothing is done, not even at the last offset that a number can say.
+        let is_done = start.until_offset.is_some_and(|until_offset| offset >= until_offset);
         let until_offset = start.until_offset.unwrap_or(u64::MAX);
         Ok(Self {
+            load: node.load().clone(),
             topic: start.topic,
             number: start.partition,
             partition: located.partition,
@@ -189,7 +211,7 @@ impl Reader {
             offset,
             unanswered: offset,
             watermarks,
-            is_done: offset >= until_offset,
+            is_done,
         })
     }
 
@@ -268,8 +290,9 @@ impl Reader {
         if self.is_done || budget.is_spent() {
             return Ok(found);
         }
+        let bytes_max = self.load.answer_bytes_max(bytes_max);
         let bytes = usize::try_from(budget.bytes()).unwrap_or(usize::MAX).min(bytes_max);
-        let batches = self.read_stored(bytes).await.map_err(|error| self.status(&error))?;
+        let (batches, mut room) = self.read_within(bytes).await?;
         for batch in batches {
             if self.terms.until_us.is_some_and(|until_us| batch.append_time_us >= until_us) {
                 self.is_done = true;
@@ -286,7 +309,53 @@ impl Reader {
             }
         }
         self.is_done |= self.offset >= self.until_offset || self.has_passed(now_us);
+        if let Some(room) = &mut room
+            && found.bytes > 0
+        {
+            let bytes = usize::try_from(found.bytes).unwrap_or(usize::MAX);
+            room.shrink_to(bytes.saturating_mul(self.factor()));
+        }
+        found.room = room.filter(|_| found.bytes > 0);
         Ok(found)
+    }
+
+    /// Reads what there is room for. Read first and counted then, since a read that waits for the
+    /// disk would else keep room from others; only what finds none is dropped, and read again when
+    /// there is.
+    async fn read_within(
+        &mut self,
+        bytes_max: usize,
+    ) -> Result<(Vec<ReadBatch>, Option<Room>), Status> {
+        let mut promised: Option<Room> = None;
+        loop {
+            let read = self.read_stored(bytes_max).await;
+            let mut batches = read.map_err(|error| self.status(&error))?;
+            let size = |batches: &[ReadBatch]| {
+                batches.iter().map(|batch| batch.payload.len()).sum::<usize>() * self.factor()
+            };
+            if let Some(room) = promised.take() {
+                while batches.len() > 1 && size(&batches) > room.bytes() {
+                    batches.pop();
+                }
+                if size(&batches) <= room.bytes() {
+                    return Ok((batches, Some(room)));
+                }
+            }
+            let bytes = size(&batches);
+            if bytes == 0 {
+                return Ok((batches, None));
+            }
+            if let Some(room) = self.load.answer_now(bytes) {
+                return Ok((batches, Some(room)));
+            }
+            drop(batches);
+            promised = Some(self.load.answer(bytes).await.map_err(|error| self.status(&error))?);
+        }
+    }
+
+    /// What an answer takes until it is sent, for each of its bytes.
+    fn factor(&self) -> usize {
+        if self.terms.is_encoded { 1 } else { PLAIN_FACTOR }
     }
 
     async fn read_stored(&mut self, bytes_max: usize) -> Result<Vec<ReadBatch>> {
@@ -359,14 +428,15 @@ impl Reader {
                 break;
             }
             let place = place.map_err(|error| unreadable(offset, &error))?;
-            let bytes = place.len() + STORED_RECORD_EXTRA_BYTES;
+            let record = Record::decode(stored.payload.slice(place.clone()))
+                .map_err(|error| unreadable(offset, &error))?;
+            let headers = record.headers.len() * HEADER_EXTRA_BYTES;
+            let bytes = place.len() + STORED_RECORD_EXTRA_BYTES + headers;
             let is_full =
                 !found.records.is_empty() && found.bytes + bytes as u64 > bytes_max as u64;
             if is_full || budget.records == 0 || !budget.admit(bytes) {
                 return Ok(false);
             }
-            let record = Record::decode(stored.payload.slice(place))
-                .map_err(|error| unreadable(offset, &error))?;
             found.records.push(StoredRecord {
                 offset,
                 append_time: Some(append_time),

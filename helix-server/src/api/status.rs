@@ -73,6 +73,11 @@ fn error_detail(error: &Error) -> ErrorDetail {
             ErrorDetail { may_have_applied: *may_have_applied, ..detail(R::StorageFailed) }
         }
         Error::NodeNotFound { .. } => detail(R::NodeNotFound),
+        Error::ChangeInProgress { .. } => detail(R::MembershipChangeInProgress),
+        Error::NotEnoughNodes { .. } => detail(R::NotEnoughNodes),
+        Error::ChangeRefused { .. } => detail(R::MembershipChangeRefused),
+        // Whoever has taken its place can be found from any other node.
+        Error::NotAMember { .. } => detail(R::NotLeader),
         // A start fails with it: no call ever sees it.
         Error::Unusable { .. } => detail(R::StorageFailed),
     }
@@ -87,6 +92,14 @@ fn refusal_detail(refusal: &Refusal) -> ErrorDetail {
             ErrorDetail { next_sequence: Some(*next_sequence), ..detail(R::OutOfOrderSequence) }
         }
         Refusal::UnknownProducer { .. } => detail(R::UnknownProducer),
+        Refusal::OffsetMismatch { watermarks, .. } => ErrorDetail {
+            watermarks: Some(wire_watermarks(*watermarks)),
+            next_offset: Some(watermarks.high_watermark),
+            ..detail(R::ExpectedOffsetMismatch)
+        },
+        Refusal::Fenced { in_force } => {
+            ErrorDetail { fencing_token: Some(in_force.as_str().to_owned()), ..detail(R::Fenced) }
+        }
         Refusal::OffsetsExhausted => detail(R::OffsetOutOfRange),
     }
 }
@@ -108,7 +121,7 @@ mod tests {
 
     use super::*;
     use crate::error::LeaderHint;
-    use crate::log::{PartitionId, Watermarks};
+    use crate::log::{FencingToken, PartitionId, Watermarks};
 
     const ELSEWHERE: &str = "retry";
     const NEVER: &str = "final";
@@ -173,6 +186,20 @@ mod tests {
             (fenced.into(), "PRODUCER_FENCED", precondition, NEVER, false),
             (gap.into(), "OUT_OF_ORDER_SEQUENCE", precondition, NEVER, false),
             (
+                Refusal::OffsetMismatch { expected: 8, watermarks }.into(),
+                "EXPECTED_OFFSET_MISMATCH",
+                Code::Aborted,
+                NEVER,
+                false,
+            ),
+            (
+                Refusal::Fenced { in_force: FencingToken::default() }.into(),
+                "FENCED",
+                precondition,
+                NEVER,
+                false,
+            ),
+            (
                 Refusal::UnknownProducer { producer_id }.into(),
                 "UNKNOWN_PRODUCER",
                 precondition,
@@ -231,6 +258,28 @@ mod tests {
             (failed(false), "STORAGE_FAILED", Code::Unavailable, ELSEWHERE, false),
             (Error::NodeNotFound { node_id: 9 }, "NODE_NOT_FOUND", Code::NotFound, NEVER, false),
             (
+                Error::ChangeInProgress { what: what() },
+                "MEMBERSHIP_CHANGE_IN_PROGRESS",
+                precondition,
+                NEVER,
+                false,
+            ),
+            (
+                Error::NotEnoughNodes { what: what() },
+                "NOT_ENOUGH_NODES",
+                precondition,
+                NEVER,
+                false,
+            ),
+            (
+                Error::ChangeRefused { what: what() },
+                "MEMBERSHIP_CHANGE_REFUSED",
+                precondition,
+                NEVER,
+                false,
+            ),
+            (Error::NotAMember { what: what() }, "NOT_LEADER", precondition, ELSEWHERE, false),
+            (
                 Error::Unusable { what: what() },
                 "STORAGE_FAILED",
                 Code::Unavailable,
@@ -272,9 +321,14 @@ mod tests {
         let detail = |error: Error| from_status(&error.into()).unwrap().detail;
         let gap = Refusal::OutOfOrderSequence { producer_id: 1, sequence: 9, next_sequence: 4 };
         assert_eq!(detail(gap.into()).next_sequence, Some(4));
+        let in_force = FencingToken::new("second").unwrap();
+        assert_eq!(detail(Refusal::Fenced { in_force }.into()).fencing_token.unwrap(), "second");
         let too_large = Error::BatchTooLarge { bytes: 9, bytes_max: 8 };
         assert_eq!(detail(too_large).limit, Some(8));
         let watermarks = Watermarks { log_start: 5, high_watermark: 9 };
+        let mismatch = detail(Refusal::OffsetMismatch { expected: 8, watermarks }.into());
+        assert_eq!(mismatch.next_offset, Some(9));
+        assert_eq!(mismatch.watermarks, Some(wire_watermarks(watermarks)));
         let outside = detail(Error::OffsetOutOfRange { asked: 12, watermarks });
         assert_eq!(outside.watermarks, Some(wire_watermarks(watermarks)));
         let missing = detail(Error::TopicNotFound { topic: "orders".to_owned() });

@@ -18,11 +18,14 @@ use super::reader::{self, Budget, Reader, Terms};
 use super::wire_watermarks;
 use crate::error::Error;
 use crate::limits::{FETCH_BYTES_DEFAULT, HEARTBEAT_INTERVAL};
+use crate::load::{Call, Room};
 use crate::node::Node;
 use crate::shard::{WatchGuard, Watcher};
 
 pub(super) struct Subscription {
     node: Arc<Node>,
+    call: Option<Arc<Call>>,
+    _places: Room,
     followed: Vec<Followed>,
     /// Places in `followed` that may have something to read, each at most once.
     turns: VecDeque<u32>,
@@ -45,7 +48,11 @@ struct Followed {
 }
 
 impl Subscription {
-    pub(super) async fn open(node: &Arc<Node>, request: SubscribeRequest) -> Result<Self, Status> {
+    pub(super) async fn open(
+        node: &Arc<Node>,
+        request: SubscribeRequest,
+        call: Option<Arc<Call>>,
+    ) -> Result<Self, Status> {
         let SubscribeRequest { source, out_of_range, accept_encoded, .. } = request;
         if request.membership.is_some() {
             return Err(Error::Unimplemented { what: "membership" }.into());
@@ -53,13 +60,15 @@ impl Subscription {
         let limits = request.limits.unwrap_or_default();
         let terms = Terms::new(source, out_of_range, &limits, accept_encoded)?;
         let budget = Budget::new(&limits, u64::MAX, u64::MAX);
-        let readers = reader::open_all(node, request.partitions, terms).await?;
+        let (readers, places) = reader::open_all(node, request.partitions, terms).await?;
         let watcher = Watcher::new();
         let followed = follow(readers, &watcher)?;
         let silence_max = silence_max(node);
         let silent_since = Instant::now();
         Ok(Self {
             node: node.clone(),
+            call,
+            _places: places,
             // Everybody has a turn first: what was committed before the watch wakes nobody.
             turns: (0..).take(followed.len()).collect(),
             open_count: followed.iter().filter(|one| !one.reader.is_done()).count(),
@@ -109,9 +118,13 @@ impl Subscription {
             return Ok(());
         }
         let now_us = self.node.clock().now_us();
-        let found = one.reader.read(&mut self.budget, FETCH_BYTES_DEFAULT, now_us).await?;
+        let mut found = one.reader.read(&mut self.budget, FETCH_BYTES_DEFAULT, now_us).await?;
         let is_empty = found.is_empty();
         if !is_empty {
+            if let (Some(call), Some(room)) = (&self.call, found.room.take()) {
+                call.hold(room);
+            }
+            self.node.metrics().on_read(found.record_count(), found.bytes);
             self.made.push_back(Message::Data(one.reader.answer(found)));
         }
         if one.reader.is_done() {

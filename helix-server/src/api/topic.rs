@@ -12,11 +12,12 @@ use helix_proto::log::v1::{
 };
 use tonic::{Request, Response, Status};
 
+use super::batch::fencing_token;
 use super::{settings, wire_leader, wire_shard_id, wire_watermarks};
 use crate::cluster::{Place, TopicInfo, TopicSpec};
 use crate::error::{Error, Result};
 use crate::limits::{TOPICS_PER_PAGE_DEFAULT, TOPICS_PER_PAGE_MAX};
-use crate::node::Node;
+use crate::node::{Located, Node};
 
 /// Longest name of a topic.
 const NAME_BYTES_MAX: usize = 249;
@@ -90,13 +91,25 @@ impl Topics {
         Ok(TrimPartitionResponse { watermarks: Some(wire_watermarks(watermarks)) })
     }
 
+    async fn fence(&self, request: &SetFencingTokenRequest) -> Result<SetFencingTokenResponse> {
+        let expected = |text: &str| fencing_token("expected_token", text);
+        let expected = request.expected_token.as_deref().map(expected).transpose()?;
+        let token = fencing_token("token", &request.token)?;
+        let Located { shard, partition, .. } =
+            self.node.find(&request.topic, request.partition).await?;
+        let watermarks = shard.set_fencing_token(partition, expected, token).await?;
+        Ok(SetFencingTokenResponse { watermarks: Some(wire_watermarks(watermarks)) })
+    }
+
     fn describe(&self, topic: &TopicInfo) -> Topic {
         let partitions =
             (0..).zip(topic.places()).map(|(number, place)| self.describe_partition(number, place));
         Topic {
             name: topic.name.clone(),
             partitions: partitions.collect(),
-            replication_factor: topic.replication_factor,
+            // As many as there are nodes, whatever there were when it was made.
+            replication_factor: u32::try_from(self.node.cluster().nodes().len())
+                .unwrap_or(u32::MAX),
             config: Some(settings::to_config(&topic.settings)),
         }
     }
@@ -179,9 +192,9 @@ impl TopicService for Topics {
 
     async fn set_fencing_token(
         &self,
-        _: Request<SetFencingTokenRequest>,
+        request: Request<SetFencingTokenRequest>,
     ) -> Result<Response<SetFencingTokenResponse>, Status> {
-        Err(Error::Unimplemented { what: "SetFencingToken" }.into())
+        Ok(Response::new(self.fence(request.get_ref()).await?))
     }
 }
 

@@ -1,0 +1,179 @@
+//! What ClusterService answers about changes of the cluster's nodes: add, remove, replace, drain,
+//! and how far a change is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{Stream, stream};
+use helix_proto::log::v1 as wire;
+use helix_proto::log::v1::{
+    AddNodeRequest, MembershipChange, MembershipChangeKind, MembershipPhase, RemoveNodeRequest,
+    ReplaceNodeRequest, SetDrainingRequest, ShardChange, WatchMembershipChangeResponse,
+};
+use tonic::Status;
+
+use super::wire_shard_id;
+use crate::cluster::{Change, ChangeKind, ChangeProgress, Phase};
+use crate::error::{Error, Result};
+use crate::node::Node;
+
+/// How often a watched change is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_millis(300);
+
+pub(super) async fn add(node: &Node, request: AddNodeRequest) -> Result<Option<MembershipChange>> {
+    let AddNodeRequest { node_id, peer_endpoint, rack, validate_only } = request;
+    check_rack(&rack)?;
+    node.check_member()?;
+    let added = node.cluster().add_node(node_id, peer_endpoint, validate_only).await?;
+    Ok(added.as_ref().map(wire_change))
+}
+
+pub(super) async fn remove(
+    node: &Node,
+    request: RemoveNodeRequest,
+) -> Result<Option<MembershipChange>> {
+    let RemoveNodeRequest { node_id, lost, validate_only } = request;
+    node.check_member()?;
+    let removed = node.cluster().remove_node(node_id, lost, validate_only).await?;
+    Ok(removed.as_ref().map(wire_change))
+}
+
+pub(super) async fn replace(
+    node: &Node,
+    request: ReplaceNodeRequest,
+) -> Result<Option<MembershipChange>> {
+    let ReplaceNodeRequest { lost_node_id, node_id, peer_endpoint, rack, validate_only } = request;
+    check_rack(&rack)?;
+    node.check_member()?;
+    let node_id = if node_id == 0 { lost_node_id } else { node_id };
+    let cluster = node.cluster();
+    let replaced =
+        cluster.replace_node(lost_node_id, node_id, peer_endpoint, validate_only).await?;
+    Ok(replaced.as_ref().map(wire_change))
+}
+
+pub(super) async fn set_draining(node: &Node, request: SetDrainingRequest) -> Result<()> {
+    let SetDrainingRequest { node_id, draining, validate_only } = request;
+    node.check_member()?;
+    node.cluster().set_draining(node_id, draining, validate_only).await
+}
+
+fn check_rack(rack: &str) -> Result<()> {
+    if rack.is_empty() { Ok(()) } else { Err(Error::Unimplemented { what: "a node's rack" }) }
+}
+
+/// A change now, and again each time that it is farther, until it ends.
+pub(super) fn watch(
+    node: Arc<Node>,
+    id: u64,
+) -> impl Stream<Item = Result<WatchMembershipChangeResponse, Status>> + Send {
+    let watch = Watch { node, id, said: None };
+    stream::try_unfold(watch, |mut watch| async {
+        let change = watch.next().await?;
+        Ok(change.map(|change| (WatchMembershipChangeResponse { change: Some(change) }, watch)))
+    })
+}
+
+struct Watch {
+    node: Arc<Node>,
+    id: u64,
+    said: Option<MembershipChange>,
+}
+
+impl Watch {
+    async fn next(&mut self) -> Result<Option<MembershipChange>, Status> {
+        let is_over = |change: &MembershipChange| {
+            [MembershipPhase::Done, MembershipPhase::Failed].contains(&change.phase())
+        };
+        if self.said.as_ref().is_some_and(is_over) {
+            return Ok(None);
+        }
+        let draining = self.node.shutdown_token().clone();
+        loop {
+            self.node.check_member()?;
+            let progress = tokio::select! {
+                progress = self.node.cluster().change_progress(self.id) => progress?,
+                () = draining.cancelled() => return Err(Error::Draining.into()),
+            };
+            // From now on this one, also when another is begun.
+            self.id = progress.change.id;
+            let change = wire_progress(progress);
+            if self.said.as_ref() != Some(&change) {
+                self.said = Some(change.clone());
+                return Ok(Some(change));
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+}
+
+fn wire_change(change: &Change) -> MembershipChange {
+    let kind = match change.kind {
+        ChangeKind::Add => MembershipChangeKind::Add,
+        ChangeKind::Remove => MembershipChangeKind::Remove,
+        ChangeKind::Replace => MembershipChangeKind::Replace,
+    };
+    let phase = if change.done { Phase::Done } else { Phase::Pending };
+    MembershipChange {
+        id: change.id,
+        phase: wire_phase(phase).into(),
+        kind: kind.into(),
+        node_id: change.node_id,
+        lost_node_id: change.lost_node_id,
+        ..MembershipChange::default()
+    }
+}
+
+fn wire_progress(progress: ChangeProgress) -> MembershipChange {
+    let ChangeProgress { change, phase, blocked, shards } = progress;
+    MembershipChange {
+        phase: wire_phase(phase).into(),
+        blocked_reason: blocked,
+        entries_remaining: shards.iter().map(|shard| shard.entries).sum(),
+        shards: shards
+            .into_iter()
+            .map(|shard| ShardChange {
+                shard_id: wire_shard_id(shard.shard_id),
+                phase: wire_phase(shard.phase).into(),
+                entries_remaining: shard.entries,
+                blocked_reason: shard.blocked,
+            })
+            .collect(),
+        ..wire_change(&change)
+    }
+}
+
+fn wire_phase(phase: Phase) -> MembershipPhase {
+    match phase {
+        Phase::Pending => MembershipPhase::Pending,
+        Phase::CatchingUp => MembershipPhase::CatchingUp,
+        Phase::ChangingVoters => MembershipPhase::ChangingVoters,
+        Phase::Done => MembershipPhase::Done,
+        Phase::Failed => MembershipPhase::Failed,
+    }
+}
+
+/// Nodes that drain or leave, for the cluster's health.
+pub(super) fn issues(node: &Node) -> Vec<wire::HealthIssue> {
+    let members = node.cluster().machine().read(|state| state.members().clone());
+    let away = members.iter().filter(|member| member.draining || member.leaving);
+    let mut issues: Vec<_> = away
+        .map(|member| wire::HealthIssue {
+            reason: wire::HealthReason::Draining.into(),
+            needed_node_ids: vec![member.node_id],
+            message: if member.leaving {
+                format!("node {} is being removed", member.node_id)
+            } else {
+                format!("node {} drains: it is to lead nothing", member.node_id)
+            },
+            ..wire::HealthIssue::default()
+        })
+        .collect();
+    issues.extend(node.removed().map(|what| wire::HealthIssue {
+        reason: wire::HealthReason::Removed.into(),
+        needed_node_ids: vec![node.info().node_id],
+        message: what.to_owned(),
+        ..wire::HealthIssue::default()
+    }));
+    issues
+}
