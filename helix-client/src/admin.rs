@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use helix_proto::log::v1::{
-    AddPartitionsRequest, CreateTopicRequest, DeleteTopicRequest, ErrorReason, GetHealthRequest,
-    GetHealthResponse, GetMetadataRequest, GetNodeStatusRequest, GetNodeStatusResponse,
-    GetTopicRequest, LeaderHint, ListTopicsRequest, Metadata, ResolveOffsetsRequest,
+    AddNodeRequest, AddPartitionsRequest, BalanceLeadersRequest, CreateTopicRequest,
+    DeleteTopicRequest, ErrorReason, GetHealthRequest, GetHealthResponse, GetMetadataRequest,
+    GetNodeStatusRequest, GetNodeStatusResponse, GetTopicRequest, LeaderHint, ListTopicsRequest,
+    MembershipChange, Metadata, RemoveNodeRequest, ReplaceNodeRequest, ResolveOffsetsRequest,
     ResolvedOffset, SetDrainingRequest, SetFencingTokenRequest, Topic, TopicConfig,
-    TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, Watermarks,
+    TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest,
+    Watermarks,
 };
 use tokio::time::timeout;
 use tonic::{Code, Response, Status};
@@ -410,18 +412,118 @@ impl Admin {
         Err(Error::known(ErrorReason::NoLeader, "not every shard has a leader"))
     }
 
-    /// Moves leaders off a node before maintenance, or ends that state.
+    /// Moves leaders off a node before maintenance and waits until it leads nothing, or ends that
+    /// state.
     ///
     /// # Errors
-    /// `NODE_NOT_FOUND`.
-    pub async fn set_draining(&self, node_id: u64, draining: bool) -> Result<()> {
+    /// `NODE_NOT_FOUND`; `NOT_ENOUGH_NODES` if nobody else could lead.
+    pub async fn set_draining(
+        &self,
+        node_id: u64,
+        draining: bool,
+        validate_only: bool,
+    ) -> Result<()> {
         self.client
             .call_any(Call::new("set draining", Repeat::Always), |node| async move {
-                let request = SetDrainingRequest { node_id, draining };
+                let request = SetDrainingRequest { node_id, draining, validate_only };
                 node.cluster().set_draining(request).await
             })
             .await
             .map(|_| ())
+    }
+
+    /// Adds a node that was started with an empty data folder; for a member, changes the address
+    /// at which other nodes dial it. The change goes on by itself: see
+    /// [`Admin::membership_change`].
+    ///
+    /// # Errors
+    /// `MEMBERSHIP_CHANGE_REFUSED` or `NOT_ENOUGH_NODES` with the check that failed;
+    /// `MEMBERSHIP_CHANGE_IN_PROGRESS`.
+    pub async fn add_node(
+        &self,
+        node_id: u64,
+        peer_endpoint: &str,
+        validate_only: bool,
+    ) -> Result<Option<MembershipChange>> {
+        let call = Call::new("add node", Repeat::Always);
+        let answer = self.client.call_any(call, |node| {
+            let peer_endpoint = peer_endpoint.to_owned();
+            let rack = String::new();
+            let request = AddNodeRequest { node_id, peer_endpoint, rack, validate_only };
+            async move { node.cluster().add_node(request).await }
+        });
+        Ok(answer.await?.change)
+    }
+
+    /// Removes a node; one that does not answer only if it is said to be lost.
+    ///
+    /// # Errors
+    /// As [`Admin::add_node`]; `NODE_NOT_FOUND`.
+    pub async fn remove_node(
+        &self,
+        node_id: u64,
+        lost: bool,
+        validate_only: bool,
+    ) -> Result<Option<MembershipChange>> {
+        let call = Call::new("remove node", Repeat::Always);
+        let answer = self.client.call_any(call, |node| async move {
+            let request = RemoveNodeRequest { node_id, lost, validate_only };
+            node.cluster().remove_node(request).await
+        });
+        Ok(answer.await?.change)
+    }
+
+    /// Puts `node_id`, which may be the same, with an empty data folder in the place of a node
+    /// that is lost. An empty `peer_endpoint` leaves the address as it was.
+    ///
+    /// # Errors
+    /// As [`Admin::add_node`]; `NODE_NOT_FOUND`.
+    pub async fn replace_node(
+        &self,
+        lost_node_id: u64,
+        node_id: u64,
+        peer_endpoint: &str,
+        validate_only: bool,
+    ) -> Result<Option<MembershipChange>> {
+        let call = Call::new("replace node", Repeat::Always);
+        let answer = self.client.call_any(call, |node| {
+            let request = ReplaceNodeRequest {
+                lost_node_id,
+                node_id,
+                peer_endpoint: peer_endpoint.to_owned(),
+                rack: String::new(),
+                validate_only,
+            };
+            async move { node.cluster().replace_node(request).await }
+        });
+        Ok(answer.await?.change)
+    }
+
+    /// How far a change of the cluster's nodes is; 0: the one that runs, or was the last.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if there never was such a change.
+    pub async fn membership_change(&self, id: u64) -> Result<MembershipChange> {
+        let call = Call::new("membership change", Repeat::Read);
+        let answer = self.client.call_any(call, |node| async move {
+            let request = WatchMembershipChangeRequest { id };
+            let mut changes = node.cluster().watch_membership_change(request).await?.into_inner();
+            let first = changes.message().await?;
+            Ok(Response::new(first.and_then(|answer| answer.change)))
+        });
+        present(answer.await?)
+    }
+
+    /// Has every shard led by the node that should lead it, now; says which were moved.
+    ///
+    /// # Errors
+    /// See [`Admin`].
+    pub async fn balance_leaders(&self) -> Result<Vec<u32>> {
+        let call = Call::new("balance leaders", Repeat::Always);
+        let answer = self.client.call_any(call, |node| async move {
+            node.cluster().balance_leaders(BalanceLeadersRequest {}).await
+        });
+        Ok(answer.await?.shard_ids)
     }
 
     /// Moves a shard's leadership to a node; None lets the service choose. Goes to the shard's

@@ -56,6 +56,27 @@ impl AppendOptions {
     pub fn durability(durability: Durability) -> Self {
         Self { durability, condition: None }
     }
+
+    /// As these, on the condition that the batch's first record gets this offset. If it would get
+    /// another one the batch is refused with `EXPECTED_OFFSET_MISMATCH`, and the error says which
+    /// in `next_offset`.
+    #[must_use]
+    pub fn expecting(mut self, offset: u64) -> Self {
+        self.condition.get_or_insert_default().expected_offset = Some(offset);
+        self
+    }
+
+    /// As these, on the condition that this fencing token is in force (empty: that none is). If
+    /// another one is the batch is refused with `FENCED`.
+    #[must_use]
+    pub fn fenced_by(mut self, token: impl Into<String>) -> Self {
+        self.condition.get_or_insert_default().fencing_token = Some(token.into());
+        self
+    }
+
+    fn expected_offset(&self) -> Option<u64> {
+        self.condition.as_ref()?.expected_offset
+    }
 }
 
 /// Something that can be appended: a built batch, or records to build one from.
@@ -121,8 +142,8 @@ impl Client {
             Some(_) => Repeat::Always,
             None => Repeat::UnlessApplied,
         };
-        let answer = self
-            .call_leader((topic, partition), Call::new("append", repeat), |connection| {
+        let appending =
+            self.call_leader((topic, partition), Call::new("append", repeat), |connection| {
                 // The payload is shared, not copied, so that a retry costs only the request.
                 let request = AppendRequest {
                     topic: topic.to_owned(),
@@ -134,8 +155,15 @@ impl Client {
                     condition: options.condition.clone(),
                 };
                 async move { connection.produce().append(request).await }
-            })
-            .await?;
+            });
+        let answer = appending.await.map_err(|error| match options.expected_offset() {
+            // The verdict of the last attempt: no earlier one was applied before it, or it had
+            // been a duplicate, and none can be any more, since the offset is given away.
+            Some(expected) if identity.is_some() && error.is_beyond(expected) => {
+                error.with_may_have_applied(false)
+            }
+            _ => error,
+        })?;
         let ack = answer.ack.ok_or_else(|| {
             Error::client(Code::Internal, "answer without ack").with_may_have_applied(true)
         })?;

@@ -1,8 +1,12 @@
 //! Everything about a client that can be set, with the defaults that the benchmarks use.
 //! Plain data; what the numbers do is said where they are used.
 
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::time::Duration;
+
+use tonic::transport::{Channel, Endpoint};
 
 /// Settings of a [`Client`](crate::Client).
 #[derive(Debug, Clone)]
@@ -46,6 +50,35 @@ pub struct Config {
     pub seed: Option<u64>,
     /// HTTP/2 settings.
     pub transport: Transport,
+    /// How connections are made. Default: over TCP.
+    pub dial: Dial,
+}
+
+type Connect = dyn Fn(&Endpoint) -> Channel + Send + Sync;
+
+/// How connections are made: over TCP unless something else is given, as simulations do.
+#[derive(Clone, Default)]
+pub struct Dial(Option<Arc<Connect>>);
+
+impl Dial {
+    /// Connections that `connect` makes.
+    pub fn with(connect: impl Fn(&Endpoint) -> Channel + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(connect)))
+    }
+
+    /// A channel that connects when it is first used.
+    pub(crate) fn lazily(&self, endpoint: &Endpoint) -> Channel {
+        match &self.0 {
+            Some(connect) => connect(endpoint),
+            None => endpoint.connect_lazy(),
+        }
+    }
+}
+
+impl fmt::Debug for Dial {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(if self.0.is_some() { "given" } else { "tcp" })
+    }
 }
 
 impl Config {
@@ -71,6 +104,7 @@ impl Default for Config {
             heartbeat_timeout: Duration::from_secs(15),
             seed: None,
             transport: Transport::default(),
+            dial: Dial::default(),
         }
     }
 }

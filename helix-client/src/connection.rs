@@ -68,7 +68,8 @@ impl Connection {
         let endpoint = endpoint(address, config)?;
         let count = config.connections_per_node.max(1);
         let bytes_max = config.transport.message_bytes_max;
-        let lines = (0..count).map(|_| Line::new(endpoint.connect_lazy(), bytes_max)).collect();
+        let line = |_| Line::new(config.dial.lazily(&endpoint), bytes_max);
+        let lines = (0..count).map(line).collect();
         let address = address.to_owned();
         Ok(Self(Arc::new(Lines { address, lines, turn: AtomicUsize::new(0) })))
     }

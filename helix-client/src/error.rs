@@ -145,6 +145,12 @@ impl Error {
         self
     }
 
+    /// Whether the service says that this offset has been given away.
+    pub(crate) fn is_beyond(&self, expected_offset: u64) -> bool {
+        self.is(ErrorReason::ExpectedOffsetMismatch)
+            && self.next_offset.is_some_and(|next| next > expected_offset)
+    }
+
     /// The same error, worth a retry elsewhere: whoever said it may know less than others.
     pub(crate) fn in_doubt(mut self) -> Self {
         self.0.retryable = true;

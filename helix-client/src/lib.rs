@@ -18,7 +18,7 @@ pub mod session;
 pub use admin::{Admin, NewTopic};
 pub use append::{Ack, AppendOptions, IntoBatch};
 pub use client::Client;
-pub use config::{Config, Transport};
+pub use config::{Config, Dial, Transport};
 pub use connection::Connection;
 pub use consumer::{
     Batches, ConsumedRecord, Consumer, Event, FetchOptions, Position, ReadOptions, ReadSource,

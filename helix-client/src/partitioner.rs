@@ -35,6 +35,29 @@ impl Sticky {
 mod tests {
     use super::*;
 
+    /// The table of docs/api.md, to which clients in other languages hold themselves.
+    #[test]
+    fn the_published_vectors_hold() {
+        let page = include_str!("../../docs/api.md");
+        let (_, section) = page.split_once("## Partitions of keys").unwrap();
+        let table = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+        let rows: Vec<_> = table.take_while(|line| line.starts_with('|')).collect();
+        assert!(rows.len() >= 6, "{rows:?}");
+        for row in rows {
+            let cells: Vec<_> = row.split('|').map(str::trim).collect();
+            let [_, text, bytes, crc, of_4, of_12, of_1000, _] = cells[..] else { panic!("{row}") };
+            let digits: Vec<_> = bytes.bytes().collect();
+            let byte =
+                |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+            let key: Vec<u8> = digits.chunks(2).map(byte).collect();
+            assert!(text.is_empty() || text.as_bytes() == key, "{row}");
+            assert_eq!(format!("{:08x}", crc32fast::hash(&key)), crc, "{row}");
+            for (count, partition) in [(4, of_4), (12, of_12), (1000, of_1000)] {
+                assert_eq!(of_key(&key, count).to_string(), partition, "{row}");
+            }
+        }
+    }
+
     #[test]
     fn a_key_stays_where_the_documented_hash_puts_it() {
         // python3: zlib.crc32(b"customer-7") % 12

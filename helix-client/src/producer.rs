@@ -4,6 +4,7 @@
 mod batcher;
 mod lane;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -29,6 +30,8 @@ pub struct ProducerOptions {
     /// Stable name, up to 255 bytes: a later producer of the same name fences this one. Default:
     /// empty, anonymous.
     pub name: String,
+    /// Fencing token that must hold with every batch, up to 64 bytes. Default: none.
+    pub fencing_token: Option<String>,
     /// How long [`Producer::send`] lets a batch wait for more records. Zero: as long as the batch
     /// before it is under way. Default: 1 ms.
     pub linger: Duration,
@@ -48,6 +51,7 @@ impl Default for ProducerOptions {
             durability: Durability::Unspecified,
             idempotent: true,
             name: String::new(),
+            fencing_token: None,
             linger: Duration::from_millis(1),
             batch_bytes: 256 << 10,
             batch_records: 10_000,
@@ -86,7 +90,8 @@ impl Producer {
         self.append_with(topic, partition, batch, &self.lanes.options).await
     }
 
-    /// As [`Producer::append`], with options of its own.
+    /// As [`Producer::append`], with options of its own. The producer's fencing token must hold
+    /// nevertheless, unless they name another one.
     ///
     /// # Errors
     /// As [`Producer::append`].
@@ -98,7 +103,8 @@ impl Producer {
         options: &AppendOptions,
     ) -> Result<Ack> {
         let batch = batch.into_batch();
-        self.lanes.get(topic, partition).append(&batch, options).await
+        let options = self.lanes.fenced(options);
+        self.lanes.get(topic, partition).append(&batch, &options).await
     }
 
     /// Hands over one record: to the partition of its key (see
@@ -141,8 +147,21 @@ struct Lanes {
 impl Lanes {
     fn new(client: Client, options: &ProducerOptions) -> Self {
         let identities = options.idempotent.then(|| Identities::new(client.clone(), &options.name));
-        let options = AppendOptions::durability(options.durability);
+        let unfenced = AppendOptions::durability(options.durability);
+        let options = match &options.fencing_token {
+            Some(token) => unfenced.fenced_by(token),
+            None => unfenced,
+        };
         Self { client, identities, options, by_topic: Mutex::default() }
+    }
+
+    /// These options, with the producer's token where they have none.
+    fn fenced<'a>(&self, options: &'a AppendOptions) -> Cow<'a, AppendOptions> {
+        let token = |options: &AppendOptions| options.condition.as_ref()?.fencing_token.clone();
+        match token(&self.options) {
+            Some(own) if token(options).is_none() => Cow::Owned(options.clone().fenced_by(own)),
+            _ => Cow::Borrowed(options),
+        }
     }
 
     fn get(&self, topic: &str, partition: u32) -> Arc<Lane> {

@@ -17,7 +17,12 @@ fn metadata(version: u64, leader: LeaderHint) -> Metadata {
         nodes: (1..=3)
             .map(|id| Node { node_id: id, endpoint: hint(id, 0).endpoint, ..Node::default() })
             .collect(),
-        shards: vec![ShardRoute { shard_id: 1, leader: Some(leader), replicas: vec![1, 2, 3] }],
+        shards: vec![ShardRoute {
+            shard_id: 1,
+            leader: Some(leader),
+            replicas: vec![1, 2, 3],
+            ..ShardRoute::default()
+        }],
         topics: vec![TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1] }],
     }
 }

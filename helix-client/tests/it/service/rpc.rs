@@ -154,6 +154,7 @@ impl Node {
                 shard_id: SHARD,
                 leader: state.hint(self.id),
                 replicas: vec![1, 2, 3],
+                ..ShardRoute::default()
             }],
             topics: if state.is_ignorant[self.id] { Vec::new() } else { vec![topic] },
         }
@@ -324,6 +325,13 @@ impl ClusterService for Node {
         &self,
         _: Request<SetDrainingRequest>,
     ) -> Result<Response<SetDrainingResponse>, Status> {
+        Err(refusal(ErrorReason::Unimplemented))
+    }
+
+    async fn balance_leaders(
+        &self,
+        _: Request<BalanceLeadersRequest>,
+    ) -> Result<Response<BalanceLeadersResponse>, Status> {
         Err(refusal(ErrorReason::Unimplemented))
     }
 
