@@ -1,5 +1,5 @@
 //! The program `helix-server` itself: its banner, its signals and its exit codes.
-//! Everything else is tested inside the test's process.
+//! Starts that fail are in `bad_start.rs`; all else is tested inside the test's process.
 
 use std::process::{ExitStatus, Stdio};
 
@@ -87,26 +87,95 @@ async fn a_durable_server_says_where_and_how() {
 }
 
 #[tokio::test]
-async fn wrong_usage_and_a_failed_start_have_codes_of_their_own() {
-    let wrong: [&[&str]; 4] = [
-        &["--storage", "papyrus"],
-        &["--topic", "orders"],
-        &["--node-id", "0"],
-        &["--listen-addr", "0.0.0.0:0"],
-    ];
-    for arguments in wrong {
-        let output = soon(server(arguments).output()).await.unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-        assert!(said.contains(arguments[0]), "it names the flag: {said}");
+async fn a_configuration_can_be_checked_and_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("helix.toml");
+    let path = file.to_str().unwrap();
+    // The server's own file, not the WAL's.
+    #[allow(clippy::disallowed_methods)]
+    let write = |text: &str| std::fs::write(&file, text).unwrap();
+    let run = async |arguments: &[&str]| {
+        let mut command = server(arguments);
+        let output = soon(command.env("HELIX_SHARDS", "2").output()).await.unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    write("node_id = 3\nstorage = 'memory'\n");
+    let (code, _, said) = run(&["--config", path, "--check-config"]).await;
+    assert_eq!(code, Some(0), "{said}");
+    let (code, printed, said) = run(&["--config", path, "--print-config"]).await;
+    assert_eq!(code, Some(0), "{said}");
+    for line in ["shards = 2 # HELIX_SHARDS".to_owned(), format!("node_id = 3 # {path}:1")] {
+        assert!(printed.lines().any(|printed| printed == line), "{line}: {printed}");
     }
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = listener.local_addr().unwrap().to_string();
-    let arguments = ["--storage", "memory", "--listen-addr", &taken];
+    write(&printed);
+    let (code, again, _) = run(&["--config", path, "--print-config"]).await;
+    assert_eq!(code, Some(0));
+    assert_eq!(again.lines().count(), printed.lines().count());
+
+    write("nodeid = 3\nstorage = 'papyrus'\n");
+    for asked in ["--check-config", "--print-config", "--no-direct-io"] {
+        let (code, _, said) = run(&["--config", path, asked]).await;
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(&format!("{path}:1: unknown key \"nodeid\"")), "{said}");
+        assert!(said.contains(&format!("{path}:2: storage = 'papyrus'")), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_others_can_reach_warns_of_it() {
+    // An address of documentation, which no machine has: the warning comes before the failure.
+    let arguments = ["--storage=memory", "--listen-addr=192.0.2.1:0", "--insecure"];
     let output = soon(server(&arguments).output()).await.unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(&taken), "{said}");
+    let warning = said.lines().find(|line| line.contains("WARN")).expect("it warns");
+    for part in ["--insecure", "listen-addr", "192.0.2.1:0"] {
+        assert!(warning.contains(part), "{part}: {warning}");
+    }
+}
+
+#[tokio::test]
+async fn every_line_of_a_log_in_json_is_json() {
+    let arguments = ["--storage=memory", "--listen-addr=127.0.0.1:0", "--log-format=json"];
+    let mut child = server(&arguments).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut messages = Vec::new();
+    while let Some(line) = soon(lines.next_line()).await.unwrap() {
+        let line: serde_json::Value = serde_json::from_str(&line).expect("a line of JSON");
+        assert!(line["timestamp"].is_string() && line["level"].is_string(), "{line}");
+        let message = line["fields"]["message"].as_str().expect("it says something").to_owned();
+        if message == "serving" {
+            assert_eq!(line["fields"]["node_id"], 1);
+            assert!(line["fields"]["listening"].as_str().unwrap().starts_with("127.0.0.1:"));
+            let pid = i32::try_from(child.id().unwrap()).unwrap();
+            kill_process(Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
+        }
+        messages.push(message);
+    }
+    assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
+    for wanted in ["serving", "stopping", "stopped"] {
+        assert!(messages.iter().any(|message| message == wanted), "{wanted}: {messages:?}");
+    }
+
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = format!("--listen-addr={}", taken.local_addr().unwrap());
+    let output =
+        soon(server(&["--storage=memory", &listen, "--log-format=json"]).output()).await.unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let errors: Vec<serde_json::Value> =
+        said.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect();
+    assert!(errors.iter().any(|line| line["level"] == "ERROR"), "{said}");
+}
+
+#[tokio::test]
+async fn a_level_says_what_is_logged() {
+    for (level, is_there) in [("info", true), ("warn", false)] {
+        let arguments = ["--storage=memory", "--listen-addr=127.0.0.1:0", "--log-level", level];
+        let (status, log) = Process::start(&arguments).await.end(Signal::TERM).await;
+        assert_eq!(status.code(), Some(0), "{log}");
+        assert_eq!(log.contains("stopped"), is_there, "{level}: {log}");
+    }
 }
 
 #[tokio::test]

@@ -85,19 +85,36 @@ async fn a_node_says_what_it_is() {
 }
 
 #[tokio::test]
-async fn changes_of_the_cluster_are_not_there_yet() {
+async fn a_node_without_a_peer_port_says_how_it_could_get_others() {
     let server = TestServer::in_memory().await;
     let mut cluster = server.cluster();
-    let refused = [
-        cluster.add_node(AddNodeRequest::default()).await.map(drop),
-        cluster.remove_node(RemoveNodeRequest::default()).await.map(drop),
-        cluster.replace_node(ReplaceNodeRequest::default()).await.map(drop),
-        cluster.set_draining(SetDrainingRequest::default()).await.map(drop),
-        cluster.watch_membership_change(WatchMembershipChangeRequest::default()).await.map(drop),
-    ];
-    for refused in refused {
-        assert_eq!(reason(&refused.unwrap_err()), ErrorReason::Unimplemented);
-    }
+    let add = |peer_endpoint: &str, rack: &str| AddNodeRequest {
+        node_id: 2,
+        peer_endpoint: peer_endpoint.to_owned(),
+        rack: rack.to_owned(),
+        validate_only: true,
+    };
+    let refused = cluster.add_node(add("127.0.0.1:1", "")).await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::MembershipChangeRefused);
+    let refused = cluster.add_node(add("nowhere", "")).await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::InvalidArgument);
+    let refused = cluster.add_node(add("127.0.0.1:1", "left")).await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::Unimplemented);
+    let remove = |node_id| RemoveNodeRequest { node_id, ..RemoveNodeRequest::default() };
+    let refused = cluster.remove_node(remove(1)).await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::NotEnoughNodes);
+    let refused = cluster.remove_node(remove(9)).await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::NodeNotFound);
+    let drain = SetDrainingRequest { node_id: 1, draining: true, validate_only: false };
+    let refused = cluster.set_draining(drain).await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::NotEnoughNodes);
+    let replace = ReplaceNodeRequest { lost_node_id: 9, ..ReplaceNodeRequest::default() };
+    let refused = cluster.replace_node(replace).await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::NodeNotFound);
+    let watch = WatchMembershipChangeRequest { id: 7 };
+    let mut changes = cluster.watch_membership_change(watch).await.unwrap().into_inner();
+    let refused = changes.message().await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::InvalidArgument);
 }
 
 #[tokio::test]

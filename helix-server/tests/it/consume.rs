@@ -6,13 +6,13 @@ use helix_proto::batch;
 use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::{
     ErrorReason, FetchRequest, OutOfRangePolicy, PartitionRecords, PartitionStart, ReadLimits,
-    ReadSource, ResolveOffsetsRequest, StartPosition, TrimPartitionRequest,
+    ResolveOffsetsRequest, StartPosition, TrimPartitionRequest,
 };
 use tokio::time::Instant;
 use tonic::Code;
 
 use crate::support::{
-    TestServer, detail, earliest, from_offset, latest, on_both, reason, soon, start, values,
+    TestServer, detail, earliest, from_offset, latest, on_both, reason, soon, values,
 };
 
 fn fetch(partitions: Vec<PartitionStart>) -> FetchRequest {
@@ -166,35 +166,6 @@ async fn out_of_range_fails_or_moves_as_the_client_chose() {
         }
     })
     .await;
-}
-
-#[tokio::test]
-async fn what_makes_no_sense_is_refused() {
-    let server = TestServer::in_memory().await;
-    let unset = PartitionStart { start: None, ..from_offset(0, 0) };
-    let empty = PartitionStart { start: Some(StartPosition::default()), ..from_offset(0, 0) };
-    let group = start(0, Position::CommittedGroup("readers".to_owned()));
-    let nowhere = PartitionStart { topic: "nowhere".to_owned(), ..earliest(0) };
-    let cases = [
-        (fetch(vec![]), ErrorReason::InvalidArgument),
-        (fetch(vec![unset]), ErrorReason::InvalidArgument),
-        (fetch(vec![empty]), ErrorReason::InvalidArgument),
-        (fetch(vec![earliest(0), earliest(0)]), ErrorReason::InvalidArgument),
-        (fetch(vec![group]), ErrorReason::Unimplemented),
-        (fetch(vec![nowhere]), ErrorReason::TopicNotFound),
-        (fetch(vec![earliest(9)]), ErrorReason::PartitionNotFound),
-        (
-            FetchRequest { out_of_range: 9, ..fetch(vec![earliest(0)]) },
-            ErrorReason::InvalidArgument,
-        ),
-        (FetchRequest { source: 9, ..fetch(vec![earliest(0)]) }, ErrorReason::InvalidArgument),
-    ];
-    for (request, expected) in cases {
-        let status = server.consume().fetch(request).await.unwrap_err();
-        assert_eq!(reason(&status), expected, "{status:?}");
-    }
-    let any = ReadSource::AnyReplica.into();
-    server.fetch_one(FetchRequest { source: any, ..fetch(vec![earliest(0)]) }).await;
 }
 
 #[tokio::test]

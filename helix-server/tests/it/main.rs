@@ -5,28 +5,47 @@
 // covers the test functions, not what they share.
 #![allow(clippy::unwrap_used)]
 
+mod admin;
 mod append_stream;
+mod bad_input;
+mod bad_start;
 mod binary;
 mod cluster;
+mod compaction;
+mod conditions;
 mod consume;
 mod disk_failure;
+mod disk_full;
+mod fleet;
 mod kill;
+mod limits;
 mod peer;
 mod peer_nodes;
+mod peer_records;
 mod peer_wire;
 mod process;
 mod produce;
+mod recipes;
+mod reflection;
 mod services;
 mod shutdown;
 mod simulation;
+mod small_disk;
 mod subscribe;
 mod suite;
 mod support;
 mod three_nodes;
 mod three_nodes_calls;
 mod three_nodes_catch_up;
+mod three_nodes_conditions;
+mod three_nodes_disk_full;
+mod three_nodes_drain;
 mod three_nodes_failover;
 mod three_nodes_forming;
+mod three_nodes_membership;
 mod three_nodes_reads;
+mod three_nodes_snapshot;
+mod three_nodes_snapshot_disk;
+mod throttled;
 mod tidy;
 mod topics;

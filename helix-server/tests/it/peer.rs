@@ -3,10 +3,7 @@
 
 use bytes::Bytes;
 use helix_server::peer::{Form, PeerError};
-use helix_server::raft::replica_id;
 use openraft::async_runtime::WatchReceiver;
-use openraft::errors::StreamingError;
-use openraft::network::{NetSnapshot, RPCOption, RaftNetworkFactory};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -124,22 +121,6 @@ async fn a_snapshot_brings_an_empty_node_up_to_date() {
     }
 }
 
-/// A replica of a data shard needs the records as well, which a snapshot does not have.
-#[tokio::test]
-async fn a_data_shard_sends_no_snapshot() {
-    let (_, peers) = listeners(2).await;
-    let hub = hub(1, &peers);
-    let mut link = hub.network(1, replica_id(1, 1), memory_wal());
-    let mut route = link.new_client(replica_id(2, 1), &()).await;
-    let vote = openraft::Vote::new_committed(1, replica_id(1, 1));
-    let snapshot = openraft::storage::Snapshot { meta: Default::default(), snapshot: Bytes::new() };
-    let option = RPCOption::new(PATIENCE);
-    let sent = route.full_snapshot(vote, snapshot, std::future::pending(), option).await;
-    let error = sent.unwrap_err();
-    assert!(matches!(error, StreamingError::Unreachable(_)), "{error}");
-    assert!(error.to_string().contains("lacks log that has been trimmed"), "{error}");
-}
-
 #[tokio::test]
 async fn closing_leaves_no_task_behind() {
     let tasks = tokio::runtime::Handle::current().metrics();
@@ -148,7 +129,7 @@ async fn closing_leaves_no_task_behind() {
     let hubs = [hub(1, &peers), hub(2, &peers)];
     let mut ports = Vec::new();
     for (hub, listener) in hubs.iter().zip(listeners) {
-        hub.set_cluster(CLUSTER);
+        hub.set_identity(CLUSTER, 1);
         ports.push(Port::open(hub, listener));
     }
     wait_connected(&hubs[0], true).await;
@@ -175,7 +156,7 @@ async fn nodes_of_other_clusters_are_refused() {
     let hubs = [hub(1, &peers), hub(2, &peers)];
     let mut listeners = listeners.into_iter();
     let ports = hubs.each_ref().map(|hub| Port::open(hub, listeners.next().unwrap()));
-    hubs[0].set_cluster(CLUSTER);
+    hubs[0].set_identity(CLUSTER, 1);
     let refused = async |text: &str| {
         let mut changes = hubs[0].watch_peers();
         let seen = async {
@@ -191,9 +172,9 @@ async fn nodes_of_other_clusters_are_refused() {
         tokio::time::timeout(PATIENCE, seen).await.unwrap();
     };
     refused("in no cluster yet").await;
-    hubs[1].set_cluster(CLUSTER + 1);
+    hubs[1].set_identity(CLUSTER + 1, 1);
     refused("in cluster 0000").await;
-    hubs[1].set_cluster(CLUSTER);
+    hubs[1].set_identity(CLUSTER, 1);
     wait_connected(&hubs[0], true).await;
     let [_, port] = ports;
     port.close().await;
@@ -267,7 +248,7 @@ async fn a_connection_that_falls_silent_is_given_up() {
     let hubs = [hub(1, &peers), hub(2, &peers)];
     let ports = listeners.into_iter().zip(&hubs);
     let _ports: Vec<_> = ports.map(|(listener, hub)| Port::open(hub, listener)).collect();
-    hubs.iter().for_each(|hub| hub.set_cluster(CLUSTER));
+    hubs.iter().for_each(|hub| hub.set_identity(CLUSTER, 1));
     wait_connected(&hubs[0], true).await;
     let start = Instant::now();
     frozen.cancel();

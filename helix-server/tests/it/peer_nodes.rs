@@ -10,8 +10,8 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, select_all};
 use futures_util::{FutureExt, StreamExt, stream};
 use helix_proto::batch;
-use helix_server::log::{BatchHead, Head, PartitionId, Verdict};
-use helix_server::peer::{self, Desk, Form, Hello, Hub, HubSettings};
+use helix_server::log::{BatchHead, Condition, Head, PartitionId, Verdict};
+use helix_server::peer::{self, Asker, Desk, Form, Hello, Hub, HubSettings, Join};
 use helix_server::raft::{
     Command, DiskReads, LogStore, Machine, ReplicaId, Reply, StateMachine, TypeConfig, replica_id,
 };
@@ -27,6 +27,8 @@ use crate::support::PATIENCE;
 
 pub(crate) const CLUSTER: u128 = 7;
 pub(crate) const SHARD: u64 = 0;
+/// A node that was removed, as every desk here says.
+const REMOVED: u64 = 9;
 
 /// Counts what it applies, and sums up the heads so that two of them can be compared.
 #[derive(Debug)]
@@ -70,6 +72,10 @@ impl Machine for Ledger {
         *self.sums.lock().unwrap() = (number(0), number(8));
         Ok(())
     }
+
+    fn check(&self, _bytes: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Answers with what it is given.
@@ -80,8 +86,17 @@ pub(crate) struct TestDesk {
 }
 
 impl Desk for TestDesk {
-    fn hello(&self) -> Hello {
+    fn hello(&self, _asker: Asker) -> Hello {
         self.hello.clone()
+    }
+
+    fn refusal(&self, node: u64, _generation: u32) -> Option<String> {
+        (node == REMOVED).then(|| format!("node {node} was removed"))
+    }
+
+    fn join(&self, join: Join) -> BoxFuture<'static, Result<(), String>> {
+        let text = format!("not called into cluster {}", join.cluster);
+        async move { Err(text) }.boxed()
     }
 
     fn form(&self, form: Form) -> BoxFuture<'static, Result<(), String>> {
@@ -179,7 +194,7 @@ impl Node {
         wal: Wal,
     ) -> Self {
         let hub = hub(id, peers);
-        hub.set_cluster(CLUSTER);
+        hub.set_identity(CLUSTER, 1);
         let reads = DiskReads::new(false);
         let mut store = LogStore::new(wal.clone(), reads.clone());
         let ledger = Arc::new(Ledger::new(wal.clone()));
@@ -189,7 +204,7 @@ impl Node {
         let replica = replica_id(id, 1);
         let link = hub.network(SHARD, replica, wal.clone());
         let raft = Raft::new(replica, config(), link, store, machine).await.unwrap();
-        hub.serve_shard(SHARD, replica, raft.clone());
+        hub.serve_shard(SHARD, replica, raft.clone(), wal.clone());
         let port = Some(Port::open(&hub, listener));
         Self { id, hub, wal, ledger, raft, port }
     }
@@ -274,6 +289,7 @@ pub(crate) fn command(number: u64, payload: Bytes) -> Command {
         payload_bytes: u32::try_from(payload.len()).unwrap(),
         proposed_us: number,
         producer: None,
+        condition: Condition::default(),
     };
     let payload = helix_wal::Payload {
         crc: batch::crc(head.version, head.record_count, head.compression, &payload),

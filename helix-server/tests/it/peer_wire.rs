@@ -51,6 +51,7 @@ struct Raw {
 
 fn opening() -> pb::Opening {
     pb::Opening {
+        generation: 1,
         version_min: 1,
         version_max: 1,
         cluster: Bytes::copy_from_slice(&CLUSTER.to_be_bytes()),
@@ -272,7 +273,8 @@ async fn strangers_are_refused() {
     let wrong = [
         ("protocol versions 1 to 1", pb::Opening { version_min: 2, version_max: 3, ..opening() }),
         ("this is node 2", pb::Opening { to_node: 3, ..opening() }),
-        ("not one of the peers", pb::Opening { from_node: 3, ..opening() }),
+        ("node 9 was removed", pb::Opening { from_node: 9, ..opening() }),
+        ("says that it is node 2", pb::Opening { from_node: 2, ..opening() }),
         ("in cluster", pb::Opening { cluster: Bytes::from(vec![1; 16]), ..opening() }),
         ("16 bytes", pb::Opening { cluster: Bytes::from_static(b"x"), ..opening() }),
         ("lane", pb::Opening { lane: 0, ..opening() }),
@@ -312,11 +314,11 @@ async fn stuck(node: &Node, shard_id: u64) {
     let mut store = LogStore::new(wal.clone(), reads.clone());
     let machine = Arc::new(Ledger::new(wal.clone())) as Arc<dyn Machine>;
     let machine = StateMachine::recover(machine, wal.clone(), reads, None, &mut store);
-    let link = node.hub.network(shard_id, replica_id(2, 1), wal);
+    let link = node.hub.network(shard_id, replica_id(2, 1), wal.clone());
     let config = Arc::new(openraft::Config::default().validate().unwrap());
     let machine = machine.await.unwrap();
     let raft = Raft::new(replica_id(2, 1), config, link, store, machine).await.unwrap();
-    node.hub.serve_shard(shard_id, replica_id(2, 1), raft);
+    node.hub.serve_shard(shard_id, replica_id(2, 1), raft, wal);
     std::mem::forget((writer, keeper));
 }
 
@@ -390,6 +392,10 @@ fn random_message(random: &mut StdRng) -> Message {
             Message::Chunk(chunk)
         }
         4 => Message::Ending(pb::Ending { route }),
+        5 => {
+            let request = pb::RecordsRequest { after: small(), upto: small(), bytes_max: u64::MAX };
+            Message::Question(pb::Question { route, question: Some(Question::Records(request)) })
+        }
         _ => Message::Append(pb::Append { route: None, sequence, entries: None }),
     }
 }

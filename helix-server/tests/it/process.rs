@@ -16,9 +16,13 @@ pub(crate) fn free_address() -> SocketAddr {
 /// The server's command line over a folder.
 pub(crate) fn arguments(address: SocketAddr, folder: &Path) -> Vec<String> {
     let folder = folder.display();
-    ["--node-id=1".to_owned(), format!("--listen-addr={address}"), format!("--data-dir={folder}")]
-        .into_iter()
-        .collect()
+    vec![
+        "--node-id=1".to_owned(),
+        format!("--listen-addr={address}"),
+        // Its default follows from the address, and need not be free.
+        "--admin-addr=off".to_owned(),
+        format!("--data-dir={folder}"),
+    ]
 }
 
 pub(crate) fn start(arguments: &[String]) -> Child {

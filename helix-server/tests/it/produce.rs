@@ -1,20 +1,13 @@
 //! Append and InitProducer: what is accepted, what is refused and why, and what an ack says.
 
-use helix_proto::batch;
 use helix_proto::log::v1::{
-    AppendCondition, AppendRequest, Compression, Durability, EncodedBatch, ErrorReason,
-    InitProducerRequest, ProducerIdentity, TopicConfig, UpdateTopicRequest,
+    AppendRequest, Durability, ErrorReason, InitProducerRequest, ProducerIdentity, TopicConfig,
+    UpdateTopicRequest,
 };
 use prost_types::FieldMask;
-use tonic::{Code, Status};
+use tonic::Code;
 
-use crate::support::{
-    TestServer, append_request, as_batch, detail, encoded, on_both, plain, reason, records, values,
-};
-
-async fn refused(server: &TestServer, request: AppendRequest) -> Status {
-    server.produce().append(request).await.unwrap_err()
-}
+use crate::support::{TestServer, append_request, detail, on_both, plain, reason, values};
 
 #[tokio::test]
 async fn offsets_are_dense_and_records_come_back() {
@@ -83,69 +76,6 @@ async fn plain_records_are_stored_as_an_encoded_batch() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_batch_is_said() {
-    let server = TestServer::in_memory().await;
-    let good = batch::encode(&records(&["a", "b"]));
-    let miscounted = batch::from_payload(3, good.payload.clone());
-    let garbled = EncodedBatch { crc32: good.crc32 ^ 1, ..good.clone() };
-    let of_tomorrow = EncodedBatch { version: 9, ..good.clone() };
-    let packed = EncodedBatch { compression: Compression::Zstd.into(), ..good };
-    let empty = batch::from_payload(0, bytes::Bytes::new());
-    let long = "x".repeat(2 << 20);
-    let huge = vec!["0123456789abcdef".repeat(1 << 14); 20];
-    let huge: Vec<&str> = huge.iter().map(String::as_str).collect();
-    let cases = [
-        (as_batch(miscounted), ErrorReason::RecordCountMismatch, Code::InvalidArgument),
-        (as_batch(garbled), ErrorReason::CorruptBatch, Code::InvalidArgument),
-        (as_batch(of_tomorrow), ErrorReason::CorruptBatch, Code::InvalidArgument),
-        (as_batch(packed), ErrorReason::UnsupportedCompression, Code::Unimplemented),
-        (as_batch(empty), ErrorReason::EmptyBatch, Code::InvalidArgument),
-        (plain(&[]), ErrorReason::EmptyBatch, Code::InvalidArgument),
-        (None, ErrorReason::InvalidArgument, Code::InvalidArgument),
-        (encoded(&[&long]), ErrorReason::RecordTooLarge, Code::InvalidArgument),
-        (plain(&[&long]), ErrorReason::RecordTooLarge, Code::InvalidArgument),
-        (encoded(&huge), ErrorReason::BatchTooLarge, Code::InvalidArgument),
-    ];
-    for (batch, expected, code) in cases {
-        let status = refused(&server, AppendRequest { batch, ..append_request(&[]) }).await;
-        assert_eq!((reason(&status), status.code()), (expected, code), "{status:?}");
-        assert!(!detail(&status).retryable && !detail(&status).may_have_applied);
-    }
-    assert!(server.records(0, 0).await.is_empty(), "nothing of it was stored");
-}
-
-#[tokio::test]
-async fn unknown_places_are_not_found() {
-    let server = TestServer::in_memory().await;
-    let topic = AppendRequest { topic: "nowhere".to_owned(), ..append_request(&["a"]) };
-    let status = refused(&server, topic).await;
-    assert_eq!((reason(&status), status.code()), (ErrorReason::TopicNotFound, Code::NotFound));
-    assert_eq!(status.metadata().get("helix-reason").unwrap(), "TOPIC_NOT_FOUND");
-    let partition = AppendRequest { partition: 4, ..append_request(&["a"]) };
-    let status = refused(&server, partition).await;
-    assert_eq!((reason(&status), status.code()), (ErrorReason::PartitionNotFound, Code::NotFound));
-    assert_eq!(detail(&status).partition, Some(4));
-}
-
-#[tokio::test]
-async fn what_is_not_built_yet_is_refused_and_not_ignored() {
-    let server = TestServer::in_memory().await;
-    let offset = AppendCondition { expected_offset: Some(0), fencing_token: None };
-    let token = AppendCondition { expected_offset: None, fencing_token: Some(String::new()) };
-    for condition in [offset, token] {
-        let request = AppendRequest { condition: Some(condition), ..append_request(&["a"]) };
-        let status = refused(&server, request).await;
-        assert_eq!(reason(&status), ErrorReason::Unimplemented);
-        assert_eq!(status.code(), Code::Unimplemented);
-    }
-    let unset = AppendCondition::default();
-    let request = AppendRequest { condition: Some(unset), ..append_request(&["a"]) };
-    server.produce().append(request).await.unwrap();
-    let request = AppendRequest { durability: 99, ..append_request(&["a"]) };
-    assert_eq!(reason(&refused(&server, request).await), ErrorReason::InvalidArgument);
-}
-
-#[tokio::test]
 async fn a_batch_sent_again_is_the_same_batch() {
     on_both(async |server: TestServer| {
         let producer = anonymous(&server).await;
@@ -169,16 +99,6 @@ async fn a_batch_sent_again_is_the_same_batch() {
         assert_eq!(values(&server.records(0, 0).await), ["a", "b", "c"]);
     })
     .await;
-}
-
-#[tokio::test]
-async fn a_producer_and_its_sequence_come_together() {
-    let server = TestServer::in_memory().await;
-    let producer = Some(anonymous(&server).await);
-    let alone = AppendRequest { producer, ..append_request(&["a"]) };
-    assert_eq!(reason(&refused(&server, alone).await), ErrorReason::InvalidArgument);
-    let nobody = AppendRequest { first_sequence: Some(0), ..append_request(&["a"]) };
-    assert_eq!(reason(&refused(&server, nobody).await), ErrorReason::InvalidArgument);
 }
 
 #[tokio::test]

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use helix_server::clock::TokioClock;
-use helix_server::log::{PartitionSettings, ProducerStamp};
-use helix_server::node::{Node, NodeSettings, NodeStorage};
+use helix_server::log::{Condition, PartitionSettings, ProducerStamp};
+use helix_server::memory::Shares;
+use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::raft::seed_this_thread;
 use helix_server::shard::{Durability, NewBatch, ReadFrom};
 use helix_wal::storage::{Crash, SimulatedDisk, Step, Storage};
@@ -54,9 +55,17 @@ impl Disks {
 
 fn settings(disks: &Disks, seed: u64) -> NodeSettings {
     let disks = disks.clone();
+    settings_on(Arc::new(move |shard| disks.open(shard)), seed)
+}
+
+/// Opens the disk of a shard.
+type OpenDisk = Arc<dyn Fn(u64) -> Arc<dyn Storage> + Send + Sync>;
+
+/// A node of one shard with the topic "default".
+pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
     NodeSettings {
         node_id: 1,
-        storage: NodeStorage::Simulated(Arc::new(move |shard| disks.open(shard))),
+        storage: NodeStorage::Simulated(Arc::new(move |shard| open(shard))),
         cluster_name: None,
         shard_count: 1,
         topics: vec![("default".to_owned(), 4)],
@@ -69,6 +78,9 @@ fn settings(disks: &Disks, seed: u64) -> NodeSettings {
         },
         segment_bytes: 1 << 20,
         tail_bytes: 64 << 10,
+        footer_bytes: 8 << 20,
+        shares: Shares::default(),
+        log_limits: LogLimits::default(),
         clock: TokioClock::new(1_700_000_000_000_000),
         seed: Some(seed),
     }
@@ -80,7 +92,7 @@ fn payload(writer: u64, sequence: u64, rng: &mut StdRng) -> Bytes {
     bytes.into()
 }
 
-fn batch(node: &Node, partition: u32, sequence: u64, payload: Bytes) -> NewBatch {
+pub(crate) fn batch(node: &Node, partition: u32, sequence: u64, payload: Bytes) -> NewBatch {
     NewBatch {
         partition: node.locate("default", partition).unwrap().partition,
         record_count: 1,
@@ -93,6 +105,7 @@ fn batch(node: &Node, partition: u32, sequence: u64, payload: Bytes) -> NewBatch
             epoch: 0,
             first_sequence: sequence,
         }),
+        condition: Condition::default(),
     }
 }
 

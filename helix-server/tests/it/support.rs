@@ -14,9 +14,9 @@ use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::topic_service_client::TopicServiceClient;
 use helix_proto::log::v1::{
     AppendRequest, AppendResponse, Batch, EncodedBatch, ErrorDetail, ErrorReason, FetchRequest,
-    NamedPosition, PartitionRecords, PartitionStart, Record, RecordList, StartPosition,
-    StoredRecord,
+    NamedPosition, PartitionRecords, PartitionStart, Record, StartPosition, StoredRecord,
 };
+use helix_proto::plain::PlainRecords;
 use helix_server::config::Config;
 use helix_server::server::{Running, Server};
 use tempfile::TempDir;
@@ -122,8 +122,8 @@ pub(crate) fn records(values: &[&str]) -> Vec<Record> {
 }
 
 pub(crate) fn plain(values: &[&str]) -> Option<Batch> {
-    let list = RecordList { records: records(values) };
-    Some(Batch { form: Some(Form::Records(list)) })
+    let plain = PlainRecords::from(&records(values)[..]);
+    Some(Batch { form: Some(Form::Records(plain)) })
 }
 
 pub(crate) fn encoded(values: &[&str]) -> Option<Batch> {

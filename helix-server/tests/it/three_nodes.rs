@@ -13,7 +13,8 @@ use helix_proto::log::v1::{
     GetNodeStatusRequest, GetTopicRequest, Metadata, PartitionRecords, ReadSource, ShardStatus,
     StoredBatch, Topic, TransferLeaderRequest,
 };
-use helix_server::config::{Config, Storage};
+use helix_server::config::{AdminAddr, Config, Storage};
+use helix_server::limits::{CATCH_UP_BYTES, CHECKPOINT_BYTES};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -33,19 +34,27 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Looks again and again until there is something to see.
-pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+pub(crate) async fn until<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
+    until_within(PATIENCE, what, look).await
+}
+
+pub(crate) async fn until_within<T>(
+    patience: Duration,
+    what: &str,
+    mut look: impl AsyncFnMut() -> Option<T>,
+) -> T {
+    let deadline = Instant::now() + patience;
     loop {
         if let Some(seen) = look().await {
             return seen;
         }
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 
 /// Ports below those that the system hands out by itself, each given out once in this process.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     const PORTS: std::ops::Range<u32> = 12_000..20_000;
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let span = PORTS.end - PORTS.start;
@@ -65,21 +74,31 @@ fn free_port() -> u16 {
 /// is healed, as with a network that repeats what was lost.
 struct Link {
     address: String,
-    is_cut: watch::Sender<bool>,
+    way: watch::Sender<Way>,
     serving: JoinHandle<()>,
+}
+
+/// How a link is.
+#[derive(Clone, Copy, Default)]
+struct Way {
+    is_cut: bool,
+    /// Pause after each piece of at most 64 KiB.
+    pause: Duration,
+    /// Connections made before the last change of it have ended.
+    breaks: u64,
 }
 
 impl Link {
     async fn to(target: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (is_cut, cut) = watch::channel(false);
+        let (way, changes) = watch::channel(Way::default());
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(carry(stream, target, cut.clone()));
+                tokio::spawn(carry(stream, target, changes.clone()));
             }
         });
-        Self { address, is_cut, serving }
+        Self { address, way, serving }
     }
 }
 
@@ -89,8 +108,9 @@ impl Drop for Link {
     }
 }
 
-async fn carry(near: TcpStream, target: SocketAddr, mut cut: watch::Receiver<bool>) {
-    if cut.wait_for(|is_cut| !is_cut).await.is_err() {
+async fn carry(near: TcpStream, target: SocketAddr, mut way: watch::Receiver<Way>) {
+    let breaks = way.borrow().breaks;
+    if way.wait_for(|way| !way.is_cut).await.is_err() {
         return;
     }
     let Ok(far) = TcpStream::connect(target).await else { return };
@@ -98,18 +118,21 @@ async fn carry(near: TcpStream, target: SocketAddr, mut cut: watch::Receiver<boo
     far.set_nodelay(true).unwrap();
     let (near_read, near_write) = near.into_split();
     let (far_read, far_write) = far.into_split();
+    let mut broken = way.clone();
     tokio::select! {
-        () = forward(near_read, far_write, cut.clone()) => {}
-        () = forward(far_read, near_write, cut) => {}
+        () = forward(near_read, far_write, way.clone()) => {}
+        () = forward(far_read, near_write, way) => {}
+        _ = broken.wait_for(|way| way.breaks > breaks) => {}
     }
 }
 
-async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut cut: watch::Receiver<bool>) {
+async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: watch::Receiver<Way>) {
     let mut bytes = vec![0; 64 << 10];
     loop {
         let Ok(count @ 1..) = from.read(&mut bytes).await else { return };
-        if cut.wait_for(|is_cut| !is_cut).await.is_err() {
-            return;
+        let Ok(pause) = way.wait_for(|way| !way.is_cut).await.map(|way| way.pause) else { return };
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
         }
         if to.write_all(&bytes[..count]).await.is_err() {
             return;
@@ -125,6 +148,8 @@ pub(crate) struct Plan {
     peer: BTreeMap<u64, SocketAddr>,
     /// By (from, to); none where nothing is to be cut.
     links: BTreeMap<(u64, u64), Link>,
+    catch_up_bytes: u64,
+    checkpoint_bytes: u64,
 }
 
 impl Plan {
@@ -136,6 +161,8 @@ impl Plan {
             listen: NODES.map(|node| (node, address())).into(),
             peer: NODES.map(|node| (node, address())).into(),
             links: BTreeMap::new(),
+            catch_up_bytes: CATCH_UP_BYTES,
+            checkpoint_bytes: CHECKPOINT_BYTES,
         }
     }
 
@@ -145,13 +172,21 @@ impl Plan {
 
     /// With links that can be cut.
     pub(crate) async fn linked() -> Self {
-        let mut plan = Self::new();
+        Self::new().with_links().await
+    }
+
+    pub(crate) async fn with_links(mut self) -> Self {
         for from in NODES {
             for to in NODES.into_iter().filter(|to| *to != from) {
-                plan.links.insert((from, to), Link::to(plan.peer[&to]).await);
+                self.links.insert((from, to), Link::to(self.peer[&to]).await);
             }
         }
-        plan
+        self
+    }
+
+    /// With nodes that hardly keep log for one that is away.
+    pub(crate) fn with_short_logs(self) -> Self {
+        Self { catch_up_bytes: 2 << 20, checkpoint_bytes: 1 << 20, ..self }
     }
 
     pub(crate) fn config(&self, node: u64) -> Config {
@@ -165,10 +200,13 @@ impl Plan {
             storage: self.storage,
             listen_addr: self.listen[&node],
             peer_addr: self.peer[&node],
+            admin_addr: Some(AdminAddr::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))),
             peers: NODES.map(|to| (to, way(to))).into(),
             data_dir: self.folder(node),
             segment_bytes: 16 << 20,
-            tail_bytes: 2 << 20,
+            tail_bytes: Some(2 << 20),
+            catch_up_bytes: self.catch_up_bytes,
+            checkpoint_bytes: self.checkpoint_bytes,
             ..Config::default()
         }
     }
@@ -187,12 +225,12 @@ impl Plan {
         launch(self.config(node))
     }
 
-    fn set_cut(&self, node: u64, is_cut: bool) {
+    fn change_links(&self, node: u64, change: impl Fn(&mut Way)) {
         assert!(!self.links.is_empty(), "the plan has no links");
         let of_node = |(from, to): (u64, u64)| from == node || to == node;
         for (ends, link) in &self.links {
             if of_node(*ends) {
-                link.is_cut.send_replace(is_cut);
+                link.way.send_modify(&change);
             }
         }
     }
@@ -248,11 +286,21 @@ impl Trio {
 
     /// Cuts all links of a node.
     pub(crate) fn cut_off(&self, node: u64) {
-        self.plan.set_cut(node, true);
+        self.plan.change_links(node, |way| way.is_cut = true);
     }
 
     pub(crate) fn heal(&self, node: u64) {
-        self.plan.set_cut(node, false);
+        self.plan.change_links(node, |way| way.is_cut = false);
+    }
+
+    /// Slows down all links of a node: some 64 KiB each time.
+    pub(crate) fn slow_down(&self, node: u64, pause: Duration) {
+        self.plan.change_links(node, |way| way.pause = pause);
+    }
+
+    /// Ends all connections of a node. They are made anew at once.
+    pub(crate) fn break_connections(&self, node: u64) {
+        self.plan.change_links(node, |way| way.breaks += 1);
     }
 
     pub(crate) fn node(&self, node: u64) -> &TestServer {

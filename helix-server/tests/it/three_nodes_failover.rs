@@ -234,7 +234,7 @@ fn numbers(count: usize) -> Vec<String> {
 }
 
 /// Everything that the leader has of a partition.
-async fn read_all(trio: &Trio, partition: u32, end: u64) -> Vec<String> {
+pub(crate) async fn read_all(trio: &Trio, partition: u32, end: u64) -> Vec<String> {
     let (leader, _) = trio.leader_of(partition).await;
     let batches = replica_batches(trio.node(leader), partition, 0, end).await;
     let mut read = Vec::new();

@@ -208,7 +208,7 @@ async fn a_stranger_is_not_taken_in() {
         ..base
     };
     let start = launch(stranger);
-    log.says("node 4 is not one of the peers of node 1").await;
+    log.says("does not have this node: have it added with: helix cluster add-node 4").await;
     give_up(start).await;
     assert_eq!(metadata(trio.node(1)).await.nodes.len(), 3);
     trio.stop_all().await;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use helix_client::ProducerOptions;
 use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
@@ -11,7 +12,9 @@ use helix_proto::log::v1::{
 use tokio::time::Instant;
 use tonic::Streaming;
 
-use crate::support::{TestServer, detail, earliest, from_offset, reason, soon, start, values};
+use crate::support::{
+    TestServer, detail, earliest, from_offset, reason, record, soon, start, values,
+};
 use crate::three_nodes::{Trio, expect_equal_replicas, from_any, until};
 
 fn wait(millis: i32) -> Option<prost_types::Duration> {
@@ -124,5 +127,84 @@ async fn a_trim_is_seen_on_all_replicas() {
     let beyond = async |node: &TestServer| node.consume().fetch(beyond.clone()).await;
     let status = trio.ask_leader(2, beyond).await.unwrap_err();
     assert_eq!(reason(&status), ErrorReason::OffsetOutOfRange);
+    trio.stop_all().await;
+}
+
+/// Reads a partition of one node from its start on: a record is there with its own number, or has
+/// been trimmed; nothing is skipped otherwise. Gives where it has come to and how often it was
+/// overtaken.
+async fn read_under_trims(node: &TestServer, partition: u32, end: u64) -> (u64, u64) {
+    let (mut offset, mut overtaken) = (0, 0);
+    while offset < end {
+        let request = FetchRequest { max_wait: wait(100), ..from_any(partition, offset) };
+        match node.consume().fetch(request).await {
+            Ok(response) => {
+                let [read] = response.into_inner().partitions.try_into().unwrap();
+                for (record, value) in read.records.iter().zip(values(&read.records)) {
+                    assert_eq!((record.offset, value), (offset, offset.to_string()));
+                    offset += 1;
+                }
+            }
+            Err(status) => {
+                assert_eq!(reason(&status), ErrorReason::OffsetOutOfRange);
+                let log_start = detail(&status).watermarks.unwrap().log_start_offset;
+                assert!(log_start > offset, "{log_start} is no reason to refuse {offset}");
+                (offset, overtaken) = (log_start, overtaken + 1);
+            }
+        }
+    }
+    (offset, overtaken)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn trims_under_readers_leave_all_replicas_equal() {
+    const END: u64 = 300;
+    let mut trio = Trio::durable().await;
+    let trim = async |trim_offset| {
+        let topic = "default".to_owned();
+        let request = TrimPartitionRequest { topic, partition: 1, trim_offset };
+        let trim = async |node: &TestServer| {
+            let answer = node.topics().trim_partition(request.clone()).await?.into_inner();
+            Ok(answer.watermarks.unwrap().log_start_offset)
+        };
+        trio.ask_leader(1, trim).await
+    };
+    let writing = async {
+        let producer = trio.client().producer(ProducerOptions::default());
+        for number in 0..END {
+            let batch = [record(&number.to_string())];
+            let ack = producer.append("default", 1, &batch[..]).await.unwrap();
+            assert_eq!(ack.first_offset, Some(number));
+            if number % 40 == 39 {
+                assert_eq!(trim(number - 10).await.unwrap(), number - 10);
+                // Again, and one that comes late: the log start is where it was.
+                assert_eq!(trim(number - 10).await.unwrap(), number - 10);
+                assert_eq!(trim(0).await.unwrap(), number - 10);
+            }
+            if number == END / 2 {
+                let (leader, shard) = trio.leader_of(1).await;
+                trio.transfer(shard, leader % 3 + 1).await;
+            }
+        }
+    };
+    let readers = trio.nodes().map(|(_, node)| read_under_trims(node, 1, END));
+    let ((), readers) = tokio::join!(writing, futures_util::future::join_all(readers));
+    for (offset, overtaken) in readers {
+        println!("read to {offset}, overtaken {overtaken} times");
+        assert_eq!(offset, END);
+    }
+    let mut kept = Vec::new();
+    for (id, node) in trio.nodes() {
+        let request = FetchRequest { partitions: vec![earliest(1)], ..from_any(1, 0) };
+        let read = until("the replica is where the others are", async || {
+            let read = node.fetch_one(request.clone()).await;
+            let marks = read.watermarks.unwrap();
+            (marks.log_start_offset == 269 && marks.high_watermark == END).then_some(read)
+        })
+        .await;
+        assert_eq!(read.records.len(), 31, "node {id}");
+        kept.push(read.records);
+    }
+    assert!(kept.iter().all(|records| *records == kept[0]));
     trio.stop_all().await;
 }

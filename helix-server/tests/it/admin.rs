@@ -1,0 +1,259 @@
+//! The admin port: probes, figures that move, and bounds. Raw HTTP, as any tool would speak it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use helix_proto::log::v1::{AppendRequest, FetchRequest};
+use helix_server::config::{AdminAddr, Config};
+use helix_server::metrics::ALL;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::{TestServer, append_request, from_offset, reason, soon};
+use crate::three_nodes::{Plan, Trio};
+
+/// Sends these bytes and reads until the server closes: status and body.
+async fn send(addr: SocketAddr, request: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    // A server that refuses early may have closed its end by now.
+    let _ = stream.write_all(request.as_bytes()).await;
+    let mut answer = Vec::new();
+    let _ = soon(stream.read_to_end(&mut answer)).await;
+    let answer = String::from_utf8(answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an answer with a head");
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    (status.expect("an answer has a status"), body.to_owned())
+}
+
+async fn get(addr: SocketAddr, path: &str) -> (u16, String) {
+    send(addr, &format!("GET {path} HTTP/1.1\r\nHost: helix\r\n\r\n")).await
+}
+
+/// Samples by name and labels, as they stand on the page.
+async fn figures(addr: SocketAddr) -> BTreeMap<String, f64> {
+    let (status, page) = get(addr, "/metrics").await;
+    assert_eq!(status, 200);
+    let lines = page.lines().filter(|line| !line.starts_with('#'));
+    let samples = lines.map(|line| {
+        let (name, value) = line.rsplit_once(' ').expect("a name and a value");
+        (name.to_owned(), value.parse().expect("a number"))
+    });
+    samples.collect()
+}
+
+fn any_port() -> Option<AdminAddr> {
+    Some(AdminAddr::At(SocketAddr::from(([127, 0, 0, 1], 0))))
+}
+
+fn addr_of(server: &TestServer) -> SocketAddr {
+    server.running.admin_addr().expect("it has an admin port")
+}
+
+async fn in_memory() -> TestServer {
+    TestServer::start(Config { admin_addr: any_port(), ..Config::in_memory() }, None).await
+}
+
+async fn durable() -> TestServer {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config { admin_addr: any_port(), ..Config::in_folder(folder.path()) };
+    TestServer::start(config, Some(folder)).await
+}
+
+#[tokio::test]
+async fn a_node_that_serves_is_alive_and_ready() {
+    let server = in_memory().await;
+    let addr = addr_of(&server);
+    assert_eq!(get(addr, "/livez").await, (200, "alive\n".to_owned()));
+    assert_eq!(get(addr, "/readyz").await, (200, "ready\n".to_owned()));
+    let as_json = "GET /readyz HTTP/1.1\r\nHost: helix\r\nAccept: application/json\r\n\r\n";
+    let (status, body) = send(addr, as_json).await;
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &body["ready"]), (200, &serde_json::Value::Bool(true)));
+    assert!(get(addr, "/").await.1.contains("/metrics"));
+
+    server.running.node().shutdown_token().cancel();
+    let (status, why) = get(addr, "/readyz").await;
+    assert_eq!(status, 503);
+    assert!(why.contains("shutting down"), "{why}");
+    assert_eq!(get(addr, "/livez").await.0, 200);
+    let (_, body) = send(addr, as_json).await;
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(body["ready"], false);
+    assert_eq!(body["reasons"][0], "the node is shutting down");
+    assert_eq!(figures(addr).await["helix_ready"], 0.0);
+
+    server.running.shutdown().await;
+    assert!(TcpStream::connect(addr).await.is_err(), "the port ends with its server");
+}
+
+#[tokio::test]
+async fn it_shows_and_never_changes() {
+    let server = in_memory().await;
+    let addr = addr_of(&server);
+    for method in ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"] {
+        let request = format!("{method} /metrics HTTP/1.1\r\nHost: helix\r\n\r\n");
+        assert_eq!(send(addr, &request).await.0, 405, "{method}");
+    }
+    assert_eq!(get(addr, "/nothing").await.0, 404);
+    let long = format!("GET / HTTP/1.1\r\nHost: helix\r\nX: {}\r\n\r\n", "x".repeat(64 << 10));
+    assert_eq!(send(addr, &long).await.0, 431);
+    assert_eq!(send(addr, "nonsense\r\n\r\n").await.0, 400);
+    assert_eq!(get(addr, "/livez").await.0, 200, "it goes on serving");
+}
+
+#[tokio::test]
+async fn more_connections_than_it_takes_wait_for_their_turn() {
+    let server = in_memory().await;
+    let addr = addr_of(&server);
+    let mut idle = Vec::new();
+    for _ in 0..20 {
+        idle.push(TcpStream::connect(addr).await.unwrap());
+    }
+    // Connections that say nothing are ended, and make way.
+    assert_eq!(get(addr, "/livez").await.0, 200);
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_named_with_the_way_out() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let admin_addr = Some(AdminAddr::At(taken.local_addr().unwrap()));
+    let config = Config { admin_addr, ..Config::in_memory() };
+    let error = helix_server::server::Server::start(config).await.unwrap_err().to_string();
+    for part in [&*taken.local_addr().unwrap().to_string(), "--admin-addr off"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn figures_move_with_what_happens() {
+    let server = durable().await;
+    let addr = addr_of(&server);
+    let before = figures(addr).await;
+    let count = |figures: &BTreeMap<String, f64>, name: &str| {
+        *figures.get(name).unwrap_or_else(|| panic!("there is no {name}"))
+    };
+    const BATCHES: usize = 7;
+    for _ in 0..BATCHES {
+        server.append(&["one", "two", "three"]).await;
+    }
+    let unknown = AppendRequest { topic: "nowhere".to_owned(), ..append_request(&["x"]) };
+    let refused = server.produce().append(unknown).await.unwrap_err();
+    assert_eq!(reason(&refused).as_str_name(), "ERROR_REASON_TOPIC_NOT_FOUND");
+    let start = from_offset(0, 0);
+    let request =
+        FetchRequest { partitions: vec![start], accept_encoded: true, ..FetchRequest::default() };
+    assert_eq!(server.fetch_one(request).await.batches.len(), BATCHES);
+
+    let after = figures(addr).await;
+    let moved = |name: &str| count(&after, name) - count(&before, name);
+    let batches = BATCHES as f64;
+    let append = "helix_calls_total{method=\"helix.log.v1.ProduceService/Append\",code=\"OK\"}";
+    for (name, wanted) in [
+        ("helix_appended_batches_total", batches),
+        ("helix_appended_records_total", 3.0 * batches),
+        ("helix_duplicate_batches_total", 0.0),
+        ("helix_append_seconds_count", batches),
+        ("helix_append_seconds_bucket{le=\"+Inf\"}", batches),
+        ("helix_commit_seconds_count", batches),
+        ("helix_read_records_total", 3.0 * batches),
+        ("helix_fetch_seconds_count", 1.0),
+        ("helix_shard_high_watermarks{shard=\"1\"}", 3.0 * batches),
+        ("helix_failures_total{reason=\"TOPIC_NOT_FOUND\"}", 1.0),
+        (append, batches),
+    ] {
+        assert_eq!(moved(name), wanted, "{name}");
+    }
+    for name in [
+        "helix_appended_bytes_total",
+        "helix_read_bytes_total",
+        "helix_shard_last_index{shard=\"1\"}",
+        "helix_shard_committed_index{shard=\"1\"}",
+        "helix_shard_applied_index{shard=\"1\"}",
+        "helix_shard_live_bytes{shard=\"1\"}",
+        "helix_wal_groups_total{shard=\"1\"}",
+        "helix_wal_group_bytes_total{shard=\"1\"}",
+        "helix_wal_sync_seconds_count{shard=\"1\"}",
+        "helix_wal_sync_seconds_sum{shard=\"1\"}",
+        "helix_uptime_seconds",
+    ] {
+        assert!(moved(name) > 0.0, "{name} moved by {}", moved(name));
+    }
+    let rest = [
+        ("helix_ready", 1.0),
+        ("helix_shard_leads{shard=\"1\"}", 1.0),
+        ("helix_shard_has_leader{shard=\"0\"}", 1.0),
+        ("helix_shard_in_flight_bytes{shard=\"1\"}", 0.0),
+        ("helix_wal_writable{shard=\"1\"}", 1.0),
+        ("helix_shard_partitions{shard=\"1\"}", 4.0),
+    ];
+    for (name, wanted) in rest {
+        assert_eq!(count(&after, name), wanted, "{name}");
+    }
+    assert!(count(&after, "helix_disk_free_bytes") > 0.0);
+    assert!(count(&after, "process_resident_memory_bytes") > 0.0);
+    let open = "helix_calls_open{method=\"helix.log.v1.ProduceService/Append\"}";
+    assert_eq!(count(&after, open), 0.0);
+}
+
+#[tokio::test]
+async fn nodes_of_one_process_have_figures_of_their_own() {
+    let (busy, idle) = (in_memory().await, in_memory().await);
+    busy.append(&["a"]).await;
+    let name = "helix_appended_batches_total";
+    assert_eq!(figures(addr_of(&busy)).await[name], 1.0);
+    assert_eq!(figures(addr_of(&idle)).await[name], 0.0);
+}
+
+/// The catalog's metrics are all there in a cluster, and nothing else is.
+#[tokio::test]
+async fn a_cluster_shows_every_metric_of_the_catalog() {
+    let mut trio = Trio::durable().await;
+    let names: Vec<&str> = ALL.iter().map(|metric| metric.name).collect();
+    let metric = |sample: &str| {
+        let name = sample.split('{').next().unwrap_or_default().to_owned();
+        let of_histogram = |suffix: &str| name.strip_suffix(suffix).map(str::to_owned);
+        let histogram = ["_bucket", "_sum", "_count"].into_iter().find_map(of_histogram);
+        histogram.filter(|name| names.contains(&name.as_str())).unwrap_or(name)
+    };
+    let mut seen = std::collections::BTreeSet::new();
+    let mut traffic = 0.0;
+    for (_, node) in trio.nodes() {
+        let figures = figures(addr_of(node)).await;
+        traffic += figures
+            .iter()
+            .filter(|(name, _)| name.starts_with("helix_peer_sent_bytes_total"))
+            .map(|(_, bytes)| bytes)
+            .sum::<f64>();
+        seen.extend(figures.keys().map(|sample| metric(sample)));
+    }
+    assert_eq!(seen, names.iter().map(|name| (*name).to_owned()).collect());
+    assert!(traffic > 0.0, "nodes speak to each other");
+    trio.stop_all().await;
+}
+
+/// A node that waits for the others says so, and is alive.
+#[tokio::test]
+async fn a_node_that_waits_to_form_a_cluster_is_not_ready() {
+    let plan = Plan::new();
+    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = held.local_addr().unwrap();
+    drop(held);
+    let admin_addr = Some(AdminAddr::At(addr));
+    let starting =
+        tokio::spawn(helix_server::server::Server::start(Config { admin_addr, ..plan.config(1) }));
+    let why = soon(async {
+        loop {
+            if let Ok(stream) = TcpStream::connect(addr).await {
+                drop(stream);
+                break get(addr, "/readyz").await;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(why.0, 503);
+    assert!(why.1.contains("starting"), "{}", why.1);
+    assert_eq!(get(addr, "/livez").await.0, 200);
+    assert_eq!(figures(addr).await["helix_ready"], 0.0);
+    starting.abort();
+}

@@ -1,0 +1,890 @@
+//! The table: fields, a call with nonsense in them, and what it is answered.
+
+use bytes::Bytes;
+use helix_proto::batch;
+use helix_proto::log::v1::append_stream_request::Message as Streamed;
+use helix_proto::log::v1::batch::Form;
+use helix_proto::log::v1::start_position::Position;
+use helix_proto::log::v1::{
+    AddNodeRequest, AddPartitionsRequest, AppendCondition, AppendRequest, AppendStreamBatch,
+    AppendStreamInit, Batch, Compression, CreateTopicRequest, DeleteTopicRequest, EncodedBatch,
+    ErrorReason as R, FetchRequest, GetMetadataRequest, GetTopicRequest, GroupMembership, Header,
+    InitProducerRequest, ListTopicsRequest, PartitionStart, ProducerIdentity, ReadLimits, Record,
+    RemoveNodeRequest, ReplaceNodeRequest, ResolveOffsetsRequest, SetDrainingRequest,
+    SetFencingTokenRequest, StartPosition, SubscribeRequest, TopicConfig, TransferLeaderRequest,
+    TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
+};
+use helix_proto::plain::PlainRecords;
+use helix_server::limits::{BATCH_BYTES_MAX, PARTITIONS_PER_CALL_MAX};
+use prost::Message;
+use prost_types::{Duration, FieldMask, Timestamp};
+
+use super::Answer::{Fine, Refused, RefusedFor};
+use super::{Call, Row};
+use crate::support::{
+    TestServer, append_request, as_batch, earliest, encoded, plain, records, start,
+};
+
+/// Records that the rows below append to partition 0: those whose nonsense is the client's own.
+pub(super) const APPENDED: usize = 1;
+
+/// Nothing that was ever a name.
+const NOWHERE: &str = "no/where\u{0}";
+
+pub(super) async fn all(server: &TestServer) -> Vec<Row> {
+    let producers = Producers::of(server).await;
+    let groups =
+        [appends(), batches(), producers.rows(), streams(&producers), reads(), places(), topics()];
+    let groups = groups.into_iter().flatten().chain(configs()).chain(tokens());
+    groups.chain(clusters()).chain(members()).collect()
+}
+
+struct Producers {
+    fresh: ProducerIdentity,
+    /// Of an instance that has been replaced.
+    fenced: ProducerIdentity,
+}
+
+impl Producers {
+    async fn of(server: &TestServer) -> Self {
+        let init = async |name: &str| {
+            let request = InitProducerRequest { producer_name: name.to_owned() };
+            server.produce().init_producer(request).await.unwrap().into_inner().producer.unwrap()
+        };
+        let fenced = init("replaced").await;
+        let current = init("replaced").await;
+        // The partition learns of the new one by its first batch; another one than is counted.
+        let request = AppendRequest {
+            partition: 1,
+            producer: Some(current),
+            first_sequence: Some(0),
+            ..append_request(&["current"])
+        };
+        server.produce().append(request).await.unwrap();
+        Self { fresh: init("").await, fenced }
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        let by = |producer, first_sequence| AppendRequest {
+            partition: 1,
+            producer: Some(producer),
+            first_sequence,
+            ..append_request(&["x"])
+        };
+        let nobody = ProducerIdentity { producer_id: 0, epoch: 0 };
+        let never = ProducerIdentity { producer_id: u64::MAX, epoch: 0 };
+        let alone = AppendRequest { first_sequence: Some(0), ..append_request(&["x"]) };
+        let name = |name: String| Call::InitProducer(InitProducerRequest { producer_name: name });
+        vec![
+            (
+                &["InitProducerRequest.producer_name"],
+                name("x".repeat(256)),
+                Refused(R::InvalidArgument, "producer_name: must have at most 255 bytes"),
+            ),
+            (&["InitProducerRequest.producer_name"], name(NOWHERE.to_owned()), Fine),
+            (
+                &["AppendRequest.producer", "ProducerIdentity.producer_id"],
+                append(by(nobody, Some(0))),
+                Refused(R::InvalidArgument, "producer.producer_id: must be one that InitProducer"),
+            ),
+            (
+                &["ProducerIdentity.producer_id"],
+                append(by(never, Some(7))),
+                Refused(R::UnknownProducer, "InitProducer"),
+            ),
+            (
+                &["ProducerIdentity.epoch"],
+                append(by(self.fenced, Some(0))),
+                Refused(R::ProducerFenced, "is fenced by epoch"),
+            ),
+            (
+                &["AppendRequest.first_sequence"],
+                append(by(self.fresh, None)),
+                Refused(R::InvalidArgument, "first_sequence: is required with a producer"),
+            ),
+            (
+                &["AppendRequest.first_sequence"],
+                append(by(self.fresh, Some(u64::MAX))),
+                Refused(R::InvalidArgument, "leaves no room"),
+            ),
+            (
+                &["AppendRequest.first_sequence"],
+                append(alone),
+                Refused(R::InvalidArgument, "means nothing without a producer"),
+            ),
+        ]
+    }
+}
+
+fn append(request: AppendRequest) -> Call {
+    Call::Append(Box::new(request))
+}
+
+fn with_batch(batch: Option<Batch>) -> Call {
+    append(AppendRequest { batch, ..append_request(&[]) })
+}
+
+fn appends() -> Vec<Row> {
+    let to = |topic: &str, partition| {
+        append(AppendRequest { topic: topic.to_owned(), partition, ..append_request(&["x"]) })
+    };
+    let durability = |durability| append(AppendRequest { durability, ..append_request(&["x"]) });
+    let condition =
+        |condition| append(AppendRequest { condition: Some(condition), ..append_request(&["x"]) });
+    let offset = AppendCondition { expected_offset: Some(u64::MAX), fencing_token: None };
+    let token = AppendCondition { expected_offset: None, fencing_token: Some("x".repeat(99_999)) };
+    vec![
+        (&["AppendRequest.topic"], to("", 0), Refused(R::TopicNotFound, "does not exist")),
+        (&["AppendRequest.topic"], to(NOWHERE, 0), Refused(R::TopicNotFound, "create it")),
+        (
+            &["AppendRequest.partition"],
+            to("default", 4),
+            Refused(R::PartitionNotFound, "has 4 partitions, there is no partition 4"),
+        ),
+        (
+            &["AppendRequest.partition"],
+            to("default", u32::MAX),
+            Refused(R::PartitionNotFound, "count from 0"),
+        ),
+        (
+            &["AppendRequest.durability"],
+            durability(99),
+            Refused(R::InvalidArgument, "durability: 99"),
+        ),
+        (
+            &["AppendRequest.durability"],
+            durability(-1),
+            Refused(R::InvalidArgument, "durability: -1"),
+        ),
+        (
+            &["AppendRequest.condition", "AppendCondition.expected_offset"],
+            condition(offset),
+            RefusedFor(&[R::Unimplemented, R::ExpectedOffsetMismatch]),
+        ),
+        (
+            &["AppendCondition.fencing_token"],
+            condition(token),
+            RefusedFor(&[R::Unimplemented, R::Fenced, R::InvalidArgument]),
+        ),
+    ]
+}
+
+fn batches() -> Vec<Row> {
+    let good = batch::encode(&records(&["a", "b"]));
+    let counted = |count| as_batch(batch::from_payload(count, good.payload.clone()));
+    let changed = |change: &dyn Fn(&mut EncodedBatch)| {
+        let mut batch = good.clone();
+        change(&mut batch);
+        with_batch(as_batch(batch))
+    };
+    let payload = |count, payload: &[u8]| {
+        with_batch(as_batch(batch::from_payload(count, Bytes::copy_from_slice(payload))))
+    };
+    let list = |bytes: &[u8]| {
+        let form = Form::Records(PlainRecords::decode(bytes).unwrap());
+        with_batch(Some(Batch { form: Some(form) }))
+    };
+    let long = "x".repeat((1 << 20) + 1);
+    let half = "x".repeat(1 << 19);
+    // A key, a value and a header as no one would write them; they are the client's own.
+    let odd = Record {
+        key: Some(Bytes::new()),
+        value: None,
+        headers: vec![Header { name: String::new(), value: Bytes::from_static(&[0xFF; 9]) }],
+        event_time: Some(Timestamp { seconds: i64::MIN, nanos: -1 }),
+    };
+    let odd_fields: &[&str] = &[
+        "Record.key",
+        "Record.value",
+        "Record.headers",
+        "Record.event_time",
+        "Header.name",
+        "Header.value",
+    ];
+    vec![
+        (
+            &["AppendRequest.batch"],
+            with_batch(None),
+            Refused(R::InvalidArgument, "batch: must hold records or an encoded batch"),
+        ),
+        (
+            &["AppendRequest.batch"],
+            with_batch(Some(Batch { form: None })),
+            Refused(R::InvalidArgument, "batch: must hold records"),
+        ),
+        (
+            &["Batch.records", "RecordList.records"],
+            with_batch(plain(&[])),
+            Refused(R::EmptyBatch, "at least one record"),
+        ),
+        (
+            &["RecordList.records"],
+            with_batch(plain(&[&long])),
+            Refused(R::RecordTooLarge, "max_record_bytes"),
+        ),
+        (
+            &["RecordList.records"],
+            with_batch(plain(&[half.as_str(); 9])),
+            Refused(R::BatchTooLarge, "max_batch_bytes"),
+        ),
+        // A record whose key is a varint; a header whose name is not text.
+        (
+            &["Record.key"],
+            list(&[0x0A, 0x02, 0x08, 0x01]),
+            Refused(R::CorruptBatch, "record 0 of the batch is no Record message"),
+        ),
+        (
+            &["Header.name"],
+            list(&[0x0A, 0x00, 0x0A, 0x05, 0x1A, 0x03, 0x0A, 0x01, 0xFF]),
+            Refused(R::CorruptBatch, "record 1 of the batch is no Record message"),
+        ),
+        (odd_fields, with_batch(as_batch(batch::encode(&[odd]))), Fine),
+        (
+            &["Batch.encoded", "EncodedBatch.version"],
+            changed(&|batch| batch.version = 0),
+            Refused(R::CorruptBatch, "batch version 0 is not known"),
+        ),
+        (
+            &["EncodedBatch.version"],
+            changed(&|batch| batch.version = u32::MAX),
+            Refused(R::CorruptBatch, "is not known"),
+        ),
+        (
+            &["EncodedBatch.record_count"],
+            with_batch(counted(0)),
+            Refused(R::EmptyBatch, "at least one"),
+        ),
+        (
+            &["EncodedBatch.record_count"],
+            with_batch(counted(1)),
+            Refused(R::RecordCountMismatch, "says 1 records, its payload holds 2"),
+        ),
+        (
+            &["EncodedBatch.record_count"],
+            with_batch(counted(u32::MAX)),
+            Refused(R::RecordCountMismatch, "holds 2; state the true number"),
+        ),
+        (
+            &["EncodedBatch.compression"],
+            changed(&|batch| batch.compression = Compression::Zstd.into()),
+            Refused(R::UnsupportedCompression, "compression 3"),
+        ),
+        (
+            &["EncodedBatch.compression"],
+            changed(&|batch| batch.compression = -7),
+            Refused(R::UnsupportedCompression, "compression -7"),
+        ),
+        (
+            &["EncodedBatch.crc32"],
+            changed(&|batch| batch.crc32 ^= 1),
+            Refused(R::CorruptBatch, "crc32 does not match"),
+        ),
+        (
+            &["EncodedBatch.uncompressed_bytes"],
+            changed(&|batch| batch.uncompressed_bytes += 1),
+            Refused(R::InvalidArgument, "batch.encoded.uncompressed_bytes: is "),
+        ),
+        (
+            &["EncodedBatch.payload"],
+            payload(1, b"garbage"),
+            Refused(R::CorruptBatch, "record 0 is malformed at byte 0"),
+        ),
+        (
+            &["EncodedBatch.payload"],
+            payload(2, &good.payload[..good.payload.len() - 1]),
+            Refused(R::CorruptBatch, "record 1 is malformed"),
+        ),
+        (
+            &["EncodedBatch.payload"],
+            payload(1, &[0x0A, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F]),
+            Refused(R::RecordTooLarge, "record of 4294967295 bytes"),
+        ),
+        (
+            &["EncodedBatch.payload"],
+            with_batch(encoded(&[&long])),
+            Refused(R::RecordTooLarge, "exceeds the limit of 1048576"),
+        ),
+        (
+            &["EncodedBatch.payload"],
+            with_batch(encoded(&[half.as_str(); 9])),
+            Refused(R::BatchTooLarge, "exceeds the limit of 4194304; send several"),
+        ),
+    ]
+}
+
+fn streams(producers: &Producers) -> Vec<Row> {
+    let init = || AppendStreamInit { topic: "default".to_owned(), ..Default::default() };
+    let begin = |init: AppendStreamInit| Call::AppendStream(vec![Some(Streamed::Init(init))]);
+    let go_on = |batch: AppendStreamBatch| {
+        Call::AppendStream(vec![Some(Streamed::Init(init())), Some(Streamed::Batch(batch))])
+    };
+    let good = || AppendStreamBatch { batch: encoded(&["x"]), ..Default::default() };
+    let nobody = ProducerIdentity { producer_id: 0, epoch: 0 };
+    let by_nobody = Call::AppendStream(vec![
+        Some(Streamed::Init(AppendStreamInit { producer: Some(nobody), ..init() })),
+        Some(Streamed::Batch(AppendStreamBatch { first_sequence: Some(0), ..good() })),
+    ]);
+    let without_sequence = Call::AppendStream(vec![
+        Some(Streamed::Init(AppendStreamInit { producer: Some(producers.fresh), ..init() })),
+        Some(Streamed::Batch(good())),
+    ]);
+    let again = || Some(Streamed::Init(init()));
+    let twice = Call::AppendStream(vec![again(), again()]);
+    vec![
+        (
+            &["AppendStreamRequest.init"],
+            Call::AppendStream(vec![Some(Streamed::Batch(good()))]),
+            Refused(R::InvalidArgument, "message: the first message must be init"),
+        ),
+        (
+            &["AppendStreamRequest.init"],
+            Call::AppendStream(vec![None]),
+            Refused(R::InvalidArgument, "the first message must be init"),
+        ),
+        (
+            &["AppendStreamRequest.init"],
+            Call::AppendStream(Vec::new()),
+            Refused(R::InvalidArgument, "the first message must be init"),
+        ),
+        (
+            &["AppendStreamRequest.batch"],
+            twice,
+            Refused(R::InvalidArgument, "every message after the first one must be a batch"),
+        ),
+        (
+            &["AppendStreamInit.topic"],
+            begin(AppendStreamInit { topic: NOWHERE.to_owned(), ..init() }),
+            Refused(R::TopicNotFound, "does not exist"),
+        ),
+        (
+            &["AppendStreamInit.partition"],
+            begin(AppendStreamInit { partition: 99, ..init() }),
+            Refused(R::PartitionNotFound, "no partition 99"),
+        ),
+        (
+            &["AppendStreamInit.durability"],
+            begin(AppendStreamInit { durability: 99, ..init() }),
+            Refused(R::InvalidArgument, "durability: 99"),
+        ),
+        (
+            &["AppendStreamInit.producer"],
+            by_nobody,
+            Refused(R::InvalidArgument, "producer.producer_id"),
+        ),
+        (
+            &["AppendStreamInit.fencing_token"],
+            begin(AppendStreamInit { fencing_token: Some("x".repeat(99_999)), ..init() }),
+            RefusedFor(&[R::Unimplemented, R::Fenced, R::InvalidArgument]),
+        ),
+        (
+            &["AppendStreamBatch.batch"],
+            go_on(AppendStreamBatch { batch: None, ..Default::default() }),
+            Refused(R::InvalidArgument, "batch: must hold"),
+        ),
+        (
+            &["AppendStreamBatch.first_sequence"],
+            without_sequence,
+            Refused(R::InvalidArgument, "first_sequence: is required"),
+        ),
+        (
+            &["AppendStreamBatch.first_sequence"],
+            go_on(AppendStreamBatch { first_sequence: Some(5), ..good() }),
+            Refused(R::InvalidArgument, "means nothing without a producer"),
+        ),
+        (
+            &["AppendStreamBatch.expected_offset"],
+            go_on(AppendStreamBatch { expected_offset: Some(u64::MAX), ..good() }),
+            RefusedFor(&[R::Unimplemented, R::ExpectedOffsetMismatch]),
+        ),
+    ]
+}
+
+fn fetch(partitions: Vec<PartitionStart>) -> FetchRequest {
+    FetchRequest { partitions, ..Default::default() }
+}
+
+fn reads() -> Vec<Row> {
+    let one = || fetch(vec![earliest(0)]);
+    let limits = |limits| Call::Fetch(FetchRequest { limits: Some(limits), ..one() });
+    let follow = || SubscribeRequest { partitions: vec![earliest(0)], ..Default::default() };
+    let none = ReadLimits::default();
+    let bad_time = Some(Timestamp { seconds: 1, nanos: i32::MAX });
+    let wait = |seconds, nanos| {
+        Call::Fetch(FetchRequest { max_wait: Some(Duration { seconds, nanos }), ..one() })
+    };
+    let member = GroupMembership {
+        group: NOWHERE.to_owned(),
+        member_id: String::new(),
+        member_epoch: u64::MAX,
+    };
+    let bad_limits = ReadLimits { until_timestamp: bad_time, ..none };
+    vec![
+        (
+            &["FetchRequest.partitions"],
+            Call::Fetch(fetch(vec![])),
+            Refused(R::InvalidArgument, "partitions: must be 1..=10000 partitions, not 0"),
+        ),
+        (
+            &["FetchRequest.partitions"],
+            Call::Fetch(fetch(vec![earliest(0); PARTITIONS_PER_CALL_MAX + 1])),
+            Refused(R::InvalidArgument, "not 10001"),
+        ),
+        (
+            &["FetchRequest.partitions"],
+            Call::Fetch(fetch(vec![earliest(0), earliest(0)])),
+            Refused(R::InvalidArgument, "default/0 is there twice"),
+        ),
+        (
+            &["FetchRequest.limits", "ReadLimits.max_records"],
+            limits(ReadLimits { max_records: Some(0), ..none }),
+            Fine,
+        ),
+        (
+            &["ReadLimits.max_bytes"],
+            limits(ReadLimits { max_bytes: Some(u64::MAX), max_records: Some(u64::MAX), ..none }),
+            Fine,
+        ),
+        (
+            &["ReadLimits.until_timestamp"],
+            limits(bad_limits),
+            Refused(R::InvalidArgument, "limits.until_timestamp: nanos must be in"),
+        ),
+        (
+            &["FetchRequest.max_wait"],
+            wait(-1, 0),
+            Refused(R::InvalidArgument, "max_wait: must be a length of time"),
+        ),
+        (&["FetchRequest.max_wait"], wait(i64::MAX, 999_999_999), Fine),
+        (
+            &["FetchRequest.min_bytes"],
+            Call::Fetch(FetchRequest { min_bytes: u32::MAX, ..one() }),
+            Fine,
+        ),
+        (
+            &["FetchRequest.source"],
+            Call::Fetch(FetchRequest { source: 99, ..one() }),
+            Refused(R::InvalidArgument, "source: 99 is not known"),
+        ),
+        (
+            &["FetchRequest.out_of_range"],
+            Call::Fetch(FetchRequest { out_of_range: -5, ..one() }),
+            Refused(R::InvalidArgument, "out_of_range: -5 is not known"),
+        ),
+        (
+            &["FetchRequest.accept_encoded"],
+            Call::Fetch(FetchRequest { accept_encoded: true, ..one() }),
+            Fine,
+        ),
+        (
+            &["SubscribeRequest.partitions"],
+            Call::Subscribe(SubscribeRequest::default()),
+            Refused(R::InvalidArgument, "partitions: must be 1..=10000"),
+        ),
+        (
+            &["SubscribeRequest.limits"],
+            Call::Subscribe(SubscribeRequest { limits: Some(bad_limits), ..follow() }),
+            Refused(R::InvalidArgument, "limits.until_timestamp"),
+        ),
+        (
+            &["SubscribeRequest.source"],
+            Call::Subscribe(SubscribeRequest { source: 99, ..follow() }),
+            Refused(R::InvalidArgument, "source: 99"),
+        ),
+        (
+            &["SubscribeRequest.out_of_range"],
+            Call::Subscribe(SubscribeRequest { out_of_range: 99, ..follow() }),
+            Refused(R::InvalidArgument, "out_of_range: 99"),
+        ),
+        (
+            &["SubscribeRequest.accept_encoded"],
+            Call::Subscribe(SubscribeRequest { accept_encoded: true, ..follow() }),
+            Fine,
+        ),
+        (
+            &[
+                "SubscribeRequest.membership",
+                "GroupMembership.group",
+                "GroupMembership.member_id",
+                "GroupMembership.member_epoch",
+            ],
+            Call::Subscribe(SubscribeRequest { membership: Some(member), ..follow() }),
+            RefusedFor(&[R::Unimplemented, R::GroupNotFound, R::InvalidArgument]),
+        ),
+    ]
+}
+
+fn places() -> Vec<Row> {
+    let at = |position| Call::Fetch(fetch(vec![start(0, position)]));
+    let from = |start: PartitionStart| Call::Fetch(fetch(vec![start]));
+    let unset = PartitionStart { start: None, ..earliest(0) };
+    let empty = PartitionStart { start: Some(StartPosition::default()), ..earliest(0) };
+    let timestamp = |seconds, nanos| at(Position::Timestamp(Timestamp { seconds, nanos }));
+    let resolve = |topic: &str, partitions: Vec<u32>, position| {
+        Call::ResolveOffsets(ResolveOffsetsRequest {
+            topic: topic.to_owned(),
+            partitions,
+            position,
+        })
+    };
+    vec![
+        (
+            &["PartitionStart.topic"],
+            from(PartitionStart { topic: NOWHERE.to_owned(), ..earliest(0) }),
+            Refused(R::TopicNotFound, "does not exist"),
+        ),
+        (
+            &["PartitionStart.partition"],
+            from(earliest(77)),
+            Refused(R::PartitionNotFound, "default/77: "),
+        ),
+        (
+            &["PartitionStart.start"],
+            from(unset),
+            Refused(R::InvalidArgument, "start: must say where to start"),
+        ),
+        (&["PartitionStart.start"], from(empty), Refused(R::InvalidArgument, "EARLIEST")),
+        (
+            &["PartitionStart.until_offset"],
+            from(PartitionStart { until_offset: Some(0), ..earliest(0) }),
+            Fine,
+        ),
+        (
+            &["StartPosition.offset"],
+            at(Position::Offset(u64::MAX)),
+            Refused(R::OffsetOutOfRange, "default/0: offset 18446744073709551615 is outside of"),
+        ),
+        (
+            &["StartPosition.timestamp"],
+            timestamp(1, -1),
+            Refused(R::InvalidArgument, "start.timestamp: nanos must be in"),
+        ),
+        (&["StartPosition.timestamp"], timestamp(i64::MIN, 0), Fine),
+        (&["StartPosition.timestamp"], timestamp(i64::MAX, 0), Fine),
+        (
+            &["StartPosition.named"],
+            at(Position::Named(99)),
+            Refused(R::InvalidArgument, "must say where to start"),
+        ),
+        (&["StartPosition.tail_records"], at(Position::TailRecords(u64::MAX)), Fine),
+        (
+            &["StartPosition.committed_group"],
+            at(Position::CommittedGroup(NOWHERE.to_owned())),
+            RefusedFor(&[R::Unimplemented, R::GroupNotFound]),
+        ),
+        (
+            &["ResolveOffsetsRequest.topic"],
+            resolve(NOWHERE, vec![0], earliest(0).start),
+            Refused(R::TopicNotFound, "does not exist"),
+        ),
+        (
+            &["ResolveOffsetsRequest.partitions"],
+            resolve("default", vec![0, 9], earliest(0).start),
+            Refused(R::PartitionNotFound, "default/9: "),
+        ),
+        (
+            &["ResolveOffsetsRequest.partitions"],
+            resolve("default", vec![0; PARTITIONS_PER_CALL_MAX + 1], earliest(0).start),
+            Refused(R::InvalidArgument, "partitions: must be at most 10000"),
+        ),
+        (
+            &["ResolveOffsetsRequest.position"],
+            resolve("default", vec![0], None),
+            Refused(R::InvalidArgument, "must say where to start"),
+        ),
+    ]
+}
+
+fn create(name: &str) -> CreateTopicRequest {
+    CreateTopicRequest {
+        name: name.to_owned(),
+        partition_count: 1,
+        validate_only: true,
+        ..Default::default()
+    }
+}
+
+fn topics() -> Vec<Row> {
+    let named = |name: &str| Call::CreateTopic(create(name));
+    let counted = |partition_count| {
+        Call::CreateTopic(CreateTopicRequest { partition_count, ..create("new") })
+    };
+    let list = |prefix: &str, page_size, page_token: &str| {
+        let (prefix, page_token) = (prefix.to_owned(), page_token.to_owned());
+        Call::ListTopics(ListTopicsRequest { prefix, page_size, page_token })
+    };
+    let update = |name: &str, paths: Option<&[&str]>| {
+        let paths = paths.map(|paths| paths.iter().map(|path| (*path).to_owned()).collect());
+        Call::UpdateTopic(UpdateTopicRequest {
+            name: name.to_owned(),
+            config: None,
+            update_mask: paths.map(|paths| FieldMask { paths }),
+        })
+    };
+    let add = |name: &str, partition_count| {
+        Call::AddPartitions(AddPartitionsRequest { name: name.to_owned(), partition_count })
+    };
+    let trim = |topic: &str, partition, trim_offset| {
+        let topic = topic.to_owned();
+        Call::TrimPartition(TrimPartitionRequest { topic, partition, trim_offset })
+    };
+    let nowhere = || NOWHERE.to_owned();
+    let missing = Refused(R::TopicNotFound, "does not exist");
+    let odd = Refused(R::InvalidArgument, "name: must be 1..=249 of ASCII letters");
+    vec![
+        (&["CreateTopicRequest.name"], named(""), odd),
+        (&["CreateTopicRequest.name"], named(NOWHERE), odd),
+        (&["CreateTopicRequest.name"], named(&"x".repeat(250)), odd),
+        (
+            &["CreateTopicRequest.partition_count"],
+            counted(0),
+            Refused(R::InvalidArgument, "partition_count: must be at least 1"),
+        ),
+        (
+            &["CreateTopicRequest.partition_count"],
+            counted(u32::MAX),
+            Refused(R::InvalidArgument, "partition_count: 4294967295 is not within 1..=100000"),
+        ),
+        (
+            &["CreateTopicRequest.replication_factor"],
+            Call::CreateTopic(CreateTopicRequest { replication_factor: 99, ..create("new") }),
+            Refused(R::InvalidArgument, "replication_factor: 99 is not offered"),
+        ),
+        (&["CreateTopicRequest.validate_only"], named("new"), Fine),
+        (&["GetTopicRequest.name"], Call::GetTopic(GetTopicRequest { name: nowhere() }), missing),
+        (
+            &["ListTopicsRequest.page_size"],
+            list("", -1, ""),
+            Refused(R::InvalidArgument, "page_size: must not be negative"),
+        ),
+        (
+            &["ListTopicsRequest.prefix", "ListTopicsRequest.page_token"],
+            list(NOWHERE, i32::MAX, NOWHERE),
+            Fine,
+        ),
+        (&["UpdateTopicRequest.name"], update(NOWHERE, Some(&["retention_bytes"])), missing),
+        (
+            &["UpdateTopicRequest.update_mask"],
+            update("default", None),
+            Refused(R::InvalidArgument, "update_mask: must name at least one field"),
+        ),
+        (
+            &["UpdateTopicRequest.update_mask"],
+            update("default", Some(&["partition_count"])),
+            Refused(R::InvalidArgument, "\"partition_count\" is not a field of TopicConfig"),
+        ),
+        (&["AddPartitionsRequest.name"], add(NOWHERE, 9), missing),
+        (
+            &["AddPartitionsRequest.partition_count"],
+            add("default", 3),
+            Refused(R::InvalidArgument, "3 is less than the present 4"),
+        ),
+        (
+            &["AddPartitionsRequest.partition_count"],
+            add("default", u32::MAX),
+            Refused(R::InvalidArgument, "is not within 1..=100000"),
+        ),
+        (
+            &["DeleteTopicRequest.name"],
+            Call::DeleteTopic(DeleteTopicRequest { name: nowhere() }),
+            missing,
+        ),
+        (&["TrimPartitionRequest.topic"], trim(NOWHERE, 0, 0), missing),
+        (
+            &["TrimPartitionRequest.partition"],
+            trim("default", 9, 0),
+            Refused(R::PartitionNotFound, "no partition 9"),
+        ),
+        (
+            &["TrimPartitionRequest.trim_offset"],
+            trim("default", 0, u64::MAX),
+            Refused(R::OffsetOutOfRange, "is outside of 0.."),
+        ),
+    ]
+}
+
+fn configs() -> Vec<Row> {
+    let with = |config| {
+        Call::CreateTopic(CreateTopicRequest { config: Some(config), ..create("configured") })
+    };
+    let none = TopicConfig::default();
+    let time = |seconds, nanos| {
+        with(TopicConfig { retention_time: Some(Duration { seconds, nanos }), ..none })
+    };
+    let most = BATCH_BYTES_MAX + 1;
+    let update = Call::UpdateTopic(UpdateTopicRequest {
+        name: "default".to_owned(),
+        config: Some(TopicConfig { max_batch_bytes: Some(0), ..none }),
+        update_mask: Some(FieldMask { paths: vec!["max_batch_bytes".to_owned()] }),
+    });
+    vec![
+        (
+            &["CreateTopicRequest.config", "TopicConfig.retention_time"],
+            time(-1, 0),
+            Refused(R::InvalidArgument, "config.retention_time: must be a length of time"),
+        ),
+        (&["TopicConfig.retention_time"], time(i64::MAX, 0), Fine),
+        (
+            &["TopicConfig.retention_bytes"],
+            with(TopicConfig { retention_bytes: Some(u64::MAX), ..none }),
+            Fine,
+        ),
+        (
+            &["TopicConfig.max_batch_bytes"],
+            with(TopicConfig { max_batch_bytes: Some(0), ..none }),
+            Refused(R::InvalidArgument, "config.max_batch_bytes: must be in 1..=8388608, not 0"),
+        ),
+        (
+            &["TopicConfig.max_batch_bytes"],
+            with(TopicConfig { max_batch_bytes: Some(most), ..none }),
+            Refused(R::InvalidArgument, "config.max_batch_bytes: must be in"),
+        ),
+        (
+            &["TopicConfig.max_record_bytes"],
+            with(TopicConfig { max_record_bytes: Some(u32::MAX), ..none }),
+            Refused(R::InvalidArgument, "config.max_record_bytes: must be in"),
+        ),
+        (
+            &["TopicConfig.min_durability"],
+            with(TopicConfig { min_durability: 99, ..none }),
+            Refused(R::InvalidArgument, "config.min_durability: 99"),
+        ),
+        (
+            &["TopicConfig.default_durability"],
+            with(TopicConfig { default_durability: -1, ..none }),
+            Refused(R::InvalidArgument, "config.default_durability: -1"),
+        ),
+        (
+            &["UpdateTopicRequest.config"],
+            update,
+            Refused(R::InvalidArgument, "config.max_batch_bytes"),
+        ),
+    ]
+}
+
+fn tokens() -> Vec<Row> {
+    let set = |topic: &str, partition, expected_token: Option<&str>, token: String| {
+        Call::SetFencingToken(SetFencingTokenRequest {
+            topic: topic.to_owned(),
+            partition,
+            expected_token: expected_token.map(str::to_owned),
+            token,
+        })
+    };
+    vec![
+        (
+            &["SetFencingTokenRequest.topic"],
+            set(NOWHERE, 0, None, String::new()),
+            Refused(R::TopicNotFound, "does not exist"),
+        ),
+        (
+            &["SetFencingTokenRequest.partition"],
+            set("default", 9, None, String::new()),
+            Refused(R::PartitionNotFound, "no partition 9"),
+        ),
+        (
+            &["SetFencingTokenRequest.expected_token"],
+            set("default", 2, Some("never was"), "new".to_owned()),
+            RefusedFor(&[R::Fenced]),
+        ),
+        (
+            &["SetFencingTokenRequest.token"],
+            set("default", 2, None, "x".repeat(65)),
+            Refused(R::InvalidArgument, "token"),
+        ),
+    ]
+}
+
+fn clusters() -> Vec<Row> {
+    let topics = || vec![NOWHERE.to_owned(), String::new()];
+    let transfer = |shard_id, target_node_id| {
+        Call::TransferLeader(TransferLeaderRequest { shard_id, target_node_id })
+    };
+    vec![
+        (
+            &["GetMetadataRequest.topics"],
+            Call::GetMetadata(GetMetadataRequest { topics: topics() }),
+            Fine,
+        ),
+        (
+            &["WatchMetadataRequest.topics"],
+            Call::WatchMetadata(WatchMetadataRequest { topics: topics() }),
+            Fine,
+        ),
+        (
+            &["TransferLeaderRequest.shard_id"],
+            transfer(u32::MAX, 0),
+            Refused(R::InvalidArgument, "shard_id: there is no shard 4294967295"),
+        ),
+        (
+            &["TransferLeaderRequest.target_node_id"],
+            transfer(1, 99),
+            Refused(R::NodeNotFound, "node 99 is not one of this cluster"),
+        ),
+    ]
+}
+
+/// Why a change of the cluster's nodes that makes no sense is refused.
+const NO_CHANGE: super::Answer = RefusedFor(&[
+    R::InvalidArgument,
+    R::NodeNotFound,
+    R::NotEnoughNodes,
+    R::MembershipChangeInProgress,
+    R::Unimplemented,
+]);
+
+fn members() -> Vec<Row> {
+    let add = |node_id, peer_endpoint: &str, rack: &str| {
+        Call::AddNode(AddNodeRequest {
+            node_id,
+            peer_endpoint: peer_endpoint.to_owned(),
+            rack: rack.to_owned(),
+            validate_only: true,
+        })
+    };
+    let replace = |lost_node_id, node_id, peer_endpoint: &str, rack: &str| {
+        Call::ReplaceNode(ReplaceNodeRequest {
+            lost_node_id,
+            node_id,
+            peer_endpoint: peer_endpoint.to_owned(),
+            rack: rack.to_owned(),
+            validate_only: true,
+        })
+    };
+    let remove =
+        |node_id, lost| Call::RemoveNode(RemoveNodeRequest { node_id, lost, validate_only: true });
+    let drain = |node_id, draining| {
+        Call::SetDraining(SetDrainingRequest { node_id, draining, validate_only: true })
+    };
+    let watch = Call::WatchMembershipChange(WatchMembershipChangeRequest { id: u64::MAX });
+    vec![
+        (
+            &["AddNodeRequest.node_id", "AddNodeRequest.validate_only"],
+            add(0, "n2:9192", ""),
+            NO_CHANGE,
+        ),
+        (&["AddNodeRequest.node_id"], add(u64::MAX, "n2:9192", ""), NO_CHANGE),
+        (&["AddNodeRequest.peer_endpoint"], add(2, NOWHERE, ""), NO_CHANGE),
+        (&["AddNodeRequest.rack"], add(2, "n2:9192", NOWHERE), NO_CHANGE),
+        (
+            &["RemoveNodeRequest.node_id", "RemoveNodeRequest.validate_only"],
+            remove(99, false),
+            NO_CHANGE,
+        ),
+        (&["RemoveNodeRequest.lost"], remove(99, true), NO_CHANGE),
+        (
+            &["ReplaceNodeRequest.lost_node_id", "ReplaceNodeRequest.validate_only"],
+            replace(99, 99, "n2:9192", ""),
+            NO_CHANGE,
+        ),
+        (&["ReplaceNodeRequest.node_id"], replace(99, u64::MAX, "n2:9192", ""), NO_CHANGE),
+        (&["ReplaceNodeRequest.peer_endpoint"], replace(99, 99, NOWHERE, ""), NO_CHANGE),
+        (&["ReplaceNodeRequest.rack"], replace(99, 99, "n2:9192", NOWHERE), NO_CHANGE),
+        (
+            &["SetDrainingRequest.node_id", "SetDrainingRequest.validate_only"],
+            drain(99, true),
+            NO_CHANGE,
+        ),
+        (&["SetDrainingRequest.draining"], drain(u64::MAX, false), NO_CHANGE),
+        (&["WatchMembershipChangeRequest.id"], watch, NO_CHANGE),
+    ]
+}

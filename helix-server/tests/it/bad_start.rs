@@ -1,0 +1,168 @@
+//! Starts that cannot be: what the program says, and how it ends. 2 for what is wrong with its
+//! flags, 1 for what is wrong with the world; each message names the place and a way out.
+
+// What a test does to a folder that is not open.
+#![allow(clippy::disallowed_methods)]
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use crate::process::{self, free_address};
+use crate::support::{PATIENCE, soon};
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_helix-server"));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+    command
+}
+
+/// The exit code and what was said.
+async fn fails(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = soon(command(arguments).stderr(Stdio::piped()).output()).await.unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[tokio::test]
+async fn a_flag_that_makes_no_sense_is_named_with_what_would() {
+    let rows: &[(&[&str], &str)] = &[
+        (&["--node-id", "0"], "choose a number in 1..=4294967295"),
+        (&["--node-id", "one"], "invalid digit"),
+        (&["--listen-addr", "nowhere"], "write an IP address and a port"),
+        (&["--listen-addr", "192.0.2.1:0"], "--insecure"),
+        (&["--listen-addr", "0.0.0.0:0"], "--advertise-addr host:port"),
+        (&["--advertise-addr", "n1"], "give it as host:port"),
+        (&["--cluster-id", ""], "give it a name, or leave the flag out"),
+        (&["--peer-addr", "9192"], "write an IP address and a port"),
+        (&["--peer", "n2:9192"], "write id=host:port"),
+        (&["--peer", "0=n2:9192"], "1..=4294967295"),
+        (&["--peer", "2=n:1,3=n:1,4=n:1,5=n:1,6=n:1,7=n:1,8=n:1,9=n:1"], "at most 5 nodes"),
+        (&["--storage", "papyrus"], "durable, memory"),
+        (&["--topic", "orders"], "write name:partitions"),
+        (&["--topic", "orders:0"], "write name:partitions"),
+        (&["--topic", "a b:1"], "ASCII letters"),
+        (&["--topic", "a:1,a:1"], "give each topic once"),
+        (&["--shards", "0"], "choose a number in 1..=64"),
+        (&["--shards", "64"], "--memory-limit"),
+        (&["--worker-threads", "0"], "non-zero"),
+        (&["--segment-bytes", "1MiB"], "choose 16MiB to 2GiB"),
+        (&["--segment-bytes", "a lot"], "write a number of bytes"),
+        (&["--memory-limit", "64MiB"], "choose at least 256MiB"),
+        (&["--memory-limit", "-1"], "unexpected argument"),
+        (&["--tail-bytes", "1GiB"], "choose less, or --memory-limit"),
+        (&["--default-retention-bytes", "x"], "write a number of bytes"),
+        (&["--default-retention-time", "5"], "write a length of time"),
+        (&["--no-such-flag", "1"], "unexpected argument"),
+    ];
+    for (arguments, way_out) in rows {
+        let (code, said) = fails(arguments).await;
+        assert_eq!(code, Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(way_out), "{arguments:?}: no {way_out:?} in {said}");
+        let flag = if *way_out == "unexpected argument" { "argument" } else { arguments[0] };
+        assert!(said.contains(flag), "it names the flag: {said}");
+    }
+}
+
+/// Waits until a server answers there.
+async fn answers(address: SocketAddr) {
+    let client = process::patient_client(address, 1);
+    let answer = async {
+        while client.route("default", 0).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(3 * PATIENCE, answer).await.expect("it should answer by now");
+}
+
+/// Starts a server on the folder, and stops it when it has answered.
+async fn made_by_node(node_id: &str, folder: &Path) {
+    let address = free_address();
+    let mut arguments = process::arguments(address, folder);
+    arguments[0] = format!("--node-id={node_id}");
+    let server = process::start(&arguments);
+    answers(address).await;
+    process::kill(server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_folder_that_is_not_this_nodes_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    made_by_node("1", folder.path()).await;
+    let shown = folder.path().to_str().unwrap();
+    let arguments = ["--node-id=2", "--listen-addr=127.0.0.1:0", "--data-dir", shown];
+    let (code, said) = fails(&arguments).await;
+    assert_eq!(code, Some(1), "{said}");
+    for part in [shown, "of node 1", "this is node 2", "--data-dir", "--node-id 1"] {
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+    // It is as good as before to the node that it belongs to.
+    made_by_node("1", folder.path()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_folder_of_a_newer_format_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    made_by_node("1", folder.path()).await;
+    let state = folder.path().join("shard-1/state");
+    let mut bytes = fs::read(&state).unwrap();
+    // docs/wal-format.md: the version that a reader must know, and the checksum over all behind it.
+    bytes[14..16].copy_from_slice(&9_u16.to_le_bytes());
+    let length = u64::from_le_bytes(bytes[16..24].try_into().unwrap());
+    let crc = crc32fast::hash(&bytes[12..usize::try_from(length).unwrap()]);
+    bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+    fs::write(&state, &bytes).unwrap();
+    let shown = folder.path().to_str().unwrap();
+    let (code, said) = fails(&["--listen-addr=127.0.0.1:0", "--data-dir", shown]).await;
+    assert_eq!(code, Some(1), "{said}");
+    for part in [shown, "version 9", "newer program", "use the program that wrote it"] {
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+    assert_eq!(fs::read(&state).unwrap(), bytes, "and nothing was changed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_folder_or_a_port_that_is_in_use_is_said_and_its_user_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = free_address();
+    let server = process::start(&process::arguments(address, folder.path()));
+    answers(address).await;
+
+    let shown = folder.path().to_str().unwrap();
+    let (code, said) = fails(&["--listen-addr=127.0.0.1:0", "--data-dir", shown]).await;
+    assert_eq!(code, Some(1), "{said}");
+    for part in [shown, "in use by another process", "stop that one"] {
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+
+    let taken = address.to_string();
+    let (code, said) = fails(&["--storage", "memory", "--listen-addr", &taken]).await;
+    assert_eq!(code, Some(1), "{said}");
+    for part in [taken.as_str(), "--listen-addr", "stop what uses the address"] {
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+    let peers = ["--peer=2=127.0.0.1:1", "--peer=3=127.0.0.1:2", "--listen-addr=127.0.0.1:0"];
+    let own = ["--storage", "memory", "--peer-addr", taken.as_str()];
+    let (code, said) = fails(&[&peers[..], &own[..]].concat()).await;
+    assert_eq!(code, Some(1), "{said}");
+    for part in [taken.as_str(), "--peer-addr", "other nodes"] {
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+
+    answers(address).await;
+    process::kill(server).await;
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_made_or_is_a_file_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, b"not a folder").unwrap();
+    let shown = file.to_str().unwrap();
+    let (code, said) = fails(&["--listen-addr=127.0.0.1:0", "--data-dir", shown]).await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains(shown), "{said}");
+}

@@ -1,0 +1,193 @@
+//! A disk without room: appends are refused before anything of them is written, reads go on, and
+//! writes resume by themselves. On a simulated disk, and with the real program on a real one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use helix_client::{Client, Error, FetchOptions, Position, ProducerOptions, SessionOptions, Start};
+use helix_proto::log::v1::{ErrorReason, Record};
+use helix_server::error::Error as Refusal;
+use helix_server::log::Watermarks;
+use helix_server::node::Node;
+use helix_server::shard::{Durability, ReadFrom};
+use helix_wal::storage::SimulatedDisk;
+use tonic::Code;
+
+use crate::process;
+use crate::simulation;
+use crate::small_disk::SmallDisk;
+use crate::three_nodes::until;
+
+async fn append(node: &Node, sequence: u64) -> Result<u64, Refusal> {
+    let payload = vec![b'.'; 40_000].into();
+    let shard = node.locate("default", 0).unwrap().shard;
+    let permit = shard.permit(40_000).await?;
+    let batch = simulation::batch(node, 0, sequence, payload);
+    let ack = shard.append(batch, Durability::QuorumSynced, permit).await?;
+    Ok(ack.offsets.unwrap().0)
+}
+
+async fn on_a_simulated_disk(disk: SimulatedDisk, cluster: SimulatedDisk) {
+    let open = {
+        let (disk, cluster) = (disk.clone(), cluster);
+        move |shard: u64| -> Arc<dyn helix_wal::storage::Storage> {
+            Arc::new(if shard == 1 { disk.reopen() } else { cluster.reopen() })
+        }
+    };
+    let node = Node::open(simulation::settings_on(Arc::new(open), 5)).await.unwrap();
+    let located = node.locate("default", 0).unwrap();
+    let mut count = 0;
+    for round in 0..3 {
+        append(&node, count).await.unwrap();
+        count += 1;
+        disk.set_free_bytes(Some(0));
+        let refused = loop {
+            match append(&node, count).await {
+                Ok(_) => count += 1,
+                Err(error) => break error,
+            }
+            assert!(count < 1_000, "the disk never fills up");
+        };
+        assert!(matches!(refused, Refusal::DiskFull { .. }), "{refused}");
+        let status = located.shard.status();
+        for _ in 0..20 {
+            let refused = append(&node, count).await.unwrap_err();
+            assert!(matches!(refused, Refusal::DiskFull { .. }), "{refused}");
+        }
+        let after = located.shard.status();
+        assert_eq!((status.last_index, status.synced), (after.last_index, after.synced));
+        let watermarks = located.shard.latest(located.partition).await.unwrap();
+        assert_eq!(watermarks, Watermarks { log_start: 0, high_watermark: count });
+        for offset in [0, count / 2, count - 1] {
+            let (shard, partition) = (&located.shard, located.partition);
+            let read = shard.read(partition, offset, None, 1, ReadFrom::Leader).await.unwrap();
+            assert_eq!(read.batches[0].first_offset, offset, "round {round}");
+        }
+        disk.set_free_bytes(None);
+        let resumed = tokio::time::timeout(Duration::from_secs(60), async {
+            while append(&node, count).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        resumed.await.expect("writes resume by themselves");
+        count += 1;
+    }
+    node.close().await;
+}
+
+#[test]
+fn a_simulated_disk_that_is_full_refuses_serves_and_resumes() {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+    helix_server::raft::seed_this_thread(5);
+    let running = on_a_simulated_disk(SimulatedDisk::new(5), SimulatedDisk::new(6));
+    runtime.unwrap().block_on(running);
+}
+
+const MIB: u64 = 1 << 20;
+
+/// What a node keeps free for votes and what else must go on, and a segment that it could not
+/// make then.
+const LITTLE: u64 = 200 * MIB;
+
+fn value(number: u64) -> Vec<u8> {
+    let mut value = format!("{number}:").into_bytes();
+    value.resize(usize::try_from(MIB).unwrap() - 100, b'.');
+    value
+}
+
+/// Appends megabytes until one is refused; the number of the next one, and why.
+async fn write_until_refused(client: &Client, from: u64) -> (u64, Error) {
+    let producer = client.producer(ProducerOptions::default());
+    for number in from.. {
+        let record = Record { value: Some(value(number).into()), ..Record::default() };
+        match producer.append("default", 0, &[record][..]).await {
+            Ok(ack) => assert_eq!(ack.first_offset, Some(number)),
+            Err(error) => return (number, error),
+        }
+        assert!(number < from + 400, "the disk never fills up");
+    }
+    unreachable!("the numbers do not end");
+}
+
+fn expect_full(error: &Error) {
+    assert!(error.is(ErrorReason::DiskFull), "{error}");
+    assert_eq!(error.code, Code::ResourceExhausted);
+    assert!(!error.may_have_applied, "{error}");
+}
+
+/// Everything from the log start to the end is there, and the end is where the acks say.
+async fn expect_records(client: &Client, first: u64, end: u64) {
+    let latest = client.admin().resolve_offsets("default", &[0], &Position::Latest).await.unwrap();
+    assert_eq!(latest[0].offset, end, "what was refused is not there");
+    let mut offset = first;
+    while offset < end {
+        let start = Start::new("default", 0, Position::Offset(offset));
+        let read = client.consumer().fetch(&[start], &FetchOptions::default()).await.unwrap();
+        for record in &read[0].records {
+            assert_eq!(record.offset, offset);
+            assert!(record.value.as_deref() == Some(&value(offset)[..]), "offset {offset}");
+            offset += 1;
+        }
+    }
+}
+
+async fn resume(client: &Client, number: u64) {
+    let producer = client.producer(ProducerOptions::default());
+    let record = Record { value: Some(value(number).into()), ..Record::default() };
+    let ack = until("writes resume by themselves", async || {
+        match producer.append("default", 0, &[record.clone()][..]).await {
+            Ok(ack) => Some(ack),
+            Err(error) => {
+                expect_full(&error);
+                None
+            }
+        }
+    });
+    assert_eq!(ack.await.first_offset, Some(number));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_program_refuses_on_a_full_disk_serves_and_resumes() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("data");
+    let Some(disk) = SmallDisk::mount(&folder, 640 * MIB) else { return };
+    let address = process::free_address();
+    let mut arguments = process::arguments(address, &folder);
+    arguments.push("--segment-bytes=16MiB".to_owned());
+    let server = process::start(&arguments);
+    let client = process::patient_client(address, 1);
+    resume(&client, 0).await;
+
+    disk.fill(LITTLE);
+    let (end, refused) = write_until_refused(&client, 1).await;
+    println!("full after {end} batches: {refused}");
+    expect_full(&refused);
+    let session = client.session("default", 0, SessionOptions::default()).await.unwrap();
+    let batch = [Record { value: Some(value(end).into()), ..Record::default() }];
+    expect_full(&session.append(&batch[..]).await.unwrap().await.unwrap_err());
+    expect_records(&client, 0, end).await;
+
+    // A start is no way around it, and needs no room that is not kept for it.
+    process::kill(server).await;
+    let server = process::start(&arguments);
+    expect_records(&client, 0, end).await;
+    let (still, refused) = write_until_refused(&client, end).await;
+    expect_full(&refused);
+    expect_records(&client, 0, still).await;
+
+    // Room made by the program itself: what nobody needs any more goes.
+    let trimmed = client.admin().trim("default", 0, still - 1).await.unwrap();
+    assert_eq!(trimmed.log_start_offset, still - 1);
+    resume(&client, still).await;
+    expect_records(&client, still - 1, still + 1).await;
+
+    // And by somebody else.
+    let (end, refused) = write_until_refused(&client, still + 1).await;
+    expect_full(&refused);
+    disk.relieve();
+    resume(&client, end).await;
+    expect_records(&client, still - 1, end + 1).await;
+    process::kill(server).await;
+    drop(disk);
+}

@@ -1,0 +1,310 @@
+//! A cluster in the test's own process whose nodes come and go, and a load that runs meanwhile:
+//! every record must be there once, in order, on every node, and no append may fail at the client.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use helix_client::{Admin, Client, ProducerOptions};
+use helix_proto::log::v1::{
+    FetchRequest, MembershipChange, MembershipPhase, Metadata, PartitionRecords,
+};
+use helix_server::config::{AdminAddr, Config, Storage};
+use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::support::{TestServer, records, values};
+use crate::three_nodes::{free_port, from_any, health, launch, metadata, until};
+
+/// Partitions of the default topic.
+pub(crate) const PARTITIONS: u32 = 4;
+
+const DATA_SHARDS: u64 = 2;
+
+pub(crate) struct Fleet {
+    root: TempDir,
+    listen: BTreeMap<u64, SocketAddr>,
+    peer: BTreeMap<u64, SocketAddr>,
+    nodes: BTreeMap<u64, TestServer>,
+}
+
+impl Fleet {
+    /// Nothing runs yet; there are places for the nodes 1 to 6.
+    pub(crate) fn new() -> Self {
+        let address = || SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+        Self {
+            root: tempfile::tempdir().unwrap(),
+            listen: (1..=6).map(|node| (node, address())).collect(),
+            peer: (1..=6).map(|node| (node, address())).collect(),
+            nodes: BTreeMap::new(),
+        }
+    }
+
+    /// A cluster of these, formed and well.
+    pub(crate) async fn of(nodes: &[u64]) -> Self {
+        let mut fleet = Self::new();
+        fleet.start_nodes(nodes, nodes).await;
+        fleet.settle().await;
+        fleet
+    }
+
+    /// A node that knows `others`, and says where it is dialled itself.
+    pub(crate) fn config(&self, node: u64, others: &[u64]) -> Config {
+        let named = others.iter().copied().filter(|other| *other != node).chain([node]);
+        Config {
+            shards: Some(DATA_SHARDS),
+            node_id: node,
+            storage: Storage::Durable,
+            listen_addr: self.listen[&node],
+            admin_addr: Some(AdminAddr::Off),
+            peer_addr: self.peer[&node],
+            peers: named.map(|id| (id, self.peer(id))).collect(),
+            data_dir: self.folder(node),
+            segment_bytes: 16 << 20,
+            tail_bytes: Some(2 << 20),
+            ..Config::default()
+        }
+    }
+
+    pub(crate) fn peer(&self, node: u64) -> String {
+        self.peer[&node].to_string()
+    }
+
+    pub(crate) fn folder(&self, node: u64) -> PathBuf {
+        self.root.path().join(format!("node-{node}"))
+    }
+
+    /// Begins to start a node, which may wait to be taken in.
+    pub(crate) fn launch(&self, node: u64, others: &[u64]) -> JoinHandle<TestServer> {
+        launch(self.config(node, others))
+    }
+
+    pub(crate) async fn arrived(&mut self, node: u64, start: JoinHandle<TestServer>) {
+        let server = tokio::time::timeout(CHANGE_PATIENCE, start).await;
+        self.nodes.insert(node, server.expect("the node should start").unwrap());
+    }
+
+    pub(crate) async fn start_nodes(&mut self, nodes: &[u64], others: &[u64]) {
+        let starts: Vec<_> = nodes.iter().map(|node| (*node, self.launch(*node, others))).collect();
+        for (node, start) in starts {
+            self.arrived(node, start).await;
+        }
+    }
+
+    /// Stops a node as SIGTERM does.
+    pub(crate) async fn stop(&mut self, node: u64) {
+        let TestServer { running, channel, .. } = self.nodes.remove(&node).expect("it runs");
+        drop(channel);
+        running.shutdown().await;
+    }
+
+    pub(crate) async fn stop_all(mut self) {
+        let nodes = std::mem::take(&mut self.nodes).into_values();
+        futures_util::future::join_all(nodes.map(|node| node.running.shutdown())).await;
+    }
+
+    pub(crate) fn node(&self, node: u64) -> &TestServer {
+        &self.nodes[&node]
+    }
+
+    pub(crate) fn ids(&self) -> Vec<u64> {
+        self.nodes.keys().copied().collect()
+    }
+
+    /// A client that is told of the nodes that run now, and learns of others by itself.
+    pub(crate) fn client(&self) -> Client {
+        let addresses = self.nodes.keys().map(|node| self.listen[node].to_string());
+        let config = helix_client::Config {
+            backoff_max: Duration::from_millis(50),
+            request_timeout: CHANGE_PATIENCE,
+            seed: Some(1),
+            ..helix_client::Config::new(addresses)
+        };
+        Client::new(config).unwrap()
+    }
+
+    pub(crate) fn admin(&self) -> Admin {
+        self.client().admin()
+    }
+
+    /// What a node that runs knows.
+    pub(crate) async fn metadata(&self) -> Metadata {
+        metadata(self.nodes.values().next().expect("a node runs")).await
+    }
+
+    /// Waits until those that run are all that vote, everywhere, and are well.
+    pub(crate) async fn settle(&self) {
+        let running = self.ids();
+        let mut last = String::new();
+        let settled = until_long("the nodes that run vote, and are well", async || {
+            for (id, node) in &self.nodes {
+                let metadata = metadata(node).await;
+                let voters = |replicas: &[u64]| replicas == running;
+                let is_whole = metadata.shards.len() == 1 + usize::try_from(DATA_SHARDS).unwrap()
+                    && metadata.shards.iter().all(|it| voters(&it.replicas))
+                    && metadata.shards.iter().all(|it| it.learners.is_empty())
+                    && metadata.topics.iter().any(|it| it.topic == "default");
+                let health = health(node).await;
+                if !is_whole || !health.healthy {
+                    let state = format!("node {id}: {:?} {health:?}", metadata.shards);
+                    if state != last {
+                        println!("{state}");
+                        last = state;
+                    }
+                    return None;
+                }
+            }
+            Some(())
+        });
+        settled.await;
+    }
+
+    /// Adds a node that starts now, and waits until it votes everywhere.
+    pub(crate) async fn grow(&mut self, node: u64) {
+        let others = self.ids();
+        let start = self.launch(node, &others);
+        let admin = self.admin();
+        let peer = self.peer(node);
+        let change = until_long("the node can be added", async || {
+            // It may not listen yet.
+            admin.add_node(node, &peer, false).await.ok().flatten()
+        })
+        .await;
+        self.arrived(node, start).await;
+        self.done(change.id).await;
+        self.settle().await;
+    }
+
+    /// Removes a node and waits until it is gone; it goes on running.
+    pub(crate) async fn shrink(&mut self, node: u64) -> TestServer {
+        let change = self.admin().remove_node(node, false, false).await.unwrap().unwrap();
+        let removed = self.nodes.remove(&node).unwrap();
+        self.done(change.id).await;
+        self.settle().await;
+        removed
+    }
+
+    /// Waits until a change is over.
+    pub(crate) async fn done(&self, id: u64) -> MembershipChange {
+        let admin = self.admin();
+        let mut last = String::new();
+        until_long("the change is done", async || {
+            let change = admin.membership_change(id).await.ok()?;
+            let state = format!("{change:?}");
+            if state != last {
+                println!("{state}");
+                last = state;
+            }
+            let is_over = [MembershipPhase::Done, MembershipPhase::Failed];
+            is_over.contains(&change.phase()).then_some(change)
+        })
+        .await
+    }
+
+    /// The node that leads a shard, once those that run agree.
+    pub(crate) async fn leader(&self, shard: u32) -> u64 {
+        until("all know the same leader", async || {
+            let mut agreed = None;
+            for node in self.nodes.values() {
+                let shards = metadata(node).await.shards;
+                let route = shards.into_iter().find(|route| route.shard_id == shard)?;
+                let leader = route.leader?.node_id;
+                if *agreed.get_or_insert(leader) != leader || !self.nodes.contains_key(&leader) {
+                    return None;
+                }
+            }
+            agreed
+        })
+        .await
+    }
+
+    /// Shards that a node leads, as all that run know.
+    pub(crate) async fn led_by(&self, node: u64) -> Vec<u32> {
+        let mut led = Vec::new();
+        for shard in 0..=u32::try_from(DATA_SHARDS).unwrap() {
+            if self.leader(shard).await == node {
+                led.push(shard);
+            }
+        }
+        led
+    }
+
+    /// Every node that runs has the records 0..count of each partition, each once and in order.
+    pub(crate) async fn expect_all(&self, counts: &[u64]) {
+        for (partition, &count) in (0..).zip(counts) {
+            for (id, node) in &self.nodes {
+                let found = all_values(node, partition, count).await;
+                let expected = (0..count).map(|number| number.to_string());
+                assert!(found.iter().cloned().eq(expected), "node {id}, partition {partition}");
+            }
+        }
+    }
+}
+
+/// The values of the first `count` records on a node; waits until it has them.
+async fn all_values(node: &TestServer, partition: u32, count: u64) -> Vec<String> {
+    let (mut next, mut found) = (0, Vec::new());
+    until("the replica has it all", async || {
+        while next < count {
+            let request: FetchRequest = from_any(partition, next);
+            let mut answer = node.consume().fetch(request).await.ok()?.into_inner();
+            let PartitionRecords { records, next_offset, .. } = answer.partitions.pop()?;
+            if records.is_empty() {
+                return None;
+            }
+            found.extend(values(&records));
+            next = next_offset;
+        }
+        Some(())
+    })
+    .await;
+    found
+}
+
+/// A change of the cluster waits for catch-up, elections and syncs on a busy machine.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(120);
+
+/// As [`until`], for what takes longer.
+pub(crate) async fn until_long<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
+    crate::three_nodes::until_within(CHANGE_PATIENCE, what, look).await
+}
+
+/// One idempotent producer for each partition, which counts up.
+pub(crate) struct Load {
+    stop: watch::Sender<bool>,
+    writers: JoinSet<(u32, u64)>,
+}
+
+impl Load {
+    pub(crate) fn start(client: &Client) -> Self {
+        let (stop, stopped) = watch::channel(false);
+        let mut writers = JoinSet::new();
+        for partition in 0..PARTITIONS {
+            let producer = client.producer(ProducerOptions::default());
+            let stopped = stopped.clone();
+            writers.spawn(async move {
+                let mut number = 0;
+                while !*stopped.borrow() {
+                    let text = number.to_string();
+                    let ack = producer.append("default", partition, &records(&[&text])[..]).await;
+                    let ack = ack.unwrap_or_else(|error| panic!("append {number}: {error}"));
+                    assert_eq!(ack.first_offset, Some(number));
+                    number += 1;
+                }
+                (partition, number)
+            });
+        }
+        Self { stop, writers }
+    }
+
+    /// How many records each partition got.
+    pub(crate) async fn stop(self) -> Vec<u64> {
+        self.stop.send_replace(true);
+        let mut counts = self.writers.join_all().await;
+        counts.sort_unstable();
+        assert!(counts.iter().all(|(_, count)| *count > 0), "{counts:?}");
+        counts.into_iter().map(|(_, count)| count).collect()
+    }
+}

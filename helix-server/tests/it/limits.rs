@@ -1,0 +1,395 @@
+//! What clients may make a node hold: connections, calls, requests, answers. Each limit is met by
+//! somebody who goes beyond it, and another client goes on beside.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use helix_proto::batch;
+use helix_proto::log::v1::start_position::Position;
+use helix_proto::log::v1::{
+    ErrorReason, FetchRequest, NamedPosition, Record, ResolveOffsetsRequest, StartPosition,
+    SubscribeRequest,
+};
+use helix_server::config::Config;
+use helix_server::limits::{
+    HANDSHAKE_WAIT_MAX, HEADER_LIST_BYTES_MAX, PARTITIONS_PER_CALL_MAX, STREAMS_PER_CONNECTION_MAX,
+};
+use helix_server::memory::MEMORY_LIMIT_MIN;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tonic::codegen::http;
+use tonic::transport::Endpoint;
+use tonic::{Code, Request};
+
+use crate::support::{
+    PATIENCE, TestServer, append_request, as_batch, connect, earliest, from_offset, latest, plain,
+    reason, soon, values,
+};
+
+/// What a client says first: the preface, and settings without a word.
+const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
+
+async fn small() -> TestServer {
+    let config = Config { memory_limit: MEMORY_LIMIT_MIN, ..Config::in_memory() };
+    TestServer::start(config, None).await
+}
+
+fn count(server: &TestServer, name: &str) -> u64 {
+    let mut counts = server.running.node().load().events().counts();
+    counts.find(|(it, _)| *it == name).expect("there is such a counter").1
+}
+
+/// Waits until it is so.
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(3 * PATIENCE, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
+}
+
+/// Another client, with a connection of its own, is served as if nothing was.
+async fn others_are_served(server: &TestServer) {
+    let channel = soon(connect(&server.running)).await;
+    let mut produce =
+        helix_proto::log::v1::produce_service_client::ProduceServiceClient::new(channel);
+    soon(produce.append(append_request(&["another"]))).await.unwrap();
+}
+
+/// Reads until the other end closes; false if it never does.
+async fn is_closed(stream: &mut TcpStream) -> bool {
+    let mut sink = [0; 4096];
+    let end = async {
+        loop {
+            match stream.read(&mut sink).await {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    };
+    tokio::time::timeout(2 * PATIENCE, end).await.is_ok()
+}
+
+async fn dial(address: SocketAddr) -> TcpStream {
+    TcpStream::connect(address).await.unwrap()
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_are_closed_and_make_room_when_they_go() {
+    let server = small().await;
+    let load = server.running.node().load().clone();
+    // The test's own connection has the other place.
+    load.limit_connections(2);
+    let mut first = dial(server.running.local_addr()).await;
+    first.write_all(HELLO).await.unwrap();
+    until("two are open", || load.connection_count() == 2).await;
+    let mut beyond = dial(server.running.local_addr()).await;
+    assert!(is_closed(&mut beyond).await, "it is told at once");
+    assert_eq!(count(&server, "connections_refused"), 1);
+    drop(first);
+    until("one has gone", || load.connection_count() < 2).await;
+    others_are_served(&server).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_says_nothing_is_dropped() {
+    let server = small().await;
+    let mut silent = dial(server.running.local_addr()).await;
+    let mut half = dial(server.running.local_addr()).await;
+    half.write_all(&HELLO[..20]).await.unwrap();
+    let mut idle = dial(server.running.local_addr()).await;
+    idle.write_all(HELLO).await.unwrap();
+    others_are_served(&server).await;
+    let begun = tokio::time::Instant::now();
+    assert!(is_closed(&mut silent).await && is_closed(&mut half).await);
+    assert!(begun.elapsed() + Duration::from_secs(1) >= HANDSHAKE_WAIT_MAX, "they had their time");
+    until("both are counted", || count(&server, "handshakes_timed_out") == 2).await;
+    // One that has said hello may have nothing to say.
+    idle.write_all(b"\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678").await.unwrap();
+    let mut answer = [0; 64];
+    assert!(soon(idle.read(&mut answer)).await.unwrap() > 0);
+}
+
+#[tokio::test]
+async fn giant_headers_are_refused_and_only_their_call_fails() {
+    let server = small().await;
+    let big = "x".repeat(HEADER_LIST_BYTES_MAX as usize);
+    let mut request = Request::new(append_request(&["a"]));
+    request.metadata_mut().insert("x-big", big.parse().unwrap());
+    soon(server.produce().append(request)).await.unwrap_err();
+    others_are_served(&server).await;
+    soon(server.produce().append(append_request(&["b"]))).await.unwrap();
+    assert_eq!(values(&server.records(0, 0).await), ["another", "b"]);
+}
+
+#[tokio::test]
+async fn streams_that_are_reset_at_once_end_their_connection() {
+    let server = small().await;
+    let mut stream = dial(server.running.local_addr()).await;
+    stream.write_all(HELLO).await.unwrap();
+    // POST / with four indexed headers, then its reset; over and over.
+    let mut flood = Vec::new();
+    for id in (1..=4001_u32).step_by(2) {
+        flood.extend([0, 0, 4, 1, 4]);
+        flood.extend(id.to_be_bytes());
+        flood.extend([0x83, 0x84, 0x86, 0x82]);
+        flood.extend([0, 0, 4, 3, 0]);
+        flood.extend(id.to_be_bytes());
+        flood.extend(8_u32.to_be_bytes());
+    }
+    // It may be closed before all of it was sent.
+    let _ = stream.write_all(&flood).await;
+    assert!(is_closed(&mut stream).await);
+    others_are_served(&server).await;
+}
+
+#[tokio::test]
+async fn many_tiny_frames_are_one_request() {
+    let server = small().await;
+    let channel = connect(&server.running).await;
+    let request = append_request(&["in little pieces"]);
+    let message = prost::Message::encode_to_vec(&request);
+    let head = [&[0][..], &u32::try_from(message.len()).unwrap().to_be_bytes()].concat();
+    let body = [head, message].concat();
+    let pieces = body.into_iter().map(|byte| Ok::<_, tonic::Status>(vec![byte].into()));
+    let answer = soon(post(channel, "ProduceService/Append", Pieces::of(pieces))).await;
+    assert_eq!(answer.headers().get("grpc-status"), None, "{answer:?}");
+    assert_eq!(values(&server.records(0, 0).await), ["in little pieces"]);
+}
+
+#[tokio::test]
+async fn calls_beyond_the_limit_are_throttled() {
+    let server = small().await;
+    let calls = server.running.node().load().shares().calls;
+    let mut open = Vec::new();
+    let mut status = None;
+    // More than one connection, since each has a limit of streams too.
+    'full: for _ in 0..=calls / (STREAMS_PER_CONNECTION_MAX as usize - 1) {
+        let channel = connect(&server.running).await;
+        for _ in 1..STREAMS_PER_CONNECTION_MAX {
+            let mut consume =
+                helix_proto::log::v1::consume_service_client::ConsumeServiceClient::new(
+                    channel.clone(),
+                );
+            let request =
+                SubscribeRequest { partitions: vec![latest(0)], ..SubscribeRequest::default() };
+            match soon(consume.subscribe(request)).await {
+                Ok(answer) => open.push(answer),
+                Err(refused) => {
+                    status = Some(refused);
+                    break 'full;
+                }
+            }
+        }
+    }
+    let status = status.expect("there is a limit");
+    assert_eq!(reason(&status), ErrorReason::Throttled, "{status:?}");
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert_eq!((open.len(), count(&server, "calls_refused")), (calls, 1));
+    open.truncate(calls / 2);
+    let load = server.running.node().load();
+    until("half of them have gone", || load.call().is_ok()).await;
+    others_are_served(&server).await;
+}
+
+#[tokio::test]
+async fn partitions_being_read_are_bounded() {
+    let server = small().await;
+    let load = server.running.node().load();
+    let most = load.partitions(usize::MAX).unwrap();
+    let fetch = FetchRequest { partitions: vec![earliest(0)], ..FetchRequest::default() };
+    let status = soon(server.consume().fetch(fetch.clone())).await.unwrap_err();
+    assert_eq!(reason(&status), ErrorReason::Throttled, "{status:?}");
+    drop(most);
+    soon(server.consume().fetch(fetch)).await.unwrap();
+    assert_eq!(count(&server, "partitions_refused"), 1);
+}
+
+#[tokio::test]
+async fn a_long_poll_holds_its_partitions_and_no_longer_its_request() {
+    let server = small().await;
+    let load = server.running.node().load().clone();
+    let max_wait = Some(prost_types::Duration { seconds: 60, nanos: 0 });
+    let partitions = vec![latest(0), latest(1)];
+    let mut consume = server.consume();
+    let poll = tokio::spawn(async move {
+        consume.fetch(FetchRequest { partitions, max_wait, ..FetchRequest::default() }).await
+    });
+    until("it waits", || load.partition_count() == 2 && load.received_bytes() == 0).await;
+    server.append(&["a"]).await;
+    soon(poll).await.unwrap().unwrap();
+    until("nothing is held", || load.partition_count() == 0).await;
+}
+
+#[tokio::test]
+async fn a_request_that_does_not_arrive_gives_its_room_up() {
+    let server = small().await;
+    let channel = connect(&server.running).await;
+    // Twelve MiB are announced, three bytes come, and the rest never does.
+    let head = Bytes::from_static(&[0, 0, 0xC0, 0, 0, 1, 2, 3]);
+    let waiting = tokio::spawn(post(channel, "ProduceService/Append", Pieces::and_then_none(head)));
+    let load = server.running.node().load().clone();
+    until("its room is taken", || load.received_bytes() >= 12 << 20).await;
+    others_are_served(&server).await;
+    until("its room is free", || load.received_bytes() == 0).await;
+    let answer = soon(waiting).await.unwrap();
+    assert_eq!(answer.headers().get("grpc-status").unwrap(), "4", "{answer:?}");
+    assert_eq!(count(&server, "requests_timed_out"), 1);
+}
+
+#[tokio::test]
+async fn requests_beyond_the_memory_are_throttled_and_the_room_comes_back() {
+    let server = small().await;
+    let load = server.running.node().load().clone();
+    let head = Bytes::from_static(&[0, 0, 0xFF, 0xFF, 0]);
+    let mut hogs = JoinSet::new();
+    // More than one connection, since each has a share too.
+    for _ in 0..load.shares().received.div_ceil(0xFF_FF00) + 1 {
+        let channel = connect(&server.running).await;
+        let body = Pieces::and_then_none(head.clone());
+        hogs.spawn(post(channel, "ProduceService/Append", body));
+    }
+    // All but what a small request still fits in, or one of them was refused.
+    until("there is no room", || count(&server, "requests_refused") > 0).await;
+    let refused = soon(hogs.join_next()).await.unwrap().unwrap();
+    assert_eq!(refused.headers().get("helix-reason").unwrap(), "THROTTLED", "{refused:?}");
+    others_are_served(&server).await;
+    hogs.shutdown().await;
+    until("the room is free", || load.received_bytes() == 0).await;
+}
+
+#[tokio::test]
+async fn a_list_of_a_million_nothings_is_refused_before_it_is_decoded() {
+    let server = small().await;
+    let request = ResolveOffsetsRequest {
+        topic: "default".to_owned(),
+        partitions: vec![0; 2 << 20],
+        position: None,
+    };
+    let status = soon(server.consume().resolve_offsets(request)).await.unwrap_err();
+    assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
+    // Within the size, beyond the number.
+    let position = Some(Position::Named(NamedPosition::Latest.into()));
+    let request = ResolveOffsetsRequest {
+        topic: "default".to_owned(),
+        partitions: vec![0; PARTITIONS_PER_CALL_MAX + 1],
+        position: Some(StartPosition { position }),
+    };
+    let status = soon(server.consume().resolve_offsets(request)).await.unwrap_err();
+    assert_eq!(reason(&status), ErrorReason::InvalidArgument);
+}
+
+#[tokio::test]
+async fn plain_records_by_the_million_are_taken_as_they_are() {
+    let server = small().await;
+    let empty = vec![""; 1_000_000];
+    let request =
+        helix_proto::log::v1::AppendRequest { batch: plain(&empty), ..append_request(&[]) };
+    soon(server.produce().append(request)).await.unwrap();
+    let fetch = FetchRequest { partitions: vec![from_offset(0, 999_999)], ..Default::default() };
+    assert_eq!(server.fetch_one(fetch).await.next_offset, 1_000_000);
+}
+
+/// Batches of 1 MiB, so many of them.
+async fn fill(server: &TestServer, batches: usize) {
+    let value = Some(Bytes::from(vec![7; 512 << 10]));
+    let one = Record { value, ..Record::default() };
+    let encoded = batch::encode(&[one.clone(), one]);
+    for _ in 0..batches {
+        let batch = as_batch(encoded.clone());
+        let request = helix_proto::log::v1::AppendRequest { batch, ..append_request(&[]) };
+        soon(server.produce().append(request)).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_that_take_nothing_are_ended_when_others_wait_and_those_go_on() {
+    let server = small().await;
+    fill(&server, 4).await;
+    let load = server.running.node().load().clone();
+    let mut stalled = Vec::new();
+    // Each holds a batch of 1 MiB at least, and all of them more than there is room for.
+    for _ in 0..load.shares().answers / (1 << 20) + 8 {
+        let address = format!("http://{}", server.running.local_addr());
+        // A window that takes nothing of an answer but its beginning.
+        let endpoint = Endpoint::from_shared(address).unwrap();
+        let channel = endpoint.initial_stream_window_size(Some(65_535)).connect().await.unwrap();
+        let mut consume =
+            helix_proto::log::v1::consume_service_client::ConsumeServiceClient::new(channel);
+        let request = SubscribeRequest {
+            partitions: vec![earliest(0)],
+            accept_encoded: true,
+            ..SubscribeRequest::default()
+        };
+        stalled.push(soon(consume.subscribe(request)).await.unwrap());
+    }
+    until("some are ended", || count(&server, "stalled_readers_ended") > 0).await;
+    assert!(load.answer_bytes() <= load.shares().answers);
+    let fetch = FetchRequest {
+        partitions: vec![earliest(0)],
+        accept_encoded: true,
+        ..FetchRequest::default()
+    };
+    let channel = connect(&server.running).await;
+    let mut reader =
+        helix_proto::log::v1::consume_service_client::ConsumeServiceClient::new(channel)
+            .max_decoding_message_size(64 << 20);
+    let read = tokio::time::timeout(3 * PATIENCE, reader.fetch(fetch)).await.unwrap().unwrap();
+    assert!(!read.into_inner().partitions[0].batches.is_empty());
+    drop(stalled);
+    until("all that they held is free", || load.answer_bytes() == 0).await;
+}
+
+/// A body of pieces, each a frame of its own; it may never end.
+struct Pieces {
+    pieces: std::collections::VecDeque<Bytes>,
+    ends: bool,
+}
+
+impl Pieces {
+    fn of(pieces: impl Iterator<Item = Result<Bytes, tonic::Status>>) -> Self {
+        Self { pieces: pieces.map(Result::unwrap).collect(), ends: true }
+    }
+
+    fn and_then_none(piece: Bytes) -> Self {
+        Self { pieces: [piece].into(), ends: false }
+    }
+}
+
+impl hyper::body::Body for Pieces {
+    type Data = Bytes;
+    type Error = tonic::Status;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, tonic::Status>>> {
+        match self.pieces.pop_front() {
+            Some(piece) => std::task::Poll::Ready(Some(Ok(hyper::body::Frame::data(piece)))),
+            None if self.ends => std::task::Poll::Ready(None),
+            None => std::task::Poll::Pending,
+        }
+    }
+}
+
+/// Sends a body as it is; the head of the answer.
+async fn post(
+    mut channel: tonic::transport::Channel,
+    call: &str,
+    body: Pieces,
+) -> http::Response<tonic::body::Body> {
+    use tonic::codegen::Service;
+
+    let request = http::Request::builder()
+        .method("POST")
+        .uri(format!("/helix.log.v1.{call}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(tonic::body::Body::new(body))
+        .unwrap();
+    std::future::poll_fn(|context| channel.poll_ready(context)).await.unwrap();
+    channel.call(request).await.unwrap()
+}

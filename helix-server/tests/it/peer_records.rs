@@ -1,0 +1,188 @@
+//! Replicas of a shard with records, and nothing around them: what a replica with an empty log gets
+//! from those that have purged theirs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use helix_server::log::{Head, Verdict};
+use helix_server::peer::Hub;
+use helix_server::raft::{DiskReads, Machine, Replica, ReplicaSettings, replica_id};
+use helix_wal::storage::DirStorage;
+use helix_wal::{How, LogId, Options, Placement, StoredEntry, Wal};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+
+use crate::peer_nodes::{CLUSTER, Port, command, hub, listeners, memory_wal};
+use crate::three_nodes::until;
+
+const SHARD: u64 = 1;
+const STREAM: u64 = 1;
+
+/// Puts every batch behind the one before.
+#[derive(Debug)]
+struct Pile {
+    wal: Wal,
+    next: Mutex<u64>,
+}
+
+impl Machine for Pile {
+    fn apply(&self, id: LogId, head: Option<&Head>) -> io::Result<Verdict> {
+        let mut next = self.next.lock().unwrap();
+        let placement = match head {
+            Some(Head::Batch(batch)) => {
+                let (first, count) = (*next, batch.record_count);
+                *next += u64::from(count);
+                Some(Placement { stream: STREAM, first, count, time: 7 })
+            }
+            _ => None,
+        };
+        self.wal.place(id.index, placement).map_err(io::Error::other)?;
+        Ok(Verdict::Nothing)
+    }
+
+    fn encode(&self) -> Bytes {
+        Bytes::copy_from_slice(&self.next.lock().unwrap().to_le_bytes())
+    }
+
+    fn restore(&self, bytes: &[u8]) -> io::Result<()> {
+        *self.next.lock().unwrap() = u64::from_le_bytes(bytes.try_into().unwrap());
+        Ok(())
+    }
+
+    fn check(&self, bytes: &[u8]) -> io::Result<()> {
+        let _: [u8; 8] = bytes.try_into().map_err(io::Error::other)?;
+        Ok(())
+    }
+}
+
+struct Node {
+    hub: Arc<Hub>,
+    port: Port,
+    replica: Replica,
+    machine: Arc<Pile>,
+    wal: Wal,
+}
+
+impl Node {
+    async fn start(
+        id: u64,
+        peers: &BTreeMap<u64, String>,
+        listener: TcpListener,
+        wal: Wal,
+    ) -> Self {
+        let hub = hub(id, peers);
+        hub.set_identity(CLUSTER, 1);
+        let machine = Arc::new(Pile { wal: wal.clone(), next: Mutex::new(0) });
+        let settings = ReplicaSettings {
+            shard_id: SHARD,
+            replica_id: replica_id(id, 1),
+            wal: wal.clone(),
+            reads: DiskReads::new(false),
+            machine: machine.clone(),
+            checkpoint: None,
+            has_records: true,
+        };
+        let link = hub.network(SHARD, replica_id(id, 1), wal.clone());
+        let replica = Replica::open(settings, link).await.unwrap();
+        hub.serve_replica(SHARD, &replica, wal.clone());
+        let port = Port::open(&hub, listener);
+        Self { hub, port, replica, machine, wal }
+    }
+
+    fn applied(&self) -> u64 {
+        self.replica.status().applied
+    }
+
+    fn stored(&self) -> Vec<StoredEntry> {
+        let end = *self.machine.next.lock().unwrap();
+        let (mut next, mut found) = (0, Vec::new());
+        while next < end {
+            let read = self.wal.read_stream(STREAM, next, end, 1 << 20, How::Blocking);
+            let read = read.unwrap().unwrap();
+            let last = read.last().expect("it is not the end").placement;
+            next = last.first + u64::from(last.count);
+            found.extend(read);
+        }
+        found
+    }
+
+    async fn stop(self) {
+        self.hub.close_shard(SHARD).await;
+        self.replica.close().await;
+        self.hub.close();
+        self.port.ended().await;
+    }
+}
+
+/// Index of the last of so many batches.
+async fn write(nodes: &[Node], count: u64) -> u64 {
+    let payload = Bytes::from(vec![9; 3000]);
+    for number in 0..count {
+        until("a leader takes it", async || {
+            let node = nodes.iter().find(|node| node.replica.is_ready())?;
+            let outcome = node.replica.propose(command(number, payload.clone()), None).await;
+            outcome.ok()?.await.ok()
+        })
+        .await;
+    }
+    let last = nodes.iter().map(|node| node.replica.status().last_index).max();
+    last.expect("there are nodes")
+}
+
+async fn an_empty_replica_joins(wal: Wal) {
+    let (mut listeners, peers) = listeners(3).await;
+    let third = listeners.pop().unwrap();
+    let mut nodes = Vec::new();
+    for (id, listener) in (1..).zip(listeners) {
+        nodes.push(Node::start(id, &peers, listener, memory_wal()).await);
+    }
+    let members: BTreeSet<u64> = (1..=3).map(|id| replica_id(id, 1)).collect();
+    nodes[0].replica.form(members).await.unwrap();
+    let last = write(&nodes, 300).await;
+    for node in &nodes {
+        until("its log is purged", async || {
+            node.replica.checkpoint().await;
+            let (checkpoint, purged) = node.replica.checkpointed();
+            node.replica.purge(checkpoint).await;
+            (node.applied() >= last && purged >= last).then_some(())
+        })
+        .await;
+    }
+
+    nodes.push(Node::start(3, &peers, third, wal).await);
+    until("it has what it never saw", async || (nodes[2].applied() >= last).then_some(())).await;
+    let last = write(&nodes, 20).await;
+    for node in &nodes {
+        until("it has what came later", async || (node.applied() >= last).then_some(())).await;
+    }
+    let place = |it: &StoredEntry| (it.id, it.placement, it.head.clone(), it.payload.crc);
+    let first = nodes[0].stored();
+    assert_eq!(first.len(), 320);
+    for node in &nodes[1..] {
+        let other = node.stored();
+        assert!(first.iter().map(place).eq(other.iter().map(place)));
+        assert!(first.iter().zip(&other).all(|(a, b)| a.payload.bytes == b.payload.bytes));
+    }
+    assert_eq!(nodes[2].hub.fetching(SHARD), None);
+    for node in nodes {
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_with_an_empty_log_gets_everything() {
+    let folder = TempDir::new().unwrap();
+    let storage = Arc::new(DirStorage::open(folder.path()).unwrap());
+    let options = Options { segment_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() };
+    let (wal, writer, keeper, _) = Wal::open(storage, options).unwrap();
+    writer.spawn().unwrap();
+    keeper.spawn().unwrap();
+    an_empty_replica_joins(wal).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_with_an_empty_log_in_memory_gets_everything() {
+    an_empty_replica_joins(memory_wal()).await;
+}

@@ -1,0 +1,104 @@
+//! The recipes of `docs/recipes.md`: that the document shows the code of the examples, and that
+//! the code does what the document says.
+
+// Reads the repository itself.
+#![allow(clippy::disallowed_methods)]
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use helix_client::{Client, Config};
+use helix_proto::log::v1::{ErrorReason, Record};
+
+use crate::support::{TestServer, soon, values};
+
+// Their `main` is for people.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../helix-client/examples/leader.rs"]
+mod leader;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../helix-client/examples/ledger.rs"]
+mod ledger;
+
+use leader::lead;
+use ledger::Ledger;
+
+fn client(server: &TestServer) -> Client {
+    Client::new(Config::new([server.running.local_addr().to_string()])).unwrap()
+}
+
+#[test]
+fn the_document_shows_the_code_of_the_examples() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let document = fs::read_to_string(root.join("docs/recipes.md")).unwrap();
+    for name in ["ledger", "leader"] {
+        let path = root.join(format!("helix-client/examples/{name}.rs"));
+        let source = fs::read_to_string(path).unwrap();
+        let begin = format!("// doc: {name}\n");
+        let shown = source.split_once(&begin).unwrap().1.split_once("// doc: end").unwrap().0;
+        let block = format!("```rust\n{}\n```\n", shown.trim());
+        assert!(document.contains(&block), "docs/recipes.md does not show {name}.rs as it is");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ledger_is_never_overdrawn() {
+    let server = TestServer::in_memory().await;
+    let client = client(&server);
+    assert_eq!(Ledger::new(&client, "default").book(100).await.unwrap(), Some(100));
+    // Together they want 160 of the 100 that are there.
+    let book = async |_| {
+        let mut ledger = Ledger::new(&client, "default");
+        let mut booked = 0;
+        for _ in 0..8 {
+            booked += i64::from(ledger.book(-5).await.unwrap().is_some());
+        }
+        booked
+    };
+    let booked: i64 = soon(futures_util::future::join_all((0..4).map(book))).await.iter().sum();
+    assert_eq!(booked, 20);
+    assert_eq!(Ledger::new(&client, "default").book(-1).await.unwrap(), None);
+    assert_eq!(Ledger::new(&client, "default").book(7).await.unwrap(), Some(7));
+    let amounts = values(&server.records(0, 0).await);
+    let mut balance = 0;
+    for amount in &amounts {
+        balance += amount.parse::<i64>().unwrap();
+        assert!(balance >= 0, "{amounts:?}");
+    }
+    assert_eq!((amounts.len(), balance), (22, 7));
+}
+
+fn record(text: &str) -> Record {
+    Record { value: Some(text.to_owned().into()), ..Record::default() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_was_replaced_writes_nothing_more() {
+    let server = TestServer::in_memory().await;
+    let client = client(&server);
+    let patience = Duration::from_millis(50);
+    let first = soon(lead(&client, "default", "first", patience)).await.unwrap();
+    assert_eq!(first.begins_at, 0);
+    first.producer.append("default", 0, &[record("a")][..]).await.unwrap();
+    // It is silent for a moment, and that is enough.
+    let second = soon(lead(&client, "default", "second", patience)).await.unwrap();
+    assert_eq!(second.begins_at, 1);
+    let late = first.producer.append("default", 0, &[record("late")][..]).await.unwrap_err();
+    assert!(late.is(ErrorReason::Fenced) && !late.may_have_applied, "{late}");
+    assert_eq!(late.fencing_token.as_deref(), Some("second"));
+    second.producer.append("default", 0, &[record("b")][..]).await.unwrap();
+    assert_eq!(values(&server.records(0, 0).await), ["a", "b"]);
+    // Of several that see the same silence one leads; the others see it replaced in turn.
+    let tokens = ["third", "fourth", "fifth"];
+    let led = futures_util::future::join_all(
+        tokens.map(|token| lead(&client, "default", token, patience)),
+    );
+    let led = soon(led).await.into_iter().map(Result::unwrap);
+    let mut admitted = 0;
+    for (lead, token) in led.zip(tokens) {
+        let append = lead.producer.append("default", 0, &[record(token)][..]).await;
+        admitted += usize::from(append.is_ok());
+    }
+    assert_eq!(admitted, 1, "one token is in force");
+}

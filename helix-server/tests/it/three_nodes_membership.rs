@@ -1,0 +1,269 @@
+//! Nodes that are added, removed and replaced, under load: nothing acknowledged is lost, nothing is
+//! there twice, and no append fails at a client that retries.
+
+// A test may lose a folder.
+#![allow(clippy::disallowed_methods)]
+
+use helix_proto::log::v1::{ErrorReason, HealthReason, MembershipChangeKind, MembershipPhase};
+use helix_server::config::Config;
+
+use crate::fleet::{Fleet, Load, until_long};
+use crate::support::{append_request, reason};
+use crate::three_nodes::{health, launch, until};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_node_grows_to_five_and_shrinks_to_three_under_load() {
+    let mut fleet = Fleet::of(&[1]).await;
+    let client = fleet.client();
+    let load = Load::start(&client);
+    for node in 2..=5 {
+        fleet.grow(node).await;
+    }
+    assert_eq!(fleet.metadata().await.nodes.len(), 5);
+    // The first one leads most, if not all.
+    let first = fleet.leader(0).await;
+    let mut gone = vec![fleet.shrink(first).await];
+    let next = fleet.ids()[1];
+    gone.push(fleet.shrink(next).await);
+    assert_eq!(fleet.metadata().await.nodes.len(), 3);
+    let counts = load.stop().await;
+    fleet.expect_all(&counts).await;
+    for node in gone {
+        node.running.shutdown().await;
+    }
+    fleet.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_node_notices_refuses_and_disturbs_nobody() {
+    let mut fleet = Fleet::of(&[1, 2, 3]).await;
+    let term = |fleet: &Fleet, node: u64| {
+        let shards = fleet.node(node).running.node().shards();
+        shards.iter().map(|shard| shard.status().term).collect::<Vec<_>>()
+    };
+    let leader = fleet.leader(1).await;
+    let removed = fleet.shrink(leader).await;
+    let stays = fleet.ids()[0];
+    let terms = term(&fleet, stays);
+    until("the removed node says so", async || {
+        let issues = health(&removed).await.issues;
+        issues.iter().any(|issue| issue.reason() == HealthReason::Removed).then_some(())
+    })
+    .await;
+    let refused = removed.produce().append(append_request(&["x"])).await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::NotLeader);
+    assert!(refused.message().contains("was removed from this cluster"), "{refused:?}");
+    assert_eq!(term(&fleet, stays), terms, "nobody has called an election");
+    removed.running.shutdown().await;
+    // Its data is of no use any more.
+    let others = fleet.ids();
+    let admin = fleet.admin();
+    let start = fleet.launch(leader, &others);
+    let refused = until("it says that it has data", async || {
+        let added = admin.add_node(leader, &fleet.peer(leader), true).await;
+        added.err().filter(|error| error.to_string().contains("empty data folder"))
+    })
+    .await;
+    assert_eq!(refused.reason, Some(ErrorReason::MembershipChangeRefused));
+    start.await.unwrap().running.shutdown().await;
+    std::fs::remove_dir_all(fleet.folder(leader)).unwrap();
+    fleet.grow(leader).await;
+    fleet.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wiped_node_is_replaced_by_itself_and_never_votes_as_it_was() {
+    let mut fleet = Fleet::of(&[1, 2, 3]).await;
+    let load = Load::start(&fleet.client());
+    fleet.stop(3).await;
+    std::fs::remove_dir_all(fleet.folder(3)).unwrap();
+    let start = fleet.launch(3, &[1, 2, 3]);
+    let node = fleet.node(1).running.node().clone();
+    until("its peer port takes no question of a vote", async || {
+        let peers = node.peers();
+        let why = peers.iter().find(|peer| peer.node_id == 3)?.last_error.clone()?;
+        why.contains("is in no cluster yet").then_some(())
+    })
+    .await;
+    let admin = fleet.admin();
+    // The answer to a dry run is the same, and changes nothing.
+    assert_eq!(admin.replace_node(3, 3, "", true).await.unwrap(), None);
+    let change = admin.replace_node(3, 3, "", false).await.unwrap().unwrap();
+    assert_eq!((change.kind(), change.lost_node_id), (MembershipChangeKind::Replace, 3));
+    let again = admin.replace_node(3, 0, "", false).await.unwrap().unwrap();
+    assert_eq!(again.id, change.id);
+    fleet.arrived(3, start).await;
+    fleet.done(change.id).await;
+    fleet.settle().await;
+    // Another generation votes now, in every shard.
+    for shard in fleet.node(1).running.node().shards() {
+        let voters = shard.replica().voters();
+        assert_eq!(voters, [1 << 32 | 1, 2 << 32 | 1, 3 << 32 | 2]);
+    }
+    let nothing = admin.replace_node(3, 3, "", false).await.unwrap().unwrap();
+    assert_eq!((nothing.id, nothing.phase()), (change.id, MembershipPhase::Done));
+    let refused = admin.replace_node(2, 2, "", false).await.unwrap_err();
+    assert!(refused.to_string().contains("there is nothing to replace"), "{refused}");
+    let counts = load.stop().await;
+    fleet.expect_all(&counts).await;
+    fleet.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_node_is_replaced_by_another_one_or_removed() {
+    let mut fleet = Fleet::of(&[1, 2, 3]).await;
+    let load = Load::start(&fleet.client());
+    let lost = fleet.leader(1).await;
+    fleet.stop(lost).await;
+    let others = fleet.ids();
+    let start = fleet.launch(4, &others);
+    let (admin, peer) = (fleet.admin(), fleet.peer(4));
+    let change = until_long("it can be taken in", async || {
+        admin.replace_node(lost, 4, &peer, false).await.ok().flatten()
+    })
+    .await;
+    fleet.arrived(4, start).await;
+    fleet.done(change.id).await;
+    fleet.settle().await;
+    let lost = fleet.leader(1).await;
+    fleet.stop(lost).await;
+    let admin = fleet.admin();
+    let refused =
+        until("its absence is noticed", async || admin.remove_node(lost, false, true).await.err())
+            .await;
+    assert!(refused.to_string().contains("say that it is lost"), "{refused}");
+    let change = admin.remove_node(lost, true, false).await.unwrap().unwrap();
+    fleet.done(change.id).await;
+    fleet.settle().await;
+    let counts = load.stop().await;
+    fleet.expect_all(&counts).await;
+    fleet.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_that_cannot_end_well_is_not_begun() {
+    let mut fleet = Fleet::of(&[1, 2, 3]).await;
+    let admin = fleet.admin();
+    let peer = fleet.peer(4);
+    let refused = admin.add_node(4, &peer, false).await.unwrap_err();
+    assert!(refused.to_string().contains("cannot be reached"), "{refused}");
+    let refused = admin.add_node(4, &fleet.peer(2), false).await.unwrap_err();
+    assert!(refused.to_string().contains("this is node 2, not node 4"), "{refused}");
+    let refused = admin.add_node(4, "nowhere", false).await.unwrap_err();
+    assert_eq!(refused.reason, Some(ErrorReason::InvalidArgument));
+    // A cluster of its own is not empty.
+    let alone = Fleet::new();
+    let own = launch(Config { node_id: 4, ..alone.config(4, &[]) }).await.unwrap();
+    let refused = admin.add_node(4, &alone.peer(4), false).await.unwrap_err();
+    assert!(refused.to_string().contains("belongs to cluster"), "{refused}");
+    own.running.shutdown().await;
+    // One is down: a second one cannot go.
+    fleet.stop(3).await;
+    let refused =
+        until("its absence is noticed", async || admin.remove_node(2, false, true).await.err())
+            .await;
+    assert_eq!(refused.reason, Some(ErrorReason::NotEnoughNodes));
+    assert!(refused.to_string().contains("it would leave 1 of 2 voters reachable"), "{refused}");
+    let progress = admin.membership_change(0).await.unwrap_err();
+    assert_eq!(progress.reason, Some(ErrorReason::InvalidArgument), "nothing was begun");
+    fleet.start_nodes(&[3], &[1, 2, 3]).await;
+    fleet.settle().await;
+    fleet.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_changes_at_once_one_is_made() {
+    let mut fleet = Fleet::of(&[1, 2, 3]).await;
+    let load = Load::start(&fleet.client());
+    let mut starts = Vec::new();
+    for node in [4, 5] {
+        starts.push((node, fleet.launch(node, &[1, 2, 3])));
+        let (admin, peer) = (fleet.admin(), fleet.peer(node));
+        until("the node waits", async || admin.add_node(node, &peer, true).await.ok()).await;
+    }
+    let (one, other) = (fleet.admin(), fleet.admin());
+    let (peer_4, peer_5) = (fleet.peer(4), fleet.peer(5));
+    let (four, five) =
+        tokio::join!(one.add_node(4, &peer_4, false), other.add_node(5, &peer_5, false));
+    let (change, refused, winner) = match (four, five) {
+        (Ok(change), Err(refused)) => (change.unwrap(), refused, 4),
+        (Err(refused), Ok(change)) => (change.unwrap(), refused, 5),
+        both => panic!("{both:?}"),
+    };
+    assert_eq!(refused.reason, Some(ErrorReason::MembershipChangeInProgress));
+    assert!(refused.to_string().contains(&format!("node {winner} is being added")), "{refused}");
+    for (node, start) in starts {
+        if node == winner {
+            fleet.arrived(node, start).await;
+        } else {
+            start.abort();
+        }
+    }
+    fleet.done(change.id).await;
+    fleet.settle().await;
+    let counts = load.stop().await;
+    fleet.expect_all(&counts).await;
+    fleet.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_goes_on_when_its_leader_stops() {
+    let mut fleet = Fleet::of(&[1, 2, 3]).await;
+    let load = Load::start(&fleet.client());
+    let start = fleet.launch(4, &[1, 2, 3]);
+    let (admin, peer) = (fleet.admin(), fleet.peer(4));
+    let change = until_long("the node can be added", async || {
+        admin.add_node(4, &peer, false).await.ok().flatten()
+    })
+    .await;
+    let driver = fleet.leader(0).await;
+    fleet.stop(driver).await;
+    fleet.arrived(4, start).await;
+    fleet.done(change.id).await;
+    fleet.start_nodes(&[driver], &[1, 2, 3]).await;
+    fleet.settle().await;
+    // And so for the way back, with the new one at the wheel or not.
+    let change = fleet.admin().remove_node(4, false, false).await.unwrap().unwrap();
+    let driver = fleet.leader(0).await;
+    fleet.stop(driver).await;
+    fleet.done(change.id).await;
+    if driver != 4 {
+        fleet.stop(4).await;
+        fleet.start_nodes(&[driver], &[1, 2, 3]).await;
+    }
+    fleet.settle().await;
+    let counts = load.stop().await;
+    fleet.expect_all(&counts).await;
+    fleet.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_addition_that_does_not_come_off_can_be_given_up() {
+    let fleet = Fleet::of(&[1, 2, 3]).await;
+    let start = fleet.launch(4, &[1, 2, 3]);
+    let (admin, peer) = (fleet.admin(), fleet.peer(4));
+    let change = until_long("the node can be added", async || {
+        admin.add_node(4, &peer, false).await.ok().flatten()
+    })
+    .await;
+    // It goes before it is done, or has just come: either way it can be removed as lost.
+    start.abort();
+    let removal = until_long("it can be removed", async || {
+        admin.remove_node(4, true, false).await.ok().flatten()
+    })
+    .await;
+    fleet.done(removal.id).await;
+    let first = fleet.done(change.id).await;
+    let ends = [MembershipPhase::Failed, MembershipPhase::Done];
+    assert!(ends.contains(&first.phase()), "{first:?}");
+    until_long("the others are as before", async || {
+        let metadata = fleet.metadata().await;
+        let is_as_before = |it: &helix_proto::log::v1::ShardRoute| {
+            it.replicas == [1, 2, 3] && it.learners.is_empty()
+        };
+        metadata.shards.iter().all(is_as_before).then_some(())
+    })
+    .await;
+    fleet.settle().await;
+    fleet.stop_all().await;
+}

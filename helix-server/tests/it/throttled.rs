@@ -1,0 +1,67 @@
+//! More in flight than a shard takes: who comes too many is told to wait, waits, and is served;
+//! nothing is lost or doubled on the way.
+
+use std::time::Duration;
+
+use helix_client::{Client, Config, ProducerOptions};
+use helix_proto::error::from_status;
+use helix_proto::log::v1::ErrorReason;
+use helix_server::limits;
+use tonic::Code;
+
+use crate::append_stream::{Session, first_offsets, init};
+use crate::support::{TestServer, append_request, reason, record, soon, values};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_comes_too_many_waits_and_is_served_once() {
+    let server = TestServer::in_memory().await;
+    // All that may be in flight is, and stays so.
+    let located = server.running.node().locate("default", 0).unwrap();
+    let permit = located.shard.permit(limits::SHARD_BYTES_IN_FLIGHT_MAX).await.unwrap();
+    let address = server.running.local_addr().to_string();
+    let client = Client::new(Config { seed: Some(1), ..Config::new([address]) }).unwrap();
+    let producer = client.producer(ProducerOptions::default());
+    let appending = tokio::spawn(async move {
+        let mut acks = Vec::new();
+        for value in ["a", "b"] {
+            let ack = producer.append("default", 0, &[record(value)][..]).await.unwrap();
+            assert!(!ack.duplicate);
+            acks.push(ack.first_offset);
+        }
+        acks
+    });
+    // Twice as long as the service lets one wait: the client has been sent away by then, too.
+    for _ in 0..2 {
+        let request = append_request(&["never"]);
+        let status = soon(server.produce().append(request)).await.unwrap_err();
+        assert_eq!(reason(&status), ErrorReason::Throttled);
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        let received = from_status(&status).unwrap();
+        assert!(received.detail.retryable && !received.detail.may_have_applied);
+        assert!(received.retry_after.is_some_and(|wait| wait > Duration::ZERO));
+    }
+    assert!(!appending.is_finished(), "there is no room for it");
+    drop(permit);
+    assert_eq!(soon(appending).await.unwrap(), [Some(0), Some(1)]);
+    assert_eq!(values(&server.records(0, 0).await), ["a", "b"]);
+}
+
+/// A stream is held back instead: its batches wait behind each other anyway.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_is_held_back_until_there_is_room() {
+    let server = TestServer::in_memory().await;
+    let located = server.running.node().locate("default", 0).unwrap();
+    let permit = located.shard.permit(limits::SHARD_BYTES_IN_FLIGHT_MAX).await.unwrap();
+    let (mut session, _) = Session::open(&server, init()).await;
+    for value in ["a", "b", "c"] {
+        session.send_batch(&[value]).await;
+    }
+    let wait = limits::PERMIT_WAIT_MAX + Duration::from_millis(500);
+    let early = tokio::time::timeout(wait, session.acks()).await;
+    assert!(early.is_err(), "{early:?} without room");
+    drop(permit);
+    let (acks, end) = session.finish().await;
+    end.unwrap();
+    assert_eq!(first_offsets(&acks), [0, 1, 2]);
+    assert_eq!(values(&server.records(0, 0).await), ["a", "b", "c"]);
+}
