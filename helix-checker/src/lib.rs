@@ -22,11 +22,17 @@
 //!   lower on another node or after a restart. Only within one session (one reader, one node
 //!   between two starts) it never goes back.
 //! - While the harness holds a majority down, nothing is acked that was invoked meanwhile.
+//! - A batch that demands an offset is acked only there, and is refused only with another end,
+//!   which is not below what was known before it was invoked. A batch with a token is not acked
+//!   if it was invoked after a later token was in force.
+//! - A log starts nowhere but where a trim was acknowledged or may have reached.
+//! - Append times never step back from one batch to the next, and every reader is told the same.
 //! - Final reads of all replicas are equal, and each ends where its high watermark says.
 
 mod event;
 mod finals;
 mod orders;
+pub mod payload;
 mod state;
 #[cfg(test)]
 mod testing;

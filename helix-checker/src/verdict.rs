@@ -37,6 +37,12 @@ pub enum Class {
     LatestStale,
     /// Something was acked while a majority was down.
     AckedWithoutQuorum,
+    /// A batch was acked although its condition did not hold, or refused although it did.
+    ConditionBroken,
+    /// A log starts behind what may have been trimmed, or before what was.
+    TrimBroken,
+    /// Append times step back, or one batch has two.
+    TimeBack,
     /// Final reads of two replicas differ.
     ReplicasDiffer,
     /// The history contradicts itself: the harness is wrong, not the service.
@@ -60,6 +66,9 @@ impl fmt::Display for Class {
             Self::WatermarkBack => "high watermark went back",
             Self::LatestStale => "latest is stale",
             Self::AckedWithoutQuorum => "acked without a majority",
+            Self::ConditionBroken => "condition not kept",
+            Self::TrimBroken => "log starts at the wrong place",
+            Self::TimeBack => "append times step back",
             Self::ReplicasDiffer => "replicas differ",
             Self::BadHistory => "history contradicts itself",
         })

@@ -15,10 +15,10 @@ pub(super) fn judge(checker: &mut Checker) {
     count(verdict, &all);
     failed_ones(verdict, &all);
     acks(verdict, &all);
-    let ends = partitions.iter().filter_map(|(partition, place)| {
-        Some((*partition, place.reference.as_ref().map(|read| read.end)?))
+    let seen = partitions.iter().filter_map(|(partition, place)| {
+        Some((*partition, place.reference.as_ref().map(|read| (read.start, read.end))?))
     });
-    streams(verdict, &all, &ends.collect());
+    streams(verdict, &all, &seen.collect());
 }
 
 fn count(verdict: &mut Verdict, all: &[(BatchKey, &Append)]) {
@@ -63,8 +63,8 @@ fn acks(verdict: &mut Verdict, all: &[(BatchKey, &Append)]) {
 }
 
 /// Batches of a stream stand in the order of sending, and none stands behind a missing one. That
-/// one is missing is known below the end of a final read.
-fn streams(verdict: &mut Verdict, all: &[(BatchKey, &Append)], ends: &BTreeMap<u32, u64>) {
+/// one is missing is known between the start and the end of a final read.
+fn streams(verdict: &mut Verdict, all: &[(BatchKey, &Append)], seen: &BTreeMap<u32, (u64, u64)>) {
     #[derive(Default)]
     struct Stream {
         last: Option<(BatchKey, Mark)>,
@@ -74,11 +74,15 @@ fn streams(verdict: &mut Verdict, all: &[(BatchKey, &Append)], ends: &BTreeMap<u
     for (key, append) in all {
         let Some(stream) = append.stream else { continue };
         let stream = known.entry(stream).or_default();
+        let seen = seen.get(&append.partition);
         let Some(place) = append.place() else {
-            stream.missing.get_or_insert((*key, append.invoked));
+            // It may have been there, and have been trimmed before anyone read it.
+            if seen.is_none_or(|(start, _)| append.floor.offset >= *start) {
+                stream.missing.get_or_insert((*key, append.invoked));
+            }
             continue;
         };
-        let is_covered = ends.get(&append.partition).is_some_and(|end| place.offset < *end);
+        let is_covered = seen.is_some_and(|(_, end)| place.offset < *end);
         if let Some((missing, invoked)) = stream.missing.filter(|_| is_covered) {
             let what = format!("{missing} is missing, and {key}, sent later, is there");
             verdict.add(Class::StreamBroken, what, &[invoked, place.line]);

@@ -13,13 +13,15 @@ pub(super) struct FinalRead {
     /// Line at which it began.
     pub(super) opened: u64,
     batches: Vec<(u64, BatchKey, u32)>,
+    /// Log start.
+    pub(super) start: u64,
     /// High watermark.
     pub(super) end: u64,
 }
 
 impl FinalRead {
     pub(super) fn new(round: u32, replica: u64, opened: u64) -> Self {
-        Self { round, replica, opened, batches: Vec::new(), end: 0 }
+        Self { round, replica, opened, batches: Vec::new(), start: 0, end: 0 }
     }
 
     pub(super) fn on_batch(&mut self, offset: u64, key: BatchKey, records: u32) {
@@ -31,7 +33,8 @@ impl FinalRead {
         let mut sorted = self.batches.clone();
         sorted.sort_unstable();
         let mut here = sorted.into_iter().peekable();
-        let known = partition.placed.iter().filter(|(_, placed)| placed.line < self.opened);
+        let kept = partition.placed.range(self.start..);
+        let known = kept.filter(|(_, placed)| placed.line < self.opened);
         known
             .filter(|&(&offset, placed)| {
                 while here.next_if(|(at, _, _)| *at < offset).is_some() {}
@@ -47,8 +50,11 @@ impl FinalRead {
         if let Some((a, b)) = mine.zip(theirs).find(|(a, b)| a != b) {
             return Some(format!("{} at {} against {} at {}", a.1, a.0, b.1, b.0));
         }
-        let same = (self.batches.len(), self.end) == (other.batches.len(), other.end);
-        (!same).then(|| format!("end {} against {}", self.end, other.end))
+        let same = (self.batches.len(), self.start, self.end)
+            == (other.batches.len(), other.start, other.end);
+        (!same).then(|| {
+            format!("{} to {} against {} to {}", self.start, self.end, other.start, other.end)
+        })
     }
 }
 

@@ -82,6 +82,31 @@ pub enum Event {
     LatestAsked { probe: u32, partition: u32 },
     /// The answer.
     Latest { probe: u32, partition: u32, offset: u64 },
+    /// What a batch demands, said right after its invocation: that it gets this offset, that this
+    /// is the token in force where it stands. Tokens of a partition grow in the order of setting.
+    Condition {
+        #[serde(flatten)]
+        key: BatchKey,
+        expected: Option<u64>,
+        token: Option<u64>,
+    },
+    /// It failed, since it would not have got the offset that it demanded but this one.
+    Refused {
+        #[serde(flatten)]
+        key: BatchKey,
+        next_offset: u64,
+    },
+    /// This token is in force: whoever set it was told so.
+    TokenSet { partition: u32, token: u64 },
+    /// From here on the log may start anywhere up to this offset: someone asks for a trim, or
+    /// retention allows it.
+    MayTrim { partition: u32, offset: u64 },
+    /// A trim was acknowledged: the log starts here, or later.
+    Trimmed { partition: u32, offset: u64 },
+    /// A final read begins here, at what its replica gave as the log's start, and not at 0.
+    FinalStarts { reader: u32, partition: u32, offset: u64 },
+    /// A reader was told when the batch at this offset was appended.
+    Stamped { partition: u32, offset: u64, time_us: u64 },
     /// A majority is held down from here on.
     QuorumLost,
     /// It is about to be let go.

@@ -25,6 +25,16 @@ pub struct Checker {
     probes: HashMap<(u32, u32), Mark>,
     /// Line since which a majority is down.
     quorum_lost: Option<u64>,
+    conditions: HashMap<BatchKey, Condition>,
+}
+
+/// What a batch demands.
+#[derive(Debug, Clone, Copy)]
+struct Condition {
+    expected: Option<u64>,
+    token: Option<u64>,
+    /// The token in force when it was invoked, and the line that says so.
+    in_force: Option<(u64, u64)>,
 }
 
 /// An offset, and the line that it was learned from.
@@ -50,7 +60,7 @@ pub(super) struct Append {
     pub(super) stream: Option<u32>,
     pub(super) invoked: u64,
     /// It must not stand below this.
-    floor: Mark,
+    pub(super) floor: Mark,
     pub(super) outcome: Outcome,
     /// Where it was first read.
     pub(super) read: Option<Mark>,
@@ -85,6 +95,13 @@ pub(super) struct Partition {
     pub(super) committed: Mark,
     /// The first final read of the present round, which the others must equal.
     pub(super) reference: Option<FinalRead>,
+    /// Highest token in force, and the line that says so.
+    token: Option<(u64, u64)>,
+    /// How far trims may have come, and have come for sure.
+    pub(super) may_trim: u64,
+    pub(super) trimmed: Mark,
+    /// Append times by offset, each with its line.
+    times: BTreeMap<u64, (u64, u64)>,
 }
 
 impl Partition {
@@ -136,6 +153,32 @@ impl Checker {
                 self.probes.insert((probe, partition), floor);
             }
             Event::Latest { probe, partition, offset } => self.on_latest(probe, partition, offset),
+            Event::Condition { key, expected, token } => self.on_condition(key, expected, token),
+            Event::Refused { key, next_offset } => self.on_refused(key, next_offset),
+            Event::TokenSet { partition, token } => {
+                let line = self.line;
+                let place = self.partition(partition);
+                if place.token.is_none_or(|(before, _)| before < token) {
+                    place.token = Some((token, line));
+                }
+            }
+            Event::MayTrim { partition, offset } => {
+                let place = self.partition(partition);
+                place.may_trim = place.may_trim.max(offset);
+            }
+            Event::Trimmed { partition, offset } => {
+                let line = self.line;
+                let place = self.partition(partition);
+                if offset > place.trimmed.offset {
+                    place.trimmed = Mark { offset, line };
+                }
+            }
+            Event::FinalStarts { reader, partition, offset } => {
+                self.on_final_starts(reader, partition, offset);
+            }
+            Event::Stamped { partition, offset, time_us } => {
+                self.on_stamped(partition, offset, time_us);
+            }
             Event::QuorumLost => self.quorum_lost = Some(self.line),
             Event::QuorumBack => self.quorum_lost = None,
         }
@@ -184,7 +227,87 @@ impl Checker {
                 format!("{key} is acked at {partition}@{offset} and was read at {}", read.offset);
             self.found(Class::Diverged, what, &[read.line]);
         }
+        self.judge_condition(key, offset);
         self.place(key, partition, offset, records);
+    }
+
+    fn on_condition(&mut self, key: BatchKey, expected: Option<u64>, token: Option<u64>) {
+        let Some(partition) = self.appends.get(&key).map(|append| append.partition) else {
+            return self.found(Class::BadHistory, format!("{key} was never invoked"), &[]);
+        };
+        let in_force = self.partition(partition).token;
+        self.conditions.insert(key, Condition { expected, token, in_force });
+    }
+
+    fn judge_condition(&mut self, key: BatchKey, offset: u64) {
+        let Some(condition) = self.conditions.get(&key).copied() else { return };
+        if let Some(expected) = condition.expected.filter(|expected| *expected != offset) {
+            let what = format!("{key} demanded offset {expected} and is acked at {offset}");
+            self.found(Class::ConditionBroken, what, &[]);
+        }
+        if let (Some(token), Some((in_force, line))) = (condition.token, condition.in_force)
+            && token < in_force
+        {
+            let what = format!("{key} came with token {token} after {in_force} and is acked");
+            self.found(Class::ConditionBroken, what, &[line]);
+        }
+    }
+
+    fn on_refused(&mut self, key: BatchKey, next_offset: u64) {
+        self.on_end(key, Outcome::Failed(self.line));
+        let Some(append) = self.appends.get(&key) else { return };
+        let (partition, floor, invoked) = (append.partition, append.floor, append.invoked);
+        let expected = self.conditions.get(&key).and_then(|condition| condition.expected);
+        let line = self.line;
+        match expected {
+            None => self.found(Class::BadHistory, format!("{key} demanded no offset"), &[]),
+            Some(expected) if expected == next_offset => {
+                let what = format!("{key} demanded offset {expected}, and is refused for being it");
+                self.found(Class::ConditionBroken, what, &[invoked]);
+            }
+            Some(_) if next_offset < floor.offset => {
+                let what = format!(
+                    "{key} is refused since the end is {next_offset}; {} was known before",
+                    floor.offset
+                );
+                self.found(Class::ConditionBroken, what, &[floor.line, invoked]);
+            }
+            Some(_) => {}
+        }
+        self.partition(partition).is_committed_to(next_offset, line);
+    }
+
+    fn on_final_starts(&mut self, reader: u32, partition: u32, offset: u64) {
+        self.cursors.insert((reader, partition), offset);
+        let Some(read) = self.finals.get_mut(&(reader, partition)) else {
+            return self.found(Class::BadHistory, format!("final {reader} was not begun"), &[]);
+        };
+        read.start = offset;
+        let place = self.partition(partition);
+        let (may, trimmed) = (place.may_trim, place.trimmed);
+        if offset > may {
+            let what = format!("partition {partition} starts at {offset}; {may} was allowed");
+            self.found(Class::TrimBroken, what, &[]);
+        }
+        if offset < trimmed.offset {
+            let what =
+                format!("partition {partition} starts at {offset}, trimmed to {}", trimmed.offset);
+            self.found(Class::TrimBroken, what, &[trimmed.line]);
+        }
+    }
+
+    fn on_stamped(&mut self, partition: u32, offset: u64, time_us: u64) {
+        let line = self.line;
+        let times = &mut self.partition(partition).times;
+        let before = times.range(..offset).next_back().filter(|(_, (time, _))| *time > time_us);
+        let after = times.range(offset + 1..).next().filter(|(_, (time, _))| *time < time_us);
+        let same = times.get_key_value(&offset).filter(|(_, (time, _))| *time != time_us);
+        let wrong = before.or(after).or(same).map(|(at, told)| (*at, *told));
+        times.entry(offset).or_insert((time_us, line));
+        if let Some((at, (time, earlier))) = wrong {
+            let what = format!("{partition}@{offset} is of {time_us}, {partition}@{at} of {time}");
+            self.found(Class::TimeBack, what, &[earlier]);
+        }
     }
 
     fn on_end(&mut self, key: BatchKey, outcome: Outcome) {
