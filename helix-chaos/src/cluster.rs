@@ -33,6 +33,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) folder: PathBuf,
     /// Whether clients go through proxies too.
     pub(crate) has_client_proxies: bool,
+    /// Log that nodes keep for others, and between checkpoints.
+    pub(crate) log_kib: Option<u64>,
 }
 
 /// Times that each node was started; shared with whoever must notice a restart.
@@ -53,11 +55,17 @@ pub(crate) struct Cluster {
     /// From clients to a node.
     client_links: BTreeMap<u64, Proxy>,
     starts: Starts,
+    options: ClusterOptions,
 }
+
+/// Nodes that a cluster can have in its life.
+const NODES_MAX: u64 = 5;
 
 #[derive(Debug)]
 struct Member {
     process: Node,
+    /// Where other nodes reach it, past all proxies.
+    peer: SocketAddr,
     direct: Direct,
     /// Where clients begin.
     endpoint: SocketAddr,
@@ -76,15 +84,22 @@ impl Cluster {
         for (from, to) in pairs(&ids) {
             links.insert((from, to), Proxy::start(peer_addresses[&to])?);
         }
-        let starts = ids.iter().map(|id| (*id, AtomicU32::new(0))).collect();
+        let starts = (1..=NODES_MAX).map(|id| (id, AtomicU32::new(0))).collect();
         let mut cluster = Self {
             nodes: BTreeMap::new(),
             links,
             client_links: BTreeMap::new(),
             starts: Arc::new(starts),
+            options: options.clone(),
         };
         for id in ids {
-            cluster.add(options, id, peer_addresses[&id])?;
+            let peers = cluster.links.iter().filter(|((from, _), _)| *from == id);
+            let mut peers: Vec<_> = peers.map(|((_, to), proxy)| (*to, proxy.address())).collect();
+            // One that is alone names itself, so that others can be added.
+            if options.nodes == 1 {
+                peers.push((id, peer_addresses[&id]));
+            }
+            cluster.add(id, peer_addresses[&id], peers)?;
         }
         for id in cluster.ids() {
             cluster.start_node(id)?;
@@ -92,7 +107,37 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn add(&mut self, options: &ClusterOptions, id: u64, peer: SocketAddr) -> anyhow::Result<()> {
+    /// Starts a node that waits to be added, and gives the address at which others dial it.
+    pub(crate) fn join(&mut self, id: u64) -> anyhow::Result<SocketAddr> {
+        ensure!((1..=NODES_MAX).contains(&id), "there is no place for node {id}");
+        let peer = ports::free()?;
+        let others = self.nodes.iter().map(|(other, member)| (*other, member.peer));
+        let peers = others.chain([(id, peer)]).collect();
+        self.add(id, peer, peers)?;
+        self.start_node(id)?;
+        Ok(peer)
+    }
+
+    /// Ends the process of a node that was removed.
+    pub(crate) async fn leave(&mut self, id: u64) -> anyhow::Result<()> {
+        self.terminate(id).await?;
+        self.nodes.remove(&id);
+        Ok(())
+    }
+
+    /// Deletes the data of a node that is not running.
+    pub(crate) async fn wipe(&self, id: u64) -> anyhow::Result<()> {
+        let folder = self.options.folder.join(format!("node-{id}"));
+        tokio::fs::remove_dir_all(&folder).await.with_context(|| format!("{}", folder.display()))
+    }
+
+    fn add(
+        &mut self,
+        id: u64,
+        peer: SocketAddr,
+        peers: Vec<(u64, SocketAddr)>,
+    ) -> anyhow::Result<()> {
+        let options = &self.options;
         let address = ports::free()?;
         let mut endpoint = address;
         if options.has_client_proxies {
@@ -100,20 +145,20 @@ impl Cluster {
             endpoint = proxy.address();
             self.client_links.insert(id, proxy);
         }
-        let peers = self.links.iter().filter(|((from, _), _)| *from == id);
         let node = NodeOptions {
             program: options.program.clone(),
             node_id: id,
             address,
             advertised: endpoint,
             peer_address: peer,
-            peers: peers.map(|((_, to), proxy)| (*to, proxy.address())).collect(),
+            peers,
             shards: Some(SHARDS),
+            log_kib: options.log_kib,
             data_dir: options.folder.join(format!("node-{id}")),
             log: options.folder.join(format!("node-{id}.log")),
         };
         let direct = Direct::new(id, address)?;
-        self.nodes.insert(id, Member { process: Node::new(node), direct, endpoint });
+        self.nodes.insert(id, Member { process: Node::new(node), peer, direct, endpoint });
         Ok(())
     }
 
@@ -263,6 +308,27 @@ impl Cluster {
             }
         }
         Ok(())
+    }
+
+    /// Last index of each data shard's log on a node.
+    pub(crate) async fn last_indexes(&self, id: u64) -> anyhow::Result<BTreeMap<u32, u64>> {
+        let status = self.nodes[&id].direct.status().await?;
+        let shards = status.shards.into_iter().filter(|shard| shard.shard_id != 0);
+        Ok(shards.map(|shard| (shard.shard_id, shard.last_index)).collect())
+    }
+
+    /// Whether every running node has purged its logs of the entry after each of these.
+    pub(crate) async fn has_purged(&self, had: &BTreeMap<u32, u64>) -> bool {
+        for node in self.nodes.values().filter(|node| !node.process.is_silent()) {
+            let Ok(status) = node.direct.status().await else { return false };
+            let shards = status.shards.into_iter().filter(|shard| shard.shard_id != 0);
+            let mut lacked =
+                shards.map(|s| had.get(&s.shard_id).is_none_or(|had| s.purged_index > *had));
+            if !lacked.all(|it| it) {
+                return false;
+            }
+        }
+        true
     }
 
     /// How far every replica is, if each has applied all that it has and all are equally far.

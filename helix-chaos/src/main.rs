@@ -7,7 +7,7 @@ use std::thread;
 
 use clap::{Args, Parser, Subcommand};
 use helix_chaos::commands;
-use helix_server::config::Config;
+use helix_server::config::Flags;
 use helix_server::daemon;
 use tokio::sync::oneshot;
 
@@ -34,22 +34,22 @@ enum Role {
 #[derive(Debug, Args)]
 struct NodeArgs {
     #[command(flatten)]
-    config: Config,
+    flags: Flags,
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Role::Chaos(command) => commands::main(command),
-        Role::Node(NodeArgs { config }) => node(config),
+        Role::Node(NodeArgs { flags }) => node(&flags),
     }
 }
 
 /// Runs until told to stop, or until whoever started us is gone. Brings its own runtime.
-fn node(config: Config) -> ExitCode {
-    if let Err(error) = config.validate() {
-        eprintln!("error: {error}");
-        return ExitCode::FAILURE;
-    }
+fn node(flags: &Flags) -> ExitCode {
+    let config = match daemon::configure(flags) {
+        Ok(config) => config,
+        Err(code) => return code,
+    };
     let (closed, is_closed) = oneshot::channel::<()>();
     thread::spawn(move || {
         // An error ends the wait just as the end of the input does.

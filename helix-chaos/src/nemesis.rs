@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use anyhow::bail;
+use helix_checker::Event;
 use tokio::time::{Instant, sleep};
 
-use crate::check::Event;
 use crate::cluster::Cluster;
 use crate::proxy::Mode;
 use crate::schedule::{Fault, What};
 use crate::workload::{Scene, TOPIC};
+
+/// How long the logs may take to be purged of what a node lacks.
+const PURGE_MAX: Duration = Duration::from_secs(120);
 
 /// How long a replica that has no majority may take to answer a read of what it has.
 const LONE_READ_MAX: Duration = Duration::from_secs(10);
@@ -27,6 +30,9 @@ pub(crate) async fn strike(
     let takes_majority = fault.takes_majority(cluster.minority());
     let ends = Instant::now() + fault.lasting;
     begin(cluster, &fault.what).await?;
+    if let What::Outlast(node) = fault.what {
+        outlast(cluster, node).await?;
+    }
     if takes_majority {
         scene.recorder.add(Event::QuorumLost);
         if is_settled {
@@ -37,7 +43,7 @@ pub(crate) async fn strike(
     if takes_majority {
         scene.recorder.add(Event::QuorumBack);
     }
-    if !matches!(fault.what, What::Kill(_) | What::Terminate(_)) {
+    if !matches!(fault.what, What::Kill(_) | What::Terminate(_) | What::Outlast(_)) {
         cluster.none_has_ended()?;
     }
     cluster.heal()
@@ -51,6 +57,8 @@ async fn begin(cluster: &mut Cluster, what: &What) -> anyhow::Result<()> {
     match what {
         What::Kill(nodes) => cluster.kill(nodes).await?,
         What::Terminate(node) => cluster.terminate(*node).await?,
+        // With what it has, see `outlast`.
+        What::Outlast(_) => {}
         What::Pause(nodes) => nodes.iter().try_for_each(|node| cluster.pause(*node))?,
         What::Isolate(node) => {
             for other in others(*node) {
@@ -77,6 +85,20 @@ async fn begin(cluster: &mut Cluster, what: &What) -> anyhow::Result<()> {
         What::Scatter => cluster.set_links(Mode::Stall),
         What::Slow(wait) => cluster.set_links(Mode::Delay(*wait)),
         What::Clients(node, mode) => cluster.set_client_link(*node, *mode),
+    }
+    Ok(())
+}
+
+/// Kills a node, and waits until the logs of the others are purged of what it lacks.
+async fn outlast(cluster: &mut Cluster, node: u64) -> anyhow::Result<()> {
+    let had = cluster.last_indexes(node).await?;
+    cluster.kill(&[node]).await?;
+    let deadline = Instant::now() + PURGE_MAX;
+    while !cluster.has_purged(&had).await {
+        if Instant::now() > deadline {
+            bail!("STUCK: after {PURGE_MAX:?} the logs still have what node {node} lacks: {had:?}");
+        }
+        sleep(Duration::from_millis(100)).await;
     }
     Ok(())
 }

@@ -32,6 +32,8 @@ pub(crate) struct NodeOptions {
     /// The others and where this one finds them.
     pub(crate) peers: Vec<(u64, SocketAddr)>,
     pub(crate) shards: Option<u64>,
+    /// Log that it keeps for others, and between checkpoints.
+    pub(crate) log_kib: Option<u64>,
     pub(crate) data_dir: PathBuf,
     /// Gets everything that the node prints.
     pub(crate) log: PathBuf,
@@ -59,10 +61,15 @@ impl NodeOptions {
             format!("--node-id={}", self.node_id),
             format!("--listen-addr={}", self.address),
             format!("--advertise-addr={}", self.advertised),
+            "--admin-addr=off".to_owned(),
             format!("--data-dir={}", self.data_dir.display()),
             format!("--segment-bytes={SEGMENT_BYTES}"),
         ];
         arguments.extend(self.shards.map(|shards| format!("--shards={shards}")));
+        if let Some(kib) = self.log_kib {
+            arguments.push(format!("--checkpoint-bytes={kib}KiB"));
+            arguments.push(format!("--catch-up-bytes={kib}KiB"));
+        }
         // A server without peers is a cluster of its own.
         if !self.peers.is_empty() {
             arguments.push(format!("--peer-addr={}", self.peer_address));

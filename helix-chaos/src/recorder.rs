@@ -7,9 +7,8 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
+use helix_checker::{Event, Line, Verdict};
 use tokio::time::Instant;
-
-use crate::check::{self, Event, Line, Verdict};
 
 /// Lines after which a run must come to its end: about 1 GiB of memory with the checker's own.
 const LINES_MAX: usize = 8_000_000;
@@ -43,7 +42,7 @@ impl Recorder {
     }
 
     pub(crate) fn check(&self) -> Verdict {
-        check::check(&self.lock())
+        helix_checker::check(&self.lock())
     }
 
     /// Writes one JSON object per line.

@@ -23,6 +23,8 @@ pub(crate) enum What {
     Kill(Vec<u64>),
     /// SIGTERM.
     Terminate(u64),
+    /// SIGKILL, until the logs of the others are purged of what the node lacks.
+    Outlast(u64),
     /// SIGSTOP.
     Pause(Vec<u64>),
     /// The node and all others do not hear each other; clients reach it.
@@ -51,12 +53,14 @@ pub(crate) struct Budget {
     pub(crate) pauses: u32,
     /// Cuts between nodes. None happen to a single node.
     pub(crate) partitions: u32,
+    /// Nodes kept away until the others have purged what they lack. None happen to a single node.
+    pub(crate) absences: u32,
 }
 
 impl Budget {
     /// All of them.
     pub(crate) fn total(&self) -> u32 {
-        self.kills + self.pauses + self.partitions
+        self.kills + self.pauses + self.partitions + self.absences
     }
 }
 
@@ -106,6 +110,7 @@ impl Schedule {
         let mut left = budget;
         if nodes.len() == 1 {
             left.partitions = 0;
+            left.absences = 0;
         }
         Self { rng: StdRng::seed_from_u64(seed), left, tempo, nodes: nodes.to_vec() }
     }
@@ -147,6 +152,10 @@ impl Schedule {
             let what = What::Pause(self.victims(leaders));
             let shortest = Duration::from_millis(100);
             Fault { what, lasting: self.between(shortest, self.tempo.pause_max) }
+        } else if drawn >= total - self.left.absences {
+            self.left.absences -= 1;
+            let what = What::Outlast(self.victim(leaders));
+            Fault { what, lasting: self.between(Duration::ZERO, self.tempo.down_max) }
         } else {
             self.left.partitions -= 1;
             let what = self.cut(leaders);
@@ -230,6 +239,7 @@ impl fmt::Display for Fault {
         match &self.what {
             What::Kill(nodes) => write!(formatter, "kill {nodes:?}"),
             What::Terminate(node) => write!(formatter, "terminate {node}"),
+            What::Outlast(node) => write!(formatter, "{node} away until its log is purged, and"),
             What::Pause(nodes) => write!(formatter, "pause {nodes:?}"),
             What::Isolate(node) => write!(formatter, "cut {node} off from its peers"),
             What::Mute(node) => write!(formatter, "nobody hears {node}"),
@@ -248,7 +258,7 @@ mod tests {
     use super::*;
 
     fn all(seed: u64, nodes: &[u64]) -> Vec<Fault> {
-        let budget = Budget { kills: 60, pauses: 30, partitions: 30 };
+        let budget = Budget { kills: 60, pauses: 30, partitions: 30, absences: 5 };
         let mut schedule = Schedule::new(seed, budget, Tempo::default(), nodes);
         std::iter::from_fn(|| schedule.next(&[2])).collect()
     }
@@ -264,6 +274,7 @@ mod tests {
         assert_ne!(faults, all(2, &[1, 2, 3]));
         assert_eq!(count(&faults, |what| matches!(what, What::Kill(_))), 60);
         assert_eq!(count(&faults, |what| matches!(what, What::Pause(_))), 30);
+        assert_eq!(count(&faults, |what| matches!(what, What::Outlast(_))), 5);
         assert!(faults.iter().all(|fault| fault.lasting <= Duration::from_secs(6)));
     }
 

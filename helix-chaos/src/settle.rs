@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use helix_checker::payload::events;
+use helix_checker::{Event, Verdict};
 use tokio::time::{Instant, sleep};
 
-use crate::check::{Event, Verdict};
 use crate::cluster::Cluster;
 use crate::direct::{Direct, FetchError};
 use crate::voice::Voice;
-use crate::workload::{Scene, TOPIC, events, is_out_of_range};
+use crate::workload::{Scene, TOPIC, is_out_of_range};
 
 /// How long healed replicas may take to become equal.
 const CATCH_UP_MAX: Duration = Duration::from_secs(60);

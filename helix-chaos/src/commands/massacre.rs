@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use helix_checker::Event;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::time::sleep;
 
 use super::Common;
 use super::stage::Stage;
-use crate::check::Event;
 use crate::voice::Voice;
 use crate::workload::Shape;
 

@@ -1,10 +1,16 @@
-//! What the binary does: `run`, `massacre`, `retries`, `failover`, `elections`, and `check`.
-//! Each starts a cluster of its own in a folder of its own, which is kept if something is wrong.
+//! What the binary does: `run`, `massacre`, `retries`, `failover`, `refill`, `elections`,
+//! `rolling`, `grow`, `flood`, and `check`.
+//! Each starts nodes of its own in a folder of its own, which is kept if a promise was broken.
 
 mod elections;
 mod failover;
+mod flood;
+mod grow;
 mod massacre;
+mod probe;
+mod refill;
 mod retries;
+mod rolling;
 mod run;
 mod stage;
 
@@ -14,13 +20,16 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use crate::check;
 use crate::recorder;
 
 pub use elections::ElectionsArgs;
 pub use failover::FailoverArgs;
+pub use flood::FloodArgs;
+pub use grow::GrowArgs;
 pub use massacre::MassacreArgs;
+pub use refill::RefillArgs;
 pub use retries::RetriesArgs;
+pub use rolling::RollingArgs;
 pub use run::RunArgs;
 
 /// What every command is told.
@@ -42,6 +51,11 @@ pub struct Common {
     #[arg(long, default_value = "30m", value_parser = parse_duration)]
     pub duration_max: Duration,
 
+    /// KiB of log that nodes keep for others, and between checkpoints [default: as a server; with
+    /// `run` 256, with `refill` 65536]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(64..))]
+    pub log_kib: Option<u64>,
+
     /// Folder for data, logs and history; kept. Without it: one of its own, kept if something is
     /// wrong
     #[arg(long, value_name = "FOLDER")]
@@ -59,8 +73,16 @@ pub enum Command {
     Retries(RetriesArgs),
     /// Kills leaders under one client and measures the time to its next ack
     Failover(FailoverArgs),
+    /// Measures how fast a node that lacks purged log gets the records, and what writers feel of it
+    Refill(RefillArgs),
     /// Full load without faults: counts changes of leader, and stalls of the machine
     Elections(ElectionsArgs),
+    /// More clients than a node wants: memory stays below its limit, and others are served
+    Flood(FloodArgs),
+    /// Drains, restarts and takes back one node after the other under load
+    Rolling(RollingArgs),
+    /// Grows one node to five, replaces a lost disk and shrinks to three, under load
+    Grow(GrowArgs),
     /// Checks a history that was saved
     Check {
         /// File of JSON lines
@@ -78,9 +100,13 @@ pub async fn run(command: Command, program: PathBuf) -> anyhow::Result<()> {
         Command::Massacre(args) => massacre::run(args, program).await,
         Command::Retries(args) => retries::run(args, program).await,
         Command::Failover(args) => failover::run(args, program).await,
+        Command::Refill(args) => refill::run(args, program).await,
         Command::Elections(args) => elections::run(args, program).await,
+        Command::Flood(args) => flood::run(args, program).await,
+        Command::Rolling(args) => rolling::run(args, program).await,
+        Command::Grow(args) => grow::run(args, program).await,
         Command::Check { history } => {
-            let verdict = check::check(&recorder::load(&history)?);
+            let verdict = helix_checker::check(&recorder::load(&history)?);
             println!("{verdict}");
             anyhow::ensure!(verdict.is_good(), "the history is wrong");
             Ok(())

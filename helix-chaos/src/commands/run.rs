@@ -33,6 +33,10 @@ pub struct RunArgs {
     #[arg(long, default_value_t = 30)]
     pub partitions: u32,
 
+    /// Times that a node is away until the others have purged their logs of what it lacks
+    #[arg(long, default_value_t = 4)]
+    pub absences: u32,
+
     /// Faults between two full reads of every replica
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
     pub check_every: u32,
@@ -42,7 +46,12 @@ pub struct RunArgs {
     pub short: bool,
 }
 
-pub(super) async fn run(args: RunArgs, program: PathBuf) -> anyhow::Result<()> {
+/// Log of the nodes: a node that is away for some seconds lacks what the others have purged, while
+/// most kills and pauses end before.
+const LOG_KIB: u64 = 256;
+
+pub(super) async fn run(mut args: RunArgs, program: PathBuf) -> anyhow::Result<()> {
+    args.common.log_kib.get_or_insert(LOG_KIB);
     let voice = Voice::new(false);
     let shape = Shape::default();
     let mut stage = Stage::set(&args.common, program, voice, shape, true).await?;
@@ -51,7 +60,8 @@ pub(super) async fn run(args: RunArgs, program: PathBuf) -> anyhow::Result<()> {
 }
 
 async fn play(args: &RunArgs, stage: &mut Stage) -> anyhow::Result<()> {
-    let budget = Budget { kills: args.kills, pauses: args.pauses, partitions: args.partitions };
+    let RunArgs { kills, pauses, partitions, absences, .. } = *args;
+    let budget = Budget { kills, pauses, partitions, absences };
     let tempo = if args.short { Tempo::short() } else { Tempo::default() };
     let mut schedule = Schedule::new(args.common.seed, budget, tempo, &stage.cluster.ids());
     let (mut begun, mut in_haste) = (0, 0);

@@ -83,7 +83,9 @@ impl Stage {
         let (nodes, seed, partitions) = (common.nodes, common.seed, common.topic_partitions);
         voice.say(format_args!("seed {seed}, {nodes} nodes, {partitions} partitions"));
         let folder_path = folder.path().to_owned();
-        let options = ClusterOptions { program, nodes, folder: folder_path, has_client_proxies };
+        let log_kib = common.log_kib;
+        let options =
+            ClusterOptions { program, nodes, folder: folder_path, has_client_proxies, log_kib };
         let made = async {
             let mut cluster = Cluster::start(&options)?;
             cluster.healthy(READY_MAX).await.context("the cluster did not form")?;
@@ -113,6 +115,11 @@ impl Stage {
     /// Whether no more should be begun.
     pub(super) fn is_over(&self) -> bool {
         Instant::now() >= self.deadline || self.scene.recorder.is_full()
+    }
+
+    /// How long there is until then.
+    pub(super) fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
     }
 
     /// Where the nodes' data is.

@@ -20,7 +20,7 @@ use crate::cluster::{Cluster, Starts};
 use crate::direct::Direct;
 use crate::recorder::Recorder;
 
-pub(crate) use read::{events, is_out_of_range};
+pub(crate) use read::is_out_of_range;
 
 /// The topic that everything goes to.
 pub(crate) const TOPIC: &str = "chaos";
@@ -78,6 +78,8 @@ pub(crate) struct Shape {
     pub(crate) unary: u32,
     /// Producers without an identity.
     pub(crate) plain: u32,
+    /// Producers that append only at the offset that they expect.
+    pub(crate) conditional: u32,
     /// Whether there are readers and probes.
     pub(crate) has_readers: bool,
     /// Records of a batch, at most.
@@ -92,6 +94,7 @@ impl Default for Shape {
             sessions: 6,
             unary: 3,
             plain: 2,
+            conditional: 2,
             has_readers: true,
             records_max: 8,
             pace: Duration::from_millis(20),
@@ -172,6 +175,9 @@ impl Workload {
         }
         for _ in 0..shape.plain {
             tasks.spawn(produce::Writer::new(scene, shape, stopped.clone())?.plain());
+        }
+        for _ in 0..shape.conditional {
+            tasks.spawn(produce::Writer::new(scene, shape, stopped.clone())?.conditional());
         }
         if shape.has_readers {
             read::spawn(&mut tasks, scene, from, &stopped)?;

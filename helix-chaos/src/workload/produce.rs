@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use helix_checker::{BatchKey, Event, payload};
 use helix_client::{
     Ack, Acked, AppendOptions, Client, Error, ProducerOptions, Session, SessionOptions,
 };
@@ -14,14 +15,15 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 
 use super::{Scene, Shape, Stop, TOPIC, is_stopped, pause};
-use crate::check::{BatchKey, Event};
-use crate::payload;
 
 /// Batches that a session has under way.
 const DEPTH: usize = 8;
 
 /// Pause after a session that could not be opened, on top of the client's own retries.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
+
+/// Times in a row that a conditional producer tries to win an offset.
+const RACES: usize = 8;
 
 /// One producer.
 pub(super) struct Writer {
@@ -121,6 +123,40 @@ impl Writer {
             let (key, records, batch) = self.make(partition, None);
             let result = self.client.append(TOPIC, partition, batch, &options).await;
             self.end(key, partition, records, result);
+        }
+    }
+
+    /// An idempotent producer that appends only at the offset at which it believes the end to be.
+    /// A refusal tells it where the end is; others move it all the time, so that most races are
+    /// lost, and a batch that lost one must never turn up.
+    pub(super) async fn conditional(mut self) {
+        let producer = self.client.producer(ProducerOptions::default());
+        let mut ends = vec![0; self.scene.partitions as usize];
+        while pause(&mut self.stop, self.pace, &mut self.rng).await && !self.is_over() {
+            let partition = self.rng.random_range(0..self.scene.partitions);
+            let end = &mut ends[partition as usize];
+            for _ in 0..RACES {
+                let (key, records, batch) = self.make(partition, None);
+                let options = AppendOptions::default().expecting(*end);
+                let result = producer.append_with(TOPIC, partition, batch, &options).await;
+                let has_lost = result.is_err();
+                let is_elsewhere =
+                    |ack: &Ack| ack.first_offset.is_some_and(|offset| offset != *end);
+                if result.as_ref().is_ok_and(is_elsewhere) {
+                    let what = format!("an ack of {key}, which was to be at {end}");
+                    let (reader, offset) = (self.producer, *end);
+                    self.scene.recorder.add(Event::Foreign { reader, partition, offset, what });
+                }
+                let told = match &result {
+                    Ok(ack) => ack.next_offset,
+                    Err(error) => error.next_offset,
+                };
+                *end = told.unwrap_or(*end);
+                self.end(key, partition, records, result);
+                if !has_lost || self.is_over() {
+                    break;
+                }
+            }
         }
     }
 

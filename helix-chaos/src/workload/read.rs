@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use helix_checker::Event;
+use helix_checker::payload::events;
 use helix_client::{
     Batches, Client, Error, Event as Told, FetchOptions, Position, ReadOptions, Start,
 };
-use helix_proto::log::v1::{ErrorReason, StoredBatch};
+use helix_proto::log::v1::ErrorReason;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use tokio::task::JoinSet;
 
 use super::{Scene, Stop, TOPIC, is_stopped, pause};
-use crate::check::Event;
 use crate::cluster::Starts;
 use crate::direct::{Direct, FetchError};
-use crate::payload;
 
 /// Longest wait of a poll, and of a stopping reader.
 const POLL: Duration = Duration::from_millis(300);
@@ -39,29 +39,6 @@ pub(super) fn spawn(
         tasks.spawn(Reader::new(scene, from, stop)?.follow(direct.clone()));
     }
     Ok(())
-}
-
-/// Turns stored batches into what a reader is told. Gives the offset to read next.
-pub(crate) fn events(
-    reader: u32,
-    partition: u32,
-    batches: &[StoredBatch],
-    next: u64,
-) -> (Vec<Event>, u64) {
-    let mut end = next;
-    let read = batches.iter().map(|stored| {
-        let offset = stored.first_offset;
-        let batch = stored.batch.clone().unwrap_or_default();
-        match payload::read(&batch) {
-            Ok((key, records)) => {
-                end = offset + u64::from(records);
-                Event::Read { reader, partition, offset, key, records }
-            }
-            Err(what) => Event::Foreign { reader, partition, offset, what },
-        }
-    });
-    let read = read.collect();
-    (read, end)
 }
 
 /// Whether a reader is sent away from an offset that it had reached.

@@ -6,7 +6,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use helix_chaos::commands::{self, Command, Common, MassacreArgs, RetriesArgs, RunArgs};
+use helix_chaos::commands::{
+    self, Command, Common, FloodArgs, GrowArgs, MassacreArgs, RetriesArgs, RollingArgs, RunArgs,
+};
 
 fn program() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_helix-chaos"))
@@ -16,14 +18,14 @@ fn common(nodes: u64) -> Common {
     let seed = std::env::var("HELIX_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(7);
     println!("seed {seed} (set HELIX_SEED to repeat or vary)");
     let duration_max = Duration::from_secs(240);
-    Common { nodes, seed, topic_partitions: 6, duration_max, keep: None }
+    Common { nodes, seed, topic_partitions: 6, duration_max, log_kib: None, keep: None }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kills_pauses_and_partitions_break_no_promise() {
-    let (kills, pauses, partitions) = (6, 3, 3);
+    let (kills, pauses, partitions, absences) = (6, 3, 3, 1);
     let (common, check_every, short) = (common(3), 100, true);
-    let args = RunArgs { common, kills, pauses, partitions, check_every, short };
+    let args = RunArgs { common, kills, pauses, partitions, absences, check_every, short };
     commands::run(Command::Run(args), program()).await.unwrap();
 }
 
@@ -31,6 +33,35 @@ async fn kills_pauses_and_partitions_break_no_promise() {
 async fn forced_retries_make_no_copy() {
     let args = RetriesArgs { common: common(1), count: 20 };
     commands::run(Command::Retries(args), program()).await.unwrap();
+}
+
+/// Small, and without a judgement of latencies: this machine may be doing something else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_stays_below_the_memory_limit_and_another_client_is_served() {
+    let args = FloodArgs {
+        connections: 300,
+        readers: 60,
+        writers: 8,
+        vandals: 8,
+        duration: Duration::from_secs(4),
+        memory_limit_mib: 256,
+        no_latency: true,
+        json: false,
+    };
+    commands::run(Command::Flood(args), program()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_are_added_replaced_and_removed_under_load() {
+    let args = GrowArgs { common: common(1), kill: true };
+    commands::run(Command::Grow(args), program()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_are_restarted_one_by_one_under_load() {
+    let (rounds, plain, before) = (1, false, Duration::from_secs(1));
+    let args = RollingArgs { common: common(3), rounds, plain, before, p99_factor_max: None };
+    commands::run(Command::Rolling(args), program()).await.unwrap();
 }
 
 /// A node whose disk forgets what it had synced: the harness must find that, or it finds nothing.

@@ -1,0 +1,117 @@
+//! The node that is flooded: this program again, as `node`, with a memory limit.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{PARTITIONS, TOPIC, append, connect};
+use crate::ports;
+
+const START_MAX: Duration = Duration::from_secs(60);
+const STOP_MAX: Duration = Duration::from_secs(60);
+
+/// Batches of 100 KiB that are there before anybody reads, in each partition.
+const BATCHES: usize = 160;
+
+pub(crate) struct Host {
+    address: SocketAddr,
+    child: Child,
+    /// Open as long as the node is to run.
+    _stdin: Option<ChildStdin>,
+}
+
+impl Host {
+    pub(crate) async fn start(
+        program: &Path,
+        folder: &Path,
+        memory_limit_mib: u64,
+    ) -> anyhow::Result<Self> {
+        let address = ports::free()?;
+        let mut child = Command::new(program)
+            .arg("node")
+            .arg(format!("--listen-addr={address}"))
+            .arg(format!("--data-dir={}", folder.join("data").display()))
+            .arg(format!("--topic={TOPIC}:{PARTITIONS}"))
+            .arg(format!("--memory-limit={memory_limit_mib}MiB"))
+            .arg("--admin-addr=off")
+            .env("HELIX_LOG", "warn,h2=error")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .kill_on_drop(true)
+            .spawn()
+            .context("start a node")?;
+        let stdin = child.stdin.take();
+        let mut host = Self { address, child, _stdin: stdin };
+        let deadline = Instant::now() + START_MAX;
+        while connect(address).await.is_err() {
+            host.is_alive()?;
+            ensure!(Instant::now() < deadline, "the node did not answer within {START_MAX:?}");
+            sleep(Duration::from_millis(50)).await;
+        }
+        Ok(host)
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Writes what readers can leave untaken.
+    pub(crate) async fn fill(&self) -> anyhow::Result<()> {
+        let mut produce = ProduceServiceClient::new(connect(self.address).await?);
+        for partition in 0..PARTITIONS {
+            let request = append(partition, 100);
+            for _ in 0..BATCHES {
+                produce.append(request.clone()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if the process has ended.
+    pub(crate) fn is_alive(&mut self) -> anyhow::Result<()> {
+        match self.child.try_wait()? {
+            Some(status) => bail!("the node ended with {status}"),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn rss_mib(&self) -> anyhow::Result<u64> {
+        self.memory("VmRSS:")
+    }
+
+    /// The most that the process ever had.
+    pub(crate) fn peak_rss_mib(&self) -> anyhow::Result<u64> {
+        self.memory("VmHWM:")
+    }
+
+    #[allow(clippy::disallowed_methods)] // What the kernel says of a process is a file here.
+    fn memory(&self, line: &str) -> anyhow::Result<u64> {
+        let pid = self.child.id().context("the node has ended")?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))
+            .context("memory is measured by /proc: this needs Linux")?;
+        let found = status.lines().find_map(|it| it.strip_prefix(line));
+        let kib = found.and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse().ok());
+        let kib: u64 = kib.with_context(|| format!("no {line} in /proc/{pid}/status"))?;
+        Ok(kib / 1024)
+    }
+
+    /// Asks the node to stop, and waits until it has.
+    pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
+        let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            kill_process(pid, Signal::TERM).context("ask the node to stop")?;
+        }
+        let ended = timeout(STOP_MAX, self.child.wait()).await;
+        let status = ended.context("the node did not stop")?.context("wait for the node")?;
+        ensure!(status.success(), "the node ended with {status}");
+        Ok(())
+    }
+}
