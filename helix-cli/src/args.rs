@@ -1,17 +1,27 @@
 //! The command line as clap sees it: every command, flag, default and help text.
 //! Values are parsed here into what the commands work with; nothing is done here.
 
+mod backup;
+mod dev;
+mod records;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::NonEmptyStringValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use helix_proto::log::v1::Durability;
 
 use crate::commands::server::ServerArgs;
 use crate::output::Format;
 use crate::position::Position;
-use crate::{exit, position, units};
+use crate::{context, exit, units};
+pub(crate) use backup::{BackupArgs, BackupCommand, RestoreArgs};
+#[cfg(test)]
+pub(crate) use dev::DevBase;
+pub(crate) use dev::{DemoArgs, DevArgs, DevCommand, DevStartArgs};
+pub(crate) use dev::{NODES_MAX, PEER_PORT_STEP};
+pub(crate) use records::{ConsumeArgs, OffsetsArgs, ProduceArgs, TailArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,11 +29,12 @@ Examples:
   helix cluster health
   helix topic create orders --partitions 4
   echo hello | helix produce orders
-  helix consume orders --from earliest";
+  helix consume orders --from earliest
+  helix cheat                                   more of these";
 
 /// Helix: a replicated append-only log service with a gRPC API
 #[derive(Debug, Parser)]
-#[command(name = "helix", version, after_help = format!("{EXAMPLES}\n\n{}", exit::HELP))]
+#[command(name = "helix", version, after_help = after_help())]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -34,22 +45,24 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Nodes to begin with; the others are learned from them
-    #[arg(
-        long,
-        global = true,
-        env = "HELIX_ADDR",
-        default_value = "127.0.0.1:9092",
-        value_delimiter = ',',
-        value_name = "HOST:PORT,..."
-    )]
+    /// Nodes to begin with [env: HELIX_ADDR] [default: the context's, or 127.0.0.1:9092]
+    #[arg(long, global = true, value_delimiter = ',', value_name = "HOST:PORT,...")]
     pub(crate) addr: Vec<String>,
+    /// Cluster to speak to, as `helix context add` named it
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) context: Option<String>,
     /// How results are printed: for people, or with the field names of the API
     #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: Format,
+    /// Print the JSON Schema of the command's results, and do nothing else
+    #[arg(long, global = true)]
+    pub(crate) schema: bool,
     /// Say nothing beside the results and errors
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
+    /// Who named the addresses.
+    #[arg(skip)]
+    pub(crate) addr_source: String,
 }
 
 #[derive(Debug, Subcommand)]
@@ -77,109 +90,86 @@ pub(crate) enum Command {
     /// Look into the log of a stopped node
     #[command(subcommand)]
     Wal(WalCommand),
+    /// Copy topics into a folder, or what has come since the last time
+    #[command(after_help = BACKUP)]
+    Backup(BackupArgs),
+    /// Make topics again from a backup
+    #[command(after_help = RESTORE)]
+    Restore(RestoreArgs),
+    /// Dial every node, and look at versions, disks, addresses and health
+    Check,
+    /// Keep names for clusters, and choose the one that commands speak to
+    #[command(subcommand, after_help = context::HELP)]
+    Context(ContextCommand),
+    /// List the settings of a node, and explain them
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Explain the reason of an error, as NO_LEADER; without one, list them
+    Explain {
+        /// Reason, as it stands in brackets behind an error
+        reason: Option<String>,
+    },
+    /// Print examples of everything, on one page
+    Cheat,
+    /// Print a shell's completions of this command line
+    #[command(after_help = COMPLETIONS)]
+    Completions {
+        /// Shell
+        shell: Shell,
+    },
     /// Print the versions of this program and of the cluster's nodes
     Version,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct DemoArgs {
-    /// Records to write
-    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) records: u64,
-    /// Bytes of each record
-    #[arg(long, default_value = "256", value_parser = record_bytes, value_name = "BYTES")]
-    pub(crate) size: usize,
-    /// Partitions to spread them over
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub(crate) partitions: u32,
-    /// Nodes to start: 1, 3 or 5
-    #[arg(long, default_value_t = 3, value_parser = cluster_size)]
-    pub(crate) nodes: u8,
-    /// Folder to make the nodes' temporary folder in [default: the system's]
-    #[arg(long)]
-    pub(crate) dir: Option<PathBuf>,
-    /// Seed of the records' bytes
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-}
+const BACKUP: &str = "\
+The backup is consistent per partition: it has all that was acknowledged when it began, and nothing
+later. Writers are not held up. One that is interrupted goes on when it is run again.";
 
-/// Most nodes of a cluster on one machine.
-pub(crate) const NODES_MAX: u8 = 5;
+const RESTORE: &str = "\
+Every file is checked first, and nothing is restored from a damaged one. A topic that is there must
+be empty. Offsets begin at 0 in the restored topic, unless --keep-offsets is given. Append times are
+new; keys, values, headers and event times are as they were.";
 
-/// From a node's port to that on which the others reach it.
-pub(crate) const PEER_PORT_STEP: u16 = 100;
+const COMPLETIONS: &str = "\
+Where they go:
+  helix completions bash > ~/.local/share/bash-completion/completions/helix
+  helix completions zsh > ~/.zfunc/_helix     with fpath+=~/.zfunc before compinit in ~/.zshrc
+  helix completions fish > ~/.config/fish/completions/helix.fish";
 
-/// Highest port of the first node: the other nodes' and all peer ports lie above it.
-const BASE_PORT_MAX: u16 = u16::MAX - PEER_PORT_STEP - NODES_MAX as u16;
-
-#[derive(Debug, Args)]
-#[command(
-    args_conflicts_with_subcommands = true,
-    after_help = "HELIX_LOG=info shows what the nodes say."
-)]
-pub(crate) struct DevArgs {
-    #[command(subcommand)]
-    pub(crate) command: Option<DevCommand>,
-    #[command(flatten)]
-    pub(crate) start: DevStartArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct DevStartArgs {
-    /// Nodes to start: 1, 3 or 5
-    #[arg(long, default_value_t = 3, value_parser = cluster_size)]
-    pub(crate) nodes: u8,
-    #[command(flatten)]
-    pub(crate) base: DevBase,
-    /// Keep everything in memory: nothing survives, nothing is synced
-    #[arg(long, conflicts_with_all = ["keep", "dir"])]
-    pub(crate) memory: bool,
-    /// Keep the folder at the end
-    #[arg(long)]
-    pub(crate) keep: bool,
-    /// Folder of the data. One that exists is used as it is, and kept
-    #[arg(long, alias = "data-dir", default_value = "helix-dev")]
-    pub(crate) dir: PathBuf,
-}
-
-/// Which dev cluster.
-#[derive(Debug, Clone, Copy, Args)]
-pub(crate) struct DevBase {
-    /// Port of the first node on 127.0.0.1; the others follow, and peer ports are 100 higher
-    #[arg(
-        long,
-        default_value_t = 9092,
-        value_parser = clap::value_parser!(u16).range(1..=i64::from(BASE_PORT_MAX))
-    )]
-    pub(crate) port: u16,
-}
-
-/// What can be asked of a dev cluster from another terminal.
 #[derive(Debug, Subcommand)]
-pub(crate) enum DevCommand {
-    /// Kill a node as a crash would (kill -9)
-    Kill {
-        /// Node id
-        node: u64,
-        #[command(flatten)]
-        base: DevBase,
+pub(crate) enum ConfigCommand {
+    /// List the settings with their defaults
+    List,
+    /// Explain a setting
+    Explain {
+        /// Key in the file, flag, or environment variable
+        #[arg(allow_hyphen_values = true)]
+        key: String,
     },
-    /// Start a node again on its data; one that runs is stopped first
-    Restart {
-        /// Node id
-        node: u64,
-        #[command(flatten)]
-        base: DevBase,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ContextCommand {
+    /// Add a context, or change its addresses: those of --addr
+    Add {
+        /// Name of the context
+        name: String,
+        /// Use it from now on; the first context is used at once
+        #[arg(long = "use")]
+        make_current: bool,
     },
-    /// Show the nodes' processes
-    Status {
-        #[command(flatten)]
-        base: DevBase,
+    /// Use a context from now on; `-` is the one before
+    Use {
+        /// Name of the context
+        #[arg(allow_hyphen_values = true)]
+        name: String,
     },
-    /// Stop the cluster, as Ctrl-C does
-    Stop {
-        #[command(flatten)]
-        base: DevBase,
+    /// List the contexts
+    List,
+    /// Remove a context
+    Remove {
+        /// Name of the context
+        name: String,
     },
 }
 
@@ -202,6 +192,73 @@ pub(crate) enum ClusterCommand {
         #[arg(long, value_name = "NODE")]
         to: Option<u64>,
     },
+    /// Add a node that was started with an empty folder, or change a member's peer address
+    AddNode {
+        /// Node id
+        #[arg(value_name = "NODE")]
+        node: u64,
+        /// Address at which the other nodes dial it
+        #[arg(value_name = "HOST:PORT")]
+        peer_addr: String,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Remove a node: its leads go elsewhere, then its replicas
+    RemoveNode {
+        /// Node id
+        #[arg(value_name = "NODE")]
+        node: u64,
+        /// It does not answer and will not come back
+        #[arg(long)]
+        lost: bool,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Put a node with an empty folder in the place of one that is lost
+    ReplaceNode {
+        /// Node that is lost
+        #[arg(value_name = "NODE")]
+        node: u64,
+        /// Node that takes its place [default: the same, with an empty folder]
+        #[arg(long, value_name = "NODE", requires = "peer_addr")]
+        by: Option<u64>,
+        /// Address at which the other nodes dial it [default: as before]
+        #[arg(long, value_name = "HOST:PORT")]
+        peer_addr: Option<String>,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Have a node lead nothing, and wait until it does not: before maintenance
+    Drain {
+        /// Node id
+        #[arg(value_name = "NODE")]
+        node: u64,
+        /// Check only
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Let a drained node lead again
+    Undrain {
+        /// Node id
+        #[arg(value_name = "NODE")]
+        node: u64,
+    },
+    /// Have every shard led by the node that should lead it, now
+    Balance,
+}
+
+/// How a change of the nodes is made.
+#[derive(Debug, Args)]
+pub(crate) struct WaitArgs {
+    /// Check only, and say what is in the way
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Begin it, and do not wait for its end
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+    /// Wait no longer than this; the change goes on [default: until it is done]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    pub(crate) timeout: Option<Duration>,
 }
 
 #[derive(Debug, Args)]
@@ -252,7 +309,7 @@ pub(crate) enum TopicCommand {
         /// Name of the topic
         topic: String,
         /// First record to keep: a position as for `consume --from`; `latest` drops all
-        #[arg(long, value_name = "POSITION", allow_hyphen_values = true)]
+        #[arg(long, visible_alias = "before", value_name = "POSITION", allow_hyphen_values = true)]
         to: Position,
         /// Partitions [default: all]
         #[arg(short, long = "partitions", value_delimiter = ',', value_name = "N,...")]
@@ -260,6 +317,19 @@ pub(crate) enum TopicCommand {
         /// Do not ask
         #[arg(long)]
         yes: bool,
+    },
+    /// Put a fencing token in force: whoever demands another one is refused from then on
+    Fence {
+        /// Name of the topic
+        topic: String,
+        /// Partition
+        partition: u32,
+        /// New token, up to 64 bytes; empty: none
+        #[arg(long)]
+        token: String,
+        /// Only if this token is in force now; empty: if there is none
+        #[arg(long, value_name = "TOKEN")]
+        expect: Option<String>,
     },
     /// Delete a topic and its records
     Delete {
@@ -318,78 +388,6 @@ pub(crate) struct Settings {
     pub(crate) default_durability: Option<Setting<Durability>>,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct ProduceArgs {
-    /// Name of the topic
-    pub(crate) topic: String,
-    /// Partition for all records [default: by the key's hash; without a key one after the other]
-    #[arg(short, long, value_name = "N")]
-    pub(crate) partition: Option<u32>,
-    /// What stands between key and value. A line without it is a value without a key
-    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) key_separator: Option<String>,
-    /// What an ack has to mean [default: the topic's default]
-    #[arg(long, value_enum)]
-    pub(crate) durability: Option<DurabilityName>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ConsumeArgs {
-    /// Name of the topic
-    pub(crate) topic: String,
-    /// Where to begin [default: earliest, with --follow latest]
-    #[arg(
-        long,
-        value_name = "POSITION",
-        allow_hyphen_values = true,
-        long_help = position::help("Where to begin [default: earliest, with --follow latest]")
-    )]
-    pub(crate) from: Option<Position>,
-    /// Where to stop: before this record [default: at the end as it is now]
-    #[arg(long, value_name = "POSITION", allow_hyphen_values = true)]
-    pub(crate) until: Option<Position>,
-    /// Stop after this many records
-    #[arg(short = 'n', long, value_name = "COUNT")]
-    pub(crate) max_records: Option<u64>,
-    /// Partitions [default: all]
-    #[arg(short, long = "partitions", value_delimiter = ',', value_name = "N,...")]
-    pub(crate) partitions: Vec<u32>,
-    /// Go on with new records as they come
-    #[arg(long)]
-    pub(crate) follow: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct TailArgs {
-    /// Name of the topic
-    pub(crate) topic: String,
-    /// How many records, over all partitions
-    #[arg(short = 'n', long, default_value_t = 10, value_name = "COUNT")]
-    pub(crate) max_records: usize,
-    /// Partitions [default: all]
-    #[arg(short, long = "partitions", value_delimiter = ',', value_name = "N,...")]
-    pub(crate) partitions: Vec<u32>,
-    /// Go on with new records as they come
-    #[arg(short, long)]
-    pub(crate) follow: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct OffsetsArgs {
-    /// Name of the topic
-    pub(crate) topic: String,
-    /// Also show the offset of this position in each partition
-    #[arg(
-        value_name = "POSITION",
-        allow_hyphen_values = true,
-        long_help = position::help("Also show the offset of this position")
-    )]
-    pub(crate) position: Option<Position>,
-    /// Partitions [default: all]
-    #[arg(short, long = "partitions", value_delimiter = ',', value_name = "N,...")]
-    pub(crate) partitions: Vec<u32>,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum WalCommand {
     /// Show the segments of a log
@@ -436,12 +434,15 @@ impl Command {
             Self::Consume(args) => Some(&args.topic),
             Self::Tail(args) => Some(&args.topic),
             Self::Offsets(args) => Some(&args.topic),
+            Self::Backup(args) => args.create.topics.first().map(String::as_str),
+            Self::Restore(args) => args.topics.first().map(String::as_str),
             Self::Topic(command) => match command {
                 TopicCommand::Create(args) => Some(&args.topic),
                 TopicCommand::Describe { topic }
                 | TopicCommand::Alter { topic, .. }
                 | TopicCommand::AddPartitions { topic, .. }
                 | TopicCommand::Trim { topic, .. }
+                | TopicCommand::Fence { topic, .. }
                 | TopicCommand::Delete { topic, .. } => Some(topic),
                 TopicCommand::List { .. } => None,
             },
@@ -450,9 +451,67 @@ impl Command {
             | Self::Server(_)
             | Self::Cluster(_)
             | Self::Wal(_)
+            | Self::Check
+            | Self::Config(_)
+            | Self::Context(_)
+            | Self::Explain { .. }
+            | Self::Cheat
+            | Self::Completions { .. }
             | Self::Version => None,
         }
     }
+
+    /// Whether it speaks to a cluster that is there already.
+    pub(crate) fn has_cluster(&self) -> bool {
+        match self {
+            Self::Cluster(_)
+            | Self::Topic(_)
+            | Self::Produce(_)
+            | Self::Consume(_)
+            | Self::Tail(_)
+            | Self::Offsets(_)
+            | Self::Restore(_)
+            | Self::Check
+            | Self::Version => true,
+            Self::Backup(args) => args.command.is_none(),
+            Self::Demo(_)
+            | Self::Dev(_)
+            | Self::Server(_)
+            | Self::Wal(_)
+            | Self::Config(_)
+            | Self::Context(_)
+            | Self::Explain { .. }
+            | Self::Cheat
+            | Self::Completions { .. } => false,
+        }
+    }
+}
+
+/// The words of the command whose schema is asked for, if one is. What the command needs otherwise
+/// may be left out.
+pub(crate) fn schema_asked_for() -> Option<Vec<String>> {
+    let words: Vec<_> = std::env::args_os().collect();
+    let before_end = words.iter().take_while(|word| *word != "--");
+    if !before_end.clone().any(|word| word == "--schema") {
+        return None;
+    }
+    let mut matches = &lenient(Cli::command()).get_matches_from(&words);
+    let mut path = Vec::new();
+    while let Some((name, inner)) = matches.subcommand() {
+        path.push(name.to_owned());
+        matches = inner;
+    }
+    Some(path)
+}
+
+/// A command that can be parsed without what it requires.
+fn lenient(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| arg.required(false)).subcommand_required(false);
+    command.arg_required_else_help(false).mut_subcommands(lenient)
+}
+
+fn after_help() -> String {
+    format!("{EXAMPLES}\n\n{}\n\n{}", context::HELP, exit::help())
 }
 
 fn setting<T>(
@@ -464,25 +523,9 @@ fn setting<T>(
     }
 }
 
-fn cluster_size(text: &str) -> Result<u8, String> {
-    match text.parse() {
-        Ok(nodes @ (1 | 3 | NODES_MAX)) => Ok(nodes),
-        _ => Err("a cluster has 1, 3 or 5 nodes".to_owned()),
-    }
-}
-
 fn size(text: &str) -> Result<u32, String> {
     let bytes = units::parse_bytes(text)?;
     u32::try_from(bytes).map_err(|_| format!("{text} is more than 4 GiB"))
-}
-
-fn record_bytes(text: &str) -> Result<usize, String> {
-    use crate::demo::workload::RECORD_BYTES_MIN;
-    let bytes = units::parse_bytes(text)?;
-    match usize::try_from(bytes) {
-        Ok(bytes) if (RECORD_BYTES_MIN..=1 << 19).contains(&bytes) => Ok(bytes),
-        _ => Err(format!("a record of the demo has {RECORD_BYTES_MIN} bytes to 512 KiB")),
-    }
 }
 
 fn durability(text: &str) -> Result<Durability, String> {
@@ -493,8 +536,6 @@ fn durability(text: &str) -> Result<Durability, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn parse(line: &str) -> Result<Command, clap::Error> {
@@ -510,9 +551,35 @@ mod tests {
     fn positions_may_begin_with_a_hyphen() {
         let command = parse("helix consume orders --from -100 --until @-15m -n 5 -p 0,2").unwrap();
         let Command::Consume(args) = command else { panic!("consume") };
-        assert_eq!(args.from, Some(Position::BeforeEnd(100)));
-        assert_eq!(args.until, Some(Position::Ago(Duration::from_secs(900))));
+        let range = args.range().unwrap();
+        assert_eq!(range.from, Some(Position::BeforeEnd(100)));
+        assert_eq!(range.until, Some(Position::Ago(Duration::from_secs(900))));
         assert_eq!((args.max_records, args.partitions), (Some(5), vec![0, 2]));
+    }
+
+    #[test]
+    fn a_range_names_both_ends_and_no_end_is_named_twice() {
+        let range = |line| match parse(line).unwrap() {
+            Command::Consume(args) => args.range(),
+            other => panic!("{other:?}"),
+        };
+        let both = range("helix consume orders --from 10..20").unwrap();
+        assert_eq!(both.from, Some(Position::Offset(10)));
+        assert_eq!(both.until, Some(Position::Offset(20)));
+        assert!(range("helix consume orders --from 10..20 --until 30").is_err());
+        assert!(range("helix consume orders --from 10.. --until 30").is_ok());
+    }
+
+    #[test]
+    fn tail_follows_with_the_letter_that_tail_has_always_had() {
+        let Command::Tail(args) = parse("helix tail orders -n 3 -f -F %o").unwrap() else {
+            panic!("tail")
+        };
+        assert!(args.follow && args.format.is_some() && args.max_records == 3);
+        for line in ["helix consume orders -f %o", "helix consume orders -F %o"] {
+            let Command::Consume(args) = parse(line).unwrap() else { panic!("consume") };
+            assert!(args.format.is_some() && !args.follow);
+        }
     }
 
     #[test]
@@ -557,6 +624,8 @@ mod tests {
             "helix dev --nodes 3 kill 2",
             "helix cluster health --exit-when-healthy",
             "helix cluster transfer-leader --to 2",
+            "helix consume orders -f %z",
+            "helix completions tcsh",
             "helix nonsense",
         ] {
             assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line}");

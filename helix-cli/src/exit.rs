@@ -10,17 +10,21 @@ use helix_client::Error as ClientError;
 use helix_proto::log::v1::ErrorReason;
 use tonic::Code;
 
-/// The codes, for `helix --help`.
-pub(crate) const HELP: &str = "\
-Exit codes:
-  0    done
-  1    error; of cluster health: something is wrong
+/// The codes, for documentation.
+pub(crate) const CODES: &str = "\
+\x20 0    done
+  1    error; of cluster health and check: something is wrong
   2    wrong usage
   3    not found
   4    precondition or conflict: exists already, fenced, offset out of range, ...
   6    unavailable or timed out; trying again later may help
   11   verification failed: data is missing or damaged
   130  interrupted";
+
+/// The codes, for `helix --help`.
+pub(crate) fn help() -> String {
+    format!("Exit codes:\n{CODES}")
+}
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -202,7 +206,7 @@ mod tests {
             Exit::VerificationFailed,
             Exit::Interrupted,
         ] {
-            assert!(HELP.contains(&format!("\n  {:<5}", exit as u8)), "{exit:?}");
+            assert!(format!("\n{CODES}").contains(&format!("\n  {:<5}", exit as u8)), "{exit:?}");
         }
     }
 }

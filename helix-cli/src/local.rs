@@ -18,6 +18,8 @@ pub(crate) struct Plan {
     pub(crate) folder: Option<PathBuf>,
     /// Whether the nodes' own output is kept to themselves.
     pub(crate) is_quiet: bool,
+    /// Whether each node has an admin port, which follows from its clients' port.
+    pub(crate) has_admin: bool,
 }
 
 /// Ports of one node.
@@ -46,6 +48,7 @@ impl Plan {
             peers: peers.clone(),
             data_dir: self.folder.as_deref().map(|folder| folder_of(folder, node_id)),
             is_quiet: self.is_quiet,
+            has_admin: self.has_admin,
         };
         numbered().map(node).collect()
     }
@@ -147,7 +150,7 @@ mod tests {
 
     fn plan(count: u16) -> Plan {
         let ports = (0..count).map(|n| Ports { client: 9092 + n, peer: 9192 + n }).collect();
-        Plan { ports, folder: Some(PathBuf::from("data")), is_quiet: true }
+        Plan { ports, folder: Some(PathBuf::from("data")), is_quiet: true, has_admin: false }
     }
 
     #[test]

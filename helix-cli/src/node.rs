@@ -44,6 +44,8 @@ pub(crate) struct NodeOptions {
     pub(crate) data_dir: Option<PathBuf>,
     /// Whether the node's own output is kept to itself.
     pub(crate) is_quiet: bool,
+    /// Whether it has an admin port, which follows from its clients' port.
+    pub(crate) has_admin: bool,
 }
 
 /// What has become of a node.
@@ -77,6 +79,9 @@ impl NodeOptions {
         let mut flag = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
         flag("--node-id", self.node_id.to_string());
         flag("--listen-addr", self.address());
+        if !self.has_admin {
+            flag("--admin-addr", "off".to_owned());
+        }
         for (node_id, port) in &self.peers {
             if *node_id == self.node_id {
                 flag("--peer-addr", loopback(*port));
@@ -343,14 +348,21 @@ mod tests {
     }
 
     fn options(peers: Vec<(u64, u16)>) -> NodeOptions {
-        NodeOptions { node_id: 2, port: 9093, peers, data_dir: None, is_quiet: true }
+        NodeOptions {
+            node_id: 2,
+            port: 9093,
+            peers,
+            data_dir: None,
+            is_quiet: true,
+            has_admin: false,
+        }
     }
 
     #[test]
     fn a_node_is_told_of_its_peers() {
         let arguments = options(vec![(1, 9192), (2, 9193)]).arguments().join(" ");
         let expected = "server --exit-with-stdin --node-id 2 --listen-addr 127.0.0.1:9093 \
-                        --peer 1=127.0.0.1:9192 --peer-addr 127.0.0.1:9193 \
+                        --admin-addr off --peer 1=127.0.0.1:9192 --peer-addr 127.0.0.1:9193 \
                         --peer 2=127.0.0.1:9193 --storage memory";
         assert_eq!(arguments, expected);
         assert!(!options(Vec::new()).arguments().join(" ").contains("peer"));

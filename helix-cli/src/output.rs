@@ -1,11 +1,15 @@
 //! The one formatter: every command hands over a serializable value, and the format decides.
 //! Standard output carries data only; what is said beside it goes to standard error.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 use clap::ValueEnum;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
+
+use crate::{schema, units};
 
 /// How results are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -13,7 +17,16 @@ pub(crate) enum Format {
     // No doc comments: help would spend a paragraph on them.
     #[default]
     Table,
+    Wide,
     Json,
+    Jsonl,
+}
+
+impl Format {
+    /// Whether it is meant for programs.
+    pub(crate) fn is_json(self) -> bool {
+        matches!(self, Self::Json | Self::Jsonl)
+    }
 }
 
 /// Prints results to standard output.
@@ -24,25 +37,24 @@ pub(crate) struct Output {
 
 impl Output {
     /// Prints one result.
-    pub(crate) fn show(self, result: &impl Serialize) -> anyhow::Result<()> {
+    pub(crate) fn show<T: Serialize + JsonSchema>(self, result: &T) -> anyhow::Result<()> {
         let result = serde_json::to_value(result)?;
         let text = match self.format {
-            Format::Table => table(&result),
+            Format::Table => table(&result, &schema::wide_fields(&schema::of::<T>())),
+            Format::Wide => table(&result, &BTreeSet::new()),
             Format::Json => format!("{result:#}\n"),
+            Format::Jsonl => lines(&result),
         };
         Ok(write(text.as_bytes())?)
     }
 
     /// Prints one result whose form for people is not a table.
-    pub(crate) fn show_as(
+    pub(crate) fn show_as<T: Serialize + JsonSchema>(
         self,
-        result: &impl Serialize,
+        result: &T,
         text: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
-        match self.format {
-            Format::Table => Ok(write(text().as_bytes())?),
-            Format::Json => self.show(result),
-        }
+        if self.format.is_json() { self.show(result) } else { Ok(write(text().as_bytes())?) }
     }
 }
 
@@ -60,24 +72,35 @@ pub(crate) fn json_line(line: &mut Vec<u8>, item: &impl Serialize) -> anyhow::Re
     Ok(())
 }
 
-/// A list becomes columns, an object one line for each field with its lists below. Objects that
-/// have lists of their own come one after the other.
-fn table(result: &Value) -> String {
+/// A line for each element of a list, or one for what is no list.
+fn lines(result: &Value) -> String {
     match result {
-        Value::Array(rows) if rows.iter().any(has_lists) => {
-            let objects: Vec<_> = rows.iter().map(table).collect();
-            objects.join("\n")
-        }
-        Value::Array(rows) => columns(rows),
-        Value::Object(fields) => object(fields),
-        other => format!("{}\n", cell(other)),
+        Value::Array(items) => items.iter().map(|item| format!("{item}\n")).collect(),
+        item => format!("{item}\n"),
     }
 }
 
-fn object(fields: &Map<String, Value>) -> String {
+/// The fields that a table leaves out.
+type Hidden = BTreeSet<String>;
+
+/// A list becomes columns, an object one line for each field with its lists below. Objects that
+/// have lists of their own come one after the other.
+fn table(result: &Value, hidden: &Hidden) -> String {
+    match result {
+        Value::Array(rows) if rows.iter().any(has_lists) => {
+            let objects: Vec<_> = rows.iter().map(|row| table(row, hidden)).collect();
+            objects.join("\n")
+        }
+        Value::Array(rows) => columns(rows, hidden),
+        Value::Object(fields) => object(fields, hidden),
+        other => format!("{}\n", cell("", other)),
+    }
+}
+
+fn object(fields: &Map<String, Value>, hidden: &Hidden) -> String {
     let mut leaves = Vec::new();
     let mut lists = Vec::new();
-    flatten(fields, &mut leaves, &mut lists);
+    flatten(fields, hidden, &mut leaves, &mut lists);
     let name_width = leaves.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let mut text = String::new();
     for (name, value) in leaves {
@@ -88,7 +111,7 @@ fn object(fields: &Map<String, Value>) -> String {
         if !text.is_empty() {
             text.push('\n');
         }
-        text += &format!("{name}\n{}", columns(rows));
+        text += &format!("{name}\n{}", columns(rows, hidden));
     }
     text
 }
@@ -96,14 +119,16 @@ fn object(fields: &Map<String, Value>) -> String {
 /// The leaves of an object, those of nested objects in their place, and its lists of objects.
 fn flatten<'a>(
     fields: &'a Map<String, Value>,
+    hidden: &Hidden,
     leaves: &mut Vec<(&'a str, String)>,
     lists: &mut Vec<(&'a str, &'a [Value])>,
 ) {
     for (name, value) in fields {
         match value {
-            Value::Object(inner) => flatten(inner, leaves, lists),
+            _ if hidden.contains(name) => {}
+            Value::Object(inner) => flatten(inner, hidden, leaves, lists),
             Value::Array(rows) if rows.iter().any(Value::is_object) => lists.push((name, rows)),
-            leaf => leaves.push((name, cell(leaf))),
+            leaf => leaves.push((name, cell(name, leaf))),
         }
     }
 }
@@ -111,19 +136,19 @@ fn flatten<'a>(
 fn has_lists(value: &Value) -> bool {
     let Value::Object(fields) = value else { return false };
     let mut lists = Vec::new();
-    flatten(fields, &mut Vec::new(), &mut lists);
+    flatten(fields, &Hidden::new(), &mut Vec::new(), &mut lists);
     !lists.is_empty()
 }
 
 /// Rows under their headings; numbers to the right. Nothing for no rows.
-fn columns(rows: &[Value]) -> String {
+fn columns(rows: &[Value], hidden: &Hidden) -> String {
     let mut names: Vec<&str> = Vec::new();
     let mut lines: Vec<Vec<(&str, String)>> = Vec::new();
     for row in rows {
         let mut leaves = Vec::new();
         match row {
-            Value::Object(fields) => flatten(fields, &mut leaves, &mut Vec::new()),
-            other => leaves.push(("value", cell(other))),
+            Value::Object(fields) => flatten(fields, hidden, &mut leaves, &mut Vec::new()),
+            other => leaves.push(("value", cell("", other))),
         }
         for (name, _) in &leaves {
             if !names.contains(name) {
@@ -159,7 +184,8 @@ impl Column {
             found.map_or_else(|| "-".to_owned(), |(_, value)| value.clone())
         };
         let mut cells: Vec<String> = lines.iter().map(of_line).collect();
-        let is_numeric = cells.iter().all(|cell| cell.parse::<f64>().is_ok() || cell == "-");
+        let is_numeric =
+            is_size(name) || cells.iter().all(|cell| cell.parse::<f64>().is_ok() || cell == "-");
         cells.insert(0, heading);
         let width = cells.iter().map(|cell| cell.chars().count()).max().unwrap_or(0);
         Self { cells, width, is_numeric }
@@ -171,13 +197,23 @@ impl Column {
     }
 }
 
-fn cell(value: &Value) -> String {
+/// Whether a field is a number of bytes, by its name.
+fn is_size(name: &str) -> bool {
+    name.ends_with("_bytes")
+}
+
+fn cell(name: &str, value: &Value) -> String {
     match value {
+        Value::Number(bytes) if is_size(name) && bytes.is_u64() => {
+            units::bytes(bytes.as_u64().unwrap_or_default())
+        }
         Value::Null => "-".to_owned(),
         Value::String(text) if text.is_empty() => "-".to_owned(),
         Value::String(text) => text.clone(),
         Value::Array(values) if values.is_empty() => "-".to_owned(),
-        Value::Array(values) => values.iter().map(cell).collect::<Vec<_>>().join(","),
+        Value::Array(values) => {
+            values.iter().map(|value| cell(name, value)).collect::<Vec<_>>().join(",")
+        }
         other => other.to_string(),
     }
 }
@@ -186,15 +222,17 @@ fn cell(value: &Value) -> String {
 mod tests {
     use super::*;
 
-    #[derive(Serialize)]
+    #[derive(Serialize, JsonSchema)]
     struct Topic {
         name: &'static str,
         watermarks: Watermarks,
         retention_time: Option<&'static str>,
+        #[schemars(extend("x-wide" = true))]
+        held_bytes: u64,
         partitions: Vec<Partition>,
     }
 
-    #[derive(Serialize)]
+    #[derive(Serialize, JsonSchema)]
     struct Partition {
         partition: u32,
         leader: Option<&'static str>,
@@ -202,7 +240,7 @@ mod tests {
         replicas: Vec<u64>,
     }
 
-    #[derive(Serialize)]
+    #[derive(Serialize, JsonSchema)]
     struct Watermarks {
         log_start_offset: u64,
         high_watermark: u64,
@@ -220,6 +258,7 @@ mod tests {
             name: "orders",
             watermarks: watermarks(12),
             retention_time: None,
+            held_bytes: 3 << 20,
             partitions: vec![
                 partition(0, Some("127.0.0.1:9092"), vec![1, 2]),
                 partition(1, None, vec![]),
@@ -241,19 +280,31 @@ PARTITION  LEADER          LOG START OFFSET  HIGH WATERMARK  REPLICAS
         0  127.0.0.1:9092                 0               0  1,2
         1  -                              0            1000  -
 ";
-        assert_eq!(table(&value), expected);
+        let hidden = schema::wide_fields(&schema::of::<Topic>());
+        assert_eq!(table(&value, &hidden), expected);
+        let wide = table(&value, &Hidden::new());
+        let line = "retention_time    -\nheld_bytes        3 MiB\n";
+        assert_eq!(wide, expected.replace("retention_time    -\n", line));
+    }
+
+    #[test]
+    fn lists_are_one_line_each_as_jsonl() {
+        let value = serde_json::json!([{"a": 1}, {"a": [2]}]);
+        assert_eq!(lines(&value), "{\"a\":1}\n{\"a\":[2]}\n");
+        assert_eq!(lines(&value[0]), "{\"a\":1}\n");
+        assert_eq!(lines(&Value::Array(Vec::new())), "");
     }
 
     #[test]
     fn objects_with_lists_come_one_after_the_other() {
-        let one = table(&serde_json::to_value(topic()).unwrap());
-        let two = table(&serde_json::to_value([topic(), topic()]).unwrap());
+        let one = table(&serde_json::to_value(topic()).unwrap(), &Hidden::new());
+        let two = table(&serde_json::to_value([topic(), topic()]).unwrap(), &Hidden::new());
         assert_eq!(two, format!("{one}\n{one}"));
     }
 
     #[test]
     fn a_list_of_nothing_is_nothing() {
-        assert_eq!(table(&Value::Array(Vec::new())), "");
+        assert_eq!(table(&Value::Array(Vec::new()), &Hidden::new()), "");
     }
 
     #[test]

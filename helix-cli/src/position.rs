@@ -5,27 +5,28 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
-use helix_client as client;
 use prost_types::Timestamp;
 
 use crate::units;
 
 /// How to write a position.
-const FORMS: &str = "earliest, latest, an offset (1234), so many before the end (-100), a time \
-                     (@2026-01-31T10:00:00Z, @2026-01-31) or a time ago (@-15m)";
+const FORMS: &str = "earliest, latest, an offset (1234), so many after the start (+100) or before \
+                     the end (-100), a time (@2026-01-31T10:00:00Z, @2026-01-31) or a time ago \
+                     (@-15m)";
+
+/// How to write a position, for documentation.
+pub(crate) const HELP: &str = "\
+\x20 earliest                first record that is kept
+  latest                  end: only records that come from now on
+  1234                    this offset
+  +100                    so many records after the first one that is kept
+  -100                    so many records before the end
+  @2026-01-31T10:00:00Z   first record appended at this time or later; @2026-01-31 is midnight UTC
+  @-15m                   first record appended so long ago or later";
 
 /// Help for an argument that is a position: what it is for, and how to write it.
 pub(crate) fn help(purpose: &str) -> String {
-    format!(
-        "\
-{purpose}: a position in each partition
-  earliest                first record that is kept
-  latest                  end: only records that come from now on
-  1234                    this offset
-  -100                    so many records before the end
-  @2026-01-31T10:00:00Z   first record appended at this time or later
-  @-15m                   first record appended so long ago or later"
-    )
+    format!("{purpose}: a position in each partition\n{HELP}")
 }
 
 /// A place in a partition.
@@ -37,6 +38,8 @@ pub(crate) enum Position {
     Latest,
     /// This offset.
     Offset(u64),
+    /// This many records after the first one that is kept.
+    AfterStart(u64),
     /// This many records before the end.
     BeforeEnd(u64),
     /// First record appended at this time or later.
@@ -46,15 +49,35 @@ pub(crate) enum Position {
 }
 
 impl Position {
-    /// As the client takes it.
-    pub(crate) fn to_client(&self, now: SystemTime) -> client::Position {
+    /// The time that it names, if it is one.
+    pub(crate) fn time(&self, now: SystemTime) -> Option<SystemTime> {
         match self {
-            Self::Earliest => client::Position::Earliest,
-            Self::Latest => client::Position::Latest,
-            Self::Offset(offset) => client::Position::Offset(*offset),
-            Self::BeforeEnd(records) => client::Position::Tail(*records),
-            Self::At(time) => client::Position::Timestamp(*time),
-            Self::Ago(ago) => client::Position::Timestamp(before(now, *ago)),
+            Self::At(time) => Some(*time),
+            Self::Ago(ago) => Some(before(now, *ago)),
+            _ => None,
+        }
+    }
+}
+
+/// Where to begin and where to stop: `A..B`, each of which may be left out. `A` alone has no end.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct PositionRange {
+    pub(crate) from: Option<Position>,
+    pub(crate) until: Option<Position>,
+}
+
+impl FromStr for PositionRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let side = |side: &str| match side {
+            "" => Ok(None),
+            side => side.parse().map(Some),
+        };
+        match text.split_once("..") {
+            Some(("", "")) => Err(format!("\"..\" names no position; write {FORMS}, or A..B")),
+            Some((from, until)) => Ok(Self { from: side(from)?, until: side(until)? }),
+            None => Ok(Self { from: Some(text.parse()?), until: None }),
         }
     }
 }
@@ -81,16 +104,20 @@ impl FromStr for Position {
             "latest" => return Ok(Self::Latest),
             _ => {}
         }
-        let (records, is_before_end) = match text.strip_prefix('-') {
-            Some(records) => (records, true),
-            None => (text, false),
+        let (sign, records) = match text.strip_prefix(['+', '-']) {
+            Some(records) => (&text[..1], records),
+            None => ("", text),
         };
         // `u64` would take a sign of its own.
         if !records.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(invalid());
         }
         let number = records.parse().map_err(|_| invalid())?;
-        Ok(if is_before_end { Self::BeforeEnd(number) } else { Self::Offset(number) })
+        Ok(match sign {
+            "+" => Self::AfterStart(number),
+            "-" => Self::BeforeEnd(number),
+            _ => Self::Offset(number),
+        })
     }
 }
 
@@ -100,6 +127,7 @@ impl fmt::Display for Position {
             Self::Earliest => formatter.write_str("earliest"),
             Self::Latest => formatter.write_str("latest"),
             Self::Offset(offset) => write!(formatter, "{offset}"),
+            Self::AfterStart(records) => write!(formatter, "+{records}"),
             Self::BeforeEnd(records) => write!(formatter, "-{records}"),
             Self::At(time) => write!(formatter, "@{}", Timestamp::from(*time)),
             Self::Ago(ago) => write!(formatter, "@-{}", units::duration(*ago)),
@@ -122,6 +150,7 @@ mod tests {
             ("latest", Position::Latest),
             ("0", Position::Offset(0)),
             ("1234", Position::Offset(1234)),
+            ("+100", Position::AfterStart(100)),
             ("-100", Position::BeforeEnd(100)),
             ("@-15m", Position::Ago(Duration::from_secs(900))),
             ("@-1h30m", Position::Ago(Duration::from_secs(5400))),
@@ -150,7 +179,8 @@ mod tests {
         for text in [
             "",
             "-",
-            "+5",
+            "+",
+            "+-5",
             "--5",
             "1.5",
             "first",
@@ -170,16 +200,28 @@ mod tests {
     }
 
     #[test]
-    fn positions_become_what_the_client_takes() {
+    fn ranges_have_one_end_or_both() {
+        let range = |from: Option<Position>, until| Ok(PositionRange { from, until });
+        let (ten, twenty) = (Some(Position::Offset(10)), Some(Position::Offset(20)));
+        assert_eq!("10..20".parse(), range(ten.clone(), twenty.clone()));
+        assert_eq!("10..".parse(), range(ten.clone(), None));
+        assert_eq!("..20".parse(), range(None, twenty));
+        assert_eq!("10".parse(), range(ten, None));
+        let quarter = Some(Position::Ago(Duration::from_secs(900)));
+        let newest = Some(Position::BeforeEnd(5));
+        assert_eq!("@-15m..-5".parse(), range(quarter, newest));
+        for text in ["..", "", "10..x", "x..10", "1..2..3"] {
+            assert!(text.parse::<PositionRange>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn times_ago_are_counted_from_now() {
         let now = time("2026-01-31T10:00:00Z");
-        let start = |position: Position| position.to_client(now);
-        assert_eq!(start(Position::Earliest), client::Position::Earliest);
-        assert_eq!(start(Position::Latest), client::Position::Latest);
-        assert_eq!(start(Position::Offset(7)), client::Position::Offset(7));
-        assert_eq!(start(Position::BeforeEnd(7)), client::Position::Tail(7));
-        let earlier = client::Position::Timestamp(time("2026-01-31T09:44:59.5Z"));
-        assert_eq!(start(Position::Ago(Duration::from_millis(900_500))), earlier);
-        let long_ago = Position::Ago(Duration::from_secs(u64::MAX));
-        assert_eq!(start(long_ago), client::Position::Timestamp(SystemTime::UNIX_EPOCH));
+        let ago = |ago| Position::Ago(ago).time(now);
+        assert_eq!(ago(Duration::from_millis(900_500)), Some(time("2026-01-31T09:44:59.5Z")));
+        assert_eq!(ago(Duration::from_secs(u64::MAX)), Some(SystemTime::UNIX_EPOCH));
+        assert_eq!(Position::At(now).time(now), Some(now));
+        assert_eq!(Position::Offset(7).time(now), None);
     }
 }

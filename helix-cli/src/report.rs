@@ -9,25 +9,39 @@ use helix_proto::log::v1::ErrorReason;
 use tonic::Code;
 
 use crate::exit::Failure;
+use crate::reasons::{self, Text};
+use crate::style::Style;
 
 /// What the texts may refer to.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scene {
     /// Address of the cluster.
     pub(crate) addr: String,
+    /// Who named it; empty if nobody did.
+    pub(crate) addr_source: String,
     /// Topic that the command is about.
     pub(crate) topic: Option<String>,
 }
 
+impl Scene {
+    /// Who named the address, in brackets.
+    fn source(&self) -> String {
+        match self.addr_source.as_str() {
+            "" => String::new(),
+            source => format!(" ({source})"),
+        }
+    }
+}
+
 /// The text for standard error, with a newline at its end.
-pub(crate) fn render(error: &anyhow::Error, scene: &Scene) -> String {
+pub(crate) fn render(error: &anyhow::Error, scene: &Scene, style: Style) -> String {
     let parts = Parts::new(error, scene);
-    let mut text = format!("error: {}\n", parts.what);
+    let mut text = format!("{} {}\n", style.error("error:"), parts.what);
     for (label, part) in [("why", parts.why), ("try", parts.hint)] {
         if !part.is_empty() {
             let part = part.replace('\n', "\n       ");
             // Writing to a string cannot fail.
-            let _ = writeln!(text, "  {label}: {part}");
+            let _ = writeln!(text, "  {} {part}", style.label(&format!("{label}:")));
         }
     }
     text
@@ -76,82 +90,19 @@ impl Parts {
 /// Failures that the service explains.
 fn of_reason(reason: ErrorReason, error: &ClientError, scene: &Scene) -> (String, String) {
     use ErrorReason as R;
-    let topic = scene.topic.as_deref().unwrap_or("TOPIC");
-    let addr = &scene.addr;
-    let (why, hint) = match reason {
-        R::TopicNotFound => (
-            format!("the cluster at {addr} has no topic of this name"),
-            format!("helix topic list\nhelix topic create {topic}"),
-        ),
-        R::PartitionNotFound => (
-            "the topic has fewer partitions; they count from 0".to_owned(),
-            format!("helix topic describe {topic}"),
-        ),
-        R::TopicAlreadyExists => (
-            "a topic of this name exists with other settings".to_owned(),
-            format!("helix topic describe {topic}\nhelix topic alter {topic} ..."),
-        ),
-        R::OffsetOutOfRange => (out_of_range(error), format!("helix offsets {topic}")),
-        R::NoLeader => (
-            "the shard has no leader just now: an election is under way, or a majority of its \
-             replicas is down"
-                .to_owned(),
-            "helix cluster health   says which nodes are needed\n\
-             the same command again in a moment"
-                .to_owned(),
-        ),
-        R::NotLeader => {
-            (not_leader(error), "helix cluster shards\nhelix cluster health".to_owned())
-        }
-        R::NodeNotFound => {
-            ("the cluster has no node of this id".to_owned(), "helix cluster nodes".to_owned())
-        }
-        R::Draining => (
-            "the node shuts down or is being maintained".to_owned(),
-            "the same command again in a moment\nhelix cluster health".to_owned(),
-        ),
-        R::OutcomeUnknown => (
-            "the node that took the write was lost before it could answer".to_owned(),
-            format!(
-                "helix consume {topic} --from -10   to see whether it is there\n\
-                 helix cluster health"
-            ),
-        ),
-        R::StorageFailed => (
-            "a write or sync of the node's disk failed; the node stops, to be safe".to_owned(),
-            "helix cluster health   says which node\n\
-             its log, and its disk; then start the node again"
-                .to_owned(),
-        ),
-        R::DiskFull => (
-            "the node's disk is past its reserve; reads go on".to_owned(),
-            format!(
-                "free some space; writes resume by themselves\n\
-                 helix topic alter {topic} --retention-bytes 1GiB"
-            ),
-        ),
-        R::Throttled => (
-            "more is in flight than the node takes at once".to_owned(),
-            "the same command again in a moment".to_owned(),
-        ),
-        R::BatchTooLarge | R::RecordTooLarge => (
-            limit(error),
-            format!("smaller records, or a larger limit: helix topic alter {topic} --help"),
-        ),
-        R::CorruptLog => (
-            "stored bytes fail their checksum; damaged bytes are never served".to_owned(),
-            "stop the node, then: helix wal verify DIR".to_owned(),
-        ),
-        R::ProducerFenced | R::Fenced => {
-            ("a newer writer has taken over".to_owned(), "stop this writer".to_owned())
-        }
-        R::Unimplemented | R::UnsupportedCompression => (
-            "the server does not do this yet".to_owned(),
-            "helix version   to compare both sides".to_owned(),
-        ),
-        _ => (String::new(), String::new()),
+    let Text { why, hint, .. } = reasons::of(reason);
+    // What this failure says beyond its reason.
+    let why = match reason {
+        R::TopicNotFound => format!("the cluster at {} has no topic of this name", scene.addr),
+        R::OffsetOutOfRange => out_of_range(error, why),
+        R::NotLeader => not_leader(error),
+        R::Fenced => fenced(error, why),
+        R::BatchTooLarge | R::RecordTooLarge => limit(error, why),
+        _ => why.to_owned(),
     };
-    (why, hint)
+    let topic = scene.topic.as_deref().unwrap_or("TOPIC");
+    let hint = hint.replace("TOPIC", topic);
+    (why, format!("{hint}\nhelix explain {}", reason_name(reason)))
 }
 
 fn not_leader(error: &ClientError) -> String {
@@ -164,20 +115,28 @@ fn not_leader(error: &ClientError) -> String {
     format!("leadership moved while the command ran, and the node that was asked says: {to}")
 }
 
-fn out_of_range(error: &ClientError) -> String {
+fn out_of_range(error: &ClientError, why: &str) -> String {
     match &error.watermarks {
         Some(marks) => format!(
             "offsets {} up to (not including) {} can be read",
             marks.log_start_offset, marks.high_watermark
         ),
-        None => "the offset is below the first one kept or above the end".to_owned(),
+        None => why.to_owned(),
     }
 }
 
-fn limit(error: &ClientError) -> String {
+fn fenced(error: &ClientError, why: &str) -> String {
+    match error.fencing_token.as_deref() {
+        Some("") => "no fencing token is in force".to_owned(),
+        Some(token) => format!("the fencing token {token:?} is in force"),
+        None => why.to_owned(),
+    }
+}
+
+fn limit(error: &ClientError, why: &str) -> String {
     match error.limit {
         Some(limit) => format!("the topic allows {limit} bytes"),
-        None => "it is larger than the topic allows".to_owned(),
+        None => why.to_owned(),
     }
 }
 
@@ -185,27 +144,27 @@ fn limit(error: &ClientError) -> String {
 fn of_transport(error: &ClientError, scene: &Scene) -> (String, String) {
     let addr = &scene.addr;
     match (error.origin, error.code) {
-        (Origin::Service, _) => (
-            "the server is of a later version than this program".to_owned(),
-            "helix version".to_owned(),
-        ),
-        (_, Code::Unavailable | Code::DeadlineExceeded) => (
-            format!("no Helix node answers in time at {addr}, or at the addresses that they gave"),
-            "helix cluster health   asks every node\n\
-             helix dev   starts a cluster here\n\
-             --addr HOST:PORT,... or HELIX_ADDR   for one elsewhere"
-                .to_owned(),
-        ),
-        (_, Code::Unimplemented | Code::Internal | Code::Unknown) => (
-            format!("what listens at {addr} may not be a Helix node, or one of another version"),
-            "helix version".to_owned(),
-        ),
+        (Origin::Service, _) => {
+            let Text { why, hint, .. } = reasons::of(ErrorReason::Unspecified);
+            (why.to_owned(), hint.to_owned())
+        }
+        (_, Code::Unavailable | Code::DeadlineExceeded) => {
+            let Text { hint, .. } = reasons::of_silence();
+            let why = "no Helix node answers in time at";
+            let why = format!("{why} {addr}{}, or at the addresses that they gave", scene.source());
+            (why, hint.to_owned())
+        }
+        (_, Code::Unimplemented | Code::Internal | Code::Unknown) => {
+            let Text { hint, .. } = reasons::of_a_stranger();
+            let why = "may not be a Helix node, or one of another version";
+            (format!("what listens at {addr}{} {why}", scene.source()), hint.to_owned())
+        }
         _ => (String::new(), String::new()),
     }
 }
 
 /// `NotFound` as gRPC writes it: `NOT_FOUND`.
-fn screaming(code: Code) -> String {
+pub(crate) fn screaming(code: Code) -> String {
     let mut name = String::new();
     for letter in format!("{code:?}").chars() {
         if letter.is_uppercase() && !name.is_empty() {
@@ -226,7 +185,11 @@ mod tests {
     use crate::exit::Exit;
 
     fn scene() -> Scene {
-        Scene { addr: "127.0.0.1:9092".to_owned(), topic: Some("orders".to_owned()) }
+        Scene {
+            addr: "127.0.0.1:9092".to_owned(),
+            addr_source: "context dev".to_owned(),
+            topic: Some("orders".to_owned()),
+        }
     }
 
     fn failed(detail: &ErrorDetail, message: &str) -> anyhow::Error {
@@ -244,16 +207,22 @@ mod tests {
 error: read orders: offset 12 is above the end (OFFSET_OUT_OF_RANGE)
   why: offsets 5 up to (not including) 9 can be read
   try: helix offsets orders
+       helix consume orders --from earliest
+       helix explain OFFSET_OUT_OF_RANGE
 ";
-        assert_eq!(render(&failed(&detail, "offset 12 is above the end"), &scene()), expected);
+        assert_eq!(
+            render(&failed(&detail, "offset 12 is above the end"), &scene(), Style::PLAIN),
+            expected
+        );
     }
 
     #[test]
     fn a_server_that_is_not_there_is_explained() {
         let error = ClientError::from(Status::unavailable("connection refused"));
-        let text = render(&anyhow::Error::new(error), &scene());
+        let text = render(&anyhow::Error::new(error), &scene(), Style::PLAIN);
         assert!(text.starts_with("error: connection refused (UNAVAILABLE)\n"), "{text}");
-        assert!(text.contains("no Helix node answers in time at 127.0.0.1:9092"), "{text}");
+        let why = "no Helix node answers in time at 127.0.0.1:9092 (context dev)";
+        assert!(text.contains(why), "{text}");
         assert!(text.contains("\n  try: helix cluster health"), "{text}");
         assert!(text.contains("\n       helix dev"), "{text}");
     }
@@ -262,26 +231,38 @@ error: read orders: offset 12 is above the end (OFFSET_OUT_OF_RANGE)
     fn a_leader_that_is_elsewhere_or_nowhere_is_explained() {
         let leader = LeaderHint { node_id: 3, endpoint: "n3:9092".to_owned(), term: 4 };
         let detail = ErrorDetail { leader: Some(leader), ..wire::detail(ErrorReason::NotLeader) };
-        let text = render(&failed(&detail, "node 1 does not lead shard 2"), &scene());
+        let text = render(&failed(&detail, "node 1 does not lead shard 2"), &scene(), Style::PLAIN);
         assert!(text.contains("(NOT_LEADER)"), "{text}");
         assert!(text.contains("node 3 at n3:9092 leads it"), "{text}");
-        let text = render(&failed(&wire::detail(ErrorReason::NoLeader), "no leader"), &scene());
-        assert!(text.contains("a majority of its replicas is down"), "{text}");
+        let text = render(
+            &failed(&wire::detail(ErrorReason::NoLeader), "no leader"),
+            &scene(),
+            Style::PLAIN,
+        );
+        assert!(text.contains("a majority of the shard's replicas is down"), "{text}");
         assert!(text.contains("helix cluster health"), "{text}");
     }
 
     #[test]
     fn an_open_outcome_is_always_said() {
         let detail = wire::detail(ErrorReason::OutcomeUnknown);
-        let text = render(&failed(&detail, "the leader is gone"), &scene());
+        let text = render(&failed(&detail, "the leader is gone"), &scene(), Style::PLAIN);
         assert!(text.contains("it is not known whether the write was applied"), "{text}");
     }
 
     #[test]
     fn our_own_failures_keep_their_parts() {
         let failure = Failure::new(Exit::Error, "port 9092 is in use").hint("--port 9093");
-        let text = render(&anyhow::Error::new(failure).context("start a node"), &scene());
+        let text =
+            render(&anyhow::Error::new(failure).context("start a node"), &scene(), Style::PLAIN);
         assert_eq!(text, "error: start a node: port 9092 is in use\n  try: --port 9093\n");
+    }
+
+    #[test]
+    fn only_the_labels_are_coloured() {
+        let error = anyhow::anyhow!("nothing helps");
+        let text = render(&error, &scene(), Style { is_coloured: true });
+        assert_eq!(text, "\x1b[1;31merror:\x1b[0m nothing helps\n");
     }
 
     #[test]

@@ -94,6 +94,20 @@ pub(crate) fn measured(duration: Duration) -> String {
     }
 }
 
+/// A size, rounded to what is worth reading: `512 B`, `64 MiB`, `1.5 GiB`.
+pub(crate) fn bytes(bytes: u64) -> String {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let Some((name, shift)) = units.into_iter().find(|(_, shift)| bytes >> shift > 0) else {
+        return format!("{bytes} B");
+    };
+    let number = bytes as f64 / (1_u64 << shift) as f64;
+    if bytes.trailing_zeros() >= shift || number >= 100.0 {
+        format!("{number:.0} {name}")
+    } else {
+        format!("{number:.1} {name}")
+    }
+}
+
 /// `1,000,000`.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -153,6 +167,12 @@ mod tests {
         assert_eq!(count(0), "0");
         assert_eq!(count(999), "999");
         assert_eq!(count(1_000_000), "1,000,000");
+        for (size, text) in [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (64 << 20, "64 MiB")]
+        {
+            assert_eq!(bytes(size), text);
+        }
+        assert_eq!(bytes(80_123_456_789), "74.6 GiB");
+        assert_eq!(bytes(u64::MAX), "16777216 TiB");
         assert_eq!(measured(Duration::from_micros(130)), "0.13 ms");
         assert_eq!(measured(Duration::from_micros(46)), "46 us");
         assert_eq!(measured(Duration::from_micros(45_200)), "45.2 ms");

@@ -9,17 +9,18 @@ use super::spans::{self, Extent};
 use crate::args::{ConsumeArgs, Global};
 use crate::connect::connect;
 use crate::exit::{Exit, Failure};
-use crate::position::Position;
+use crate::position::{Position, PositionRange};
 
 pub(crate) async fn run(global: &Global, args: &ConsumeArgs) -> anyhow::Result<()> {
+    let range = args.range()?;
+    let mut printer = Printer::new(global, args.format.as_ref())?;
     let client = connect(global).await?;
     let extents = spans::extents(&client, &args.topic, &args.partitions).await?;
-    let spans = plan(&client, args, &extents).await?;
+    let spans = plan(&client, args, &range, &extents).await?;
     if !global.quiet {
-        explain(args, &extents, &spans);
+        explain(&range, &extents, &spans);
     }
     let starts = spans.iter().filter_map(|span| span.start(&args.topic)).collect();
-    let mut printer = Printer::new(global.output);
     read(&client, starts, args.max_records, args.follow, &mut printer)
         .await
         .with_context(|| format!("read {}", args.topic))
@@ -46,16 +47,17 @@ impl Span {
 async fn plan(
     client: &Client,
     args: &ConsumeArgs,
+    range: &PositionRange,
     extents: &[Extent],
 ) -> anyhow::Result<Vec<Span>> {
     let default = if args.follow { Position::Latest } else { Position::Earliest };
-    let from = args.from.as_ref().unwrap_or(&default);
+    let from = range.from.as_ref().unwrap_or(&default);
     let from = spans::offsets(client, &args.topic, extents, from).await?;
-    let until = match (&args.until, args.follow) {
+    let until = match (&range.until, args.follow) {
         // The end may still be ahead.
         (Some(Position::Offset(offset)), true) => vec![Some(*offset); extents.len()],
         (Some(_), true) => {
-            let what = "with --follow, --until takes an offset";
+            let what = "with --follow, the end is an offset";
             return Err(Failure::new(Exit::Usage, what).into());
         }
         (None, true) => vec![None; extents.len()],
@@ -74,8 +76,8 @@ async fn plan(
 }
 
 /// Says where what is read differs from what was asked for.
-fn explain(args: &ConsumeArgs, extents: &[Extent], spans: &[Span]) {
-    let Some(Position::Offset(asked)) = args.from else { return };
+fn explain(range: &PositionRange, extents: &[Extent], spans: &[Span]) {
+    let Some(Position::Offset(asked)) = range.from else { return };
     for (extent, span) in extents.iter().zip(spans) {
         let partition = extent.partition;
         if span.from > asked {

@@ -1,6 +1,7 @@
 //! `helix offsets`: where each partition begins and ends, and where a position is in it.
 //! Reads no records.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::spans;
@@ -9,8 +10,8 @@ use crate::connect::connect;
 use crate::output::Output;
 
 /// One partition.
-#[derive(Debug, Serialize)]
-struct Row {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Row {
     partition: u32,
     log_start_offset: u64,
     high_watermark: u64,

@@ -11,15 +11,16 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use helix_client::partitioner::{Sticky, of_key};
 use helix_client::proto::batch::record_bytes;
-use helix_client::proto::log::v1::{Durability, Record};
+use helix_client::proto::log::v1::{Durability, Record, Topic};
 use helix_client::{Ack, Client, Producer, ProducerOptions};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, BufReader};
 
 use crate::args::{Global, ProduceArgs};
 use crate::connect::connect;
 use crate::exit::{Exit, Failure, interrupted};
-use crate::output::{Format, Output};
+use crate::output::Output;
 use crate::units;
 
 /// Longest line: no topic takes larger records.
@@ -33,17 +34,16 @@ const STICKY_BYTES: usize = 256 << 10;
 
 pub(crate) async fn run(global: &Global, args: &ProduceArgs) -> anyhow::Result<()> {
     let client = connect(global).await?;
-    let partition_count = client.partition_count(&args.topic).await;
-    let partition_count =
-        partition_count.with_context(|| format!("look up the topic {}", args.topic))?;
+    let topic = client.admin().topic(&args.topic).await;
+    let topic = topic.with_context(|| format!("look up the topic {}", args.topic))?;
     if std::io::stdin().is_terminal() && !global.quiet {
         eprintln!("one record per line; Ctrl-D ends");
     }
-    let mut sender = Sender::new(&client, args, partition_count);
+    let mut sender = Sender::new(&client, args, &topic)?;
     let mut summary = Summary::new(&args.topic);
     let outcome = sender.send_all(&mut summary).await;
     // What was acked is said in any case.
-    if global.output == Format::Json {
+    if global.output.is_json() {
         Output { format: global.output }.show(&summary)?;
     } else if !global.quiet {
         eprintln!("{}", summary.text());
@@ -60,11 +60,18 @@ struct Sender<'a> {
 }
 
 impl<'a> Sender<'a> {
-    fn new(client: &Client, args: &'a ProduceArgs, partition_count: u32) -> Self {
-        let durability = args.durability.map_or(Durability::Unspecified, Into::into);
-        let options = ProducerOptions { durability, ..ProducerOptions::default() };
+    fn new(client: &Client, args: &'a ProduceArgs, topic: &Topic) -> anyhow::Result<Self> {
+        let defaults = ProducerOptions::default();
+        let allowed = topic.config.and_then(|config| config.max_batch_bytes);
+        let allowed = allowed.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
+        let options = ProducerOptions {
+            durability: args.durability.map_or(Durability::Unspecified, Into::into),
+            batch_bytes: defaults.batch_bytes.min(allowed),
+            ..defaults
+        };
+        let partition_count = u32::try_from(topic.partitions.len())?;
         let producer = client.producer(options);
-        Self { args, producer, partition_count, sticky: Sticky::default() }
+        Ok(Self { args, producer, partition_count, sticky: Sticky::default() })
     }
 
     async fn send_all(&mut self, summary: &mut Summary) -> anyhow::Result<()> {
@@ -172,8 +179,8 @@ impl<R: AsyncBufRead + Unpin> Lines<R> {
 }
 
 /// What was acked.
-#[derive(Debug, Serialize)]
-struct Summary {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Summary {
     topic: String,
     record_count: u64,
     /// The weakest that was reached. None: nothing was acked.
@@ -186,7 +193,7 @@ struct Summary {
     places: BTreeMap<u32, usize>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct PartitionSummary {
     partition: u32,
     record_count: u64,

@@ -1,15 +1,22 @@
-//! Records on standard output: values as they are, one per line, or a JSON object per line.
+//! Records on standard output: values as they are, one per line, in a form of the user's, or a
+//! JSON object per line.
 //! Buffers; who reads decides when a reader at the other end should see them.
 
+use std::borrow::Cow;
 use std::time::SystemTime;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use helix_client::ConsumedRecord;
+use helix_client::proto::log::v1::Header as WireHeader;
 use prost_types::Timestamp;
-use serde_json::{Map, Value, json};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Serialize, Serializer};
 
+use crate::args::Global;
+use crate::exit::{Exit, Failure};
 use crate::output::{self, Format};
+use crate::template::Template;
 
 /// Bytes after which the buffer is written out in any case.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -17,13 +24,35 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// Prints records.
 #[derive(Debug)]
 pub(crate) struct Printer {
-    format: Format,
+    form: Form,
     buffer: Vec<u8>,
 }
 
+/// How each record is written.
+#[derive(Debug)]
+enum Form {
+    /// Its value, and the end of the line.
+    Value,
+    Template(Template),
+    /// A line of JSON. A topic has no end, so a list of its records would have none either.
+    Json,
+}
+
 impl Printer {
-    pub(crate) fn new(format: Format) -> Self {
-        Self { format, buffer: Vec::new() }
+    /// # Errors
+    /// A format string was given, and JSON was asked for.
+    pub(crate) fn new(global: &Global, template: Option<&Template>) -> anyhow::Result<Self> {
+        let form = match (global.output, template) {
+            (Format::Json | Format::Jsonl, Some(_)) => {
+                let failure = Failure::new(Exit::Usage, "JSON has a form of its own");
+                return Err(failure.hint("--format, or -o json").into());
+            }
+            (Format::Json | Format::Jsonl, None) => Form::Json,
+            (Format::Table | Format::Wide, Some(template)) => Form::Template(template.clone()),
+            (Format::Wide, None) => Form::Template(Template::wide()),
+            (Format::Table, None) => Form::Value,
+        };
+        Ok(Self { form, buffer: Vec::new() })
     }
 
     pub(crate) fn print(
@@ -32,7 +61,7 @@ impl Printer {
         partition: u32,
         record: &ConsumedRecord,
     ) -> anyhow::Result<()> {
-        write(&mut self.buffer, self.format, topic, partition, record)?;
+        write(&mut self.buffer, &self.form, topic, partition, record)?;
         if self.buffer.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
     }
 
@@ -47,67 +76,139 @@ impl Printer {
 
 fn write(
     buffer: &mut Vec<u8>,
-    format: Format,
+    form: &Form,
     topic: &str,
     partition: u32,
     record: &ConsumedRecord,
 ) -> anyhow::Result<()> {
-    match format {
-        Format::Table => {
+    match form {
+        Form::Value => {
             buffer.extend_from_slice(record.value.as_deref().unwrap_or_default());
             buffer.push(b'\n');
             Ok(())
         }
-        Format::Json => output::json_line(buffer, &object(topic, partition, record)),
-    }
-}
-
-/// A record under the names of the API. What is not UTF-8 stands as base64 under a name that says
-/// so: `value_base64` in place of `value`.
-fn object(topic: &str, partition: u32, record: &ConsumedRecord) -> Value {
-    let mut fields = Map::new();
-    fields.insert("topic".to_owned(), json!(topic));
-    fields.insert("partition".to_owned(), json!(partition));
-    fields.insert("offset".to_owned(), json!(record.offset));
-    fields.insert("append_time".to_owned(), time(record.append_time));
-    if let Some(event_time) = record.event_time {
-        fields.insert("event_time".to_owned(), time(event_time));
-    }
-    insert_bytes(&mut fields, "key", record.key.as_deref());
-    insert_bytes(&mut fields, "value", record.value.as_deref());
-    if !record.headers.is_empty() {
-        let header = |header: &helix_client::proto::log::v1::Header| {
-            let mut fields = Map::new();
-            fields.insert("name".to_owned(), json!(header.name));
-            insert_bytes(&mut fields, "value", Some(&header.value));
-            Value::Object(fields)
-        };
-        let headers: Vec<_> = record.headers.iter().map(header).collect();
-        fields.insert("headers".to_owned(), Value::Array(headers));
-    }
-    Value::Object(fields)
-}
-
-fn insert_bytes(fields: &mut Map<String, Value>, name: &str, bytes: Option<&[u8]>) {
-    match bytes.map(std::str::from_utf8) {
-        None => fields.insert(name.to_owned(), Value::Null),
-        Some(Ok(text)) => fields.insert(name.to_owned(), json!(text)),
-        Some(Err(_)) => {
-            let text = BASE64.encode(bytes.unwrap_or_default());
-            fields.insert(format!("{name}_base64"), json!(text))
+        Form::Template(template) => {
+            template.render(buffer, topic, partition, record);
+            Ok(())
         }
-    };
+        Form::Json => output::json_line(buffer, &Row::new(topic, partition, record)),
+    }
 }
 
-fn time(time: SystemTime) -> Value {
-    json!(Timestamp::from(time).to_string())
+/// A record. What is not UTF-8 stands as base64 under a name that says so: `value_base64` in place
+/// of `value`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Row<'a> {
+    topic: &'a str,
+    partition: u32,
+    offset: u64,
+    /// When the service appended it
+    append_time: String,
+    /// Time that the producer set
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event_time: Option<String>,
+    /// Null: it has none
+    #[serde(skip_serializing_if = "Text::is_elsewhere")]
+    key: Text<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_base64: Option<String>,
+    /// Null: it has none, which marks a deleted key
+    #[serde(skip_serializing_if = "Text::is_elsewhere")]
+    value: Text<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value_base64: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    headers: Vec<Header<'a>>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct Header<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "Text::is_elsewhere")]
+    value: Text<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value_base64: Option<String>,
+}
+
+/// Bytes, if they are text.
+#[derive(Debug)]
+enum Text<'a> {
+    Absent,
+    Present(&'a str),
+    /// They are not, and stand as base64 beside it.
+    Elsewhere,
+}
+
+impl<'a> Row<'a> {
+    fn new(topic: &'a str, partition: u32, record: &'a ConsumedRecord) -> Self {
+        let (key, key_base64) = text(record.key.as_deref());
+        let (value, value_base64) = text(record.value.as_deref());
+        Self {
+            topic,
+            partition,
+            offset: record.offset,
+            append_time: time(record.append_time),
+            event_time: record.event_time.map(time),
+            key,
+            key_base64,
+            value,
+            value_base64,
+            headers: record.headers.iter().map(Header::from).collect(),
+        }
+    }
+}
+
+impl<'a> From<&'a WireHeader> for Header<'a> {
+    fn from(header: &'a WireHeader) -> Self {
+        let (value, value_base64) = text(Some(&header.value));
+        Self { name: &header.name, value, value_base64 }
+    }
+}
+
+impl Text<'_> {
+    fn is_elsewhere(&self) -> bool {
+        matches!(self, Self::Elsewhere)
+    }
+}
+
+impl Serialize for Text<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Present(text) => serializer.serialize_str(text),
+            Self::Absent | Self::Elsewhere => serializer.serialize_none(),
+        }
+    }
+}
+
+impl JsonSchema for Text<'_> {
+    fn schema_name() -> Cow<'static, str> {
+        Option::<String>::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        Option::<String>::json_schema(generator)
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+}
+
+fn text(bytes: Option<&[u8]>) -> (Text<'_>, Option<String>) {
+    match bytes.map(|bytes| (bytes, std::str::from_utf8(bytes))) {
+        None => (Text::Absent, None),
+        Some((_, Ok(text))) => (Text::Present(text), None),
+        Some((bytes, Err(_))) => (Text::Elsewhere, Some(BASE64.encode(bytes))),
+    }
+}
+
+fn time(time: SystemTime) -> String {
+    Timestamp::from(time).to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
-
-    use helix_client::proto::log::v1::Header;
 
     use super::*;
 
@@ -122,16 +223,18 @@ mod tests {
         }
     }
 
-    fn printed(format: Format, record: &ConsumedRecord) -> String {
+    fn printed(form: &Form, record: &ConsumedRecord) -> String {
         let mut buffer = Vec::new();
-        write(&mut buffer, format, "orders", 2, record).unwrap();
+        write(&mut buffer, form, "orders", 2, record).unwrap();
         String::from_utf8(buffer).unwrap()
     }
 
     #[test]
     fn values_are_printed_as_they_are() {
-        assert_eq!(printed(Format::Table, &record(Some(b"k"), Some(b"hello"))), "hello\n");
-        assert_eq!(printed(Format::Table, &record(None, None)), "\n");
+        assert_eq!(printed(&Form::Value, &record(Some(b"k"), Some(b"hello"))), "hello\n");
+        assert_eq!(printed(&Form::Value, &record(None, None)), "\n");
+        let wide = printed(&Form::Template(Template::wide()), &record(Some(b"k"), Some(b"v")));
+        assert_eq!(wide, "2\t7\t1970-01-01T00:00:01.500Z\tk\tv\n");
     }
 
     #[test]
@@ -143,15 +246,15 @@ mod tests {
             "\n"
         );
         let record = record(Some(b"k"), Some(b"hello \"you\""));
-        assert_eq!(printed(Format::Json, &record), expected);
+        assert_eq!(printed(&Form::Json, &record), expected);
     }
 
     #[test]
     fn bytes_that_are_no_text_are_marked() {
         let mut record = record(None, Some(&[0xFF, 0x00]));
         record.headers = vec![
-            Header { name: "trace".to_owned(), value: "abc".into() },
-            Header { name: "raw".to_owned(), value: vec![0xFE].into() },
+            WireHeader { name: "trace".to_owned(), value: "abc".into() },
+            WireHeader { name: "raw".to_owned(), value: vec![0xFE].into() },
         ];
         record.event_time = Some(SystemTime::UNIX_EPOCH);
         let expected = concat!(
@@ -161,12 +264,12 @@ mod tests {
             r#""headers":[{"name":"trace","value":"abc"},{"name":"raw","value_base64":"/g=="}]}"#,
             "\n"
         );
-        assert_eq!(printed(Format::Json, &record), expected);
+        assert_eq!(printed(&Form::Json, &record), expected);
     }
 
     #[test]
     fn a_tombstone_is_null() {
-        let text = printed(Format::Json, &record(Some(b"k"), None));
+        let text = printed(&Form::Json, &record(Some(b"k"), None));
         assert!(text.ends_with("\"key\":\"k\",\"value\":null}\n"), "{text}");
     }
 }

@@ -6,16 +6,14 @@ use std::process::ExitCode;
 use std::thread;
 
 use clap::Args;
-use helix_server::config::Config;
+use helix_server::config::Flags;
 use helix_server::daemon;
 use tokio::sync::oneshot;
-
-use crate::exit::Exit;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
     #[command(flatten)]
-    config: Config,
+    flags: Flags,
     /// Stop when standard input closes: whoever holds its other end owns this process
     #[arg(long, hide = true)]
     exit_with_stdin: bool,
@@ -23,11 +21,11 @@ pub(crate) struct ServerArgs {
 
 /// Runs until it is asked to stop. Brings its own runtime.
 pub(crate) fn run(args: ServerArgs) -> ExitCode {
-    let ServerArgs { config, exit_with_stdin } = args;
-    if let Err(error) = config.validate() {
-        eprintln!("error: {error}");
-        return Exit::Usage.into();
-    }
+    let ServerArgs { flags, exit_with_stdin } = args;
+    let config = match daemon::configure(&flags) {
+        Ok(config) => config,
+        Err(code) => return code,
+    };
     if !exit_with_stdin {
         return daemon::main(config);
     }

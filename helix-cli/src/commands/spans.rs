@@ -44,17 +44,22 @@ pub(crate) async fn offsets(
             Position::Earliest => Some(log_start_offset),
             Position::Latest => Some(high_watermark),
             Position::Offset(offset) => Some((*offset).clamp(log_start_offset, high_watermark)),
+            Position::AfterStart(records) => {
+                Some(log_start_offset.saturating_add(*records).min(high_watermark))
+            }
             Position::BeforeEnd(records) => {
                 Some(high_watermark.saturating_sub(*records).max(log_start_offset))
             }
             Position::At(_) | Position::Ago(_) => None,
         }
     };
-    if let Some(offsets) = extents.iter().map(known).collect() {
-        return Ok(offsets);
-    }
+    let now = clock::now();
+    let Some(time) = position.time(now) else {
+        // Every other kind lies between the two ends that are known.
+        return Ok(extents.iter().filter_map(known).collect());
+    };
     let partitions: Vec<_> = extents.iter().map(|extent| extent.partition).collect();
-    let position = position.to_client(clock::now());
+    let position = ClientPosition::Timestamp(time);
     let resolved = client.admin().resolve_offsets(topic, &partitions, &position).await;
     let resolved = resolved.with_context(|| format!("look up the offsets of {topic}"))?;
     let offset = |extent: &Extent| {

@@ -12,9 +12,9 @@ use crate::connect::connect;
 use crate::position::Position;
 
 pub(crate) async fn run(global: &Global, args: &TailArgs) -> anyhow::Result<()> {
+    let mut printer = Printer::new(global, args.format.as_ref())?;
     let client = connect(global).await?;
     let extents = spans::extents(&client, &args.topic, &args.partitions).await?;
-    let mut printer = Printer::new(global.output);
     let newest = newest(&client, args, &extents).await;
     for (partition, record) in newest.with_context(|| format!("read {}", args.topic))? {
         printer.print(&args.topic, partition, &record)?;

@@ -1,4 +1,4 @@
-//! `helix topic`: create, list, describe, alter, add-partitions, trim and delete.
+//! `helix topic`: create, list, describe, alter, add-partitions, trim, fence and delete.
 //! What loses records asks first, unless it is told not to.
 
 use std::io::{self, BufRead, IsTerminal};
@@ -6,6 +6,7 @@ use std::io::{self, BufRead, IsTerminal};
 use anyhow::Context;
 use helix_client::proto::log::v1 as proto;
 use helix_client::{Client, NewTopic};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::produce::durability_name;
@@ -44,6 +45,12 @@ pub(crate) async fn run(global: &Global, command: &TopicCommand) -> anyhow::Resu
         }
         TopicCommand::Trim { topic, to, partitions, yes } => {
             output.show(&trim(&client, topic, to, partitions, *yes).await?)
+        }
+        TopicCommand::Fence { topic, partition, token, expect } => {
+            let expected = expect.as_deref();
+            let fenced = client.admin().set_fencing_token(topic, *partition, expected, token).await;
+            let watermarks = fenced.with_context(|| format!("fence {topic}/{partition}"))?.into();
+            output.show(&Fenced { partition: *partition, fencing_token: token.clone(), watermarks })
         }
         TopicCommand::Delete { topic, yes } => {
             delete(&client, topic, *yes).await?;
@@ -158,8 +165,8 @@ fn confirm(topic: &str, what: &str) -> anyhow::Result<()> {
 }
 
 /// A topic on one line.
-#[derive(Debug, Serialize)]
-struct Row {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Row {
     name: String,
     partition_count: usize,
     replication_factor: u32,
@@ -168,6 +175,10 @@ struct Row {
     live_bytes: u64,
     retention_time: Option<String>,
     retention_bytes: Option<u64>,
+    #[schemars(extend("x-wide" = true))]
+    min_durability: &'static str,
+    #[schemars(extend("x-wide" = true))]
+    default_durability: &'static str,
 }
 
 impl From<proto::Topic> for Row {
@@ -185,13 +196,15 @@ impl From<proto::Topic> for Row {
             live_bytes: topic.partitions.iter().map(|partition| partition.live_bytes).sum(),
             retention_time: config.retention_time,
             retention_bytes: config.retention_bytes,
+            min_durability: config.min_durability,
+            default_durability: config.default_durability,
         }
     }
 }
 
 /// A topic with everything that is known of it.
-#[derive(Debug, Serialize)]
-struct Description {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Description {
     name: String,
     replication_factor: u32,
     config: Config,
@@ -199,7 +212,7 @@ struct Description {
 }
 
 /// None: unlimited.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Config {
     retention_time: Option<String>,
     retention_bytes: Option<u64>,
@@ -209,7 +222,7 @@ struct Config {
     default_durability: &'static str,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Partition {
     partition: u32,
     shard_id: u32,
@@ -217,25 +230,34 @@ struct Partition {
     replicas: Vec<u64>,
     watermarks: Watermarks,
     live_bytes: u64,
+    #[schemars(extend("x-wide" = true))]
     held_bytes: u64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Leader {
     node_id: u64,
     endpoint: String,
+    #[schemars(extend("x-wide" = true))]
     term: u64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Watermarks {
     log_start_offset: u64,
     high_watermark: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct Trimmed {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Trimmed {
     partition: u32,
+    watermarks: Watermarks,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Fenced {
+    partition: u32,
+    fencing_token: String,
     watermarks: Watermarks,
 }
 

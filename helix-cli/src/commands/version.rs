@@ -1,21 +1,22 @@
 //! `helix version`: of this program, and of the nodes that answer.
 //! A cluster that is not there is no error.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::Global;
 use crate::connect::connect_at_once;
 use crate::output::Output;
 
-#[derive(Debug, Serialize)]
-struct Versions {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Versions {
     /// Of this program.
     version: &'static str,
     /// None: no node answers.
     nodes: Option<Vec<Node>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Node {
     node_id: u64,
     endpoint: String,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use helix_wal::storage::{DirStorage, Storage};
 use helix_wal::{Finding, LogId, Report, SegmentReport};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{Global, WalCommand};
@@ -120,8 +121,8 @@ fn inspect(log: &Log) -> anyhow::Result<Inspected> {
 }
 
 /// One log.
-#[derive(Debug, Serialize)]
-struct Inspected {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Inspected {
     dir: PathBuf,
     has_vote: bool,
     purged_index: Option<u64>,
@@ -133,17 +134,21 @@ struct Inspected {
     segments: Vec<Segment>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Segment {
     file: String,
     state: String,
     first_index: Option<u64>,
     last_index: Option<u64>,
+    #[schemars(extend("x-wide" = true))]
     last_term: Option<u64>,
     entries: u64,
+    #[schemars(extend("x-wide" = true))]
     streams: usize,
+    #[schemars(extend("x-wide" = true))]
     frame_bytes: u64,
     used_bytes: u64,
+    #[schemars(extend("x-wide" = true))]
     file_bytes: u64,
     torn_bytes: u64,
 }
@@ -183,13 +188,13 @@ impl From<SegmentReport> for Segment {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct Verified {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Verified {
     logs: Vec<VerifiedLog>,
     findings: Vec<Damage>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct VerifiedLog {
     dir: PathBuf,
     segment_count: usize,
@@ -199,7 +204,7 @@ struct VerifiedLog {
     damaged: usize,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Damage {
     file: PathBuf,
     first_byte: u64,

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::verify::Findings;
@@ -11,7 +12,7 @@ use super::workload::Workload;
 use crate::units::{count, measured};
 
 /// The result of `helix demo`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Figures {
     pub(crate) version: &'static str,
     pub(crate) nodes: usize,
@@ -35,14 +36,14 @@ pub(crate) struct Figures {
     pub(crate) cpus: usize,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Rate {
     pub(crate) seconds: f64,
     pub(crate) records_per_sec: f64,
     pub(crate) mb_per_sec: f64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Crash {
     /// The node that was killed.
     pub(crate) node_id: u64,
@@ -64,7 +65,7 @@ pub(crate) struct Crash {
     pub(crate) caught_up_ms: Option<f64>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Check {
     pub(crate) records_read: u64,
     pub(crate) missing: u64,

@@ -1,7 +1,7 @@
 //! `helix demo`: writes, kills a leader half way, goes on, restarts the node, reads everything
 //! back and checks it. Every figure is measured; what is checked is in `workload` and `verify`.
 
-mod figures;
+pub(crate) mod figures;
 mod play;
 pub(crate) mod verify;
 pub(crate) mod workload;
@@ -61,7 +61,8 @@ pub(crate) async fn run(global: &Global, args: &DemoArgs) -> anyhow::Result<()> 
 fn plan(args: &DemoArgs, folder: &Path) -> anyhow::Result<Plan> {
     let ports = free_ports(2 * usize::from(args.nodes))?;
     let ports = ports.chunks_exact(2).map(|pair| Ports { client: pair[0], peer: pair[1] });
-    Ok(Plan { ports: ports.collect(), folder: Some(folder.to_owned()), is_quiet: true })
+    let folder = Some(folder.to_owned());
+    Ok(Plan { ports: ports.collect(), folder, is_quiet: true, has_admin: false })
 }
 
 fn folder(args: &DemoArgs) -> std::io::Result<TempDir> {

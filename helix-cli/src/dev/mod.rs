@@ -1,12 +1,13 @@
 //! `helix dev`: a cluster that stays up until Ctrl-C, to try things with.
 //! Its nodes are child processes; `kill`, `restart`, `status` and `stop` come over a socket.
 
-mod control;
+pub(crate) mod control;
 mod folder;
 
 use std::path::PathBuf;
 
 use anyhow::Context;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -81,7 +82,7 @@ fn plan(args: &DevStartArgs) -> anyhow::Result<Plan> {
     // What several nodes say while they find each other is too much for a start; their last words
     // are shown in any case.
     let is_quiet = args.nodes > 1 && std::env::var_os("HELIX_LOG").is_none();
-    Ok(Plan { ports: all, folder: None, is_quiet })
+    Ok(Plan { ports: all, folder: None, is_quiet, has_admin: true })
 }
 
 /// A command for the dev cluster at this port.
@@ -185,8 +186,8 @@ fn refused(error: &anyhow::Error) -> Answer {
 }
 
 /// What there is to know of a cluster that has just started.
-#[derive(Debug, Serialize)]
-struct Running {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Running {
     addr: String,
     nodes: Vec<RunningNode>,
     /// None: memory storage.
@@ -195,7 +196,7 @@ struct Running {
     port: u16,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct RunningNode {
     node_id: u64,
     addr: String,

@@ -92,6 +92,30 @@ fn leadership_moves_when_asked() {
 }
 
 #[test]
+fn a_node_is_drained_and_taken_back() {
+    let dev = Dev::start(3);
+    dev.ok(&HEALTHY);
+    let node = leader_of(&dev, 1).to_string();
+    let drained = json(&dev.ok(&["cluster", "drain", &node, "-o", "json"]));
+    assert_eq!(drained["draining"], true);
+    assert_ne!(leader_of(&dev, 1).to_string(), node);
+    let health = dev.run(&["cluster", "health"], "");
+    assert!(health.code == 1 && health.stdout.contains("DRAINING"), "{health:?}");
+    dev.ok(&["cluster", "undrain", &node]);
+    dev.ok(&HEALTHY);
+    let moved = json(&dev.ok(&["cluster", "balance", "-o", "json"]));
+    assert!(moved["shard_ids"].is_array(), "{moved}");
+
+    let nobody = dev.run(&["cluster", "add-node", "9", "127.0.0.1:1", "--dry-run"], "");
+    assert_eq!(nobody.code, 4, "{nobody:?}");
+    assert!(nobody.stderr.contains("cannot be reached"), "{nobody:?}");
+    let unknown = dev.run(&["cluster", "remove-node", "9"], "");
+    assert_eq!(unknown.code, 3, "{unknown:?}");
+    let well = dev.run(&["cluster", "remove-node", "3", "--dry-run"], "");
+    assert!(well.code == 0 && well.stderr.contains("nothing was changed"), "{well:?}");
+}
+
+#[test]
 fn the_demo_kills_a_leader_and_finds_every_record_again() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().to_str().unwrap();

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
@@ -19,7 +20,12 @@ pub(crate) struct Outcome {
 
 /// Runs `helix` with these arguments and this input.
 pub(crate) fn helix(args: &[&str], input: &str) -> Outcome {
-    let mut child = command(args)
+    outcome(command(args), input)
+}
+
+/// Runs a command with this input.
+pub(crate) fn outcome(mut command: Command, input: &str) -> Outcome {
+    let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -42,26 +48,44 @@ pub(crate) fn json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-fn command(args: &[&str]) -> Command {
+/// The program with these arguments, isolated from the user's settings.
+pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_helix"));
-    command.args(args).env_remove("HELIX_ADDR");
+    command.args(args);
+    isolate(&mut command);
     command
 }
 
-/// A node in memory.
+/// Keeps what is set for the user's own clusters away.
+pub(crate) fn isolate(command: &mut Command) {
+    command.env_remove("HELIX_ADDR").env_remove("NO_COLOR");
+    command.env("XDG_CONFIG_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/no-settings"));
+}
+
+/// A node.
 pub(crate) struct Node {
     child: Child,
     address: String,
 }
 
 impl Node {
-    /// Starts a node and waits until it answers.
+    /// Starts a node in memory and waits until it answers.
     pub(crate) fn start() -> Self {
+        Self::start_with(&["--storage", "memory"])
+    }
+
+    /// Starts a node with its data in this folder and waits until it answers.
+    pub(crate) fn start_in(folder: &Path) -> Self {
+        Self::start_with(&["--data-dir", folder.to_str().unwrap()])
+    }
+
+    fn start_with(options: &[&str]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         drop(listener);
-        let args = ["server", "--exit-with-stdin", "--storage", "memory", "--listen-addr"];
-        let child = command(&[&args[..], &[&address]].concat())
+        let args =
+            ["server", "--exit-with-stdin", "--admin-addr", "off", "--listen-addr", &address];
+        let child = command(&[&args[..], options].concat())
             .stdin(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -89,6 +113,10 @@ impl Node {
         let outcome = self.run(args, input);
         assert_eq!(outcome.code, 0, "helix {args:?}: {outcome:?}");
         outcome.stdout
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.address
     }
 
     pub(crate) fn end_by_closing_stdin(mut self) -> ExitStatus {
@@ -144,6 +172,14 @@ impl Dev {
         let outcome = self.run(args, input);
         assert_eq!(outcome.code, 0, "helix {args:?}: {outcome:?}");
         outcome.stdout
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(crate) fn port(&self) -> &str {
+        &self.port
     }
 
     /// Another `helix dev` command for this cluster.

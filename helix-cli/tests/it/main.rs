@@ -3,8 +3,12 @@
 
 #![allow(clippy::unwrap_used)] // Helpers are no tests to clippy.
 
+mod backup;
+mod cheat;
 mod cluster;
+mod context;
 mod helix;
+mod output;
 
 use helix::{Dev, Node, helix, json};
 
@@ -41,6 +45,23 @@ fn the_first_ten_minutes() {
     assert!(listed.starts_with("NAME") && listed.contains("\norders"), "{listed}");
     node.ok(&["topic", "delete", "orders", "--yes"]);
     assert!(!node.ok(&["topic", "list"]).contains("orders"));
+}
+
+#[test]
+fn a_token_is_put_in_force_and_replaced_by_who_knows_it() {
+    let node = Node::start();
+    node.ok_with(&["produce", "default", "-p", "1"], "x\n");
+    let fence = ["topic", "fence", "default", "1", "-o", "json", "--token"];
+    let fenced = json(&node.ok(&[&fence[..], &["one", "--expect", ""]].concat()));
+    assert_eq!((&fenced["partition"], &fenced["fencing_token"]), (&1.into(), &"one".into()));
+    assert_eq!(fenced["watermarks"]["high_watermark"], 1);
+    let refused = node.run(&[&fence[..], &["two", "--expect", ""]].concat(), "");
+    assert_eq!(refused.code, 4, "{refused:?}");
+    assert!(refused.stderr.contains("(FENCED)"), "{refused:?}");
+    assert!(refused.stderr.contains("\"one\" is in force"), "{refused:?}");
+    node.ok(&[&fence[..], &["", "--expect", "one"]].concat());
+    // Without an expectation, whatever is in force.
+    node.ok(&[&fence[..], &["three"]].concat());
 }
 
 #[test]

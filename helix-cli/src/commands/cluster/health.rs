@@ -4,27 +4,28 @@
 use std::time::Duration;
 
 use helix_client::proto::log::v1::{HealthIssue, HealthReason};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::view::View;
 use crate::args::{Global, HealthArgs};
 use crate::exit::{self, Exit, Failure};
-use crate::output::{Format, Output};
+use crate::output::Output;
 
 /// How often the nodes are asked while they are watched.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The health of a cluster.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-struct Health {
+#[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub(crate) struct Health {
     healthy: bool,
     nodes: Vec<NodeHealth>,
     issues: Vec<Issue>,
 }
 
 /// What a node says of the cluster.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 struct NodeHealth {
     node_id: u64,
     endpoint: String,
@@ -33,7 +34,7 @@ struct NodeHealth {
 }
 
 /// One thing that is wrong.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 struct Issue {
     reason: String,
     shard_id: Option<u32>,
@@ -93,7 +94,13 @@ async fn watch(global: &Global, args: &HealthArgs, output: Output) -> anyhow::Re
 }
 
 impl Health {
-    fn of(view: &View) -> Self {
+    /// What nodes say is wrong, a line each.
+    pub(crate) fn messages(&self) -> Vec<String> {
+        let said = self.issues.iter().filter(|issue| !issue.reported_by.is_empty());
+        said.map(|issue| format!("{}: {}", issue.reason, issue.message)).collect()
+    }
+
+    pub(crate) fn of(view: &View) -> Self {
         let silent = view.nodes.iter().filter_map(|node| Some((node, node.answer.as_ref().err()?)));
         let mut issues: Vec<_> = silent
             .map(|(node, error)| Issue {
@@ -142,10 +149,7 @@ impl Health {
     }
 
     fn show(&self, output: Output) -> anyhow::Result<()> {
-        match output.format {
-            Format::Json => output.show(self),
-            Format::Table => output.show_as(self, || self.text()),
-        }
+        output.show_as(self, || self.text())
     }
 
     fn text(&self) -> String {

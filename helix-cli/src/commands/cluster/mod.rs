@@ -1,14 +1,16 @@
 //! `helix cluster`: info, health, nodes, shards, transfer-leader.
 //! Every node is asked for its own view; what they say is put together here, on one side.
 
-mod health;
-mod rows;
-mod view;
+pub(crate) mod health;
+pub(crate) mod members;
+pub(crate) mod rows;
+pub(crate) mod view;
 
 use std::time::Duration;
 
 use anyhow::Context;
 use helix_client::proto::log::v1::LeaderHint;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
@@ -16,6 +18,7 @@ use crate::args::{ClusterCommand, Global};
 use crate::connect::connect;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
+use members::Asked;
 use view::View;
 
 /// How long a new leader may take to be known after the old one has agreed to hand over.
@@ -34,12 +37,33 @@ pub(crate) async fn run(global: &Global, command: &ClusterCommand) -> anyhow::Re
         ClusterCommand::TransferLeader { shard, to } => {
             output.show(&transfer(global, *shard, *to).await?)
         }
+        ClusterCommand::AddNode { node, peer_addr, wait } => {
+            let asked = Asked::Add { node_id: *node, peer_addr };
+            members::change(global, asked, wait).await
+        }
+        ClusterCommand::RemoveNode { node, lost, wait } => {
+            let asked = Asked::Remove { node_id: *node, lost: *lost };
+            members::change(global, asked, wait).await
+        }
+        ClusterCommand::ReplaceNode { node, by, peer_addr, wait } => {
+            let asked = Asked::Replace {
+                lost_node_id: *node,
+                node_id: by.unwrap_or(*node),
+                peer_addr: peer_addr.as_deref().unwrap_or_default(),
+            };
+            members::change(global, asked, wait).await
+        }
+        ClusterCommand::Drain { node, dry_run } => {
+            members::drain(global, *node, true, *dry_run).await
+        }
+        ClusterCommand::Undrain { node } => members::drain(global, *node, false, false).await,
+        ClusterCommand::Balance => members::balance(global).await,
     }
 }
 
 /// Who leads a shard after its leadership was moved.
-#[derive(Debug, Serialize)]
-struct Transferred {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Transferred {
     shard_id: u32,
     leader: u64,
     endpoint: String,
@@ -48,7 +72,11 @@ struct Transferred {
 
 async fn transfer(global: &Global, shard_id: u32, to: Option<u64>) -> anyhow::Result<Transferred> {
     let client = connect(global).await?;
-    let before = View::ask(global).await?.leader(shard_id);
+    let leaders = View::ask(global).await?.leaders();
+    let Some(before) = leaders.get(&shard_id).cloned() else {
+        let failure = Failure::new(Exit::NotFound, format!("the cluster has no shard {shard_id}"));
+        return Err(failure.hint("helix cluster shards").into());
+    };
     let moved = client.admin().transfer_leader(shard_id, to).await;
     moved.with_context(|| format!("move the leadership of shard {shard_id}"))?;
     let started = Instant::now();

@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use helix_client::proto::log::v1::{GetNodeStatusResponse, LeaderHint};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::view::View;
 
 /// The cluster in a few numbers.
-#[derive(Debug, Serialize)]
-pub(super) struct Info {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Info {
     cluster_id: String,
     node_count: usize,
     reachable_nodes: usize,
@@ -24,7 +25,7 @@ pub(super) struct Info {
 }
 
 /// What a node has to lead.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Share {
     node_id: u64,
     endpoint: String,
@@ -34,42 +35,55 @@ struct Share {
 }
 
 /// One node.
-#[derive(Debug, Serialize)]
-pub(super) struct NodeRow {
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct NodeRow {
     node_id: u64,
     endpoint: String,
     is_reachable: bool,
     version: Option<String>,
+    draining: bool,
     shards_led: usize,
     storage: Option<String>,
+    #[schemars(extend("x-wide" = true))]
     sync_p50_us: Option<u64>,
     sync_p99_us: Option<u64>,
     free_bytes: Option<u64>,
+    #[schemars(extend("x-wide" = true))]
     rss_bytes: Option<u64>,
+    #[schemars(extend("x-wide" = true))]
     uptime_seconds: Option<u64>,
     /// Why it does not answer.
     failure: Option<String>,
 }
 
 /// One replica of a shard.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub(super) struct ReplicaRow {
+#[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub(crate) struct ReplicaRow {
     shard_id: u32,
     /// Node id of the shard's leader.
     leader: Option<u64>,
     node_id: u64,
     /// None: the node answers and says nothing of this replica.
     role: Option<&'static str>,
+    #[schemars(extend("x-wide" = true))]
     term: Option<u64>,
+    #[schemars(extend("x-wide" = true))]
     last_index: Option<u64>,
     synced_index: Option<u64>,
     committed_index: Option<u64>,
+    #[schemars(extend("x-wide" = true))]
     applied_index: Option<u64>,
     /// Entries that the shard has committed and this replica has not synced.
     lag: Option<u64>,
     partition_count: Option<u32>,
+    #[schemars(extend("x-wide" = true))]
     live_bytes: Option<u64>,
+    #[schemars(extend("x-wide" = true))]
     held_bytes: Option<u64>,
+    /// Bytes of records that it lacked and has fetched. None: it lacks none.
+    fetched_bytes: Option<u64>,
+    /// About what there will be.
+    total_bytes: Option<u64>,
 }
 
 pub(super) fn info(view: &View) -> Info {
@@ -101,6 +115,10 @@ pub(super) fn info(view: &View) -> Info {
 
 pub(super) fn nodes(view: &View) -> Vec<NodeRow> {
     let leaders: Vec<LeaderHint> = view.leaders().into_values().flatten().collect();
+    let drains = |node_id| {
+        let nodes = view.metadata().map(|it| it.nodes.as_slice()).unwrap_or_default();
+        nodes.iter().any(|node| node.node_id == node_id && (node.draining || node.leaving))
+    };
     let row = |node: &super::view::Asked| {
         let status = node.answer.as_ref().ok().map(|answer| &answer.status);
         let sync = |of: fn(&GetNodeStatusResponse) -> Option<prost_types::Duration>| {
@@ -112,6 +130,7 @@ pub(super) fn nodes(view: &View) -> Vec<NodeRow> {
             endpoint: node.endpoint.clone(),
             is_reachable: status.is_some(),
             version: status.map(|status| status.version.clone()),
+            draining: drains(node.node_id),
             shards_led: leaders.iter().filter(|leader| leader.node_id == node.node_id).count(),
             storage: status.map(|status| status.storage.clone()),
             sync_p50_us: sync(|status| status.sync_p50),
@@ -136,6 +155,7 @@ pub(super) fn shards(view: &View) -> Vec<ReplicaRow> {
         let committed = statuses.map(|status| status.committed_index).max().unwrap_or_default();
         for node_id in replicas {
             let status = view.replica(shard_id, node_id);
+            let fetching = status.and_then(|status| status.fetching.as_ref());
             rows.push(ReplicaRow {
                 shard_id,
                 leader,
@@ -143,6 +163,8 @@ pub(super) fn shards(view: &View) -> Vec<ReplicaRow> {
                 role: match status {
                     _ if !view.is_reachable(node_id) => Some("unreachable"),
                     _ if leader == Some(node_id) => Some("leader"),
+                    Some(_) if fetching.is_some() => Some("fetching"),
+                    Some(_) if is_learner(view, shard_id, node_id) => Some("learner"),
                     Some(_) => Some("follower"),
                     None => None,
                 },
@@ -155,6 +177,8 @@ pub(super) fn shards(view: &View) -> Vec<ReplicaRow> {
                 partition_count: status.map(|status| status.partition_count),
                 live_bytes: status.map(|status| status.live_bytes),
                 held_bytes: status.map(|status| status.held_bytes),
+                fetched_bytes: fetching.map(|fetching| fetching.fetched_bytes),
+                total_bytes: fetching.map(|fetching| fetching.total_bytes),
             });
         }
     }
@@ -167,6 +191,12 @@ fn replicas(view: &View, shard_id: u32) -> BTreeSet<u64> {
     let told = routes.filter(|shard| shard.shard_id == shard_id).flat_map(|s| &s.replicas).copied();
     let shown = view.nodes.iter().map(|node| node.node_id);
     told.chain(shown.filter(|node_id| view.replica(shard_id, *node_id).is_some())).collect()
+}
+
+/// Whether anyone says that a node's replica catches up and does not vote yet.
+fn is_learner(view: &View, shard_id: u32, node_id: u64) -> bool {
+    let mut routes = view.answers().flat_map(|(_, answer)| &answer.metadata.shards);
+    routes.any(|route| route.shard_id == shard_id && route.learners.contains(&node_id))
 }
 
 #[cfg(test)]

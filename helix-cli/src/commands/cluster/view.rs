@@ -18,27 +18,27 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// A cluster as its nodes see it.
 #[derive(Debug)]
-pub(super) struct View {
+pub(crate) struct View {
     /// By node id.
-    pub(super) nodes: Vec<Asked>,
+    pub(crate) nodes: Vec<Asked>,
     /// Addresses that the user gave, at which nobody answers and where no known node is.
-    pub(super) silent: Vec<(String, Error)>,
+    pub(crate) silent: Vec<(String, Error)>,
 }
 
 /// A node that was asked.
 #[derive(Debug)]
-pub(super) struct Asked {
-    pub(super) node_id: u64,
-    pub(super) endpoint: String,
-    pub(super) answer: Result<Answer, Error>,
+pub(crate) struct Asked {
+    pub(crate) node_id: u64,
+    pub(crate) endpoint: String,
+    pub(crate) answer: Result<Answer, Error>,
 }
 
 /// What a node says.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) metadata: Metadata,
-    pub(super) status: GetNodeStatusResponse,
-    pub(super) health: GetHealthResponse,
+pub(crate) struct Answer {
+    pub(crate) metadata: Metadata,
+    pub(crate) status: GetNodeStatusResponse,
+    pub(crate) health: GetHealthResponse,
 }
 
 impl View {
@@ -46,7 +46,7 @@ impl View {
     ///
     /// # Errors
     /// No node answers.
-    pub(super) async fn ask(global: &Global) -> anyhow::Result<Self> {
+    pub(crate) async fn ask(global: &Global) -> anyhow::Result<Self> {
         let config = Config {
             connect_timeout: ANSWER_MAX,
             attempt_timeout: ANSWER_MAX,
@@ -67,19 +67,19 @@ impl View {
     }
 
     /// Nodes that have answered, with what they say.
-    pub(super) fn answers(&self) -> impl Iterator<Item = (u64, &Answer)> {
+    pub(crate) fn answers(&self) -> impl Iterator<Item = (u64, &Answer)> {
         self.nodes.iter().filter_map(|node| Some((node.node_id, node.answer.as_ref().ok()?)))
     }
 
     /// The newest metadata.
-    pub(super) fn metadata(&self) -> Option<&Metadata> {
+    pub(crate) fn metadata(&self) -> Option<&Metadata> {
         let all = self.answers().map(|(_, answer)| &answer.metadata);
         all.max_by_key(|metadata| metadata.version)
     }
 
     /// Leader of each shard that anyone knows of: whoever has heard of the highest term is right.
     /// None: nobody knows one.
-    pub(super) fn leaders(&self) -> BTreeMap<u32, Option<LeaderHint>> {
+    pub(crate) fn leaders(&self) -> BTreeMap<u32, Option<LeaderHint>> {
         let mut leaders: BTreeMap<u32, Option<LeaderHint>> = BTreeMap::new();
         let routes = self.answers().flat_map(|(_, answer)| &answer.metadata.shards);
         let routes = routes.map(|shard| (shard.shard_id, shard.leader.as_ref()));
@@ -95,16 +95,16 @@ impl View {
         leaders
     }
 
-    pub(super) fn leader(&self, shard_id: u32) -> Option<LeaderHint> {
+    pub(crate) fn leader(&self, shard_id: u32) -> Option<LeaderHint> {
         self.leaders().remove(&shard_id).flatten()
     }
 
-    pub(super) fn is_reachable(&self, node_id: u64) -> bool {
+    pub(crate) fn is_reachable(&self, node_id: u64) -> bool {
         self.answers().any(|(id, _)| id == node_id)
     }
 
     /// A node's replica of a shard, if the node answers and has one.
-    pub(super) fn replica(&self, shard_id: u32, node_id: u64) -> Option<&ShardStatus> {
+    pub(crate) fn replica(&self, shard_id: u32, node_id: u64) -> Option<&ShardStatus> {
         let (_, answer) = self.answers().find(|(id, _)| *id == node_id)?;
         answer.status.shards.iter().find(|shard| shard.shard_id == shard_id)
     }
@@ -148,7 +148,7 @@ async fn asked(admin: &Admin, node_id: u64, endpoint: String) -> Asked {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use helix_client::proto::log::v1::{ShardRoute, TopicRoute};
     use tonic::Status;
 
@@ -166,8 +166,18 @@ pub(super) mod tests {
                 .map(|id| Node { node_id: id, endpoint: format!("n{id}"), ..Node::default() })
                 .collect(),
             shards: vec![
-                ShardRoute { shard_id: 0, leader: hint(1, 3), replicas: vec![1, 2, 3] },
-                ShardRoute { shard_id: 1, leader, replicas: vec![1, 2, 3] },
+                ShardRoute {
+                    shard_id: 0,
+                    leader: hint(1, 3),
+                    replicas: vec![1, 2, 3],
+                    ..ShardRoute::default()
+                },
+                ShardRoute {
+                    shard_id: 1,
+                    leader,
+                    replicas: vec![1, 2, 3],
+                    ..ShardRoute::default()
+                },
             ],
             topics: vec![TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1, 1] }],
         }

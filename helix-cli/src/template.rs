@@ -1,0 +1,313 @@
+//! Format strings for records: `%p %o %t %k %v\n`. Parsed once, rendered for each record. Pure.
+//! A text that is not understood is refused with what can be written.
+
+use std::str::FromStr;
+use std::time::SystemTime;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use helix_client::ConsumedRecord;
+use helix_client::proto::log::v1::Header;
+use prost_types::Timestamp;
+use serde_json::{Map, Value, json};
+
+/// How to write a format string.
+pub(crate) const HELP: &str = "\
+\x20 %p  partition             %o  offset
+  %t  append time           %e  event time that the producer set
+  %k  key                   %v  value
+  %K  bytes of the key      %V  bytes of the value
+  %h  headers: a=1,b=2      %T  topic
+  %%  a percent sign
+%k, %v and %h take {hex}, {base64} or {json}: %v{json}. %t and %e take {ms}: milliseconds since
+1970. \\n, \\t, \\r, \\0, \\\\ and \\xHH are the usual characters; nothing is added at the end.";
+
+/// What stands for everything that a record has but its headers.
+const WIDE: &str = "%p\\t%o\\t%t\\t%k\\t%v\\n";
+
+/// A format string.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Template {
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(Vec<u8>),
+    Field(Field, Form),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Field {
+    Topic,
+    Partition,
+    Offset,
+    AppendTime,
+    EventTime,
+    Key,
+    Value,
+    KeyBytes,
+    ValueBytes,
+    Headers,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Plain,
+    Hex,
+    Base64,
+    Json,
+    Millis,
+}
+
+impl Template {
+    /// The one of `-o wide`.
+    pub(crate) fn wide() -> Self {
+        WIDE.parse().expect("a valid format string")
+    }
+
+    /// Appends a record.
+    pub(crate) fn render(
+        &self,
+        out: &mut Vec<u8>,
+        topic: &str,
+        partition: u32,
+        record: &ConsumedRecord,
+    ) {
+        for part in &self.parts {
+            match part {
+                Part::Text(text) => out.extend_from_slice(text),
+                Part::Field(Field::Topic, _) => out.extend_from_slice(topic.as_bytes()),
+                Part::Field(Field::Partition, _) => number(out, partition.into()),
+                Part::Field(field, form) => render(out, *field, *form, record),
+            }
+        }
+    }
+}
+
+fn render(out: &mut Vec<u8>, field: Field, form: Form, record: &ConsumedRecord) {
+    let length = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len) as u64;
+    match field {
+        Field::Topic | Field::Partition => {}
+        Field::Offset => number(out, record.offset),
+        Field::AppendTime => time(out, form, Some(record.append_time)),
+        Field::EventTime => time(out, form, record.event_time),
+        Field::Key => bytes(out, form, record.key.as_deref()),
+        Field::Value => bytes(out, form, record.value.as_deref()),
+        Field::KeyBytes => number(out, length(record.key.as_deref())),
+        Field::ValueBytes => number(out, length(record.value.as_deref())),
+        Field::Headers => headers(out, form, &record.headers),
+    }
+}
+
+fn number(out: &mut Vec<u8>, number: u64) {
+    out.extend_from_slice(number.to_string().as_bytes());
+}
+
+/// Nothing for a time that is not set.
+fn time(out: &mut Vec<u8>, form: Form, time: Option<SystemTime>) {
+    let Some(time) = time else { return };
+    match form {
+        Form::Millis => {
+            let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            number(out, u64::try_from(since.as_millis()).unwrap_or(u64::MAX));
+        }
+        _ => out.extend_from_slice(Timestamp::from(time).to_string().as_bytes()),
+    }
+}
+
+/// Absent bytes are nothing, save as JSON, where they are null.
+fn bytes(out: &mut Vec<u8>, form: Form, bytes: Option<&[u8]>) {
+    let present = bytes.unwrap_or_default();
+    match form {
+        Form::Plain | Form::Millis => out.extend_from_slice(present),
+        Form::Hex => out.extend(present.iter().flat_map(|byte| {
+            let digit = |digit: u8| b"0123456789abcdef"[usize::from(digit)];
+            [digit(byte >> 4), digit(byte & 15)]
+        })),
+        Form::Base64 => out.extend_from_slice(BASE64.encode(present).as_bytes()),
+        Form::Json => out.extend_from_slice(json_text(bytes).to_string().as_bytes()),
+    }
+}
+
+/// A JSON string: what is not UTF-8 in it is replaced, as every JSON writer has to.
+fn json_text(bytes: Option<&[u8]>) -> Value {
+    bytes.map_or(Value::Null, |bytes| json!(String::from_utf8_lossy(bytes)))
+}
+
+fn headers(out: &mut Vec<u8>, form: Form, headers: &[Header]) {
+    if form == Form::Json {
+        let object = |header: &Header| {
+            let mut fields = Map::new();
+            fields.insert("name".to_owned(), json!(header.name));
+            fields.insert("value".to_owned(), json_text(Some(&header.value)));
+            Value::Object(fields)
+        };
+        let list = Value::Array(headers.iter().map(object).collect());
+        out.extend_from_slice(list.to_string().as_bytes());
+        return;
+    }
+    for (place, header) in headers.iter().enumerate() {
+        if place > 0 {
+            out.push(b',');
+        }
+        out.extend_from_slice(header.name.as_bytes());
+        out.push(b'=');
+        bytes(out, form, Some(&header.value));
+    }
+}
+
+impl FromStr for Template {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = Vec::new();
+        let mut literal = Vec::new();
+        let mut rest = text;
+        while let Some(letter) = rest.chars().next() {
+            rest = &rest[letter.len_utf8()..];
+            match letter {
+                '\\' => rest = escape(rest, &mut literal)?,
+                '%' if rest.starts_with('%') => {
+                    literal.push(b'%');
+                    rest = &rest[1..];
+                }
+                '%' => {
+                    if !literal.is_empty() {
+                        parts.push(Part::Text(std::mem::take(&mut literal)));
+                    }
+                    let (field, after) = field(rest)?;
+                    let (form, after) = form(field, after)?;
+                    parts.push(Part::Field(field, form));
+                    rest = after;
+                }
+                letter => literal.extend_from_slice(letter.encode_utf8(&mut [0; 4]).as_bytes()),
+            }
+        }
+        if !literal.is_empty() {
+            parts.push(Part::Text(literal));
+        }
+        Ok(Self { parts })
+    }
+}
+
+fn escape<'a>(text: &'a str, literal: &mut Vec<u8>) -> Result<&'a str, String> {
+    let mut letters = text.chars();
+    let byte = match letters.next() {
+        Some('n') => b'\n',
+        Some('t') => b'\t',
+        Some('r') => b'\r',
+        Some('0') => 0,
+        Some('\\') => b'\\',
+        Some('x') => {
+            let digits = text.get(1..3).filter(|it| it.bytes().all(|it| it.is_ascii_hexdigit()));
+            let digits = digits.ok_or_else(|| "\\x needs two hex digits: \\x1f".to_owned())?;
+            literal.push(u8::from_str_radix(digits, 16).map_err(|error| error.to_string())?);
+            return Ok(&text[3..]);
+        }
+        other => {
+            let other = other.map(String::from).unwrap_or_default();
+            return Err(format!("\\{other} means nothing; \\\\ is a backslash\n{HELP}"));
+        }
+    };
+    literal.push(byte);
+    Ok(letters.as_str())
+}
+
+fn field(text: &str) -> Result<(Field, &str), String> {
+    let mut letters = text.chars();
+    let field = match letters.next() {
+        Some('T') => Field::Topic,
+        Some('p') => Field::Partition,
+        Some('o') => Field::Offset,
+        Some('t') => Field::AppendTime,
+        Some('e') => Field::EventTime,
+        Some('k') => Field::Key,
+        Some('v') => Field::Value,
+        Some('K') => Field::KeyBytes,
+        Some('V') => Field::ValueBytes,
+        Some('h') => Field::Headers,
+        other => {
+            let other = other.map(String::from).unwrap_or_default();
+            return Err(format!("%{other} means nothing; write\n{HELP}"));
+        }
+    };
+    Ok((field, letters.as_str()))
+}
+
+fn form(field: Field, text: &str) -> Result<(Form, &str), String> {
+    let named = text.strip_prefix('{').and_then(|text| text.split_once('}'));
+    let Some((name, after)) = named else { return Ok((Form::Plain, text)) };
+    let form = match (field, name) {
+        (Field::Key | Field::Value | Field::Headers, "hex") => Form::Hex,
+        (Field::Key | Field::Value | Field::Headers, "base64") => Form::Base64,
+        (Field::Key | Field::Value | Field::Headers, "json") => Form::Json,
+        (Field::AppendTime | Field::EventTime, "ms") => Form::Millis,
+        _ => return Err(format!("{{{name}}} means nothing here; write\n{HELP}")),
+    };
+    Ok((form, after))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn record() -> ConsumedRecord {
+        ConsumedRecord {
+            offset: 7,
+            append_time: SystemTime::UNIX_EPOCH + Duration::from_millis(1500),
+            key: Some("k\"1".into()),
+            value: Some(vec![0x00, 0xFF, b'a'].into()),
+            headers: vec![
+                Header { name: "a".to_owned(), value: "1".into() },
+                Header { name: "b".to_owned(), value: "2".into() },
+            ],
+            event_time: None,
+        }
+    }
+
+    fn rendered(template: &str, record: &ConsumedRecord) -> Vec<u8> {
+        let mut out = Vec::new();
+        template.parse::<Template>().unwrap().render(&mut out, "orders", 2, record);
+        out
+    }
+
+    #[test]
+    fn every_field_is_rendered_as_the_help_says() {
+        for (template, expected) in [
+            ("%T/%p@%o", "orders/2@7"),
+            ("%t %t{ms}", "1970-01-01T00:00:01.500Z 1500"),
+            ("[%e]", "[]"),
+            ("%k %k{json} %K", "k\"1 \"k\\\"1\" 3"),
+            ("%v{hex} %v{base64} %V", "00ff61 AP9h 3"),
+            ("%h %h{hex}", "a=1,b=2 a=31,b=32"),
+            ("%h{json}", r#"[{"name":"a","value":"1"},{"name":"b","value":"2"}]"#),
+            ("100%%\\t\\x41\\\\\\n", "100%\tA\\\n"),
+            ("é%o{", "é7{"),
+            ("", ""),
+        ] {
+            assert_eq!(String::from_utf8(rendered(template, &record())).unwrap(), expected);
+        }
+        assert_eq!(rendered("%v", &record()), [0x00, 0xFF, b'a']);
+        for letter in "poteTkvKVh%".chars() {
+            assert!(HELP.contains(&format!("%{letter}  ")), "{letter}");
+        }
+    }
+
+    #[test]
+    fn what_a_record_does_not_have_is_nothing() {
+        let bare = ConsumedRecord { key: None, value: None, headers: Vec::new(), ..record() };
+        assert_eq!(rendered("%k|%v|%h|%K|%V|%k{json}", &bare), b"|||0|0|null");
+        assert_eq!(rendered(WIDE, &bare), b"2\t7\t1970-01-01T00:00:01.500Z\t\t\n");
+    }
+
+    #[test]
+    fn what_means_nothing_is_refused_with_help() {
+        for template in ["%z", "%", "\\q", "\\", "\\x1", "\\xzz", "%o{hex}", "%v{ms}", "%v{xml}"] {
+            let error = template.parse::<Template>().unwrap_err();
+            assert!(error.contains("means nothing") || error.contains("hex digits"), "{error}");
+        }
+    }
+}

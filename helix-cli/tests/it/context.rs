@@ -1,0 +1,75 @@
+//! Contexts, completions and pages: what needs no cluster, or only the wrong one.
+
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::helix::{Node, Outcome, helix, json, outcome};
+
+/// Runs `helix` with settings in a folder, and HELIX_ADDR if there is one.
+fn helix_in(home: &TempDir, addr: Option<&str>, args: &[&str]) -> Outcome {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_helix"));
+    command.args(args).env_remove("HELIX_ADDR").env("XDG_CONFIG_HOME", home.path());
+    if let Some(addr) = addr {
+        command.env("HELIX_ADDR", addr);
+    }
+    outcome(command, "")
+}
+
+#[test]
+fn a_context_names_the_cluster_unless_something_nearer_does() {
+    let node = Node::start();
+    let home = tempfile::tempdir().unwrap();
+    let run = |addr, args: &[&str]| helix_in(&home, addr, args);
+    let list = ["topic", "list"];
+    let nowhere = "127.0.0.1:1";
+
+    assert_eq!(run(None, &["context", "add", "none"]).code, 2, "it has no addresses");
+    let added = run(None, &["context", "add", "lab", "--addr", node.address()]);
+    assert_eq!(added.code, 0, "{added:?}");
+    assert_eq!(run(None, &list).code, 0, "the first context is used at once");
+    assert_eq!(run(None, &["context", "add", "gone", "--addr", nowhere, "--use"]).code, 0);
+    let lost = run(None, &list);
+    assert_eq!(lost.code, 6, "{lost:?}");
+    assert!(lost.stderr.contains("127.0.0.1:1 (context gone)"), "{lost:?}");
+    assert_eq!(run(Some(node.address()), &list).code, 0, "the environment goes before it");
+    assert_eq!(run(None, &["topic", "list", "--context", "lab"]).code, 0);
+    assert_eq!(run(Some(nowhere), &["topic", "list", "--addr", node.address()]).code, 0);
+    assert_eq!(run(Some(node.address()), &["topic", "list", "--context", "gone"]).code, 6);
+
+    assert_eq!(run(None, &["context", "use", "-"]).code, 0);
+    assert_eq!(run(None, &list).code, 0);
+    let contexts = json(&run(None, &["context", "list", "-o", "json"]).stdout);
+    let current: Vec<_> = contexts.as_array().unwrap().iter().map(|it| &it["is_current"]).collect();
+    assert_eq!(current, [false, true], "{contexts}");
+    assert_eq!(run(None, &["context", "remove", "lab"]).code, 0);
+    assert_eq!(run(None, &["context", "use", "lab"]).code, 3);
+    assert_eq!(run(None, &["topic", "list", "--context", "lab"]).code, 3);
+}
+
+#[test]
+fn every_reason_is_explained() {
+    let list = json(&helix(&["explain", "-o", "json"], "").stdout);
+    let reasons = list.as_array().unwrap();
+    assert!(reasons.len() > 30, "{list}");
+    for reason in reasons {
+        let page = helix(&["explain", reason["reason"].as_str().unwrap()], "");
+        assert_eq!(page.code, 0, "{page:?}");
+        for part in ["\n  why: ", "\n  try: "] {
+            assert!(page.stdout.contains(part), "{page:?}");
+        }
+    }
+    assert_eq!(helix(&["explain", "NOTHING_OF_THE_KIND"], "").code, 3);
+}
+
+#[test]
+fn shells_get_completions() {
+    for (shell, mark) in
+        [("bash", "complete -F _helix"), ("zsh", "#compdef helix"), ("fish", "complete -c helix")]
+    {
+        let completions = helix(&["completions", shell], "");
+        assert_eq!(completions.code, 0, "{completions:?}");
+        assert!(completions.stdout.contains(mark), "{shell}");
+        assert!(completions.stdout.contains("transfer-leader"), "{shell}");
+    }
+}
