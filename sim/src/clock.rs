@@ -1,0 +1,40 @@
+//! A node's wall clock: simulated time, and an error of its own that can jump.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use helix_server::clock::Clock;
+
+/// Where simulated time begins: some time in 2023, in microseconds.
+const BEGIN_US: u64 = 1_700_000_000_000_000;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct SkewedClock {
+    error_us: AtomicI64,
+    /// The last answer, for callers outside of the simulation.
+    last_us: AtomicU64,
+}
+
+impl SkewedClock {
+    pub fn new(error_us: i64) -> Arc<Self> {
+        Arc::new(Self { error_us: AtomicI64::new(error_us), last_us: AtomicU64::new(BEGIN_US) })
+    }
+
+    /// Jumps: from now on the clock is wrong by this much.
+    pub fn set_error(&self, error_us: i64) {
+        self.error_us.store(error_us, Ordering::Relaxed);
+    }
+}
+
+impl Clock for SkewedClock {
+    fn now_us(&self) -> u64 {
+        let Some(elapsed) = turmoil::sim_elapsed() else {
+            return self.last_us.load(Ordering::Relaxed);
+        };
+        let right = BEGIN_US + u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX / 2);
+        let now = right.saturating_add_signed(self.error_us.load(Ordering::Relaxed));
+        self.last_us.store(now, Ordering::Relaxed);
+        now
+    }
+}

@@ -1,0 +1,151 @@
+//! The disks of one node, one for each shard: they outlive its crashes, and get slow, full or
+//! broken on demand.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use helix_server::node::SimulatedDisks;
+use helix_wal::storage::{CacheMode, Crash, Fault, SimulatedDisk, Storage};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+/// What a disk is like.
+#[derive(Debug, Clone, Copy)]
+pub struct DiskShape {
+    pub cache: CacheMode,
+    pub direct_io: bool,
+    /// A sync takes up to this long.
+    pub pace_max: Duration,
+}
+
+/// See the module. Clones are the same disks.
+#[derive(Clone)]
+pub struct Disks(Arc<Mutex<Inner>>);
+
+struct Inner {
+    seed: u64,
+    shape: DiskShape,
+    by_shard: BTreeMap<u64, SimulatedDisk>,
+    /// Draws how long syncs take.
+    random: StdRng,
+    /// What every sync takes on top while the disk stalls.
+    stall: Duration,
+    free: Option<u64>,
+}
+
+impl Disks {
+    pub fn new(seed: u64, shape: DiskShape) -> Self {
+        Self(Arc::new(Mutex::new(Inner {
+            seed,
+            shape,
+            by_shard: BTreeMap::new(),
+            random: StdRng::seed_from_u64(seed ^ 0xd15c),
+            stall: Duration::ZERO,
+            free: None,
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic of a node must not hide what it left on its disks.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The power goes: what was not synced meets its fate.
+    pub fn lose_power(&self, seed: u64) {
+        for (shard, disk) in &self.lock().by_shard {
+            disk.crash(Crash::Seeded(seed ^ shard));
+        }
+    }
+
+    /// The process ends: the page cache stays.
+    pub fn lose_process(&self) {
+        for disk in self.lock().by_shard.values() {
+            disk.crash(Crash::KeepAll);
+        }
+    }
+
+    /// The disk of one shard stops for good in the middle of what it does soon: that change stays
+    /// pending. False where there is no such disk.
+    pub fn stop_soon(&self, shard: u64, changes: u64) -> bool {
+        let inner = self.lock();
+        let Some(disk) = inner.by_shard.get(&shard) else { return false };
+        disk.stop_at_change(Some(disk.changes() + changes));
+        true
+    }
+
+    pub fn has_stopped(&self) -> bool {
+        self.lock().by_shard.values().any(SimulatedDisk::stopped)
+    }
+
+    /// A failure to come on the disk of one shard.
+    pub fn fail(&self, shard: u64, fault: Fault) -> bool {
+        let inner = self.lock();
+        let Some(disk) = inner.by_shard.get(&shard) else { return false };
+        disk.fail(fault);
+        true
+    }
+
+    pub fn set_stall(&self, stall: Duration) {
+        self.lock().stall = stall;
+    }
+
+    /// Bytes that may still be allocated on each disk; `None` for no limit.
+    pub fn set_free(&self, free: Option<u64>) {
+        let mut inner = self.lock();
+        inner.free = free;
+        for disk in inner.by_shard.values() {
+            disk.set_free_bytes(free);
+        }
+    }
+
+    /// Ends all failures that are still to come.
+    pub fn heal(&self) {
+        let inner = self.lock();
+        for disk in inner.by_shard.values() {
+            disk.heal();
+            disk.stop_at_change(None);
+        }
+        drop(inner);
+        self.set_free(None);
+        self.set_stall(Duration::ZERO);
+    }
+
+    /// Syncs get as fast as they can be: for the time in which everything must be well.
+    pub fn hurry(&self) {
+        self.lock().shape.pace_max = Duration::from_millis(2);
+    }
+
+    pub fn shards(&self) -> Vec<u64> {
+        self.lock().by_shard.keys().copied().collect()
+    }
+}
+
+impl SimulatedDisks for Disks {
+    fn open(&self, shard_id: u64) -> Arc<dyn Storage> {
+        let mut inner = self.lock();
+        let Inner { seed, shape, free, by_shard, .. } = &mut *inner;
+        let disk = by_shard.entry(shard_id).or_insert_with(|| {
+            let disk = SimulatedDisk::new(*seed ^ shard_id << 8);
+            disk.set_cache(shape.cache);
+            disk.set_direct_io(shape.direct_io);
+            disk.set_free_bytes(*free);
+            disk
+        });
+        Arc::new(disk.reopen())
+    }
+
+    fn pace(&self, _shard_id: u64) -> Duration {
+        let mut inner = self.lock();
+        let Inner { shape, random, stall, .. } = &mut *inner;
+        let max_us = u64::try_from(shape.pace_max.as_micros()).unwrap_or(0);
+        Duration::from_micros(random.random_range(0..=max_us)) + *stall
+    }
+}
+
+impl fmt::Debug for Disks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Disks").field("shards", &self.shards()).finish()
+    }
+}

@@ -1,0 +1,148 @@
+//! What a run is like, drawn from its seed. Every kind of fault is on in half of the runs only, so
+//! that runs differ in what they leave out as well; a few have none at all.
+
+use std::time::Duration;
+
+use helix_wal::storage::CacheMode;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+
+use crate::disks::DiskShape;
+
+/// Kinds of faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Partition,
+    OneWay,
+    NonTransitive,
+    Hold,
+    Loss,
+    SlowLink,
+    PowerLoss,
+    PowerLossMidWrite,
+    PowerLossOfAll,
+    Kill,
+    Stop,
+    SyncError,
+    WriteError,
+    Stall,
+    Full,
+    ClockJump,
+    Transfer,
+}
+
+impl Kind {
+    const ALL: [Self; 17] = [
+        Self::Partition,
+        Self::OneWay,
+        Self::NonTransitive,
+        Self::Hold,
+        Self::Loss,
+        Self::SlowLink,
+        Self::PowerLoss,
+        Self::PowerLossMidWrite,
+        Self::PowerLossOfAll,
+        Self::Kill,
+        Self::Stop,
+        Self::SyncError,
+        Self::WriteError,
+        Self::Stall,
+        Self::Full,
+        Self::ClockJump,
+        Self::Transfer,
+    ];
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub seed: u64,
+    pub nodes: u64,
+    pub shards: u64,
+    pub partitions: u32,
+    /// How long the cluster is broken and written to.
+    pub duration: Duration,
+    /// Mean time between two faults.
+    pub gap: Duration,
+    pub kinds: Vec<Kind>,
+    pub segment_bytes: u64,
+    pub tail_bytes: usize,
+    pub checkpoint_bytes: u64,
+    pub retention_bytes: Option<u64>,
+    pub latency_max: Duration,
+    /// Nodes in the order in which they take their turns.
+    pub order: Vec<u64>,
+    pub disks: Vec<DiskShape>,
+    pub clock_errors_us: Vec<i64>,
+    pub sessions: u32,
+    pub unary: u32,
+    pub plain: u32,
+    pub trims: bool,
+    pub records_max: u32,
+    /// Mean pause of a producer between two batches.
+    pub pace: Duration,
+}
+
+impl Plan {
+    pub fn new(seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let nodes = if rng.random_bool(0.75) { 3 } else { 5 };
+        let shards = *[1, 1, 2, 3].get(rng.random_range(0..4)).unwrap_or(&1);
+        let mut kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|_| rng.random_bool(0.5)).collect();
+        if rng.random_bool(0.05) {
+            kinds.clear();
+        }
+        let disk = |rng: &mut StdRng| DiskShape {
+            cache: match rng.random_range(0..4) {
+                0 => CacheMode::Never,
+                1 => CacheMode::Sometimes,
+                _ => CacheMode::Always,
+            },
+            direct_io: rng.random_bool(0.5),
+            pace_max: Duration::from_micros(match rng.random_range(0..4) {
+                0 => 0,
+                1 => 1_000,
+                2 => 8_000,
+                _ => 50_000,
+            }),
+        };
+        let disks = (0..nodes).map(|_| disk(&mut rng)).collect();
+        let skews = kinds.contains(&Kind::ClockJump);
+        let minutes = 60_000_000;
+        let error = |rng: &mut StdRng| match skews {
+            true => rng.random_range(-10 * minutes..=10 * minutes),
+            false => rng.random_range(-50_000..=50_000),
+        };
+        let clock_errors_us = (0..nodes).map(|_| error(&mut rng)).collect();
+        let mut order: Vec<u64> = (1..=nodes).collect();
+        order.shuffle(&mut rng);
+        Self {
+            seed,
+            nodes,
+            order,
+            shards,
+            partitions: rng.random_range(1..=16),
+            duration: Duration::from_secs(rng.random_range(15..=45)),
+            gap: Duration::from_millis(rng.random_range(300..=3_000)),
+            kinds,
+            segment_bytes: 64 << 10 << rng.random_range(0..4),
+            tail_bytes: 4 << 10 << rng.random_range(0..6),
+            checkpoint_bytes: 16 << 10 << rng.random_range(0..5),
+            retention_bytes: rng.random_bool(0.2).then_some(64 << 10),
+            latency_max: Duration::from_millis(rng.random_range(1..=20)),
+            disks,
+            clock_errors_us,
+            sessions: rng.random_range(1..=4),
+            unary: rng.random_range(1..=3),
+            plain: rng.random_range(0..=2),
+            trims: rng.random_bool(0.4),
+            records_max: rng.random_range(1..=12),
+            pace: Duration::from_millis(rng.random_range(5..=60)),
+        }
+    }
+
+    pub fn host(node: u64) -> String {
+        format!("n{node}")
+    }
+}

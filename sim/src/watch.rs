@@ -1,0 +1,343 @@
+//! Looks at all nodes after every tick, beneath their API, for what must hold at any moment:
+//!
+//! - a shard has one leader in a term;
+//! - what is committed anywhere is on stable storage of a majority;
+//! - committed entries are the same (term, checksum) everywhere, for ever;
+//! - what was on stable storage is there after a crash;
+//! - votes never go back or change within a term, also over crashes;
+//! - high watermarks and log starts of a running node never go back;
+//! - nothing is purged that is not committed, and nothing committed that is not in the log.
+
+use std::collections::BTreeMap;
+
+use helix_server::node::Node;
+use helix_wal::{How, LogId, LogState, Wal};
+
+use crate::cluster::Machine;
+use crate::marks::{Mark, Marks};
+use crate::record::Recorder;
+
+/// Ticks between two looks at partitions and at segments.
+const PARTITIONS_EVERY: u64 = 7;
+const SEGMENTS_EVERY: u64 = 1_000;
+
+/// Entries that are looked at in one piece.
+const HEADS_MAX: usize = 512;
+
+/// A vote: term, whom it is for, and whether that one is known to have been elected.
+type Vote = (u64, u64, bool);
+
+/// What is known of a replica.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Whether the last tick saw it running.
+    is_up: bool,
+    /// On stable storage for sure.
+    stable: Option<LogId>,
+    vote: Option<Vote>,
+    /// Up to where committed entries have been compared in this life.
+    compared: u64,
+    committed: u64,
+    leads_in: Option<u64>,
+    /// Log start and high watermark by partition, in this life.
+    partitions: BTreeMap<u64, (u64, u64)>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Watch {
+    nodes: u64,
+    recorder: Recorder,
+    marks: Marks,
+    ticks: u64,
+    /// Node that leads, by shard and term.
+    leaders: BTreeMap<(u64, u64), u64>,
+    /// Last known leader by shard.
+    last_leader: BTreeMap<u64, u64>,
+    /// Term and checksum of committed entries, by shard and index.
+    entries: BTreeMap<(u64, u64), (u64, u32)>,
+    seen: BTreeMap<(u64, u64), Seen>,
+}
+
+/// One replica at one moment.
+struct Look<'a> {
+    node_id: u64,
+    shard_id: u64,
+    wal: &'a Wal,
+    state: LogState,
+    /// Term in which it leads.
+    leads_in: Option<u64>,
+}
+
+impl Watch {
+    pub fn new(nodes: u64, recorder: Recorder, marks: Marks) -> Self {
+        Self {
+            nodes,
+            recorder,
+            marks,
+            ticks: 0,
+            leaders: BTreeMap::new(),
+            last_leader: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            seen: BTreeMap::new(),
+        }
+    }
+
+    /// Looks at every node that runs.
+    ///
+    /// # Errors
+    /// What does not hold.
+    pub fn look(&mut self, machines: &[Machine]) -> Result<(), String> {
+        self.ticks += 1;
+        for machine in machines {
+            let node_id = machine.node_id();
+            match machine.node() {
+                // A disk without power answers nothing more; what it had synced counts.
+                Some(node) if machine.disks().has_stopped() => self.last_look(node_id, &node),
+                Some(node) => self.look_at(node_id, &node)?,
+                None => {
+                    // It has ended in this tick; what it had synced until then counts.
+                    if let Some(node) = machine.last_node() {
+                        self.last_look(node_id, &node);
+                    }
+                    let mine = self.seen.range_mut((node_id, 0)..=(node_id, u64::MAX));
+                    mine.for_each(|(_, seen)| seen.is_up = false);
+                }
+            }
+        }
+        self.majorities()
+    }
+
+    fn last_look(&mut self, node_id: u64, node: &Node) {
+        let shards = node.shards().into_iter().map(|shard| (shard.id(), shard.wal().state()));
+        let all = shards.chain([(0, node.cluster().replica().wal().state())]);
+        for (shard_id, state) in all {
+            let seen = self.seen.entry((node_id, shard_id)).or_default();
+            seen.stable = state.synced.min(state.last);
+            seen.is_up = false;
+        }
+    }
+
+    fn look_at(&mut self, node_id: u64, node: &Node) -> Result<(), String> {
+        if let Some((shard, why)) = node.withheld().first() {
+            return Err(format!("node {node_id} withholds shard {shard}: {why}"));
+        }
+        let replica = node.cluster().replica();
+        let leadership = replica.leadership();
+        let leads = leadership.leader == Some(replica.id());
+        self.replica(Look {
+            node_id,
+            shard_id: 0,
+            wal: replica.wal(),
+            state: replica.wal().state(),
+            leads_in: leads.then_some(leadership.term),
+        })?;
+        for shard in node.shards() {
+            self.replica(Look {
+                node_id,
+                shard_id: shard.id(),
+                wal: shard.wal(),
+                state: shard.wal().state(),
+                leads_in: shard.leads().then(|| shard.term()),
+            })?;
+            if let Some(damage) = shard.damage().first() {
+                return Err(format!("node {node_id} withholds a part of {}: {damage}", shard.id()));
+            }
+            if self.ticks.is_multiple_of(PARTITIONS_EVERY) {
+                let partitions = shard.read_state(|state| {
+                    let rows = state.partitions();
+                    rows.map(|row| (row.id.0, row.log_start, row.next_offset)).collect::<Vec<_>>()
+                });
+                self.partitions((node_id, shard.id()), &partitions)?;
+            }
+            if self.ticks.is_multiple_of(SEGMENTS_EVERY) && shard.wal().stats().segments > 2 {
+                self.marks.hit(Mark::SegmentRolled);
+            }
+        }
+        Ok(())
+    }
+
+    fn replica(&mut self, look: Look<'_>) -> Result<(), String> {
+        let Look { node_id, shard_id, wal, state, leads_in } = look;
+        let index = |id: Option<LogId>| id.map_or(0, |id| id.index);
+        let name = format!("node {node_id}, shard {shard_id}");
+        let seen = self.seen.entry((node_id, shard_id)).or_default();
+        let vote = state.vote.as_deref().and_then(read_vote);
+        if !seen.is_up {
+            seen.is_up = true;
+            (seen.compared, seen.committed) = (index(state.purged), 0);
+            seen.partitions.clear();
+            seen.leads_in = None;
+            if let Some(stable) = seen.stable {
+                is_kept(wal, &state, stable).map_err(|why| format!("{name}: {why}"))?;
+            }
+            if index(state.purged) > 0 {
+                self.marks.hit(Mark::RestartedFromCheckpoint);
+            }
+        }
+        if let (Some(before), now) = (seen.vote, vote)
+            && now.is_none_or(|now| is_broken(before, now))
+        {
+            return Err(format!("{name}: voted {before:?} (term, node), and then {now:?}"));
+        }
+        // What is queued is not on the disk yet, and may be gone after a crash.
+        if wal.unsynced_for().is_none() {
+            seen.vote = vote;
+        }
+        seen.stable = state.synced.min(state.last);
+        let (committed, last, purged) =
+            (index(state.committed), index(state.last), index(state.purged));
+        if committed > last || purged > last {
+            return Err(format!(
+                "{name}: log ends at {last}, committed {committed}, {purged} gone"
+            ));
+        }
+        if purged > seen.compared {
+            seen.compared = purged;
+            self.marks.hit(Mark::Purge);
+        }
+        if committed < seen.committed {
+            return Err(format!("{name}: committed {}, and then {committed}", seen.committed));
+        }
+        if committed > seen.committed {
+            seen.committed = committed;
+            self.recorder.note(&format!("{name}: committed {committed}"));
+        }
+        if leads_in != seen.leads_in {
+            seen.leads_in = leads_in;
+            self.recorder.note(&format!("{name}: leads in {leads_in:?}"));
+            self.leader((node_id, shard_id), leads_in)?;
+        }
+        self.compare((node_id, shard_id), wal, committed)
+    }
+
+    fn leader(&mut self, (node, shard): (u64, u64), term: Option<u64>) -> Result<(), String> {
+        let Some(term) = term else { return Ok(()) };
+        let first = *self.leaders.entry((shard, term)).or_insert(node);
+        if first != node {
+            return Err(format!("shard {shard}: nodes {first} and {node} lead in term {term}"));
+        }
+        if self.last_leader.insert(shard, node).is_some_and(|before| before != node) {
+            self.marks.hit(Mark::LeaderChange);
+            if shard > 0 && self.recorder.under_way() > 0 {
+                self.marks.hit(Mark::LeaderChangeWithBatchInFlight);
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what has been committed since the last tick with what others have there.
+    fn compare(&mut self, of: (u64, u64), wal: &Wal, committed: u64) -> Result<(), String> {
+        let (node, shard) = of;
+        let Some(seen) = self.seen.get_mut(&of) else { return Ok(()) };
+        while seen.compared < committed {
+            let range = seen.compared + 1..committed + 1;
+            let heads = match wal.heads(range.clone(), HEADS_MAX, How::Blocking) {
+                Ok(heads) => heads.unwrap_or_default(),
+                Err(helix_wal::Error::Poisoned { .. } | helix_wal::Error::Closed) => return Ok(()),
+                Err(error) => return Err(format!("node {node}, shard {shard}: {error}")),
+            };
+            if heads.is_empty() {
+                return Err(format!("node {node}, shard {shard}: {range:?} is not in its log"));
+            }
+            for head in heads {
+                let (term, crc) = (head.id.term, head.payload.crc);
+                let first = *self.entries.entry((shard, head.id.index)).or_insert((term, crc));
+                if first != (term, crc) {
+                    return Err(format!(
+                        "shard {shard}: entry {} is committed with (term, checksum) {first:?}, and \
+                         on node {node} with {:?}",
+                        head.id.index,
+                        (term, crc)
+                    ));
+                }
+                seen.compared = head.id.index;
+            }
+        }
+        Ok(())
+    }
+
+    fn partitions(&mut self, of: (u64, u64), rows: &[(u64, u64, u64)]) -> Result<(), String> {
+        let Some(seen) = self.seen.get_mut(&of) else { return Ok(()) };
+        for (id, start, high) in rows {
+            let before = seen.partitions.insert(*id, (*start, *high));
+            if let Some(before) = before.filter(|before| before.0 > *start || before.1 > *high) {
+                return Err(format!(
+                    "node {}, shard {}: partition {id} went from {before:?} (log start, high \
+                     watermark) to {:?}",
+                    of.0,
+                    of.1,
+                    (start, high)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is committed is on the disks of a majority, whether these nodes run or not.
+    fn majorities(&self) -> Result<(), String> {
+        let mut committed: BTreeMap<u64, u64> = BTreeMap::new();
+        for ((_, shard), seen) in self.seen.iter().filter(|(_, seen)| seen.is_up) {
+            let most = committed.entry(*shard).or_default();
+            *most = (*most).max(seen.committed);
+        }
+        for (shard, committed) in committed {
+            let stable = (1..=self.nodes).filter_map(|node| self.seen.get(&(node, shard))?.stable);
+            let stable: Vec<u64> = stable.map(|id| id.index).collect();
+            let count = stable.iter().filter(|index| **index >= committed).count() as u64;
+            if committed > 0 && count <= self.nodes / 2 {
+                return Err(format!(
+                    "shard {shard}: {committed} is committed, and the nodes have synced {stable:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Last entries by shard, if all nodes run and agree on them, and all of it is committed and
+    /// applied.
+    pub fn level(&self, machines: &[Machine]) -> Option<Vec<(u64, u64)>> {
+        let mut levels = BTreeMap::new();
+        for machine in machines {
+            let node = machine.node()?;
+            for shard in node.shards() {
+                let status = shard.status();
+                let level = (status.last_index, status.term);
+                let is_level = status.applied == status.last_index
+                    && *levels.entry(shard.id()).or_insert(level) == level;
+                if !is_level {
+                    return None;
+                }
+            }
+        }
+        Some(levels.into_values().collect())
+    }
+}
+
+/// What was on stable storage must be in the log that was recovered, or have been purged.
+fn is_kept(wal: &Wal, state: &LogState, stable: LogId) -> Result<(), String> {
+    if state.purged.is_some_and(|purged| purged.index >= stable.index) {
+        return Ok(());
+    }
+    match wal.log_id(stable.index, How::Blocking) {
+        Ok(Some(Some(found))) if found == stable => Ok(()),
+        // Another term's: it was replaced after the last look, and that too is on the disk.
+        Ok(Some(Some(found))) if found.term > stable.term => Ok(()),
+        Ok(found) => Err(format!("{stable:?} was synced, and after a restart it is {found:?}")),
+        Err(error) => Err(format!("{stable:?} was synced, and after a restart: {error}")),
+    }
+}
+
+/// A term never goes back, and in one term nobody votes twice. Who has voted for one node and then
+/// learns that another one was elected notes that as a vote too.
+fn is_broken(before: Vote, now: Vote) -> bool {
+    let changes = now.1 != before.1 && (before.2 || !now.2);
+    now.0 < before.0 || now.0 == before.0 && changes
+}
+
+/// A vote as it is stored.
+fn read_vote(bytes: &[u8]) -> Option<Vote> {
+    let (term, rest) = bytes.split_first_chunk()?;
+    let (node, rest) = rest.split_first_chunk()?;
+    Some((u64::from_le_bytes(*term), u64::from_le_bytes(*node), rest == [1]))
+}
