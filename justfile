@@ -46,6 +46,41 @@ chaos-retries *args:
 chaos-failover *args:
     cargo run --release -p helix-chaos -- failover {{args}}
 
+# Whole clusters in simulation: `just sim --seed 7`, `just sim --seconds 600`.
+sim *args:
+    cd sim && cargo run -- {{args}}
+
+# Plants known bugs in a copy of the tree, one at a time, and shows which seed finds each.
+sim-bugs *args:
+    bash sim/bugs.sh {{args}}
+
+# More clients than a node wants: memory below its limit, others served.
+flood *args:
+    cargo run --release -p helix-chaos -- flood {{args}}
+# How fast a node that lacks purged log gets the records, beside writers: `just refill --gib 10`.
+refill *args:
+    cargo run --release -p helix-chaos -- refill --topic-partitions 1 {{args}}
+
+# Space and reads with compaction, on a log of so many MiB: `just bench-compaction 1280`.
+bench-compaction mib="1280":
+    HELIX_COMPACTION_MIB={{mib}} cargo bench -p helix-wal --bench wal_compaction
+
+# One node after the other drained, restarted and taken back under load; p99 before and during.
+chaos-rolling *args:
+    cargo run --release -p helix-chaos -- rolling --p99-factor-max 3 {{args}}
+
+# One node to five, a lost disk replaced, five to three, under load.
+chaos-grow *args:
+    cargo run --release -p helix-chaos -- grow {{args}}
+
+# The .proto files by buf's rules: helix-proto/buf.yaml.
+proto-lint:
+    bash .ci/buf lint helix-proto
+
+# Whether the .proto files still speak with those of a commit, on the wire and in JSON.
+proto-breaking ref="HEAD":
+    bash .ci/buf breaking helix-proto --against '.git#ref={{ref}},subdir=helix-proto'
+
 # Licences, bans and sources of the dependencies.
 deny:
     cargo deny check bans licenses sources

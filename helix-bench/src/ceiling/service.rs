@@ -512,14 +512,14 @@ impl ClusterService for Ceiling {
             nodes: vec![pb::Node {
                 node_id: NODE_ID,
                 endpoint: state.endpoint.clone(),
-                rack: String::new(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
-                draining: false,
+                ..pb::Node::default()
             }],
             shards: vec![pb::ShardRoute {
                 shard_id: 1,
                 leader: Some(state.leader()),
                 replicas: vec![NODE_ID],
+                ..pb::ShardRoute::default()
             }],
             topics: topics.collect(),
         };
@@ -592,6 +592,13 @@ impl ClusterService for Ceiling {
         &self,
         _: Request<pb::SetDrainingRequest>,
     ) -> Result<Response<pb::SetDrainingResponse>, Status> {
+        no_such_call()
+    }
+
+    async fn balance_leaders(
+        &self,
+        _: Request<pb::BalanceLeadersRequest>,
+    ) -> Result<Response<pb::BalanceLeadersResponse>, Status> {
         no_such_call()
     }
 
