@@ -196,8 +196,9 @@ fn space_follows_what_is_live_with_ten_retentions_in_one_log() {
 #[test]
 fn a_few_busy_streams_that_are_kept_equally_long_are_never_rewritten() {
     // Two segments, as a server has it: the front and the end of what is kept.
-    let slack = 2 * options().segment_bytes;
-    let mut log = Log::new(Options { compaction_slack_bytes: slack, ..options() });
+    let (segment_bytes, slack) = (256 << 10, 512 << 10);
+    let bounds = Options { segment_bytes, compaction_slack_bytes: slack, ..options() };
+    let mut log = Log::new(bounds);
     for round in 0..1500 {
         log.append(round % 3, 1500);
         if round % 10 == 9 {
