@@ -2,6 +2,7 @@
 //! A process of its own, because a server has one too.
 
 mod service;
+mod state;
 
 use std::process::Stdio;
 

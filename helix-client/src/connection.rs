@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use helix_proto::framing::Answers;
 use helix_proto::log::v1::cluster_service_client::ClusterServiceClient;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
@@ -57,10 +58,10 @@ struct Lines {
 
 /// The services over one channel, kept so that a call costs a clone and no set-up.
 struct Line {
-    produce: ProduceServiceClient<Channel>,
-    consume: ConsumeServiceClient<Channel>,
-    topic: TopicServiceClient<Channel>,
-    cluster: ClusterServiceClient<Channel>,
+    produce: ProduceServiceClient<Answers<Channel>>,
+    consume: ConsumeServiceClient<Answers<Channel>>,
+    topic: TopicServiceClient<Answers<Channel>>,
+    cluster: ClusterServiceClient<Answers<Channel>>,
 }
 
 impl Connection {
@@ -80,22 +81,22 @@ impl Connection {
     }
 
     /// The produce service, as generated.
-    pub fn produce(&self) -> ProduceServiceClient<Channel> {
+    pub fn produce(&self) -> ProduceServiceClient<Answers<Channel>> {
         self.line().produce.clone()
     }
 
     /// The consume service, as generated.
-    pub fn consume(&self) -> ConsumeServiceClient<Channel> {
+    pub fn consume(&self) -> ConsumeServiceClient<Answers<Channel>> {
         self.line().consume.clone()
     }
 
     /// The topic service, as generated.
-    pub fn topic(&self) -> TopicServiceClient<Channel> {
+    pub fn topic(&self) -> TopicServiceClient<Answers<Channel>> {
         self.line().topic.clone()
     }
 
     /// The cluster service, as generated.
-    pub fn cluster(&self) -> ClusterServiceClient<Channel> {
+    pub fn cluster(&self) -> ClusterServiceClient<Answers<Channel>> {
         self.line().cluster.clone()
     }
 
@@ -116,6 +117,7 @@ impl fmt::Debug for Connection {
 
 impl Line {
     fn new(channel: Channel, bytes_max: usize) -> Self {
+        let channel = Answers(channel);
         Self {
             produce: ProduceServiceClient::new(channel.clone())
                 .max_decoding_message_size(bytes_max)

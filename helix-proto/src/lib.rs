@@ -4,6 +4,7 @@
 pub mod batch;
 pub mod codec;
 pub mod error;
+pub mod framing;
 pub mod plain;
 
 /// The public API, package `helix.log`.

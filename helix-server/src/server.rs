@@ -2,7 +2,6 @@
 //! Embeddable: it owns no signals, prints nothing and never ends the process.
 
 mod accept;
-mod framing;
 mod gate;
 
 pub use accept::Door;

@@ -133,6 +133,11 @@ impl Log {
         }
     }
 
+    /// Whether nothing is written to a segment any more.
+    pub(crate) fn is_rolled(&self, segment: u64) -> bool {
+        self.held.get(&segment).is_some_and(|held| held.rolled.is_some())
+    }
+
     /// The oldest segment that is not sealed, if all of its entries are placed.
     pub(crate) fn sealable(&self) -> Option<u64> {
         let (id, held) = self.held.iter().find(|(_, held)| !held.sealed)?;

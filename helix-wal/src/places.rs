@@ -41,7 +41,9 @@ impl Log {
                 self.note_row(segment, placement, frame_len);
             }
         }
-        Ok(Placed::Done { may_seal: written && next != segment })
+        // A segment that is still written to is asked about again when it is rolled.
+        let ends = written && next != segment && self.is_rolled(segment);
+        Ok(Placed::Done { may_seal: ends })
     }
 
     fn check_place(&self, index: u64) -> Result<(), Error> {

@@ -118,10 +118,11 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// Asks for a step; whether the thread must be woken.
+    /// Asks for a step; whether the thread must be woken. Whoever asked first wakes it for all
+    /// that ask before it has come to.
     pub(crate) fn raise(&mut self) -> bool {
-        self.raised = true;
-        self.waiting
+        let is_first = !std::mem::replace(&mut self.raised, true);
+        is_first && self.waiting
     }
 }
 

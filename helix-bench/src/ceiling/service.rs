@@ -1,15 +1,10 @@
 //! The public API over nothing: decodes, checks as a server must, and answers. What it costs is
 //! what any server costs that speaks this API, so it is the ceiling for all of them.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use helix_proto::batch;
-use helix_proto::error as wire;
 use helix_proto::log::v1 as pb;
 use helix_proto::log::v1::append_stream_request::Message as StreamRequest;
 use helix_proto::log::v1::append_stream_response::Message as StreamAnswer;
@@ -17,36 +12,27 @@ use helix_proto::log::v1::cluster_service_server::{ClusterService, ClusterServic
 use helix_proto::log::v1::consume_service_server::{ConsumeService, ConsumeServiceServer};
 use helix_proto::log::v1::produce_service_server::{ProduceService, ProduceServiceServer};
 use helix_proto::log::v1::topic_service_server::{TopicService, TopicServiceServer};
-use helix_proto::log::v1::{EncodedBatch, ErrorReason, Watermarks};
+use helix_proto::log::v1::{EncodedBatch, ErrorReason};
 use tokio::net::TcpListener;
-use tokio::time::Instant;
 use tokio_stream::Stream;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::state::{
+    Bounds, NODE_ID, RECORDS, State, WATERMARKS, check, no_such_call, refuse, resolve,
+};
 use crate::target::process_cpu_time;
 
 /// As in the server: `limits.rs` there has the reasons.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 const BATCH_BYTES_MAX: u32 = 4 << 20;
-const RECORD_BYTES_MAX: usize = 1 << 20;
 const STREAM_BATCHES_IN_FLIGHT_MAX: u32 = 64;
 const STREAM_BYTES_IN_FLIGHT_MAX: u64 = 8 << 20;
-const FETCH_BYTES_DEFAULT: u64 = 1 << 20;
-const FETCH_BYTES_MAX: u64 = 8 << 20;
 const STREAMS_PER_CONNECTION_MAX: u32 = 1024;
 const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
 const FRAME_BYTES: u32 = 1 << 20;
-
-/// Records that each partition seems to have.
-const RECORDS: u64 = 1 << 40;
-/// Partitions of a topic that nobody has created.
-const PARTITIONS_DEFAULT: u32 = 4;
-/// Partitions that count offsets of their own; higher ones share.
-const COUNTERS: usize = 1 << 12;
-const NODE_ID: u64 = 1;
 
 /// Serves until the process ends.
 ///
@@ -82,171 +68,6 @@ pub(crate) async fn serve(
 
 #[derive(Debug, Clone)]
 struct Ceiling(Arc<State>);
-
-#[derive(Debug)]
-struct State {
-    endpoint: String,
-    started: Instant,
-    /// What every fetch gives: one after the other, for ever.
-    batches: Vec<EncodedBatch>,
-    /// Next offset of each partition, for acks only.
-    next_offsets: Vec<AtomicU64>,
-    /// Partitions of the topics that were created.
-    topics: Mutex<HashMap<String, u32>>,
-}
-
-impl State {
-    fn new(address: SocketAddr, batches: Vec<EncodedBatch>) -> Self {
-        assert!(!batches.is_empty(), "there is something to fetch");
-        Self {
-            endpoint: address.to_string(),
-            started: Instant::now(),
-            batches,
-            next_offsets: (0..COUNTERS).map(|_| AtomicU64::new(0)).collect(),
-            topics: Mutex::default(),
-        }
-    }
-
-    fn ack(&self, partition: u32, records: u32) -> pb::AppendAck {
-        let next_offset = &self.next_offsets[partition as usize % COUNTERS];
-        let first = next_offset.fetch_add(u64::from(records), Ordering::Relaxed);
-        pb::AppendAck {
-            first_offset: Some(first),
-            next_offset: Some(first + u64::from(records)),
-            duplicate: false,
-            durability: pb::Durability::None.into(),
-        }
-    }
-
-    /// Batches from the one that holds `offset` on, and the offset after them.
-    fn fetch(&self, offset: u64, bounds: Bounds) -> (Vec<pb::StoredBatch>, u64) {
-        let batch_records = u64::from(self.batches[0].record_count);
-        let mut number = offset / batch_records;
-        let (mut records, mut bytes) = (0, 0);
-        let mut found = Vec::with_capacity(1);
-        loop {
-            let place = number % self.batches.len() as u64;
-            let batch = &self.batches[usize::try_from(place).expect("below a length")];
-            let first_offset = number * batch_records;
-            let is_full = records >= bounds.records
-                || bytes + batch.payload.len() as u64 > bounds.bytes && !found.is_empty();
-            if is_full || offset.max(first_offset) >= bounds.until {
-                return (found, offset.max(first_offset).min(bounds.until.max(offset)));
-            }
-            // The first one counts from the asked offset on, as in the server.
-            records += first_offset + batch_records - offset.max(first_offset);
-            bytes += batch.payload.len() as u64;
-            found.push(pb::StoredBatch {
-                first_offset,
-                append_time: Some(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 1_000 }),
-                offset_deltas: Vec::new(),
-                batch: Some(batch.clone()),
-            });
-            number += 1;
-        }
-    }
-
-    fn read(
-        &self,
-        start: pb::PartitionStart,
-        mut bounds: Bounds,
-    ) -> Result<pb::PartitionRecords, Status> {
-        let offset = resolve(start.start.as_ref())?;
-        bounds.until = bounds.until.min(start.until_offset.unwrap_or(RECORDS));
-        let (batches, next_offset) = self.fetch(offset, bounds);
-        Ok(pb::PartitionRecords {
-            topic: start.topic,
-            partition: start.partition,
-            records: Vec::new(),
-            batches,
-            next_offset,
-            watermarks: Some(WATERMARKS),
-            start_offset: offset,
-        })
-    }
-
-    fn partitions(&self, topic: &str) -> u32 {
-        let topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
-        topics.get(topic).copied().unwrap_or(PARTITIONS_DEFAULT)
-    }
-
-    fn leader(&self) -> pb::LeaderHint {
-        pb::LeaderHint { node_id: NODE_ID, endpoint: self.endpoint.clone(), term: 1 }
-    }
-
-    fn topic(&self, name: String) -> pb::Topic {
-        let partitions = (0..self.partitions(&name)).map(|partition| pb::PartitionInfo {
-            partition,
-            leader: Some(self.leader()),
-            replicas: vec![NODE_ID],
-            watermarks: Some(WATERMARKS),
-            shard_id: 1,
-            ..pb::PartitionInfo::default()
-        });
-        pb::Topic {
-            partitions: partitions.collect(),
-            name,
-            replication_factor: 1,
-            config: Some(pb::TopicConfig {
-                default_durability: pb::Durability::None.into(),
-                ..pb::TopicConfig::default()
-            }),
-        }
-    }
-}
-
-const WATERMARKS: Watermarks = Watermarks { log_start_offset: 0, high_watermark: RECORDS };
-
-/// How much one answer may hold.
-#[derive(Debug, Clone, Copy)]
-struct Bounds {
-    records: u64,
-    bytes: u64,
-    until: u64,
-}
-
-impl Bounds {
-    fn new(limits: Option<&pb::ReadLimits>) -> Self {
-        let records = limits.and_then(|limits| limits.max_records).unwrap_or(u64::MAX);
-        let bytes = limits.and_then(|limits| limits.max_bytes).unwrap_or(FETCH_BYTES_DEFAULT);
-        Self { records, bytes: bytes.min(FETCH_BYTES_MAX), until: RECORDS }
-    }
-}
-
-fn resolve(start: Option<&pb::StartPosition>) -> Result<u64, Status> {
-    use pb::start_position::Position;
-    match start.and_then(|start| start.position.as_ref()) {
-        Some(Position::Offset(offset)) => Ok((*offset).min(RECORDS)),
-        Some(Position::Named(named)) => match pb::NamedPosition::try_from(*named) {
-            Ok(pb::NamedPosition::Earliest) => Ok(0),
-            Ok(pb::NamedPosition::Latest) => Ok(RECORDS),
-            _ => Err(refuse(ErrorReason::InvalidArgument, "no position")),
-        },
-        _ => Err(refuse(ErrorReason::Unimplemented, "the ceiling knows offsets only")),
-    }
-}
-
-/// What a server has to look at before it may store a batch. Gives the number of records.
-fn check(batch: Option<&pb::Batch>) -> Result<u32, Status> {
-    use pb::batch::Form;
-    let Some(Form::Encoded(batch)) = batch.and_then(|batch| batch.form.as_ref()) else {
-        return Err(refuse(ErrorReason::Unimplemented, "the ceiling takes encoded batches only"));
-    };
-    if !batch::is_intact(batch) {
-        return Err(refuse(ErrorReason::CorruptBatch, "checksum mismatch"));
-    }
-    batch::scan(&batch.payload, batch.record_count, RECORD_BYTES_MAX)
-        .map_err(|error| refuse(ErrorReason::RecordCountMismatch, &error.to_string()))?;
-    Ok(batch.record_count)
-}
-
-fn refuse(reason: ErrorReason, message: &str) -> Status {
-    wire::to_status(&wire::detail(reason), message, None)
-}
-
-fn no_such_call<T>() -> Result<T, Status> {
-    Err(refuse(ErrorReason::Unimplemented, "the ceiling has no such call"))
-}
 
 #[tonic::async_trait]
 impl ProduceService for Ceiling {
@@ -434,9 +255,7 @@ impl TopicService for Ceiling {
         request: Request<pb::CreateTopicRequest>,
     ) -> Result<Response<pb::CreateTopicResponse>, Status> {
         let request = request.into_inner();
-        let mut topics = self.0.topics.lock().unwrap_or_else(PoisonError::into_inner);
-        topics.insert(request.name.clone(), request.partition_count);
-        drop(topics);
+        self.0.create(request.name.clone(), request.partition_count);
         let topic = Some(self.0.topic(request.name));
         Ok(Response::new(pb::CreateTopicResponse { topic }))
     }
@@ -607,54 +426,5 @@ impl ClusterService for Ceiling {
         _: Request<pb::TransferLeaderRequest>,
     ) -> Result<Response<pb::TransferLeaderResponse>, Status> {
         no_such_call()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::args::Payload;
-    use crate::payload::Pool;
-
-    fn state() -> State {
-        let batches = Pool::new(Payload::Zero, 10, 100, 1).into_batches();
-        State::new(([127, 0, 0, 1], 1).into(), batches)
-    }
-
-    fn bounds(records: u64) -> Bounds {
-        Bounds { records, bytes: FETCH_BYTES_DEFAULT, until: RECORDS }
-    }
-
-    #[test]
-    fn a_fetch_gives_whole_batches_that_hold_the_offset() {
-        let state = state();
-        let (batches, next) = state.fetch(200, bounds(100));
-        assert_eq!((batches.len(), batches[0].first_offset, next), (1, 200, 300));
-        let (batches, next) = state.fetch(250, bounds(100));
-        assert_eq!((batches.len(), batches[0].first_offset, next), (2, 200, 400));
-        let (batches, next) = state.fetch(0, Bounds { bytes: 1, ..bounds(1000) });
-        assert_eq!((batches.len(), next), (1, 100));
-        let (batches, next) = state.fetch(200, Bounds { until: 250, ..bounds(1000) });
-        assert_eq!((batches.len(), next), (1, 250));
-        let (batches, next) = state.fetch(RECORDS, bounds(1));
-        assert_eq!((batches.len(), next), (0, RECORDS));
-    }
-
-    #[test]
-    fn acks_count_per_partition() {
-        let state = state();
-        assert_eq!(state.ack(3, 100).first_offset, Some(0));
-        assert_eq!(state.ack(3, 100).first_offset, Some(100));
-        assert_eq!(state.ack(4, 100).first_offset, Some(0));
-    }
-
-    #[test]
-    fn a_damaged_batch_is_refused() {
-        let mut batch = state().batches[0].clone();
-        let form = |batch| pb::Batch { form: Some(pb::batch::Form::Encoded(batch)) };
-        assert_eq!(check(Some(&form(batch.clone()))).unwrap(), 100);
-        batch.crc32 ^= 1;
-        assert!(check(Some(&form(batch))).is_err());
-        assert!(check(None).is_err());
     }
 }

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_util::StreamExt;
+use helix_proto::framing::Answers;
 use helix_proto::raft::v1 as pb;
 use pb::exchange_request::Message;
 use pb::peer_service_client::PeerServiceClient;
@@ -64,7 +65,7 @@ pub(super) struct Peer {
     endpoint: Option<Endpoint>,
     dialer: Arc<dyn Dialer>,
     /// For single calls: connects at the first one, and again after a failure.
-    calls: Option<PeerServiceClient<Channel>>,
+    calls: Option<PeerServiceClient<Answers<Channel>>>,
     /// Ends the connections: the hub is closed, or this is no peer any more.
     pub(super) closed: CancellationToken,
     pub(super) traffic: Arc<Traffic>,
@@ -165,7 +166,7 @@ impl Peer {
     }
 
     /// A client for single calls; none where the address is none.
-    pub(super) fn calls(&self) -> Option<PeerServiceClient<Channel>> {
+    pub(super) fn calls(&self) -> Option<PeerServiceClient<Answers<Channel>>> {
         self.calls.clone()
     }
 
@@ -382,8 +383,8 @@ fn endpoint(address: &str) -> Option<Endpoint> {
     )
 }
 
-fn client(channel: Channel) -> PeerServiceClient<Channel> {
-    PeerServiceClient::new(channel)
+fn client(channel: Channel) -> PeerServiceClient<Answers<Channel>> {
+    PeerServiceClient::new(Answers(channel))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }

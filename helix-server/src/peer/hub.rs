@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use helix_proto::framing::Answers;
 use helix_proto::raft::v1 as pb;
 use helix_wal::Wal;
 use openraft::Raft;
@@ -374,7 +375,7 @@ impl Hub {
     async fn say_hello(
         &self,
         node: u64,
-        mut client: PeerServiceClient<Channel>,
+        mut client: PeerServiceClient<Answers<Channel>>,
     ) -> Result<Hello, PeerError> {
         let identity = self.roster.identity();
         let request = pb::HelloRequest {
@@ -444,7 +445,7 @@ impl Hub {
         Ok(self.bounded(node, wait, client.call(request)).await?.response)
     }
 
-    fn client(&self, node: u64) -> Result<PeerServiceClient<Channel>, PeerError> {
+    fn client(&self, node: u64) -> Result<PeerServiceClient<Answers<Channel>>, PeerError> {
         let peer = self.roster.peer(node).ok_or(PeerError::Unknown { node })?;
         peer.calls().ok_or(PeerError::Unknown { node })
     }

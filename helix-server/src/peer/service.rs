@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use futures_util::Stream;
+use helix_proto::framing::Requests;
 use helix_proto::raft::v1 as pb;
 use pb::exchange_request::Message;
 use pb::peer_service_server::{PeerService, PeerServiceServer};
@@ -61,7 +62,7 @@ where
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_WAIT_MAX))
-        .add_service(service)
+        .add_service(Requests(service))
         .serve_with_incoming_shutdown(incoming, ending.clone().cancelled_owned());
     let cut = async {
         tokio::select! {

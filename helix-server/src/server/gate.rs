@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::Either;
+use helix_proto::framing::{Cutter, Piece};
 use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
@@ -20,7 +21,6 @@ use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 use tonic::service::Routes;
 
-use super::framing::Framing;
 use crate::error::Result;
 use crate::limits;
 use crate::load::{Call, Connection, Load, Received, Room};
@@ -110,8 +110,8 @@ struct Arriving {
     body: Body,
     kind: Kind,
     call: Arc<Call>,
-    framing: Framing,
-    /// Bytes that wait for the room of the messages that begin in them.
+    cutter: Cutter,
+    /// The beginning of a message that waits for room.
     held_back: Option<(Bytes, Waiting)>,
     /// When what is under way must have arrived.
     deadline: Instant,
@@ -124,19 +124,24 @@ impl Arriving {
             body,
             kind,
             call,
-            framing: Framing::default(),
+            cutter: Cutter::default(),
             held_back: None,
             deadline: Instant::now() + limits::MESSAGE_WAIT_MAX,
             alarm: None,
         }
     }
 
-    /// Bytes of the body have come in; ready with them when there is room for what they begin.
-    fn take(&mut self, bytes: Bytes, context: &mut Context<'_>) -> Poll<Result<Bytes>> {
-        if self.framing.is_between() && !self.framing.is_untouched() {
+    fn put(&mut self, bytes: Bytes) {
+        if self.cutter.is_between() && !self.cutter.is_untouched() {
             self.deadline = Instant::now() + limits::MESSAGE_WAIT_MAX;
         }
-        let announced = usize::try_from(self.framing.take(&bytes)).unwrap_or(usize::MAX);
+        self.cutter.put(bytes);
+    }
+
+    /// A piece of the body has come in; ready with it when there is room for what it begins.
+    fn take(&mut self, piece: Piece, context: &mut Context<'_>) -> Poll<Result<Bytes>> {
+        let Piece { bytes, begins } = piece;
+        let announced = usize::try_from(begins.unwrap_or(0)).unwrap_or(usize::MAX);
         if announced == 0 {
             return Poll::Ready(Ok(bytes));
         }
@@ -174,7 +179,7 @@ impl Arriving {
     /// Whether the client is to send something within a time: all of a single request, the first
     /// message of a stream, and the rest of any that has begun.
     fn is_due(&self) -> bool {
-        self.kind.is_unary || self.framing.is_untouched() || !self.framing.is_between()
+        self.kind.is_unary || self.cutter.is_untouched() || !self.cutter.is_between()
     }
 
     /// Ready when the client has taken too long.
@@ -187,6 +192,13 @@ impl Arriving {
             alarm.as_mut().reset(self.deadline);
         }
         alarm.as_mut().poll(context)
+    }
+
+    fn late(&self) -> Status {
+        self.call.load().events().requests_timed_out.add();
+        let wait = limits::MESSAGE_WAIT_MAX;
+        let what = format!("the request did not arrive within {wait:?} of its beginning");
+        Status::deadline_exceeded(what)
     }
 }
 
@@ -203,30 +215,31 @@ impl hyper::body::Body for Arriving {
         if this.held_back.is_some() {
             return this.poll_held_back(context).map(passed);
         }
-        if !this.kind.is_unary && this.framing.is_between() {
+        if !this.kind.is_unary && this.cutter.is_between() {
             this.call.handled();
         }
-        match Pin::new(&mut this.body).poll_frame(context) {
-            Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                Ok(bytes) => this.take(bytes, context).map(passed),
-                Err(trailers) => Poll::Ready(Some(Ok(trailers))),
-            },
-            Poll::Ready(end) => Poll::Ready(end),
-            Poll::Pending => this.poll_late(context).map(|()| {
-                this.call.load().events().requests_timed_out.add();
-                let wait = limits::MESSAGE_WAIT_MAX;
-                let what = format!("the request did not arrive within {wait:?} of its beginning");
-                Some(Err(Status::deadline_exceeded(what)))
-            }),
+        loop {
+            if let Some(piece) = this.cutter.next() {
+                return this.take(piece, context).map(passed);
+            }
+            match Pin::new(&mut this.body).poll_frame(context) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(bytes) => this.put(bytes),
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                Poll::Ready(end) => return Poll::Ready(end),
+                Poll::Pending => return this.poll_late(context).map(|()| Some(Err(this.late()))),
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.held_back.is_none() && self.body.is_end_stream()
+        self.held_back.is_none() && self.cutter.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        // What has come in already is not counted by the body any more.
+        if self.cutter.is_empty() { self.body.size_hint() } else { SizeHint::default() }
     }
 }
 
