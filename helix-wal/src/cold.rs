@@ -10,7 +10,7 @@ use tracing::debug;
 use crate::error::poison;
 use crate::footer::{DirectoryRow, SealedEntry, SegmentEnd, Trailer, build, footer_bytes_max};
 use crate::frame::{Context, FIRST_GROUP, Frame, GROUP_HEADER, Position, SegmentHeader, frame_len};
-use crate::layout::{BLOCK_BYTES, HEAD_BYTES_MAX, blocks, cold_name};
+use crate::layout::{BLOCK_BYTES, HEAD_BYTES_MAX, NUMBERS_END, blocks, cold_name};
 use crate::segment::Segment;
 use crate::shared::Shared;
 use crate::storage::Storage;
@@ -229,9 +229,11 @@ impl ColdWriter {
         if self.last.is_some_and(|last| id.index <= last) {
             return refused("does not follow the one before it");
         }
-        let end = placement.first.checked_add(u64::from(placement.count));
-        if placement.count == 0 || end.is_none() {
+        if placement.count == 0 || placement.first >= NUMBERS_END {
             return refused("has no positions");
+        }
+        if id.index >= NUMBERS_END - 1 {
+            return refused("has no index of a log");
         }
         let bytes = frame_len(head.len(), payload.bytes.len()) as u64;
         // The one who wrote it may have had larger segments; a bound there must be all the same.

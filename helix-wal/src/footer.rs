@@ -19,7 +19,7 @@
 use crate::LogId;
 use crate::Placement;
 use crate::frame::{Context, parse_context};
-use crate::layout::{BLOCK_BYTES, FORMAT_VERSION, u16_at, u32_at, u64_at};
+use crate::layout::{BLOCK_BYTES, FORMAT_VERSION, NUMBERS_END, u16_at, u32_at, u64_at};
 use crate::storage::BLOCK;
 
 const PAGE_HEADER: usize = 24;
@@ -33,6 +33,8 @@ pub(crate) trait Row: Copy {
     const BYTES: usize;
     fn encode(&self, out: &mut Vec<u8>);
     fn parse(bytes: &[u8]) -> Self;
+    /// Whether its numbers are within bounds: nothing that counts with them can overflow.
+    fn is_sound(&self) -> bool;
     /// Rows in one page.
     const PER_PAGE: usize = (BLOCK - PAGE_HEADER) / Self::BYTES;
 }
@@ -90,6 +92,10 @@ impl Row for IndexRow {
             stream_row: (stream_row != VOID).then_some(stream_row),
         }
     }
+
+    fn is_sound(&self) -> bool {
+        self.id.index < NUMBERS_END
+    }
 }
 
 impl Row for PlacedRow {
@@ -115,6 +121,10 @@ impl Row for PlacedRow {
             frame_len: u32_at(b, 32),
         }
     }
+
+    fn is_sound(&self) -> bool {
+        self.index < NUMBERS_END && self.first < NUMBERS_END
+    }
 }
 
 impl Row for DirectoryRow {
@@ -138,6 +148,12 @@ impl Row for DirectoryRow {
             entries: u32_at(b, 40),
             begin: u32_at(b, 44),
         }
+    }
+
+    fn is_sound(&self) -> bool {
+        self.first <= self.next
+            && self.next < NUMBERS_END
+            && self.begin.checked_add(self.entries).is_some()
     }
 }
 
@@ -267,7 +283,18 @@ impl Trailer {
         let whole = |table: Table, per_page: usize| {
             (table.rows as usize).div_ceil(per_page) == table.pages as usize
         };
-        self.data_end <= self.footer_start
+        let entries = self.entries.map_or(0, |(first, last)| {
+            let sound = first <= last.index && last.index < NUMBERS_END;
+            if sound { last.index - first + 1 } else { 0 }
+        });
+        // Indexes are met once each, and an entry is in its stream's table once at most.
+        (entries > 0) == self.entries.is_some()
+            && (self.index.rows > 0) == self.entries.is_some()
+            && u64::from(self.index.rows) <= entries
+            && self.streams.rows <= self.index.rows
+            && self.directory.rows <= self.streams.rows
+            && self.frame_bytes <= self.data_end
+            && self.data_end <= self.footer_start
             && self.footer_start.is_multiple_of(BLOCK_BYTES)
             && self.footer_start.checked_add((pages + 1) * BLOCK_BYTES) == Some(file_len)
             && whole(self.index, IndexRow::PER_PAGE)
@@ -431,11 +458,12 @@ pub(crate) fn page_verifies(page: &[u8], segment: u64, number: u32) -> bool {
         && page.get(4..).is_some_and(|covered| crc32fast::hash(covered) == u32_at(page, 0))
 }
 
-/// A row of a verified page; `None` past its last one.
+/// A row of a verified page; `None` past its last one, or if it makes no sense.
 pub(crate) fn row_of<R: Row>(page: &[u8], row: usize) -> Option<R> {
     let rows = (u32_at(page, 20) as usize).min(R::PER_PAGE);
     let start = PAGE_HEADER + row.checked_mul(R::BYTES)?;
-    (row < rows).then(|| page.get(start..start + R::BYTES).map(R::parse))?
+    let row = (row < rows).then(|| page.get(start..start + R::BYTES).map(R::parse))?;
+    row.filter(R::is_sound)
 }
 
 /// The directory's rows from its pages, if all verify.
@@ -450,7 +478,11 @@ pub(crate) fn parse_directory(pages: &[u8], trailer: &Trailer) -> Option<Vec<Dir
         }
         rows.extend((0..DirectoryRow::PER_PAGE).map_while(|row| row_of::<DirectoryRow>(page, row)));
     }
-    (rows.len() == trailer.directory.rows as usize).then_some(rows)
+    let fits = |share: &DirectoryRow| {
+        share.begin + share.entries <= trailer.streams.rows && share.bytes <= trailer.frame_bytes
+    };
+    let whole = rows.len() == trailer.directory.rows as usize && rows.iter().all(fits);
+    whole.then_some(rows)
 }
 
 #[cfg(test)]

@@ -25,8 +25,8 @@ use bytes::Bytes;
 use crc32fast::Hasher;
 
 use crate::layout::{
-    BLOCK_BYTES, FORMAT_VERSION, HEAD_BYTES_MAX, MIN_READER_VERSION, OPAQUE_BYTES_MAX, u16_at,
-    u32_at, u64_at,
+    BLOCK_BYTES, FORMAT_VERSION, HEAD_BYTES_MAX, MIN_READER_VERSION, NUMBERS_END, OPAQUE_BYTES_MAX,
+    u16_at, u32_at, u64_at,
 };
 use crate::storage::BLOCK;
 use crate::{LogId, Payload};
@@ -188,6 +188,9 @@ impl FrameHeader {
         if found != place || b[5] != FRAME_VERSION || crc32fast::hash(covered) != u32_at(b, 0) {
             return None;
         }
+        if u64_at(b, 32) >= NUMBERS_END {
+            return None;
+        }
         Some(Self {
             crc: u32_at(b, 0),
             kind: Kind::from_byte(b[4])?,
@@ -279,6 +282,9 @@ impl GroupHeader {
             return None;
         }
         let committed = LogId { term: u64_at(b, 80), index: u64_at(b, 88) };
+        if committed.index >= NUMBERS_END {
+            return None;
+        }
         let header = Self {
             position,
             len: u64::from(u32_at(b, 12)),
@@ -342,6 +348,9 @@ impl Context {
         };
         let vote_len = usize::try_from(u32_at(b, 4)).ok()?;
         let vote = b.get(80..)?.get(..vote_len)?;
+        if [8, 24, 40].iter().any(|at| u64_at(b, at + 8) >= NUMBERS_END) {
+            return None;
+        }
         Some(Self {
             vote: (flags & 1 != 0).then(|| Bytes::copy_from_slice(vote)),
             purged: id(1, 8),
@@ -414,11 +423,12 @@ impl SegmentHeader {
             return None;
         }
         let identity_len = usize::try_from(u32_at(b, 64)).ok()?;
-        if u16_at(b, 14) > FORMAT_VERSION || identity_len > OPAQUE_BYTES_MAX {
+        let id = u64_at(b, 16);
+        if u16_at(b, 14) > FORMAT_VERSION || identity_len > OPAQUE_BYTES_MAX || id >= NUMBERS_END {
             return None;
         }
         Some(Self {
-            id: u64_at(b, 16),
+            id,
             predecessor: Position { segment: u64_at(b, 24), at: u64_at(b, 32) },
             synced: Position { segment: u64_at(b, 40), at: u64_at(b, 48) },
             file_len: u64_at(b, 56),

@@ -13,6 +13,9 @@ pub(crate) const MIN_READER_VERSION: u16 = 1;
 pub(crate) const STATE_VERSION: u16 = 2;
 /// Most bytes of an identity or of a vote: both must fit into the header of a segment.
 pub(crate) const OPAQUE_BYTES_MAX: usize = 256;
+/// Indexes, positions in a stream and numbers of segments are below this. No log gets there; a file
+/// or a caller that says otherwise is wrong, and nothing that counts on from one can overflow.
+pub(crate) const NUMBERS_END: u64 = 1 << 62;
 /// Most bytes of an entry's head.
 pub(crate) const HEAD_BYTES_MAX: usize = 64 << 10;
 
@@ -48,14 +51,19 @@ pub(crate) enum Name {
 }
 
 pub(crate) fn parse_name(name: &str) -> Name {
-    let id = |hex: &str| (hex.len() == 16).then(|| u64::from_str_radix(hex, 16).ok()).flatten();
+    let id = |hex: &str| {
+        let id = u64::from_str_radix(hex, 16).ok().filter(|id| *id < NUMBERS_END);
+        // A sign is taken too, and is no digit.
+        id.filter(|_| hex.len() == 16 && !hex.starts_with('+'))
+    };
+    let number = |text: &str| text.parse().ok().filter(|number| *number < NUMBERS_END);
     if let Some(id) = name.strip_suffix(".seg").and_then(id) {
         Name::Segment(id)
     } else if let Some(id) = name.strip_suffix(".new").and_then(id) {
         Name::New(id)
     } else if let Some(id) = name.strip_suffix(".cold").and_then(id) {
         Name::Cold(id)
-    } else if let Some(number) = name.strip_prefix("ready-").and_then(|n| n.parse().ok()) {
+    } else if let Some(number) = name.strip_prefix("ready-").and_then(number) {
         Name::Ready(number)
     } else {
         Name::Other
@@ -91,11 +99,19 @@ mod tests {
     #[test]
     fn names_are_told_apart() {
         assert_eq!(parse_name(&segment_name(0x1f)), Name::Segment(0x1f));
-        assert_eq!(parse_name(&new_name(u64::MAX)), Name::New(u64::MAX));
+        assert_eq!(parse_name(&new_name(NUMBERS_END - 1)), Name::New(NUMBERS_END - 1));
         assert_eq!(parse_name(&cold_name(0x20)), Name::Cold(0x20));
         assert_eq!(parse_name(&ready_name(7)), Name::Ready(7));
-        for other in ["state", "1.seg", "ready-", "ready-x", ".seg", "lock"] {
+        let others =
+            ["state", "1.seg", "ready-", "ready-x", ".seg", "lock", "+000000000000001.seg"];
+        for other in others {
             assert_eq!(parse_name(other), Name::Other, "{other}");
+        }
+        // After these no other one could come.
+        for number in [NUMBERS_END, u64::MAX] {
+            for name in [segment_name(number), cold_name(number), ready_name(number)] {
+                assert_eq!(parse_name(&name), Name::Other, "{name}");
+            }
         }
     }
 }

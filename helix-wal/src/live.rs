@@ -38,8 +38,8 @@ impl Log {
     /// Entries of a segment are taken to be equally large.
     fn bytes_between(&self, after: u64, upto: u64) -> u64 {
         let share = |bytes: u64, first: u64, last: u64| {
-            let (from, to) = (first.max(after + 1), last.min(upto));
-            let part = (to + 1).saturating_sub(from);
+            let (from, to) = (first.max(after.saturating_add(1)), last.min(upto));
+            let part = to.saturating_add(1).saturating_sub(from);
             let all = (last + 1).saturating_sub(first).max(1);
             u64::try_from(u128::from(bytes) * u128::from(part) / u128::from(all)).unwrap_or(bytes)
         };
@@ -165,7 +165,10 @@ impl Shared {
     fn look_up(&self, after: u64, upto: u64) -> Result<Found, Stop> {
         let core = self.lock();
         let log = &core.log;
-        if upto > after && log.placed.is_none_or(|placed| placed <= upto) {
+        if upto <= after {
+            return Ok(Found { parts: Vec::new(), slots: Vec::new(), upto });
+        }
+        if log.placed.is_none_or(|placed| placed <= upto) {
             let next = log.placed.unwrap_or(0);
             return Err(Error::Beyond { asked: upto, next }.into());
         }

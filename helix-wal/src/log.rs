@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use crate::frame::frame_len;
 use crate::held::Held;
+use crate::layout::NUMBERS_END;
 use crate::segment::Segment;
 use crate::slot::{Place, Slot, UNWRITTEN, Written};
 use crate::streams::Stream;
@@ -97,7 +98,7 @@ impl Log {
         let mut next = self.next();
         for entry in entries {
             let index = entry.id.index;
-            if next.is_some_and(|next| next != index) || index == u64::MAX {
+            if next.is_some_and(|next| next != index) || index >= NUMBERS_END - 1 {
                 let next = next.unwrap_or_default();
                 let message = format!("entry {index} was appended where {next} must follow");
                 return Err(Error::Unusable(message));

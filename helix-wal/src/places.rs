@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::layout::NUMBERS_END;
 use crate::log::Log;
 use crate::segment::Segment;
 use crate::slot::{Place, UNWRITTEN};
@@ -23,6 +24,9 @@ impl Log {
         placement: Option<Placement>,
     ) -> Result<Placed, Error> {
         self.check_place(index)?;
+        if placement.is_some_and(|placement| placement.first >= NUMBERS_END) {
+            return Err(Error::Unusable(format!("entry {index} was placed beyond all positions")));
+        }
         let place = Place::from(placement);
         let Some(at) = self.find(index) else { return self.place_sealed(index) };
         let next = self.slots.get(at + 1).map_or(UNWRITTEN, |slot| slot.segment);

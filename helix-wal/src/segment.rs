@@ -262,7 +262,9 @@ impl<'a, R: Row> Rows<'a, R> {
             }
         };
         row_of(page, (row % per_page) as usize).ok_or_else(|| {
-            self.segment.damaged(0..self.segment.len, "a footer row is missing").into()
+            self.segment
+                .damaged(0..self.segment.len, "a row of the footer is missing, or makes no sense")
+                .into()
         })
     }
 

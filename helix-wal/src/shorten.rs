@@ -3,15 +3,24 @@
 
 use bytes::Bytes;
 
+use crate::layout::NUMBERS_END;
 use crate::log::Log;
 use crate::slot::{Place, Slot};
 use crate::{Error, LogId};
+
+/// Whether a log can be at this index, and go on.
+fn check_index(at: LogId) -> Result<(), Error> {
+    if at.index < NUMBERS_END - 1 {
+        return Ok(());
+    }
+    Err(Error::Unusable(format!("{} is no index of a log", at.index)))
+}
 
 impl Log {
     /// Removes the entries after `last`. The first index that is gone, and what to drop outside
     /// the lock.
     pub(crate) fn truncate_after(&mut self, last: Option<u64>) -> Result<(u64, Vec<Slot>), Error> {
-        let from = last.map_or(self.first(), |last| last + 1).max(self.first());
+        let from = last.map_or(self.first(), |last| last.saturating_add(1)).max(self.first());
         let kept = self.placed.filter(|_| self.has_placed());
         if let Some(placed) = kept
             && from < placed
@@ -72,6 +81,7 @@ impl Log {
             let message = format!("entry {} is not checkpointed and cannot be purged", upto.index);
             return Err(Error::Unusable(message));
         }
+        check_index(upto)?;
         if self.purged.is_some_and(|purged| purged.index >= upto.index) {
             return Ok(Vec::new());
         }
@@ -123,6 +133,7 @@ impl Log {
 
     /// Whether the state machine may be checkpointed at this entry.
     pub(crate) fn check_checkpoint(&self, at: LogId) -> Result<(), Error> {
+        check_index(at)?;
         if self.checkpoint.is_some_and(|old| old.index > at.index) {
             return Err(Error::Unusable(format!("a checkpoint at {} would go back", at.index)));
         }

@@ -20,7 +20,9 @@
 use bytes::Bytes;
 
 use crate::frame::Position;
-use crate::layout::{MIN_READER_VERSION, OPAQUE_BYTES_MAX, STATE_VERSION, u16_at, u32_at, u64_at};
+use crate::layout::{
+    MIN_READER_VERSION, NUMBERS_END, OPAQUE_BYTES_MAX, STATE_VERSION, u16_at, u32_at, u64_at,
+};
 use crate::{LogId, Placement};
 
 const MAGIC: [u8; 8] = *b"HLXSTATE";
@@ -134,7 +136,28 @@ impl State {
             return Err(Unreadable::Newer(min_reader));
         }
         let mut rest = Rest(body.get(HEADER..).ok_or(Unreadable::Damaged)?);
-        rest.state(u16_at(body, 12)).ok_or(Unreadable::Damaged)
+        let state = rest.state(u16_at(body, 12)).filter(Self::is_sound);
+        state.ok_or(Unreadable::Damaged)
+    }
+}
+
+impl State {
+    /// Whether its numbers are within bounds: nothing that counts with them can overflow.
+    fn is_sound(&self) -> bool {
+        let checkpoint = self.checkpoint.as_ref().map(|(at, _)| *at);
+        let ids = [self.purged, self.committed, checkpoint].into_iter().flatten();
+        let in_order = self.segments.is_sorted_by(|(a, _), (b, _)| a < b);
+        let segments = self.segments.iter().map(|(id, _)| *id);
+        let placed = |(index, placement): &(u64, Option<Placement>)| {
+            *index < NUMBERS_END && placement.is_none_or(|placement| placement.first < NUMBERS_END)
+        };
+        let cold = |cold: &ColdName| cold.first <= cold.last.index && cold.last.index < NUMBERS_END;
+        self.next_id < NUMBERS_END
+            && ids.into_iter().all(|id| id.index < NUMBERS_END)
+            && in_order
+            && segments.chain(self.cold.iter().map(|cold| cold.id)).all(|id| id < self.next_id)
+            && self.placements.iter().all(placed)
+            && self.cold.iter().all(cold)
     }
 }
 

@@ -181,8 +181,19 @@ pub struct PartitionRun {
 }
 
 impl PartitionRun {
-    /// Most partitions in one run: what a hostile entry may make a shard allocate.
+    /// Most partitions in all runs of an entry, or of a shard: as many as a cluster has. It bounds
+    /// what a few bytes may make a shard allocate.
     pub const COUNT_MAX: u32 = 1_000_000;
+
+    /// Whether each of these runs is valid, and all of them name no more partitions than there can
+    /// be.
+    pub(super) fn are_valid<'a>(mut runs: impl Iterator<Item = &'a Self>) -> bool {
+        let mut count = 0;
+        runs.all(|run| {
+            count += u64::from(run.count);
+            run.is_valid() && count <= u64::from(Self::COUNT_MAX)
+        })
+    }
 
     /// (number, id) of each partition.
     pub fn partitions(self) -> impl Iterator<Item = (u32, PartitionId)> {
@@ -292,6 +303,9 @@ mod tests {
         assert!(!PartitionRun { count: u32::MAX, ..run }.is_valid());
         assert!(!PartitionRun { first_number: u32::MAX, count: 2, ..run }.is_valid());
         assert!(!PartitionRun { first_id: u64::MAX, count: 2, ..run }.is_valid());
+        let many = PartitionRun { count: PartitionRun::COUNT_MAX, ..run };
+        assert!(PartitionRun::are_valid([many].iter()));
+        assert!(!PartitionRun::are_valid([many, run].iter()), "together they are too many");
     }
 
     #[test]

@@ -250,7 +250,7 @@ pub(super) fn decode_shard(bytes: &[u8]) -> Result<ShardCommand, HeadError> {
     }
     Ok(match change {
         ShardChange::CreatePartitions(it) => {
-            if !it.runs.iter().all(PartitionRun::is_valid) {
+            if !PartitionRun::are_valid(it.runs.iter()) {
                 return Err(malformed("a run of partitions is out of bounds"));
             }
             ShardCommand::CreatePartitions {
