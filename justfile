@@ -17,6 +17,14 @@ test *args:
 soak-wal rounds="10":
     HELIX_ROUNDS={{rounds}} cargo test --release -p helix-wal --test it -- --nocapture
 
+# Crashes short sequences of actions on a log in every way: `just explore-wal 5000000`.
+explore-wal states="1000000":
+    HELIX_STATES={{states}} MALLOC_TRIM_THRESHOLD_=1073741824 cargo test -p helix-wal --test it -- short_sequences --nocapture
+
+# Damages each version of a log's files: every bit and length (1), or one in so many.
+corruption-matrix share="1":
+    HELIX_SHARE={{share}} cargo test -p helix-wal --test it -- matrix --nocapture
+
 # Kills a real node at random moments: `just soak-kill 500`.
 soak-kill kills="500":
     HELIX_KILLS={{kills}} cargo test --release -p helix-server --test it -- kill --nocapture

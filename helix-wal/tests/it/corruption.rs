@@ -140,9 +140,8 @@ impl Golden {
         golden.rest()
     }
 
-    /// At rest, with a last group that nothing follows.
     /// A log whose older entries are in a cold segment, as far as anybody needs them.
-    fn compacted() -> Self {
+    pub fn compacted() -> Self {
         let mut golden = Self::with(Options { compaction_bytes_per_second: u64::MAX, ..options() });
         golden.vote("a vote");
         for _ in 0..24 {
@@ -172,7 +171,8 @@ impl Golden {
         golden.rest()
     }
 
-    fn unmarked() -> Self {
+    /// At rest, with a last group that nothing follows.
+    pub fn unmarked() -> Self {
         let mut golden = Self::build();
         golden.hand().idle();
         golden.append(1500);
@@ -203,7 +203,7 @@ fn sparse(id: LogId, stream: u64, head_len: usize, payload_len: usize) -> Entry 
 }
 
 /// How a damaged log presented itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// All there, all right.
     Equal,
@@ -357,7 +357,7 @@ impl Tally {
 
 /// The files that make up the log. Damage to prepared segments and to the next state file is
 /// damage to nothing.
-fn files(disk: &SimulatedDisk) -> Vec<(String, Vec<u8>)> {
+pub fn files(disk: &SimulatedDisk) -> Vec<(String, Vec<u8>)> {
     let names = disk
         .files()
         .into_iter()
@@ -633,7 +633,7 @@ fn segments(disk: &SimulatedDisk) -> Vec<String> {
 
 // A folder of each version, written once by it and kept: every later version reads it.
 
-fn golden_folder(version: u32) -> PathBuf {
+pub fn golden_folder(version: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/v{version}"))
 }
 

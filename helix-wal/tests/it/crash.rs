@@ -1,156 +1,13 @@
-//! A crash at every change that short sequences make to the disk, and at each of them with every
-//! way in which the unsynced sectors, sizes and names can have come through.
+//! A crash at every change that some sequences make to the disk, and at each of them with every
+//! way in which the unsynced sectors, sizes and names can have come through. Each sequence is there
+//! for a mechanism; `explore` crashes all short ones.
 
 use helix_wal::Options;
-use helix_wal::storage::{Crash, Fate, Pending};
 
 use crate::common::{Dice, OnPanic, rounds, seed, small};
+use crate::explore::Act::{self, *};
+use crate::explore::{changes, crash_at, play};
 use crate::model::Driver;
-
-/// One action of a sequence.
-#[derive(Debug, Clone, Copy)]
-enum Act {
-    Append(&'static [usize]),
-    Vote,
-    Truncate,
-    Place(u64),
-    Commit,
-    Checkpoint,
-    Purge,
-    Install(&'static [usize]),
-    TrimAll,
-    TrimButOne,
-    Settle,
-    Idle,
-    /// Loses power between two actions, keeps everything, and opens again.
-    Reopen,
-    /// The same, and loses everything that was not synced.
-    ReopenLost,
-}
-
-use Act::*;
-
-fn act(driver: &mut Driver, act: Act) {
-    match act {
-        Append(sizes) => driver.append(sizes),
-        Vote => driver.vote(),
-        Truncate => driver.truncate(),
-        Place(count) => driver.place(count),
-        Commit => driver.commit(),
-        Checkpoint => driver.checkpoint(),
-        Purge => driver.purge_all(),
-        Install(sizes) => driver.install_with(sizes),
-        TrimAll => driver.trim_all(),
-        TrimButOne => driver.trim_but_one(),
-        Settle => driver.settle(),
-        Idle => {
-            driver.hand().idle();
-            driver.hear();
-        }
-        Reopen | ReopenLost => {
-            driver.drop_log();
-            let stop = driver.disk.stop_at();
-            let crash = if matches!(act, Reopen) { Crash::KeepAll } else { Crash::LoseAll };
-            driver.disk.crash(crash);
-            driver.disk = driver.disk.reopen();
-            driver.term += 1;
-            driver.disk.stop_at_change(stop);
-            driver.try_open();
-        }
-    }
-}
-
-/// Runs the sequence until the disk stops or the sequence ends.
-fn play(script: &[Act], options: &Options, stop: Option<u64>) -> Driver {
-    let mut driver = Driver::new(77, options.clone());
-    driver.disk.stop_at_change(stop);
-    if driver.try_open() {
-        for next in script {
-            act(&mut driver, *next);
-            if driver.disk.stopped() {
-                break;
-            }
-        }
-    }
-    driver.drop_log();
-    driver
-}
-
-fn changes(script: &[Act], options: &Options) -> u64 {
-    play(script, options, None).disk.changes()
-}
-
-/// All ways through for up to 8 changes that matter, and draws for more.
-fn ways(pending: &[Pending], dice: &mut Dice) -> Vec<Vec<Fate>> {
-    let matters = |change: &Pending| !matches!(change, Pending::Sector { changes: false, .. });
-    let places: Vec<usize> = (0..pending.len()).filter(|i| matters(&pending[*i])).collect();
-    let mut ways = Vec::new();
-    if places.len() <= 4 {
-        for code in 0..1 << (2 * places.len()) {
-            ways.push(choose(pending.len(), &places, |i| ALL[(code >> (2 * i)) & 3]));
-        }
-    }
-    let rest = places.len().saturating_sub(8);
-    for other in [Fate::Lost, Fate::Torn, Fate::Garbled] {
-        // Beyond eight, the rest all came through or all did not, before or after those eight.
-        let windows: &[(usize, Fate)] = match rest {
-            0 => &[(0, Fate::Kept)],
-            _ => &[(0, Fate::Lost), (0, Fate::Kept), (rest, Fate::Lost), (rest, Fate::Kept)],
-        };
-        for (start, outside) in windows {
-            for mask in 0..1u32 << places.len().min(8) {
-                ways.push(choose(pending.len(), &places, |i| match i.checked_sub(*start) {
-                    Some(bit @ 0..8) if mask >> bit & 1 == 1 => Fate::Kept,
-                    Some(0..8) => other,
-                    _ => *outside,
-                }));
-            }
-        }
-    }
-    // Sectors that were written with what they held already can still come out as garbage.
-    for _ in 0..16 {
-        ways.push((0..pending.len()).map(|_| ALL[dice.below(4) as usize]).collect());
-    }
-    ways.sort_unstable_by_key(|way| way.iter().map(|fate| *fate as u8).collect::<Vec<_>>());
-    ways.dedup();
-    ways
-}
-
-const ALL: [Fate; 4] = [Fate::Kept, Fate::Lost, Fate::Torn, Fate::Garbled];
-
-fn choose(len: usize, places: &[usize], fate: impl Fn(usize) -> Fate) -> Vec<Fate> {
-    let mut way = vec![Fate::Kept; len];
-    for (i, place) in places.iter().enumerate() {
-        way[*place] = fate(i);
-    }
-    way
-}
-
-/// What follows each crash: the log opens, is right, takes a shorter group, and survives another
-/// crash at any point of that.
-fn survive(crashed: &Driver, way: &[Fate], seed: u64, full: bool) {
-    let mut driver = crashed.fork(seed);
-    driver.disk.crash(Crash::Chosen(way));
-    driver.disk = driver.disk.reopen();
-    driver.term += 1;
-    if !full {
-        driver.open();
-        return;
-    }
-    // The second crash comes while the first is being recovered from, or soon after.
-    let stop = driver.disk.changes() + driver.dice.below(24);
-    driver.disk.stop_at_change(Some(stop));
-    if driver.try_open() {
-        driver.append(&[10]);
-        driver.vote();
-        driver.settle();
-    }
-    driver.crash();
-    driver.append(&[20]);
-    driver.check();
-    driver.crash();
-    driver.check();
-}
 
 /// `skipped` actions are only played: what they do is explored elsewhere.
 fn explore(name: &str, script: &[Act], skipped: usize, options: &Options) -> u64 {
@@ -162,13 +19,7 @@ fn explore(name: &str, script: &[Act], skipped: usize, options: &Options) -> u64
     for stop in (0..rounds()).flat_map(|_| first..end) {
         let crashed = play(script, options, Some(stop));
         assert!(crashed.disk.stopped(), "change {stop} of {end} was not reached");
-        let pending = crashed.disk.pending();
-        for way in ways(&pending, &mut dice) {
-            let seed = dice.seed();
-            let _context = OnPanic(format!("{name}: stopped at {stop}\n{pending:#?}\n{way:?}"));
-            survive(&crashed, &way, seed, states % 4 == 0);
-            states += 1;
-        }
+        states += crash_at(&crashed, &mut dice, None, &format!("{name}: stopped at {stop}"));
     }
     println!("{name}: {states} states after {} changes", end - first);
     states

@@ -314,14 +314,15 @@ impl Disk {
 
     pub(super) fn sync(&mut self, inode: u64) {
         if let Some(file) = self.inodes.get_mut(&inode) {
-            if file.diverged {
-                let durable = Arc::make_mut(&mut file.durable);
-                for change in std::mem::take(&mut file.pending) {
-                    change.apply(Fate::Kept, durable, &mut 0);
-                }
-            } else {
+            if !file.diverged && Arc::get_mut(&mut file.durable).is_none() {
                 file.pending.clear();
                 file.durable = Arc::clone(&file.seen);
+                return;
+            }
+            // Where nobody shares the bytes, what was written is all that has to be copied.
+            let durable = Arc::make_mut(&mut file.durable);
+            for change in std::mem::take(&mut file.pending) {
+                change.apply(Fate::Kept, durable, &mut 0);
             }
         }
     }

@@ -1,0 +1,126 @@
+//! The corruption matrix: every bit and every length of every file of a log, one at a time, of each
+//! version of the format. Each damage falls into one of four classes, and `classify` panics on what
+//! is none of them: a wrong payload, another vote, entries that are missing without a word.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use helix_wal::storage::SimulatedDisk;
+
+use crate::common::{Dice, OnPanic, seed};
+use crate::corruption::{Class, Golden, classify, files, golden_folder};
+use crate::truth::Truth;
+
+/// One damage in so many is tried here; `HELIX_SHARE=1` tries all: `just corruption-matrix`.
+const SHARE: u64 = 1000;
+
+/// Bytes of a file that are one piece of work.
+const PIECE: usize = 1024;
+
+/// How often each class was met, for bits and for lengths.
+type Counts = BTreeMap<(&'static str, Class), u64>;
+
+/// A log at rest, what it holds, and whether its last group may be cut.
+struct Case {
+    name: &'static str,
+    disk: SimulatedDisk,
+    truth: Truth,
+    may_cut: bool,
+}
+
+/// Version 1 as its own program wrote it; what is written today without a mark at its end; and with
+/// a cold segment, which only version 2 can name.
+fn cases() -> Vec<Case> {
+    let v1 = SimulatedDisk::new(1);
+    for entry in std::fs::read_dir(golden_folder(1)).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        v1.write_file(&name, std::fs::read(entry.path()).unwrap());
+    }
+    let case = |name, golden: Golden, may_cut| {
+        let Golden { disk, truth, .. } = golden;
+        Case { name, disk, truth, may_cut }
+    };
+    let truth = Golden::marked().truth;
+    vec![
+        Case { name: "version 1", disk: v1, truth, may_cut: false },
+        case("not marked", Golden::unmarked(), true),
+        case("version 2, compacted", Golden::compacted(), false),
+    ]
+}
+
+impl Case {
+    /// All damages of one piece of a file, or the drawn ones.
+    fn damage(&self, name: &str, start: usize, len: usize, share: u64, dice: &mut Dice) -> Counts {
+        let mut counts = Counts::new();
+        let mut tried = |kind, what: String, disk: SimulatedDisk| {
+            let _context = OnPanic(format!("{}: {name}, {what}", self.name));
+            let class = classify(&disk, &self.truth);
+            assert!(self.may_cut || class != Class::Cut, "what was marked as durable was cut");
+            *counts.entry((kind, class)).or_default() += 1;
+        };
+        for at in start..start + len {
+            for bit in 0..8 {
+                if dice.one_in(share) {
+                    let disk = self.disk.fork();
+                    disk.flip_bit(name, 8 * at as u64 + bit);
+                    tried("bits", format!("bit {bit} of byte {at}"), disk);
+                }
+            }
+            if dice.one_in(share) {
+                let disk = self.disk.fork();
+                disk.truncate(name, at as u64);
+                tried("lengths", format!("cut to {at} bytes"), disk);
+            }
+        }
+        counts
+    }
+
+    fn run(&self, share: u64, base: u64) -> Counts {
+        let files = files(&self.disk);
+        let pieces: Vec<(&str, usize, usize)> = files
+            .iter()
+            .flat_map(|(name, bytes)| {
+                let starts = (0..bytes.len()).step_by(PIECE);
+                starts.map(|at| (name.as_str(), at, PIECE.min(bytes.len() - at)))
+            })
+            .collect();
+        let (next, all) = (AtomicUsize::new(0), Mutex::new(Counts::new()));
+        let work = || {
+            while let Some((name, start, len)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let mut dice = Dice::new(base ^ ((*start as u64) << 8));
+                let counts = self.damage(name, *start, *len, share, &mut dice);
+                let mut all = all.lock().unwrap();
+                for (class, count) in counts {
+                    *all.entry(class).or_default() += count;
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
+                scope.spawn(work);
+            }
+        });
+        all.into_inner().unwrap()
+    }
+}
+
+#[test]
+fn every_damage_to_every_version_is_told_from_what_is_right() {
+    let share = std::env::var("HELIX_SHARE").map_or(SHARE, |text| text.parse().expect("a number"));
+    let base = seed("matrix");
+    for case in cases() {
+        let begun = Instant::now();
+        let counts = case.run(share, base);
+        let all: u64 = counts.values().sum();
+        println!(
+            "{}: {all} damages, {:.0} s: {counts:?}",
+            case.name,
+            begun.elapsed().as_secs_f64()
+        );
+        let of = |class| counts.get(&("bits", class)).copied().unwrap_or(0);
+        assert!(of(Class::Equal) > 0 && of(Class::Reported) > 0 && of(Class::Refused) > 0);
+    }
+}
