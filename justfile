@@ -25,6 +25,11 @@ explore-wal states="1000000":
 corruption-matrix share="1":
     HELIX_SHARE={{share}} cargo test -p helix-wal --test it -- matrix --nocapture
 
+# The log's threads in many orders, so many thousand each: `just interleavings 10`.
+interleavings rounds="1":
+    RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle HELIX_ROUNDS={{rounds}} \
+        cargo test -p helix-wal --test it -- interleavings
+
 # Kills a real node at random moments: `just soak-kill 500`.
 soak-kill kills="500":
     HELIX_KILLS={{kills}} cargo test --release -p helix-server --test it -- kill --nocapture

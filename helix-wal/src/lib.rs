@@ -93,6 +93,7 @@ mod state_file;
 mod state_io;
 pub mod storage;
 mod streams;
+mod sync;
 mod threads;
 mod tip;
 mod types;

@@ -3,8 +3,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{JoinHandle, ThreadId};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,6 +18,7 @@ use crate::readers::Readers;
 use crate::state_file::{ColdName, State};
 use crate::state_io::StateFile;
 use crate::storage::{File, Storage};
+use crate::sync::{Condvar, JoinHandle, Mutex, MutexGuard, ThreadId};
 use crate::tip::stopwatch;
 use crate::wal::{Done, Next, Options};
 use crate::{Entry, Error, LogId, SYNC_BOUNDS_US};

@@ -1,12 +1,12 @@
 //! Gives the writer and the keeper a thread each: step by the log's clock, and wait on a condition.
 
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use crate::Error;
 use crate::error::failed;
 use crate::shared::{Role, Shared};
+use crate::sync::Builder;
 use crate::wal::Next;
 
 /// Steps until done. What `step` owns is dropped when it ends or panics, and fails what waits.
@@ -30,7 +30,7 @@ pub(crate) fn spawn(
             }
         }
     };
-    let thread = thread::Builder::new().name(name.to_owned()).spawn(run);
+    let thread = Builder::new().name(name.to_owned()).spawn(run);
     let thread = thread.map_err(|e| failed("spawn", name, &e))?;
     shared.lock().threads.push((thread.thread().id(), thread));
     Ok(())

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,6 +20,7 @@ use crate::shared::{Core, Request, Role, Shared, Waiting};
 use crate::slot::Written;
 use crate::state_io::StateFile;
 use crate::storage::Storage;
+use crate::sync::{MutexGuard, current};
 use crate::tip::frame_bytes_max;
 use crate::writer::Writer;
 use crate::{
@@ -345,7 +345,7 @@ impl Wal {
         Ok(())
     }
 
-    fn after_place(&self, mut core: std::sync::MutexGuard<'_, Core>, may_seal: bool) {
+    fn after_place(&self, mut core: MutexGuard<'_, Core>, may_seal: bool) {
         if !may_seal {
             return;
         }
@@ -548,7 +548,7 @@ impl Wal {
         close(&self.closer.0);
         let threads = std::mem::take(&mut self.shared.lock().threads);
         for (id, thread) in threads {
-            if id != thread::current().id() {
+            if id != current().id() {
                 // Ignored: a panic has poisoned the log, and everyone was told.
                 let _ = thread.join();
             }

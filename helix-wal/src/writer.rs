@@ -133,7 +133,7 @@ impl Writer {
 
     /// Nothing is queued: marks the last group once it has waited long enough.
     fn rest(&mut self, now: Duration, closing: bool) -> Result<Next, Error> {
-        let mark_delay = self.shared.options.mark_delay;
+        let mark_delay = self.mark_delay();
         if let Some(since) = self.unmarked {
             let waited = now.saturating_sub(since);
             if !closing && waited < mark_delay {
@@ -146,6 +146,10 @@ impl Writer {
             return Ok(Next::Done);
         }
         Ok(Next::Idle)
+    }
+
+    fn mark_delay(&self) -> Duration {
+        self.shared.options.mark_delay
     }
 
     /// Writes an empty group, which says that everything before it is durable.
@@ -188,7 +192,9 @@ impl Writer {
             done.tell(Ok(()));
         }
         self.run_refused();
-        Ok(if more { Next::Now } else { Next::After(self.shared.options.mark_delay) })
+        // Whoever closes the log has woken this step already, and waits for the mark.
+        let next = if more || closing { Next::Now } else { Next::After(self.mark_delay()) };
+        Ok(next)
     }
 
     /// Moves requests into the group until it is full. False if it stays empty because not even a

@@ -13,6 +13,8 @@ mod corruption;
 mod crash;
 mod explore;
 mod faults;
+#[cfg(shuttle)]
+mod interleavings;
 mod matrix;
 mod model;
 mod reads;

@@ -1,0 +1,249 @@
+//! The log's threads under a scheduler that tries orders of their steps: callers, writer and keeper
+//! meet at the locks of `src/sync.rs`, and at each of them another one may go on. Built only with
+//! `--cfg shuttle`: `just interleavings`. A wait never times out there, so a lost wake-up is a
+//! deadlock, which the scheduler reports with a schedule to run again.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use helix_wal::storage::{Crash, SimulatedDisk};
+use helix_wal::{Done, Entry, Error, How, LogId, Options, Placement, Wal};
+use shuttle::sync::{Arc, Condvar, Mutex};
+use shuttle::thread;
+
+use crate::common::{Hand, entry, same, small};
+use crate::truth::{Op, Truth};
+
+/// What a callback said, and the disk as it was then.
+struct Told {
+    number: usize,
+    result: Result<(), Error>,
+    disk: SimulatedDisk,
+}
+
+/// A log with its threads, and what was asked of it and answered.
+#[derive(Clone)]
+struct Life {
+    wal: Wal,
+    disk: SimulatedDisk,
+    /// Locked across a call, so that calls have one order.
+    truth: Arc<Mutex<Truth>>,
+    told: Arc<(Mutex<Vec<Told>>, Condvar)>,
+}
+
+fn options() -> Options {
+    Options { tail_bytes: 0, compaction_bytes_per_second: 0, ..small() }
+}
+
+impl Life {
+    fn begin() -> Self {
+        let disk = SimulatedDisk::new(1);
+        let (wal, writer, keeper, _) = Wal::open(Arc::new(disk.clone()), options()).unwrap();
+        // A millisecond goes by with every look at the clock.
+        let ticks = AtomicU64::new(0);
+        let clock = move || Duration::from_millis(ticks.fetch_add(1, Ordering::Relaxed));
+        wal.set_clock(Box::new(clock));
+        writer.spawn().unwrap();
+        keeper.spawn().unwrap();
+        Self { wal, disk, truth: Arc::default(), told: Arc::default() }
+    }
+
+    fn done(&self, number: usize) -> Done {
+        let (told, disk) = (Arc::clone(&self.told), self.disk.clone());
+        Box::new(move |result| {
+            let disk = disk.fork();
+            told.0.lock().unwrap().push(Told { number, result, disk });
+            told.1.notify_all();
+        })
+    }
+
+    /// Calls that are one operation; its number.
+    fn ask(&self, op: Op) -> usize {
+        let mut truth = self.truth.lock().unwrap();
+        let number = truth.queue(op.clone());
+        let done = self.done(number);
+        match op {
+            Op::Append(entry) => self.wal.append(vec![entry], done),
+            Op::Vote(vote) => self.wal.save_vote(vote, done),
+            Op::Truncate(last) => self.wal.truncate_after(last, done),
+            Op::Purge(upto) => self.wal.purge(upto, done),
+        }
+        number
+    }
+
+    fn append(&self, id: LogId, payload: usize) -> usize {
+        self.ask(Op::Append(made(id, payload)))
+    }
+
+    /// Waits for the outcome of an operation; whether it is durable.
+    fn wait(&self, number: usize) -> bool {
+        let mut told = self.told.0.lock().unwrap();
+        loop {
+            if let Some(told) = told.iter().find(|told| told.number == number) {
+                return told.result.is_ok();
+            }
+            told = self.told.1.wait(told).unwrap();
+        }
+    }
+
+    /// Closes, and holds what was told against what is on the disk, then and at the end.
+    fn end(self, may_close: bool) {
+        self.wal.close();
+        let Self { wal, disk, truth, told } = self;
+        drop(wal);
+        let truth = truth.lock().unwrap().clone();
+        let told = std::mem::take(&mut *told.0.lock().unwrap());
+        let mut numbers: Vec<usize> = told.iter().map(|told| told.number).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (1..=truth.calls).collect::<Vec<_>>(), "each callback runs once");
+        for Told { result, .. } in &told {
+            let closed = may_close && matches!(result, Err(Error::Closed));
+            assert!(result.is_ok() || closed, "{result:?}");
+        }
+        let durable = told.iter().filter(|told| told.result.is_ok());
+        for told in durable.clone() {
+            recovers(&truth, told.number, &told.disk);
+        }
+        let last = durable.map(|told| told.number).max().unwrap_or(0);
+        recovers(&truth, last, &disk);
+    }
+}
+
+/// Power goes: all up to this operation is there, and of the rest a first part.
+fn recovers(truth: &Truth, number: usize, disk: &SimulatedDisk) {
+    let mut truth = truth.clone();
+    let acks = Arc::new(std::sync::Mutex::new(vec![(number, Ok(()))]));
+    truth.hear(&acks, true, false);
+    disk.crash(Crash::LoseAll);
+    let hand = Hand::open(Arc::new(disk.reopen()), options()).unwrap();
+    truth.recover(&hand.wal, &hand.recovered);
+}
+
+fn made(id: LogId, payload: usize) -> Entry {
+    entry(id, 1 + id.index % 2, 20, payload)
+}
+
+fn id(term: u64, index: u64) -> LogId {
+    LogId { term, index }
+}
+
+fn place(wal: &Wal, index: u64) -> Result<(), Error> {
+    let placement = Placement { stream: 1 + index % 2, first: index / 2, count: 1, time: index };
+    wal.place(index, Some(placement))
+}
+
+/// Large enough that the third one needs another segment.
+const LARGE: usize = 20_000;
+
+/// One who appends, truncates and votes, one who applies, purges and trims, one who reads.
+fn at_once() {
+    let life = Life::begin();
+    life.truth.lock().unwrap().checkpoint_open = Some((id(1, 2), Bytes::from_static(b"state")));
+    let (first, appended) = (Arc::new((Mutex::new(Vec::new()), Condvar::new())), life.clone());
+    let numbers = Arc::clone(&first);
+    let appender = thread::spawn(move || {
+        for index in 0..4 {
+            let number = appended.append(id(1, index), LARGE);
+            numbers.0.lock().unwrap().push(number);
+            numbers.1.notify_all();
+        }
+        appended.append(id(1, 4), 100);
+        appended.append(id(1, 5), LARGE);
+        appended.ask(Op::Vote(Bytes::from_static(b"term 2")));
+        appended.ask(Op::Truncate(Some(3)));
+        appended.append(id(2, 4), 300);
+        let vote = appended.ask(Op::Vote(Bytes::from_static(b"term 3")));
+        assert!(appended.wait(vote));
+    });
+    let applied = life.clone();
+    let applier = thread::spawn(move || {
+        for index in 0..4 {
+            let number = {
+                let mut numbers = first.0.lock().unwrap();
+                while numbers.len() <= index {
+                    numbers = first.1.wait(numbers).unwrap();
+                }
+                numbers[index]
+            };
+            assert!(applied.wait(number));
+            place(&applied.wal, index as u64).unwrap();
+        }
+        applied.wal.checkpoint(id(1, 2), Bytes::from_static(b"state")).unwrap();
+        let purge = applied.ask(Op::Purge(id(1, 1)));
+        applied.wal.trim(1, 1);
+        applied.wal.trim(2, 1);
+        assert!(applied.wait(purge));
+    });
+    let read = life.clone();
+    let reader = thread::spawn(move || {
+        for index in 0..4 {
+            match read.wal.read(index..index + 1, usize::MAX, How::Blocking) {
+                Ok(found) => {
+                    for found in found.unwrap() {
+                        assert!(same(&found, &made(id(1, index), LARGE)), "entry {index}");
+                    }
+                }
+                Err(Error::Trimmed { .. } | Error::Beyond { .. }) => {}
+                Err(error) => panic!("read {index}: {error}"),
+            }
+        }
+    });
+    for thread in [appender, applier, reader] {
+        thread.join().unwrap();
+    }
+    life.end(false);
+}
+
+/// The log is closed while calls come: each is told that it is durable, or that it never will be.
+fn closing() {
+    let life = Life::begin();
+    let appended = life.clone();
+    let appender = thread::spawn(move || {
+        for index in 0..3 {
+            let size = if index == 1 { LARGE } else { 10 };
+            appended.append(id(1, index), size);
+            appended.ask(Op::Vote(Bytes::from(index.to_string())));
+        }
+    });
+    life.wal.close();
+    appender.join().unwrap();
+    life.end(true);
+}
+
+/// The last group gets its mark although nobody asks for anything any more: the writer is woken
+/// for the first request of all, and for each that comes while it goes to sleep.
+fn one_by_one() {
+    let life = Life::begin();
+    for index in 0..3 {
+        let number = life.append(id(1, index), 10);
+        assert!(life.wait(number));
+    }
+    life.end(false);
+}
+
+fn iterations() -> usize {
+    std::env::var("HELIX_ROUNDS").map_or(1, |text| text.parse::<usize>().expect("a number")) * 1000
+}
+
+/// Random orders, and orders with few changes of who goes on: what needs exactly those is rare
+/// among the first.
+fn try_orders(life: fn()) {
+    shuttle::check_random(life, iterations());
+    shuttle::check_pct(life, iterations(), 3);
+}
+
+#[test]
+fn callers_writer_and_keeper_at_once() {
+    try_orders(at_once);
+}
+
+#[test]
+fn closing_tells_everybody() {
+    try_orders(closing);
+}
+
+#[test]
+fn no_wake_up_is_lost() {
+    try_orders(one_by_one);
+}
