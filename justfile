@@ -30,6 +30,10 @@ interleavings rounds="1":
     RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle HELIX_ROUNDS={{rounds}} \
         cargo test -p helix-wal --test it -- interleavings
 
+# A fuzz target (helix-fuzz/src/lib.rs lists them): `just fuzz wal_damage --seconds 600`.
+fuzz target *args:
+    bash fuzz/run.sh {{target}} {{args}}
+
 # Kills a real node at random moments: `just soak-kill 500`.
 soak-kill kills="500":
     HELIX_KILLS={{kills}} cargo test --release -p helix-server --test it -- kill --nocapture

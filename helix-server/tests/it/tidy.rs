@@ -198,9 +198,9 @@ fn clients_do_not_know_the_server() {
 }
 
 #[test]
-fn the_simulation_is_a_workspace_of_its_own() {
+fn the_simulation_and_the_fuzzer_are_workspaces_of_their_own() {
     let manifest = fs::read_to_string(repository().join("Cargo.toml")).unwrap();
-    assert!(manifest.contains("exclude = [\"sim\"]"));
+    assert!(manifest.contains("exclude = [\"sim\", \"fuzz\"]"));
 }
 
 #[test]

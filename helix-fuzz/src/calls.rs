@@ -1,0 +1,234 @@
+//! Calls to a node that lives in this process, on a simulated disk and a clock that jumps. Whatever
+//! is asked: the call ends, with an error that is the caller's; what was acknowledged stays; and
+//! others are served.
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use helix_proto::batch;
+use helix_proto::log::v1::batch::Form;
+use helix_proto::log::v1::{
+    AppendRequest, AppendResponse, Batch, FetchRequest, FetchResponse, PartitionStart, Record,
+    StartPosition, start_position::Position,
+};
+use helix_server::clock::TokioClock;
+use helix_server::log::PartitionSettings;
+use helix_server::memory::Shares;
+use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
+use helix_server::raft::seed_this_thread;
+use helix_wal::storage::{Crash, SimulatedDisk, Storage};
+use http_body_util::{BodyExt, Full};
+use prost::Message;
+use tonic::Code;
+use tonic::codegen::http::{HeaderMap, Request};
+use tonic::service::Routes;
+use tower::ServiceExt;
+
+use crate::input::Input;
+use crate::message::{Schema, records};
+
+/// What no generated request names.
+const KEPT: &str = "kept";
+/// A call that has not ended by then never will; those that go on for ever are left then.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+thread_local! {
+    static SCHEMA: OnceCell<Schema> = const { OnceCell::new() };
+}
+
+#[derive(Clone, Default)]
+struct Disks(Arc<Mutex<BTreeMap<u64, SimulatedDisk>>>);
+
+impl Disks {
+    fn open(&self, shard: u64) -> Arc<dyn Storage> {
+        let mut disks = self.0.lock().unwrap();
+        Arc::new(disks.entry(shard).or_insert_with(|| SimulatedDisk::new(shard)).reopen())
+    }
+
+    fn crash(&self) {
+        for disk in self.0.lock().unwrap().values() {
+            disk.crash(Crash::LoseAll);
+        }
+    }
+}
+
+fn settings(disks: &Disks) -> NodeSettings {
+    let disks = disks.clone();
+    let open = move |shard| disks.open(shard);
+    NodeSettings {
+        node_id: 1,
+        storage: NodeStorage::Simulated(Arc::new(open)),
+        cluster_name: None,
+        shard_count: 1,
+        topics: vec![("default".to_owned(), 2), (KEPT.to_owned(), 1)],
+        topic_settings: PartitionSettings {
+            default_durability: 1,
+            min_durability: 1,
+            max_batch_bytes: 1 << 16,
+            max_record_bytes: 1 << 15,
+            ..PartitionSettings::default()
+        },
+        segment_bytes: 64 << 10,
+        tail_bytes: 16 << 10,
+        footer_bytes: 1 << 20,
+        shares: Shares::default(),
+        log_limits: LogLimits::default(),
+        clock: TokioClock::new(1_700_000_000_000_000),
+        seed: Some(1),
+    }
+}
+
+pub(crate) fn calls(input: &[u8]) {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+    seed_this_thread(1);
+    SCHEMA.with(|schema| {
+        let schema = schema.get_or_init(Schema::of_the_api);
+        runtime.unwrap().block_on(run(schema, Input(input)));
+    });
+}
+
+async fn run(schema: &Schema, mut input: Input<'_>) {
+    let disks = Disks::default();
+    let mut kept: BTreeMap<u64, Vec<Record>> = BTreeMap::new();
+    let mut life = Life::open(&disks).await;
+    while !input.is_empty() {
+        match input.below(16) {
+            0..3 => life.append(&mut kept, records(&mut input)).await,
+            3 if input.one_in(4) => {
+                disks.crash();
+                life.node.close().await;
+                life = Life::open(&disks).await;
+            }
+            _ => life.call(schema, &mut input).await,
+        }
+    }
+    // Others are served, and find what was acknowledged.
+    let last = Record { value: Some(Bytes::from_static(b"last")), ..Record::default() };
+    life.append(&mut kept, vec![last]).await;
+    life.check(&kept).await;
+    life.node.close().await;
+}
+
+struct Life {
+    node: Arc<Node>,
+    routes: Routes,
+}
+
+impl Life {
+    async fn open(disks: &Disks) -> Self {
+        let node = Node::open(settings(disks)).await.expect("it opens");
+        node.announce("127.0.0.1:1".to_owned()).await.expect("it is known");
+        let routes = helix_server::api::routes(&node).prepare();
+        Self { node, routes }
+    }
+
+    /// Any call: the method, and its messages.
+    async fn call(&self, schema: &Schema, input: &mut Input<'_>) {
+        let method = &schema.methods[input.below(schema.methods.len())];
+        let count = if method.takes_many { input.below(5) } else { 1 };
+        let mut messages: Vec<Vec<u8>> =
+            (0..count).map(|_| schema.request(method, input)).collect();
+        let is_garbled = input.one_in(8);
+        if let Some(message) = messages.last_mut().filter(|it| is_garbled && !it.is_empty()) {
+            let at = input.below(message.len());
+            message[at] = input.u8();
+        }
+        let names_kept = |message: &Vec<u8>| message.windows(KEPT.len()).any(|it| it == b"kept");
+        if messages.iter().any(names_kept) {
+            return;
+        }
+        let (code, text, _) = self.send(&method.path, &messages).await;
+        let path = &method.path;
+        match code {
+            Code::Unknown | Code::DataLoss => panic!("{path}: {code:?}, {text}"),
+            Code::Internal if !is_garbled && !text.contains("decode") => {
+                panic!("{path}: {code:?}, {text}")
+            }
+            _ => {}
+        }
+    }
+
+    /// The code, its text and the first answer.
+    async fn send(&self, path: &str, messages: &[Vec<u8>]) -> (Code, String, Option<Bytes>) {
+        let mut body = BytesMut::new();
+        for message in messages {
+            body.put_u8(0);
+            body.put_u32(message.len() as u32);
+            body.put_slice(message);
+        }
+        let request = Request::post(path)
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(tonic::body::Body::new(Full::new(body.freeze())))
+            .unwrap();
+        let answered = tokio::time::timeout(PATIENCE, self.routes.clone().oneshot(request)).await;
+        let Ok(Ok(response)) = answered else { panic!("{path} is never answered") };
+        let (parts, mut body) = response.into_parts();
+        let mut ended = code(&parts.headers);
+        let mut bytes = BytesMut::new();
+        let streams = async {
+            while let Some(Ok(frame)) = body.frame().await {
+                match frame.into_data() {
+                    Ok(data) => bytes.extend_from_slice(&data),
+                    Err(frame) => ended = ended.take().or(frame.trailers_ref().and_then(code)),
+                }
+            }
+        };
+        let is_over = tokio::time::timeout(PATIENCE, streams).await.is_ok();
+        let endless = path.contains("Subscribe") || path.contains("Watch");
+        assert!(is_over || endless, "{path} does not end");
+        let first = (bytes.len() > 5).then(|| {
+            let length = u32::from_be_bytes(bytes[1..5].try_into().unwrap()) as usize;
+            bytes.freeze().slice(5..5 + length)
+        });
+        let (code, text) = ended.unwrap_or((Code::Ok, String::new()));
+        (code, text, first)
+    }
+
+    async fn append(&self, kept: &mut BTreeMap<u64, Vec<Record>>, records: Vec<Record>) {
+        let form = Some(Form::Encoded(batch::encode(&records)));
+        let batch = Some(Batch { form });
+        let request = AppendRequest { topic: KEPT.to_owned(), batch, ..AppendRequest::default() };
+        let path = "/helix.log.v1.ProduceService/Append";
+        let (code, text, answer) = self.send(path, &[request.encode_to_vec()]).await;
+        assert_eq!(code, Code::Ok, "an append by somebody else: {text}");
+        let ack = AppendResponse::decode(answer.unwrap()).unwrap().ack.unwrap();
+        let next = kept.last_key_value().map_or(0, |(first, old)| first + old.len() as u64);
+        assert_eq!(ack.first_offset, Some(next), "offsets are dense");
+        kept.insert(next, records);
+    }
+
+    /// Everything that was acknowledged is there, and nothing else.
+    async fn check(&self, kept: &BTreeMap<u64, Vec<Record>>) {
+        let mut wanted = kept.values().flatten();
+        let mut offset = 0;
+        let end = kept.values().map(|records| records.len() as u64).sum();
+        while offset < end {
+            let start = Some(StartPosition { position: Some(Position::Offset(offset)) });
+            let partition =
+                PartitionStart { topic: KEPT.to_owned(), start, ..PartitionStart::default() };
+            let request = FetchRequest { partitions: vec![partition], ..FetchRequest::default() };
+            let path = "/helix.log.v1.ConsumeService/Fetch";
+            let (code, text, answer) = self.send(path, &[request.encode_to_vec()]).await;
+            assert_eq!(code, Code::Ok, "a fetch by somebody else: {text}");
+            let response = FetchResponse::decode(answer.unwrap()).unwrap();
+            let stored = &response.partitions[0].records;
+            assert!(!stored.is_empty(), "nothing at {offset} of {end}");
+            for stored in stored {
+                assert_eq!(stored.offset, offset);
+                assert_eq!(stored.record.as_ref(), wanted.next(), "another record at {offset}");
+                offset += 1;
+            }
+        }
+    }
+}
+
+fn code(headers: &HeaderMap) -> Option<(Code, String)> {
+    let code = headers.get("grpc-status")?;
+    let text = headers.get("grpc-message").map(|text| text.to_str().unwrap_or_default());
+    Some((Code::from_bytes(code.as_bytes()), text.unwrap_or_default().to_owned()))
+}
