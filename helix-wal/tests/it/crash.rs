@@ -18,6 +18,7 @@ enum Act {
     Checkpoint,
     Purge,
     Install(&'static [usize]),
+    Retain(&'static [usize]),
     TrimAll,
     TrimButOne,
     Settle,
@@ -40,6 +41,7 @@ fn act(driver: &mut Driver, act: Act) {
         Checkpoint => driver.checkpoint(),
         Purge => driver.purge_all(),
         Install(sizes) => driver.install_with(sizes),
+        Retain(sizes) => driver.retain_with(sizes),
         TrimAll => driver.trim_all(),
         TrimButOne => driver.trim_but_one(),
         Settle => driver.settle(),
@@ -291,6 +293,26 @@ fn a_snapshot_with_records_survives_in_every_way() {
         Idle,
     ];
     explore("snapshot", &script, 0, &small());
+}
+
+/// What was received outlives every crash once that was said, until its snapshot is installed.
+#[test]
+fn what_was_received_survives_in_every_way() {
+    let script = [
+        Append(&[300, 300]),
+        Settle,
+        Place(2),
+        Retain(&[200, 40]),
+        Checkpoint,
+        Retain(&[200, 5000, 40]),
+        Append(&[70]),
+        Settle,
+        Reopen,
+        Install(&[300, 20]),
+        Append(&[70]),
+        Idle,
+    ];
+    explore("received", &script, 0, &small());
 }
 
 /// Cut, a shorter group over the same place, crash again: nothing of the first may come back.
