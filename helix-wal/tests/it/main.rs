@@ -12,6 +12,7 @@ mod concurrency;
 mod corruption;
 mod crash;
 mod faults;
+mod golden;
 mod model;
 mod reads;
 mod truth;
