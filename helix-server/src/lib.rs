@@ -28,6 +28,9 @@ pub mod log;
 
 pub mod clock;
 pub mod error;
+#[cfg(test)]
+mod made_docs;
 pub mod metrics;
 mod process;
+pub mod protocol;
 pub mod random;

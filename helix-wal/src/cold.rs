@@ -25,7 +25,7 @@ const GROUP_BYTES: usize = 1 << 20;
 /// the size, up to that of all others. So at most half of what it writes is unused space.
 const FIRST_BYTES: u64 = 1 << 20;
 
-/// A file that goes with its value, unless it was kept.
+/// A file that goes with its value, unless the state file names it.
 #[derive(Debug)]
 struct Unnamed {
     storage: Arc<dyn Storage>,
@@ -52,6 +52,23 @@ pub(crate) struct Cold {
 }
 
 impl Cold {
+    /// One that the state file names.
+    pub(crate) fn named(
+        storage: Arc<dyn Storage>,
+        name: String,
+        segment: Arc<Segment>,
+        trailer: Trailer,
+        directory: Vec<DirectoryRow>,
+    ) -> Self {
+        let file = Unnamed { storage, name, kept: true };
+        Self { segment, trailer, directory, file }
+    }
+
+    /// The state file names it: it stays when this goes.
+    pub(crate) fn outlive(&mut self) {
+        self.file.kept = true;
+    }
+
     /// The state file names it: it stays.
     pub(crate) fn keep(mut self) -> (Arc<Segment>, Trailer, Vec<DirectoryRow>) {
         self.file.kept = true;
@@ -286,20 +303,33 @@ impl ColdWriter {
         self.last
     }
 
+    /// The segments that are finished by now: they hold the first of the entries. Blocks.
+    pub fn take_finished(&mut self) -> Result<ColdSegments, Error> {
+        self.shared.lock().check_open()?;
+        if self.made.is_empty() {
+            return Ok(ColdSegments::default());
+        }
+        self.sync_dir().inspect_err(|error| self.note(error))?;
+        Ok(ColdSegments::of(std::mem::take(&mut self.made)))
+    }
+
+    fn sync_dir(&self) -> Result<(), Error> {
+        let Some(storage) = &self.shared.storage else { return Ok(()) };
+        storage.sync_dir().map_err(|e| poison("sync", &storage.describe(), &e))
+    }
+
     /// Writes what is left and syncs it. Blocks.
     pub fn finish(mut self) -> Result<ColdSegments, Error> {
         self.shared.lock().check_open()?;
-        let closed = self.close().and_then(|()| {
-            let Some(storage) = &self.shared.storage else { return Ok(()) };
-            storage.sync_dir().map_err(|e| poison("sync", &storage.describe(), &e))
-        });
+        let closed = self.close().and_then(|()| self.sync_dir());
         closed.inspect_err(|error| self.note(error))?;
         let (made, memory) = (std::mem::take(&mut self.made), std::mem::take(&mut self.memory));
         Ok(ColdSegments { made, memory, last: self.last })
     }
 }
 
-/// Durable segments that wait for [`Wal::install`]. Dropping them removes them.
+/// Durable segments that wait for [`Wal::install`]. Dropping them removes them, unless they were
+/// retained ([`Wal::retain`]).
 #[derive(Debug, Default)]
 pub struct ColdSegments {
     pub(crate) made: Vec<Cold>,
@@ -308,6 +338,28 @@ pub struct ColdSegments {
 }
 
 impl ColdSegments {
+    pub(crate) fn of(made: Vec<Cold>) -> Self {
+        let last = made.last().map(|cold| cold.entries().1.index);
+        Self { made, memory: Vec::new(), last }
+    }
+
+    /// Removes them, also where they were retained.
+    pub fn discard(mut self) {
+        for cold in &mut self.made {
+            cold.file.kept = false;
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.made.is_empty() && self.memory.is_empty()
+    }
+
+    /// Bytes of the entries on disk, with what frames them.
+    pub fn bytes(&self) -> u64 {
+        self.made.iter().map(|cold| cold.trailer.frame_bytes).sum()
+    }
+
     /// Index of the first entry.
     pub fn first(&self) -> Option<u64> {
         let on_disk = self.made.first().map(|cold| cold.entries().0);

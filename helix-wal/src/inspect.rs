@@ -29,7 +29,7 @@ pub struct Report {
     pub vote: Option<Bytes>,
     pub purged: Option<LogId>,
     pub committed: Option<LogId>,
-    /// Those of the chain, oldest first, and then the cold ones.
+    /// Those of the chain, oldest first, then the cold ones, then those that were received.
     pub segments: Vec<SegmentReport>,
     /// Prepared segments.
     pub ready_segments: u64,
@@ -64,6 +64,8 @@ pub enum SegmentState {
     Unsealed,
     /// Sealed, and no part of the chain: written at once, with gaps in the index.
     Cold,
+    /// The same, and not part of the log yet: it waits for a snapshot.
+    Received,
     /// What is wrong with it.
     Damaged(String),
 }
@@ -74,6 +76,7 @@ impl fmt::Display for SegmentState {
             Self::Sealed => f.write_str("sealed"),
             Self::Unsealed => f.write_str("unsealed"),
             Self::Cold => f.write_str("cold"),
+            Self::Received => f.write_str("received"),
             Self::Damaged(what) => write!(f, "damaged: {what}"),
         }
     }
@@ -133,11 +136,13 @@ pub fn inspect(storage: &dyn Storage) -> Result<Report, Error> {
         }
         report.segments.push(segment);
     }
-    for ColdName { id, .. } in &state.cold {
+    for (is_received, ColdName { id, .. }) in state.all_cold() {
         let mut segment = SegmentReport::new(*id, &cold_name(*id));
-        if let Err(error) = segment.fill_cold(storage) {
-            segment.state = SegmentState::Damaged(error.to_string());
-        }
+        segment.state = match segment.fill_cold(storage) {
+            Ok(()) if is_received => SegmentState::Received,
+            Ok(()) => SegmentState::Cold,
+            Err(error) => SegmentState::Damaged(error.to_string()),
+        };
         report.segments.push(segment);
     }
     Ok(report)
@@ -158,7 +163,7 @@ fn live_ids(names: &Names, state: &State) -> BTreeMap<u64, String> {
 fn leftovers(names: &Names, live: &BTreeMap<u64, String>, state: &State) -> Vec<String> {
     let segments = names.segments.iter().map(|id| segment_name(*id));
     let new = names.new.iter().map(|id| new_name(*id));
-    let cold = names.cold.iter().filter(|id| !state.cold.iter().any(|cold| cold.id == **id));
+    let cold = names.cold.iter().filter(|id| !state.names_cold(**id));
     let chain = segments.chain(new).filter(|name| !live.values().any(|live| live == name));
     chain.chain(cold.map(|id| cold_name(*id))).collect()
 }
@@ -209,9 +214,7 @@ impl SegmentReport {
         self.file_bytes = segment.len;
         read_header(&segment)?;
         let trailer = read_trailer(&segment)?.ok_or_else(|| no_trailer(&segment))?;
-        self.fill_sealed(&segment, &trailer)?;
-        self.state = SegmentState::Cold;
-        Ok(())
+        self.fill_sealed(&segment, &trailer)
     }
 
     fn fill_sealed(&mut self, segment: &Segment, trailer: &Trailer) -> Result<(), Error> {
@@ -318,7 +321,7 @@ pub fn verify(storage: &dyn Storage) -> Vec<Finding> {
         let what = "is missing".to_owned();
         findings.push(Finding { file: segment_name(id + 1), bytes: 0..0, what });
     }
-    for cold in &state.cold {
+    for (_, cold) in state.all_cold() {
         let name = cold_name(cold.id);
         match verify_segment(storage, cold.id, &name, Known::default(), &mut findings) {
             Ok((true, _)) => {}

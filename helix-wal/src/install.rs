@@ -12,7 +12,7 @@ use crate::log::Log;
 use crate::segment::Segment;
 use crate::shared::{Core, Request, Role, Waiting};
 use crate::slot::{Place, Slot};
-use crate::state_file::ColdName;
+use crate::state_file::{ColdName, Received};
 use crate::streams::Row;
 use crate::wal::Wal;
 use crate::{Error, LiveEntry, LogId};
@@ -58,6 +58,7 @@ impl Wal {
             if let Some(cold) = &cold {
                 core.log.check_install(at, cold)?;
                 named.cold.extend(cold.made.iter().map(name_of));
+                named.received = Received::default();
                 named.purged = named.purged.max(Some(at));
             }
             named
@@ -83,6 +84,7 @@ impl Wal {
             self.shared.wake(Role::Keeper, waiting);
             return Ok(());
         };
+        core.received = Received::default();
         for cold in cold.made.drain(..) {
             let (segment, trailer, directory) = cold.keep();
             if let Some(files) = &self.shared.files {

@@ -9,8 +9,9 @@ pub(crate) const BLOCK_BYTES: u64 = BLOCK as u64;
 pub(crate) const FORMAT_VERSION: u16 = 1;
 /// Oldest version whose readers understand what is written now.
 pub(crate) const MIN_READER_VERSION: u16 = 1;
-/// Version of the state file: 2 names cold segments. One without any can be read by version 1.
-pub(crate) const STATE_VERSION: u16 = 2;
+/// Version of the state file: 2 names cold segments, 3 those that wait for a snapshot. One without
+/// cold segments can be read by version 1.
+pub(crate) const STATE_VERSION: u16 = 3;
 /// Most bytes of an identity or of a vote: both must fit into the header of a segment.
 pub(crate) const OPAQUE_BYTES_MAX: usize = 256;
 /// Indexes, positions in a stream and numbers of segments are below this. No log gets there; a file

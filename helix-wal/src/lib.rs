@@ -57,7 +57,8 @@
 //! `frame`, `footer` and `state_file` are bytes; `log`, `slot`, `places`, `shorten`, `held` and
 //! `streams` are the log in memory; `tip`, `writer` and `keeper` write; `sealed`, `scan`, `replay`,
 //! `copy` and `recovery` open; `read`, `live`, `load`, `readers` and `files` read; `cold` writes
-//! segments at once and `install` makes them part of the log; `choose` and `compaction` rewrite.
+//! segments at once, `received` has them outlive a process, `install` makes them part of the log;
+//! `choose` and `compaction` rewrite.
 //! `docs/wal-format.md` draws the files.
 
 mod aligned;
@@ -81,6 +82,7 @@ mod page_cache;
 mod places;
 mod read;
 mod readers;
+mod received;
 mod recovery;
 mod replay;
 mod scan;

@@ -18,6 +18,7 @@ use crate::layout::{
     BLOCK_BYTES, Name, STATE, cold_name, new_name, parse_name, ready_name, segment_name,
 };
 use crate::log::Log;
+use crate::received;
 use crate::replay::Replay;
 use crate::scan::read_header;
 use crate::sealed::{check_withheld, load_cold, load_sealed};
@@ -56,6 +57,7 @@ pub(crate) fn open(
     replay.settle(&state);
     check_withheld(&log, &replay)?;
     load_cold(&mut log, storage.as_ref(), files, &names, &state)?;
+    let (received, found) = received::load(&storage, files, &names, &state)?;
     let next_id = names.next_id().max(state.next_id);
     let mut copy = Copy {
         storage: storage.as_ref(),
@@ -73,6 +75,7 @@ pub(crate) fn open(
     core.next_id = next_id;
     core.synced_at = tip.position();
     core.guard = Some(guard);
+    (core.received, core.found) = (received, found);
     let mut state_file = StateFile::open(storage.as_ref());
     // The names that the state file is about to mention must outlive a crash.
     sync_dir(storage.as_ref())?;
@@ -273,8 +276,8 @@ fn install(storage: &dyn Storage, made: &[Made], state: &State) -> Result<(), Er
     sync_dir(storage)?;
     let old = names.segments.iter().filter(|id| !live(id)).map(|id| segment_name(*id));
     let unnamed = names.new.iter().filter(|id| !live(id)).map(|id| new_name(*id));
-    let cold = |id: &&u64| !state.cold.iter().any(|cold| cold.id == **id);
-    let unnamed = unnamed.chain(names.cold.iter().filter(cold).map(|id| cold_name(*id)));
+    let cold = names.cold.iter().filter(|id| !state.names_cold(**id));
+    let unnamed = unnamed.chain(cold.map(|id| cold_name(*id)));
     // Never recycled: a name that comes back after a crash must not share its blocks.
     for name in old.chain(unnamed) {
         storage.remove(&name).map_err(|e| poison("remove", &name, &e))?;

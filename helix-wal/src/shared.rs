@@ -9,13 +9,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use tracing::error;
 
+use crate::cold::ColdSegments;
 use crate::files::Files;
 use crate::frame::Position;
 use crate::held::Held;
 use crate::log::Log;
 use crate::page_cache::PageCache;
 use crate::readers::Readers;
-use crate::state_file::{ColdName, State};
+use crate::state_file::{ColdName, Received, State};
 use crate::state_io::StateFile;
 use crate::storage::{File, Storage};
 use crate::sync::{Condvar, JoinHandle, Mutex, MutexGuard, ThreadId};
@@ -214,6 +215,10 @@ pub(crate) struct Core {
     pub threads: Vec<(ThreadId, JoinHandle<()>)>,
     /// Bytes in the current segment of a memory log.
     pub memory_bytes: u64,
+    /// What waits for a snapshot, and outlives the process.
+    pub received: Received,
+    /// The same as this open found it, until somebody takes it up.
+    pub found: Option<ColdSegments>,
 }
 
 impl Core {
@@ -241,6 +246,8 @@ impl Core {
             guard: None,
             threads: Vec::new(),
             memory_bytes: 0,
+            received: Received::default(),
+            found: None,
         }
     }
 
@@ -274,6 +281,7 @@ impl Core {
             segments: live.map(|(id, held)| (*id, held.sealed)).collect(),
             cold: self.log.cold.values().filter(|held| !held.going).filter_map(cold_name).collect(),
             placements: upto.map_or(Vec::new(), |upto| self.log.unsealed_placements(upto)),
+            received: self.received.clone(),
             checkpoint,
         }
     }

@@ -11,10 +11,12 @@
 //!  placements (u64 count, then index u64, void u8, stream u64, first u64, count u32,
 //!  time u64 each),
 //!  from version 2 on: cold segments (u32 count, then id u64, first index u64, last: term u64,
-//!  index u64 each)
+//!  index u64 each),
+//!  from version 3 on: received (after u64, u32 count, then as cold segments)
 //! ```
 //!
 //! A state without cold segments says that a reader of version 1 will do, which stops before them.
+//! What was received needs no reader: who stops before it takes its files for leftovers.
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
 use bytes::Bytes;
@@ -32,6 +34,8 @@ const PLACEMENT_BYTES: usize = 37;
 const COLD_BYTES: usize = 32;
 /// Version that can read cold segments.
 const COLD_READER_VERSION: u16 = 2;
+/// First version that names what was received.
+const RECEIVED_VERSION: u16 = 3;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct State {
@@ -50,6 +54,16 @@ pub(crate) struct State {
     pub checkpoint: Option<(LogId, Bytes)>,
     /// Placements of the entries up to the checkpoint that are in no sealed segment.
     pub placements: Vec<(u64, Option<Placement>)>,
+    pub received: Received,
+}
+
+/// Cold segments that are no part of the log yet: they wait for a snapshot.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Received {
+    /// They hold every live entry above this one, up to their last.
+    pub after: u64,
+    /// In the order of their entries; empty if nothing waits.
+    pub segments: Vec<ColdName>,
 }
 
 /// A cold segment, and what must be known of it where its footer is damaged: first index and last
@@ -69,6 +83,16 @@ pub(crate) enum Unreadable {
 }
 
 impl State {
+    /// The cold segments of the log, and those that were received and wait to be.
+    pub(crate) fn all_cold(&self) -> impl Iterator<Item = (bool, &ColdName)> {
+        let received = self.received.segments.iter().map(|name| (true, name));
+        self.cold.iter().map(|name| (false, name)).chain(received)
+    }
+
+    pub(crate) fn names_cold(&self, id: u64) -> bool {
+        self.all_cold().any(|(_, cold)| cold.id == id)
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let blob = self.checkpoint.as_ref().map_or(0, |(_, bytes)| bytes.len());
         let mut out = Vec::with_capacity(
@@ -112,13 +136,9 @@ impl State {
             out.extend_from_slice(&p.count.to_le_bytes());
             put_u64(&mut out, p.time);
         }
-        let count = u32::try_from(self.cold.len()).expect("a folder holds fewer files");
-        out.extend_from_slice(&count.to_le_bytes());
-        for ColdName { id, first, last } in &self.cold {
-            put_u64(&mut out, *id);
-            put_u64(&mut out, *first);
-            put_id(&mut out, *last);
-        }
+        put_cold(&mut out, &self.cold);
+        put_u64(&mut out, self.received.after);
+        put_cold(&mut out, &self.received.segments);
         seal(&mut out);
         out
     }
@@ -182,6 +202,16 @@ fn put_id(out: &mut Vec<u8>, id: LogId) {
     put_u64(out, id.index);
 }
 
+fn put_cold(out: &mut Vec<u8>, names: &[ColdName]) {
+    let count = u32::try_from(names.len()).expect("a folder holds fewer files");
+    out.extend_from_slice(&count.to_le_bytes());
+    for ColdName { id, first, last } in names {
+        put_u64(out, *id);
+        put_u64(out, *first);
+        put_id(out, *last);
+    }
+}
+
 fn put_short(out: &mut Vec<u8>, bytes: &[u8]) {
     let len = u32::try_from(bytes.len()).expect("votes and identities are short");
     out.extend_from_slice(&len.to_le_bytes());
@@ -236,9 +266,11 @@ impl<'a> Rest<'a> {
         let placements = usize::try_from(self.u64()?).ok()?;
         let placements = self.take(placements.checked_mul(PLACEMENT_BYTES)?)?;
         let placements = placements.chunks_exact(PLACEMENT_BYTES).map(placement).collect();
-        let cold = if version < COLD_READER_VERSION { 0 } else { self.u32()? };
-        let cold = self.take(usize::try_from(cold).ok()?.checked_mul(COLD_BYTES)?)?;
-        let cold = cold.chunks_exact(COLD_BYTES).map(cold_name).collect();
+        let cold = if version < COLD_READER_VERSION { Vec::new() } else { self.cold()? };
+        let received = match version {
+            ..RECEIVED_VERSION => Received::default(),
+            _ => Received { after: self.u64()?, segments: self.cold()? },
+        };
         Some(State {
             identity,
             next_id,
@@ -250,7 +282,14 @@ impl<'a> Rest<'a> {
             cold,
             checkpoint: has(3).then_some((checkpoint, blob)),
             placements,
+            received,
         })
+    }
+
+    fn cold(&mut self) -> Option<Vec<ColdName>> {
+        let count = usize::try_from(self.u32()?).ok()?;
+        let names = self.take(count.checked_mul(COLD_BYTES)?)?;
+        Some(names.chunks_exact(COLD_BYTES).map(cold_name).collect())
     }
 }
 
@@ -290,6 +329,10 @@ mod tests {
                 (39, None),
                 (40, Some(Placement { stream: 1, first: 2, count: 3, time: 4 })),
             ],
+            received: Received {
+                after: 40,
+                segments: vec![ColdName { id: 11, first: 42, last: LogId { term: 2, index: 50 } }],
+            },
         }
     }
 
@@ -319,13 +362,24 @@ mod tests {
     fn only_cold_segments_need_a_reader_of_version_2() {
         let with = sample();
         assert_eq!(u16_at(&with.encode(), 14), 2);
-        let without = State { cold: Vec::new(), ..with };
+        let without = State { cold: Vec::new(), received: Received::default(), ..with };
         let mut bytes = without.encode();
         assert_eq!(u16_at(&bytes, 14), 1);
-        bytes.truncate(bytes.len() - 4);
+        bytes.truncate(bytes.len() - 16);
         bytes[12] = 1;
         seal(&mut bytes);
         assert_eq!(State::parse(&bytes), Ok(without));
+    }
+
+    /// What version 2 wrote.
+    #[test]
+    fn a_state_of_version_2_has_received_nothing() {
+        let state = State { received: Received::default(), ..sample() };
+        let mut bytes = state.encode();
+        bytes.truncate(bytes.len() - 12);
+        bytes[12] = 2;
+        seal(&mut bytes);
+        assert_eq!(State::parse(&bytes), Ok(state));
     }
 
     #[test]

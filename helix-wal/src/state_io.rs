@@ -9,7 +9,7 @@ use tracing::debug;
 
 use crate::aligned::Aligned;
 use crate::error::{failed, poison};
-use crate::layout::{BLOCK_BYTES, FORMAT_VERSION, STATE, STATE_TMP, blocks};
+use crate::layout::{BLOCK_BYTES, STATE, STATE_TMP, STATE_VERSION, blocks};
 use crate::state_file::{State, Unreadable};
 use crate::storage::{File, Storage};
 use crate::{Error, LogId};
@@ -44,7 +44,7 @@ pub(crate) fn load(storage: &dyn Storage) -> Result<Option<State>, Error> {
             let folder = storage.describe();
             Err(Error::Unusable(format!(
                 "{folder} was written by a newer program and needs one that reads version \
-                 {version} of the format, this one reads up to {FORMAT_VERSION}; use the program \
+                 {version} of the format, this one reads up to {STATE_VERSION}; use the program \
                  that wrote it, or a later one"
             )))
         }

@@ -1,6 +1,7 @@
 //! `grow`: one node becomes three and five, a disk is lost and replaced, and five become three
-//! again, without the one that was first, all under load. Every replica is read and everything is
-//! checked.
+//! again, without the one that was first, all under load. No log has its beginning any more when
+//! they come, so that each has to get the state and fetch the records. Every replica is read and
+//! everything is checked.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,6 +16,9 @@ use super::Common;
 use super::stage::{READY_MAX, Stage};
 use crate::voice::Voice;
 use crate::workload::Shape;
+
+/// Log that nodes keep: what the load writes within seconds.
+const LOG_KIB: u64 = 512;
 
 /// How long a change may take.
 const CHANGE_MAX: Duration = Duration::from_secs(120);
@@ -35,7 +39,8 @@ pub struct GrowArgs {
 
 pub(super) async fn run(args: GrowArgs, program: PathBuf) -> anyhow::Result<()> {
     let voice = Voice::new(false);
-    let common = Common { nodes: 1, ..args.common.clone() };
+    let log_kib = args.common.log_kib.or(Some(LOG_KIB));
+    let common = Common { nodes: 1, log_kib, ..args.common.clone() };
     let mut stage = Stage::set(&common, program, voice, Shape::default(), false).await?;
     let result = play(&args, &mut stage).await;
     stage.end(result).await
@@ -44,11 +49,15 @@ pub(super) async fn run(args: GrowArgs, program: PathBuf) -> anyhow::Result<()> 
 async fn play(args: &GrowArgs, stage: &mut Stage) -> anyhow::Result<()> {
     stage.play()?;
     stage.progress().await?;
+    let beginning = stage.shards().await?.into_iter().map(|shard| (shard, 0)).collect();
     for id in 2..=5 {
+        stage.purged(&beginning).await?;
         let admin = admin(stage)?;
         let peer = stage.cluster.join(id)?.to_string();
         let change = begun(|| admin.add_node(id, &peer, false)).await?;
         finish(args, stage, &admin, change).await?;
+        // Its logs begin where the snapshots ended.
+        ensure!(stage.cluster.has_purged(&beginning).await, "node {id} has got whole logs");
         stage.voice.say(format_args!("node {id} was added"));
     }
     let wiped = 5;

@@ -33,9 +33,6 @@ const LIVE_RECORD_BYTES: usize = 1024;
 /// How long the writers are measured alone.
 const ALONE: Duration = Duration::from_secs(10);
 
-/// How long the logs may take to be purged once everything is written.
-const PURGE_MAX: Duration = Duration::from_secs(60);
-
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Options of `refill`.
@@ -56,7 +53,14 @@ pub struct RefillArgs {
     /// Batches that each of them writes in a second
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub pace: u64,
+
+    /// Kill the node when it has half of what it lacks: it has to go on from there
+    #[arg(long)]
+    pub kill: bool,
 }
+
+/// What a kill may cost of each shard: a segment, and what is not in it yet.
+const LOST_BYTES_MAX: u64 = 24 << 20;
 
 pub(super) async fn run(mut args: RefillArgs, program: PathBuf) -> anyhow::Result<()> {
     args.common.log_kib.get_or_insert(LOG_KIB);
@@ -78,13 +82,7 @@ async fn play(args: &RefillArgs, stage: &mut Stage) -> anyhow::Result<()> {
     let shards = fill(args, stage, &client.producer(ProducerOptions::default())).await?;
     stage.voice.say(format_args!("{} GiB written in {:?}", args.gib, begin.elapsed()));
     let had = had.into_iter().filter(|(shard, _)| shards.contains(shard)).collect();
-    let deadline = Instant::now() + PURGE_MAX;
-    while !stage.cluster.has_purged(&had).await {
-        if Instant::now() > deadline {
-            bail!("STUCK: after {PURGE_MAX:?} the logs still have what node {away} lacks");
-        }
-        sleep(LOOK_EVERY).await;
-    }
+    stage.purged(&had).await?;
 
     let (stop, stopped) = watch::channel(false);
     let (tell, mut told) = mpsc::unbounded_channel();
@@ -97,6 +95,9 @@ async fn play(args: &RefillArgs, stage: &mut Stage) -> anyhow::Result<()> {
     sleep(ALONE).await;
     say(stage.voice, "alone", drain(&mut told));
     stage.cluster.start_node(away)?;
+    if args.kill {
+        kill(args, stage, away).await?;
+    }
     let fetched = follow(stage, away).await?;
     say(stage.voice, "meanwhile", drain(&mut told));
     stop.send_replace(true);
@@ -132,12 +133,7 @@ async fn fill(args: &RefillArgs, stage: &Stage, producer: &Producer) -> anyhow::
     while let Some(writer) = writers.join_next().await {
         writer??;
     }
-    let client = stage.scene.client()?;
-    let mut shards = Vec::new();
-    for partition in 0..partitions {
-        shards.push(client.route(TOPIC, partition).await?.shard_id);
-    }
-    Ok(shards)
+    stage.shards().await
 }
 
 fn batch(count: usize, bytes: usize) -> Arc<Vec<Record>> {
@@ -192,6 +188,36 @@ async fn follow(stage: &mut Stage, node: u64) -> anyhow::Result<(u64, Duration)>
         sleep(LOOK_EVERY).await;
     }
     bail!("STUCK: node {node} has fetched {most:?} bytes, by shard")
+}
+
+/// Kills a node that has fetched half of what it lacks, and looks at what it has when it is back.
+async fn kill(args: &RefillArgs, stage: &mut Stage, node: u64) -> anyhow::Result<()> {
+    let before = fetched(stage, node, (args.gib << 30) / 2).await?;
+    stage.cluster.kill(&[node]).await?;
+    stage.cluster.start_node(node)?;
+    let after = fetched(stage, node, 1).await?;
+    stage.voice.say(format_args!("killed with {before} bytes; it goes on with {after}"));
+    let shards = stage.shards().await?.len() as u64;
+    ensure!(after + shards * LOST_BYTES_MAX >= before, "LOST: it has {after} of {before} bytes");
+    Ok(())
+}
+
+/// Waits until a node has fetched so many bytes; how many they are.
+async fn fetched(stage: &mut Stage, node: u64, least: u64) -> anyhow::Result<u64> {
+    let direct = stage.cluster.direct().into_iter().find(|direct| direct.node_id == node);
+    let direct = direct.context("only nodes of the cluster are named")?;
+    while !stage.left().is_zero() {
+        stage.cluster.none_has_ended()?;
+        if let Ok(status) = direct.status().await {
+            let fetching = status.shards.into_iter().filter_map(|shard| shard.fetching);
+            let bytes: u64 = fetching.map(|fetching| fetching.fetched_bytes).sum();
+            if bytes >= least {
+                return Ok(bytes);
+            }
+        }
+        sleep(LOOK_EVERY).await;
+    }
+    bail!("STUCK: node {node} does not fetch {least} bytes")
 }
 
 fn drain(told: &mut mpsc::UnboundedReceiver<Duration>) -> Vec<Duration> {

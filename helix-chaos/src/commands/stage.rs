@@ -1,23 +1,29 @@
 //! What the commands have in common: a folder, a cluster, a topic, a workload that can be stopped
 //! and started again, and the end with its figures or its evidence.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use tempfile::TempDir;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::Common;
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::settle::settle;
 use crate::voice::Voice;
-use crate::workload::{Scene, Shape, Workload, progress};
+use crate::workload::{Scene, Shape, TOPIC, Workload, progress};
 
 /// How long a fresh cluster may take to form, and a healed one to be well again.
 pub(super) const READY_MAX: Duration = Duration::from_secs(60);
+
+/// How long the logs may take to be purged of what is written.
+const PURGE_MAX: Duration = Duration::from_secs(60);
+
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// How long partitions may be without an ack after everything was healed.
 pub(super) const PROGRESS_MAX: Duration = Duration::from_secs(30);
@@ -68,6 +74,29 @@ impl Folder {
 }
 
 impl Stage {
+    /// Data shards that the topic's partitions are in.
+    pub(super) async fn shards(&self) -> anyhow::Result<Vec<u32>> {
+        let client = self.scene.client()?;
+        let mut shards = Vec::new();
+        for partition in 0..self.scene.partitions {
+            shards.push(client.route(TOPIC, partition).await?.shard_id);
+        }
+        Ok(shards)
+    }
+
+    /// Waits until every running node has purged its logs of the entry after each of these.
+    pub(super) async fn purged(&mut self, had: &BTreeMap<u32, u64>) -> anyhow::Result<()> {
+        let deadline = Instant::now() + PURGE_MAX;
+        while !self.cluster.has_purged(had).await {
+            self.cluster.none_has_ended()?;
+            if Instant::now() > deadline {
+                bail!("STUCK: after {PURGE_MAX:?} the logs still have the entries after {had:?}");
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+
     /// Starts a cluster and makes the topic.
     pub(super) async fn set(
         common: &Common,

@@ -232,6 +232,8 @@ struct Partition {
     live_bytes: u64,
     #[schemars(extend("x-wide" = true))]
     held_bytes: u64,
+    /// None: no token is set.
+    fencing_token: Option<String>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -303,6 +305,7 @@ impl From<proto::PartitionInfo> for Partition {
             watermarks: partition.watermarks.unwrap_or_default().into(),
             live_bytes: partition.live_bytes,
             held_bytes: partition.held_bytes,
+            fencing_token: partition.fencing_token,
         }
     }
 }

@@ -55,11 +55,17 @@ fn a_token_is_put_in_force_and_replaced_by_who_knows_it() {
     let fenced = json(&node.ok(&[&fence[..], &["one", "--expect", ""]].concat()));
     assert_eq!((&fenced["partition"], &fenced["fencing_token"]), (&1.into(), &"one".into()));
     assert_eq!(fenced["watermarks"]["high_watermark"], 1);
+    let described = || {
+        let topic = json(&node.ok(&["topic", "describe", "default", "-o", "json"]));
+        [0, 1].map(|partition: usize| topic["partitions"][partition]["fencing_token"].clone())
+    };
+    assert_eq!(described(), [serde_json::Value::Null, "one".into()]);
     let refused = node.run(&[&fence[..], &["two", "--expect", ""]].concat(), "");
     assert_eq!(refused.code, 4, "{refused:?}");
     assert!(refused.stderr.contains("(FENCED)"), "{refused:?}");
     assert!(refused.stderr.contains("\"one\" is in force"), "{refused:?}");
     node.ok(&[&fence[..], &["", "--expect", "one"]].concat());
+    assert_eq!(described(), [serde_json::Value::Null, serde_json::Value::Null]);
     // Without an expectation, whatever is in force.
     node.ok(&[&fence[..], &["three"]].concat());
 }

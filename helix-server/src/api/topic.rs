@@ -129,6 +129,8 @@ impl Topics {
             described.watermarks = shard.watermarks(partition).ok().map(wire_watermarks);
             described.live_bytes = live_bytes;
             described.held_bytes = held_bytes;
+            let token = shard.fencing_token(partition).filter(|token| !token.is_none());
+            described.fencing_token = token.map(|token| token.as_str().to_owned());
         }
         described
     }

@@ -10,6 +10,7 @@ use super::members_record::MembersRecord;
 use super::state::{ClusterLimits, ClusterState, NamedProducer, Node};
 use super::topic::{Extent, TopicInfo};
 use crate::log::{CheckpointError, PartitionSettings, is_whole};
+use crate::protocol;
 
 /// Format 1 has no members and no peer addresses, and is taken up as it is.
 const FORMAT: u32 = 2;
@@ -47,6 +48,9 @@ struct StateRecord {
     shards: Vec<u64>,
     #[prost(message, optional, tag = "13")]
     members: Option<MembersRecord>,
+    /// 0: never raised.
+    #[prost(uint32, tag = "14")]
+    protocol: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -168,6 +172,7 @@ impl ClusterState {
             named: named.collect(),
             shards: self.shards.iter().copied().collect(),
             members: self.members.is_known().then(|| MembersRecord::from(&self.members)),
+            protocol: if self.protocol > protocol::FIRST { self.protocol } else { 0 },
         };
         record.encode_to_vec().into()
     }
@@ -189,6 +194,7 @@ impl ClusterState {
             named_producers_max: record.named_producers_max,
         });
         state.version = record.version;
+        state.protocol = record.protocol.max(protocol::FIRST);
         state.next_topic_id = record.next_topic_id;
         state.next_partition_id = record.next_partition_id;
         state.next_producer_id = record.next_producer_id;

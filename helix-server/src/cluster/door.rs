@@ -302,6 +302,7 @@ impl Cluster {
         if !self.replica.wait_ready(limits::READY_WAIT_MAX).await {
             return Err(Error::NoLeader { shard: 0 });
         }
+        self.begin_protocol().await?;
         if self.machine.read(|state| state.shards().is_empty()) {
             let shards = (1..=bootstrap.shard_count).collect();
             self.command(ClusterCommand::RegisterShards { shards }).await?;

@@ -207,7 +207,7 @@ impl Cluster {
     }
 
     /// The members; while nobody has changed them, those that vote.
-    fn members_now(&self) -> Members {
+    pub(super) fn members_now(&self) -> Members {
         let mut members = self.machine().read(|state| state.members().clone());
         if !members.is_known() {
             members.take_up(&TakeUp { replicas: self.replica().voters() });
@@ -311,11 +311,11 @@ impl Cluster {
             );
             Error::ChangeRefused { what }
         })?;
-        if !hello.is_understood() {
+        let (theirs, protocol) = (hello.versions, self.protocol());
+        if !theirs.contains(protocol) {
             let what = format!(
-                "node {node_id} speaks the protocol versions {:?}, none of which this version \
-                 speaks: start it with the version of the others",
-                hello.versions
+                "node {node_id} speaks protocol {theirs}, and the cluster uses version {protocol}: \
+                 start it with a Helix that speaks {protocol}, as the other nodes do"
             );
             return Err(Error::ChangeRefused { what });
         }

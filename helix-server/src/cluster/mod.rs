@@ -13,6 +13,7 @@ mod membership;
 mod reconcile;
 mod state;
 mod topic;
+mod upgrade;
 
 pub use admin::TopicSpec;
 pub use door::{Bootstrap, Cluster};

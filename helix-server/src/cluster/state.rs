@@ -11,6 +11,7 @@ use crate::log::{
     ClusterCommand, Head, MemberCommand, NewTopic, PartitionSettings, Refusal, SettingsMask,
     Verdict,
 };
+use crate::protocol;
 
 /// Bounds that apply itself holds to: the same on every replica, and kept in checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,6 +104,8 @@ pub(super) struct NamedProducer {
 pub struct ClusterState {
     pub(super) limits: ClusterLimits,
     pub(super) version: u64,
+    /// Never lower than it was.
+    pub(super) protocol: u32,
     pub(super) nodes: BTreeMap<u64, Node>,
     pub(super) members: Members,
     /// The pool of data shards, by id.
@@ -131,6 +134,7 @@ impl ClusterState {
         Self {
             limits,
             version: 0,
+            protocol: protocol::FIRST,
             nodes: BTreeMap::new(),
             members: Members::default(),
             shards: BTreeSet::new(),
@@ -162,6 +166,11 @@ impl ClusterState {
     /// Grows with each change of nodes, shards and topics.
     pub fn version(&self) -> u64 {
         self.version
+    }
+
+    /// Protocol version that every member speaks, for good.
+    pub fn protocol(&self) -> u32 {
+        self.protocol
     }
 
     pub fn limits(&self) -> ClusterLimits {
@@ -294,6 +303,11 @@ impl ClusterState {
             ClusterCommand::LeaseProducerIds { count } => self.lease_producer_ids(*count),
             ClusterCommand::InitProducer { name } => self.init_producer(index, name),
             ClusterCommand::Members(command) => self.change_members(command),
+            ClusterCommand::RaiseProtocol { version } => {
+                self.version += u64::from(*version > self.protocol);
+                self.protocol = self.protocol.max(*version);
+                Ok(Reply::Done)
+            }
         }
     }
 

@@ -70,6 +70,10 @@ pub enum ClusterCommand {
         name: String,
     },
     Members(MemberCommand),
+    /// Every member speaks this protocol version.
+    RaiseProtocol {
+        version: u32,
+    },
 }
 
 /// What a topic is created from.
@@ -269,6 +273,7 @@ impl ClusterCommand {
             Self::LeaseProducerIds { .. } => "lease producer ids",
             Self::InitProducer { .. } => "init producer",
             Self::Members(command) => command.name(),
+            Self::RaiseProtocol { .. } => "raise protocol",
         }
     }
 }

@@ -86,7 +86,7 @@ struct SetFencingToken {
 
 #[derive(Clone, PartialEq, Message)]
 struct ClusterRecord {
-    #[prost(oneof = "ClusterChange", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "ClusterChange", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     change: Option<ClusterChange>,
 }
 
@@ -110,6 +110,14 @@ enum ClusterChange {
     RegisterShards(RegisterShards),
     #[prost(message, tag = "9")]
     Members(Members),
+    #[prost(message, tag = "10")]
+    RaiseProtocol(RaiseProtocol),
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct RaiseProtocol {
+    #[prost(uint32, tag = "1")]
+    version: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -313,6 +321,9 @@ pub(super) fn encode_cluster(command: &ClusterCommand, bytes: &mut BytesMut) {
         ClusterCommand::Members(command) => {
             ClusterChange::Members(Members { command: Some(command) })
         }
+        ClusterCommand::RaiseProtocol { version } => {
+            ClusterChange::RaiseProtocol(RaiseProtocol { version })
+        }
     };
     ClusterRecord { change: Some(change) }.encode(bytes).expect("a growing buffer has room");
 }
@@ -354,5 +365,6 @@ pub(super) fn decode_cluster(bytes: &[u8]) -> Result<ClusterCommand, HeadError> 
         ClusterChange::Members(it) => {
             ClusterCommand::Members(it.command.ok_or(HeadError::UnknownCommand)?)
         }
+        ClusterChange::RaiseProtocol(it) => ClusterCommand::RaiseProtocol { version: it.version },
     })
 }

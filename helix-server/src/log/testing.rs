@@ -116,7 +116,7 @@ fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
 
 fn random_cluster_command(rng: &mut StdRng) -> ClusterCommand {
     let name = any_text(rng);
-    match rng.random_range(0..9) {
+    match rng.random_range(0..10) {
         0 => {
             let (node_id, version) = (any_u64(rng), any_text(rng));
             let peer_addr = any_text(rng);
@@ -141,6 +141,7 @@ fn random_cluster_command(rng: &mut StdRng) -> ClusterCommand {
         },
         6 => ClusterCommand::LeaseProducerIds { count: any_u32(rng) },
         7 => ClusterCommand::Members(random_member_command(rng)),
+        8 => ClusterCommand::RaiseProtocol { version: any_u32(rng) },
         _ => ClusterCommand::InitProducer { name },
     }
 }

@@ -2,42 +2,22 @@
 //! the dashboard and the alert rules name no other metric.
 //! `HELIX_BLESS=1 cargo test -p helix-server --lib reference` writes the table anew.
 
-// The documentation is read, and written where that is asked for.
+// The documentation is read.
 #![allow(clippy::disallowed_methods)]
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use super::{ALL, Kind, Metric};
-
-const BEGIN: &str = "<!-- metrics: made from the code -->\n";
-const END: &str = "<!-- end of metrics -->\n";
-
-fn docs(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name)
-}
-
-fn table() -> String {
-    let mut table = "| metric | labels | kind | |\n|---|---|---|---|\n".to_owned();
-    for Metric { name, kind, labels, help } in ALL {
-        let (labels, kind) = (labels.join(", "), kind.as_str());
-        table += &format!("| `{name}` | {labels} | {kind} | {help} |\n");
-    }
-    table
-}
+use crate::made_docs::{expect_table, path};
 
 #[test]
 fn the_documentation_has_every_metric() {
-    let path = docs("metrics.md");
-    let page = fs::read_to_string(&path).unwrap();
-    let begin = page.find(BEGIN).expect("the page has its mark") + BEGIN.len();
-    let end = page.find(END).expect("the page has its end mark");
-    if std::env::var_os("HELIX_BLESS").is_some() {
-        fs::write(&path, [&page[..begin], &table(), &page[end..]].concat()).unwrap();
-        return;
-    }
-    assert_eq!(&page[begin..end], table(), "HELIX_BLESS=1 writes the table anew");
+    let row = |Metric { name, kind, labels, help }: &Metric| {
+        format!("| `{name}` | {} | {} | {help} |\n", labels.join(", "), kind.as_str())
+    };
+    let head = "| metric | labels | kind | |\n|---|---|---|---|\n";
+    expect_table("metrics.md", "metrics", head, ALL.iter().map(row));
 }
 
 /// Every name of a sample that a page can have.
@@ -90,7 +70,7 @@ fn texts(document: &serde_json::Value, key: &str, found: &mut Vec<String>) {
 
 #[test]
 fn the_dashboard_shows_metrics_that_there_are() {
-    let dashboard = fs::read_to_string(docs("grafana/helix.json")).unwrap();
+    let dashboard = fs::read_to_string(path("grafana/helix.json")).unwrap();
     let dashboard: serde_json::Value = serde_json::from_str(&dashboard).unwrap();
     let mut expressions = Vec::new();
     texts(&dashboard, "expr", &mut expressions);
@@ -102,7 +82,7 @@ fn the_dashboard_shows_metrics_that_there_are() {
 
 #[test]
 fn the_alerts_watch_metrics_that_there_are() {
-    let rules = fs::read_to_string(docs("prometheus/alerts.yml")).unwrap();
+    let rules = fs::read_to_string(path("prometheus/alerts.yml")).unwrap();
     // The file keeps to one line for each expression, so that this need not know all of YAML.
     let expression = |line: &str| line.trim().strip_prefix("expr: ").map(str::to_owned);
     let expressions: Vec<_> = rules.lines().filter_map(expression).collect();

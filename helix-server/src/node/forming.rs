@@ -12,6 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::Node;
 use super::front::{Call, Front};
@@ -28,6 +29,10 @@ const NODES: [usize; 3] = [1, 3, 5];
 
 /// How often an empty node looks at the others.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long an empty node that was told of no others listens for some before it forms a cluster
+/// alone. Nodes that have it as a member dial it more often than that.
+const LISTEN_WAIT: Duration = Duration::from_secs(2);
 
 /// A node's place in its cluster, and the logs that were made for it just now.
 pub(super) struct Formed {
@@ -65,6 +70,7 @@ pub(super) async fn form(
     front: &Front,
     hub: &Arc<Hub>,
     random: &Random,
+    listens: bool,
 ) -> Result<Formed> {
     let node_id = logs.settings.node_id;
     let is_former = !front.is_alone() && front.members.first() == Some(&node_id);
@@ -82,10 +88,11 @@ pub(super) async fn form(
         Some(name) => cluster_of(name),
         None => u128::from(random.next_u64()) << 64 | u128::from(random.next_u64()),
     };
-    if front.is_alone() {
-        let shards = 1..=logs.settings.shard_count;
+    let shards = 1..=logs.settings.shard_count;
+    if !listens {
         return create(logs, front, (drawn, FIRST_GENERATION), shards, false).await;
     }
+    let listened = Instant::now() + LISTEN_WAIT;
     let mut calls = front.called.lock().await;
     let mut look = tokio::time::interval(LOOK_INTERVAL);
     look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -101,15 +108,21 @@ pub(super) async fn form(
                     return Ok(formed);
                 }
             }
-            _ = look.tick() => match judge(front, node_id, &look_around(front, hub).await) {
-                Judgement::Form => {
-                    let shards = 1..=logs.settings.shard_count;
-                    return create(logs, front, (drawn, FIRST_GENERATION), shards, true).await;
-                }
-                Judgement::Wait(why) => {
-                    if front.wait_for(&why) {
-                        tracing::info!(node_id, "waiting: {why}");
+            _ = look.tick() => {
+                let answers = look_around(front, hub).await;
+                let why = match (hub.caller(), judge(front, node_id, &answers)) {
+                    (_, Judgement::Wait(why)) => why,
+                    (Some(caller), Judgement::Form) => lost(node_id, caller),
+                    (None, Judgement::Form) if front.is_alone() && Instant::now() < listened => {
+                        "other nodes may have this one as a member".to_owned()
                     }
+                    (None, Judgement::Form) => {
+                        let (identity, is_former) = ((drawn, FIRST_GENERATION), !front.is_alone());
+                        return create(logs, front, identity, shards, is_former).await;
+                    }
+                };
+                if front.wait_for(&why) {
+                    tracing::info!(node_id, "waiting: {why}");
                 }
             }
         }
@@ -147,6 +160,15 @@ async fn look_around(front: &Front, hub: &Arc<Hub>) -> BTreeMap<u64, Result<Hell
     let answers = futures_util::future::join_all(asked).await;
     debug_assert_eq!(answers.len() + 1, front.members.len());
     answers.into_iter().collect()
+}
+
+/// Why an empty node that others take for a member forms no cluster.
+fn lost(node_id: u64, (caller, cluster): (u64, u128)) -> String {
+    format!(
+        "node {caller} of cluster {cluster:032x} takes this node for a member, but the data folder \
+         is empty: give it its old folder back, or have it replaced with: helix cluster \
+         replace-node {node_id}; to form another cluster here, give it another --peer-addr"
+    )
 }
 
 fn judge(

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 
 use super::Node;
+use crate::raft::LeadershipWatch;
 use crate::shard::Shard;
 
 /// How long to wait before the next look at what is not done.
@@ -17,45 +18,58 @@ const AGAIN_AFTER: Duration = Duration::from_millis(200);
 const MEMBER_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn start(node: &Arc<Node>) {
-    let shards = node.shards().into_iter().map(Some);
-    for shard in shards.chain([None]) {
-        tokio::spawn(tend_replicas(Arc::downgrade(node), shard));
+    let shards = node.shards().into_iter().map(Some).chain([None]);
+    for task in shards.map(Task::Replicas).chain([Task::Members]) {
+        tokio::spawn(tend(Arc::downgrade(node), task));
     }
-    tokio::spawn(tend_members(Arc::downgrade(node)));
     tokio::spawn(watch_membership(Arc::downgrade(node)));
 }
 
-/// Keeps the replicas of a shard (none: shard 0) at what the cluster's state says for as long as
-/// it is led from here.
-async fn tend_replicas(node: Weak<Node>, shard: Option<Arc<Shard>>) {
-    let Some((mut versions, mut leadership, draining)) = node.upgrade().map(|node| {
-        let leadership = match &shard {
-            Some(shard) => shard.watch_leadership(),
-            None => node.cluster.watch_leadership(),
-        };
-        (node.cluster.machine().watch(), leadership, node.draining.clone())
+/// What is looked after for as long as the node is there.
+enum Task {
+    /// Keeps the replicas of a shard (none: shard 0) at what the cluster's state says for as long
+    /// as it is led from here.
+    Replicas(Option<Arc<Shard>>),
+    /// Dials the members as the cluster's state names them; as shard 0's leader drives the change
+    /// that runs, and raises the protocol; and leads nothing where this node is not to.
+    Members,
+}
+
+impl Task {
+    fn watch_leadership(&self, node: &Node) -> LeadershipWatch {
+        match self {
+            Self::Replicas(Some(shard)) => shard.watch_leadership(),
+            Self::Replicas(None) | Self::Members => node.cluster.watch_leadership(),
+        }
+    }
+
+    /// Does what can be done now; whether there is nothing left to do before something changes.
+    async fn look(&self, node: &Node) -> bool {
+        match self {
+            Self::Replicas(shard) => tend_replicas(node, shard.as_deref()).await,
+            Self::Members => tend_members(node).await,
+        }
+    }
+}
+
+/// Looks whenever the cluster's state, the lead or a connection has changed, and again soon where a
+/// look says that not all is done; until the node drains or is gone.
+async fn tend(node: Weak<Node>, task: Task) {
+    let Some((mut versions, mut leadership, mut peers, draining)) = node.upgrade().map(|node| {
+        let (versions, peers) = (node.cluster.machine().watch(), node.hub.watch_peers());
+        (versions, task.watch_leadership(&node), peers, node.draining.clone())
     }) else {
         return;
     };
-    let shard_id = shard.as_ref().map_or(0, |shard| shard.id());
     loop {
         let Some(node) = node.upgrade() else { return };
         // Marked before the look: what changes during it is looked at again.
         versions.mark_unchanged();
-        if let Some(shard) = &shard {
-            shard.expect_replicas(node.cluster.machine().read(|state| state.members().target()));
-        }
-        let replica = shard.as_ref().map_or(node.cluster.replica(), |shard| shard.replica());
-        let leads = replica.leadership().leader == Some(replica.id());
-        let is_done = if leads {
-            tokio::select! {
-                biased;
-                () = draining.cancelled() => return,
-                is_done = node.cluster.reconcile(shard_id, replica) => is_done,
-            }
-        } else {
-            node.cluster.forget_progress(shard_id);
-            true
+        peers.mark_unchanged();
+        let is_done = tokio::select! {
+            biased;
+            () = draining.cancelled() => return,
+            is_done = task.look(&node) => is_done,
         };
         drop(node);
         tokio::select! {
@@ -63,44 +77,33 @@ async fn tend_replicas(node: Weak<Node>, shard: Option<Arc<Shard>>) {
             () = draining.cancelled() => return,
             changed = versions.changed() => if changed.is_err() { return },
             changed = leadership.changed() => if !changed { return },
+            changed = peers.changed() => if changed.is_err() { return },
             () = tokio::time::sleep(AGAIN_AFTER), if !is_done => {}
         }
     }
 }
 
-/// Dials the members as the cluster's state names them; as shard 0's leader drives the change that
-/// runs; and leads nothing where this node is not to.
-async fn tend_members(node: Weak<Node>) {
-    let Some((mut versions, mut leadership, draining)) = node.upgrade().map(|node| {
-        let (cluster, draining) = (&node.cluster, node.draining.clone());
-        (cluster.machine().watch(), cluster.watch_leadership(), draining)
-    }) else {
-        return;
-    };
-    loop {
-        let Some(node) = node.upgrade() else { return };
-        versions.mark_unchanged();
-        node.cluster.dial_members();
-        let step = async {
-            let is_free = node.cluster.shed().await;
-            let is_quiet = !node.cluster.leads() || node.cluster.drive_change().await;
-            // Who drains may be elected again.
-            is_free && is_quiet && !node.cluster.is_draining(node.settings.node_id)
-        };
-        let is_done = tokio::select! {
-            biased;
-            () = draining.cancelled() => return,
-            is_done = step => is_done,
-        };
-        drop(node);
-        tokio::select! {
-            biased;
-            () = draining.cancelled() => return,
-            changed = versions.changed() => if changed.is_err() { return },
-            changed = leadership.changed() => if !changed { return },
-            () = tokio::time::sleep(AGAIN_AFTER), if !is_done => {}
-        }
+async fn tend_replicas(node: &Node, shard: Option<&Shard>) -> bool {
+    let shard_id = shard.map_or(0, Shard::id);
+    if let Some(shard) = shard {
+        shard.expect_replicas(node.cluster.machine().read(|state| state.members().target()));
     }
+    let replica = shard.map_or(node.cluster.replica(), Shard::replica);
+    if replica.leadership().leader == Some(replica.id()) {
+        return node.cluster.reconcile(shard_id, replica).await;
+    }
+    node.cluster.forget_progress(shard_id);
+    true
+}
+
+async fn tend_members(node: &Node) -> bool {
+    node.check_protocol().await;
+    node.cluster.dial_members();
+    let is_free = node.cluster.shed().await;
+    let is_quiet = !node.cluster.leads()
+        || (node.cluster.drive_change().await && node.cluster.raise_protocol().await);
+    // Who drains may be elected again.
+    is_free && is_quiet && !node.cluster.is_draining(node.settings.node_id)
 }
 
 /// A removed node gets no word of it from Raft, which has forgotten it; the others refuse its

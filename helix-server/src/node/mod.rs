@@ -1,99 +1,39 @@
 //! A node: which shards live here, which partition is in which shard, and what they share.
 //! Opens everything in order and closes it in reverse.
 
+mod find;
 mod forming;
 mod front;
 mod logs;
 mod membership;
 mod open;
+mod settings;
 mod tend;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
-use helix_wal::storage::Storage;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
-use crate::cluster::{Bootstrap, Cluster, NodeEntry, Place, TopicInfo, TopicSpec};
+use crate::cluster::{Bootstrap, Cluster, NodeEntry, TopicSpec};
 use crate::error::{Error, Result};
 use crate::load::Load;
-use crate::log::{ClusterCommand, PartitionId, PartitionSettings};
-use crate::memory::Shares;
+use crate::log::{ClusterCommand, PartitionSettings};
 use crate::metrics::Metrics;
 pub use crate::peer::PeerStatus;
 use crate::peer::{Hub, HubSettings, Network};
+use crate::protocol::Versions;
 use crate::random::Random;
+use crate::shard::Directory;
 pub use crate::shard::LogLimits;
-use crate::shard::{Directory, Shard};
+pub use find::Located;
+use find::Slot;
 use front::Front;
 use logs::Logs;
 use open::{ClusterPlace, House, open_cluster, open_log, open_shard, shards_made};
-
-/// Where a node keeps its logs.
-#[derive(Clone)]
-pub enum NodeStorage {
-    /// Nowhere: they are gone with the process.
-    Memory,
-    /// In a folder of its own for each shard.
-    Folder { path: PathBuf, direct_io: bool },
-    /// On a simulated disk for each shard, driven by the runtime's own tasks.
-    Simulated(Arc<dyn SimulatedDisks>),
-}
-
-/// The disks of a simulated node.
-pub trait SimulatedDisks: Send + Sync + 'static {
-    fn open(&self, shard_id: u64) -> Arc<dyn Storage>;
-
-    /// How long the shard's disk takes for what its writer is about to give it.
-    fn pace(&self, shard_id: u64) -> Duration {
-        let _ = shard_id;
-        Duration::ZERO
-    }
-}
-
-impl<F: Fn(u64) -> Arc<dyn Storage> + Send + Sync + 'static> SimulatedDisks for F {
-    fn open(&self, shard_id: u64) -> Arc<dyn Storage> {
-        self(shard_id)
-    }
-}
-
-impl std::fmt::Debug for NodeStorage {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Memory => f.write_str("memory"),
-            Self::Folder { path, .. } => write!(f, "{}", path.display()),
-            Self::Simulated(_) => f.write_str("simulated disk"),
-        }
-    }
-}
-
-/// What a node is opened with.
-#[derive(Debug, Clone)]
-pub struct NodeSettings {
-    pub node_id: u64,
-    pub storage: NodeStorage,
-    /// Name of the cluster; `None` takes the one that the others have, or draws one.
-    pub cluster_name: Option<String>,
-    /// Data shards of a new cluster.
-    pub shard_count: u64,
-    /// Topics of a new cluster: name and partitions.
-    pub topics: Vec<(String, u32)>,
-    /// Settings of a topic whose creator does not name any.
-    pub topic_settings: PartitionSettings,
-    pub segment_bytes: u64,
-    pub tail_bytes: usize,
-    pub footer_bytes: usize,
-    /// What clients may make the node hold.
-    pub shares: Shares,
-    pub log_limits: LogLimits,
-    pub clock: Arc<dyn Clock>,
-    /// For simulations; `None` draws from the operating system.
-    pub seed: Option<u64>,
-}
+pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
 
 /// Whether acknowledged batches survive the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,23 +51,6 @@ pub struct NodeInfo {
     pub storage: StorageKind,
     pub data_dir: String,
     pub direct_io: bool,
-}
-
-/// A partition, found.
-#[derive(Debug, Clone)]
-pub struct Located {
-    pub partition: PartitionId,
-    pub shard: Arc<Shard>,
-    pub settings: PartitionSettings,
-    pub topic: Arc<TopicInfo>,
-    pub number: u32,
-}
-
-/// A shard's place in the node: a damaged one is withheld, the others go on.
-#[derive(Debug)]
-enum Slot {
-    Open(Arc<Shard>),
-    Withheld(String),
 }
 
 /// The port that other nodes dial.
@@ -167,8 +90,8 @@ impl Node {
     /// Opens a node that is a cluster of its own, and waits until it serves.
     pub async fn open(settings: NodeSettings) -> Result<Arc<Self>> {
         let front = Front::new(&settings, &BTreeMap::new());
-        let hub_settings = HubSettings { node_id: settings.node_id, peers: BTreeMap::new() };
-        let hub = Hub::new(hub_settings, front.clone());
+        let (node_id, peers, versions) = (settings.node_id, BTreeMap::new(), Versions::OWN);
+        let hub = Hub::new(HubSettings { node_id, peers, versions }, front.clone());
         let node = Self::open_with(settings, front, hub, None).await?;
         node.settle().await?;
         Ok(node)
@@ -187,7 +110,11 @@ impl Node {
         let bound = network.local_addr().filter(|addr| !addr.ip().is_unspecified());
         let peer_addr = own.or(bound.map(|addr| addr.to_string())).unwrap_or_default();
         let front = Front::new(&settings, &peers);
-        let hub_settings = HubSettings { node_id: settings.node_id, peers: peers.clone() };
+        let hub_settings = HubSettings {
+            node_id: settings.node_id,
+            peers: peers.clone(),
+            versions: network.versions(),
+        };
         let hub = Hub::over(network.dialer(), hub_settings, front.clone());
         let stop = CancellationToken::new();
         let serving = tokio::spawn(network.serve(hub.clone(), stop.clone()));
@@ -227,7 +154,7 @@ impl Node {
         let (failed, _) = watch::channel(None);
         let logs = Logs { settings: &settings, failed: failed.clone() };
         let draining = CancellationToken::new();
-        let mut formed = forming::form(&logs, &front, &hub, &random).await?;
+        let mut formed = forming::form(&logs, &front, &hub, &random, listens).await?;
         hub.set_identity(formed.identity.cluster, formed.identity.generation);
         for (node, address) in std::mem::take(&mut formed.neighbours) {
             seeds.entry(node).or_insert(address);
@@ -236,6 +163,10 @@ impl Node {
         let made = shards_made(&logs, &formed).await?;
         let place = ClusterPlace { is_alone: front.is_alone(), listens, seeds };
         let cluster = open_cluster(&logs, &mut formed, &hub, place, made.len() as u64).await?;
+        if let Some(what) = cluster.unspoken() {
+            return Err(logs.unusable(0, &what));
+        }
+        hub.set_protocol(cluster.protocol());
         let directory: Directory = {
             let machine = cluster.machine().clone();
             Arc::new(move |id| machine.read(|state| state.node(id).map(|n| n.endpoint.clone())))
@@ -360,6 +291,17 @@ impl Node {
         self.cluster.is_alone()
     }
 
+    /// Keeps out who does not speak the cluster's protocol; ends this node where it is the one.
+    async fn check_protocol(&self) {
+        if self.hub.set_protocol(self.cluster.protocol()) {
+            // So that the data says it to whatever program is started on it next.
+            self.cluster.replica().checkpoint().await;
+        }
+        if let Some(what) = self.cluster.unspoken() {
+            self.failed.send_replace(Some(what));
+        }
+    }
+
     /// Why this node is no member of its cluster any more, if it was told so.
     pub fn removed(&self) -> Option<&str> {
         self.removed.get().map(String::as_str)
@@ -372,110 +314,6 @@ impl Node {
             Some(what) => Err(Error::NotAMember { what: what.to_owned() }),
             None => Ok(()),
         }
-    }
-
-    /// As [`Self::locate`]. What this node does not know it may only not know yet: before it says
-    /// no it catches up with the cluster's state.
-    pub async fn find(&self, topic: &str, partition: u32) -> Result<Located> {
-        match self.locate(topic, partition) {
-            Err(Error::TopicNotFound { .. } | Error::PartitionNotFound { .. }) => {
-                self.cluster.catch_up().await?;
-                self.locate(topic, partition)
-            }
-            found => found,
-        }
-    }
-
-    /// As [`Self::topic`], see [`Self::find`].
-    pub async fn find_topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
-        self.check_member()?;
-        match self.topic(name) {
-            Err(Error::TopicNotFound { .. }) => {
-                self.cluster.catch_up().await?;
-                self.topic(name)
-            }
-            found => found,
-        }
-    }
-
-    /// Finds a partition and its shard.
-    pub fn locate(&self, topic: &str, partition: u32) -> Result<Located> {
-        self.check_member()?;
-        let info = self.cluster.topic(topic)?;
-        let Some(Place { shard_id, partition: id }) = info.place(partition) else {
-            return Err(Error::PartitionNotFound {
-                topic: topic.to_owned(),
-                partition,
-                partition_count: info.partition_count,
-            });
-        };
-        match self.shards.get(&shard_id) {
-            Some(Slot::Open(shard)) => Ok(Located {
-                partition: id,
-                shard: shard.clone(),
-                settings: info.settings,
-                topic: info,
-                number: partition,
-            }),
-            Some(Slot::Withheld(what)) => Err(Error::CorruptLog { what: what.clone() }),
-            None => Err(Error::NoLeader { shard: shard_id }),
-        }
-    }
-
-    pub fn topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
-        self.cluster.topic(name)
-    }
-
-    /// Topics by name: those that begin with `prefix` and come after `after`.
-    pub fn topics(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<Arc<TopicInfo>> {
-        self.cluster.machine().read(|state| {
-            let first = after.unwrap_or_default();
-            let topics = state.topics_from(prefix, first).filter(|t| t.name.as_str() != first);
-            topics.take(limit).cloned().collect()
-        })
-    }
-
-    pub fn shard(&self, id: u64) -> Option<Arc<Shard>> {
-        match self.shards.get(&id) {
-            Some(Slot::Open(shard)) => Some(shard.clone()),
-            Some(Slot::Withheld(_)) | None => None,
-        }
-    }
-
-    /// The shards that are served.
-    pub fn shards(&self) -> Vec<Arc<Shard>> {
-        self.shards.keys().filter_map(|id| self.shard(*id)).collect()
-    }
-
-    /// The shards that are not served, and why.
-    pub fn withheld(&self) -> Vec<(u64, String)> {
-        let withheld = self.shards.iter().filter_map(|(id, slot)| match slot {
-            Slot::Withheld(what) => Some((*id, what.clone())),
-            Slot::Open(_) => None,
-        });
-        withheld.collect()
-    }
-
-    /// Why this node does not serve all that it should, a line each; none: it is ready.
-    pub fn unready(&self) -> Vec<String> {
-        let mut reasons = Vec::new();
-        if self.draining.is_cancelled() {
-            reasons.push("the node is shutting down".to_owned());
-        }
-        let leaderless = |shard: u64| format!("shard {shard}: no leader is known");
-        if self.cluster.leader_hint().is_none() {
-            reasons.push(leaderless(0));
-        }
-        for (shard, what) in self.withheld() {
-            reasons.push(format!("shard {shard} is withheld: {what}"));
-        }
-        for shard in self.shards() {
-            if shard.leader_hint().is_none() {
-                reasons.push(leaderless(shard.id()));
-            }
-            reasons.extend(shard.unwell().map(|why| format!("shard {}: {why}", shard.id())));
-        }
-        reasons
     }
 
     pub fn metrics(&self) -> &Arc<Metrics> {

@@ -21,12 +21,13 @@ use super::hub::{Identity, Roster};
 use super::limits::{
     CONNECT_WAIT_MAX, CONNECTION_WINDOW_BYTES, FRAME_BYTES, HANDSHAKE_WAIT_MAX, KEEPALIVE_INTERVAL,
     KEEPALIVE_WAIT_MAX, MESSAGE_BYTES_MAX, RECONNECT_PAUSE_MAX, RECONNECT_PAUSE_MIN,
-    STREAM_WINDOW_BYTES, VERSION_MAX, VERSION_MIN,
+    STREAM_WINDOW_BYTES,
 };
 use super::network::Dialer;
 use super::session::Session;
 use super::wire;
 use crate::metrics::Counter;
+use crate::protocol::Versions;
 
 /// What a stream is for; the wire's without its unset value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,6 +91,12 @@ impl Lines {
     fn connected(&self) -> bool {
         self.sessions.iter().all(Option::is_some)
     }
+
+    /// The oldest that is spoken on any lane; none while one is not open.
+    fn protocol(&self) -> Option<u32> {
+        let spoken = self.sessions.iter().map(|session| Some(session.as_ref()?.protocol));
+        spoken.collect::<Option<Vec<u32>>>()?.into_iter().min()
+    }
 }
 
 /// How a connection to a peer stands.
@@ -101,6 +108,8 @@ pub struct PeerStatus {
     pub connected: bool,
     /// Why it is not connected, if that is known.
     pub last_error: Option<String>,
+    /// The protocol version that is spoken, while it is connected.
+    pub protocol: Option<u32>,
     /// Since when it is connected, or is not.
     pub since: Instant,
     /// Bytes of requests that went there, and that came from there.
@@ -159,6 +168,7 @@ impl Peer {
             address: self.address.clone(),
             connected,
             last_error,
+            protocol: lines.protocol(),
             since: lines.since,
             sent_bytes: self.traffic.sent.get(),
             received_bytes: self.traffic.received.get(),
@@ -213,8 +223,8 @@ impl Peer {
             .map_err(|error| Broken::Lost(chain(&error)))?;
         let (outgoing, queue) = mpsc::unbounded_channel();
         let opening = pb::Opening {
-            version_min: VERSION_MIN,
-            version_max: VERSION_MAX,
+            version_min: roster.versions.oldest,
+            version_max: roster.versions.newest,
             cluster: wire::cluster_bytes(identity.cluster),
             from_node: roster.node_id,
             to_node: self.node_id,
@@ -233,26 +243,31 @@ impl Peer {
             .await
             .map_err(|_| Broken::Lost("no handshake came".to_owned()))?
             .map_err(broken)?;
-        let window = self.check(first, identity.cluster).map_err(Broken::Refused)?;
-        Ok((Session::new(outgoing, window, Arc::clone(&self.traffic)), results))
+        let opened = self.check(first, roster, identity.cluster).map_err(Broken::Refused)?;
+        let session = Session::new(outgoing, &opened, Arc::clone(&self.traffic));
+        Ok((session, results))
     }
 
-    /// Checks the peer's handshake; gives its window.
-    fn check(&self, first: Option<pb::ExchangeResponse>, cluster: u128) -> Result<u64, String> {
+    /// Checks the peer's handshake.
+    fn check(
+        &self,
+        first: Option<pb::ExchangeResponse>,
+        roster: &Roster,
+        cluster: u128,
+    ) -> Result<pb::Opened, String> {
         let Some(pb::exchange_response::Message::Opened(opened)) = first.and_then(|f| f.message)
         else {
             return Err("it did not begin with a handshake".to_owned());
         };
-        if !(VERSION_MIN..=VERSION_MAX).contains(&opened.version) {
-            return Err(format!("it speaks protocol version {}", opened.version));
-        }
+        let chosen = Versions { oldest: opened.version, newest: opened.version };
+        roster.agree(self.node_id, chosen)?;
         if wire::read_cluster(&opened.cluster) != Some(cluster) {
             return Err("it is in another cluster".to_owned());
         }
         if opened.node != self.node_id {
             return Err(format!("it is node {}", opened.node));
         }
-        Ok(opened.window_bytes)
+        Ok(opened)
     }
 
     /// Keeps and logs why a lane is not open; the same reason is logged once for all lanes.

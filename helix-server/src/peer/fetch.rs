@@ -1,7 +1,7 @@
 //! How a replica takes a snapshot of a shard with records: first it fetches those that it lacks,
 //! piece by piece, beside its log; then openraft gets the snapshot, and its state machine makes
-//! both part of the log at once. What was fetched outlives connections and leaders: committed
-//! entries do not change, so the next snapshot goes on where the last one was lost.
+//! both part of the log at once. What was fetched outlives connections, leaders and this process:
+//! committed entries do not change, so the next snapshot goes on where the last one was lost.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -67,13 +67,16 @@ enum Handed {
 
 impl Fetch {
     pub(super) fn new(shard_id: u64, store: RecordStore) -> Arc<Self> {
+        let gathered = Gathered::recover(&store.wal);
+        let (after, bytes) = (gathered.after(), gathered.bytes());
+        let status = Fetching { after, bytes_done: bytes, bytes_total: bytes, waits_for: None };
         Arc::new(Self {
             shard_id,
             store,
             turn: Arc::default(),
             current: Mutex::new(CancellationToken::new()),
-            gathered: Arc::default(),
-            status: Mutex::new(None),
+            gathered: Arc::new(Mutex::new(gathered)),
+            status: Mutex::new((bytes > 0).then_some(status)),
             passage: Arc::default(),
         })
     }
@@ -88,7 +91,7 @@ impl Fetch {
         self.passage.clone().read_owned().await
     }
 
-    /// Ends what is going on, and removes what was fetched. Waits for the disk.
+    /// Ends what is going on. Finished segments stay for the next process. Waits for the disk.
     pub(super) async fn end(&self) {
         lock(&self.current).cancel();
         let _turn = self.turn.lock().await;
@@ -201,8 +204,9 @@ impl Fetch {
         after: u64,
         at: u64,
     ) -> Result<bool, String> {
+        let wal = self.store.wal.clone();
         let (mut upto, bytes) =
-            self.with_gathered(move |gathered| gathered.begin(after, at)).await?;
+            self.with_gathered(move |gathered| gathered.begin(&wal, after, at)).await?;
         self.note(|status| (status.after, status.bytes_done) = (after, bytes));
         if upto == after {
             tracing::info!(
@@ -309,7 +313,8 @@ impl Fetch {
 
     async fn discard(&self) -> Result<(), String> {
         *lock(&self.status) = None;
-        self.with_gathered(|gathered| *gathered = Gathered::default()).await
+        let wal = self.store.wal.clone();
+        self.with_gathered(move |gathered| gathered.clear(&wal)).await
     }
 
     async fn with_gathered<T: Send + 'static>(

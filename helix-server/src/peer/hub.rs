@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
@@ -23,14 +23,12 @@ use tonic::{Code, Response, Status};
 
 use super::connection::{Lane, Peer, PeerStatus, status_text};
 use super::fetch::{Fetch, Fetching};
-use super::limits::{
-    CATCH_UP_BURST, CATCH_UP_RATE, FETCHES_MAX, FORM_WAIT_MAX, HELLO_WAIT_MAX, VERSION_MAX,
-    VERSION_MIN,
-};
+use super::limits::{CATCH_UP_BURST, CATCH_UP_RATE, FETCHES_MAX, FORM_WAIT_MAX, HELLO_WAIT_MAX};
 use super::link::Link;
 use super::network::{Dialer, Tcp};
 use super::throttle::Throttle;
 use super::wire;
+use crate::protocol::Versions;
 use crate::raft::{RecordStore, Replica, ReplicaId, StateMachine, TypeConfig};
 
 /// What a hub is made of.
@@ -39,6 +37,8 @@ pub struct HubSettings {
     pub node_id: u64,
     /// Addresses, "host:port", of the other nodes.
     pub peers: BTreeMap<u64, String>,
+    /// Protocol versions that this node speaks.
+    pub versions: Versions,
 }
 
 /// Who a node is.
@@ -52,17 +52,10 @@ pub struct Hello {
     pub members: Vec<u64>,
     /// What it is waiting for, for people.
     pub detail: String,
-    /// Protocol versions that it speaks, oldest and newest.
-    pub versions: (u32, u32),
+    /// Protocol versions that it speaks.
+    pub versions: Versions,
     /// Why the asker is no member of its cluster any more, if it was one.
     pub removed: Option<String>,
-}
-
-impl Hello {
-    /// Whether the node and this one have a protocol version in common.
-    pub fn is_understood(&self) -> bool {
-        self.versions.0 <= VERSION_MAX && self.versions.1 >= VERSION_MIN
-    }
 }
 
 /// Who asks for a hello.
@@ -134,6 +127,9 @@ pub(super) struct Roster {
     pub(super) closed: CancellationToken,
     identity: watch::Sender<Option<Identity>>,
     changes: watch::Sender<u64>,
+    pub(super) versions: Versions,
+    /// What the cluster's state says that every member speaks, as far as this node knows.
+    protocol: AtomicU32,
     /// Places for shards that fetch records.
     pub(super) fetches: Semaphore,
     ids: AtomicU64,
@@ -178,6 +174,25 @@ impl Roster {
         }
     }
 
+    /// The protocol version to speak with a node that speaks these, or why there is none.
+    pub(super) fn agree(&self, node: u64, theirs: Versions) -> Result<u32, String> {
+        let (us, ours) = (self.node_id, self.versions);
+        let Some(version) = ours.common(theirs) else {
+            return Err(format!(
+                "node {us} speaks protocol {ours}, node {node} {theirs}, and they have none in \
+                 common: start the older of them with a newer Helix, one that speaks both"
+            ));
+        };
+        let protocol = self.protocol.load(Ordering::Relaxed);
+        if version < protocol {
+            return Err(format!(
+                "the cluster uses protocol version {protocol}, since all its nodes have spoken it, \
+                 and node {node} speaks {theirs}: start it with a Helix that speaks {protocol}"
+            ));
+        }
+        Ok(version)
+    }
+
     pub(super) fn peers_changed(&self) {
         self.changes.send_modify(|changes| *changes += 1);
     }
@@ -203,6 +218,8 @@ pub struct Hub {
     desk: Mutex<Option<Arc<dyn Desk>>>,
     /// The streams that are open from each peer, one per lane: a newer one ends an older one.
     inbound: Mutex<BTreeMap<(u64, Lane), CancellationToken>>,
+    /// Who has dialled this node as a member of which cluster, while it was in none.
+    caller: Mutex<Option<(u64, u128)>>,
     /// What each peer was refused with last (0 for strangers), so that it is logged once.
     refusals: Mutex<BTreeMap<u64, String>>,
 }
@@ -220,7 +237,7 @@ impl Hub {
 
     /// As [`Self::new`], over a network of any kind.
     pub fn over(dialer: Arc<dyn Dialer>, settings: HubSettings, desk: Arc<dyn Desk>) -> Arc<Self> {
-        let HubSettings { node_id, peers } = settings;
+        let HubSettings { node_id, peers, versions } = settings;
         let roster = Arc::new(Roster {
             node_id,
             peers: RwLock::default(),
@@ -229,6 +246,8 @@ impl Hub {
             closed: CancellationToken::new(),
             identity: watch::Sender::new(None),
             changes: watch::Sender::new(0),
+            versions,
+            protocol: AtomicU32::new(0),
             fetches: Semaphore::new(FETCHES_MAX),
             ids: AtomicU64::new(1),
         });
@@ -237,6 +256,7 @@ impl Hub {
             shards: Mutex::default(),
             desk: Mutex::new(Some(desk)),
             inbound: Mutex::default(),
+            caller: Mutex::default(),
             refusals: Mutex::default(),
         });
         hub.set_peers(&peers);
@@ -247,6 +267,16 @@ impl Hub {
     /// message comes in or goes out.
     pub fn set_identity(&self, cluster: u128, generation: u32) {
         self.roster.identity.send_replace(Some(Identity { cluster, generation }));
+    }
+
+    /// Protocol versions that this node speaks.
+    pub fn versions(&self) -> Versions {
+        self.roster.versions
+    }
+
+    /// From now on nobody is let in who does not speak this version. Whether that is new.
+    pub fn set_protocol(&self, version: u32) -> bool {
+        self.roster.protocol.fetch_max(version, Ordering::Relaxed) < version
     }
 
     /// Takes these for the peers: new ones are dialled, and so is who has another address than
@@ -387,8 +417,8 @@ impl Hub {
         let answer = self.bounded(node, HELLO_WAIT_MAX, client.hello(request)).await?;
         // Before it was told there was one version.
         let versions = match (answer.version_min, answer.version_max) {
-            (0, 0) => (1, 1),
-            versions => versions,
+            (0, 0) => Versions { oldest: 1, newest: 1 },
+            (oldest, newest) => Versions { oldest, newest },
         };
         Ok(Hello {
             node_id: answer.node_id,
@@ -522,6 +552,16 @@ impl Hub {
             before.cancel();
         }
         token
+    }
+
+    pub(super) fn note_caller(&self, caller: Option<(u64, u128)>) {
+        let mut known = lock(&self.caller);
+        *known = caller.or(*known);
+    }
+
+    /// A node that takes this one for a member of its cluster, although this one is in none.
+    pub fn caller(&self) -> Option<(u64, u128)> {
+        *lock(&self.caller)
     }
 
     /// Logs a refusal unless it is the same as the last one.

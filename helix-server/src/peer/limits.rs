@@ -5,10 +5,6 @@ use std::time::Duration;
 
 use crate::limits::{BATCH_BYTES_MAX, SHARD_BYTES_IN_FLIGHT_MAX};
 
-/// Protocol versions that this node speaks, oldest and newest.
-pub(super) const VERSION_MIN: u32 = 1;
-pub(super) const VERSION_MAX: u32 = 1;
-
 /// Bytes of appends in flight per shard and target. About what a follower syncs in 2 ms: more
 /// would only queue. A single request may be larger.
 pub(super) const WINDOW_BYTES: u64 = 4 << 20;

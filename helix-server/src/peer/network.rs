@@ -16,6 +16,7 @@ use tonic::transport::{Channel, Endpoint, Error};
 
 use super::hub::Hub;
 use super::service;
+use crate::protocol::Versions;
 
 /// How other nodes are reached.
 pub trait Dialer: fmt::Debug + Send + Sync + 'static {
@@ -46,6 +47,7 @@ pub struct Network {
     dialer: Arc<dyn Dialer>,
     /// Where it listens, if that is an address that others may be told.
     local_addr: Option<SocketAddr>,
+    versions: Versions,
     serve: Box<dyn FnOnce(Arc<Hub>, CancellationToken) -> Serving + Send>,
 }
 
@@ -58,11 +60,22 @@ impl Network {
     {
         let serve =
             move |hub, stop| -> Serving { Box::pin(service::serve_incoming(hub, incoming, stop)) };
-        Self { dialer, local_addr: None, serve: Box::new(serve) }
+        let versions = Versions::OWN;
+        Self { dialer, local_addr: None, versions, serve: Box::new(serve) }
     }
 
     pub fn dialer(&self) -> Arc<dyn Dialer> {
         self.dialer.clone()
+    }
+
+    /// Says that it speaks other protocol versions than it does: for tests of clusters of several
+    /// versions.
+    pub fn speaking(self, versions: Versions) -> Self {
+        Self { versions, ..self }
+    }
+
+    pub fn versions(&self) -> Versions {
+        self.versions
     }
 
     pub fn local_addr(&self) -> Option<SocketAddr> {

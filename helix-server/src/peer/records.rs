@@ -119,14 +119,25 @@ pub(super) mod tests {
         LiveEntry { id, placement: Placement { first, ..live.placement }, ..live }
     }
 
+    /// The same with a payload of so many bytes.
+    pub(crate) fn live_with(index: u64, first: u64, payload_bytes: usize) -> LiveEntry {
+        let payload = vec![u8::try_from(index % 251).unwrap_or(0); payload_bytes];
+        let live = live_of(payload.into());
+        let id = helix_wal::LogId { term: 2, index };
+        LiveEntry { id, placement: Placement { first, ..live.placement }, ..live }
+    }
+
     fn live() -> LiveEntry {
-        let payload = Bytes::from_static(b"some records");
+        live_of(Bytes::from_static(b"some records"))
+    }
+
+    fn live_of(payload: Bytes) -> LiveEntry {
         let head = BatchHead {
             partition: PartitionId(7),
             record_count: 3,
             version: batch::BATCH_VERSION,
             compression: 0,
-            payload_bytes: 12,
+            payload_bytes: u32::try_from(payload.len()).unwrap_or(0),
             proposed_us: 5,
             producer: None,
             condition: Condition::default(),

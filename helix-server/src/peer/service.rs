@@ -24,10 +24,11 @@ use super::inbound::Inbound;
 use super::limits::{
     CLOSE_WAIT_MAX, CONNECTION_WINDOW_BYTES, FRAME_BYTES, HANDSHAKE_WAIT_MAX, KEEPALIVE_INTERVAL,
     KEEPALIVE_WAIT_MAX, MESSAGE_BYTES_MAX, REFUSAL_BYTES_MAX, STREAM_WINDOW_BYTES,
-    STREAMS_PER_CONNECTION_MAX, VERSION_MAX, VERSION_MIN, WINDOW_BYTES,
+    STREAMS_PER_CONNECTION_MAX, WINDOW_BYTES,
 };
 use super::network::Network;
 use super::wire;
+use crate::protocol::Versions;
 
 /// Answers the peers until `stop` is cancelled or the hub is closed. Connections that do not end
 /// by themselves then are cut.
@@ -98,16 +99,15 @@ impl Service {
     fn check(&self, opening: &pb::Opening) -> Result<(Lane, pb::Opened), String> {
         let us = self.hub.roster.node_id;
         let pb::Opening { version_min, version_max, from_node, to_node, .. } = *opening;
-        if version_min > VERSION_MAX || version_max < VERSION_MIN || version_min > version_max {
-            return Err(format!(
-                "node {us} speaks protocol versions {VERSION_MIN} to {VERSION_MAX}, the caller \
-                 {version_min} to {version_max}"
-            ));
-        }
+        let theirs = Versions { oldest: version_min, newest: version_max };
+        let version = self.hub.roster.agree(from_node, theirs)?;
         self.check_target(to_node)?;
-        let cluster = self.hub.roster.cluster();
-        let cluster = cluster.ok_or_else(|| format!("node {us} is in no cluster yet"))?;
-        match wire::read_cluster(&opening.cluster) {
+        let theirs = wire::read_cluster(&opening.cluster);
+        let Some(cluster) = self.hub.roster.cluster() else {
+            self.hub.note_caller(theirs.map(|cluster| (from_node, cluster)));
+            return Err(format!("node {us} is in no cluster yet"));
+        };
+        match theirs {
             Some(theirs) if theirs == cluster => {}
             Some(theirs) => {
                 return Err(format!(
@@ -120,7 +120,7 @@ impl Service {
         let lane = Lane::from_wire(opening.lane);
         let lane = lane.ok_or_else(|| format!("lane {} is not known", opening.lane))?;
         let opened = pb::Opened {
-            version: version_max.min(VERSION_MAX),
+            version,
             cluster: wire::cluster_bytes(cluster),
             node: us,
             window_bytes: WINDOW_BYTES,
@@ -222,8 +222,8 @@ impl PeerService for Service {
             formed: hello.formed,
             members: hello.members,
             detail: hello.detail,
-            version_min: VERSION_MIN,
-            version_max: VERSION_MAX,
+            version_min: self.hub.versions().oldest,
+            version_max: self.hub.versions().newest,
             removed: hello.removed.unwrap_or_default(),
         }))
     }

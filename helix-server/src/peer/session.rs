@@ -29,6 +29,8 @@ pub(super) struct Session {
     outgoing: mpsc::UnboundedSender<pb::ExchangeRequest>,
     /// Bytes of an epoch in flight.
     pub(super) window: u64,
+    /// Protocol version that is spoken on it.
+    pub(super) protocol: u32,
     traffic: Arc<Traffic>,
     waiting: Mutex<Waiting>,
 }
@@ -44,11 +46,11 @@ struct Waiting {
 impl Session {
     pub(super) fn new(
         outgoing: mpsc::UnboundedSender<pb::ExchangeRequest>,
-        their_window: u64,
+        opened: &pb::Opened,
         traffic: Arc<Traffic>,
     ) -> Self {
-        let window = their_window.min(WINDOW_BYTES);
-        Self { outgoing, window, traffic, waiting: Mutex::default() }
+        let (window, protocol) = (opened.window_bytes.min(WINDOW_BYTES), opened.version);
+        Self { outgoing, window, protocol, traffic, waiting: Mutex::default() }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {

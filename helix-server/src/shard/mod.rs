@@ -389,6 +389,11 @@ impl Shard {
         self.watermarks(partition)
     }
 
+    /// The fencing token in force here; the empty one is none.
+    pub fn fencing_token(&self, partition: PartitionId) -> Option<FencingToken> {
+        self.machine.read_state(|state| Some(state.partition(partition)?.fencing_token.clone()))
+    }
+
     /// The lowest index that the log must keep for replicas that are behind.
     pub fn released(&self) -> u64 {
         self.machine.read_state(ShardState::released)

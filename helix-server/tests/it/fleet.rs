@@ -24,6 +24,8 @@ pub(crate) const PARTITIONS: u32 = 4;
 const DATA_SHARDS: u64 = 2;
 
 pub(crate) struct Fleet {
+    /// Whether nodes keep little log, so that who comes later does not find its beginning.
+    short_logs: bool,
     root: TempDir,
     listen: BTreeMap<u64, SocketAddr>,
     peer: BTreeMap<u64, SocketAddr>,
@@ -35,6 +37,7 @@ impl Fleet {
     pub(crate) fn new() -> Self {
         let address = || SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         Self {
+            short_logs: false,
             root: tempfile::tempdir().unwrap(),
             listen: (1..=6).map(|node| (node, address())).collect(),
             peer: (1..=6).map(|node| (node, address())).collect(),
@@ -50,8 +53,21 @@ impl Fleet {
         fleet
     }
 
+    /// The same, with logs that are purged after some megabytes.
+    pub(crate) async fn with_short_logs(nodes: &[u64]) -> Self {
+        let mut fleet = Self { short_logs: true, ..Self::new() };
+        fleet.start_nodes(nodes, nodes).await;
+        fleet.settle().await;
+        fleet
+    }
+
     /// A node that knows `others`, and says where it is dialled itself.
     pub(crate) fn config(&self, node: u64, others: &[u64]) -> Config {
+        let default = Config::default();
+        let (catch_up_bytes, checkpoint_bytes) = match self.short_logs {
+            true => (2 << 20, 1 << 20),
+            false => (default.catch_up_bytes, default.checkpoint_bytes),
+        };
         let named = others.iter().copied().filter(|other| *other != node).chain([node]);
         Config {
             shards: Some(DATA_SHARDS),
@@ -64,7 +80,9 @@ impl Fleet {
             data_dir: self.folder(node),
             segment_bytes: 16 << 20,
             tail_bytes: Some(2 << 20),
-            ..Config::default()
+            catch_up_bytes,
+            checkpoint_bytes,
+            ..default
         }
     }
 

@@ -12,6 +12,7 @@ use futures_util::{FutureExt, StreamExt, stream};
 use helix_proto::batch;
 use helix_server::log::{BatchHead, Condition, Head, PartitionId, Verdict};
 use helix_server::peer::{self, Asker, Desk, Form, Hello, Hub, HubSettings, Join};
+use helix_server::protocol::Versions;
 use helix_server::raft::{
     Command, DiskReads, LogStore, Machine, ReplicaId, Reply, StateMachine, TypeConfig, replica_id,
 };
@@ -152,7 +153,8 @@ pub(crate) fn hub(node_id: u64, peers: &BTreeMap<u64, String>) -> Arc<Hub> {
     let peers = peers.clone();
     let hello = Hello { node_id, detail: "waiting".to_owned(), ..Hello::default() };
     let desk = TestDesk { hello, ..TestDesk::default() };
-    Hub::new(HubSettings { node_id, peers }, Arc::new(desk))
+    let versions = Versions::OWN;
+    Hub::new(HubSettings { node_id, peers, versions }, Arc::new(desk))
 }
 
 pub(crate) fn memory_wal() -> Wal {

@@ -52,8 +52,8 @@ struct Raw {
 fn opening() -> pb::Opening {
     pb::Opening {
         generation: 1,
-        version_min: 1,
-        version_max: 1,
+        version_min: 2,
+        version_max: 2,
         cluster: Bytes::copy_from_slice(&CLUSTER.to_be_bytes()),
         from_node: 1,
         to_node: 2,
@@ -73,7 +73,7 @@ impl Raw {
         let Some(Said::Opened(opened)) = raw.next().await?.message else {
             panic!("the first message is the handshake");
         };
-        assert_eq!((opened.version, opened.node), (1, 2));
+        assert_eq!((opened.version, opened.node), (2, 2));
         Ok(raw)
     }
 
@@ -271,7 +271,9 @@ async fn messages_for_other_replicas_are_refused() {
 async fn strangers_are_refused() {
     let node = node().await;
     let wrong = [
-        ("protocol versions 1 to 1", pb::Opening { version_min: 2, version_max: 3, ..opening() }),
+        ("speaks protocol version 2", pb::Opening { version_min: 3, version_max: 4, ..opening() }),
+        ("none in common", pb::Opening { version_min: 1, version_max: 1, ..opening() }),
+        ("none in common", pb::Opening { version_min: 3, version_max: 2, ..opening() }),
         ("this is node 2", pb::Opening { to_node: 3, ..opening() }),
         ("node 9 was removed", pb::Opening { from_node: 9, ..opening() }),
         ("says that it is node 2", pb::Opening { from_node: 2, ..opening() }),

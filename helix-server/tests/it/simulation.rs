@@ -3,6 +3,7 @@
 //! reaches around them for time, randomness or files.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -83,6 +84,14 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         log_limits: LogLimits::default(),
         clock: TokioClock::new(1_700_000_000_000_000),
         seed: Some(seed),
+    }
+}
+
+/// The same in a folder.
+pub(crate) fn settings_in(folder: &Path, seed: u64) -> NodeSettings {
+    NodeSettings {
+        storage: NodeStorage::Folder { path: folder.to_owned(), direct_io: false },
+        ..settings_on(Arc::new(|shard| unreachable!("shard {shard} is in a folder")), seed)
     }
 }
 

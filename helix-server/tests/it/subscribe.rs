@@ -241,3 +241,46 @@ async fn encoded_batches_can_be_followed_too() {
     assert_eq!((data.start_offset, data.next_offset, data.batches.len()), (1, 2, 1));
     assert_eq!(data.batches[0].first_offset, 0);
 }
+
+/// A subscriber that takes its time, and a trim that overtakes it: it gets what it had not got yet,
+/// without a gap, or is told that this is out of range; and whoever begins anew goes on behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trim_under_a_slow_subscriber_leaves_no_gap_in_silence() {
+    const COUNT: u64 = 2_000;
+    let server = TestServer::durable().await;
+    let padding = "x".repeat(8_000);
+    for first in (0..COUNT).step_by(100) {
+        let values: Vec<String> = (first..first + 100).map(|n| format!("{n}:{padding}")).collect();
+        server.append(&values.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    }
+    let (mut next, mut overtaken) = (0, 0);
+    while next < COUNT {
+        let begin = PartitionStart { until_offset: Some(COUNT), ..from_offset(0, next) };
+        let mut stream = open(&server, subscribe(vec![begin])).await;
+        // Trimmed far ahead of what it has taken, a little at the end.
+        let trim_offset = (next + 900).min(COUNT - 10);
+        let topic = "default".to_owned();
+        let request = TrimPartitionRequest { topic, partition: 0, trim_offset };
+        server.topics().trim_partition(request).await.unwrap();
+        loop {
+            let data = match soon(stream.message()).await {
+                Ok(Some(SubscribeResponse { message: Some(Message::Data(data)) })) => data,
+                Ok(Some(_)) => continue,
+                Ok(None) => break,
+                Err(refused) => {
+                    assert_eq!(reason(&refused), ErrorReason::OffsetOutOfRange, "{refused:?}");
+                    let marks = detail(&refused).watermarks.unwrap();
+                    assert!(marks.log_start_offset > next && next < trim_offset);
+                    (next, overtaken) = (marks.log_start_offset, overtaken + 1);
+                    break;
+                }
+            };
+            for value in values(&data.records) {
+                let number = value.split(':').next().unwrap();
+                assert_eq!(number, next.to_string(), "a gap, or twice");
+                next += 1;
+            }
+        }
+    }
+    assert!(overtaken > 0, "no trim came before its reader");
+}

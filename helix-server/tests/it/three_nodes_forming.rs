@@ -193,6 +193,22 @@ async fn a_node_that_lost_its_folder_is_not_taken_back() {
     trio.stop_all().await;
 }
 
+/// It would form a cluster of its own, if the others did not dial it as one of theirs.
+#[tokio::test]
+async fn a_node_that_lost_its_folder_and_is_told_only_of_itself_waits() {
+    let (log, _guard) = Log::capture();
+    let mut trio = Trio::durable().await;
+    trio.stop(3).await;
+    std::fs::remove_dir_all(trio.plan.folder(3)).unwrap();
+    let base = trio.plan.config(3);
+    let wiped = launch(Config { peers: base.peers[2..].to_vec(), ..base });
+    log.says("takes this node for a member, but the data folder is empty").await;
+    trio.write(0, &["a"]).await;
+    assert!(!trio.plan.folder(3).join("shard-0").exists(), "nothing was made");
+    give_up(wiped).await;
+    trio.stop_all().await;
+}
+
 #[tokio::test]
 async fn a_stranger_is_not_taken_in() {
     let (log, _guard) = Log::capture();

@@ -4,20 +4,105 @@
 // A test may lose a folder.
 #![allow(clippy::disallowed_methods)]
 
-use helix_proto::log::v1::{ErrorReason, HealthReason, MembershipChangeKind, MembershipPhase};
+use helix_client::{Client, NewTopic, Producer, ProducerOptions};
+use helix_proto::log::v1::{
+    ErrorReason, HealthReason, MembershipChangeKind, MembershipPhase, Record,
+};
 use helix_server::config::Config;
+use helix_server::shard::ReadFrom;
 
 use crate::fleet::{Fleet, Load, until_long};
-use crate::support::{append_request, reason};
-use crate::three_nodes::{health, launch, until};
+use crate::support::{append_request, reason, records, soon};
+use crate::three_nodes::{health, launch, shard_status, until};
 
+/// Records of before, in a topic of their own with a partition in each shard.
+struct Past {
+    client: Client,
+    count: u64,
+}
+
+const PAST_BYTES: usize = 100_000;
+
+impl Past {
+    async fn new(client: Client) -> Self {
+        client.admin().create_topic(&NewTopic::new("past", 2)).await.unwrap();
+        Self { client, count: 0 }
+    }
+
+    /// Writes until no node has the beginning of its logs.
+    async fn write(&mut self, fleet: &Fleet) {
+        let producer = self.client.producer(ProducerOptions::default());
+        let enough = self.count + 30;
+        until("the logs are purged", async || {
+            while self.count < enough {
+                self.append(&producer).await;
+            }
+            self.append(&producer).await;
+            for node in fleet.ids() {
+                for shard in 1..=2 {
+                    if shard_status(fleet.node(node), shard).await.purged_index == 0 {
+                        return None;
+                    }
+                }
+            }
+            Some(())
+        })
+        .await;
+    }
+
+    async fn append(&mut self, producer: &Producer) {
+        let mut value = vec![7; PAST_BYTES];
+        value[..8].copy_from_slice(&self.count.to_le_bytes());
+        let record = Record { value: Some(value.into()), ..Record::default() };
+        for partition in 0..2 {
+            let ack = producer.append("past", partition, &[record.clone()][..]).await.unwrap();
+            assert_eq!(ack.first_offset, Some(self.count));
+        }
+        self.count += 1;
+    }
+
+    /// Every node that runs has them all, each in its place.
+    async fn expect_all(&self, fleet: &Fleet) {
+        for id in fleet.ids() {
+            let node = fleet.node(id).running.node();
+            for partition in 0..2 {
+                let mut next = 0;
+                let located = until("the node has it all", async || {
+                    let located = node.locate("past", partition).ok()?;
+                    let marks = located.shard.watermarks(located.partition).ok()?;
+                    (marks.high_watermark == self.count).then_some(located)
+                })
+                .await;
+                while next < self.count {
+                    let (shard, from) = (&located.shard, ReadFrom::AnyReplica);
+                    let read = shard.read(located.partition, next, None, 1 << 20, from).await;
+                    for batch in read.unwrap().batches {
+                        let is_it = |window: &[u8]| window == next.to_le_bytes();
+                        assert_eq!(batch.first_offset, next, "node {id}");
+                        assert!(batch.payload.len() > PAST_BYTES, "node {id}, offset {next}");
+                        assert!(batch.payload[..64].windows(8).any(is_it), "node {id}: {next}");
+                        next += 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The logs have no beginning any more when nodes come: each gets a snapshot and fetches records.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_node_grows_to_five_and_shrinks_to_three_under_load() {
-    let mut fleet = Fleet::of(&[1]).await;
+    let mut fleet = Fleet::with_short_logs(&[1]).await;
     let client = fleet.client();
+    let mut past = Past::new(client.clone()).await;
     let load = Load::start(&client);
     for node in 2..=5 {
+        past.write(&fleet).await;
         fleet.grow(node).await;
+        for shard in 1..=2 {
+            let begins = shard_status(fleet.node(node), shard).await.purged_index;
+            assert!(begins > 0, "node {node} has got the whole log of shard {shard}");
+        }
     }
     assert_eq!(fleet.metadata().await.nodes.len(), 5);
     // The first one leads most, if not all.
@@ -28,9 +113,38 @@ async fn one_node_grows_to_five_and_shrinks_to_three_under_load() {
     assert_eq!(fleet.metadata().await.nodes.len(), 3);
     let counts = load.stop().await;
     fleet.expect_all(&counts).await;
+    past.expect_all(&fleet).await;
     for node in gone {
         node.running.shutdown().await;
     }
+    fleet.stop_all().await;
+}
+
+/// Clients that were told of one node, which is removed while they do nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_idles_while_its_node_is_removed_finds_the_others() {
+    let mut fleet = Fleet::of(&[1]).await;
+    // One has asked while there was no other node, and one has asked nothing at all.
+    let (known, fresh) = (fleet.client(), fleet.client());
+    let append = async |client: &Client, text: &str| {
+        let producer = client.producer(ProducerOptions::default());
+        soon(producer.append("default", 0, &records(&[text])[..])).await.unwrap()
+    };
+    append(&known, "first").await;
+    fleet.grow(2).await;
+    fleet.grow(3).await;
+    let removed = fleet.shrink(1).await;
+    until("the removed node says so", async || {
+        let issues = health(&removed).await.issues;
+        issues.iter().any(|issue| issue.reason() == HealthReason::Removed).then_some(())
+    })
+    .await;
+    for client in [known, fresh] {
+        append(&client, "again").await;
+        let topics = soon(client.admin().topics("")).await.unwrap();
+        assert_eq!(topics.len(), 1);
+    }
+    removed.running.shutdown().await;
     fleet.stop_all().await;
 }
 

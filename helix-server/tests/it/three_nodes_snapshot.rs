@@ -252,8 +252,12 @@ async fn a_fetch_goes_on_with_the_next_leader() {
 async fn what_was_half_fetched_is_not_there_after_a_restart() {
     let mut gap = Gap::of_a_stopped_node(Plan::linked().await).await;
     gap.trio.slow_down(gap.away, SLOW);
-    for _ in 0..2 {
+    for round in 0..2 {
         gap.trio.start_nodes(&[gap.away]).await;
+        if round > 0 {
+            let kept = gap.fetching().expect("it is not done").bytes_done;
+            assert!(kept > 5 << 20, "{kept} bytes of what was fetched outlived the restart");
+        }
         gap.fetched("it fetches", 10 << 20).await;
         // Of what is half here nothing is seen.
         let node = gap.trio.node(gap.away);

@@ -1,12 +1,11 @@
 //! Damage at rest: every bit, every length, every sector of a small log. Whatever it is, nothing
 //! wrong is read, nothing that was known to be durable goes missing unnoticed, nothing panics.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use helix_wal::storage::{Crash, DirStorage, SimulatedDisk, Storage};
-use helix_wal::{Entry, Error, How, LogId, Options, Placement, Wal, inspect, verify};
+use helix_wal::storage::{Crash, SimulatedDisk};
+use helix_wal::{Entry, Error, How, LiveEntry, LogId, Options, Placement, Wal, inspect, verify};
 
 use crate::common::{Dice, Hand, OnPanic, entry, rounds, same, seed, small};
 use crate::truth::{Acks, Op, Truth};
@@ -142,6 +141,21 @@ impl Golden {
 
     /// A log whose older entries are in a cold segment, as far as anybody needs them.
     pub fn compacted() -> Self {
+        Self::with_cold().rest()
+    }
+
+    /// The same, while it receives these entries from elsewhere: they wait for their snapshot.
+    pub fn receiving(after: u64, entries: &[LiveEntry]) -> Self {
+        let mut golden = Self::with_cold();
+        let wal = golden.hand().wal.clone();
+        let mut writer = wal.cold_writer().unwrap();
+        entries.iter().for_each(|live| writer.write(live.clone()).unwrap());
+        wal.retain(after, &mut writer.finish().unwrap()).unwrap();
+        drop(wal);
+        golden.rest()
+    }
+
+    fn with_cold() -> Self {
         let mut golden = Self::with(Options { compaction_bytes_per_second: u64::MAX, ..options() });
         golden.vote("a vote");
         for _ in 0..24 {
@@ -168,7 +182,7 @@ impl Golden {
         golden.hand().idle();
         let cold = golden.disk.files().iter().any(|name| name.ends_with(".cold"));
         assert!(cold, "nothing was compacted: {:?}", golden.hand().wal.stats());
-        golden.rest()
+        golden
     }
 
     /// At rest, with a last group that nothing follows.
@@ -286,7 +300,7 @@ pub fn is_right(wal: &Wal, wanted: &Entry) -> bool {
 }
 
 /// True if all streams read back, false if something of them is reported as damaged.
-fn streams_are_right(wal: &Wal, truth: &Truth) -> bool {
+pub fn streams_are_right(wal: &Wal, truth: &Truth) -> bool {
     let checkpoint = truth.checkpoint.as_ref().map(|(at, _)| at.index);
     for (index, (_, placement)) in &truth.placed {
         if Some(*index) > checkpoint {
@@ -629,46 +643,4 @@ fn a_freed_segment_takes_no_vote_with_it() {
 
 fn segments(disk: &SimulatedDisk) -> Vec<String> {
     disk.files().into_iter().filter(|name| name.ends_with(".seg")).collect()
-}
-
-// A folder of each version, written once by it and kept: every later version reads it.
-
-pub fn golden_folder(version: u32) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/v{version}"))
-}
-
-#[test]
-fn the_golden_folder_of_version_1_is_readable() {
-    golden_is_readable(1, &Golden::marked());
-}
-
-/// Writes the folder if `HELIX_GOLDEN` is its version; otherwise only makes sure that it is there.
-fn golden_is_readable(version: u32, golden: &Golden) {
-    let folder = golden_folder(version);
-    if std::env::var("HELIX_GOLDEN").is_ok_and(|value| value == version.to_string()) {
-        std::fs::create_dir_all(&folder).unwrap();
-        for (name, bytes) in files(&golden.disk) {
-            std::fs::write(folder.join(name), bytes).unwrap();
-        }
-    }
-    let disk = SimulatedDisk::new(1);
-    for entry in std::fs::read_dir(&folder).unwrap() {
-        let entry = entry.unwrap();
-        let name = entry.file_name().into_string().unwrap();
-        disk.write_file(&name, std::fs::read(entry.path()).unwrap());
-    }
-    assert_eq!(classify(&disk, &golden.truth), Class::Equal);
-    // The same on a real folder, where an open may not change the one that is kept.
-    let copy = tempfile::tempdir().unwrap();
-    for (name, _) in files(&golden.disk) {
-        std::fs::copy(folder.join(&name), copy.path().join(&name)).unwrap();
-    }
-    let storage = DirStorage::open(copy.path()).unwrap();
-    assert!(!storage.list().unwrap().is_empty());
-    let hand = Hand::open(Arc::new(storage), options()).unwrap();
-    assert_eq!(hand.wal.state().last, golden.truth.durable.last());
-    for entry in golden.truth.durable.entries.values() {
-        assert!(is_right(&hand.wal, entry));
-    }
-    assert!(streams_are_right(&hand.wal, &golden.truth));
 }

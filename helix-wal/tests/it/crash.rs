@@ -144,6 +144,26 @@ fn a_snapshot_with_records_survives_in_every_way() {
     explore("snapshot", &script, 0, &small());
 }
 
+/// What was received outlives every crash once that was said, until its snapshot is installed.
+#[test]
+fn what_was_received_survives_in_every_way() {
+    let script = [
+        Append(&[300, 300]),
+        Settle,
+        Place(2),
+        Retain(&[200, 40]),
+        Checkpoint,
+        Retain(&[200, 5000, 40]),
+        Append(&[70]),
+        Settle,
+        Reopen,
+        Install(&[300, 20]),
+        Append(&[70]),
+        Idle,
+    ];
+    explore("received", &script, 0, &small());
+}
+
 /// Cut, a shorter group over the same place, crash again: nothing of the first may come back.
 #[test]
 fn what_was_cut_never_comes_back() {

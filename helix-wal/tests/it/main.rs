@@ -13,6 +13,7 @@ mod corruption;
 mod crash;
 mod explore;
 mod faults;
+mod golden;
 #[cfg(shuttle)]
 mod interleavings;
 mod matrix;

@@ -10,7 +10,8 @@ use std::time::Instant;
 use helix_wal::storage::SimulatedDisk;
 
 use crate::common::{Dice, OnPanic, seed};
-use crate::corruption::{Class, Golden, classify, files, golden_folder};
+use crate::corruption::{Class, Golden, classify, files};
+use crate::golden;
 use crate::truth::Truth;
 
 /// One damage in so many is tried here; `HELIX_SHARE=1` tries all: `just corruption-matrix`.
@@ -30,25 +31,17 @@ struct Case {
     may_cut: bool,
 }
 
-/// Version 1 as its own program wrote it; what is written today without a mark at its end; and with
-/// a cold segment, which only version 2 can name.
+/// Each version as its own program wrote it, and what is written today without a mark at its end.
 fn cases() -> Vec<Case> {
-    let v1 = SimulatedDisk::new(1);
-    for entry in std::fs::read_dir(golden_folder(1)).unwrap() {
-        let entry = entry.unwrap();
-        let name = entry.file_name().into_string().unwrap();
-        v1.write_file(&name, std::fs::read(entry.path()).unwrap());
-    }
-    let case = |name, golden: Golden, may_cut| {
-        let Golden { disk, truth, .. } = golden;
-        Case { name, disk, truth, may_cut }
-    };
-    let truth = Golden::marked().truth;
-    vec![
-        Case { name: "version 1", disk: v1, truth, may_cut: false },
-        case("not marked", Golden::unmarked(), true),
-        case("version 2, compacted", Golden::compacted(), false),
-    ]
+    let Golden { disk, truth, .. } = Golden::unmarked();
+    let unmarked = Case { name: "not marked", disk, truth, may_cut: true };
+    let kept = golden::kept().into_iter().map(|(name, disk, truth)| Case {
+        name,
+        disk,
+        truth,
+        may_cut: false,
+    });
+    kept.chain([unmarked]).collect()
 }
 
 impl Case {

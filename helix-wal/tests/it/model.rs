@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use helix_wal::storage::{CacheMode, Crash, SimulatedDisk, Step};
-use helix_wal::{Done, Error, How, LiveEntry, LogId, Options, Placement, Wal, verify};
+use helix_wal::{Done, Entry, Error, How, LiveEntry, LogId, Options, Placement, Wal, verify};
 
 use crate::common::{Dice, Hand, OnPanic, entry, rounds, seed, small};
 use crate::truth::{Acks, Op, Truth};
@@ -24,6 +24,8 @@ pub struct Driver {
     pub term: u64,
     streams: Vec<u64>,
     next_stream: u64,
+    /// What the next open may find that waits for a snapshot: above which entry, and up to which.
+    received: Vec<Option<(u64, u64)>>,
     /// Whether operations may fail although the power is on.
     pub may_fail: bool,
     /// Whether the disk has had little room since the log was opened.
@@ -50,6 +52,7 @@ impl Driver {
             term: 1,
             streams: (1..=STREAMS).collect(),
             next_stream: STREAMS + 1,
+            received: vec![None],
             may_fail: false,
             full: false,
             rewritten: 0,
@@ -72,6 +75,7 @@ impl Driver {
             term: self.term,
             streams: self.streams.clone(),
             next_stream: self.next_stream,
+            received: self.received.clone(),
             may_fail: false,
             full: false,
             rewritten: 0,
@@ -104,8 +108,15 @@ impl Driver {
         }
         self.disk.set_free_bytes(None);
         self.full = false;
-        let hand = opened.unwrap();
+        self.take_up(opened.unwrap());
+    }
+
+    fn take_up(&mut self, hand: Hand) {
         self.truth.recover(&hand.wal, &hand.recovered);
+        let found = hand.wal.take_received();
+        let found = found.map(|(after, segments)| (after, segments.last().unwrap()));
+        assert!(self.received.contains(&found), "{found:?} is none of {:?}", self.received);
+        self.received = vec![found];
         self.hand = Some(hand);
         self.retell();
     }
@@ -115,9 +126,7 @@ impl Driver {
         match Hand::open(Arc::new(self.disk.clone()), self.options.clone()) {
             Ok(hand) => {
                 self.acks = Acks::default();
-                self.truth.recover(&hand.wal, &hand.recovered);
-                self.hand = Some(hand);
-                self.retell();
+                self.take_up(hand);
                 true
             }
             Err(error) => {
@@ -346,6 +355,28 @@ impl Driver {
     }
 
     /// The same with the entries that streams still need, of these sizes.
+    /// Entries that wait for a snapshot from now on, each in a segment of its own, and outlive the
+    /// process.
+    pub fn retain_with(&mut self, sizes: &[usize]) {
+        let after = self.truth.told.unwrap_or(0);
+        let Some(mut writer) = self.must(self.wal().cold_writer()) else { return };
+        let mut last = after + 1000;
+        for size in sizes {
+            last += 1;
+            let id = LogId { term: self.term, index: last };
+            let Entry { head, payload, .. } = entry(id, 99, 10, *size);
+            let placement = Placement { stream: 99, first: last, count: 1, time: last };
+            if self.must(writer.write(LiveEntry { id, placement, head, payload })).is_none() {
+                return;
+            }
+        }
+        let Some(mut cold) = self.must(writer.finish()) else { return };
+        self.received.push(Some((after, last)));
+        if self.must(self.wal().retain(after, &mut cold)).is_some() {
+            self.received = vec![Some((after, last))];
+        }
+    }
+
     pub fn install_with(&mut self, sizes: &[usize]) {
         // What was placed here is the same there.
         if self.truth.checkpoint_open.is_some() || self.full || self.disk.stopped() {
@@ -380,10 +411,12 @@ impl Driver {
         let checkpoint = (at, Bytes::from_static(b"snapshot with records"));
         self.truth.checkpoint_open = Some(checkpoint.clone());
         let number = self.truth.queue(Op::Purge(at));
+        self.received.push(None);
         let installed = self.wal().install(at, checkpoint.1.clone(), &mut cold);
         if self.must(installed).is_none() {
             return;
         }
+        self.received = vec![None];
         self.truth.checkpoint = Some(checkpoint);
         self.truth.checkpoint_open = None;
         let arrived = std::mem::take(&mut self.truth.arriving);

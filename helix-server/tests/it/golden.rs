@@ -1,0 +1,234 @@
+//! A node's data folder as each released version wrote it, kept, and read by every later one
+//! through the API. `HELIX_GOLDEN=1` writes the one of format 1 anew, which is right only until it
+//! is released; after that a change of any format gets a folder of its own beside it.
+
+// A test may read and write files.
+#![allow(clippy::disallowed_methods)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use bytes::{Buf, BufMut, Bytes};
+use helix_proto::batch;
+use helix_proto::log::v1::{
+    AppendCondition, AppendRequest, ErrorReason, FetchRequest, GetTopicRequest,
+    InitProducerRequest, PartitionStart, ProducerIdentity,
+};
+use helix_server::cluster::TopicSpec;
+use helix_server::config::Config;
+use helix_server::log::{Condition, FencingToken, ProducerStamp};
+use helix_server::node::{LogLimits, Node, NodeSettings};
+use helix_server::shard::{Durability, NewBatch};
+
+use crate::simulation::settings_in;
+use crate::support::{
+    TestServer, append_request, earliest, encoded, from_offset, reason, records, values,
+};
+use crate::three_nodes::until;
+
+/// Batches of the default topic's first partition, and of the topic that was deleted.
+const ROUNDS: u64 = 30;
+const TRIMMED: u64 = 20;
+
+/// The record at an offset of the default topic.
+fn text(partition: u32, offset: u64) -> String {
+    format!("record {offset} of partition {partition} {}", "x".repeat(2_000))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_golden_folder_of_format_1_is_served_and_gone_on_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/node-v1.pack");
+    if std::env::var("HELIX_GOLDEN").is_ok_and(|value| value == "1") {
+        let made = tempfile::tempdir().unwrap();
+        write(made.path()).await;
+        fs::create_dir_all(kept.parent().unwrap()).unwrap();
+        fs::write(&kept, pack(made.path())).unwrap();
+    }
+    unpack(&fs::read(&kept).unwrap(), folder.path());
+    let server = TestServer::start(Config::in_folder(folder.path()), Some(folder)).await;
+    expect_all(&server, 0).await;
+    let server = server.restart().await;
+    expect_all(&server, 1).await;
+}
+
+/// Everything that was written, and on each visit one record more.
+async fn expect_all(server: &TestServer, visits: u64) {
+    for (partition, first) in [(0, 0), (2, TRIMMED)] {
+        let mut next = first;
+        while next < ROUNDS + visits {
+            let found = values(&server.records(partition, next).await);
+            assert!(!found.is_empty(), "nothing at {next} of partition {partition}");
+            for value in found {
+                assert_eq!(value, text(partition, next));
+                next += 1;
+            }
+        }
+        let appended = server.append_to(partition, &[&text(partition, next)]).await.ack.unwrap();
+        assert_eq!(appended.first_offset, Some(next));
+    }
+    let trimmed = FetchRequest { partitions: vec![from_offset(2, 0)], ..FetchRequest::default() };
+    let refused = server.consume().fetch(trimmed).await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::OffsetOutOfRange);
+
+    // The token is in force.
+    let get = GetTopicRequest { name: "default".to_owned() };
+    let topic = server.topics().get_topic(get).await.unwrap().into_inner().topic.unwrap();
+    let tokens: Vec<_> = topic.partitions.iter().map(|it| it.fencing_token.as_deref()).collect();
+    assert_eq!(tokens, [None, Some("writer-1"), None, None]);
+    let fenced = |token: &str| AppendRequest {
+        partition: 1,
+        condition: Some(AppendCondition {
+            fencing_token: Some(token.to_owned()),
+            ..AppendCondition::default()
+        }),
+        ..append_request(&["fenced"])
+    };
+    server.produce().append(fenced("writer-1")).await.unwrap();
+    let refused = server.produce().append(fenced("writer-2")).await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::Fenced);
+
+    // Of the producers all is known.
+    let known = ProducerIdentity { producer_id: 7_000, epoch: 0 };
+    let again = AppendRequest {
+        batch: encoded(&[&text(0, ROUNDS - 1)]),
+        producer: Some(known),
+        first_sequence: Some(ROUNDS - 1),
+        ..append_request(&[])
+    };
+    let ack = server.produce().append(again).await.unwrap().into_inner().ack.unwrap();
+    assert_eq!((ack.first_offset, ack.duplicate), (Some(ROUNDS - 1), true));
+    let init = InitProducerRequest { producer_name: "golden".to_owned() };
+    let named = server.produce().init_producer(init).await.unwrap().into_inner();
+    assert_eq!(u64::from(named.producer.unwrap().epoch), 1 + visits, "one more than before");
+
+    // Topics are there, or are not.
+    let orders = PartitionStart { topic: "orders".to_owned(), ..earliest(1) };
+    let orders = FetchRequest { partitions: vec![orders], ..FetchRequest::default() };
+    assert_eq!(values(&server.fetch_one(orders).await.records), ["a", "b", "c"]);
+    let get = GetTopicRequest { name: "gone".to_owned() };
+    let refused = server.topics().get_topic(get).await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::TopicNotFound);
+}
+
+/// A node with segments so small that everything happens within kilobytes.
+fn settings(folder: &Path) -> NodeSettings {
+    NodeSettings {
+        segment_bytes: 64 << 10,
+        log_limits: LogLimits { checkpoint_bytes: 32 << 10, catch_up_bytes: 32 << 10 },
+        ..settings_in(folder, 1)
+    }
+}
+
+/// Fills a folder: named and numbered producers, a token, a trim, a topic that was deleted, sealed
+/// and cold segments, a purged log, and an open end.
+async fn write(folder: &Path) {
+    let node = Node::open(settings(folder)).await.unwrap();
+    for (name, partition_count) in [("gone", 1), ("orders", 2)] {
+        let (name, settings) = (name.to_owned(), *node.topic_settings());
+        let spec = TopicSpec { name, partition_count, replication_factor: 0, settings };
+        node.cluster().create_topic(spec, false).await.unwrap();
+    }
+    assert_eq!(node.cluster().init_producer("golden").await.unwrap().1, 0);
+    for number in 0..ROUNDS {
+        let stamp = ProducerStamp { producer_id: 7_000, epoch: 0, first_sequence: number };
+        append(&node, "default", 0, &[&text(0, number)], Some(stamp)).await;
+        append(&node, "default", 2, &[&text(2, number)], None).await;
+        append(&node, "gone", 0, &[&"y".repeat(8_000)], None).await;
+    }
+    append(&node, "orders", 1, &["a", "b", "c"], None).await;
+    node.cluster().delete_topic("gone").await.unwrap();
+    let shard = node.shard(1).unwrap();
+    let partition = |number| node.locate("default", number).unwrap().partition;
+    shard.trim(partition(2), TRIMMED).await.unwrap();
+    let token = FencingToken::new("writer-1").unwrap();
+    shard.set_fencing_token(partition(1), None, token).await.unwrap();
+    until("something was compacted", async || (shard.status().wal.cold_segments > 0).then_some(()))
+        .await;
+    drop(shard);
+    node.close().await;
+}
+
+async fn append(
+    node: &Node,
+    topic: &str,
+    number: u32,
+    values: &[&str],
+    producer: Option<ProducerStamp>,
+) {
+    let located = node.locate(topic, number).unwrap();
+    let made = batch::encode(&records(values));
+    let new = NewBatch {
+        partition: located.partition,
+        record_count: made.record_count,
+        version: batch::BATCH_VERSION,
+        compression: made.compression,
+        crc: made.crc32,
+        payload: made.payload,
+        producer,
+        condition: Condition::default(),
+    };
+    let permit = located.shard.permit(new.payload.len()).await.unwrap();
+    located.shard.append(new, Durability::QuorumSynced, permit).await.unwrap();
+}
+
+// A folder in one file: most of a segment is zeroes, and only blocks with something else are kept.
+
+const BLOCK: usize = 4096;
+
+/// Files that mean something, by their names below the folder.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let is_needed = !name.starts_with("ready-") && !["lock", "state.tmp"].contains(&name);
+            if path.is_dir() {
+                folders.push(path);
+            } else if is_needed {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn pack(folder: &Path) -> Vec<u8> {
+    let mut packed = Vec::new();
+    for path in files(folder) {
+        let name = path.strip_prefix(folder).unwrap().to_str().unwrap();
+        let bytes = fs::read(&path).unwrap();
+        let blocks: Vec<_> = bytes.chunks(BLOCK).zip(0_u32..).collect();
+        let used = || blocks.iter().filter(|(block, _)| block.iter().any(|byte| *byte != 0));
+        packed.put_u16_le(name.len().try_into().unwrap());
+        packed.put_slice(name.as_bytes());
+        packed.put_u64_le(bytes.len() as u64);
+        packed.put_u32_le(used().count().try_into().unwrap());
+        for (block, number) in used() {
+            packed.put_u32_le(*number);
+            packed.put_u16_le(block.len().try_into().unwrap());
+            packed.put_slice(block);
+        }
+    }
+    packed
+}
+
+fn unpack(packed: &[u8], folder: &Path) {
+    let mut packed = Bytes::copy_from_slice(packed);
+    while packed.has_remaining() {
+        let name = usize::from(packed.get_u16_le());
+        let name = String::from_utf8(packed.split_to(name).to_vec()).unwrap();
+        let mut bytes = vec![0; packed.get_u64_le().try_into().unwrap()];
+        for _ in 0..packed.get_u32_le() {
+            let start = packed.get_u32_le() as usize * BLOCK;
+            let len = usize::from(packed.get_u16_le());
+            bytes[start..start + len].copy_from_slice(&packed.split_to(len));
+        }
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+}

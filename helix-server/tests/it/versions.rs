@@ -1,0 +1,182 @@
+//! Clusters of nodes that speak different protocol versions: they work together in what all of them
+//! speak, a newer version is used once the last node has it, and who has none in common with the
+//! others is refused with what to do.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use helix_server::error::{Error, Result};
+use helix_server::node::{Node, NodeSettings};
+use helix_server::peer::Network;
+use helix_server::protocol::Versions;
+use helix_server::shard::Durability;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+
+use crate::simulation::{batch, settings_in};
+use crate::support::soon;
+use crate::three_nodes::{free_port, until};
+
+/// This program, the one before the next protocol version, and the one that has dropped ours.
+const NOW: Versions = Versions::OWN;
+const NEXT: Versions = Versions { oldest: NOW.newest, newest: NOW.newest + 1 };
+const LATER: Versions = Versions { oldest: NOW.newest + 1, newest: NOW.newest + 2 };
+
+struct Mixed {
+    root: TempDir,
+    ports: BTreeMap<u64, SocketAddr>,
+    nodes: BTreeMap<u64, Arc<Node>>,
+    written: u64,
+}
+
+impl Mixed {
+    async fn start(versions: [Versions; 3]) -> Self {
+        let address = || SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+        let ports = (1..=4).map(|id| (id, address())).collect();
+        let root = tempfile::tempdir().unwrap();
+        let mut mixed = Self { root, ports, nodes: BTreeMap::new(), written: 0 };
+        let [a, b, c] = versions;
+        let (a, b, c) = tokio::join!(mixed.open(1, a), mixed.open(2, b), mixed.open(3, c));
+        mixed.nodes = [(1, a), (2, b), (3, c)].map(|(id, node)| (id, node.unwrap())).into();
+        mixed
+    }
+
+    async fn open(&self, id: u64, versions: Versions) -> Result<Arc<Node>> {
+        let folder = self.root.path().join(format!("node-{id}"));
+        let settings = NodeSettings { node_id: id, ..settings_in(&folder, id) };
+        let peers = self.ports.iter().filter(|(peer, _)| **peer < 4 || id == 4);
+        let peers = peers.map(|(peer, address)| (*peer, address.to_string())).collect();
+        // One that was refused lets go of it a moment later.
+        let bind = async || TcpListener::bind(self.ports[&id]).await.ok();
+        let listener = until("the port is free", bind).await;
+        soon(Node::open_among(settings, peers, Network::from(listener).speaking(versions))).await
+    }
+
+    async fn restart(&mut self, id: u64, versions: Versions) {
+        self.nodes.remove(&id).unwrap().close().await;
+        let node = self.open(id, versions).await.unwrap();
+        self.nodes.insert(id, node);
+    }
+
+    /// Appends to the default topic, wherever its leader is, and waits until every node has it.
+    async fn write(&mut self) {
+        let payload = Bytes::from(format!("record {}", self.written));
+        let ack = until("a leader takes a batch", async || {
+            let located = self.nodes.values().filter_map(|node| {
+                let located = node.locate("default", 0).ok()?;
+                located.shard.leads().then_some((node, located.shard))
+            });
+            let (node, shard) = located.into_iter().next()?;
+            let batch = batch(node, 0, self.written, payload.clone());
+            let permit = shard.permit(payload.len()).await.ok()?;
+            shard.append(batch, Durability::QuorumSynced, permit).await.ok()
+        })
+        .await;
+        assert_eq!(ack.offsets.unwrap().0, self.written);
+        self.written += 1;
+        until("every node has it", async || {
+            let has_all = |node: &Arc<Node>| {
+                let located = node.locate("default", 0).ok()?;
+                let watermarks = located.shard.watermarks(located.partition).ok()?;
+                (watermarks.high_watermark == self.written).then_some(())
+            };
+            self.nodes.values().map(has_all).collect::<Option<Vec<_>>>()
+        })
+        .await;
+    }
+
+    /// Waits until all nodes are connected, each pair in a version that the two speak.
+    async fn connected(&self) {
+        until("all are connected", async || {
+            let is_whole = |node: &Arc<Node>| {
+                let connected = |peer: &helix_server::node::PeerStatus| peer.protocol.is_some();
+                node.peers().iter().filter(|it| connected(it)).count() == 2
+            };
+            self.nodes.values().all(is_whole).then_some(())
+        })
+        .await;
+    }
+
+    fn protocols(&self) -> Vec<u32> {
+        self.nodes.values().map(|node| node.cluster().protocol()).collect()
+    }
+
+    async fn close(self) {
+        for node in self.nodes.into_values() {
+            node.close().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_newer_protocol_is_used_once_the_last_node_speaks_it() {
+    let mut mixed = Mixed::start([NOW, NOW, NEXT]).await;
+    for upgraded in [1, 2] {
+        mixed.write().await;
+        mixed.connected().await;
+        // A change of the members' state behind which a raise would have come.
+        mixed.write().await;
+        assert_eq!(mixed.protocols(), [NOW.newest; 3], "before node {upgraded} is upgraded");
+        mixed.restart(upgraded, NEXT).await;
+    }
+    until("all use it", async || (mixed.protocols() == [NEXT.newest; 3]).then_some(())).await;
+    mixed.write().await;
+
+    // There is no way back, and the data says so.
+    until("it is in a checkpoint", async || {
+        (mixed.nodes[&1].cluster().replica().checkpointed().0 > 0).then_some(())
+    })
+    .await;
+    mixed.nodes.remove(&1).unwrap().close().await;
+    let refused = mixed.open(1, NOW).await.unwrap_err();
+    let text = refused.to_string();
+    assert!(matches!(refused, Error::Unusable { .. }), "{text}");
+    assert!(text.contains(&format!("uses protocol version {}", NEXT.newest)), "{text}");
+    assert!(text.contains(&format!("speaks version {}", NOW.newest)), "{text}");
+    // The one after that reads it all.
+    let node = mixed.open(1, LATER).await.unwrap();
+    mixed.nodes.insert(1, node);
+    mixed.write().await;
+
+    // Nobody is taken in who would not understand.
+    let peer_addr = mixed.ports[&4].to_string();
+    let waiting = {
+        let settings = mixed.open(4, NOW);
+        tokio::select! {
+            joined = settings => panic!("{joined:?}"),
+            refused = until("it answers", async || {
+                let cluster = mixed.nodes[&2].cluster();
+                let refused = cluster.add_node(4, peer_addr.clone(), true).await.unwrap_err();
+                (!refused.to_string().contains("cannot be reached")).then_some(refused)
+            }) => refused,
+        }
+    };
+    let text = waiting.to_string();
+    assert!(
+        text.contains("node 4 speaks protocol version 2") && text.contains("uses version 3"),
+        "{text}"
+    );
+    mixed.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_no_protocol_version_in_common_is_refused_with_what_to_do() {
+    let mut mixed = Mixed::start([NOW, NOW, LATER]).await;
+    let stranger = mixed.nodes.remove(&3).unwrap();
+    mixed.write().await;
+    let (one, protocol) = (mixed.nodes[&1].clone(), mixed.protocols());
+    for (node, peer) in [(&one, 3), (&stranger, 1)] {
+        let why = until("it is refused", async || {
+            let peer = node.peers().into_iter().find(|it| it.node_id == peer)?;
+            peer.last_error.filter(|why| why.contains("in common"))
+        })
+        .await;
+        assert!(why.contains("version 2") && why.contains("versions 3 to 4"), "{why}");
+        assert!(why.contains("start the older of them with a newer Helix"), "{why}");
+    }
+    assert_eq!(protocol, [NOW.newest; 2]);
+    stranger.close().await;
+    mixed.close().await;
+}
