@@ -11,6 +11,7 @@ mod members;
 mod members_record;
 mod membership;
 mod reconcile;
+mod standing;
 mod state;
 mod topic;
 
@@ -20,5 +21,6 @@ pub use machine::ClusterMachine;
 pub use members::{Change, ChangeKind, FIRST_GENERATION, MEMBERS_MAX, Member, Members};
 pub use membership::ChangeProgress;
 pub use reconcile::{Phase, ShardProgress};
+pub use standing::Standing;
 pub use state::{ClusterLimits, ClusterState, Node as NodeEntry, Reply, is_topic_name};
 pub use topic::{Place, TopicInfo};

@@ -17,12 +17,22 @@ const AGAIN_AFTER: Duration = Duration::from_millis(200);
 const MEMBER_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn start(node: &Arc<Node>) {
-    let shards = node.shards().into_iter().map(Some);
-    for shard in shards.chain([None]) {
-        tokio::spawn(tend_replicas(Arc::downgrade(node), shard));
+    for shard in node.shards() {
+        start_shard(node, shard);
     }
-    tokio::spawn(tend_members(Arc::downgrade(node)));
+    start_cluster(node);
     tokio::spawn(watch_membership(Arc::downgrade(node)));
+}
+
+/// For a data shard that was opened: until it is closed.
+pub(super) fn start_shard(node: &Arc<Node>, shard: Arc<Shard>) {
+    tokio::spawn(tend_replicas(Arc::downgrade(node), Some(shard)));
+}
+
+/// The same for shard 0.
+pub(super) fn start_cluster(node: &Arc<Node>) {
+    tokio::spawn(tend_replicas(Arc::downgrade(node), None));
+    tokio::spawn(tend_members(Arc::downgrade(node)));
 }
 
 /// Keeps the replicas of a shard (none: shard 0) at what the cluster's state says for as long as
@@ -45,7 +55,8 @@ async fn tend_replicas(node: Weak<Node>, shard: Option<Arc<Shard>>) {
         if let Some(shard) = &shard {
             shard.expect_replicas(node.cluster.machine().read(|state| state.members().target()));
         }
-        let replica = shard.as_ref().map_or(node.cluster.replica(), |shard| shard.replica());
+        let own = node.cluster.replica();
+        let replica = shard.as_ref().map_or(&*own, |shard| shard.replica());
         let leads = replica.leadership().leader == Some(replica.id());
         let is_done = if leads {
             tokio::select! {

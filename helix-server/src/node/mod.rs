@@ -6,11 +6,15 @@ mod front;
 mod logs;
 mod membership;
 mod open;
+mod repair;
+mod scrub;
+mod slots;
 mod tend;
+mod well;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use helix_wal::storage::Storage;
@@ -28,10 +32,11 @@ pub use crate::peer::PeerStatus;
 use crate::peer::{Hub, HubSettings, Network};
 use crate::random::Random;
 pub use crate::shard::LogLimits;
-use crate::shard::{Directory, Shard};
+use crate::shard::Shard;
 use front::Front;
-use logs::Logs;
-use open::{ClusterPlace, House, open_cluster, open_log, open_shard, shards_made};
+use logs::{Identity, Logs};
+use open::{ClusterPlace, House, directory, open_cluster, open_or_rebuild, shards_made};
+use slots::{Slot, Slots};
 
 /// Where a node keeps its logs.
 #[derive(Clone)]
@@ -90,6 +95,8 @@ pub struct NodeSettings {
     /// What clients may make the node hold.
     pub shares: Shares,
     pub log_limits: LogLimits,
+    /// Bytes of the logs that are read anew in a second, to find damage; 0: none are.
+    pub scrub_rate: u64,
     pub clock: Arc<dyn Clock>,
     /// For simulations; `None` draws from the operating system.
     pub seed: Option<u64>,
@@ -123,13 +130,6 @@ pub struct Located {
     pub number: u32,
 }
 
-/// A shard's place in the node: a damaged one is withheld, the others go on.
-#[derive(Debug)]
-enum Slot {
-    Open(Arc<Shard>),
-    Withheld(String),
-}
-
 /// The port that other nodes dial.
 #[derive(Debug)]
 struct PeerPort {
@@ -143,7 +143,16 @@ pub struct Node {
     settings: NodeSettings,
     cluster_id: String,
     cluster: Cluster,
-    shards: BTreeMap<u64, Slot>,
+    shards: Slots,
+    /// Whose the logs are.
+    identity: Identity,
+    front: Arc<Front>,
+    /// Held while a shard is closed and opened again, and when the node closes all.
+    reopening: tokio::sync::Mutex<()>,
+    /// What the shards that are in repair wait for.
+    repairs: Mutex<BTreeMap<u64, String>>,
+    /// How often each shard was closed and opened again.
+    restarts: Mutex<BTreeMap<u64, u64>>,
     endpoint: OnceLock<String>,
     /// What other nodes may dial, as far as this one can tell.
     peer_addr: String,
@@ -236,41 +245,49 @@ impl Node {
         let made = shards_made(&logs, &formed).await?;
         let place = ClusterPlace { is_alone: front.is_alone(), listens, seeds };
         let cluster = open_cluster(&logs, &mut formed, &hub, place, made.len() as u64).await?;
-        let directory: Directory = {
-            let machine = cluster.machine().clone();
-            Arc::new(move |id| machine.read(|state| state.node(id).map(|n| n.endpoint.clone())))
-        };
         let metrics = Arc::new(Metrics::default());
-        let house =
-            House { front: &front, hub: &hub, directory, draining: &draining, metrics: &metrics };
-        let mut slots = BTreeMap::new();
-        let mut open = BTreeMap::new();
+        let house = House {
+            members: front.replica_ids(),
+            hub: &hub,
+            directory: directory(&cluster),
+            draining: &draining,
+            metrics: &metrics,
+        };
+        let slots = Slots::default();
+        let has_others = cluster.has_others().await;
         let named = cluster.machine().read(|state| state.shards().clone());
         for shard_id in made.union(&named).copied() {
-            let log = open_log(&logs, &mut formed, shard_id).await;
-            let opened = match log {
-                Ok(log) => open_shard(&logs, log, &house).await,
-                Err(error) => Err(error),
-            };
-            match opened {
+            let made = formed.take(shard_id);
+            let identity = Identity { shard_id, ..formed.identity.clone() };
+            let opened = open_or_rebuild(&logs, made, identity, &house, !has_others).await;
+            let slot = match opened {
                 Ok(shard) => {
-                    open.insert(shard_id, shard.clone());
-                    slots.insert(shard_id, Slot::Open(shard));
+                    cluster.set_shard(shard_id, Some(shard.clone()));
+                    Slot::Open(shard)
                 }
                 Err(Error::CorruptLog { what }) if !formed.is_new => {
                     tracing::error!(shard_id, %what, "shard is withheld");
-                    slots.insert(shard_id, Slot::Withheld(what));
+                    Slot::Withheld(what)
+                }
+                Err(Error::DiskFull { what }) if !formed.is_new => {
+                    tracing::error!(shard_id, %what, "shard cannot be opened yet");
+                    Slot::Stopped(what)
                 }
                 Err(error) => return Err(error),
-            }
+            };
+            slots.set(shard_id, slot);
         }
-        let direct_io = open.values().any(|shard| shard.status().wal.direct_io);
-        cluster.set_shards(open);
+        let direct_io = slots.open().iter().any(|shard| shard.status().wal.direct_io);
         let sync_probe = logs::probe(&logs).await?;
         let node = Arc::new(Self {
             cluster_id: format!("{:032x}", formed.identity.cluster),
             cluster,
             shards: slots,
+            identity: formed.identity.clone(),
+            front: front.clone(),
+            reopening: tokio::sync::Mutex::default(),
+            repairs: Mutex::default(),
+            restarts: Mutex::default(),
             endpoint: OnceLock::new(),
             peer_addr,
             removed: OnceLock::new(),
@@ -289,7 +306,9 @@ impl Node {
         front.serve(&node);
         tend::start(&node);
         membership::start(&node);
-        if formed.is_former {
+        repair::start(&node);
+        scrub::start(&node);
+        if formed.is_former && node.cluster.replica().repair_of().is_none() {
             tokio::spawn(forming::call_together(Arc::downgrade(&node), front, formed.identity));
         }
         Ok(node)
@@ -409,16 +428,16 @@ impl Node {
                 partition_count: info.partition_count,
             });
         };
-        match self.shards.get(&shard_id) {
+        match self.shards.get(shard_id) {
             Some(Slot::Open(shard)) => Ok(Located {
                 partition: id,
-                shard: shard.clone(),
+                shard,
                 settings: info.settings,
                 topic: info,
                 number: partition,
             }),
-            Some(Slot::Withheld(what)) => Err(Error::CorruptLog { what: what.clone() }),
-            None => Err(Error::NoLeader { shard: shard_id }),
+            Some(Slot::Withheld(what)) => Err(Error::CorruptLog { what }),
+            Some(Slot::Stopped(_)) | None => Err(Error::NoLeader { shard: shard_id }),
         }
     }
 
@@ -436,46 +455,15 @@ impl Node {
     }
 
     pub fn shard(&self, id: u64) -> Option<Arc<Shard>> {
-        match self.shards.get(&id) {
-            Some(Slot::Open(shard)) => Some(shard.clone()),
-            Some(Slot::Withheld(_)) | None => None,
+        match self.shards.get(id) {
+            Some(Slot::Open(shard)) => Some(shard),
+            Some(Slot::Withheld(_) | Slot::Stopped(_)) | None => None,
         }
     }
 
     /// The shards that are served.
     pub fn shards(&self) -> Vec<Arc<Shard>> {
-        self.shards.keys().filter_map(|id| self.shard(*id)).collect()
-    }
-
-    /// The shards that are not served, and why.
-    pub fn withheld(&self) -> Vec<(u64, String)> {
-        let withheld = self.shards.iter().filter_map(|(id, slot)| match slot {
-            Slot::Withheld(what) => Some((*id, what.clone())),
-            Slot::Open(_) => None,
-        });
-        withheld.collect()
-    }
-
-    /// Why this node does not serve all that it should, a line each; none: it is ready.
-    pub fn unready(&self) -> Vec<String> {
-        let mut reasons = Vec::new();
-        if self.draining.is_cancelled() {
-            reasons.push("the node is shutting down".to_owned());
-        }
-        let leaderless = |shard: u64| format!("shard {shard}: no leader is known");
-        if self.cluster.leader_hint().is_none() {
-            reasons.push(leaderless(0));
-        }
-        for (shard, what) in self.withheld() {
-            reasons.push(format!("shard {shard} is withheld: {what}"));
-        }
-        for shard in self.shards() {
-            if shard.leader_hint().is_none() {
-                reasons.push(leaderless(shard.id()));
-            }
-            reasons.extend(shard.unwell().map(|why| format!("shard {}: {why}", shard.id())));
-        }
-        reasons
+        self.shards.open()
     }
 
     pub fn metrics(&self) -> &Arc<Metrics> {
@@ -568,6 +556,7 @@ impl Node {
     /// end with an error; acknowledged batches are on disk.
     pub async fn close(&self) {
         self.draining.cancel();
+        let _turn = self.reopening.lock().await;
         self.hand_over().await;
         for shard in self.shards() {
             shard.close().await;
