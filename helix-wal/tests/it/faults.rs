@@ -444,7 +444,7 @@ fn a_log_without_room_for_what_is_placed_ends_and_can_be_opened_again() {
     let disk = SimulatedDisk::new(1);
     let mut hand = Hand::open(Arc::new(disk.clone()), small()).unwrap();
     disk.set_free_bytes(Some(0));
-    let (told, results) = std::sync::mpsc::channel();
+    let (told, results) = mpsc::channel();
     for index in 0..60 {
         let told = told.clone();
         let done = Box::new(move |result| told.send((index, result)).unwrap());
