@@ -400,7 +400,36 @@ pub(crate) enum WalCommand {
         /// Data folder of a node, or one of its shard-N
         dir: PathBuf,
     },
+    /// Give up the damaged end of a log that no other node has; without --drop, say what that is
+    #[command(after_help = WAL_REPAIR)]
+    Repair {
+        /// Data folder of a node, or one of its shard-N
+        dir: PathBuf,
+        /// What to give up
+        #[arg(long, requires = "yes")]
+        drop: Option<Droppable>,
+        /// Do it: what is dropped cannot be had back
+        #[arg(long, requires = "drop")]
+        yes: bool,
+    },
 }
+
+/// What a log can be without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Droppable {
+    /// Everything from the first damaged byte on of what is not sealed
+    End,
+}
+
+const WAL_REPAIR: &str = "\
+The last resort of a shard with one replica. In a cluster of several nodes it is never needed: a
+damaged replica is filled anew by the others, and one that was cut would have forgotten what it had
+acknowledged. Copy the folder first. Records that are dropped had been acknowledged, and their
+offsets will be given to other records.
+
+A log that does not open for another reason (its state file, a segment that is gone) cannot be
+repaired: restore a backup. Damage in a sealed segment does not keep a log from opening; trim the
+partitions past it, as `helix wal verify` and the errors of readers name it.";
 
 /// What an ack means, as it is written on a command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -121,6 +121,7 @@ pub(crate) fn of(reason: ErrorReason) -> Text {
             "stored bytes fail their checksum; damaged bytes are never served",
             "the disk has lost or changed what was written",
             "read it from another replica\n\
+             helix cluster health   with several nodes the replica is filled anew by the others\n\
              stop the node, then: helix wal verify DIR   names file and bytes",
         ),
         R::RecordTooLarge => text(

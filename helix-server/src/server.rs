@@ -255,6 +255,7 @@ fn node_settings(config: &Config) -> NodeSettings {
             checkpoint_bytes: config.checkpoint_bytes,
             catch_up_bytes: config.catch_up_bytes,
         },
+        scrub_rate: config.scrub_rate,
         clock: Arc::new(SystemClock),
         seed: None,
     }

@@ -76,7 +76,7 @@ impl Copy<'_> {
                 slot.offset = place.at as u32;
                 Ok(())
             };
-            scan(segment, header, Known { end: Some(*end), synced: 0 }, &mut visit)?;
+            scan(segment, header, Known { end: Some(*end), ..Known::default() }, &mut visit)?;
         }
         if slots.next().is_some() {
             let what = "the unsealed segments change while they are read".to_owned();

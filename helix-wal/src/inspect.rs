@@ -130,7 +130,7 @@ pub fn inspect(storage: &dyn Storage) -> Result<Report, Error> {
     for (id, file) in &live {
         let mut segment = SegmentReport::new(*id, file);
         let synced = Some(state.synced).filter(|s| s.segment == *id).map_or(0, |s| s.at);
-        let known = Known { end: ends.remove(id), synced };
+        let known = Known { end: ends.remove(id), synced, forgive: false };
         if let Err(error) = segment.fill(storage, known, &mut report) {
             segment.state = SegmentState::Damaged(error.to_string());
         }
@@ -295,7 +295,7 @@ pub fn verify(storage: &dyn Storage) -> Vec<Finding> {
     for (id, name) in &live {
         let flagged = state.segments.iter().any(|(named, sealed)| named == id && *sealed);
         let synced = Some(state.synced).filter(|s| s.segment == *id).map_or(0, |s| s.at);
-        let known = Known { end: ends.remove(id), synced };
+        let known = Known { end: ends.remove(id), synced, forgive: false };
         match verify_segment(storage, *id, name, known, &mut findings) {
             Ok((sealed, predecessor)) => {
                 let begun_later = newest.is_some_and(|newest| *id > newest);
@@ -351,9 +351,11 @@ fn verify_segment(
     }
     let before = header.predecessor.segment;
     let trailer = read_trailer(&segment)?;
-    let known = trailer
-        .as_ref()
-        .map_or(known, |trailer| Known { end: Some(trailer.data_end), synced: trailer.data_end });
+    let known = trailer.as_ref().map_or(known, |trailer| Known {
+        end: Some(trailer.data_end),
+        synced: trailer.data_end,
+        forgive: false,
+    });
     let scanned = scan(&segment, &header, known, &mut |_, _| Ok(()));
     if let Err(error) = scanned {
         findings.push(error.into());

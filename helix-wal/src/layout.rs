@@ -41,6 +41,16 @@ pub(crate) fn ready_name(number: u64) -> String {
     format!("ready-{number}")
 }
 
+/// A file of a log that was put aside.
+pub(crate) fn aside_name(number: u64, name: &str) -> String {
+    format!("aside-{number}-{name}")
+}
+
+/// The number in such a name.
+pub(crate) fn aside_number(name: &str) -> Option<u64> {
+    name.strip_prefix("aside-")?.split_once('-')?.0.parse().ok()
+}
+
 /// What a file of the folder is, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Name {
@@ -114,5 +124,8 @@ mod tests {
                 assert_eq!(parse_name(&name), Name::Other, "{name}");
             }
         }
+        let aside = aside_name(3, &segment_name(7));
+        assert_eq!((parse_name(&aside), aside_number(&aside)), (Name::Other, Some(3)));
+        assert_eq!(aside_number("state"), None);
     }
 }

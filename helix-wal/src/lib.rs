@@ -50,7 +50,9 @@
 //!   file and the bytes. The one limit: damage to the very last group, before anything was written
 //!   after it, cannot be told from a torn write, so a mark follows it as soon as the log is idle.
 //! - The first failed write or sync ends the log ([`Wal::on_poisoned`]); nothing is tried again.
-//! - A full disk refuses appends before anything is written, and goes away by itself.
+//! - A full disk refuses appends before anything is written, and goes away by itself. Only where
+//!   what it has no room for was placed already, as by a follower of others that had room, the log
+//!   ends, and has to be opened again.
 //!
 //! # Reading the code
 //!
@@ -58,14 +60,17 @@
 //! `streams` are the log in memory; `tip`, `writer` and `keeper` write; `sealed`, `scan`, `replay`,
 //! `copy` and `recovery` open; `read`, `live`, `load`, `readers` and `files` read; `cold` writes
 //! segments at once, `received` has them outlive a process, `install` makes them part of the log;
-//! `choose` and `compaction` rewrite.
+//! `choose` and `compaction` rewrite; `scrub` reads all of it anew; `aside` makes way for a log that
+//! takes the place of a damaged one, and `cut` gives up a damaged end.
 //! `docs/wal-format.md` draws the files.
 
 mod aligned;
+mod aside;
 mod choose;
 mod cold;
 mod compaction;
 mod copy;
+mod cut;
 mod error;
 mod files;
 mod footer;
@@ -86,6 +91,7 @@ mod received;
 mod recovery;
 mod replay;
 mod scan;
+mod scrub;
 mod sealed;
 mod segment;
 mod shared;
@@ -102,10 +108,13 @@ mod types;
 mod wal;
 mod writer;
 
+pub use aside::Aside;
 pub use cold::{ColdSegments, ColdWriter};
+pub use cut::{DamagedEnd, LostStream};
 pub use error::Error;
 pub use inspect::{Finding, Report, SegmentReport, SegmentState, inspect, verify};
 pub use keeper::Keeper;
+pub use scrub::{Scrub, Scrubbed};
 pub use types::{
     Entry, How, LiveEntries, LiveEntry, LogId, LogState, Payload, Placement, Recovered,
     SYNC_BOUNDS_US, Stats, StoredEntry, StreamRow,

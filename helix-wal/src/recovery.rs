@@ -13,6 +13,7 @@ use crate::copy::{Copy, Made};
 use crate::error::{failed, poison};
 use crate::files::Files;
 use crate::footer::{DirectoryRow, Trailer, parse_directory};
+use crate::frame::SegmentHeader;
 use crate::held::Held;
 use crate::layout::{
     BLOCK_BYTES, Name, STATE, cold_name, new_name, parse_name, ready_name, segment_name,
@@ -31,32 +32,56 @@ use crate::tip::Tip;
 use crate::wal::Options;
 use crate::{Error, Recovered};
 
-/// Opens and recovers the log in a folder.
-pub(crate) fn open(
-    storage: Arc<dyn Storage>,
+/// What a folder holds, read and not changed.
+pub(crate) struct Read {
+    names: Names,
+    state: State,
+    created: bool,
+    log: Log,
+    pub unsealed: Vec<(Arc<Segment>, SegmentHeader)>,
+    pub replay: Replay,
+}
+
+/// Reads the log in a folder. With `forgive` damage to what is not sealed ends it.
+pub(crate) fn read(
+    storage: &dyn Storage,
     files: &Arc<Files>,
-    options: Options,
-) -> Result<(Arc<Shared>, Tip, Recovered), Error> {
-    let guard = lock(storage.as_ref())?;
-    let names = Names::list(storage.as_ref())?;
-    let state = state_io::load(storage.as_ref())?;
+    options: &Options,
+    forgive: bool,
+) -> Result<Read, Error> {
+    let names = Names::list(storage)?;
+    let state = state_io::load(storage)?;
     let created = state.is_none();
     let state = match state {
         Some(state) => state,
-        None => names.fresh(&options)?,
+        None => names.fresh(options)?,
     };
     if !options.identity.is_empty() && options.identity != state.identity {
         let folder = storage.describe();
         return Err(Error::Unusable(format!("{folder} belongs to another replica")));
     }
     let mut log = Log::new(false, options.tail_bytes);
-    let segments = live_segments(storage.as_ref(), files, &names, &state)?;
+    let segments = live_segments(storage, files, &names, &state)?;
     let unsealed = load_sealed(&mut log, segments, files, &state.identity)?;
     let mut replay = Replay::default();
+    replay.forgive = forgive;
     replay.read(&unsealed, &state)?;
     replay.settle(&state);
     check_withheld(&log, &replay)?;
-    load_cold(&mut log, storage.as_ref(), files, &names, &state)?;
+    load_cold(&mut log, storage, files, &names, &state)?;
+    Ok(Read { names, state, created, log, unsealed, replay })
+}
+
+/// Opens and recovers the log in a folder.
+pub(crate) fn open(
+    storage: Arc<dyn Storage>,
+    files: &Arc<Files>,
+    options: Options,
+    forgive: bool,
+) -> Result<(Arc<Shared>, Tip, Recovered), Error> {
+    let guard = lock(storage.as_ref())?;
+    let read = read(storage.as_ref(), files, &options, forgive)?;
+    let Read { names, state, created, mut log, unsealed, mut replay } = read;
     let (received, found) = received::load(&storage, files, &names, &state)?;
     let next_id = names.next_id().max(state.next_id);
     let mut copy = Copy {
@@ -101,7 +126,7 @@ pub(crate) fn open(
     Ok((Arc::new(shared), tip, recovered))
 }
 
-fn lock(storage: &dyn Storage) -> Result<Box<dyn Send + Sync>, Error> {
+pub(crate) fn lock(storage: &dyn Storage) -> Result<Box<dyn Send + Sync>, Error> {
     storage.lock().map_err(|e| match e.kind() {
         io::ErrorKind::WouldBlock => {
             let folder = storage.describe();

@@ -28,6 +28,10 @@ pub(crate) struct Replay {
     pub cut_bytes: u64,
     /// Where each of the segments ended.
     pub ends: Vec<u64>,
+    /// Whether damage is taken for the end of the log.
+    pub forgive: bool,
+    /// What that was, in the last segment of `ends`.
+    pub damage: Option<Error>,
 }
 
 impl Replay {
@@ -54,9 +58,16 @@ impl Replay {
             let known = Known {
                 end: next.map(|next| next.predecessor.at),
                 synced: synced.map_or(0, |synced| synced.at),
+                forgive: self.forgive,
             };
             let mut visit = |frame: &FrameHeader, bytes: &[u8]| self.apply(segment, frame, bytes);
             let scanned = scan(segment, header, known, &mut visit)?;
+            if scanned.damage.is_some() {
+                self.hints.extend(scanned.committed);
+                self.ends.push(scanned.end);
+                self.damage = scanned.damage;
+                return Ok(());
+            }
             if next.is_some_and(|next| next.context.last_group != scanned.last_group) {
                 return Err(
                     segment.damaged(0..scanned.end, "the next segment follows another group")

@@ -6,7 +6,8 @@ use crc32fast::Hasher;
 
 use crate::aligned::Aligned;
 use crate::frame::{
-    FIRST_GROUP, FrameHeader, GROUP_HEADER, GroupHeader, GroupRef, Kind, Position, SegmentHeader,
+    Context, FIRST_GROUP, FrameHeader, GROUP_HEADER, GroupHeader, GroupRef, Kind, Position,
+    SegmentHeader,
 };
 use crate::layout::{BLOCK_BYTES, OPAQUE_BYTES_MAX, blocks, u32_at, u64_at};
 use crate::segment::Segment;
@@ -21,7 +22,7 @@ const TORN_BYTES_MAX: u64 = 4 << 20;
 pub(crate) type Visit<'a> = dyn FnMut(&FrameHeader, &[u8]) -> Result<(), Error> + 'a;
 
 /// What a segment's groups came to.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Scanned {
     /// Where they end.
     pub end: u64,
@@ -29,6 +30,16 @@ pub(crate) struct Scanned {
     pub committed: Option<LogId>,
     /// Bytes of a torn group behind the end.
     pub cut_bytes: u64,
+    /// Why they end here although more had been synced; only where that is forgiven.
+    pub damage: Option<Error>,
+}
+
+impl Scanned {
+    /// Of none yet.
+    pub(crate) fn begin(header: &SegmentHeader) -> Self {
+        let Context { last_group, committed, .. } = header.context;
+        Self { end: FIRST_GROUP, last_group, committed, cut_bytes: 0, damage: None }
+    }
 }
 
 /// What is known about a segment from elsewhere.
@@ -38,6 +49,8 @@ pub(crate) struct Known {
     pub end: Option<u64>,
     /// Everything before this byte was once synced.
     pub synced: u64,
+    /// What does not verify is the end, whatever shows that it was not.
+    pub forgive: bool,
 }
 
 /// The header of a segment. It was durable before the file got its name.
@@ -57,12 +70,7 @@ pub(crate) fn scan(
     visit: &mut Visit<'_>,
 ) -> Result<Scanned, Error> {
     let mut window = Window::new(segment);
-    let mut scanned = Scanned {
-        end: FIRST_GROUP,
-        last_group: header.context.last_group,
-        committed: header.context.committed,
-        cut_bytes: 0,
-    };
+    let mut scanned = Scanned::begin(header);
     while known.end.is_none_or(|end| scanned.end < end) {
         let Some((group, reference)) = read_group(&mut window, &scanned)? else {
             return end_or_damage(&mut window, scanned, known);
@@ -78,6 +86,30 @@ pub(crate) fn scan(
         return Err(segment.damaged(range, "the next segment says that this one is shorter"));
     }
     Ok(scanned)
+}
+
+/// Checks the groups of a sealed segment from `scanned` on, up to `end` or until so many bytes have
+/// been; whether `end` is reached.
+pub(crate) fn check_groups(
+    segment: &Segment,
+    scanned: &mut Scanned,
+    end: u64,
+    bytes_max: u64,
+) -> Result<bool, Error> {
+    let mut window = Window::new(segment);
+    let stop = end.min(scanned.end + bytes_max);
+    while scanned.end < stop {
+        let at = scanned.end;
+        let Some((group, reference)) = read_group(&mut window, scanned)? else {
+            return Err(segment.damaged(at..end, "a group of a sealed segment does not verify"));
+        };
+        scanned.end += blocks(group.len);
+        scanned.last_group = reference;
+    }
+    if scanned.end > end {
+        return Err(segment.damaged(end..scanned.end, "a group beyond the end of the segment"));
+    }
+    Ok(scanned.end == end)
 }
 
 /// The group at the end of what was scanned, if there is a whole one.
@@ -156,18 +188,49 @@ fn end_or_damage(
 ) -> Result<Scanned, Error> {
     let segment = window.segment;
     let start = scanned.end;
-    let damaged = |end: u64, what: &str| Err(segment.damaged(start..end.max(start + 1), what));
-    if let Some(end) = known.end {
-        return damaged(end, "a group does not verify, and the next segment follows it");
+    let damaged = |end: u64, what: &str| Some(segment.damaged(start..end.max(start + 1), what));
+    let damage = if let Some(end) = known.end {
+        damaged(end, "a group does not verify, and the next segment follows it")
+    } else if known.synced > start {
+        damaged(known.synced, "a group does not verify that was once synced")
+    } else if let Some(next) = next_group(window, start)? {
+        damaged(next, "a group does not verify, and a later one shows that it was synced")
+    } else {
+        None
+    };
+    match damage {
+        Some(damage) if !known.forgive => return Err(damage),
+        Some(damage) => scanned.damage = Some(damage),
+        None => scanned.cut_bytes = torn_bytes(window, start)?,
     }
-    if known.synced > start {
-        return damaged(known.synced, "a group does not verify that was once synced");
-    }
-    if let Some(next) = next_group(window, start)? {
-        return damaged(next, "a group does not verify, and a later one shows that it was synced");
-    }
-    scanned.cut_bytes = torn_bytes(window, start)?;
     Ok(scanned)
+}
+
+/// Visits the frames of every whole group from a byte on, whatever lies between them; where the
+/// last of them ends.
+pub(crate) fn scan_beyond(
+    segment: &Segment,
+    from: u64,
+    visit: &mut Visit<'_>,
+) -> Result<u64, Error> {
+    let mut window = Window::new(segment);
+    let (mut at, mut end) = (from, from);
+    while at + BLOCK_BYTES <= segment.len {
+        let position = Position { segment: segment.id, at };
+        let group = GroupHeader::parse(window.get(at, BLOCK_BYTES)?, position);
+        let fits = |len: u64| len >= GROUP_HEADER as u64 && at + blocks(len) <= segment.len;
+        if let Some((group, _)) = group.filter(|(group, _)| fits(group.len)) {
+            let bytes = window.get(at, group.len)?;
+            if frames_verify(&group, bytes) {
+                visit_frames(segment, &group, bytes, visit)?;
+                at += blocks(group.len);
+                end = at;
+                continue;
+            }
+        }
+        at += BLOCK_BYTES;
+    }
+    Ok(end)
 }
 
 /// A later group that says that what stands at `start` was synced before it.

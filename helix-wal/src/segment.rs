@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use bytes::Bytes;
 
 use crate::aligned::Aligned;
-use crate::error::poison;
+use crate::error::{failed, poison};
 use crate::files::Files;
 use crate::footer::{
     DirectoryRow, Footer, IndexRow, PlacedRow, Row, Table, Trailer, page_verifies, row_of,
@@ -141,11 +141,12 @@ impl Segment {
         if range.end > self.len {
             return Err(self.damaged(range, "lies beyond the end of the file").into());
         }
-        let result = self.file(how).and_then(|file| match (file, how) {
+        let file = self.file(how).map_err(|e| self.open_error(&e))?;
+        let result = match (file, how) {
             (None, _) => Ok(false),
             (Some(file), How::Cached) => file.try_read_at(buf, offset),
             (Some(file), How::Blocking) => file.read_at(buf, offset).map(|()| true),
-        });
+        };
         match result {
             Ok(true) => Ok(()),
             Ok(false) => Err(Stop::WouldBlock),
@@ -164,8 +165,16 @@ impl Segment {
     /// Fills `buf` from the device itself.
     pub(crate) fn read_device(&self, buf: &mut [u8], offset: u64) -> Result<(), Error> {
         let range = offset..offset + buf.len() as u64;
-        let read = self.opened().and_then(|file| file.read_device_at(buf, offset));
-        read.map_err(|e| self.read_error(range, &e))
+        let file = self.opened().map_err(|e| self.open_error(&e))?;
+        file.read_device_at(buf, offset).map_err(|e| self.read_error(range, &e))
+    }
+
+    /// A process may have too many files open; a file that is gone is damage.
+    fn open_error(&self, e: &io::Error) -> Error {
+        if e.kind() == io::ErrorKind::NotFound {
+            return self.damaged(0..self.len, "the file is missing");
+        }
+        failed("open", &self.name(), e)
     }
 
     fn read_error(&self, bytes: Range<u64>, e: &io::Error) -> Error {

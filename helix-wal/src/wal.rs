@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::aside::REPAIR;
 use crate::files::Files;
 use crate::frame::frame_len;
 use crate::held::Held;
@@ -143,7 +144,8 @@ impl Wal {
     ) -> Result<(Wal, Writer, Keeper, Recovered), Error> {
         options.check()?;
         let files = Arc::new(Files::new(Arc::clone(&storage)));
-        let (shared, tip, recovered) = recovery::open(Arc::clone(&storage), &files, options)?;
+        let (shared, tip, recovered) =
+            recovery::open(Arc::clone(&storage), &files, options, false)?;
         let writer = Writer::new(Arc::clone(&shared), Arc::clone(&storage), tip);
         let keeper = Keeper::new(Arc::clone(&shared), storage, files);
         Ok((Self::new(shared), writer, keeper, recovered))
@@ -156,7 +158,9 @@ impl Wal {
             file: storage.describe(),
             reason: error.to_string(),
         })?;
-        let part = |name: &str| name == STATE || matches!(parse_name(name), Name::Segment(_));
+        let part = |name: &str| {
+            name == STATE || name == REPAIR || matches!(parse_name(name), Name::Segment(_))
+        };
         Ok(names.iter().any(|name| part(name)))
     }
 
@@ -540,6 +544,13 @@ impl Wal {
             }
             None => core.on_poisoned = Some(report),
         }
+    }
+
+    /// Whether the log is closed and nothing of it runs any more: another one may be opened in its
+    /// folder.
+    pub fn has_ended(&self) -> bool {
+        let core = self.shared.lock();
+        core.writer_ended && core.keeper_ended && core.guard.is_none()
     }
 
     /// Takes no more work, finishes what is queued, writes a last mark, and ends the threads.

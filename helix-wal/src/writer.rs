@@ -442,9 +442,10 @@ impl Writer {
         if consistent {
             return Ok(());
         }
-        // The state machine already has an entry that can never be written here.
-        let full = io::ErrorKind::StorageFull.into();
-        Err(poison("create", "a segment for placed entries", &full))
+        // The state machine already has an entry that cannot be written here. The log ends, with
+        // what is durable of it, and can be opened again once there is room.
+        let (free_bytes, needed_bytes) = self.shared.lock().disk_full.unwrap_or_default();
+        Err(Error::DiskFull { free_bytes, needed_bytes })
     }
 
     fn run_refused(&mut self) {

@@ -135,6 +135,7 @@ impl Machine {
                 checkpoint_bytes: plan.checkpoint_bytes,
                 ..LogLimits::default()
             },
+            scrub_rate: 0,
             clock: clock.clone(),
             seed: Some(plan.seed ^ node_id << 32 ^ *life),
         }

@@ -41,6 +41,8 @@ struct Seen {
     leads_in: Option<u64>,
     /// Log start and high watermark by partition, in this life.
     partitions: BTreeMap<u64, (u64, u64)>,
+    /// How often the shard was closed and opened again while its node went on.
+    restarts: u64,
 }
 
 /// See the module.
@@ -121,6 +123,13 @@ impl Watch {
     fn look_at(&mut self, node_id: u64, node: &Node) -> Result<(), String> {
         if let Some((shard, why)) = node.withheld().first() {
             return Err(format!("node {node_id} withholds shard {shard}: {why}"));
+        }
+        for (shard_id, restarts) in node.restarts() {
+            // As after a restart of the node: what it knew and had not on its disk may be gone.
+            let seen = self.seen.entry((node_id, shard_id)).or_default();
+            if std::mem::replace(&mut seen.restarts, restarts) < restarts {
+                seen.is_up = false;
+            }
         }
         let replica = node.cluster().replica();
         let leadership = replica.leadership();

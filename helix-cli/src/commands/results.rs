@@ -37,6 +37,7 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "offsets" => of::<Vec<offsets::Row>>(),
         "wal inspect" => of::<Vec<wal::Inspected>>(),
         "wal verify" => of::<wal::Verified>(),
+        "wal repair" => of::<Vec<wal::DroppedEnd>>(),
         "backup" => of::<Vec<create::Row>>(),
         "backup verify" => of::<verify::Verified>(),
         "restore" => of::<Vec<restore::Row>>(),

@@ -1,16 +1,18 @@
 //! `helix wal`: looks into the logs of a node that does not run, and checks every byte of them.
-//! Changes nothing. A folder may be that of one log or that of a node, which has one per shard.
+//! Changes nothing but for the last resort, `repair`. A folder may be that of one log or that of a
+//! node, which has one per shard.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
 use helix_wal::storage::{DirStorage, Storage};
-use helix_wal::{Finding, LogId, Report, SegmentReport};
+use helix_wal::{DamagedEnd, Finding, LogId, Report, SegmentReport, Wal};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::{Global, WalCommand};
+use crate::args::{Droppable, Global, WalCommand};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::units;
@@ -37,7 +39,57 @@ pub(crate) fn run(global: &Global, command: &WalCommand) -> anyhow::Result<()> {
             }
             verify(output, &logs)
         }
+        WalCommand::Repair { dir, drop, yes: _ } => {
+            let logs = open_all(dir)?;
+            if logs.iter().any(|log| log.is_in_use) {
+                let what = format!("a node uses {}", dir.display());
+                let failure = Failure::new(Exit::Precondition, what);
+                return Err(failure.hint("stop the node first").into());
+            }
+            repair(output, logs, *drop)
+        }
     }
+}
+
+/// Says what is damaged at the ends of these logs, and gives it up where that is asked for.
+fn repair(output: Output, logs: Vec<Log>, drop: Option<Droppable>) -> anyhow::Result<()> {
+    let mut ends = Vec::new();
+    for Log { dir, storage, .. } in logs {
+        let storage: Arc<dyn Storage> = Arc::new(storage);
+        let end = Wal::damaged_end(&storage).map_err(|error| beyond_repair(&dir, &error))?;
+        if let Some(end) = end {
+            let row = DroppedEnd::new(&dir, end, drop.is_some());
+            ends.push((dir, storage, row));
+        }
+    }
+    let rows: Vec<_> = ends.iter().map(|(_, _, row)| row).collect();
+    output.show(&rows)?;
+    match drop {
+        Some(Droppable::End) => {
+            for (dir, storage, _) in &ends {
+                let cut = Wal::cut_damaged_end(storage);
+                cut.with_context(|| format!("repair {}", dir.display()))?;
+            }
+            Ok(())
+        }
+        None if ends.is_empty() => Ok(()),
+        None => {
+            let failure = Failure::new(Exit::VerificationFailed, "the end of a log is damaged");
+            let why = "nothing was changed: what is above would be lost for good";
+            let hint = "start the node where others have the shard: they fill it anew\n\
+                        --drop end --yes   where this is the only replica";
+            Err(failure.why(why).hint(hint).into())
+        }
+    }
+}
+
+fn beyond_repair(dir: &Path, error: &helix_wal::Error) -> anyhow::Error {
+    let failure = Failure::new(Exit::VerificationFailed, format!("{}: {error}", dir.display()));
+    let failure =
+        failure.why("this is not the end of the log: nothing less than all could be dropped");
+    failure
+        .hint("start the node where others have the shard: they fill it anew\nhelix restore")
+        .into()
 }
 
 fn verify(output: Output, logs: &[Log]) -> anyhow::Result<()> {
@@ -184,6 +236,55 @@ impl From<SegmentReport> for Segment {
             used_bytes: report.used_bytes,
             file_bytes: report.file_bytes,
             torn_bytes: report.torn_bytes,
+        }
+    }
+}
+
+/// The damaged end of a log, which is or would be given up.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct DroppedEnd {
+    file: PathBuf,
+    first_byte: u64,
+    /// One past the last.
+    next_byte: u64,
+    what: String,
+    /// Whether it is given up now.
+    dropped: bool,
+    /// Last entry that stays.
+    kept_index: Option<u64>,
+    /// Files behind this one, which go too.
+    #[schemars(extend("x-wide" = true))]
+    later_files: Vec<String>,
+    /// Of what goes and still verifies.
+    partitions: Vec<DroppedEntries>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct DroppedEntries {
+    partition_id: u64,
+    /// Batches that were appended.
+    entries: u64,
+    first_index: u64,
+    last_index: u64,
+}
+
+impl DroppedEnd {
+    fn new(dir: &Path, end: DamagedEnd, dropped: bool) -> Self {
+        let partitions = end.streams.into_iter().map(|lost| DroppedEntries {
+            partition_id: lost.stream,
+            entries: lost.entries,
+            first_index: lost.first_index,
+            last_index: lost.last_index,
+        });
+        Self {
+            file: dir.join(end.file),
+            first_byte: end.bytes.start,
+            next_byte: end.bytes.end,
+            what: end.what,
+            dropped,
+            kept_index: end.kept.map(|id| id.index),
+            later_files: end.later_files,
+            partitions: partitions.collect(),
         }
     }
 }

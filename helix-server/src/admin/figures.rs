@@ -30,6 +30,14 @@ pub(super) async fn page(node: Option<&Arc<Node>>, started: Instant, unready: Ve
     for (shard, _) in node.withheld() {
         page.put(Name::ShardWithheld, &[&shard.to_string()], 1);
     }
+    for (shard, restarts) in node.restarts() {
+        let (in_repair, stopped) = (node.in_repair(), node.stopped());
+        let among = |shards: &[(u64, String)]| u64::from(shards.iter().any(|it| it.0 == shard));
+        let id = &*shard.to_string();
+        page.put(Name::ShardInRepair, &[id], among(&in_repair));
+        page.put(Name::ShardStopped, &[id], among(&stopped));
+        page.put(Name::ShardRestarts, &[id], restarts);
+    }
     if node.info().storage == StorageKind::Durable {
         page.put(Name::DiskFree, &[], disk.free_bytes);
         page.put(Name::DiskUsed, &[], disk.used_bytes);
@@ -56,8 +64,14 @@ impl Disk {
 /// Shard 0, the cluster's own, which has no partitions.
 fn own_shard(page: &mut Page, node: &Node, disk: &mut Disk) {
     let cluster = node.cluster();
-    let status = cluster.replica().status();
+    let replica = cluster.replica();
+    let status = replica.status();
     let shard = "0";
+    page.put(Name::ShardDamage, &[shard], replica.damage().len() as u64);
+    page.put(Name::ShardLeaderChanges, &[shard], replica.leader_changes());
+    page.put(Name::WalWritable, &[shard], u64::from(cluster.unwell().is_none()));
+    let unsynced = replica.wal().unsynced_for().unwrap_or_default();
+    page.put_f64(Name::WalUnsynced, &[shard], unsynced.as_secs_f64());
     page.put(Name::ShardLeader, &[shard], u64::from(status.leads));
     page.put(Name::ShardLed, &[shard], u64::from(cluster.leader_hint().is_some()));
     page.put(Name::ShardTerm, &[shard], status.term);
@@ -78,7 +92,7 @@ fn data_shard(page: &mut Page, shard: &Shard, disk: &mut Disk) {
     page.put(Name::ShardWithheld, &[id], 0);
     page.put(Name::ShardDamage, &[id], shard.damage().len() as u64);
     page.put(Name::ShardTerm, &[id], status.term);
-    page.put(Name::ShardLeaderChanges, &[id], shard.leader_changes());
+    page.put(Name::ShardLeaderChanges, &[id], shard.replica().leader_changes());
     page.put(Name::ShardLastIndex, &[id], status.last_index);
     page.put(Name::ShardSyncedIndex, &[id], status.synced);
     page.put(Name::ShardCommittedIndex, &[id], status.committed);

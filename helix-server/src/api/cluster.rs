@@ -64,6 +64,19 @@ impl ClusterView {
             message: format!("shard {shard} is withheld: {what}"),
             ..HealthIssue::default()
         }));
+        let node_id = self.node.info().node_id;
+        issues.extend(self.node.in_repair().into_iter().map(|(shard, what)| HealthIssue {
+            reason: HealthReason::CorruptLog.into(),
+            shard_id: Some(wire_shard_id(shard)),
+            needed_node_ids: vec![node_id],
+            message: format!("shard {shard} is in repair and does not vote: {what}"),
+        }));
+        issues.extend(self.node.stopped().into_iter().map(|(shard, what)| HealthIssue {
+            reason: HealthReason::StorageFailed.into(),
+            shard_id: Some(wire_shard_id(shard)),
+            needed_node_ids: vec![node_id],
+            message: format!("shard {shard} has stopped, and will be started again: {what}"),
+        }));
         GetHealthResponse { healthy: issues.is_empty(), issues }
     }
 
@@ -375,7 +388,7 @@ fn shard_issues(shard: &Shard, node_id: u64, lost: &[u64]) -> impl Iterator<Item
         needed_node_ids: vec![node_id],
         message: format!("shard {shard_id}: {what}"),
     });
-    let damage = shard.damage().iter().map(move |what| HealthIssue {
+    let damage = shard.damage().into_iter().map(move |what| HealthIssue {
         reason: HealthReason::CorruptLog.into(),
         shard_id: Some(shard_id),
         needed_node_ids: vec![node_id],

@@ -92,7 +92,7 @@ impl Cluster {
         for &shard_id in topic.shards() {
             // One that is withheld here shows nothing; its other replicas do the work.
             let Ok(shard) = self.shard(shard_id) else { continue };
-            self.wait_shard(shard, |state| state.topic(topic.id).is_none()).await?;
+            self.wait_shard(&shard, |state| state.topic(topic.id).is_none()).await?;
         }
         // Shard 0's entry may come here later than what its leader made of it.
         if self.machine().read(|state| !state.is_deleted(topic.id)) {
@@ -116,7 +116,7 @@ impl Cluster {
                 let Ok(shard) = self.shard(shard_id) else { continue };
                 let version = topic.settings.version;
                 let is_open = |found: (u64, usize)| found.0 >= version && found.1 >= wanted;
-                self.wait_shard(shard, |state| state.topic(topic.id).is_some_and(is_open)).await?;
+                self.wait_shard(&shard, |state| state.topic(topic.id).is_some_and(is_open)).await?;
             }
         }
         Ok(topic)
@@ -144,7 +144,7 @@ impl Cluster {
     /// Brings the shards of a node that is alone to what shard 0 says.
     pub async fn settle(&self) -> Result<()> {
         for shard_id in self.machine().read(|state| state.shards().clone()) {
-            self.settle_shard(self.shard(shard_id)?).await?;
+            self.settle_shard(&*self.shard(shard_id)?).await?;
         }
         Ok(())
     }

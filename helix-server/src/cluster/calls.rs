@@ -9,6 +9,7 @@ use prost::{Message, Oneof};
 use super::checkpoint::TopicRecord;
 use super::members_record::ChangeRecord;
 use super::reconcile::{ProgressRecord, ShardProgress};
+use super::standing::{AskStanding, Standing};
 use super::state::Reply;
 use crate::log::{ClusterCommand, Head};
 
@@ -22,6 +23,8 @@ pub(super) enum Question {
     Progress,
     /// To hand the shards that the asked node leads to the nodes that should lead them.
     Balance,
+    /// How its replica of a shard stands.
+    Standing(AskStanding),
 }
 
 /// Its answer.
@@ -32,6 +35,7 @@ pub(super) enum Answer {
     Progress(Vec<ShardProgress>),
     /// Shards that were handed over.
     Moved(Vec<u64>),
+    Standing(Standing),
     /// Nothing was done: ask the leader.
     NotLeader,
     /// Whether it was done is not known.
@@ -40,7 +44,7 @@ pub(super) enum Answer {
 
 #[derive(Clone, PartialEq, Message)]
 struct QuestionRecord {
-    #[prost(oneof = "QuestionKind", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "QuestionKind", tags = "1, 2, 3, 4, 5")]
     kind: Option<QuestionKind>,
 }
 
@@ -55,13 +59,15 @@ enum QuestionKind {
     Progress(bool),
     #[prost(bool, tag = "4")]
     Balance(bool),
+    #[prost(message, tag = "5")]
+    Standing(AskStanding),
 }
 
 #[derive(Clone, PartialEq, Message)]
 struct AnswerRecord {
     #[prost(
         oneof = "AnswerKind",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18"
     )]
     kind: Option<AnswerKind>,
 }
@@ -106,6 +112,8 @@ enum AnswerKind {
     Progress(ProgressRecord),
     #[prost(message, tag = "17")]
     Moved(Ids),
+    #[prost(message, tag = "18")]
+    Standing(Standing),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -141,6 +149,7 @@ impl Question {
             Self::Version => QuestionKind::Version(true),
             Self::Progress => QuestionKind::Progress(true),
             Self::Balance => QuestionKind::Balance(true),
+            Self::Standing(asked) => QuestionKind::Standing(*asked),
         };
         QuestionRecord { kind: Some(kind) }.encode_to_vec().into()
     }
@@ -156,6 +165,7 @@ impl Question {
             Some(QuestionKind::Version(_)) => Ok(Self::Version),
             Some(QuestionKind::Progress(_)) => Ok(Self::Progress),
             Some(QuestionKind::Balance(_)) => Ok(Self::Balance),
+            Some(QuestionKind::Standing(asked)) => Ok(Self::Standing(asked)),
             None => Err("the question is not known to this version".to_owned()),
         }
     }
@@ -167,6 +177,7 @@ impl Answer {
             Self::Version(version) => AnswerKind::Version(*version),
             Self::Progress(rows) => AnswerKind::Progress(ProgressRecord::from(rows.as_slice())),
             Self::Moved(ids) => AnswerKind::Moved(Ids { ids: ids.clone() }),
+            Self::Standing(standing) => AnswerKind::Standing(standing.clone()),
             Self::NotLeader => AnswerKind::NotLeader(true),
             Self::Unknown(reason) => AnswerKind::Unknown(reason.clone()),
             Self::Reply(reply) => encode_reply(reply),
@@ -184,6 +195,7 @@ impl Answer {
             AnswerKind::Version(version) => return Ok(Self::Version(version)),
             AnswerKind::Progress(rows) => return rows.into_rows().map(Self::Progress),
             AnswerKind::Moved(it) => return Ok(Self::Moved(it.ids)),
+            AnswerKind::Standing(standing) => return Ok(Self::Standing(standing)),
             AnswerKind::NotLeader(_) => return Ok(Self::NotLeader),
             AnswerKind::Unknown(reason) => return Ok(Self::Unknown(reason)),
             AnswerKind::Topic(record) => Reply::Topic(topic(record)?),
@@ -326,6 +338,7 @@ mod tests {
             Answer::Unknown("x".to_owned()),
             Answer::Progress(vec![row]),
             Answer::Moved(vec![1, 3]),
+            Answer::Standing(Standing { term: 3, voters: vec![1, 2], ..Standing::default() }),
         ] {
             assert_eq!(Answer::decode(answer.encode()).unwrap(), answer);
         }
@@ -338,6 +351,7 @@ mod tests {
             Question::Version,
             Question::Progress,
             Question::Balance,
+            Question::Standing(AskStanding { shard_id: 3, ..AskStanding::default() }),
             Question::Command(ClusterCommand::DeleteTopic { name }),
         ] {
             assert_eq!(Question::decode(question.encode()).unwrap(), question);

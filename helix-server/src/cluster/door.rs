@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -19,7 +19,7 @@ use crate::limits;
 use crate::log::{ClusterCommand, Head, Verdict};
 use crate::peer::{Hub, PeerError, PeerStatus};
 use crate::raft::{Command, LeadershipWatch, ProposeError, Replica, node_of};
-use crate::shard::Shard;
+use crate::shard::{Shard, unwell};
 
 /// What a fresh cluster begins with.
 #[derive(Debug, Clone)]
@@ -38,12 +38,13 @@ struct Lease {
 /// Shard 0 as this node has it.
 #[derive(Debug)]
 pub struct Cluster {
-    replica: Replica,
+    /// Another one after a restart of the shard.
+    replica: RwLock<Arc<Replica>>,
     machine: Arc<ClusterMachine>,
     pub(super) hub: Arc<Hub>,
     /// Where this node was told to find others.
     pub(super) seeds: BTreeMap<u64, String>,
-    pub(super) shards: OnceLock<BTreeMap<u64, Arc<Shard>>>,
+    shards: RwLock<BTreeMap<u64, Arc<Shard>>>,
     pub(super) clock: Arc<dyn Clock>,
     lease: Mutex<Lease>,
     /// When the last look at the leader began that brought this node up to date.
@@ -63,11 +64,11 @@ impl Cluster {
         clock: Arc<dyn Clock>,
     ) -> Self {
         Self {
-            replica,
+            replica: RwLock::new(Arc::new(replica)),
             machine,
             hub,
             seeds,
-            shards: OnceLock::new(),
+            shards: RwLock::default(),
             clock,
             lease: Mutex::default(),
             up_to_date: tokio::sync::Mutex::default(),
@@ -79,13 +80,13 @@ impl Cluster {
     /// Forms the cluster of this node alone, or takes up the one that it is. A node that listens
     /// for others may have got some since.
     pub async fn form_alone(&self, listens: bool) -> io::Result<()> {
-        if !self.replica.is_formed().await? {
-            self.replica.form([self.replica.id()].into()).await?;
-            self.replica.known_voters().await;
+        if !self.replica().is_formed().await? {
+            self.replica().form([self.replica().id()].into()).await?;
+            self.replica().known_voters().await;
             return Ok(());
         }
-        if self.replica.known_voters().await == [self.replica.id()] {
-            return self.replica.elect().await;
+        if self.replica().known_voters().await == [self.replica().id()] {
+            return self.replica().elect().await;
         }
         if listens {
             return Ok(());
@@ -95,13 +96,29 @@ impl Cluster {
         Err(io::Error::other(what))
     }
 
+    /// Whether others have replicas of what is here: also while this node's own view is in repair,
+    /// which it could not be without them.
+    pub async fn has_others(&self) -> bool {
+        let replica = self.replica();
+        if replica.repair_of().is_some() {
+            return true;
+        }
+        let is_formed = replica.is_formed().await.unwrap_or(false);
+        is_formed && replica.known_voters().await != [replica.id()]
+    }
+
+    /// Why shard 0's log takes nothing now, if it does not.
+    pub fn unwell(&self) -> Option<Error> {
+        unwell(self.replica().wal())
+    }
+
     /// Whether this node is a cluster of its own.
     pub fn is_alone(&self) -> bool {
-        self.replica.voters() == [self.replica.id()]
+        self.replica().voters() == [self.replica().id()]
     }
 
     pub fn node_id(&self) -> u64 {
-        node_of(self.replica.id())
+        node_of(self.replica().id())
     }
 
     pub(super) fn lock_progress(&self) -> MutexGuard<'_, BTreeMap<u64, ShardProgress>> {
@@ -110,54 +127,63 @@ impl Cluster {
 
     /// The data shards that are served here.
     pub(super) fn open_shards(&self) -> Vec<Arc<Shard>> {
-        self.shards.get().map(|shards| shards.values().cloned().collect()).unwrap_or_default()
+        self.shards.read().expect("no panic while it is held").values().cloned().collect()
     }
 
-    /// Names the data shards of this node, once they are open.
-    pub fn set_shards(&self, shards: BTreeMap<u64, Arc<Shard>>) {
-        // Ignored: a node opens its shards once.
-        let _ = self.shards.set(shards);
+    /// Names a data shard that is served here from now on, or, with none, is not any more.
+    pub fn set_shard(&self, id: u64, shard: Option<Arc<Shard>>) {
+        let mut shards = self.shards.write().expect("no panic while it is held");
+        match shard {
+            Some(shard) => shards.insert(id, shard),
+            None => shards.remove(&id),
+        };
     }
 
-    pub(super) fn shard(&self, id: u64) -> Result<&Arc<Shard>> {
-        self.shards.get().and_then(|shards| shards.get(&id)).ok_or_else(|| Error::CorruptLog {
-            what: format!("shard {id} could not be opened on this node"),
+    pub(super) fn shard(&self, id: u64) -> Result<Arc<Shard>> {
+        let shards = self.shards.read().expect("no panic while it is held");
+        shards.get(&id).cloned().ok_or_else(|| Error::CorruptLog {
+            what: format!("shard {id} is not open on this node"),
         })
+    }
+
+    /// Takes another replica of shard 0 for the one before, which is closed.
+    pub fn set_replica(&self, replica: Replica) {
+        *self.replica.write().expect("no panic while it is held") = Arc::new(replica);
     }
 
     pub fn machine(&self) -> &Arc<ClusterMachine> {
         &self.machine
     }
 
-    pub fn replica(&self) -> &Replica {
-        &self.replica
+    pub fn replica(&self) -> Arc<Replica> {
+        self.replica.read().expect("no panic while it is held").clone()
     }
 
     /// Nodes that vote on the cluster's state; none before the cluster is formed.
     pub fn nodes(&self) -> Vec<u64> {
-        self.replica.voters().into_iter().map(node_of).collect()
+        self.replica().voters().into_iter().map(node_of).collect()
     }
 
     /// Nodes that follow the cluster's state without a vote.
     pub fn learners(&self) -> Vec<u64> {
-        self.replica.membership().learners.into_iter().map(node_of).collect()
+        self.replica().membership().learners.into_iter().map(node_of).collect()
     }
 
     pub fn leads(&self) -> bool {
-        self.replica.leads()
+        self.replica().leads()
     }
 
     pub fn watch_leadership(&self) -> LeadershipWatch {
-        self.replica.watch_leadership()
+        self.replica().watch_leadership()
     }
 
     /// Where shard 0's leader is, as far as this node knows and reaches it.
     pub fn leader_hint(&self) -> Option<LeaderHint> {
-        let leadership = self.replica.leadership();
+        let leadership = self.replica().leadership();
         let node_id = node_of(leadership.leader?);
         let is_cut_off = self.leads()
             && self.nodes().len() > 1
-            && self.replica.confirmed_ago().is_none_or(|ago| ago > limits::CUT_OFF_AFTER);
+            && self.replica().confirmed_ago().is_none_or(|ago| ago > limits::CUT_OFF_AFTER);
         let is_lost = |peer: &PeerStatus| peer.node_id == node_id && !peer.connected;
         if is_cut_off || self.hub.peers().iter().any(is_lost) {
             return None;
@@ -176,7 +202,7 @@ impl Cluster {
         if !self.leads() {
             return Err(hint());
         }
-        let handed = self.replica.hand_over(node, &self.hub.connected()).await;
+        let handed = self.replica().hand_over(node, &self.hub.connected()).await;
         handed.map_err(|error| Error::of_hand_over(0, error))
     }
 
@@ -222,8 +248,8 @@ impl Cluster {
     async fn ask(&self, question: Question) -> Result<Answer> {
         let deadline = Instant::now() + limits::READY_WAIT_MAX;
         loop {
-            let answer = match self.replica.leadership().leader {
-                Some(leader) if leader == self.replica.id() => {
+            let answer = match self.replica().leadership().leader {
+                Some(leader) if leader == self.replica().id() => {
                     Some(self.carry_out(&question).await)
                 }
                 Some(leader) => self.forward(node_of(leader), &question).await,
@@ -264,11 +290,13 @@ impl Cluster {
     async fn carry_out(&self, question: &Question) -> Answer {
         match question {
             Question::Progress => Answer::Progress(self.own_progress()),
+            Question::Standing(asked) => self.own_standing(asked).await,
             Question::Balance => Answer::Moved(self.balance_own().await),
             // What is left is for the leader alone.
-            _ if !self.replica.wait_ready(limits::READY_WAIT_MAX).await => Answer::NotLeader,
+            _ if !self.replica().wait_ready(limits::READY_WAIT_MAX).await => Answer::NotLeader,
             Question::Version => {
-                let confirmed = self.replica.read_index();
+                let replica = self.replica();
+                let confirmed = replica.read_index();
                 match tokio::time::timeout(limits::READ_INDEX_WAIT_MAX, confirmed).await {
                     Ok(Ok(())) => Answer::Version(self.machine.read(ClusterState::version)),
                     Ok(Err(_)) | Err(_) => Answer::NotLeader,
@@ -280,7 +308,7 @@ impl Cluster {
 
     async fn propose(&self, command: ClusterCommand) -> Answer {
         let command = Command::control(Head::Cluster(command));
-        let outcome = match self.replica.propose(command, None).await {
+        let outcome = match self.replica().propose(command, None).await {
             Ok(outcome) => tokio::time::timeout(limits::COMMIT_WAIT_MAX, outcome).await,
             Err(error) => Ok(Err(error)),
         };
@@ -299,7 +327,7 @@ impl Cluster {
 
     /// Gives a fresh cluster its shards and topics. For shard 0's leader; may be repeated.
     pub async fn bootstrap(&self, bootstrap: &Bootstrap) -> Result<()> {
-        if !self.replica.wait_ready(limits::READY_WAIT_MAX).await {
+        if !self.replica().wait_ready(limits::READY_WAIT_MAX).await {
             return Err(Error::NoLeader { shard: 0 });
         }
         self.begin_protocol().await?;

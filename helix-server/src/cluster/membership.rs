@@ -200,7 +200,7 @@ impl Cluster {
     /// Shards that this node believes are led by `node_id`.
     fn led_by(&self, node_id: u64) -> Vec<u64> {
         let leads = |replica: &Replica| replica.leadership().leader.map(node_of) == Some(node_id);
-        let own = leads(self.replica()).then_some(0);
+        let own = leads(&self.replica()).then_some(0);
         let shards = self.open_shards();
         let led = shards.iter().filter(|shard| leads(shard.replica())).map(|shard| shard.id());
         own.into_iter().chain(led).collect()

@@ -152,6 +152,10 @@ pub struct Config {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64MiB")]
     pub checkpoint_bytes: u64,
 
+    /// Bytes of its logs that the node reads anew in a second to find damage early; 0: none
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "8MiB")]
+    pub scrub_rate: u64,
+
     /// Bytes that a partition keeps unless its topic says otherwise; 0: unlimited
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0")]
     pub default_retention_bytes: u64,

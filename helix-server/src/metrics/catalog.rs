@@ -94,6 +94,12 @@ metrics! {
         "1 while this node knows a leader of the shard that it reaches, else 0"
     ShardWithheld Gauge "helix_shard_withheld" ["shard"]
         "1 where the shard is withheld because its log is damaged"
+    ShardInRepair Gauge "helix_shard_in_repair" ["shard"]
+        "1 while the shard's log is fetched anew because it was damaged; the replica does not vote"
+    ShardStopped Gauge "helix_shard_stopped" ["shard"]
+        "1 while the shard's replica has stopped and waits to be started again"
+    ShardRestarts Counter "helix_shard_restarts_total" ["shard"]
+        "How often the shard was closed and opened again, for a repair or after it had stopped"
     ShardDamage Gauge "helix_shard_damaged_ranges" ["shard"]
         "Ranges of the shard's log that are damaged and withheld"
     ShardTerm Gauge "helix_shard_term" ["shard"]
@@ -155,6 +161,10 @@ metrics! {
         "How long the oldest of what is not synced has waited; grows while the disk stalls"
     WalWritable Gauge "helix_wal_writable" ["shard"]
         "1 while the log takes appends, 0 while the disk is full or after it failed"
+    ScrubbedBytes Counter "helix_scrubbed_bytes_total" []
+        "Bytes of the logs that were read anew to find damage"
+    ScrubRounds Counter "helix_scrub_rounds_total" []
+        "How often all that is sealed has been read anew"
     DiskFree Gauge "helix_disk_free_bytes" []
         "Free space where the data is; only with durable storage"
     DiskUsed Gauge "helix_disk_used_bytes" []

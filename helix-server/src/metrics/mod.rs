@@ -29,6 +29,8 @@ pub struct Metrics {
     read_records: Counter,
     read_bytes: Counter,
     fetch_times: Histogram,
+    scrubbed_bytes: Counter,
+    scrub_rounds: Counter,
 }
 
 impl Metrics {
@@ -59,6 +61,16 @@ impl Metrics {
         self.fetch_times.observe(took);
     }
 
+    /// Bytes of a log were read anew.
+    pub fn on_scrub(&self, bytes: u64) {
+        self.scrubbed_bytes.add(bytes);
+    }
+
+    /// All that is sealed has been read anew.
+    pub fn on_scrub_round(&self) {
+        self.scrub_rounds.add(1);
+    }
+
     pub fn write(&self, page: &mut Page) {
         page.put(Name::AppendedBatches, &[], self.appended_batches.get());
         page.put(Name::DuplicateBatches, &[], self.duplicate_batches.get());
@@ -69,6 +81,8 @@ impl Metrics {
         page.put(Name::ReadRecords, &[], self.read_records.get());
         page.put(Name::ReadBytes, &[], self.read_bytes.get());
         page.put_times(Name::FetchTimes, &[], &self.fetch_times);
+        page.put(Name::ScrubbedBytes, &[], self.scrubbed_bytes.get());
+        page.put(Name::ScrubRounds, &[], self.scrub_rounds.get());
         self.calls.write(page);
     }
 }

@@ -1,8 +1,9 @@
-//! What lives on this node: topics, the partitions and their shards, and what is not served.
+//! What lives on this node: topics, the partitions and their shards.
 
 use std::sync::Arc;
 
 use super::Node;
+use super::slots::Slot;
 use crate::cluster::{Place, TopicInfo};
 use crate::error::{Error, Result};
 use crate::log::{PartitionId, PartitionSettings};
@@ -16,13 +17,6 @@ pub struct Located {
     pub settings: PartitionSettings,
     pub topic: Arc<TopicInfo>,
     pub number: u32,
-}
-
-/// A shard's place in the node: a damaged one is withheld, the others go on.
-#[derive(Debug)]
-pub(super) enum Slot {
-    Open(Arc<Shard>),
-    Withheld(String),
 }
 
 impl Node {
@@ -61,16 +55,16 @@ impl Node {
                 partition_count: info.partition_count,
             });
         };
-        match self.shards.get(&shard_id) {
+        match self.shards.get(shard_id) {
             Some(Slot::Open(shard)) => Ok(Located {
                 partition: id,
-                shard: shard.clone(),
+                shard,
                 settings: info.settings,
                 topic: info,
                 number: partition,
             }),
-            Some(Slot::Withheld(what)) => Err(Error::CorruptLog { what: what.clone() }),
-            None => Err(Error::NoLeader { shard: shard_id }),
+            Some(Slot::Withheld(what)) => Err(Error::CorruptLog { what }),
+            Some(Slot::Stopped(_)) | None => Err(Error::NoLeader { shard: shard_id }),
         }
     }
 
@@ -88,45 +82,14 @@ impl Node {
     }
 
     pub fn shard(&self, id: u64) -> Option<Arc<Shard>> {
-        match self.shards.get(&id) {
-            Some(Slot::Open(shard)) => Some(shard.clone()),
-            Some(Slot::Withheld(_)) | None => None,
+        match self.shards.get(id) {
+            Some(Slot::Open(shard)) => Some(shard),
+            Some(Slot::Withheld(_) | Slot::Stopped(_)) | None => None,
         }
     }
 
     /// The shards that are served.
     pub fn shards(&self) -> Vec<Arc<Shard>> {
-        self.shards.keys().filter_map(|id| self.shard(*id)).collect()
-    }
-
-    /// The shards that are not served, and why.
-    pub fn withheld(&self) -> Vec<(u64, String)> {
-        let withheld = self.shards.iter().filter_map(|(id, slot)| match slot {
-            Slot::Withheld(what) => Some((*id, what.clone())),
-            Slot::Open(_) => None,
-        });
-        withheld.collect()
-    }
-
-    /// Why this node does not serve all that it should, a line each; none: it is ready.
-    pub fn unready(&self) -> Vec<String> {
-        let mut reasons = Vec::new();
-        if self.draining.is_cancelled() {
-            reasons.push("the node is shutting down".to_owned());
-        }
-        let leaderless = |shard: u64| format!("shard {shard}: no leader is known");
-        if self.cluster.leader_hint().is_none() {
-            reasons.push(leaderless(0));
-        }
-        for (shard, what) in self.withheld() {
-            reasons.push(format!("shard {shard} is withheld: {what}"));
-        }
-        for shard in self.shards() {
-            if shard.leader_hint().is_none() {
-                reasons.push(leaderless(shard.id()));
-            }
-            reasons.extend(shard.unwell().map(|why| format!("shard {}: {why}", shard.id())));
-        }
-        reasons
+        self.shards.open()
     }
 }

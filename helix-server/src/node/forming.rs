@@ -76,7 +76,8 @@ pub(super) async fn form(
     let is_former = !front.is_alone() && front.members.first() == Some(&node_id);
     if logs.exists(0).await? {
         let unknown = Identity { cluster: 0, node_id, generation: FIRST_GENERATION, shard_id: 0 };
-        let log = logs.open(unknown).await?;
+        // One that has others may have it filled by them.
+        let log = logs.open_or_put_aside(unknown, front.is_alone()).await?;
         let identity = log.identity.clone();
         check_name(logs, front, identity.cluster)?;
         front.belong(identity.cluster, identity.generation);

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use helix_wal::Wal;
 use helix_wal::storage::{DirStorage, Storage};
-use tokio::sync::watch;
+use helix_wal::{Aside, Wal};
+use tokio::sync::{oneshot, watch};
 
 use super::{NodeSettings, NodeStorage};
 use crate::drive::{self, Drive};
@@ -63,8 +63,8 @@ pub(super) struct OpenLog {
     pub(super) identity: Identity,
     pub(super) checkpoint: Option<(helix_wal::LogId, Bytes)>,
     pub(super) reads: DiskReads,
-    /// What of it is withheld.
-    pub(super) damage: Vec<String>,
+    /// The log that this one takes the place of, and may still lack something of.
+    pub(super) repair_of: Option<Aside>,
 }
 
 impl Logs<'_> {
@@ -123,21 +123,22 @@ impl Logs<'_> {
         let options = self.options(shard_id, Bytes::new());
         let Some(storage) = self.storage(shard_id)? else {
             let wal = Wal::open_memory(options);
-            return Ok(OpenLog { wal, identity, checkpoint: None, reads, damage: Vec::new() });
+            return Ok(OpenLog { wal, identity, checkpoint: None, reads, repair_of: None });
         };
         let new = identity.encode();
         let open = move || {
             // An existing log says itself whose it is; a new one is told.
             let exists = Wal::exists(&*storage)?;
-            let identity = if exists { Bytes::new() } else { new };
-            Wal::open(storage, helix_wal::Options { identity, ..options })
+            let aside = Wal::repair_of(&*storage)?;
+            let identity = match &aside {
+                Some(aside) => aside.identity.clone(),
+                None if exists => Bytes::new(),
+                None => new,
+            };
+            let opened = Wal::open(storage, helix_wal::Options { identity, ..options })?;
+            Ok((opened, aside))
         };
-        let opened =
-            reads.wait(open).await.map_err(|error| self.unusable(shard_id, &error.to_string()))?;
-        let (wal, writer, keeper, recovered) = opened.map_err(|error| match error {
-            helix_wal::Error::Damaged { .. } => self.damaged(shard_id, &error.to_string()),
-            other => self.unusable(shard_id, &other.to_string()),
-        })?;
+        let ((wal, writer, keeper, recovered), repair_of) = self.at_disk(shard_id, open).await?;
         let found = Identity::decode(recovered.identity.clone()).ok_or_else(|| {
             self.unusable(shard_id, "the log's identity is not one of this program")
         })?;
@@ -157,8 +158,10 @@ impl Logs<'_> {
             );
         }
         let failed = self.failed.clone();
-        wal.on_poisoned(Box::new(move |error| {
-            failed.send_replace(Some(format!("shard {shard_id}: {error}")));
+        wal.on_poisoned(Box::new(move |error| match error {
+            // Nothing has failed: the shard is opened again once there is room.
+            helix_wal::Error::DiskFull { .. } => {}
+            error => drop(failed.send_replace(Some(format!("shard {shard_id}: {error}")))),
         }));
         let drive = match &self.settings.storage {
             NodeStorage::Simulated(disks) => {
@@ -169,12 +172,107 @@ impl Logs<'_> {
         };
         drive::start(drive, &wal, writer, keeper)
             .map_err(|error| self.unusable(shard_id, &error.to_string()))?;
-        let damage: Vec<String> = recovered.withheld.iter().map(ToString::to_string).collect();
-        for what in &damage {
-            tracing::error!(shard_id, %what, "part of the log is withheld");
+        for damage in &recovered.withheld {
+            reads.note(damage);
+        }
+        if let Some(vote) = repair_of.as_ref().and_then(|aside| aside.vote.clone())
+            && wal.state().vote.is_none()
+        {
+            let kept = self.keep_vote(shard_id, &wal, vote).await;
+            kept.inspect_err(|_| wal.close())?;
         }
         let checkpoint = recovered.checkpoint;
-        Ok(OpenLog { wal, identity: found, checkpoint, reads, damage })
+        Ok(OpenLog { wal, identity: found, checkpoint, reads, repair_of })
+    }
+
+    /// As [`Self::open`]. A damaged log is put aside for a new one, unless this node is alone.
+    pub(super) async fn open_or_put_aside(
+        &self,
+        identity: Identity,
+        is_alone: bool,
+    ) -> Result<OpenLog> {
+        match self.open(identity.clone()).await {
+            Err(Error::CorruptLog { what }) if !is_alone => {
+                self.put_aside(identity.shard_id, &what, None).await?;
+                self.open(identity).await
+            }
+            opened => opened,
+        }
+    }
+
+    /// A log that takes the place of another one begins with that one's vote.
+    async fn keep_vote(&self, shard_id: u64, wal: &Wal, vote: Bytes) -> Result<()> {
+        let (done, kept) = oneshot::channel();
+        // Ignored: who asked is gone only with the node.
+        wal.save_vote(vote, Box::new(move |result| drop(done.send(result))));
+        match kept.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(self.unusable(shard_id, &error.to_string())),
+            Err(_) => Err(self.unusable(shard_id, "the log was closed")),
+        }
+    }
+
+    /// Works on the files of a shard's log, and says what is wrong with them.
+    async fn at_disk<T: Send + 'static>(
+        &self,
+        shard_id: u64,
+        work: impl FnOnce() -> Result<T, helix_wal::Error> + Send + 'static,
+    ) -> Result<T> {
+        let in_place = !matches!(self.settings.storage, NodeStorage::Folder { .. });
+        let worked = DiskReads::new(in_place).wait(work).await;
+        let worked = worked.map_err(|error| self.unusable(shard_id, &error.to_string()))?;
+        worked.map_err(|error| match error {
+            helix_wal::Error::Damaged { .. } | helix_wal::Error::Io { operation: "read", .. } => {
+                self.damaged(shard_id, &error.to_string())
+            }
+            helix_wal::Error::DiskFull { .. } => {
+                Error::DiskFull { what: format!("{}: {error}", self.place(shard_id)) }
+            }
+            other => self.unusable(shard_id, &other.to_string()),
+        })
+    }
+
+    /// Puts a damaged log aside, so that the next open begins a new one in its place.
+    /// `owner` is whose it is, where that is known from elsewhere.
+    pub(super) async fn put_aside(
+        &self,
+        shard_id: u64,
+        why: &str,
+        owner: Option<&Identity>,
+    ) -> Result<()> {
+        let owner = owner.map(Identity::encode).unwrap_or_default();
+        let Some(storage) = self.storage(shard_id)? else { return Ok(()) };
+        let why = why.to_owned();
+        let put = self.at_disk(shard_id, move || Wal::set_aside(&*storage, &why, owner)).await?;
+        let vote = if put.vote.is_some() { "known" } else { "not known" };
+        tracing::warn!(shard_id, vote, "the damaged log is put aside; the others have its entries");
+        Ok(())
+    }
+
+    /// Says that the log has all that the one before it had acknowledged.
+    pub(super) async fn end_repair(&self, shard_id: u64) -> Result<()> {
+        let Some(storage) = self.storage(shard_id)? else { return Ok(()) };
+        self.at_disk(shard_id, move || Wal::end_repair(&*storage)).await
+    }
+
+    /// Why a replica could not be opened on its log, which is closed: nobody holds its folder then.
+    pub(super) async fn unopened(
+        &self,
+        shard_id: u64,
+        wal: &Wal,
+        reads: &DiskReads,
+        error: &std::io::Error,
+    ) -> Error {
+        let closing = wal.clone();
+        // Ignored: the blocking pool is gone only when the process is.
+        let _ = reads.wait(move || closing.close()).await;
+        while !wal.has_ended() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        if error.kind() == std::io::ErrorKind::StorageFull {
+            return Error::DiskFull { what: format!("{}: {error}", self.place(shard_id)) };
+        }
+        self.damaged(shard_id, &error.to_string())
     }
 
     fn place(&self, shard_id: u64) -> String {

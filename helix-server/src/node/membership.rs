@@ -18,11 +18,23 @@ const AGAIN_AFTER: Duration = Duration::from_millis(200);
 const MEMBER_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn start(node: &Arc<Node>) {
-    let shards = node.shards().into_iter().map(Some).chain([None]);
-    for task in shards.map(Task::Replicas).chain([Task::Members]) {
+    for shard in node.shards() {
+        start_shard(node, shard);
+    }
+    start_cluster(node);
+    tokio::spawn(watch_membership(Arc::downgrade(node)));
+}
+
+/// For a data shard that was opened: until it is closed.
+pub(super) fn start_shard(node: &Arc<Node>, shard: Arc<Shard>) {
+    tokio::spawn(tend(Arc::downgrade(node), Task::Replicas(Some(shard))));
+}
+
+/// The same for shard 0.
+pub(super) fn start_cluster(node: &Arc<Node>) {
+    for task in [Task::Replicas(None), Task::Members] {
         tokio::spawn(tend(Arc::downgrade(node), task));
     }
-    tokio::spawn(watch_membership(Arc::downgrade(node)));
 }
 
 /// What is looked after for as long as the node is there.
@@ -88,7 +100,8 @@ async fn tend_replicas(node: &Node, shard: Option<&Shard>) -> bool {
     if let Some(shard) = shard {
         shard.expect_replicas(node.cluster.machine().read(|state| state.members().target()));
     }
-    let replica = shard.map_or(node.cluster.replica(), Shard::replica);
+    let own = node.cluster.replica();
+    let replica = shard.map_or(&*own, Shard::replica);
     if replica.leadership().leader == Some(replica.id()) {
         return node.cluster.reconcile(shard_id, replica).await;
     }

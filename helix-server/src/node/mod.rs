@@ -7,11 +7,15 @@ mod front;
 mod logs;
 mod membership;
 mod open;
+mod repair;
+mod scrub;
 mod settings;
+mod slots;
 mod tend;
+mod well;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -26,14 +30,13 @@ pub use crate::peer::PeerStatus;
 use crate::peer::{Hub, HubSettings, Network};
 use crate::protocol::Versions;
 use crate::random::Random;
-use crate::shard::Directory;
 pub use crate::shard::LogLimits;
 pub use find::Located;
-use find::Slot;
 use front::Front;
-use logs::Logs;
-use open::{ClusterPlace, House, open_cluster, open_log, open_shard, shards_made};
+use logs::{Identity, Logs};
+use open::{ClusterPlace, House, directory, open_cluster, open_or_rebuild, shards_made};
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
+use slots::{Slot, Slots};
 
 /// Whether acknowledged batches survive the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +69,16 @@ pub struct Node {
     settings: NodeSettings,
     cluster_id: String,
     cluster: Cluster,
-    shards: BTreeMap<u64, Slot>,
+    shards: Slots,
+    /// Whose the logs are.
+    identity: Identity,
+    front: Arc<Front>,
+    /// Held while a shard is closed and opened again, and when the node closes all.
+    reopening: tokio::sync::Mutex<()>,
+    /// What the shards that are in repair wait for.
+    repairs: Mutex<BTreeMap<u64, String>>,
+    /// How often each shard was closed and opened again.
+    restarts: Mutex<BTreeMap<u64, u64>>,
     endpoint: OnceLock<String>,
     /// What other nodes may dial, as far as this one can tell.
     peer_addr: String,
@@ -167,41 +179,49 @@ impl Node {
             return Err(logs.unusable(0, &what));
         }
         hub.set_protocol(cluster.protocol());
-        let directory: Directory = {
-            let machine = cluster.machine().clone();
-            Arc::new(move |id| machine.read(|state| state.node(id).map(|n| n.endpoint.clone())))
-        };
         let metrics = Arc::new(Metrics::default());
-        let house =
-            House { front: &front, hub: &hub, directory, draining: &draining, metrics: &metrics };
-        let mut slots = BTreeMap::new();
-        let mut open = BTreeMap::new();
+        let house = House {
+            members: front.replica_ids(),
+            hub: &hub,
+            directory: directory(&cluster),
+            draining: &draining,
+            metrics: &metrics,
+        };
+        let slots = Slots::default();
+        let has_others = cluster.has_others().await;
         let named = cluster.machine().read(|state| state.shards().clone());
         for shard_id in made.union(&named).copied() {
-            let log = open_log(&logs, &mut formed, shard_id).await;
-            let opened = match log {
-                Ok(log) => open_shard(&logs, log, &house).await,
-                Err(error) => Err(error),
-            };
-            match opened {
+            let made = formed.take(shard_id);
+            let identity = Identity { shard_id, ..formed.identity.clone() };
+            let opened = open_or_rebuild(&logs, made, identity, &house, !has_others).await;
+            let slot = match opened {
                 Ok(shard) => {
-                    open.insert(shard_id, shard.clone());
-                    slots.insert(shard_id, Slot::Open(shard));
+                    cluster.set_shard(shard_id, Some(shard.clone()));
+                    Slot::Open(shard)
                 }
                 Err(Error::CorruptLog { what }) if !formed.is_new => {
                     tracing::error!(shard_id, %what, "shard is withheld");
-                    slots.insert(shard_id, Slot::Withheld(what));
+                    Slot::Withheld(what)
+                }
+                Err(Error::DiskFull { what }) if !formed.is_new => {
+                    tracing::error!(shard_id, %what, "shard cannot be opened yet");
+                    Slot::Stopped(what)
                 }
                 Err(error) => return Err(error),
-            }
+            };
+            slots.set(shard_id, slot);
         }
-        let direct_io = open.values().any(|shard| shard.status().wal.direct_io);
-        cluster.set_shards(open);
+        let direct_io = slots.open().iter().any(|shard| shard.status().wal.direct_io);
         let sync_probe = logs::probe(&logs).await?;
         let node = Arc::new(Self {
             cluster_id: format!("{:032x}", formed.identity.cluster),
             cluster,
             shards: slots,
+            identity: formed.identity.clone(),
+            front: front.clone(),
+            reopening: tokio::sync::Mutex::default(),
+            repairs: Mutex::default(),
+            restarts: Mutex::default(),
             endpoint: OnceLock::new(),
             peer_addr,
             removed: OnceLock::new(),
@@ -220,7 +240,9 @@ impl Node {
         front.serve(&node);
         tend::start(&node);
         membership::start(&node);
-        if formed.is_former {
+        repair::start(&node);
+        scrub::start(&node);
+        if formed.is_former && node.cluster.replica().repair_of().is_none() {
             tokio::spawn(forming::call_together(Arc::downgrade(&node), front, formed.identity));
         }
         Ok(node)
@@ -406,6 +428,7 @@ impl Node {
     /// end with an error; acknowledged batches are on disk.
     pub async fn close(&self) {
         self.draining.cancel();
+        let _turn = self.reopening.lock().await;
         self.hand_over().await;
         for shard in self.shards() {
             shard.close().await;

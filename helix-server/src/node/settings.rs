@@ -68,6 +68,8 @@ pub struct NodeSettings {
     /// What clients may make the node hold.
     pub shares: Shares,
     pub log_limits: LogLimits,
+    /// Bytes of the logs that are read anew in a second, to find damage; 0: none are.
+    pub scrub_rate: u64,
     pub clock: Arc<dyn Clock>,
     /// For simulations; `None` draws from the operating system.
     pub seed: Option<u64>,

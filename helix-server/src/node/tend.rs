@@ -9,6 +9,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::Node;
 use crate::error::{Error, Result};
 use crate::limits;
+use crate::raft::LeadershipWatch;
 use crate::shard::Shard;
 
 /// How long to wait after a step that failed, mostly for want of a leader.
@@ -19,11 +20,23 @@ const BALANCE_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn start(node: &Arc<Node>) {
     for shard in node.shards() {
-        tokio::spawn(tend_shard(Arc::downgrade(node), shard));
+        start_shard(node, shard);
     }
-    tokio::spawn(tend_cluster(Arc::downgrade(node)));
+    start_cluster(node);
     tokio::spawn(tend_routes(Arc::downgrade(node)));
     tokio::spawn(spread_leaders(Arc::downgrade(node)));
+}
+
+/// For a data shard that was opened: until it is closed.
+pub(super) fn start_shard(node: &Arc<Node>, shard: Arc<Shard>) {
+    tokio::spawn(follow_leaders(Arc::downgrade(node), shard.watch_leadership()));
+    tokio::spawn(tend_shard(Arc::downgrade(node), shard));
+}
+
+/// The same for shard 0.
+pub(super) fn start_cluster(node: &Arc<Node>) {
+    tokio::spawn(follow_leaders(Arc::downgrade(node), node.cluster.watch_leadership()));
+    tokio::spawn(tend_cluster(Arc::downgrade(node)));
 }
 
 /// Forms a shard where that is due, then keeps it at what the cluster's state says for as long as
@@ -67,6 +80,10 @@ async fn settle(node: &Node, shard: &Shard) -> Result<()> {
 /// A shard is formed once the cluster's state names it: by then every node has its replica. The
 /// node that should lead it does it at once; the others only where that one does not.
 async fn form(node: &Weak<Node>, shard: &Arc<Shard>) -> std::io::Result<()> {
+    // One in repair learns from the others that it exists.
+    if shard.replica().repair_of().is_some() {
+        return Ok(());
+    }
     if shard.is_formed().await? {
         return shard.take_up().await;
     }
@@ -139,28 +156,26 @@ async fn tend_cluster(node: Weak<Node>) {
     }
 }
 
-/// Tells those who route by this node when anything changes that routes are made of.
+/// Tells those who route by this node when the leader of a shard changes.
+async fn follow_leaders(node: Weak<Node>, mut leadership: LeadershipWatch) {
+    while leadership.changed().await {
+        let Some(node) = node.upgrade() else { return };
+        node.routes.send_modify(|count| *count += 1);
+    }
+}
+
+/// The same for what else routes are made of.
 async fn tend_routes(node: Weak<Node>) {
-    let Some((mut versions, mut led, mut peers, shards)) = node.upgrade().map(|node| {
+    let Some((mut versions, mut peers)) = node.upgrade().map(|node| {
         let versions = node.cluster.machine().watch();
-        (versions, node.cluster.watch_leadership(), node.hub.watch_peers(), node.shards())
+        (versions, node.hub.watch_peers())
     }) else {
         return;
     };
-    for shard in shards {
-        let (node, mut leadership) = (node.clone(), shard.watch_leadership());
-        tokio::spawn(async move {
-            while leadership.changed().await {
-                let Some(node) = node.upgrade() else { return };
-                node.routes.send_modify(|count| *count += 1);
-            }
-        });
-    }
     loop {
         let goes_on = tokio::select! {
             biased;
             changed = versions.changed() => changed.is_ok(),
-            changed = led.changed() => changed,
             // A leader that cannot be reached is none, as far as this node knows.
             changed = peers.changed() => changed.is_ok(),
         };

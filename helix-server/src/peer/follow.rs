@@ -18,7 +18,7 @@ use super::fetch::Fetch;
 use super::hub::Served;
 use super::limits::WINDOW_BYTES;
 use super::wire::{self, AppendRequest, AppendResult};
-use crate::raft::{ReplicaId, TypeConfig};
+use crate::raft::{Gate, ReplicaId, TypeConfig};
 
 /// A response of openraft.
 pub(super) type EpochResult = Result<AppendResult, Fatal<TypeConfig>>;
@@ -30,12 +30,16 @@ pub(super) struct Ended(pub(super) pb::Failure);
 /// refused before. The sender tries again until there is room.
 const DISK_FULL: &str = "its disk is full; it takes no more records until there is room";
 
+/// Said to whoever is not, or not yet, known to be the leader to listen to.
+pub(super) const IN_REPAIR: &str = "its log was damaged, and it lacks what it acknowledged";
+
 /// Dropping it drops what openraft has not taken yet.
 pub(super) struct Epoch {
     pub(super) id: u64,
     /// None once it has ended: what still comes is dropped, until the sender has noticed.
     queue: Option<mpsc::UnboundedSender<AppendRequest>>,
     wal: Wal,
+    gate: Arc<Gate>,
     _dropped: DropGuard,
     next_sequence: u64,
     /// Costs of the requests that are not answered yet, oldest first.
@@ -53,13 +57,15 @@ impl Epoch {
             id: route.id,
             queue: Some(sender),
             wal: served.wal.clone(),
+            gate: served.gate.clone(),
             _dropped: dropped.drop_guard(),
             next_sequence: 0,
             in_flight: VecDeque::new(),
             bytes_in_flight: 0,
         };
+        let (shard_id, epoch_id) = (route.shard_id, route.id);
         let results =
-            EpochResults { shard_id: route.shard_id, epoch: route.id, results: results.boxed() };
+            EpochResults { shard_id, epoch: epoch_id, results: results.boxed(), over: false };
         (epoch, results)
     }
 
@@ -73,8 +79,11 @@ impl Epoch {
         if self.queue.is_none() {
             return Ok(());
         }
+        let term = entries.as_ref().and_then(|it| it.vote).map_or(0, |vote| vote.term);
         let taken = if has_records(&entries) && self.wal.spare().is_err() {
             Err(wire::failure(DISK_FULL, true))
+        } else if !self.gate.lets_in(term) {
+            Err(wire::failure(IN_REPAIR, true))
         } else {
             self.check(sequence, entries, source_replica).map_err(|text| wire::failure(text, false))
         };
@@ -145,11 +154,14 @@ fn receiver_until(
     passing.take_until(until.cancelled_owned())
 }
 
-/// openraft's responses to one epoch.
+/// openraft's responses to one epoch, and in the end that there will be none any more: the sender
+/// of what is not answered by then would wait for as long as the connection lives, which a replica
+/// that is closed and opened again does not end.
 pub(super) struct EpochResults {
     shard_id: u64,
     epoch: u64,
     results: BoxStream<'static, EpochResult>,
+    over: bool,
 }
 
 pub(super) struct Outcome {
@@ -163,7 +175,14 @@ impl Stream for EpochResults {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Outcome>> {
         let (shard_id, epoch) = (self.shard_id, self.epoch);
+        if self.over {
+            return Poll::Ready(None);
+        }
         let polled = self.results.poll_next_unpin(context);
-        polled.map(|result| result.map(|result| Outcome { shard_id, epoch, result }))
+        polled.map(|result| {
+            self.over = result.is_none();
+            let result = result.unwrap_or(Err(Fatal::Stopped));
+            Some(Outcome { shard_id, epoch, result })
+        })
     }
 }

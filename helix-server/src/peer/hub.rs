@@ -29,7 +29,7 @@ use super::network::{Dialer, Tcp};
 use super::throttle::Throttle;
 use super::wire;
 use crate::protocol::Versions;
-use crate::raft::{RecordStore, Replica, ReplicaId, StateMachine, TypeConfig};
+use crate::raft::{Gate, RecordStore, Replica, ReplicaId, StateMachine, TypeConfig};
 
 /// What a hub is made of.
 #[derive(Debug, Clone)]
@@ -205,6 +205,8 @@ pub(super) struct Served {
     pub(super) raft: Raft<TypeConfig, StateMachine>,
     /// Where the shard has records.
     pub(super) fetch: Option<Arc<Fetch>>,
+    /// What of it is let through to openraft.
+    pub(super) gate: Arc<Gate>,
     /// Asked whether it has room, before openraft is handed what it must not fail to write.
     pub(super) wal: Wal,
     /// Ends what comes in for it.
@@ -323,10 +325,10 @@ impl Hub {
 
     /// Answers for a replica from now on.
     pub fn serve_replica(&self, shard_id: u64, replica: &Replica, wal: Wal) {
-        self.serve(shard_id, replica.id(), replica.raft(), wal, replica.records());
+        self.serve(shard_id, replica.id(), replica.raft(), wal, replica.records(), replica.gate());
     }
 
-    /// Answers for a replica without records from now on.
+    /// Answers from now on for a replica without records that is nothing but an openraft.
     pub fn serve_shard(
         &self,
         shard_id: u64,
@@ -334,7 +336,7 @@ impl Hub {
         raft: Raft<TypeConfig, StateMachine>,
         wal: Wal,
     ) {
-        self.serve(shard_id, replica_id, raft, wal, None);
+        self.serve(shard_id, replica_id, raft, wal, None, Arc::default());
     }
 
     fn serve(
@@ -344,10 +346,11 @@ impl Hub {
         raft: Raft<TypeConfig, StateMachine>,
         wal: Wal,
         records: Option<RecordStore>,
+        gate: Arc<Gate>,
     ) {
         let stopped = self.roster.closed.child_token();
         let fetch = records.map(|records| Fetch::new(shard_id, records));
-        let served = Served { replica_id, raft, fetch, wal, stopped };
+        let served = Served { replica_id, raft, fetch, gate, wal, stopped };
         if let Some(before) = lock(&self.shards).insert(shard_id, served) {
             before.stopped.cancel();
         }

@@ -11,10 +11,12 @@ use openraft::raft::AppendEntriesResponse;
 use pb::answer::Result as Answer;
 use pb::question::Question;
 
+use super::follow::IN_REPAIR;
 use super::hub::{Roster, Served};
 use super::records;
 use super::snapshot::Arrived;
 use super::wire::{self, WireError};
+use crate::raft::Gate;
 
 type Answering = BoxFuture<'static, pb::Answer>;
 
@@ -37,7 +39,11 @@ pub(super) fn answer(
     question: Option<Question>,
 ) -> Result<Answering, WireError> {
     let (id, source, raft) = (route.id, route.source_replica, served.raft.clone());
-    Ok(match question.ok_or(WireError::Missing { what: "a question" })? {
+    let question = question.ok_or(WireError::Missing { what: "a question" })?;
+    if !is_let_in(&served.gate, &question) {
+        return Ok(answering(id, async { Err(IN_REPAIR.to_owned()) }));
+    }
+    Ok(match question {
         Question::Beat(beat) => {
             let request = wire::read_append(beat, source)?;
             if !request.entries.is_empty() {
@@ -102,6 +108,16 @@ pub(super) fn answer(
     })
 }
 
+/// A replica that may lack what it acknowledged has no say in who leads. Others may have of it what
+/// it has.
+fn is_let_in(gate: &Gate, question: &Question) -> bool {
+    match question {
+        Question::Beat(beat) => gate.lets_in(beat.vote.map_or(0, |vote| vote.term)),
+        Question::Vote(_) | Question::PreVote(_) | Question::Transfer(_) => gate.is_open(),
+        Question::Records(_) => true,
+    }
+}
+
 /// The answer once the snapshot is installed.
 pub(super) fn install(
     roster: &Arc<Roster>,
@@ -110,6 +126,9 @@ pub(super) fn install(
     arrived: Arrived,
 ) -> Answering {
     let id = route.id;
+    if !served.gate.lets_in(arrived.vote.leader_id.term) {
+        return answering(id, async { Err(IN_REPAIR.to_owned()) });
+    }
     if let Some(fetch) = &served.fetch {
         let installing = fetch.clone().install(roster.clone(), served.clone(), route, arrived);
         return answering(id, async move { Ok(Answer::Snapshot(wire::vote(&installing.await?))) });

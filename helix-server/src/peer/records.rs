@@ -91,6 +91,7 @@ pub(super) async fn read(
         Ok::<_, helix_wal::Error>((live, bytes_left))
     };
     let read = store.reads.cold(read).await.map_err(|error| error.to_string())?;
+    let read = read.inspect_err(|error| store.reads.note(error));
     let (live, bytes_left) = read.map_err(|error| error.to_string())?;
     let bytes = live.entries.iter().map(|it| it.head.len() + it.payload.bytes.len()).sum::<usize>();
     throttle.spend(bytes as u64);

@@ -2,7 +2,7 @@
 //! A simulation, whose disk never waits, runs it in place.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use helix_wal::{Error, How};
 use tokio::sync::Semaphore;
@@ -15,15 +15,51 @@ pub struct DiskReads {
     in_place: bool,
     /// Cold reads share one device queue with the writer: few at a time.
     cold: Arc<Semaphore>,
+    /// What of the log was found damaged, in words, each once.
+    damage: Arc<Mutex<Vec<String>>>,
 }
+
+/// So many places that are damaged are told apart; all of them end in the same way.
+const DAMAGE_MAX: usize = 16;
 
 impl DiskReads {
     pub fn new(in_place: bool) -> Self {
-        Self { in_place, cold: Arc::new(Semaphore::new(limits::COLD_READS_PER_SHARD_MAX)) }
+        let cold = Arc::new(Semaphore::new(limits::COLD_READS_PER_SHARD_MAX));
+        Self { in_place, cold, damage: Arc::default() }
+    }
+
+    fn lock_damage(&self) -> MutexGuard<'_, Vec<String>> {
+        self.damage.lock().expect("no panic while it is held")
+    }
+
+    /// What was found damaged so far.
+    pub fn damage(&self) -> Vec<String> {
+        self.lock_damage().clone()
+    }
+
+    /// Notes an error if it means that the disk does not have what was written to it.
+    pub fn note(&self, error: &Error) {
+        if !matches!(error, Error::Damaged { .. } | Error::Io { operation: "read", .. }) {
+            return;
+        }
+        let what = error.to_string();
+        let mut damage = self.lock_damage();
+        if damage.len() < DAMAGE_MAX && !damage.contains(&what) {
+            tracing::error!(%what, "part of a log is damaged");
+            damage.push(what);
+        }
     }
 
     /// Asks `read` for what is cached, and only if that is not enough lets it wait for the disk.
     pub async fn run<T, F>(&self, read: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: Fn(How) -> Result<Option<T>, Error> + Send + 'static,
+    {
+        self.try_run(read).await.inspect_err(|error| self.note(error))
+    }
+
+    async fn try_run<T, F>(&self, read: F) -> Result<T, Error>
     where
         T: Send + 'static,
         F: Fn(How) -> Result<Option<T>, Error> + Send + 'static,

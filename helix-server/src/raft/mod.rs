@@ -3,6 +3,7 @@
 
 mod blocking;
 mod codec;
+mod gate;
 mod log_store;
 mod membership;
 mod replica;
@@ -18,11 +19,13 @@ pub const LOG_FILTER: &str = "openraft=error,openraft::raft::stream_append=off";
 pub use blocking::DiskReads;
 pub use codec::decode_head;
 pub(crate) use codec::{decode_checkpoint, from_wal, raft_id, to_wal, wal_id};
+pub use gate::Gate;
 pub use log_store::LogStore;
+pub(crate) use log_store::to_io;
 pub use membership::Membership;
 pub use replica::{
     HandOverError, Leadership, LeadershipWatch, Outcome, ProposeError, Replica, ReplicaSettings,
-    ReplicaStatus,
+    ReplicaStatus, Stance,
 };
 pub use runtime::{Runtime, seed_this_thread};
 pub use staging::{Fetched, RecordStore, Staging};

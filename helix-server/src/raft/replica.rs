@@ -10,25 +10,27 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use helix_wal::Wal;
+use helix_wal::{Aside, Scrub, Wal};
 use openraft::alias::WatchReceiverOf;
 use openraft::async_runtime::WatchReceiver;
 use openraft::errors::{ClientWriteError, RaftError};
 use openraft::metrics::RaftServerMetrics;
 use openraft::network::RaftNetworkFactory;
 use openraft::raft::ClientWriteResponse;
-use openraft::{Config, Raft, ReadPolicy, SnapshotPolicy};
+use openraft::{Config, Raft, RaftState, ReadPolicy, SnapshotPolicy};
 use openraft_rt::Instant as _;
 use openraft_rt_tokio::TokioInstant;
 use tokio::sync::{oneshot, watch};
 
 use super::blocking::DiskReads;
+use super::gate::Gate;
 use super::staging::{RecordStore, Staging};
 use super::state_machine::{Machine, StateMachine};
 use super::types::{Command, Held, ReplicaId, Reply, TypeConfig, node_of};
 use super::{LogStore, SnapshotData};
 use crate::limits;
 use crate::log::Verdict;
+use crate::metrics::Counter;
 
 /// What a replica is made of.
 #[derive(Debug)]
@@ -42,6 +44,9 @@ pub struct ReplicaSettings {
     pub checkpoint: Option<(helix_wal::LogId, Bytes)>,
     /// Whether the entries carry records, which a snapshot leaves out.
     pub has_records: bool,
+    /// The log that this one takes the place of, and may lack something of that was acknowledged:
+    /// the replica neither votes nor stands for election until [`Replica::rejoin`].
+    pub repair_of: Option<Aside>,
 }
 
 /// Who leads, as far as this replica knows.
@@ -72,6 +77,21 @@ pub struct ReplicaStatus {
     pub applied: u64,
     pub purged: u64,
     pub wal: helix_wal::Stats,
+}
+
+/// How often a log that is being closed is looked at.
+const END_LOOK_INTERVAL: Duration = Duration::from_millis(1);
+/// ... and for how long: its last sync is over by then.
+const END_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How a replica stands in its shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stance {
+    /// Of its vote.
+    pub term: u64,
+    pub leads: bool,
+    /// Index of its last entry.
+    pub last_index: u64,
 }
 
 /// Why a proposal has no verdict.
@@ -130,6 +150,12 @@ pub struct Replica {
     reads: DiskReads,
     applied_term: watch::Receiver<u64>,
     records: Option<RecordStore>,
+    gate: Arc<Gate>,
+    repair_of: Option<Aside>,
+    /// Why openraft has stopped, once it has.
+    stopped: watch::Receiver<Option<String>>,
+    /// Leaders that came after another, as far as this replica saw.
+    leader_changes: Arc<Counter>,
 }
 
 fn config(shard_id: u64) -> Config {
@@ -160,8 +186,9 @@ impl Replica {
         N: RaftNetworkFactory<TypeConfig>,
         N::Network: openraft::network::NetSnapshot<TypeConfig, SnapshotData = SnapshotData>,
     {
-        let ReplicaSettings { shard_id, replica_id, wal, reads, machine, checkpoint, has_records } =
+        let ReplicaSettings { shard_id, replica_id, wal, reads, machine, checkpoint, .. } =
             settings;
+        let (has_records, repair_of) = (settings.has_records, settings.repair_of);
         let mut store = LogStore::new(wal.clone(), reads.clone());
         let records = has_records.then(|| RecordStore {
             wal: wal.clone(),
@@ -176,11 +203,71 @@ impl Replica {
             machine = machine.with_records(records.staging.clone());
         }
         let applied_term = machine.watch_term();
-        let config = config(shard_id).validate().map_err(io::Error::other)?;
+        let config = Config { enable_elect: repair_of.is_none(), ..config(shard_id) };
+        let config = config.validate().map_err(io::Error::other)?;
         let raft = Raft::new(replica_id, Arc::new(config), network, store, machine)
             .await
             .map_err(io::Error::other)?;
-        Ok(Self { id: replica_id, raft, wal, reads, applied_term, records })
+        let gate = Arc::new(if repair_of.is_some() { Gate::shut() } else { Gate::default() });
+        let (stopping, stopped) = watch::channel(None);
+        let leader_changes = Arc::<Counter>::default();
+        let (server, all) = (raft.server_metrics(), raft.metrics());
+        tokio::spawn(attend(server, all, leader_changes.clone(), stopping));
+        Ok(Self {
+            id: replica_id,
+            raft,
+            wal,
+            reads,
+            applied_term,
+            records,
+            gate,
+            repair_of,
+            stopped,
+            leader_changes,
+        })
+    }
+
+    /// The log that this replica's takes the place of, for as long as it may lack something of it.
+    pub fn repair_of(&self) -> Option<&Aside> {
+        self.repair_of.as_ref().filter(|_| !self.gate.is_open())
+    }
+
+    /// What of the log was found damaged, in words.
+    pub fn damage(&self) -> Vec<String> {
+        self.reads.damage()
+    }
+
+    /// To read the log anew, and to note what is found.
+    pub fn scrub(&self) -> (Scrub, DiskReads) {
+        (self.wal.scrub(), self.reads.clone())
+    }
+
+    pub fn leader_changes(&self) -> u64 {
+        self.leader_changes.get()
+    }
+
+    /// What it takes from others.
+    pub fn gate(&self) -> Arc<Gate> {
+        self.gate.clone()
+    }
+
+    /// Says that the log lacks nothing of what this replica once acknowledged: it votes from now
+    /// on, and may be elected.
+    pub fn rejoin(&self) {
+        self.gate.open();
+        self.raft.runtime_config().elect(true);
+    }
+
+    /// Lets another replica, which has lost what it acknowledged, begin anew: without it openraft
+    /// takes that for a broken promise. For the leader.
+    pub async fn let_begin_anew(&self, id: ReplicaId) {
+        // Ignored: it is asked for again until the replica has begun.
+        let _ = self.raft.trigger().allow_next_revert(&id, true).await;
+    }
+
+    /// Why openraft has stopped, if it has: it does so for good.
+    pub fn stopped(&self) -> Option<String> {
+        self.stopped.borrow().clone()
     }
 
     /// For the peers' room, which hands it what other replicas send.
@@ -322,7 +409,9 @@ impl Replica {
     pub fn leadership(&self) -> Leadership {
         let metrics = self.raft.server_metrics();
         let metrics = metrics.borrow_watched();
-        Leadership { leader: metrics.current_leader, term: metrics.vote.leader_id.term }
+        // What it said last is not true any more.
+        let leader = metrics.current_leader.filter(|_| self.stopped.borrow().is_none());
+        Leadership { leader, term: metrics.vote.leader_id.term }
     }
 
     /// Whether this replica leads and has applied the first entry of its own term: from then on
@@ -385,6 +474,33 @@ impl Replica {
         let _ = self.raft.trigger().snapshot().await;
     }
 
+    /// As openraft's core has it now, not as it was said last. `None` once that has stopped, or
+    /// while it changes.
+    pub async fn stance(&self) -> Option<Stance> {
+        let (term, leads) = self.vote().await?;
+        let last_index = self.wal.state().last.map_or(0, |id| id.index);
+        // The same before and after: what a leader's log ends with is read while it leads.
+        let is_same = self.vote().await? == (term, leads);
+        is_same.then_some(Stance { term, leads, last_index })
+    }
+
+    /// The term of its vote, and whether it leads in it.
+    async fn vote(&self) -> Option<(u64, bool)> {
+        let id = self.id;
+        let vote = move |state: &RaftState<TypeConfig>| {
+            let vote = state.vote_ref();
+            (vote.leader_id.term, vote.committed && vote.leader_id.voted_for == id)
+        };
+        self.raft.with_raft_state(vote).await.ok()
+    }
+
+    /// Who this replica follows as a leader that a majority has elected, and in which term.
+    pub fn follows(&self) -> Option<(ReplicaId, u64)> {
+        let metrics = self.raft.server_metrics();
+        let vote = metrics.borrow_watched().vote;
+        vote.committed.then_some((vote.leader_id.voted_for, vote.leader_id.term))
+    }
+
     pub fn status(&self) -> ReplicaStatus {
         let leadership = self.leadership();
         let data = self.raft.data_metrics();
@@ -403,7 +519,8 @@ impl Replica {
         }
     }
 
-    /// Stops openraft, then the log, which syncs what it still holds.
+    /// Stops openraft, then the log, which syncs what it still holds. Afterwards the folder is free
+    /// for whoever opens it next.
     pub async fn close(&self) {
         if let Err(error) = self.raft.shutdown().await {
             tracing::warn!(%error, "raft did not stop cleanly");
@@ -411,5 +528,41 @@ impl Replica {
         let wal = self.wal.clone();
         // Ignored: the blocking pool is gone only when the process is.
         let _ = self.reads.wait(move || wal.close()).await;
+        // Threads have ended by now; a simulation's tasks have yet to be run.
+        let ended = async {
+            while !self.wal.has_ended() {
+                tokio::time::sleep(END_LOOK_INTERVAL).await;
+            }
+        };
+        if tokio::time::timeout(END_WAIT_MAX, ended).await.is_err() {
+            tracing::error!(wal = ?self.wal, "a log that was closed does not end");
+        }
     }
+}
+
+/// Counts the leaders that come after another, and notes why openraft stopped, also where it did so
+/// by a panic.
+async fn attend(
+    mut server: WatchReceiverOf<TypeConfig, RaftServerMetrics<TypeConfig>>,
+    all: WatchReceiverOf<TypeConfig, openraft::RaftMetrics<TypeConfig>>,
+    leader_changes: Arc<Counter>,
+    stopped: watch::Sender<Option<String>>,
+) {
+    let mut seen = None;
+    loop {
+        {
+            let metrics = server.borrow_watched();
+            if let Some(leader) = metrics.current_leader {
+                let now = (metrics.vote.leader_id.term, leader);
+                if seen.replace(now).is_some_and(|before| before != now) {
+                    leader_changes.add(1);
+                }
+            }
+        }
+        if server.changed().await.is_err() {
+            break;
+        }
+    }
+    let failure = all.borrow_watched().running_state.as_ref().err().map(ToString::to_string);
+    stopped.send_replace(Some(failure.unwrap_or_else(|| "it panicked".to_owned())));
 }

@@ -312,6 +312,9 @@ impl Checkpointer {
             if let Err(error @ (Error::Poisoned { .. } | Error::Closed)) = self.wal.writable() {
                 return Err(to_io(error));
             }
+            if self.wal.has_ended() {
+                return Err(to_io(Error::Closed));
+            }
             tokio::time::sleep(SYNC_LOOK_INTERVAL).await;
         }
     }

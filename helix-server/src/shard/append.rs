@@ -103,6 +103,7 @@ impl Shard {
         }
         self.wal.writable().map_err(|error| match error {
             helix_wal::Error::DiskFull { .. } => Error::DiskFull { what: error.to_string() },
+            helix_wal::Error::Closed => Error::NoLeader { shard: self.id() },
             other => Error::StorageFailed { what: other.to_string(), may_have_applied: false },
         })
     }
@@ -214,7 +215,11 @@ impl Shard {
             ProposeError::Stopped(reason) => match self.failure() {
                 Some(what) => Error::StorageFailed { what, may_have_applied: false },
                 None if self.draining.is_cancelled() => Error::Draining,
-                None => Error::StorageFailed { what: reason, may_have_applied: false },
+                // It has stopped, and will be started again; whoever leads by then takes it.
+                None => {
+                    tracing::debug!(shard_id = self.id(), reason, "a proposal was not taken");
+                    Error::NoLeader { shard: self.id() }
+                }
             },
         }
     }

@@ -15,7 +15,7 @@ use crate::limits;
 use crate::log::{
     BatchHead, Effects, Head, Partition, PartitionId, ShardState, StateLimits, Verdict, Watermarks,
 };
-use crate::raft::Machine;
+use crate::raft::{Machine, to_io};
 
 #[derive(Debug)]
 pub(super) struct ShardMachine {
@@ -126,10 +126,6 @@ fn placement(head: &Head, verdict: &Verdict) -> Option<Placement> {
         }),
         _ => None,
     }
-}
-
-fn to_io(error: helix_wal::Error) -> io::Error {
-    io::Error::other(error)
 }
 
 impl Machine for ShardMachine {

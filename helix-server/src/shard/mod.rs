@@ -15,7 +15,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use bytes::Bytes;
-use helix_wal::Wal;
+use helix_wal::{Aside, Wal};
 use tokio::sync::Semaphore;
 use tokio::sync::watch as channel;
 use tokio_util::sync::CancellationToken;
@@ -26,7 +26,7 @@ use crate::limits;
 use crate::log::{
     FencingToken, Head, PartitionId, Refusal, ShardCommand, ShardState, Verdict, Watermarks,
 };
-use crate::metrics::{Counter, Metrics};
+use crate::metrics::Metrics;
 pub use crate::peer::Fetching;
 use crate::peer::Hub;
 use crate::raft::{
@@ -53,8 +53,8 @@ pub struct ShardSettings {
     /// As recovered by the WAL.
     pub checkpoint: Option<(helix_wal::LogId, Bytes)>,
     pub reads: DiskReads,
-    /// Ranges of the log that are damaged and withheld, in words.
-    pub damage: Vec<String>,
+    /// The log that this one takes the place of, where it may still lack something of it.
+    pub repair_of: Option<Aside>,
     /// Whether acknowledged batches are on stable storage.
     pub durable: bool,
     /// Bytes of batches in flight, at most.
@@ -93,16 +93,15 @@ pub struct Shard {
     machine: Arc<ShardMachine>,
     wal: Wal,
     reads: DiskReads,
-    damage: Vec<String>,
     permits: Arc<Semaphore>,
     bytes_in_flight: usize,
     durable: bool,
     clock: Arc<dyn Clock>,
     draining: CancellationToken,
+    /// Cancelled when this replica is closed, which the node may outlive.
+    closed: CancellationToken,
     log_limits: LogLimits,
     metrics: Arc<Metrics>,
-    /// Leaders that came after another, as far as this replica saw.
-    leader_changes: Counter,
     /// Leads, and no majority has confirmed it for a while: somebody else may lead by now.
     cut_off: AtomicBool,
     /// Replicas that the cluster's state wants the shard to have.
@@ -144,6 +143,7 @@ impl Shard {
                 machine: machine.clone(),
                 checkpoint: settings.checkpoint,
                 has_records: true,
+                repair_of: settings.repair_of,
             },
             settings.hub.network(settings.shard_id, settings.replica_id, settings.wal.clone()),
         )
@@ -160,15 +160,14 @@ impl Shard {
             machine,
             wal: settings.wal,
             reads: settings.reads,
-            damage: settings.damage,
             permits: Arc::new(Semaphore::new(settings.bytes_in_flight)),
             bytes_in_flight: settings.bytes_in_flight,
             durable: settings.durable,
             clock: settings.clock,
+            closed: settings.draining.child_token(),
             draining: settings.draining,
             log_limits: settings.log_limits,
             metrics: settings.metrics,
-            leader_changes: Counter::default(),
             cut_off: AtomicBool::new(false),
             expected: Mutex::default(),
             reign: channel::Sender::new(CancellationToken::new()),
@@ -200,7 +199,7 @@ impl Shard {
 
     /// Whether this replica is one of those that a new shard is formed of.
     pub fn may_form(&self) -> bool {
-        self.members.contains(&self.replica_id)
+        self.members.contains(&self.replica_id) && self.replica.repair_of().is_none()
     }
 
     /// Whether this is the replica that should form the shard and lead it at first.
@@ -274,10 +273,6 @@ impl Shard {
         self.cut_off.load(Ordering::Relaxed)
     }
 
-    pub fn leader_changes(&self) -> u64 {
-        self.leader_changes.get()
-    }
-
     /// Bytes of batches that are not yet both committed and synced here, and how many may be.
     pub fn bytes_in_flight(&self) -> (usize, usize) {
         let max = limits::SHARD_BYTES_IN_FLIGHT_MAX;
@@ -336,21 +331,13 @@ impl Shard {
     }
 
     /// Ranges of this replica's log that are damaged and withheld.
-    pub fn damage(&self) -> &[String] {
-        &self.damage
+    pub fn damage(&self) -> Vec<String> {
+        self.replica.damage()
     }
 
     /// Why appends are refused now, if they are.
     pub fn unwell(&self) -> Option<Error> {
-        match self.wal.writable() {
-            Ok(()) => None,
-            Err(error @ helix_wal::Error::DiskFull { .. }) => {
-                Some(Error::DiskFull { what: error.to_string() })
-            }
-            Err(error) => {
-                Some(Error::StorageFailed { what: error.to_string(), may_have_applied: false })
-            }
-        }
+        unwell(&self.wal)
     }
 
     fn is_disk_full(&self) -> bool {
@@ -451,8 +438,22 @@ impl Shard {
 
     /// Stops the replica and closes the log, which syncs what it still holds.
     pub async fn close(&self) {
+        self.closed.cancel();
         self.hub.close_shard(self.shard_id).await;
         self.replica.close().await;
+    }
+}
+
+/// Why a log takes no appends now, if it does not.
+pub fn unwell(wal: &Wal) -> Option<Error> {
+    match wal.writable() {
+        Ok(()) => None,
+        Err(error @ helix_wal::Error::DiskFull { .. }) => {
+            Some(Error::DiskFull { what: error.to_string() })
+        }
+        Err(error) => {
+            Some(Error::StorageFailed { what: error.to_string(), may_have_applied: false })
+        }
     }
 }
 

@@ -9,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::Shard;
 use crate::limits;
-use crate::raft::{Leadership, ReplicaId};
 
 /// Runs until the shard is gone or openraft has stopped.
 pub(super) async fn run(shard: Weak<Shard>) {
@@ -20,7 +19,6 @@ pub(super) async fn run(shard: Weak<Shard>) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut led = None;
     let mut since = (0, Instant::now());
-    let mut seen = None;
     loop {
         let goes_on = tokio::select! {
             biased;
@@ -32,7 +30,6 @@ pub(super) async fn run(shard: Weak<Shard>) {
             shard.end_reign();
             return;
         }
-        shard.note_leader(&mut seen);
         led = shard.beat(led, &mut since);
     }
 }
@@ -44,7 +41,7 @@ pub(super) async fn watch_disk(shard: Weak<Shard>) {
     loop {
         tick.tick().await;
         let Some(shard) = shard.upgrade() else { return };
-        if shard.draining.is_cancelled() {
+        if shard.closed.is_cancelled() {
             return;
         }
         shard.hand_over_if_stalled().await;
@@ -72,15 +69,6 @@ impl Shard {
             self.end_reign();
         }
         leads_in
-    }
-
-    /// Counts the leaders that come after another; `seen` is the last one and its term.
-    fn note_leader(&self, seen: &mut Option<(u64, ReplicaId)>) {
-        let Leadership { leader: Some(leader), term } = self.replica.leadership() else { return };
-        let before = seen.replace((term, leader));
-        if before.is_some_and(|before| before != (term, leader)) {
-            self.leader_changes.add(1);
-        }
     }
 
     fn end_reign(&self) {

@@ -220,7 +220,9 @@ impl Shard {
             | helix_wal::Error::Trimmed { .. } => {
                 Error::CorruptLog { what: format!("shard {}: {error}", self.id()) }
             }
-            helix_wal::Error::Closed => Error::Draining,
+            helix_wal::Error::Closed if self.draining.is_cancelled() => Error::Draining,
+            // This replica is closed, and another one will take its place.
+            helix_wal::Error::Closed => Error::NoLeader { shard: self.id() },
             helix_wal::Error::Poisoned { .. }
             | helix_wal::Error::DiskFull { .. }
             | helix_wal::Error::Unusable(_) => {

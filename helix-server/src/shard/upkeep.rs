@@ -64,7 +64,7 @@ impl Backlog {
     }
 }
 
-/// Runs until the shard drains.
+/// Runs until the shard drains or is closed.
 pub(super) async fn run(shard: Arc<Shard>) {
     let mut tick = tokio::time::interval(limits::UPKEEP_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -75,7 +75,7 @@ pub(super) async fn run(shard: Arc<Shard>) {
     loop {
         let touched = tokio::select! {
             biased;
-            () = shard.draining.cancelled() => return,
+            () = shard.closed.cancelled() => return,
             _ = tick.tick() => None,
             () = shard.machine.upkeep_due() => Some(shard.machine.take_touched()),
         };

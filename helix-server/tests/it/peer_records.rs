@@ -83,6 +83,7 @@ impl Node {
             machine: machine.clone(),
             checkpoint: None,
             has_records: true,
+            repair_of: None,
         };
         let link = hub.network(SHARD, replica_id(id, 1), wal.clone());
         let replica = Replica::open(settings, link).await.unwrap();

@@ -82,6 +82,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         footer_bytes: 8 << 20,
         shares: Shares::default(),
         log_limits: LogLimits::default(),
+        scrub_rate: 0,
         clock: TokioClock::new(1_700_000_000_000_000),
         seed: Some(seed),
     }

@@ -9,15 +9,13 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use helix_proto::log::v1::{ErrorReason, HealthReason};
 use helix_server::config::Config;
 use tokio::task::JoinHandle;
 use tracing_subscriber::fmt::MakeWriter;
 
-use crate::support::{TestServer, reason, values};
+use crate::support::TestServer;
 use crate::three_nodes::{
-    NODES, Plan, Trio, expect_equal_replicas, from_any, health, launch, metadata, shard_of, topic,
-    until,
+    NODES, Plan, Trio, expect_equal_replicas, launch, metadata, topic, until,
 };
 
 /// What the servers of this thread log.
@@ -231,36 +229,23 @@ async fn a_stranger_is_not_taken_in() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shard_whose_folder_is_gone_is_withheld_and_the_others_are_served() {
+async fn a_shard_whose_folder_is_gone_is_filled_anew_and_the_others_are_served() {
     let mut trio = Trio::durable().await;
     for partition in 0..4 {
         trio.write(partition, &["a"]).await;
     }
     trio.stop(2).await;
-    std::fs::remove_dir_all(trio.plan.folder(2).join("shard-1")).unwrap();
+    let folder = trio.plan.folder(2).join("shard-1");
+    std::fs::remove_dir_all(&folder).unwrap();
     trio.start_nodes(&[2]).await;
-    let node = trio.node(2);
-    let issues = health(node).await.issues;
-    let withheld: Vec<Option<u32>> = issues
-        .iter()
-        .filter(|issue| issue.reason() == HealthReason::CorruptLog)
-        .map(|issue| issue.shard_id)
-        .collect();
-    assert_eq!(withheld, [Some(1)], "{issues:?}");
-    let routes = metadata(trio.node(1)).await;
     for partition in 0..4 {
-        if shard_of(&routes, "default", partition) == 1 {
-            let status = node.consume().fetch(from_any(partition, 0)).await.unwrap_err();
-            assert_eq!(reason(&status), ErrorReason::CorruptLog);
-        } else {
-            until("its other replicas catch up", async || {
-                let read = node.fetch_one(from_any(partition, 0)).await;
-                (values(&read.records) == ["a"]).then_some(())
-            })
-            .await;
-        }
         let ack = trio.write(partition, &["b"]).await;
         assert_eq!(ack.first_offset, Some(1), "the two others are a majority");
+    }
+    trio.settle().await;
+    assert!(!folder.join("repair").exists());
+    for partition in 0..4 {
+        expect_equal_replicas(&trio, partition, 2).await;
     }
     trio.stop_all().await;
 }

@@ -437,3 +437,34 @@ fn a_stalled_sync_shows_while_it_lasts() {
     assert_eq!(wal.unsynced_for(), None);
     wal.close();
 }
+
+/// What others had room for may be applied here before it is written.
+#[test]
+fn a_log_without_room_for_what_is_placed_ends_and_can_be_opened_again() {
+    let disk = SimulatedDisk::new(1);
+    let mut hand = Hand::open(Arc::new(disk.clone()), small()).unwrap();
+    disk.set_free_bytes(Some(0));
+    let (told, results) = mpsc::channel();
+    for index in 0..60 {
+        let told = told.clone();
+        let done = Box::new(move |result| told.send((index, result)).unwrap());
+        hand.wal.append(vec![entry(LogId { term: 1, index }, 3, 30, 5000)], done);
+        hand.wal.place(index, None).unwrap();
+    }
+    hand.settle();
+    drop(told);
+    let results: Vec<_> = results.iter().collect();
+    let durable = results.iter().filter(|(_, result)| result.is_ok()).count() as u64;
+    assert!((1..60).contains(&durable), "{durable}");
+    let is_full = |error: &Error| matches!(error, Error::DiskFull { .. });
+    assert!(
+        results.iter().all(|(_, result)| result.as_ref().is_ok_and(|()| true)
+            || result.as_ref().is_err_and(is_full))
+    );
+    assert!(hand.wal.writable().is_err_and(|error| is_full(&error)));
+    assert!(hand.wal.has_ended());
+    drop(hand);
+    disk.set_free_bytes(None);
+    let hand = Hand::open(Arc::new(disk.reopen()), small()).unwrap();
+    assert_eq!(hand.wal.state().last, Some(LogId { term: 1, index: durable - 1 }));
+}

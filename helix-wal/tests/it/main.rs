@@ -5,6 +5,7 @@
 // Nothing outside can reach into a test binary.
 #![allow(unreachable_pub)]
 
+mod aside;
 mod cold;
 mod common;
 mod compaction;

@@ -1,0 +1,176 @@
+//! Three nodes in the test's own process on simulated disks, which can be filled and
+//! damaged at will, and which outlive their nodes.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use helix_server::log::{Condition, PartitionId};
+use helix_server::node::{LogLimits, Node, NodeSettings};
+use helix_server::shard::{Durability, NewBatch, ReadBatch, ReadFrom, Shard};
+use helix_wal::storage::{SimulatedDisk, Storage};
+use tokio::net::TcpListener;
+
+use crate::simulation::settings_on;
+use crate::three_nodes::{NODES, until};
+
+/// The data shard that all records are in.
+pub(crate) const SHARD: u64 = 1;
+
+/// Disks outlive their nodes.
+#[derive(Clone, Default)]
+pub(crate) struct Disks(Arc<Mutex<BTreeMap<(u64, u64), SimulatedDisk>>>);
+
+impl Disks {
+    pub(crate) fn of(&self, node: u64, shard: u64) -> SimulatedDisk {
+        let mut disks = self.0.lock().unwrap();
+        disks.entry((node, shard)).or_insert_with(|| SimulatedDisk::new(node << 8 | shard)).clone()
+    }
+
+    pub(crate) fn open(&self, node: u64, shard: u64) -> Arc<dyn Storage> {
+        let disk = self.of(node, shard).reopen();
+        self.0.lock().unwrap().insert((node, shard), disk.clone());
+        Arc::new(disk)
+    }
+}
+
+/// A batch of one record, compressed as far as anybody can tell.
+pub(crate) fn one_record(partition: PartitionId, payload: Bytes) -> NewBatch {
+    NewBatch {
+        partition,
+        record_count: 1,
+        version: 1,
+        compression: 1,
+        crc: helix_proto::batch::crc(1, 1, 1, &payload),
+        payload,
+        producer: None,
+        condition: Condition::default(),
+    }
+}
+
+pub(crate) struct Three {
+    pub(crate) disks: Disks,
+    addresses: BTreeMap<u64, SocketAddr>,
+    pub(crate) nodes: BTreeMap<u64, Arc<Node>>,
+    log_limits: LogLimits,
+    /// Of nodes that are opened from now on.
+    pub(crate) scrub_rate: u64,
+}
+
+impl Three {
+    pub(crate) async fn start(log_limits: LogLimits) -> Self {
+        let mut listeners = Vec::new();
+        let mut addresses = BTreeMap::new();
+        for node in NODES {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+            addresses.insert(node, listener.local_addr().unwrap());
+            listeners.push(listener);
+        }
+        let (disks, nodes) = (Disks::default(), BTreeMap::new());
+        let mut three = Self { disks, addresses, nodes, log_limits, scrub_rate: 0 };
+        let opening = NODES.into_iter().zip(listeners);
+        let opening = opening.map(|(node, listener)| three.open(node, listener));
+        for (node, opened) in NODES.into_iter().zip(futures_util::future::join_all(opening).await) {
+            opened.announce(three.addresses[&node].to_string()).await.unwrap();
+            three.nodes.insert(node, opened);
+        }
+        three
+    }
+
+    async fn open(&self, node_id: u64, listener: TcpListener) -> Arc<Node> {
+        let disks = self.disks.clone();
+        let open = Arc::new(move |shard| disks.open(node_id, shard));
+        let settings = NodeSettings {
+            node_id,
+            topics: vec![("default".to_owned(), 1)],
+            log_limits: self.log_limits,
+            scrub_rate: self.scrub_rate,
+            ..settings_on(open, node_id)
+        };
+        let others = self.addresses.iter().filter(|(id, _)| **id != node_id);
+        let others = others.map(|(id, address)| (*id, address.to_string())).collect();
+        Node::open_among(settings, others, listener).await.unwrap()
+    }
+
+    pub(crate) async fn restart(&mut self, node: u64) {
+        let listener = TcpListener::bind(self.addresses[&node]).await.unwrap();
+        let opened = self.open(node, listener).await;
+        self.nodes.insert(node, opened);
+    }
+
+    pub(crate) async fn stop(&mut self, node: u64) {
+        self.nodes.remove(&node).expect("it runs").close().await;
+    }
+
+    pub(crate) async fn stop_all(mut self) {
+        for node in NODES {
+            if self.nodes.contains_key(&node) {
+                self.stop(node).await;
+            }
+        }
+    }
+
+    pub(crate) fn shard(&self, node: u64) -> Arc<Shard> {
+        self.nodes[&node].shard(SHARD).expect("it is open")
+    }
+
+    pub(crate) async fn leader(&self) -> u64 {
+        until("there is a leader", async || {
+            for id in self.nodes.keys() {
+                let Some(shard) = self.nodes[id].shard(SHARD) else { continue };
+                if shard.leads() && shard.ready().await.is_ok() {
+                    return Some(*id);
+                }
+            }
+            None
+        })
+        .await
+    }
+
+    /// Appends a batch, wherever the leader is.
+    pub(crate) async fn append(&self, number: u64) {
+        let payload = Bytes::from(vec![u8::try_from(number % 251).unwrap(); 20_000]);
+        until("it is appended", async || {
+            let node = &self.nodes[&self.leader().await];
+            let located = node.locate("default", 0).ok()?;
+            let batch = one_record(located.partition, payload.clone());
+            let permit = located.shard.permit(payload.len()).await.ok()?;
+            located.shard.append(batch, Durability::QuorumSynced, permit).await.ok()
+        })
+        .await;
+    }
+
+    /// All batches of a node's replica, once it has as many as this.
+    pub(crate) async fn stored(&self, node: u64, end: u64) -> Vec<ReadBatch> {
+        until("the replica has it all", async || {
+            let located = self.nodes[&node].locate("default", 0).ok()?;
+            let (mut next, mut found) = (0, Vec::new());
+            while next < end {
+                let read = located.shard.read(
+                    located.partition,
+                    next,
+                    None,
+                    1 << 20,
+                    ReadFrom::AnyReplica,
+                );
+                let read = read.await.ok().filter(|read| !read.batches.is_empty())?;
+                next = read.next_offset;
+                found.extend(read.batches);
+            }
+            Some(found)
+        })
+        .await
+    }
+
+    /// Every node that runs has the same of the first `end` records.
+    pub(crate) async fn expect_equal(&self, end: u64) {
+        let place = |it: &ReadBatch| (it.log_id, it.first_offset, it.crc, it.payload.clone());
+        let mut first = None;
+        for node in self.nodes.keys() {
+            let stored: Vec<_> = self.stored(*node, end).await.iter().map(place).collect();
+            assert_eq!(stored.len() as u64, end, "node {node}");
+            assert!(*first.get_or_insert_with(|| stored.clone()) == stored, "node {node} differs");
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! A replica whose log is damaged where it may have acknowledged something: the others fill it
+//! anew, nothing that was acknowledged is lost, and it does not vote before it has all of it. Three
+//! nodes on simulated disks, one of which forgets.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use helix_server::error::Error;
+use helix_server::node::{LogLimits, Node, NodeSettings};
+use helix_server::shard::{Durability, ReadFrom};
+use helix_wal::storage::SimulatedDisk;
+
+use crate::simulated_trio::{Disks, SHARD, Three, one_record};
+use crate::simulation::settings_on;
+use crate::three_nodes::{NODES, until};
+
+/// Longer than an election takes, several times.
+const ELECTIONS: Duration = Duration::from_millis(2_500);
+
+/// Checkpoints after some segments, and no purging meanwhile.
+const LIMITS: LogLimits = LogLimits { checkpoint_bytes: 1 << 20, catch_up_bytes: 64 << 20 };
+
+/// Files of the log whose names end like this, oldest first.
+fn files(disk: &SimulatedDisk, ending: &str) -> Vec<String> {
+    let mut names = disk.files();
+    names.retain(|name| name.ends_with(ending) && !name.starts_with("aside"));
+    names.sort_unstable();
+    names
+}
+
+/// Turns a bit over in the middle of the first batch of a segment: batches are long runs of one
+/// byte.
+fn spoil(disk: &SimulatedDisk, segment: &str) {
+    let bytes = disk.read_file(segment).expect("it is there");
+    let is_batch = |run: &[u8]| run.iter().all(|byte| *byte == run[0]) && run[0] != 0;
+    let batch = bytes.windows(2000).position(is_batch).expect("it has a batch");
+    disk.flip_bit(segment, (batch as u64 + 1000) * 8);
+}
+
+async fn whole_again(three: &Three, node: u64) {
+    until("the replica is whole again", async || {
+        let node = &three.nodes[&node];
+        let is_whole = node.shard(SHARD).is_some_and(|shard| shard.damage().is_empty())
+            && node.in_repair().is_empty()
+            && node.stopped().is_empty()
+            && node.unready().is_empty();
+        is_whole.then_some(())
+    })
+    .await;
+}
+
+/// What a shard's disk meets while its node is down.
+type Damage = fn(&SimulatedDisk);
+
+fn newest_segment(disk: &SimulatedDisk) {
+    spoil(disk, files(disk, ".seg").last().expect("there is one"));
+}
+
+fn state_file(disk: &SimulatedDisk) {
+    disk.flip_bit("state", 30 * 8);
+}
+
+fn segment_gone(disk: &SimulatedDisk) {
+    disk.remove_file(files(disk, ".seg").first().expect("there is one"));
+}
+
+fn everything_gone(disk: &SimulatedDisk) {
+    for name in disk.files() {
+        disk.remove_file(&name);
+    }
+}
+
+#[tokio::test]
+async fn whatever_is_damaged_is_filled_anew_by_the_others() {
+    let mut three = Three::start(LIMITS).await;
+    let mut count = 0;
+    let damages: [(&str, Damage); 4] = [
+        ("a group of the newest segment", newest_segment),
+        ("the state file", state_file),
+        ("a segment that is gone", segment_gone),
+        ("a folder that is gone", everything_gone),
+    ];
+    for (what, damage) in damages {
+        for _ in 0..60 {
+            three.append(count).await;
+            count += 1;
+        }
+        let leader = three.leader().await;
+        let hurt = NODES.into_iter().find(|id| *id != leader).unwrap();
+        three.stored(hurt, count).await;
+        three.stop(hurt).await;
+        damage(&three.disks.of(hurt, SHARD));
+        three.append(count).await;
+        count += 1;
+        three.restart(hurt).await;
+        let repaired = three.nodes[&hurt].in_repair();
+        assert!(repaired.iter().any(|(shard, _)| *shard == SHARD), "{what}: {repaired:?}");
+        whole_again(&three, hurt).await;
+        three.expect_equal(count).await;
+        let left = three.disks.of(hurt, SHARD).files();
+        let is_left = |name: &String| name.starts_with("aside") || name == "repair";
+        assert!(!left.iter().any(is_left), "{what}: {left:?}");
+        // It keeps what it promised, also by itself.
+        three.stop(hurt).await;
+        three.restart(hurt).await;
+        whole_again(&three, hurt).await;
+        three.expect_equal(count).await;
+    }
+    three.stop_all().await;
+}
+
+#[tokio::test]
+async fn the_clusters_own_log_is_filled_anew_too() {
+    let mut three = Three::start(LIMITS).await;
+    three.append(0).await;
+    let hurt = NODES.into_iter().find(|id| !three.nodes[id].cluster().leads()).unwrap();
+    three.stop(hurt).await;
+    state_file(&three.disks.of(hurt, 0));
+    three.restart(hurt).await;
+    assert_eq!(three.nodes[&hurt].in_repair().first().map(|(shard, _)| *shard), Some(0));
+    whole_again(&three, hurt).await;
+    three.expect_equal(1).await;
+    three.stop_all().await;
+}
+
+/// Of three replicas two have a record that was acknowledged; one of these loses it. With the one
+/// that never had it, it would be a majority.
+#[tokio::test]
+async fn a_replica_that_lost_what_it_acknowledged_elects_nobody() {
+    let mut three = Three::start(LIMITS).await;
+    three.append(0).await;
+    let leader = three.leader().await;
+    let others: Vec<u64> = NODES.into_iter().filter(|id| *id != leader).collect();
+    let (behind, hurt) = (others[0], others[1]);
+    three.stored(behind, 1).await;
+    three.stored(hurt, 1).await;
+    three.stop(behind).await;
+    for number in 1..5 {
+        three.append(number).await;
+    }
+    three.stored(hurt, 5).await;
+    three.stop(hurt).await;
+    three.stop(leader).await;
+    newest_segment(&three.disks.of(hurt, SHARD));
+    three.restart(behind).await;
+    three.restart(hurt).await;
+    let elected = tokio::time::timeout(ELECTIONS, async {
+        until("somebody leads", async || {
+            let leads = |id: &u64| three.nodes[id].shard(SHARD).is_some_and(|it| it.leads());
+            [behind, hurt].iter().find(|id| leads(id)).copied()
+        })
+        .await
+    });
+    assert!(elected.await.is_err(), "a leader without what was acknowledged");
+    assert!(three.nodes[&hurt].in_repair().iter().any(|(shard, _)| *shard == SHARD));
+    three.restart(leader).await;
+    whole_again(&three, hurt).await;
+    three.append(5).await;
+    three.expect_equal(6).await;
+    three.stop_all().await;
+}
+
+/// A node that is cut short in the middle of its repair goes on with it.
+#[tokio::test]
+async fn a_repair_that_is_cut_short_is_taken_up() {
+    let mut three = Three::start(LIMITS).await;
+    for number in 0..30 {
+        three.append(number).await;
+    }
+    let leader = three.leader().await;
+    let others: Vec<u64> = NODES.into_iter().filter(|id| *id != leader).collect();
+    let (away, hurt) = (others[0], others[1]);
+    three.stored(hurt, 30).await;
+    three.stored(away, 30).await;
+    three.stop(hurt).await;
+    three.stop(away).await;
+    state_file(&three.disks.of(hurt, SHARD));
+    three.restart(hurt).await;
+    until("it waits for the one that is away", async || {
+        let repair = three.nodes[&hurt].in_repair();
+        let waits = format!("node {away}");
+        repair.iter().any(|(_, what)| what.contains(&waits)).then_some(())
+    })
+    .await;
+    three.stop(hurt).await;
+    three.restart(hurt).await;
+    assert!(!three.nodes[&hurt].in_repair().is_empty(), "it has not forgotten");
+    three.restart(away).await;
+    whole_again(&three, hurt).await;
+    three.expect_equal(30).await;
+    three.stop_all().await;
+}
+
+/// Damage that is found by a read while the replica runs.
+#[tokio::test]
+async fn damage_that_a_reader_meets_is_repaired() {
+    let three = Three::start(LIMITS).await;
+    let mut count = 0;
+    let leader = three.leader().await;
+    until("there are sealed segments", async || {
+        for _ in 0..30 {
+            three.append(count).await;
+            count += 1;
+        }
+        (files(&three.disks.of(leader, SHARD), ".seg").len() > 3).then_some(())
+    })
+    .await;
+    // Also where it leads, which it then does no longer.
+    for hurt in [leader, NODES.into_iter().find(|id| *id != leader).unwrap()] {
+        three.stored(hurt, count).await;
+        let disk = three.disks.of(hurt, SHARD);
+        spoil(&disk, &files(&disk, ".seg")[0]);
+        let restarts = || three.nodes[&hurt].restarts().into_iter().find(|(id, _)| *id == SHARD);
+        let before = restarts();
+        until("a reader meets the damage, and it is repaired", async || {
+            let located = three.nodes[&hurt].locate("default", 0).ok()?;
+            let read =
+                located.shard.read(located.partition, 1, None, 1 << 20, ReadFrom::AnyReplica);
+            // Ignored: what it says is for the next one to read too.
+            let _ = read.await;
+            (restarts() > before).then_some(())
+        })
+        .await;
+        whole_again(&three, hurt).await;
+        three.expect_equal(count).await;
+    }
+    three.append(count).await;
+    three.expect_equal(count + 1).await;
+    three.stop_all().await;
+}
+
+/// Damage that nobody asks for.
+#[tokio::test]
+async fn damage_that_nobody_meets_is_found_by_the_scrub() {
+    let mut three = Three::start(LIMITS).await;
+    let leader = three.leader().await;
+    let hurt = NODES.into_iter().find(|id| *id != leader).unwrap();
+    let mut count = 0;
+    until("there are sealed segments", async || {
+        for _ in 0..30 {
+            three.append(count).await;
+            count += 1;
+        }
+        (files(&three.disks.of(hurt, SHARD), ".seg").len() > 3).then_some(())
+    })
+    .await;
+    three.stored(hurt, count).await;
+    three.stop(hurt).await;
+    let disk = three.disks.of(hurt, SHARD);
+    spoil(&disk, &files(&disk, ".seg")[0]);
+    three.scrub_rate = 1 << 30;
+    three.restart(hurt).await;
+    until("it is found, and repaired", async || {
+        let restarts = three.nodes[&hurt].restarts();
+        restarts.iter().any(|(shard, count)| *shard == SHARD && *count > 0).then_some(())
+    })
+    .await;
+    whole_again(&three, hurt).await;
+    three.expect_equal(count).await;
+    three.stop_all().await;
+}
+
+/// With a single replica there is nobody to ask: what is damaged is withheld, by name, and nothing
+/// else is.
+#[tokio::test]
+async fn a_single_node_withholds_what_is_damaged_and_serves_the_rest() {
+    let disks = Disks::default();
+    let open = async || {
+        let disks = disks.clone();
+        let open = Arc::new(move |shard| disks.open(1, shard));
+        Node::open(NodeSettings { scrub_rate: 1 << 30, ..settings_on(open, 1) }).await.unwrap()
+    };
+    let node = open().await;
+    let located = node.locate("default", 0).unwrap();
+    for number in 0..150 {
+        let payload = Bytes::from(vec![number + 1; 20_000]);
+        let batch = one_record(located.partition, payload.clone());
+        let permit = located.shard.permit(payload.len()).await.unwrap();
+        located.shard.append(batch, Durability::QuorumSynced, permit).await.unwrap();
+    }
+    drop(located);
+    node.close().await;
+    let disk = disks.of(1, SHARD);
+    let spoiled = files(&disk, ".seg")[0].clone();
+    spoil(&disk, &spoiled);
+    let node = open().await;
+    let shard = node.shard(SHARD).unwrap();
+    until("the damage is found", async || (!shard.damage().is_empty()).then_some(())).await;
+    assert!(shard.damage()[0].contains(&spoiled), "{:?}", shard.damage());
+    let partition = node.locate("default", 0).unwrap().partition;
+    let read = async |offset| shard.read(partition, offset, None, 1, ReadFrom::Leader).await;
+    let refused = read(0).await.unwrap_err();
+    let names = matches!(&refused, Error::CorruptLog { what } if what.contains(&spoiled));
+    assert!(names, "{refused}");
+    for offset in 1..150 {
+        assert_eq!(read(offset).await.unwrap().next_offset, offset + 1);
+    }
+    assert!(node.restarts().iter().all(|(_, count)| *count == 0), "{:?}", node.restarts());
+    node.close().await;
+}
