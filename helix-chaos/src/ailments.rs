@@ -3,17 +3,20 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use helix_checker::Event;
+use helix_checker::payload::events;
 use helix_client::{AppendOptions, NewTopic};
-use helix_proto::log::v1::{HealthReason, Record, TopicConfig};
+use helix_proto::log::v1::{ErrorReason, HealthReason, Record, TopicConfig};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio::time::{Instant, sleep};
 
 use crate::cluster::Cluster;
+use crate::direct::{Direct, FetchError};
 use crate::disk::{self, Damage, SyncFault, Tracer};
 use crate::operator::{self, until_done};
 use crate::voice::Voice;
-use crate::workload::Scene;
+use crate::workload::{Scene, is_out_of_range};
 
 /// How long a node whose syncs fail may go on: until the next sync, which comes with the next
 /// record.
@@ -27,6 +30,9 @@ const BALLAST: &str = "ballast";
 const BALLAST_PARTITIONS: u32 = 6;
 const BALLAST_KEPT_BYTES: u64 = 1 << 20;
 const BALLAST_RECORD_BYTES: usize = 900_000;
+
+/// Steps over damage, at most, in one partition.
+const RANGES_MAX: usize = 100;
 
 /// The exit code of a node whose disk has failed.
 const DISK_FAILED: i32 = 70;
@@ -96,10 +102,12 @@ pub(crate) async fn fill_disk(
     Ok(is_full)
 }
 
-/// Damages a file of a node, which then runs for a while. What it serves meanwhile is checked as
-/// everything is. Then its data is thrown away, and it gets all of it from the others.
+/// Damages files of a node, which then runs for a while, and reads all that it gives: it may refuse
+/// what is damaged, or not start at all, but what it gives must be right. Then its data is thrown
+/// away, and it gets all of it from the others.
 pub(crate) async fn harm(
     cluster: &mut Cluster,
+    scene: &Scene,
     voice: Voice,
     (node, what): (u64, Damage),
     (is_running, seed): (bool, u64),
@@ -118,5 +126,51 @@ pub(crate) async fn harm(
     // It may see at once that it has lost something, and end.
     cluster.start_node(node)?;
     sleep(lasting).await;
+    let (given, refused) = read_all(scene, &cluster.one(node)?).await;
+    voice.say(format_args!("  it gave {given} batches, and refused {refused} ranges as damaged"));
     operator::wipe(cluster, node, false).await
+}
+
+/// Reads what a damaged replica gives of each partition, from the start of its log, or from where
+/// its damage ends; the checker has a look at it. Gives the batches that came, and how often the
+/// replica said that bytes are damaged.
+async fn read_all(scene: &Scene, direct: &Direct) -> (usize, usize) {
+    let (mut given, mut refused) = (0, 0);
+    for (partition, place) in scene.places() {
+        let reader = scene.id();
+        let mut offset = 0;
+        scene.recorder.add(Event::Opened { reader, partition, offset });
+        let mut skipped = 0;
+        while skipped < RANGES_MAX {
+            let asked = (place.topic, place.partition);
+            match direct.fetch(asked, offset, Duration::ZERO).await {
+                Ok(read) => {
+                    let (told, end) = events(reader, partition, &read.batches, offset);
+                    scene.recorder.add_all(told);
+                    given += read.batches.len();
+                    if end == offset {
+                        break;
+                    }
+                    offset = end;
+                    continue;
+                }
+                Err(FetchError::Said(error)) if is_out_of_range(&error) => {
+                    let log_start = error.watermarks.unwrap_or_default().log_start_offset;
+                    scene.starts_at(partition, log_start);
+                    let Some(next) = scene.next_border(partition, log_start) else { break };
+                    offset = next;
+                }
+                Err(FetchError::Said(error)) if error.is(ErrorReason::CorruptLog) => {
+                    refused += 1;
+                    let Some(next) = scene.next_border(partition, offset + 1) else { break };
+                    offset = next;
+                }
+                // It is not there, or does not open this shard.
+                Err(_) => break,
+            }
+            skipped += 1;
+            scene.recorder.add(Event::Opened { reader, partition, offset });
+        }
+    }
+    (given, refused)
 }

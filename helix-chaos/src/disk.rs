@@ -154,25 +154,36 @@ fn run(program: &str, args: &[&str]) -> bool {
 /// Damage to one node's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Damage {
-    /// A bit is flipped in what has been written.
-    FlippedBit,
+    /// Bits are flipped in what has been written, here and there.
+    FlippedBits,
     /// A segment is not there any more.
     LostSegment,
 }
 
-/// Damages one file of a node's data, and says which, and where.
+/// Bits that are flipped at once.
+const FLIPS: usize = 24;
+
+/// Damages files of a node's data, and says which, and where.
 pub(crate) async fn damage(data: &Path, what: Damage, rng: &mut StdRng) -> anyhow::Result<String> {
     let files = segments(data).await?;
-    let file = files.choose(rng).context("the node has no segments")?;
-    let named = file.strip_prefix(data).unwrap_or(file).display().to_string();
+    let named = |file: &Path| file.strip_prefix(data).unwrap_or(file).display().to_string();
     match what {
         Damage::LostSegment => {
+            let file = files.choose(rng).context("the node has no segments")?;
             tokio::fs::remove_file(file).await.context("delete a segment")?;
-            Ok(format!("{named} is gone"))
+            Ok(format!("{} is gone", named(file)))
         }
-        Damage::FlippedBit => {
-            let at = flip(file, rng).await.with_context(|| format!("damage {named}"))?;
-            Ok(format!("{named} is damaged at byte {at}"))
+        Damage::FlippedBits => {
+            let mut flipped = Vec::new();
+            for _ in 0..FLIPS {
+                let file = files.choose(rng).context("the node has no segments")?;
+                // One may have been freed since, or have nothing in it.
+                if let Ok(at) = flip(file, rng).await {
+                    flipped.push(format!("{} at byte {at}", named(file)));
+                }
+            }
+            ensure!(!flipped.is_empty(), "nothing to damage was found");
+            Ok(format!("{} bits are flipped: {}", flipped.len(), flipped.join(", ")))
         }
     }
 }

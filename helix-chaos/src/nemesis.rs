@@ -52,7 +52,7 @@ pub(crate) async fn strike(
         }
         What::Damage { node, what, is_running, seed } => {
             let (which, how) = ((node, what), (is_running, seed));
-            ailments::harm(cluster, voice, which, how, lasting).await
+            ailments::harm(cluster, scene, voice, which, how, lasting).await
         }
         _ => hold(cluster, scene, fault, is_settled).await,
     }

@@ -271,8 +271,8 @@ impl Schedule {
                 What::FillDisk { node: self.victim(leaders), left_mib }
             }
             Kind::Damage => {
-                let kinds = [Damage::FlippedBit, Damage::FlippedBit, Damage::LostSegment];
-                let what = *kinds.choose(&mut self.rng).unwrap_or(&Damage::FlippedBit);
+                let is_flip = self.rng.random_bool(0.7);
+                let what = if is_flip { Damage::FlippedBits } else { Damage::LostSegment };
                 let (is_running, seed) = (self.rng.random_bool(0.5), self.rng.random());
                 What::Damage { node: self.victim(leaders), what, is_running, seed }
             }

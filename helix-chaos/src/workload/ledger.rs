@@ -56,17 +56,13 @@ impl Ledger {
     pub(super) fn on_acked(&mut self, offset: u64, payload_bytes: u64, invoked: Instant) {
         self.on_failed(payload_bytes);
         let bytes = payload_bytes + HEAD_BYTES;
-        if self.keep != Keep::All {
-            self.acked.insert(offset, Acked { bytes, invoked: Some(invoked) });
-        }
+        self.acked.insert(offset, Acked { bytes, invoked: Some(invoked) });
     }
 
     /// It was read.
     pub(super) fn on_read(&mut self, offset: u64, payload_bytes: u64) {
-        if self.keep != Keep::All {
-            let bytes = payload_bytes + HEAD_BYTES;
-            self.acked.entry(offset).or_insert(Acked { bytes, invoked: None });
-        }
+        let bytes = payload_bytes + HEAD_BYTES;
+        self.acked.entry(offset).or_insert(Acked { bytes, invoked: None });
     }
 
     /// Everything was read, and nothing is under way: what has not been read is not there.
@@ -120,6 +116,11 @@ impl Ledger {
     pub(super) fn cut(&self, part: f64) -> Option<u64> {
         let place = (self.acked.len() as f64 * part) as usize;
         self.acked.keys().nth(place.min(self.acked.len().saturating_sub(1))).copied()
+    }
+
+    /// Where the first batch from here on begins that is known.
+    pub(super) fn next_border(&self, offset: u64) -> Option<u64> {
+        self.acked.range(offset..).next().map(|(offset, _)| *offset)
     }
 
     /// A trim is about to be asked for.

@@ -208,6 +208,11 @@ impl Scene {
         self.ledgers[number as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Where a batch begins, from this offset on, as far as it is known.
+    pub(crate) fn next_border(&self, number: u32, offset: u64) -> Option<u64> {
+        self.ledger(number).next_border(offset)
+    }
+
     /// A final read found these.
     pub(crate) fn found(&self, number: u32, batches: &[StoredBatch]) {
         let mut ledger = self.ledger(number);

@@ -16,7 +16,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use tokio::task::JoinSet;
 
-use super::{Keep, Place, Scene, Stop, is_stopped, pause};
+use super::{Place, Scene, Stop, is_stopped, pause};
 use crate::cluster::Starts;
 use crate::direct::{Direct, FetchError};
 
@@ -129,9 +129,7 @@ impl Reader {
             let partition = u32::try_from(number).unwrap_or(0);
             let place = self.scene.place(partition);
             let part = self.rng.random_range(0.0..1.0);
-            // Where nothing is dropped nothing is known of the borders: from its start.
-            let cut = self.scene.ledger(partition).cut(part);
-            let offset = if place.keep == Keep::All { 0 } else { cut.unwrap_or(0) };
+            let offset = self.scene.ledger(partition).cut(part).unwrap_or(0);
             self.next[number] = offset;
             self.scene.recorder.add(Event::Opened { reader: self.id, partition, offset });
             let mut batches = 0;
