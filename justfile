@@ -47,9 +47,9 @@ criterion:
     cargo bench -p helix-wal
     cargo bench -p helix-server
 
-# Kills, pauses and partitions on three real nodes: docs/testing.md.
+# Every kind of fault on three real nodes, in rounds that end with all nodes dead: docs/testing.md.
 chaos *args:
-    cargo run --release -p helix-chaos -- run --kills 60 --pauses 30 --partitions 30 {{args}}
+    cargo run --release -p helix-chaos -- run --kills 120 --pauses 60 --partitions 60 --duration-max 3h {{args}}
 
 # All nodes killed at once, again and again.
 chaos-massacre *args:

@@ -12,6 +12,8 @@ use anyhow::{Context, bail, ensure};
 use tokio::time::{Instant, sleep};
 
 use crate::direct::Direct;
+use crate::disk::SmallDisk;
+use crate::metrics;
 use crate::node::{Node, NodeOptions};
 use crate::ports;
 use crate::proxy::{Mode, Proxy};
@@ -35,6 +37,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) has_client_proxies: bool,
     /// Log that nodes keep for others, and between checkpoints.
     pub(crate) log_kib: Option<u64>,
+    /// Give each node a file system of its own of so many bytes, where that can be done.
+    pub(crate) disk_bytes: Option<u64>,
 }
 
 /// Times that each node was started; shared with whoever must notice a restart.
@@ -50,7 +54,8 @@ pub(crate) type Marks = Vec<(u64, Vec<[u64; 4]>)>;
 #[derive(Debug)]
 pub(crate) struct Cluster {
     nodes: BTreeMap<u64, Member>,
-    /// From a node to another.
+    /// From a node to another. From [`ANYONE`] to a node that joined later: that is the address
+    /// which others are told, until they are started again with one of their own.
     links: BTreeMap<(u64, u64), Proxy>,
     /// From clients to a node.
     client_links: BTreeMap<u64, Proxy>,
@@ -58,8 +63,11 @@ pub(crate) struct Cluster {
     options: ClusterOptions,
 }
 
-/// Nodes that a cluster can have in its life.
-const NODES_MAX: u64 = 5;
+/// Highest number of a node in the life of a cluster.
+pub(crate) const NODES_MAX: u64 = 9;
+
+/// No node's number.
+const ANYONE: u64 = 0;
 
 #[derive(Debug)]
 struct Member {
@@ -69,6 +77,9 @@ struct Member {
     direct: Direct,
     /// Where clients begin.
     endpoint: SocketAddr,
+    /// Where it says how it is.
+    admin: SocketAddr,
+    disk: Option<SmallDisk>,
 }
 
 impl Cluster {
@@ -93,13 +104,7 @@ impl Cluster {
             options: options.clone(),
         };
         for id in ids {
-            let peers = cluster.links.iter().filter(|((from, _), _)| *from == id);
-            let mut peers: Vec<_> = peers.map(|((_, to), proxy)| (*to, proxy.address())).collect();
-            // One that is alone names itself, so that others can be added.
-            if options.nodes == 1 {
-                peers.push((id, peer_addresses[&id]));
-            }
-            cluster.add(id, peer_addresses[&id], peers)?;
+            cluster.add(id, peer_addresses[&id])?;
         }
         for id in cluster.ids() {
             cluster.start_node(id)?;
@@ -111,55 +116,87 @@ impl Cluster {
     pub(crate) fn join(&mut self, id: u64) -> anyhow::Result<SocketAddr> {
         ensure!((1..=NODES_MAX).contains(&id), "there is no place for node {id}");
         let peer = ports::free()?;
-        let others = self.nodes.iter().map(|(other, member)| (*other, member.peer));
-        let peers = others.chain([(id, peer)]).collect();
-        self.add(id, peer, peers)?;
+        for (other, member) in &self.nodes {
+            self.links.insert((*other, id), Proxy::start(peer)?);
+            self.links.insert((id, *other), Proxy::start(member.peer)?);
+        }
+        let known_as = Proxy::start(peer)?;
+        let address = known_as.address();
+        self.links.insert((ANYONE, id), known_as);
+        self.add(id, peer)?;
         self.start_node(id)?;
-        Ok(peer)
+        Ok(address)
     }
 
-    /// Ends the process of a node that was removed.
+    /// Ends the process of a node that was removed, and forgets it and its data.
     pub(crate) async fn leave(&mut self, id: u64) -> anyhow::Result<()> {
         self.terminate(id).await?;
+        self.wipe(id).await?;
         self.nodes.remove(&id);
+        self.client_links.remove(&id);
+        self.links.retain(|(from, to), _| *from != id && *to != id);
         Ok(())
+    }
+
+    /// Where a node's data is.
+    pub(crate) fn data_dir(&self, id: u64) -> PathBuf {
+        self.options.folder.join(format!("node-{id}"))
     }
 
     /// Deletes the data of a node that is not running.
     pub(crate) async fn wipe(&self, id: u64) -> anyhow::Result<()> {
-        let folder = self.options.folder.join(format!("node-{id}"));
-        tokio::fs::remove_dir_all(&folder).await.with_context(|| format!("{}", folder.display()))
+        let folder = self.data_dir(id);
+        let mut entries = tokio::fs::read_dir(&folder).await.context("the folder of a node")?;
+        // Not the folder itself: it may be a file system of its own.
+        while let Some(entry) = entries.next_entry().await? {
+            let path = entry.path();
+            let removed = match entry.file_type().await?.is_dir() {
+                true => tokio::fs::remove_dir_all(&path).await,
+                false => tokio::fs::remove_file(&path).await,
+            };
+            removed.with_context(|| format!("delete {}", path.display()))?;
+        }
+        Ok(())
     }
 
-    fn add(
-        &mut self,
-        id: u64,
-        peer: SocketAddr,
-        peers: Vec<(u64, SocketAddr)>,
-    ) -> anyhow::Result<()> {
-        let options = &self.options;
-        let address = ports::free()?;
+    fn add(&mut self, id: u64, peer: SocketAddr) -> anyhow::Result<()> {
+        let (address, admin) = (ports::free()?, ports::free()?);
         let mut endpoint = address;
-        if options.has_client_proxies {
+        if self.options.has_client_proxies {
             let proxy = Proxy::start(address)?;
             endpoint = proxy.address();
             self.client_links.insert(id, proxy);
         }
+        let data_dir = self.data_dir(id);
+        let disk = match self.options.disk_bytes {
+            Some(bytes) => SmallDisk::mount(&data_dir, bytes)?,
+            None => None,
+        };
+        let options = &self.options;
         let node = NodeOptions {
             program: options.program.clone(),
             node_id: id,
             address,
             advertised: endpoint,
+            admin,
             peer_address: peer,
-            peers,
+            peers: Vec::new(),
             shards: Some(SHARDS),
             log_kib: options.log_kib,
-            data_dir: options.folder.join(format!("node-{id}")),
+            data_dir,
             log: options.folder.join(format!("node-{id}.log")),
         };
         let direct = Direct::new(id, address)?;
-        self.nodes.insert(id, Member { process: Node::new(node), peer, direct, endpoint });
+        let process = Node::new(node);
+        self.nodes.insert(id, Member { process, peer, direct, endpoint, admin, disk });
         Ok(())
+    }
+
+    /// The nodes that there are now, as this one is told of them: each by its own link, and itself.
+    fn peers(&self, id: u64) -> Vec<(u64, SocketAddr)> {
+        let links = self.links.iter().filter(|((from, _), _)| *from == id);
+        let links = links.map(|((_, to), proxy)| (*to, proxy.address()));
+        links.chain(self.nodes.get(&id).map(|member| (id, member.peer))).collect()
     }
 
     pub(crate) fn ids(&self) -> Vec<u64> {
@@ -188,10 +225,52 @@ impl Cluster {
         &mut self.nodes.get_mut(&id).expect("only nodes of the cluster are named").process
     }
 
-    /// Starts a node that is not running, on its data.
+    /// Starts a node that is not running, on its data, and tells it of the nodes that there are.
     pub(crate) fn start_node(&mut self, id: u64) -> anyhow::Result<()> {
         self.starts[&id].fetch_add(1, Ordering::SeqCst);
-        self.node(id).start()
+        let peers = self.peers(id);
+        self.node(id).start(peers)
+    }
+
+    /// Id of a node's process, if it runs.
+    pub(crate) fn process_id(&mut self, id: u64) -> Option<u32> {
+        self.node(id).process_id()
+    }
+
+    /// Waits until a node has ended by itself, and gives its exit code.
+    pub(crate) async fn ends_by_itself(
+        &mut self,
+        id: u64,
+        limit: Duration,
+    ) -> anyhow::Result<Option<i32>> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.node(id).ended() {
+                return Ok(status.code());
+            }
+            ensure!(Instant::now() < deadline, "node {id} goes on after {limit:?}");
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// The file system that a node has for itself.
+    pub(crate) fn disk(&self, id: u64) -> Option<&SmallDisk> {
+        self.nodes.get(&id)?.disk.as_ref()
+    }
+
+    /// What one node says of its health, past all proxies.
+    pub(crate) fn one(&self, id: u64) -> anyhow::Result<Direct> {
+        let member = self.nodes.get(&id).with_context(|| format!("there is no node {id}"))?;
+        Ok(member.direct.clone())
+    }
+
+    /// A metric of all running nodes, added up.
+    pub(crate) async fn metric(&self, name: &str) -> u64 {
+        let mut sum = 0;
+        for node in self.nodes.values().filter(|node| !node.process.is_silent()) {
+            sum += metrics::sum(node.admin, name).await.unwrap_or(0);
+        }
+        sum
     }
 
     /// SIGKILL to all of these at once; returns when they are gone.

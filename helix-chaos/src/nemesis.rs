@@ -9,7 +9,9 @@ use tokio::time::{Instant, sleep};
 use crate::cluster::Cluster;
 use crate::proxy::Mode;
 use crate::schedule::{Fault, What};
+use crate::voice::Voice;
 use crate::workload::{Scene, TOPIC};
+use crate::{ailments, operator};
 
 /// How long the logs may take to be purged of what a node lacks.
 const PURGE_MAX: Duration = Duration::from_secs(120);
@@ -17,11 +19,47 @@ const PURGE_MAX: Duration = Duration::from_secs(120);
 /// How long a replica that has no majority may take to answer a read of what it has.
 const LONE_READ_MAX: Duration = Duration::from_secs(10);
 
-/// Breaks, waits, and heals.
+/// Does it, and undoes it.
 ///
 /// While a majority is down the history says so, and, where `is_settled` says that the replicas
 /// had been up for a while, those that are left must give what they have.
 pub(crate) async fn strike(
+    cluster: &mut Cluster,
+    scene: &Scene,
+    voice: Voice,
+    fault: &Fault,
+    is_settled: bool,
+) -> anyhow::Result<()> {
+    let lasting = fault.lasting;
+    match fault.what {
+        // Someone else does that, see `Scene::trim`.
+        What::Trim { .. } => Ok(()),
+        What::Delete(node) => operator::delete_behind(cluster, scene, voice, node, lasting).await,
+        What::Drain(node) => operator::restart(cluster, node).await,
+        What::Wipe { node, kills_leader } => operator::wipe(cluster, node, kills_leader).await,
+        What::Change { joins, leaves, is_lost, kills_leader } => {
+            operator::exchange(cluster, (joins, leaves), is_lost, kills_leader).await
+        }
+        What::SlowSyncs(node, time) => {
+            ailments::slow_syncs(cluster, node, time, lasting).await?;
+            cluster.none_has_ended()
+        }
+        What::FillDisk { node, left_mib } => {
+            if !ailments::fill_disk(cluster, scene, node, left_mib, lasting).await? {
+                voice.say("  the disk was not full");
+            }
+            cluster.none_has_ended()
+        }
+        What::Damage { node, what, is_running, seed } => {
+            let (which, how) = ((node, what), (is_running, seed));
+            ailments::harm(cluster, scene, voice, which, how, lasting).await
+        }
+        _ => hold(cluster, scene, fault, is_settled).await,
+    }
+}
+
+/// Breaks, waits, and heals.
+async fn hold(
     cluster: &mut Cluster,
     scene: &Scene,
     fault: &Fault,
@@ -43,7 +81,11 @@ pub(crate) async fn strike(
     if takes_majority {
         scene.recorder.add(Event::QuorumBack);
     }
-    if !matches!(fault.what, What::Kill(_) | What::Terminate(_) | What::Outlast(_)) {
+    let ends_nodes = matches!(
+        fault.what,
+        What::Kill(_) | What::Terminate(_) | What::Outlast(_) | What::FailSyncs(_)
+    );
+    if !ends_nodes {
         cluster.none_has_ended()?;
     }
     cluster.heal()
@@ -57,8 +99,7 @@ async fn begin(cluster: &mut Cluster, what: &What) -> anyhow::Result<()> {
     match what {
         What::Kill(nodes) => cluster.kill(nodes).await?,
         What::Terminate(node) => cluster.terminate(*node).await?,
-        // With what it has, see `outlast`.
-        What::Outlast(_) => {}
+        What::FailSyncs(node) => ailments::fail_syncs(cluster, *node).await?,
         What::Pause(nodes) => nodes.iter().try_for_each(|node| cluster.pause(*node))?,
         What::Isolate(node) => {
             for other in others(*node) {
@@ -85,6 +126,16 @@ async fn begin(cluster: &mut Cluster, what: &What) -> anyhow::Result<()> {
         What::Scatter => cluster.set_links(Mode::Stall),
         What::Slow(wait) => cluster.set_links(Mode::Delay(*wait)),
         What::Clients(node, mode) => cluster.set_client_link(*node, *mode),
+        // With what it has, see `outlast`; the rest is done elsewhere, see `strike`.
+        What::Outlast(_)
+        | What::Trim { .. }
+        | What::Delete(_)
+        | What::Drain(_)
+        | What::Wipe { .. }
+        | What::Change { .. }
+        | What::SlowSyncs(..)
+        | What::FillDisk { .. }
+        | What::Damage { .. } => {}
     }
     Ok(())
 }

@@ -27,9 +27,11 @@ pub(crate) struct NodeOptions {
     pub(crate) address: SocketAddr,
     /// What clients are told to dial.
     pub(crate) advertised: SocketAddr,
+    /// Where figures are served.
+    pub(crate) admin: SocketAddr,
     /// Where other nodes are served.
     pub(crate) peer_address: SocketAddr,
-    /// The others and where this one finds them.
+    /// The nodes of the cluster and where this one finds them.
     pub(crate) peers: Vec<(u64, SocketAddr)>,
     pub(crate) shards: Option<u64>,
     /// Log that it keeps for others, and between checkpoints.
@@ -61,7 +63,7 @@ impl NodeOptions {
             format!("--node-id={}", self.node_id),
             format!("--listen-addr={}", self.address),
             format!("--advertise-addr={}", self.advertised),
-            "--admin-addr=off".to_owned(),
+            format!("--admin-addr={}", self.admin),
             format!("--data-dir={}", self.data_dir.display()),
             format!("--segment-bytes={SEGMENT_BYTES}"),
         ];
@@ -70,10 +72,7 @@ impl NodeOptions {
             arguments.push(format!("--checkpoint-bytes={kib}KiB"));
             arguments.push(format!("--catch-up-bytes={kib}KiB"));
         }
-        // A server without peers is a cluster of its own.
-        if !self.peers.is_empty() {
-            arguments.push(format!("--peer-addr={}", self.peer_address));
-        }
+        arguments.push(format!("--peer-addr={}", self.peer_address));
         let peers = self.peers.iter();
         arguments.extend(peers.map(|(node_id, address)| format!("--peer={node_id}={address}")));
         arguments
@@ -85,8 +84,9 @@ impl Node {
         Self { options, running: None, is_paused: false }
     }
 
-    /// Starts the process, which may not answer yet.
-    pub(crate) fn start(&mut self) -> anyhow::Result<()> {
+    /// Starts the process, which may not answer yet, and tells it of its cluster.
+    pub(crate) fn start(&mut self, peers: Vec<(u64, SocketAddr)>) -> anyhow::Result<()> {
+        self.options.peers = peers;
         let log = File::options().create(true).append(true).open(&self.options.log);
         let log = log.with_context(|| format!("open {}", self.options.log.display()))?;
         let mut command = Command::new(&self.options.program);
@@ -111,6 +111,10 @@ impl Node {
 
     pub(crate) fn is_running(&self) -> bool {
         self.running.is_some()
+    }
+
+    pub(crate) fn process_id(&self) -> Option<u32> {
+        self.running.as_ref().and_then(|running| running.child.id())
     }
 
     /// Whether it was told to do nothing, or is not there.

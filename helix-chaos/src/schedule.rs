@@ -1,5 +1,6 @@
 //! Draws what to break next, from a seed and from who leads. Decides only; `nemesis` does it.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -7,6 +8,8 @@ use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 
+use crate::cluster::NODES_MAX;
+use crate::disk::Damage;
 use crate::proxy::Mode;
 
 /// One fault, with how long it lasts.
@@ -42,27 +45,87 @@ pub(crate) enum What {
     Slow(Duration),
     /// Clients and this node: refused, silent, or without answers.
     Clients(u64, Mode),
+    /// All partitions that may be are trimmed, somewhere, while what comes next happens.
+    Trim { seed: u64 },
+    /// A topic is deleted and made again while this node is down.
+    Delete(u64),
+    /// Drained, stopped, started, taken back.
+    Drain(u64),
+    /// The disk is lost: killed, emptied, started, and replaced by itself.
+    Wipe { node: u64, kills_leader: bool },
+    /// One node comes, one goes; where `is_lost`, the one that comes replaces the other, which is
+    /// dead.
+    Change { joins: u64, leaves: u64, is_lost: bool, kills_leader: bool },
+    /// Every sync fails: the node must stop by itself.
+    FailSyncs(u64),
+    /// Every sync takes so much longer.
+    SlowSyncs(u64, Duration),
+    /// Something else takes the space of the node's disk, but for so much.
+    FillDisk { node: u64, left_mib: u64 },
+    /// One of the node's files is damaged, while it runs or while it is down.
+    Damage { node: u64, what: Damage, is_running: bool, seed: u64 },
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// SIGKILLs of a leader, another node, or a majority.
+    Kill,
+    /// SIGSTOPs.
+    Pause,
+    /// Cuts between nodes.
+    Cut,
+    /// Nodes kept away until the others have purged what they lack.
+    Absence,
+    /// Trims of all partitions that may be.
+    Trim,
+    /// Topics deleted and made again while a node is away.
+    Deletion,
+    /// Nodes drained and restarted.
+    Drain,
+    /// Disks lost.
+    Wipe,
+    /// Nodes that come and go.
+    Change,
+    /// Syncs that fail.
+    FailedSync,
+    /// Disks that stall.
+    SlowSync,
+    /// Disks that are full.
+    FullDisk,
+    /// Damage in files.
+    Damage,
+}
+
+impl Kind {
+    /// Whether it can happen to a single node.
+    fn suits_one(self) -> bool {
+        use Kind::{FailedSync, FullDisk, Kill, Pause, SlowSync, Trim};
+        matches!(self, Kill | Pause | Trim | FailedSync | SlowSync | FullDisk)
+    }
+
+    /// In the plural.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "kills",
+            Self::Pause => "pauses",
+            Self::Cut => "partitions",
+            Self::Absence => "absences",
+            Self::Trim => "trims",
+            Self::Deletion => "deleted topics",
+            Self::Drain => "drains",
+            Self::Wipe => "wiped disks",
+            Self::Change => "changes of nodes",
+            Self::FailedSync => "failed syncs",
+            Self::SlowSync => "stalled disks",
+            Self::FullDisk => "full disks",
+            Self::Damage => "damaged files",
+        }
+    }
 }
 
 /// Faults that are still to come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Budget {
-    /// SIGKILLs of a leader, another node, or a majority.
-    pub(crate) kills: u32,
-    /// SIGSTOPs.
-    pub(crate) pauses: u32,
-    /// Cuts between nodes. None happen to a single node.
-    pub(crate) partitions: u32,
-    /// Nodes kept away until the others have purged what they lack. None happen to a single node.
-    pub(crate) absences: u32,
-}
-
-impl Budget {
-    /// All of them.
-    pub(crate) fn total(&self) -> u32 {
-        self.kills + self.pauses + self.partitions + self.absences
-    }
-}
+pub(crate) type Budget = BTreeMap<Kind, u32>;
 
 /// How long faults last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,12 +159,17 @@ impl Tempo {
     }
 }
 
+/// What a full disk has left: less than a node keeps back from records, more than what it keeps
+/// for votes alone.
+const LEFT_MIB: std::ops::Range<u64> = 130..250;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Schedule {
     rng: StdRng,
     left: Budget,
     tempo: Tempo,
+    /// Nodes that there are.
     nodes: Vec<u64>,
 }
 
@@ -109,14 +177,13 @@ impl Schedule {
     pub(crate) fn new(seed: u64, budget: Budget, tempo: Tempo, nodes: &[u64]) -> Self {
         let mut left = budget;
         if nodes.len() == 1 {
-            left.partitions = 0;
-            left.absences = 0;
+            left.retain(|kind, _| kind.suits_one());
         }
         Self { rng: StdRng::seed_from_u64(seed), left, tempo, nodes: nodes.to_vec() }
     }
 
     pub(crate) fn left(&self) -> u32 {
-        self.left.total()
+        self.left.values().sum()
     }
 
     /// Whether to wait until everything is well before the next fault. Where not, it meets a
@@ -130,38 +197,86 @@ impl Schedule {
         self.between(Duration::from_millis(50), Duration::from_millis(800))
     }
 
+    /// All nodes killed at once.
+    pub(crate) fn massacre(&mut self, nodes: &[u64]) -> Fault {
+        let lasting = self.between(Duration::ZERO, self.tempo.down_max / 4);
+        Fault { what: What::Kill(nodes.to_vec()), lasting }
+    }
+
     /// The next fault; None when all have been.
-    pub(crate) fn next(&mut self, leaders: &[u64]) -> Option<Fault> {
-        let total = self.left.total();
-        if total == 0 {
-            return None;
-        }
+    pub(crate) fn next(&mut self, nodes: &[u64], leaders: &[u64]) -> Option<Fault> {
+        nodes.clone_into(&mut self.nodes);
         // Besides those that are counted.
-        if self.rng.random_bool(0.2)
+        if self.left() > 0
+            && self.rng.random_bool(0.2)
             && let Some(fault) = self.extra(leaders)
         {
             return Some(fault);
         }
-        let drawn = self.rng.random_range(0..total);
-        Some(if drawn < self.left.kills {
-            self.left.kills -= 1;
-            let what = What::Kill(self.victims(leaders));
-            Fault { what, lasting: self.between(Duration::ZERO, self.tempo.down_max) }
-        } else if drawn < self.left.kills + self.left.pauses {
-            self.left.pauses -= 1;
-            let what = What::Pause(self.victims(leaders));
-            let shortest = Duration::from_millis(100);
-            Fault { what, lasting: self.between(shortest, self.tempo.pause_max) }
-        } else if drawn >= total - self.left.absences {
-            self.left.absences -= 1;
-            let what = What::Outlast(self.victim(leaders));
-            Fault { what, lasting: self.between(Duration::ZERO, self.tempo.down_max) }
-        } else {
-            self.left.partitions -= 1;
-            let what = self.cut(leaders);
-            let shortest = Duration::from_millis(300);
-            Fault { what, lasting: self.between(shortest, self.tempo.cut_max) }
-        })
+        let kind = self.draw()?;
+        let what = self.what(kind, leaders);
+        let Tempo { down_max, pause_max, cut_max } = self.tempo;
+        let (shortest, longest) = match kind {
+            Kind::Kill | Kind::Absence | Kind::FailedSync | Kind::Deletion => {
+                (Duration::ZERO, down_max)
+            }
+            Kind::Pause => (Duration::from_millis(100), pause_max),
+            Kind::Cut => (Duration::from_millis(300), cut_max),
+            Kind::SlowSync | Kind::FullDisk | Kind::Damage => (cut_max / 4, cut_max),
+            Kind::Trim | Kind::Drain | Kind::Wipe | Kind::Change => (Duration::ZERO, down_max / 8),
+        };
+        Some(Fault { what, lasting: self.between(shortest, longest) })
+    }
+
+    /// One of those that are left, each as likely as the other.
+    fn draw(&mut self) -> Option<Kind> {
+        let mut drawn = self.left().checked_sub(1).map(|most| self.rng.random_range(0..=most))?;
+        for (kind, left) in &mut self.left {
+            if drawn < *left {
+                *left -= 1;
+                return Some(*kind);
+            }
+            drawn -= *left;
+        }
+        None
+    }
+
+    fn what(&mut self, kind: Kind, leaders: &[u64]) -> What {
+        match kind {
+            Kind::Kill => What::Kill(self.victims(leaders)),
+            Kind::Pause => What::Pause(self.victims(leaders)),
+            Kind::Cut => self.cut(leaders),
+            Kind::Absence => What::Outlast(self.victim(leaders)),
+            Kind::Trim => What::Trim { seed: self.rng.random() },
+            Kind::Deletion => What::Delete(self.victim(leaders)),
+            Kind::Drain => What::Drain(self.victim(leaders)),
+            Kind::Wipe => {
+                let kills_leader = self.rng.random_bool(0.4);
+                What::Wipe { node: self.victim(leaders), kills_leader }
+            }
+            Kind::Change => {
+                let (is_lost, kills_leader) =
+                    (self.rng.random_bool(0.4), self.rng.random_bool(0.4));
+                let free = (1..=NODES_MAX).filter(|id| !self.nodes.contains(id));
+                let joins = free.collect::<Vec<_>>().choose(&mut self.rng).copied().unwrap_or(1);
+                What::Change { joins, leaves: self.victim(leaders), is_lost, kills_leader }
+            }
+            Kind::FailedSync => What::FailSyncs(self.victim(leaders)),
+            Kind::SlowSync => {
+                let longer = self.rng.random_range(300..2500);
+                What::SlowSyncs(self.victim(leaders), Duration::from_millis(longer))
+            }
+            Kind::FullDisk => {
+                let left_mib = self.rng.random_range(LEFT_MIB);
+                What::FillDisk { node: self.victim(leaders), left_mib }
+            }
+            Kind::Damage => {
+                let is_flip = self.rng.random_bool(0.7);
+                let what = if is_flip { Damage::FlippedBits } else { Damage::LostSegment };
+                let (is_running, seed) = (self.rng.random_bool(0.5), self.rng.random());
+                What::Damage { node: self.victim(leaders), what, is_running, seed }
+            }
+        }
     }
 
     fn cut(&mut self, leaders: &[u64]) -> What {
@@ -227,10 +342,42 @@ impl Fault {
     pub(crate) fn takes_majority(&self, minority: usize) -> bool {
         match &self.what {
             What::Kill(nodes) | What::Pause(nodes) => nodes.len() > minority,
-            What::Terminate(_) => minority == 0,
+            What::Terminate(_) | What::FailSyncs(_) => minority == 0,
             What::Scatter => true,
             _ => false,
         }
+    }
+
+    /// Whether everything must be well before it begins: it takes one copy of everything away for
+    /// good, or is what nobody does to a cluster that is not well.
+    pub(crate) fn needs_calm(&self) -> bool {
+        use What::{Change, Damage, Delete, Drain, Wipe};
+        matches!(
+            self.what,
+            Change { .. } | Damage { .. } | Delete(_) | Drain(_) | Wipe { .. } | What::Outlast(_)
+        )
+    }
+
+    /// What it counts as.
+    pub(crate) fn kind(&self) -> Option<Kind> {
+        Some(match &self.what {
+            What::Kill(_) => Kind::Kill,
+            What::Pause(_) => Kind::Pause,
+            What::Isolate(_) | What::Mute(_) | What::Deafen(_) | What::Part(..) | What::Scatter => {
+                Kind::Cut
+            }
+            What::Outlast(_) => Kind::Absence,
+            What::Trim { .. } => Kind::Trim,
+            What::Delete(_) => Kind::Deletion,
+            What::Drain(_) => Kind::Drain,
+            What::Wipe { .. } => Kind::Wipe,
+            What::Change { .. } => Kind::Change,
+            What::FailSyncs(_) => Kind::FailedSync,
+            What::SlowSyncs(..) => Kind::SlowSync,
+            What::FillDisk { .. } => Kind::FullDisk,
+            What::Damage { .. } => Kind::Damage,
+            What::Terminate(_) | What::Slow(_) | What::Clients(..) => return None,
+        })
     }
 }
 
@@ -248,19 +395,59 @@ impl fmt::Display for Fault {
             What::Scatter => write!(formatter, "cut all links between nodes"),
             What::Slow(wait) => write!(formatter, "slow links between nodes ({wait:?})"),
             What::Clients(node, mode) => write!(formatter, "clients of {node}: {mode:?}"),
+            What::Trim { .. } => write!(formatter, "trim, and"),
+            What::Delete(node) => write!(formatter, "a topic goes while {node} is down"),
+            What::Drain(node) => write!(formatter, "drain and restart {node}"),
+            What::Wipe { node, kills_leader } => {
+                write!(formatter, "{node} loses its disk{}", aside(*kills_leader))
+            }
+            What::Change { joins, leaves, is_lost: true, kills_leader } => {
+                write!(formatter, "{joins} replaces {leaves}, lost{}", aside(*kills_leader))
+            }
+            What::Change { joins, leaves, kills_leader, .. } => {
+                write!(formatter, "{joins} comes, {leaves} goes{}", aside(*kills_leader))
+            }
+            What::FailSyncs(node) => write!(formatter, "syncs of {node} fail"),
+            What::SlowSyncs(node, time) => write!(formatter, "syncs of {node} take {time:?}"),
+            What::FillDisk { node, left_mib } => {
+                write!(formatter, "{left_mib} MiB left on the disk of {node}")
+            }
+            What::Damage { node, what, is_running, .. } => {
+                let when = if *is_running { "running" } else { "down" };
+                write!(formatter, "{what:?} of {node}, {when}")
+            }
         }?;
         write!(formatter, " for {} ms", self.lasting.as_millis())
     }
+}
+
+fn aside(kills_leader: bool) -> &'static str {
+    if kills_leader { ", and the leader is killed" } else { "" }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const KINDS: [(Kind, u32); 13] = [
+        (Kind::Kill, 60),
+        (Kind::Pause, 30),
+        (Kind::Cut, 30),
+        (Kind::Absence, 5),
+        (Kind::Trim, 7),
+        (Kind::Deletion, 3),
+        (Kind::Drain, 4),
+        (Kind::Wipe, 2),
+        (Kind::Change, 6),
+        (Kind::FailedSync, 1),
+        (Kind::SlowSync, 8),
+        (Kind::FullDisk, 9),
+        (Kind::Damage, 10),
+    ];
+
     fn all(seed: u64, nodes: &[u64]) -> Vec<Fault> {
-        let budget = Budget { kills: 60, pauses: 30, partitions: 30, absences: 5 };
-        let mut schedule = Schedule::new(seed, budget, Tempo::default(), nodes);
-        std::iter::from_fn(|| schedule.next(&[2])).collect()
+        let mut schedule = Schedule::new(seed, Budget::from(KINDS), Tempo::default(), nodes);
+        std::iter::from_fn(|| schedule.next(nodes, &[2])).collect()
     }
 
     fn count(faults: &[Fault], is: impl Fn(&What) -> bool) -> usize {
@@ -272,9 +459,10 @@ mod tests {
         let faults = all(1, &[1, 2, 3]);
         assert_eq!(faults, all(1, &[1, 2, 3]));
         assert_ne!(faults, all(2, &[1, 2, 3]));
-        assert_eq!(count(&faults, |what| matches!(what, What::Kill(_))), 60);
-        assert_eq!(count(&faults, |what| matches!(what, What::Pause(_))), 30);
-        assert_eq!(count(&faults, |what| matches!(what, What::Outlast(_))), 5);
+        for (kind, count) in KINDS {
+            let drawn = faults.iter().filter(|fault| fault.kind() == Some(kind)).count();
+            assert_eq!(drawn, count as usize, "{kind:?}");
+        }
         assert!(faults.iter().all(|fault| fault.lasting <= Duration::from_secs(6)));
     }
 
@@ -290,10 +478,18 @@ mod tests {
     #[test]
     fn a_single_node_has_no_links_to_cut() {
         let faults = all(1, &[1]);
-        let cuts = |what: &What| {
-            matches!(what, What::Kill(_) | What::Pause(_) | What::Terminate(_) | What::Clients(..))
-        };
-        assert_eq!(count(&faults, cuts), faults.len());
+        assert!(faults.iter().filter_map(Fault::kind).all(Kind::suits_one));
+        assert!(!faults.iter().any(|fault| matches!(fault.what, What::Slow(_))));
         assert!(faults.len() >= 90);
+    }
+
+    #[test]
+    fn who_comes_is_not_there_and_who_goes_is() {
+        for fault in all(1, &[1, 2, 3]) {
+            if let What::Change { joins, leaves, .. } = fault.what {
+                assert!(leaves <= 3 && joins > 3 && joins <= NODES_MAX, "{fault}");
+                assert!(fault.needs_calm());
+            }
+        }
     }
 }

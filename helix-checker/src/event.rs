@@ -72,8 +72,10 @@ pub enum Event {
     },
     /// A reader got bytes that are no batch of ours.
     Foreign { reader: u32, partition: u32, offset: u64, what: String },
-    /// A reader was told that this offset, which it had reached, is out of range.
+    /// A reader was told that this offset, which it had reached, is out of range: it was trimmed.
     OutOfRange { reader: u32, partition: u32, offset: u64 },
+    /// Someone was told that the log starts here.
+    Starts { partition: u32, offset: u64 },
     /// A final read has come to what the replica gave as its high watermark.
     FinalEnded { reader: u32, partition: u32, high_watermark: u64 },
     /// A replica told its high watermark. A session is one reader of one node between two starts.

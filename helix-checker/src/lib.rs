@@ -11,8 +11,8 @@
 //!   nobody wrote, or half a batch.
 //! - One offset has one content, for everyone and for ever. What was read once, or lay below a
 //!   high watermark that anyone was told, is in every final read.
-//! - A reader gets offsets without gap or step back, and is never told that an offset it has
-//!   reached is out of range.
+//! - A reader gets offsets without gap or step back, and is told that an offset it has reached is
+//!   out of range only where the log may have been trimmed beyond it.
 //! - Batches of one producer that were acked in one partition stand there in the order in which
 //!   they were sent. Of a stream (a pipelined session) even the batches with open outcomes do, and
 //!   none is there if one before it is missing. (A unary retry that was given up may land late.)
@@ -25,7 +25,7 @@
 //! - A batch that demands an offset is acked only there, and is refused only with another end,
 //!   which is not below what was known before it was invoked. A batch with a token is not acked
 //!   if it was invoked after a later token was in force.
-//! - A log starts nowhere but where a trim was acknowledged or may have reached.
+//! - A log starts nowhere but where a trim was acknowledged or may have reached, whoever is told.
 //! - Append times never step back from one batch to the next, and every reader is told the same.
 //! - Final reads of all replicas are equal, and each ends where its high watermark says.
 
@@ -50,5 +50,5 @@ pub fn check(lines: &[Line]) -> Verdict {
     for line in lines {
         checker.on(&line.event);
     }
-    checker.finish()
+    checker.verdict()
 }

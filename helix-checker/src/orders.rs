@@ -7,8 +7,8 @@ use super::event::BatchKey;
 use super::state::{Append, Checker, Mark, Outcome};
 use super::verdict::{Class, Verdict};
 
-pub(super) fn judge(checker: &mut Checker) {
-    let Checker { appends, partitions, verdict, .. } = checker;
+pub(super) fn judge(checker: &Checker, verdict: &mut Verdict) {
+    let Checker { appends, partitions, .. } = checker;
     let mut keys: Vec<_> = appends.keys().copied().collect();
     keys.sort_unstable();
     let all: Vec<(BatchKey, &Append)> = keys.iter().map(|key| (*key, &appends[key])).collect();

@@ -139,8 +139,22 @@ impl Checker {
                 self.found(Class::Unwritten, what, &[]);
             }
             Event::OutOfRange { reader, partition, offset } => {
-                let what = format!("reader {reader}: {partition}@{offset} is out of range");
-                self.found(Class::Vanished, what, &[]);
+                let may = self.partition(partition).may_trim;
+                if offset >= may {
+                    let what = format!(
+                        "reader {reader}: {partition}@{offset} is out of range; {may} may be \
+                         trimmed"
+                    );
+                    self.found(Class::Vanished, what, &[]);
+                }
+            }
+            Event::Starts { partition, offset } => {
+                let may = self.partition(partition).may_trim;
+                if offset > may {
+                    let what =
+                        format!("partition {partition} starts at {offset}; {may} was allowed");
+                    self.found(Class::TrimBroken, what, &[]);
+                }
             }
             Event::FinalEnded { reader, partition, high_watermark } => {
                 self.on_final_ended(reader, partition, high_watermark);
@@ -184,10 +198,12 @@ impl Checker {
         }
     }
 
-    /// Judges what needs the whole history.
-    pub fn finish(mut self) -> Verdict {
-        orders::judge(&mut self);
-        self.verdict
+    /// Judges what has been taken so far, the rules that need the whole of it among them. More
+    /// lines may follow.
+    pub fn verdict(&self) -> Verdict {
+        let mut verdict = self.verdict.clone();
+        orders::judge(self, &mut verdict);
+        verdict
     }
 
     /// A violation that this line shows, together with earlier ones.

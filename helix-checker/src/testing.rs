@@ -1,5 +1,5 @@
 //! Random histories of a correct log, and single corruptions of them, to try the checker on.
-//! The model has what a real run has: streams, lone batches, open outcomes, lagging replicas.
+//! The model has what a real run has: streams, lone batches, open outcomes, lagging replicas, trims.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -28,6 +28,8 @@ struct Model {
     rng: StdRng,
     events: Vec<Event>,
     logs: BTreeMap<u32, Vec<(u64, BatchKey, u32)>>,
+    /// Batches that were trimmed.
+    trimmed: BTreeMap<u32, usize>,
     writers: Vec<Writer>,
     /// Given up by lone writers and not applied: may still land.
     strays: Vec<(BatchKey, u32, u32)>,
@@ -66,6 +68,7 @@ impl Model {
             rng: StdRng::seed_from_u64(seed),
             events: Vec::new(),
             logs: (0..PARTITIONS).map(|partition| (partition, Vec::new())).collect(),
+            trimmed: (0..PARTITIONS).map(|partition| (partition, 0)).collect(),
             writers: (0..8).map(writer).collect(),
             strays: Vec::new(),
             readers: BTreeMap::new(),
@@ -104,7 +107,8 @@ impl Model {
             71..73 => self.land(),
             73..93 => self.read(),
             93..96 => self.tell_watermark(),
-            96..99 => self.ask(),
+            96..98 => self.ask(),
+            98 => self.trim(),
             _ => self.flip_quorum(),
         }
     }
@@ -171,6 +175,15 @@ impl Model {
         let by = *places.choose(&mut self.rng).unwrap();
         let next = self.readers[&by];
         let Some((offset, key, records)) = self.logs[&by.1].get(next).copied() else { return };
+        if next < self.trimmed[&by.1] {
+            let (reader, partition) = by;
+            self.events.push(Event::OutOfRange { reader, partition, offset });
+            let offset = self.start(partition);
+            self.events.push(Event::Starts { partition, offset });
+            self.events.push(Event::Opened { reader, partition, offset });
+            self.readers.insert(by, self.trimmed[&by.1]);
+            return;
+        }
         *self.readers.get_mut(&by).unwrap() += 1;
         self.events.push(Event::Read { reader: by.0, partition: by.1, offset, key, records });
     }
@@ -203,6 +216,27 @@ impl Model {
         self.events.push(Event::Latest { probe: 0, partition, offset });
     }
 
+    /// First offset that is kept.
+    fn start(&self, partition: u32) -> u64 {
+        let first = self.logs[&partition].get(self.trimmed[&partition]);
+        first.map_or_else(|| self.end(partition), |(offset, _, _)| *offset)
+    }
+
+    /// Trims to some batch, which is acknowledged or not.
+    fn trim(&mut self) {
+        let partition = self.rng.random_range(0..PARTITIONS);
+        if self.is_down {
+            return;
+        }
+        let trimmed = self.rng.random_range(self.trimmed[&partition]..=self.logs[&partition].len());
+        self.trimmed.insert(partition, trimmed);
+        let offset = self.start(partition);
+        self.events.push(Event::MayTrim { partition, offset });
+        if self.rng.random_bool(0.7) {
+            self.events.push(Event::Trimmed { partition, offset });
+        }
+    }
+
     fn flip_quorum(&mut self) {
         self.events.push(if self.is_down { Event::QuorumBack } else { Event::QuorumLost });
         self.is_down = !self.is_down;
@@ -224,7 +258,11 @@ impl Model {
             for (partition, log) in &self.logs {
                 let (partition, round) = (*partition, 1);
                 self.events.push(Event::FinalOpened { reader, partition, round, replica });
-                for &(offset, key, records) in log {
+                let offset = self.start(partition);
+                if offset > 0 {
+                    self.events.push(Event::FinalStarts { reader, partition, offset });
+                }
+                for &(offset, key, records) in &log[self.trimmed[&partition]..] {
                     self.events.push(Event::Read { reader, partition, offset, key, records });
                 }
                 let end = log.last().map_or(0, |(at, _, records)| at + u64::from(*records));
@@ -261,6 +299,10 @@ pub(super) fn corrupt(events: &mut Vec<Event>, class: Class, rng: &mut StdRng) -
         Class::FailedAppeared => {
             let place = pick(events, rng, |event| matches!(event, Event::Acked { .. }))?;
             let Event::Acked { key, .. } = events[place] else { return None };
+            // Nobody knows of one that was trimmed before anyone read it.
+            let is_read =
+                |event: &Event| matches!(event, Event::Read { key: it, .. } if *it == key);
+            events.iter().find(|event| is_read(event))?;
             events[place] = Event::Failed { key };
             Some(())
         }
@@ -278,8 +320,27 @@ pub(super) fn corrupt(events: &mut Vec<Event>, class: Class, rng: &mut StdRng) -
         Class::LatestStale => go_stale(events, rng),
         Class::AckedWithoutQuorum => lose_quorum(events, rng),
         Class::ReplicasDiffer => shorten_one(events, rng),
+        Class::Vanished => {
+            let place = pick(events, rng, |event| matches!(event, Event::OutOfRange { .. }))?;
+            let Event::OutOfRange { partition, .. } = events[place] else { return None };
+            forbid_trims(events, partition)
+        }
+        Class::TrimBroken => {
+            let place = pick(events, rng, |event| matches!(event, Event::FinalStarts { .. }))?;
+            let Event::FinalStarts { partition, .. } = events[place] else { return None };
+            forbid_trims(events, partition)
+        }
         _ => None,
     }
+}
+
+/// The front of a partition goes although nobody asked for it.
+fn forbid_trims(events: &mut Vec<Event>, home: u32) -> Option<()> {
+    events.retain(|event| match event {
+        Event::MayTrim { partition, .. } | Event::Trimmed { partition, .. } => *partition != home,
+        _ => true,
+    });
+    Some(())
 }
 
 fn pick(events: &[Event], rng: &mut StdRng, is: impl Fn(&Event) -> bool) -> Option<usize> {
@@ -296,6 +357,10 @@ fn drop_acked(events: &mut Vec<Event>, rng: &mut StdRng) -> Option<()> {
     let place = pick(events, rng, |event| matches!(event, Event::Acked { .. }))?;
     let Event::Acked { key, offset: cut } = events[place] else { return None };
     let home = partition_of(events, key)?;
+    let is_kept = |event: &Event| {
+        is_final(event) && matches!(event, Event::Read { key: it, .. } if *it == key)
+    };
+    events.iter().find(|event| is_kept(event))?;
     events.retain(|event| {
         !matches!(event, Event::Read { partition, offset, .. }
             if is_final(event) && *partition == home && *offset >= cut)
@@ -336,10 +401,12 @@ fn double(events: &mut Vec<Event>, rng: &mut StdRng) -> Option<()> {
 fn skip(events: &mut Vec<Event>, rng: &mut StdRng) -> Option<()> {
     let place = pick(events, rng, |event| matches!(event, Event::Read { .. }))?;
     let Event::Read { reader, partition, .. } = events[place] else { return None };
-    let is_followed = events[place + 1..].iter().any(|event| {
+    let next = events[place + 1..].iter().find(|event| {
         matches!(event, Event::Read { reader: by, partition: home, .. }
+            | Event::Opened { reader: by, partition: home, .. }
             if (*by, *home) == (reader, partition))
     });
+    let is_followed = matches!(next, Some(Event::Read { .. }));
     is_followed.then(|| {
         events.remove(place);
     })

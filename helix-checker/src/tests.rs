@@ -5,7 +5,7 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use super::testing::{corrupt, good, lines};
-use super::{BatchKey, Class, Event, Line, Verdict, check};
+use super::{BatchKey, Checker, Class, Event, Line, Verdict, check};
 
 const P: u32 = 3;
 
@@ -178,6 +178,9 @@ fn what_was_read_vanishes() {
     only(Class::Vanished, &[&[invoked(1, 0)], &told, &last(1, &[])]);
     let sent_away = [Event::OutOfRange { reader: 1, partition: P, offset: 5 }];
     only(Class::Vanished, &[&begin, &sent_away]);
+    let may_trim = |offset| Event::MayTrim { partition: P, offset };
+    only(Class::Vanished, &[&begin, &[may_trim(5)], &sent_away]);
+    accepted(&[&begin, &[may_trim(6)], &sent_away]);
 }
 
 #[test]
@@ -287,6 +290,23 @@ fn a_log_starts_at_the_wrong_place() {
     accepted(&[&begin, &[allowed(5), trimmed(5)], &rest]);
     only(Class::TrimBroken, &[&begin, &[allowed(10), trimmed(10)], &rest]);
     only(Class::ReplicasDiffer, &[&begin, &[allowed(5)], &rest, &last(2, &[(1, 0), (1, 1)])]);
+    let told = [Event::Starts { partition: P, offset: 5 }];
+    only(Class::TrimBroken, &[&begin, &[allowed(4)], &told]);
+    accepted(&[&begin, &[allowed(5)], &told]);
+}
+
+/// What was found up to any line is found again, and no more, when the rest has followed.
+#[test]
+fn a_history_is_judged_as_it_grows() {
+    let events = good(seed(), 400);
+    let mut checker = Checker::default();
+    for (place, line) in lines(&events).iter().enumerate() {
+        checker.on(&line.event);
+        if place % 100 == 0 {
+            assert!(checker.verdict().is_good());
+        }
+    }
+    assert_eq!(checker.verdict(), check(&lines(&events)));
 }
 
 #[test]
@@ -346,6 +366,8 @@ fn random_corruptions_are_found() {
         Class::LatestStale,
         Class::AckedWithoutQuorum,
         Class::ReplicasDiffer,
+        Class::Vanished,
+        Class::TrimBroken,
     ];
     for class in classes {
         let mut spoilt = 0;

@@ -30,7 +30,7 @@ pub use massacre::MassacreArgs;
 pub use refill::RefillArgs;
 pub use retries::RetriesArgs;
 pub use rolling::RollingArgs;
-pub use run::RunArgs;
+pub use run::{Faults, RunArgs};
 
 /// What every command is told.
 #[derive(Debug, Clone, Args)]

@@ -15,7 +15,7 @@ use super::Common;
 use crate::cluster::{Cluster, ClusterOptions};
 use crate::settle::settle;
 use crate::voice::Voice;
-use crate::workload::{Scene, Shape, TOPIC, Workload, progress};
+use crate::workload::{Scene, Shape, TOPIC, TopicPlan, Workload, progress};
 
 /// How long a fresh cluster may take to form, and a healed one to be well again.
 pub(super) const READY_MAX: Duration = Duration::from_secs(60);
@@ -73,6 +73,15 @@ impl Folder {
     }
 }
 
+/// What a command wants beside the usual.
+pub(super) struct Setting {
+    /// [`TOPIC`](crate::workload::TOPIC) first.
+    pub(super) topics: Vec<TopicPlan>,
+    pub(super) has_client_proxies: bool,
+    /// A file system for each node, where that can be had.
+    pub(super) disk_bytes: Option<u64>,
+}
+
 impl Stage {
     /// Data shards that the topic's partitions are in.
     pub(super) async fn shards(&self) -> anyhow::Result<Vec<u32>> {
@@ -105,20 +114,40 @@ impl Stage {
         shape: Shape,
         has_client_proxies: bool,
     ) -> anyhow::Result<Self> {
+        let topics = vec![TopicPlan::kept(common.topic_partitions)];
+        let setting = Setting { topics, has_client_proxies, disk_bytes: None };
+        Self::set_with(common, program, voice, shape, setting).await
+    }
+
+    /// Starts a cluster and makes the topics.
+    pub(super) async fn set_with(
+        common: &Common,
+        program: PathBuf,
+        voice: Voice,
+        shape: Shape,
+        setting: Setting,
+    ) -> anyhow::Result<Self> {
+        let Setting { topics, has_client_proxies, disk_bytes } = setting;
         let folder = Folder::new(common.keep.as_ref())?;
         tokio::fs::create_dir_all(folder.path()).await.context("make the folder")?;
         let is_used = tokio::fs::try_exists(folder.path().join("node-1")).await?;
         ensure!(!is_used, "{} has data of an earlier run; choose another", folder.path().display());
-        let (nodes, seed, partitions) = (common.nodes, common.seed, common.topic_partitions);
+        let (nodes, seed) = (common.nodes, common.seed);
+        let partitions: u32 = topics.iter().map(|topic| topic.partitions).sum();
         voice.say(format_args!("seed {seed}, {nodes} nodes, {partitions} partitions"));
         let folder_path = folder.path().to_owned();
-        let log_kib = common.log_kib;
-        let options =
-            ClusterOptions { program, nodes, folder: folder_path, has_client_proxies, log_kib };
+        let options = ClusterOptions {
+            program,
+            nodes,
+            folder: folder_path,
+            has_client_proxies,
+            log_kib: common.log_kib,
+            disk_bytes,
+        };
         let made = async {
             let mut cluster = Cluster::start(&options)?;
             cluster.healthy(READY_MAX).await.context("the cluster did not form")?;
-            let scene = Scene::set(&cluster, partitions, seed).await?;
+            let scene = Scene::set(&cluster, &topics, seed).await?;
             anyhow::Ok((cluster, scene))
         };
         let (cluster, scene) = match made.await {
@@ -158,6 +187,7 @@ impl Stage {
 
     /// Starts producers and readers.
     pub(super) fn play(&mut self) -> anyhow::Result<()> {
+        self.scene.meet(&self.cluster);
         self.workload = Some(Workload::start(&self.scene, &self.shape, &self.from)?);
         Ok(())
     }
@@ -206,27 +236,34 @@ impl Stage {
         let acked: u64 = stats.acks().iter().sum();
         self.voice.say(format_args!(
             "{acked} batches with {} records acked, {} of them said to be there already; {} \
-             sessions broken, {} reads failed, {} batches read from replicas directly",
+             sessions broken, {} reads failed, {} batches read from replicas directly; {} times \
+             was the front of a log seen to go, and {} readers were there",
             of(&stats.records),
             of(&stats.duplicates),
             of(&stats.broken_sessions),
             of(&stats.failed_reads),
             of(&stats.replica_reads),
+            of(&stats.moved_starts),
+            of(&stats.sent_on),
         ));
     }
 
     /// The end: keeps the evidence if there was an error, else nothing but what was asked for.
     pub(super) async fn end(self, result: anyhow::Result<()>) -> anyhow::Result<()> {
         let Self { cluster, scene, folder, voice, .. } = self;
-        let Err(error) = result else { return Ok(()) };
+        // Nodes end and file systems are unmounted before their folder goes.
         drop(cluster);
+        let Err(error) = result else { return Ok(()) };
         let folder = folder.keep();
         let history = folder.join("history.jsonl");
         match scene.recorder.save(&history) {
             Ok(()) => voice.say(format_args!("the history is in {}", history.display())),
             Err(lost) => voice.say(format_args!("the history could not be written: {lost:#}")),
         }
-        voice.say(format_args!("data and logs are in {}", folder.display()));
+        voice.say(format_args!(
+            "data and logs are in {}; the data of a node with a disk of its own is in its image",
+            folder.display()
+        ));
         Err(error)
     }
 }

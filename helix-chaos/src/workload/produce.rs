@@ -10,11 +10,12 @@ use helix_checker::{BatchKey, Event, payload};
 use helix_client::{
     Ack, Acked, AppendOptions, Client, Error, ProducerOptions, Session, SessionOptions,
 };
-use helix_proto::log::v1::EncodedBatch;
+use helix_proto::log::v1::{EncodedBatch, ErrorReason};
 use rand::RngExt;
 use rand::rngs::StdRng;
+use tokio::time::Instant;
 
-use super::{Scene, Shape, Stop, TOPIC, is_stopped, pause};
+use super::{Keep, Scene, Shape, Stop, is_stopped, pause};
 
 /// Batches that a session has under way.
 const DEPTH: usize = 8;
@@ -31,10 +32,18 @@ pub(super) struct Writer {
     client: Client,
     producer: u32,
     next: u64,
-    records_max: u32,
-    pace: Duration,
+    shape: Shape,
     rng: StdRng,
     stop: Stop,
+}
+
+/// A batch that was handed over.
+struct Sent {
+    key: BatchKey,
+    partition: u32,
+    records: u32,
+    payload_bytes: u64,
+    invoked: Instant,
 }
 
 impl Writer {
@@ -45,8 +54,7 @@ impl Writer {
             rng: scene.rng(producer),
             producer,
             next: 0,
-            records_max: shape.records_max,
-            pace: shape.pace,
+            shape: shape.clone(),
             scene: scene.clone(),
             stop,
         })
@@ -54,8 +62,11 @@ impl Writer {
 
     /// Keeps a session to one partition; opens another when it fails.
     pub(super) async fn stream(mut self, partition: u32) {
+        let place = self.scene.place(partition);
         while !self.is_over() {
-            match self.client.session(TOPIC, partition, SessionOptions::default()).await {
+            let opening =
+                self.client.session(place.topic, place.partition, SessionOptions::default());
+            match opening.await {
                 Ok(session) => self.fill(&session, partition).await,
                 Err(_) => {
                     self.scene.stats.broken_sessions.fetch_add(1, Ordering::Relaxed);
@@ -69,26 +80,26 @@ impl Writer {
     /// over has its outcome in the history when this returns.
     async fn fill(&mut self, session: &Session, partition: u32) {
         let stream = self.scene.id();
-        let mut waiting: VecDeque<(BatchKey, u32, Acked)> = VecDeque::new();
+        let mut waiting: VecDeque<(Sent, Acked)> = VecDeque::new();
         let mut has_failed = false;
-        while !has_failed && pause(&mut self.stop, self.pace, &mut self.rng).await {
+        while !has_failed && pause(&mut self.stop, self.shape.pace, &mut self.rng).await {
             if self.is_over() {
                 break;
             }
-            let (key, records, batch) = self.make(partition, Some(stream));
+            let (sent, batch) = self.make(partition, Some(stream));
             match session.append(batch).await {
-                Ok(acked) => waiting.push_back((key, records, acked)),
+                Ok(acked) => waiting.push_back((sent, acked)),
                 Err(error) => {
-                    self.end(key, partition, records, Err(error));
+                    self.end(&sent, Err(error));
                     has_failed = true;
                 }
             }
             if waiting.len() >= DEPTH {
-                has_failed |= self.take(&mut waiting, partition).await;
+                has_failed |= self.take(&mut waiting).await;
             }
         }
         while !waiting.is_empty() {
-            has_failed |= self.take(&mut waiting, partition).await;
+            has_failed |= self.take(&mut waiting).await;
         }
         if has_failed {
             self.scene.stats.broken_sessions.fetch_add(1, Ordering::Relaxed);
@@ -96,33 +107,40 @@ impl Writer {
     }
 
     /// Waits for the oldest batch. True if it failed.
-    async fn take(&self, waiting: &mut VecDeque<(BatchKey, u32, Acked)>, partition: u32) -> bool {
-        let Some((key, records, acked)) = waiting.pop_front() else { return false };
+    async fn take(&self, waiting: &mut VecDeque<(Sent, Acked)>) -> bool {
+        let Some((sent, acked)) = waiting.pop_front() else { return false };
         let result = acked.await;
         let has_failed = result.is_err();
-        self.end(key, partition, records, result);
+        self.end(&sent, result);
         has_failed
+    }
+
+    /// Any partition.
+    fn draw(&mut self) -> u32 {
+        self.rng.random_range(0..u32::try_from(self.scene.places.len()).unwrap_or(1))
     }
 
     /// An idempotent producer with one batch under way, to any partition.
     pub(super) async fn one_by_one(mut self) {
         let producer = self.client.producer(ProducerOptions::default());
-        while pause(&mut self.stop, self.pace, &mut self.rng).await && !self.is_over() {
-            let partition = self.rng.random_range(0..self.scene.partitions);
-            let (key, records, batch) = self.make(partition, None);
-            let result = producer.append(TOPIC, partition, batch).await;
-            self.end(key, partition, records, result);
+        while pause(&mut self.stop, self.shape.pace, &mut self.rng).await && !self.is_over() {
+            let number = self.draw();
+            let place = self.scene.place(number);
+            let (sent, batch) = self.make(number, None);
+            let result = producer.append(place.topic, place.partition, batch).await;
+            self.end(&sent, result);
         }
     }
 
     /// A producer that cannot repeat what may have been applied.
     pub(super) async fn plain(mut self) {
         let options = AppendOptions::default();
-        while pause(&mut self.stop, self.pace, &mut self.rng).await && !self.is_over() {
-            let partition = self.rng.random_range(0..self.scene.partitions);
-            let (key, records, batch) = self.make(partition, None);
-            let result = self.client.append(TOPIC, partition, batch, &options).await;
-            self.end(key, partition, records, result);
+        while pause(&mut self.stop, self.shape.pace, &mut self.rng).await && !self.is_over() {
+            let number = self.draw();
+            let place = self.scene.place(number);
+            let (sent, batch) = self.make(number, None);
+            let result = self.client.append(place.topic, place.partition, batch, &options).await;
+            self.end(&sent, result);
         }
     }
 
@@ -131,28 +149,25 @@ impl Writer {
     /// lost, and a batch that lost one must never turn up.
     pub(super) async fn conditional(mut self) {
         let producer = self.client.producer(ProducerOptions::default());
-        let mut ends = vec![0; self.scene.partitions as usize];
-        while pause(&mut self.stop, self.pace, &mut self.rng).await && !self.is_over() {
-            let partition = self.rng.random_range(0..self.scene.partitions);
-            let end = &mut ends[partition as usize];
+        let mut ends = vec![0; self.scene.places.len()];
+        while pause(&mut self.stop, self.shape.pace, &mut self.rng).await && !self.is_over() {
+            let number = self.draw();
+            let place = self.scene.place(number);
+            let end = &mut ends[number as usize];
             for _ in 0..RACES {
-                let (key, records, batch) = self.make(partition, None);
+                let (sent, batch) = self.make(number, None);
+                let (key, expected) = (sent.key, Some(*end));
+                self.scene.recorder.add(Event::Condition { key, expected, token: None });
                 let options = AppendOptions::default().expecting(*end);
-                let result = producer.append_with(TOPIC, partition, batch, &options).await;
+                let result =
+                    producer.append_with(place.topic, place.partition, batch, &options).await;
                 let has_lost = result.is_err();
-                let is_elsewhere =
-                    |ack: &Ack| ack.first_offset.is_some_and(|offset| offset != *end);
-                if result.as_ref().is_ok_and(is_elsewhere) {
-                    let what = format!("an ack of {key}, which was to be at {end}");
-                    let (reader, offset) = (self.producer, *end);
-                    self.scene.recorder.add(Event::Foreign { reader, partition, offset, what });
-                }
                 let told = match &result {
                     Ok(ack) => ack.next_offset,
                     Err(error) => error.next_offset,
                 };
                 *end = told.unwrap_or(*end);
-                self.end(key, partition, records, result);
+                self.end(&sent, result);
                 if !has_lost || self.is_over() {
                     break;
                 }
@@ -165,20 +180,28 @@ impl Writer {
     }
 
     /// The next batch, noted as invoked.
-    fn make(&mut self, partition: u32, stream: Option<u32>) -> (BatchKey, u32, EncodedBatch) {
+    fn make(&mut self, partition: u32, stream: Option<u32>) -> (Sent, EncodedBatch) {
         let key = BatchKey { producer: self.producer, number: self.next };
         self.next += 1;
-        let records = self.rng.random_range(1..=self.records_max);
+        let most = match self.scene.place(partition).keep {
+            Keep::All | Keep::Untrimmed => self.shape.records_max,
+            Keep::Bytes(_) | Keep::Newer(_) => self.shape.bulk_records_max,
+        };
+        let records = self.rng.random_range(1..=most);
         let batch = payload::build(key, records);
+        let payload_bytes = batch.payload.len() as u64;
+        self.scene.ledger(partition).on_invoked(payload_bytes);
         self.scene.recorder.add(Event::Invoked { key, partition, records, stream });
-        (key, records, batch)
+        (Sent { key, partition, records, payload_bytes, invoked: Instant::now() }, batch)
     }
 
-    fn end(&self, key: BatchKey, partition: u32, records: u32, result: Result<Ack, Error>) {
+    fn end(&self, sent: &Sent, result: Result<Ack, Error>) {
+        let Sent { key, partition, records, payload_bytes, invoked } = *sent;
         let recorder = &self.scene.recorder;
         match result {
             Ok(Ack { first_offset: Some(offset), next_offset, duplicate, .. }) => {
                 recorder.add(Event::Acked { key, offset });
+                self.scene.ledger(partition).on_acked(offset, payload_bytes, invoked);
                 if next_offset != Some(offset + u64::from(records)) {
                     let what = format!("an ack of {key} whose end is {next_offset:?}");
                     recorder.add(Event::Foreign { reader: self.producer, partition, offset, what });
@@ -194,7 +217,15 @@ impl Writer {
                 recorder.add(Event::Foreign { reader: self.producer, partition, offset: 0, what });
             }
             Err(error) if error.may_have_applied => recorder.add(Event::Unknown { key }),
-            Err(_) => recorder.add(Event::Failed { key }),
+            Err(error) => {
+                self.scene.ledger(partition).on_failed(payload_bytes);
+                recorder.add(match error.next_offset {
+                    Some(next_offset) if error.is(ErrorReason::ExpectedOffsetMismatch) => {
+                        Event::Refused { key, next_offset }
+                    }
+                    _ => Event::Failed { key },
+                });
+            }
         }
     }
 }

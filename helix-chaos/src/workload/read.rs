@@ -1,5 +1,6 @@
-//! Readers: a subscription, a long poll, one of each replica, and questions for the latest offset.
-//! Each goes on from where it was, whatever happens to the nodes.
+//! Readers: a subscription, a long poll, one of each replica, one that reads old records again, and
+//! questions for the latest offset. Each goes on from where it was, whatever happens to the nodes,
+//! or from the start of the log if that has moved beyond it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,14 +9,14 @@ use std::time::Duration;
 use helix_checker::Event;
 use helix_checker::payload::events;
 use helix_client::{
-    Batches, Client, Error, Event as Told, FetchOptions, Position, ReadOptions, Start,
+    Batches, Client, Error, Event as Told, FetchOptions, Position, ReadOptions, ReadSource, Start,
 };
 use helix_proto::log::v1::ErrorReason;
 use rand::RngExt;
 use rand::rngs::StdRng;
 use tokio::task::JoinSet;
 
-use super::{Scene, Stop, TOPIC, is_stopped, pause};
+use super::{Place, Scene, Stop, is_stopped, pause};
 use crate::cluster::Starts;
 use crate::direct::{Direct, FetchError};
 
@@ -24,6 +25,12 @@ const POLL: Duration = Duration::from_millis(300);
 
 /// Mean pause between two questions for the latest offset, and after a failed read.
 const BREATH: Duration = Duration::from_millis(30);
+
+/// Payload bytes of one read of old records.
+const REREAD_BYTES: u64 = 256 << 10;
+
+/// Batches, at least, that one read of old records takes before the next place is drawn.
+const REREAD_BATCHES: usize = 40;
 
 /// Starts one reader of each kind.
 pub(super) fn spawn(
@@ -35,8 +42,9 @@ pub(super) fn spawn(
     tasks.spawn(Reader::new(scene, from, stop)?.subscribe());
     tasks.spawn(Reader::new(scene, from, stop)?.poll());
     tasks.spawn(Reader::new(scene, from, stop)?.probe());
-    for direct in &scene.direct {
-        tasks.spawn(Reader::new(scene, from, stop)?.follow(direct.clone()));
+    tasks.spawn(Reader::new(scene, from, stop)?.reread());
+    for direct in scene.nodes().direct {
+        tasks.spawn(Reader::new(scene, from, stop)?.follow(direct));
     }
     Ok(())
 }
@@ -71,28 +79,79 @@ impl Reader {
     }
 
     fn starts(&self) -> Vec<Start> {
-        let places = (0..).zip(&self.next);
-        let start =
-            |(partition, next): (u32, &u64)| Start::new(TOPIC, partition, Position::Offset(*next));
-        places.map(start).collect()
+        let start = |(number, place): (u32, Place)| {
+            let next = Position::Offset(self.next[number as usize]);
+            Start::new(place.topic, place.partition, next)
+        };
+        self.scene.places().map(start).collect()
     }
 
+    /// Batches from where this reader was.
     fn take(&mut self, batches: &Batches) {
-        let next = &mut self.next[batches.partition as usize];
-        let (events, end) = events(self.id, batches.partition, &batches.batches, *next);
+        let Some(number) = self.scene.number(&batches.topic, batches.partition) else { return };
+        let next = &mut self.next[number as usize];
+        let (events, end) = events(self.id, number, &batches.batches, *next);
         *next = end;
         self.scene.recorder.add_all(events);
+        self.scene.starts_at(number, batches.watermarks.log_start_offset);
     }
 
-    /// A failed read is tried again; one that says that the log has shrunk is a finding.
+    /// A failed read is tried again. One that says that the log starts further on goes on there;
+    /// whether that may be is for the checker to say.
     async fn failed(&mut self, error: &Error) {
         self.scene.stats.failed_reads.fetch_add(1, Ordering::Relaxed);
-        if is_out_of_range(error) {
-            let partition = error.place.as_ref().map_or(0, |(_, partition)| *partition);
-            let offset = self.next.get(partition as usize).copied().unwrap_or(0);
-            self.scene.recorder.add(Event::OutOfRange { reader: self.id, partition, offset });
+        let place = error.place.as_ref().filter(|_| is_out_of_range(error));
+        if let Some(partition) =
+            place.and_then(|(topic, partition)| self.scene.number(topic, *partition))
+        {
+            let (reader, offset) = (self.id, self.next[partition as usize]);
+            let log_start = error.watermarks.unwrap_or_default().log_start_offset;
+            self.scene.starts_at(partition, log_start);
+            self.scene.recorder.add(Event::OutOfRange { reader, partition, offset });
+            if log_start > offset {
+                self.next[partition as usize] = log_start;
+                self.scene.recorder.add(Event::Opened { reader, partition, offset: log_start });
+                self.scene.stats.sent_on.fetch_add(1, Ordering::Relaxed);
+            }
         }
         pause(&mut self.stop, BREATH, &mut self.rng).await;
+    }
+
+    /// Reads old records again, from any replica: a partition after the other, each time from
+    /// another place. What is read may be moved by a compaction meanwhile, or dropped.
+    async fn reread(mut self) {
+        let consumer = self.client.consumer();
+        let read = ReadOptions { source: ReadSource::AnyReplica, ..ReadOptions::default() };
+        let options =
+            FetchOptions { read, bytes_max: Some(REREAD_BYTES), ..FetchOptions::default() };
+        loop {
+            let number = self.rng.random_range(0..self.next.len());
+            let partition = u32::try_from(number).unwrap_or(0);
+            let place = self.scene.place(partition);
+            let part = self.rng.random_range(0.0..1.0);
+            let offset = self.scene.ledger(partition).cut(part).unwrap_or(0);
+            self.next[number] = offset;
+            self.scene.recorder.add(Event::Opened { reader: self.id, partition, offset });
+            let mut batches = 0;
+            while batches < REREAD_BATCHES {
+                if !pause(&mut self.stop, BREATH, &mut self.rng).await {
+                    return;
+                }
+                let next = Position::Offset(self.next[number]);
+                let start = [Start::new(place.topic, place.partition, next)];
+                match consumer.fetch_encoded(&start, &options).await {
+                    Ok(read) => {
+                        let count: usize = read.iter().map(|read| read.batches.len()).sum();
+                        read.iter().for_each(|batches| self.take(batches));
+                        if count == 0 {
+                            break;
+                        }
+                        batches += count;
+                    }
+                    Err(error) => self.failed(&error).await,
+                }
+            }
+        }
     }
 
     /// A pushed stream from the leaders.
@@ -135,16 +194,19 @@ impl Reader {
     async fn probe(mut self) {
         let admin = self.client.admin();
         while pause(&mut self.stop, BREATH, &mut self.rng).await {
-            let partition = self.rng.random_range(0..self.scene.partitions);
-            self.scene.recorder.add(Event::LatestAsked { probe: self.id, partition });
-            let asked = [partition];
-            match admin.resolve_offsets(TOPIC, &asked, &Position::Latest).await {
+            let number = self.rng.random_range(0..self.next.len());
+            let (probe, partition) = (self.id, u32::try_from(number).unwrap_or(0));
+            let place = self.scene.place(partition);
+            self.scene.recorder.add(Event::LatestAsked { probe, partition });
+            let asked = [place.partition];
+            match admin.resolve_offsets(place.topic, &asked, &Position::Latest).await {
                 Ok(offsets) => {
-                    for resolved in offsets {
-                        let (partition, offset) = (resolved.partition, resolved.offset);
-                        let probe = self.id;
-                        self.scene.recorder.add(Event::Latest { probe, partition, offset });
-                    }
+                    let told = offsets.into_iter();
+                    self.scene.recorder.add_all(told.map(|resolved| Event::Latest {
+                        probe,
+                        partition,
+                        offset: resolved.offset,
+                    }));
                 }
                 Err(error) => self.failed(&error).await,
             }
@@ -157,17 +219,20 @@ impl Reader {
         let mut session = Session { starts: &starts, node_id: direct.node_id, start: 0, id: 0 };
         while !is_stopped(&self.stop) {
             let mut has_moved = false;
-            for partition in 0..scene.partitions {
+            for (partition, place) in scene.places() {
                 let next = self.next[partition as usize];
                 let id = session.begin(&scene);
-                match direct.fetch((TOPIC, partition), next, Duration::ZERO).await {
+                let asked = (place.topic, place.partition);
+                match direct.fetch(asked, next, Duration::ZERO).await {
                     Ok(read) => {
                         let (mut told, end) = events(self.id, partition, &read.batches, next);
                         has_moved |= end > next;
                         self.next[partition as usize] = end;
                         let batches = &scene.stats.replica_reads;
                         batches.fetch_add(told.len() as u64, Ordering::Relaxed);
-                        if let (Some(marks), true) = (read.watermarks, session.is_same()) {
+                        let marks = read.watermarks.unwrap_or_default();
+                        scene.starts_at(partition, marks.log_start_offset);
+                        if read.watermarks.is_some() && session.is_same() {
                             let high_watermark = marks.high_watermark;
                             told.push(Event::Watermark { session: id, partition, high_watermark });
                         }

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use helix_chaos::commands::{
-    self, Command, Common, FloodArgs, GrowArgs, MassacreArgs, RetriesArgs, RollingArgs, RunArgs,
+    self, Command, Common, Faults, FloodArgs, GrowArgs, MassacreArgs, RetriesArgs, RollingArgs,
+    RunArgs,
 };
 
 fn program() -> PathBuf {
@@ -22,10 +23,22 @@ fn common(nodes: u64) -> Common {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kills_pauses_and_partitions_break_no_promise() {
-    let (kills, pauses, partitions, absences) = (6, 3, 3, 1);
-    let (common, check_every, short) = (common(3), 100, true);
-    let args = RunArgs { common, kills, pauses, partitions, absences, check_every, short };
+async fn faults_of_every_kind_break_no_promise() {
+    // Drains, changes of nodes and full disks have tests of their own.
+    let faults = Faults {
+        kills: 2,
+        pauses: 2,
+        partitions: 2,
+        absences: 1,
+        trims: 2,
+        wipes: 1,
+        failed_syncs: 1,
+        stalls: 1,
+        damages: 1,
+        ..Faults::default()
+    };
+    let common = Common { log_kib: Some(512), ..common(3) };
+    let args = RunArgs { common, faults, check_every: 15, short: true };
     commands::run(Command::Run(args), program()).await.unwrap();
 }
 

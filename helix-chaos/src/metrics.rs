@@ -1,0 +1,52 @@
+//! What a node says of itself on its admin port. Plain HTTP/1, one question a connection.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+const ANSWER_MAX: Duration = Duration::from_secs(3);
+
+/// A metric, added up over its labels.
+pub(crate) async fn sum(admin: SocketAddr, name: &str) -> anyhow::Result<u64> {
+    let page = timeout(ANSWER_MAX, page(admin)).await.context("no answer")??;
+    Ok(add(&page, name))
+}
+
+async fn page(admin: SocketAddr) -> anyhow::Result<String> {
+    let mut stream = TcpStream::connect(admin).await?;
+    let question = format!("GET /metrics HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n");
+    stream.write_all(question.as_bytes()).await?;
+    let mut page = String::new();
+    stream.read_to_string(&mut page).await?;
+    Ok(page)
+}
+
+fn add(page: &str, name: &str) -> u64 {
+    let values = page.lines().filter_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        let value = match rest.strip_prefix('{') {
+            Some(labels) => labels.rsplit_once('}')?.1,
+            None => rest,
+        };
+        // Another metric whose name begins the same has more before the space.
+        value.strip_prefix(' ')?.trim().parse::<f64>().ok()
+    });
+    values.sum::<f64>() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metric_is_added_up_over_its_labels() {
+        let page =
+            "# TYPE a gauge\na{shard=\"1\"} 3\na{shard=\"2\"} 4\nab 100\na 1\nb{x=\"a\"} 9\n";
+        assert_eq!(add(page, "a"), 8);
+        assert_eq!(add(page, "c"), 0);
+    }
+}
