@@ -63,11 +63,11 @@ chaos-retries *args:
 chaos-failover *args:
     cargo run --release -p helix-chaos -- failover {{args}}
 
-# Whole clusters in simulation: `just sim --seed 7`, `just sim --seconds 600`.
+# Whole clusters in simulation: `just sim --seed 7`, `just sim --seconds 600 --jobs 2 --marks`.
 sim *args:
     cd sim && cargo run -- {{args}}
 
-# Plants known bugs in a copy of the tree, one at a time, and shows which seed finds each.
+# Plants known bugs in a copy of the tree, and shows which seed finds each: `just sim-bugs --seconds 60`.
 sim-bugs *args:
     bash sim/bugs.sh {{args}}
 

@@ -1,46 +1,64 @@
 #!/usr/bin/env bash
-# Plants each bug of bugs/ in a copy of the tree, builds it, and runs seeds until one finds it.
-# Prints a line for each bug; fails if one is not found in its time.
-#   bugs.sh [--seconds S] [NAME...]     S seconds of runs for each bug, two seeds at a time
+# Plants the bugs of bugs/ in a copy of the tree, builds that once with a switch for each, and runs
+# seeds with one after the other alive until one fails. Prints a line for each bug; fails if one is
+# not found in its time, or if a seed fails with none alive.
+#   bugs.sh [--seconds S] [--jobs N] [--from SEED] [NAME...]   at most S seconds of runs for each
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-seconds=120
+seconds=120 jobs=2 from=1
 names=()
 while [ $# -gt 0 ]; do
     case "$1" in
         --seconds) seconds=$2; shift 2 ;;
+        --jobs) jobs=$2; shift 2 ;;
+        --from) from=$2; shift 2 ;;
         *) names+=("$1"); shift ;;
     esac
 done
 if [ ${#names[@]} = 0 ]; then
-    for patch in sim/bugs/*.patch; do names+=("$(basename "$patch" .patch)"); done
+    # Every switch that any patch has.
+    mapfile -t names < <(grep -ho 'planted::is("[a-z-]*")' sim/bugs/*.patch | cut -d'"' -f2 | sort -u)
 fi
 
-copy=$(mktemp -d)
-trap 'rm -rf "$copy"' EXIT
-target=${CARGO_TARGET_DIR:-$PWD/target}/bugs
+# One folder for what is built, so that the libraries are not built again; the copy has a place of
+# its own in it.
+target=${CARGO_TARGET_DIR:-$PWD/target}
+copy=$target/bugs
+rm -rf "$copy"
+mkdir -p "$copy"
 # What git knows or would take in, as it is now.
-git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -xf - -C "$copy"
+git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
+    if [ -e "$file" ]; then printf '%s\0' "$file"; fi
+done | tar --null -T - -cf - | tar -xf - -C "$copy"
+cp -r sim/bugs/planted "$copy/planted"
+for crate in helix-wal helix-server helix-client; do
+    sed -i '/^\[dependencies\]/a planted = { path = "../planted" }' "$copy/$crate/Cargo.toml"
+done
+for patch in sim/bugs/*.patch; do
+    patch -s -p1 -d "$copy" < "$patch" || { echo "$patch does not fit any more"; exit 1; }
+done
+(cd "$copy/sim" && CARGO_TARGET_DIR="$target" cargo build -q) || exit 1
+program=$copy/helix-sim
+cp "$target/debug/helix-sim" "$program"
 
+simulate() {
+    HELIX_BUG=$1 "$program" --from "$from" --jobs "$jobs" "${@:2}" 2>&1
+}
+if ! out=$(simulate "" --seeds 4); then
+    echo "with no bug alive: $(grep -m1 '^FAILED' <<< "$out" || tail -n 1 <<< "$out")"
+    exit 1
+fi
 found=0
 for name in "${names[@]}"; do
-    patch -s -p1 -d "$copy" < "sim/bugs/$name.patch"
-    if ! (cd "$copy/sim" && CARGO_TARGET_DIR="$target" cargo build -q 2> "$copy/build.log"); then
-        echo "$name: DOES NOT BUILD"
-        tail -n 20 "$copy/build.log"
-        patch -s -R -p1 -d "$copy" < "sim/bugs/$name.patch"
-        continue
-    fi
     begin=$(date +%s)
-    if out=$("$target/debug/helix-sim" --from 1 --seconds "$seconds" 2>&1); then
+    if out=$(simulate "$name" --seconds "$seconds"); then
         echo "$name: NOT FOUND in $seconds s"
     else
-        line=$(grep -m1 '^FAILED seed' <<< "$out" || tail -n 1 <<< "$out")
-        echo "$name: found in $(($(date +%s) - begin)) s: ${line:0:160}"
+        line=$(grep -m1 '^FAILED' <<< "$out" || tail -n 1 <<< "$out")
+        echo "$name: found in $(($(date +%s) - begin)) s: ${line:0:200}"
         found=$((found + 1))
     fi
-    patch -s -R -p1 -d "$copy" < "sim/bugs/$name.patch"
 done
 echo "$found of ${#names[@]} planted bugs were found"
 [ "$found" = "${#names[@]}" ]

@@ -69,6 +69,13 @@ impl Log {
 
     pub(crate) fn state(&self) -> LogState {
         let by_index = |id: &LogId| id.index;
+        debug_assert!(self.purged <= self.last, "{:?} is purged of {:?}", self.purged, self.last);
+        debug_assert!(
+            self.synced.is_none_or(|synced| synced.index < self.end()),
+            "{:?} is synced of {:?}",
+            self.synced,
+            self.last
+        );
         LogState {
             vote: self.vote.clone(),
             purged: self.purged,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -46,6 +47,8 @@ struct Inner {
     last: Mutex<Weak<Node>>,
     stop: Notify,
     life: Mutex<u64>,
+    /// Whether it is switched on. One that may join later is not at first.
+    is_on: AtomicBool,
 }
 
 impl Machine {
@@ -60,6 +63,7 @@ impl Machine {
             last: Mutex::default(),
             stop: Notify::new(),
             life: Mutex::default(),
+            is_on: AtomicBool::new(node_id <= plan.nodes),
         }))
     }
 
@@ -69,6 +73,15 @@ impl Machine {
 
     pub fn host(&self) -> String {
         Plan::host(self.0.node_id)
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.0.is_on.load(Ordering::Relaxed)
+    }
+
+    /// Whether the next life is one.
+    pub fn switch(&self, on: bool) {
+        self.0.is_on.store(on, Ordering::Relaxed);
     }
 
     pub fn disks(&self) -> &Disks {
@@ -104,6 +117,11 @@ impl Machine {
         self.0.last.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
     }
 
+    /// Nothing that it left behind is looked at any more: its disks are gone.
+    pub fn forget_last(&self) {
+        *self.0.last.lock().unwrap_or_else(PoisonError::into_inner) = Weak::new();
+    }
+
     /// Asks the running node to stop as it does when it is told to.
     pub fn stop(&self) {
         self.0.stop.notify_one();
@@ -122,7 +140,7 @@ impl Machine {
             topic_settings: PartitionSettings {
                 default_durability: 1,
                 min_durability: 1,
-                max_batch_bytes: 16 << 10,
+                max_batch_bytes: 24 << 10,
                 max_record_bytes: 8 << 10,
                 retention_bytes: plan.retention_bytes,
                 ..PartitionSettings::default()
@@ -133,7 +151,7 @@ impl Machine {
             shares: Shares::default(),
             log_limits: LogLimits {
                 checkpoint_bytes: plan.checkpoint_bytes,
-                ..LogLimits::default()
+                catch_up_bytes: plan.catch_up_bytes,
             },
             scrub_rate: 0,
             clock: clock.clone(),
@@ -144,6 +162,9 @@ impl Machine {
     /// One life of the node, from start to failure or stop. A process that has ended waits until
     /// the machine takes its remains away.
     pub async fn live(self) -> turmoil::Result {
+        if !self.is_on() {
+            std::future::pending::<()>().await;
+        }
         if let Err(why) = self.run().await {
             self.set_standing(Standing::Failed(why));
         }

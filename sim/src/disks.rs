@@ -87,6 +87,11 @@ impl Disks {
         true
     }
 
+    /// Other disks, empty ones, are put in their place. The machine is off.
+    pub fn wipe(&self) {
+        self.lock().by_shard.clear();
+    }
+
     pub fn set_stall(&self, stall: Duration) {
         self.lock().stall = stall;
     }

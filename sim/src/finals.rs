@@ -38,7 +38,7 @@ pub async fn read(scene: Scene, rounds: u32, found: Found) -> turmoil::Result {
 
 async fn read_all(scene: &Scene, round: u32, found: &Found) -> turmoil::Result {
     let mut events = Vec::new();
-    for node in 1..=scene.plan.nodes {
+    for node in scene.members.all() {
         let host = Plan::host(node);
         let endpoint = Endpoint::from_shared(format!("http://{host}:{CLIENT_PORT}"))?;
         let client = ConsumeServiceClient::new(channel(&endpoint));

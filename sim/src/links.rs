@@ -17,6 +17,8 @@ pub struct Links {
     /// As turmoil has it.
     cut_now: BTreeSet<(Place, Place)>,
     held_now: BTreeSet<(Place, Place)>,
+    /// Whether turmoil's network may be in another state than it should be.
+    changed: bool,
 }
 
 impl Links {
@@ -36,6 +38,7 @@ impl Links {
     pub fn cut(&mut self, reason: u64, from: Place, to: Place) {
         if from != to {
             self.cuts.insert((reason, from, to));
+            self.changed = true;
         }
     }
 
@@ -48,16 +51,21 @@ impl Links {
     pub fn hold(&mut self, reason: u64, one: Place, other: Place) {
         if one != other {
             self.holds.insert((reason, one.min(other), one.max(other)));
+            self.changed = true;
         }
     }
 
     pub fn forget(&mut self, reason: u64) {
         self.cuts.retain(|(why, _, _)| *why != reason);
         self.holds.retain(|(why, _, _)| *why != reason);
+        self.changed = true;
     }
 
     /// Brings turmoil's network to this state.
     pub fn apply(&mut self, sim: &Sim<'_>) {
+        if !std::mem::take(&mut self.changed) {
+            return;
+        }
         let name = |place: Place| self.name(place);
         let cuts: BTreeSet<_> = self.cuts.iter().map(|(_, from, to)| (*from, *to)).collect();
         let is_cut = |one, other| cuts.contains(&(one, other)) || cuts.contains(&(other, one));

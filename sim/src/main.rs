@@ -1,19 +1,22 @@
 //! `helix-sim`: runs seeds until the time is over, or one seed again.
 
-use std::collections::BTreeMap;
 use std::io::Write;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Output};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use helix_sim::marks::{Listener, Mark, Marks};
-use helix_sim::plan::{Kind, Plan};
-use helix_sim::run::{Failure, Report, run};
+use helix_sim::marks::{Listener, Marks};
+use helix_sim::plan::Plan;
+use helix_sim::run::{Failure, Report, run_plan};
+use helix_sim::tally::Tally;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Simulates whole clusters and checks everything that their clients were told
 #[derive(Debug, Parser)]
@@ -53,17 +56,18 @@ struct Cli {
     /// Fails if something was never met in the whole series
     #[arg(long)]
     marks: bool,
-}
 
-/// What a series of runs adds up to.
-#[derive(Debug, Default)]
-struct Total {
-    runs: u64,
-    simulated: Duration,
-    acked: u64,
-    reads: u64,
-    crashes: u64,
-    faults: BTreeMap<Kind, u64>,
+    /// Goes on after a seed that failed
+    #[arg(long)]
+    keep_going: bool,
+
+    /// Breaks each cluster for so many simulated seconds instead of what its seed draws
+    #[arg(long)]
+    duration: Option<u64>,
+
+    /// With --seed: prints what a series adds up
+    #[arg(long, hide = true)]
+    tally: bool,
 }
 
 fn main() -> ExitCode {
@@ -75,7 +79,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs with the nodes' log in the marks, and on the screen if asked for.
-fn listened(seed: u64, keeps_trace: bool, log: Option<&str>) -> Result<Report, Failure> {
+fn listened(plan: Plan, keeps_trace: bool, log: Option<&str>) -> Result<Report, Failure> {
     let heard = Marks::default();
     let shown = log.map(|filter| {
         let layer = fmt::layer().with_writer(std::io::stderr).with_timer(SimulatedTime);
@@ -83,7 +87,7 @@ fn listened(seed: u64, keeps_trace: bool, log: Option<&str>) -> Result<Report, F
     });
     let listener = Listener(heard.clone()).with_filter(EnvFilter::new("helix_server=info"));
     let subscriber = tracing_subscriber::registry().with(listener).with(shown);
-    let report = tracing::subscriber::with_default(subscriber, || run(seed, keeps_trace))?;
+    let report = tracing::subscriber::with_default(subscriber, || run_plan(plan, keeps_trace))?;
     report.marks.take(&heard);
     Ok(report)
 }
@@ -98,9 +102,18 @@ impl fmt::time::FormatTime for SimulatedTime {
 }
 
 fn one(seed: u64, cli: &Cli) -> ExitCode {
-    println!("{:#?}", Plan::new(seed));
-    let keeps_trace = cli.trace || cli.twice;
-    let first = listened(seed, keeps_trace, cli.log.as_deref());
+    let mut plan = Plan::new(seed);
+    if let Some(seconds) = cli.duration {
+        plan.duration = Duration::from_secs(seconds);
+    }
+    if cli.tally {
+        return tallied(plan);
+    }
+    println!("{plan:#?}");
+    if cli.twice {
+        return twice(seed, cli.duration);
+    }
+    let first = listened(plan, cli.trace, cli.log.as_deref());
     let (trace, end) = match &first {
         Ok(report) => (&report.trace, describe(report)),
         Err(failure) => (&failure.trace, failure.what.clone()),
@@ -113,21 +126,48 @@ fn one(seed: u64, cli: &Cli) -> ExitCode {
         }
     }
     println!("seed {seed}: {end}");
-    if cli.twice {
-        eprintln!("once more");
-        let second = listened(seed, true, cli.log.as_deref());
-        let again = match &second {
-            Ok(report) => &report.trace,
-            Err(failure) => &failure.trace,
-        };
-        let differs = (0..trace.len().max(again.len())).find(|at| trace.get(*at) != again.get(*at));
-        if let Some(at) = differs {
-            println!("line {at} differs:\n  {:?}\n  {:?}", trace.get(at), again.get(at));
+    if first.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Compares the traces of two runs, line by line.
+fn twice(seed: u64, duration: Option<u64>) -> ExitCode {
+    let trace = || {
+        let output = alone(seed, duration, "--trace")?;
+        Ok::<_, String>(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (one, other) = match (trace(), trace()) {
+        (Ok(one), Ok(other)) => (one, other),
+        (Err(why), _) | (_, Err(why)) => {
+            println!("{why}");
             return ExitCode::FAILURE;
         }
-        println!("the same twice, {} lines", trace.len());
+    };
+    let (mut one, mut other) = (one.lines(), other.lines());
+    for line in 0_u64.. {
+        match (one.next(), other.next()) {
+            (None, None) => {
+                println!("seed {seed}: the same twice, {line} lines");
+                break;
+            }
+            (one, other) if one == other => {}
+            (one, other) => {
+                println!("line {line} differs:\n  {one:?}\n  {other:?}");
+                return ExitCode::FAILURE;
+            }
+        }
     }
-    if first.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    ExitCode::SUCCESS
+}
+
+/// Runs a seed in a process of its own.
+fn alone(seed: u64, duration: Option<u64>, flag: &str) -> Result<Output, String> {
+    let program = std::env::current_exe().map_err(|error| format!("no program: {error}"))?;
+    let mut command = Command::new(program);
+    command.args([flag, "--seed", &seed.to_string()]);
+    if let Some(seconds) = duration {
+        command.args(["--duration", &seconds.to_string()]);
+    }
+    command.output().map_err(|error| format!("it does not start: {error}"))
 }
 
 fn describe(report: &Report) -> String {
@@ -139,6 +179,23 @@ fn describe(report: &Report) -> String {
     )
 }
 
+/// One run of a series, in a process of its own.
+fn tallied(plan: Plan) -> ExitCode {
+    match listened(plan, false, None) {
+        Ok(report) => {
+            print!("{}", Tally::of(&report));
+            println!("{}", describe(&report));
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            println!("{}", failure.what);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs seeds, each in a process of its own: some of what libraries keep is one for the whole
+/// process, like the numbers of tokio's tasks, and decides in which order a crash ends them.
 #[allow(clippy::disallowed_methods)] // The time that a series may take is real.
 fn series(cli: &Cli) -> ExitCode {
     let begin = Instant::now();
@@ -148,8 +205,7 @@ fn series(cli: &Cli) -> ExitCode {
     });
     println!("seeds from {from} (--from {from} repeats them, --seed runs one)");
     let (next, has_failed) = (AtomicU64::new(from), AtomicBool::new(false));
-    let total = Mutex::new(Total::default());
-    let marks = Marks::default();
+    let total = Mutex::new(Tally::default());
     let work = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -157,21 +213,22 @@ fn series(cli: &Cli) -> ExitCode {
                 Some(seeds) => seed >= from + seeds,
                 None => begin.elapsed() >= Duration::from_secs(cli.seconds),
             };
-            if is_over || has_failed.load(Ordering::Relaxed) {
+            if is_over || has_failed.load(Ordering::Relaxed) && !cli.keep_going {
                 return;
             }
             let begun = Instant::now();
-            match listened(seed, false, None) {
-                Ok(report) => {
-                    println!("{seed} ok in {:.1?}: {}", begun.elapsed(), describe(&report));
-                    marks.take(&report.marks);
+            let ended = apart(seed, cli.duration);
+            let took = begun.elapsed();
+            match ended {
+                Ok((tally, text)) => {
+                    println!("{seed} ok in {took:.1?}: {text}");
                     if let Ok(mut total) = total.lock() {
-                        total.take(&report);
+                        total.take(&tally);
                     }
                 }
-                Err(failure) => {
+                Err(what) => {
                     has_failed.store(true, Ordering::Relaxed);
-                    println!("FAILED seed {seed} after {:.1?}: {}", begun.elapsed(), failure.what);
+                    println!("FAILED seed {seed} after {took:.1?}: {what}");
                 }
             }
         }
@@ -181,10 +238,9 @@ fn series(cli: &Cli) -> ExitCode {
             scope.spawn(work);
         }
     });
-    if let Ok(total) = total.lock() {
-        total.print(begin.elapsed(), &marks);
-    }
-    let missing = marks.missing();
+    let total = total.into_inner().unwrap_or_default();
+    println!("{}", total.summary(begin.elapsed()));
+    let missing = total.missing();
     if cli.marks && !missing.is_empty() {
         println!("FAILED: never met: {missing:?}");
         return ExitCode::FAILURE;
@@ -192,29 +248,16 @@ fn series(cli: &Cli) -> ExitCode {
     if has_failed.load(Ordering::Relaxed) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-impl Total {
-    fn take(&mut self, report: &Report) {
-        self.runs += 1;
-        self.simulated += report.simulated;
-        self.acked += report.verdict.acked;
-        self.reads += report.verdict.reads;
-        self.crashes += report.crashes;
-        for (kind, count) in &report.faults {
-            *self.faults.entry(*kind).or_default() += count;
-        }
+/// Runs a seed in a process of its own: what it adds up to and says, or why it failed.
+fn apart(seed: u64, duration: Option<u64>) -> Result<(Tally, String), String> {
+    let output = alone(seed, duration, "--tally")?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    if output.status.success() {
+        let (tally, text) = Tally::parse(&said);
+        return Ok((tally, text));
     }
-
-    fn print(&self, wall: Duration, marks: &Marks) {
-        let Self { runs, simulated, acked, reads, crashes, faults } = self;
-        let speed = simulated.as_secs_f64() / wall.as_secs_f64();
-        println!(
-            "{runs} runs, {:.2} simulated hours in {:.0} s ({speed:.1} times as fast as time); \
-             {acked} batches acked, {reads} read, {crashes} crashes",
-            simulated.as_secs_f64() / 3600.0,
-            wall.as_secs_f64()
-        );
-        println!("faults: {faults:?}");
-        let met = Mark::ALL.into_iter().map(|mark| format!("{mark:?} {}", marks.get(mark)));
-        println!("met: {}", met.collect::<Vec<_>>().join(", "));
-    }
+    let mut errors: Vec<_> =
+        String::from_utf8_lossy(&output.stderr).lines().map(str::to_owned).collect();
+    errors.truncate(4);
+    Err(format!("{} {} {}", said.trim(), errors.join("; "), output.status))
 }

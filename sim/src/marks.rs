@@ -37,6 +37,9 @@ pub enum Mark {
     PartitionNonTransitive,
     MessagesHeld,
     MessagesLost,
+    ConnectionReset,
+    MessageTwice,
+    MessageLate,
     SlowLink,
     ClockJump,
     SegmentRolled,
@@ -45,10 +48,20 @@ pub enum Mark {
     ReaderSentToLogStart,
     RestartedFromCheckpoint,
     FiveNodes,
+    ConditionMet,
+    ConditionRefused,
+    GapRefused,
+    ElectionForced,
+    NodeWiped,
+    NodeReplaced,
+    NodeAdded,
+    NodeRemoved,
+    Drained,
+    SnapshotInstalled,
 }
 
 impl Mark {
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 47] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -75,6 +88,9 @@ impl Mark {
         Self::PartitionNonTransitive,
         Self::MessagesHeld,
         Self::MessagesLost,
+        Self::ConnectionReset,
+        Self::MessageTwice,
+        Self::MessageLate,
         Self::SlowLink,
         Self::ClockJump,
         Self::SegmentRolled,
@@ -83,6 +99,16 @@ impl Mark {
         Self::ReaderSentToLogStart,
         Self::RestartedFromCheckpoint,
         Self::FiveNodes,
+        Self::ConditionMet,
+        Self::ConditionRefused,
+        Self::GapRefused,
+        Self::ElectionForced,
+        Self::NodeWiped,
+        Self::NodeReplaced,
+        Self::NodeAdded,
+        Self::NodeRemoved,
+        Self::Drained,
+        Self::SnapshotInstalled,
     ];
 }
 
@@ -111,18 +137,15 @@ impl Marks {
             self.add(mark, other.get(mark));
         }
     }
-
-    pub fn missing(&self) -> Vec<Mark> {
-        Mark::ALL.into_iter().filter(|mark| self.get(*mark) == 0).collect()
-    }
 }
 
-/// Marks that only the nodes' own log tells of. A message that is worded anew must be so here too:
-/// otherwise its mark stays at zero, which is a failure.
-const LOGGED: [(&str, Mark); 3] = [
+/// Marks that only the nodes' own log tells of, by how a message begins. One that is worded anew
+/// must be so here too: otherwise its mark stays at zero, which is a failure.
+const LOGGED: [(&str, Mark); 4] = [
     ("cut a torn, unacknowledged tail", Mark::TornTailCut),
     ("no majority answers; appends are refused", Mark::LeaderCutOff),
     ("the disk stalls; handing over", Mark::HandedOverStalledDisk),
+    ("the log goes on after entry", Mark::SnapshotInstalled),
 ];
 
 /// Listens to what the nodes log.
@@ -137,7 +160,7 @@ impl<S: Subscriber> Layer<S> for Listener {
         let mut message = Message(String::new());
         event.record(&mut message);
         for (text, mark) in LOGGED {
-            if message.0 == text {
+            if message.0.starts_with(text) {
                 self.0.hit(mark);
             }
         }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use helix_wal::storage::{Fault, Operation};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -12,17 +13,19 @@ use turmoil::Sim;
 use crate::cluster::{Machine, Standing};
 use crate::links::Links;
 use crate::marks::{Mark, Marks};
+use crate::members::{Members, Order};
+use crate::net;
 use crate::plan::{Kind, Plan};
 use crate::record::Recorder;
 
-/// Room that is left on a full disk: less than the reserve that a log keeps free, so that appends
-/// are refused, and more than the half of it that what is under way already may use.
+/// Room that is left on a disk that fills up: less than the reserve that a log keeps free, so that
+/// appends are refused, and more than the half of it that what is under way already may use.
 const FULL_BYTES: u64 = 192 << 20;
 
 /// How often, per tick, some link gets another latency.
 const LATENCY_CHANGES: f64 = 0.01;
 
-/// What ends a fault.
+/// What ends a fault, or makes it worse.
 #[derive(Debug, Clone)]
 enum End {
     Links(u64),
@@ -30,6 +33,8 @@ enum End {
     Stall(u64),
     Full(u64),
     Slow(usize, usize),
+    Tampering,
+    PowerLoss(Vec<u64>),
 }
 
 /// How a node goes down.
@@ -56,7 +61,10 @@ pub struct Nemesis {
     down: BTreeMap<u64, u64>,
     /// Nodes whose storage may fail, for it was made to.
     tainted: BTreeSet<u64>,
-    full: BTreeSet<u64>,
+    full: BTreeMap<u64, u64>,
+    members: Members,
+    /// Whom the last fault was for.
+    last_struck: u64,
     /// Links that are slow just now.
     slow: BTreeSet<(usize, usize)>,
     is_over: bool,
@@ -67,8 +75,15 @@ pub struct Nemesis {
 
 impl Nemesis {
     /// `hosts` are all hosts, the nodes first and in order.
-    pub fn new(plan: &Plan, hosts: Vec<String>, recorder: Recorder, marks: Marks) -> Self {
+    pub fn new(
+        plan: &Plan,
+        hosts: Vec<String>,
+        members: Members,
+        recorder: Recorder,
+        marks: Marks,
+    ) -> Self {
         Self {
+            members,
             rng: StdRng::seed_from_u64(plan.seed ^ 0x6e_656d),
             plan: plan.clone(),
             recorder,
@@ -79,7 +94,8 @@ impl Nemesis {
             reasons: 0,
             down: BTreeMap::new(),
             tainted: BTreeSet::new(),
-            full: BTreeSet::new(),
+            full: BTreeMap::new(),
+            last_struck: 1,
             slow: BTreeSet::new(),
             is_over: false,
             counts: BTreeMap::new(),
@@ -104,6 +120,7 @@ impl Nemesis {
             let other = (one + self.rng.random_range(1..hosts)) % hosts;
             self.set_latency(sim, one, other);
         }
+        self.obey(sim, machines);
         self.bury(sim, machines, now)?;
         let (due, later) = self.ends.drain(..).partition(|(at, _)| *at <= now);
         self.ends = later;
@@ -125,6 +142,41 @@ impl Nemesis {
         Ok(())
     }
 
+    /// Does what the operator has asked for.
+    fn obey(&mut self, sim: &mut Sim<'_>, machines: &[Machine]) {
+        for order in self.members.take_orders() {
+            let (Order::Start(node) | Order::Retire(node)) = order;
+            let Some(machine) = machines.get(place(node)) else { continue };
+            self.recorder.note(&format!("{order:?}"));
+            match order {
+                Order::Start(_) => {
+                    machine.switch(true);
+                    machine.set_standing(Standing::Opening);
+                    sim.bounce(machine.host());
+                }
+                Order::Retire(_) => {
+                    self.take_down(sim, machine, Down::Process);
+                    if let Some(reason) = self.down.remove(&node) {
+                        self.links.forget(reason);
+                    }
+                    machine.switch(false);
+                    self.wipe(machine);
+                }
+            }
+        }
+    }
+
+    /// A machine that is down gets other disks.
+    fn wipe(&mut self, machine: &Machine) {
+        machine.disks().wipe();
+        machine.forget_last();
+        self.members.on_wipe(machine.node_id());
+        self.tainted.remove(&machine.node_id());
+        if let Some(free) = self.full.get(&machine.node_id()) {
+            machine.disks().set_free(Some(*free));
+        }
+    }
+
     /// Takes away nodes that have ended by themselves, and those whose disk has stopped.
     fn bury(
         &mut self,
@@ -134,7 +186,7 @@ impl Nemesis {
     ) -> Result<(), String> {
         for machine in machines {
             let node = machine.node_id();
-            if self.down.contains_key(&node) {
+            if self.down.contains_key(&node) || !machine.is_on() {
                 continue;
             }
             if machine.disks().has_stopped() {
@@ -159,7 +211,7 @@ impl Nemesis {
 
     fn take_down(&mut self, sim: &mut Sim<'_>, machine: &Machine, how: Down) {
         let node = machine.node_id();
-        if self.down.contains_key(&node) {
+        if self.down.contains_key(&node) || !machine.is_on() {
             return;
         }
         if matches!(machine.standing(), Standing::Opening) {
@@ -198,12 +250,13 @@ impl Nemesis {
 
     fn start(&mut self, sim: &mut Sim<'_>, machine: &Machine) {
         let node = machine.node_id();
+        // It may have been taken away for good meanwhile.
         let Some(reason) = self.down.remove(&node) else { return };
         // Some starts meet what is left of the faults.
         if self.rng.random_bool(0.7) {
             machine.disks().heal();
-            if self.full.contains(&node) {
-                machine.disks().set_free(Some(FULL_BYTES));
+            if let Some(free) = self.full.get(&node) {
+                machine.disks().set_free(Some(*free));
             } else {
                 self.tainted.remove(&node);
             }
@@ -236,6 +289,13 @@ impl Nemesis {
                     machine.disks().set_free(None);
                 }
             }
+            End::PowerLoss(nodes) => {
+                for machine in nodes.into_iter().filter_map(machine) {
+                    self.marks.hit(Mark::PowerLoss);
+                    self.take_down(sim, machine, Down::Power);
+                }
+            }
+            End::Tampering => net::tamper(None, &self.marks),
             End::Slow(one, other) => {
                 self.slow.remove(&(one, other));
                 self.set_latency(sim, one, other);
@@ -243,9 +303,31 @@ impl Nemesis {
         }
     }
 
+    /// Whom a fault is for: anyone, the one that the last fault was for, or one that leads.
+    fn choose<'a>(&mut self, machines: &'a [Machine]) -> Option<&'a Machine> {
+        let (draw, shard) =
+            (self.rng.random_range(0..10), self.rng.random_range(1..=self.plan.shards));
+        let leads = |machine: &&Machine| {
+            let node = machine.node();
+            node.is_some_and(|node| node.shards().iter().any(|it| it.id() == shard && it.leads()))
+        };
+        let aimed = match draw {
+            0..3 => machines.iter().find(|machine| machine.node_id() == self.last_struck),
+            3..6 => machines.iter().find(leads),
+            _ => None,
+        };
+        aimed.or_else(|| machines.choose(&mut self.rng))
+    }
+
     fn strike(&mut self, sim: &mut Sim<'_>, machines: &[Machine], kind: Kind) {
         let now = sim.elapsed();
-        let Some(machine) = machines.choose(&mut self.rng) else { return };
+        let Some(machine) = self.choose(machines) else { return };
+        self.last_struck = machine.node_id();
+        if self.plan.kinds.contains(&Kind::PowerLoss) && self.rng.random_bool(0.15) {
+            // Soon after whatever comes now.
+            let after = Duration::from_millis(self.rng.random_range(5..1_500));
+            self.ends.push((sim.elapsed() + after, End::PowerLoss(vec![self.last_struck])));
+        }
         let (node, nodes) = (machine.node_id(), machines.len());
         let here = place(node);
         let ms = |rng: &mut StdRng, range| Duration::from_millis(rng.random_range(range));
@@ -299,6 +381,17 @@ impl Nemesis {
                 self.marks.hit(Mark::MessagesLost);
                 self.ends.push((now + ms(&mut self.rng, 1..40), End::Links(reason)));
             }
+            Kind::Reset => {
+                let other = self.rng.random_range(0..self.links.count());
+                if other != here {
+                    net::reset(sim.lookup(self.host(here)), sim.lookup(self.host(other)));
+                    self.marks.hit(Mark::ConnectionReset);
+                }
+            }
+            Kind::Tamper => {
+                net::tamper(Some(StdRng::from_rng(&mut self.rng)), &self.marks);
+                self.ends.push((now + ms(&mut self.rng, 500..8_000), End::Tampering));
+            }
             Kind::SlowLink => {
                 let other = (here + self.rng.random_range(1..nodes)) % nodes;
                 let latency = ms(&mut self.rng, 30..200);
@@ -344,6 +437,20 @@ impl Nemesis {
                     self.marks.hit(Mark::SyncFailed);
                 }
             }
+            Kind::SyncErrorOfAll => {
+                let shard = self.rng.random_range(1..=self.plan.shards);
+                for machine in machines {
+                    let fault = Fault::next(Operation::Sync).after(self.rng.random_range(0..3));
+                    self.tainted.insert(machine.node_id());
+                    if machine.disks().fail(shard, fault) {
+                        self.marks.hit(Mark::SyncFailed);
+                    }
+                }
+                if self.rng.random_bool(0.5) {
+                    let nodes = machines.iter().map(Machine::node_id).collect();
+                    self.ends.push((now + ms(&mut self.rng, 50..2_000), End::PowerLoss(nodes)));
+                }
+            }
             Kind::WriteError => {
                 let after = self.rng.random_range(0..20);
                 let which = *[Operation::Write, Operation::Rename, Operation::Create]
@@ -363,7 +470,7 @@ impl Nemesis {
             }
             Kind::Full => {
                 self.tainted.insert(node);
-                self.full.insert(node);
+                self.full.insert(node, FULL_BYTES);
                 machine.disks().set_free(Some(FULL_BYTES));
                 self.ends.push((now + ms(&mut self.rng, 1_000..9_000), End::Full(node)));
             }
@@ -372,8 +479,30 @@ impl Nemesis {
                 machine.clock().set_error(error);
                 self.marks.hit(Mark::ClockJump);
             }
+            Kind::Wipe => {
+                if machine.is_on() && self.members.lose(node) {
+                    self.marks.hit(Mark::NodeWiped);
+                    self.take_down(sim, machine, Down::Power);
+                    self.wipe(machine);
+                }
+            }
+            Kind::Election => {
+                // Some stand for it at the same time.
+                let shard = self.rng.random_range(0..=self.plan.shards);
+                let stand = machines.iter().filter(|_| self.rng.random_bool(0.6));
+                for machine in stand.collect::<Vec<_>>() {
+                    let Some(node) = machine.node() else { continue };
+                    let elected = match node.shards().iter().find(|it| it.id() == shard) {
+                        Some(it) => it.replica().elect().now_or_never(),
+                        None => node.cluster().replica().elect().now_or_never(),
+                    };
+                    if elected.is_some_and(|asked| asked.is_ok()) {
+                        self.marks.hit(Mark::ElectionForced);
+                    }
+                }
+            }
             // The operator's part.
-            Kind::Transfer => {}
+            Kind::Transfer | Kind::Drain | Kind::Grow => {}
         }
     }
 
@@ -396,7 +525,7 @@ impl Nemesis {
         self.is_over = true;
         self.recorder.note("everything is healed");
         for (_, end) in std::mem::take(&mut self.ends) {
-            if !matches!(end, End::Start(_)) {
+            if !matches!(end, End::Start(_) | End::PowerLoss(_)) {
                 self.end(sim, machines, end);
             }
         }

@@ -18,6 +18,8 @@ pub enum Kind {
     NonTransitive,
     Hold,
     Loss,
+    Reset,
+    Tamper,
     SlowLink,
     PowerLoss,
     PowerLossMidWrite,
@@ -25,20 +27,27 @@ pub enum Kind {
     Kill,
     Stop,
     SyncError,
+    SyncErrorOfAll,
     WriteError,
     Stall,
     Full,
     ClockJump,
+    Wipe,
+    Election,
     Transfer,
+    Drain,
+    Grow,
 }
 
 impl Kind {
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 24] = [
         Self::Partition,
         Self::OneWay,
         Self::NonTransitive,
         Self::Hold,
         Self::Loss,
+        Self::Reset,
+        Self::Tamper,
         Self::SlowLink,
         Self::PowerLoss,
         Self::PowerLossMidWrite,
@@ -46,11 +55,16 @@ impl Kind {
         Self::Kill,
         Self::Stop,
         Self::SyncError,
+        Self::SyncErrorOfAll,
         Self::WriteError,
         Self::Stall,
         Self::Full,
         Self::ClockJump,
+        Self::Wipe,
+        Self::Election,
         Self::Transfer,
+        Self::Drain,
+        Self::Grow,
     ];
 }
 
@@ -69,15 +83,18 @@ pub struct Plan {
     pub segment_bytes: u64,
     pub tail_bytes: usize,
     pub checkpoint_bytes: u64,
+    pub catch_up_bytes: u64,
     pub retention_bytes: Option<u64>,
     pub latency_max: Duration,
-    /// Nodes in the order in which they take their turns.
+    /// Machines in the order in which they take their turns.
     pub order: Vec<u64>,
     pub disks: Vec<DiskShape>,
     pub clock_errors_us: Vec<i64>,
     pub sessions: u32,
     pub unary: u32,
     pub plain: u32,
+    pub conditional: u32,
+    pub repeaters: u32,
     pub trims: bool,
     pub records_max: u32,
     /// Mean pause of a producer between two batches.
@@ -93,6 +110,10 @@ impl Plan {
         if rng.random_bool(0.05) {
             kinds.clear();
         }
+        if nodes == 5 {
+            // A cluster has no more members than that.
+            kinds.retain(|kind| *kind != Kind::Grow);
+        }
         let disk = |rng: &mut StdRng| DiskShape {
             cache: match rng.random_range(0..4) {
                 0 => CacheMode::Never,
@@ -107,15 +128,16 @@ impl Plan {
                 _ => 50_000,
             }),
         };
-        let disks = (0..nodes).map(|_| disk(&mut rng)).collect();
+        let machines = nodes + u64::from(kinds.contains(&Kind::Grow));
+        let disks = (0..machines).map(|_| disk(&mut rng)).collect();
         let skews = kinds.contains(&Kind::ClockJump);
         let minutes = 60_000_000;
         let error = |rng: &mut StdRng| match skews {
             true => rng.random_range(-10 * minutes..=10 * minutes),
             false => rng.random_range(-50_000..=50_000),
         };
-        let clock_errors_us = (0..nodes).map(|_| error(&mut rng)).collect();
-        let mut order: Vec<u64> = (1..=nodes).collect();
+        let clock_errors_us = (0..machines).map(|_| error(&mut rng)).collect();
+        let mut order: Vec<u64> = (1..=machines).collect();
         order.shuffle(&mut rng);
         Self {
             seed,
@@ -123,12 +145,16 @@ impl Plan {
             order,
             shards,
             partitions: rng.random_range(1..=16),
-            duration: Duration::from_secs(rng.random_range(15..=45)),
+            duration: Duration::from_secs(match rng.random_bool(0.5) {
+                true => rng.random_range(15..=45),
+                false => rng.random_range(60..=300),
+            }),
             gap: Duration::from_millis(rng.random_range(300..=3_000)),
             kinds,
             segment_bytes: 64 << 10 << rng.random_range(0..4),
             tail_bytes: 4 << 10 << rng.random_range(0..6),
             checkpoint_bytes: 16 << 10 << rng.random_range(0..5),
+            catch_up_bytes: if rng.random_bool(0.5) { 64 << 10 } else { 4 << 30 },
             retention_bytes: rng.random_bool(0.2).then_some(64 << 10),
             latency_max: Duration::from_millis(rng.random_range(1..=20)),
             disks,
@@ -136,10 +162,17 @@ impl Plan {
             sessions: rng.random_range(1..=4),
             unary: rng.random_range(1..=3),
             plain: rng.random_range(0..=2),
+            conditional: rng.random_range(0..=1),
+            repeaters: rng.random_range(0..=1),
             trims: rng.random_bool(0.4),
-            records_max: rng.random_range(1..=12),
+            records_max: if rng.random_bool(0.3) { 40 } else { rng.random_range(1..=12) },
             pace: Duration::from_millis(rng.random_range(5..=60)),
         }
+    }
+
+    /// Machines that there are: the nodes that form the cluster, and perhaps one that may join.
+    pub fn machines(&self) -> u64 {
+        self.disks.len() as u64
     }
 
     pub fn host(node: u64) -> String {

@@ -32,8 +32,17 @@ impl Recorder {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn set_now(&self, now: Duration) {
-        self.lock().now = now;
+    /// A tick begins. `wire` is what went over the network in the one before, as a number.
+    pub fn on_tick(&self, now: Duration, wire: u64) {
+        let mut inner = self.lock();
+        inner.now = now;
+        if wire != 0 {
+            inner.hash = (inner.hash ^ wire).wrapping_mul(0x0100_0000_01b3);
+            if inner.keeps_trace {
+                let line = format!("{:>10.3} wire {wire:016x}", now.as_secs_f64() * 1000.0);
+                inner.trace.push(line);
+            }
+        }
     }
 
     pub fn add(&self, event: Event) {

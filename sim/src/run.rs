@@ -7,12 +7,15 @@ use std::time::Duration;
 
 use helix_checker::Verdict;
 use helix_server::raft::seed_this_thread;
+use hermetic::Hermetic;
 use turmoil::{Builder, Sim};
 
 use crate::cluster::Machine;
 use crate::finals::{self, Found};
 use crate::marks::{Mark, Marks};
 use crate::nemesis::Nemesis;
+use crate::net;
+use crate::operator;
 use crate::plan::{Kind, Plan};
 use crate::record::Recorder;
 use crate::watch::Watch;
@@ -30,7 +33,7 @@ const FORM_MAX: Duration = Duration::from_secs(120);
 const PROGRESS_MAX: Duration = Duration::from_secs(40);
 
 /// How long clients may take to come to rest, and replicas to become equal.
-const REST_MAX: Duration = Duration::from_secs(60);
+const REST_MAX: Duration = Duration::from_secs(90);
 
 /// Full reads that are begun again because something changed meanwhile.
 const READS_MAX: u32 = 6;
@@ -75,7 +78,9 @@ pub fn run_plan(plan: Plan, keeps_trace: bool) -> Result<Report, Failure> {
     // before. The nodes' log goes where the caller's goes.
     let dispatch = tracing::dispatcher::get_default(Clone::clone);
     let run = || {
-        tracing::dispatcher::with_default(&dispatch, || World::new(plan, recorder.clone()).run())
+        let hermetic = Hermetic::enter(seed);
+        let run = || World::new(plan, recorder.clone(), hermetic).run();
+        tracing::dispatcher::with_default(&dispatch, run)
     };
     let joined = thread::scope(|scope| scope.spawn(run).join());
     // A panic anywhere in the product is a finding like any other.
@@ -103,10 +108,11 @@ struct World {
     found: Found,
     recorder: Recorder,
     marks: Marks,
+    hermetic: Hermetic,
 }
 
 impl World {
-    fn new(plan: Plan, recorder: Recorder) -> Self {
+    fn new(plan: Plan, recorder: Recorder, hermetic: Hermetic) -> Self {
         // openraft draws its timeouts on whatever thread it runs.
         seed_this_thread(plan.seed);
         let mut builder = Builder::new();
@@ -118,7 +124,8 @@ impl World {
             .min_message_latency(TICK)
             .max_message_latency(TICK);
         let mut sim = builder.build();
-        let machines: Vec<_> = (1..=plan.nodes).map(|node| Machine::new(&plan, node)).collect();
+        let machines: Vec<_> =
+            (1..=plan.machines()).map(|node| Machine::new(&plan, node)).collect();
         // Hosts take their turns in the order in which they came; every seed has its own.
         for node in &plan.order {
             let Some(machine) = machines.iter().find(|it| it.node_id() == *node) else { continue };
@@ -131,31 +138,35 @@ impl World {
         sim.client("setter", workload::set(scene.clone()));
         sim.client("writers", workload::write(scene.clone()));
         sim.client("readers", workload::read(scene.clone()));
-        sim.client("operator", workload::operate(scene.clone()));
+        sim.client("operator", operator::operate(scene.clone()));
         sim.client("finals", finals::read(scene.clone(), READS_MAX, found.clone()));
         let hosts = machines.iter().map(Machine::host);
         let hosts = hosts.chain(["writers", "readers"].map(str::to_owned)).collect();
         if plan.nodes == 5 {
             marks.hit(Mark::FiveNodes);
         }
-        let mut nemesis = Nemesis::new(&plan, hosts, recorder.clone(), marks.clone());
+        let members = scene.members.clone();
+        let mut nemesis =
+            Nemesis::new(&plan, hosts, members.clone(), recorder.clone(), marks.clone());
         nemesis.set_latencies(&sim);
         Self {
             nemesis,
             found,
-            watch: Watch::new(plan.nodes, recorder.clone(), marks.clone()),
+            watch: Watch::new(members, recorder.clone(), marks.clone()),
             sim: ManuallyDrop::new(sim),
             machines,
             scene,
             recorder,
             marks,
+            hermetic,
             plan,
         }
     }
 
     /// One tick.
     fn step(&mut self, breaks: bool) -> Result<(), String> {
-        self.recorder.set_now(self.sim.elapsed());
+        self.hermetic.set_now(self.sim.elapsed());
+        self.recorder.on_tick(self.sim.elapsed(), net::take_wire());
         self.sim.step().map_err(|error| error.to_string())?;
         self.watch.look(&self.machines)?;
         self.nemesis.tick(&mut self.sim, &self.machines, breaks)

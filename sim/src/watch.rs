@@ -6,15 +6,17 @@
 //! - what was on stable storage is there after a crash;
 //! - votes never go back or change within a term, also over crashes;
 //! - high watermarks and log starts of a running node never go back;
-//! - nothing is purged that is not committed, and nothing committed that is not in the log.
+//! - what is purged is in a checkpoint, that was applied, that was committed, that is in the log.
 
 use std::collections::BTreeMap;
 
 use helix_server::node::Node;
+use helix_server::raft::Replica;
 use helix_wal::{How, LogId, LogState, Wal};
 
 use crate::cluster::Machine;
 use crate::marks::{Mark, Marks};
+use crate::members::Members;
 use crate::record::Recorder;
 
 /// Ticks between two looks at partitions and at segments.
@@ -34,6 +36,11 @@ struct Seen {
     is_up: bool,
     /// On stable storage for sure.
     stable: Option<LogId>,
+    /// What was on disks that were emptied since. The cluster can lose one member: what only that
+    /// one had beside another counts for it until it is replaced.
+    lost: Option<LogId>,
+    /// How often its node's disks had been emptied.
+    wipes: u64,
     vote: Option<Vote>,
     /// Up to where committed entries have been compared in this life.
     compared: u64,
@@ -48,7 +55,7 @@ struct Seen {
 /// See the module.
 #[derive(Debug)]
 pub struct Watch {
-    nodes: u64,
+    members: Members,
     recorder: Recorder,
     marks: Marks,
     ticks: u64,
@@ -65,16 +72,16 @@ pub struct Watch {
 struct Look<'a> {
     node_id: u64,
     shard_id: u64,
-    wal: &'a Wal,
+    replica: &'a Replica,
     state: LogState,
     /// Term in which it leads.
     leads_in: Option<u64>,
 }
 
 impl Watch {
-    pub fn new(nodes: u64, recorder: Recorder, marks: Marks) -> Self {
+    pub fn new(members: Members, recorder: Recorder, marks: Marks) -> Self {
         Self {
-            nodes,
+            members,
             recorder,
             marks,
             ticks: 0,
@@ -93,6 +100,7 @@ impl Watch {
         self.ticks += 1;
         for machine in machines {
             let node_id = machine.node_id();
+            self.forget_if_wiped(node_id);
             match machine.node() {
                 // A disk without power answers nothing more; what it had synced counts.
                 Some(node) if machine.disks().has_stopped() => self.last_look(node_id, &node),
@@ -108,6 +116,15 @@ impl Watch {
             }
         }
         self.majorities()
+    }
+
+    /// Replicas on emptied disks begin anew: nothing is kept, nobody was voted for.
+    fn forget_if_wiped(&mut self, node_id: u64) {
+        let wipes = self.members.wipes(node_id);
+        let mine = self.seen.range_mut((node_id, 0)..=(node_id, u64::MAX));
+        for (_, seen) in mine.filter(|(_, seen)| seen.wipes < wipes) {
+            *seen = Seen { wipes, lost: seen.stable.max(seen.lost), ..Seen::default() };
+        }
     }
 
     fn last_look(&mut self, node_id: u64, node: &Node) {
@@ -137,7 +154,7 @@ impl Watch {
         self.replica(Look {
             node_id,
             shard_id: 0,
-            wal: replica.wal(),
+            replica,
             state: replica.wal().state(),
             leads_in: leads.then_some(leadership.term),
         })?;
@@ -145,7 +162,7 @@ impl Watch {
             self.replica(Look {
                 node_id,
                 shard_id: shard.id(),
-                wal: shard.wal(),
+                replica: shard.replica(),
                 state: shard.wal().state(),
                 leads_in: shard.leads().then(|| shard.term()),
             })?;
@@ -167,7 +184,8 @@ impl Watch {
     }
 
     fn replica(&mut self, look: Look<'_>) -> Result<(), String> {
-        let Look { node_id, shard_id, wal, state, leads_in } = look;
+        let Look { node_id, shard_id, replica, state, leads_in } = look;
+        let wal = replica.wal();
         let index = |id: Option<LogId>| id.map_or(0, |id| id.index);
         let name = format!("node {node_id}, shard {shard_id}");
         let seen = self.seen.entry((node_id, shard_id)).or_default();
@@ -200,6 +218,18 @@ impl Watch {
             return Err(format!(
                 "{name}: log ends at {last}, committed {committed}, {purged} gone"
             ));
+        }
+        if self.ticks.is_multiple_of(PARTITIONS_EVERY) {
+            // Each is told by another part: openraft, its state machine, the log. The log's hint of
+            // what is committed does not follow a snapshot.
+            let (checkpoint, purged) = replica.checkpointed();
+            let applied = replica.applied();
+            let order = [purged, checkpoint, applied, committed.max(checkpoint), last];
+            if !order.is_sorted() {
+                return Err(format!(
+                    "{name}: purged, checkpoint, applied, committed, last are {order:?}"
+                ));
+            }
         }
         if purged > seen.compared {
             seen.compared = purged;
@@ -270,6 +300,12 @@ impl Watch {
         let Some(seen) = self.seen.get_mut(&of) else { return Ok(()) };
         for (id, start, high) in rows {
             let before = seen.partitions.insert(*id, (*start, *high));
+            if start > high {
+                return Err(format!(
+                    "node {}, shard {}: partition {id} starts at {start} and ends at {high}",
+                    of.0, of.1
+                ));
+            }
             if let Some(before) = before.filter(|before| before.0 > *start || before.1 > *high) {
                 return Err(format!(
                     "node {}, shard {}: partition {id} went from {before:?} (log start, high \
@@ -290,11 +326,16 @@ impl Watch {
             let most = committed.entry(*shard).or_default();
             *most = (*most).max(seen.committed);
         }
+        let (members, majority) = (self.members.all(), self.members.majority());
+        let lost = self.members.lost();
         for (shard, committed) in committed {
-            let stable = (1..=self.nodes).filter_map(|node| self.seen.get(&(node, shard))?.stable);
+            let stable = members.iter().filter_map(|node| {
+                let seen = self.seen.get(&(*node, shard))?;
+                if lost == Some(*node) { seen.stable.max(seen.lost) } else { seen.stable }
+            });
             let stable: Vec<u64> = stable.map(|id| id.index).collect();
-            let count = stable.iter().filter(|index| **index >= committed).count() as u64;
-            if committed > 0 && count <= self.nodes / 2 {
+            let count = stable.iter().filter(|index| **index >= committed).count();
+            if committed > 0 && count < majority {
                 return Err(format!(
                     "shard {shard}: {committed} is committed, and the nodes have synced {stable:?}"
                 ));
@@ -307,7 +348,8 @@ impl Watch {
     /// applied.
     pub fn level(&self, machines: &[Machine]) -> Option<Vec<(u64, u64)>> {
         let mut levels = BTreeMap::new();
-        for machine in machines {
+        let members = self.members.all();
+        for machine in machines.iter().filter(|machine| members.contains(&machine.node_id())) {
             let node = machine.node()?;
             for shard in node.shards() {
                 let status = shard.status();

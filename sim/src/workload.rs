@@ -1,7 +1,7 @@
-//! Producers, readers and an operator as applications have them, through `helix-client`.
+//! Producers and readers as applications have them, through `helix-client`.
 //! Everything that they do and are told goes into the history; they stop when they are told to.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -13,27 +13,28 @@ use helix_client::{
 };
 use helix_proto::log::v1::{EncodedBatch, ErrorReason};
 use rand::rngs::StdRng;
-use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::marks::{Mark, Marks};
+use crate::members::Members;
 use crate::net::{CLIENT_PORT, dial};
-use crate::plan::{Kind, Plan};
+use crate::plan::Plan;
 use crate::record::Recorder;
+use crate::repeater::Repeater;
 
 /// The topic that everything goes to.
 pub const TOPIC: &str = "sim";
 
 /// Longest time for one call with its retries, and for a batch of a session.
-const REQUEST_MAX: Duration = Duration::from_secs(12);
+const REQUEST_MAX_MS: std::ops::RangeInclusive<u64> = 1_000..=12_000;
 
 /// Batches that a session has under way.
 const DEPTH: usize = 8;
 
 /// Pause of a reader that got nothing, or an error.
-const BREATH: Duration = Duration::from_millis(50);
+pub const BREATH: Duration = Duration::from_millis(50);
 
 /// Longest wait of a poll.
 const POLL: Duration = Duration::from_millis(300);
@@ -44,6 +45,7 @@ pub struct Scene {
     pub plan: Arc<Plan>,
     pub recorder: Recorder,
     pub marks: Marks,
+    pub members: Members,
     ids: Arc<AtomicU32>,
     stop: Arc<AtomicBool>,
     /// How far the run has come; see [`Scene::turn`].
@@ -61,7 +63,8 @@ impl Scene {
     pub fn new(plan: &Plan, recorder: Recorder, marks: Marks) -> Self {
         let ids = Arc::new(AtomicU32::new(1));
         let (stop, phase, ended) = Default::default();
-        Self { plan: Arc::new(plan.clone()), recorder, marks, ids, stop, phase, ended }
+        let members = Members::new(plan.nodes);
+        Self { plan: Arc::new(plan.clone()), recorder, marks, members, ids, stop, phase, ended }
     }
 
     /// A number that nobody else has.
@@ -94,24 +97,25 @@ impl Scene {
         self.ended.load(Ordering::Relaxed)
     }
 
-    fn is_stopped(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    fn rng(&self, id: u32) -> StdRng {
+    pub fn rng(&self, id: u32) -> StdRng {
         StdRng::seed_from_u64(self.plan.seed.wrapping_mul(31).wrapping_add(u64::from(id)))
     }
 
     /// A client with connections of its own.
     pub fn client(&self) -> Result<Client, Error> {
         let id = self.id();
-        let nodes = 1..=self.plan.nodes;
+        let request_max = self.rng(id).random_range(REQUEST_MAX_MS);
+        let nodes = 1..=self.plan.machines();
         let mut endpoints: Vec<_> =
             nodes.map(|node| format!("{}:{CLIENT_PORT}", Plan::host(node))).collect();
         let count = endpoints.len();
         endpoints.rotate_left(id as usize % count);
         Client::new(Config {
-            request_timeout: REQUEST_MAX,
+            request_timeout: Duration::from_millis(request_max),
             attempt_timeout: Duration::from_secs(5),
             seed: Some(self.plan.seed ^ u64::from(id)),
             dial: dial(),
@@ -120,7 +124,7 @@ impl Scene {
     }
 
     /// Waits for about this long. False when it is time to stop.
-    async fn pause(&self, mean: Duration, rng: &mut StdRng) -> bool {
+    pub async fn pause(&self, mean: Duration, rng: &mut StdRng) -> bool {
         sleep(mean.mul_f64(rng.random_range(0.0..2.0))).await;
         !self.is_stopped()
     }
@@ -148,7 +152,10 @@ impl Scene {
                 if error.is(ErrorReason::DiskFull) {
                     self.marks.hit(Mark::DiskFullEntered);
                 }
-                if error.may_have_applied {
+                let refused = error.is(ErrorReason::ExpectedOffsetMismatch);
+                if let Some(next_offset) = error.next_offset.filter(|_| refused) {
+                    recorder.add(Event::Refused { key, next_offset });
+                } else if error.may_have_applied {
                     self.marks.hit(Mark::OutcomeUnknown);
                     recorder.add(Event::Unknown { key });
                 } else {
@@ -189,6 +196,12 @@ pub async fn write(scene: Scene) -> turmoil::Result {
     for _ in 0..scene.plan.plain {
         tasks.spawn(Writer::new(&scene)?.plain());
     }
+    for _ in 0..scene.plan.conditional {
+        tasks.spawn(Writer::new(&scene)?.conditional());
+    }
+    for _ in 0..scene.plan.repeaters {
+        tasks.spawn(Repeater::new(&scene)?.run());
+    }
     all(tasks).await?;
     scene.on_end();
     Ok(())
@@ -205,51 +218,6 @@ pub async fn read(scene: Scene) -> turmoil::Result {
     all(tasks).await?;
     scene.on_end();
     Ok(())
-}
-
-/// Whoever trims and moves leaders.
-pub async fn operate(scene: Scene) -> turmoil::Result {
-    scene.turn(TOPIC_IS_THERE).await;
-    let client = scene.client()?;
-    let mut rng = scene.rng(scene.id());
-    let mut ends = BTreeMap::new();
-    while scene.pause(Duration::from_secs(2), &mut rng).await {
-        if scene.plan.trims && rng.random_bool(0.5) {
-            trim(&scene, &client, &mut ends, &mut rng).await;
-        }
-        if scene.plan.kinds.contains(&Kind::Transfer) && rng.random_bool(0.5) {
-            let shard = rng.random_range(0..=scene.plan.shards);
-            let target = rng.random_range(0..=scene.plan.nodes);
-            let target = Some(target).filter(|target| *target > 0);
-            let shard = u32::try_from(shard)?;
-            if client.admin().transfer_leader(shard, target).await.is_ok() {
-                scene.marks.hit(Mark::LeadershipTransfer);
-            }
-        }
-    }
-    scene.on_end();
-    Ok(())
-}
-
-/// Trims to where a batch ends, which every end of a partition once was: a log that starts amid a
-/// batch gives all of that batch, which the checker would not know from a gap.
-async fn trim(
-    scene: &Scene,
-    client: &Client,
-    ends: &mut BTreeMap<u32, Vec<u64>>,
-    rng: &mut StdRng,
-) {
-    let partition = rng.random_range(0..scene.plan.partitions);
-    let latest = client.admin().resolve_offsets(TOPIC, &[partition], &Position::Latest).await;
-    let Some(resolved) = latest.ok().and_then(|offsets| offsets.into_iter().next()) else { return };
-    let ends = ends.entry(partition).or_default();
-    ends.push(resolved.offset);
-    let Some(offset) = ends.choose(rng).copied() else { return };
-    scene.recorder.add(Event::MayTrim { partition, offset });
-    if client.admin().trim(TOPIC, partition, offset).await.is_ok() {
-        scene.recorder.add(Event::Trimmed { partition, offset });
-        scene.marks.hit(Mark::Trimmed);
-    }
 }
 
 async fn all(mut tasks: JoinSet<()>) -> turmoil::Result {
@@ -339,6 +307,36 @@ impl Writer {
             let partition = self.rng.random_range(0..self.scene.plan.partitions);
             let (key, records, batch) = self.make(partition, None);
             let result = self.client.append(TOPIC, partition, batch, &options).await;
+            self.scene.end(key, partition, records, result);
+        }
+    }
+
+    /// An idempotent producer that appends only at the offset at which it believes the end to be.
+    /// A refusal tells it where the end is; others move it all the time, and a batch that came too
+    /// late must never turn up.
+    async fn conditional(mut self) {
+        let producer = self.client.producer(ProducerOptions::default());
+        let mut ends = vec![0; self.scene.plan.partitions as usize];
+        while self.scene.pause(self.scene.plan.pace, &mut self.rng).await {
+            let partition = self.rng.random_range(0..self.scene.plan.partitions);
+            let end = &mut ends[partition as usize];
+            let (key, records, batch) = self.make(partition, None);
+            let expected = Some(*end);
+            self.scene.recorder.add(Event::Condition { key, expected, token: None });
+            let options = AppendOptions::default().expecting(*end);
+            let result = producer.append_with(TOPIC, partition, batch, &options).await;
+            let told = match &result {
+                Ok(ack) => ack.next_offset,
+                Err(error) => error.next_offset,
+            };
+            match &result {
+                Ok(_) => self.scene.marks.hit(Mark::ConditionMet),
+                Err(error) if error.is(ErrorReason::ExpectedOffsetMismatch) => {
+                    self.scene.marks.hit(Mark::ConditionRefused);
+                }
+                Err(_) => {}
+            }
+            *end = told.unwrap_or(*end);
             self.scene.end(key, partition, records, result);
         }
     }
@@ -437,7 +435,7 @@ impl Reader {
     async fn poll(mut self, source: ReadSource) {
         let consumer = self.client.consumer();
         while !self.scene.is_stopped() {
-            let node = self.rng.random_range(1..=self.scene.plan.nodes);
+            let node = self.rng.random_range(1..=self.scene.plan.machines());
             let read = ReadOptions { source, preferred_node: Some(node), clamp: false };
             let options = FetchOptions { wait_max: POLL, read, ..FetchOptions::default() };
             match consumer.fetch_encoded(&self.starts(), &options).await {

@@ -144,10 +144,12 @@ impl Members {
         id != 0 && id == self.given_up
     }
 
-    /// Why replicas of this generation (0: not told) of a node have no place here (any more).
+    /// Why replicas of this generation (0: not told) of a node have no place here (any more). Of a
+    /// later one than is known here this state has not heard yet: the node was taken in again.
     pub fn refusal(&self, node_id: u64, generation: u32) -> Option<String> {
+        let last = self.generations.get(&node_id).copied();
         match self.get(node_id) {
-            None if self.generations.contains_key(&node_id) => {
+            None if last.is_some_and(|last| generation <= last) => {
                 Some(format!("node {node_id} was removed from this cluster"))
             }
             Some(member) if generation > 0 && generation < member.newest() => Some(format!(

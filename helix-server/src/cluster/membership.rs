@@ -20,7 +20,7 @@ use crate::log::{
     TakeUp,
 };
 use crate::peer::{Hello, Join, PeerError};
-use crate::raft::{Replica, node_of};
+use crate::raft::{Replica, ReplicaId, node_of, replica_id};
 
 /// How far a change is, as far as the nodes that answer can say.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -350,14 +350,19 @@ impl Cluster {
     /// For the leader of `replica`'s shard: one round of bringing its replicas to what the
     /// cluster's state says. Whether it is done.
     pub async fn reconcile(&self, shard_id: u64, replica: &Replica) -> bool {
-        let (version, target) =
+        let (version, mut target) =
             self.machine().read(|state| (state.version(), state.members().target()));
         if target.is_empty() || !replica.is_ready() {
             return target.is_empty();
         }
+        let waiting = if shard_id == 0 { self.leaving_last().await } else { BTreeSet::new() };
+        target.extend(&waiting);
         let row =
             |phase, entries, blocked| ShardProgress { shard_id, version, phase, entries, blocked };
         let row = match reconcile(replica, &self.hub, shard_id, &target).await {
+            Ok((Phase::Done, ..)) if !waiting.is_empty() => {
+                row(Phase::Pending, 0, "the other shards go first".to_owned())
+            }
             Ok((phase, entries, blocked)) => row(phase, entries, blocked),
             Err(why) => {
                 tracing::debug!(shard_id, %why, "the shard's replicas are not changed yet");
@@ -367,6 +372,21 @@ impl Cluster {
         let is_done = row.phase == Phase::Done;
         self.lock_progress().insert(shard_id, row);
         is_done
+    }
+
+    /// Replicas of shard 0 whose node leaves, until all other shards have let it go. Through shard 0
+    /// it hears that it has to hand over what it leads; cut off from that it might never.
+    async fn leaving_last(&self) -> BTreeSet<ReplicaId> {
+        let members = self.members_now();
+        let Some(change) = members.running().filter(|it| it.kind == ChangeKind::Remove) else {
+            return BTreeSet::new();
+        };
+        let rows = self.all_progress(change).await;
+        if rows.iter().all(|row| row.shard_id == 0 || row.phase == Phase::Done) {
+            return BTreeSet::new();
+        }
+        let leaving = members.iter().filter(|it| it.leaving && it.generation > 0);
+        leaving.map(|it| replica_id(it.node_id, it.generation)).collect()
     }
 
     /// Says nothing of a shard any more, which somebody else leads.

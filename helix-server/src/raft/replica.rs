@@ -400,6 +400,11 @@ impl Replica {
         (index(data.snapshot), index(data.purged))
     }
 
+    /// Index of the last entry that was applied.
+    pub fn applied(&self) -> u64 {
+        self.raft.data_metrics().borrow_watched().last_applied.map_or(0, |id| id.index)
+    }
+
     /// Purges the log up to this index, or the last checkpoint if that is lower.
     pub async fn purge(&self, upto: u64) {
         // Ignored: it fails only when openraft has stopped, which is reported elsewhere.

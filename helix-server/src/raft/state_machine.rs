@@ -133,6 +133,11 @@ impl StateMachine {
 
     fn apply_entry(&mut self, entry: super::types::Entry) -> io::Result<Verdict> {
         let id = codec::wal_id(&entry.log_id);
+        debug_assert!(
+            self.applied.is_none_or(|applied| applied.index + 1 == id.index),
+            "entry {id:?} is applied after {:?}",
+            self.applied
+        );
         let verdict = match &entry.payload {
             EntryPayload::Blank => self.machine.apply(id, None)?,
             EntryPayload::Membership(membership) => {

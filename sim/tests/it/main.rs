@@ -2,14 +2,45 @@
 
 #![allow(clippy::unwrap_used)] // Helpers are no tests to clippy.
 
-use helix_sim::run::run;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use helix_sim::plan::Plan;
+use helix_sim::run::run_plan;
 
 #[test]
 fn some_seeds_break_no_promise() {
     for seed in [2, 3] {
-        let report = run(seed, false).unwrap_or_else(|failure| {
+        let plan = Plan { duration: Duration::from_secs(15), ..Plan::new(seed) };
+        let report = run_plan(plan, false).unwrap_or_else(|failure| {
             panic!("seed {}: {}", failure.seed, failure.what);
         });
         assert!(report.verdict.acked > 100 && report.verdict.finals > 0, "seed {seed}");
+    }
+}
+
+/// What a run in a process of its own says. At its end stands a number for all that happened, every
+/// byte on the network among it and every line of the history.
+fn told(seed: u64) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_helix-sim"));
+    command.args(["--tally", "--duration", "4", "--seed", &seed.to_string()]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "seed {seed}: {said}");
+    said
+}
+
+/// At other moments, beside others: none of that may show.
+#[test]
+fn a_seed_gives_the_same_run_down_to_the_bytes_on_the_network() {
+    let seeds = [4, 5, 6];
+    let first: Vec<String> = thread::scope(|scope| {
+        let runs = seeds.map(|seed| scope.spawn(move || told(seed)));
+        runs.into_iter().map(|run| run.join().unwrap()).collect()
+    });
+    assert_ne!(first[0].lines().last(), first[1].lines().last(), "all runs are one");
+    for (seed, first) in seeds.into_iter().zip(first) {
+        assert_eq!(told(seed), first, "seed {seed} gave two runs");
     }
 }

@@ -111,6 +111,7 @@ fn there_is_one_change_at_a_time() {
     assert_eq!(cluster.target(), [(1, 1), (2, 1), (3, 1)]);
     cluster.finish();
     assert_eq!(cluster.members.refusal(4, 2).unwrap(), "node 4 was removed from this cluster");
+    assert_eq!(cluster.members.refusal(4, 3), None, "taken in again, of which this is news here");
     assert_eq!(cluster.members.refusal(5, 2), None, "of that one nothing is known");
 }
 
