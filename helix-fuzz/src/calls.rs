@@ -76,6 +76,7 @@ fn settings(disks: &Disks) -> NodeSettings {
         footer_bytes: 1 << 20,
         shares: Shares::default(),
         log_limits: LogLimits::default(),
+        scrub_rate: 0,
         clock: TokioClock::new(1_700_000_000_000_000),
         seed: Some(1),
     }

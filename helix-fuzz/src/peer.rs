@@ -14,6 +14,7 @@ use helix_proto::batch;
 use helix_proto::raft::v1 as pb;
 use helix_server::log::{BatchHead, Condition, Head, PartitionId, Verdict};
 use helix_server::peer::{Asker, Desk, Dialer, Form, Hello, Hub, HubSettings, Join, Network};
+use helix_server::protocol::Versions;
 use helix_server::raft::{
     DiskReads, LogStore, Machine, StateMachine, TypeConfig, replica_id, seed_this_thread,
 };
@@ -118,7 +119,7 @@ struct Node {
 impl Node {
     async fn start() -> Self {
         let peers = [(1, "one:1".to_owned()), (2, "two:1".to_owned())];
-        let settings = HubSettings { node_id: 2, peers: BTreeMap::from(peers) };
+        let settings = HubSettings { node_id: 2, peers: BTreeMap::from(peers), versions: Versions::OWN };
         let hub = Hub::new(settings, Arc::new(Nobody));
         hub.set_identity(CLUSTER, 1);
         let options = Options { segment_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() };
