@@ -144,7 +144,8 @@ impl Cluster {
     /// Brings the shards of a node that is alone to what shard 0 says.
     pub async fn settle(&self) -> Result<()> {
         for shard_id in self.machine().read(|state| state.shards().clone()) {
-            self.settle_shard(&*self.shard(shard_id)?).await?;
+            let shard = self.shard(shard_id)?;
+            self.settle_shard(&shard).await?;
         }
         Ok(())
     }

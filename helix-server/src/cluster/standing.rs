@@ -55,7 +55,7 @@ impl Cluster {
         let answer = self.hub.call(node, question, limits::PROGRESS_WAIT_MAX).await;
         match answer.map(Answer::decode) {
             Ok(Ok(Answer::Standing(standing))) => Some(standing),
-            Ok(Ok(_)) | Ok(Err(_)) | Err(_) => None,
+            Ok(Ok(_) | Err(_)) | Err(_) => None,
         }
     }
 
