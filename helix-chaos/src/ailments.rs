@@ -32,7 +32,7 @@ const BALLAST_KEPT_BYTES: u64 = 1 << 20;
 const BALLAST_RECORD_BYTES: usize = 900_000;
 
 /// Steps over damage, at most, in one partition.
-const RANGES_MAX: usize = 100;
+const RANGES_MAX: usize = 10;
 
 /// The exit code of a node whose disk has failed.
 const DISK_FAILED: i32 = 70;
