@@ -1,6 +1,7 @@
 //! Checkpoints: the state machine's own, and one that came as a snapshot together with the records
 //! that it speaks of. Either becomes true with one state file.
 
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 
 use bytes::Bytes;
@@ -122,8 +123,19 @@ impl Log {
         if last > at.index {
             return refused(format!("a snapshot at {} brings entry {last}", at.index));
         }
-        let shares = cold.made.iter().flat_map(|cold| &cold.directory);
-        let on_disk = shares.map(|share| (share.stream, share.first));
+        let shares = || cold.made.iter().flat_map(|cold| &cold.directory);
+        let shared = shares().map(|share| (share.stream, share.first..share.next));
+        let held = cold.memory.iter().map(|e| e.placement);
+        let held = held.map(|p| (p.stream, p.first..p.first + u64::from(p.count)));
+        let mut ends: HashMap<u64, u64> = HashMap::new();
+        for (stream, positions) in shared.chain(held) {
+            let end = ends.insert(stream, positions.end);
+            if end.is_some_and(|end| positions.start < end) {
+                let first = positions.start;
+                return refused(format!("position {first} of stream {stream} comes twice"));
+            }
+        }
+        let on_disk = shares().map(|share| (share.stream, share.first));
         let in_memory = cold.memory.iter().map(|e| (e.placement.stream, e.placement.first));
         let behind = |(stream, first): &(u64, u64)| {
             self.streams.get(stream).is_some_and(|s| !s.dropped && *first < s.next())

@@ -294,6 +294,8 @@ fn entries_that_cannot_be_right_are_refused() {
         assert!(matches!(behind_the_snapshot, Err(Error::Unusable(_))));
         let known_position = install(9, &[live_entry(8, 2, 0, 10)]);
         assert!(matches!(known_position, Err(Error::Unusable(_))));
+        let twice = install(9, &[live_entry(7, 1, 60, 10), live_entry(8, 1, 61, 10)]);
+        assert!(matches!(twice, Err(Error::Unusable(_))), "{twice:?}");
         let mut writer = log.wal.cold_writer().unwrap();
         writer.write(live_entry(7, 1, 60, 10)).unwrap();
         assert!(matches!(writer.write(live_entry(7, 1, 62, 10)), Err(Error::Unusable(_))));
