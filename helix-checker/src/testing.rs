@@ -1,5 +1,6 @@
 //! Random histories of a correct log, and single corruptions of them, to try the checker on.
-//! The model has what a real run has: streams, lone batches, open outcomes, lagging replicas, trims.
+//! The model has what a real run has: streams, lone batches, open outcomes, lagging replicas,
+//! trims.
 
 use std::collections::{BTreeMap, VecDeque};
 

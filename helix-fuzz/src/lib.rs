@@ -1,5 +1,6 @@
 //! What the fuzz targets do, without the fuzzer: each is a function of bytes that panics where the
-//! product breaks a promise. `fuzz/` runs them with libFuzzer; `tests/it` runs them over the corpus.
+//! product breaks a promise. `fuzz/` runs them with libFuzzer; `tests/it` runs them over the
+//! corpus.
 //!
 //! Bytes are turned into damage, messages and calls by `input` and `message`, so that a checksum or
 //! a length is not the end of every input. What a checksum covers is computed here from

@@ -1,6 +1,6 @@
 //! A node's peer port, spoken to by another node that has lost its mind, but does not lie within
-//! Raft's rules: its entries are always those of one log. Whatever else it says: the replica holds a
-//! part of that log and nothing else, and takes the rest of it from a sane leader.
+//! Raft's rules: its entries are always those of one log. Whatever else it says: the replica holds
+//! a part of that log and nothing else, and takes the rest of it from a sane leader.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -119,7 +119,8 @@ struct Node {
 impl Node {
     async fn start() -> Self {
         let peers = [(1, "one:1".to_owned()), (2, "two:1".to_owned())];
-        let settings = HubSettings { node_id: 2, peers: BTreeMap::from(peers), versions: Versions::OWN };
+        let peers = BTreeMap::from(peers);
+        let settings = HubSettings { node_id: 2, peers, versions: Versions::OWN };
         let hub = Hub::new(settings, Arc::new(Nobody));
         hub.set_identity(CLUSTER, 1);
         let options = Options { segment_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() };

@@ -1,5 +1,5 @@
-//! Batches, and what is stored of the bookkeeping: heads of entries and checkpoints. What is read is
-//! written back as it was; what is wrong is refused.
+//! Batches, and what is stored of the bookkeeping: heads of entries and checkpoints. What is read
+//! is written back as it was; what is wrong is refused.
 
 use bytes::Bytes;
 use helix_proto::batch::{self, ScanError};

@@ -60,8 +60,8 @@
 //! `streams` are the log in memory; `tip`, `writer` and `keeper` write; `sealed`, `scan`, `replay`,
 //! `copy` and `recovery` open; `read`, `live`, `load`, `readers` and `files` read; `cold` writes
 //! segments at once, `received` has them outlive a process, `install` makes them part of the log;
-//! `choose` and `compaction` rewrite; `scrub` reads all of it anew; `aside` makes way for a log that
-//! takes the place of a damaged one, and `cut` gives up a damaged end.
+//! `choose` and `compaction` rewrite; `scrub` reads all of it anew; `aside` makes way for a log
+//! that takes the place of a damaged one, and `cut` gives up a damaged end.
 //! `docs/wal-format.md` draws the files.
 
 mod aligned;

@@ -374,8 +374,8 @@ impl Cluster {
         is_done
     }
 
-    /// Replicas of shard 0 whose node leaves, until all other shards have let it go. Through shard 0
-    /// it hears that it has to hand over what it leads; cut off from that it might never.
+    /// Replicas of shard 0 whose node leaves, until all other shards have let it go. Through shard
+    /// 0 it hears that it has to hand over what it leads; cut off from that it might never.
     async fn leaving_last(&self) -> BTreeSet<ReplicaId> {
         let members = self.members_now();
         let Some(change) = members.running().filter(|it| it.kind == ChangeKind::Remove) else {

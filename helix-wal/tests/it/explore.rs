@@ -1,6 +1,6 @@
 //! Explores what a crash can leave behind: every short sequence of actions, stopped at every change
-//! that its last action makes to the disk, with every way in which what was not synced can have come
-//! through. Each state is opened and held against the model, and crashes again meanwhile.
+//! that its last action makes to the disk, with every way in which what was not synced can have
+//! come through. Each state is opened and held against the model, and crashes again meanwhile.
 //!
 //! Sequences are numbered, the short ones first, so that a part of them is always the same part.
 
