@@ -213,8 +213,8 @@ fn exchange(message: Message) -> pb::ExchangeRequest {
 fn opening() -> pb::Opening {
     pb::Opening {
         generation: 1,
-        version_min: 1,
-        version_max: 1,
+        version_min: Versions::OWN.oldest,
+        version_max: Versions::OWN.newest,
         cluster: Bytes::copy_from_slice(&CLUSTER.to_be_bytes()),
         from_node: 1,
         to_node: 2,

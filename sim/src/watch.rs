@@ -154,7 +154,7 @@ impl Watch {
         self.replica(Look {
             node_id,
             shard_id: 0,
-            replica,
+            replica: &replica,
             state: replica.wal().state(),
             leads_in: leads.then_some(leadership.term),
         })?;

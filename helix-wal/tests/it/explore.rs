@@ -396,8 +396,8 @@ fn short_sequences_survive_in_every_way() {
     let Exploration { next, states, crashes, longest, begun, .. } = exploration;
     let (states, seconds) = (states.into_inner(), begun.elapsed().as_secs_f64());
     println!(
-        "explored {states} states of {} crashes in {} sequences of up to {} actions: {seconds:.0} s, \
-         {:.0} states/s on {workers} cores",
+        "explored {states} states of {} crashes in {} sequences of up to {} actions: \
+         {seconds:.0} s, {:.0} states/s on {workers} cores",
         crashes.into_inner(),
         next.into_inner(),
         longest.into_inner(),

@@ -1,6 +1,7 @@
-//! A folder of each version of the format, written once by it and kept (that of version 2 by version
-//! 3, less the bytes that it adds): every later version reads it, and goes on with it. `HELIX_GOLDEN=3` writes the one of version 3 anew, which is right only
-//! until that version is released.
+//! A folder of each version of the format, written once by it and kept (that of version 2 by
+//! version 3, less the bytes that it adds): every later version reads it, and goes on with it.
+//! `HELIX_GOLDEN=3` writes the one of version 3 anew, which is right only until that version is
+//! released.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
