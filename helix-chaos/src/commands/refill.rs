@@ -161,11 +161,32 @@ async fn live(
     Ok(())
 }
 
+/// What one shard has fetched, over all the snapshots that it takes until it has everything: while
+/// it fetches for one of them the others may purge what comes behind that.
+#[derive(Default)]
+struct Got {
+    earlier: u64,
+    now: u64,
+}
+
+impl Got {
+    fn note(&mut self, bytes: u64) {
+        if bytes < self.now {
+            self.earlier += self.now;
+        }
+        self.now = bytes;
+    }
+
+    fn bytes(&self) -> u64 {
+        self.earlier + self.now
+    }
+}
+
 /// Follows a node until it has what it lacked: how many bytes that was, and how long it took.
 async fn follow(stage: &mut Stage, node: u64) -> anyhow::Result<(u64, Duration)> {
     let direct = stage.cluster.direct().into_iter().find(|direct| direct.node_id == node);
     let direct = direct.context("only nodes of the cluster are named")?;
-    let (mut begun, mut most) = (None, BTreeMap::new());
+    let (mut begun, mut got) = (None, BTreeMap::<u32, Got>::new());
     while !stage.left().is_zero() {
         stage.cluster.none_has_ended()?;
         if let Ok(status) = direct.status().await {
@@ -174,20 +195,21 @@ async fn follow(stage: &mut Stage, node: u64) -> anyhow::Result<(u64, Duration)>
             for shard in status.shards {
                 if let Some(fetching) = shard.fetching {
                     is_fetching = true;
-                    most.insert(shard.shard_id, fetching.fetched_bytes);
+                    got.entry(shard.shard_id).or_default().note(fetching.fetched_bytes);
                 }
             }
             match begun {
                 None if is_fetching => begun = Some(now),
                 Some(begun) if !is_fetching => {
-                    return Ok((most.values().sum(), now - begun));
+                    return Ok((got.values().map(Got::bytes).sum(), now - begun));
                 }
                 _ => {}
             }
         }
         sleep(LOOK_EVERY).await;
     }
-    bail!("STUCK: node {node} has fetched {most:?} bytes, by shard")
+    let bytes: u64 = got.values().map(Got::bytes).sum();
+    bail!("STUCK: node {node} has fetched {bytes} bytes")
 }
 
 /// Kills a node that has fetched half of what it lacks, and looks at what it has when it is back.
