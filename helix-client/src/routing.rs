@@ -22,9 +22,14 @@ use crate::error::{Error, Origin, Result};
 pub(crate) use lookout::{Lookout, Pace};
 use table::{Leader, Table};
 
-/// How old the last round may be for a caller to make do with what it brought. While an election
-/// is on, this and nothing else bounds how often a client asks, however many callers it has.
+/// How old the last round may be for a caller to make do with what it brought, if that was not what
+/// was asked for. While an election is on, this and nothing else bounds how often a client asks,
+/// however many callers it has.
 const ROUND_AGE_MAX: Duration = Duration::from_millis(50);
+
+/// The same after a round that brought what was asked for: leaders that move one after the other
+/// are asked for one by one.
+const GOOD_ROUND_AGE_MAX: Duration = Duration::from_millis(5);
 
 /// The way to a node that leads a partition or, for reads from any replica, has a copy of it.
 #[derive(Debug, Clone)]
@@ -265,7 +270,11 @@ impl Routing {
         let _one_at_a_time = self.asking.lock().await;
         {
             let table = self.table();
-            if table.rounds != seen || is_recent(&table, ROUND_AGE_MAX) {
+            let age_max = match table.round_was_good {
+                true => GOOD_ROUND_AGE_MAX,
+                false => ROUND_AGE_MAX,
+            };
+            if table.rounds != seen || is_recent(&table, age_max) {
                 // Nobody answered the one before: asking again at once would only add up the
                 // timeouts of everyone who waits here.
                 if let Some(failure) = &table.round_failure {
@@ -298,6 +307,7 @@ impl Routing {
         let mut table = self.table();
         table.rounds += 1;
         table.round_at = Some(Instant::now());
+        table.round_was_good = result.is_ok() && wanted.is_known(&table);
         // Asking for a move leaves out the leader: that nobody else answers is not all there is.
         if !matches!(wanted, Wanted::Move { .. }) {
             table.round_failure = result.as_ref().err().cloned();

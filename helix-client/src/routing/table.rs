@@ -37,6 +37,8 @@ pub(super) struct Table {
     pub(super) rounds: u64,
     /// When the last round ended.
     pub(super) round_at: Option<Instant>,
+    /// Whether the last round brought what it was for.
+    pub(super) round_was_good: bool,
     /// Why the last round found nobody.
     pub(super) round_failure: Option<Error>,
 }

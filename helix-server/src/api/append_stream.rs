@@ -351,10 +351,17 @@ async fn propose(
     let permit = loop {
         match shard.permit(batch.payload.len()).await {
             Err(Error::Throttled { .. }) if !draining.is_cancelled() => {}
-            outcome => break outcome?,
+            outcome => break outcome,
         }
     };
-    shard.propose(batch, durability, permit).await
+    let proposed = match permit {
+        Ok(permit) => shard.propose(batch, durability, permit).await,
+        Err(error) => Err(error),
+    };
+    match proposed {
+        Ok(pending) => Ok(pending),
+        Err(error) => Err(shard.turned_away(error).await),
+    }
 }
 
 fn opened(init: &AppendStreamInit, located: &Located) -> Result<AppendStreamOpened> {

@@ -45,8 +45,15 @@ impl Produce {
             if matches!(error, Error::Throttled { .. }) {
                 self.node.load().events().appends_throttled.add();
             }
-        })?;
-        let ack = located.shard.append(batch, durability, permit).await?;
+        });
+        let acked = match permit {
+            Ok(permit) => located.shard.append(batch, durability, permit).await,
+            Err(error) => Err(error),
+        };
+        let ack = match acked {
+            Ok(ack) => ack,
+            Err(error) => return Err(located.shard.turned_away(error).await),
+        };
         self.node.metrics().on_ack(records, bytes, ack.duplicate, since.elapsed());
         let watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
         Ok(AppendResponse { ack: Some(wire_ack(&ack)), watermarks })

@@ -10,7 +10,7 @@ use pb::exchange_request::Message;
 use pb::peer_service_client::PeerServiceClient;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -71,6 +71,8 @@ pub(super) struct Peer {
     pub(super) closed: CancellationToken,
     pub(super) traffic: Arc<Traffic>,
     lines: Mutex<Lines>,
+    /// It has connected to this node: so it is there.
+    heard: Notify,
 }
 
 /// Bytes of requests over all streams, either way, without what frames them.
@@ -140,7 +142,8 @@ impl Peer {
         let calls = endpoint.as_ref().map(|endpoint| client(dialer.connect_lazily(endpoint)));
         let traffic = Arc::default();
         let lines = Mutex::new(lines);
-        Self { node_id, address, endpoint, dialer, calls, closed, traffic, lines }
+        let heard = Notify::new();
+        Self { node_id, address, endpoint, dialer, calls, closed, traffic, lines, heard }
     }
 
     fn lines(&self) -> MutexGuard<'_, Lines> {
@@ -180,6 +183,11 @@ impl Peer {
         self.calls.clone()
     }
 
+    /// It has connected to this node: lanes that wait for another attempt make it now.
+    pub(super) fn on_heard(&self) {
+        self.heard.notify_waiters();
+    }
+
     /// Keeps the stream of a lane open until [`Self::closed`].
     pub(super) async fn keep(self: Arc<Self>, lane: Lane, roster: Arc<Roster>) {
         let Some(endpoint) = &self.endpoint else { return };
@@ -199,7 +207,10 @@ impl Peer {
                 };
                 self.note(lane, &roster, broken);
                 drop(session);
-                sleep(pauses.next()).await;
+                tokio::select! {
+                    () = sleep(pauses.next()) => {}
+                    () = self.heard.notified() => pauses.reset(),
+                }
             }
         };
         tokio::select! {

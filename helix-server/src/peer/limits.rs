@@ -43,8 +43,9 @@ const _: () = assert!(CLOSE_BYTES > SHARD_BYTES_IN_FLIGHT_MAX as u64);
 /// Catch-up of all shards of this node together, bytes per second: a small part of what a disk
 /// gives a sequential reader, for the sake of those who write meanwhile.
 pub(super) const CATCH_UP_RATE: u64 = 160 << 20;
-/// Bytes that catch-up may send at once after a rest.
-pub(super) const CATCH_UP_BURST: u64 = 2 << 20;
+/// Bytes that catch-up may send at once after a rest. What is sent at once is in front of the
+/// live tail on disks and in sockets, and is felt by those who write.
+pub(super) const CATCH_UP_BURST: u64 = 1 << 20;
 
 /// Bytes of a snapshot in one message.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
@@ -54,8 +55,9 @@ pub(super) const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
 
 /// Records asked for at once where a snapshot speaks of them. The next piece is on its way while
 /// one is written, so that this and the catch-up rate decide how fast it goes: also between
-/// places that are milliseconds apart. A single batch may be larger.
-pub(super) const RECORDS_BYTES: usize = 4 << 20;
+/// places that are milliseconds apart. Small enough that those who write hardly feel a piece that
+/// is read and written beside them. A single batch may be larger.
+pub(super) const RECORDS_BYTES: usize = 1 << 20;
 const _: () = assert!(RECORDS_BYTES + (BATCH_BYTES_MAX as usize) < MESSAGE_BYTES_MAX);
 /// Requests for records that one stream may have open: a shard has one at a time.
 pub(super) const RECORDS_REQUESTS_MAX: usize = 64;
@@ -78,12 +80,15 @@ pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(500);
 /// ... and given up after this long without an answer.
 pub(super) const KEEPALIVE_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Pauses between attempts to connect: from, to, and doubling in between.
+/// Pauses between attempts to connect: from, to, and doubling in between. A node that connects
+/// by itself is connected to at once.
 pub(super) const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(50);
 pub(super) const RECONNECT_PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// What openraft waits before it asks an unreachable replica again; the last one repeats.
-pub(super) const BACKOFF_MS: [u64; 3] = [50, 100, 200];
+/// What openraft waits before it asks an unreachable replica again; the last one repeats. Short,
+/// since a restarted replica is heard of by nothing else, and its leader may need it; while
+/// there is no connection the question ends within this process.
+pub(super) const BACKOFF_MS: [u64; 3] = [10, 20, 50];
 
 /// Longest wait for an answer to a hello.
 pub(super) const HELLO_WAIT_MAX: Duration = Duration::from_secs(1);

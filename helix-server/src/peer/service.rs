@@ -202,6 +202,9 @@ impl PeerService for Service {
         };
         let from = opening.from_node;
         let (lane, opened) = self.check(&opening).map_err(|why| self.refuse(from, why))?;
+        if let Some(peer) = self.hub.roster.peer(from) {
+            peer.on_heard();
+        }
         let stop = self.hub.admit(from, lane, &self.ending).cancelled_owned();
         let hub = Arc::clone(&self.hub);
         Ok(Response::new(Box::pin(Inbound::new(hub, from, requests, opened, stop))))

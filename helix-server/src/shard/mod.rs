@@ -310,6 +310,44 @@ impl Shard {
         }
     }
 
+    /// What a caller is told whom this replica does not serve, or does not serve any more. Where
+    /// the shard is about to have another leader it is waited for a moment: a caller that is told
+    /// where to go need not ask around, and one that asks around finds an answer.
+    pub async fn turned_away(&self, error: Error) -> Error {
+        let is_lead = matches!(
+            error,
+            Error::NotLeader { .. }
+                | Error::NoLeader { .. }
+                | Error::Draining
+                | Error::OutcomeUnknown { .. }
+        );
+        if !is_lead || self.members.len() <= 1 {
+            return error;
+        }
+        let (own, term) = (node_of(self.replica_id), self.term());
+        let mut changes = self.watch_leadership();
+        let found = async {
+            loop {
+                // It goes by itself as the leader until another one says that it is.
+                let news = |hint: &LeaderHint| hint.node_id != own || hint.term > term;
+                if let Some(hint) = self.leader_hint().filter(news) {
+                    return Some(hint);
+                }
+                if !changes.changed().await {
+                    return None;
+                }
+            }
+        };
+        let found = tokio::time::timeout(limits::LEADER_WAIT_MAX, found).await;
+        match (error, found.ok().flatten()) {
+            (unknown @ Error::OutcomeUnknown { .. }, _) => unknown,
+            (_, Some(leader)) if leader.node_id != own => {
+                Error::NotLeader { shard: self.shard_id, leader: Some(leader) }
+            }
+            (error, _) => error,
+        }
+    }
+
     /// A token that is cancelled when this replica stops leading or is cut off.
     fn reign(&self) -> CancellationToken {
         self.reign.borrow().clone()

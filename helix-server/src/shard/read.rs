@@ -3,7 +3,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use helix_wal::{How, LogId};
@@ -56,7 +55,7 @@ impl Shard {
         if !self.is_cut_off() {
             let undecided = self.replica.leadership().leader.is_none();
             let wait = if undecided && self.members.len() > 1 {
-                Duration::ZERO
+                limits::LEADER_WAIT_MAX
             } else {
                 limits::READY_WAIT_MAX
             };
