@@ -82,7 +82,8 @@ refill *args:
 bench-compaction mib="1280":
     HELIX_COMPACTION_MIB={{mib}} cargo bench -p helix-wal --bench wal_compaction
 
-# One node after the other drained, restarted and taken back under load; p99 before and during.
+# One node after the other drained (or with --plain not), restarted and taken back under load; p99 before
+# and during.
 chaos-rolling *args:
     cargo run --release -p helix-chaos -- rolling --p99-factor-max 3 {{args}}
 

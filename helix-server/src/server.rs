@@ -153,6 +153,8 @@ impl Running {
     /// Stops the server: open calls get [`limits::SHUTDOWN_WAIT_MAX`] to end.
     pub async fn shutdown(mut self) {
         self.health.set_service_status("", ServingStatus::NotServing).await;
+        // While it still serves: who is turned away hears at once where to go.
+        self.node.hand_over().await;
         // Long calls end with DRAINING by themselves, new appends are refused.
         self.node.shutdown_token().cancel();
         self.closing.cancel();

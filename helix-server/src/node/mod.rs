@@ -429,6 +429,7 @@ impl Node {
     pub async fn close(&self) {
         self.draining.cancel();
         let _turn = self.reopening.lock().await;
+        // Again: others may have given it something to lead meanwhile.
         self.hand_over().await;
         for shard in self.shards() {
             shard.close().await;
@@ -449,7 +450,8 @@ impl Node {
         self.cluster.heir(&replica.voters(), &replica.matched())
     }
 
-    async fn hand_over(&self) {
+    /// Hands leadership to others where there are any.
+    pub async fn hand_over(&self) {
         let led = self
             .shards()
             .into_iter()
