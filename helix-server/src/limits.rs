@@ -161,8 +161,8 @@ pub const CHECKPOINT_BYTES: u64 = 64 << 20;
 pub const READY_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How long a call that finds no leader, or loses the one that it had, waits for the next one, so
-/// that it can say where that is: a hand-over takes some milliseconds. An election takes longer, and
-/// is waited for by the client.
+/// that it can say where that is: a hand-over takes some milliseconds. An election takes longer,
+/// and is waited for by the client.
 pub const LEADER_WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// How long a leader goes on without a majority's confirmation until it counts as cut off: an
