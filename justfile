@@ -71,9 +71,16 @@ sim *args:
 sim-bugs *args:
     bash sim/bugs.sh {{args}}
 
-# More clients than a node wants: memory below its limit, others served.
+# Known bugs planted in a copy of the tree: which of them real processes show, and after how long.
+chaos-bugs *args:
+    bash helix-chaos/bugs.sh {{args}}
+
+# More clients than a node wants, with room for few of them and then for all: memory below its limit,
+# others served.
 flood *args:
     cargo run --release -p helix-chaos -- flood {{args}}
+    cargo run --release -p helix-chaos -- flood --memory-limit-mib 3072 {{args}}
+
 # How fast a node that lacks purged log gets the records, beside writers: `just refill --gib 10`.
 refill *args:
     cargo run --release -p helix-chaos -- refill --topic-partitions 1 {{args}}

@@ -25,19 +25,7 @@ fi
 # its own in it.
 target=${CARGO_TARGET_DIR:-$PWD/target}
 copy=$target/bugs
-rm -rf "$copy"
-mkdir -p "$copy"
-# What git knows or would take in, as it is now.
-git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
-    if [ -e "$file" ]; then printf '%s\0' "$file"; fi
-done | tar --null -T - -cf - | tar -xf - -C "$copy"
-cp -r sim/bugs/planted "$copy/planted"
-for crate in helix-wal helix-server helix-client; do
-    sed -i '/^\[dependencies\]/a planted = { path = "../planted" }' "$copy/$crate/Cargo.toml"
-done
-for patch in sim/bugs/*.patch; do
-    patch -s -p1 -d "$copy" < "$patch" || { echo "$patch does not fit any more"; exit 1; }
-done
+bash sim/bugs/plant.sh "$copy"
 (cd "$copy/sim" && CARGO_TARGET_DIR="$target" cargo build -q) || exit 1
 program=$copy/helix-sim
 cp "$target/debug/helix-sim" "$program"

@@ -1,5 +1,6 @@
-//! Disks that fail under running nodes, and what the node must make of it.
+//! Disks that fail under running nodes, files that are damaged, and what the node must make of it.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -13,8 +14,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::cluster::Cluster;
 use crate::direct::{Direct, FetchError};
-use crate::disk::{self, Damage, SyncFault, Tracer};
-use crate::operator::{self, until_done};
+use crate::disk::{SyncFault, Tracer};
+use crate::files::{self, Damage, Shelf};
+use crate::operator::until_done;
 use crate::voice::Voice;
 use crate::workload::{Scene, is_out_of_range};
 
@@ -24,6 +26,9 @@ const STOP_MAX: Duration = Duration::from_secs(60);
 
 /// How long a full disk may take to be noticed.
 const FULL_MAX: Duration = Duration::from_secs(60);
+
+/// How long a node may take to read all of its logs and to have damaged ones filled anew.
+const REPAIR_MAX: Duration = Duration::from_secs(120);
 
 /// A topic that nothing is kept of, to write until a disk is full.
 const BALLAST: &str = "ballast";
@@ -102,9 +107,11 @@ pub(crate) async fn fill_disk(
     Ok(is_full)
 }
 
-/// Damages files of a node, which then runs for a while, and reads all that it gives: it may refuse
-/// what is damaged, or not start at all, but what it gives must be right. Then its data is thrown
-/// away, and it gets all of it from the others.
+/// Damages files of a node: it may refuse what is damaged, but what it gives must be right, and it
+/// must get over it by itself. Two of three copies are well.
+///
+/// No damage that is done here is beyond a replica, and so none is ever replaced: what it cannot
+/// notice, and what its operator is told never to do, `files` leaves alone.
 pub(crate) async fn harm(
     cluster: &mut Cluster,
     scene: &Scene,
@@ -117,18 +124,62 @@ pub(crate) async fn harm(
         cluster.kill(&[node]).await?;
     }
     let mut rng = StdRng::seed_from_u64(seed);
-    let said = disk::damage(&cluster.data_dir(node), what, &mut rng).await?;
+    let said = files::damage(&cluster.data_dir(node), what, &mut rng).await?;
     voice.say(format_args!("  {said}"));
     if is_running {
-        sleep(lasting / 2).await;
+        // What a reader meets is repaired at once, what is left by the next start.
+        let (given, refused) = read_all(scene, &cluster.one(node)?).await;
+        voice.say(format_args!("  it gave {given} batches, and refused {refused} ranges"));
+        sleep(lasting).await;
         cluster.kill(&[node]).await?;
     }
-    // It may see at once that it has lost something, and end.
     cluster.start_node(node)?;
-    sleep(lasting).await;
-    let (given, refused) = read_all(scene, &cluster.one(node)?).await;
-    voice.say(format_args!("  it gave {given} batches, and refused {refused} ranges as damaged"));
-    operator::wipe(cluster, node, false).await
+    recover(cluster, scene, voice, node).await
+}
+
+/// Puts a segment of a node back as it was at an earlier time, while the node is down: it must
+/// notice, and get over it. False where there was nothing to put back.
+pub(crate) async fn restore(
+    cluster: &mut Cluster,
+    scene: &Scene,
+    voice: Voice,
+    shelf: &Shelf,
+    (node, seed): (u64, u64),
+) -> anyhow::Result<bool> {
+    cluster.kill(&[node]).await?;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let said = shelf.put_back(&cluster.data_dir(node), &mut rng).await?;
+    cluster.start_node(node)?;
+    let Some(said) = said else { return Ok(false) };
+    voice.say(format_args!("  {said}"));
+    recover(cluster, scene, voice, node).await?;
+    Ok(true)
+}
+
+/// Waits until a node that has just been started has read all of its logs anew and repaired what
+/// was damaged; reads meanwhile, and again when it says that it is whole.
+async fn recover(
+    cluster: &mut Cluster,
+    scene: &Scene,
+    voice: Voice,
+    node: u64,
+) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    let direct = cluster.one(node)?;
+    let (given, refused) = read_all(scene, &direct).await;
+    let repaired = cluster.whole(node, REPAIR_MAX).await?;
+    voice.say(format_args!(
+        "  it gave {given} batches, and refused {refused} ranges; after {} ms all of it was whole; \
+         shards {repaired:?} were in repair",
+        begin.elapsed().as_millis()
+    ));
+    scene.stats.repairs.fetch_add(repaired.len() as u64, Ordering::Relaxed);
+    let (_, refused) = read_all(scene, &direct).await;
+    ensure!(
+        refused == 0,
+        "NOT REPAIRED: node {node} says that it is whole, and refuses {refused} ranges as damaged"
+    );
+    Ok(())
 }
 
 /// Reads what a damaged replica gives of each partition, from the start of its log, or from where

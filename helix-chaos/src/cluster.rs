@@ -1,7 +1,7 @@
 //! Real nodes on loopback, each link between them and to them through a proxy of its own.
 //! What can be done to them, and what they say when they are asked one by one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use helix_proto::log::v1::{HealthIssue, HealthReason};
 use tokio::time::{Instant, sleep};
 
 use crate::direct::Direct;
@@ -271,6 +272,48 @@ impl Cluster {
             sum += metrics::sum(node.admin, name).await.unwrap_or(0);
         }
         sum
+    }
+
+    /// Waits until a node has read all that is sealed once since its start, and all of it is whole
+    /// and everything else well. Gives the shards that were not for a while.
+    pub(crate) async fn whole(
+        &mut self,
+        id: u64,
+        limit: Duration,
+    ) -> anyhow::Result<BTreeSet<u32>> {
+        let deadline = Instant::now() + limit;
+        let mut hurt = BTreeSet::new();
+        loop {
+            self.none_has_ended()?;
+            let is_whole = self.is_whole(id, &mut hurt).await;
+            let Err(error) = is_whole else { break };
+            if Instant::now() > deadline {
+                let what = format!("NOT REPAIRED: node {id} is not whole after {limit:?}");
+                return Err(error.context(what));
+            }
+            sleep(LOOK_EVERY).await;
+        }
+        self.healthy(deadline.saturating_duration_since(Instant::now())).await?;
+        Ok(hurt)
+    }
+
+    async fn is_whole(&self, id: u64, hurt: &mut BTreeSet<u32>) -> anyhow::Result<()> {
+        let node = self.nodes.get(&id).with_context(|| format!("there is no node {id}"))?;
+        let health = node.direct.health().await?;
+        let is_hurt = |it: &&HealthIssue| {
+            matches!(it.reason(), HealthReason::CorruptLog | HealthReason::StorageFailed)
+        };
+        let issues: Vec<_> = health.issues.iter().filter(is_hurt).collect();
+        hurt.extend(issues.iter().filter_map(|issue| issue.shard_id));
+        if let Some(issue) = issues.first() {
+            bail!("{}", issue.message);
+        }
+        // The cluster's own log says of its damage here only.
+        let damaged = metrics::sum(node.admin, "helix_shard_damaged_ranges").await?;
+        ensure!(damaged == 0, "{damaged} ranges are damaged");
+        let rounds = metrics::sum(node.admin, "helix_scrub_rounds_total").await?;
+        ensure!(rounds > 0, "it has not read all of its logs yet");
+        Ok(())
     }
 
     /// SIGKILL to all of these at once; returns when they are gone.

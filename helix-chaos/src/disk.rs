@@ -1,18 +1,12 @@
-//! Disks that fail: system calls of a running node that end with an error or take their time, a
-//! file system of its own that can be filled, and files with damage in them.
+//! Disks that fail: system calls of a running node that end with an error or take their time, and a
+//! file system of its own that can be filled. What happens to files is in `files.rs`.
 
-use std::io::SeekFrom;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
-use rand::RngExt;
-use rand::rngs::StdRng;
-use rand::seq::IndexedRandom;
+use anyhow::{Context, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::fs::File;
-use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
@@ -149,82 +143,4 @@ fn run(program: &str, args: &[&str]) -> bool {
     let mut command = std::process::Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
-}
-
-/// Damage to one node's files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Damage {
-    /// Bits are flipped in what has been written, here and there.
-    FlippedBits,
-    /// A segment is not there any more.
-    LostSegment,
-}
-
-/// Bits that are flipped at once.
-const FLIPS: usize = 24;
-
-/// Damages files of a node's data, and says which, and where.
-pub(crate) async fn damage(data: &Path, what: Damage, rng: &mut StdRng) -> anyhow::Result<String> {
-    let files = segments(data).await?;
-    let named = |file: &Path| file.strip_prefix(data).unwrap_or(file).display().to_string();
-    match what {
-        Damage::LostSegment => {
-            let file = files.choose(rng).context("the node has no segments")?;
-            tokio::fs::remove_file(file).await.context("delete a segment")?;
-            Ok(format!("{} is gone", named(file)))
-        }
-        Damage::FlippedBits => {
-            let mut flipped = Vec::new();
-            for _ in 0..FLIPS {
-                let file = files.choose(rng).context("the node has no segments")?;
-                // One may have been freed since, or have nothing in it.
-                if let Ok(at) = flip(file, rng).await {
-                    flipped.push(format!("{} at byte {at}", named(file)));
-                }
-            }
-            ensure!(!flipped.is_empty(), "nothing to damage was found");
-            Ok(format!("{} bits are flipped: {}", flipped.len(), flipped.join(", ")))
-        }
-    }
-}
-
-/// The segments of all data shards that have something in them.
-async fn segments(data: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let mut folders = tokio::fs::read_dir(data).await?;
-    while let Some(folder) = folders.next_entry().await? {
-        let name = folder.file_name();
-        let shard = name.to_str().and_then(|name| name.strip_prefix("shard-"));
-        if shard.is_none_or(|shard| shard == "0") {
-            continue;
-        }
-        let mut files = tokio::fs::read_dir(folder.path()).await?;
-        while let Some(file) = files.next_entry().await? {
-            let name = file.file_name();
-            if name.to_str().is_some_and(|name| name.ends_with(".seg")) {
-                found.push(file.path());
-            }
-        }
-    }
-    found.sort_unstable();
-    Ok(found)
-}
-
-/// Flips a bit where there is something else than zeros, if such a place is found soon.
-async fn flip(path: &Path, rng: &mut StdRng) -> anyhow::Result<u64> {
-    let mut file = File::options().read(true).write(true).open(path).await?;
-    let len = file.metadata().await?.len();
-    ensure!(len > 0, "an empty file");
-    for _ in 0..1000 {
-        let at = rng.random_range(0..len);
-        file.seek(SeekFrom::Start(at)).await?;
-        let byte = file.read_u8().await?;
-        if byte != 0 {
-            file.seek(SeekFrom::Start(at)).await?;
-            file.write_u8(byte ^ 1 << rng.random_range(0..8_u8)).await?;
-            file.sync_data().await?;
-            return Ok(at);
-        }
-    }
-    bail!("nothing but zeros was found")
 }

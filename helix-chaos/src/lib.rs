@@ -6,6 +6,7 @@ mod cluster;
 pub mod commands;
 mod direct;
 mod disk;
+mod files;
 mod flood;
 mod metrics;
 mod nemesis;

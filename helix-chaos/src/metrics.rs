@@ -1,5 +1,6 @@
 //! What a node says of itself on its admin port. Plain HTTP/1, one question a connection.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -8,12 +9,32 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-const ANSWER_MAX: Duration = Duration::from_secs(3);
+/// Also of a node that is flooded.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// A metric, added up over its labels.
 pub(crate) async fn sum(admin: SocketAddr, name: &str) -> anyhow::Result<u64> {
+    Ok(sum_f64(admin, name).await? as u64)
+}
+
+/// The same, with its fraction.
+pub(crate) async fn sum_f64(admin: SocketAddr, name: &str) -> anyhow::Result<f64> {
     let page = timeout(ANSWER_MAX, page(admin)).await.context("no answer")??;
     Ok(add(&page, name))
+}
+
+/// A metric with one label, by the value of that; without those that are 0.
+pub(crate) async fn by_label(
+    admin: SocketAddr,
+    name: &str,
+) -> anyhow::Result<BTreeMap<String, u64>> {
+    let page = timeout(ANSWER_MAX, page(admin)).await.context("no answer")??;
+    let values = page.lines().filter_map(|line| {
+        let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
+        let (_, label) = labels.split_once('=')?;
+        Some((label.trim_matches('"').to_owned(), value.trim().parse().ok()?))
+    });
+    Ok(values.filter(|(_, count)| *count > 0).collect())
 }
 
 async fn page(admin: SocketAddr) -> anyhow::Result<String> {
@@ -25,7 +46,7 @@ async fn page(admin: SocketAddr) -> anyhow::Result<String> {
     Ok(page)
 }
 
-fn add(page: &str, name: &str) -> u64 {
+fn add(page: &str, name: &str) -> f64 {
     let values = page.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;
         let value = match rest.strip_prefix('{') {
@@ -35,7 +56,7 @@ fn add(page: &str, name: &str) -> u64 {
         // Another metric whose name begins the same has more before the space.
         value.strip_prefix(' ')?.trim().parse::<f64>().ok()
     });
-    values.sum::<f64>() as u64
+    values.sum()
 }
 
 #[cfg(test)]
@@ -46,7 +67,7 @@ mod tests {
     fn a_metric_is_added_up_over_its_labels() {
         let page =
             "# TYPE a gauge\na{shard=\"1\"} 3\na{shard=\"2\"} 4\nab 100\na 1\nb{x=\"a\"} 9\n";
-        assert_eq!(add(page, "a"), 8);
-        assert_eq!(add(page, "c"), 0);
+        assert_eq!(add(page, "a"), 8.0);
+        assert_eq!(add(page, "c"), 0.0);
     }
 }

@@ -7,6 +7,7 @@ use helix_checker::Event;
 use tokio::time::{Instant, sleep};
 
 use crate::cluster::Cluster;
+use crate::files::Shelf;
 use crate::proxy::Mode;
 use crate::schedule::{Fault, What};
 use crate::voice::Voice;
@@ -26,7 +27,7 @@ const LONE_READ_MAX: Duration = Duration::from_secs(10);
 pub(crate) async fn strike(
     cluster: &mut Cluster,
     scene: &Scene,
-    voice: Voice,
+    (voice, shelf): (Voice, &Shelf),
     fault: &Fault,
     is_settled: bool,
 ) -> anyhow::Result<()> {
@@ -53,6 +54,12 @@ pub(crate) async fn strike(
         What::Damage { node, what, is_running, seed } => {
             let (which, how) = ((node, what), (is_running, seed));
             ailments::harm(cluster, scene, voice, which, how, lasting).await
+        }
+        What::Restore { node, seed } => {
+            if !ailments::restore(cluster, scene, voice, shelf, (node, seed)).await? {
+                voice.say("  there was no segment to put back");
+            }
+            Ok(())
         }
         _ => hold(cluster, scene, fault, is_settled).await,
     }
@@ -135,7 +142,8 @@ async fn begin(cluster: &mut Cluster, what: &What) -> anyhow::Result<()> {
         | What::Change { .. }
         | What::SlowSyncs(..)
         | What::FillDisk { .. }
-        | What::Damage { .. } => {}
+        | What::Damage { .. }
+        | What::Restore { .. } => {}
     }
     Ok(())
 }

@@ -18,6 +18,9 @@ const STOP_MAX: Duration = Duration::from_secs(30);
 /// Small, so that faults also meet rolls, seals and checkpoints.
 const SEGMENT_BYTES: u64 = 16 << 20;
 
+/// Fast, so that all that is sealed is read anew after each start, and damage is found soon.
+const SCRUB_RATE: &str = "256MiB";
+
 /// What to start.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeOptions {
@@ -66,6 +69,7 @@ impl NodeOptions {
             format!("--admin-addr={}", self.admin),
             format!("--data-dir={}", self.data_dir.display()),
             format!("--segment-bytes={SEGMENT_BYTES}"),
+            format!("--scrub-rate={SCRUB_RATE}"),
         ];
         arguments.extend(self.shards.map(|shards| format!("--shards={shards}")));
         if let Some(kib) = self.log_kib {

@@ -9,7 +9,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 
 use crate::cluster::NODES_MAX;
-use crate::disk::Damage;
+use crate::files::Damage;
 use crate::proxy::Mode;
 
 /// One fault, with how long it lasts.
@@ -64,6 +64,8 @@ pub(crate) enum What {
     FillDisk { node: u64, left_mib: u64 },
     /// One of the node's files is damaged, while it runs or while it is down.
     Damage { node: u64, what: Damage, is_running: bool, seed: u64 },
+    /// One of the node's segments is put back as it was at an earlier time, while it is down.
+    Restore { node: u64, seed: u64 },
 }
 
 /// What is counted.
@@ -95,6 +97,8 @@ pub(crate) enum Kind {
     FullDisk,
     /// Damage in files.
     Damage,
+    /// Segments put back from older copies.
+    Restore,
 }
 
 impl Kind {
@@ -120,6 +124,7 @@ impl Kind {
             Self::SlowSync => "stalled disks",
             Self::FullDisk => "full disks",
             Self::Damage => "damaged files",
+            Self::Restore => "restored segments",
         }
     }
 }
@@ -223,7 +228,9 @@ impl Schedule {
             Kind::Pause => (Duration::from_millis(100), pause_max),
             Kind::Cut => (Duration::from_millis(300), cut_max),
             Kind::SlowSync | Kind::FullDisk | Kind::Damage => (cut_max / 4, cut_max),
-            Kind::Trim | Kind::Drain | Kind::Wipe | Kind::Change => (Duration::ZERO, down_max / 8),
+            Kind::Trim | Kind::Drain | Kind::Wipe | Kind::Change | Kind::Restore => {
+                (Duration::ZERO, down_max / 8)
+            }
         };
         Some(Fault { what, lasting: self.between(shortest, longest) })
     }
@@ -276,6 +283,7 @@ impl Schedule {
                 let (is_running, seed) = (self.rng.random_bool(0.5), self.rng.random());
                 What::Damage { node: self.victim(leaders), what, is_running, seed }
             }
+            Kind::Restore => What::Restore { node: self.victim(leaders), seed: self.rng.random() },
         }
     }
 
@@ -351,11 +359,14 @@ impl Fault {
     /// Whether everything must be well before it begins: it takes one copy of everything away for
     /// good, or is what nobody does to a cluster that is not well.
     pub(crate) fn needs_calm(&self) -> bool {
-        use What::{Change, Damage, Delete, Drain, Wipe};
-        matches!(
-            self.what,
-            Change { .. } | Damage { .. } | Delete(_) | Drain(_) | Wipe { .. } | What::Outlast(_)
-        )
+        use What::{Change, Delete, Drain, Outlast, Wipe};
+        self.spoils_a_copy()
+            || matches!(self.what, Change { .. } | Delete(_) | Drain(_) | Wipe { .. } | Outlast(_))
+    }
+
+    /// Whether a replica has to repair itself after it: then all replicas are read at once.
+    pub(crate) fn spoils_a_copy(&self) -> bool {
+        matches!(self.what, What::Damage { .. } | What::Restore { .. })
     }
 
     /// What it counts as.
@@ -376,6 +387,7 @@ impl Fault {
             What::SlowSyncs(..) => Kind::SlowSync,
             What::FillDisk { .. } => Kind::FullDisk,
             What::Damage { .. } => Kind::Damage,
+            What::Restore { .. } => Kind::Restore,
             What::Terminate(_) | What::Slow(_) | What::Clients(..) => return None,
         })
     }
@@ -416,6 +428,7 @@ impl fmt::Display for Fault {
                 let when = if *is_running { "running" } else { "down" };
                 write!(formatter, "{what:?} of {node}, {when}")
             }
+            What::Restore { node, .. } => write!(formatter, "{node} gets an old segment back"),
         }?;
         write!(formatter, " for {} ms", self.lasting.as_millis())
     }
@@ -429,7 +442,7 @@ fn aside(kills_leader: bool) -> &'static str {
 mod tests {
     use super::*;
 
-    const KINDS: [(Kind, u32); 13] = [
+    const KINDS: [(Kind, u32); 14] = [
         (Kind::Kill, 60),
         (Kind::Pause, 30),
         (Kind::Cut, 30),
@@ -443,6 +456,7 @@ mod tests {
         (Kind::SlowSync, 8),
         (Kind::FullDisk, 9),
         (Kind::Damage, 10),
+        (Kind::Restore, 11),
     ];
 
     fn all(seed: u64, nodes: &[u64]) -> Vec<Fault> {

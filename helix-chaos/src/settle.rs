@@ -50,7 +50,7 @@ pub(crate) async fn settle(
         if cluster.level().await.is_ok_and(|after| after == before) {
             scene.at_rest();
             scene.recorder.add_all(history);
-            return Ok((scene.recorder.check(), ends));
+            return Ok((scene.recorder.check()?, ends));
         }
     }
     bail!("STUCK: the logs grow during each full read for {REST_MAX:?}, although nobody writes")

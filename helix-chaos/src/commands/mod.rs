@@ -22,6 +22,7 @@ use clap::{Args, Subcommand};
 
 use crate::recorder;
 
+pub use crate::flood::Harm;
 pub use elections::ElectionsArgs;
 pub use failover::FailoverArgs;
 pub use flood::FloodArgs;

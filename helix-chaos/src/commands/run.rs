@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use super::Common;
 use super::stage::{READY_MAX, Setting, Stage};
 use crate::disk;
+use crate::files::Shelf;
 use crate::nemesis::strike;
 use crate::schedule::{Budget, Fault, Kind, Schedule, Tempo, What};
 use crate::voice::Voice;
@@ -96,6 +97,10 @@ pub struct Faults {
     /// Times that a file of a node is damaged
     #[arg(long, default_value_t = 4)]
     pub damages: u32,
+
+    /// Times that a segment of a node is put back as it was at an earlier time
+    #[arg(long, default_value_t = 4)]
+    pub restores: u32,
 }
 
 impl Faults {
@@ -114,6 +119,7 @@ impl Faults {
             (Kind::SlowSync, self.stalls),
             (Kind::FullDisk, self.full_disks),
             (Kind::Damage, self.damages),
+            (Kind::Restore, self.restores),
         ])
     }
 }
@@ -163,6 +169,8 @@ pub(super) async fn run(mut args: RunArgs, program: PathBuf) -> anyhow::Result<(
 struct Run<'a> {
     args: &'a RunArgs,
     schedule: Schedule,
+    /// Segments as they were when all replicas were read the last time.
+    shelf: Shelf,
     /// Trims that go on beside what comes after them.
     trims: JoinSet<u32>,
     trimmed: u32,
@@ -183,6 +191,7 @@ impl<'a> Run<'a> {
         Self {
             args,
             schedule: Schedule::new(args.common.seed, args.faults.budget(), tempo, &ids),
+            shelf: Shelf::new(stage.folder().join("copies")),
             trims: JoinSet::new(),
             trimmed: 0,
             done: BTreeMap::new(),
@@ -195,6 +204,7 @@ impl<'a> Run<'a> {
     }
 
     async fn play(mut self, stage: &mut Stage) -> anyhow::Result<()> {
+        self.refill(stage).await?;
         stage.play()?;
         stage.progress().await?;
         while !stage.is_over() {
@@ -211,8 +221,9 @@ impl<'a> Run<'a> {
                 fault
             };
             self.strike(stage, &fault, &leaders).await?;
-            if ends_round {
+            if ends_round || fault.spoils_a_copy() {
                 self.settle(stage).await?;
+                self.refill(stage).await?;
                 stage.play()?;
                 stage.progress().await?;
             }
@@ -248,7 +259,7 @@ impl<'a> Run<'a> {
             self.trim(stage, seed)?;
         }
         let is_settled = self.in_haste == 0;
-        strike(&mut stage.cluster, &stage.scene, stage.voice, fault, is_settled)
+        strike(&mut stage.cluster, &stage.scene, (stage.voice, &self.shelf), fault, is_settled)
             .await
             .with_context(|| format!("{fault}"))?;
         if let Some(kind) = fault.kind() {
@@ -280,6 +291,16 @@ impl<'a> Run<'a> {
             count
         });
         Ok(())
+    }
+
+    /// Takes copies of segments that are being written to, to be put back later.
+    async fn refill(&mut self, stage: &Stage) -> anyhow::Result<()> {
+        if self.args.faults.restores == 0 {
+            return Ok(());
+        }
+        let ids = stage.cluster.ids().into_iter();
+        let nodes: Vec<_> = ids.map(|id| stage.cluster.data_dir(id)).collect();
+        self.shelf.refill(&nodes).await
     }
 
     async fn settle(&mut self, stage: &mut Stage) -> anyhow::Result<()> {

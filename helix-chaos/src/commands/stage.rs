@@ -133,6 +133,7 @@ impl Stage {
         let is_used = tokio::fs::try_exists(folder.path().join("node-1")).await?;
         ensure!(!is_used, "{} has data of an earlier run; choose another", folder.path().display());
         let (nodes, seed) = (common.nodes, common.seed);
+        let history = folder.path().join("history.jsonl");
         let partitions: u32 = topics.iter().map(|topic| topic.partitions).sum();
         voice.say(format_args!("seed {seed}, {nodes} nodes, {partitions} partitions"));
         let folder_path = folder.path().to_owned();
@@ -147,7 +148,7 @@ impl Stage {
         let made = async {
             let mut cluster = Cluster::start(&options)?;
             cluster.healthy(READY_MAX).await.context("the cluster did not form")?;
-            let scene = Scene::set(&cluster, &topics, seed).await?;
+            let scene = Scene::set(&cluster, &topics, seed, history).await?;
             anyhow::Ok((cluster, scene))
         };
         let (cluster, scene) = match made.await {
@@ -237,7 +238,8 @@ impl Stage {
         self.voice.say(format_args!(
             "{acked} batches with {} records acked, {} of them said to be there already; {} \
              sessions broken, {} reads failed, {} batches read from replicas directly; {} times \
-             was the front of a log seen to go, and {} readers were there",
+             was the front of a log seen to go, and {} readers were there; {} times did a shard of \
+             a node repair itself",
             of(&stats.records),
             of(&stats.duplicates),
             of(&stats.broken_sessions),
@@ -245,6 +247,7 @@ impl Stage {
             of(&stats.replica_reads),
             of(&stats.moved_starts),
             of(&stats.sent_on),
+            of(&stats.repairs),
         ));
     }
 
@@ -255,9 +258,8 @@ impl Stage {
         drop(cluster);
         let Err(error) = result else { return Ok(()) };
         let folder = folder.keep();
-        let history = folder.join("history.jsonl");
-        match scene.recorder.save(&history) {
-            Ok(()) => voice.say(format_args!("the history is in {}", history.display())),
+        match scene.recorder.save() {
+            Ok(history) => voice.say(format_args!("the history is in {}", history.display())),
             Err(lost) => voice.say(format_args!("the history could not be written: {lost:#}")),
         }
         voice.say(format_args!(

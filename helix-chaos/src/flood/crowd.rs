@@ -20,6 +20,7 @@ use tokio::time::{sleep, timeout};
 use tonic::Streaming;
 use tonic::transport::Channel;
 
+use super::harm::{Harm, frame};
 use super::{GUESTS_PARTITION, PARTITIONS, TOPIC, append, connect};
 
 /// Batches that each writer has under way.
@@ -71,8 +72,12 @@ impl Crowd {
 
     /// Connections that have been opened and kept.
     pub(crate) fn open(&self) -> usize {
-        let idle = self.idle.open.load(Ordering::Relaxed);
-        idle + self.subscriptions.len() + self.busy_connections
+        self.idle_open() + self.subscriptions.len() + self.busy_connections
+    }
+
+    /// Of these, those that have nothing to say.
+    pub(crate) fn idle_open(&self) -> usize {
+        self.idle.open.load(Ordering::Relaxed)
     }
 
     /// Connections that the node would not have.
@@ -155,13 +160,14 @@ impl Crowd {
         ended
     }
 
-    pub(crate) fn vandalise(&mut self, count: usize) {
-        for number in 0..count {
+    /// Each does harm of one of these kinds, over and over.
+    pub(crate) fn vandalise(&mut self, count: usize, kinds: &[Harm]) {
+        for harm in kinds.iter().copied().cycle().take(count) {
             let address = self.address;
             self.busy.spawn(async move {
                 loop {
                     // Ignored: being thrown out is what it is there for.
-                    let _ = vandalise(address, number).await;
+                    let _ = vandalise(address, harm).await;
                     sleep(Duration::from_millis(20)).await;
                 }
             });
@@ -244,52 +250,15 @@ async fn fetch_and_take_nothing(channel: Channel, request: FetchRequest) {
     std::future::pending::<()>().await;
 }
 
-/// One connection's worth of harm, of one of four kinds.
-async fn vandalise(address: SocketAddr, kind: usize) -> std::io::Result<()> {
+/// One connection's worth of harm.
+async fn vandalise(address: SocketAddr, harm: Harm) -> std::io::Result<()> {
     let mut stream = TcpStream::connect(address).await?;
     stream.write_all(HELLO).await?;
-    let mut harm = Vec::new();
-    for id in (1..=2001_u32).step_by(2) {
-        match kind % 4 {
-            // A call, and its reset.
-            0 => {
-                frame(&mut harm, 1, 4, id, &[0x83, 0x84, 0x86, 0x82]);
-                frame(&mut harm, 3, 0, id, &8_u32.to_be_bytes());
-            }
-            // Headers that go on and on: one name, and a value of 16 KiB, in pieces.
-            1 => {
-                frame(&mut harm, 1, 0, 1, &[0x83, 0x84, 0x86, 0x00, 0x01, b'x']);
-                for _ in 0..64 {
-                    frame(&mut harm, 9, 0, 1, &[b'y'; 256]);
-                }
-            }
-            // Pings, and settings, which all want an answer.
-            2 => {
-                frame(&mut harm, 6, 0, 0, &[0; 8]);
-                frame(&mut harm, 4, 0, 0, &[]);
-            }
-            // Empty pieces of a body.
-            _ => {
-                if id == 1 {
-                    frame(&mut harm, 1, 4, 1, &[0x83, 0x84, 0x86, 0x82]);
-                }
-                frame(&mut harm, 0, 0, 1, &[]);
-            }
-        }
-    }
-    stream.write_all(&harm).await?;
+    stream.write_all(&harm.bytes()).await?;
     // Until it is thrown out, or has been there for a while.
     let mut sink = [0; 4096];
     let read = async { while matches!(stream.read(&mut sink).await, Ok(1..)) {} };
     // Ignored: see above.
     let _ = timeout(Duration::from_secs(1), read).await;
     Ok(())
-}
-
-fn frame(into: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-    let length = u32::try_from(payload.len()).unwrap_or_default().to_be_bytes();
-    into.extend(&length[1..]);
-    into.extend([kind, flags]);
-    into.extend(stream.to_be_bytes());
-    into.extend(payload);
 }

@@ -1,5 +1,6 @@
 //! The node that is flooded: this program again, as `node`, with a memory limit.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
@@ -12,7 +13,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{PARTITIONS, TOPIC, append, connect};
-use crate::ports;
+use crate::{metrics, ports};
 
 const START_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(60);
@@ -22,6 +23,7 @@ const BATCHES: usize = 160;
 
 pub(crate) struct Host {
     address: SocketAddr,
+    admin: SocketAddr,
     child: Child,
     /// Open as long as the node is to run.
     _stdin: Option<ChildStdin>,
@@ -33,14 +35,14 @@ impl Host {
         folder: &Path,
         memory_limit_mib: u64,
     ) -> anyhow::Result<Self> {
-        let address = ports::free()?;
+        let (address, admin) = (ports::free()?, ports::free()?);
         let mut child = Command::new(program)
             .arg("node")
             .arg(format!("--listen-addr={address}"))
             .arg(format!("--data-dir={}", folder.join("data").display()))
             .arg(format!("--topic={TOPIC}:{PARTITIONS}"))
             .arg(format!("--memory-limit={memory_limit_mib}MiB"))
-            .arg("--admin-addr=off")
+            .arg(format!("--admin-addr={admin}"))
             .env("HELIX_LOG", "warn,h2=error")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -49,7 +51,7 @@ impl Host {
             .spawn()
             .context("start a node")?;
         let stdin = child.stdin.take();
-        let mut host = Self { address, child, _stdin: stdin };
+        let mut host = Self { address, admin, child, _stdin: stdin };
         let deadline = Instant::now() + START_MAX;
         while connect(address).await.is_err() {
             host.is_alive()?;
@@ -61,6 +63,22 @@ impl Host {
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// A metric, added up over its labels.
+    pub(crate) async fn metric(&self, name: &str) -> anyhow::Result<u64> {
+        metrics::sum(self.admin, name).await
+    }
+
+    /// Time that the process has computed.
+    pub(crate) async fn cpu(&self) -> anyhow::Result<Duration> {
+        let seconds = metrics::sum_f64(self.admin, "process_cpu_seconds_total").await?;
+        Ok(Duration::from_secs_f64(seconds))
+    }
+
+    /// How often clients met which limit.
+    pub(crate) async fn limits_met(&self) -> anyhow::Result<BTreeMap<String, u64>> {
+        metrics::by_label(self.admin, "helix_limit_events_total").await
     }
 
     /// Writes what readers can leave untaken.

@@ -3,6 +3,7 @@
 
 mod crowd;
 mod guest;
+mod harm;
 mod host;
 
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use tonic::transport::{Channel, Endpoint};
 
 pub(crate) use crowd::Crowd;
 pub(crate) use guest::{Guest, Latencies};
+pub use harm::Harm;
 pub(crate) use host::Host;
 
 /// Topic of the node, and its partitions: one is the guest's, the others are the crowd's.

@@ -5,6 +5,7 @@ mod ledger;
 mod produce;
 mod read;
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -100,6 +101,8 @@ pub(crate) struct Stats {
     pub(crate) sent_on: AtomicU64,
     /// Log starts that moved, as readers were told.
     pub(crate) moved_starts: AtomicU64,
+    /// Shards of nodes that repaired themselves.
+    pub(crate) repairs: AtomicU64,
     /// Batches that replicas gave directly, leader or not.
     pub(crate) replica_reads: AtomicU64,
 }
@@ -147,11 +150,13 @@ impl Default for Shape {
 }
 
 impl Scene {
-    /// Makes the topics, [`TOPIC`] first. The cluster must be healthy.
+    /// Makes the topics, [`TOPIC`] first. The cluster must be healthy. The history goes into that
+    /// file.
     pub(crate) async fn set(
         cluster: &Cluster,
         topics: &[TopicPlan],
         seed: u64,
+        history: PathBuf,
     ) -> anyhow::Result<Arc<Self>> {
         let mut places = Vec::new();
         for TopicPlan { name, partitions, keep } in topics.iter().copied() {
@@ -159,7 +164,7 @@ impl Scene {
         }
         let acks = places.iter().map(|_| AtomicU64::new(0)).collect();
         let scene = Self {
-            recorder: Recorder::new(),
+            recorder: Recorder::new(history),
             partitions: topics.first().map_or(0, |topic| topic.partitions),
             ledgers: places.iter().map(|place| Mutex::new(Ledger::new(place.keep))).collect(),
             places,

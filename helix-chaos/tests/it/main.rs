@@ -24,7 +24,7 @@ fn common(nodes: u64) -> Common {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn faults_of_every_kind_break_no_promise() {
-    // Drains, changes of nodes and full disks have tests of their own; what is damaged is wiped.
+    // Drains, changes of nodes and full disks have tests of their own.
     let faults = Faults {
         kills: 2,
         pauses: 1,
@@ -33,7 +33,8 @@ async fn faults_of_every_kind_break_no_promise() {
         trims: 2,
         failed_syncs: 1,
         stalls: 1,
-        damages: 1,
+        damages: 2,
+        restores: 2,
         ..Faults::default()
     };
     let common = Common { log_kib: Some(512), ..common(3) };
@@ -55,8 +56,10 @@ async fn a_flood_stays_below_the_memory_limit_and_another_client_is_served() {
         readers: 60,
         writers: 8,
         vandals: 8,
+        harm: Vec::new(),
         duration: Duration::from_secs(4),
         memory_limit_mib: 256,
+        p99_factor_max: 2.0,
         no_latency: true,
         json: false,
     };
