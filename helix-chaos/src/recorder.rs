@@ -1,7 +1,7 @@
 //! The history as it grows: everyone who does or is told something writes a line, under one lock,
 //! so that the order of the lines is an order in time. It is judged as it grows: each look takes
-//! the lines since the last one, and leaves them in a file. Every round reads all replicas whole, so
-//! that a long run has more lines than fit into memory.
+//! the lines since the last one, and leaves them in a file. Every round reads all replicas whole,
+//! so that a long run has more lines than fit into memory.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};

@@ -95,7 +95,7 @@ metrics! {
     ShardWithheld Gauge "helix_shard_withheld" ["shard"]
         "1 where the shard is withheld because its log is damaged"
     ShardInRepair Gauge "helix_shard_in_repair" ["shard"]
-        "1 while the shard's log is fetched anew because it was damaged; the replica does not vote"
+        "1 while the shard's damaged log is fetched anew; the replica neither votes nor serves"
     ShardStopped Gauge "helix_shard_stopped" ["shard"]
         "1 while the shard's replica has stopped and waits to be started again"
     ShardRestarts Counter "helix_shard_restarts_total" ["shard"]

@@ -40,7 +40,8 @@ impl Gate {
         self.0.store(OPEN, Ordering::Release);
     }
 
-    /// Whether the replica votes, and may stand for election.
+    /// Whether the replica votes, may stand for election, and serves readers who do not ask for the
+    /// leader.
     pub fn is_open(&self) -> bool {
         self.0.load(Ordering::Acquire) == OPEN
     }

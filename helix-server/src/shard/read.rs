@@ -76,6 +76,8 @@ impl Shard {
         match from {
             ReadFrom::Leader => self.ready().await,
             ReadFrom::AnyReplica if self.draining.is_cancelled() => Err(Error::Draining),
+            // What it has told readers before is not all here again.
+            ReadFrom::AnyReplica if !self.replica.gate().is_open() => Err(self.not_leader()),
             ReadFrom::AnyReplica => Ok(()),
         }
     }

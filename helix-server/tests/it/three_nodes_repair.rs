@@ -154,6 +154,10 @@ async fn a_replica_that_lost_what_it_acknowledged_elects_nobody() {
     });
     assert!(elected.await.is_err(), "a leader without what was acknowledged");
     assert!(three.nodes[&hurt].in_repair().iter().any(|(shard, _)| *shard == SHARD));
+    // Nor does it serve: what it says is committed would be less than what it said before.
+    let shard = three.nodes[&hurt].shard(SHARD).expect("it is open");
+    let refused = shard.ready_for(ReadFrom::AnyReplica).await;
+    assert!(matches!(refused, Err(Error::NoLeader { .. })), "{refused:?}");
     three.restart(leader).await;
     whole_again(&three, hurt).await;
     three.append(5).await;
