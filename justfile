@@ -15,20 +15,26 @@ test *args:
 
 # The WAL's model and crash tests at length, so many times over: `just soak-wal 10`.
 soak-wal rounds="10":
-    HELIX_ROUNDS={{rounds}} cargo test --release -p helix-wal --test it -- --nocapture
+    HELIX_ROUNDS={{rounds}} cargo test --profile soak -p helix-wal --test it -- --nocapture
 
 # Crashes short sequences of actions on a log in every way: `just explore-wal 5000000`.
 explore-wal states="1000000":
-    HELIX_STATES={{states}} MALLOC_TRIM_THRESHOLD_=1073741824 cargo test -p helix-wal --test it -- short_sequences --nocapture
+    HELIX_STATES={{states}} MALLOC_TRIM_THRESHOLD_=1073741824 \
+        cargo test --profile soak -p helix-wal --test it -- short_sequences --nocapture
 
 # Damages each version of a log's files: every bit and length (1), or one in so many.
 corruption-matrix share="1":
-    HELIX_SHARE={{share}} cargo test -p helix-wal --test it -- matrix --nocapture
+    HELIX_SHARE={{share}} MALLOC_TRIM_THRESHOLD_=1073741824 \
+        cargo test --profile soak -p helix-wal --test it -- matrix --nocapture
 
 # The log's threads in many orders, so many thousand each: `just interleavings 10`.
 interleavings rounds="1":
     RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle HELIX_ROUNDS={{rounds}} \
         cargo test -p helix-wal --test it -- interleavings
+
+# Plants known bugs in a copy of the tree: after how many orders each is found.
+interleavings-bugs rounds="1":
+    bash helix-wal/tests/bugs/run.sh {{rounds}}
 
 # A fuzz target (helix-fuzz/src/lib.rs lists them): `just fuzz wal_damage --seconds 600`.
 fuzz target *args:

@@ -177,9 +177,19 @@ fn run(folder: &Folder, files: Vec<(String, Vec<u8>)>, is_forged: bool) {
     drop(hand);
     disk.crash(Crash::LoseAll);
     let disk = disk.reopen();
-    let Some(hand) = opened(Hand::open(&disk)) else { panic!("what was opened opens again") };
+    if is_forged && has_used_up_its_numbers(&disk) {
+        return;
+    }
+    let reopened = Hand::open(&disk);
+    let hand = reopened.unwrap_or_else(|error| panic!("what was opened opens again: {error}"));
     assert_eq!(hand.wal.state().last, Some(added.id), "what was acknowledged is there");
     assert_eq!(hand.wal.state().vote, state.vote);
+}
+
+/// An open takes a number for a new segment, and numbers end at 2^62: there is a last open.
+fn has_used_up_its_numbers(disk: &SimulatedDisk) -> bool {
+    let newest = disk.files().into_iter().filter(|name| name.ends_with(".seg")).max();
+    newest.is_some_and(|newest| newest.as_str() > "3ffffffffffffff0")
 }
 
 /// The log, unless it was refused in a way that says what is wrong.

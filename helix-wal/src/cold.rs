@@ -10,7 +10,9 @@ use tracing::debug;
 use crate::error::poison;
 use crate::footer::{DirectoryRow, SealedEntry, SegmentEnd, Trailer, build, footer_bytes_max};
 use crate::frame::{Context, FIRST_GROUP, Frame, GROUP_HEADER, Position, SegmentHeader, frame_len};
-use crate::layout::{BLOCK_BYTES, HEAD_BYTES_MAX, NUMBERS_END, blocks, cold_name};
+use crate::layout::{
+    BLOCK_BYTES, HEAD_BYTES_MAX, NUMBERS_END, blocks, cold_name, is_within_bounds,
+};
 use crate::segment::Segment;
 use crate::shared::Shared;
 use crate::storage::Storage;
@@ -119,8 +121,7 @@ impl Growing {
         let id = {
             let mut core = shared.lock();
             core.check_open()?;
-            core.next_id += 1;
-            core.next_id - 1
+            core.take_segment_number()?
         };
         let name = cold_name(id);
         let created = storage.create(&name, len);
@@ -166,6 +167,13 @@ impl Growing {
             begins_share,
         });
         Ok(())
+    }
+
+    /// An index that it has twice, so that no table could lead to both.
+    pub(crate) fn repeated(&self) -> Option<u64> {
+        let mut indexes: Vec<u64> = self.entries.iter().map(|entry| entry.id.index).collect();
+        indexes.sort_unstable();
+        indexes.array_windows().find(|[a, b]| a == b).map(|[a, _]| *a)
     }
 
     fn write_group(&mut self) -> Result<(), Error> {
@@ -246,7 +254,7 @@ impl ColdWriter {
         if self.last.is_some_and(|last| id.index <= last) {
             return refused("does not follow the one before it");
         }
-        if placement.count == 0 || placement.first >= NUMBERS_END {
+        if placement.count == 0 || !is_within_bounds(placement) {
             return refused("has no positions");
         }
         if id.index >= NUMBERS_END - 1 {

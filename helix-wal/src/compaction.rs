@@ -262,8 +262,13 @@ impl Compactor {
             let trim = self.shared.lock().log.trim_of(share.stream);
             let mut table = segment.by_stream(&self.shared.cache, How::Blocking);
             let mut begins_share = true;
+            let mut next = share.first;
             for number in share.begin..share.begin + share.entries {
                 let row = table.get(number).map_err(stopped)?;
+                if row.first < next {
+                    return Err(rows_disagree(segment));
+                }
+                next = row.first + u64::from(row.count);
                 let placement = Placement {
                     stream: share.stream,
                     first: row.first,
@@ -275,6 +280,9 @@ impl Compactor {
                     wanted.push((moving, Wanted::of_row(&row, segment)));
                     begins_share = false;
                 }
+            }
+            if next != share.next {
+                return Err(rows_disagree(segment));
             }
         }
         // Each input is read once, from its beginning to its end.
@@ -334,6 +342,9 @@ impl Compactor {
     }
 
     fn finish(&self, job: &mut Job, growing: Growing) -> Result<Step, Error> {
+        if let Some((index, input)) = growing.repeated().zip(job.inputs.first()) {
+            return Err(input.damaged(0..input.len, &format!("entry {index} comes twice")));
+        }
         let cold = growing.finish()?;
         let footer = cold.segment.len - cold.trailer.footer_start;
         job.made.push_back(cold);
@@ -453,6 +464,11 @@ impl Job {
         self.window.extend(found.into_iter().map(copied));
         Ok(Step::More(bytes))
     }
+}
+
+/// What the directory says would be moved is not what the table has: nothing of it is touched.
+fn rows_disagree(segment: &Segment) -> Error {
+    segment.damaged(0..segment.len, "the directory of streams and their table do not agree")
 }
 
 fn wanted_of(sources: &[(Moving, Source)]) -> Vec<Wanted> {

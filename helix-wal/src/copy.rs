@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::aligned::Aligned;
 use crate::error::failed;
 use crate::frame::{Context, Frame, FrameHeader, Kind, Position, SegmentHeader};
-use crate::layout::{new_name, ready_name};
+use crate::layout::{check_segment_number, new_name, ready_name};
 use crate::log::Log;
 use crate::replay::Replay;
 use crate::scan::{Known, scan};
@@ -132,6 +132,7 @@ impl Copy<'_> {
 
     fn begin(&mut self, end: Position, context: Context, len: u64) -> Result<Tip, Error> {
         let id = self.next_id;
+        check_segment_number(id)?;
         self.next_id += 1;
         let name = new_name(id);
         let file = match self.storage.create(&name, len) {

@@ -123,7 +123,8 @@ impl Row for PlacedRow {
     }
 
     fn is_sound(&self) -> bool {
-        self.index < NUMBERS_END && self.first < NUMBERS_END
+        self.index < NUMBERS_END
+            && self.first.checked_add(u64::from(self.count)).is_some_and(|next| next < NUMBERS_END)
     }
 }
 
@@ -478,11 +479,28 @@ pub(crate) fn parse_directory(pages: &[u8], trailer: &Trailer) -> Option<Vec<Dir
         }
         rows.extend((0..DirectoryRow::PER_PAGE).map_while(|row| row_of::<DirectoryRow>(page, row)));
     }
-    let fits = |share: &DirectoryRow| {
-        share.begin + share.entries <= trailer.streams.rows && share.bytes <= trailer.frame_bytes
-    };
-    let whole = rows.len() == trailer.directory.rows as usize && rows.iter().all(fits);
+    let whole = rows.len() == trailer.directory.rows as usize && is_in_order(&rows, trailer);
     whole.then_some(rows)
+}
+
+/// Whether the shares stand by stream and position without meeting each other, and have all rows of
+/// the stream table between them.
+fn is_in_order(shares: &[DirectoryRow], trailer: &Trailer) -> bool {
+    let (mut begin, mut bytes) = (0, 0u64);
+    let mut before: Option<&DirectoryRow> = None;
+    for share in shares {
+        let follows = before.is_none_or(|before| {
+            let apart = before.stream == share.stream && before.next <= share.first;
+            before.stream < share.stream || apart
+        });
+        if !follows || share.begin != begin || share.entries == 0 || share.first == share.next {
+            return false;
+        }
+        begin += share.entries;
+        bytes = bytes.saturating_add(share.bytes);
+        before = Some(share);
+    }
+    begin == trailer.streams.rows && bytes <= trailer.frame_bytes
 }
 
 #[cfg(test)]

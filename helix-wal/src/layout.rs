@@ -2,6 +2,7 @@
 //! All numbers on disk are little endian.
 
 use crate::storage::BLOCK;
+use crate::{Error, Placement};
 
 /// One block as a number of bytes in a file.
 pub(crate) const BLOCK_BYTES: u64 = BLOCK as u64;
@@ -19,6 +20,20 @@ pub(crate) const OPAQUE_BYTES_MAX: usize = 256;
 pub(crate) const NUMBERS_END: u64 = 1 << 62;
 /// Most bytes of an entry's head.
 pub(crate) const HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// Whether a number is left for one more segment: the state file names the one after it, too.
+pub(crate) fn check_segment_number(id: u64) -> Result<(), Error> {
+    if id < NUMBERS_END - 1 {
+        return Ok(());
+    }
+    Err(Error::Unusable(format!("{id} is no number of a segment: the log has used up all of them")))
+}
+
+/// Whether a placement ends within bounds: a footer that names the position after it verifies.
+pub(crate) fn is_within_bounds(placement: &Placement) -> bool {
+    let next = placement.first.checked_add(u64::from(placement.count));
+    next.is_some_and(|next| next < NUMBERS_END)
+}
 
 pub(crate) const STATE: &str = "state";
 pub(crate) const STATE_TMP: &str = "state.tmp";

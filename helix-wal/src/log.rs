@@ -69,7 +69,12 @@ impl Log {
 
     pub(crate) fn state(&self) -> LogState {
         let by_index = |id: &LogId| id.index;
-        debug_assert!(self.purged <= self.last, "{:?} is purged of {:?}", self.purged, self.last);
+        debug_assert!(
+            self.purged.is_none_or(|purged| purged.index < self.end()),
+            "{:?} is purged of {:?}",
+            self.purged,
+            self.last
+        );
         debug_assert!(
             self.synced.is_none_or(|synced| synced.index < self.end()),
             "{:?} is synced of {:?}",

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::layout::NUMBERS_END;
+use crate::layout::is_within_bounds;
 use crate::log::Log;
 use crate::segment::Segment;
 use crate::slot::{Place, UNWRITTEN};
@@ -24,7 +24,7 @@ impl Log {
         placement: Option<Placement>,
     ) -> Result<Placed, Error> {
         self.check_place(index)?;
-        if placement.is_some_and(|placement| placement.first >= NUMBERS_END) {
+        if placement.is_some_and(|placement| !is_within_bounds(&placement)) {
             return Err(Error::Unusable(format!("entry {index} was placed beyond all positions")));
         }
         let place = Place::from(placement);

@@ -22,7 +22,7 @@ use crate::log::Log;
 use crate::received;
 use crate::replay::Replay;
 use crate::scan::read_header;
-use crate::sealed::{check_withheld, load_cold, load_sealed};
+use crate::sealed::{check_withheld, last_sealed, load_cold, load_sealed};
 use crate::segment::Segment;
 use crate::shared::{Core, Ready, Shared};
 use crate::state_file::State;
@@ -53,6 +53,11 @@ pub(crate) fn read(
     let state = state_io::load(storage)?;
     let created = state.is_none();
     let state = match state {
+        // It is never written without the segment that the log goes on in.
+        Some(state) if state.segments.is_empty() => {
+            let what = "names no segment".to_owned();
+            return Err(Error::Damaged { file: STATE.to_owned(), bytes: 0..0, what });
+        }
         Some(state) => state,
         None => names.fresh(options)?,
     };
@@ -68,7 +73,10 @@ pub(crate) fn read(
     replay.read(&unsealed, &state)?;
     replay.settle(&state);
     check_withheld(&log, &replay)?;
+    replay.join(last_sealed(&log), &unsealed)?;
+    replay.find_committed(&state);
     load_cold(&mut log, storage, files, &names, &state)?;
+    log.check_positions(&replay.slots)?;
     Ok(Read { names, state, created, log, unsealed, replay })
 }
 
@@ -294,13 +302,15 @@ fn install(storage: &dyn Storage, made: &[Made], state: &State) -> Result<(), Er
     let names = Names::list(storage)?;
     let live = |id: &u64| state.segments.iter().any(|(live, _)| live == id);
     debug_assert!(made.iter().all(|made| live(&made.segment.id)));
-    for id in names.new.iter().filter(|id| live(id)) {
+    // One that has its name has the right to it, whatever else lies there under the other.
+    let to_name = |id: &&u64| live(id) && !names.segments.contains(id);
+    for id in names.new.iter().filter(to_name) {
         let (from, to) = (new_name(*id), segment_name(*id));
         storage.rename(&from, &to).map_err(|e| poison("rename", &from, &e))?;
     }
     sync_dir(storage)?;
     let old = names.segments.iter().filter(|id| !live(id)).map(|id| segment_name(*id));
-    let unnamed = names.new.iter().filter(|id| !live(id)).map(|id| new_name(*id));
+    let unnamed = names.new.iter().filter(|id| !to_name(id)).map(|id| new_name(*id));
     let cold = names.cold.iter().filter(|id| !state.names_cold(**id));
     let unnamed = unnamed.chain(cold.map(|id| cold_name(*id)));
     // Never recycled: a name that comes back after a crash must not share its blocks.

@@ -6,12 +6,21 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::frame::{Context, FrameHeader, Kind, SegmentHeader};
+use crate::layout::segment_name;
 use crate::recovery::missing;
 use crate::scan::{Known, scan};
 use crate::segment::Segment;
 use crate::slot::{Place, Slot};
 use crate::state_file::State;
 use crate::{Error, LogId};
+
+/// Whether an entry may stand behind `last`: next to it, or behind a gap that a purge left.
+fn follows(last: Option<LogId>, purged: Option<LogId>, index: u64) -> bool {
+    last.is_none_or(|last| {
+        let in_gap = last.index < index && purged.is_some_and(|p| index <= p.index + 1);
+        last.index + 1 == index || in_gap
+    })
+}
 
 /// What the frames of the unsealed segments come to, one after the other.
 #[derive(Debug, Default)]
@@ -123,14 +132,7 @@ impl Replay {
     }
 
     fn push(&mut self, segment: &Segment, frame: &FrameHeader, head: &[u8]) -> Result<(), Error> {
-        let index = frame.id.index;
-        let follows = match self.last {
-            None => true,
-            Some(last) if last.index + 1 == index => true,
-            // Behind a gap that a purge left.
-            Some(last) => last.index < index && self.purged.is_some_and(|p| index <= p.index + 1),
-        };
-        if !follows {
+        if !follows(self.last, self.purged, frame.id.index) {
             let range = frame.place.at..frame.place.at + frame.len() as u64;
             return Err(segment.damaged(range, "an entry does not follow the one before it"));
         }
@@ -169,8 +171,59 @@ impl Replay {
             self.purge(purged, false);
         }
         self.last = self.last.into_iter().chain(self.purged).max_by_key(|id| id.index);
+    }
+
+    /// Finds the newest commit point among those that were met. Once the entries are settled.
+    pub(crate) fn find_committed(&mut self, state: &State) {
         let hints = self.hints.iter().copied().chain(state.committed);
         self.committed = hints.filter(|id| self.holds(*id)).max_by_key(|id| id.index);
+    }
+
+    /// Holds the entries against those of the sealed segments, of which `sealed` is the last. What
+    /// is copied begins there, and whoever reads the copy must find the same: what could not be
+    /// read back is refused before anything is written. A sealed segment may have fewer entries than
+    /// it was left with: where damage has taken the truncation, this is all that tells of it.
+    pub(crate) fn join(
+        &mut self,
+        sealed: Option<LogId>,
+        unsealed: &[(Arc<Segment>, SegmentHeader)],
+    ) -> Result<(), Error> {
+        let mut last = sealed;
+        let stray = self.slots.iter().position(|slot| {
+            let stray = !follows(last, self.purged, slot.id.index);
+            last = Some(slot.id);
+            stray
+        });
+        let damage = match stray.and_then(|at| self.slots.get(at)) {
+            Some(slot) => {
+                let (start, len) = (u64::from(slot.offset), u64::from(slot.frame_len));
+                let what = "an entry does not follow those of the segments before it".to_owned();
+                let file = segment_name(slot.segment);
+                Some(Error::Damaged { file, bytes: start..start + len, what })
+            }
+            None if self.end(sealed) != self.last => unsealed.last().map(|(segment, _)| {
+                let end = self.ends.last().copied().unwrap_or(segment.len);
+                segment.damaged(0..end, "the log ends elsewhere than its entries")
+            }),
+            None => None,
+        };
+        match damage {
+            Some(damage) if !self.forgive => return Err(damage),
+            Some(damage) => {
+                self.damage.get_or_insert(damage);
+            }
+            None => return Ok(()),
+        }
+        // What would have led there is among what is given up.
+        self.slots.truncate(stray.unwrap_or(self.slots.len()));
+        self.last = self.end(sealed);
+        Ok(())
+    }
+
+    /// Where the log ends by its entries.
+    fn end(&self, sealed: Option<LogId>) -> Option<LogId> {
+        let entries = self.slots.last().map(|slot| slot.id).or(sealed);
+        entries.into_iter().chain(self.purged).max_by_key(|id| id.index)
     }
 
     /// Whether an entry survived. A commit point can be durable before its entry is: an older

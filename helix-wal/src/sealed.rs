@@ -119,7 +119,12 @@ fn load_one(
         let block = segment.len - BLOCK_BYTES..segment.len;
         return Err(segment.damaged(block, "the segment is another replica's"));
     }
-    check_follows(log, trailer.entries.map(|(first, _)| first))?;
+    let first = trailer.entries.map(|(first, _)| first);
+    check_follows(log, first)?;
+    if first.zip(last_sealed(log)).is_some_and(|(first, last)| first <= last.index) {
+        let block = segment.len - BLOCK_BYTES..segment.len;
+        return Err(segment.damaged(block, "its entries do not follow those before it"));
+    }
     match read_directory(&segment, trailer) {
         Ok(directory) => log.restore_sealed(segment, trailer, &directory),
         Err(damage @ Error::Damaged { .. }) => withhold(log, segment, trailer, damage),

@@ -13,6 +13,7 @@ use crate::cold::ColdSegments;
 use crate::files::Files;
 use crate::frame::Position;
 use crate::held::Held;
+use crate::layout::check_segment_number;
 use crate::log::Log;
 use crate::page_cache::PageCache;
 use crate::readers::Readers;
@@ -258,6 +259,14 @@ impl Core {
             None if self.closing => Err(Error::Closed),
             None => Ok(()),
         }
+    }
+
+    /// A number for a new segment.
+    pub(crate) fn take_segment_number(&mut self) -> Result<u64, Error> {
+        let id = self.next_id;
+        check_segment_number(id)?;
+        self.next_id += 1;
+        Ok(id)
     }
 
     pub(crate) fn signal(&mut self, role: Role) -> &mut Signal {

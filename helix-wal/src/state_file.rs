@@ -19,11 +19,14 @@
 //! What was received needs no reader: who stops before it takes its files for leftovers.
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 
 use crate::frame::Position;
 use crate::layout::{
-    MIN_READER_VERSION, NUMBERS_END, OPAQUE_BYTES_MAX, STATE_VERSION, u16_at, u32_at, u64_at,
+    MIN_READER_VERSION, NUMBERS_END, OPAQUE_BYTES_MAX, STATE_VERSION, is_within_bounds, u16_at,
+    u32_at, u64_at,
 };
 use crate::{LogId, Placement};
 
@@ -168,16 +171,19 @@ impl State {
         let ids = [self.purged, self.committed, checkpoint].into_iter().flatten();
         let in_order = self.segments.is_sorted_by(|(a, _), (b, _)| a < b);
         let segments = self.segments.iter().map(|(id, _)| *id);
+        // Chain, cold and received segments share one row of numbers.
+        let mut known = HashSet::new();
+        let mut numbers = segments.chain(self.all_cold().map(|(_, cold)| cold.id));
         let placed = |(index, placement): &(u64, Option<Placement>)| {
-            *index < NUMBERS_END && placement.is_none_or(|placement| placement.first < NUMBERS_END)
+            *index < NUMBERS_END && placement.as_ref().is_none_or(is_within_bounds)
         };
         let cold = |cold: &ColdName| cold.first <= cold.last.index && cold.last.index < NUMBERS_END;
         self.next_id < NUMBERS_END
             && ids.into_iter().all(|id| id.index < NUMBERS_END)
             && in_order
-            && segments.chain(self.cold.iter().map(|cold| cold.id)).all(|id| id < self.next_id)
+            && numbers.all(|id| id < self.next_id && known.insert(id))
             && self.placements.iter().all(placed)
-            && self.cold.iter().all(cold)
+            && self.all_cold().all(|(_, name)| cold(name))
     }
 }
 
@@ -331,7 +337,7 @@ mod tests {
             ],
             received: Received {
                 after: 40,
-                segments: vec![ColdName { id: 11, first: 42, last: LogId { term: 2, index: 50 } }],
+                segments: vec![ColdName { id: 8, first: 42, last: LogId { term: 2, index: 50 } }],
             },
         }
     }
@@ -380,6 +386,29 @@ mod tests {
         bytes[12] = 2;
         seal(&mut bytes);
         assert_eq!(State::parse(&bytes), Ok(state));
+    }
+
+    /// Whatever a checksum says: numbers that nothing could count on from, one number twice.
+    #[test]
+    fn what_makes_no_sense_is_damage() {
+        let refused = |change: fn(&mut State)| {
+            let mut state = sample();
+            change(&mut state);
+            assert_eq!(State::parse(&state.encode()), Err(Unreadable::Damaged), "{state:?}");
+        };
+        refused(|state| state.next_id = 11);
+        refused(|state| state.next_id = NUMBERS_END);
+        refused(|state| state.segments.reverse());
+        refused(|state| state.cold[0].id = 9);
+        refused(|state| state.received.segments[0].id = 10);
+        refused(|state| state.received.segments[0].id = 12);
+        refused(|state| state.received.segments[0].first = 51);
+        refused(|state| state.cold[0].last.index = NUMBERS_END);
+        refused(|state| state.placements[0].0 = NUMBERS_END);
+        refused(|state| {
+            let first = NUMBERS_END - 3;
+            state.placements[1].1 = Some(Placement { stream: 1, first, count: 3, time: 4 });
+        });
     }
 
     #[test]

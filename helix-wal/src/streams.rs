@@ -6,8 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::footer::DirectoryRow;
+use crate::layout::segment_name;
 use crate::log::Log;
 use crate::segment::Segment;
+use crate::slot::Slot;
 use crate::{Error, Placement, StreamRow};
 
 /// A placed entry that has a slot.
@@ -267,6 +269,41 @@ impl Log {
                 held.live_rows += 1;
             }
         }
+    }
+
+    /// Whether every position is in one place only: in the rows of the segments, once they are in
+    /// order, and in the entries that will join them.
+    pub(crate) fn check_positions(&self, slots: &[Slot]) -> Result<(), Error> {
+        let twice = |segment: u64, stream: u64, position: u64| {
+            let what = format!("position {position} of stream {stream} is in another place, too");
+            let held = self.segment(segment).and_then(|held| held.segment.as_ref());
+            let file = held.map_or_else(|| segment_name(segment), |segment| segment.name());
+            Err(Error::Damaged { file, bytes: 0..0, what })
+        };
+        for (id, stream) in &self.streams {
+            let mut pairs = stream.rows.iter().zip(stream.rows.iter().skip(1));
+            if let Some((_, later)) = pairs.find(|(row, later)| later.row.first < row.row.next) {
+                return twice(later.row.segment, *id, later.row.first);
+            }
+        }
+        let placed = slots.iter().filter_map(|slot| Some((slot.place.placement()?, slot.segment)));
+        let range = |(p, segment): (Placement, u64)| {
+            (p.stream, p.first, p.first + u64::from(p.count), segment)
+        };
+        let mut placed: Vec<(u64, u64, u64, u64)> = placed.map(range).collect();
+        placed.sort_unstable();
+        let mut before = None;
+        for (id, first, next, segment) in placed {
+            let row = self.streams.get(&id).and_then(|stream| {
+                stream.rows.get(stream.rows.partition_point(|row| row.row.next <= first))
+            });
+            let meets = row.is_some_and(|row| row.row.first < next);
+            if meets || before.is_some_and(|(stream, end)| stream == id && first < end) {
+                return twice(segment, id, first);
+            }
+            before = Some((id, next));
+        }
+        Ok(())
     }
 
     /// Puts the rows of all streams in order, after segments were taken in another one.

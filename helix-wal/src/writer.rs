@@ -360,11 +360,7 @@ impl Writer {
     /// Begins the next segment in the file that was found for it.
     fn roll(&mut self) -> Result<(), Error> {
         let Some(ready) = self.next.take() else { return Ok(()) };
-        let id = {
-            let mut core = self.shared.lock();
-            core.next_id += 1;
-            core.next_id - 1
-        };
+        let id = self.shared.lock().take_segment_number()?;
         let end = self.tip.position();
         let context = self.tip.context.clone();
         let header = SegmentHeader {

@@ -229,8 +229,27 @@ fn iterations() -> usize {
 /// Random orders, and orders with few changes of who goes on: what needs exactly those is rare
 /// among the first.
 fn try_orders(life: fn()) {
-    shuttle::check_random(life, iterations());
-    shuttle::check_pct(life, iterations(), 3);
+    let count = OrdersOnPanic::default();
+    let tried = std::sync::Arc::clone(&count.0);
+    let counted = move || {
+        tried.fetch_add(1, Ordering::Relaxed);
+        life();
+    };
+    shuttle::check_random(counted.clone(), iterations());
+    shuttle::check_pct(counted, iterations(), 3);
+}
+
+/// Says how many orders it took, if the test fails: random ones first, then those with few changes.
+#[derive(Default)]
+struct OrdersOnPanic(std::sync::Arc<AtomicU64>);
+
+impl Drop for OrdersOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let tried = self.0.load(Ordering::Relaxed);
+            eprintln!("order {tried} failed, of {} of each kind", iterations());
+        }
+    }
 }
 
 #[test]

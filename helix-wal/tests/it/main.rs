@@ -20,5 +20,6 @@ mod interleavings;
 mod matrix;
 mod model;
 mod reads;
+mod reopened;
 mod truth;
 mod withheld;

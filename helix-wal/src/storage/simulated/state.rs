@@ -277,10 +277,13 @@ impl Disk {
         if life != self.life {
             return;
         }
-        if let Some(file) = self.inodes.get_mut(&inode) {
+        let handles = self.inodes.get_mut(&inode).map(|file| {
             file.handles -= 1;
+            file.handles
+        });
+        if handles == Some(0) {
+            self.forget_unnamed();
         }
-        self.forget_unnamed();
     }
 
     // Bytes.
