@@ -11,6 +11,7 @@ use rand::{RngExt, SeedableRng};
 use turmoil::Sim;
 
 use crate::cluster::{Machine, Standing};
+use crate::damage::Damage;
 use crate::links::Links;
 use crate::marks::{Mark, Marks};
 use crate::members::{Members, Order};
@@ -63,6 +64,7 @@ pub struct Nemesis {
     tainted: BTreeSet<u64>,
     full: BTreeMap<u64, u64>,
     members: Members,
+    damage: Damage,
     /// Whom the last fault was for.
     last_struck: u64,
     /// Links that are slow just now.
@@ -83,6 +85,7 @@ impl Nemesis {
         marks: Marks,
     ) -> Self {
         Self {
+            damage: Damage::new(plan, members.clone(), recorder.clone(), marks.clone()),
             members,
             rng: StdRng::seed_from_u64(plan.seed ^ 0x6e_656d),
             plan: plan.clone(),
@@ -122,6 +125,12 @@ impl Nemesis {
         }
         self.obey(sim, machines);
         self.bury(sim, machines, now)?;
+        if let Some(node) = self.damage.tend(machines, now)
+            && let Some(machine) = machines.get(place(node))
+        {
+            let how = if self.rng.random_bool(0.5) { Down::Power } else { Down::Process };
+            self.take_down(sim, machine, how);
+        }
         let (due, later) = self.ends.drain(..).partition(|(at, _)| *at <= now);
         self.ends = later;
         let due: Vec<(Duration, End)> = due;
@@ -172,6 +181,7 @@ impl Nemesis {
         machine.forget_last();
         self.members.on_wipe(machine.node_id());
         self.tainted.remove(&machine.node_id());
+        self.damage.forget(machine.node_id());
         if let Some(free) = self.full.get(&machine.node_id()) {
             machine.disks().set_free(Some(*free));
         }
@@ -474,6 +484,21 @@ impl Nemesis {
                 machine.disks().set_free(Some(FULL_BYTES));
                 self.ends.push((now + ms(&mut self.rng, 1_000..9_000), End::Full(node)));
             }
+            Kind::FilledUp => {
+                // Something else takes all of the disk, or leaves room for very little.
+                let left = self.plan.segment_bytes * self.rng.random_range(0..4);
+                self.tainted.insert(node);
+                self.full.insert(node, left);
+                machine.disks().set_free(Some(left));
+                self.marks.hit(Mark::DiskFilledUp);
+                self.ends.push((now + ms(&mut self.rng, 500..9_000), End::Full(node)));
+            }
+            Kind::Damage => {
+                if self.damage.strike(machine, now, &mut self.rng).lost_segment {
+                    // It ends by itself where it is about to give the segment another name.
+                    self.tainted.insert(node);
+                }
+            }
             Kind::ClockJump => {
                 let error = self.rng.random_range(-600_000_000..=600_000_000);
                 machine.clock().set_error(error);
@@ -536,7 +561,18 @@ impl Nemesis {
             machine.disks().heal();
         }
         self.full.clear();
+        self.damage.hurry();
         self.links.apply(sim);
+    }
+
+    /// Whether nobody has to get over damage any more.
+    pub fn is_repaired(&self) -> bool {
+        self.members.harmed().is_none()
+    }
+
+    /// What a node still suffers from; for people.
+    pub fn ailing(&self, machines: &[Machine]) -> String {
+        self.damage.describe(machines)
     }
 
     fn reason(&mut self) -> u64 {
