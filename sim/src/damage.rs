@@ -212,6 +212,9 @@ fn harm(disk: &SimulatedDisk, rng: &mut StdRng) -> (bool, Vec<String>) {
             return (true, vec![format!("{name} is gone")]);
         }
     }
+    // Not both: where neither the state nor any segment says whose log it is, a node does not start.
+    let of_state = rng.random_bool(0.15);
+    let files: Vec<&String> = files.into_iter().filter(|it| (*it == "state") == of_state).collect();
     let mut said = Vec::new();
     for _ in 0..rng.random_range(1..=FLIPS_MAX) {
         let Some(name) = files.choose(rng).copied() else { break };
