@@ -26,7 +26,8 @@ while [ $# -gt 0 ]; do
 done
 if [ ${#names[@]} = 0 ]; then
     # Every switch that any patch has.
-    mapfile -t names < <(grep -ho 'planted::is("[a-z-]*")' sim/bugs/*.patch | cut -d'"' -f2 | sort -u)
+    switches=$(grep -ho 'planted::is("[a-z-]*")' sim/bugs/*.patch | cut -d'"' -f2 | sort -u)
+    mapfile -t names <<< "$switches"
 fi
 
 # One folder for what is built, so that the libraries are not built again; the copy has a place of

@@ -212,7 +212,7 @@ fn harm(disk: &SimulatedDisk, rng: &mut StdRng) -> (bool, Vec<String>) {
             return (true, vec![format!("{name} is gone")]);
         }
     }
-    // Not both: where neither the state nor any segment says whose log it is, a node does not start.
+    // Not both: where neither the state nor any segment says whose log it is, no node starts.
     let of_state = rng.random_bool(0.15);
     let files: Vec<&String> = files.into_iter().filter(|it| (*it == "state") == of_state).collect();
     let mut said = Vec::new();
@@ -260,6 +260,6 @@ fn noticed(bytes: &[u8], id: u64) -> Range<usize> {
             && (number(header, 16), number(header, 24)) == (id, *at as u64)
             && crc32fast::hash(&header[8..]) == crc
     };
-    let last = (BLOCK..bytes.len()).step_by(BLOCK).filter(is_group).last();
+    let last = (BLOCK..bytes.len()).step_by(BLOCK).filter(is_group).next_back();
     0..last.unwrap_or(BLOCK.min(bytes.len()))
 }

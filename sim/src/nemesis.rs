@@ -67,8 +67,6 @@ pub struct Nemesis {
     damage: Damage,
     /// Whom the last fault was for.
     last_struck: u64,
-    /// Links that are slow just now.
-    slow: BTreeSet<(usize, usize)>,
     is_over: bool,
     /// How many faults of each kind there were.
     pub counts: BTreeMap<Kind, u64>,
@@ -91,7 +89,7 @@ impl Nemesis {
             plan: plan.clone(),
             recorder,
             marks,
-            links: Links::new(hosts),
+            links: Links::new(hosts, plan.latency_max),
             next_at: Duration::ZERO,
             ends: Vec::new(),
             reasons: 0,
@@ -99,7 +97,6 @@ impl Nemesis {
             tainted: BTreeSet::new(),
             full: BTreeMap::new(),
             last_struck: 1,
-            slow: BTreeSet::new(),
             is_over: false,
             counts: BTreeMap::new(),
             crashes: 0,
@@ -121,7 +118,7 @@ impl Nemesis {
             let hosts = self.links.count();
             let one = self.rng.random_range(0..hosts);
             let other = (one + self.rng.random_range(1..hosts)) % hosts;
-            self.set_latency(sim, one, other);
+            self.links.draw_latency(sim, one, other, &mut self.rng);
         }
         self.obey(sim, machines);
         self.bury(sim, machines, now)?;
@@ -307,8 +304,8 @@ impl Nemesis {
             }
             End::Tampering => net::tamper(None, &self.marks),
             End::Slow(one, other) => {
-                self.slow.remove(&(one, other));
-                self.set_latency(sim, one, other);
+                self.links.hasten(one, other);
+                self.links.draw_latency(sim, one, other, &mut self.rng);
             }
         }
     }
@@ -405,11 +402,9 @@ impl Nemesis {
             Kind::SlowLink => {
                 let other = (here + self.rng.random_range(1..nodes)) % nodes;
                 let latency = ms(&mut self.rng, 30..200);
-                let pair = (here.min(other), here.max(other));
-                self.slow.insert(pair);
-                sim.set_link_latency(self.host(pair.0), self.host(pair.1), latency);
+                self.links.slow_down(sim, here, other, latency);
                 self.marks.hit(Mark::SlowLink);
-                self.ends.push((now + ms(&mut self.rng, 500..8_000), End::Slow(pair.0, pair.1)));
+                self.ends.push((now + ms(&mut self.rng, 500..8_000), End::Slow(here, other)));
             }
             Kind::PowerLoss => {
                 self.marks.hit(Mark::PowerLoss);
@@ -580,26 +575,8 @@ impl Nemesis {
         self.reasons
     }
 
-    /// Every link gets a latency of its own, which changes now and then. It is not drawn for each
-    /// message: then a connection that says the same in two pieces would change the whole run.
     pub fn set_latencies(&mut self, sim: &Sim<'_>) {
-        let hosts = self.links.count();
-        for one in 0..hosts {
-            for other in one + 1..hosts {
-                self.set_latency(sim, one, other);
-            }
-        }
-    }
-
-    fn set_latency(&mut self, sim: &Sim<'_>, one: usize, other: usize) {
-        let (one, other) = (one.min(other), one.max(other));
-        if self.slow.contains(&(one, other)) {
-            return;
-        }
-        let max_us = u64::try_from(self.plan.latency_max.as_micros()).unwrap_or(0);
-        let max_us = if self.rng.random_bool(0.5) { max_us } else { max_us.min(1_000) };
-        let latency = Duration::from_micros(self.rng.random_range(0..=max_us));
-        sim.set_link_latency(self.links.name(one), self.links.name(other), latency);
+        self.links.draw_latencies(sim, &mut self.rng);
     }
 
     fn host(&self, place: usize) -> String {

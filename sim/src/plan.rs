@@ -1,6 +1,6 @@
 //! What a run is like, drawn from its seed. Every kind of fault is on in half of the runs only, so
-//! that runs differ in what they leave out as well; a few have none at all. A third of the runs have
-//! a theme: the kinds that make one another worse, often, and few others.
+//! that runs differ in what they leave out as well; a few have none at all. A third of them have a
+//! theme: the kinds that make one another worse, often, and few others.
 
 use std::time::Duration;
 

@@ -8,8 +8,8 @@
 //! - only a node that was damaged finds damage;
 //! - votes never go back or change within a term, also over crashes;
 //! - high watermarks and log starts of a running node never go back;
-//! - what is purged stays so, and is in a checkpoint, that was applied, that was committed, that is in
-//!   the log;
+//! - what is purged stays so, and is in a checkpoint; that was applied; that was committed; that is
+//!   in the log;
 //! - a checkpoint holds nothing that this node has not synced, or got whole from another one.
 
 use std::collections::BTreeMap;

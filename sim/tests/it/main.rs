@@ -63,9 +63,10 @@ const MUST_MEET: [Mark; 8] = [
     Mark::SnapshotInstalled,
 ];
 
-/// Seeds with the themes under which they meet it.
+/// Seeds with the themes under which they meet it, and some that meet the same: what a plan draws
+/// anew makes other runs of all seeds.
 const SLICE: [(u64, &str); 6] =
-    [(1, "damage"), (2, "damage"), (1, "space"), (2, "space"), (1, "disks"), (2, "branches")];
+    [(7, "damage"), (1, "disks"), (1, "space"), (4, "damage"), (2, "disks"), (2, "space")];
 
 #[test]
 fn a_slice_meets_what_it_is_there_for() {
