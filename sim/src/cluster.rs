@@ -122,6 +122,11 @@ impl Machine {
         *self.0.last.lock().unwrap_or_else(PoisonError::into_inner) = Weak::new();
     }
 
+    /// How often it was started.
+    pub fn life(&self) -> u64 {
+        *self.0.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Asks the running node to stop as it does when it is told to.
     pub fn stop(&self) {
         self.0.stop.notify_one();
@@ -153,7 +158,7 @@ impl Machine {
                 checkpoint_bytes: plan.checkpoint_bytes,
                 catch_up_bytes: plan.catch_up_bytes,
             },
-            scrub_rate: 0,
+            scrub_rate: plan.scrub_rate,
             clock: clock.clone(),
             seed: Some(plan.seed ^ node_id << 32 ^ *life),
         }

@@ -122,6 +122,11 @@ impl Disks {
         self.lock().shape.pace_max = Duration::from_millis(2);
     }
 
+    /// The disk of one shard.
+    pub fn disk(&self, shard: u64) -> Option<SimulatedDisk> {
+        self.lock().by_shard.get(&shard).cloned()
+    }
+
     pub fn shards(&self) -> Vec<u64> {
         self.lock().by_shard.keys().copied().collect()
     }

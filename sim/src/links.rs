@@ -1,8 +1,11 @@
-//! Which directions of which links are cut or held back, applied to turmoil's network.
-//! One place that knows, so that faults may overlap and heal in any order.
+//! Which directions of which links are cut or held back, and how slow each link is, applied to
+//! turmoil's network. One place that knows, so that faults may overlap and heal in any order.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use rand::RngExt;
+use rand::rngs::StdRng;
 use turmoil::Sim;
 
 /// A host, by its place in the list that the links were made with.
@@ -19,11 +22,14 @@ pub struct Links {
     held_now: BTreeSet<(Place, Place)>,
     /// Whether turmoil's network may be in another state than it should be.
     changed: bool,
+    latency_max: Duration,
+    /// Links that are slow just now.
+    slow: BTreeSet<(Place, Place)>,
 }
 
 impl Links {
-    pub fn new(hosts: Vec<String>) -> Self {
-        Self { hosts, ..Self::default() }
+    pub fn new(hosts: Vec<String>, latency_max: Duration) -> Self {
+        Self { hosts, latency_max, ..Self::default() }
     }
 
     pub fn name(&self, place: Place) -> &str {
@@ -53,6 +59,36 @@ impl Links {
             self.holds.insert((reason, one.min(other), one.max(other)));
             self.changed = true;
         }
+    }
+
+    /// The link is slow until it is hastened again.
+    pub fn slow_down(&mut self, sim: &Sim<'_>, one: Place, other: Place, latency: Duration) {
+        self.slow.insert((one.min(other), one.max(other)));
+        sim.set_link_latency(self.name(one), self.name(other), latency);
+    }
+
+    pub fn hasten(&mut self, one: Place, other: Place) {
+        self.slow.remove(&(one.min(other), one.max(other)));
+    }
+
+    /// Every link gets a latency of its own, which changes now and then. It is not drawn for each
+    /// message: then a connection that says the same in two pieces would change the whole run.
+    pub fn draw_latencies(&self, sim: &Sim<'_>, rng: &mut StdRng) {
+        for one in 0..self.count() {
+            for other in one + 1..self.count() {
+                self.draw_latency(sim, one, other, rng);
+            }
+        }
+    }
+
+    pub fn draw_latency(&self, sim: &Sim<'_>, one: Place, other: Place, rng: &mut StdRng) {
+        if self.slow.contains(&(one.min(other), one.max(other))) {
+            return;
+        }
+        let max_us = u64::try_from(self.latency_max.as_micros()).unwrap_or(0);
+        let max_us = if rng.random_bool(0.5) { max_us } else { max_us.min(1_000) };
+        let latency = Duration::from_micros(rng.random_range(0..=max_us));
+        sim.set_link_latency(self.name(one), self.name(other), latency);
     }
 
     pub fn forget(&mut self, reason: u64) {

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use helix_sim::marks::{Listener, Marks};
-use helix_sim::plan::Plan;
+use helix_sim::plan::{Plan, Theme};
 use helix_sim::run::{Failure, Report, run_plan};
 use helix_sim::tally::Tally;
 use tracing_subscriber::layer::SubscriberExt;
@@ -65,6 +65,10 @@ struct Cli {
     #[arg(long)]
     duration: Option<u64>,
 
+    /// Has every seed break mostly this, whatever it draws
+    #[arg(long)]
+    theme: Option<Theme>,
+
     /// With --seed: prints what a series adds up
     #[arg(long, hide = true)]
     tally: bool,
@@ -102,7 +106,7 @@ impl fmt::time::FormatTime for SimulatedTime {
 }
 
 fn one(seed: u64, cli: &Cli) -> ExitCode {
-    let mut plan = Plan::new(seed);
+    let mut plan = Plan::of(seed, cli.theme);
     if let Some(seconds) = cli.duration {
         plan.duration = Duration::from_secs(seconds);
     }
@@ -111,7 +115,7 @@ fn one(seed: u64, cli: &Cli) -> ExitCode {
     }
     println!("{plan:#?}");
     if cli.twice {
-        return twice(seed, cli.duration);
+        return twice(seed, cli);
     }
     let first = listened(plan, cli.trace, cli.log.as_deref());
     let (trace, end) = match &first {
@@ -130,9 +134,9 @@ fn one(seed: u64, cli: &Cli) -> ExitCode {
 }
 
 /// Compares the traces of two runs, line by line.
-fn twice(seed: u64, duration: Option<u64>) -> ExitCode {
+fn twice(seed: u64, cli: &Cli) -> ExitCode {
     let trace = || {
-        let output = alone(seed, duration, "--trace")?;
+        let output = alone(seed, cli, "--trace")?;
         Ok::<_, String>(String::from_utf8_lossy(&output.stdout).into_owned())
     };
     let (one, other) = match (trace(), trace()) {
@@ -160,12 +164,15 @@ fn twice(seed: u64, duration: Option<u64>) -> ExitCode {
 }
 
 /// Runs a seed in a process of its own.
-fn alone(seed: u64, duration: Option<u64>, flag: &str) -> Result<Output, String> {
+fn alone(seed: u64, cli: &Cli, flag: &str) -> Result<Output, String> {
     let program = std::env::current_exe().map_err(|error| format!("no program: {error}"))?;
     let mut command = Command::new(program);
     command.args([flag, "--seed", &seed.to_string()]);
-    if let Some(seconds) = duration {
+    if let Some(seconds) = cli.duration {
         command.args(["--duration", &seconds.to_string()]);
+    }
+    if let Some(theme) = cli.theme.and_then(|theme| theme.to_possible_value()) {
+        command.args(["--theme", theme.get_name()]);
     }
     command.output().map_err(|error| format!("it does not start: {error}"))
 }
@@ -217,7 +224,7 @@ fn series(cli: &Cli) -> ExitCode {
                 return;
             }
             let begun = Instant::now();
-            let ended = apart(seed, cli.duration);
+            let ended = apart(seed, cli);
             let took = begun.elapsed();
             match ended {
                 Ok((tally, text)) => {
@@ -249,8 +256,8 @@ fn series(cli: &Cli) -> ExitCode {
 }
 
 /// Runs a seed in a process of its own: what it adds up to and says, or why it failed.
-fn apart(seed: u64, duration: Option<u64>) -> Result<(Tally, String), String> {
-    let output = alone(seed, duration, "--tally")?;
+fn apart(seed: u64, cli: &Cli) -> Result<(Tally, String), String> {
+    let output = alone(seed, cli, "--tally")?;
     let said = String::from_utf8_lossy(&output.stdout);
     if output.status.success() {
         let (tally, text) = Tally::parse(&said);

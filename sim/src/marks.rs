@@ -58,10 +58,16 @@ pub enum Mark {
     NodeRemoved,
     Drained,
     SnapshotInstalled,
+    DamageDone,
+    SegmentLost,
+    DamageNoticed,
+    RepairDone,
+    DiskFilledUp,
+    ShardOpenedAgain,
 }
 
 impl Mark {
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 53] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -109,6 +115,12 @@ impl Mark {
         Self::NodeRemoved,
         Self::Drained,
         Self::SnapshotInstalled,
+        Self::DamageDone,
+        Self::SegmentLost,
+        Self::DamageNoticed,
+        Self::RepairDone,
+        Self::DiskFilledUp,
+        Self::ShardOpenedAgain,
     ];
 }
 
@@ -141,11 +153,14 @@ impl Marks {
 
 /// Marks that only the nodes' own log tells of, by how a message begins. One that is worded anew
 /// must be so here too: otherwise its mark stays at zero, which is a failure.
-const LOGGED: [(&str, Mark); 4] = [
+const LOGGED: [(&str, Mark); 7] = [
     ("cut a torn, unacknowledged tail", Mark::TornTailCut),
     ("no majority answers; appends are refused", Mark::LeaderCutOff),
     ("the disk stalls; handing over", Mark::HandedOverStalledDisk),
     ("the log goes on after entry", Mark::SnapshotInstalled),
+    ("part of a log is damaged", Mark::DamageNoticed),
+    ("repaired: the replica has all that it had", Mark::RepairDone),
+    ("the shard is open again", Mark::ShardOpenedAgain),
 ];
 
 /// Listens to what the nodes log.

@@ -25,6 +25,8 @@ struct Inner {
     next: Option<BTreeSet<u64>>,
     /// A member whose disks were emptied, and that is to be replaced.
     lost: Option<u64>,
+    /// A member whose files were damaged, and that has not got over it.
+    harmed: Option<u64>,
     /// How often the disks of each node were emptied.
     wipes: BTreeMap<u64, u64>,
     orders: Vec<Order>,
@@ -36,6 +38,7 @@ impl Members {
             now: (1..=founders).collect(),
             next: None,
             lost: None,
+            harmed: None,
             wipes: BTreeMap::new(),
             orders: Vec::new(),
         })))
@@ -74,11 +77,30 @@ impl Members {
     /// another one is not replaced yet, or something else changes.
     pub fn lose(&self, node: u64) -> bool {
         let mut inner = self.lock();
-        if inner.lost.is_some() || inner.next.is_some() || !inner.now.contains(&node) {
-            return false;
+        let may = inner.may_suffer(node);
+        if may {
+            inner.lost = Some(node);
         }
-        inner.lost = Some(node);
-        true
+        may
+    }
+
+    /// Whether the cluster can bear that a member's files are damaged now.
+    pub fn may_harm(&self, node: u64) -> bool {
+        self.lock().may_suffer(node)
+    }
+
+    /// A member's files were damaged: what it has beside another one counts for nothing.
+    pub fn harm(&self, node: u64) {
+        self.lock().harmed = Some(node);
+    }
+
+    pub fn harmed(&self) -> Option<u64> {
+        self.lock().harmed
+    }
+
+    /// Whoever was harmed has got over it, or is gone.
+    pub fn on_whole(&self) {
+        self.lock().harmed = None;
     }
 
     /// The disks of a node, which is off, are emptied.
@@ -105,5 +127,14 @@ impl Members {
 
     pub fn take_orders(&self) -> Vec<Order> {
         std::mem::take(&mut self.lock().orders)
+    }
+}
+
+impl Inner {
+    /// Whether all others are well, and nothing changes: what one member alone has beside this one
+    /// must not be at stake twice.
+    fn may_suffer(&self, node: u64) -> bool {
+        let all_well = self.lost.is_none() && self.harmed.is_none();
+        all_well && self.next.is_none() && self.now.contains(&node)
     }
 }

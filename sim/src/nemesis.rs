@@ -11,6 +11,7 @@ use rand::{RngExt, SeedableRng};
 use turmoil::Sim;
 
 use crate::cluster::{Machine, Standing};
+use crate::damage::Damage;
 use crate::links::Links;
 use crate::marks::{Mark, Marks};
 use crate::members::{Members, Order};
@@ -63,10 +64,9 @@ pub struct Nemesis {
     tainted: BTreeSet<u64>,
     full: BTreeMap<u64, u64>,
     members: Members,
+    damage: Damage,
     /// Whom the last fault was for.
     last_struck: u64,
-    /// Links that are slow just now.
-    slow: BTreeSet<(usize, usize)>,
     is_over: bool,
     /// How many faults of each kind there were.
     pub counts: BTreeMap<Kind, u64>,
@@ -83,12 +83,13 @@ impl Nemesis {
         marks: Marks,
     ) -> Self {
         Self {
+            damage: Damage::new(plan, members.clone(), recorder.clone(), marks.clone()),
             members,
             rng: StdRng::seed_from_u64(plan.seed ^ 0x6e_656d),
             plan: plan.clone(),
             recorder,
             marks,
-            links: Links::new(hosts),
+            links: Links::new(hosts, plan.latency_max),
             next_at: Duration::ZERO,
             ends: Vec::new(),
             reasons: 0,
@@ -96,7 +97,6 @@ impl Nemesis {
             tainted: BTreeSet::new(),
             full: BTreeMap::new(),
             last_struck: 1,
-            slow: BTreeSet::new(),
             is_over: false,
             counts: BTreeMap::new(),
             crashes: 0,
@@ -118,10 +118,16 @@ impl Nemesis {
             let hosts = self.links.count();
             let one = self.rng.random_range(0..hosts);
             let other = (one + self.rng.random_range(1..hosts)) % hosts;
-            self.set_latency(sim, one, other);
+            self.links.draw_latency(sim, one, other, &mut self.rng);
         }
         self.obey(sim, machines);
         self.bury(sim, machines, now)?;
+        if let Some(node) = self.damage.tend(machines, now)
+            && let Some(machine) = machines.get(place(node))
+        {
+            let how = if self.rng.random_bool(0.5) { Down::Power } else { Down::Process };
+            self.take_down(sim, machine, how);
+        }
         let (due, later) = self.ends.drain(..).partition(|(at, _)| *at <= now);
         self.ends = later;
         let due: Vec<(Duration, End)> = due;
@@ -172,6 +178,7 @@ impl Nemesis {
         machine.forget_last();
         self.members.on_wipe(machine.node_id());
         self.tainted.remove(&machine.node_id());
+        self.damage.forget(machine.node_id());
         if let Some(free) = self.full.get(&machine.node_id()) {
             machine.disks().set_free(Some(*free));
         }
@@ -297,8 +304,8 @@ impl Nemesis {
             }
             End::Tampering => net::tamper(None, &self.marks),
             End::Slow(one, other) => {
-                self.slow.remove(&(one, other));
-                self.set_latency(sim, one, other);
+                self.links.hasten(one, other);
+                self.links.draw_latency(sim, one, other, &mut self.rng);
             }
         }
     }
@@ -395,11 +402,9 @@ impl Nemesis {
             Kind::SlowLink => {
                 let other = (here + self.rng.random_range(1..nodes)) % nodes;
                 let latency = ms(&mut self.rng, 30..200);
-                let pair = (here.min(other), here.max(other));
-                self.slow.insert(pair);
-                sim.set_link_latency(self.host(pair.0), self.host(pair.1), latency);
+                self.links.slow_down(sim, here, other, latency);
                 self.marks.hit(Mark::SlowLink);
-                self.ends.push((now + ms(&mut self.rng, 500..8_000), End::Slow(pair.0, pair.1)));
+                self.ends.push((now + ms(&mut self.rng, 500..8_000), End::Slow(here, other)));
             }
             Kind::PowerLoss => {
                 self.marks.hit(Mark::PowerLoss);
@@ -474,6 +479,21 @@ impl Nemesis {
                 machine.disks().set_free(Some(FULL_BYTES));
                 self.ends.push((now + ms(&mut self.rng, 1_000..9_000), End::Full(node)));
             }
+            Kind::FilledUp => {
+                // Something else takes all of the disk, or leaves room for very little.
+                let left = self.plan.segment_bytes * self.rng.random_range(0..4);
+                self.tainted.insert(node);
+                self.full.insert(node, left);
+                machine.disks().set_free(Some(left));
+                self.marks.hit(Mark::DiskFilledUp);
+                self.ends.push((now + ms(&mut self.rng, 500..9_000), End::Full(node)));
+            }
+            Kind::Damage => {
+                if self.damage.strike(machine, now, &mut self.rng).lost_segment {
+                    // It ends by itself where it is about to give the segment another name.
+                    self.tainted.insert(node);
+                }
+            }
             Kind::ClockJump => {
                 let error = self.rng.random_range(-600_000_000..=600_000_000);
                 machine.clock().set_error(error);
@@ -536,7 +556,18 @@ impl Nemesis {
             machine.disks().heal();
         }
         self.full.clear();
+        self.damage.hurry();
         self.links.apply(sim);
+    }
+
+    /// Whether nobody has to get over damage any more.
+    pub fn is_repaired(&self) -> bool {
+        self.members.harmed().is_none()
+    }
+
+    /// What a node still suffers from; for people.
+    pub fn ailing(&self, machines: &[Machine]) -> String {
+        self.damage.describe(machines)
     }
 
     fn reason(&mut self) -> u64 {
@@ -544,26 +575,8 @@ impl Nemesis {
         self.reasons
     }
 
-    /// Every link gets a latency of its own, which changes now and then. It is not drawn for each
-    /// message: then a connection that says the same in two pieces would change the whole run.
     pub fn set_latencies(&mut self, sim: &Sim<'_>) {
-        let hosts = self.links.count();
-        for one in 0..hosts {
-            for other in one + 1..hosts {
-                self.set_latency(sim, one, other);
-            }
-        }
-    }
-
-    fn set_latency(&mut self, sim: &Sim<'_>, one: usize, other: usize) {
-        let (one, other) = (one.min(other), one.max(other));
-        if self.slow.contains(&(one, other)) {
-            return;
-        }
-        let max_us = u64::try_from(self.plan.latency_max.as_micros()).unwrap_or(0);
-        let max_us = if self.rng.random_bool(0.5) { max_us } else { max_us.min(1_000) };
-        let latency = Duration::from_micros(self.rng.random_range(0..=max_us));
-        sim.set_link_latency(self.links.name(one), self.links.name(other), latency);
+        self.links.draw_latencies(sim, &mut self.rng);
     }
 
     fn host(&self, place: usize) -> String {

@@ -107,7 +107,7 @@ impl Socket {
         Ok(Self { stream, pair, resets: resets(pair), peer: None })
     }
 
-    fn to_peer(self) -> Self {
+    fn for_peer(self) -> Self {
         Self { peer: Some(Box::default()), ..self }
     }
 
@@ -213,7 +213,7 @@ async fn connect(uri: Uri) -> io::Result<TokioIo<Socket>> {
 }
 
 async fn connect_to_peer(uri: Uri) -> io::Result<TokioIo<Socket>> {
-    Ok(TokioIo::new(dial_to(uri).await?.to_peer()))
+    Ok(TokioIo::new(dial_to(uri).await?.for_peer()))
 }
 
 async fn dial_to(uri: Uri) -> io::Result<Socket> {

@@ -1,11 +1,12 @@
 //! What a run is like, drawn from its seed. Every kind of fault is on in half of the runs only, so
-//! that runs differ in what they leave out as well; a few have none at all.
+//! that runs differ in what they leave out as well; a few have none at all. A third of them have a
+//! theme: the kinds that make one another worse, often, and few others.
 
 use std::time::Duration;
 
 use helix_wal::storage::CacheMode;
 use rand::rngs::StdRng;
-use rand::seq::SliceRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 
 use crate::disks::DiskShape;
@@ -31,6 +32,8 @@ pub enum Kind {
     WriteError,
     Stall,
     Full,
+    FilledUp,
+    Damage,
     ClockJump,
     Wipe,
     Election,
@@ -40,7 +43,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 24] = [
+    const ALL: [Self; 26] = [
         Self::Partition,
         Self::OneWay,
         Self::NonTransitive,
@@ -59,6 +62,8 @@ impl Kind {
         Self::WriteError,
         Self::Stall,
         Self::Full,
+        Self::FilledUp,
+        Self::Damage,
         Self::ClockJump,
         Self::Wipe,
         Self::Election,
@@ -66,6 +71,47 @@ impl Kind {
         Self::Drain,
         Self::Grow,
     ];
+}
+
+/// What a run is mostly about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Theme {
+    /// Writes and syncs fail, and then the power does.
+    Disks,
+    /// There is no room, and nodes start without any.
+    Space,
+    /// Who leads changes all the time, and votes are forgotten if they can be.
+    Votes,
+    /// What is stored turns bad.
+    Damage,
+    /// Logs part, and are brought together again.
+    Branches,
+    /// Answers are lost.
+    Answers,
+}
+
+impl Theme {
+    const ALL: [Self; 6] =
+        [Self::Disks, Self::Space, Self::Votes, Self::Damage, Self::Branches, Self::Answers];
+
+    fn kinds(self) -> &'static [Kind] {
+        use Kind::*;
+        match self {
+            Self::Disks => &[
+                SyncError,
+                SyncErrorOfAll,
+                WriteError,
+                PowerLoss,
+                PowerLossMidWrite,
+                PowerLossOfAll,
+            ],
+            Self::Space => &[Full, FilledUp, Full, FilledUp, Kill, PowerLoss],
+            Self::Votes => &[Election, PowerLoss, PowerLossOfAll, Kill, Stall],
+            Self::Damage => &[Damage, Damage, PowerLoss, Stop, Partition],
+            Self::Branches => &[Partition, OneWay, Hold, Kill, PowerLoss, Stall],
+            Self::Answers => &[Partition, OneWay, NonTransitive, Reset, Kill, Loss],
+        }
+    }
 }
 
 /// See the module.
@@ -79,12 +125,16 @@ pub struct Plan {
     pub duration: Duration,
     /// Mean time between two faults.
     pub gap: Duration,
+    /// Some more often than once, where they are to come more often.
     pub kinds: Vec<Kind>,
+    pub theme: Option<Theme>,
     pub segment_bytes: u64,
     pub tail_bytes: usize,
     pub checkpoint_bytes: u64,
     pub catch_up_bytes: u64,
     pub retention_bytes: Option<u64>,
+    /// Bytes a second that each node reads of its own logs, to find damage.
+    pub scrub_rate: u64,
     pub latency_max: Duration,
     /// Machines in the order in which they take their turns.
     pub order: Vec<u64>,
@@ -103,11 +153,26 @@ pub struct Plan {
 
 impl Plan {
     pub fn new(seed: u64) -> Self {
+        Self::of(seed, None)
+    }
+
+    /// What the seed draws, with this theme whether it draws that or not.
+    pub fn of(seed: u64, theme: Option<Theme>) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let nodes = if rng.random_bool(0.75) { 3 } else { 5 };
         let shards = *[1, 1, 2, 3].get(rng.random_range(0..4)).unwrap_or(&1);
         let mut kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|_| rng.random_bool(0.5)).collect();
-        if rng.random_bool(0.05) {
+        let drawn = match rng.random_bool(0.33) {
+            true => Theme::ALL.choose(&mut rng).copied(),
+            false => None,
+        };
+        let theme = theme.or(drawn);
+        let mut gap = Duration::from_millis(rng.random_range(300..=3_000));
+        if let Some(theme) = theme {
+            kinds.retain(|_| rng.random_bool(0.15));
+            kinds.extend(theme.kinds());
+            gap /= 2;
+        } else if rng.random_bool(0.05) {
             kinds.clear();
         }
         if nodes == 5 {
@@ -149,13 +214,15 @@ impl Plan {
                 true => rng.random_range(15..=45),
                 false => rng.random_range(60..=300),
             }),
-            gap: Duration::from_millis(rng.random_range(300..=3_000)),
+            gap,
             kinds,
+            theme,
             segment_bytes: 64 << 10 << rng.random_range(0..4),
             tail_bytes: 4 << 10 << rng.random_range(0..6),
             checkpoint_bytes: 16 << 10 << rng.random_range(0..5),
             catch_up_bytes: if rng.random_bool(0.5) { 64 << 10 } else { 4 << 30 },
             retention_bytes: rng.random_bool(0.2).then_some(64 << 10),
+            scrub_rate: 256 << 10 << rng.random_range(0..5),
             latency_max: Duration::from_millis(rng.random_range(1..=20)),
             disks,
             clock_errors_us,

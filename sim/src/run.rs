@@ -11,6 +11,7 @@ use hermetic::Hermetic;
 use turmoil::{Builder, Sim};
 
 use crate::cluster::Machine;
+use crate::damage;
 use crate::finals::{self, Found};
 use crate::marks::{Mark, Marks};
 use crate::nemesis::Nemesis;
@@ -31,6 +32,9 @@ const FORM_MAX: Duration = Duration::from_secs(120);
 
 /// How long a healed cluster may take until every partition has a new ack.
 const PROGRESS_MAX: Duration = Duration::from_secs(40);
+
+/// How long whoever was damaged may take until it is as it was.
+const REPAIR_MAX: Duration = Duration::from_secs(120);
 
 /// How long clients may take to come to rest, and replicas to become equal.
 const REST_MAX: Duration = Duration::from_secs(90);
@@ -241,6 +245,8 @@ impl World {
             (0..).zip(&before).all(|(partition, acks)| world.recorder.acks(partition) > *acks)
         };
         self.until("a new ack in every partition", PROGRESS_MAX, done)?;
+        // Beside writers and readers: there is always something new to be fetched.
+        self.until("a repair of all damage", REPAIR_MAX, |world| world.nemesis.is_repaired())?;
         self.scene.stop();
         self.until("all clients at rest", REST_MAX, |world| world.scene.ended() == 4)
     }
@@ -251,6 +257,7 @@ impl World {
             let is_level = |world: &mut Self| world.watch.level(&world.machines).is_some();
             self.until("equal replicas", REST_MAX, is_level)?;
             let before = self.watch.level(&self.machines);
+            self.watch.compare_partitions(&self.machines)?;
             self.scene.set_phase(workload::FINALS + round);
             let is_read = |world: &mut Self| world.scene.ended() == 5 + round;
             self.until("a read of all replicas", REST_MAX, is_read)?;
@@ -258,10 +265,22 @@ impl World {
                 let found = self.found.lock().map(|mut found| std::mem::take(&mut *found));
                 self.recorder.add_all(found.unwrap_or_default());
                 let verdict = self.recorder.check();
+                self.check_disks()?;
                 return if verdict.is_good() { Ok(verdict) } else { Err(verdict.to_string()) };
             }
         }
         Err(format!("the logs grew during each of {READS_MAX} full reads"))
+    }
+
+    /// Everything on the disks of all members verifies.
+    fn check_disks(&self) -> Result<(), String> {
+        let members = self.scene.members.all();
+        for machine in self.machines.iter().filter(|it| members.contains(&it.node_id())) {
+            if let Some(what) = damage::ailment(machine.disks(), self.plan.segment_bytes) {
+                return Err(format!("in the end, node {}, {what}", machine.node_id()));
+            }
+        }
+        Ok(())
     }
 
     /// For people: how each node stands.
@@ -281,6 +300,7 @@ impl World {
         let acks: Vec<_> =
             (0..self.plan.partitions).map(|partition| self.recorder.acks(partition)).collect();
         let nodes: String = self.machines.iter().map(standing).collect();
-        format!("(term, last, committed, applied, synced) by shard; acks {acks:?}{nodes}")
+        let ailing = self.nemesis.ailing(&self.machines);
+        format!("(term, last, committed, applied, synced) by shard; acks {acks:?}; {ailing}{nodes}")
     }
 }

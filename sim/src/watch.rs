@@ -1,18 +1,24 @@
 //! Looks at all nodes after every tick, beneath their API, for what must hold at any moment:
 //!
-//! - a shard has one leader in a term;
+//! - a shard has one leader in a term, and a majority has that vote on its disks;
 //! - what is committed anywhere is on stable storage of a majority;
 //! - committed entries are the same (term, checksum) everywhere, for ever;
-//! - what was on stable storage is there after a crash;
+//! - what was on stable storage is there after a crash; only a replica whose node was damaged may
+//!   begin anew, and it leads nothing until it has all that counts on it again;
+//! - only a node that was damaged finds damage;
 //! - votes never go back or change within a term, also over crashes;
 //! - high watermarks and log starts of a running node never go back;
-//! - what is purged is in a checkpoint, that was applied, that was committed, that is in the log.
+//! - what is purged stays so, and is in a checkpoint; that was applied; that was committed; that is
+//!   in the log;
+//! - a checkpoint holds nothing that this node has not synced, or got whole from another one.
 
 use std::collections::BTreeMap;
 
 use helix_server::node::Node;
 use helix_server::raft::Replica;
-use helix_wal::{How, LogId, LogState, Wal};
+use helix_server::shard::Shard;
+use helix_wal::storage::Crash;
+use helix_wal::{Aside, How, LogId, LogState, Wal};
 
 use crate::cluster::Machine;
 use crate::marks::{Mark, Marks};
@@ -36,12 +42,16 @@ struct Seen {
     is_up: bool,
     /// On stable storage for sure.
     stable: Option<LogId>,
-    /// What was on disks that were emptied since. The cluster can lose one member: what only that
-    /// one had beside another counts for it until it is replaced.
+    /// What was on disks that were emptied since, or in a log that was put aside. The cluster can
+    /// lose one member: what only that one had beside another counts for it until it is replaced,
+    /// or has all of it again.
     lost: Option<LogId>,
+    /// Its log takes the place of a damaged one, and may lack something of that.
+    in_repair: bool,
     /// How often its node's disks had been emptied.
     wipes: u64,
     vote: Option<Vote>,
+    purged: Option<LogId>,
     /// Up to where committed entries have been compared in this life.
     compared: u64,
     committed: u64,
@@ -50,6 +60,21 @@ struct Seen {
     partitions: BTreeMap<u64, (u64, u64)>,
     /// How often the shard was closed and opened again while its node went on.
     restarts: u64,
+}
+
+impl Seen {
+    /// Another log takes the place of the one that was looked at until now.
+    fn begin_anew(&mut self, aside: &Aside) {
+        *self = Self {
+            in_repair: true,
+            lost: self.stable.max(self.lost),
+            // It goes on where it was known.
+            vote: self.vote.filter(|_| aside.vote.is_some()),
+            wipes: self.wipes,
+            restarts: self.restarts,
+            ..Self::default()
+        };
+    }
 }
 
 /// See the module.
@@ -66,6 +91,15 @@ pub struct Watch {
     /// Term and checksum of committed entries, by shard and index.
     entries: BTreeMap<(u64, u64), (u64, u32)>,
     seen: BTreeMap<(u64, u64), Seen>,
+    /// Leaders that this tick has shown for the first time.
+    elected: Vec<Elected>,
+}
+
+#[derive(Debug)]
+struct Elected {
+    shard: u64,
+    term: u64,
+    replica: u64,
 }
 
 /// One replica at one moment.
@@ -89,6 +123,7 @@ impl Watch {
             last_leader: BTreeMap::new(),
             entries: BTreeMap::new(),
             seen: BTreeMap::new(),
+            elected: Vec::new(),
         }
     }
 
@@ -115,7 +150,39 @@ impl Watch {
                 }
             }
         }
+        for elected in std::mem::take(&mut self.elected) {
+            self.votes(machines, &elected)?;
+        }
         self.majorities()
+    }
+
+    /// Who leads got a majority's votes, and each is on a disk: a vote that a crash can take back
+    /// may be given twice. Read from the disks, as they were if the power went now.
+    fn votes(&self, machines: &[Machine], elected: &Elected) -> Result<(), String> {
+        let (members, majority) = (self.members.all(), self.members.majority());
+        let Elected { shard, term, replica } = *elected;
+        let given =
+            machines.iter().filter(|it| members.contains(&it.node_id())).filter(|machine| {
+                let id = Some(machine.node_id());
+                if id == self.members.lost() || id == self.members.harmed() {
+                    return true;
+                }
+                let Some(disk) = machine.disks().disk(shard) else { return false };
+                let device = disk.fork();
+                device.crash(Crash::LoseAll);
+                // One that cannot be read just now is another check's business.
+                let Ok(report) = helix_wal::inspect(&device.reopen()) else { return true };
+                let vote = report.vote.as_deref().and_then(read_vote);
+                vote.is_some_and(|vote| vote.0 > term || (vote.0, vote.1) == (term, replica))
+            });
+        let given: Vec<u64> = given.map(Machine::node_id).collect();
+        if given.len() < majority {
+            return Err(format!(
+                "shard {shard}: {replica} leads in term {term}, and only nodes {given:?} have that \
+                 vote on their disks"
+            ));
+        }
+        Ok(())
     }
 
     /// Replicas on emptied disks begin anew: nothing is kept, nobody was voted for.
@@ -128,10 +195,14 @@ impl Watch {
     }
 
     fn last_look(&mut self, node_id: u64, node: &Node) {
-        let shards = node.shards().into_iter().map(|shard| (shard.id(), shard.wal().state()));
-        let all = shards.chain([(0, node.cluster().replica().wal().state())]);
-        for (shard_id, state) in all {
+        let (shards, own) = (node.shards(), node.cluster().replica());
+        let all = shards.iter().map(|shard| (shard.id(), shard.replica())).chain([(0, &*own)]);
+        for (shard_id, replica) in all {
             let seen = self.seen.entry((node_id, shard_id)).or_default();
+            if let Some(aside) = replica.repair_of().filter(|_| !seen.in_repair) {
+                seen.begin_anew(aside);
+            }
+            let state = replica.wal().state();
             seen.stable = state.synced.min(state.last);
             seen.is_up = false;
         }
@@ -166,15 +237,8 @@ impl Watch {
                 state: shard.wal().state(),
                 leads_in: shard.leads().then(|| shard.term()),
             })?;
-            if let Some(damage) = shard.damage().first() {
-                return Err(format!("node {node_id} withholds a part of {}: {damage}", shard.id()));
-            }
             if self.ticks.is_multiple_of(PARTITIONS_EVERY) {
-                let partitions = shard.read_state(|state| {
-                    let rows = state.partitions();
-                    rows.map(|row| (row.id.0, row.log_start, row.next_offset)).collect::<Vec<_>>()
-                });
-                self.partitions((node_id, shard.id()), &partitions)?;
+                self.partitions((node_id, shard.id()), &rows(&shard))?;
             }
             if self.ticks.is_multiple_of(SEGMENTS_EVERY) && shard.wal().stats().segments > 2 {
                 self.marks.hit(Mark::SegmentRolled);
@@ -185,18 +249,56 @@ impl Watch {
 
     fn replica(&mut self, look: Look<'_>) -> Result<(), String> {
         let Look { node_id, shard_id, replica, state, leads_in } = look;
+        let is_harmed = self.members.harmed() == Some(node_id);
         let wal = replica.wal();
         let index = |id: Option<LogId>| id.map_or(0, |id| id.index);
         let name = format!("node {node_id}, shard {shard_id}");
+        if let Some(damage) = replica.damage().first().filter(|_| !is_harmed) {
+            return Err(format!("{name} is whole, and finds damage: {damage}"));
+        }
+        let of_shard = self.seen.iter().filter(|((_, shard), _)| *shard == shard_id);
+        let most_committed = of_shard.map(|(_, seen)| seen.committed).max().unwrap_or(0);
         let seen = self.seen.entry((node_id, shard_id)).or_default();
         let vote = state.vote.as_deref().and_then(read_vote);
+        match replica.repair_of() {
+            Some(aside) if !seen.in_repair => {
+                if !is_harmed {
+                    return Err(format!("{name} gave up a log that was whole: {}", aside.why));
+                }
+                seen.begin_anew(aside);
+            }
+            Some(_) if leads_in.is_some() => {
+                return Err(format!("{name} leads in {leads_in:?}, and is in repair"));
+            }
+            Some(_) => {}
+            None if seen.in_repair => {
+                let (had, has) = (index(seen.lost), index(state.synced).max(index(state.purged)));
+                if has < had.min(most_committed) {
+                    return Err(format!(
+                        "{name} is repaired with entries up to {has}; it had {had}, of which \
+                         {most_committed} are committed"
+                    ));
+                }
+                (seen.in_repair, seen.lost) = (false, None);
+            }
+            None => {}
+        }
         if !seen.is_up {
             seen.is_up = true;
             (seen.compared, seen.committed) = (index(state.purged), 0);
             seen.partitions.clear();
             seen.leads_in = None;
             if let Some(stable) = seen.stable {
-                is_kept(wal, &state, stable).map_err(|why| format!("{name}: {why}"))?;
+                match is_kept(wal, &state, stable) {
+                    Err(Unkept::Unreadable(_)) if is_harmed => {}
+                    kept => kept.map_err(|why| format!("{name}: {}", why.into_text()))?,
+                }
+            }
+            if index(seen.purged) > index(state.purged) {
+                return Err(format!(
+                    "{name}: purged up to {:?}, and after a restart up to {:?}",
+                    seen.purged, state.purged
+                ));
             }
             if index(state.purged) > 0 {
                 self.marks.hit(Mark::RestartedFromCheckpoint);
@@ -209,7 +311,7 @@ impl Watch {
         }
         // What is queued is not on the disk yet, and may be gone after a crash.
         if wal.unsynced_for().is_none() {
-            seen.vote = vote;
+            (seen.vote, seen.purged) = (vote, state.purged);
         }
         seen.stable = state.synced.min(state.last);
         let (committed, last, purged) =
@@ -230,6 +332,12 @@ impl Watch {
                     "{name}: purged, checkpoint, applied, committed, last are {order:?}"
                 ));
             }
+            if checkpoint > index(state.synced).max(purged) {
+                return Err(format!(
+                    "{name}: a checkpoint holds {checkpoint}, and {:?} is synced",
+                    state.synced
+                ));
+            }
         }
         if purged > seen.compared {
             seen.compared = purged;
@@ -245,13 +353,19 @@ impl Watch {
         if leads_in != seen.leads_in {
             seen.leads_in = leads_in;
             self.recorder.note(&format!("{name}: leads in {leads_in:?}"));
-            self.leader((node_id, shard_id), leads_in)?;
+            self.leader((node_id, shard_id), leads_in, replica.id())?;
         }
-        self.compare((node_id, shard_id), wal, committed)
+        self.compare((node_id, shard_id), wal, committed, is_harmed)
     }
 
-    fn leader(&mut self, (node, shard): (u64, u64), term: Option<u64>) -> Result<(), String> {
+    fn leader(
+        &mut self,
+        (node, shard): (u64, u64),
+        term: Option<u64>,
+        replica: u64,
+    ) -> Result<(), String> {
         let Some(term) = term else { return Ok(()) };
+        self.elected.push(Elected { shard, term, replica });
         let first = *self.leaders.entry((shard, term)).or_insert(node);
         if first != node {
             return Err(format!("shard {shard}: nodes {first} and {node} lead in term {term}"));
@@ -266,7 +380,13 @@ impl Watch {
     }
 
     /// Compares what has been committed since the last tick with what others have there.
-    fn compare(&mut self, of: (u64, u64), wal: &Wal, committed: u64) -> Result<(), String> {
+    fn compare(
+        &mut self,
+        of: (u64, u64),
+        wal: &Wal,
+        committed: u64,
+        is_harmed: bool,
+    ) -> Result<(), String> {
         let (node, shard) = of;
         let Some(seen) = self.seen.get_mut(&of) else { return Ok(()) };
         while seen.compared < committed {
@@ -274,6 +394,8 @@ impl Watch {
             let heads = match wal.heads(range.clone(), HEADS_MAX, How::Blocking) {
                 Ok(heads) => heads.unwrap_or_default(),
                 Err(helix_wal::Error::Poisoned { .. } | helix_wal::Error::Closed) => return Ok(()),
+                // It says so, and will be filled anew.
+                Err(helix_wal::Error::Damaged { .. }) if is_harmed => return Ok(()),
                 Err(error) => return Err(format!("node {node}, shard {shard}: {error}")),
             };
             if heads.is_empty() {
@@ -331,7 +453,8 @@ impl Watch {
         for (shard, committed) in committed {
             let stable = members.iter().filter_map(|node| {
                 let seen = self.seen.get(&(*node, shard))?;
-                if lost == Some(*node) { seen.stable.max(seen.lost) } else { seen.stable }
+                let counts_lost = lost == Some(*node) || seen.in_repair;
+                if counts_lost { seen.stable.max(seen.lost) } else { seen.stable }
             });
             let stable: Vec<u64> = stable.map(|id| id.index).collect();
             let count = stable.iter().filter(|index| **index >= committed).count();
@@ -351,6 +474,9 @@ impl Watch {
         let members = self.members.all();
         for machine in machines.iter().filter(|machine| members.contains(&machine.node_id())) {
             let node = machine.node()?;
+            if !node.stopped().is_empty() {
+                return None;
+            }
             for shard in node.shards() {
                 let status = shard.status();
                 let level = (status.last_index, status.term);
@@ -363,10 +489,56 @@ impl Watch {
         }
         Some(levels.into_values().collect())
     }
+
+    /// Whether replicas that have applied the same have come to the same.
+    ///
+    /// # Errors
+    /// Where they differ.
+    pub fn compare_partitions(&self, machines: &[Machine]) -> Result<(), String> {
+        let members = self.members.all();
+        let mut first: BTreeMap<(u64, u64), (u64, (u64, u64))> = BTreeMap::new();
+        for machine in machines.iter().filter(|it| members.contains(&it.node_id())) {
+            for shard in machine.node().iter().flat_map(|node| node.shards()) {
+                for (partition, start, next) in rows(&shard) {
+                    let mine = (machine.node_id(), (start, next));
+                    let other = *first.entry((shard.id(), partition)).or_insert(mine);
+                    if other.1 != mine.1 {
+                        return Err(format!(
+                            "shard {}, partition {partition}: (node, (log start, high watermark)) \
+                             are {other:?} and {mine:?}",
+                            shard.id()
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Log start and high watermark of each partition.
+fn rows(shard: &Shard) -> Vec<(u64, u64, u64)> {
+    shard.read_state(|state| {
+        let rows = state.partitions();
+        rows.map(|row| (row.id.0, row.log_start, row.next_offset)).collect()
+    })
+}
+
+/// Why what was on stable storage cannot be shown.
+enum Unkept {
+    Gone(String),
+    Unreadable(String),
+}
+
+impl Unkept {
+    fn into_text(self) -> String {
+        let (Self::Gone(text) | Self::Unreadable(text)) = self;
+        text
+    }
 }
 
 /// What was on stable storage must be in the log that was recovered, or have been purged.
-fn is_kept(wal: &Wal, state: &LogState, stable: LogId) -> Result<(), String> {
+fn is_kept(wal: &Wal, state: &LogState, stable: LogId) -> Result<(), Unkept> {
     if state.purged.is_some_and(|purged| purged.index >= stable.index) {
         return Ok(());
     }
@@ -374,8 +546,13 @@ fn is_kept(wal: &Wal, state: &LogState, stable: LogId) -> Result<(), String> {
         Ok(Some(Some(found))) if found == stable => Ok(()),
         // Another term's: it was replaced after the last look, and that too is on the disk.
         Ok(Some(Some(found))) if found.term > stable.term => Ok(()),
-        Ok(found) => Err(format!("{stable:?} was synced, and after a restart it is {found:?}")),
-        Err(error) => Err(format!("{stable:?} was synced, and after a restart: {error}")),
+        Ok(found) => {
+            Err(Unkept::Gone(format!("{stable:?} was synced, and after a restart it is {found:?}")))
+        }
+        Err(error) => {
+            let text = format!("{stable:?} was synced, and after a restart: {error}");
+            Err(Unkept::Unreadable(text))
+        }
     }
 }
 

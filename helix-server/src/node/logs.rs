@@ -13,7 +13,7 @@ use super::{NodeSettings, NodeStorage};
 use crate::drive::{self, Drive};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::raft::DiskReads;
+use crate::raft::{DiskReads, as_only_given};
 
 /// Who a log belongs to, in every one of its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -202,6 +202,8 @@ impl Logs<'_> {
 
     /// A log that takes the place of another one begins with that one's vote.
     async fn keep_vote(&self, shard_id: u64, wal: &Wal, vote: Bytes) -> Result<()> {
+        let vote =
+            as_only_given(&vote).map_err(|error| self.unusable(shard_id, &error.to_string()))?;
         let (done, kept) = oneshot::channel();
         // Ignored: who asked is gone only with the node.
         wal.save_vote(vote, Box::new(move |result| drop(done.send(result))));

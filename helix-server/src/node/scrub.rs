@@ -78,7 +78,12 @@ async fn scrub(node: &Weak<Node>, shard_id: u64) -> bool {
         let rate = node.settings.scrub_rate;
         drop(node);
         free_at += Duration::from_secs_f64(scrubbed.bytes as f64 / rate as f64);
-        while let Some(left) = free_at.checked_duration_since(Instant::now()) {
+        loop {
+            let left = free_at.saturating_duration_since(Instant::now());
+            // Asked for no pause, a clock that stands still meanwhile would never go on.
+            if left.is_zero() {
+                break;
+            }
             tokio::time::sleep(left.min(PAUSE_MAX)).await;
         }
     }

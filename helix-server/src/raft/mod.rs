@@ -18,7 +18,7 @@ pub const LOG_FILTER: &str = "openraft=error,openraft::raft::stream_append=off";
 
 pub use blocking::DiskReads;
 pub use codec::decode_head;
-pub(crate) use codec::{decode_checkpoint, from_wal, raft_id, to_wal, wal_id};
+pub(crate) use codec::{as_only_given, decode_checkpoint, from_wal, raft_id, to_wal, wal_id};
 pub use gate::Gate;
 pub use log_store::LogStore;
 pub(crate) use log_store::to_io;
