@@ -181,8 +181,8 @@ impl Replay {
 
     /// Holds the entries against those of the sealed segments, of which `sealed` is the last. What
     /// is copied begins there, and whoever reads the copy must find the same: what could not be
-    /// read back is refused before anything is written. A sealed segment may have fewer entries than
-    /// it was left with: where damage has taken the truncation, this is all that tells of it.
+    /// read back is refused before anything is written. A sealed segment may have fewer entries
+    /// than it was left with: where damage has taken the truncation, this is all that tells of it.
     pub(crate) fn join(
         &mut self,
         sealed: Option<LogId>,

@@ -99,8 +99,8 @@ pub(crate) fn decode_vote(bytes: &[u8]) -> io::Result<Vote> {
     Ok(Vote { leader_id, committed })
 }
 
-/// A stored vote as it was given, whether or not whom it is for was elected. That binds as much; but
-/// a replica without a log that finds its own vote won would take itself for the leader.
+/// A stored vote as it was given, whether or not whom it is for was elected. That binds as much;
+/// but a replica without a log that finds its own vote won would take itself for the leader.
 pub(crate) fn as_only_given(vote: &[u8]) -> io::Result<Bytes> {
     Ok(encode_vote(&Vote { committed: false, ..decode_vote(vote)? }))
 }
