@@ -260,6 +260,6 @@ fn noticed(bytes: &[u8], id: u64) -> Range<usize> {
             && (number(header, 16), number(header, 24)) == (id, *at as u64)
             && crc32fast::hash(&header[8..]) == crc
     };
-    let last = (BLOCK..bytes.len()).step_by(BLOCK).filter(is_group).next_back();
+    let last = (BLOCK..bytes.len()).step_by(BLOCK).rfind(is_group);
     0..last.unwrap_or(BLOCK.min(bytes.len()))
 }
