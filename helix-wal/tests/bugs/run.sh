@@ -6,7 +6,7 @@
 #   run.sh [ROUNDS]   so many thousand orders of each kind
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
-export HELIX_ROUNDS="${1:-1}"
+export HELIX_ROUNDS="${1:-5}"
 
 # What is built stays where the test's own build is; the copy has a place of its own in it.
 target=${CARGO_TARGET_DIR:-$PWD/target/shuttle}
@@ -34,7 +34,8 @@ if ! out=$(try ""); then
     echo "with no bug alive: $out"
     exit 1
 fi
-mapfile -t names < <(grep -ho 'planted::is("[a-z-]*")' helix-wal/tests/bugs/*.patch | cut -d'"' -f2)
+mapfile -t names < <(grep -ho 'planted::is("[a-z-]*")' helix-wal/tests/bugs/*.patch |
+    cut -d'"' -f2 | sort -u)
 found=0
 for name in "${names[@]}"; do
     if out=$(try "$name"); then

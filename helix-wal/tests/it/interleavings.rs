@@ -222,6 +222,73 @@ fn one_by_one() {
     life.end(false);
 }
 
+/// An entry is replaced, again and again, while it is written: whoever reads it gets one of them,
+/// whole.
+fn replaced() {
+    let life = Life::begin();
+    let size = |term: u64| 100 * term as usize;
+    let appended = life.clone();
+    let appender = thread::spawn(move || {
+        appended.append(id(1, 0), 10);
+        for term in 1..4 {
+            appended.append(id(term, 1), size(term));
+            appended.ask(Op::Truncate(Some(0)));
+        }
+        let last = appended.append(id(4, 1), size(4));
+        assert!(appended.wait(last));
+    });
+    let read = life.clone();
+    let reader = thread::spawn(move || {
+        for _ in 0..6 {
+            match read.wal.read(1..2, usize::MAX, How::Blocking) {
+                Ok(found) => {
+                    for found in found.unwrap() {
+                        assert!(same(&found, &made(found.id, size(found.id.term))), "{found:?}");
+                    }
+                }
+                Err(Error::Beyond { .. }) => {}
+                Err(error) => panic!("read: {error}"),
+            }
+        }
+    });
+    for thread in [appender, reader] {
+        thread.join().unwrap();
+    }
+    life.end(false);
+}
+
+/// A segment is freed and its file used again while somebody reads from it.
+fn recycled() {
+    let life = Life::begin();
+    life.truth.lock().unwrap().checkpoint_open = Some((id(1, 2), Bytes::from_static(b"state")));
+    for index in 0..3 {
+        let number = life.append(id(1, index), LARGE);
+        assert!(life.wait(number));
+        place(&life.wal, index).unwrap();
+    }
+    life.wal.checkpoint(id(1, 2), Bytes::from_static(b"state")).unwrap();
+    let read = life.clone();
+    let reader = thread::spawn(move || {
+        for index in 0..2 {
+            match read.wal.read(index..index + 1, usize::MAX, How::Blocking) {
+                Ok(found) => assert!(same(&found.unwrap()[0], &made(id(1, index), LARGE))),
+                Err(Error::Trimmed { .. }) => {}
+                Err(error) => panic!("read {index}: {error}"),
+            }
+        }
+    });
+    let purge = life.ask(Op::Purge(id(1, 1)));
+    life.wal.trim(1, 1);
+    life.wal.trim(2, 1);
+    assert!(life.wait(purge));
+    for index in 3..7 {
+        let number = life.append(id(1, index), LARGE);
+        assert!(life.wait(number));
+    }
+    reader.join().unwrap();
+    life.end(false);
+}
+
 fn iterations() -> usize {
     std::env::var("HELIX_ROUNDS").map_or(1, |text| text.parse::<usize>().expect("a number")) * 1000
 }
@@ -230,7 +297,7 @@ fn iterations() -> usize {
 /// among the first.
 fn try_orders(life: fn()) {
     let count = OrdersOnPanic::default();
-    let tried = std::sync::Arc::clone(&count.0);
+    let tried = Arc::clone(&count.0);
     let counted = move || {
         tried.fetch_add(1, Ordering::Relaxed);
         life();
@@ -241,7 +308,7 @@ fn try_orders(life: fn()) {
 
 /// Says how many orders it took, if the test fails: random ones first, then those with few changes.
 #[derive(Default)]
-struct OrdersOnPanic(std::sync::Arc<AtomicU64>);
+struct OrdersOnPanic(Arc<AtomicU64>);
 
 impl Drop for OrdersOnPanic {
     fn drop(&mut self) {
@@ -265,4 +332,14 @@ fn closing_tells_everybody() {
 #[test]
 fn no_wake_up_is_lost() {
     try_orders(one_by_one);
+}
+
+#[test]
+fn an_entry_that_is_replaced_is_read_whole() {
+    try_orders(replaced);
+}
+
+#[test]
+fn no_file_is_used_again_under_a_reader() {
+    try_orders(recycled);
 }
