@@ -40,6 +40,9 @@ type Vote = (u64, u64, bool);
 struct Seen {
     /// Whether the last tick saw it running.
     is_up: bool,
+    /// The log that the last tick saw. Where it was closed since, what it synced after that look
+    /// and before its end is only known from here.
+    wal: Option<Wal>,
     /// On stable storage for sure.
     stable: Option<LogId>,
     /// What was on disks that were emptied since, or in a log that was put aside. The cluster can
@@ -63,6 +66,13 @@ struct Seen {
 }
 
 impl Seen {
+    /// What the log of the last look has synced since, which another one may follow meanwhile.
+    fn catch_up(&mut self) {
+        let Some(wal) = &self.wal else { return };
+        let state = wal.state();
+        self.stable = state.synced.min(state.last);
+    }
+
     /// Another log takes the place of the one that was looked at until now.
     fn begin_anew(&mut self, aside: &Aside) {
         *self = Self {
@@ -146,7 +156,7 @@ impl Watch {
                         self.last_look(node_id, &node);
                     }
                     let mine = self.seen.range_mut((node_id, 0)..=(node_id, u64::MAX));
-                    mine.for_each(|(_, seen)| seen.is_up = false);
+                    mine.for_each(|(_, seen)| (seen.is_up, seen.wal) = (false, None));
                 }
             }
         }
@@ -199,12 +209,13 @@ impl Watch {
         let all = shards.iter().map(|shard| (shard.id(), shard.replica())).chain([(0, &*own)]);
         for (shard_id, replica) in all {
             let seen = self.seen.entry((node_id, shard_id)).or_default();
+            seen.catch_up();
             if let Some(aside) = replica.repair_of().filter(|_| !seen.in_repair) {
                 seen.begin_anew(aside);
             }
             let state = replica.wal().state();
             seen.stable = state.synced.min(state.last);
-            seen.is_up = false;
+            (seen.is_up, seen.wal) = (false, None);
         }
     }
 
@@ -259,6 +270,8 @@ impl Watch {
         let of_shard = self.seen.iter().filter(|((_, shard), _)| *shard == shard_id);
         let most_committed = of_shard.map(|(_, seen)| seen.committed).max().unwrap_or(0);
         let seen = self.seen.entry((node_id, shard_id)).or_default();
+        seen.catch_up();
+        seen.wal = Some(wal.clone());
         let vote = state.vote.as_deref().and_then(read_vote);
         match replica.repair_of() {
             Some(aside) if !seen.in_repair => {
