@@ -73,6 +73,12 @@ impl Seen {
         self.stable = state.synced.min(state.last);
     }
 
+    /// It runs no more, as far as has been seen.
+    fn end(&mut self) {
+        self.catch_up();
+        (self.is_up, self.wal) = (false, None);
+    }
+
     /// Another log takes the place of the one that was looked at until now.
     fn begin_anew(&mut self, aside: &Aside) {
         *self = Self {
@@ -101,6 +107,8 @@ pub struct Watch {
     /// Term and checksum of committed entries, by shard and index.
     entries: BTreeMap<(u64, u64), (u64, u32)>,
     seen: BTreeMap<(u64, u64), Seen>,
+    /// How often a node had been started when it was last seen running.
+    lives: BTreeMap<u64, u64>,
     /// Leaders that this tick has shown for the first time.
     elected: Vec<Elected>,
 }
@@ -133,6 +141,7 @@ impl Watch {
             last_leader: BTreeMap::new(),
             entries: BTreeMap::new(),
             seen: BTreeMap::new(),
+            lives: BTreeMap::new(),
             elected: Vec::new(),
         }
     }
@@ -146,6 +155,13 @@ impl Watch {
         for machine in machines {
             let node_id = machine.node_id();
             self.forget_if_wiped(node_id);
+            if machine.node().is_some()
+                && self.lives.insert(node_id, machine.life()) != Some(machine.life())
+            {
+                // It may have ended and be open again within one tick.
+                let mine = self.seen.range_mut((node_id, 0)..=(node_id, u64::MAX));
+                mine.for_each(|(_, seen)| seen.end());
+            }
             match machine.node() {
                 // A disk without power answers nothing more; what it had synced counts.
                 Some(node) if machine.disks().has_stopped() => self.last_look(node_id, &node),
@@ -156,7 +172,7 @@ impl Watch {
                         self.last_look(node_id, &node);
                     }
                     let mine = self.seen.range_mut((node_id, 0)..=(node_id, u64::MAX));
-                    mine.for_each(|(_, seen)| (seen.is_up, seen.wal) = (false, None));
+                    mine.for_each(|(_, seen)| seen.end());
                 }
             }
         }
