@@ -546,6 +546,12 @@ impl Wal {
         }
     }
 
+    /// Whether it takes work: nobody closed it, and no error ended it. What one that does not says
+    /// of its last entries and its vote may never have been written.
+    pub fn is_open(&self) -> bool {
+        self.shared.lock().check_open().is_ok()
+    }
+
     /// Whether the log is closed and nothing of it runs any more: another one may be opened in its
     /// folder.
     pub fn has_ended(&self) -> bool {

@@ -177,10 +177,12 @@ impl Nemesis {
         machine.disks().wipe();
         machine.forget_last();
         self.members.on_wipe(machine.node_id());
-        self.tainted.remove(&machine.node_id());
         self.damage.forget(machine.node_id());
         if let Some(free) = self.full.get(&machine.node_id()) {
+            // What fills the machine is there still: it may find no room to begin in.
             machine.disks().set_free(Some(*free));
+        } else {
+            self.tainted.remove(&machine.node_id());
         }
     }
 

@@ -288,6 +288,11 @@ impl Watch {
         let seen = self.seen.entry((node_id, shard_id)).or_default();
         seen.catch_up();
         seen.wal = Some(wal.clone());
+        if !wal.is_open() {
+            // What it says of votes and entries may never have been written; nobody was told.
+            seen.is_up = false;
+            return Ok(());
+        }
         let vote = state.vote.as_deref().and_then(read_vote);
         match replica.repair_of() {
             Some(aside) if !seen.in_repair => {
