@@ -74,7 +74,7 @@ pub(crate) fn read(
     replay.settle(&state);
     check_withheld(&log, &replay)?;
     replay.join(last_sealed(&log), &unsealed)?;
-    replay.find_committed(&state);
+    replay.find_committed(&state, last_sealed(&log));
     load_cold(&mut log, storage, files, &names, &state)?;
     log.check_positions(&replay.slots)?;
     Ok(Read { names, state, created, log, unsealed, replay })

@@ -173,10 +173,18 @@ impl Replay {
         self.last = self.last.into_iter().chain(self.purged).max_by_key(|id| id.index);
     }
 
-    /// Finds the newest commit point among those that were met. Once the entries are settled.
-    pub(crate) fn find_committed(&mut self, state: &State) {
+    /// Finds the newest commit point: among those that were met, and by what the sealed segments,
+    /// of which `sealed` is the last entry, hold. Once the entries are settled.
+    pub(crate) fn find_committed(&mut self, state: &State, sealed: Option<LogId>) {
+        // A segment is sealed once all of its entries are placed, and only what is committed is.
+        // The groups that said so may be torn: who went by them alone would ask for entries that
+        // are placed, and could never install a snapshot that brings them again. Up to the
+        // checkpoint it tells nothing: a snapshot may have gone past entries of another branch.
+        let checkpoint = state.checkpoint.as_ref().map(|(at, _)| at.index);
+        let sealed = sealed.filter(|last| Some(last.index) > checkpoint);
         let hints = self.hints.iter().copied().chain(state.committed);
-        self.committed = hints.filter(|id| self.holds(*id)).max_by_key(|id| id.index);
+        let known = hints.filter(|id| self.holds(*id)).chain(sealed);
+        self.committed = known.max_by_key(|id| id.index);
     }
 
     /// Holds the entries against those of the sealed segments, of which `sealed` is the last. What

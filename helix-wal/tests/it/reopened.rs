@@ -109,6 +109,35 @@ fn a_truncation_that_a_sealed_segment_knows_of_is_not_taken_back() {
     }
 }
 
+/// Only what is committed is placed, and only what is placed is sealed. Where nothing else of the
+/// commit point came through, whoever opens the log must go on behind that: what a snapshot brings
+/// of it would be there twice.
+#[test]
+fn what_is_sealed_was_committed() {
+    let (disk, mut hand) = two_segments();
+    (0..8).for_each(|index| place(&hand.wal, index));
+    hand.idle();
+    let hand = open(&at_rest(&disk, hand)).unwrap();
+    let committed = hand.wal.state().committed.expect("a segment is sealed");
+    let rows = hand.wal.stream_rows(1);
+    assert_eq!(committed, id(rows[0].next - 1));
+    assert!(rows[0].sealed && committed.index < 7, "{rows:?}");
+}
+
+/// A checkpoint that came from elsewhere goes past entries that nobody has placed: they may be of
+/// another branch.
+#[test]
+fn what_a_checkpoint_ran_ahead_of_was_not_committed() {
+    let (disk, mut hand) = two_segments();
+    let sealed = segments(&disk)[0].clone();
+    hand.wal.checkpoint(LogId { term: 2, index: 6 }, Bytes::new()).unwrap();
+    hand.idle();
+    let disk = at_rest(&disk, hand);
+    let trailer = disk.read_file(&sealed).unwrap();
+    assert!(trailer[trailer.len() - 4096..].starts_with(b"HLXTRAIL"), "it is sealed");
+    assert_eq!(open(&disk).unwrap().wal.state().committed, None);
+}
+
 /// A file with the number of a segment that is sealed takes nothing away from it.
 #[test]
 fn a_stray_file_never_takes_the_name_of_a_segment() {
