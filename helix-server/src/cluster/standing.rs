@@ -6,7 +6,7 @@ use prost::Message;
 use super::calls::{Answer, Question};
 use super::door::Cluster;
 use crate::limits;
-use crate::raft::{Replica, ReplicaId, Stance};
+use crate::raft::{Replica, ReplicaId, Role, Stance};
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 pub(super) struct AskStanding {
@@ -27,7 +27,8 @@ pub struct Standing {
     /// Index of the last entry in its log.
     #[prost(uint64, tag = "3")]
     pub last_index: u64,
-    /// Replicas that vote, as far as it knows.
+    /// Replicas that vote, as far as it knows: also those that do only until a change of them is
+    /// committed.
     #[prost(uint64, repeated, tag = "4")]
     pub voters: Vec<u64>,
     /// It is in repair itself, and does not vote.
@@ -39,6 +40,9 @@ pub struct Standing {
     /// It has damage that is not repaired.
     #[prost(bool, tag = "7")]
     pub is_damaged: bool,
+    /// The voters do not change just now.
+    #[prost(bool, tag = "8")]
+    pub is_settled: bool,
 }
 
 impl Cluster {
@@ -80,15 +84,17 @@ async fn standing(replica: &Replica, begins_anew: ReplicaId) -> Answer {
     }
     // After that: a leader's log only grows, so nothing that it believes the other one to have lies
     // beyond what it ends with now.
-    let Some(Stance { term, leads, last_index }) = replica.stance().await else {
+    let Some(Stance { role, last_index }) = replica.stance().await else {
         return Answer::Unknown("it is being stopped".to_owned());
     };
+    let Role { term, leads, voters, is_settled } = role;
     let repair_of = replica.repair_of();
     Answer::Standing(Standing {
         term,
         leads,
         last_index,
-        voters: replica.membership().configs.into_iter().flatten().collect(),
+        voters: voters.into_iter().collect(),
+        is_settled,
         in_repair: repair_of.is_some(),
         vote_lost: repair_of.is_some_and(|aside| aside.vote.is_none()),
         is_damaged: !replica.damage().is_empty(),

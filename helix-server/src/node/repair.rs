@@ -15,7 +15,7 @@ use super::slots::Slot;
 use super::{Node, NodeStorage};
 use crate::cluster::Standing;
 use crate::error::{Error, Result};
-use crate::raft::{Replica, ReplicaId, node_of};
+use crate::raft::{Replica, node_of};
 
 /// How often a shard is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
@@ -185,8 +185,6 @@ struct Repair {
     /// The highest term that each other node has told since this replica was opened. Whoever this
     /// one voted for was in that term before it asked.
     terms: BTreeMap<u64, u64>,
-    /// Replicas that vote, as others say now.
-    voters: BTreeSet<ReplicaId>,
     /// A leader's term, and up to where this replica needs its log: where that ended after this
     /// replica had begun anew. No leader of that term can believe this one to have more than that.
     target: Option<(u64, u64)>,
@@ -202,7 +200,6 @@ impl Repair {
     ) -> Result<Option<String>> {
         let peers = node.hub.peers().into_iter().map(|peer| peer.node_id);
         let answers = ask(node, shard_id, peers).await;
-        self.voters = answers.values().flat_map(|it| it.voters.iter().copied()).collect();
         for (id, standing) in &answers {
             if !standing.vote_lost {
                 let term = self.terms.entry(*id).or_default();
@@ -215,7 +212,7 @@ impl Repair {
         };
         let (leader, term) = (*leader, standing.term);
         if replica.repair_of().is_some_and(|aside| aside.vote.is_none())
-            && let Err(why) = self.check_vote(node_of(replica.id()), term)
+            && let Err(why) = self.check_vote(node_of(replica.id()), standing, &answers)
         {
             return Ok(Some(why));
         }
@@ -244,17 +241,38 @@ impl Repair {
         Ok(None)
     }
 
-    /// Whether a leader of this term may be listened to although this replica does not know what it
-    /// has voted for: not unless it is sure that it voted for nobody later.
-    fn check_vote(&self, own: u64, term: u64) -> Result<(), String> {
-        let others: BTreeSet<u64> = self.voters.iter().map(|id| node_of(*id)).collect();
-        if let Some(lost) = others.iter().find(|id| **id != own && !self.terms.contains_key(id)) {
+    /// Whether a leader may be listened to although this replica does not know what it has voted
+    /// for: not unless it is sure that nobody whom it voted for later leads, or yet may.
+    ///
+    /// Only those that vote now, by what the leader says, are asked. A node that was removed may be
+    /// gone for good, and what it says is of the past.
+    fn check_vote(
+        &self,
+        own: u64,
+        leader: &Standing,
+        answers: &BTreeMap<u64, Standing>,
+    ) -> Result<(), String> {
+        let voters: BTreeSet<u64> = leader.voters.iter().map(|id| node_of(*id)).collect();
+        let others = || voters.iter().copied().filter(|id| *id != own);
+        let untold: Vec<u64> = others().filter(|id| !self.terms.contains_key(id)).collect();
+        // One that has lost its own vote does not lead, and whatever it stood for is over with it.
+        let is_lost = |id: &u64| answers.get(id).is_some_and(|it| it.vote_lost);
+        if let Some(silent) = untold.iter().find(|id| !is_lost(id)) {
             return Err(format!(
-                "whom it voted for is lost with its log; it waits for node {lost} to say in which \
-                 term that is"
+                "whom it voted for is lost with its log; it waits for node {silent} to say in \
+                 which term that is"
             ));
         }
-        match self.terms.iter().find(|(_, of)| **of > term) {
+        // Yet they may have elected somebody together: of every majority one has to know its term.
+        let forgetful = untold.len() + 1;
+        if !untold.is_empty() && (!leader.is_settled || forgetful > voters.len() / 2) {
+            return Err(format!(
+                "whom it voted for is lost with its log, and so it is on the nodes {untold:?}: of \
+                 the voters {voters:?} too few know in which term that is"
+            ));
+        }
+        let told = others().filter_map(|id| Some((id, *self.terms.get(&id)?)));
+        match told.max_by_key(|(_, of)| *of).filter(|(_, of)| *of > leader.term) {
             Some((id, of)) => Err(format!("node {id} is in term {of}, which has no leader yet")),
             None => Ok(()),
         }
@@ -349,16 +367,33 @@ mod tests {
     use super::*;
     use crate::raft::replica_id;
 
-    fn repair(terms: &[(u64, u64)]) -> Repair {
-        let voters = [1, 2, 3].map(|node| replica_id(node, 1)).into();
-        Repair { terms: terms.iter().copied().collect(), voters, target: None }
+    /// What node 1 says of a leader of term 5 that has these voters, after these nodes have told
+    /// their terms, and those that they have lost their votes.
+    fn check(voters: &[u64], terms: &[(u64, u64)], lost: &[u64], is_settled: bool) -> bool {
+        let repair = Repair { terms: terms.iter().copied().collect(), target: None };
+        let voters = voters.iter().map(|node| replica_id(*node, 1)).collect();
+        let leader = Standing { term: 5, leads: true, voters, is_settled, ..Standing::default() };
+        let lost = lost.iter().map(|id| (*id, Standing { vote_lost: true, ..Standing::default() }));
+        repair.check_vote(1, &leader, &lost.collect()).is_ok()
     }
 
     #[test]
     fn a_replica_without_a_vote_listens_to_no_leader_that_it_may_have_voted_against() {
-        assert!(repair(&[(2, 5)]).check_vote(1, 5).is_err(), "node 3 has not said its term");
-        assert!(repair(&[(2, 5), (3, 6)]).check_vote(1, 5).is_err(), "it may have voted for 3");
-        assert!(repair(&[(2, 5), (3, 5)]).check_vote(1, 5).is_ok());
-        assert!(repair(&[(2, 5), (3, 4)]).check_vote(1, 5).is_ok());
+        let check = |terms: &[(u64, u64)]| check(&[1, 2, 3], terms, &[], true);
+        assert!(!check(&[(2, 5)]), "node 3 has not said its term");
+        assert!(!check(&[(2, 5), (3, 6)]), "it may have voted for 3");
+        assert!(check(&[(2, 5), (3, 5)]));
+        assert!(check(&[(2, 5), (3, 4)]));
+        assert!(check(&[(2, 5), (3, 4), (4, 6)]), "node 4 was removed");
+    }
+
+    #[test]
+    fn replicas_without_a_vote_wait_for_each_other_only_where_they_could_elect_somebody() {
+        assert!(!check(&[1, 2, 3], &[(2, 5)], &[3], true), "they are a majority");
+        assert!(!check(&[1, 2, 3, 4, 5], &[(2, 5), (3, 5)], &[4], true), "node 5 is silent");
+        assert!(!check(&[1, 2, 3, 4, 5], &[(2, 5), (3, 6), (4, 5)], &[5], true), "3 knows more");
+        assert!(!check(&[1, 2, 3, 4, 5], &[(2, 5), (3, 5)], &[4, 5], true), "three of five");
+        assert!(!check(&[1, 2, 3, 4, 5], &[(2, 5), (3, 5), (4, 5)], &[5], false), "or of fewer");
+        assert!(check(&[1, 2, 3, 4, 5], &[(2, 5), (3, 5), (4, 5)], &[5], true));
     }
 }

@@ -25,7 +25,7 @@ pub(crate) use log_store::to_io;
 pub use membership::Membership;
 pub use replica::{
     HandOverError, Leadership, LeadershipWatch, Outcome, ProposeError, Replica, ReplicaSettings,
-    ReplicaStatus, Stance,
+    ReplicaStatus, Role, Stance,
 };
 pub use runtime::{Runtime, seed_this_thread};
 pub use staging::{Fetched, RecordStore, Staging};

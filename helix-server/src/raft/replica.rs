@@ -85,13 +85,24 @@ const END_LOOK_INTERVAL: Duration = Duration::from_millis(1);
 const END_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How a replica stands in its shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stance {
+    pub role: Role,
+    /// Index of its last entry.
+    pub last_index: u64,
+}
+
+/// What a replica takes itself and the others for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Role {
     /// Of its vote.
     pub term: u64,
     pub leads: bool,
-    /// Index of its last entry.
-    pub last_index: u64,
+    /// Replicas that vote: by the membership in force, or by the one before it while that may yet
+    /// come back.
+    pub voters: BTreeSet<ReplicaId>,
+    /// They are a single set of voters, which nothing can take back.
+    pub is_settled: bool,
 }
 
 /// Why a proposal has no verdict.
@@ -482,21 +493,28 @@ impl Replica {
     /// As openraft's core has it now, not as it was said last. `None` once that has stopped, or
     /// while it changes.
     pub async fn stance(&self) -> Option<Stance> {
-        let (term, leads) = self.vote().await?;
+        let role = self.role().await?;
         let last_index = self.wal.state().last.map_or(0, |id| id.index);
         // The same before and after: what a leader's log ends with is read while it leads.
-        let is_same = self.vote().await? == (term, leads);
-        is_same.then_some(Stance { term, leads, last_index })
+        let is_same = self.role().await? == role;
+        is_same.then_some(Stance { role, last_index })
     }
 
-    /// The term of its vote, and whether it leads in it.
-    async fn vote(&self) -> Option<(u64, bool)> {
+    async fn role(&self) -> Option<Role> {
         let id = self.id;
-        let vote = move |state: &RaftState<TypeConfig>| {
+        let role = move |state: &RaftState<TypeConfig>| {
             let vote = state.vote_ref();
-            (vote.leader_id.term, vote.committed && vote.leader_id.voted_for == id)
+            let committed = state.membership_state.committed();
+            let in_force = state.membership_state.effective();
+            Role {
+                term: vote.leader_id.term,
+                leads: vote.committed && vote.leader_id.voted_for == id,
+                voters: committed.voter_ids().chain(in_force.voter_ids()).collect(),
+                is_settled: in_force.log_id() == committed.log_id()
+                    && in_force.membership().get_joint_config().len() == 1,
+            }
         };
-        self.raft.with_raft_state(vote).await.ok()
+        self.raft.with_raft_state(role).await.ok()
     }
 
     /// Who this replica follows as a leader that a majority has elected, and in which term.
