@@ -13,6 +13,7 @@ use super::calls::{Answer, Question};
 use super::machine::ClusterMachine;
 use super::reconcile::ShardProgress;
 use super::state::{ClusterState, Reply};
+use super::whereabouts::Whereabouts;
 use crate::clock::Clock;
 use crate::error::{Error, LeaderHint, Result};
 use crate::limits;
@@ -53,6 +54,9 @@ pub struct Cluster {
     progress: Mutex<BTreeMap<u64, ShardProgress>>,
     /// Why a new node could not be called in yet.
     pub(super) joining: Mutex<String>,
+    /// Where others say that the members are: more than this node's own state says while that is
+    /// lost, or is old and not brought up to date before the members are found.
+    pub(super) told: Mutex<Whereabouts>,
 }
 
 impl Cluster {
@@ -74,6 +78,7 @@ impl Cluster {
             up_to_date: tokio::sync::Mutex::default(),
             progress: Mutex::default(),
             joining: Mutex::default(),
+            told: Mutex::default(),
         }
     }
 

@@ -13,6 +13,7 @@ use super::door::{Cluster, unexpected};
 use super::members::{Change, ChangeKind, Member, Members};
 use super::reconcile::{Phase, ShardProgress, reconcile};
 use super::state::{ClusterState, Reply};
+use super::whereabouts::{Whereabouts, address};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{
@@ -332,19 +333,29 @@ impl Cluster {
         self.machine().read(|state| address(state, &self.seeds, node_id))
     }
 
-    /// Keeps the connections to what the cluster's state says of its members.
+    /// Keeps the connections to what the cluster's state says of its members: this node's own, or
+    /// a newer one that it was told of.
     pub fn dial_members(&self) {
-        let addresses = self.machine().read(|state| {
-            if !state.members().is_known() {
-                return self.seeds.clone();
-            }
-            let members = state.members().iter().map(|member| member.node_id);
-            let others = members.filter(|id| *id != self.node_id());
-            others.filter_map(|id| Some((id, address(state, &self.seeds, id)?))).collect()
-        });
+        let own = self.machine().read(Whereabouts::of);
+        let told = self.told.lock().expect("no panic while it is held").clone();
+        let newest = if told.is_newer(&own) { told } else { own };
+        let mut addresses = newest.addresses(&self.seeds);
+        addresses.remove(&self.node_id());
         if addresses != self.hub.addresses() {
             self.hub.set_peers(&addresses);
         }
+    }
+
+    /// Takes another node's word for where the members are, for as long as this node's own state
+    /// is older.
+    pub fn hear(&self, whereabouts: &Whereabouts) {
+        let mut told = self.told.lock().expect("no panic while it is held");
+        if !whereabouts.is_newer(&told) {
+            return;
+        }
+        told.clone_from(whereabouts);
+        drop(told);
+        self.dial_members();
     }
 
     /// For the leader of `replica`'s shard: one round of bringing its replicas to what the
@@ -540,14 +551,6 @@ impl Cluster {
 
 /// Where a node is dialled: as a command said, else as this node was started, else as the node
 /// says of itself.
-fn address(state: &ClusterState, seeds: &BTreeMap<u64, String>, node_id: u64) -> Option<String> {
-    let commanded = state.members().get(node_id).map(|member| member.peer_addr.clone());
-    let announced = state.node(node_id).map(|node| node.peer_addr.clone());
-    let known = |address: &String| !address.is_empty();
-    let seed = seeds.get(&node_id).cloned();
-    commanded.filter(known).or(seed).or(announced.filter(known))
-}
-
 fn check_empty(node_id: u64, address: &str, hello: &Hello) -> Result<()> {
     let Some(cluster) = hello.cluster else { return Ok(()) };
     let what = format!(

@@ -15,6 +15,7 @@ mod standing;
 mod state;
 mod topic;
 mod upgrade;
+mod whereabouts;
 
 pub use admin::TopicSpec;
 pub use door::{Bootstrap, Cluster};
@@ -25,3 +26,4 @@ pub use reconcile::{Phase, ShardProgress};
 pub use standing::Standing;
 pub use state::{ClusterLimits, ClusterState, Node as NodeEntry, Reply, is_topic_name};
 pub use topic::{Place, TopicInfo};
+pub use whereabouts::Whereabouts;

@@ -5,6 +5,7 @@ use prost::Message;
 
 use super::calls::{Answer, Question};
 use super::door::Cluster;
+use super::whereabouts::Whereabouts;
 use crate::limits;
 use crate::raft::{Replica, ReplicaId, Role, Stance};
 
@@ -43,6 +44,9 @@ pub struct Standing {
     /// The voters do not change just now.
     #[prost(bool, tag = "8")]
     pub is_settled: bool,
+    /// Where the members are: of shard 0, whose state says so.
+    #[prost(message, optional, tag = "9")]
+    pub whereabouts: Option<Whereabouts>,
 }
 
 impl Cluster {
@@ -66,18 +70,25 @@ impl Cluster {
     pub(super) async fn own_standing(&self, asked: &AskStanding) -> Answer {
         let AskStanding { shard_id, begins_anew } = *asked;
         if shard_id == 0 {
-            return standing(&self.replica(), begins_anew).await;
+            let whereabouts = Some(self.machine().read(Whereabouts::of));
+            return match standing(&self.replica(), begins_anew).await {
+                Ok(standing) => Answer::Standing(Standing { whereabouts, ..standing }),
+                Err(why) => Answer::Unknown(why),
+            };
         }
-        match self.shard(shard_id) {
+        let standing = match self.shard(shard_id) {
             Ok(shard) => standing(shard.replica(), begins_anew).await,
-            Err(error) => Answer::Unknown(error.to_string()),
-        }
+            Err(error) => Err(error.to_string()),
+        };
+        standing.map_or_else(Answer::Unknown, Answer::Standing)
     }
 }
 
-async fn standing(replica: &Replica, begins_anew: ReplicaId) -> Answer {
+/// # Errors
+/// Why it cannot be said, for people.
+async fn standing(replica: &Replica, begins_anew: ReplicaId) -> Result<Standing, String> {
     if let Some(why) = replica.stopped() {
-        return Answer::Unknown(why);
+        return Err(why);
     }
     if begins_anew != 0 && replica.leads() {
         replica.let_begin_anew(begins_anew).await;
@@ -85,11 +96,11 @@ async fn standing(replica: &Replica, begins_anew: ReplicaId) -> Answer {
     // After that: a leader's log only grows, so nothing that it believes the other one to have lies
     // beyond what it ends with now.
     let Some(Stance { role, last_index }) = replica.stance().await else {
-        return Answer::Unknown("it is being stopped".to_owned());
+        return Err("it is being stopped".to_owned());
     };
     let Role { term, leads, voters, is_settled } = role;
     let repair_of = replica.repair_of();
-    Answer::Standing(Standing {
+    Ok(Standing {
         term,
         leads,
         last_index,
@@ -98,5 +109,6 @@ async fn standing(replica: &Replica, begins_anew: ReplicaId) -> Answer {
         in_repair: repair_of.is_some(),
         vote_lost: repair_of.is_some_and(|aside| aside.vote.is_none()),
         is_damaged: !replica.damage().is_empty(),
+        whereabouts: None,
     })
 }

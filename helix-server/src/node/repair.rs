@@ -201,6 +201,9 @@ impl Repair {
         let peers = node.hub.peers().into_iter().map(|peer| peer.node_id);
         let answers = ask(node, shard_id, peers).await;
         for (id, standing) in &answers {
+            if let Some(whereabouts) = &standing.whereabouts {
+                node.cluster.hear(whereabouts);
+            }
             if !standing.vote_lost {
                 let term = self.terms.entry(*id).or_default();
                 *term = standing.term.max(*term);

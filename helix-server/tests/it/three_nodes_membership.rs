@@ -223,6 +223,29 @@ async fn a_wiped_node_is_replaced_by_itself_and_never_votes_as_it_was() {
     fleet.stop_all().await;
 }
 
+/// Beside what it was configured with a node knows of the others by the cluster's own log. One that
+/// has lost that, and takes part in nothing before it has found the leader, and everybody whom it
+/// may have voted for, has to be told of those who came later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_lost_the_clusters_log_finds_members_that_it_was_not_configured_with() {
+    let mut fleet = Fleet::of(&[1, 2, 3]).await;
+    fleet.grow(4).await;
+    fleet.stop(3).await;
+    until("node 4 leads shard 0", async || {
+        // Ignored: it is asked for until it is so.
+        let _ = fleet.admin().transfer_leader(0, Some(4)).await;
+        (fleet.leader(0).await == 4).then_some(())
+    })
+    .await;
+    let state = fleet.folder(3).join("shard-0").join("state");
+    let mut bytes = std::fs::read(&state).unwrap();
+    bytes[30] ^= 1;
+    std::fs::write(&state, bytes).unwrap();
+    fleet.start_nodes(&[3], &[1, 2, 3]).await;
+    fleet.settle().await;
+    fleet.stop_all().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_node_is_replaced_by_another_one_or_removed() {
     let mut fleet = Fleet::of(&[1, 2, 3]).await;
