@@ -222,7 +222,8 @@ impl Plan {
             checkpoint_bytes: 16 << 10 << rng.random_range(0..5),
             catch_up_bytes: if rng.random_bool(0.5) { 64 << 10 } else { 4 << 30 },
             retention_bytes: rng.random_bool(0.2).then_some(64 << 10),
-            scrub_rate: 256 << 10 << rng.random_range(0..5),
+            // Slower, and a round through a long run's logs outlasts the time for repairs.
+            scrub_rate: 2 << 20 << rng.random_range(0..5),
             latency_max: Duration::from_millis(rng.random_range(1..=20)),
             disks,
             clock_errors_us,
