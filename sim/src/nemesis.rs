@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use helix_server::raft::Replica;
 use helix_wal::storage::{Fault, Operation};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -514,9 +515,13 @@ impl Nemesis {
                 let stand = machines.iter().filter(|_| self.rng.random_bool(0.6));
                 for machine in stand.collect::<Vec<_>>() {
                     let Some(node) = machine.node() else { continue };
+                    // One in repair never stands by itself, and has nobody's leave to.
+                    let elect = |it: &Replica| {
+                        it.repair_of().is_none().then(|| it.elect().now_or_never()).flatten()
+                    };
                     let elected = match node.shards().iter().find(|it| it.id() == shard) {
-                        Some(it) => it.replica().elect().now_or_never(),
-                        None => node.cluster().replica().elect().now_or_never(),
+                        Some(it) => elect(it.replica()),
+                        None => elect(&node.cluster().replica()),
                     };
                     if elected.is_some_and(|asked| asked.is_ok()) {
                         self.marks.hit(Mark::ElectionForced);
