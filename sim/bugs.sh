@@ -6,6 +6,8 @@
 #     --seconds   at most so many seconds of runs for each (120)
 #     --duration  each run breaks its cluster for so many simulated seconds (20)
 #     --fair      without the themes of bugs/hints, as any series runs
+# What only happens within one log, and hardly ever where others take over, bugs/hints gives to the
+# tests of helix-wal: some seconds of random operations and failing disks.
 #     --build     builds only; --built: what was built before is run as it is
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,17 +36,27 @@ fi
 # its own in it.
 target=${CARGO_TARGET_DIR:-$PWD/target}
 copy=$target/bugs
-program=$copy/helix-sim
+program=$copy/helix-sim log_tests=$copy/log-tests
 if [ "$does" != run ]; then
     bash sim/bugs/plant.sh "$copy"
     (cd "$copy/sim" && CARGO_TARGET_DIR="$target" cargo build -q) || exit 1
     cp "$target/debug/helix-sim" "$program"
+    built=$(cd "$copy" && CARGO_TARGET_DIR="$target" \
+        cargo test --profile soak -p helix-wal --test it --no-run 2>&1) || { echo "$built"; exit 1; }
+    cp "$(sed -n 's/.*Executable .*(\(.*\))$/\1/p' <<< "$built")" "$log_tests"
 fi
 if [ "$does" = build ]; then exit 0; fi
 
 simulate() {
     HELIX_BUG=$1 "$program" --from "$from" --jobs "$jobs" --duration "$duration" "${@:2}" 2>&1
 }
+try_log() {
+    (cd helix-wal && HELIX_BUG=$1 timeout "$seconds" "$log_tests" -q model:: faults:: 2>&1)
+}
+if ! out=$(try_log ""); then
+    echo "with no bug alive the log's tests fail: $(tail -n 5 <<< "$out")"
+    exit 1
+fi
 if ! out=$(simulate "" --seeds 4); then
     echo "with no bug alive: $(grep -m1 '^FAILED' <<< "$out" || tail -n 1 <<< "$out")"
     exit 1
@@ -52,11 +64,19 @@ fi
 found=0
 for name in "${names[@]}"; do
     theme=()
-    if [ -z "$fair" ]; then
-        hint=$(sed -n "s/^$name //p" sim/bugs/hints)
-        if [ -n "$hint" ]; then theme=(--theme "$hint"); fi
-    fi
+    hint=$(sed -n "s/^$name //p" sim/bugs/hints)
     begin=$(date +%s)
+    if [ "$hint" = log ]; then
+        if out=$(try_log "$name"); then
+            echo "$name: NOT FOUND by the log's own tests"
+        else
+            line=$(grep -am1 'panicked at' <<< "$out" || echo "they do not come to an end")
+            echo "$name: found in $(($(date +%s) - begin)) s by the log's own tests: $line"
+            found=$((found + 1))
+        fi
+        continue
+    fi
+    if [ -z "$fair" ] && [ -n "$hint" ]; then theme=(--theme "$hint"); fi
     if out=$(simulate "$name" --seconds "$seconds" "${theme[@]}"); then
         echo "$name: NOT FOUND in $seconds s, $(grep -c ' ok in ' <<< "$out") seeds ${theme[*]}"
     else

@@ -466,3 +466,46 @@ fn a_log_without_room_for_what_is_placed_ends_and_can_be_opened_again() {
     let hand = Hand::open(Arc::new(disk.reopen()), small()).unwrap();
     assert_eq!(hand.wal.state().last, Some(LogId { term: 1, index: durable - 1 }));
 }
+
+/// Entries that are appended together are all there or none is, also where some would still fit
+/// into the segment in use.
+#[test]
+fn a_batch_that_finds_no_room_leaves_nothing_behind() {
+    let mut refused = 0;
+    for before in 1..100 {
+        let disk = SimulatedDisk::new(6);
+        let options = Options { ready_segments: 0, ..small() };
+        let mut hand = open(&disk, options.clone());
+        hand.idle();
+        disk.set_free_bytes(Some(0));
+        let results = Results::default();
+        for _ in 0..before {
+            append(&hand.wal, &results, 3000);
+            hand.idle();
+        }
+        if take(&results).iter().any(Result::is_err) {
+            break;
+        }
+        let last = hand.wal.state().last.unwrap().index;
+        let id = |more| LogId { term: 1, index: last + more };
+        let told = Arc::clone(&results);
+        let done = Box::new(move |result| told.lock().unwrap().push(result));
+        hand.wal.append((1..=5).map(|more| entry(id(more), 1, 10, 3000)).collect(), done);
+        hand.idle();
+        let expected = match &take(&results)[..] {
+            [Ok(())] => last + 5,
+            [Err(Error::DiskFull { .. })] => {
+                refused += 1;
+                last
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(hand.wal.state().last.map(|id| id.index), Some(expected));
+        drop(hand);
+        disk.crash(Crash::KeepAll);
+        disk.set_free_bytes(None);
+        let state = open(&disk.reopen(), options).wal.state();
+        assert_eq!(state.last.map(|id| id.index), Some(expected), "after {before} entries");
+    }
+    assert!(refused >= 2, "where there is room for some of them, {refused} were refused");
+}
