@@ -26,6 +26,7 @@ pub mod plan;
 pub mod record;
 pub mod repeater;
 pub mod run;
+mod seen;
 pub mod tally;
 pub mod tamper;
 pub mod watch;

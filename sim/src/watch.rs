@@ -18,12 +18,13 @@ use helix_server::node::Node;
 use helix_server::raft::Replica;
 use helix_server::shard::Shard;
 use helix_wal::storage::Crash;
-use helix_wal::{Aside, How, LogId, LogState, Wal};
+use helix_wal::{How, LogId, LogState, Wal};
 
 use crate::cluster::Machine;
 use crate::marks::{Mark, Marks};
 use crate::members::Members;
 use crate::record::Recorder;
+use crate::seen::{Seen, Vote};
 
 /// Ticks between two looks at partitions and at segments.
 const PARTITIONS_EVERY: u64 = 7;
@@ -31,67 +32,6 @@ const SEGMENTS_EVERY: u64 = 1_000;
 
 /// Entries that are looked at in one piece.
 const HEADS_MAX: usize = 512;
-
-/// A vote: term, whom it is for, and whether that one is known to have been elected.
-type Vote = (u64, u64, bool);
-
-/// What is known of a replica.
-#[derive(Debug, Default)]
-struct Seen {
-    /// Whether the last tick saw it running.
-    is_up: bool,
-    /// The log that the last tick saw. Where it was closed since, what it synced after that look
-    /// and before its end is only known from here.
-    wal: Option<Wal>,
-    /// On stable storage for sure.
-    stable: Option<LogId>,
-    /// What was on disks that were emptied since, or in a log that was put aside. The cluster can
-    /// lose one member: what only that one had beside another counts for it until it is replaced,
-    /// or has all of it again.
-    lost: Option<LogId>,
-    /// Its log takes the place of a damaged one, and may lack something of that.
-    in_repair: bool,
-    /// How often its node's disks had been emptied.
-    wipes: u64,
-    vote: Option<Vote>,
-    purged: Option<LogId>,
-    /// Up to where committed entries have been compared in this life.
-    compared: u64,
-    committed: u64,
-    leads_in: Option<u64>,
-    /// Log start and high watermark by partition, in this life.
-    partitions: BTreeMap<u64, (u64, u64)>,
-    /// How often the shard was closed and opened again while its node went on.
-    restarts: u64,
-}
-
-impl Seen {
-    /// What the log of the last look has synced since, which another one may follow meanwhile.
-    fn catch_up(&mut self) {
-        let Some(wal) = &self.wal else { return };
-        let state = wal.state();
-        self.stable = state.synced.min(state.last);
-    }
-
-    /// It runs no more, as far as has been seen.
-    fn end(&mut self) {
-        self.catch_up();
-        (self.is_up, self.wal) = (false, None);
-    }
-
-    /// Another log takes the place of the one that was looked at until now.
-    fn begin_anew(&mut self, aside: &Aside) {
-        *self = Self {
-            in_repair: true,
-            lost: self.stable.max(self.lost),
-            // It goes on where it was known.
-            vote: self.vote.filter(|_| aside.vote.is_some()),
-            wipes: self.wipes,
-            restarts: self.restarts,
-            ..Self::default()
-        };
-    }
-}
 
 /// See the module.
 #[derive(Debug)]
