@@ -6,9 +6,9 @@
 #     --seconds   at most so many seconds of runs for each (120)
 #     --duration  each run breaks its cluster for so many simulated seconds (20)
 #     --fair      without the themes of bugs/hints, as any series runs
+#     --build     builds only; --built: what was built before is run as it is
 # What only happens within one log, and hardly ever where others take over, bugs/hints gives to the
 # tests of helix-wal: some seconds of random operations and failing disks.
-#     --build     builds only; --built: what was built before is run as it is
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
