@@ -549,8 +549,6 @@ impl Cluster {
     }
 }
 
-/// Where a node is dialled: as a command said, else as this node was started, else as the node
-/// says of itself.
 fn check_empty(node_id: u64, address: &str, hello: &Hello) -> Result<()> {
     let Some(cluster) = hello.cluster else { return Ok(()) };
     let what = format!(
