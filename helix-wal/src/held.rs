@@ -140,7 +140,8 @@ impl Log {
 
     /// The oldest segment that is not sealed, if all of its entries are placed.
     pub(crate) fn sealable(&self) -> Option<u64> {
-        let (id, held) = self.held.iter().find(|(_, held)| !held.sealed)?;
+        // Segments are sealed in order, so those that are not are the newest few of many.
+        let (id, held) = self.held.iter().rev().take_while(|(_, held)| !held.sealed).last()?;
         held.rolled.as_ref()?;
         let end = self.slots.partition_point(|slot| slot.segment <= *id);
         let last = end.checked_sub(1).and_then(|at| self.slots.get(at));
