@@ -15,11 +15,11 @@ pub struct Whereabouts {
     version: u64,
     /// None while the members have never been changed.
     #[prost(message, repeated, tag = "2")]
-    members: Vec<Whereabout>,
+    members: Vec<MemberAddresses>,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-struct Whereabout {
+struct MemberAddresses {
     #[prost(uint64, tag = "1")]
     node_id: u64,
     /// As a command said.
@@ -30,7 +30,7 @@ struct Whereabout {
     announced: Option<String>,
 }
 
-impl Whereabout {
+impl MemberAddresses {
     fn of(state: &ClusterState, node_id: u64) -> Self {
         let known = |address: &String| !address.is_empty();
         let commanded = state.members().get(node_id).map(|member| member.peer_addr.clone());
@@ -46,7 +46,7 @@ impl Whereabout {
 impl Whereabouts {
     pub(super) fn of(state: &ClusterState) -> Self {
         let members = state.members().iter();
-        let members = members.map(|member| Whereabout::of(state, member.node_id)).collect();
+        let members = members.map(|member| MemberAddresses::of(state, member.node_id)).collect();
         Self { version: state.version(), members }
     }
 
@@ -71,7 +71,7 @@ pub(super) fn address(
     seeds: &BTreeMap<u64, String>,
     node_id: u64,
 ) -> Option<String> {
-    Whereabout::of(state, node_id).address(seeds)
+    MemberAddresses::of(state, node_id).address(seeds)
 }
 
 #[cfg(test)]
@@ -82,7 +82,7 @@ mod tests {
         let member = |&(node_id, commanded, announced): &(u64, Option<&str>, Option<&str>)| {
             let (commanded, announced) =
                 (commanded.map(str::to_owned), announced.map(str::to_owned));
-            Whereabout { node_id, commanded, announced }
+            MemberAddresses { node_id, commanded, announced }
         };
         Whereabouts { version, members: members.iter().map(member).collect() }
     }
