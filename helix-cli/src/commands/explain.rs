@@ -99,7 +99,10 @@ impl Page {
         let Some(code) = &self.grpc_code else {
             return text + "\n  said by helix cluster health\n";
         };
-        let again = if self.retryable == Some(true) { "may succeed" } else { "will fail as well" };
+        let again = match self.retryable {
+            Some(true) => "may succeed",
+            _ => "fails until something is changed",
+        };
         let applied = match self.may_have_applied {
             Some(true) => "may have been applied",
             Some(false) => "was not applied",
