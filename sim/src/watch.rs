@@ -393,7 +393,8 @@ impl Watch {
     }
 
     fn partitions(&mut self, of: (u64, u64), rows: &[(u64, u64, u64)]) -> Result<(), String> {
-        let Some(seen) = self.seen.get_mut(&of) else { return Ok(()) };
+        // What is kept of one that is not up is of another life.
+        let Some(seen) = self.seen.get_mut(&of).filter(|seen| seen.is_up) else { return Ok(()) };
         for (id, start, high) in rows {
             let before = seen.partitions.insert(*id, (*start, *high));
             if start > high {
