@@ -75,6 +75,13 @@ impl Wal {
         }
     }
 
+    /// Whose log is in this folder, as [`crate::Options::identity`]; `None` where neither the state
+    /// file nor any segment says so any more. For a log that does not open.
+    pub fn identity(storage: &dyn Storage) -> Result<Option<Bytes>, Error> {
+        let state = state_io::load(storage).ok().flatten();
+        Ok(identity_of(storage, &Names::list(storage)?, state.as_ref()))
+    }
+
     /// Puts the log in this folder aside: the folder is then one for a new log. Nothing is lost by
     /// it; the files get other names. `identity` is whose it is where nothing in it says that any
     /// more; empty: not known. `DiskFull` leaves everything as it was.
@@ -85,7 +92,13 @@ impl Wal {
         }
         let names = Names::list(storage)?;
         let state = state_io::load(storage).ok().flatten();
-        let identity = identity_of(storage, &names, state.as_ref(), identity)?;
+        let known = Some(identity).filter(|known| !known.is_empty());
+        let found = identity_of(storage, &names, state.as_ref());
+        let identity = found.or(known).ok_or_else(|| Error::Damaged {
+            file: STATE.to_owned(),
+            bytes: 0..0,
+            what: "does not verify, and no segment says whose log this is".to_owned(),
+        })?;
         let vote = state.as_ref().and_then(|state| {
             let vote = vote_of(storage, &names, state);
             vote.inspect_err(|error| warn!(%error, "the vote of a damaged log is not known"))
@@ -165,25 +178,12 @@ fn remove_aside(storage: &dyn Storage) -> Result<(), Error> {
 }
 
 /// Whose log it is: every one of its files says so.
-fn identity_of(
-    storage: &dyn Storage,
-    names: &Names,
-    state: Option<&State>,
-    known: Bytes,
-) -> Result<Bytes, Error> {
-    if let Some(state) = state {
-        return Ok(state.identity.clone());
-    }
+fn identity_of(storage: &dyn Storage, names: &Names, state: Option<&State>) -> Option<Bytes> {
     let of = |id: &u64| {
         let segment = open_segment(storage, *id, &segment_name(*id)).ok()?;
         Some(read_header(&segment).ok()?.identity)
     };
-    let known = Some(known).filter(|known| !known.is_empty());
-    names.segments.iter().find_map(of).or(known).ok_or_else(|| Error::Damaged {
-        file: STATE.to_owned(),
-        bytes: 0..0,
-        what: "does not verify, and no segment says whose log this is".to_owned(),
-    })
+    state.map(|state| state.identity.clone()).or_else(|| names.segments.iter().find_map(of))
 }
 
 /// The last vote of a log. Each segment begins with the vote as of then, so it is in the newest

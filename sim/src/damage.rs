@@ -212,9 +212,10 @@ fn harm(disk: &SimulatedDisk, rng: &mut StdRng) -> (bool, Vec<String>) {
             return (true, vec![format!("{name} is gone")]);
         }
     }
-    // Not both: where neither the state nor any segment says whose log it is, no node starts.
-    let of_state = rng.random_bool(0.15);
-    let files: Vec<&String> = files.into_iter().filter(|it| (*it == "state") == of_state).collect();
+    // One kind, or both of them: then nothing of a small log may say any more whose it is.
+    let kind = Some(rng.random_bool(0.15)).filter(|_| rng.random_bool(0.9));
+    let is_chosen = |name: &&String| kind.is_none_or(|of_state| (*name == "state") == of_state);
+    let files: Vec<&String> = files.into_iter().filter(is_chosen).collect();
     let mut said = Vec::new();
     for _ in 0..rng.random_range(1..=FLIPS_MAX) {
         let Some(name) = files.choose(rng).copied() else { break };

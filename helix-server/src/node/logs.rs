@@ -1,6 +1,7 @@
 //! The logs of one node: whose they are, how they are opened, who drives them.
 //! A log says itself to which cluster, node and shard it belongs; a stranger's is refused.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -193,11 +194,41 @@ impl Logs<'_> {
     ) -> Result<OpenLog> {
         match self.open(identity.clone()).await {
             Err(Error::CorruptLog { what }) if !is_alone => {
-                self.put_aside(identity.shard_id, &what, None).await?;
+                let owner = self.owner_of_others(&identity).await?;
+                self.put_aside(identity.shard_id, &what, owner.as_ref()).await?;
                 self.open(identity).await
             }
             opened => opened,
         }
+    }
+
+    /// The data shards whose logs are here.
+    pub(super) async fn data_shards(&self) -> Result<BTreeSet<u64>> {
+        let mut shards = BTreeSet::new();
+        // In a folder any may be missing; elsewhere a look makes a disk.
+        let in_folder = matches!(self.settings.storage, NodeStorage::Folder { .. });
+        for shard_id in 1..=limits::SHARDS_MAX {
+            if self.exists(shard_id).await? {
+                shards.insert(shard_id);
+            } else if !in_folder {
+                break;
+            }
+        }
+        Ok(shards)
+    }
+
+    /// Whose a log of this node is that may not say so any more: all of its logs were made
+    /// together, so one of the others does.
+    async fn owner_of_others(&self, identity: &Identity) -> Result<Option<Identity>> {
+        for other in self.data_shards().await? {
+            let Some(storage) = self.storage(other)? else { continue };
+            let found = self.at_disk(other, move || Wal::identity(&*storage)).await?;
+            let found = found.and_then(Identity::decode);
+            if let Some(found) = found.filter(|found| found.node_id == identity.node_id) {
+                return Ok(Some(Identity { shard_id: identity.shard_id, ..found }));
+            }
+        }
+        Ok(None)
     }
 
     /// A log that takes the place of another one begins with that one's vote.

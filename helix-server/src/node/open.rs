@@ -11,7 +11,6 @@ use super::forming::Formed;
 use super::logs::{Identity, Logs, OpenLog};
 use crate::cluster::{Bootstrap, Cluster, ClusterMachine, FIRST_GENERATION};
 use crate::error::{Error, Result};
-use crate::limits;
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::peer::Hub;
@@ -97,21 +96,10 @@ pub(super) async fn open_own(
 /// The data shards whose logs are here. They are made together, before shard 0's: one that is
 /// named by the cluster's state and is not here has been lost.
 pub(super) async fn shards_made(logs: &Logs<'_>, formed: &Formed) -> Result<BTreeSet<u64>> {
-    let mut shards: BTreeSet<u64> = formed.shards().collect();
-    if !formed.is_new {
-        let mut next = 1;
-        // In a folder any may be missing; elsewhere a look makes a disk.
-        let in_folder = matches!(logs.settings.storage, NodeStorage::Folder { .. });
-        while next <= limits::SHARDS_MAX {
-            if logs.exists(next).await? {
-                shards.insert(next);
-            } else if !in_folder {
-                break;
-            }
-            next += 1;
-        }
+    if formed.is_new {
+        return Ok(formed.shards().collect());
     }
-    Ok(shards)
+    logs.data_shards().await
 }
 
 /// Opens a data shard. Where its log is damaged and this node is not alone, a new one takes its

@@ -124,6 +124,25 @@ async fn the_clusters_own_log_is_filled_anew_too() {
     three.stop_all().await;
 }
 
+#[tokio::test]
+async fn a_log_that_does_not_say_whose_it_is_any_more_is_known_by_the_others_beside_it() {
+    let mut three = Three::start(LIMITS).await;
+    three.append(0).await;
+    let hurt = NODES.into_iter().find(|id| !three.nodes[id].cluster().leads()).unwrap();
+    three.stop(hurt).await;
+    let disk = three.disks.of(hurt, 0);
+    state_file(&disk);
+    for segment in files(&disk, ".seg") {
+        // In its header.
+        disk.flip_bit(&segment, 4 * 8);
+    }
+    three.restart(hurt).await;
+    assert_eq!(three.nodes[&hurt].in_repair().first().map(|(shard, _)| *shard), Some(0));
+    whole_again(&three, hurt).await;
+    three.expect_equal(1).await;
+    three.stop_all().await;
+}
+
 /// Of three replicas two have a record that was acknowledged; one of these loses it. With the one
 /// that never had it, it would be a majority.
 #[tokio::test]

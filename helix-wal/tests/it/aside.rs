@@ -93,6 +93,22 @@ fn a_folder_that_says_nothing_of_its_owner_is_told() {
 }
 
 #[test]
+fn any_file_of_a_log_says_whose_it_is() {
+    let whose = Some(small().identity);
+    let disk = golden();
+    assert_eq!(Wal::identity(&disk).unwrap(), whose);
+    disk.flip_bit("state", 400);
+    assert_eq!(Wal::identity(&disk).unwrap(), whose, "a segment does");
+    let mut segments = disk.files();
+    segments.retain(|name| name.ends_with(".seg"));
+    for (at, name) in segments.iter().enumerate() {
+        disk.flip_bit(name, 4 * 8);
+        let is_last = at + 1 == segments.len();
+        assert_eq!(Wal::identity(&disk).unwrap(), whose.clone().filter(|_| !is_last), "{name}");
+    }
+}
+
+#[test]
 fn a_crash_while_a_log_is_put_aside_forgets_nothing() {
     let golden = golden();
     golden.remove_file("0000000000000001.seg");
