@@ -34,6 +34,11 @@ pub struct RollingArgs {
     #[arg(long, default_value = "10s", value_parser = parse_duration)]
     pub before: Duration,
 
+    /// How long to go on after each restart, once the cluster is healthy ("5s"); without it the
+    /// next node follows at once
+    #[arg(long, default_value = "0s", value_parser = parse_duration)]
+    pub pause: Duration,
+
     /// Fail if the 99th percentile of the time to an ack grows by more than this factor
     #[arg(long)]
     pub p99_factor_max: Option<f64>,
@@ -104,5 +109,6 @@ async fn restart(
     }
     stage.cluster.healthy(READY_MAX).await?;
     stage.voice.say(format_args!("node {id} was restarted"));
+    sleep(args.pause).await;
     Ok(())
 }
