@@ -142,7 +142,7 @@ async fn play(args: &FloodArgs, voice: Voice, host: &mut Host) -> anyhow::Result
         host.is_alive()
     };
 
-    let mut crowd = Crowd::new(host.address());
+    let mut crowd = Crowd::new(host.address())?;
     measure(ALONE, &crowd, host).await?;
     crowd.write(args.writers).await?;
     measure(BEFORE, &crowd, host).await?;
@@ -163,7 +163,7 @@ async fn play(args: &FloodArgs, voice: Voice, host: &mut Host) -> anyhow::Result
     crowd.leave().await;
     // What they held is free again, and nobody is worse off for having been there.
     sleep(Duration::from_secs(1)).await;
-    measure("alone again", &Crowd::new(host.address()), host).await?;
+    measure("alone again", &Crowd::new(host.address())?, host).await?;
     Ok(Figures {
         memory_limit_mib: args.memory_limit_mib,
         peak_rss_mib: host.peak_rss_mib()?,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use anyhow::Context;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use helix_proto::log::v1::start_position::Position;
@@ -15,6 +16,7 @@ use helix_proto::log::v1::{
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::Streaming;
@@ -28,6 +30,9 @@ const UNDER_WAY: usize = 4;
 
 /// What a client says first: the preface, and settings without a word.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
+
+/// How far the crowd stands back for the node and the guest, in steps of `nice`.
+const NICE: i32 = 10;
 
 /// How long the node may take to close what it does not want.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -49,6 +54,7 @@ struct Idle {
 
 pub(crate) struct Crowd {
     address: SocketAddr,
+    threads: Threads,
     idle: Arc<Idle>,
     subscriptions: Vec<Streaming<SubscribeResponse>>,
     refused: usize,
@@ -58,16 +64,17 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    pub(crate) fn new(address: SocketAddr) -> Self {
-        Self {
+    pub(crate) fn new(address: SocketAddr) -> anyhow::Result<Self> {
+        Ok(Self {
             address,
+            threads: Threads::new()?,
             idle: Arc::default(),
             subscriptions: Vec::new(),
             refused: 0,
             writes: Arc::default(),
             busy: JoinSet::new(),
             busy_connections: 0,
-        }
+        })
     }
 
     /// Connections that have been opened and kept.
@@ -94,8 +101,8 @@ impl Crowd {
     /// Says hello on so many connections, answers what the node asks, and has nothing to say.
     pub(crate) async fn idle(&mut self, count: usize) {
         for _ in 0..count {
-            match TcpStream::connect(self.address).await {
-                Ok(stream) => drop(self.busy.spawn(idle(stream, self.idle.clone()))),
+            match self.threads.run(TcpStream::connect(self.address)).await {
+                Ok(stream) => self.spawn(idle(stream, self.idle.clone())),
                 Err(_) => self.refused += 1,
             }
         }
@@ -105,11 +112,11 @@ impl Crowd {
 
     pub(crate) async fn write(&mut self, count: usize) -> anyhow::Result<()> {
         for number in 0..count {
-            let channel = connect(self.address).await?;
+            let channel = self.threads.run(connect(self.address)).await?;
             self.busy_connections += 1;
             let partition = partition(number);
             for _ in 0..UNDER_WAY {
-                self.busy.spawn(write(channel.clone(), partition, self.writes.clone()));
+                self.spawn(write(channel.clone(), partition, self.writes.clone()));
             }
         }
         Ok(())
@@ -118,7 +125,7 @@ impl Crowd {
     /// Half of them subscribe, half of them fetch as much as they may; none takes anything.
     pub(crate) async fn read_nothing(&mut self, count: usize) {
         for number in 0..count {
-            let Ok(channel) = connect(self.address).await else {
+            let Ok(channel) = self.threads.run(connect(self.address)).await else {
                 self.refused += 1;
                 continue;
             };
@@ -144,7 +151,7 @@ impl Crowd {
                     ..FetchRequest::default()
                 };
                 self.busy_connections += 1;
-                self.busy.spawn(fetch_and_take_nothing(channel, request));
+                self.spawn(fetch_and_take_nothing(channel, request));
             }
         }
     }
@@ -164,7 +171,7 @@ impl Crowd {
     pub(crate) fn vandalise(&mut self, count: usize, kinds: &[Harm]) {
         for harm in kinds.iter().copied().cycle().take(count) {
             let address = self.address;
-            self.busy.spawn(async move {
+            self.spawn(async move {
                 loop {
                     // Ignored: being thrown out is what it is there for.
                     let _ = vandalise(address, harm).await;
@@ -176,6 +183,42 @@ impl Crowd {
 
     pub(crate) async fn leave(mut self) {
         self.busy.shutdown().await;
+    }
+
+    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.busy.spawn_on(task, self.threads.handle());
+    }
+}
+
+/// Where the crowd lives. On a machine of their own they would take none of the node's time, nor of
+/// the guest's: here they get what those two leave.
+struct Threads(Option<Runtime>);
+
+impl Threads {
+    fn new() -> anyhow::Result<Self> {
+        let nice = || {
+            // Ignored: then they are in the way of the others, and that is seen.
+            let _ = rustix::process::nice(NICE);
+        };
+        let runtime = Builder::new_multi_thread().enable_all().on_thread_start(nice).build();
+        Ok(Self(Some(runtime.context("threads for the crowd")?)))
+    }
+
+    fn handle(&self) -> &Handle {
+        self.0.as_ref().expect("there until it is dropped").handle()
+    }
+
+    /// What a connection needs to live on is made where it is opened.
+    async fn run<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> T {
+        self.handle().spawn(task).await.expect("it does not panic")
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 
