@@ -96,7 +96,7 @@ bench-compaction mib="1280":
     HELIX_COMPACTION_MIB={{mib}} cargo bench -p helix-wal --bench wal_compaction
 
 # One node after the other drained (or with --plain not), restarted and taken back under load; p99 before
-# and during.
+# and during. `--pause 0s`: the next one at once.
 chaos-rolling *args:
     cargo run --release -p helix-chaos -- rolling --p99-factor-max 3 {{args}}
 

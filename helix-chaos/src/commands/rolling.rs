@@ -34,9 +34,8 @@ pub struct RollingArgs {
     #[arg(long, default_value = "10s", value_parser = parse_duration)]
     pub before: Duration,
 
-    /// How long to go on after each restart, once the cluster is healthy ("5s"); without it the
-    /// next node follows at once
-    #[arg(long, default_value = "0s", value_parser = parse_duration)]
+    /// How long to go on after each restart, once the cluster is healthy, before the next
+    #[arg(long, default_value = "5s", value_parser = parse_duration)]
     pub pause: Duration,
 
     /// Fail if the 99th percentile of the time to an ack grows by more than this factor
