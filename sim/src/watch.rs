@@ -176,6 +176,9 @@ impl Watch {
     }
 
     fn look_at(&mut self, node_id: u64, node: &Node) -> Result<(), String> {
+        // Also of shards that were closed since the last look, to be filled anew.
+        let mine = self.seen.range_mut((node_id, 0)..=(node_id, u64::MAX));
+        mine.for_each(|(_, seen)| seen.catch_up());
         if let Some((shard, why)) = node.withheld().first() {
             return Err(format!("node {node_id} withholds shard {shard}: {why}"));
         }
