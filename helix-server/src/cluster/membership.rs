@@ -361,10 +361,22 @@ impl Cluster {
     /// For the leader of `replica`'s shard: one round of bringing its replicas to what the
     /// cluster's state says. Whether it is done.
     pub async fn reconcile(&self, shard_id: u64, replica: &Replica) -> bool {
-        let (version, mut target) =
-            self.machine().read(|state| (state.version(), state.members().target()));
+        let asked_for = || self.machine().read(|state| (state.version(), state.members().target()));
+        let (mut version, mut target) = asked_for();
         if target.is_empty() || !replica.is_ready() {
             return target.is_empty();
+        }
+        if !replica.membership().is(&target) {
+            // This node may lead the shard and be behind with shard 0: an old state would turn
+            // back what has been changed since.
+            if let Err(error) = self.catch_up().await {
+                let blocked = format!("who the replicas should be is not known: {error}");
+                let (phase, entries) = (Phase::Pending, 0);
+                let row = ShardProgress { shard_id, version, phase, entries, blocked };
+                self.lock_progress().insert(shard_id, row);
+                return false;
+            }
+            (version, target) = asked_for();
         }
         let waiting = if shard_id == 0 { self.leaving_last().await } else { BTreeSet::new() };
         target.extend(&waiting);

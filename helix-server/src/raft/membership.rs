@@ -21,6 +21,13 @@ pub struct Membership {
     pub is_committed: bool,
 }
 
+impl Membership {
+    /// Whether these vote and nobody else is there, for good.
+    pub fn is(&self, voters: &BTreeSet<ReplicaId>) -> bool {
+        self.is_committed && self.learners.is_empty() && self.configs == [voters.clone()]
+    }
+}
+
 type Failure = RaftError<TypeConfig, ClientWriteError<TypeConfig>>;
 
 fn text(error: Failure) -> String {
