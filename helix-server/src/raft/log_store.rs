@@ -120,7 +120,9 @@ impl RaftLogReader<TypeConfig> for LogStore {
         self.entries(start, end, READ_BYTES_MAX).await
     }
 
-    /// For apply, which needs heads only: payloads stay where they are.
+    /// For apply, which needs heads only: payloads stay where they are. A range may go beyond the
+    /// log's end, but not beyond that of a log that has failed: its last entries were there, and
+    /// openraft takes what it did not get for applied.
     async fn entries_stream<RB>(
         &mut self,
         range: RB,
@@ -131,17 +133,23 @@ impl RaftLogReader<TypeConfig> for LogStore {
         let (start, end) = self.clamp(&range);
         let store = self.clone();
         stream::unfold(Some(start), move |next| {
-            let store = store.clone();
+            let (store, range) = (store.clone(), range.clone());
             async move {
-                let start = next.filter(|start| *start < end)?;
-                match store.heads(start, end).await {
-                    Ok(heads) if heads.is_empty() => None,
-                    Ok(heads) => {
+                let start = next?;
+                let heads = if start < end { store.heads(start, end).await } else { Ok(vec![]) };
+                let (heads, next) = match heads {
+                    Ok(heads) if !heads.is_empty() => {
                         let next = start + heads.len() as u64;
-                        Some((stream::iter(heads.into_iter().map(Ok)).left_stream(), Some(next)))
+                        (heads.into_iter().map(Ok).collect(), Some(next))
                     }
-                    Err(error) => Some((stream::iter([Err(error)]).right_stream(), None)),
-                }
+                    Ok(_) if store.wal.is_open() || !range.contains(&start) => return None,
+                    Ok(_) => {
+                        let what = format!("entry {start} is not in the log, which has ended");
+                        (vec![Err(io::Error::other(what))], None)
+                    }
+                    Err(error) => (vec![Err(error)], None),
+                };
+                Some((stream::iter(heads), next))
             }
         })
         .flatten()

@@ -259,3 +259,22 @@ fn into_signal(sender: oneshot::Sender<io::Result<()>>) -> Signal {
     });
     signal
 }
+
+/// What is not there because a log has failed is not the end of it: whoever applies a range has to
+/// hear that it did not get all of it.
+#[tokio::test]
+async fn a_range_of_a_log_that_has_ended_is_not_empty_without_a_word() {
+    use futures_util::StreamExt;
+
+    let wal = Disk::Simulated(SimulatedDisk::new(1)).open();
+    let mut store = LogStore::new(wal.clone(), DiskReads::new(false));
+    let count = async |store: &mut LogStore| {
+        let entries: Vec<_> = store.entries_stream(0..3).await.collect().await;
+        (entries.len(), entries.iter().filter(|entry| entry.is_err()).count())
+    };
+    assert_eq!(count(&mut store).await, (0, 0));
+    wal.close();
+    assert_eq!(count(&mut store).await, (1, 1));
+    let none: Vec<_> = store.entries_stream(0..0).await.collect().await;
+    assert!(none.is_empty());
+}
