@@ -145,6 +145,9 @@ impl Shard {
             }
             Err(error) => return Err(self.read_error(error)),
         };
+        if let Some(first) = stored.first().filter(|entry| entry.placement.first > offset) {
+            return Err(self.lacks(partition, offset, first.placement.first, from));
+        }
         let mut batches = Vec::with_capacity(stored.len());
         for entry in stored {
             batches.push(batch(entry).map_err(|error| Error::CorruptLog {
@@ -154,6 +157,25 @@ impl Shard {
         let next_offset =
             batches.last().map_or(offset, |last| last.first_offset + u64::from(last.record_count));
         Ok(Read { batches, next_offset, watermarks })
+    }
+
+    /// Why the log goes on only after the asked offset: a snapshot that begins later has just taken
+    /// the place of what was there, and its watermarks are about to be known.
+    fn lacks(&self, partition: PartitionId, asked: u64, found: u64, from: ReadFrom) -> Error {
+        match self.watermarks(partition) {
+            Err(error) => error,
+            Ok(watermarks) if asked < watermarks.log_start => {
+                Error::OffsetOutOfRange { asked, watermarks }
+            }
+            Ok(_) if from == ReadFrom::AnyReplica => self.not_leader(),
+            Ok(_) => Error::CorruptLog {
+                what: format!(
+                    "partition {partition} of shard {} goes from offset {asked} on at {found}: \
+                     what is between them is not in the log",
+                    self.id()
+                ),
+            },
+        }
     }
 
     /// First readable offset whose append time is at or after `time_us`.
