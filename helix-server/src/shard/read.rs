@@ -138,15 +138,14 @@ impl Shard {
         let read = move |how: How| wal.read_stream(partition.0, offset, below, bytes_max, how);
         let stored = match self.reads.run(read).await {
             Ok(stored) => stored,
+            // Trimmed, or deleted, since we looked.
             Err(helix_wal::Error::Trimmed { .. }) => {
-                // Trimmed, or deleted, since we looked.
-                let watermarks = self.watermarks(partition)?;
-                return Err(Error::OffsetOutOfRange { asked: offset, watermarks });
+                return Err(self.lacks(partition, offset, from));
             }
             Err(error) => return Err(self.read_error(error)),
         };
-        if let Some(first) = stored.first().filter(|entry| entry.placement.first > offset) {
-            return Err(self.lacks(partition, offset, first.placement.first, from));
+        if stored.first().is_some_and(|entry| entry.placement.first > offset) {
+            return Err(self.lacks(partition, offset, from));
         }
         let mut batches = Vec::with_capacity(stored.len());
         for entry in stored {
@@ -159,9 +158,10 @@ impl Shard {
         Ok(Read { batches, next_offset, watermarks })
     }
 
-    /// Why the log goes on only after the asked offset: a snapshot that begins later has just taken
-    /// the place of what was there, and its watermarks are about to be known.
-    fn lacks(&self, partition: PartitionId, asked: u64, found: u64, from: ReadFrom) -> Error {
+    /// Why the log does not have an offset that was within the watermarks. On a replica that does
+    /// not lead a snapshot that begins later may just have taken the place of what was there, and
+    /// its watermarks are about to be known.
+    fn lacks(&self, partition: PartitionId, asked: u64, from: ReadFrom) -> Error {
         match self.watermarks(partition) {
             Err(error) => error,
             Ok(watermarks) if asked < watermarks.log_start => {
@@ -170,8 +170,7 @@ impl Shard {
             Ok(_) if from == ReadFrom::AnyReplica => self.not_leader(),
             Ok(_) => Error::CorruptLog {
                 what: format!(
-                    "partition {partition} of shard {} goes from offset {asked} on at {found}: \
-                     what is between them is not in the log",
+                    "partition {partition} of shard {}: offset {asked} is not in the log",
                     self.id()
                 ),
             },
