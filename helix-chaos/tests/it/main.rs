@@ -75,7 +75,8 @@ async fn nodes_are_added_replaced_and_removed_under_load() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_are_restarted_one_by_one_under_load() {
     let (rounds, plain, before) = (1, false, Duration::from_secs(1));
-    let args = RollingArgs { common: common(3), rounds, plain, before, p99_factor_max: None };
+    let (pause, p99_factor_max) = (Duration::ZERO, None);
+    let args = RollingArgs { common: common(3), rounds, plain, before, pause, p99_factor_max };
     commands::run(Command::Rolling(args), program()).await.unwrap();
 }
 
