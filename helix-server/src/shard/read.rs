@@ -144,17 +144,21 @@ impl Shard {
             }
             Err(error) => return Err(self.read_error(error)),
         };
-        if stored.first().is_some_and(|entry| entry.placement.first > offset) {
-            return Err(self.lacks(partition, offset, from));
-        }
-        let mut batches = Vec::with_capacity(stored.len());
+        let (mut batches, mut next_offset) = (Vec::with_capacity(stored.len()), offset);
         for entry in stored {
+            // The log is read in pieces. One that begins later than the last has ended is for the
+            // next read to judge.
+            if entry.placement.first > next_offset {
+                if batches.is_empty() {
+                    return Err(self.lacks(partition, offset, from));
+                }
+                break;
+            }
+            next_offset = entry.placement.first + u64::from(entry.placement.count);
             batches.push(batch(entry).map_err(|error| Error::CorruptLog {
                 what: format!("partition {partition} of shard {}: {error}", self.id()),
             })?);
         }
-        let next_offset =
-            batches.last().map_or(offset, |last| last.first_offset + u64::from(last.record_count));
         Ok(Read { batches, next_offset, watermarks })
     }
 
