@@ -60,7 +60,7 @@ impl Wal {
                 core.log.check_install(at, cold)?;
                 named.cold.extend(cold.made.iter().map(name_of));
                 named.received = Received::default();
-                named.purged = named.purged.max(Some(at));
+                named.purged = Some(at);
             }
             named
         };

@@ -134,8 +134,16 @@ impl Log {
     /// Whether the state machine may be checkpointed at this entry.
     pub(crate) fn check_checkpoint(&self, at: LogId) -> Result<(), Error> {
         check_index(at)?;
-        if self.checkpoint.is_some_and(|old| old.index > at.index) {
-            return Err(Error::Unusable(format!("a checkpoint at {} would go back", at.index)));
+        // What is checkpointed is committed: nothing else ever stands in its place, and no term
+        // that comes after it is lower.
+        let known = self.checkpoint.filter(|old| *old != at);
+        if let Some(old) = known.filter(|old| old.index >= at.index || old.term > at.term) {
+            let what = format!(
+                "a checkpoint at entry {} of term {} would go back: there is one at entry {} of \
+                 term {}",
+                at.index, at.term, old.index, old.term
+            );
+            return Err(Error::Unusable(what));
         }
         let synced = self.state().synced.map_or(0, |id| id.index + 1);
         let placed = self.placed.is_some_and(|placed| at.index < placed);

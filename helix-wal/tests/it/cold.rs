@@ -312,6 +312,27 @@ fn entries_that_cannot_be_right_are_refused() {
 }
 
 #[test]
+fn two_checkpoints_that_cannot_both_be_committed_are_refused() {
+    let disk = SimulatedDisk::new(1);
+    for mut log in [Log::on(&disk), Log::in_memory()] {
+        log.fill(&[10, 10, 10]);
+        let install = |term: u64, index: u64| {
+            let mut cold = write(&log.wal, &[])?;
+            log.wal.install(LogId { term, index }, Bytes::new(), &mut cold)
+        };
+        install(2, 9).unwrap();
+        for (term, index) in [(2, 8), (1, 9), (3, 9), (1, 10)] {
+            let refused = install(term, index);
+            assert!(matches!(refused, Err(Error::Unusable(_))), "{term} {index}: {refused:?}");
+        }
+        install(2, 9).unwrap();
+        assert_eq!(log.wal.state().last, Some(LogId { term: 2, index: 9 }));
+    }
+    let log = Log::on(&disk.reopen());
+    assert_eq!(log.wal.state().last, Some(LogId { term: 2, index: 9 }));
+}
+
+#[test]
 fn a_full_disk_refuses_an_entry_or_an_install_and_either_can_be_tried_again() {
     let disk = SimulatedDisk::new(1);
     let options = Options { reserve_bytes: 256 << 10, ready_segments: 0, ..small() };
