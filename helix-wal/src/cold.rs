@@ -22,7 +22,7 @@ use crate::{Error, LiveEntry, LogId};
 
 /// Groups are about so large, and each is synced before the next is written: a sync of the writer
 /// never meets more than this.
-const GROUP_BYTES: usize = 1 << 20;
+const GROUP_BYTES: usize = 512 << 10;
 /// The first segment of a writer that does not know how much will come; each further one has twice
 /// the size, up to that of all others. So at most half of what it writes is unused space.
 const FIRST_BYTES: u64 = 1 << 20;

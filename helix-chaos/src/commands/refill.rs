@@ -21,9 +21,6 @@ use crate::workload::{Shape, TOPIC};
 
 const LOG_KIB: u64 = 64 << 10;
 
-/// Batches that fill the log.
-const FILL_RECORDS: usize = 10;
-const FILL_RECORD_BYTES: usize = 100_000;
 const FILL_WRITERS: u64 = 4;
 
 /// Batches of the writers that are measured.
@@ -45,6 +42,10 @@ pub struct RefillArgs {
     /// GiB that the node lacks
     #[arg(long, default_value_t = 2)]
     pub gib: u64,
+
+    /// KiB of each batch that it lacks, of a single record
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub batch_kib: u64,
 
     /// Writers beside it, each with one batch of 100 KiB under way
     #[arg(long, default_value_t = 2)]
@@ -117,8 +118,8 @@ async fn play(args: &RefillArgs, stage: &mut Stage) -> anyhow::Result<()> {
 /// Writes what the node will lack; the shards that it went to.
 async fn fill(args: &RefillArgs, stage: &Stage, producer: &Producer) -> anyhow::Result<Vec<u32>> {
     let partitions = stage.scene.partitions;
-    let batches = (args.gib << 30) / (FILL_RECORDS * FILL_RECORD_BYTES) as u64;
-    let records = batch(FILL_RECORDS, FILL_RECORD_BYTES);
+    let batches = (args.gib << 30) / (args.batch_kib << 10);
+    let records = batch(1, usize::try_from(args.batch_kib << 10)?);
     let mut writers = JoinSet::new();
     for writer in 0..FILL_WRITERS {
         let (producer, records) = (producer.clone(), records.clone());

@@ -45,7 +45,7 @@ const _: () = assert!(CLOSE_BYTES > SHARD_BYTES_IN_FLIGHT_MAX as u64);
 pub(super) const CATCH_UP_RATE: u64 = 160 << 20;
 /// Bytes that catch-up may send at once after a rest. What is sent at once is in front of the
 /// live tail on disks and in sockets, and is felt by those who write.
-pub(super) const CATCH_UP_BURST: u64 = 1 << 20;
+pub(super) const CATCH_UP_BURST: u64 = 512 << 10;
 
 /// Bytes of a snapshot in one message.
 pub(super) const CHUNK_BYTES: usize = 1 << 20;
@@ -57,7 +57,7 @@ pub(super) const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
 /// one is written, so that this and the catch-up rate decide how fast it goes: also between
 /// places that are milliseconds apart. Small enough that those who write hardly feel a piece that
 /// is read and written beside them. A single batch may be larger.
-pub(super) const RECORDS_BYTES: usize = 1 << 20;
+pub(super) const RECORDS_BYTES: usize = 512 << 10;
 const _: () = assert!(RECORDS_BYTES + (BATCH_BYTES_MAX as usize) < MESSAGE_BYTES_MAX);
 /// Requests for records that one stream may have open: a shard has one at a time.
 pub(super) const RECORDS_REQUESTS_MAX: usize = 64;

@@ -275,8 +275,10 @@ impl Shard {
 
     /// Bytes of batches that are not yet both committed and synced here, and how many may be.
     pub fn bytes_in_flight(&self) -> (usize, usize) {
-        let max = limits::SHARD_BYTES_IN_FLIGHT_MAX;
-        (max.saturating_sub(self.permits.available_permits()), max)
+        (
+            self.bytes_in_flight.saturating_sub(self.permits.available_permits()),
+            self.bytes_in_flight,
+        )
     }
 
     /// How long the oldest of what is not synced has waited.
