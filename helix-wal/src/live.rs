@@ -73,6 +73,7 @@ struct Part {
 
 /// What the lock had to say about a range.
 struct Found {
+    /// By their first index.
     parts: Vec<Part>,
     /// Live ones in memory, by index; entries that `parts` hold are not among them.
     slots: Vec<(LogId, Placement, Source)>,
@@ -94,31 +95,37 @@ struct Cursor<'a> {
 
 impl Shared {
     fn find_live(&self, after: u64, upto: u64, bytes_max: usize) -> Result<LiveEntries, Stop> {
-        let mut found = self.look_up(after, upto)?;
-        let mut cursors = Vec::with_capacity(found.parts.len());
+        let found = self.look_up(after, upto)?;
+        // A segment is not looked into before the walk has come to it: a range may have thousands,
+        // and one call gets through one or two.
+        let mut parts = found.parts.iter().peekable();
+        let mut cursors = Vec::new();
         let mut next = BinaryHeap::new();
-        for part in &found.parts {
-            let cursor = match Cursor::begin(self, part, after + 1) {
-                Ok(Some(cursor)) => cursor,
-                Ok(None) => continue,
-                // It stops the walk where it is met: what comes before can be had.
-                Err(Stop::Failed(Error::Damaged { .. })) if part.first > after + 1 => {
-                    found.upto = found.upto.min(part.first - 1);
-                    continue;
-                }
-                Err(stop) => return Err(stop),
-            };
-            next.push(Reverse((cursor.row.id.index, cursors.len())));
-            cursors.push(cursor);
-        }
         let upto = found.upto;
-        found.slots.retain(|(id, ..)| id.index <= upto);
         let mut slots = found.slots.into_iter().peekable();
         let (mut sources, mut bytes, mut reached) = (Vec::new(), 0_usize, upto);
         loop {
             let on_disk = next.peek().map(|Reverse((index, _))| *index).filter(|i| *i <= upto);
-            let in_memory = slots.peek().map(|(id, ..)| id.index);
-            let Some(index) = on_disk.into_iter().chain(in_memory).min() else { break };
+            let in_memory = slots.peek().map(|(id, ..)| id.index).filter(|i| *i <= upto);
+            let index = on_disk.into_iter().chain(in_memory).min();
+            if let Some(part) = parts.next_if(|part| index.is_none_or(|index| part.first <= index))
+            {
+                match Cursor::begin(self, part, after + 1) {
+                    Ok(Some(cursor)) => {
+                        next.push(Reverse((cursor.row.id.index, cursors.len())));
+                        cursors.push(cursor);
+                    }
+                    Ok(None) => {}
+                    // It stops the walk where it is met: what comes before can be had.
+                    Err(Stop::Failed(Error::Damaged { .. })) if part.first > after + 1 => {
+                        reached = reached.min(part.first - 1);
+                        break;
+                    }
+                    Err(stop) => return Err(stop),
+                }
+                continue;
+            }
+            let Some(index) = index else { break };
             let (entry, size) = if in_memory == Some(index) {
                 let Some((id, placement, source)) = slots.next() else { break };
                 let size = source.size();
@@ -188,6 +195,7 @@ impl Shared {
                 found.parts.push(Part { segment: Arc::clone(segment), first, last });
             }
         }
+        found.parts.sort_unstable_by_key(|part| part.first);
         let start = log.slots.partition_point(|slot| slot.id.index <= after);
         for (at, slot) in log.slots.range(start..).enumerate() {
             if slot.id.index > upto {

@@ -1,11 +1,12 @@
 //! How old entries are fetched: few and large reads, and some of what comes next in advance.
 //! What they return is the business of the other tests.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
 use helix_wal::storage::{CacheMode, Operation, SimulatedDisk};
-use helix_wal::{How, LogId, Options, Placement};
+use helix_wal::{Entry, How, LogId, Options, Placement};
 
 use crate::common::{Hand, entry, same, small};
 
@@ -104,28 +105,56 @@ fn scattered_entries_are_fetched_at_once() {
 }
 
 /// A log of many segments needs few open files, and all of it can be read.
-#[test]
-fn a_long_log_keeps_few_files_open() {
-    let disk = SimulatedDisk::new(1);
-    let options = Options { tail_bytes: 0, ..small() };
+/// A log of many segments, of which nothing is in memory.
+fn long(disk: &SimulatedDisk, options: &Options) -> Hand {
     let mut hand = Hand::open(Arc::new(disk.clone()), options.clone()).unwrap();
-    let id = |index| LogId { term: 1, index };
-    for index in 0..400 {
-        hand.wal.append(vec![entry(id(index), 1, 10, 20 << 10)], Box::new(|r| r.unwrap()));
+    for index in 0..ENTRIES {
+        hand.wal.append(vec![long_entry(index)], Box::new(|r| r.unwrap()));
         hand.settle();
         let placement = Placement { stream: 1, first: index, count: 1, time: 1 };
         hand.wal.place(index, Some(placement)).unwrap();
     }
     hand.idle();
+    hand
+}
+
+fn long_entry(index: u64) -> Entry {
+    entry(LogId { term: 1, index }, 1, 10, 20 << 10)
+}
+
+#[test]
+fn a_long_log_keeps_few_files_open() {
+    let disk = SimulatedDisk::new(1);
+    let options = Options { tail_bytes: 0, ..small() };
+    let mut hand = long(&disk, &options);
     for _ in 0..2 {
         assert!(hand.wal.stats().segments > 150);
         assert!(disk.open_files() < 80, "{} files are open", disk.open_files());
-        for index in 0..400 {
+        for index in 0..ENTRIES {
             let found = hand.wal.read(index..index + 1, 1, How::Blocking).unwrap().unwrap();
-            assert!(same(&found[0], &entry(id(index), 1, 10, 20 << 10)));
+            assert!(same(&found[0], &long_entry(index)));
         }
         assert!(disk.open_files() < 80, "{} files are open", disk.open_files());
         drop(hand);
         hand = Hand::open(Arc::new(disk.clone()), options.clone()).unwrap();
+    }
+}
+
+#[test]
+fn a_piece_of_a_long_log_is_looked_for_where_it_is() {
+    let disk = SimulatedDisk::new(1);
+    let hand = long(&disk, &Options { tail_bytes: 0, ..small() });
+    let (mut after, last) = (0, ENTRIES - 1);
+    while after < last {
+        disk.record(true);
+        let piece = hand.wal.read_live(after, last, 100 << 10).unwrap();
+        let reads = disk.trace().into_iter().filter(|step| step.operation == Operation::Read);
+        let files: BTreeSet<String> = reads.map(|step| step.file).collect();
+        disk.record(false);
+        let indexes: Vec<u64> = piece.entries.iter().map(|live| live.id.index).collect();
+        assert_eq!(indexes, Vec::from_iter(after + 1..=piece.upto));
+        assert!(piece.upto == last || indexes.len() > 2, "{indexes:?}");
+        assert!(files.len() <= indexes.len() + 1, "{indexes:?} are in {files:?}");
+        after = piece.upto;
     }
 }
