@@ -104,7 +104,6 @@ fn scattered_entries_are_fetched_at_once() {
     assert!(cached.is_empty(), "who may not wait asks for nothing: {cached:?}");
 }
 
-/// A log of many segments needs few open files, and all of it can be read.
 /// A log of many segments, of which nothing is in memory.
 fn long(disk: &SimulatedDisk, options: &Options) -> Hand {
     let mut hand = Hand::open(Arc::new(disk.clone()), options.clone()).unwrap();
@@ -122,6 +121,7 @@ fn long_entry(index: u64) -> Entry {
     entry(LogId { term: 1, index }, 1, 10, 20 << 10)
 }
 
+/// A log of many segments needs few open files, and all of it can be read.
 #[test]
 fn a_long_log_keeps_few_files_open() {
     let disk = SimulatedDisk::new(1);
