@@ -12,7 +12,7 @@ use crate::cold::cold_bytes;
 pub(crate) const STREAMS_MAX: u32 = 256;
 /// So many scattered segments are rewritten together; of those that were never rewritten so many
 /// newest ones wait: they are read as they are written, or trimmed soon.
-const SCATTERED_AT_ONCE: usize = 8;
+pub(crate) const SCATTERED_AT_ONCE: usize = 8;
 /// So many small cold segments are left alone.
 const SMALL_MAX: usize = 8;
 /// Fewer than this are not worth it.

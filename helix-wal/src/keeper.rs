@@ -26,6 +26,11 @@ use crate::wal::Next;
 const CHUNK_BYTES: usize = 1 << 20;
 /// Pause between two of them while segments are still at hand: the writer goes first.
 const PACE: Duration = Duration::from_millis(4);
+/// Freed segments that are kept beside those that are to be ready, however full the disk is; and how
+/// many segments must fit beside its reserve for more to be kept.
+const RECYCLED_BESIDE: usize = 2;
+const AMPLE_SEGMENTS: u64 = 32;
+
 /// How long a reader may hold a freed segment before it is removed instead of recycled.
 const READERS_WAIT: Duration = Duration::from_secs(10);
 /// How often freed segments and a full disk are looked at again.
@@ -233,7 +238,6 @@ impl Keeper {
 
     /// Recycles or removes freed segments that no reader holds any more.
     fn retire(&mut self, now: Duration) -> Result<bool, Error> {
-        let recycled_max = self.shared.options.ready_segments + 2;
         let done = self.retired.iter().position(|retired| {
             let held = Arc::strong_count(&retired.segment) > 1;
             !held || now.saturating_sub(retired.since) >= READERS_WAIT
@@ -241,8 +245,7 @@ impl Keeper {
         let Some(done) = done else { return Ok(false) };
         let Retired { segment, .. } = self.retired.swap_remove(done);
         let name = segment.name();
-        let recycle = segment.len == self.shared.options.segment_bytes
-            && self.shared.lock().ready.len() < recycled_max;
+        let recycle = segment.len == self.shared.options.segment_bytes && self.has_room_in_pool();
         match (recycle, Arc::try_unwrap(segment)) {
             (true, Ok(segment)) => {
                 let file = segment.opened().map_err(|e| poison("open", &name, &e))?;
@@ -261,6 +264,19 @@ impl Keeper {
             }
         }
         Ok(true)
+    }
+
+    /// Whether one more freed segment is worth keeping. Compaction frees several at once, and what is
+    /// removed would have to be written with zeroes again soon; but on a small disk others need the
+    /// space more.
+    fn has_room_in_pool(&self) -> bool {
+        let options = &self.shared.options;
+        let ready = self.shared.lock().ready.len();
+        if ready < options.ready_segments + RECYCLED_BESIDE {
+            return true;
+        }
+        let ample = options.reserve_bytes + AMPLE_SEGMENTS * options.segment_bytes;
+        ready < options.pool_max() && self.storage.free_bytes().unwrap_or(0) >= ample
     }
 
     // Preparing.

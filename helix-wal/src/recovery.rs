@@ -336,7 +336,7 @@ fn fill_pool(
         let name = ready_name(*number);
         let file = storage.open(&name).map_err(|e| failed("open", &name, &e))?;
         let len = file.len().map_err(|e| failed("read", &name, &e))?;
-        if len == options.segment_bytes && core.ready.len() < options.ready_segments + 2 {
+        if len == options.segment_bytes && core.ready.len() < options.pool_max() {
             core.ready.push_back(Ready { name, file, len });
         } else {
             storage.remove(&name).map_err(|e| poison("remove", &name, &e))?;

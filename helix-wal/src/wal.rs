@@ -58,6 +58,13 @@ pub struct Options {
     pub compaction_slack_bytes: u64,
 }
 
+impl Options {
+    /// Most segments that are kept for use: those to be ready, and what one compaction may free.
+    pub(crate) fn pool_max(&self) -> usize {
+        self.ready_segments + crate::choose::SCATTERED_AT_ONCE + 2
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
