@@ -18,6 +18,13 @@ use crate::{metrics, ports};
 const START_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(60);
 
+/// Records that a partition keeps: the log soon writes where it has written before, as that of any
+/// node does that has been there for a while.
+const RETENTION: &str = "256MiB";
+
+/// How long a flood may take to come round.
+const ROUND_MAX: Duration = Duration::from_secs(120);
+
 /// Batches of 100 KiB that are there before anybody reads, in each partition.
 const BATCHES: usize = 160;
 
@@ -43,6 +50,7 @@ impl Host {
             .arg(format!("--topic={TOPIC}:{PARTITIONS}"))
             .arg(format!("--memory-limit={memory_limit_mib}MiB"))
             .arg(format!("--admin-addr={admin}"))
+            .arg(format!("--default-retention-bytes={RETENTION}"))
             .env("HELIX_LOG", "warn,h2=error")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -89,6 +97,16 @@ impl Host {
             for _ in 0..BATCHES {
                 produce.append(request.clone()).await?;
             }
+        }
+        Ok(())
+    }
+
+    /// Waits until the log has begun to free what is not kept.
+    pub(crate) async fn come_round(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + ROUND_MAX;
+        while self.metric("helix_wal_freed_segments_total").await? == 0 {
+            ensure!(Instant::now() < deadline, "no segment was freed within {ROUND_MAX:?}");
+            sleep(Duration::from_millis(200)).await;
         }
         Ok(())
     }
