@@ -8,6 +8,7 @@ pub mod config;
 pub mod limits;
 pub mod memory;
 
+pub mod flow;
 pub mod load;
 
 pub mod admin;

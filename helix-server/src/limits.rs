@@ -25,6 +25,33 @@ pub const STREAM_BYTES_IN_FLIGHT_MAX: usize = 8 << 20;
 /// here. No more than what a log keeps in memory of its newest entries: see `memory.rs`.
 pub const SHARD_BYTES_IN_FLIGHT_MAX: usize = 16 << 20;
 
+/// A batch up to this size is small: it does not wait behind large ones for its share of the bytes
+/// in flight. Small ones may have half of all, and this part of all is kept for them alone.
+pub const SMALL_BATCH_BYTES: usize = 16 << 10;
+pub const SMALL_BATCHES_RESERVE_PART: usize = 16;
+
+/// How many times what the log does while one batch is under way large ones may have in flight
+/// while small ones come: a log that writes one group and gathers the next has no use for less.
+pub const PACE: u32 = 2;
+
+/// For so long after a small batch the large ones are held back to what keeps the log busy; else
+/// the wait for whatever is in flight is longer than all that a small one needs for itself.
+pub const PACED_AFTER_SMALL: Duration = Duration::from_secs(10);
+
+/// Large batches in flight are not held back to less than this many bytes: two or three batches, so
+/// that one is written while the next comes.
+pub const PACED_BYTES_MIN: usize = 256 << 10;
+
+/// How often it is measured what a batch takes when there is no queue before it, which holds the
+/// large ones back to the least; how many batches that needs, and how long it may last.
+pub const PACE_PROBE_INTERVAL: Duration = Duration::from_secs(5);
+pub const PACE_PROBE_BATCHES: u32 = 16;
+pub const PACE_PROBE_MAX: Duration = Duration::from_secs(1);
+
+/// Over how long the rate of a log is measured, at least; and how long the highest counts.
+pub const PACE_RATE_SPAN_MIN: Duration = Duration::from_millis(20);
+pub const PACE_RATE_SPAN_MAX: Duration = Duration::from_millis(500);
+
 /// How long a unary append may wait for its share of the bytes in flight before it is THROTTLED.
 pub const PERMIT_WAIT_MAX: Duration = Duration::from_secs(2);
 

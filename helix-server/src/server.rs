@@ -258,6 +258,7 @@ fn node_settings(config: &Config) -> NodeSettings {
             catch_up_bytes: config.catch_up_bytes,
         },
         scrub_rate: config.scrub_rate,
+        pace: config.pace,
         clock: Arc::new(SystemClock),
         seed: None,
     }

@@ -116,9 +116,10 @@ fn data_shard(page: &mut Page, shard: &Shard, disk: &mut Disk) {
     page.put(Name::ShardHighWatermarks, &[id], high_watermarks);
     page.put(Name::ShardLogStarts, &[id], log_starts);
     page.put(Name::ShardLiveBytes, &[id], status.live_bytes);
-    let (in_flight, in_flight_max) = shard.bytes_in_flight();
+    let (in_flight, in_flight_max) = shard.flow().bytes();
     page.put(Name::ShardInFlight, &[id], in_flight as u64);
     page.put(Name::ShardInFlightMax, &[id], in_flight_max as u64);
+    page.put(Name::ShardInFlightLargeMax, &[id], shard.flow().large_bytes_max() as u64);
     page.put(Name::WalWritable, &[id], u64::from(shard.unwell().is_none()));
     let unsynced = shard.unsynced_for().unwrap_or_default();
     page.put_f64(Name::WalUnsynced, &[id], unsynced.as_secs_f64());

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use crate::limits::{BATCH_BYTES_DEFAULT, RECORD_BYTES_DEFAULT};
+use crate::limits::{BATCH_BYTES_DEFAULT, PACE, RECORD_BYTES_DEFAULT};
 use crate::log::PartitionSettings;
 use crate::memory::Shares;
 pub use check::ConfigError;
@@ -155,6 +155,12 @@ pub struct Config {
     /// Bytes of its logs that the node reads anew in a second to find damage early; 0: none
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "8MiB")]
     pub scrub_rate: u64,
+
+    /// While batches of up to 16 KiB come, larger ones may have this many times in flight of what the
+    /// log does in the time that one batch takes alone: 2 keeps the small ones within about twice
+    /// their own latency, more gives the large ones more of the log; 0: no bound
+    #[arg(long, value_name = "TIMES", default_value_t = PACE)]
+    pub pace: u32,
 
     /// Bytes that a partition keeps unless its topic says otherwise; 0: unlimited
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0")]

@@ -132,6 +132,8 @@ metrics! {
         "Bytes of batches that are not yet both committed and synced here"
     ShardInFlightMax Gauge "helix_shard_in_flight_bytes_max" ["shard"]
         "Bytes that may be in flight; beyond it appends wait, then are THROTTLED"
+    ShardInFlightLargeMax Gauge "helix_shard_in_flight_large_bytes_max" ["shard"]
+        "Of these, bytes that large batches may have now: fewer while there are small ones"
 
     WalSegments Gauge "helix_wal_segments" ["shard"]
         "Segments that hold the log"

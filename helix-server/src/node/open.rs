@@ -179,6 +179,7 @@ pub(super) async fn open_shard(
         repair_of: log.repair_of,
         durable: !matches!(logs.settings.storage, NodeStorage::Memory),
         bytes_in_flight: memory::bytes_in_flight(logs.settings.tail_bytes),
+        pace: logs.settings.pace,
         clock: logs.settings.clock.clone(),
         draining: house.draining.clone(),
         metrics: house.metrics.clone(),

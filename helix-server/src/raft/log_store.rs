@@ -235,6 +235,9 @@ impl RaftLogStorage<TypeConfig> for LogStore {
             .collect();
         let written = held.clone();
         let done = Box::new(move |result: Result<(), Error>| {
+            if result.is_ok() {
+                held.iter().for_each(|held| held.has_synced());
+            }
             callback.io_completed(result.map_err(to_io));
             // The bytes are no longer in flight towards this disk.
             drop(held);

@@ -9,9 +9,10 @@ use openraft::RaftTypeConfig;
 use openraft::alias::{DefaultEntryOf, LogIdOf};
 use openraft::impls::leader_id_std;
 use openraft::raft::responder::Responder;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 
 use super::runtime::Runtime;
+use crate::flow::Share;
 use crate::log::{Head, Verdict};
 
 /// One replica of one shard, never reused: `node << 32 | generation`.
@@ -93,13 +94,18 @@ impl Display for Command {
 /// reply drops it) and synced here (the log's callback drops it).
 #[derive(Debug)]
 pub struct Held {
-    _permit: OwnedSemaphorePermit,
+    share: Share,
     written: std::sync::Mutex<Option<oneshot::Sender<()>>>,
 }
 
 impl Held {
-    pub fn new(permit: OwnedSemaphorePermit, written: Option<oneshot::Sender<()>>) -> Self {
-        Self { _permit: permit, written: std::sync::Mutex::new(written) }
+    pub fn new(share: Share, written: Option<oneshot::Sender<()>>) -> Self {
+        Self { share, written: std::sync::Mutex::new(written) }
+    }
+
+    /// Says that the entry is on stable storage here.
+    pub fn has_synced(&self) {
+        self.share.has_synced();
     }
 
     /// Says that the local log has taken the entry.

@@ -7,12 +7,13 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::{Shard, deposed};
 use crate::error::{Error, Result};
+use crate::flow::{Share, Taken};
 use crate::limits;
 use crate::load::throttled;
 use crate::log::{
@@ -50,7 +51,7 @@ pub struct NewBatch {
 
 /// A batch's share of the bytes in flight.
 #[derive(Debug)]
-pub struct Permit(OwnedSemaphorePermit);
+pub struct Permit(Share);
 
 /// Answer to a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,18 +80,16 @@ impl Shard {
             checked => checked?,
         }
         let reign = self.reign();
-        let bytes = bytes.clamp(1, self.bytes_in_flight);
-        let bytes = u32::try_from(bytes).expect("the limit fits");
-        if let Ok(permit) = self.permits.clone().try_acquire_many_owned(bytes) {
-            return Ok(Permit(permit));
-        }
-        let wait = self.permits.clone().acquire_many_owned(bytes);
+        let wait = match self.flow.take(bytes) {
+            Taken::Now(share) => return Ok(Permit(share)),
+            Taken::Later(wait) => wait,
+        };
         tokio::select! {
             biased;
             () = self.draining.cancelled() => Err(Error::Draining),
             () = reign.cancelled() => Err(self.not_leader()),
-            permit = tokio::time::timeout(limits::PERMIT_WAIT_MAX, wait) => match permit {
-                Ok(Ok(permit)) => Ok(Permit(permit)),
+            share = tokio::time::timeout(limits::PERMIT_WAIT_MAX, wait) => match share {
+                Ok(Ok(share)) => Ok(Permit(share)),
                 Ok(Err(_)) => Err(Error::Draining),
                 Err(_) => Err(throttled("bytes of this shard")),
             },

@@ -16,12 +16,12 @@ use std::{fmt, io};
 
 use bytes::Bytes;
 use helix_wal::{Aside, Wal};
-use tokio::sync::Semaphore;
 use tokio::sync::watch as channel;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
 use crate::error::{Error, LeaderHint, Result};
+use crate::flow::Flow;
 use crate::limits;
 use crate::log::{
     FencingToken, Head, PartitionId, Refusal, ShardCommand, ShardState, Verdict, Watermarks,
@@ -59,6 +59,8 @@ pub struct ShardSettings {
     pub durable: bool,
     /// Bytes of batches in flight, at most.
     pub bytes_in_flight: usize,
+    /// How far small batches go before large ones: [`Flow::new`].
+    pub pace: u32,
     pub clock: Arc<dyn Clock>,
     /// Cancelled when the node shuts down.
     pub draining: CancellationToken,
@@ -93,8 +95,7 @@ pub struct Shard {
     machine: Arc<ShardMachine>,
     wal: Wal,
     reads: DiskReads,
-    permits: Arc<Semaphore>,
-    bytes_in_flight: usize,
+    flow: Arc<Flow>,
     durable: bool,
     clock: Arc<dyn Clock>,
     draining: CancellationToken,
@@ -160,8 +161,7 @@ impl Shard {
             machine,
             wal: settings.wal,
             reads: settings.reads,
-            permits: Arc::new(Semaphore::new(settings.bytes_in_flight)),
-            bytes_in_flight: settings.bytes_in_flight,
+            flow: Flow::new(settings.bytes_in_flight, settings.pace),
             durable: settings.durable,
             clock: settings.clock,
             closed: settings.draining.child_token(),
@@ -273,12 +273,9 @@ impl Shard {
         self.cut_off.load(Ordering::Relaxed)
     }
 
-    /// Bytes of batches that are not yet both committed and synced here, and how many may be.
-    pub fn bytes_in_flight(&self) -> (usize, usize) {
-        (
-            self.bytes_in_flight.saturating_sub(self.permits.available_permits()),
-            self.bytes_in_flight,
-        )
+    /// Bytes of batches that are not yet both committed and synced here.
+    pub fn flow(&self) -> &Flow {
+        &self.flow
     }
 
     /// How long the oldest of what is not synced has waited.

@@ -86,6 +86,7 @@ impl Three {
             topics: vec![("default".to_owned(), 1)],
             log_limits: self.log_limits,
             scrub_rate: self.scrub_rate,
+            pace: helix_server::limits::PACE,
             ..settings_on(open, node_id)
         };
         let others = self.addresses.iter().filter(|(id, _)| **id != node_id);

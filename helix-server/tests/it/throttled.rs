@@ -7,17 +7,29 @@ use helix_client::{Client, Config, ProducerOptions};
 use helix_proto::error::from_status;
 use helix_proto::log::v1::ErrorReason;
 use helix_server::limits;
+use helix_server::shard::{Permit, Shard};
 use tonic::Code;
 
 use crate::append_stream::{Session, first_offsets, init};
 use crate::support::{TestServer, append_request, reason, record, soon, values};
+
+/// All that may be in flight: small batches may have half of it, and a large one counts so much.
+async fn all_permits(shard: &Shard) -> Vec<Permit> {
+    let (_, bytes_max) = shard.flow().bytes();
+    let mut permits = vec![shard.permit(bytes_max).await.unwrap()];
+    for _ in 0..bytes_max / 2 / limits::SMALL_BATCH_BYTES {
+        permits.push(shard.permit(limits::SMALL_BATCH_BYTES).await.unwrap());
+    }
+    assert_eq!(shard.flow().bytes(), (bytes_max, bytes_max));
+    permits
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_comes_too_many_waits_and_is_served_once() {
     let server = TestServer::in_memory().await;
     // All that may be in flight is, and stays so.
     let located = server.running.node().locate("default", 0).unwrap();
-    let permit = located.shard.permit(limits::SHARD_BYTES_IN_FLIGHT_MAX).await.unwrap();
+    let permits = all_permits(&located.shard).await;
     let address = server.running.local_addr().to_string();
     let client = Client::new(Config { seed: Some(1), ..Config::new([address]) }).unwrap();
     let producer = client.producer(ProducerOptions::default());
@@ -41,7 +53,7 @@ async fn who_comes_too_many_waits_and_is_served_once() {
         assert!(received.retry_after.is_some_and(|wait| wait > Duration::ZERO));
     }
     assert!(!appending.is_finished(), "there is no room for it");
-    drop(permit);
+    drop(permits);
     assert_eq!(soon(appending).await.unwrap(), [Some(0), Some(1)]);
     assert_eq!(values(&server.records(0, 0).await), ["a", "b"]);
 }
@@ -51,7 +63,7 @@ async fn who_comes_too_many_waits_and_is_served_once() {
 async fn a_stream_is_held_back_until_there_is_room() {
     let server = TestServer::in_memory().await;
     let located = server.running.node().locate("default", 0).unwrap();
-    let permit = located.shard.permit(limits::SHARD_BYTES_IN_FLIGHT_MAX).await.unwrap();
+    let permits = all_permits(&located.shard).await;
     let (mut session, _) = Session::open(&server, init()).await;
     for value in ["a", "b", "c"] {
         session.send_batch(&[value]).await;
@@ -59,7 +71,7 @@ async fn a_stream_is_held_back_until_there_is_room() {
     let wait = limits::PERMIT_WAIT_MAX + Duration::from_millis(500);
     let early = tokio::time::timeout(wait, session.acks()).await;
     assert!(early.is_err(), "{early:?} without room");
-    drop(permit);
+    drop(permits);
     let (acks, end) = session.finish().await;
     end.unwrap();
     assert_eq!(first_offsets(&acks), [0, 1, 2]);
