@@ -26,8 +26,8 @@ use crate::wal::Next;
 const CHUNK_BYTES: usize = 1 << 20;
 /// Pause between two of them while segments are still at hand: the writer goes first.
 const PACE: Duration = Duration::from_millis(4);
-/// Freed segments that are kept beside those that are to be ready, however full the disk is; and how
-/// many segments must fit beside its reserve for more to be kept.
+/// Freed segments that are kept beside those that are to be ready, however full the disk is; and
+/// how many segments must fit beside its reserve for more to be kept.
 const RECYCLED_BESIDE: usize = 2;
 const AMPLE_SEGMENTS: u64 = 32;
 
@@ -266,9 +266,9 @@ impl Keeper {
         Ok(true)
     }
 
-    /// Whether one more freed segment is worth keeping. Compaction frees several at once, and what is
-    /// removed would have to be written with zeroes again soon; but on a small disk others need the
-    /// space more.
+    /// Whether one more freed segment is worth keeping. Compaction frees several at once, and what
+    /// is removed would have to be written with zeroes again soon; but on a small disk others need
+    /// the space more.
     fn has_room_in_pool(&self) -> bool {
         let options = &self.shared.options;
         let ready = self.shared.lock().ready.len();

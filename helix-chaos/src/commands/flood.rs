@@ -2,10 +2,10 @@
 //! nothing, writers that do not wait, and clients that talk nonsense; and one that behaves.
 //! Measured is what that one sees, and how much memory the node's process had at its most.
 //!
-//! All of it shares the processors and the disk of one machine, and so would be slower beside a flood
-//! even if the node did nothing wrong. How much is measured too: another node runs on the same
-//! machine, which nobody floods, and a second client does with it at the same time what the first
-//! one does. Held against each other are these two.
+//! All of it shares the processors and the disk of one machine, and so would be slower beside a
+//! flood even if the node did nothing wrong. How much is measured too: another node runs on the
+//! same machine, which nobody floods, and a second client does with it at the same time what the
+//! first one does. Held against each other are these two.
 //!
 //! A node takes as many connections as its memory limit has room for. Where that is fewer than are
 //! tried, the others must be closed at once; where it is more, none may be.
@@ -70,10 +70,14 @@ pub struct FloodArgs {
     #[arg(long, default_value_t = 512)]
     pub memory_limit_mib: u64,
 
-    /// How many times what it takes at a node beside it that is not flooded the slowest hundredth of
-    /// the calls may take
+    /// How many times what it takes at a node beside it that is not flooded the slowest hundredth
+    /// of the calls may take
     #[arg(long, default_value_t = 2.0)]
     pub p99_factor_max: f64,
+
+    /// `--pace` of the node that is flooded, where not the default: with 0 the run should fail
+    #[arg(long)]
+    pub pace: Option<u32>,
 
     /// Only tell the latencies, and judge the memory and the errors: for a machine that is shared
     #[arg(long)]
@@ -133,8 +137,9 @@ pub(super) async fn run(args: FloodArgs, program: PathBuf) -> anyhow::Result<()>
     open_files(args.connections + args.readers + args.writers + args.vandals + FILES_BESIDE)?;
     let folder = tempfile::tempdir().context("a folder for the node")?;
     let quiet_folder = tempfile::tempdir().context("a folder for the other node")?;
-    let mut host = Host::start(&program, folder.path(), args.memory_limit_mib).await?;
-    let quiet = Host::start(&program, quiet_folder.path(), args.memory_limit_mib).await?;
+    let limit = args.memory_limit_mib;
+    let mut host = Host::start(&program, folder.path(), limit, args.pace).await?;
+    let quiet = Host::start(&program, quiet_folder.path(), limit, None).await?;
     let result = play(&args, voice, &mut host, &quiet).await;
     let stopped = [host.stop().await, quiet.stop().await];
     let figures = result?;

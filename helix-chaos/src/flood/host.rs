@@ -41,6 +41,7 @@ impl Host {
         program: &Path,
         folder: &Path,
         memory_limit_mib: u64,
+        pace: Option<u32>,
     ) -> anyhow::Result<Self> {
         let (address, admin) = (ports::free()?, ports::free()?);
         let mut child = Command::new(program)
@@ -51,6 +52,7 @@ impl Host {
             .arg(format!("--memory-limit={memory_limit_mib}MiB"))
             .arg(format!("--admin-addr={admin}"))
             .arg(format!("--default-retention-bytes={RETENTION}"))
+            .args(pace.map(|pace| format!("--pace={pace}")))
             .env("HELIX_LOG", "warn,h2=error")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

@@ -60,6 +60,7 @@ async fn a_flood_stays_below_the_memory_limit_and_another_client_is_served() {
         duration: Duration::from_secs(4),
         memory_limit_mib: 256,
         p99_factor_max: 2.0,
+        pace: None,
         no_latency: true,
         json: false,
     };

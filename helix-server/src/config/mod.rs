@@ -156,9 +156,9 @@ pub struct Config {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "8MiB")]
     pub scrub_rate: u64,
 
-    /// While batches of up to 16 KiB come, larger ones may have this many times in flight of what the
-    /// log does in the time that one batch takes alone: 2 keeps the small ones within about twice
-    /// their own latency, more gives the large ones more of the log; 0: no bound
+    /// While batches of up to 16 KiB come, larger ones may have this many times in flight of what
+    /// the log does in the time that one batch takes alone: 2 leaves the small ones about the
+    /// latency that they have alone, more gives the large ones more of the log; 0: no bound
     #[arg(long, value_name = "TIMES", default_value_t = PACE)]
     pub pace: u32,
 

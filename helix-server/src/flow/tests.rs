@@ -1,3 +1,6 @@
+//! Who goes first, and on simulated logs of several kinds: how long small batches take, and what
+//! the large ones lose.
+
 use std::time::Duration;
 
 use tokio::sync::mpsc;
