@@ -52,8 +52,14 @@ impl Pacer {
 
     /// A small batch has come: the large ones are to leave it room.
     pub(super) fn on_small(&mut self, now: Instant) {
+        let was_paced = is_recent(self.small_seen, now);
         self.small_seen = Some(now);
-        if matches!(self.probe, Probe::Rests { until } if until <= now) {
+        let is_due = match self.probe {
+            Probe::Rests { until } => until <= now,
+            // Begun while others were held back, as they were not since.
+            Probe::Drains { .. } | Probe::Measures { .. } => !was_paced,
+        };
+        if is_due {
             self.probe = Probe::Drains { since: now };
         }
     }
@@ -69,7 +75,7 @@ impl Pacer {
     pub(super) fn on_done(&mut self, now: Instant, since: Instant, bytes: usize) {
         self.rate.add(now, bytes, self.base.unwrap_or_default());
         let Probe::Measures { since: begun, shortest, batches } = &mut self.probe else { return };
-        if since < *begun {
+        if since < *begun || !is_recent(self.small_seen, now) {
             return;
         }
         let took = now.saturating_duration_since(since);
@@ -84,8 +90,7 @@ impl Pacer {
     /// How many bytes of large batches may be in flight.
     pub(super) fn window(&mut self, now: Instant) -> usize {
         let ago = |since: Instant| now.saturating_duration_since(since);
-        let is_paced = self.small_seen.is_some_and(|seen| ago(seen) < limits::PACED_AFTER_SMALL);
-        if !is_paced || self.gain == 0 {
+        if !is_recent(self.small_seen, now) || self.gain == 0 {
             return self.bytes_max;
         }
         match self.probe {
@@ -108,6 +113,11 @@ impl Pacer {
         let bytes = f64::from(self.gain) * self.rate.highest(now, base) * base.as_secs_f64();
         (bytes as usize).clamp(limits::PACED_BYTES_MIN.min(self.bytes_max), self.bytes_max)
     }
+}
+
+fn is_recent(small_seen: Option<Instant>, now: Instant) -> bool {
+    let ago = |seen| now.saturating_duration_since(seen);
+    small_seen.is_some_and(|seen| ago(seen) < limits::PACED_AFTER_SMALL)
 }
 
 /// Bytes per second: the highest of the present span and the one before it.

@@ -213,6 +213,22 @@ async fn large_batches_are_held_back_for_some_seconds_after_a_small_one_only() {
     assert_eq!(flow.large_bytes_max(), most);
 }
 
+/// Else what was left of a measurement would take the time in a queue for that without one.
+#[tokio::test(start_paused = true)]
+async fn what_is_measured_while_nothing_is_held_back_does_not_count() {
+    let flow = Flow::new(MAX, limits::PACE);
+    // A measurement begins, and no more small ones come.
+    drop(now(flow.take(SMALL)));
+    sleep(limits::PACED_AFTER_SMALL).await;
+    for _ in 0..=limits::PACE_PROBE_BATCHES {
+        let queue: Vec<_> = (0..100).map(|_| now(flow.take(LARGE))).collect();
+        sleep(Duration::from_millis(100)).await;
+        queue.iter().for_each(Share::has_synced);
+    }
+    drop(now(flow.take(SMALL)));
+    assert_eq!(flow.large_bytes_max(), 0, "it is being measured anew");
+}
+
 /// A window that is smaller than a batch lets it in all the same, alone.
 #[tokio::test(start_paused = true)]
 async fn a_batch_larger_than_the_window_gets_its_turn() {
