@@ -94,6 +94,26 @@ impl Three {
         Node::open_among(settings, others, listener).await.unwrap()
     }
 
+    /// Adds a node, and waits until it votes for the data shard.
+    pub(crate) async fn grow(&mut self, node: u64) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        self.addresses.insert(node, address);
+        let opening = self.open(node, listener);
+        let adding = until("the node can be added", async || {
+            let leader = self.first().await;
+            // It may not listen yet.
+            leader.cluster().add_node(node, address.to_string(), false).await.ok()
+        });
+        let (opened, _) = tokio::join!(opening, adding);
+        opened.announce(address.to_string()).await.unwrap();
+        self.nodes.insert(node, opened);
+        until("it votes", async || {
+            self.shard(self.leader().await).replicas().contains(&node).then_some(())
+        })
+        .await;
+    }
+
     pub(crate) async fn restart(&mut self, node: u64) {
         let listener = TcpListener::bind(self.addresses[&node]).await.unwrap();
         let opened = self.open(node, listener).await;
@@ -105,10 +125,8 @@ impl Three {
     }
 
     pub(crate) async fn stop_all(mut self) {
-        for node in NODES {
-            if self.nodes.contains_key(&node) {
-                self.stop(node).await;
-            }
+        while let Some(node) = self.nodes.keys().next() {
+            self.stop(*node).await;
         }
     }
 
@@ -125,6 +143,14 @@ impl Three {
                 }
             }
             None
+        })
+        .await
+    }
+
+    /// The node that leads shard 0.
+    pub(crate) async fn first(&self) -> Arc<Node> {
+        until("shard 0 has a leader", async || {
+            self.nodes.values().find(|node| node.cluster().leads()).cloned()
         })
         .await
     }

@@ -293,6 +293,13 @@ impl Trio {
         self.plan.change_links(node, |way| way.is_cut = false);
     }
 
+    /// Cuts two nodes off from each other, or joins them again.
+    pub(crate) fn part(&self, one: u64, other: u64, is_cut: bool) {
+        for ends in [(one, other), (other, one)] {
+            self.plan.links[&ends].way.send_modify(|way| way.is_cut = is_cut);
+        }
+    }
+
     /// Slows down all links of a node: some 64 KiB each time.
     pub(crate) fn slow_down(&self, node: u64, pause: Duration) {
         self.plan.change_links(node, |way| way.pause = pause);

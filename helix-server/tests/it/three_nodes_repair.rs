@@ -184,6 +184,38 @@ async fn a_replica_that_lost_what_it_acknowledged_elects_nobody() {
     three.stop_all().await;
 }
 
+/// The vote that its log ended with was for itself, and it had won.
+#[tokio::test]
+async fn a_leader_that_lost_its_log_does_not_lead_without_it() {
+    let mut three = Three::start(LIMITS).await;
+    for number in 0..60 {
+        three.append(number).await;
+    }
+    let hurt = three.leader().await;
+    for node in NODES {
+        three.stored(node, 60).await;
+    }
+    // Last, so that it hands over to nobody.
+    let others = NODES.into_iter().filter(|id| *id != hurt);
+    for node in others.clone().chain([hurt]) {
+        three.stop(node).await;
+    }
+    // The end is whole, and with it the vote.
+    segment_gone(&three.disks.of(hurt, SHARD));
+    three.restart(hurt).await;
+    assert!(three.nodes[&hurt].in_repair().iter().any(|(shard, _)| *shard == SHARD));
+    let led = tokio::time::timeout(ELECTIONS, async {
+        until("it leads", async || three.shard(hurt).leads().then_some(())).await;
+    });
+    assert!(led.await.is_err(), "a leader without anything of what was acknowledged");
+    for node in others {
+        three.restart(node).await;
+    }
+    whole_again(&three, hurt).await;
+    three.expect_equal(60).await;
+    three.stop_all().await;
+}
+
 /// A node that is cut short in the middle of its repair goes on with it.
 #[tokio::test]
 async fn a_repair_that_is_cut_short_is_taken_up() {
