@@ -20,6 +20,7 @@ use helix_server::raft::{
 };
 use helix_wal::{How, Options, Payload, Wal};
 use hyper_util::rt::TokioIo;
+use openraft::async_runtime::WatchReceiver;
 use openraft::{Config, Raft, SnapshotPolicy};
 use pb::ack::Result as Acked;
 use pb::exchange_request::Message;
@@ -127,8 +128,8 @@ impl Node {
         let wal = Wal::open_memory(options);
         let reads = DiskReads::new(true);
         let mut store = LogStore::new(wal.clone(), reads.clone());
-        let machine = Arc::new(Ledger(wal.clone())) as Arc<dyn Machine>;
-        let machine = StateMachine::recover(machine, wal.clone(), reads, None, &mut store);
+        let ledger = Arc::new(Ledger(wal.clone())) as Arc<dyn Machine>;
+        let machine = StateMachine::recover(ledger.clone(), wal.clone(), reads, None, &mut store);
         let machine = machine.await.unwrap();
         let link = hub.network(SHARD, replica_id(2, 1), wal.clone());
         let config = Config {
@@ -141,7 +142,7 @@ impl Node {
         };
         let config = Arc::new(config.validate().unwrap());
         let raft = Raft::new(replica_id(2, 1), config, link, store, machine).await.unwrap();
-        hub.serve_shard(SHARD, replica_id(2, 1), raft.clone(), wal.clone());
+        hub.serve_shard(SHARD, replica_id(2, 1), raft.clone(), ledger, wal.clone());
         let (door, connections) = mpsc::unbounded_channel();
         let incoming = stream::unfold(connections, |mut connections| async move {
             connections.recv().await.map(|connection| (connection, connections))
@@ -468,7 +469,10 @@ async fn run(mut input: Input<'_>) {
     let append = pb::Append { route: Some(route(1 << 40)), sequence: 0, entries: Some(request) };
     sane.outgoing.send(exchange(Message::Append(append))).unwrap();
     let acked = sane.ack(1 << 40).await.expect("it is answered");
-    let Acked::Matched(matched) = acked else { panic!("a sane leader is refused: {acked:?}") };
+    let Acked::Matched(matched) = acked else {
+        let state = node.raft.metrics().borrow_watched().running_state.clone();
+        panic!("a sane leader is refused: {acked:?}, {state:?}");
+    };
     assert_eq!(matched.last, Some(id(ENTRIES - 1)));
     assert_eq!(node.wal.state().last.map(|last| last.index), Some(ENTRIES - 1));
     check(&node.wal);

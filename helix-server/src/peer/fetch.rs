@@ -18,7 +18,7 @@ use super::hub::{Roster, Served};
 use super::limits::{FETCH_DISK_FULL_PAUSE, FETCH_FAILED_PAUSE};
 use super::snapshot::{Arrived, WholeSnapshot};
 use super::source::Source;
-use crate::raft::{Fetched, LogId, RecordStore, StateMachine, TypeConfig, Vote, decode_checkpoint};
+use crate::raft::{Fetched, LogId, RecordStore, StateMachine, TypeConfig, Vote};
 
 type ShardRaft = Raft<TypeConfig, StateMachine>;
 
@@ -154,8 +154,6 @@ impl Fetch {
     ) -> Result<Vote, String> {
         let Arrived { vote, snapshot } = arrived;
         let last = snapshot.meta.last_log_id;
-        let (_, machine) = decode_checkpoint(snapshot.snapshot.clone()).map_err(text)?;
-        self.store.machine.check(&machine).map_err(text)?;
         let mut turn = self.turn.clone().lock_owned().await;
         loop {
             let (own, committed) = standing(raft).await?;

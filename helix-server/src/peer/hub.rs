@@ -29,7 +29,7 @@ use super::network::{Dialer, Tcp};
 use super::throttle::Throttle;
 use super::wire;
 use crate::protocol::Versions;
-use crate::raft::{Gate, RecordStore, Replica, ReplicaId, StateMachine, TypeConfig};
+use crate::raft::{Gate, Machine, Replica, ReplicaId, StateMachine, TypeConfig};
 
 /// What a hub is made of.
 #[derive(Debug, Clone)]
@@ -203,6 +203,9 @@ impl Roster {
 pub(super) struct Served {
     pub(super) replica_id: ReplicaId,
     pub(super) raft: Raft<TypeConfig, StateMachine>,
+    /// Asked whether it can read a snapshot, before openraft is handed what it must not fail to
+    /// install.
+    pub(super) machine: Arc<dyn Machine>,
     /// Where the shard has records.
     pub(super) fetch: Option<Arc<Fetch>>,
     /// What of it is let through to openraft.
@@ -325,7 +328,16 @@ impl Hub {
 
     /// Answers for a replica from now on.
     pub fn serve_replica(&self, shard_id: u64, replica: &Replica, wal: Wal) {
-        self.serve(shard_id, replica.id(), replica.raft(), wal, replica.records(), replica.gate());
+        let served = Served {
+            replica_id: replica.id(),
+            raft: replica.raft(),
+            machine: replica.machine(),
+            fetch: replica.records().map(|records| Fetch::new(shard_id, records)),
+            gate: replica.gate(),
+            wal,
+            stopped: self.roster.closed.child_token(),
+        };
+        self.serve(shard_id, served);
     }
 
     /// Answers from now on for a replica without records that is nothing but an openraft.
@@ -334,23 +346,16 @@ impl Hub {
         shard_id: u64,
         replica_id: ReplicaId,
         raft: Raft<TypeConfig, StateMachine>,
+        machine: Arc<dyn Machine>,
         wal: Wal,
-    ) {
-        self.serve(shard_id, replica_id, raft, wal, None, Arc::default());
-    }
-
-    fn serve(
-        &self,
-        shard_id: u64,
-        replica_id: ReplicaId,
-        raft: Raft<TypeConfig, StateMachine>,
-        wal: Wal,
-        records: Option<RecordStore>,
-        gate: Arc<Gate>,
     ) {
         let stopped = self.roster.closed.child_token();
-        let fetch = records.map(|records| Fetch::new(shard_id, records));
-        let served = Served { replica_id, raft, fetch, gate, wal, stopped };
+        let (fetch, gate) = (None, Arc::default());
+        let served = Served { replica_id, raft, machine, fetch, gate, wal, stopped };
+        self.serve(shard_id, served);
+    }
+
+    fn serve(&self, shard_id: u64, served: Served) {
         if let Some(before) = lock(&self.shards).insert(shard_id, served) {
             before.stopped.cancel();
         }

@@ -16,7 +16,7 @@ use super::hub::{Roster, Served};
 use super::records;
 use super::snapshot::Arrived;
 use super::wire::{self, WireError};
-use crate::raft::Gate;
+use crate::raft::{Gate, decode_checkpoint};
 
 type Answering = BoxFuture<'static, pb::Answer>;
 
@@ -128,6 +128,12 @@ pub(super) fn install(
     let id = route.id;
     if !served.gate.lets_in(arrived.vote.leader_id.term) {
         return answering(id, async { Err(IN_REPAIR.to_owned()) });
+    }
+    // What openraft fails to install ends it.
+    let read = decode_checkpoint(arrived.snapshot.snapshot.clone());
+    if let Err(error) = read.and_then(|(_, machine)| served.machine.check(&machine)) {
+        let why = format!("the snapshot cannot be read here: {error}");
+        return answering(id, async { Err(why) });
     }
     if let Some(fetch) = &served.fetch {
         let installing = fetch.clone().install(roster.clone(), served.clone(), route, arrived);

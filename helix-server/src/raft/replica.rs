@@ -160,6 +160,7 @@ pub struct Replica {
     wal: Wal,
     reads: DiskReads,
     applied_term: watch::Receiver<u64>,
+    machine: Arc<dyn Machine>,
     records: Option<RecordStore>,
     gate: Arc<Gate>,
     repair_of: Option<Aside>,
@@ -204,19 +205,23 @@ impl Replica {
         let records = has_records.then(|| RecordStore {
             wal: wal.clone(),
             reads: reads.clone(),
-            machine: machine.clone(),
             staging: Staging::default(),
         });
-        let mut machine =
-            StateMachine::recover(machine, wal.clone(), reads.clone(), checkpoint, &mut store)
-                .await?;
+        let recovering = StateMachine::recover(
+            machine.clone(),
+            wal.clone(),
+            reads.clone(),
+            checkpoint,
+            &mut store,
+        );
+        let mut applying = recovering.await?;
         if let Some(records) = &records {
-            machine = machine.with_records(records.staging.clone());
+            applying = applying.with_records(records.staging.clone());
         }
-        let applied_term = machine.watch_term();
+        let applied_term = applying.watch_term();
         let config = Config { enable_elect: repair_of.is_none(), ..config(shard_id) };
         let config = config.validate().map_err(io::Error::other)?;
-        let raft = Raft::new(replica_id, Arc::new(config), network, store, machine)
+        let raft = Raft::new(replica_id, Arc::new(config), network, store, applying)
             .await
             .map_err(io::Error::other)?;
         let gate = Arc::new(if repair_of.is_some() { Gate::shut() } else { Gate::default() });
@@ -230,6 +235,7 @@ impl Replica {
             wal,
             reads,
             applied_term,
+            machine,
             records,
             gate,
             repair_of,
@@ -287,6 +293,10 @@ impl Replica {
     }
 
     /// For the peers' room, which copies records from one replica to another.
+    pub fn machine(&self) -> Arc<dyn Machine> {
+        self.machine.clone()
+    }
+
     pub fn records(&self) -> Option<RecordStore> {
         self.records.clone()
     }

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use helix_wal::{ColdSegments, Wal};
 
 use super::blocking::DiskReads;
-use super::state_machine::Machine;
 
 /// All live records of the entries above `after`, up to `at`.
 #[derive(Debug)]
@@ -42,6 +41,5 @@ impl Staging {
 pub struct RecordStore {
     pub wal: Wal,
     pub reads: DiskReads,
-    pub machine: Arc<dyn Machine>,
     pub staging: Staging,
 }

@@ -200,13 +200,13 @@ impl Node {
         let reads = DiskReads::new(false);
         let mut store = LogStore::new(wal.clone(), reads.clone());
         let ledger = Arc::new(Ledger::new(wal.clone()));
-        let machine = Arc::clone(&ledger) as Arc<dyn Machine>;
-        let machine = StateMachine::recover(machine, wal.clone(), reads, None, &mut store);
+        let held = Arc::clone(&ledger) as Arc<dyn Machine>;
+        let machine = StateMachine::recover(held.clone(), wal.clone(), reads, None, &mut store);
         let machine = machine.await.unwrap();
         let replica = replica_id(id, 1);
         let link = hub.network(SHARD, replica, wal.clone());
         let raft = Raft::new(replica, config(), link, store, machine).await.unwrap();
-        hub.serve_shard(SHARD, replica, raft.clone(), wal.clone());
+        hub.serve_shard(SHARD, replica, raft.clone(), held, wal.clone());
         let port = Some(Port::open(&hub, listener));
         Self { id, hub, wal, ledger, raft, port }
     }

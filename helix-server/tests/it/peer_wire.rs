@@ -314,13 +314,13 @@ async fn stuck(node: &Node, shard_id: u64) {
     let (wal, writer, keeper, _) = Wal::open(disk, options).unwrap();
     let reads = DiskReads::new(false);
     let mut store = LogStore::new(wal.clone(), reads.clone());
-    let machine = Arc::new(Ledger::new(wal.clone())) as Arc<dyn Machine>;
-    let machine = StateMachine::recover(machine, wal.clone(), reads, None, &mut store);
+    let ledger = Arc::new(Ledger::new(wal.clone())) as Arc<dyn Machine>;
+    let machine = StateMachine::recover(ledger.clone(), wal.clone(), reads, None, &mut store);
     let link = node.hub.network(shard_id, replica_id(2, 1), wal.clone());
     let config = Arc::new(openraft::Config::default().validate().unwrap());
     let machine = machine.await.unwrap();
     let raft = Raft::new(replica_id(2, 1), config, link, store, machine).await.unwrap();
-    node.hub.serve_shard(shard_id, replica_id(2, 1), raft, wal);
+    node.hub.serve_shard(shard_id, replica_id(2, 1), raft, ledger, wal);
     std::mem::forget((writer, keeper));
 }
 
