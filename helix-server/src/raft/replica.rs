@@ -292,11 +292,12 @@ impl Replica {
         self.raft.clone()
     }
 
-    /// For the peers' room, which copies records from one replica to another.
+    /// For the peers' room, which asks it whether it can read a snapshot.
     pub fn machine(&self) -> Arc<dyn Machine> {
         self.machine.clone()
     }
 
+    /// For the peers' room, which copies records from one replica to another.
     pub fn records(&self) -> Option<RecordStore> {
         self.records.clone()
     }
