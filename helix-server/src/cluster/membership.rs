@@ -110,10 +110,10 @@ impl Cluster {
             "" if node_id == lost_node_id => self.address_of(node_id).unwrap_or_default(),
             given => given.to_owned(),
         };
-        let replaces = |it: &Change| {
-            it.kind == ChangeKind::Replace
-                && (it.lost_node_id, it.node_id) == (lost_node_id, node_id)
-        };
+        if node_id == self.node_id() {
+            // It serves as a member, so it has its data. It need not be able to dial itself.
+            return replaced_before(&members, lost_node_id, node_id, validate_only);
+        }
         let hello = match self.ask_newcomer(node_id, &address).await {
             Ok(hello) => hello,
             // Refusals of the command itself say more.
@@ -125,15 +125,7 @@ impl Cluster {
             }
         };
         if hello.cluster.is_some() && hello.cluster == self.hub.cluster() {
-            return match members.last_change().filter(|it| replaces(it)) {
-                Some(same) => Ok(Some(same.clone()).filter(|_| !validate_only)),
-                None => Err(Error::ChangeRefused {
-                    what: format!(
-                        "node {node_id} at {address} is part of the cluster and has its data: \
-                         there is nothing to replace"
-                    ),
-                }),
-            };
+            return replaced_before(&members, lost_node_id, node_id, validate_only);
         }
         check_empty(node_id, &address, &hello)?;
         let emptied = members.get(node_id).is_some_and(|it| it.joining.is_none());
@@ -568,6 +560,28 @@ fn check_empty(node_id: u64, address: &str, hello: &Hello) -> Result<()> {
          an empty data folder can be taken in"
     );
     Err(Error::ChangeRefused { what })
+}
+
+/// The answer where a node that has the cluster's data is to take a lost one's place: the change
+/// that it came by, if that is the last one.
+fn replaced_before(
+    members: &Members,
+    lost_node_id: u64,
+    node_id: u64,
+    validate_only: bool,
+) -> Result<Option<Change>> {
+    let replaces = |it: &&Change| {
+        it.kind == ChangeKind::Replace && (it.lost_node_id, it.node_id) == (lost_node_id, node_id)
+    };
+    match members.last_change().filter(replaces) {
+        Some(same) => Ok(Some(same.clone()).filter(|_| !validate_only)),
+        None => Err(Error::ChangeRefused {
+            what: format!(
+                "node {node_id} is part of the cluster and has its data: there is nothing to \
+                 replace"
+            ),
+        }),
+    }
 }
 
 fn refusal(reply: Reply) -> Error {
