@@ -136,7 +136,7 @@ impl Shard {
         }
         let wal = self.wal.clone();
         let read = move |how: How| wal.read_stream(partition.0, offset, below, bytes_max, how);
-        let stored = match self.reads.run(read).await {
+        let mut stored = match self.reads.run(read).await {
             Ok(stored) => stored,
             // Trimmed, or deleted, since we looked.
             Err(helix_wal::Error::Trimmed { .. }) => {
@@ -144,21 +144,15 @@ impl Shard {
             }
             Err(error) => return Err(self.read_error(error)),
         };
-        let (mut batches, mut next_offset) = (Vec::with_capacity(stored.len()), offset);
-        for entry in stored {
-            // The log is read in pieces. One that begins later than the last has ended is for the
-            // next read to judge.
-            if entry.placement.first > next_offset {
-                if batches.is_empty() {
-                    return Err(self.lacks(partition, offset, from));
-                }
-                break;
-            }
-            next_offset = entry.placement.first + u64::from(entry.placement.count);
-            batches.push(batch(entry).map_err(|error| Error::CorruptLog {
-                what: format!("partition {partition} of shard {}: {error}", self.id()),
-            })?);
+        let is_empty = stored.is_empty();
+        let next_offset = cut_at_gap(&mut stored, offset);
+        if stored.is_empty() && !is_empty {
+            return Err(self.lacks(partition, offset, from));
         }
+        let batches = stored.into_iter().map(batch).collect::<io::Result<_>>();
+        let batches = batches.map_err(|error| Error::CorruptLog {
+            what: format!("partition {partition} of shard {}: {error}", self.id()),
+        })?;
         Ok(Read { batches, next_offset, watermarks })
     }
 
@@ -258,6 +252,24 @@ impl Shard {
     }
 }
 
+/// Takes away whatever does not follow what is before it, from `offset` on, and says where the rest
+/// ends. The log is read in pieces, between which a snapshot may take the place of what was there:
+/// what begins later than the last piece has ended is for the next read to judge.
+fn cut_at_gap(stored: &mut Vec<helix_wal::StoredEntry>, offset: u64) -> u64 {
+    let mut next_offset = offset;
+    let follow = stored.iter().take_while(|entry| {
+        let placement = entry.placement;
+        let follows = placement.first <= next_offset;
+        if follows {
+            next_offset = placement.first + u64::from(placement.count);
+        }
+        follows
+    });
+    let count = follow.count();
+    stored.truncate(count);
+    next_offset
+}
+
 fn batch(entry: helix_wal::StoredEntry) -> io::Result<ReadBatch> {
     let Head::Batch(head) = raft::decode_head(&entry.head)? else {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a command among the batches"));
@@ -272,4 +284,37 @@ fn batch(entry: helix_wal::StoredEntry) -> io::Result<ReadBatch> {
         crc: entry.payload.crc,
         payload: entry.payload.bytes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use helix_wal::{Payload, Placement, StoredEntry};
+
+    use super::*;
+
+    /// Entries of so many records each, from these offsets on.
+    fn stored(places: &[(u64, u32)]) -> Vec<StoredEntry> {
+        let entry = |(index, (first, count)): (u64, &(u64, u32))| StoredEntry {
+            id: LogId { term: 1, index },
+            placement: Placement { stream: 7, first: *first, count: *count, time: 0 },
+            head: Bytes::new(),
+            payload: Payload { bytes: Bytes::new(), crc: 0, crc_seed: 0 },
+        };
+        (1..).zip(places).map(entry).collect()
+    }
+
+    fn cut(places: &[(u64, u32)], offset: u64) -> (usize, u64) {
+        let mut stored = stored(places);
+        let next_offset = cut_at_gap(&mut stored, offset);
+        (stored.len(), next_offset)
+    }
+
+    #[test]
+    fn what_a_snapshot_put_behind_a_gap_is_not_read_as_if_it_followed() {
+        assert_eq!(cut(&[(10, 5), (15, 1)], 10), (2, 16));
+        assert_eq!(cut(&[(10, 5), (15, 1)], 12), (2, 16), "from amid a batch on");
+        assert_eq!(cut(&[(10, 5), (15, 1)], 9), (0, 9), "the log begins later");
+        assert_eq!(cut(&[(10, 5), (16, 1), (17, 1)], 10), (1, 15), "a later piece begins later");
+        assert_eq!(cut(&[], 3), (0, 3));
+    }
 }
