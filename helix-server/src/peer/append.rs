@@ -10,10 +10,10 @@ use futures_util::{Stream, StreamExt};
 use helix_proto::raft::v1 as pb;
 use pb::exchange_request::Message;
 use tokio::sync::mpsc;
-use tokio::time::{Sleep, sleep_until};
+use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::connection::Lane;
-use super::limits::{BEHIND_BYTES, BEHIND_ENTRIES, CLOSE_BYTES, CLOSE_ENTRIES};
+use super::limits::{BEHIND_BYTES, BEHIND_ENTRIES, CLOSE_BYTES, CLOSE_ENTRIES, COMMIT_WAIT};
 use super::link::Route;
 use super::session::Session;
 use super::wire::{self, AppendRequest, AppendResult, RpcError};
@@ -24,8 +24,10 @@ pub(super) struct Outbound<S> {
     input: S,
     /// Whether `input` has ended.
     no_more: bool,
-    /// Taken from `input`, and has no room in the window yet.
+    /// Taken from `input` and not sent yet: it has no room in the window, or no entries.
     held: Option<Held>,
+    /// Until when it waits for entries to go with.
+    commit_wait: Option<Pin<Box<Sleep>>>,
     lane: Lane,
     epoch: Option<Epoch>,
     pause: Option<Pin<Box<Sleep>>>,
@@ -35,6 +37,12 @@ pub(super) struct Outbound<S> {
 struct Held {
     entries: pb::AppendEntries,
     cost: u64,
+}
+
+impl Held {
+    fn has_entries(&self) -> bool {
+        !self.entries.entries.is_empty()
+    }
 }
 
 /// What has become of an attempt to send.
@@ -51,6 +59,7 @@ impl<S: Stream<Item = AppendRequest> + Unpin> Outbound<S> {
             input,
             no_more: false,
             held: None,
+            commit_wait: None,
             lane: Lane::Live,
             epoch: None,
             pause: None,
@@ -69,18 +78,36 @@ impl<S: Stream<Item = AppendRequest> + Unpin> Outbound<S> {
     }
 
     fn send_one(&mut self, context: &mut Context<'_>) -> Result<Sent, RpcError> {
-        if self.held.is_none() {
+        if !self.take_one(context) {
+            return Ok(Sent::Waits);
+        }
+        let cost = self.held.as_ref().map_or(0, |held| held.cost);
+        if !self.ready(cost, context)? {
+            return Ok(Sent::Waits);
+        }
+        if let (Some(held), Some(epoch)) = (self.held.take(), self.epoch.as_mut()) {
+            self.commit_wait = None;
+            epoch.send(&self.route, held)?;
+        }
+        Ok(Sent::One)
+    }
+
+    /// Whether there is a request to send. One without entries only says how far the log is
+    /// committed, and the next one says it too: it waits a moment for that. openraft counts log
+    /// ids, not answers, so the answer to the next is the answer to both.
+    fn take_one(&mut self, context: &mut Context<'_>) -> bool {
+        loop {
             // With the window full nothing is asked for: what comes later is worth waiting for,
             // since it will carry more entries.
-            if self.no_more || self.epoch.as_ref().is_some_and(|epoch| !epoch.has_room(1)) {
-                return Ok(Sent::Waits);
+            let is_full = self.epoch.as_ref().is_some_and(|epoch| !epoch.has_room(1));
+            let has_entries = self.held.as_ref().is_some_and(Held::has_entries);
+            if has_entries || self.no_more || is_full {
+                return self.held.is_some();
             }
             match self.input.poll_next_unpin(context) {
-                Poll::Pending => return Ok(Sent::Waits),
-                Poll::Ready(None) => {
-                    self.no_more = true;
-                    return Ok(Sent::Waits);
-                }
+                Poll::Pending => return self.held.is_some() && self.has_waited(context),
+                // Nothing will come for the one that is held to go with.
+                Poll::Ready(None) => self.no_more = true,
                 Poll::Ready(Some(request)) => {
                     let entries = wire::append_entries(&request);
                     let cost = wire::cost(&entries);
@@ -89,14 +116,11 @@ impl<S: Stream<Item = AppendRequest> + Unpin> Outbound<S> {
                 }
             }
         }
-        let cost = self.held.as_ref().map_or(0, |held| held.cost);
-        if !self.ready(cost, context)? {
-            return Ok(Sent::Waits);
-        }
-        if let (Some(held), Some(epoch)) = (self.held.take(), self.epoch.as_mut()) {
-            epoch.send(&self.route, held)?;
-        }
-        Ok(Sent::One)
+    }
+
+    fn has_waited(&mut self, context: &mut Context<'_>) -> bool {
+        let wait = self.commit_wait.get_or_insert_with(|| Box::pin(sleep(COMMIT_WAIT)));
+        wait.as_mut().poll(context).is_ready()
     }
 
     /// Whether a request of this cost can go now; opens the epoch that it goes in.
@@ -190,6 +214,7 @@ impl<S> Outbound<S> {
     fn end(&mut self) {
         self.over = true;
         self.held = None;
+        self.commit_wait = None;
         self.epoch = None;
     }
 }

@@ -9,6 +9,12 @@ use crate::limits::{BATCH_BYTES_MAX, SHARD_BYTES_IN_FLIGHT_MAX};
 /// would only queue. A single request may be larger.
 pub(super) const WINDOW_BYTES: u64 = 4 << 20;
 
+/// How long a follower may be left without the news that what it has is committed, for the sake of
+/// sending it with the next entries: while a client appends in a loop these come well within that,
+/// and half of the messages between leader and follower are saved. Nobody who appends waits for
+/// it; a reader at a follower does.
+pub(super) const COMMIT_WAIT: Duration = Duration::from_millis(1);
+
 /// What a request and an entry count beside their bytes, so that the window bounds how many
 /// there are as well.
 pub(super) const REQUEST_COST: u64 = 1 << 10;
@@ -42,7 +48,7 @@ const _: () = assert!(CLOSE_BYTES > SHARD_BYTES_IN_FLIGHT_MAX as u64);
 
 /// Catch-up of all shards of this node together, bytes per second: a small part of what a disk
 /// gives a sequential reader, for the sake of those who write meanwhile.
-pub(super) const CATCH_UP_RATE: u64 = 160 << 20;
+pub(super) const CATCH_UP_RATE: u64 = 152 << 20;
 /// Bytes that catch-up may send at once after a rest. What is sent at once is in front of the
 /// live tail on disks and in sockets, and is felt by those who write.
 pub(super) const CATCH_UP_BURST: u64 = 512 << 10;
