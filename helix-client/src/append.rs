@@ -1,12 +1,12 @@
 //! One append, as it is: a batch to a partition's leader, with what the caller says about it.
 //! Identities and sequences are the caller's; `producer` and `session` keep them.
 
-use helix_proto::batch;
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{
     AppendAck, AppendCondition, AppendRequest, Batch, Durability, EncodedBatch, ProducerIdentity,
     Record, Watermarks,
 };
+use helix_proto::{appends, batch};
 use tonic::Code;
 
 use crate::client::{Call, Client};
@@ -154,7 +154,7 @@ impl Client {
                     first_sequence: identity.map(|(_, sequence)| sequence),
                     condition: options.condition.clone(),
                 };
-                async move { connection.produce().append(request).await }
+                async move { connection.produce().append(appends::append(request)).await }
             });
         let answer = appending.await.map_err(|error| match options.expected_offset() {
             // The verdict of the last attempt: no earlier one was applied before it, or it had

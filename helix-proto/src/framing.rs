@@ -6,6 +6,7 @@
 //! gets one buffer of its own size.
 
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -13,6 +14,8 @@ use http_body::{Frame, SizeHint};
 use tonic::Status;
 use tonic::codegen::{Body, BoxFuture, Service, http};
 use tonic::server::NamedService;
+
+use crate::messages;
 
 /// A flag, and the length, big endian.
 const HEAD_BYTES: usize = 5;
@@ -157,7 +160,40 @@ where
     }
 }
 
-/// A channel whose answers are [`Cut`].
+/// A body that goes around tonic, in the extensions of its request, to be written or read by
+/// [`crate::messages`]. tonic keeps what it is good at: headers, statuses, names.
+#[derive(Debug, Clone)]
+pub struct Aside(Arc<Mutex<Option<tonic::body::Body>>>);
+
+impl Aside {
+    /// Puts a body aside.
+    pub fn new(body: tonic::body::Body) -> Self {
+        Self(Arc::new(Mutex::new(Some(body))))
+    }
+
+    /// The body; an empty one after the first time.
+    pub fn take(&self) -> tonic::body::Body {
+        let mut body = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        body.take().unwrap_or_default()
+    }
+}
+
+/// Puts the body of a request aside if its method is one of those that carry records; whether it
+/// is. The handler takes it with [`messages::single`] or [`messages::stream`].
+pub fn put_aside(request: &mut http::Request<tonic::body::Body>) -> bool {
+    let instead = match request.uri().path() {
+        "/helix.log.v1.ProduceService/Append" => messages::nothing(),
+        "/helix.log.v1.ProduceService/AppendStream" | "/helix.raft.v1.PeerService/Exchange" => {
+            tonic::body::Body::default()
+        }
+        _ => return false,
+    };
+    let body = std::mem::replace(request.body_mut(), instead);
+    request.extensions_mut().insert(Aside::new(body));
+    true
+}
+
+/// A channel whose answers are [`Cut`], and whose requests have the body that was put [`Aside`].
 #[derive(Debug, Clone)]
 pub struct Answers<S>(pub S);
 
@@ -174,13 +210,16 @@ where
         self.0.poll_ready(context)
     }
 
-    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+    fn call(&mut self, mut request: http::Request<tonic::body::Body>) -> Self::Future {
+        if let Some(aside) = request.extensions_mut().remove::<Aside>() {
+            *request.body_mut() = aside.take();
+        }
         let answer = self.0.call(request);
         Box::pin(async move { Ok(answer.await?.map(Cut::new)) })
     }
 }
 
-/// A service whose requests are [`Cut`].
+/// A service whose requests are [`Cut`], or put [`Aside`] where they carry records.
 #[derive(Debug, Clone)]
 pub struct Requests<S>(pub S);
 
@@ -196,7 +235,10 @@ where
         self.0.poll_ready(context)
     }
 
-    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+    fn call(&mut self, mut request: http::Request<tonic::body::Body>) -> Self::Future {
+        if put_aside(&mut request) {
+            return self.0.call(request);
+        }
         self.0.call(request.map(|body| tonic::body::Body::new(Cut::new(body))))
     }
 }

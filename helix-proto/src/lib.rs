@@ -1,10 +1,12 @@
 //! Helix's wire: the types and services generated from `proto/`, and what a schema cannot say.
 //! That is the checksum and layout of a batch, and how an error travels. No I/O, no policy.
 
+pub mod appends;
 pub mod batch;
 pub mod codec;
 pub mod error;
 pub mod framing;
+pub mod messages;
 pub mod plain;
 
 /// The public API, package `helix.log`.

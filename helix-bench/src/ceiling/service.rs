@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use helix_proto::framing::Requests;
 use helix_proto::log::v1 as pb;
 use helix_proto::log::v1::append_stream_request::Message as StreamRequest;
 use helix_proto::log::v1::append_stream_response::Message as StreamAnswer;
@@ -13,6 +14,7 @@ use helix_proto::log::v1::consume_service_server::{ConsumeService, ConsumeServic
 use helix_proto::log::v1::produce_service_server::{ProduceService, ProduceServiceServer};
 use helix_proto::log::v1::topic_service_server::{TopicService, TopicServiceServer};
 use helix_proto::log::v1::{EncodedBatch, ErrorReason};
+use helix_proto::messages::{self, Messages};
 use tokio::net::TcpListener;
 use tokio_stream::Stream;
 use tonic::transport::Server;
@@ -50,11 +52,11 @@ pub(crate) async fn serve(
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES)
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
-        .add_service(
+        .add_service(Requests(
             ProduceServiceServer::new(ceiling.clone())
                 .max_decoding_message_size(MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
-        )
+        ))
         .add_service(
             ConsumeServiceServer::new(ceiling.clone())
                 .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -83,7 +85,7 @@ impl ProduceService for Ceiling {
         &self,
         request: Request<pb::AppendRequest>,
     ) -> Result<Response<pb::AppendResponse>, Status> {
-        let request = request.into_inner();
+        let request = messages::single(request, MESSAGE_BYTES_MAX).await?;
         let records = check(request.batch.as_ref())?;
         let ack = Some(self.0.ack(request.partition, records));
         Ok(Response::new(pb::AppendResponse { ack, watermarks: Some(WATERMARKS) }))
@@ -95,7 +97,8 @@ impl ProduceService for Ceiling {
         &self,
         request: Request<Streaming<pb::AppendStreamRequest>>,
     ) -> Result<Response<Acks>, Status> {
-        let acks = Acks { state: self.0.clone(), batches: request.into_inner(), partition: None };
+        let batches = messages::stream(&request, MESSAGE_BYTES_MAX);
+        let acks = Acks { state: self.0.clone(), batches, partition: None };
         Ok(Response::new(acks))
     }
 }
@@ -104,7 +107,7 @@ impl ProduceService for Ceiling {
 #[derive(Debug)]
 struct Acks {
     state: Arc<State>,
-    batches: Streaming<pb::AppendStreamRequest>,
+    batches: Messages<pb::AppendStreamRequest>,
     /// None before the first message.
     partition: Option<u32>,
 }
@@ -115,14 +118,14 @@ impl Stream for Acks {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut acks = Vec::new();
         loop {
-            let message = match Pin::new(&mut self.batches).poll_next(context) {
-                Poll::Ready(Some(Ok(request))) => request.message,
-                Poll::Ready(Some(Err(status))) => return Poll::Ready(Some(Err(status))),
+            let message = match self.batches.poll_message(context) {
+                Poll::Ready(Ok(Some(request))) => request.message,
+                Poll::Ready(Err(status)) => return Poll::Ready(Some(Err(status))),
                 // The end is asked for again once these acks are out.
-                Poll::Ready(None) | Poll::Pending if !acks.is_empty() => {
+                Poll::Ready(Ok(None)) | Poll::Pending if !acks.is_empty() => {
                     return Poll::Ready(Some(Ok(acked(acks))));
                 }
-                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Ready(Ok(None)) => return Poll::Ready(None),
                 Poll::Pending => return Poll::Pending,
             };
             match (message, self.partition) {

@@ -2,8 +2,10 @@
 //! Waits; what is true of the batches is in `state`.
 
 use std::sync::Arc;
+use std::task::Context;
 use std::time::Duration;
 
+use helix_proto::appends;
 use helix_proto::log::v1::append_stream_request::Message as Request;
 use helix_proto::log::v1::append_stream_response::Message as Answer;
 use helix_proto::log::v1::{
@@ -11,7 +13,6 @@ use helix_proto::log::v1::{
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
-use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Code, Streaming};
 use tracing::debug;
 
@@ -155,7 +156,7 @@ impl Driver {
         route: &Route,
         lookout: &mut Lookout<'_>,
     ) -> Result<(Streaming<AppendStreamResponse>, AppendStreamOpened, Outgoing)> {
-        let (outgoing, requests) = mpsc::unbounded_channel();
+        let (outgoing, mut requests) = mpsc::unbounded_channel();
         let init = AppendStreamInit {
             topic: self.topic.clone(),
             partition: self.partition,
@@ -167,7 +168,8 @@ impl Driver {
         outgoing.send(init).expect("the receiver is right here");
         let opening = async {
             let mut produce = route.connection.produce();
-            let requests = UnboundedReceiverStream::new(requests);
+            let next = move |context: &mut Context<'_>| requests.poll_recv(context);
+            let requests = appends::append_stream(next, tokio_stream::empty());
             let mut answers = produce.append_stream(requests).await?.into_inner();
             let first = answers.message().await?;
             Ok::<_, tonic::Status>((answers, first))

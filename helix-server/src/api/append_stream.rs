@@ -8,17 +8,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use futures_util::{Stream, stream};
+use futures_util::stream;
 use helix_proto::log::v1::append_stream_request::Message as Received;
 use helix_proto::log::v1::append_stream_response::Message as Sent;
 use helix_proto::log::v1::{
     AppendAck, AppendAcks, AppendStreamBatch, AppendStreamInit, AppendStreamOpened,
     AppendStreamRequest, AppendStreamResponse, ProducerIdentity, Watermarks,
 };
+use helix_proto::messages::Messages;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::Status;
 use tonic::codegen::BoxStream;
-use tonic::{Status, Streaming};
 
 use super::produce::wire_ack;
 use super::settings::durability_to_reach;
@@ -34,7 +35,7 @@ use crate::shard::{Durability, NewBatch, Pending, Shard};
 /// everything before it.
 pub(super) fn answers(
     node: Arc<Node>,
-    requests: Streaming<AppendStreamRequest>,
+    requests: Messages<AppendStreamRequest>,
 ) -> BoxStream<AppendStreamResponse> {
     let opening = Box::new(Opening { node, requests });
     Box::pin(stream::try_unfold(Stage::Opening(opening), Stage::next))
@@ -47,7 +48,7 @@ enum Stage {
 
 struct Opening {
     node: Arc<Node>,
-    requests: Streaming<AppendStreamRequest>,
+    requests: Messages<AppendStreamRequest>,
 }
 
 impl Stage {
@@ -80,7 +81,7 @@ struct Session {
     fencing_token: Option<FencingToken>,
     draining: CancellationToken,
     is_draining: Pin<Box<WaitForCancellationFutureOwned>>,
-    requests: Streaming<AppendStreamRequest>,
+    requests: Messages<AppendStreamRequest>,
     intake: Intake,
     /// Proposed batches, oldest first: at most [`STREAM_BATCHES_IN_FLIGHT_MAX`].
     in_flight: VecDeque<InFlight>,
@@ -199,11 +200,10 @@ impl Session {
                     // An ack makes room, and wakes.
                     return Poll::Pending;
                 }
-                let received = ready!(Pin::new(&mut self.requests).poll_next(context));
-                self.intake = match received {
-                    Some(Ok(request)) => self.take_in(request),
-                    Some(Err(status)) => Intake::Closed(Err(status)),
-                    None => Intake::Closed(Ok(())),
+                self.intake = match ready!(self.requests.poll_message(context)) {
+                    Ok(Some(request)) => self.take_in(request),
+                    Ok(None) => Intake::Closed(Ok(())),
+                    Err(status) => Intake::Closed(Err(status)),
                 };
             }
             Intake::Astray(batch) => {

@@ -8,6 +8,7 @@ use helix_proto::log::v1::{
     AppendAck, AppendCondition, AppendRequest, AppendResponse, AppendStreamRequest,
     AppendStreamResponse, InitProducerRequest, InitProducerResponse, ProducerIdentity,
 };
+use helix_proto::messages;
 use tokio::time::Instant;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -15,7 +16,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::settings::{durability_to_reach, to_wire_durability};
 use super::{append_stream, batch, wire_watermarks};
 use crate::error::{Error, Result};
-use crate::limits::PRODUCER_NAME_BYTES_MAX;
+use crate::limits::{MESSAGE_BYTES_MAX, PRODUCER_NAME_BYTES_MAX};
 use crate::node::Node;
 use crate::shard::Ack;
 
@@ -91,14 +92,16 @@ impl ProduceService for Produce {
         &self,
         request: Request<AppendRequest>,
     ) -> Result<Response<AppendResponse>, Status> {
-        Ok(Response::new(self.append(request.into_inner()).await?))
+        let request = messages::single(request, MESSAGE_BYTES_MAX).await?;
+        Ok(Response::new(self.append(request).await?))
     }
 
     async fn append_stream(
         &self,
         request: Request<Streaming<AppendStreamRequest>>,
     ) -> Result<Response<Self::AppendStreamStream>, Status> {
-        Ok(Response::new(append_stream::answers(self.node.clone(), request.into_inner())))
+        let requests = messages::stream(&request, MESSAGE_BYTES_MAX);
+        Ok(Response::new(append_stream::answers(self.node.clone(), requests)))
     }
 }
 

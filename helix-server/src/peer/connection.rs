@@ -3,8 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use futures_util::StreamExt;
-use helix_proto::framing::Answers;
+use helix_proto::framing::{Answers, Aside};
 use helix_proto::raft::v1 as pb;
 use pb::exchange_request::Message;
 use pb::peer_service_client::PeerServiceClient;
@@ -12,10 +11,9 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, timeout};
-use tokio_stream::wrappers::UnboundedReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming};
 
 use super::hub::{Identity, Roster};
 use super::limits::{
@@ -24,6 +22,7 @@ use super::limits::{
     STREAM_WINDOW_BYTES,
 };
 use super::network::Dialer;
+use super::outgoing;
 use super::session::Session;
 use super::wire;
 use crate::metrics::Counter;
@@ -243,10 +242,10 @@ impl Peer {
             generation: identity.generation,
         };
         let opening = pb::ExchangeRequest { message: Some(Message::Opening(opening)) };
-        let queue =
-            futures_util::stream::iter([opening]).chain(UnboundedReceiverStream::new(queue));
+        let mut request = Request::new(futures_util::stream::empty());
+        request.extensions_mut().insert(Aside::new(outgoing::body(opening, queue)));
         let shaking_hands = async {
-            let mut results = client(channel).exchange(queue).await?.into_inner();
+            let mut results = client(channel).exchange(request).await?.into_inner();
             let first = results.message().await?;
             Ok::<_, Status>((results, first))
         };

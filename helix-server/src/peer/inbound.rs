@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, SelectAll};
 use futures_util::{Future, FutureExt, Stream, StreamExt};
+use helix_proto::messages::Messages;
 use helix_proto::raft::v1 as pb;
 use pb::exchange_request::Message;
 use pb::exchange_response::Message as Said;
@@ -17,7 +18,7 @@ use pb::question::Question;
 use prost::Message as _;
 use tokio::sync::Semaphore;
 use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOwned};
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use super::connection::Traffic;
 use super::follow::{Ended, Epoch, EpochResults, Outcome};
@@ -37,7 +38,7 @@ pub(super) struct Inbound {
     hub: Arc<Hub>,
     from: u64,
     traffic: Option<Arc<Traffic>>,
-    requests: Streaming<pb::ExchangeRequest>,
+    requests: Messages<pb::ExchangeRequest>,
     opened: Option<pb::Opened>,
     stop: Pin<Box<WaitForCancellationFutureOwned>>,
     /// The newest epoch of each shard: a peer has one replica of it.
@@ -59,7 +60,7 @@ impl Inbound {
     pub(super) fn new(
         hub: Arc<Hub>,
         from: u64,
-        requests: Streaming<pb::ExchangeRequest>,
+        requests: Messages<pb::ExchangeRequest>,
         opened: pb::Opened,
         stop: WaitForCancellationFutureOwned,
     ) -> Self {
@@ -85,10 +86,10 @@ impl Inbound {
     /// Reads what has come; whether there may be more.
     fn read(&mut self, context: &mut Context<'_>) -> Result<bool, Option<Status>> {
         for _ in 0..MESSAGES_PER_POLL {
-            match self.requests.poll_next_unpin(context) {
+            match self.requests.poll_message(context) {
                 Poll::Pending => return Ok(false),
-                Poll::Ready(None) => return Err(None),
-                Poll::Ready(Some(Ok(request))) => {
+                Poll::Ready(Ok(None)) => return Err(None),
+                Poll::Ready(Ok(Some(request))) => {
                     if let Some(traffic) = &self.traffic {
                         traffic.received.add(request.encoded_len() as u64);
                     }
@@ -97,7 +98,7 @@ impl Inbound {
                         return Err(Some(status));
                     }
                 }
-                Poll::Ready(Some(Err(status))) => {
+                Poll::Ready(Err(status)) => {
                     tracing::debug!(node = self.from, "a peer's stream ended: {status}");
                     return Err(Some(status));
                 }

@@ -13,6 +13,7 @@ mod inbound;
 mod limits;
 mod link;
 mod network;
+mod outgoing;
 mod questions;
 mod records;
 mod service;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use futures_util::Stream;
 use helix_proto::framing::Requests;
+use helix_proto::messages;
 use helix_proto::raft::v1 as pb;
 use pb::exchange_request::Message;
 use pb::peer_service_server::{PeerService, PeerServiceServer};
@@ -193,7 +194,7 @@ impl PeerService for Service {
         &self,
         request: Request<Streaming<pb::ExchangeRequest>>,
     ) -> Result<Response<Self::ExchangeStream>, Status> {
-        let mut requests = request.into_inner();
+        let mut requests = messages::stream(&request, MESSAGE_BYTES_MAX);
         let first = timeout(HANDSHAKE_WAIT_MAX, requests.message())
             .await
             .map_err(|_| Status::deadline_exceeded("no handshake came"))??;

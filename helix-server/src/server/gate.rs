@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::Either;
-use helix_proto::framing::{Cutter, Piece};
+use helix_proto::framing::{Cutter, Piece, put_aside};
 use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
@@ -64,7 +64,8 @@ impl Service<http::Request<Body>> for Gate {
         let call = Call::new(&self.load, &self.connection);
         request.extensions_mut().insert(call.clone());
         let kind = Kind::of(request.uri().path());
-        let request = request.map(|body| Body::new(Arriving::new(body, kind, call.clone())));
+        let mut request = request.map(|body| Body::new(Arriving::new(body, kind, call.clone())));
+        put_aside(&mut request);
         let answered = self.routes.call(request);
         Either::Right(Box::pin(async move {
             let answer = answered.await?;
