@@ -33,7 +33,7 @@ impl Files {
             self.put(segment, Arc::clone(&file));
             return Ok(Some(file));
         }
-        if how == How::Cached {
+        if matches!(how, How::Memory | How::Cached) {
             return Ok(None);
         }
         let file = self.storage.open(name)?;

@@ -119,7 +119,7 @@ pub(crate) fn load<T>(
     let mut found = Vec::with_capacity(sources.len());
     let mut sources = sources.into_iter();
     let mut read = 0;
-    let mut told = if how == How::Cached || runs.len() < 2 { runs.len() } else { 0 };
+    let mut told = if how != How::Blocking || runs.len() < 2 { runs.len() } else { 0 };
     while let Some((tag, source)) = sources.next() {
         let first = match source {
             Source::Memory(entry) => {

@@ -27,7 +27,7 @@ struct Reader {
 impl Readers {
     /// Bytes to fetch beyond what a read asks for: none if it follows no other.
     pub(crate) fn ahead(&self, stream: Option<u64>, start: u64, how: How) -> usize {
-        if how == How::Cached {
+        if how != How::Blocking {
             return 0;
         }
         let mut readers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,7 +41,7 @@ impl Readers {
 
     /// Notes where a read ended and how far beyond it more was made ready.
     pub(crate) fn note(&self, stream: Option<u64>, next: Range<u64>, how: How) {
-        if how == How::Cached {
+        if how != How::Blocking {
             return;
         }
         let mut readers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,6 +63,7 @@ mod tests {
         assert!(!ahead(None, 0));
         readers.note(None, 10..10, How::Blocking);
         readers.note(Some(1), 20..20, How::Cached);
+        readers.note(Some(1), 20..20, How::Passing);
         assert!(!ahead(Some(1), 20), "it did not wait");
         assert!(!ahead(Some(1), 10) && !ahead(None, 9) && !ahead(None, 11));
         assert!(ahead(None, 10));

@@ -143,9 +143,10 @@ impl Segment {
         }
         let file = self.file(how).map_err(|e| self.open_error(&e))?;
         let result = match (file, how) {
-            (None, _) => Ok(false),
+            (None, _) | (_, How::Memory) => Ok(false),
             (Some(file), How::Cached) => file.try_read_at(buf, offset),
             (Some(file), How::Blocking) => file.read_at(buf, offset).map(|()| true),
+            (Some(file), How::Passing) => file.read_device_at(buf, offset).map(|()| true),
         };
         match result {
             Ok(true) => Ok(()),

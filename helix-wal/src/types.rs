@@ -73,10 +73,15 @@ pub struct LiveEntries {
 /// How a read may behave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
+    /// Only what is in memory; `Ok(None)` where anything else would be needed.
+    Memory,
     /// Only what is in memory or in the page cache; `Ok(None)` where the disk would be needed.
     Cached,
     /// Waits for the disk: only on a thread that may block.
     Blocking,
+    /// The same for who passes by once: reads no more than it asked for, and past the page cache,
+    /// which keeps what others read. As `Blocking` where the storage has no direct I/O.
+    Passing,
 }
 
 /// One segment's share of a stream, for retention.

@@ -397,6 +397,12 @@ impl Wal {
         self.shared.lock().log.first_present()
     }
 
+    /// Past the page cache only where that takes nothing from it.
+    fn possible(&self, how: How) -> How {
+        let has_direct_io = || self.shared.storage.as_ref().is_some_and(|it| it.direct_io());
+        if how == How::Passing && !has_direct_io() { How::Blocking } else { how }
+    }
+
     /// Entries of an index range with payloads: at least one if any, then up to `bytes_max`; it
     /// may be fewer. `Trimmed` if the range starts at or below the purge point.
     pub fn read(
@@ -405,7 +411,7 @@ impl Wal {
         bytes_max: usize,
         how: How,
     ) -> Result<Option<Vec<Entry>>, Error> {
-        unless_blocked(self.shared.read_entries(range, bytes_max, how))
+        unless_blocked(self.shared.read_entries(range, bytes_max, self.possible(how)))
     }
 
     /// The same with empty payloads (crc and seed kept), up to `entries_max`; it may be fewer.
@@ -415,12 +421,12 @@ impl Wal {
         entries_max: usize,
         how: How,
     ) -> Result<Option<Vec<Entry>>, Error> {
-        unless_blocked(self.shared.read_heads(range, entries_max, how))
+        unless_blocked(self.shared.read_heads(range, entries_max, self.possible(how)))
     }
 
     /// Id of an entry of the Raft log, of the purge point, or `None` outside.
     pub fn log_id(&self, index: u64, how: How) -> Result<Option<Option<LogId>>, Error> {
-        unless_blocked(self.shared.read_log_id(index, how))
+        unless_blocked(self.shared.read_log_id(index, self.possible(how)))
     }
 
     /// Entries of a stream from the one that holds `position` on, while their first position is
@@ -434,7 +440,12 @@ impl Wal {
         bytes_max: usize,
         how: How,
     ) -> Result<Option<Vec<StoredEntry>>, Error> {
-        unless_blocked(self.shared.read_positions(stream, position..below, bytes_max, how))
+        unless_blocked(self.shared.read_positions(
+            stream,
+            position..below,
+            bytes_max,
+            self.possible(how),
+        ))
     }
 
     /// First position of the first entry of the stream whose time is at or after `time`;
@@ -445,7 +456,7 @@ impl Wal {
         time: u64,
         how: How,
     ) -> Result<Option<Option<u64>>, Error> {
-        unless_blocked(self.shared.find_time(stream, time, how))
+        unless_blocked(self.shared.find_time(stream, time, self.possible(how)))
     }
 
     /// The stream's share of each segment, oldest first, trimmed ones left out. Entries that are

@@ -56,25 +56,39 @@ impl DiskReads {
         T: Send + 'static,
         F: Fn(How) -> Result<Option<T>, Error> + Send + 'static,
     {
-        self.try_run(read).await.inspect_err(|error| self.note(error))
+        let tried = self.try_run(read, How::Cached, How::Blocking);
+        tried.await.inspect_err(|error| self.note(error))
     }
 
-    async fn try_run<T, F>(&self, read: F) -> Result<T, Error>
+    /// As [`Self::run`], for what hardly anyone else reads: what is not in memory is read past the
+    /// page cache. Even to look into that makes the kernel fetch what is not there.
+    pub async fn run_passing<T, F>(&self, read: F) -> Result<T, Error>
     where
         T: Send + 'static,
         F: Fn(How) -> Result<Option<T>, Error> + Send + 'static,
     {
-        if let Some(found) = read(How::Cached)? {
+        let tried = self.try_run(read, How::Memory, How::Passing);
+        tried.await.inspect_err(|error| self.note(error))
+    }
+
+    async fn try_run<T, F>(&self, read: F, at_once: How, waiting: How) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: Fn(How) -> Result<Option<T>, Error> + Send + 'static,
+    {
+        if let Some(found) = read(at_once)? {
             return Ok(found);
         }
         let permit = self.cold.clone().acquire_owned().await.map_err(|_| Error::Closed)?;
         // Whoever read before us may have brought it into the page cache.
-        if let Some(found) = read(How::Cached)? {
+        if at_once == How::Cached
+            && let Some(found) = read(at_once)?
+        {
             return Ok(found);
         }
         let found = self
             .wait(move || {
-                let found = read(How::Blocking);
+                let found = read(waiting);
                 drop(permit);
                 found
             })

@@ -18,6 +18,11 @@ use super::types::{Entry, LogId, TypeConfig, Vote};
 /// Most payload bytes read for one append to a follower.
 const READ_BYTES_MAX: usize = 1 << 20;
 
+/// The same where the disk has to be read, which a follower asks for that was away: each entry
+/// once, so it goes past the page cache. Small, because a sync waits behind the read that it meets
+/// at the device.
+const COLD_READ_BYTES_MAX: usize = 512 << 10;
+
 /// Heads read at once for apply: openraft answers clients as the stream goes, so memory is the
 /// only reason to bound it.
 const HEADS_AT_ONCE: usize = 1024;
@@ -34,10 +39,13 @@ impl LogStore {
         Self { wal, reads }
     }
 
-    async fn entries(&self, start: u64, end: u64, bytes_max: usize) -> io::Result<Vec<Entry>> {
+    async fn entries(&self, start: u64, end: u64) -> io::Result<Vec<Entry>> {
         let wal = self.wal.clone();
-        let read = move |how: How| wal.read(start..end, bytes_max, how);
-        let entries = self.reads.run(read).await.map_err(to_io)?;
+        let read = move |how: How| {
+            let bytes_max = if how == How::Memory { READ_BYTES_MAX } else { COLD_READ_BYTES_MAX };
+            wal.read(start..end, bytes_max, how)
+        };
+        let entries = self.reads.run_passing(read).await.map_err(to_io)?;
         entries.into_iter().map(codec::from_wal).collect()
     }
 
@@ -106,7 +114,7 @@ impl RaftLogReader<TypeConfig> for LogStore {
         let (mut start, end) = self.clamp(&range);
         let mut entries = Vec::new();
         while start < end {
-            let more = self.entries(start, end, READ_BYTES_MAX).await?;
+            let more = self.entries(start, end).await?;
             if more.is_empty() {
                 break;
             }
@@ -117,7 +125,7 @@ impl RaftLogReader<TypeConfig> for LogStore {
     }
 
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<Entry>> {
-        self.entries(start, end, READ_BYTES_MAX).await
+        self.entries(start, end).await
     }
 
     /// For apply, which needs heads only: payloads stay where they are. A range may go beyond the
