@@ -94,7 +94,7 @@ impl Driven {
         let mut next = indexes.start;
         while next < indexes.end {
             // By turns, so that each way of reading meets what the other brought into memory.
-            let how = if next % 2 == 0 { How::Blocking } else { How::Passing };
+            let how = if next.is_multiple_of(2) { How::Blocking } else { How::Passing };
             let entries = self.wal.read(next..indexes.end, 8 << 10, how).unwrap().unwrap();
             assert!(!entries.is_empty(), "entry {next} is missing");
             for found in entries {

@@ -30,6 +30,27 @@ async fn three_nodes_elect_and_replicate() {
     }
 }
 
+/// It waits for entries to go with, but not for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn followers_hear_of_a_commit_that_nothing_follows() {
+    let nodes = three_nodes().await;
+    let first = leader(&nodes).await;
+    for node in &nodes {
+        // A heartbeat would bring it as well.
+        node.raft.runtime_config().heartbeat(false);
+        node.raft.runtime_config().elect(false);
+    }
+    for _ in 0..5 {
+        let last = write(first, 3, 1, &Bytes::from_static(b"the last")).await;
+        for node in &nodes {
+            node.wait_applied(last).await;
+        }
+    }
+    for node in nodes {
+        node.stop().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_that_was_away_catches_up() {
     let mut nodes = three_nodes().await;
