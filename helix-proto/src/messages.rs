@@ -64,9 +64,11 @@ const HEAD_BYTES: usize = 5;
 /// are never many more pieces than four KiB fit into a message.
 pub const LONG_BYTES: usize = 4 << 10;
 
-/// A field that is less than this part of the frame it came in is copied. What is kept of a
-/// message then holds at most twice its own size in memory, whatever else its sender sends.
+/// A field that is less than this part of the frame it came in is copied, and so is one of fewer
+/// bytes than this. Frames may share a buffer with others, which nothing tells from here: a field
+/// that is kept holds up to a buffer of the largest frame, and so not many times its own size.
 const HELD_PART: usize = 2;
+const HELD_BYTES_MIN: usize = 64 << 10;
 
 /// Copied bytes at which a body stops gathering messages and gives what it has.
 const GATHER_BYTES: usize = 64 << 10;
@@ -134,7 +136,7 @@ impl Buf for Segments {
         assert!(length <= self.bytes, "{length} of {} bytes", self.bytes);
         if let Some(Segment { bytes, frame_bytes }) = self.long.front()
             && length <= bytes.len()
-            && length >= frame_bytes / HELD_PART
+            && length >= HELD_BYTES_MIN.max(frame_bytes / HELD_PART)
         {
             let field = bytes.slice(..length);
             self.advance(length);
@@ -445,9 +447,9 @@ mod tests {
 
     #[test]
     fn a_long_field_is_what_came_in() {
-        let body = Bytes::from(encoded(&batch(20_000)));
+        let body = Bytes::from(encoded(&batch(70_000)));
         // As one frame, and as a frame of its own behind the rest, as it is sent from here.
-        let rest = body.len() - 20_000;
+        let rest = body.len() - 70_000;
         for frames in [vec![body.clone()], vec![body.slice(..rest), body.slice(rest..)]] {
             for cut in [false, true] {
                 let (read, _) =
@@ -469,7 +471,7 @@ mod tests {
 
     #[test]
     fn a_field_that_is_little_of_its_frame_is_copied() {
-        let body = Bytes::from([encoded(&batch(20_000)), encoded(&batch(30_000))].concat());
+        let body = Bytes::from([encoded(&batch(20_000)), encoded(&batch(70_000))].concat());
         let (read, _) = read([body.clone()]);
         let is_part = |batch: &EncodedBatch| body.as_ptr_range().contains(&batch.payload.as_ptr());
         assert_eq!(read.iter().map(is_part).collect::<Vec<_>>(), [false, true]);
