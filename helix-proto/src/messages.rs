@@ -151,7 +151,7 @@ impl Buf for Segments {
 /// Messages of one direction of a call. Allocates nothing by a length that it was told.
 pub struct Messages<M, B = tonic::body::Body> {
     body: B,
-    /// What has come of the message under way, its head first.
+    /// What has come of the message under way, without its head.
     arrived: Segments,
     head: [u8; HEAD_BYTES],
     head_bytes: usize,
