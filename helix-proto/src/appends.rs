@@ -82,10 +82,7 @@ fn write_batch(field: u32, batch: Option<Batch>, pieces: &mut Pieces) {
             pieces.field(BATCH_ENCODED, encoded.encoded_len());
             let payload = std::mem::take(&mut encoded.payload);
             encoded.encode_raw(pieces.short());
-            if !payload.is_empty() {
-                pieces.field(ENCODED_PAYLOAD, payload.len());
-                pieces.put(payload);
-            }
+            pieces.payload(ENCODED_PAYLOAD, payload);
         }
         form => Batch { form }.encode_raw(pieces.short()),
     }

@@ -34,7 +34,7 @@ const STREAM_BYTES_IN_FLIGHT_MAX: u64 = 8 << 20;
 const STREAMS_PER_CONNECTION_MAX: u32 = 1024;
 const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
-const FRAME_BYTES: u32 = 1 << 20;
+const FRAME_BYTES: u32 = 256 << 10;
 
 /// Serves until the process ends.
 ///

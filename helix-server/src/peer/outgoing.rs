@@ -65,10 +65,7 @@ fn write_append(mut append: pb::Append, pieces: &mut Pieces) {
         pieces.field(ENTRY, entry.encoded_len());
         let payload = std::mem::take(&mut entry.payload);
         entry.encode_raw(pieces.short());
-        if !payload.is_empty() {
-            pieces.field(PAYLOAD, payload.len());
-            pieces.put(payload);
-        }
+        pieces.payload(PAYLOAD, payload);
     }
 }
 
