@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use tonic::transport::{Channel, Endpoint};
 
+use crate::gather;
+
 /// Settings of a [`Client`](crate::Client).
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -70,7 +72,7 @@ impl Dial {
     pub(crate) fn lazily(&self, endpoint: &Endpoint) -> Channel {
         match &self.0 {
             Some(connect) => connect(endpoint),
-            None => endpoint.connect_lazy(),
+            None => gather::connect_lazily(endpoint),
         }
     }
 }

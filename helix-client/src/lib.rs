@@ -8,6 +8,7 @@ pub mod config;
 pub mod connection;
 pub mod consumer;
 pub mod error;
+mod gather;
 mod identity;
 pub mod partitioner;
 pub mod producer;
