@@ -81,10 +81,13 @@ pub(super) const FETCH_DISK_FULL_PAUSE: Duration = Duration::from_secs(1);
 pub(super) const CONNECT_WAIT_MAX: Duration = Duration::from_millis(500);
 /// Until both handshakes are exchanged, and until a dialing node has said its own.
 pub(super) const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(1);
-/// A silent connection is asked this often ...
+/// The node that has dialed asks a silent connection this often ...
 pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_millis(500);
-/// ... and given up after this long without an answer.
+/// ... and gives it up after this long without an answer.
 pub(super) const KEEPALIVE_WAIT_MAX: Duration = Duration::from_secs(2);
+/// The other end asks by itself, more seldom: nothing waits for it but what a node that has
+/// vanished leaves behind.
+pub(super) const ACCEPTED_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Pauses between attempts to connect: from, to, and doubling in between. A node that connects
 /// by itself is connected to at once.

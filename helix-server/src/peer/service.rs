@@ -23,9 +23,9 @@ use super::connection::Lane;
 use super::hub::{Asker, Desk, Form, Hub, Join};
 use super::inbound::Inbound;
 use super::limits::{
-    CLOSE_WAIT_MAX, CONNECTION_WINDOW_BYTES, FRAME_BYTES, HANDSHAKE_WAIT_MAX, KEEPALIVE_INTERVAL,
-    KEEPALIVE_WAIT_MAX, MESSAGE_BYTES_MAX, REFUSAL_BYTES_MAX, STREAM_WINDOW_BYTES,
-    STREAMS_PER_CONNECTION_MAX, WINDOW_BYTES,
+    ACCEPTED_KEEPALIVE_INTERVAL, CLOSE_WAIT_MAX, CONNECTION_WINDOW_BYTES, FRAME_BYTES,
+    HANDSHAKE_WAIT_MAX, KEEPALIVE_WAIT_MAX, MESSAGE_BYTES_MAX, REFUSAL_BYTES_MAX,
+    STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, WINDOW_BYTES,
 };
 use super::network::Network;
 use super::wire;
@@ -62,7 +62,7 @@ where
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES)
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_interval(Some(ACCEPTED_KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_WAIT_MAX))
         .add_service(Requests(service))
         .serve_with_incoming_shutdown(incoming, ending.clone().cancelled_owned());
