@@ -22,10 +22,15 @@ use crate::storage::Storage;
 use crate::threads;
 use crate::wal::Next;
 
-/// Bytes of a segment that are written in advance at one time.
-const CHUNK_BYTES: usize = 1 << 20;
+/// Bytes of a segment that are written in advance at one time: few, since the writer's next group
+/// may have to wait for them.
+const CHUNK_BYTES: usize = 256 << 10;
 /// Pause between two of them while segments are still at hand: the writer goes first.
-const PACE: Duration = Duration::from_millis(4);
+const PACE: Duration = Duration::from_millis(1);
+/// Where writes go through the page cache they are synced after so many bytes, so that no sync of
+/// the writer meets them all. Direct ones are on the device already; a sync of each would be a
+/// commit of the file system's journal.
+const BUFFERED_SYNC_BYTES: u64 = 1 << 20;
 /// Freed segments that are kept beside those that are to be ready, however full the disk is; and
 /// how many segments must fit beside its reserve for more to be kept.
 const RECYCLED_BESIDE: usize = 2;
@@ -316,9 +321,11 @@ impl Keeper {
             self.zeroes = Aligned::with_len(len as usize);
         }
         let zeroes = self.zeroes.as_slice().get(..len as usize).unwrap_or_default();
+        let end = at + len;
+        let is_due = end == ready.len
+            || (end.is_multiple_of(BUFFERED_SYNC_BYTES) && !self.storage.direct_io());
         let written = ready.file.write_at(zeroes, at);
-        // Buffered writes go out piece by piece too, so that no sync of the writer meets them all.
-        let synced = written.and_then(|()| ready.file.sync_data());
+        let synced = written.and_then(|()| if is_due { ready.file.sync_data() } else { Ok(()) });
         if let Err(e) = synced {
             // A file that lies about its space: nothing of the log is in it.
             if e.kind() == io::ErrorKind::StorageFull {
@@ -329,14 +336,13 @@ impl Keeper {
             }
             return Err(poison("write", &ready.name, &e));
         }
-        let at = at + len;
-        if at == ready.len {
+        if end == ready.len {
             self.sync_dir()?;
             self.offer(ready);
             return Ok(Next::Now);
         }
         let hurry = self.shared.lock().ready.is_empty();
-        self.preparing = Some((ready, at));
+        self.preparing = Some((ready, end));
         Ok(if hurry { Next::Now } else { Next::After(PACE) })
     }
 

@@ -48,7 +48,7 @@ const _: () = assert!(CLOSE_BYTES > SHARD_BYTES_IN_FLIGHT_MAX as u64);
 
 /// Catch-up of all shards of this node together, bytes per second: a small part of what a disk
 /// gives a sequential reader, for the sake of those who write meanwhile.
-pub(super) const CATCH_UP_RATE: u64 = 152 << 20;
+pub(super) const CATCH_UP_RATE: u64 = 146 << 20;
 /// Bytes that catch-up may send at once after a rest. What is sent at once is in front of the
 /// live tail on disks and in sockets, and is felt by those who write.
 pub(super) const CATCH_UP_BURST: u64 = 512 << 10;
