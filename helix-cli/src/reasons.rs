@@ -38,7 +38,8 @@ pub(crate) fn of(reason: ErrorReason) -> Text {
             "an election is under way, which takes about a second, or a majority of the shard's \
              replicas is down",
             "helix cluster health   says which nodes are needed\n\
-             the same command again in a moment",
+             the same command again in a moment\n\
+             helix consume --any-replica   reads what a node knows to be committed",
         ),
         R::Draining => text(
             "the node takes no new calls",

@@ -3,6 +3,7 @@
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use helix_client::ReadSource;
 
 use super::DurabilityName;
 use crate::exit::{Exit, Failure};
@@ -48,6 +49,8 @@ pub(crate) struct ConsumeArgs {
     /// Go on with new records as they come
     #[arg(long)]
     pub(crate) follow: bool,
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
     /// Print records in this form: '%p %o %t %k %v\n'
     #[arg(
         short = 'f',
@@ -72,6 +75,8 @@ pub(crate) struct TailArgs {
     /// Go on with new records as they come
     #[arg(short, long)]
     pub(crate) follow: bool,
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
     /// Print records in this form: '%p %o %t %k %v\n'
     #[arg(short = 'F', long, value_name = "FORMAT", long_help = format_help())]
     pub(crate) format: Option<Template>,
@@ -91,6 +96,22 @@ pub(crate) struct OffsetsArgs {
     /// Partitions [default: all]
     #[arg(short, long = "partitions", value_delimiter = ',', value_name = "N,...")]
     pub(crate) partitions: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) source: SourceArgs,
+}
+
+/// Which nodes may answer a read.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct SourceArgs {
+    /// Let any replica answer, also while there is no leader: what it knows to be committed
+    #[arg(long)]
+    any_replica: bool,
+}
+
+impl From<SourceArgs> for ReadSource {
+    fn from(args: SourceArgs) -> Self {
+        if args.any_replica { Self::AnyReplica } else { Self::Leader }
+    }
 }
 
 impl ConsumeArgs {

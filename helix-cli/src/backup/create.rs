@@ -5,7 +5,9 @@ use std::path::Path;
 
 use anyhow::Context;
 use helix_client::proto::log::v1::{StoredBatch, Topic as TopicStatus, Watermarks};
-use helix_client::{Batches, Client, FetchOptions, Position as ClientPosition, ReadOptions, Start};
+use helix_client::{
+    Batches, Client, FetchOptions, Position as ClientPosition, ReadOptions, ReadSource, Start,
+};
 use prost_types::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -77,7 +79,7 @@ async fn sources(client: &Client, names: &[String]) -> anyhow::Result<Vec<Source
     }
     let mut sources = Vec::new();
     for status in topics {
-        let extents = spans::extents(client, &status.name, &[]).await?;
+        let extents = spans::extents(client, &status.name, &[], ReadSource::Leader).await?;
         let ends = extents.iter().map(|extent| extent.watermarks).collect();
         sources.push(Source { status, ends });
     }

@@ -10,8 +10,8 @@ use helix_client::proto::log::v1::{
     Durability, EncodedBatch, StoredBatch, Topic as TopicStatus, TopicConfig, Watermarks,
 };
 use helix_client::{
-    Acked, Client, FetchOptions, NewTopic, Position as ClientPosition, Session, SessionOptions,
-    Start,
+    Acked, Client, FetchOptions, NewTopic, Position as ClientPosition, ReadSource, Session,
+    SessionOptions, Start,
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -123,7 +123,7 @@ impl<'a> Restore<'a> {
         let mut present = vec![Watermarks::default(); topic.partitions.len()];
         if let Some(found) = &found {
             check_partitions(found, &topic)?;
-            let extents = spans::extents(client, &name, &[]).await?;
+            let extents = spans::extents(client, &name, &[], ReadSource::Leader).await?;
             for (present, extent) in present.iter_mut().zip(extents) {
                 *present = extent.watermarks;
             }

@@ -2,7 +2,7 @@
 //! Partitions come as they are read; within one of them the order is that of the log.
 
 use anyhow::Context;
-use helix_client::{Client, Event, Position as ClientPosition, ReadOptions, Start};
+use helix_client::{Client, Event, Position as ClientPosition, ReadOptions, ReadSource, Start};
 
 use super::records::Printer;
 use super::spans::{self, Extent};
@@ -15,13 +15,15 @@ pub(crate) async fn run(global: &Global, args: &ConsumeArgs) -> anyhow::Result<(
     let range = args.range()?;
     let mut printer = Printer::new(global, args.format.as_ref())?;
     let client = connect(global).await?;
-    let extents = spans::extents(&client, &args.topic, &args.partitions).await?;
+    let extents =
+        spans::extents(&client, &args.topic, &args.partitions, args.source.into()).await?;
     let spans = plan(&client, args, &range, &extents).await?;
     if !global.quiet {
         explain(&range, &extents, &spans);
     }
     let starts = spans.iter().filter_map(|span| span.start(&args.topic)).collect();
-    read(&client, starts, args.max_records, args.follow, &mut printer)
+    let (limit, source) = (args.max_records, args.source.into());
+    read(&client, starts, limit, source, args.follow, &mut printer)
         .await
         .with_context(|| format!("read {}", args.topic))
 }
@@ -50,9 +52,10 @@ async fn plan(
     range: &PositionRange,
     extents: &[Extent],
 ) -> anyhow::Result<Vec<Span>> {
+    let source = args.source.into();
     let default = if args.follow { Position::Latest } else { Position::Earliest };
     let from = range.from.as_ref().unwrap_or(&default);
-    let from = spans::offsets(client, &args.topic, extents, from).await?;
+    let from = spans::offsets(client, &args.topic, extents, from, source).await?;
     let until = match (&range.until, args.follow) {
         // The end may still be ahead.
         (Some(Position::Offset(offset)), true) => vec![Some(*offset); extents.len()],
@@ -63,7 +66,7 @@ async fn plan(
         (None, true) => vec![None; extents.len()],
         (until, false) => {
             let until = until.as_ref().unwrap_or(&Position::Latest);
-            let offsets = spans::offsets(client, &args.topic, extents, until).await?;
+            let offsets = spans::offsets(client, &args.topic, extents, until, source).await?;
             offsets.into_iter().map(Some).collect()
         }
     };
@@ -96,6 +99,7 @@ pub(crate) async fn read(
     client: &Client,
     starts: Vec<Start>,
     max_records: Option<u64>,
+    source: ReadSource,
     follow: bool,
     printer: &mut Printer,
 ) -> anyhow::Result<()> {
@@ -104,7 +108,7 @@ pub(crate) async fn read(
         return Ok(());
     }
     // A start can fall out of what is kept after it was looked up.
-    let options = ReadOptions { clamp: true, ..ReadOptions::default() };
+    let options = ReadOptions { clamp: true, source, ..ReadOptions::default() };
     let mut subscription = client.consumer().subscribe(starts, options);
     while let Some(event) = subscription.next().await {
         match event {

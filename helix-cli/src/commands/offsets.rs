@@ -22,10 +22,11 @@ pub(crate) struct Row {
 
 pub(crate) async fn run(global: &Global, args: &OffsetsArgs) -> anyhow::Result<()> {
     let client = connect(global).await?;
-    let extents = spans::extents(&client, &args.topic, &args.partitions).await?;
+    let source = args.source.into();
+    let extents = spans::extents(&client, &args.topic, &args.partitions, source).await?;
     let offsets = match &args.position {
         Some(position) => {
-            let offsets = spans::offsets(&client, &args.topic, &extents, position).await?;
+            let offsets = spans::offsets(&client, &args.topic, &extents, position, source).await?;
             offsets.into_iter().map(Some).collect()
         }
         None => vec![None; extents.len()],

@@ -3,7 +3,9 @@
 
 use anyhow::Context;
 use helix_client::proto::log::v1::{ResolvedOffset, Watermarks};
-use helix_client::{Client, Position as ClientPosition};
+use helix_client::{
+    Batches, Client, FetchOptions, Position as ClientPosition, ReadOptions, ReadSource, Start,
+};
 
 use crate::clock;
 use crate::position::Position;
@@ -15,20 +17,59 @@ pub(crate) struct Extent {
     pub(crate) watermarks: Watermarks,
 }
 
-/// Extents of some partitions of a topic; none named: of all.
+/// Extents of some partitions of a topic; none named: of all. As their leaders know them, or as
+/// any replica does, which may lag.
 pub(crate) async fn extents(
     client: &Client,
     topic: &str,
     partitions: &[u32],
+    source: ReadSource,
 ) -> anyhow::Result<Vec<Extent>> {
-    let admin = client.admin();
-    let resolved = admin.resolve_offsets(topic, partitions, &ClientPosition::Latest).await;
-    let resolved = resolved.with_context(|| format!("look up the offsets of {topic}"))?;
+    let resolved = resolve(client, topic, partitions, &ClientPosition::Latest, source).await?;
     let extent = |resolved: ResolvedOffset| Extent {
         partition: resolved.partition,
         watermarks: resolved.watermarks.unwrap_or_default(),
     };
     Ok(resolved.into_iter().map(extent).collect())
+}
+
+async fn resolve(
+    client: &Client,
+    topic: &str,
+    partitions: &[u32],
+    position: &ClientPosition,
+    source: ReadSource,
+) -> anyhow::Result<Vec<ResolvedOffset>> {
+    let resolved = match source {
+        ReadSource::Leader => client.admin().resolve_offsets(topic, partitions, position).await,
+        ReadSource::AnyReplica => begin(client, topic, partitions, position).await,
+    };
+    resolved.with_context(|| format!("look up the offsets of {topic}"))
+}
+
+/// Where a read of any replica begins: a leader alone resolves offsets.
+async fn begin(
+    client: &Client,
+    topic: &str,
+    partitions: &[u32],
+    position: &ClientPosition,
+) -> helix_client::Result<Vec<ResolvedOffset>> {
+    let partitions = match partitions {
+        [] => (0..client.partition_count(topic).await?).collect(),
+        named => named.to_vec(),
+    };
+    let start = |partition: u32| Start::new(topic, partition, position.clone());
+    let starts: Vec<_> = partitions.into_iter().map(start).collect();
+    let read = ReadOptions { clamp: true, source: ReadSource::AnyReplica, ..Default::default() };
+    let options = FetchOptions { bytes_max: Some(1), read, ..Default::default() };
+    let begun = client.consumer().fetch_encoded(&starts, &options).await?;
+    let resolved = |begun: Batches| ResolvedOffset {
+        partition: begun.partition,
+        offset: begun.start_offset,
+        watermarks: Some(begun.watermarks),
+        ..Default::default()
+    };
+    Ok(begun.into_iter().map(resolved).collect())
 }
 
 /// Offset of a position in each of the extents, between their ends.
@@ -37,6 +78,7 @@ pub(crate) async fn offsets(
     topic: &str,
     extents: &[Extent],
     position: &Position,
+    source: ReadSource,
 ) -> anyhow::Result<Vec<u64>> {
     let known = |extent: &Extent| {
         let Watermarks { log_start_offset, high_watermark } = extent.watermarks;
@@ -60,8 +102,7 @@ pub(crate) async fn offsets(
     };
     let partitions: Vec<_> = extents.iter().map(|extent| extent.partition).collect();
     let position = ClientPosition::Timestamp(time);
-    let resolved = client.admin().resolve_offsets(topic, &partitions, &position).await;
-    let resolved = resolved.with_context(|| format!("look up the offsets of {topic}"))?;
+    let resolved = resolve(client, topic, &partitions, &position, source).await?;
     let offset = |extent: &Extent| {
         let found = resolved.iter().find(|resolved| resolved.partition == extent.partition);
         // What has come since the extents were taken does not count.

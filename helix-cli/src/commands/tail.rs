@@ -2,7 +2,9 @@
 //! Reads at most that many of each partition.
 
 use anyhow::Context;
-use helix_client::{Client, ConsumedRecord, Event, Position as ClientPosition, ReadOptions, Start};
+use helix_client::{
+    Client, ConsumedRecord, Event, Position as ClientPosition, ReadOptions, ReadSource, Start,
+};
 
 use super::consume;
 use super::records::Printer;
@@ -14,8 +16,9 @@ use crate::position::Position;
 pub(crate) async fn run(global: &Global, args: &TailArgs) -> anyhow::Result<()> {
     let mut printer = Printer::new(global, args.format.as_ref())?;
     let client = connect(global).await?;
-    let extents = spans::extents(&client, &args.topic, &args.partitions).await?;
-    let newest = newest(&client, args, &extents).await;
+    let source = args.source.into();
+    let extents = spans::extents(&client, &args.topic, &args.partitions, source).await?;
+    let newest = newest(&client, args, &extents, source).await;
     for (partition, record) in newest.with_context(|| format!("read {}", args.topic))? {
         printer.print(&args.topic, partition, &record)?;
     }
@@ -28,7 +31,7 @@ pub(crate) async fn run(global: &Global, args: &TailArgs) -> anyhow::Result<()> 
         Start::new(&args.topic, extent.partition, from)
     };
     let starts = extents.iter().map(start).collect();
-    consume::read(&client, starts, None, true, &mut printer)
+    consume::read(&client, starts, None, source, true, &mut printer)
         .await
         .with_context(|| format!("follow {}", args.topic))
 }
@@ -38,9 +41,10 @@ async fn newest(
     client: &Client,
     args: &TailArgs,
     extents: &[Extent],
+    source: ReadSource,
 ) -> anyhow::Result<Vec<(u32, ConsumedRecord)>> {
     let count = Position::BeforeEnd(args.max_records as u64);
-    let from = spans::offsets(client, &args.topic, extents, &count).await?;
+    let from = spans::offsets(client, &args.topic, extents, &count, source).await?;
     let mut starts = Vec::new();
     for (extent, from) in extents.iter().zip(from) {
         let until = extent.watermarks.high_watermark;
@@ -53,7 +57,7 @@ async fn newest(
     if starts.is_empty() {
         return Ok(records);
     }
-    let options = ReadOptions { clamp: true, ..ReadOptions::default() };
+    let options = ReadOptions { clamp: true, source, ..ReadOptions::default() };
     let mut subscription = client.consumer().subscribe(starts, options);
     while let Some(event) = subscription.next().await {
         if let Event::Data(data) = event? {

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, IsTerminal};
 
 use anyhow::Context;
 use helix_client::proto::log::v1 as proto;
-use helix_client::{Client, NewTopic};
+use helix_client::{Client, NewTopic, ReadSource};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -118,8 +118,8 @@ async fn trim(
     partitions: &[u32],
     yes: bool,
 ) -> anyhow::Result<Vec<Trimmed>> {
-    let extents = spans::extents(client, topic, partitions).await?;
-    let offsets = spans::offsets(client, topic, &extents, to).await?;
+    let extents = spans::extents(client, topic, partitions, ReadSource::Leader).await?;
+    let offsets = spans::offsets(client, topic, &extents, to, ReadSource::Leader).await?;
     let lost = |(extent, offset): (&spans::Extent, &u64)| {
         offset.saturating_sub(extent.watermarks.log_start_offset)
     };

@@ -53,6 +53,36 @@ fn a_dev_cluster_survives_the_loss_of_a_node() {
 }
 
 #[test]
+fn what_is_committed_can_be_read_without_a_majority() {
+    let dev = Dev::start(3);
+    dev.ok(&HEALTHY);
+    dev.ok(&["topic", "create", "orders", "--partitions", "2", "--replication-factor", "3"]);
+    let lines: String = (0..100).map(|number| format!("record {number}\n")).collect();
+    dev.ok_with(&["produce", "orders"], &lines);
+    let leader = leader_of(&dev, 1);
+    let other = leader % 3 + 1;
+    for victim in [leader, other] {
+        dev.control(&["kill", &victim.to_string()]);
+    }
+
+    let refused = dev.run(&["consume", "orders"], "");
+    assert_ne!(refused.code, 0, "{refused:?}");
+    assert!(refused.stderr.contains("--any-replica"), "{refused:?}");
+    let mut read: Vec<_> =
+        dev.ok(&["consume", "orders", "--any-replica"]).lines().map(str::to_owned).collect();
+    read.sort_unstable();
+    let mut expected: Vec<_> = lines.lines().map(str::to_owned).collect();
+    expected.sort_unstable();
+    assert_eq!(read, expected);
+    let from_time = ["consume", "orders", "--any-replica", "--from", "@2020-01-01", "-n", "7"];
+    assert_eq!(dev.ok(&from_time).lines().count(), 7);
+    assert_eq!(dev.ok(&["tail", "orders", "-n", "5", "--any-replica"]).lines().count(), 5);
+    let offsets = json(&dev.ok(&["offsets", "orders", "--any-replica", "-o", "json"]));
+    let ends = offsets.as_array().unwrap().iter().map(|row| row["high_watermark"].as_u64());
+    assert_eq!(ends.sum::<Option<u64>>(), Some(100));
+}
+
+#[test]
 fn a_dev_cluster_is_asked_and_stopped_from_elsewhere() {
     let mut dev = Dev::start(3);
     let status = json(&dev.control(&["status", "-o", "json"]).stdout);
