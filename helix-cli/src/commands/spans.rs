@@ -67,7 +67,6 @@ async fn begin(
         partition: begun.partition,
         offset: begun.start_offset,
         watermarks: Some(begun.watermarks),
-        ..Default::default()
     };
     Ok(begun.into_iter().map(resolved).collect())
 }
