@@ -534,4 +534,22 @@ mod tests {
         assert_eq!(next(), Some(Some(Bytes::from_static(b"twothree"))));
         assert_eq!(next(), None);
     }
+
+    #[test]
+    fn a_single_message_ends_with_its_last_bytes() {
+        let long = Bytes::from(vec![7; LONG_BYTES]);
+        let mut body = Outgoing::single(move |_: &mut Context<'_>, pieces: &mut Pieces| {
+            let begun = pieces.begin(long.len());
+            pieces.put(long.clone());
+            Poll::Ready(Some(begun))
+        });
+        let mut context = Context::from_waker(Waker::noop());
+        let mut ends = Vec::new();
+        while let Poll::Ready(Some(frame)) = Pin::new(&mut body).poll_frame(&mut context) {
+            assert!(frame.is_ok_and(|frame| frame.is_data()));
+            ends.push(body.is_end_stream());
+            assert!(ends.len() < 10, "it was one message");
+        }
+        assert_eq!(ends, [false, true]);
+    }
 }
