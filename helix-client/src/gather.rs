@@ -77,7 +77,6 @@ impl<S: Write + Unpin> Gathered<S> {
         buffers: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let Self { inner, held, waited } = self;
-        *waited = false;
         while !held.is_empty() {
             let mut all = [IoSlice::new(&[]); SLICES_MAX];
             let mut count = 0;
@@ -93,6 +92,8 @@ impl<S: Write + Unpin> Gathered<S> {
             }
             let of_held = written.min(held.len());
             held.advance(of_held);
+            // What a full socket keeps here has waited, and goes out as soon as there is room.
+            *waited = !held.is_empty();
             if written > of_held {
                 return Poll::Ready(Ok(written - of_held));
             }
@@ -172,6 +173,8 @@ mod tests {
     struct Line {
         writes: Vec<Vec<u8>>,
         most: usize,
+        /// Writes that it takes before it is full.
+        room: Option<usize>,
         is_shut: bool,
     }
 
@@ -189,6 +192,10 @@ mod tests {
             _: &mut Context<'_>,
             buffers: &[IoSlice<'_>],
         ) -> Poll<io::Result<usize>> {
+            if self.room == Some(0) {
+                return Poll::Pending;
+            }
+            self.room = self.room.map(|room| room - 1);
             let all = buffers.iter().flat_map(|buffer| buffer.iter().copied());
             let bytes: Vec<u8> = all.take(self.most).collect();
             let written = bytes.len();
@@ -251,6 +258,18 @@ mod tests {
         assert!(Pin::new(&mut line).poll_shutdown(&mut context).is_ready());
         assert_eq!(line.inner.writes.last(), Some(&b"the last one".to_vec()));
         assert!(line.inner.is_shut);
+    }
+
+    #[test]
+    fn what_a_full_line_has_left_does_not_wait_another_turn() {
+        let mut line = line(3);
+        line.inner.room = Some(1);
+        write(&mut line, &[b"headers"]);
+        assert!(!flush(&mut line));
+        assert!(!flush(&mut line));
+        line.inner.room = None;
+        assert!(flush(&mut line));
+        assert_eq!(line.inner.writes.concat(), b"headers");
     }
 
     #[test]
