@@ -39,7 +39,7 @@ pub(crate) fn of(reason: ErrorReason) -> Text {
              replicas is down",
             "helix cluster health   says which nodes are needed\n\
              the same command again in a moment\n\
-             helix consume --any-replica   reads what a node knows to be committed",
+             helix consume TOPIC --any-replica   reads what a node knows to be committed",
         ),
         R::Draining => text(
             "the node takes no new calls",
