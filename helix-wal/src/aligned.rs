@@ -1,6 +1,8 @@
 //! A byte buffer whose first byte stands at an address that the device accepts, as direct writes
 //! need. A vector with one block to spare; no unsafe code.
 
+use bytes::{Buf, Bytes};
+
 use crate::storage::BLOCK;
 
 /// Grows like a vector; the bytes before `start` are padding.
@@ -66,6 +68,13 @@ impl Aligned {
         self.bytes.get_mut(self.start..).unwrap_or_default()
     }
 
+    /// The content, without a copy.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        let mut bytes = Bytes::from(self.bytes);
+        bytes.advance(self.start);
+        bytes
+    }
+
     /// Appends zeroes up to a whole block.
     pub(crate) fn pad(&mut self) {
         let extra = self.len().next_multiple_of(BLOCK) - self.len();
@@ -93,5 +102,8 @@ mod tests {
         assert_eq!(buffer.as_slice()[332], 1);
         assert_eq!(Aligned::copy(&[5; 4097]).len(), 2 * BLOCK);
         assert_eq!(Aligned::with_len(BLOCK).len(), BLOCK);
+        let mut content = [5; BLOCK];
+        content[7..].fill(0);
+        assert_eq!(Aligned::copy(&[5; 7]).into_bytes(), &content[..]);
     }
 }

@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::aligned::Aligned;
 use crate::footer::{IndexRow, PlacedRow};
 use crate::frame::{FrameHeader, Kind, Position};
 use crate::segment::{Segment, Stop};
 use crate::slot::Slot;
+use crate::storage::BLOCK;
 use crate::{Entry, How, Payload};
 
 /// Frames that are at most so far apart are read at once.
@@ -198,9 +200,30 @@ impl Run {
             let range = self.start..self.end;
             return Err(self.segment.damaged(range, "lies beyond the end of the file").into());
         }
-        let mut bytes = vec![0; (self.end - self.start) as usize];
+        // Not even the room for it is taken: who asks is not to wait, not for memory either.
+        if how == How::Memory {
+            return Err(Stop::WouldBlock);
+        }
+        let blocks = self.blocks();
+        if how == How::Passing && blocks.end <= self.segment.len {
+            let mut buffer = Aligned::with_len((blocks.end - blocks.start) as usize);
+            self.segment.read(buffer.as_mut_slice(), blocks.start, how)?;
+            let from = (self.start - blocks.start) as usize;
+            return Ok(buffer.into_bytes().slice(from..from + self.len()));
+        }
+        let mut bytes = vec![0; self.len()];
         self.segment.read(&mut bytes, self.start, how)?;
         Ok(Bytes::from(bytes))
+    }
+
+    fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    /// The whole blocks that it lies in, which the device reads without a copy.
+    fn blocks(&self) -> Range<u64> {
+        let block = BLOCK as u64;
+        self.start - self.start % block..self.end.next_multiple_of(block)
     }
 
     /// Adds its entries to what was found, up to the first that cannot be had.

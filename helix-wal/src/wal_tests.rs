@@ -205,6 +205,8 @@ fn many_segments_are_sealed_found_again_freed_and_recycled() {
     assert!(log.wal.stats().segments > 5);
     let rows = log.wal.stream_rows(1);
     assert!(rows.iter().filter(|row| row.sealed).count() >= rows.len() - 1);
+    assert!(log.wal.read(0..300, 8 << 10, How::Memory).unwrap().is_none());
+    assert!(log.wal.read(299..300, 8 << 10, How::Memory).unwrap().is_some());
     log.check_log(0..300);
     log.check_streams(0..300, 0..1);
 
