@@ -48,7 +48,7 @@
 //!   keep the rest of the log from being read ([`Recovered::withheld`]). A torn end that was never
 //!   said to be durable is cut at the next open; damage to anything else is an error that names the
 //!   file and the bytes. The one limit: damage to the very last group, before anything was written
-//!   after it, cannot be told from a torn write, so a mark follows it as soon as the log is idle.
+//!   after it, cannot be told from a torn write, so a mark follows it once the log is idle.
 //! - The first failed write or sync ends the log ([`Wal::on_poisoned`]); nothing is tried again.
 //! - A full disk refuses appends before anything is written, and goes away by itself. Only where
 //!   what it has no room for was placed already, as by a follower of others that had room, the log

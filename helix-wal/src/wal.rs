@@ -45,7 +45,9 @@ pub struct Options {
     pub reserve_bytes: u64,
     /// Footer pages kept in memory for reads of sealed segments. Default 8 MiB.
     pub footer_cache_bytes: usize,
-    /// After this much idle time the last group gets a mark of its own. Default 5 ms.
+    /// After this much idle time the last group gets a mark of its own. Default 20 ms: what comes
+    /// while a mark is synced waits for it, and where entries come at random that are then less
+    /// than one in a hundred of them, however many come a second.
     pub mark_delay: Duration,
     /// Written into every file of a new log and checked at open: an opaque name of the replica
     /// that the log belongs to, at most 256 bytes. Empty at open accepts any.
@@ -74,7 +76,7 @@ impl Default for Options {
             ready_segments: 2,
             reserve_bytes: 256 << 20,
             footer_cache_bytes: 8 << 20,
-            mark_delay: Duration::from_millis(5),
+            mark_delay: Duration::from_millis(20),
             identity: Bytes::new(),
             compaction_bytes_per_second: 64 << 20,
             compaction_slack_bytes: 128 << 20,
