@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tonic::transport::{Channel, Endpoint};
 
-use crate::gather;
+use crate::connector;
 
 /// Settings of a [`Client`](crate::Client).
 #[derive(Debug, Clone)]
@@ -72,7 +72,7 @@ impl Dial {
     pub(crate) fn lazily(&self, endpoint: &Endpoint) -> Channel {
         match &self.0 {
             Some(connect) => connect(endpoint),
-            None => gather::connect_lazily(endpoint),
+            None => connector::connect_lazily(endpoint),
         }
     }
 }

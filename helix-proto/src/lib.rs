@@ -6,6 +6,7 @@ pub mod batch;
 pub mod codec;
 pub mod error;
 pub mod framing;
+pub mod gather;
 pub mod messages;
 pub mod plain;
 

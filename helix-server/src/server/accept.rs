@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_util::{StreamExt, stream};
+use helix_proto::gather::{Gathered, Waits};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{interval, sleep};
@@ -99,6 +100,7 @@ fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 ) -> impl Future<Output = ()> + use<S> {
     let ended = CancellationToken::new();
     let transport = transport(connection.window_bytes());
+    let stream = Gathered::new(stream, Waits::BehindFrames);
     let stream =
         ClientStream { stream, connection: connection.clone(), _ended: ended.clone().drop_guard() };
     let closing = closing.clone();
