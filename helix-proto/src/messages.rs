@@ -10,12 +10,13 @@ use std::fmt;
 use std::future::poll_fn;
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http_body::{Frame, SizeHint};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
+use tokio::task::yield_now;
 use tonic::codegen::Body;
 use tonic::{Request, Status, Streaming};
 
@@ -335,6 +336,9 @@ pub struct Outgoing<F> {
     pieces: Pieces,
     is_single: bool,
     over: bool,
+    in_turns: bool,
+    /// What it waits for after a long frame.
+    turn: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl<F> fmt::Debug for Outgoing<F> {
@@ -346,12 +350,20 @@ impl<F> fmt::Debug for Outgoing<F> {
 impl<F> Outgoing<F> {
     /// The body; it ends when `write` gives none.
     pub fn new(write: F) -> Self {
-        Self { write, pieces: Pieces::default(), is_single: false, over: false }
+        let pieces = Pieces::default();
+        Self { write, pieces, is_single: false, over: false, in_turns: false, turn: None }
     }
 
     /// A body with one message. Its end goes out with its last bytes, not behind them.
     pub fn single(write: F) -> Self {
         Self { is_single: true, ..Self::new(write) }
+    }
+
+    /// Lets the executor look at sockets and run what is ready after each long piece: for much at
+    /// a time that nobody waits for, beside others who wait.
+    #[must_use]
+    pub fn in_turns(self) -> Self {
+        Self { in_turns: true, ..self }
     }
 }
 
@@ -367,6 +379,10 @@ where
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
+        if let Some(turn) = &mut this.turn {
+            ready!(turn.as_mut().poll(context));
+            this.turn = None;
+        }
         let mut is_pending = false;
         while !this.over && !is_pending && !this.pieces.is_enough() {
             match (this.write)(context, &mut this.pieces) {
@@ -380,7 +396,12 @@ where
             }
         }
         match this.pieces.next() {
-            Some(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
+            Some(bytes) => {
+                if this.in_turns && bytes.len() >= LONG_BYTES {
+                    this.turn = Some(Box::pin(yield_now()));
+                }
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
             None if is_pending => Poll::Pending,
             None => Poll::Ready(None),
         }

@@ -243,7 +243,7 @@ impl Peer {
         };
         let opening = pb::ExchangeRequest { message: Some(Message::Opening(opening)) };
         let mut request = Request::new(futures_util::stream::empty());
-        request.extensions_mut().insert(Aside::new(outgoing::body(opening, queue)));
+        request.extensions_mut().insert(Aside::new(outgoing::body(lane, opening, queue)));
         let shaking_hands = async {
             let mut results = client(channel).exchange(request).await?.into_inner();
             let first = results.message().await?;

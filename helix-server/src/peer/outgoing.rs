@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::body::Body;
 
+use super::connection::Lane;
 use super::limits::MESSAGE_BYTES_MAX;
 
 /// Numbers of the fields around a payload, from the outside in.
@@ -18,18 +19,24 @@ const APPEND_ENTRIES: u32 = 3;
 const ENTRY: u32 = 4;
 const PAYLOAD: u32 = 3;
 
-/// The body of a stream that begins with `first`.
+/// The body of a stream that begins with `first`. On the catch-up lane others have their turn after
+/// each long piece: what is sent there is much at a time, and nobody waits for it.
 pub(super) fn body(
+    lane: Lane,
     first: pb::ExchangeRequest,
     mut queue: mpsc::UnboundedReceiver<pb::ExchangeRequest>,
 ) -> Body {
     let mut first = Some(first);
-    Body::new(Outgoing::new(move |context: &mut Context<'_>, pieces: &mut Pieces| {
+    let body = Outgoing::new(move |context: &mut Context<'_>, pieces: &mut Pieces| {
         if let Some(first) = first.take() {
             return Poll::Ready(Some(write(first, pieces)));
         }
         queue.poll_recv(context).map(|request| Some(write(request?, pieces)))
-    }))
+    });
+    Body::new(match lane {
+        Lane::CatchUp => body.in_turns(),
+        Lane::Live | Lane::Control => body,
+    })
 }
 
 fn write(request: pb::ExchangeRequest, pieces: &mut Pieces) -> Result<(), Status> {
@@ -71,8 +78,15 @@ fn write_append(mut append: pb::Append, pieces: &mut Pieces) {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::pin::Pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use bytes::Bytes;
     use helix_proto::messages::Messages;
+    use tokio::task::yield_now;
+    use tonic::codegen::Body as _;
 
     use super::*;
 
@@ -114,18 +128,50 @@ mod tests {
             outgoing.send(request.clone()).expect("the queue is there");
         }
         drop(outgoing);
-        let mut read = Messages::new(body(sent[0].clone(), queue), MESSAGE_BYTES_MAX);
+        let mut read = Messages::new(body(Lane::Live, sent[0].clone(), queue), MESSAGE_BYTES_MAX);
         for request in sent {
             assert_eq!(read.message().await.expect("it is right"), Some(request));
         }
         assert_eq!(read.message().await.expect("it is right"), None);
     }
 
+    /// How often others had a turn before each long frame of a message with five.
+    async fn turns_between_pieces(lane: Lane) -> Vec<usize> {
+        let others = Arc::new(AtomicUsize::new(0));
+        let turns = others.clone();
+        tokio::spawn(async move {
+            loop {
+                turns.fetch_add(1, Ordering::Relaxed);
+                yield_now().await;
+            }
+        });
+        let (_outgoing, queue) = mpsc::unbounded_channel();
+        let mut body = body(lane, append(&[100_000; 5]), queue);
+        let mut before = Vec::new();
+        while before.len() < 5 {
+            let frame = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await;
+            let data = frame.expect("there is more").expect("it is right").into_data();
+            if data.is_ok_and(|data| data.len() >= LONG_BYTES) {
+                before.push(others.load(Ordering::Relaxed));
+            }
+        }
+        before
+    }
+
+    #[tokio::test]
+    async fn others_have_a_turn_after_each_long_piece_of_what_is_caught_up_with() {
+        assert_eq!(turns_between_pieces(Lane::Live).await, [0; 5]);
+        let turns = turns_between_pieces(Lane::CatchUp).await;
+        assert!(turns.is_sorted_by(|before, after| before < after), "{turns:?}");
+    }
+
     #[tokio::test]
     async fn what_is_too_long_is_not_sent() {
         let (_, queue) = mpsc::unbounded_channel();
-        let mut read =
-            Messages::<pb::ExchangeRequest>::new(body(append(&[17 << 20]), queue), usize::MAX);
+        let mut read = Messages::<pb::ExchangeRequest>::new(
+            body(Lane::Live, append(&[17 << 20]), queue),
+            usize::MAX,
+        );
         let status = read.message().await.expect_err("it is too long");
         assert_eq!(status.code(), tonic::Code::OutOfRange);
     }
