@@ -298,7 +298,7 @@ mod tests {
         let mut user = User::new(Waits::BehindFrames, usize::MAX);
         user.write(&[b"headers, body and trailers"]);
         assert!(user.flush().is_ready());
-        // Nor does a record longer than another turn later.
+        // A record whose trailers do not come waits for one turn.
         user.write(&[b"head", &[1; 500]]);
         assert!(user.flush().is_pending());
         assert!(user.flush().is_ready());
