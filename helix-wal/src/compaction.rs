@@ -399,7 +399,9 @@ impl Compactor {
         if let Some((segment, directory)) = job.joining.front_mut() {
             for _ in 0..ROWS_AT_ONCE {
                 let Some(share) = directory.pop_front() else { break };
-                log.move_row(segment.id, &share, &job.inputs);
+                log.move_row(segment.id, &share, |id| {
+                    job.inputs.iter().any(|input| input.id == id)
+                });
             }
             if directory.is_empty() {
                 job.joining.pop_front();
@@ -525,9 +527,8 @@ impl Log {
 
     /// Puts a share of a new segment in the place of the row, or the part of a row, that it was
     /// made from. If that was trimmed meanwhile nothing needs it.
-    fn move_row(&mut self, segment: u64, share: &DirectoryRow, inputs: &[Arc<Segment>]) {
+    fn move_row(&mut self, segment: u64, share: &DirectoryRow, is_old: impl Fn(u64) -> bool) {
         let Some(stream) = self.streams.get_mut(&share.stream) else { return };
-        let is_old = |id: u64| inputs.iter().any(|input| input.id == id);
         let Some((old, is_moved)) = stream.replace(segment, share, is_old) else { return };
         if let Some(held) = self.segment_mut(old) {
             held.live_rows = held.live_rows.saturating_sub(usize::from(is_moved));
@@ -538,5 +539,43 @@ impl Log {
             held.live_bytes += share.bytes;
             held.live_entries += u64::from(share.entries);
         }
+        // Trimmed while it was being written: left where it is, it would be counted as live until
+        // the next trim, and stay behind when its new segment is compacted in turn.
+        self.drop_trimmed_rows(share.stream);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::streams::Row;
+
+    #[test]
+    fn a_share_that_was_trimmed_while_it_was_written_counts_as_live_nowhere() {
+        let share = |first: u64, next: u64| DirectoryRow {
+            stream: 7,
+            first,
+            next,
+            bytes: next - first,
+            last_time: 0,
+            entries: 1,
+            begin: 0,
+        };
+        let mut log = Log::new(false, 0);
+        let sealed = |live_rows| Held { sealed: true, live_rows, ..Held::new(None) };
+        log.held.insert(1, sealed(1));
+        log.cold.insert(2, sealed(0));
+        log.cold.insert(3, sealed(0));
+        let stream = log.streams.entry(7).or_default();
+        stream.rows.push_back(Row::sealed(1, &share(0, 30)));
+        stream.trim = 20;
+        // The new segments meet in the middle of it.
+        log.move_row(2, &share(0, 12), |id| id == 1);
+        log.move_row(3, &share(19, 30), |id| id == 1);
+        let rows: Vec<u64> = log.streams[&7].rows.iter().map(|row| row.row.segment).collect();
+        assert_eq!(rows, [3]);
+        let live = |held: Option<&Held>| held.map(|held| held.live_rows);
+        assert_eq!(live(log.held.get(&1)), Some(0));
+        assert_eq!([live(log.cold.get(&2)), live(log.cold.get(&3))], [Some(0), Some(1)]);
     }
 }
