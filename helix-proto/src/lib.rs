@@ -1,5 +1,6 @@
 //! Helix's wire: the types and services generated from `proto/`, and what a schema cannot say.
-//! That is the checksum and layout of a batch, and how an error travels. No I/O, no policy.
+//! That is the checksum and layout of a batch, how an error travels, and when small writes
+//! may wait for others. Opens no file and no connection.
 
 pub mod appends;
 pub mod batch;
