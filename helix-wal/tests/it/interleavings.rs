@@ -87,6 +87,14 @@ impl Life {
         }
     }
 
+    /// Applies an entry of the first term. What is applied is committed.
+    fn place(&self, index: u64) {
+        self.truth.lock().unwrap().committed.insert(index, id(1, index));
+        let (stream, first) = (1 + index % 2, index / 2);
+        let placement = Placement { stream, first, count: 1, time: index };
+        self.wal.place(index, Some(placement)).unwrap();
+    }
+
     /// Closes, and holds what was told against what is on the disk, then and at the end.
     fn end(self, may_close: bool) {
         self.wal.close();
@@ -128,11 +136,6 @@ fn id(term: u64, index: u64) -> LogId {
     LogId { term, index }
 }
 
-fn place(wal: &Wal, index: u64) -> Result<(), Error> {
-    let placement = Placement { stream: 1 + index % 2, first: index / 2, count: 1, time: index };
-    wal.place(index, Some(placement))
-}
-
 /// Large enough that the third one needs another segment.
 const LARGE: usize = 20_000;
 
@@ -167,7 +170,7 @@ fn at_once() {
                 numbers[index]
             };
             assert!(applied.wait(number));
-            place(&applied.wal, index as u64).unwrap();
+            applied.place(index as u64);
         }
         applied.wal.checkpoint(id(1, 2), Bytes::from_static(b"state")).unwrap();
         let purge = applied.ask(Op::Purge(id(1, 1)));
@@ -264,7 +267,7 @@ fn recycled() {
     for index in 0..3 {
         let number = life.append(id(1, index), LARGE);
         assert!(life.wait(number));
-        place(&life.wal, index).unwrap();
+        life.place(index);
     }
     life.wal.checkpoint(id(1, 2), Bytes::from_static(b"state")).unwrap();
     let read = life.clone();
