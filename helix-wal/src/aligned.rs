@@ -60,11 +60,6 @@ impl Aligned {
         &mut self.bytes
     }
 
-    /// Forgets what stands behind the first `len` bytes.
-    pub(crate) fn truncate(&mut self, len: usize) {
-        self.bytes.truncate(self.start + len);
-    }
-
     pub(crate) fn as_slice(&self) -> &[u8] {
         self.bytes.get(self.start..).unwrap_or_default()
     }

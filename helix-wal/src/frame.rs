@@ -119,17 +119,6 @@ impl<'a> Frame<'a> {
 
     /// Appends the frame; its header's checksum. `place` is where its first byte will stand.
     pub(crate) fn encode(&self, place: Position, out: &mut Vec<u8>) -> u32 {
-        let (header, crc) = self.header(place);
-        out.extend_from_slice(&header);
-        out.extend_from_slice(self.head);
-        out.extend_from_slice(self.payload);
-        let used = FRAME_HEADER + self.head.len() + self.payload.len();
-        out.resize(out.len() + (used.next_multiple_of(8) - used), 0);
-        crc
-    }
-
-    /// The header with its checksum.
-    pub(crate) fn header(&self, place: Position) -> ([u8; FRAME_HEADER], u32) {
         let mut header = [0u8; FRAME_HEADER];
         header[4] = self.kind.byte();
         header[5] = FRAME_VERSION;
@@ -147,7 +136,12 @@ impl<'a> Frame<'a> {
         crc.update(self.head);
         let crc = crc.finalize();
         header[..4].copy_from_slice(&crc.to_le_bytes());
-        (header, crc)
+        out.extend_from_slice(&header);
+        out.extend_from_slice(self.head);
+        out.extend_from_slice(self.payload);
+        let used = FRAME_HEADER + self.head.len() + self.payload.len();
+        out.resize(out.len() + (used.next_multiple_of(8) - used), 0);
+        crc
     }
 }
 

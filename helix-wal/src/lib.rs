@@ -57,16 +57,14 @@
 //! # Reading the code
 //!
 //! `frame`, `footer` and `state_file` are bytes; `log`, `slot`, `places`, `shorten`, `held` and
-//! `streams` are the log in memory; `append` and `staging` take in; `tip`, `writer` and `keeper`
-//! write; `sealed`, `scan`, `replay`, `copy` and `recovery` open; `read`, `live`, `load`,
-//! `readers` and `files` read; `cold` writes segments at once, `received` has them outlive a
-//! process, `install` makes them part of the log; `choose` and `compaction` rewrite; `scrub` reads
-//! all of it anew; `aside` makes way for a log that takes the place of a damaged one, and `cut`
-//! gives up a damaged end.
+//! `streams` are the log in memory; `tip`, `writer` and `keeper` write; `sealed`, `scan`, `replay`,
+//! `copy` and `recovery` open; `read`, `live`, `load`, `readers` and `files` read; `cold` writes
+//! segments at once, `received` has them outlive a process, `install` makes them part of the log;
+//! `choose` and `compaction` rewrite; `scrub` reads all of it anew; `aside` makes way for a log
+//! that takes the place of a damaged one, and `cut` gives up a damaged end.
 //! `docs/wal-format.md` draws the files.
 
 mod aligned;
-mod append;
 mod aside;
 mod choose;
 mod cold;
@@ -99,7 +97,6 @@ mod segment;
 mod shared;
 mod shorten;
 mod slot;
-mod staging;
 mod state_file;
 mod state_io;
 pub mod storage;

@@ -17,7 +17,6 @@ use crate::layout::check_segment_number;
 use crate::log::Log;
 use crate::page_cache::PageCache;
 use crate::readers::Readers;
-use crate::staging::{Staged, Staging};
 use crate::state_file::{ColdName, Received, State};
 use crate::state_io::StateFile;
 use crate::storage::{File, Storage};
@@ -59,7 +58,6 @@ pub(crate) enum Request {
         entries: Vec<Entry>,
         serial: u64,
         epoch: u64,
-        staged: Option<Staged>,
         done: Waiting,
     },
     Vote {
@@ -87,14 +85,6 @@ impl Request {
                 entries.iter().map(|entry| entry.payload.bytes.len() as u64).sum()
             }
             Self::Vote { .. } | Self::Truncate { .. } | Self::Purge { .. } => 0,
-        }
-    }
-
-    /// Where its frames stand in advance.
-    pub(crate) fn staged(&self) -> Option<Staged> {
-        match self {
-            Self::Append { staged, .. } => *staged,
-            Self::Vote { .. } | Self::Truncate { .. } | Self::Purge { .. } => None,
         }
     }
 
@@ -321,8 +311,6 @@ pub(crate) struct Shared {
     pub readers: Readers,
     /// Taken before `core` by whoever writes the state file.
     pub state_file: Mutex<StateFile>,
-    /// Taken before `core` by whoever appends, and by the writer.
-    staging: Mutex<Staging>,
     core: Mutex<Core>,
     writer_wake: Condvar,
     keeper_wake: Condvar,
@@ -357,7 +345,6 @@ impl Shared {
             options,
             identity,
             state_file: Mutex::new(state_file),
-            staging: Mutex::default(),
             core: Mutex::new(core),
             writer_wake: Condvar::new(),
             keeper_wake: Condvar::new(),
@@ -369,11 +356,6 @@ impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         // A thread that panicked here has poisoned the log by its own means.
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn staging(&self) -> MutexGuard<'_, Staging> {
-        // A panic under it leaves copies that nothing refers to.
-        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn condvar(&self, role: Role) -> &Condvar {
@@ -415,16 +397,11 @@ impl Shared {
     }
 
     pub(crate) fn queue(&self, mut core: MutexGuard<'_, Core>, request: Request) {
-        let waiting = self.enqueue(&mut core, request);
+        let since = self.now(&core);
+        core.queue.push_back(Queued { request, since });
+        let waiting = core.writer.raise();
         drop(core);
         self.wake(Role::Writer, waiting);
-    }
-
-    /// The same for who wakes the writer when no lock is held; whether it must be woken.
-    pub(crate) fn enqueue(&self, core: &mut Core, request: Request) -> bool {
-        let since = self.now(core);
-        core.queue.push_back(Queued { request, since });
-        core.writer.raise()
     }
 
     /// How long the oldest of what is queued or being written has been waiting to be durable.

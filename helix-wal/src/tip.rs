@@ -10,17 +10,13 @@ use crate::aligned::Aligned;
 use crate::error::poison;
 use crate::footer::footer_bytes_max;
 use crate::frame::{
-    Context, FIRST_GROUP, FRAME_HEADER, Frame, GROUP_HEADER, GroupHeader, GroupRef, Kind, Position,
-    SegmentHeader,
+    Context, FIRST_GROUP, Frame, GROUP_HEADER, GroupHeader, GroupRef, Kind, Position, SegmentHeader,
 };
 use crate::layout::{BLOCK_BYTES, blocks};
 use crate::segment::Segment;
-use crate::staging::{Buffer, Staged};
 use crate::storage::File;
 use crate::{Error, LogId};
 
-/// Room that a group begins with.
-const GROUP_BYTES: usize = 64 << 10;
 /// Buffers larger than this are not kept for the next group.
 const BUFFER_KEPT_BYTES_MAX: usize = 8 << 20;
 
@@ -34,12 +30,7 @@ pub(crate) struct Tip {
     pub context: Context,
     /// Entries in the segment: a bound for its footer.
     entries: u64,
-    /// The group, and behind it what was staged for it and has not been pushed.
     group: Aligned,
-    /// Bytes of the group so far, header included; zero before it begins.
-    group_len: usize,
-    /// Number of the staged buffer that the group is in, or zero.
-    staged: u64,
     frames: u32,
     frames_crc: Hasher,
 }
@@ -77,8 +68,6 @@ impl Tip {
             context: header.context.clone(),
             entries: 0,
             group: Aligned::default(),
-            group_len: 0,
-            staged: 0,
             frames: 0,
             frames_crc: Hasher::new(),
         })
@@ -107,7 +96,7 @@ impl Tip {
 
     /// Bytes of the group so far, header included.
     pub(crate) fn group_len(&self) -> usize {
-        self.group_len.max(GROUP_HEADER)
+        if self.frames == 0 { GROUP_HEADER } else { self.group.len() }
     }
 
     /// Whether `entries` more entries of `bytes` bytes in all fit into the segment.
@@ -142,43 +131,13 @@ impl Tip {
         self.segment.len.checked_sub(end + footer_bytes_max(self.entries + entries))
     }
 
-    /// Begins the group in a buffer in which it has been staged; the buffer that it takes the place
-    /// of.
-    pub(crate) fn adopt(&mut self, buffer: Buffer) -> Aligned {
-        debug_assert!(self.is_empty());
-        self.group_len = GROUP_HEADER;
-        self.staged = buffer.number;
-        std::mem::replace(&mut self.group, buffer.bytes)
-    }
-
     /// Adds a frame to the group; where it will stand.
     pub(crate) fn push(&mut self, frame: &Frame<'_>) -> Position {
-        self.push_staged(frame, None)
-    }
-
-    /// The same for a frame whose bytes may be in the group's buffer already.
-    pub(crate) fn push_staged(&mut self, frame: &Frame<'_>, staged: Option<Staged>) -> Position {
-        if self.group_len == 0 {
+        if self.frames == 0 {
             self.begin_group();
         }
-        let at = self.group_len;
-        let place = Position { segment: self.segment.id, at: self.at + at as u64 };
-        let end = at + frame.len();
-        let is_there = staged == Some(Staged { buffer: self.staged, at }) && self.staged != 0;
-        let crc = match self.group.as_mut_slice().get_mut(at..end) {
-            Some(bytes) if is_there => {
-                let (header, crc) = frame.header(place);
-                bytes[..FRAME_HEADER].copy_from_slice(&header);
-                crc
-            }
-            _ => {
-                // Whatever else was staged would not stand in its place any more.
-                self.group.truncate(at);
-                self.staged = 0;
-                frame.encode(place, self.group.reserve(frame.len()))
-            }
-        };
-        self.group_len = end;
+        let place = Position { segment: self.segment.id, at: self.at + self.group.len() as u64 };
+        let crc = frame.encode(place, self.group.reserve(frame.len()));
         self.frames_crc.update(&crc.to_le_bytes());
         self.frames += 1;
         if frame.kind == Kind::Entry {
@@ -192,10 +151,8 @@ impl Tip {
         if self.group.capacity() > BUFFER_KEPT_BYTES_MAX {
             self.group = Aligned::default();
         }
-        self.group.clear(GROUP_BYTES);
+        self.group.clear(64 << 10);
         self.group.reserve(GROUP_HEADER).extend_from_slice(&[0; GROUP_HEADER]);
-        self.group_len = GROUP_HEADER;
-        self.staged = 0;
     }
 
     /// Writes the group, or a mark if nothing was pushed. The caller syncs before it goes on:
@@ -204,10 +161,9 @@ impl Tip {
         if self.frames == 0 {
             self.begin_group();
         }
-        self.group.truncate(self.group_len);
         let header = GroupHeader {
             position: self.position(),
-            len: self.group_len as u64,
+            len: self.group.len() as u64,
             frames: self.frames,
             frames_crc: std::mem::take(&mut self.frames_crc).finalize(),
             predecessor: self.context.last_group,
@@ -225,8 +181,6 @@ impl Tip {
         self.context.last_group = GroupRef { position: header.position, crc };
         self.context.committed = committed.or(self.context.committed);
         self.at += group.len() as u64;
-        self.group_len = 0;
-        self.staged = 0;
         self.frames = 0;
         Ok(())
     }
@@ -241,77 +195,4 @@ impl Tip {
 pub(crate) fn stopwatch() -> impl Fn() -> Duration {
     let start = std::time::Instant::now();
     move || start.elapsed()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::VecDeque;
-
-    use super::*;
-    use crate::staging::Staging;
-    use crate::storage::{SimulatedDisk, Storage};
-    use crate::{Entry, Payload};
-
-    const SEGMENT_BYTES: u64 = 1 << 20;
-
-    fn tip(disk: &SimulatedDisk, name: &str) -> Tip {
-        let file = disk.create(name, SEGMENT_BYTES).unwrap();
-        let header = SegmentHeader {
-            id: 1,
-            predecessor: Position::default(),
-            synced: Position::default(),
-            file_len: SEGMENT_BYTES,
-            identity: Vec::new().into(),
-            context: Context::default(),
-            cold: false,
-        };
-        Tip::begin(file, name, &header).unwrap()
-    }
-
-    /// What the groups of a log come to must not depend on what was staged where.
-    #[test]
-    fn a_staged_group_is_the_same_bytes() {
-        let entries: Vec<Entry> = (1..=9)
-            .map(|index| Entry {
-                id: LogId { term: 1, index },
-                stream: 7,
-                head: vec![index as u8; 5].into(),
-                payload: Payload { bytes: vec![index as u8; 60].into(), crc: 1, crc_seed: 2 },
-            })
-            .collect();
-        let disk = SimulatedDisk::new(1);
-        let (mut plain, mut staged) = (tip(&disk, "plain"), tip(&disk, "staged"));
-        let mut staging = Staging::default();
-        let ones = entries.iter().map(std::slice::from_ref);
-        let places: Vec<_> = ones.map(|one| staging.add(one, 4096)).collect();
-        let mut buffers = VecDeque::new();
-        staging.exchange(&mut buffers, &mut Vec::new());
-        staged.adopt(buffers.pop_front().unwrap());
-        for (i, entry) in entries.iter().enumerate() {
-            let frame = Frame::entry(entry.id, entry.stream, &entry.head, &entry.payload);
-            let place = match i {
-                // As if they stood there in another buffer, whose bytes are not these.
-                3 => {
-                    let len = frame.len();
-                    let other = &mut staged.group.as_mut_slice()[staged.group_len..][..len];
-                    other.fill(0xee);
-                    places[i].map(|place| Staged { buffer: place.buffer + 1, ..place })
-                }
-                // Behind it nothing is in its place any more.
-                _ => places[i],
-            };
-            assert_eq!(staged.push_staged(&frame, place), plain.push(&frame));
-            let is_there = i < 3;
-            assert_eq!(staged.staged != 0, is_there, "entry {i}");
-        }
-        let vote = Frame::note(Kind::Vote, LogId::default(), b"vote");
-        assert_eq!(staged.push(&vote), plain.push(&vote));
-        plain.write(None).unwrap();
-        staged.write(None).unwrap();
-        assert_eq!(staged.at, plain.at);
-        let mut bytes = [vec![0; SEGMENT_BYTES as usize], vec![1; SEGMENT_BYTES as usize]];
-        plain.file.read_at(&mut bytes[0], 0).unwrap();
-        staged.file.read_at(&mut bytes[1], 0).unwrap();
-        assert!(bytes[0] == bytes[1]);
-    }
 }

@@ -9,14 +9,16 @@ use bytes::Bytes;
 
 use crate::aside::REPAIR;
 use crate::files::Files;
+use crate::frame::frame_len;
 use crate::held::Held;
 use crate::keeper::Keeper;
-use crate::layout::{BLOCK_BYTES, Name, OPAQUE_BYTES_MAX, STATE, parse_name};
+use crate::layout::{BLOCK_BYTES, HEAD_BYTES_MAX, Name, OPAQUE_BYTES_MAX, STATE, parse_name};
 use crate::log::Log;
 use crate::places::Placed;
 use crate::recovery;
 use crate::segment::unless_blocked;
 use crate::shared::{Core, Request, Role, Shared, Waiting};
+use crate::slot::Written;
 use crate::state_io::StateFile;
 use crate::storage::Storage;
 use crate::sync::{MutexGuard, current};
@@ -188,6 +190,71 @@ impl Wal {
     }
 
     // Writing.
+
+    /// Queues entries with consecutive indexes that follow the last one (any index if there has
+    /// been none). They can be read at once; `done` runs when they are durable. An append that
+    /// fails with `DiskFull` leaves nothing behind, except that of one larger than a segment a
+    /// first part may stay: `state` tells.
+    pub fn append(&self, entries: Vec<Entry>, done: Done) {
+        let mut core = self.shared.lock();
+        let checked = core
+            .check_open()
+            .and_then(|()| self.check_sizes(&entries))
+            .and_then(|()| core.log.check_append(&entries));
+        if let Err(error) = checked {
+            // What it follows may just have been refused, before the caller could hear of it.
+            let beyond = entries.first().is_some_and(|entry| entry.id.index > core.log.end());
+            let error = match core.disk_full.filter(|_| beyond && core.check_open().is_ok()) {
+                Some((free_bytes, needed_bytes)) => Error::DiskFull { free_bytes, needed_bytes },
+                None => error,
+            };
+            drop(core);
+            return done(Err(error));
+        }
+        if core.log.is_memory() {
+            self.append_to_memory(&mut core, entries);
+            drop(core);
+            return done(Ok(()));
+        }
+        let serial = core.log.next_serial();
+        for entry in &entries {
+            core.log.push(entry.clone());
+        }
+        let epoch = core.epoch;
+        self.shared
+            .queue(core, Request::Append { entries, serial, epoch, done: Waiting::new(done) });
+    }
+
+    fn check_sizes(&self, entries: &[Entry]) -> Result<(), Error> {
+        let max = self.shared.options.entry_bytes_max();
+        for Entry { id, head, payload, .. } in entries {
+            let bytes = frame_len(head.len(), payload.bytes.len()) as u64;
+            if bytes > max || head.len() > HEAD_BYTES_MAX {
+                let index = id.index;
+                let message = format!("entry {index} takes {bytes} bytes, its head {}", head.len());
+                let limits = format!("at most {max} and {HEAD_BYTES_MAX}");
+                return Err(Error::Unusable(format!("{message}: {limits}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn append_to_memory(&self, core: &mut Core, entries: Vec<Entry>) {
+        for entry in entries {
+            let bytes = frame_len(entry.head.len(), entry.payload.bytes.len()) as u64;
+            let index = entry.id.index;
+            let serial = core.log.next_serial();
+            core.log.push(entry);
+            if core.memory_bytes + bytes > self.shared.options.segment_bytes {
+                core.memory_bytes = 0;
+                core.log.roll_memory(core.next_id);
+                core.next_id += 1;
+            }
+            core.memory_bytes += bytes;
+            let segment = core.next_id - 1;
+            core.log.on_written(segment, &[Written { index, serial, offset: 0 }]);
+        }
+    }
 
     /// Queues a vote (opaque, at most 256 bytes).
     pub fn save_vote(&self, vote: Bytes, done: Done) {

@@ -10,13 +10,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::aligned::Aligned;
 use crate::error::poison;
 use crate::frame::{Frame, Kind, SegmentHeader, frame_len};
 use crate::layout::{ready_name, segment_name};
 use crate::shared::{Core, Queued, Ready, Request, Role, Shared, Waiting};
 use crate::slot::Written;
-use crate::staging::{Buffer, Staged};
 use crate::storage::Storage;
 use crate::threads;
 use crate::tip::{Tip, stopwatch};
@@ -35,10 +33,6 @@ pub struct Writer {
     work: VecDeque<Queued>,
     /// Entries of the first request that are in groups already.
     taken: usize,
-    /// Groups that were put together in advance, oldest first.
-    staged: VecDeque<Buffer>,
-    /// Buffers of such that have been written.
-    used: Vec<Aligned>,
     /// Entries of the group that is being put together.
     written: Vec<Written>,
     /// Truncations in it.
@@ -90,8 +84,6 @@ impl Writer {
             tip,
             work: VecDeque::new(),
             taken: 0,
-            staged: VecDeque::new(),
-            used: Vec::new(),
             written: Vec::new(),
             truncations: 0,
             done: Vec::new(),
@@ -123,15 +115,11 @@ impl Writer {
 
     /// Moves what is queued into `work`; whether the log is being closed.
     fn take_work(&mut self, now: Duration) -> Result<bool, Error> {
-        self.drop_staged();
-        let mut staging = self.shared.staging();
         let mut core = self.shared.lock();
         core.now = core.now.max(now);
         if let Some(error) = &core.poisoned {
             return Err(error.clone());
         }
-        staging.exchange(&mut self.staged, &mut self.used);
-        drop(staging);
         self.work.append(&mut core.queue);
         self.note_in_hand(&mut core);
         self.committed = core.log.committed;
@@ -242,8 +230,8 @@ impl Writer {
 
     fn add(&mut self, request: Request) -> Result<Added, Error> {
         match request {
-            Request::Append { entries, serial, epoch, staged, done } => {
-                self.add_entries(entries, serial, epoch, staged, done)
+            Request::Append { entries, serial, epoch, done } => {
+                self.add_entries(entries, serial, epoch, done)
             }
             Request::Vote { vote, done } => {
                 let frame = Frame::note(Kind::Vote, LogId::default(), &vote);
@@ -297,7 +285,6 @@ impl Writer {
         entries: Vec<Entry>,
         serial: u64,
         epoch: u64,
-        mut staged: Option<Staged>,
         done: Waiting,
     ) -> Result<Added, Error> {
         if epoch != self.epoch {
@@ -310,13 +297,7 @@ impl Writer {
             match self.find_next(Need::Append) {
                 Ok(true) => {}
                 Ok(false) => {
-                    return Ok(Added::Refused(Request::Append {
-                        entries,
-                        serial,
-                        epoch,
-                        staged,
-                        done,
-                    }));
+                    return Ok(Added::Refused(Request::Append { entries, serial, epoch, done }));
                 }
                 Err(error) => {
                     self.done.push(done);
@@ -324,22 +305,16 @@ impl Writer {
                 }
             }
         }
-        // What a group has no room for is in no buffer of the next one.
-        staged = staged.filter(|_| self.taken == 0);
         for entry in entries.iter().skip(self.taken) {
             let frame = Frame::entry(entry.id, entry.stream, &entry.head, &entry.payload);
             let full = self.tip.group_len() + frame.len() > self.shared.options.group_bytes;
             if full && !self.tip.is_empty() {
-                return Ok(Added::Full(Request::Append { entries, serial, epoch, staged, done }));
+                return Ok(Added::Full(Request::Append { entries, serial, epoch, done }));
             }
             if !self.tip.fits_entries(1, frame.len() as u64) {
-                return Ok(Added::Roll(Request::Append { entries, serial, epoch, staged, done }));
+                return Ok(Added::Roll(Request::Append { entries, serial, epoch, done }));
             }
-            if self.tip.is_empty() {
-                self.adopt(staged);
-            }
-            let place = self.tip.push_staged(&frame, staged);
-            staged = staged.map(|staged| Staged { at: staged.at + frame.len(), ..staged });
+            let place = self.tip.push(&frame);
             self.written.push(Written {
                 index: entry.id.index,
                 serial: serial + self.taken as u64,
@@ -350,26 +325,6 @@ impl Writer {
         self.taken = 0;
         self.done.push(done);
         Ok(Added::Whole)
-    }
-
-    /// Gives up what was staged for requests that stand in other groups by now.
-    fn drop_staged(&mut self) {
-        let first = self.work.iter().find_map(|queued| queued.request.staged());
-        while let Some(gone) = self
-            .staged
-            .pop_front_if(|buffer| first.is_none_or(|first| buffer.number < first.buffer))
-        {
-            self.used.push(gone.bytes);
-        }
-    }
-
-    /// Begins the group where its first frame has been staged.
-    fn adopt(&mut self, staged: Option<Staged>) {
-        let Some(staged) = staged else { return };
-        while let Some(buffer) = self.staged.pop_front_if(|buffer| buffer.number <= staged.buffer) {
-            let is_wanted = buffer.number == staged.buffer;
-            self.used.push(if is_wanted { self.tip.adopt(buffer) } else { buffer.bytes });
-        }
     }
 
     /// Whether all of them fit into the segment, also if they go into several groups.
