@@ -10,7 +10,7 @@ use crate::framing::Aside;
 use crate::log::v1::append_stream_request::Message as StreamMessage;
 use crate::log::v1::batch::Form;
 use crate::log::v1::{AppendRequest, AppendStreamRequest, Batch};
-use crate::messages::{Outgoing, Pieces};
+use crate::messages::{self, Outgoing, Pieces};
 
 /// Numbers of the fields around a payload.
 const APPEND_BATCH: u32 = 3;
@@ -21,15 +21,7 @@ const ENCODED_PAYLOAD: u32 = 6;
 
 /// For the generated client: an append whose body was put [`Aside`].
 pub fn append(request: AppendRequest) -> Request<AppendRequest> {
-    let mut request = Some(request);
-    let body = Outgoing::single(move |_: &mut Context<'_>, pieces: &mut Pieces| {
-        Poll::Ready(request.take().map(|request| {
-            pieces.begin(request.encoded_len())?;
-            write_append(request, pieces);
-            Ok(())
-        }))
-    });
-    aside(Body::new(body), AppendRequest::default())
+    aside(messages::one(request, write_append), AppendRequest::default())
 }
 
 /// For the generated client: a session's requests, one each time that `next` is polled, and a

@@ -7,7 +7,7 @@
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
@@ -193,6 +193,71 @@ pub fn put_aside(request: &mut http::Request<tonic::body::Body>) -> bool {
     true
 }
 
+/// An answer's body: what was put [`Aside`] of it, if anything was, and behind that what tonic ends
+/// the call with.
+#[derive(Debug)]
+pub struct Answered {
+    aside: Option<tonic::body::Body>,
+    /// What tonic made; of a body that was put aside only the end is sent.
+    made: tonic::body::Body,
+    is_aside: bool,
+}
+
+impl Answered {
+    /// The answer with the body that it is to have.
+    pub fn bring_back(mut answer: http::Response<tonic::body::Body>) -> http::Response<Self> {
+        let aside = answer.extensions_mut().remove::<Aside>().map(|aside| aside.take());
+        answer.map(|made| Self { is_aside: aside.is_some(), aside, made })
+    }
+
+    /// Whether messages come in parts, long ones as they are, and not each as a whole.
+    pub fn is_in_parts(&self) -> bool {
+        self.is_aside
+    }
+
+    /// Ends the call as tonic does it for a stream that fails.
+    fn fail(&mut self, status: &Status) -> Result<Frame<Bytes>, Status> {
+        self.aside = None;
+        self.made = tonic::body::Body::empty();
+        let mut trailers = http::HeaderMap::new();
+        status.add_header(&mut trailers)?;
+        Ok(Frame::trailers(trailers))
+    }
+}
+
+impl Body for Answered {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        if let Some(aside) = &mut this.aside {
+            match ready!(Pin::new(aside).poll_frame(context)) {
+                Some(Ok(frame)) => return Poll::Ready(Some(Ok(frame))),
+                Some(Err(status)) => return Poll::Ready(Some(this.fail(&status))),
+                None => this.aside = None,
+            }
+        }
+        loop {
+            match ready!(Pin::new(&mut this.made).poll_frame(context)) {
+                Some(Ok(frame)) if this.is_aside && frame.is_data() => {}
+                other => return Poll::Ready(other),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.aside.is_none() && self.made.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.is_aside { SizeHint::default() } else { self.made.size_hint() }
+    }
+}
+
 /// A channel whose answers are [`Cut`], and whose requests have the body that was put [`Aside`].
 #[derive(Debug, Clone)]
 pub struct Answers<S>(pub S);
@@ -249,6 +314,8 @@ impl<S: NamedService> NamedService for Requests<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use super::*;
 
     fn message(length: u32) -> Vec<u8> {
@@ -283,6 +350,69 @@ mod tests {
         let all = pieces(&mut Cutter::default(), &body);
         let lengths: Vec<_> = all.iter().map(|piece| piece.bytes.len()).collect();
         assert_eq!(lengths, [15, 5, 10_000, 5, 20_000, 7]);
+    }
+
+    /// The frames of an answer: the bytes of each, or the status that it ends with.
+    fn frames(mut body: Answered) -> Vec<Result<Vec<u8>, String>> {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let mut next = || match Pin::new(&mut body).poll_frame(&mut context) {
+            Poll::Ready(frame) => frame.map(|frame| frame.expect("no frame is an error")),
+            Poll::Pending => unreachable!("the body is always ready"),
+        };
+        let text = |frame: Frame<Bytes>| match frame.into_data() {
+            Ok(bytes) => Ok(bytes.to_vec()),
+            Err(frame) => {
+                let trailers = frame.into_trailers().expect("it is one or the other");
+                Err(trailers["grpc-status"].to_str().expect("a number").to_owned())
+            }
+        };
+        std::iter::from_fn(&mut next).map(text).collect()
+    }
+
+    /// A body of these frames.
+    struct Script(VecDeque<Result<Frame<Bytes>, Status>>);
+
+    impl Body for Script {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            Poll::Ready(self.0.pop_front())
+        }
+    }
+
+    fn body(frames: impl IntoIterator<Item = Result<Frame<Bytes>, Status>>) -> tonic::body::Body {
+        tonic::body::Body::new(Script(frames.into_iter().collect()))
+    }
+
+    fn data(length: u32) -> Result<Frame<Bytes>, Status> {
+        Ok(Frame::data(message(length).into()))
+    }
+
+    fn end(code: &'static str) -> Result<Frame<Bytes>, Status> {
+        let name = http::HeaderName::from_static("grpc-status");
+        let value = http::HeaderValue::from_static(code);
+        Ok(Frame::trailers(http::HeaderMap::from_iter([(name, value)])))
+    }
+
+    #[test]
+    fn a_body_that_was_put_aside_takes_the_place_of_the_message_and_not_of_the_end() {
+        let made = || http::Response::new(body([data(0), end("0")]));
+        let answered = |answer| frames(Answered::bring_back(answer).into_body());
+        assert_eq!(answered(made()), [Ok(message(0)), Err("0".to_owned())]);
+        let aside = |frames: Vec<_>| {
+            let mut answer = made();
+            answer.extensions_mut().insert(Aside::new(body(frames)));
+            answered(answer)
+        };
+        let ends = |code: &str| Err(code.to_owned());
+        assert_eq!(aside(vec![data(3), data(2)]), [Ok(message(3)), Ok(message(2)), ends("0")]);
+        assert_eq!(aside(vec![]), [ends("0")]);
+        let fails = vec![data(3), Err(Status::unavailable("gone")), data(2)];
+        assert_eq!(aside(fails), [Ok(message(3)), ends("14")]);
     }
 
     #[test]

@@ -85,10 +85,14 @@ impl<S: AsyncWrite + Unpin> Gathered<S> {
         Pin::new(inner).poll_write_vectored(context, buffers)
     }
 
-    /// Whether a flush is left to the next one.
+    /// Whether a flush is left to the next one. Behind a frame also one that finds nothing held:
+    /// the connection inside may hold the frame's end itself.
     fn may_wait(&self) -> bool {
-        let by_rule = self.waits == Waits::Always || self.ends_in_frame;
-        by_rule && !self.held.is_empty() && !self.waited
+        let by_rule = match self.waits {
+            Waits::Always => !self.held.is_empty(),
+            Waits::BehindFrames => self.ends_in_frame,
+        };
+        by_rule && !self.waited
     }
 }
 
@@ -107,13 +111,17 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gathered<S> {
         buffers: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let bytes: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let ends_in_frame = buffers.len() > 1;
         if self.held.len() + bytes > HELD_BYTES_MAX {
-            return self.poll_through(context, buffers);
+            let written = ready!(self.poll_through(context, buffers))?;
+            self.ends_in_frame = ends_in_frame;
+            self.waited = false;
+            return Poll::Ready(Ok(written));
         }
         for buffer in buffers {
             self.held.extend_from_slice(buffer);
         }
-        self.ends_in_frame = buffers.len() > 1;
+        self.ends_in_frame = ends_in_frame;
         Poll::Ready(Ok(bytes))
     }
 
@@ -130,6 +138,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gathered<S> {
             return Poll::Ready(Ok(()));
         }
         ready!(self.poll_through(context, &[]))?;
+        self.ends_in_frame = false;
         Pin::new(&mut self.inner).poll_flush(context)
     }
 
@@ -167,6 +176,7 @@ mod tests {
         most: usize,
         /// Writes that it takes before it is full.
         room: Option<usize>,
+        flushes: usize,
         is_shut: bool,
     }
 
@@ -195,7 +205,8 @@ mod tests {
             Poll::Ready(Ok(written))
         }
 
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.flushes += 1;
             Poll::Ready(Ok(()))
         }
 
@@ -303,6 +314,33 @@ mod tests {
         assert!(user.flush().is_pending());
         assert!(user.flush().is_ready());
         assert_eq!(user.writes().len(), 2);
+    }
+
+    #[test]
+    fn a_long_frame_is_flushed_with_its_trailers_or_after_a_turn() {
+        let long = [1; 2 * HELD_BYTES_MAX];
+        let mut user = User::new(Waits::BehindFrames, usize::MAX);
+        // It has gone as far as the line inside, which may hold its end until it is flushed.
+        assert_eq!(user.write(&[b"head", &long]), long.len() + 4);
+        assert!(user.flush().is_pending());
+        user.write(&[b"trailers"]);
+        assert_eq!((user.writes().len(), user.line.inner.flushes), (1, 0));
+        assert!(user.flush().is_ready());
+        assert_eq!((user.writes().len(), user.line.inner.flushes), (2, 1));
+        for flushes in 2..4 {
+            user.write(&[b"head", &long]);
+            assert!(user.flush().is_pending());
+            assert!(user.flush().is_ready());
+            assert_eq!(user.line.inner.flushes, flushes);
+        }
+        // One after the other, each with its flush.
+        for _ in 0..3 {
+            user.write(&[b"head", &long]);
+            assert!(user.flush().is_pending());
+        }
+        assert_eq!(user.line.inner.flushes, 3);
+        assert!(user.flush().is_ready());
+        assert_eq!(user.line.inner.flushes, 4);
     }
 
     #[test]

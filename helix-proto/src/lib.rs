@@ -2,6 +2,7 @@
 //! That is the checksum and layout of a batch, how an error travels, and when small writes
 //! may wait for others. Opens no file and no connection.
 
+pub mod answers;
 pub mod appends;
 pub mod batch;
 pub mod codec;

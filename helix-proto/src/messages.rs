@@ -52,6 +52,21 @@ where
     Messages::new(body, bytes_max)
 }
 
+/// A body with one message, which `write` writes behind its head.
+pub(crate) fn one<M>(message: M, write: fn(M, &mut Pieces)) -> tonic::body::Body
+where
+    M: Message + Unpin + 'static,
+{
+    let mut message = Some(message);
+    tonic::body::Body::new(Outgoing::single(move |_: &mut Context<'_>, pieces: &mut Pieces| {
+        Poll::Ready(message.take().map(|message| {
+            pieces.begin(message.encoded_len())?;
+            write(message, pieces);
+            Ok(())
+        }))
+    }))
+}
+
 /// A body with one message that says nothing: what tonic sees of a unary request.
 pub(crate) fn nothing() -> tonic::body::Body {
     let write = |_: &mut Context<'_>, pieces: &mut Pieces| Poll::Ready(Some(pieces.begin(0)));
@@ -336,6 +351,8 @@ pub struct Outgoing<F> {
     pieces: Pieces,
     is_single: bool,
     over: bool,
+    /// What the body ends with, behind the messages before it.
+    failed: Option<Status>,
     in_turns: bool,
     /// What it waits for after a long frame.
     turn: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -351,7 +368,15 @@ impl<F> Outgoing<F> {
     /// The body; it ends when `write` gives none.
     pub fn new(write: F) -> Self {
         let pieces = Pieces::default();
-        Self { write, pieces, is_single: false, over: false, in_turns: false, turn: None }
+        Self {
+            write,
+            pieces,
+            is_single: false,
+            over: false,
+            failed: None,
+            in_turns: false,
+            turn: None,
+        }
     }
 
     /// A body with one message. Its end goes out with its last bytes, not behind them.
@@ -389,7 +414,7 @@ where
                 Poll::Ready(Some(Ok(()))) => this.over = this.is_single,
                 Poll::Ready(Some(Err(status))) => {
                     this.over = true;
-                    return Poll::Ready(Some(Err(status)));
+                    this.failed = Some(status);
                 }
                 Poll::Ready(None) => this.over = true,
                 Poll::Pending => is_pending = true,
@@ -403,12 +428,12 @@ where
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
             None if is_pending => Poll::Pending,
-            None => Poll::Ready(None),
+            None => Poll::Ready(this.failed.take().map(Err)),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.over && self.pieces.is_empty()
+        self.over && self.pieces.is_empty() && self.failed.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {

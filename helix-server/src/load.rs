@@ -83,6 +83,12 @@ impl Room {
         self.0.num_permits()
     }
 
+    /// So much of it, or all that is left.
+    pub fn split(&mut self, bytes: usize) -> Self {
+        let here = self.bytes();
+        Self(self.0.split(bytes.min(here)).expect("no more than there is"))
+    }
+
     /// Both must come from the same room.
     pub fn merge(&mut self, other: Self) {
         self.0.merge(other.0);
@@ -429,5 +435,42 @@ mod tests {
         // Its connection is gone with everything that was on its way.
         drop(kept);
         waits.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn parts_of_an_answer_hold_their_parts_of_its_room() {
+        let load = Load::new(least());
+        let connection = load.connect().unwrap();
+        let call = Call::new(&load, &connection);
+        let free = || load.answers.available_permits();
+        let all = free();
+        // What is around the payloads was not counted with them.
+        call.hold(load.answer_now(120_000).unwrap());
+        let head = call.send_part(vec![1; 100].into());
+        assert!(connection.untaken().is_none(), "what is small counts with what follows it");
+        let first = call.send_part(vec![2; 70_000].into());
+        let between = call.send_part(vec![3; 50].into());
+        let last = call.send_part(vec![4; 50_000].into());
+        assert_eq!(free(), all - 70_000 - (50_000 - 150));
+        for (part, bytes) in [(&head, 100), (&first, 70_000), (&between, 50), (&last, 50_000)] {
+            assert_eq!(part.len(), bytes);
+        }
+        drop(first);
+        assert_eq!(free(), all - (50_000 - 150));
+        assert!(connection.untaken().is_some());
+        drop(last);
+        assert_eq!(free(), all);
+        assert!(connection.untaken().is_none());
+        // Small as it is, it is all that there is.
+        call.hold(load.answer_now(10).unwrap());
+        let small = call.send_part(vec![5; 30].into());
+        assert!(connection.untaken().is_some() && free() == all - 10);
+        drop(small);
+        // What nobody took room for is counted when it is long.
+        drop(call.send_part(vec![6; 30].into()));
+        let long = call.send_part(vec![7; limits::ANSWER_COUNTED_BYTES].into());
+        assert_eq!(free(), all - limits::ANSWER_COUNTED_BYTES);
+        drop(long);
+        assert_eq!(free(), all);
     }
 }

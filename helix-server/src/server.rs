@@ -3,6 +3,7 @@
 
 mod accept;
 mod gate;
+mod socket;
 
 pub use accept::Door;
 

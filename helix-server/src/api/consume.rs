@@ -3,7 +3,10 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::task::Context;
 
+use futures_util::stream;
+use helix_proto::answers;
 use helix_proto::log::v1::consume_service_server::ConsumeService;
 use helix_proto::log::v1::{
     FetchRequest, FetchResponse, ResolveOffsetsRequest, ResolveOffsetsResponse, ResolvedOffset,
@@ -128,7 +131,10 @@ impl ConsumeService for Consume {
         request: Request<FetchRequest>,
     ) -> Result<Response<FetchResponse>, Status> {
         let call = call_of(&request);
-        Ok(Response::new(self.fetch(request.into_inner(), call).await?))
+        let is_gated = call.is_some();
+        let answer = self.fetch(request.into_inner(), call).await?;
+        // Only the gate brings back what was put aside.
+        Ok(if is_gated { answers::fetch(answer) } else { Response::new(answer) })
     }
 
     async fn subscribe(
@@ -136,8 +142,15 @@ impl ConsumeService for Consume {
         request: Request<SubscribeRequest>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
         let call = call_of(&request);
-        let subscription = Subscription::open(&self.node, request.into_inner(), call).await?;
-        Ok(Response::new(subscription.messages()))
+        let request = request.into_inner();
+        let is_aside = call.is_some() && request.accept_encoded;
+        let subscription = Subscription::open(&self.node, request, call).await?;
+        let mut messages = subscription.messages();
+        if !is_aside {
+            return Ok(Response::new(messages));
+        }
+        let next = move |context: &mut Context<'_>| messages.as_mut().poll_next(context);
+        Ok(answers::subscribe(next, Box::pin(stream::empty())))
     }
 
     async fn resolve_offsets(

@@ -225,6 +225,25 @@ impl Call {
             }
             None => self.load.answer_now(bytes.len()),
         };
+        self.count(bytes, room)
+    }
+
+    /// As [`Self::send`] for some of the bytes of messages: they take their part of the room, which
+    /// was taken for no more than all of them.
+    pub fn send_part(&self, bytes: Bytes) -> Bytes {
+        let mut held = self.lock();
+        let room = held.as_mut().map(|room| room.split(bytes.len()));
+        let is_last = held.take_if(|rest| rest.bytes() == 0).is_some();
+        drop(held);
+        // What is small counts as part of its call, unless it is all that does.
+        if !is_last && bytes.len() < limits::ANSWER_COUNTED_BYTES {
+            return bytes;
+        }
+        let room = room.or_else(|| self.load.answer_now(bytes.len()));
+        self.count(bytes, room)
+    }
+
+    fn count(&self, bytes: Bytes, room: Option<Room>) -> Bytes {
         let id = self.connection.next_answer.fetch_add(1, Ordering::Relaxed);
         self.connection.lock().push((Instant::now(), id, bytes.len()));
         let connection = self.connection.clone();

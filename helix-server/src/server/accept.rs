@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use futures_util::{StreamExt, stream};
 use helix_proto::gather::{Gathered, Waits};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::time::{interval, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -19,6 +19,7 @@ use tonic::transport::server::Connected;
 use tower::Layer;
 
 use super::gate::Gate;
+use super::socket::Socket;
 use crate::api::{Meter, MeterLayer};
 use crate::limits;
 use crate::load::{Connection, Load};
@@ -32,13 +33,11 @@ pub trait Door: Send + 'static {
 }
 
 impl Door for TcpListener {
-    type Socket = TcpStream;
+    type Socket = Socket;
 
-    async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
+    async fn accept(&mut self) -> io::Result<(Socket, SocketAddr)> {
         let (stream, peer) = Self::accept(self).await?;
-        // Ignored: a connection that delays small packets is slow, not wrong.
-        let _ = stream.set_nodelay(true);
-        Ok((stream, peer))
+        Ok((Socket::new(stream), peer))
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::Either;
-use helix_proto::framing::{Cutter, Piece, put_aside};
+use helix_proto::framing::{Answered, Cutter, Piece, put_aside};
 use hyper::body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
@@ -58,6 +58,7 @@ impl Service<http::Request<Body>> for Gate {
             Ok(place) => place,
             Err(error) => {
                 let refusal = Status::from(error).into_http::<Body>();
+                let refusal = Answered::bring_back(refusal);
                 return Either::Left(ready(Ok(refusal.map(|body| Answer { body, held: None }))));
             }
         };
@@ -72,6 +73,7 @@ impl Service<http::Request<Body>> for Gate {
             if kind.is_unary {
                 call.handled();
             }
+            let answer = Answered::bring_back(answer);
             Ok(answer.map(|body| Answer { body, held: Some((call, place)) }))
         }))
     }
@@ -246,7 +248,7 @@ impl hyper::body::Body for Arriving {
 
 /// An answer's body on its way out.
 pub(super) struct Answer {
-    body: Body,
+    body: Answered,
     /// None where the call was refused.
     held: Option<(Arc<Call>, Room)>,
 }
@@ -262,7 +264,10 @@ impl hyper::body::Body for Answer {
         let this = &mut *self;
         let polled = Pin::new(&mut this.body).poll_frame(context);
         let Some((call, _)) = &this.held else { return polled };
-        polled.map_ok(|frame| frame.map_data(|bytes| call.send(bytes)))
+        let in_parts = this.body.is_in_parts();
+        polled.map_ok(|frame| {
+            frame.map_data(|bytes| if in_parts { call.send_part(bytes) } else { call.send(bytes) })
+        })
     }
 
     fn is_end_stream(&self) -> bool {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use helix_proto::batch;
 use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
@@ -175,22 +176,28 @@ async fn an_idle_subscription_gives_signs_of_life() {
 #[tokio::test]
 async fn a_deleted_topic_ends_its_subscriptions() {
     on_both(async |server: TestServer| {
-        let mut stream = open(&server, subscribe(vec![latest(0)])).await;
-        assert!(matches!(next(&mut stream).await, Message::CaughtUp(_)));
+        let plain = subscribe(vec![latest(0)]);
+        let encoded = SubscribeRequest { accept_encoded: true, ..plain.clone() };
+        let mut streams = [open(&server, plain).await, open(&server, encoded).await];
+        for stream in &mut streams {
+            assert!(matches!(next(stream).await, Message::CaughtUp(_)));
+        }
         let request = DeleteTopicRequest { name: "default".to_owned() };
         server.topics().delete_topic(request).await.unwrap();
-        let status = soon(async {
-            loop {
-                match stream.message().await {
-                    Ok(Some(_)) => {}
-                    Ok(None) => panic!("an end with OK would say that all was read"),
-                    Err(status) => return status,
+        for mut stream in streams {
+            let status = soon(async {
+                loop {
+                    match stream.message().await {
+                        Ok(Some(_)) => {}
+                        Ok(None) => panic!("an end with OK would say that all was read"),
+                        Err(status) => return status,
+                    }
                 }
-            }
-        })
-        .await;
-        assert_eq!(status.code(), Code::NotFound);
-        assert_eq!(detail(&status).topic, "default");
+            })
+            .await;
+            assert_eq!(status.code(), Code::NotFound);
+            assert_eq!(detail(&status).topic, "default");
+        }
     })
     .await;
 }
@@ -240,6 +247,23 @@ async fn encoded_batches_can_be_followed_too() {
     let Message::Data(data) = next(&mut stream).await else { panic!() };
     assert_eq!((data.start_offset, data.next_offset, data.batches.len()), (1, 2, 1));
     assert_eq!(data.batches[0].first_offset, 0);
+    assert!(matches!(next(&mut stream).await, Message::CaughtUp(_)));
+    // What is long goes another way out of the server, alone and among what is short.
+    for lengths in [&[100_000][..], &[1, 5_000, 2, 300_000]] {
+        let long: Vec<String> = lengths.iter().map(|length| "x".repeat(*length)).collect();
+        for value in &long {
+            server.append(&[value]).await;
+        }
+        let mut found = Vec::new();
+        while found.len() < long.len() {
+            let Message::Data(data) = next(&mut stream).await else { continue };
+            for stored in data.batches {
+                let records = batch::decode(&stored.batch.unwrap()).unwrap().records;
+                found.extend(records.into_iter().map(|record| record.value.unwrap()));
+            }
+        }
+        assert!(found == long, "they are not the same");
+    }
 }
 
 /// A subscriber that takes its time, and a trim that overtakes it: it gets what it had not got yet,
