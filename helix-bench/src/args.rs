@@ -140,7 +140,8 @@ pub(crate) struct LoadArgs {
     /// Seed of payloads and retries.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Threads of this process's runtime [default: one per core].
+    /// Threads of this process's runtime [default: one per core; 1 where one request at a time is
+    /// in flight].
     #[arg(long)]
     pub(crate) threads: Option<usize>,
     /// Write the result to this file as JSON; "-" prints it instead of the table.

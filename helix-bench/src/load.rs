@@ -8,6 +8,7 @@ use helix_proto::log::v1::Durability;
 use serde::{Serialize, Serializer};
 
 use crate::args::{Acks, LoadArgs, Mode, Payload};
+use crate::report::cores;
 use crate::stamp::STAMP_BYTES;
 
 /// Everything that describes a run, and nothing that it finds out.
@@ -36,6 +37,8 @@ pub(crate) struct Load {
     pub(crate) create_topic: Option<u32>,
     pub(crate) replication_factor: Option<u32>,
     pub(crate) seed: u64,
+    /// Of this process's runtime.
+    pub(crate) threads: usize,
     pub(crate) warmup: Phase,
     pub(crate) run: Phase,
 }
@@ -97,6 +100,7 @@ impl Load {
             create_topic: args.create_topic,
             replication_factor: args.replication_factor,
             seed: args.seed,
+            threads: args.threads.unwrap_or_else(|| threads(mode, args)),
             warmup: warmup(mode, args, batch_size_default),
             run: Phase { records: records(mode, args), duration: args.duration },
         };
@@ -108,6 +112,7 @@ impl Load {
         ensure!(self.clients > 0, "--clients must be at least 1");
         ensure!(self.connections > 0, "--connections must be at least 1");
         ensure!(self.in_flight > 0, "--in-flight must be at least 1");
+        ensure!(self.threads > 0, "--threads must be at least 1");
         ensure!(self.batch_size > 0, "--batch-size must be at least 1");
         ensure!(self.subscribers > 0 || self.mode != Mode::E2e, "--subscribers must be at least 1");
         ensure!(self.run.records != Some(0), "there is nothing to do: no records");
@@ -150,6 +155,17 @@ impl Load {
             Acks::None => Durability::None,
         }
     }
+}
+
+/// One request at a time keeps one thread busy. A second one would not help, but the executor wakes
+/// it to take a task over, so that requests go from one core to the other, or do not: with both,
+/// medians of the same run against the same server are a fifth apart.
+fn threads(mode: Mode, args: &LoadArgs) -> usize {
+    let is_one_at_a_time = args.clients == 1
+        && args.in_flight == 1
+        && !args.stream
+        && matches!(mode, Mode::Write | Mode::Read | Mode::Latency);
+    if is_one_at_a_time { 1 } else { cores() }
 }
 
 fn records(mode: Mode, args: &LoadArgs) -> Option<u64> {
@@ -226,6 +242,25 @@ mod tests {
         let both = LoadArgs { duration, records: Some(7), ..args() };
         let load = Load::new(Mode::Write, &both).unwrap();
         assert_eq!(load.run, Phase { records: Some(7), duration });
+    }
+
+    #[test]
+    fn one_request_at_a_time_has_one_thread() {
+        for mode in [Mode::Write, Mode::Read, Mode::Latency] {
+            assert_eq!(Load::new(mode, &args()).unwrap().threads, 1);
+        }
+        let many = [
+            (Mode::Write, LoadArgs { clients: 2, ..args() }),
+            (Mode::Write, LoadArgs { in_flight: 2, ..args() }),
+            (Mode::Read, LoadArgs { stream: true, ..args() }),
+            (Mode::E2e, args()),
+        ];
+        for (mode, args) in many {
+            assert_eq!(Load::new(mode, &args).unwrap().threads, cores());
+            let asked = LoadArgs { threads: Some(3), ..args };
+            assert_eq!(Load::new(mode, &asked).unwrap().threads, 3);
+        }
+        assert!(Load::new(Mode::Write, &LoadArgs { threads: Some(0), ..args() }).is_err());
     }
 
     #[test]

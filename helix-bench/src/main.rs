@@ -31,7 +31,7 @@ use serde::Serialize;
 use args::{CeilingArgs, Cli, Command, CompareArgs, LoadArgs, Mode};
 use ceiling::Ceiling;
 use load::Load;
-use report::{Report, cores};
+use report::Report;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -68,7 +68,7 @@ fn run(command: Command) -> Result<u8> {
 
 fn measure(mode: Mode, args: &LoadArgs) -> Result<u8> {
     let load = Load::new(mode, args)?;
-    let report = client_runtime(args)?.block_on(run_load(&load))?;
+    let report = runtime(load.threads)?.block_on(run_load(&load))?;
     finish(report, args)
 }
 
@@ -82,7 +82,7 @@ fn serve_ceiling(args: &CeilingArgs, address: &str) -> Result<u8> {
 
 fn under_ceiling(args: &CeilingArgs) -> Result<u8> {
     let load = Load::new(args.mode, &args.load)?;
-    let report = client_runtime(&args.load)?.block_on(async {
+    let report = runtime(load.threads)?.block_on(async {
         let threads = ceiling::server_threads(args.server_threads);
         let ceiling = Ceiling::start(&load, Some(threads)).await?;
         let mut report = run_load(&ceiling.load(&load)).await?;
@@ -99,7 +99,7 @@ fn compare(args: &CompareArgs) -> Result<u8> {
     let load = Load::new(args.mode, &args.load)?;
     let threads = ceiling::server_threads(args.server_threads);
     let mut comparison =
-        client_runtime(&args.load)?.block_on(compare::run(&load, args.runs, threads, run_load))?;
+        runtime(load.threads)?.block_on(compare::run(&load, args.runs, threads, run_load))?;
     comparison.command = command_line();
     deliver(&comparison, args.load.json.as_deref(), || comparison.table())?;
     Ok(comparison.exit_code())
@@ -152,10 +152,6 @@ fn command_line() -> String {
     let program = arguments.next().unwrap_or_default();
     let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
     std::iter::once(name).chain(arguments).collect::<Vec<_>>().join(" ")
-}
-
-fn client_runtime(args: &LoadArgs) -> Result<tokio::runtime::Runtime> {
-    runtime(args.threads.unwrap_or_else(cores).max(1))
 }
 
 fn runtime(threads: usize) -> Result<tokio::runtime::Runtime> {
