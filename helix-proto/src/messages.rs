@@ -203,6 +203,11 @@ where
         }
     }
 
+    /// Whether a part of a message has come, and the rest has not.
+    pub fn is_within(&self) -> bool {
+        self.head_bytes > 0
+    }
+
     /// The next message; none at the end of the body.
     ///
     /// # Errors

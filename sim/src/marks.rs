@@ -40,6 +40,7 @@ pub enum Mark {
     ConnectionReset,
     MessageTwice,
     MessageLate,
+    MessageWithinAnother,
     SlowLink,
     ClockJump,
     SegmentRolled,
@@ -67,7 +68,7 @@ pub enum Mark {
 }
 
 impl Mark {
-    pub const ALL: [Self; 53] = [
+    pub const ALL: [Self; 54] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -97,6 +98,7 @@ impl Mark {
         Self::ConnectionReset,
         Self::MessageTwice,
         Self::MessageLate,
+        Self::MessageWithinAnother,
         Self::SlowLink,
         Self::ClockJump,
         Self::SegmentRolled,

@@ -156,6 +156,7 @@ impl AsyncWrite for Socket {
                 peer.tamper.feed(buf, rng.as_mut(), &mut peer.out, |fate| {
                     marks.hit(match fate {
                         Fate::Late => Mark::MessageLate,
+                        Fate::Within => Mark::MessageWithinAnother,
                         Fate::Sent | Fate::Twice => Mark::MessageTwice,
                     });
                 });

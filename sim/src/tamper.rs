@@ -1,6 +1,8 @@
-//! Sends a message between two nodes twice, or after the one that follows it. TCP does neither; a
-//! peer with a fault, or something between the two, may. What comes of it is that the receiver
-//! refuses the stream's order and the sender begins anew, or that an answer is given twice.
+//! Sends a message between two nodes twice, or after the one that follows it, or into the middle of
+//! that. TCP does none of it; a peer with a fault, or something between the two, may. What comes of
+//! it is that the receiver refuses the stream's order and the sender begins anew, that an answer is
+//! given twice, or that the receiver has lost sight of where messages begin: it then takes records
+//! for a length, and waits for bytes that nobody sends.
 //!
 //! Works on what a dialing node writes: HTTP/2 frames, of which those that hold whole gRPC messages
 //! are doubled or held back. Nothing behind the socket knows of it.
@@ -22,7 +24,10 @@ const ONE_IN: u32 = 150;
 pub enum Fate {
     Sent,
     Twice,
+    /// Held back until another frame has gone.
     Late,
+    /// Held back, and now sent between two frames of one message.
+    Within,
 }
 
 /// The writing side of one connection.
@@ -65,9 +70,12 @@ impl Tamper {
                     continue;
                 }
                 Fate::Twice => out.extend_from_slice(&frame),
-                Fate::Sent | Fate::Late => {}
+                Fate::Sent | Fate::Late | Fate::Within => {}
             }
             out.extend(frame);
+            if !self.held.is_empty() && !self.messages.is_between() {
+                told(Fate::Within);
+            }
             out.append(&mut self.held);
         }
     }
@@ -197,6 +205,27 @@ mod tests {
             assert_eq!(all, (0..200).collect::<Vec<u8>>(), "seed {seed}");
         }
         assert!(doubled && swapped);
+    }
+
+    #[test]
+    fn a_late_message_may_end_up_within_the_next_one() {
+        let (long, mut within) = (message(9), 0);
+        for seed in 0..400 {
+            let mut rng = StdRng::seed_from_u64(seed);
+            let mut tamper = Tamper { is_begun: true, data_frames: 1, ..Tamper::default() };
+            let frames =
+                [frame(DATA, &message(8)), frame(DATA, &long[..6]), frame(DATA, &long[6..])];
+            let (mut out, mut told) = (Vec::new(), Vec::new());
+            tamper.feed(&frames.concat(), Some(&mut rng), &mut out, |fate| told.push(fate));
+            if told == [Fate::Late, Fate::Within] {
+                let [late, begins, ends] = &frames;
+                assert_eq!(out, [&begins[..], late, ends].concat());
+                within += 1;
+            } else {
+                assert!(!told.contains(&Fate::Within), "{told:?}");
+            }
+        }
+        assert!(within > 0);
     }
 
     #[test]

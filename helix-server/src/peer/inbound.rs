@@ -17,13 +17,16 @@ use pb::exchange_response::Message as Said;
 use pb::question::Question;
 use prost::Message as _;
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, Sleep, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOwned};
 use tonic::Status;
 
 use super::connection::Traffic;
 use super::follow::{Ended, Epoch, EpochResults, Outcome};
 use super::hub::{Hub, Served};
-use super::limits::{EPOCHS_MAX, MESSAGES_PER_POLL, QUESTIONS_MAX, RECORDS_REQUESTS_MAX};
+use super::limits::{
+    EPOCHS_MAX, MESSAGE_WAIT, MESSAGES_PER_POLL, QUESTIONS_MAX, RECORDS_REQUESTS_MAX,
+};
 use super::questions;
 use super::snapshot::{Arrived, Assembly};
 use super::wire;
@@ -34,11 +37,41 @@ struct Installing {
     _given_up: DropGuard,
 }
 
+/// Looks now and then whether a stream is within the message that it was in the last time. Whoever
+/// sent something that is no message would otherwise wait for its answer for as long as the
+/// connection lives, since the rest of what was taken for one may never come.
+struct Lookout {
+    next: Pin<Box<Sleep>>,
+    /// Number of the message that was under way.
+    within: Option<u64>,
+}
+
+impl Lookout {
+    fn new() -> Self {
+        Self { next: Box::pin(sleep(MESSAGE_WAIT)), within: None }
+    }
+
+    /// Whether it is, for a stream that is `within` this message. To be polled with the stream.
+    fn is_stuck(&mut self, within: Option<u64>, context: &mut Context<'_>) -> bool {
+        while self.next.as_mut().poll(context).is_ready() {
+            if within.is_some() && within == self.within {
+                return true;
+            }
+            self.within = within;
+            self.next.as_mut().reset(Instant::now() + MESSAGE_WAIT);
+        }
+        false
+    }
+}
+
 pub(super) struct Inbound {
     hub: Arc<Hub>,
     from: u64,
     traffic: Option<Arc<Traffic>>,
     requests: Messages<pb::ExchangeRequest>,
+    /// Messages so far.
+    taken: u64,
+    lookout: Lookout,
     opened: Option<pb::Opened>,
     stop: Pin<Box<WaitForCancellationFutureOwned>>,
     /// The newest epoch of each shard: a peer has one replica of it.
@@ -69,6 +102,8 @@ impl Inbound {
             hub,
             from,
             requests,
+            taken: 0,
+            lookout: Lookout::new(),
             opened: Some(opened),
             stop: Box::pin(stop),
             epochs: BTreeMap::new(),
@@ -90,6 +125,7 @@ impl Inbound {
                 Poll::Pending => return Ok(false),
                 Poll::Ready(Ok(None)) => return Err(None),
                 Poll::Ready(Ok(Some(request))) => {
+                    self.taken += 1;
                     if let Some(traffic) = &self.traffic {
                         traffic.received.add(request.encoded_len() as u64);
                     }
@@ -332,6 +368,13 @@ impl Stream for Inbound {
                 return Poll::Ready(ended.map(Err));
             }
         };
+        let within = this.requests.is_within().then_some(this.taken);
+        if this.lookout.is_stuck(within, context) {
+            let status = Status::deadline_exceeded("the rest of a message has not come");
+            this.complain(status.message());
+            this.end();
+            return Poll::Ready(Some(Err(status)));
+        }
         this.gather(context);
         if !this.ready.acks.is_empty() || !this.ready.answers.is_empty() {
             return Self::say(Said::Results(std::mem::take(&mut this.ready)));

@@ -3,9 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use helix_proto::framing::{Answers, Aside};
+use helix_proto::messages::{Outgoing, Pieces};
 use helix_proto::raft::v1 as pb;
 use helix_server::raft::{DiskReads, LogStore, Machine, StateMachine, replica_id};
 use helix_wal::storage::SimulatedDisk;
@@ -17,18 +20,22 @@ use pb::exchange_request::Message;
 use pb::exchange_response::Message as Said;
 use pb::peer_service_client::PeerServiceClient;
 use pb::question::Question;
+use prost::Message as _;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming};
 
 use crate::peer_nodes::{CLUSTER, Ledger, Node, SHARD, command, listeners, memory_wal};
 use crate::support::PATIENCE;
 
 const LIVE: i32 = pb::Lane::Live as i32;
+const CONTROL: i32 = pb::Lane::Control as i32;
 
 /// Node 2 under test; the test is node 1, whose own address nobody answers.
 async fn node() -> Node {
@@ -37,11 +44,14 @@ async fn node() -> Node {
     Node::start(2, &peers, listener, memory_wal()).await
 }
 
-async fn client(node: &Node) -> PeerServiceClient<Channel> {
+async fn channel(node: &Node) -> Channel {
     let address = node.port.as_ref().unwrap().address;
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-    let channel = endpoint.connect().await.unwrap();
-    PeerServiceClient::new(channel).max_encoding_message_size(16 << 20)
+    endpoint.connect().await.unwrap()
+}
+
+async fn client(node: &Node) -> PeerServiceClient<Channel> {
+    PeerServiceClient::new(channel(node).await).max_encoding_message_size(16 << 20)
 }
 
 struct Raw {
@@ -82,7 +92,7 @@ impl Raw {
     }
 
     async fn next(&mut self) -> Result<pb::ExchangeResponse, Status> {
-        let next = tokio::time::timeout(PATIENCE, self.results.next()).await;
+        let next = timeout(PATIENCE, self.results.next()).await;
         next.expect("something comes").expect("the stream goes on")
     }
 
@@ -440,6 +450,33 @@ async fn a_silent_caller_is_not_waited_for() {
     node.stop().await;
 }
 
+/// Whoever has lost sight of where messages begin takes anything for a length.
+#[tokio::test]
+async fn the_rest_of_a_message_is_not_waited_for_for_ever() {
+    let node = node().await;
+    let mut idle = Raw::open(&node, pb::Opening { lane: CONTROL, ..opening() }).await.unwrap();
+    let mut first = Some(pb::ExchangeRequest { message: Some(Message::Opening(opening())) });
+    let mut length = Some(1 << 20);
+    let body = Outgoing::new(move |_: &mut Context<'_>, pieces: &mut Pieces| {
+        if let Some(first) = first.take() {
+            pieces.begin(first.encoded_len())?;
+            first.encode_raw(pieces.short());
+            return Poll::Ready(Some(Ok(())));
+        }
+        length.take().map_or(Poll::Pending, |length| Poll::Ready(Some(pieces.begin(length))))
+    });
+    let mut request = Request::new(futures_util::stream::empty());
+    request.extensions_mut().insert(Aside::new(Body::new(body)));
+    let mut client = PeerServiceClient::new(Answers(channel(&node).await));
+    let mut results = client.exchange(request).await.unwrap().into_inner();
+    assert!(matches!(results.message().await.unwrap().unwrap().message, Some(Said::Opened(_))));
+    let status = timeout(PATIENCE + PATIENCE, results.message()).await.unwrap().unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded);
+    // One that is between messages may say nothing for as long as it likes.
+    assert_eq!(idle.append(1, entries(vec![blank(0)])).await, matched(0));
+    node.stop().await;
+}
+
 /// Two names for one node's peers would be two connections: the node itself is no peer.
 #[tokio::test]
 async fn a_node_is_not_its_own_peer() {
@@ -453,7 +490,6 @@ async fn a_node_is_not_its_own_peer() {
 
 #[test]
 fn clients_do_not_see_what_nodes_say_to_each_other() {
-    use prost::Message;
     let set = prost_types::FileDescriptorSet::decode(helix_proto::FILE_DESCRIPTOR_SET).unwrap();
     let names: Vec<_> = set.file.iter().map(|file| file.name()).collect();
     assert!(names.iter().any(|name| name.starts_with("helix/log/v1/")));
