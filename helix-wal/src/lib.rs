@@ -66,6 +66,7 @@
 
 mod aligned;
 mod aside;
+mod buffers;
 mod choose;
 mod cold;
 mod compaction;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::aligned::Aligned;
+use crate::buffers::Buffer;
 use crate::footer::{IndexRow, PlacedRow};
 use crate::frame::{FrameHeader, Kind, Position};
 use crate::segment::{Segment, Stop};
@@ -211,9 +212,9 @@ impl Run {
             let from = (self.start - blocks.start) as usize;
             return Ok(buffer.into_bytes().slice(from..from + self.len()));
         }
-        let mut bytes = vec![0; self.len()];
-        self.segment.read(&mut bytes, self.start, how)?;
-        Ok(Bytes::from(bytes))
+        let mut buffer = Buffer::with_len(self.len());
+        self.segment.read(buffer.as_mut_slice(), self.start, how)?;
+        Ok(buffer.into_bytes())
     }
 
     fn len(&self) -> usize {
