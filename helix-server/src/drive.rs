@@ -38,24 +38,25 @@ pub(crate) fn start(
             keeper.spawn()?;
         }
         Drive::Tasks { pace } => {
-            let wake = Arc::new((Notify::new(), Notify::new()));
-            let waker = wake.clone();
-            wal.set_waker(Box::new(move || {
-                waker.0.notify_one();
-                waker.1.notify_one();
-            }));
+            let (wake_writer, wake_keeper) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+            let (writer_woken, keeper_woken) = (wake_writer.clone(), wake_keeper.clone());
+            wal.set_wakers(
+                Box::new(move || wake_writer.notify_one()),
+                Box::new(move || wake_keeper.notify_one()),
+            );
             let start = Instant::now();
             wal.set_clock(Box::new(move || start.elapsed()));
-            let woken = wake.clone();
             tokio::spawn(async move {
-                while wait(writer.step(start.elapsed()), &woken.0).await {
+                while wait(writer.step(start.elapsed()), &writer_woken).await {
                     let pace = pace();
                     if !pace.is_zero() {
                         tokio::time::sleep(pace).await;
                     }
                 }
             });
-            tokio::spawn(async move { while wait(keeper.step(start.elapsed()), &wake.1).await {} });
+            tokio::spawn(async move {
+                while wait(keeper.step(start.elapsed()), &keeper_woken).await {}
+            });
         }
     }
     Ok(())

@@ -314,12 +314,18 @@ pub(crate) struct Shared {
     core: Mutex<Core>,
     writer_wake: Condvar,
     keeper_wake: Condvar,
-    waker: Mutex<Option<Waker>>,
+    wakers: Mutex<Option<Arc<Wakers>>>,
     /// Tells the times that steps are given. Without it time passes by the steps themselves.
     clock: OnceLock<Clock>,
 }
 
-type Waker = Arc<dyn Fn() + Send + Sync>;
+pub(crate) type Waker = Box<dyn Fn() + Send + Sync>;
+
+/// Each half has its own: what is woken by what it does itself never rests.
+pub(crate) struct Wakers {
+    pub writer: Waker,
+    pub keeper: Waker,
+}
 type Clock = Box<dyn Fn() -> Duration + Send + Sync>;
 
 impl fmt::Debug for Shared {
@@ -348,7 +354,7 @@ impl Shared {
             core: Mutex::new(core),
             writer_wake: Condvar::new(),
             keeper_wake: Condvar::new(),
-            waker: Mutex::default(),
+            wakers: Mutex::default(),
             clock: OnceLock::new(),
         }
     }
@@ -370,10 +376,13 @@ impl Shared {
         if waiting {
             self.condvar(role).notify_one();
         }
-        // The waker is only set where no threads wait.
-        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(waker) = waker {
-            waker();
+        // The wakers are only set where no threads wait.
+        let wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(wakers) = wakers {
+            match role {
+                Role::Writer => (wakers.writer)(),
+                Role::Keeper => (wakers.keeper)(),
+            }
         }
     }
 
@@ -412,8 +421,9 @@ impl Shared {
         since.filter(|_| is_open).map(|since| self.now(&core).saturating_sub(since))
     }
 
-    pub(crate) fn set_waker(&self, waker: Waker) {
-        *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
+    pub(crate) fn set_wakers(&self, wakers: Wakers) {
+        let mut held = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        *held = Some(Arc::new(wakers));
     }
 
     /// Waits until a step is wanted or the time has passed.

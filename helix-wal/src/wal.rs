@@ -17,7 +17,7 @@ use crate::log::Log;
 use crate::places::Placed;
 use crate::recovery;
 use crate::segment::unless_blocked;
-use crate::shared::{Core, Request, Role, Shared, Waiting};
+use crate::shared::{Core, Request, Role, Shared, Waiting, Wakers};
 use crate::slot::Written;
 use crate::state_io::StateFile;
 use crate::storage::Storage;
@@ -548,10 +548,14 @@ impl Wal {
         self.shared.set_clock(clock);
     }
 
-    /// Called (from any thread) whenever the writer or the keeper has something to do. For drivers
-    /// other than the threads.
-    pub fn set_waker(&self, waker: Box<dyn Fn() + Send + Sync>) {
-        self.shared.set_waker(waker.into());
+    /// Called (from any thread) whenever the writer or the keeper, each its own, has something to
+    /// do. For drivers other than the threads.
+    pub fn set_wakers(
+        &self,
+        writer: Box<dyn Fn() + Send + Sync>,
+        keeper: Box<dyn Fn() + Send + Sync>,
+    ) {
+        self.shared.set_wakers(Wakers { writer, keeper });
     }
 
     /// Called once when the log is poisoned; at once if it is already.

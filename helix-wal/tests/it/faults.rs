@@ -230,6 +230,47 @@ fn a_full_disk_refuses_appends_serves_reads_and_resumes_by_itself() {
     }
 }
 
+/// The writer asks the keeper for room at each attempt. Woken by that itself, it would try again at
+/// once, and for ever: who drives the steps as tasks would do nothing else.
+#[test]
+fn who_waits_for_room_is_not_woken_by_asking_for_it() {
+    let disk = SimulatedDisk::new(3);
+    let mut hand = open(&disk, Options { ready_segments: 0, ..small() });
+    let (of_writer, of_keeper) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let count = |wakes: &Arc<AtomicUsize>| {
+        let wakes = Arc::clone(wakes);
+        Box::new(move || {
+            wakes.fetch_add(1, Ordering::SeqCst);
+        })
+    };
+    hand.wal.set_wakers(count(&of_writer), count(&of_keeper));
+    hand.idle();
+    disk.set_free_bytes(Some(0));
+    let results = Results::default();
+    let mut votes = 0;
+    let waits = loop {
+        let told = Arc::clone(&results);
+        let done = Box::new(move |result| told.lock().unwrap().push(result));
+        hand.wal.save_vote(Bytes::from(vec![7; 200]), done);
+        votes += 1;
+        let before = [&of_writer, &of_keeper].map(|wakes| wakes.load(Ordering::SeqCst));
+        let next = hand.step_writer();
+        let woken = [&of_writer, &of_keeper].map(|wakes| wakes.load(Ordering::SeqCst));
+        assert_eq!(woken[0], before[0], "the writer wakes itself after {votes} votes");
+        let told = take(&results);
+        if told.is_empty() {
+            assert!(woken[1] > before[1], "the keeper is asked for room");
+            break next;
+        }
+        assert!(matches!(told[..], [Ok(())]), "{told:?}");
+        assert!(votes < 1000, "the disk never fills up");
+    };
+    assert!(matches!(waits, Next::After(time) if !time.is_zero()), "{waits:?}");
+    disk.set_free_bytes(None);
+    hand.idle();
+    assert!(matches!(take(&results)[..], [Ok(())]));
+}
+
 #[test]
 fn no_room_is_noticed_by_the_error_too_not_only_by_the_figure() {
     // Quotas refuse what the figure of free bytes promises.
