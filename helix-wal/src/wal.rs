@@ -520,6 +520,11 @@ impl Wal {
             return Err(Error::DiskFull { free_bytes, needed_bytes });
         }
         core.disk_full = None;
+        // The keeper takes that room now, or says again that there is none. Until it looks by
+        // itself a writer could fill the segment in use, and find nothing behind it.
+        let waiting = core.keeper.raise();
+        drop(core);
+        self.shared.wake(Role::Keeper, waiting);
         Ok(())
     }
 

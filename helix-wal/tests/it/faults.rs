@@ -271,6 +271,39 @@ fn who_waits_for_room_is_not_woken_by_asking_for_it() {
     assert!(matches!(take(&results)[..], [Ok(())]));
 }
 
+/// Room that was seen may be gone again before anything was made of it. The keeper finds that out
+/// while the segment in use has place, not only when it would have looked by itself.
+#[test]
+fn who_sees_room_again_has_the_keeper_look_at_once() {
+    let disk = SimulatedDisk::new(3);
+    let mut hand = open(&disk, small());
+    let of_keeper = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&of_keeper);
+    let waker = move || {
+        count.fetch_add(1, Ordering::SeqCst);
+    };
+    hand.wal.set_wakers(Box::new(|| ()), Box::new(waker));
+    hand.idle();
+    disk.set_free_bytes(Some(0));
+    let results = Results::default();
+    for appends in 0.. {
+        if hand.wal.writable().is_err() {
+            break;
+        }
+        append(&hand.wal, &results, 3000);
+        hand.idle();
+        assert!(appends < 1000, "the disk never fills up");
+    }
+    assert!(take(&results).iter().all(Result::is_ok));
+    disk.set_free_bytes(None);
+    let before = of_keeper.load(Ordering::SeqCst);
+    hand.wal.writable().unwrap();
+    assert!(of_keeper.load(Ordering::SeqCst) > before);
+    disk.set_free_bytes(Some(0));
+    hand.step_keeper();
+    assert!(matches!(hand.wal.writable(), Err(Error::DiskFull { .. })));
+}
+
 #[test]
 fn no_room_is_noticed_by_the_error_too_not_only_by_the_figure() {
     // Quotas refuse what the figure of free bytes promises.
