@@ -111,7 +111,8 @@ impl Source {
 }
 
 /// Fetches what is on disk. Fails only if not even the first entry can be had. Where it may wait,
-/// the disk is told of the reads to come, those of `ahead` last.
+/// the disk is told of the reads to come, those of `ahead` last; not of those that follow each
+/// other, which the storage sees by itself.
 pub(crate) fn load<T>(
     sources: Vec<(T, Source)>,
     ahead: &[(T, Source)],
@@ -131,8 +132,13 @@ pub(crate) fn load<T>(
             }
             Source::Disk(wanted) => (tag, wanted),
         };
-        for run in runs.iter().take(read + RUNS_AHEAD).skip(told) {
-            run.segment.will_read(run.start..run.end);
+        for (at, run) in runs.iter().enumerate().take(read + RUNS_AHEAD).skip(told) {
+            let before = at.checked_sub(1).and_then(|at| runs.get(at));
+            let in_a_row = before.is_some_and(|before| run.follows(before))
+                || runs.get(at + 1).is_some_and(|next| next.follows(run));
+            if !in_a_row {
+                run.segment.will_read(run.start..run.end);
+            }
             told += 1;
         }
         let Some(run) = runs.get(read) else { break };
@@ -185,10 +191,16 @@ impl Run {
 
     fn joins(&self, wanted: &Wanted) -> bool {
         let Range { start, end } = wanted.range();
-        wanted.segment.id == self.segment.id
-            && start >= self.end
-            && start - self.end <= GAP_BYTES_MAX
-            && end - self.start <= READ_BYTES_MAX
+        self.is_before(&wanted.segment, start) && end - self.start <= READ_BYTES_MAX
+    }
+
+    /// Whether a read of it goes on about where one of `other` ends.
+    fn follows(&self, other: &Self) -> bool {
+        other.is_before(&self.segment, self.start)
+    }
+
+    fn is_before(&self, segment: &Segment, start: u64) -> bool {
+        segment.id == self.segment.id && start >= self.end && start - self.end <= GAP_BYTES_MAX
     }
 
     fn add(&mut self, wanted: &Wanted) {

@@ -1,5 +1,6 @@
 //! Who reads on: a reader of old entries that comes back for what follows gets the disk to fetch
-//! some more than it asked for. The bytes go to the page cache, which bounds and drops them.
+//! some more than it asked for, where that lies scattered. The bytes go to the page cache, which
+//! bounds and drops them.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -63,7 +63,6 @@ impl DirStorage {
     }
 
     fn file(&self, name: &str, cached: Fd) -> io::Result<Arc<dyn File>> {
-        advise_random(&cached);
         let path = self.path.join(name);
         let direct =
             if self.direct { Some(open_direct(&path, &mut OpenOptions::new())?) } else { None };
@@ -144,7 +143,9 @@ impl Storage for DirStorage {
     }
 }
 
-/// One file, opened twice: reads of the tail want the page cache, writes do not.
+/// One file, opened twice: reads of the tail want the page cache, writes do not. Of reads that
+/// follow each other the system reads ahead by itself, into large folios: a copy out of these takes
+/// half of what it takes out of pages that were asked for one by one.
 #[derive(Debug)]
 struct DirFile {
     cached: Fd,
@@ -338,18 +339,6 @@ fn read_without_waiting(fd: &Fd, buf: &mut [u8], offset: u64) -> io::Result<bool
 fn read_without_waiting(_: &Fd, _: &mut [u8], _: u64) -> io::Result<bool> {
     Ok(false)
 }
-
-/// Turns readahead off: a cold sequential reader would fill the device's queue and stall the
-/// writer. Each read still fetches all that it asks for at once.
-#[cfg(target_os = "linux")]
-fn advise_random(fd: &Fd) {
-    use rustix::fs::{Advice, fadvise};
-    // Ignored: it is advice.
-    let _ = fadvise(fd, 0, None, Advice::Random);
-}
-
-#[cfg(not(target_os = "linux"))]
-fn advise_random(_: &Fd) {}
 
 /// Begins to bring a range into the page cache.
 #[cfg(target_os = "linux")]

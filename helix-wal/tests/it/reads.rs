@@ -47,11 +47,6 @@ fn steps(disk: &SimulatedDisk, run: impl FnOnce()) -> Vec<(Operation, Range<u64>
     frames
 }
 
-fn bytes(steps: &[(Operation, Range<u64>)], of: Operation) -> u64 {
-    let these = steps.iter().filter(|(operation, _)| *operation == of);
-    these.map(|(_, bytes)| bytes.end - bytes.start).sum()
-}
-
 #[test]
 fn neighbours_are_fetched_by_one_read() {
     let (disk, hand) = cold();
@@ -66,13 +61,9 @@ fn neighbours_are_fetched_by_one_read() {
     let (first, alone) = read(0);
     assert!(first > 20, "{first}");
     assert!(matches!(alone[..], [(Operation::Read, _)]), "{alone:?}");
-    // It comes back: what follows is asked for as well.
+    // It comes back: the storage reads ahead by itself of what lies in a row.
     let (second, more) = read(first);
-    let read_bytes = bytes(&more, Operation::Read);
-    let told = bytes(&more, Operation::WillRead);
-    assert_eq!(more.iter().filter(|step| step.0 == Operation::Read).count(), 1, "{more:?}");
-    assert_eq!(more.last().unwrap().0, Operation::Read, "it is told before: {more:?}");
-    assert!(told > read_bytes && told < read_bytes + (3 << 20), "{told} for {read_bytes}");
+    assert!(matches!(more[..], [(Operation::Read, _)]), "{more:?}");
     // One that starts elsewhere gets what it asks for.
     let (_, elsewhere) = read(first + second + 100);
     assert!(matches!(elsewhere[..], [(Operation::Read, _)]), "{elsewhere:?}");
