@@ -16,8 +16,6 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
-use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
 
 use crate::admin::Admin;
 use crate::api::{self, MeterLayer};
@@ -63,7 +61,8 @@ pub struct Running {
     node: Arc<Node>,
     local_addr: SocketAddr,
     admin: Option<Admin>,
-    health: HealthReporter,
+    /// Says that it stops, to those who ask for its health.
+    leaving: CancellationToken,
     /// Ends the accepting of connections and asks the open ones to end.
     closing: CancellationToken,
     serving: JoinHandle<()>,
@@ -124,15 +123,15 @@ impl Server {
         if let Some(admin) = &admin {
             admin.show(&node);
         }
-        let (health, health_service) = tonic_health::server::health_reporter();
-        let routes = api::routes(&node).add_service(health_service);
+        let leaving = CancellationToken::new();
+        let routes = api::routes(&node).add_service(api::health(&node, leaving.clone()));
         let routes = with_reflection(routes);
         let closing = CancellationToken::new();
         node.load().limit_connections(files_left());
         let meter = MeterLayer::new(node.metrics());
         let serving = accept::serve(door, routes, meter, node.load().clone(), closing.clone());
         let serving = tokio::spawn(serving);
-        Ok(Running { node, local_addr, admin, health, closing, serving })
+        Ok(Running { node, local_addr, admin, leaving, closing, serving })
     }
 }
 
@@ -153,7 +152,7 @@ impl Running {
 
     /// Stops the server: open calls get [`limits::SHUTDOWN_WAIT_MAX`] to end.
     pub async fn shutdown(mut self) {
-        self.health.set_service_status("", ServingStatus::NotServing).await;
+        self.leaving.cancel();
         // While it still serves: who is turned away hears at once where to go.
         self.node.hand_over().await;
         // Long calls end with DRAINING by themselves, new appends are refused.

@@ -150,7 +150,7 @@ impl Desk {
 
     fn unready(&self) -> Vec<String> {
         match self.node.get() {
-            Some(node) => node.unready(),
+            Some(node) => node.unready().into_iter().map(|it| it.what).collect(),
             None => vec![
                 "the node is starting: it opens its data, or waits for the cluster's other nodes; \
                  its log says for which"

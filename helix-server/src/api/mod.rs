@@ -6,6 +6,7 @@ mod batch;
 mod cluster;
 mod consume;
 mod group;
+mod health;
 mod membership;
 mod meter;
 mod positions;
@@ -32,6 +33,7 @@ use crate::limits::{CONTROL_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX};
 use crate::load::Call;
 use crate::log::Watermarks;
 use crate::node::Node;
+pub use health::health;
 pub use meter::{Meter, MeterLayer};
 
 /// The five services of a node.

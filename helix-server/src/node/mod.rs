@@ -37,6 +37,7 @@ use logs::{Identity, Logs};
 use open::{ClusterPlace, House, directory, open_cluster, open_or_rebuild, shards_made};
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
 use slots::{Slot, Slots};
+pub use well::Unready;
 
 /// Whether acknowledged batches survive the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,29 @@
 
 use super::Node;
 use super::slots::Slot;
+use crate::error::Error;
 use crate::raft::Replica;
+
+/// Something that a node does not serve as it should.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unready {
+    pub what: String,
+    /// Only what has to be written is refused because of it.
+    pub reads_go_on: bool,
+}
+
+impl Unready {
+    fn unwell(shard: u64, why: &Error) -> Self {
+        let reads_go_on = matches!(why, Error::DiskFull { .. });
+        Self { what: format!("shard {shard}: {why}"), reads_go_on }
+    }
+}
+
+impl From<String> for Unready {
+    fn from(what: String) -> Self {
+        Self { what, reads_go_on: false }
+    }
+}
 
 impl Node {
     /// The shards that are not served because their logs are damaged, and how.
@@ -56,8 +78,8 @@ impl Node {
         };
     }
 
-    /// Why this node does not serve all that it should, a line each; none: it is ready.
-    pub fn unready(&self) -> Vec<String> {
+    /// Why this node does not serve all that it should; nothing: it is ready.
+    pub fn unready(&self) -> Vec<Unready> {
         let mut reasons = Vec::new();
         if self.draining.is_cancelled() {
             reasons.push("the node is shutting down".to_owned());
@@ -75,12 +97,13 @@ impl Node {
         for (shard, what) in self.in_repair() {
             reasons.push(format!("shard {shard} is in repair and does not vote: {what}"));
         }
-        reasons.extend(self.cluster.unwell().map(|why| format!("shard 0: {why}")));
+        let mut reasons: Vec<Unready> = reasons.into_iter().map(Unready::from).collect();
+        reasons.extend(self.cluster.unwell().map(|why| Unready::unwell(0, &why)));
         for shard in self.shards() {
             if shard.leader_hint().is_none() {
-                reasons.push(leaderless(shard.id()));
+                reasons.push(leaderless(shard.id()).into());
             }
-            reasons.extend(shard.unwell().map(|why| format!("shard {}: {why}", shard.id())));
+            reasons.extend(shard.unwell().map(|why| Unready::unwell(shard.id(), &why)));
         }
         reasons
     }

@@ -12,8 +12,10 @@ use helix_server::node::Node;
 use helix_server::shard::{Durability, ReadFrom};
 use helix_wal::storage::SimulatedDisk;
 use tonic::Code;
+use tonic::transport::Endpoint;
 
 use crate::process;
+use crate::services::serving;
 use crate::simulation;
 use crate::small_disk::SmallDisk;
 use crate::three_nodes::until;
@@ -167,6 +169,10 @@ async fn the_program_refuses_on_a_full_disk_serves_and_resumes() {
     let batch = [Record { value: Some(value(end).into()), ..Record::default() }];
     expect_full(&session.append(&batch[..]).await.unwrap().await.unwrap_err());
     expect_records(&client, 0, end).await;
+    // The node, its cluster and reads are well; topics and appends, which write, are not.
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let channel = endpoint.connect().await.unwrap();
+    assert_eq!(serving(&channel).await, [true, true, true, false, false]);
 
     // A start is no way around it, and needs no room that is not kept for it.
     process::kill(server).await;
@@ -188,6 +194,8 @@ async fn the_program_refuses_on_a_full_disk_serves_and_resumes() {
     disk.relieve();
     resume(&client, end).await;
     expect_records(&client, still - 1, end + 1).await;
+    let channel = endpoint.connect().await.unwrap();
+    assert_eq!(serving(&channel).await, [true; 5]);
     process::kill(server).await;
     drop(disk);
 }

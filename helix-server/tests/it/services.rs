@@ -3,6 +3,8 @@
 use helix_proto::log::v1::group_service_client::GroupServiceClient;
 use helix_proto::log::v1::{ErrorReason, GetOffsetsRequest, HeartbeatRequest, ListGroupsRequest};
 use tokio_stream::StreamExt;
+use tonic::Code;
+use tonic::transport::Channel;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -10,12 +12,61 @@ use tonic_reflection::pb::{v1, v1alpha};
 
 use crate::support::{TestServer, reason, soon};
 
+/// What a node says of itself as a whole, and of each service that is built.
+pub(crate) async fn serving(channel: &Channel) -> [bool; 5] {
+    let mut serving = [false; 5];
+    let names = ["", "Cluster", "Consume", "Topic", "Produce"];
+    for (name, serving) in names.into_iter().zip(&mut serving) {
+        let service = full_name(name);
+        let request = HealthCheckRequest { service };
+        let answer = HealthClient::new(channel.clone()).check(request).await.unwrap().into_inner();
+        *serving = answer.status() == ServingStatus::Serving;
+    }
+    serving
+}
+
+fn full_name(service: &str) -> String {
+    if service.is_empty() { String::new() } else { format!("helix.log.v1.{service}Service") }
+}
+
 #[tokio::test]
-async fn health_is_serving() {
+async fn health_is_known_of_each_service() {
+    let server = TestServer::in_memory().await;
+    assert_eq!(serving(&server.channel).await, [true; 5]);
+    let mut health = HealthClient::new(server.channel.clone());
+    for service in ["Produce", "helix.log.v1.GroupService"] {
+        let request = HealthCheckRequest { service: service.to_owned() };
+        let refused = health.check(request.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::NotFound);
+        assert!(refused.message().contains("ask for helix.log.v1.ProduceService"), "{refused}");
+        let mut watch = health.watch(request).await.unwrap().into_inner();
+        let said = soon(watch.message()).await.unwrap().unwrap();
+        assert_eq!(said.status(), ServingStatus::ServiceUnknown);
+    }
+}
+
+#[tokio::test]
+async fn who_watches_health_hears_of_the_stop() {
     let server = TestServer::in_memory().await;
     let mut health = HealthClient::new(server.channel.clone());
-    let answer = health.check(HealthCheckRequest::default()).await.unwrap().into_inner();
-    assert_eq!(answer.status(), ServingStatus::Serving);
+    let mut watches = Vec::new();
+    for service in ["", "Produce"] {
+        let request = HealthCheckRequest { service: full_name(service) };
+        watches.push(health.watch(request).await.unwrap().into_inner());
+    }
+    for watch in &mut watches {
+        let said = soon(watch.message()).await.unwrap().unwrap();
+        assert_eq!(said.status(), ServingStatus::Serving);
+    }
+    let TestServer { running, .. } = server;
+    let stop = tokio::spawn(running.shutdown());
+    for watch in &mut watches {
+        let said = soon(watch.message()).await.unwrap().unwrap();
+        assert_eq!(said.status(), ServingStatus::NotServing);
+        assert!(soon(watch.message()).await.unwrap().is_none(), "then it ends");
+    }
+    drop((health, watches));
+    soon(stop).await.unwrap();
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ async fn a_replica_that_stopped_for_want_of_room_says_so_and_starts_again() {
             three.shard(leader).trim(partition, 0).await.unwrap();
         }
         let node = &three.nodes[&poor];
-        let says = node.unready().iter().any(|why| why.contains("shard 1 has stopped"));
+        let says = node.unready().iter().any(|why| why.what.contains("shard 1 has stopped"));
         (says && !node.stopped().is_empty()).then_some(())
     })
     .await;
