@@ -18,17 +18,36 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
+use crate::limits::CONTROL_MESSAGE_BYTES_MAX;
 use crate::node::Node;
 
 /// How often a node looks at itself for each watch that is open.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The name that stands for the whole node.
-const NODE: &str = "";
+/// What a service needs in order to do what it should.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    Nothing,
+    Reads,
+    Writes,
+}
+
+impl Needs {
+    /// By a service's full name; no name stands for the whole node.
+    fn of(service: &str) -> Option<Self> {
+        match service {
+            "" | CLUSTER => Some(Self::Nothing),
+            CONSUME => Some(Self::Reads),
+            PRODUCE | TOPIC => Some(Self::Writes),
+            _ => None,
+        }
+    }
+}
 
 /// The health service of a node, which serves until `leaving` is cancelled.
 pub fn health(node: &Arc<Node>, leaving: CancellationToken) -> HealthServer<impl Health> {
     HealthServer::new(NodeHealth { node: node.clone(), leaving })
+        .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX)
 }
 
 #[derive(Clone)]
@@ -38,12 +57,11 @@ struct NodeHealth {
 }
 
 impl NodeHealth {
-    fn status(&self, service: &str) -> ServingStatus {
-        let is_served = match service {
-            NODE | CLUSTER => true,
-            CONSUME => self.node.unready().iter().all(|it| it.reads_go_on),
-            PRODUCE | TOPIC => self.node.unready().is_empty(),
-            _ => return ServingStatus::ServiceUnknown,
+    fn status(&self, needs: Needs) -> ServingStatus {
+        let is_served = match needs {
+            Needs::Nothing => true,
+            Needs::Reads => self.node.unready().iter().all(|it| it.reads_go_on),
+            Needs::Writes => self.node.unready().is_empty(),
         };
         if is_served && !self.leaving.is_cancelled() {
             ServingStatus::Serving
@@ -53,14 +71,18 @@ impl NodeHealth {
     }
 
     /// The status now, and then each that differs from the one before; ends when the node leaves.
-    fn follow(self, service: String) -> impl Stream<Item = Result<HealthCheckResponse, Status>> {
-        stream::unfold((self, service, None), |(health, service, mut told)| async move {
+    fn follow(
+        self,
+        needs: Option<Needs>,
+    ) -> impl Stream<Item = Result<HealthCheckResponse, Status>> {
+        stream::unfold((self, None), move |(health, mut told)| async move {
             loop {
+                // Looked at before the status, so that the last one is still told.
                 let leaves = health.leaving.is_cancelled();
-                let status = health.status(&service);
+                let status = needs.map_or(ServingStatus::ServiceUnknown, |it| health.status(it));
                 if told != Some(status) {
                     told = Some(status);
-                    return Some((Ok(response(status)), (health, service, told)));
+                    return Some((Ok(response(status)), (health, told)));
                 }
                 if leaves {
                     return None;
@@ -86,21 +108,21 @@ impl Health for NodeHealth {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
-        let service = &request.get_ref().service;
-        match self.status(service) {
-            ServingStatus::ServiceUnknown => Err(Status::not_found(format!(
-                "there is no health of {service:?}; ask for {PRODUCE}, {CONSUME}, {TOPIC}, \
+        // The name is not repeated: it may be as long as a message.
+        let needs = Needs::of(&request.get_ref().service).ok_or_else(|| {
+            Status::not_found(format!(
+                "there is no health of such a service; ask for {PRODUCE}, {CONSUME}, {TOPIC}, \
                  {CLUSTER}, or for the whole node with no name"
-            ))),
-            status => Ok(Response::new(response(status))),
-        }
+            ))
+        })?;
+        Ok(Response::new(response(self.status(needs))))
     }
 
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let following = self.clone().follow(request.into_inner().service);
-        Ok(Response::new(Box::pin(following)))
+        let needs = Needs::of(&request.get_ref().service);
+        Ok(Response::new(Box::pin(self.clone().follow(needs))))
     }
 }

@@ -34,7 +34,8 @@ async fn health_is_known_of_each_service() {
     let server = TestServer::in_memory().await;
     assert_eq!(serving(&server.channel).await, [true; 5]);
     let mut health = HealthClient::new(server.channel.clone());
-    for service in ["Produce", "helix.log.v1.GroupService"] {
+    let long = "x".repeat(1_000_000);
+    for service in ["Produce", "helix.log.v1.GroupService", &long] {
         let request = HealthCheckRequest { service: service.to_owned() };
         let refused = health.check(request.clone()).await.unwrap_err();
         assert_eq!(refused.code(), Code::NotFound);
