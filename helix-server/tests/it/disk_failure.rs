@@ -10,6 +10,7 @@ use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 
 use crate::process;
+use crate::support::skipped;
 
 fn record(text: String) -> Record {
     Record { value: Some(text.into_bytes().into()), ..Record::default() }
@@ -25,7 +26,7 @@ async fn can_inject() -> bool {
         .await;
     let can = probe.is_ok_and(|status| status.success());
     if !can {
-        println!("SKIPPED: strace is not here or may not trace: a failed sync was not injected");
+        skipped("strace is not here or may not trace: a failed sync was not injected");
     }
     can
 }

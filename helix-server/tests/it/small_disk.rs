@@ -8,6 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::support::skipped;
+
 /// Unmounted when dropped.
 #[derive(Debug)]
 pub(crate) struct SmallDisk {
@@ -30,7 +32,7 @@ impl SmallDisk {
         let is_made = run("mkfs.ext4", &["-q", "-F", "-m", "0", "-E", options, image])
             && run("mount", &["-o", "loop", image, at]);
         if !is_made {
-            println!("SKIPPED: no file system can be mounted here: a full disk was not tried");
+            skipped("no file system can be mounted here: a full disk was not tried");
             return None;
         }
         fs::remove_dir(folder.join("lost+found")).unwrap();
