@@ -178,11 +178,13 @@ impl Writer {
             return Ok(Next::After(SPACE_RETRY));
         }
         let mut more = !self.work.is_empty();
+        // Payloads that leave the memory. Given back when all have been told: that takes a while.
+        let mut gone = Vec::new();
         if !self.tip.is_empty() {
             self.tip.write(self.committed)?;
             let watch = stopwatch();
             self.tip.sync()?;
-            more |= self.publish(watch())?;
+            more |= self.publish(watch(), &mut gone)?;
             self.unmarked = Some(now);
         } else {
             self.note_in_hand(&mut self.shared.lock());
@@ -334,10 +336,10 @@ impl Writer {
     }
 
     /// Notes what the sync has made durable; whether more is queued.
-    fn publish(&mut self, sync: Duration) -> Result<bool, Error> {
+    fn publish(&mut self, sync: Duration, gone: &mut Vec<Bytes>) -> Result<bool, Error> {
         let position = self.tip.position();
         let mut core = self.shared.lock();
-        let gone: Vec<Bytes> = core.log.on_written(position.segment, &self.written);
+        *gone = core.log.on_written(position.segment, &self.written);
         let bytes = position.at - core.synced_at.at.min(position.at);
         core.counters.on_group(bytes, sync);
         core.synced_at = position;
@@ -352,7 +354,6 @@ impl Writer {
         if truncated {
             self.shared.wake(Role::Keeper, waiting);
         }
-        drop(gone);
         self.written.clear();
         poisoned.map_or(Ok(more), Err)
     }
