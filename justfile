@@ -33,7 +33,7 @@ interleavings rounds="1":
         cargo test -p helix-wal --test it -- interleavings
 
 # Plants known bugs in a copy of the tree: after how many orders each is found.
-interleavings-bugs rounds="5":
+interleavings-bugs rounds="10":
     bash helix-wal/tests/bugs/run.sh {{rounds}}
 
 # A fuzz target (helix-fuzz/src/lib.rs lists them): `just fuzz wal_damage --seconds 600`.

@@ -77,6 +77,7 @@ fn settings(disks: &Disks) -> NodeSettings {
         shares: Shares::default(),
         log_limits: LogLimits::default(),
         scrub_rate: 0,
+        idle_poll: Duration::ZERO,
         pace: helix_server::limits::PACE,
         clock: TokioClock::new(1_700_000_000_000_000),
         seed: Some(1),

@@ -10,6 +10,11 @@ pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// Largest batch that a topic can allow: well under half a segment, so that any batch fits.
 pub const BATCH_BYTES_MAX: u32 = 8 << 20;
 
+/// How long a log's writer stays awake for the next batch, in microseconds. A producer with one
+/// request in flight comes back within 150 to 190; where two of three nodes have to have synced, on
+/// the same machine, within about 500.
+pub const IDLE_POLL_US: u32 = 500;
+
 /// Default limits of a topic.
 pub const BATCH_BYTES_DEFAULT: u32 = 4 << 20;
 pub const RECORD_BYTES_DEFAULT: u32 = 1 << 20;

@@ -11,6 +11,7 @@ use std::fmt::{self, Display};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -259,6 +260,7 @@ fn node_settings(config: &Config) -> NodeSettings {
         },
         scrub_rate: config.scrub_rate,
         pace: config.pace,
+        idle_poll: Duration::from_micros(config.idle_poll_us.into()),
         clock: Arc::new(SystemClock),
         seed: None,
     }

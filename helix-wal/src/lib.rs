@@ -77,6 +77,7 @@ mod files;
 mod footer;
 mod frame;
 mod held;
+mod idle;
 mod inspect;
 mod install;
 mod keeper;

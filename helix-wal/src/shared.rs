@@ -20,7 +20,7 @@ use crate::readers::Readers;
 use crate::state_file::{ColdName, Received, State};
 use crate::state_io::StateFile;
 use crate::storage::{File, Storage};
-use crate::sync::{Condvar, JoinHandle, Mutex, MutexGuard, ThreadId};
+use crate::sync::{AtomicBool, Condvar, JoinHandle, Mutex, MutexGuard, Ordering, ThreadId};
 use crate::tip::stopwatch;
 use crate::wal::{Done, Next, Options};
 use crate::{Entry, Error, LogId, SYNC_BOUNDS_US};
@@ -115,7 +115,8 @@ pub(crate) struct Ready {
 /// Whether a step is wanted, and whether a thread sleeps until one is.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
-    raised: bool,
+    /// Changed under the lock alone; a thread that waits awake looks at it without.
+    raised: Arc<AtomicBool>,
     waiting: bool,
 }
 
@@ -123,8 +124,12 @@ impl Signal {
     /// Asks for a step; whether the thread must be woken. Whoever asked first wakes it for all
     /// that ask before it has come to.
     pub(crate) fn raise(&mut self) -> bool {
-        let is_first = !std::mem::replace(&mut self.raised, true);
+        let is_first = !self.raised.swap(true, Ordering::Release);
         is_first && self.waiting
+    }
+
+    pub(crate) fn raised(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.raised)
     }
 }
 
@@ -426,10 +431,12 @@ impl Shared {
         *held = Some(Arc::new(wakers));
     }
 
-    /// Waits until a step is wanted or the time has passed.
-    pub(crate) fn wait(&self, role: Role, next: Next) {
+    /// Waits until a step is wanted or the time has passed. Since when it is wanted, if that is
+    /// for what has been queued.
+    pub(crate) fn wait(&self, role: Role, next: Next) -> Option<Duration> {
         let mut core = self.lock();
-        if !core.signal(role).raised && !matches!(next, Next::Now | Next::Done) {
+        let is_raised = core.signal(role).raised.load(Ordering::Relaxed);
+        if !is_raised && !matches!(next, Next::Now | Next::Done) {
             core.signal(role).waiting = true;
             core = match next {
                 Next::After(time) => {
@@ -441,7 +448,8 @@ impl Shared {
         }
         let signal = core.signal(role);
         signal.waiting = false;
-        signal.raised = false;
+        signal.raised.store(false, Ordering::Relaxed);
+        core.queue.front().map(|queued| queued.since)
     }
 
     /// The first failure of the disk: everything that waits and everything that comes later fails

@@ -4,12 +4,18 @@
 
 #[cfg(not(shuttle))]
 pub(crate) use std::{
-    sync::{Condvar, Mutex, MutexGuard},
-    thread::{Builder, JoinHandle, ThreadId, current},
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{Builder, JoinHandle, ThreadId, current, yield_now},
 };
 
 #[cfg(shuttle)]
 pub(crate) use shuttle::{
-    sync::{Condvar, Mutex, MutexGuard},
-    thread::{Builder, JoinHandle, ThreadId, current},
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{Builder, JoinHandle, ThreadId, current, yield_now},
 };

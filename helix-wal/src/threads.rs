@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::error::failed;
+use crate::idle::Idle;
 use crate::shared::{Role, Shared};
 use crate::sync::Builder;
 use crate::wal::Next;
@@ -16,6 +17,12 @@ pub(crate) fn spawn(
     mut step: impl FnMut(Duration) -> Next + Send + 'static,
 ) -> Result<(), Error> {
     let inner = Arc::clone(shared);
+    let limit = match role {
+        Role::Writer => shared.options.idle_poll,
+        // Nobody waits for it.
+        Role::Keeper => Duration::ZERO,
+    };
+    let mut idle = Idle::new(limit, shared.lock().signal(role).raised());
     let name = match role {
         Role::Writer => "wal-writer",
         Role::Keeper => "wal-keeper",
@@ -26,7 +33,12 @@ pub(crate) fn spawn(
             match step(clock()) {
                 Next::Done => break,
                 Next::Now => {}
-                next @ (Next::After(_) | Next::Idle) => inner.wait(role, next),
+                next @ (Next::After(_) | Next::Idle) => {
+                    let began = clock();
+                    idle.look_out(next, clock);
+                    let wanted = inner.wait(role, next);
+                    idle.note(wanted.map(|since| since.saturating_sub(began)));
+                }
             }
         }
     };

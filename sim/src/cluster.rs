@@ -159,6 +159,7 @@ impl Machine {
                 catch_up_bytes: plan.catch_up_bytes,
             },
             scrub_rate: plan.scrub_rate,
+            idle_poll: Duration::ZERO,
             pace: helix_server::limits::PACE,
             clock: clock.clone(),
             seed: Some(plan.seed ^ node_id << 32 ^ *life),

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use crate::limits::{BATCH_BYTES_DEFAULT, PACE, RECORD_BYTES_DEFAULT};
+use crate::limits::{BATCH_BYTES_DEFAULT, IDLE_POLL_US, PACE, RECORD_BYTES_DEFAULT};
 use crate::log::PartitionSettings;
 use crate::memory::Shares;
 pub use check::ConfigError;
@@ -161,6 +161,11 @@ pub struct Config {
     /// latency that they have alone, more gives the large ones more of the log; 0: no bound
     #[arg(long, value_name = "TIMES", default_value_t = PACE)]
     pub pace: u32,
+
+    /// Microseconds that a log's writer stays awake for the next batch, while batches come that
+    /// soon; 0, it sleeps at once, where processor time is scarcer than latency
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = IDLE_POLL_US)]
+    pub idle_poll_us: u32,
 
     /// Bytes that a partition keeps unless its topic says otherwise; 0: unlimited
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0")]

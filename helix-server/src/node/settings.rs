@@ -70,6 +70,8 @@ pub struct NodeSettings {
     pub log_limits: LogLimits,
     /// Bytes of the logs that are read anew in a second, to find damage; 0: none are.
     pub scrub_rate: u64,
+    /// For how long a log's writer stays awake for the next batch.
+    pub idle_poll: Duration,
     /// How far small batches go before large ones; 0: not at all.
     pub pace: u32,
     pub clock: Arc<dyn Clock>,

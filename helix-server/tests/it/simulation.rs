@@ -83,6 +83,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         shares: Shares::default(),
         log_limits: LogLimits::default(),
         scrub_rate: 0,
+        idle_poll: Duration::ZERO,
         pace: helix_server::limits::PACE,
         clock: TokioClock::new(1_700_000_000_000_000),
         seed: Some(seed),

@@ -6,7 +6,7 @@
 #   run.sh [ROUNDS]   so many thousand orders of each kind
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
-export HELIX_ROUNDS="${1:-5}"
+export HELIX_ROUNDS="${1:-10}"
 
 # What is built stays where the test's own build is; the copy has a place of its own in it.
 target=${CARGO_TARGET_DIR:-$PWD/target/shuttle}
