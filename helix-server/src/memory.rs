@@ -111,7 +111,7 @@ fn to_usize(bytes: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::FETCH_BYTES_MAX;
+    use crate::limits::{FETCH_BYTES_MAX, FRAME_PART};
 
     #[test]
     fn the_shares_add_up_to_less_than_the_limit() {
@@ -125,6 +125,8 @@ mod tests {
                 + shares.partitions_read as u64 * PARTITION_READ_BYTES
                 + shares.logs;
             assert!(sum <= limit - limit / 16, "{limit}: {sum}");
+            // Of the program's: what frames are larger than the least that a connection has.
+            assert!(sum + shares.windows / FRAME_PART <= limit - limit / 32);
             for shards in [1, 2, 3, 6, 12] {
                 let tail = shares.tail_bytes(shards);
                 if let Some(footers) = shares.footer_bytes(shards, tail) {

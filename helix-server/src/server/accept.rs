@@ -128,12 +128,13 @@ fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 }
 
 fn transport(window: u64) -> tonic::transport::Server {
+    let frame =
+        (window / limits::FRAME_PART).clamp(limits::FRAME_BYTES_MIN, limits::FRAME_BYTES_MAX);
     let window = u32::try_from(window).unwrap_or(u32::MAX >> 1);
-    let frame = (window / 8).clamp(limits::FRAME_BYTES_MIN as u32, limits::FRAME_BYTES_MAX as u32);
     tonic::transport::Server::builder()
         .initial_stream_window_size(window)
         .initial_connection_window_size(window)
-        .max_frame_size(frame)
+        .max_frame_size(frame as u32)
         .max_concurrent_streams(limits::STREAMS_PER_CONNECTION_MAX)
         .http2_max_header_list_size(limits::HEADER_LIST_BYTES_MAX)
         .http2_max_pending_accept_reset_streams(Some(limits::RESETS_PENDING_MAX))
