@@ -14,6 +14,7 @@ use helix_proto::log::v1::{
     AppendRequest, AppendResponse, Batch, FetchRequest, FetchResponse, PartitionStart, Record,
     StartPosition, start_position::Position,
 };
+use helix_server::api::Services;
 use helix_server::clock::TokioClock;
 use helix_server::log::PartitionSettings;
 use helix_server::memory::Shares;
@@ -118,15 +119,15 @@ async fn run(schema: &Schema, mut input: Input<'_>) {
 
 struct Life {
     node: Arc<Node>,
-    routes: Routes,
+    services: Services,
 }
 
 impl Life {
     async fn open(disks: &Disks) -> Self {
         let node = Node::open(settings(disks)).await.expect("it opens");
         node.announce("127.0.0.1:1".to_owned()).await.expect("it is known");
-        let routes = helix_server::api::routes(&node).prepare();
-        Self { node, routes }
+        let services = Services::new(&node, Routes::default()).prepare();
+        Self { node, services }
     }
 
     /// Any call: the method, and its messages.
@@ -168,7 +169,7 @@ impl Life {
             .header("te", "trailers")
             .body(tonic::body::Body::new(Full::new(body.freeze())))
             .unwrap();
-        let answered = tokio::time::timeout(PATIENCE, self.routes.clone().oneshot(request)).await;
+        let answered = tokio::time::timeout(PATIENCE, self.services.clone().oneshot(request)).await;
         let Ok(Ok(response)) = answered else { panic!("{path} is never answered") };
         let (parts, mut body) = response.into_parts();
         let mut ended = code(&parts.headers);

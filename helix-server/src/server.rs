@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::admin::Admin;
-use crate::api::{self, MeterLayer};
+use crate::api::{self, MeterLayer, Services};
 use crate::clock::SystemClock;
 use crate::config::{Config, ConfigError, Storage};
 use crate::error::Error;
@@ -125,12 +125,12 @@ impl Server {
             admin.show(&node);
         }
         let leaving = CancellationToken::new();
-        let routes = api::routes(&node).add_service(api::health(&node, leaving.clone()));
-        let routes = with_reflection(routes);
+        let others = with_reflection(Routes::new(api::health(&node, leaving.clone())));
+        let services = Services::new(&node, others);
         let closing = CancellationToken::new();
         node.load().limit_connections(files_left());
         let meter = MeterLayer::new(node.metrics());
-        let serving = accept::serve(door, routes, meter, node.load().clone(), closing.clone());
+        let serving = accept::serve(door, services, meter, node.load().clone(), closing.clone());
         let serving = tokio::spawn(serving);
         Ok(Running { node, local_addr, admin, leaving, closing, serving })
     }

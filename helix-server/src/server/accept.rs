@@ -14,13 +14,12 @@ use tokio::net::TcpListener;
 use tokio::time::{interval, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
-use tonic::service::Routes;
 use tonic::transport::server::Connected;
 use tower::Layer;
 
 use super::gate::Gate;
 use super::socket::Socket;
-use crate::api::{Meter, MeterLayer};
+use crate::api::{Meter, MeterLayer, Services};
 use crate::limits;
 use crate::load::{Connection, Load};
 
@@ -44,13 +43,13 @@ impl Door for TcpListener {
 /// Serves until `closing`, and then until the last connection has ended.
 pub(super) async fn serve<D: Door>(
     mut door: D,
-    routes: Routes,
+    services: Services,
     meter: MeterLayer,
     load: Arc<Load>,
     closing: CancellationToken,
 ) {
-    // What a connection needs of the routes is made once.
-    let routes = routes.prepare();
+    // What a connection needs of them is made once.
+    let services = services.prepare();
     let connections = TaskTracker::new();
     let mut look = interval(limits::STALLED_LOOK_INTERVAL);
     loop {
@@ -68,7 +67,7 @@ pub(super) async fn serve<D: Door>(
                 if let Some(connection) = load.connect() {
                     connection.set_peer(peer);
                     // Outside of the gate: what is refused there is a call too.
-                    let gate = meter.layer(Gate::new(routes.clone(), &load, &connection));
+                    let gate = meter.layer(Gate::new(services.clone(), &load, &connection));
                     connections.spawn(serve_one(stream, connection, load.clone(), gate, &closing));
                 }
             }

@@ -19,8 +19,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
-use tonic::service::Routes;
 
+use crate::api::Services;
 use crate::error::Result;
 use crate::limits;
 use crate::load::{Call, Connection, Load, Received, Room};
@@ -32,14 +32,14 @@ const APPEND_STREAM: &str = "/helix.log.v1.ProduceService/AppendStream";
 /// The services of a node, for one connection.
 #[derive(Clone)]
 pub(super) struct Gate {
-    routes: Routes,
+    services: Services,
     load: Arc<Load>,
     connection: Arc<Connection>,
 }
 
 impl Gate {
-    pub(super) fn new(routes: Routes, load: &Arc<Load>, connection: &Arc<Connection>) -> Self {
-        Self { routes, load: load.clone(), connection: connection.clone() }
+    pub(super) fn new(services: Services, load: &Arc<Load>, connection: &Arc<Connection>) -> Self {
+        Self { services, load: load.clone(), connection: connection.clone() }
     }
 }
 
@@ -50,7 +50,7 @@ impl Service<http::Request<Body>> for Gate {
         Either<Ready<Result<Self::Response, Infallible>>, BoxFuture<Self::Response, Infallible>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Service::<http::Request<Body>>::poll_ready(&mut self.routes, context)
+        Service::<http::Request<Body>>::poll_ready(&mut self.services, context)
     }
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
@@ -67,7 +67,7 @@ impl Service<http::Request<Body>> for Gate {
         let kind = Kind::of(request.uri().path());
         let mut request = request.map(|body| Body::new(Arriving::new(body, kind, call.clone())));
         put_aside(&mut request);
-        let answered = self.routes.call(request);
+        let answered = self.services.call(request);
         Either::Right(Box::pin(async move {
             let answer = answered.await?;
             if kind.is_unary {

@@ -1,10 +1,14 @@
 //! The services around Helix's own: health and reflection. And Groups, which only answer.
 
+use std::future::poll_fn;
+
 use helix_proto::log::v1::group_service_client::GroupServiceClient;
 use helix_proto::log::v1::{ErrorReason, GetOffsetsRequest, HeartbeatRequest, ListGroupsRequest};
 use tokio_stream::StreamExt;
-use tonic::Code;
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -117,4 +121,27 @@ async fn groups_answer_that_they_are_not_there_yet() {
     assert_eq!(reason(&offsets), ErrorReason::Unimplemented);
     let list = groups.list_groups(ListGroupsRequest::default()).await.unwrap_err();
     assert_eq!(reason(&list), ErrorReason::Unimplemented);
+}
+
+#[tokio::test]
+async fn a_call_that_there_is_not_is_unimplemented() {
+    let mut server = TestServer::in_memory().await;
+    let paths = [
+        "ProduceService/Nothing",
+        "ProduceService/",
+        "ConsumeService/Append",
+        "TopicService/Nothing",
+        "NoService/Append",
+        "Append",
+    ];
+    for path in paths {
+        let request = http::Request::post(format!("http://node/helix.log.v1.{path}"))
+            .header(http::header::CONTENT_TYPE, "application/grpc")
+            .body(Body::empty())
+            .unwrap();
+        poll_fn(|context| server.channel.poll_ready(context)).await.unwrap();
+        let answer = soon(server.channel.call(request)).await.unwrap();
+        let status = Status::from_header_map(answer.headers());
+        assert_eq!(status.map(|status| status.code()), Some(Code::Unimplemented), "{path}");
+    }
 }
