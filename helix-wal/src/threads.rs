@@ -18,9 +18,9 @@ pub(crate) fn spawn(
 ) -> Result<(), Error> {
     let inner = Arc::clone(shared);
     let limit = match role {
-        Role::Writer => shared.options.idle_poll,
-        // Nobody waits for it.
-        Role::Keeper => Duration::ZERO,
+        Role::Writer if processors() > 1 => shared.options.idle_poll,
+        // Whoever brings work needs the only processor; and nobody waits for the keeper.
+        Role::Writer | Role::Keeper => Duration::ZERO,
     };
     let mut idle = Idle::new(limit, shared.lock().signal(role).raised());
     let name = match role {
@@ -46,4 +46,9 @@ pub(crate) fn spawn(
     let thread = thread.map_err(|e| failed("spawn", name, &e))?;
     shared.lock().threads.push((thread.thread().id(), thread));
     Ok(())
+}
+
+/// Those that this process may use at once, by its affinity and its quota.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

@@ -50,8 +50,8 @@ pub struct Options {
     /// than one in a hundred of them, however many come a second.
     pub mark_delay: Duration,
     /// For how long the writer's thread stays awake for what comes next, where that has been coming
-    /// within this time; 0: not at all. Default 500 µs: longer than a caller with one append in
-    /// flight takes to come back, also where a majority has to have it first.
+    /// within this time; 0, or with one processor, not at all. Default 500 µs: longer than a caller
+    /// with one append in flight takes to come back, also where a majority has to have it first.
     pub idle_poll: Duration,
     /// Written into every file of a new log and checked at open: an opaque name of the replica
     /// that the log belongs to, at most 256 bytes. Empty at open accepts any.
