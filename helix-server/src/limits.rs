@@ -103,8 +103,8 @@ pub const WINDOW_PART: u64 = 8;
 pub const FRAME_BYTES_MAX: u64 = 256 << 10;
 pub const FRAME_BYTES_MIN: u64 = 16_384;
 
-/// That part. A batch that does not fit into one frame is copied together: by these parts batches
-/// of 100 KiB are not on the first 18 connections.
+/// The part of its window that a connection's largest frame is. A batch that does not fit into one
+/// frame is copied together: by this part batches of 100 KiB fit on the first 18 connections.
 pub const FRAME_PART: u64 = 4;
 
 /// Headers of a request, unpacked. Ours have some hundred bytes.

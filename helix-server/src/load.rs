@@ -360,6 +360,8 @@ mod tests {
         assert!(windows.is_sorted_by(|a, b| a >= b));
         assert!(windows[0] > 1 << 20, "{}", windows[0]);
         assert!(windows[499] < 2 * limits::WINDOW_BYTES_MIN);
+        // A hundred records of 1 KiB and what is around them.
+        assert!(windows[17] / limits::FRAME_PART >= 104_000, "{}", windows[17]);
         let beyond: u64 = windows.iter().map(|it| it - limits::WINDOW_BYTES_MIN).sum();
         assert!(beyond <= load.shares().windows);
         drop(open);
