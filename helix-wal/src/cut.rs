@@ -8,10 +8,10 @@ use std::sync::Arc;
 use crate::files::Files;
 use crate::frame::{FIRST_GROUP, FrameHeader, Kind};
 use crate::layout::BLOCK_BYTES;
+use crate::options::Options;
 use crate::recovery::{self, Read};
 use crate::scan::scan_beyond;
 use crate::storage::Storage;
-use crate::wal::Options;
 use crate::{Error, LogId, Wal};
 
 /// The end of a log from the first byte on that does not verify and was once synced.

@@ -85,6 +85,7 @@ mod layout;
 mod live;
 mod load;
 mod log;
+mod options;
 mod page_cache;
 mod places;
 mod read;
@@ -116,10 +117,11 @@ pub use cut::{DamagedEnd, LostStream};
 pub use error::Error;
 pub use inspect::{Finding, Report, SegmentReport, SegmentState, inspect, verify};
 pub use keeper::Keeper;
+pub use options::Options;
 pub use scrub::{Scrub, Scrubbed};
 pub use types::{
     Entry, How, LiveEntries, LiveEntry, LogId, LogState, Payload, Placement, Recovered,
     SYNC_BOUNDS_US, Stats, StoredEntry, StreamRow,
 };
-pub use wal::{Done, Next, Options, Wal};
+pub use wal::{Done, Next, Wal};
 pub use writer::Writer;

@@ -19,6 +19,7 @@ use crate::layout::{
     BLOCK_BYTES, Name, STATE, cold_name, new_name, parse_name, ready_name, segment_name,
 };
 use crate::log::Log;
+use crate::options::Options;
 use crate::received;
 use crate::replay::Replay;
 use crate::scan::read_header;
@@ -29,7 +30,6 @@ use crate::state_file::State;
 use crate::state_io::{self, StateFile};
 use crate::storage::{BLOCK, Storage};
 use crate::tip::Tip;
-use crate::wal::Options;
 use crate::{Error, Recovered};
 
 /// What a folder holds, read and not changed.

@@ -15,6 +15,7 @@ use crate::frame::Position;
 use crate::held::Held;
 use crate::layout::check_segment_number;
 use crate::log::Log;
+use crate::options::Options;
 use crate::page_cache::PageCache;
 use crate::readers::Readers;
 use crate::state_file::{ColdName, Received, State};
@@ -22,7 +23,7 @@ use crate::state_io::StateFile;
 use crate::storage::{File, Storage};
 use crate::sync::{AtomicBool, Condvar, JoinHandle, Mutex, MutexGuard, Ordering, ThreadId};
 use crate::tip::stopwatch;
-use crate::wal::{Done, Next, Options};
+use crate::wal::{Done, Next};
 use crate::{Entry, Error, LogId, SYNC_BOUNDS_US};
 
 /// How many sync times are remembered.
