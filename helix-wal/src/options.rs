@@ -81,12 +81,35 @@ impl Options {
         if !SEGMENT_BYTES.contains(&self.segment_bytes)
             || !self.segment_bytes.is_multiple_of(BLOCK_BYTES)
         {
-            let Self { segment_bytes, .. } = self;
-            return unusable(format!("{segment_bytes} bytes are no size for a segment"));
+            let (least, most) = (SEGMENT_BYTES.start(), SEGMENT_BYTES.end());
+            return unusable(format!(
+                "segment_bytes is {}, not a multiple of {BLOCK_BYTES} from {least} to {most}",
+                self.segment_bytes
+            ));
         }
         if self.identity.len() > OPAQUE_BYTES_MAX {
             return unusable(format!("an identity has at most {OPAQUE_BYTES_MAX} bytes"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_log_can_have_is_refused() {
+        let with_segments = |segment_bytes| Options { segment_bytes, ..Options::default() };
+        for good in [64 << 10, (64 << 10) + 4096, 64 << 20, 1 << 30] {
+            with_segments(good).check().unwrap();
+        }
+        for bad in [0, 60 << 10, (64 << 10) + 512, (64 << 20) - 1, (1 << 30) + 4096, u64::MAX] {
+            let error = with_segments(bad).check().unwrap_err().to_string();
+            assert!(error.contains(&format!("{bad}, not")), "{error}");
+        }
+        let with_name = |len| Options { identity: vec![7; len].into(), ..Options::default() };
+        with_name(OPAQUE_BYTES_MAX).check().unwrap();
+        assert!(matches!(with_name(OPAQUE_BYTES_MAX + 1).check(), Err(Error::Unusable(_))));
     }
 }
