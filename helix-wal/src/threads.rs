@@ -17,11 +17,7 @@ pub(crate) fn spawn(
     mut step: impl FnMut(Duration) -> Next + Send + 'static,
 ) -> Result<(), Error> {
     let inner = Arc::clone(shared);
-    let limit = match role {
-        Role::Writer if processors() > 1 => shared.options.idle_poll,
-        // Whoever brings work needs the only processor; and nobody waits for the keeper.
-        Role::Writer | Role::Keeper => Duration::ZERO,
-    };
+    let limit = awake(role, processors(), shared.options.idle_poll);
     let mut idle = Idle::new(limit, shared.lock().signal(role).raised());
     let name = match role {
         Role::Writer => "wal-writer",
@@ -48,7 +44,29 @@ pub(crate) fn spawn(
     Ok(())
 }
 
+/// How long a thread waits awake at most.
+fn awake(role: Role, processors: usize, idle_poll: Duration) -> Duration {
+    match role {
+        Role::Writer if processors > 1 => idle_poll,
+        // Whoever brings work needs the only processor; and nobody waits for the keeper.
+        Role::Writer | Role::Keeper => Duration::ZERO,
+    }
+}
+
 /// Those that this process may use at once, by its affinity and its quota.
 fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_writer_beside_other_processors_waits_awake() {
+        let limit = Duration::from_micros(500);
+        assert_eq!(awake(Role::Writer, 2, limit), limit);
+        assert_eq!(awake(Role::Writer, 1, limit), Duration::ZERO);
+        assert_eq!(awake(Role::Keeper, 2, limit), Duration::ZERO);
+    }
 }
