@@ -155,6 +155,9 @@ pub const PLAIN_FACTOR: usize = 4;
 /// How long the accepting of connections rests when the system has no file descriptor left.
 pub const ACCEPT_REST: Duration = Duration::from_millis(100);
 
+/// How often the log says that connections are refused.
+pub const REFUSALS_TOLD_INTERVAL: Duration = Duration::from_secs(10);
+
 /// File descriptors that are not left to clients: logs, peers, timers.
 pub const FILES_RESERVED: u64 = 256;
 

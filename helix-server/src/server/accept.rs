@@ -11,7 +11,7 @@ use futures_util::{StreamExt, stream};
 use helix_proto::gather::{Gathered, Waits};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
-use tokio::time::{interval, sleep};
+use tokio::time::{Instant, interval, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tonic::transport::server::Connected;
@@ -51,12 +51,14 @@ pub(super) async fn serve<D: Door>(
     // What a connection needs of them is made once.
     let services = services.prepare();
     let connections = TaskTracker::new();
+    let mut refusals = Refusals::default();
     let mut look = interval(limits::STALLED_LOOK_INTERVAL);
     loop {
         let accepted = tokio::select! {
             () = closing.cancelled() => break,
             _ = look.tick() => {
                 load.end_stalled();
+                refusals.tell(&load);
                 continue;
             }
             accepted = door.accept() => accepted,
@@ -64,12 +66,15 @@ pub(super) async fn serve<D: Door>(
         match accepted {
             Ok((stream, peer)) => {
                 // Dropped, where there is no place for it: the client hears of it at once.
-                if let Some(connection) = load.connect() {
-                    connection.set_peer(peer);
-                    // Outside of the gate: what is refused there is a call too.
-                    let gate = meter.layer(Gate::new(services.clone(), &load, &connection));
-                    connections.spawn(serve_one(stream, connection, load.clone(), gate, &closing));
-                }
+                let Some(connection) = load.connect() else {
+                    refusals.untold += 1;
+                    refusals.tell(&load);
+                    continue;
+                };
+                connection.set_peer(peer);
+                // Outside of the gate: what is refused there is a call too.
+                let gate = meter.layer(Gate::new(services.clone(), &load, &connection));
+                connections.spawn(serve_one(stream, connection, load.clone(), gate, &closing));
             }
             // No file descriptor left, or a client that gave up: neither ends the server.
             Err(error) => {
@@ -85,6 +90,36 @@ pub(super) async fn serve<D: Door>(
             () = connections.wait() => return,
             _ = look.tick() => load.end_stalled(),
         }
+    }
+}
+
+/// Connections that were refused and are not in the log yet. Who is refused cannot be told why, so
+/// whoever runs the node is: of the first one at once, of others together and not too often.
+#[derive(Default)]
+struct Refusals {
+    untold: u64,
+    told: Option<Instant>,
+}
+
+impl Refusals {
+    /// How many are to be told of now, if any.
+    fn due(&mut self) -> Option<u64> {
+        let is_early = self.told.is_some_and(|it| it.elapsed() < limits::REFUSALS_TOLD_INTERVAL);
+        if self.untold == 0 || is_early {
+            return None;
+        }
+        self.told = Some(Instant::now());
+        Some(std::mem::take(&mut self.untold))
+    }
+
+    fn tell(&mut self, load: &Load) {
+        let Some(refused) = self.due() else { return };
+        tracing::warn!(
+            refused,
+            allowed = load.connections_max(),
+            "connections were closed at once: as many are open as the node allows; if that is too \
+             few, raise --memory-limit, and the limit of open files if it is the lower one"
+        );
     }
 }
 
@@ -218,5 +253,25 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
     ) -> Poll<io::Result<usize>> {
         self.check()?;
         Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn every_refusal_is_told_of_and_never_often() {
+        let mut refusals = Refusals::default();
+        assert_eq!(refusals.due(), None);
+        let mut told = Vec::new();
+        for _ in 0..3 * limits::REFUSALS_TOLD_INTERVAL.as_secs() {
+            refusals.untold += 1;
+            told.extend(refusals.due());
+            tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        }
+        assert_eq!(told, [1, 10, 10]);
+        assert_eq!(refusals.due(), Some(9), "the last ones without another refusal");
+        assert_eq!(refusals.due(), None);
     }
 }

@@ -23,6 +23,7 @@ use tonic::codegen::http;
 use tonic::transport::Endpoint;
 use tonic::{Code, Request};
 
+use crate::captured_log::Log;
 use crate::support::{
     PATIENCE, TestServer, append_request, as_batch, connect, earliest, from_offset, latest, plain,
     reason, soon, values,
@@ -79,6 +80,7 @@ async fn dial(address: SocketAddr) -> TcpStream {
 
 #[tokio::test]
 async fn connections_beyond_the_limit_are_closed_and_make_room_when_they_go() {
+    let (log, _guard) = Log::capture();
     let server = small().await;
     let load = server.running.node().load().clone();
     // The test's own connection has the other place.
@@ -88,7 +90,18 @@ async fn connections_beyond_the_limit_are_closed_and_make_room_when_they_go() {
     until("two are open", || load.connection_count() == 2).await;
     let mut beyond = dial(server.running.local_addr()).await;
     assert!(is_closed(&mut beyond).await, "it is told at once");
-    assert_eq!(count(&server, "connections_refused"), 1);
+    let mut another = dial(server.running.local_addr()).await;
+    assert!(is_closed(&mut another).await);
+    assert_eq!(count(&server, "connections_refused"), 2);
+    let told: Vec<String> = log
+        .text()
+        .lines()
+        .filter(|line| line.contains("closed at once"))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(told.len(), 1, "the log tells of it, and not each time: {told:?}");
+    let words = ["refused=1", "allowed=2", "--memory-limit"];
+    assert!(words.iter().all(|word| told[0].contains(word)), "{told:?}");
     drop(first);
     until("one has gone", || load.connection_count() < 2).await;
     others_are_served(&server).await;

@@ -10,6 +10,7 @@ mod append_stream;
 mod bad_input;
 mod bad_start;
 mod binary;
+mod captured_log;
 mod cluster;
 mod compaction;
 mod conditions;

@@ -5,57 +5,21 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use helix_server::config::Config;
 use tokio::task::JoinHandle;
-use tracing_subscriber::fmt::MakeWriter;
 
+use crate::captured_log::Log;
 use crate::support::TestServer;
 use crate::three_nodes::{
     NODES, Plan, Trio, expect_equal_replicas, launch, metadata, topic, until,
 };
 
-/// What the servers of this thread log.
-#[derive(Debug, Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    fn capture() -> (Self, tracing::subscriber::DefaultGuard) {
-        let log = Self::default();
-        let subscriber =
-            tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();
-        (log, tracing::subscriber::set_default(subscriber))
-    }
-
-    async fn says(&self, words: &str) {
-        until(&format!("the log says {words:?}"), async || {
-            let text = self.0.lock().unwrap().clone();
-            String::from_utf8_lossy(&text).contains(words).then_some(())
-        })
+/// Waits until the log has these words.
+async fn says(log: &Log, words: &str) {
+    until(&format!("the log says {words:?}"), async || log.text().contains(words).then_some(()))
         .await;
-    }
-}
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
 }
 
 /// Ends a start that still waits, and everything that it began.
@@ -122,9 +86,9 @@ async fn a_node_without_the_others_waits_and_says_so() {
     let (log, _guard) = Log::capture();
     let plan = Plan::new();
     let alone = plan.launch(1);
-    log.says("all nodes must answer to form a cluster; nodes 2, 3 do not").await;
+    says(&log, "all nodes must answer to form a cluster; nodes 2, 3 do not").await;
     let second = plan.launch(2);
-    log.says("all nodes must answer to form a cluster; node 3 does not").await;
+    says(&log, "all nodes must answer to form a cluster; node 3 does not").await;
     let address = format!("http://{}", plan.config(1).listen_addr);
     let endpoint = tonic::transport::Endpoint::from_shared(address).unwrap();
     let call = async {
@@ -154,7 +118,7 @@ async fn nodes_that_disagree_about_the_cluster_do_not_form_it() {
     let mut odd = plan.config(2);
     odd.peers[2] = (4, odd.peers[2].1.clone());
     let starts = [plan.launch(1), launch(odd), plan.launch(3)];
-    log.says("give all of them the same --peer flags").await;
+    says(&log, "give all of them the same --peer flags").await;
     for start in starts {
         give_up(start).await;
     }
@@ -164,7 +128,7 @@ async fn nodes_that_disagree_about_the_cluster_do_not_form_it() {
         launch(Config { cluster_id: Some(name.to_owned()), ..plan.config(node) })
     };
     let starts = [named(1, "blue"), named(2, "green"), named(3, "blue")];
-    log.says("give all of them the same --cluster-id").await;
+    says(&log, "give all of them the same --cluster-id").await;
     for start in starts {
         give_up(start).await;
     }
@@ -181,7 +145,7 @@ async fn a_node_that_lost_its_folder_is_not_taken_back() {
     trio.stop(3).await;
     std::fs::remove_dir_all(trio.plan.folder(3)).unwrap();
     let wiped = trio.plan.launch(3);
-    log.says("has this node already, but the data folder is empty").await;
+    says(&log, "has this node already, but the data folder is empty").await;
     let ack = trio.write(0, &["b"]).await;
     assert_eq!(ack.first_offset, Some(1), "the others go on");
     for partition in 1..4 {
@@ -200,7 +164,7 @@ async fn a_node_that_lost_its_folder_and_is_told_only_of_itself_waits() {
     std::fs::remove_dir_all(trio.plan.folder(3)).unwrap();
     let base = trio.plan.config(3);
     let wiped = launch(Config { peers: base.peers[2..].to_vec(), ..base });
-    log.says("takes this node for a member, but the data folder is empty").await;
+    says(&log, "takes this node for a member, but the data folder is empty").await;
     trio.write(0, &["a"]).await;
     assert!(!trio.plan.folder(3).join("shard-0").exists(), "nothing was made");
     give_up(wiped).await;
@@ -222,7 +186,7 @@ async fn a_stranger_is_not_taken_in() {
         ..base
     };
     let start = launch(stranger);
-    log.says("does not have this node: have it added with: helix cluster add-node 4").await;
+    says(&log, "does not have this node: have it added with: helix cluster add-node 4").await;
     give_up(start).await;
     assert_eq!(metadata(trio.node(1)).await.nodes.len(), 3);
     trio.stop_all().await;
