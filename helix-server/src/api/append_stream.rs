@@ -55,7 +55,8 @@ impl Stage {
     async fn next(self) -> Result<Option<(AppendStreamResponse, Self)>, Status> {
         let (message, session) = match self {
             Self::Opening(opening) => {
-                let (session, opened) = Session::open(*opening).await?;
+                // Boxed, since it takes 5 KiB, which every open stream would keep.
+                let (session, opened) = Box::pin(Session::open(*opening)).await?;
                 (Sent::Opened(opened), Box::new(session))
             }
             Self::Running(mut session) => {
@@ -381,4 +382,12 @@ fn opened(init: &AppendStreamInit, located: &Located) -> Result<AppendStreamOpen
 
 fn not_opened() -> Error {
     Error::InvalidArgument { field: "message", what: "the first message must be init".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_stream_takes_little_while_it_waits() {
+        super::super::expect_small(super::Stage::next);
+    }
 }

@@ -47,7 +47,8 @@ impl Consume {
         let wait = request.max_wait.unwrap_or_default();
         let wait = time::from_duration("max_wait", wait)?.min(FETCH_WAIT_MAX);
         let deadline = Instant::now() + wait;
-        let mut fetch = Fetch::open(&self.node, request).await?;
+        // Boxed, since to open takes more than to wait, which it comes before.
+        let mut fetch = Box::pin(Fetch::open(&self.node, request)).await?;
         // The request is consumed: what is left of it, its partitions, counts as such.
         if let Some(call) = &call {
             call.handled();
@@ -250,5 +251,17 @@ impl<'a> Fetch<'a> {
             reader.answer(found)
         };
         FetchResponse { partitions: self.readers.into_iter().map(answer).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fetch_takes_little_while_it_waits() {
+        super::super::expect_small(|(consume, request, call): (&'static Consume, _, _)| {
+            consume.fetch(request, call)
+        });
     }
 }

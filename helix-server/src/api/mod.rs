@@ -50,3 +50,11 @@ fn wire_leader(leader: LeaderHint) -> wire::LeaderHint {
 fn wire_shard_id(shard: u64) -> u32 {
     u32::try_from(shard).expect("shard ids are counted from 0")
 }
+
+/// Checks that what a handler keeps while it waits leaves most of what a call may take to its
+/// headers, its stream and its task.
+#[cfg(test)]
+fn expect_small<A, F: Future>(_handler: impl FnOnce(A) -> F) {
+    let bytes = size_of::<F>() as u64;
+    assert!(bytes <= crate::limits::CALL_BYTES / 3, "{bytes} bytes: is what is rare boxed?");
+}

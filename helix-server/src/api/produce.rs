@@ -114,3 +114,15 @@ pub(super) fn wire_ack(ack: &Ack) -> AppendAck {
         durability: to_wire_durability(ack.durability).into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_append_takes_little_while_it_waits() {
+        super::super::expect_small(|(produce, request): (&'static Produce, _)| {
+            produce.append(request)
+        });
+    }
+}

@@ -25,7 +25,7 @@ impl Node {
     pub async fn find(&self, topic: &str, partition: u32) -> Result<Located> {
         match self.locate(topic, partition) {
             Err(Error::TopicNotFound { .. } | Error::PartitionNotFound { .. }) => {
-                self.cluster.catch_up().await?;
+                self.catch_up().await?;
                 self.locate(topic, partition)
             }
             found => found,
@@ -37,11 +37,16 @@ impl Node {
         self.check_member()?;
         match self.topic(name) {
             Err(Error::TopicNotFound { .. }) => {
-                self.cluster.catch_up().await?;
+                self.catch_up().await?;
                 self.topic(name)
             }
             found => found,
         }
+    }
+
+    /// Boxed, since it is rare and takes 4 KiB: every call under way would have room for it.
+    fn catch_up(&self) -> impl Future<Output = Result<()>> + '_ {
+        Box::pin(self.cluster.catch_up())
     }
 
     /// Finds a partition and its shard.
