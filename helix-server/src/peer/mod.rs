@@ -1,9 +1,10 @@
 //! Node to node: `helix.raft.v1` over gRPC. With `raft` the only room that knows openraft.
-//! `network` is TCP or a simulated one; `hub` and `connection` dial, `link` and `append` send for
-//! openraft, `service` and `inbound` take in, `follow` and `questions` hand over to openraft,
-//! `fetch` gets the records that a snapshot speaks of.
+//! `network` is TCP or a simulated one; `hub` and `connection` dial, `calls` asks one thing at a
+//! time, `link` and `append` send for openraft, `service` and `inbound` take in, `follow` and
+//! `questions` hand over to openraft, `fetch` gets the records that a snapshot speaks of.
 
 mod append;
+mod calls;
 mod connection;
 mod fetch;
 mod follow;
