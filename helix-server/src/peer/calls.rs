@@ -98,7 +98,7 @@ impl Hub {
         self.bounded(node, FORM_WAIT_MAX, client.form(request)).await.map(drop)
     }
 
-    /// Asks a node's [`Desk`] for something.
+    /// Asks a node's [`Desk`](super::Desk) for something.
     pub async fn call(
         &self,
         node: u64,
