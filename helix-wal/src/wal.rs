@@ -112,6 +112,11 @@ impl Wal {
         Self { shared, closer }
     }
 
+    /// Whether the log lives in memory only: appends complete inside `append`.
+    pub fn is_memory(&self) -> bool {
+        self.shared.lock().log.is_memory()
+    }
+
     // Writing.
 
     /// Queues entries with consecutive indexes that follow the last one (any index if there has

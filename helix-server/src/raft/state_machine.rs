@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use super::blocking::DiskReads;
 use super::codec;
 use super::log_store::to_io;
+use super::runtime::Yield;
 use super::staging::Staging;
 use super::types::{LogId, SnapshotData, StoredMembership, TypeConfig};
 use crate::log::{Head, Verdict};
@@ -245,11 +246,17 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     where
         S: Stream<Item = io::Result<EntryResponder<TypeConfig>>> + Unpin + OptionalSend,
     {
+        let mut has_told = false;
         while let Some((entry, responder)) = entries.try_next().await? {
             let verdict = self.apply_entry(entry)?;
             if let Some(responder) = responder {
                 responder.send(verdict);
+                has_told = true;
             }
+        }
+        if has_told {
+            // Answers go out before openraft hears of this, which makes it report its state anew.
+            Yield::default().await;
         }
         Ok(())
     }
