@@ -171,7 +171,7 @@ pub const CALL_BYTES: u64 = 8 << 10;
 /// What a partition takes that is being read or followed: its name, its place, its watch.
 pub const PARTITION_READ_BYTES: u64 = 512;
 
-/// What a log's writer needs: two groups, aligned. One is written while the next is put together.
+/// What a log's writer needs: one group, aligned.
 pub const LOG_BUFFER_BYTES: u64 = 4 << 20;
 
 /// How long open calls get to end at shutdown.

@@ -16,8 +16,7 @@ const SEGMENT_BYTES: RangeInclusive<u64> = 64 << 10..=1 << 30;
 pub struct Options {
     /// Bytes of a segment file, a multiple of 4 KiB. Default 64 MiB.
     pub segment_bytes: u64,
-    /// Most bytes written and synced as one group; another one is put together beside it. Default
-    /// 2 MiB.
+    /// Most bytes written and synced as one group. Default 4 MiB.
     pub group_bytes: usize,
     /// Recent payloads kept in memory for readers. Default 16 MiB.
     pub tail_bytes: usize,
@@ -57,7 +56,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             segment_bytes: 64 << 20,
-            group_bytes: 2 << 20,
+            group_bytes: 4 << 20,
             tail_bytes: 16 << 20,
             ready_segments: 2,
             reserve_bytes: 256 << 20,

@@ -1,7 +1,6 @@
 //! The growing end of the log: the active segment, and the group that is being put together.
 //! Shared by the writer and by recovery. Writes; the caller syncs.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,34 +31,8 @@ pub(crate) struct Tip {
     /// Entries in the segment: a bound for its footer.
     entries: u64,
     group: Aligned,
-    /// Memory for a group that is put together while another one is written.
-    spare: Aligned,
     frames: u32,
     frames_crc: Hasher,
-}
-
-/// A group that is whole, and where it goes.
-#[derive(Debug)]
-pub(crate) struct Group {
-    bytes: Aligned,
-    at: u64,
-    segment: Arc<Segment>,
-    file: Arc<dyn File>,
-}
-
-impl Group {
-    pub(crate) fn write(&self) -> Result<(), Error> {
-        self.told(self.file.write_at(self.bytes.as_slice(), self.at))
-    }
-
-    /// As [`Group::write`]; see [`File::write_beside`] for what `meanwhile` is.
-    pub(crate) fn write_beside(&self, meanwhile: &mut dyn FnMut() -> bool) -> Result<(), Error> {
-        self.told(self.file.write_beside(self.bytes.as_slice(), self.at, meanwhile))
-    }
-
-    fn told(&self, written: io::Result<()>) -> Result<(), Error> {
-        written.map_err(|e| poison("write", &self.segment.name(), &e))
-    }
 }
 
 /// Room at a segment's end that entries leave to votes, truncations and marks.
@@ -95,7 +68,6 @@ impl Tip {
             context: header.context.clone(),
             entries: 0,
             group: Aligned::default(),
-            spare: Aligned::default(),
             frames: 0,
             frames_crc: Hasher::new(),
         })
@@ -110,7 +82,6 @@ impl Tip {
     ) -> Result<(), Error> {
         let mut next = Self::begin(file, name, header)?;
         std::mem::swap(&mut next.group, &mut self.group);
-        std::mem::swap(&mut next.spare, &mut self.spare);
         *self = next;
         Ok(())
     }
@@ -187,15 +158,6 @@ impl Tip {
     /// Writes the group, or a mark if nothing was pushed. The caller syncs before it goes on:
     /// the next group will say that this one is durable.
     pub(crate) fn write(&mut self, committed: Option<LogId>) -> Result<(), Error> {
-        let group = self.close_group(committed);
-        group.write()?;
-        self.take_back(group);
-        Ok(())
-    }
-
-    /// Ends the group, so that frames pushed from now on belong to the next one. It is to be
-    /// written at once, and synced before the next one is ended.
-    pub(crate) fn close_group(&mut self, committed: Option<LogId>) -> Group {
         if self.frames == 0 {
             self.begin_group();
         }
@@ -213,24 +175,14 @@ impl Tip {
             *start = bytes;
         }
         self.group.pad();
-        let group = Group {
-            bytes: std::mem::replace(&mut self.group, std::mem::take(&mut self.spare)),
-            at: self.at,
-            segment: Arc::clone(&self.segment),
-            file: Arc::clone(&self.file),
-        };
+        let group = self.group.as_slice();
+        let written = self.file.write_at(group, self.at);
+        written.map_err(|e| poison("write", &self.segment.name(), &e))?;
         self.context.last_group = GroupRef { position: header.position, crc };
         self.context.committed = committed.or(self.context.committed);
-        self.at += group.bytes.len() as u64;
+        self.at += group.len() as u64;
         self.frames = 0;
-        group
-    }
-
-    /// Keeps the memory of a group that has been written for one to come.
-    pub(crate) fn take_back(&mut self, group: Group) {
-        let is_free = self.group.capacity() == 0;
-        let memory = if is_free { &mut self.group } else { &mut self.spare };
-        *memory = group.bytes;
+        Ok(())
     }
 
     pub(crate) fn sync(&self) -> Result<(), Error> {

@@ -147,10 +147,7 @@ impl Driven {
     }
 }
 
-/// What a callback was told.
-type Told = Arc<Mutex<Option<Result<(), Error>>>>;
-
-fn outcome(call: impl FnOnce(Done), after: impl FnOnce()) -> Told {
+fn outcome(call: impl FnOnce(Done), after: impl FnOnce()) -> Arc<Mutex<Option<Result<(), Error>>>> {
     let result = Arc::new(Mutex::new(None));
     let told = Arc::clone(&result);
     call(Box::new(move |outcome| {
@@ -382,57 +379,6 @@ fn callbacks_run_newest_first_and_closing_finishes_what_is_queued() {
     let log = Driven::open(&log.disk, small());
     assert_eq!(log.recovered.cut_bytes, 0);
     log.check_log(0..3);
-}
-
-/// A log whose groups hold one of these two entries each, both queued.
-fn with_two_groups_to_write() -> (Driven, [Told; 2]) {
-    let disk = SimulatedDisk::new(1);
-    let log = Driven::open(&disk, Options { group_bytes: 4 << 10, ..small() });
-    let payload = |index| {
-        let bytes = Bytes::from(vec![index as u8; 3 << 10]);
-        let crc = crc32fast::hash(&bytes);
-        Entry { payload: Payload { bytes, crc, crc_seed: 0 }, ..entry(1, index) }
-    };
-    let results =
-        [1, 2].map(|index| outcome(|done| log.wal.append(vec![payload(index)], done), || {}));
-    (log, results)
-}
-
-#[test]
-fn what_is_put_together_beside_a_write_is_durable_by_the_next_one() {
-    let (mut log, [first, second]) = with_two_groups_to_write();
-    log.now = Duration::from_millis(10);
-    assert_eq!(log.writer.step(log.now), Next::Now);
-    assert!(matches!(*first.lock().unwrap(), Some(Ok(()))));
-    assert!(second.lock().unwrap().is_none());
-    assert_eq!(log.wal.unsynced_for(), Some(log.now), "it waits since it was queued");
-    assert_eq!(log.wal.stats().groups, 1);
-    // Nothing but what was put together is left, and it needs no other to be written.
-    log.writer.step(log.now);
-    assert!(matches!(*second.lock().unwrap(), Some(Ok(()))));
-    assert_eq!((log.wal.unsynced_for(), log.wal.stats().groups), (None, 2));
-}
-
-#[test]
-fn what_is_put_together_beside_a_failed_write_fails_with_it() {
-    for operation in [Operation::Write, Operation::Sync] {
-        let (mut log, results) = with_two_groups_to_write();
-        log.disk.fail(Fault::next(operation));
-        log.run();
-        for result in results {
-            let result = result.lock().unwrap().take();
-            assert!(matches!(result, Some(Err(Error::Poisoned { .. }))), "{result:?}");
-        }
-    }
-}
-
-#[test]
-fn what_is_put_together_beside_a_write_dies_with_the_writer() {
-    let (mut log, [first, second]) = with_two_groups_to_write();
-    log.writer.step(log.now);
-    drop(log.writer);
-    assert!(matches!(*first.lock().unwrap(), Some(Ok(()))));
-    assert!(matches!(*second.lock().unwrap(), Some(Err(Error::Closed))));
 }
 
 #[test]

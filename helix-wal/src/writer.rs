@@ -33,33 +33,22 @@ pub struct Writer {
     work: VecDeque<Queued>,
     /// Entries of the first request that are in groups already.
     taken: usize,
-    /// What the group that is being put together will have done.
-    next_group: Outcome,
-    /// The same of the one that is being written and synced.
-    under_way: Outcome,
+    /// Entries of the group that is being put together.
+    written: Vec<Written>,
+    /// Truncations in it.
+    truncations: usize,
+    /// What it will complete, oldest first.
+    done: Vec<Waiting>,
     /// Appends that found no space, oldest first.
     refused: Vec<Waiting>,
     /// The file for the next segment, if it was needed early.
-    next_file: Option<Ready>,
+    next: Option<Ready>,
     /// When the last group that nothing has followed yet was synced.
     unmarked: Option<Duration>,
     committed: Option<LogId>,
     /// Appends of earlier epochs are refused.
     epoch: u64,
     ended: bool,
-}
-
-/// What is so when a group is durable.
-#[derive(Default)]
-struct Outcome {
-    /// Entries in it.
-    written: Vec<Written>,
-    /// Truncations in it.
-    truncations: usize,
-    /// What it completes, oldest first.
-    done: Vec<Waiting>,
-    /// When the oldest of that came.
-    since: Option<Duration>,
 }
 
 /// Whether a request went into the group.
@@ -71,13 +60,6 @@ enum Added {
     Roll(Request),
     /// The disk has no room for it.
     Refused(Request),
-}
-
-/// Whether the group before the one that is put together is durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum When {
-    Now,
-    Ahead,
 }
 
 /// What a new segment is needed for: how much of the disk may be used for it.
@@ -102,10 +84,11 @@ impl Writer {
             tip,
             work: VecDeque::new(),
             taken: 0,
-            next_group: Outcome::default(),
-            under_way: Outcome::default(),
+            written: Vec::new(),
+            truncations: 0,
+            done: Vec::new(),
             refused: Vec::new(),
-            next_file: None,
+            next: None,
             unmarked: None,
             committed: None,
             epoch: 0,
@@ -125,7 +108,7 @@ impl Writer {
             return Next::Done;
         }
         let next = self.take_work(now).and_then(|closing| {
-            if self.has_more() { self.commit(now, closing) } else { self.rest(now, closing) }
+            if self.work.is_empty() { self.rest(now, closing) } else { self.commit(now, closing) }
         });
         next.unwrap_or_else(|error| self.fail(&error))
     }
@@ -143,15 +126,9 @@ impl Writer {
         Ok(core.closing)
     }
 
-    /// Whether anything was taken that is not durable and not under way.
-    fn has_more(&self) -> bool {
-        !self.work.is_empty() || !self.tip.is_empty() || !self.next_group.done.is_empty()
-    }
-
     /// Notes since when the oldest of what is not durable has been waiting.
     fn note_in_hand(&self, core: &mut Core) {
-        let taken = self.work.front().map(|oldest| oldest.since);
-        core.in_hand = self.next_group.since.or(taken);
+        core.in_hand = self.work.front().map(|oldest| oldest.since);
     }
 
     /// Nothing is queued: marks the last group once it has waited long enough.
@@ -191,7 +168,7 @@ impl Writer {
 
     /// Puts a group together from what waits, writes it, syncs it and tells everyone.
     fn commit(&mut self, now: Duration, closing: bool) -> Result<Next, Error> {
-        if !self.fill(When::Now)? {
+        if !self.fill()? {
             self.run_refused();
             if closing {
                 // Nothing makes room any more.
@@ -200,71 +177,34 @@ impl Writer {
             }
             return Ok(Next::After(SPACE_RETRY));
         }
-        let mut queued = false;
+        let mut more = !self.work.is_empty();
         // Payloads that leave the memory. Given back when all have been told: that takes a while.
         let mut gone = Vec::new();
         if !self.tip.is_empty() {
-            self.write_group()?;
+            self.tip.write(self.committed)?;
             let watch = stopwatch();
             self.tip.sync()?;
-            queued = self.publish(watch(), &mut gone)?;
+            more |= self.publish(watch(), &mut gone)?;
             self.unmarked = Some(now);
         } else {
-            // There may have been appends of nothing.
-            std::mem::swap(&mut self.next_group, &mut self.under_way);
             self.note_in_hand(&mut self.shared.lock());
         }
         // Newest first: who waits for the last of them has then waited for all.
-        while let Some(done) = self.under_way.done.pop() {
+        while let Some(done) = self.done.pop() {
             done.tell(Ok(()));
         }
         self.run_refused();
         // Whoever closes the log has woken this step already, and waits for the mark.
-        let more = queued || closing || self.has_more();
-        let next = if more { Next::Now } else { Next::After(self.mark_delay()) };
+        let next = if more || closing { Next::Now } else { Next::After(self.mark_delay()) };
         Ok(next)
-    }
-
-    /// Writes the group. Where it is full and others wait behind it, the next one is put together
-    /// meanwhile: a device at work needs no processor. With no such backlog that would only make
-    /// groups smaller, and each costs the device as much besides its bytes.
-    fn write_group(&mut self) -> Result<(), Error> {
-        let group = self.tip.close_group(self.committed);
-        // What was told of the one before is gone; its memory is used again.
-        std::mem::swap(&mut self.next_group, &mut self.under_way);
-        if self.work.is_empty() {
-            group.write()?;
-        } else {
-            let mut filled = Ok(());
-            group.write_beside(&mut || {
-                filled = self.fill_ahead();
-                // What is left over waits for the group after the next.
-                filled.is_ok() && self.work.is_empty()
-            })?;
-            filled?;
-        }
-        self.tip.take_back(group);
-        Ok(())
-    }
-
-    /// Begins the next group with what has been queued meanwhile. The one before it is not durable
-    /// yet, so no segment ends and nothing is refused.
-    fn fill_ahead(&mut self) -> Result<(), Error> {
-        self.work.append(&mut self.shared.lock().queue);
-        self.fill(When::Ahead).map(|_| ())
     }
 
     /// Moves requests into the group until it is full. False if it stays empty because not even a
     /// vote finds space.
-    fn fill(&mut self, when: When) -> Result<bool, Error> {
+    fn fill(&mut self) -> Result<bool, Error> {
         while let Some(Queued { request, since }) = self.work.pop_front() {
-            let (request, refused) = match self.add(request, when)? {
-                Added::Whole => {
-                    if !self.tip.is_empty() {
-                        self.next_group.since.get_or_insert(since);
-                    }
-                    continue;
-                }
+            let (request, refused) = match self.add(request)? {
+                Added::Whole => continue,
                 Added::Full(request) => {
                     self.work.push_front(Queued { request, since });
                     break;
@@ -275,7 +215,7 @@ impl Writer {
             let is_append = matches!(request, Request::Append { .. });
             let need = if is_append { Need::Append } else { Need::Note };
             self.work.push_front(Queued { request, since });
-            if !self.tip.is_empty() || when == When::Ahead {
+            if !self.tip.is_empty() {
                 // First what is there: a segment ends with a whole group.
                 break;
             }
@@ -290,10 +230,10 @@ impl Writer {
         Ok(true)
     }
 
-    fn add(&mut self, request: Request, when: When) -> Result<Added, Error> {
+    fn add(&mut self, request: Request) -> Result<Added, Error> {
         match request {
             Request::Append { entries, serial, epoch, done } => {
-                self.add_entries(entries, serial, epoch, done, when)
+                self.add_entries(entries, serial, epoch, done)
             }
             Request::Vote { vote, done } => {
                 let frame = Frame::note(Kind::Vote, LogId::default(), &vote);
@@ -302,7 +242,7 @@ impl Writer {
                 }
                 self.tip.push(&frame);
                 self.tip.context.vote = Some(vote);
-                self.next_group.done.push(done);
+                self.done.push(done);
                 Ok(Added::Whole)
             }
             Request::Truncate { from, last, done } => {
@@ -313,13 +253,13 @@ impl Writer {
                     return Ok(Added::Roll(Request::Truncate { from, last, done }));
                 }
                 self.tip.push(&frame);
-                self.next_group.truncations += 1;
+                self.truncations += 1;
                 // Not if it lies beyond what was written: an append before it may have been
                 // refused.
                 if self.tip.context.last.is_some_and(|written| written.index >= from) {
                     self.tip.context.last = last;
                 }
-                self.next_group.done.push(done);
+                self.done.push(done);
                 Ok(Added::Whole)
             }
             Request::Purge { upto, empties, done } => {
@@ -336,7 +276,7 @@ impl Writer {
                 if empties || context.last.is_none_or(|last| last.index < upto.index) {
                     context.last = Some(upto);
                 }
-                self.next_group.done.push(done);
+                self.done.push(done);
                 Ok(Added::Whole)
             }
         }
@@ -348,7 +288,6 @@ impl Writer {
         serial: u64,
         epoch: u64,
         done: Waiting,
-        when: When,
     ) -> Result<Added, Error> {
         if epoch != self.epoch {
             self.taken = 0;
@@ -357,17 +296,13 @@ impl Writer {
         }
         // Room for all of it is found before any of it is written.
         if self.taken == 0 && !self.fits_all(&entries) {
-            if when == When::Ahead {
-                // The group under way would wait for the file.
-                return Ok(Added::Roll(Request::Append { entries, serial, epoch, done }));
-            }
             match self.find_next(Need::Append) {
                 Ok(true) => {}
                 Ok(false) => {
                     return Ok(Added::Refused(Request::Append { entries, serial, epoch, done }));
                 }
                 Err(error) => {
-                    self.next_group.done.push(done);
+                    self.done.push(done);
                     return Err(error);
                 }
             }
@@ -382,7 +317,7 @@ impl Writer {
                 return Ok(Added::Roll(Request::Append { entries, serial, epoch, done }));
             }
             let place = self.tip.push(&frame);
-            self.next_group.written.push(Written {
+            self.written.push(Written {
                 index: entry.id.index,
                 serial: serial + self.taken as u64,
                 offset: place.at as u32,
@@ -390,7 +325,7 @@ impl Writer {
             self.taken += 1;
         }
         self.taken = 0;
-        self.next_group.done.push(done);
+        self.done.push(done);
         Ok(Added::Whole)
     }
 
@@ -404,14 +339,14 @@ impl Writer {
     fn publish(&mut self, sync: Duration, gone: &mut Vec<Bytes>) -> Result<bool, Error> {
         let position = self.tip.position();
         let mut core = self.shared.lock();
-        *gone = core.log.on_written(position.segment, &self.under_way.written);
+        *gone = core.log.on_written(position.segment, &self.written);
         let bytes = position.at - core.synced_at.at.min(position.at);
         core.counters.on_group(bytes, sync);
         core.synced_at = position;
         self.note_in_hand(&mut core);
-        core.truncations -= self.under_way.truncations;
+        core.truncations -= self.truncations;
         // Sealing may have waited for them.
-        let truncated = std::mem::take(&mut self.under_way.truncations) > 0;
+        let truncated = std::mem::take(&mut self.truncations) > 0;
         let waiting = truncated && core.keeper.raise();
         let more = !core.queue.is_empty();
         let poisoned = core.poisoned.clone();
@@ -419,14 +354,13 @@ impl Writer {
         if truncated {
             self.shared.wake(Role::Keeper, waiting);
         }
-        self.under_way.written.clear();
-        self.under_way.since = None;
+        self.written.clear();
         poisoned.map_or(Ok(more), Err)
     }
 
     /// Begins the next segment in the file that was found for it.
     fn roll(&mut self) -> Result<(), Error> {
-        let Some(ready) = self.next_file.take() else { return Ok(()) };
+        let Some(ready) = self.next.take() else { return Ok(()) };
         let id = self.shared.lock().take_segment_number()?;
         let end = self.tip.position();
         let context = self.tip.context.clone();
@@ -457,18 +391,18 @@ impl Writer {
 
     /// Finds a file for the next segment; false if the disk has no room for one.
     fn find_next(&mut self, need: Need) -> Result<bool, Error> {
-        if self.next_file.is_some() {
+        if self.next.is_some() {
             return Ok(true);
         }
         let mut core = self.shared.lock();
-        self.next_file = core.ready.pop_front();
+        self.next = core.ready.pop_front();
         let waiting = core.keeper.raise();
         let number = core.ready_number;
         core.ready_number += 1;
         drop(core);
         self.shared.wake(Role::Keeper, waiting);
-        if self.next_file.is_some() || need == Need::Mark {
-            return Ok(self.next_file.is_some());
+        if self.next.is_some() || need == Need::Mark {
+            return Ok(self.next.is_some());
         }
         let options = &self.shared.options;
         let len = options.segment_bytes;
@@ -483,7 +417,7 @@ impl Writer {
         };
         match made {
             Ok(file) => {
-                self.next_file = Some(Ready { name, file, len });
+                self.next = Some(Ready { name, file, len });
                 Ok(true)
             }
             Err(e) if e.kind() == io::ErrorKind::StorageFull => {
@@ -535,10 +469,8 @@ impl Writer {
 
     /// No callback is ever lost.
     fn fail_all(&mut self, error: &Error) {
-        for group in [&mut self.next_group, &mut self.under_way] {
-            while let Some(done) = group.done.pop() {
-                done.tell(Err(error.clone()));
-            }
+        while let Some(done) = self.done.pop() {
+            done.tell(Err(error.clone()));
         }
         while let Some(done) = self.refused.pop() {
             done.tell(Err(error.clone()));

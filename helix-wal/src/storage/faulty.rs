@@ -150,16 +150,6 @@ impl File for FaultyFile {
         self.inner.write_at(data, offset)
     }
 
-    fn write_beside(
-        &self,
-        data: &[u8],
-        offset: u64,
-        meanwhile: &mut dyn FnMut() -> bool,
-    ) -> io::Result<()> {
-        self.check(Operation::Write)?;
-        self.inner.write_beside(data, offset, meanwhile)
-    }
-
     fn sync_data(&self) -> io::Result<()> {
         self.check(Operation::Sync)?;
         self.inner.sync_data()

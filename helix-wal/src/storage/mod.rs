@@ -1,8 +1,6 @@
 //! The only door to the disk. Implementations: a real folder, and in tests a simulated disk that
 //! loses, tears, damages, fills up and fails.
 
-#[cfg(target_os = "linux")]
-mod aio;
 #[cfg(any(test, feature = "testing"))]
 mod faults;
 #[cfg(any(test, feature = "testing"))]
@@ -61,17 +59,6 @@ pub trait File: Debug + Send + Sync + 'static {
     fn len(&self) -> io::Result<u64>;
     /// Writes all of `data`; `offset`, length and address are multiples of [`BLOCK`].
     fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()>;
-    /// As `write_at`, and runs `meanwhile` while the device is at work: at once, and from time to
-    /// time again while it returns true. Where the device cannot be left alone the write follows.
-    fn write_beside(
-        &self,
-        data: &[u8],
-        offset: u64,
-        meanwhile: &mut dyn FnMut() -> bool,
-    ) -> io::Result<()> {
-        meanwhile();
-        self.write_at(data, offset)
-    }
     /// Makes all writes that returned durable.
     fn sync_data(&self) -> io::Result<()>;
     /// Fills `buf`, through the page cache. No alignment needed.

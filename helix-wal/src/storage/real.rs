@@ -5,30 +5,17 @@
 use std::fs::{self, File as Fd, OpenOptions};
 use std::io;
 use std::ops::Range;
-#[cfg(target_os = "linux")]
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-#[cfg(target_os = "linux")]
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-#[cfg(target_os = "linux")]
-use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock, fstatvfs};
 
-#[cfg(target_os = "linux")]
-use super::aio::Queue;
 use super::{BLOCK, File, Storage};
 
 /// Most bytes of one read past the page cache: more would hold the device's only queue too long.
 const DEVICE_READ_BYTES_MAX: usize = 1 << 20;
-
-/// How long a thread sleeps between two looks at what has come while the device writes. To wake
-/// it takes some 10 µs.
-#[cfg(target_os = "linux")]
-const BESIDE_INTERVAL: Duration = Duration::from_micros(150);
 
 /// Most bytes fetched in advance by one request: Linux takes no more than its readahead window,
 /// which is so large by default, and ignores the rest.
@@ -42,9 +29,6 @@ pub struct DirStorage {
     /// Kept open, so that syncing the folder does not depend on its path staying the same.
     folder: Fd,
     direct: bool,
-    /// Where the system has it, and writes are direct: others would not leave the thread free.
-    #[cfg(target_os = "linux")]
-    queue: Option<Arc<Mutex<Queue>>>,
 }
 
 impl DirStorage {
@@ -52,11 +36,6 @@ impl DirStorage {
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         let mut storage = Self::open_buffered(path)?;
         storage.direct = storage.probe_direct();
-        #[cfg(target_os = "linux")]
-        if storage.direct {
-            // Without one every write is waited for.
-            storage.queue = Queue::new().ok().map(|queue| Arc::new(Mutex::new(queue)));
-        }
         Ok(storage)
     }
 
@@ -65,13 +44,7 @@ impl DirStorage {
         let path = path.as_ref().to_path_buf();
         create_folder(&path)?;
         let folder = Fd::open(&path)?;
-        Ok(Self {
-            path,
-            folder,
-            direct: false,
-            #[cfg(target_os = "linux")]
-            queue: None,
-        })
+        Ok(Self { path, folder, direct: false })
     }
 
     /// Whether an aligned direct write works here: some file systems take the flag and then refuse.
@@ -93,13 +66,7 @@ impl DirStorage {
         let path = self.path.join(name);
         let direct =
             if self.direct { Some(open_direct(&path, &mut OpenOptions::new())?) } else { None };
-        Ok(Arc::new(DirFile {
-            cached,
-            direct,
-            clean: AtomicBool::new(false),
-            #[cfg(target_os = "linux")]
-            queue: self.queue.clone(),
-        }))
+        Ok(Arc::new(DirFile { cached, direct, clean: AtomicBool::new(false) }))
     }
 }
 
@@ -185,8 +152,6 @@ struct DirFile {
     direct: Option<Fd>,
     /// Whether pages that a process before this one left dirty have been written.
     clean: AtomicBool,
-    #[cfg(target_os = "linux")]
-    queue: Option<Arc<Mutex<Queue>>>,
 }
 
 impl File for DirFile {
@@ -200,27 +165,6 @@ impl File for DirFile {
             Some(direct) => direct.write_all_at(data, offset),
             None => self.cached.write_all_at(data, offset),
         }
-    }
-
-    #[cfg(target_os = "linux")]
-    fn write_beside(
-        &self,
-        data: &[u8],
-        offset: u64,
-        meanwhile: &mut dyn FnMut() -> bool,
-    ) -> io::Result<()> {
-        if let Some(direct) = &self.direct
-            // One write at a time: whoever comes second waits for its own.
-            && let Some(mut queue) = self.queue.as_ref().and_then(|queue| queue.try_lock().ok())
-            && let Some(written) =
-                queue.write(direct.as_fd(), data, offset, BESIDE_INTERVAL, meanwhile)
-        {
-            // A short write is not an error; what is wrong with the rest is said by writing that.
-            let written = written?;
-            return direct.write_all_at(&data[written..], offset + written as u64);
-        }
-        meanwhile();
-        self.write_at(data, offset)
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -471,43 +415,6 @@ mod tests {
                     assert!(got == wanted, "cached read of {count} at {offset}");
                 }
             }
-        });
-    }
-
-    #[test]
-    fn a_write_beside_other_work_is_whole_whatever_that_work_does() {
-        both(|storage| {
-            let len = 3 << 20;
-            let file = storage.create("a", len as u64).unwrap();
-            let mut scratch = Scratch::new(len);
-            // How often more is wanted: never, once, until the write is over.
-            for (round, wanted) in [0, 1, usize::MAX].into_iter().enumerate() {
-                let bytes: Vec<u8> = pattern(len).iter().map(|byte| byte ^ round as u8).collect();
-                scratch.aligned(len).copy_from_slice(&bytes);
-                let mut calls = 0;
-                let mut meanwhile = || {
-                    calls += 1;
-                    calls <= wanted
-                };
-                file.write_beside(scratch.aligned(len), 0, &mut meanwhile).unwrap();
-                file.sync_data().unwrap();
-                assert!((1..=wanted.saturating_add(1)).contains(&calls), "{calls} of {wanted}");
-                let mut found = vec![0; len];
-                file.read_device_at(&mut found, 0).unwrap();
-                assert_eq!(found, bytes);
-            }
-            // The write is over before anything else is, also where that ends in a panic.
-            scratch.aligned(len).fill(7);
-            let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                let mut meanwhile = || panic!("on purpose");
-                file.write_beside(scratch.aligned(len), 0, &mut meanwhile)
-            }));
-            assert!(panicked.is_err());
-            scratch.aligned(len).fill(8);
-            file.write_beside(scratch.aligned(len), 0, &mut || false).unwrap();
-            let mut found = vec![0; len];
-            file.read_device_at(&mut found, 0).unwrap();
-            assert_eq!(found, vec![8; len]);
         });
     }
 
