@@ -257,8 +257,8 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         self.wal.append(entries, done);
         written.iter().for_each(|held| held.written());
         if self.completes_at_once {
-            // Whoever tells openraft that an append is complete does so before it looks again for
-            // what there is to do, and the entries are committed in the same turn of its loop.
+            // Only speed: where the node has one async thread, whoever tells openraft that this is
+            // complete does so meanwhile, and the same turn of its loop commits the entries.
             Yield::default().await;
         }
         Ok(())

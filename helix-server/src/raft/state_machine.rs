@@ -255,7 +255,8 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             }
         }
         if has_told {
-            // Answers go out before openraft hears of this, which makes it report its state anew.
+            // Only speed: where the node has one async thread, answers go out before openraft hears
+            // of this, which makes it report its state anew.
             Yield::default().await;
         }
         Ok(())
