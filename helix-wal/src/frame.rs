@@ -28,6 +28,7 @@ use crate::layout::{
     BLOCK_BYTES, FORMAT_VERSION, HEAD_BYTES_MAX, MIN_READER_VERSION, NUMBERS_END, OPAQUE_BYTES_MAX,
     u16_at, u32_at, u64_at,
 };
+use crate::nontemporal;
 use crate::storage::BLOCK;
 use crate::{LogId, Payload};
 
@@ -138,7 +139,7 @@ impl<'a> Frame<'a> {
         header[..4].copy_from_slice(&crc.to_le_bytes());
         out.extend_from_slice(&header);
         out.extend_from_slice(self.head);
-        out.extend_from_slice(self.payload);
+        nontemporal::append(out, self.payload);
         let used = FRAME_HEADER + self.head.len() + self.payload.len();
         out.resize(out.len() + (used.next_multiple_of(8) - used), 0);
         crc

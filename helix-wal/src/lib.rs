@@ -57,11 +57,12 @@
 //! # Reading the code
 //!
 //! `frame`, `footer` and `state_file` are bytes; `log`, `slot`, `places`, `shorten`, `held` and
-//! `streams` are the log in memory; `tip`, `writer` and `keeper` write; `sealed`, `scan`, `replay`,
-//! `copy` and `recovery` open; `read`, `live`, `load`, `readers` and `files` read; `cold` writes
-//! segments at once, `received` has them outlive a process, `install` makes them part of the log;
-//! `choose` and `compaction` rewrite; `scrub` reads all of it anew; `aside` makes way for a log
-//! that takes the place of a damaged one, and `cut` gives up a damaged end.
+//! `streams` are the log in memory; `tip`, `writer` and `keeper` write, `nontemporal` copies what
+//! they do; `sealed`, `scan`, `replay`, `copy` and `recovery` open; `read`, `live`, `load`,
+//! `readers` and `files` read; `cold` writes segments at once, `received` has them outlive a
+//! process, `install` makes them part of the log; `choose` and `compaction` rewrite; `scrub` reads
+//! all of it anew; `aside` makes way for a log that takes the place of a damaged one, and `cut`
+//! gives up a damaged end.
 //! `docs/wal-format.md` draws the files.
 
 mod aligned;
@@ -85,6 +86,7 @@ mod layout;
 mod live;
 mod load;
 mod log;
+mod nontemporal;
 mod options;
 mod page_cache;
 mod places;

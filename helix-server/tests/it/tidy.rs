@@ -191,6 +191,20 @@ fn the_wal_stands_alone() {
 }
 
 #[test]
+fn unsafe_code_has_two_places() {
+    let places = ["helix-wal/src/nontemporal.rs", "sim/hermetic/"];
+    let violations = sources()
+        .iter()
+        .filter(|source| !source.is_in(&places))
+        .flat_map(|source| {
+            let lines = source.naming(concat!("un", "safe")).into_iter();
+            lines.map(|line| format!("{}:{line}", source.path))
+        })
+        .collect();
+    expect_none(&format!("unchecked code is only in {places:?}"), violations);
+}
+
+#[test]
 fn clients_do_not_know_the_server() {
     for crate_dir in ["helix-client/src/", "helix-proto/src/", "helix-wal/src/"] {
         only_in("helix_server", crate_dir, &[]);
