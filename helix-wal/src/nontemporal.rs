@@ -2,9 +2,9 @@
 //! place in the caches. The log's only unsafe code.
 //!
 //! Nobody reads a group but the device, and the buffer is written anew as soon as the device has
-//! read it. Ordinary stores need each line of it in this processor's cache first; behind a virtual
-//! disk it is in that of whatever processor of the host has read it last, and then 100 KiB take
-//! 25 to 55 µs instead of 5 to 10 (`docs/decisions/0031-stores-past-the-caches.md`).
+//! read it. Ordinary stores need each line of it in this processor's cache first. Behind a virtual
+//! disk it is probably in that of whatever processor of the host has read it last, and 100 KiB take
+//! 25 to 55 µs at times, instead of 5 to 10 (`docs/decisions/0031-stores-past-the-caches.md`).
 #![allow(unsafe_code)]
 
 /// From this length on: with less the stores before and after whole lines, and the wait for all
