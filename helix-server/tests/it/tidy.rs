@@ -193,15 +193,30 @@ fn the_wal_stands_alone() {
 #[test]
 fn unsafe_code_has_two_places() {
     let places = ["helix-wal/src/nontemporal.rs", "sim/hermetic/"];
+    // Put together so that this file has no such word.
+    let word = concat!("un", "safe");
     let violations = sources()
         .iter()
         .filter(|source| !source.is_in(&places))
         .flat_map(|source| {
-            let lines = source.naming(concat!("un", "safe")).into_iter();
-            lines.map(|line| format!("{}:{line}", source.path))
+            source.naming(word).into_iter().map(|line| format!("{}:{line}", source.path))
         })
         .collect();
-    expect_none(&format!("unchecked code is only in {places:?}"), violations);
+    expect_none(&format!("{word} code is only in {places:?}"), violations);
+}
+
+/// It cannot take them over, since it has to deny what they forbid.
+#[test]
+fn the_wal_has_the_lints_of_the_workspace() {
+    let read = |path| fs::read_to_string(repository().join(path)).unwrap();
+    let (workspace, wal) = (read("Cargo.toml"), read("helix-wal/Cargo.toml"));
+    let (_, lints) = workspace.split_once("[workspace.lints.rust]").unwrap();
+    let (lints, _) = lints.split_once("[profile").unwrap();
+    let lints: Vec<_> = lints.lines().filter(|line| line.contains(" = ")).collect();
+    assert!(lints.len() > 5, "the workspace's lints were not found");
+    let missing = lints.iter().map(|lint| lint.replace("\"forbid\"", "\"deny\""));
+    let missing = missing.filter(|lint| !wal.lines().any(|line| line == lint)).collect();
+    expect_none("helix-wal/Cargo.toml has every lint of the workspace", missing);
 }
 
 #[test]
