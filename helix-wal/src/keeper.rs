@@ -264,7 +264,11 @@ impl Keeper {
                 self.offer(Ready { name: ready, len: segment.len, file });
             }
             (_, segment) => {
-                segment.as_ref().map_or_else(|held| held.close(), Segment::close);
+                match segment {
+                    Ok(segment) => segment.close(),
+                    // To whoever still reads it a file that is gone would be damage.
+                    Err(held) => held.keep_open().map_err(|e| poison("open", &name, &e))?,
+                }
                 self.storage.remove(&name).map_err(|e| poison("remove", &name, &e))?;
             }
         }

@@ -43,7 +43,7 @@ pub(crate) fn unless_blocked<T>(result: Result<T, Stop>) -> Result<Option<T>, Er
 }
 
 /// How a segment has its file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Kept {
     Open(Arc<dyn File>),
     /// Sealed: opened when it is needed.
@@ -85,11 +85,34 @@ impl Segment {
 
     /// Its file; `None` if it would have to be opened first.
     pub(crate) fn file(&self, how: How) -> io::Result<Option<Arc<dyn File>>> {
-        let files = match &*self.file.lock().unwrap_or_else(PoisonError::into_inner) {
-            Kept::Open(file) => return Ok(Some(Arc::clone(file))),
-            Kept::OnDemand(files) => Arc::clone(files),
+        let files = match self.kept() {
+            Kept::Open(file) => return Ok(Some(file)),
+            Kept::OnDemand(files) => files,
         };
-        files.get(self.id, &self.name(), how)
+        let file = files.get(self.id, &self.name(), how);
+        // Its name was removed meanwhile, and its file kept for whoever reads it.
+        if file.is_err()
+            && let Kept::Open(file) = self.kept()
+        {
+            return Ok(Some(file));
+        }
+        file
+    }
+
+    fn kept(&self) -> Kept {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on its file stays open for as long as somebody holds the segment: its name may go.
+    pub(crate) fn keep_open(&self) -> io::Result<()> {
+        let file = self.opened()?;
+        let mut kept = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *kept, Kept::Open(file));
+        drop(kept);
+        if let Kept::OnDemand(files) = before {
+            files.take(self.id);
+        }
+        Ok(())
     }
 
     /// Its file, opened if it has to be.

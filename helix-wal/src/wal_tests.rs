@@ -245,6 +245,28 @@ fn many_segments_are_sealed_found_again_freed_and_recycled() {
     log.check_log(241..300);
 }
 
+/// A slow reader, or a scrub of a large segment: it never takes a freed segment for a damaged one.
+#[test]
+fn a_freed_segment_is_read_to_its_end_by_whoever_holds_it() {
+    let mut log = Driven::new();
+    log.fill(0..300);
+    log.place(0..300);
+    log.rest();
+    let held = log.wal.shared.lock().log.held.values().next().unwrap().segment.clone().unwrap();
+    assert!(log.disk.files().contains(&held.name()));
+    let at = LogId { term: 1, index: 250 };
+    log.wal.checkpoint(at, Bytes::from_static(b"state")).unwrap();
+    log.checked(|wal, done| wal.purge(at, done)).unwrap();
+    log.wal.trim(1, 100);
+    log.wal.trim(2, 100);
+    // Longer than anything waits for readers.
+    log.rest();
+    assert!(!log.disk.files().contains(&held.name()), "its space is not kept for them");
+    let trailer = recovery::read_trailer(&held).unwrap();
+    assert_eq!(trailer.as_ref(), held.trailer());
+    held.read_device(&mut [0; 4096], 0).unwrap();
+}
+
 #[test]
 fn a_vote_and_a_truncation_survive() {
     let mut log = Driven::new();
