@@ -253,6 +253,8 @@ fn check(folder: &Folder, wal: &Wal, is_forged: bool) {
         }
     }
     let _ = wal.stats();
+    let mut scrub = wal.scrub();
+    while !scrub.step().is_round {}
 }
 
 fn check_stream(folder: &Folder, wal: &Wal, stream: u64, position: u64, is_forged: bool) {

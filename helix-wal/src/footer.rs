@@ -279,8 +279,12 @@ impl Trailer {
     }
 
     fn fits(&self, file_len: u64) -> bool {
-        let pages = [self.index, self.streams, self.directory];
-        let pages: u64 = pages.iter().map(|table| u64::from(table.pages)).sum();
+        let tables = [self.index, self.streams, self.directory];
+        let pages: u64 = tables.iter().map(|table| u64::from(table.pages)).sum();
+        // One behind the other, as they are written.
+        let in_a_row = tables.iter().try_fold(0_u32, |next, table| {
+            if table.page == next { next.checked_add(table.pages) } else { None }
+        });
         let whole = |table: Table, per_page: usize| {
             (table.rows as usize).div_ceil(per_page) == table.pages as usize
         };
@@ -289,7 +293,8 @@ impl Trailer {
             if sound { last.index - first + 1 } else { 0 }
         });
         // Indexes are met once each, and an entry is in its stream's table once at most.
-        (entries > 0) == self.entries.is_some()
+        in_a_row.is_some()
+            && (entries > 0) == self.entries.is_some()
             && (self.index.rows > 0) == self.entries.is_some()
             && u64::from(self.index.rows) <= entries
             && self.streams.rows <= self.index.rows
@@ -607,6 +612,20 @@ mod tests {
         }
         assert_eq!(Trailer::parse(&footer.trailer_block, 4, 1 << 20), None);
         assert_eq!(Trailer::parse(&footer.trailer_block, 3, 2 << 20), None);
+    }
+
+    #[test]
+    fn a_trailer_with_its_tables_elsewhere_is_none_though_its_checksum_holds() {
+        let footer = build(&entries(300), end()).unwrap();
+        let forged = |change: fn(&mut Trailer)| {
+            let mut trailer = footer.trailer.clone();
+            change(&mut trailer);
+            Trailer::parse(&trailer.encode(), 3, 1 << 20)
+        };
+        assert_eq!(forged(|_| {}).as_ref(), Some(&footer.trailer));
+        assert_eq!(forged(|it| it.index.page = u32::MAX), None);
+        assert_eq!(forged(|it| it.streams.page += 1), None);
+        assert_eq!(forged(|it| it.directory.page -= 1), None);
     }
 
     #[test]

@@ -146,6 +146,11 @@ impl State {
         out
     }
 
+    /// How many bytes a state has that begins with these, if it is one.
+    pub(crate) fn len(bytes: &[u8]) -> Option<u64> {
+        bytes.starts_with(&MAGIC).then(|| bytes.get(16..24)).flatten().map(|len| u64_at(len, 0))
+    }
+
     /// Reads a file's bytes; what follows the state in them does not matter.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Unreadable> {
         let len = usize::try_from(u64_at(bytes, 16)).map_err(|_| Unreadable::Damaged)?;

@@ -34,9 +34,18 @@ pub(crate) fn load(storage: &dyn Storage) -> Result<Option<State>, Error> {
     let len = file.len().map_err(|e| failed("read", STATE, &e))?;
     let damaged =
         |what: &str| Error::Damaged { file: STATE.into(), bytes: 0..len, what: what.into() };
-    let size = usize::try_from(len).map_err(|_| damaged("too long"))?;
-    let mut bytes = Aligned::with_len(size);
-    file.read_device_at(bytes.as_mut_slice(), 0).map_err(|e| failed("read", STATE, &e))?;
+    let read = |len: u64| {
+        let mut bytes = Aligned::with_len(usize::try_from(len).map_err(|_| damaged("too long"))?);
+        file.read_device_at(bytes.as_mut_slice(), 0).map_err(|e| failed("read", STATE, &e))?;
+        Ok(bytes)
+    };
+    // How long the state is it says itself. The file may be longer, by whatever is wrong with it.
+    let mut bytes = read(len.min(BLOCK_BYTES))?;
+    let said = State::len(bytes.as_slice()).filter(|said| *said <= len);
+    let said = said.ok_or_else(|| damaged("does not verify"))?;
+    if said > BLOCK_BYTES {
+        bytes = read(said)?;
+    }
     match State::parse(bytes.as_slice()) {
         Ok(state) => Ok(Some(state)),
         Err(Unreadable::Damaged) => Err(damaged("does not verify")),
