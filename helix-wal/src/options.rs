@@ -11,7 +11,7 @@ use crate::tip::frame_bytes_max;
 
 const SEGMENT_BYTES: RangeInclusive<u64> = 64 << 10..=1 << 30;
 
-/// Settings of one log. Checked once at open.
+/// Settings of one log. The size of segments and the identity are checked at open.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Bytes of a segment file, a multiple of 4 KiB. Default 64 MiB.
@@ -76,7 +76,11 @@ impl Options {
         frame_bytes_max(self.segment_bytes)
     }
 
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// What [`Wal::open`](crate::Wal::open) would say of these settings.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`], with what a log can have instead.
+    pub fn check(&self) -> Result<(), Error> {
         let unusable = |what: String| Err(Error::Unusable(what));
         if !SEGMENT_BYTES.contains(&self.segment_bytes)
             || !self.segment_bytes.is_multiple_of(BLOCK_BYTES)

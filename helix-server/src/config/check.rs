@@ -9,8 +9,11 @@ use super::values::has_port;
 use crate::limits::{BATCH_BYTES_MAX, SHARDS_MAX};
 use crate::memory::{MEMORY_LIMIT_MIN, Shares};
 
-/// Segments are preallocated, and several are kept ready: beyond this they are a surprise.
-const SEGMENT_BYTES_MAX: u64 = 2 << 30;
+/// Segments are preallocated, and several are kept ready: what the log takes at most.
+const SEGMENT_BYTES_MAX: u64 = 1 << 30;
+
+/// What a segment is a multiple of: a block of the log.
+const SEGMENT_STEP: u64 = 4 << 10;
 
 /// A segment must hold the largest batch well, or batches would decide where segments end.
 const SEGMENT_BYTES_MIN: u64 = 2 * BATCH_BYTES_MAX as u64;
@@ -80,8 +83,10 @@ impl Config {
             );
         }
         let segment_sizes = SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX;
-        let is_size = segment_sizes.contains(&self.segment_bytes);
-        faults.unless(is_size, "segment-bytes", &self.segment_bytes, "choose 16MiB to 2GiB");
+        let is_size = segment_sizes.contains(&self.segment_bytes)
+            && self.segment_bytes.is_multiple_of(SEGMENT_STEP);
+        let what = "choose 16MiB to 1GiB, a multiple of 4KiB";
+        faults.unless(is_size, "segment-bytes", &self.segment_bytes, what);
         self.check_memory(&mut faults);
         let is_sparing = self.checkpoint_bytes >= CHECKPOINT_BYTES_MIN;
         let what = "choose at least 64KiB";
@@ -258,7 +263,15 @@ mod tests {
         reachable.validate().unwrap();
         let advertised = Config { advertise_addr: Some("n1".to_owned()), ..Config::default() };
         assert_eq!(flags(&advertised), ["advertise-addr"]);
-        assert_eq!(flags(&Config { segment_bytes: 1, ..Config::default() }), ["segment-bytes"]);
+        let with_segments = |segment_bytes| Config { segment_bytes, ..Config::default() };
+        for bad in [1, SEGMENT_BYTES_MIN - SEGMENT_STEP, SEGMENT_BYTES_MIN + 1, 2 << 30] {
+            assert_eq!(flags(&with_segments(bad)), ["segment-bytes"], "{bad}");
+        }
+        // What is taken here the log takes too.
+        for segment_bytes in [SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN + SEGMENT_STEP, 1 << 30] {
+            assert!(flags(&with_segments(segment_bytes)).is_empty());
+            helix_wal::Options { segment_bytes, ..Default::default() }.check().unwrap();
+        }
         let busy = Config { checkpoint_bytes: 1000, ..Config::default() };
         assert_eq!(flags(&busy), ["checkpoint-bytes"]);
         let twice = vec![("a".to_owned(), 1), ("a".to_owned(), 2)];
