@@ -86,7 +86,12 @@ pub(super) fn records(batches: Batches) -> Result<Records> {
             .unwrap_or_default();
         let append_time = stored.append_time.map_or(SystemTime::UNIX_EPOCH, time);
         for (place, record) in list.records.into_iter().enumerate() {
-            let offset = stored.first_offset + delta(&stored.offset_deltas, place);
+            // Neither is covered by the checksum.
+            let delta = delta(&stored.offset_deltas, place);
+            let Some(offset) = stored.first_offset.checked_add(delta) else {
+                let what = "an offset beyond 64 bits";
+                return Err(corrupt(&topic, partition, stored.first_offset, &what));
+            };
             if (start_offset..until).contains(&offset) {
                 records.push(consumed(offset, append_time, record));
             }
@@ -205,6 +210,9 @@ mod tests {
         let mut deltas = stored(3, &["a"]);
         deltas.offset_deltas = vec![0, 1];
         assert!(batches(answer(3, vec![deltas], 4), Some(3), None).is_err());
+        let beyond = stored(u64::MAX, &["a", "b"]);
+        let error = batches(answer(3, vec![beyond], 4), Some(3), None).unwrap().decode();
+        assert!(error.unwrap_err().is(ErrorReason::CorruptLog));
     }
 
     #[test]
