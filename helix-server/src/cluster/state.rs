@@ -194,10 +194,6 @@ impl ClusterState {
         self.topics.get(self.names.get(name)?)
     }
 
-    pub fn topic_by_id(&self, topic_id: u64) -> Option<&Arc<TopicInfo>> {
-        self.topics.get(&topic_id)
-    }
-
     /// Topics whose names begin with `prefix`, in the order of their names.
     pub fn topics(&self, prefix: &str) -> impl Iterator<Item = &Arc<TopicInfo>> {
         self.topics_from(prefix, "")
