@@ -241,10 +241,12 @@ mod tests {
 
     #[tokio::test]
     async fn sends_that_nobody_made_are_counted() {
-        let phase = Phase { records: None, duration: Some(Duration::from_millis(10)) };
-        let (budget, pacer) = Budget::open_loop(phase, 1_000.0, 1);
+        // Long enough for the pacer's thread to begin on a busy machine.
+        let duration = Duration::from_millis(500);
+        let phase = Phase { records: None, duration: Some(duration) };
+        let (budget, pacer) = Budget::open_loop(phase, 20.0, 1);
         assert!(budget.take(1).await.is_some());
-        tokio::time::sleep(Duration::from_millis(15)).await;
+        tokio::time::sleep_until(budget.start() + duration).await;
         assert_eq!(budget.take(1).await, None);
         drop(pacer);
         assert_eq!(budget.sends_missed(), 9);

@@ -120,8 +120,8 @@ async fn a_forgotten_producer_goes_on_only_when_nothing_is_in_danger() {
 async fn a_service_that_does_not_answer_is_an_open_outcome() {
     let service = Service::start(seed(), 0.0).await;
     let config = Config {
-        attempt_timeout: Duration::from_millis(100),
-        request_timeout: Duration::from_millis(300),
+        attempt_timeout: Duration::from_millis(400),
+        request_timeout: Duration::from_millis(1_200),
         ..Config::new(service.addresses())
     };
     let client = Client::new(config).unwrap();

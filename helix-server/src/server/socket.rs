@@ -120,12 +120,12 @@ impl AsyncRead for Socket {
 mod tests {
     use std::time::Duration;
 
-    use rand::rngs::StdRng;
-    use rand::{RngExt, SeedableRng};
+    use rand::RngExt;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
     use super::*;
+    use crate::log::testing::seeded;
 
     async fn pair() -> (Socket, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -159,7 +159,7 @@ mod tests {
     #[tokio::test]
     async fn every_byte_arrives_once_and_in_order() {
         let (mut socket, mut other) = pair().await;
-        let mut random = StdRng::seed_from_u64(7);
+        let mut random = seeded("socket");
         let mut sent = Vec::new();
         let mut received = Vec::new();
         for _ in 0..200 {

@@ -109,12 +109,13 @@ async fn one_fetch_reads_many_partitions_within_one_budget() {
 async fn a_long_poll_wakes_when_records_come() {
     on_both(async |server: TestServer| {
         let wait = prost_types::Duration { seconds: 15, nanos: 0 };
-        let request =
-            FetchRequest { max_wait: Some(wait), ..fetch(vec![latest(0), latest(1), latest(2)]) };
+        let all = || fetch(vec![earliest(0), earliest(1), earliest(2)]);
+        let request = FetchRequest { max_wait: Some(wait), ..all() };
         let mut consume = server.consume();
         let poll = consume.fetch(request);
         let append = async {
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            // Answered on the same connection: the poll, sent before it, has arrived by then.
+            assert!(server.consume().fetch(all()).await.is_ok());
             server.append_to(1, &["news"]).await;
         };
         let (response, ()) = soon(async { tokio::join!(poll, append) }).await;

@@ -278,39 +278,3 @@ async fn a_connection_that_falls_silent_is_given_up() {
     assert!(hubs[0].peers()[0].last_error.is_some());
     hubs.iter().for_each(|hub| hub.close());
 }
-
-/// Prints figures; asserts nothing about time.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a measurement, for a quiet machine"]
-async fn measure() {
-    for (writers, bytes) in [(1, 100), (64, 100), (1, 100 << 10), (64, 100 << 10)] {
-        let payload = Bytes::from(vec![7; bytes]);
-        let nodes = three_nodes().await;
-        let first = leader(&nodes).await;
-        let per_writer = 3_000 / writers;
-        let start = Instant::now();
-        let mut waits = Vec::new();
-        let writing = (0..writers).map(|_| async {
-            let mut waits = Vec::new();
-            for _ in 0..per_writer {
-                let start = Instant::now();
-                write(first, 1, 1, &payload).await;
-                waits.push(start.elapsed());
-            }
-            waits
-        });
-        for writer in futures_util::future::join_all(writing).await {
-            waits.extend(writer);
-        }
-        waits.sort();
-        eprintln!(
-            "{writers} writers, {bytes} bytes, 3 nodes in memory: {:.0}/s, p50 {:?}, p99 {:?}",
-            waits.len() as f64 / start.elapsed().as_secs_f64(),
-            waits[waits.len() / 2],
-            waits[waits.len() * 99 / 100],
-        );
-        for node in nodes {
-            node.stop().await;
-        }
-    }
-}

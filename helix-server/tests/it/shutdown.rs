@@ -37,8 +37,11 @@ async fn open_streams_end_with_draining_when_the_server_stops() {
             ..FetchRequest::default()
         };
         let mut consume = server.consume();
+        let now = FetchRequest { max_wait: None, ..poll.clone() };
         let poll = tokio::spawn(async move { consume.fetch(poll).await.map(drop) });
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        tokio::task::yield_now().await;
+        // Answered on the same connection: the poll, sent before it, has arrived by then.
+        assert!(soon(server.consume().fetch(now)).await.is_ok());
 
         let begin = Instant::now();
         let TestServer { running, channel, .. } = server;
