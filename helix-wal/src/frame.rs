@@ -316,7 +316,7 @@ pub(crate) struct Context {
 const CONTEXT_BYTES: usize = 336;
 
 impl Context {
-    /// `flags u32, vote_len u16, reserved u16, purged, last, committed (16 each), last group:
+    /// `flags u32, vote_len u32, purged, last, committed (16 each), last group:
     /// segment u64, offset u64, crc u32, reserved u32, vote (256)`.
     pub(crate) fn encode(&self) -> [u8; CONTEXT_BYTES] {
         let mut b = [0u8; CONTEXT_BYTES];
