@@ -12,6 +12,9 @@ use std::fmt;
 /// Protocol of a cluster that has never raised it.
 pub const FIRST: u32 = 2;
 
+/// From this version on checkpoints and snapshots say which producers a shard has forgotten.
+pub const FORGOTTEN_PRODUCERS: u32 = 3;
+
 /// A range of versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Versions {
@@ -21,7 +24,7 @@ pub struct Versions {
 
 impl Versions {
     /// What this program speaks. Version 1 knew no members and no peer addresses.
-    pub const OWN: Self = Self { oldest: 2, newest: 2 };
+    pub const OWN: Self = Self { oldest: 2, newest: 3 };
 
     pub fn contains(self, version: u32) -> bool {
         (self.oldest..=self.newest).contains(&version)

@@ -142,6 +142,12 @@ impl Session {
         };
         let located = node.find(&init.topic, init.partition).await?;
         located.shard.ready().await?;
+        // That 0 is nobody's id is said of the first batch.
+        if let Some(ProducerIdentity { producer_id, epoch }) = init.producer
+            && producer_id > 0
+        {
+            node.check_producer(&located, producer_id, epoch).await?;
+        }
         let opened = opened(&init, &located)?;
         let author = match init.producer {
             Some(producer) => Author::Client(producer),

@@ -36,6 +36,9 @@ impl Produce {
         let mut batch = batch::admit(request.batch, located.partition, &located.settings)?;
         batch.producer =
             batch::stamp(request.producer, request.first_sequence, batch.record_count)?;
+        if let Some(stamp) = batch.producer.filter(|stamp| stamp.first_sequence == 0) {
+            self.node.check_producer(&located, stamp.producer_id, stamp.epoch).await?;
+        }
         if let Some(AppendCondition { expected_offset, fencing_token }) = request.condition {
             let token = |text: &str| batch::fencing_token("condition.fencing_token", text);
             let token = fencing_token.as_deref().map(token).transpose()?;

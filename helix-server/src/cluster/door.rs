@@ -358,25 +358,46 @@ impl Cluster {
         }
     }
 
-    /// A producer id that nobody else has or gets.
+    /// A producer id that nobody else has or gets, greater than those that were handed out before
+    /// as far as this node knows: shards take lower ones for forgotten.
     pub async fn next_producer_id(&self) -> Result<u64> {
         loop {
+            let newest = self.machine.read(ClusterState::next_producer_id);
             {
                 let mut lease = self.lease.lock().expect("no panic while it is held");
-                if lease.next < lease.end {
+                // Where another node has taken some since, what is left of the lease is lost.
+                if lease.next < lease.end && lease.end >= newest {
                     lease.next += 1;
                     return Ok(lease.next - 1);
                 }
             }
-            let command =
-                ClusterCommand::LeaseProducerIds { count: limits::PRODUCER_IDS_PER_LEASE };
-            match self.command(command).await? {
-                Reply::ProducerIds { first, count } => {
-                    let mut lease = self.lease.lock().expect("no panic while it is held");
-                    *lease = Lease { next: first, end: first + u64::from(count) };
-                }
-                other => return Err(unexpected(&other)),
+            self.lease_producer_ids().await?;
+        }
+    }
+
+    /// The first of the ids that this node may hand out from now on: those below were given away.
+    async fn lease_producer_ids(&self) -> Result<u64> {
+        let command = ClusterCommand::LeaseProducerIds { count: limits::PRODUCER_IDS_PER_LEASE };
+        match self.command(command).await? {
+            Reply::ProducerIds { first, count } => {
+                let mut lease = self.lease.lock().expect("no panic while it is held");
+                *lease = Lease { next: first, end: first + u64::from(count) };
+                Ok(first)
             }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Whether a producer id was handed out, by whichever node.
+    pub async fn has_given(&self, producer_id: u64) -> Result<bool> {
+        if producer_id < self.machine.read(ClusterState::next_producer_id) {
+            return Ok(true);
+        }
+        // By another one a moment ago, perhaps, which this one has not heard of.
+        match self.lease_producer_ids().await {
+            Ok(first) => Ok(producer_id < first),
+            // Of what was asked for nothing is open.
+            Err(_) => Err(Error::NoLeader { shard: 0 }),
         }
     }
 }

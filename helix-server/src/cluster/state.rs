@@ -190,6 +190,11 @@ impl ClusterState {
         &self.members
     }
 
+    /// Ids of producers below it have been given away.
+    pub fn next_producer_id(&self) -> u64 {
+        self.next_producer_id
+    }
+
     pub fn topic(&self, name: &str) -> Option<&Arc<TopicInfo>> {
         self.topics.get(self.names.get(name)?)
     }

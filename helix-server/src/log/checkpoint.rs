@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message;
 
-use super::producers::{Counted, DEDUP_WINDOW_BATCHES, Row};
+use super::producers::{Counted, DEDUP_WINDOW_BATCHES, Forgotten, Row};
 use super::shard_state::{ShardState, ShardTopic, StateLimits};
 use super::{
     FencingToken, Partition, PartitionId, PartitionRun, PartitionSettings, ProducerTable, is_whole,
@@ -27,7 +27,10 @@ impl CheckpointError {
 }
 
 /// Format 2 brought fencing tokens. A state of format 1 is one that has none.
-const FORMAT: u32 = 2;
+const FORMAT_PLAIN: u32 = 2;
+/// Format 3 has what rows of producers that made room left behind; a state with nothing of that is
+/// written in format 2.
+const FORMAT: u32 = 3;
 const FORMAT_MIN: u32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
@@ -54,6 +57,16 @@ struct StateRecord {
     dropped_lasts: Vec<u64>,
     #[prost(uint64, tag = "9")]
     released: u64,
+    /// Of producers that were forgotten: the greatest id, and by id the greatest epoch, as two
+    /// columns of equal length, in order.
+    #[prost(uint64, tag = "10")]
+    forgotten_id_max: u64,
+    #[prost(uint64, repeated, tag = "11")]
+    forgotten_ids: Vec<u64>,
+    #[prost(uint32, repeated, tag = "12")]
+    forgotten_epochs: Vec<u32>,
+    #[prost(uint64, tag = "13")]
+    forgotten_all_up_to: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -101,6 +114,16 @@ struct ProducerRecord {
 
 impl ShardState {
     pub fn encode(&self) -> Bytes {
+        self.encode_with(self.producers.forgotten())
+    }
+
+    /// Without what was forgotten of producers, for nodes that do not know of it: before protocol
+    /// [`FORGOTTEN_PRODUCERS`](crate::protocol::FORGOTTEN_PRODUCERS).
+    pub fn encode_plain(&self) -> Bytes {
+        self.encode_with(&Forgotten::default())
+    }
+
+    fn encode_with(&self, forgotten: &Forgotten) -> Bytes {
         let topics = self.topics.iter().map(|(topic_id, topic)| TopicRecord {
             topic_id: *topic_id,
             settings: Some(*topic.settings),
@@ -125,7 +148,7 @@ impl ShardState {
                 first_offsets: row.window.iter().map(|counted| counted.first_offset).collect(),
             });
         let record = StateRecord {
-            format: FORMAT,
+            format: if *forgotten == Forgotten::default() { FORMAT_PLAIN } else { FORMAT },
             producers_max: self.limits.producers_max,
             dropped_version: self.dropped_version,
             topics: topics.collect(),
@@ -134,6 +157,10 @@ impl ShardState {
             dropped_firsts: self.dropped.keys().copied().collect(),
             dropped_lasts: self.dropped.values().copied().collect(),
             released: self.released,
+            forgotten_id_max: forgotten.id_max,
+            forgotten_ids: forgotten.epochs.keys().copied().collect(),
+            forgotten_epochs: forgotten.epochs.values().copied().collect(),
+            forgotten_all_up_to: forgotten.all_up_to,
         };
         record.encode_to_vec().into()
     }
@@ -166,6 +193,18 @@ impl ShardState {
         }
         for row in record.producers {
             restore_producer(&mut state.producers, &state.partitions, row)?;
+        }
+        let (ids, epochs) = (record.forgotten_ids, record.forgotten_epochs);
+        if ids.len() != epochs.len() || !ids.is_sorted_by(|a, b| a < b) {
+            return Err(CheckpointError::new("forgotten producers are not in order"));
+        }
+        let forgotten = Forgotten {
+            id_max: record.forgotten_id_max,
+            epochs: ids.into_iter().zip(epochs).collect(),
+            all_up_to: record.forgotten_all_up_to,
+        };
+        if !state.producers.restore_forgotten(forgotten) {
+            return Err(CheckpointError::new("there are too many forgotten producers"));
         }
         Ok(state)
     }

@@ -17,6 +17,21 @@ pub struct ProducerTable {
     /// Exactly the rows, by their last use.
     by_use: BTreeSet<(u64, PartitionId, u64)>,
     rows_max: usize,
+    forgotten: Forgotten,
+}
+
+/// Of whom rows have made room. A first batch of theirs cannot be told from a copy of one that
+/// counted, so it is refused before it gets a place in the log: they take a new id, or come back
+/// with the next epoch. It decides no verdict, so replicas may differ in it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Forgotten {
+    /// Greatest id. One that is handed out later is greater.
+    pub(super) id_max: u64,
+    /// Greatest epoch by id, of producers that keep their id from one epoch to the next; at most
+    /// as many as there are rows.
+    pub(super) epochs: BTreeMap<u64, u32>,
+    /// Up to this id every epoch is: those that `epochs` had no room for.
+    pub(super) all_up_to: u64,
 }
 
 /// One producer on one partition.
@@ -51,7 +66,12 @@ pub enum Judgement {
 impl ProducerTable {
     /// At least one row is kept.
     pub fn new(rows_max: usize) -> Self {
-        Self { rows: BTreeMap::new(), by_use: BTreeSet::new(), rows_max: rows_max.max(1) }
+        Self {
+            rows: BTreeMap::new(),
+            by_use: BTreeSet::new(),
+            rows_max: rows_max.max(1),
+            forgotten: Forgotten::default(),
+        }
     }
 
     /// Judges a batch at its place in the log; changes nothing.
@@ -103,8 +123,21 @@ impl ProducerTable {
         self.by_use.insert((index, key.0, key.1));
         while self.rows.len() > self.rows_max {
             let Some((_, id, producer_id)) = self.by_use.pop_first() else { break };
-            self.rows.remove(&(id, producer_id));
+            if let Some(row) = self.rows.remove(&(id, producer_id)) {
+                self.forgotten.add(producer_id, row.epoch, self.rows_max);
+            }
         }
+    }
+
+    /// Whether a batch that [`ProducerTable::judge`] accepts may be a copy of one that counted:
+    /// the first of a producer on a partition, and a row of its producer has made room.
+    pub fn may_be_copy(&self, id: PartitionId, stamp: &ProducerStamp) -> bool {
+        stamp.first_sequence == 0 && self.has_forgotten(id, stamp.producer_id, stamp.epoch)
+    }
+
+    /// Whether the producer has no row on the partition, and may have had one.
+    pub fn has_forgotten(&self, id: PartitionId, producer_id: u64, epoch: u32) -> bool {
+        !self.rows.contains_key(&(id, producer_id)) && self.forgotten.covers(producer_id, epoch)
     }
 
     /// The sequence that the producer's next batch must have; None where it is not known, or
@@ -136,6 +169,17 @@ impl ProducerTable {
         self.rows.is_empty()
     }
 
+    pub(super) fn forgotten(&self) -> &Forgotten {
+        &self.forgotten
+    }
+
+    /// Takes in what a checkpoint says. Whether it is within bounds.
+    pub(super) fn restore_forgotten(&mut self, forgotten: Forgotten) -> bool {
+        let fits = forgotten.epochs.len() <= self.rows_max;
+        self.forgotten = forgotten;
+        fits
+    }
+
     pub(super) fn rows(&self) -> impl ExactSizeIterator<Item = (&(PartitionId, u64), &Row)> {
         self.rows.iter()
     }
@@ -144,6 +188,32 @@ impl ProducerTable {
     pub(super) fn restore(&mut self, id: PartitionId, producer_id: u64, row: Row) -> bool {
         self.by_use.insert((row.last_used, id, producer_id));
         self.rows.insert((id, producer_id), row).is_none() && self.rows.len() <= self.rows_max
+    }
+}
+
+impl Forgotten {
+    fn add(&mut self, producer_id: u64, epoch: u32, epochs_max: usize) {
+        self.id_max = self.id_max.max(producer_id);
+        if epoch == 0 {
+            return;
+        }
+        let known = self.epochs.entry(producer_id).or_default();
+        *known = epoch.max(*known);
+        if self.epochs.len() > epochs_max
+            && let Some((oldest, _)) = self.epochs.pop_first()
+        {
+            self.all_up_to = self.all_up_to.max(oldest);
+        }
+    }
+
+    fn covers(&self, producer_id: u64, epoch: u32) -> bool {
+        match epoch {
+            0 => producer_id <= self.id_max,
+            _ => {
+                producer_id <= self.all_up_to
+                    || self.epochs.get(&producer_id).is_some_and(|known| epoch <= *known)
+            }
+        }
     }
 }
 
@@ -236,6 +306,45 @@ mod tests {
         assert_eq!(table.judge(other, &stamp(5, 0), 1), Judgement::Accept);
         assert_eq!(table.judge(other, &stamp(5, 60), 1), unknown);
         assert_eq!(table.next_sequence(other, 1, 5), None);
+    }
+
+    #[test]
+    fn a_first_batch_of_whom_a_row_made_room_may_be_a_copy() {
+        let stamp = |producer_id, epoch| ProducerStamp { producer_id, epoch, first_sequence: 0 };
+        let mut table = ProducerTable::new(2);
+        for (index, producer_id) in [(1, 4), (2, 5)] {
+            table.record(index, ID, &stamp(producer_id, 0), 1, index);
+        }
+        assert!(!table.may_be_copy(ID, &stamp(3, 0)), "nothing was forgotten yet");
+        table.record(3, ID, &stamp(6, 0), 1, 3);
+        assert!(table.may_be_copy(ID, &stamp(4, 0)), "its row made room");
+        assert!(table.may_be_copy(PartitionId(8), &stamp(4, 0)), "on whichever partition it was");
+        assert!(table.may_be_copy(ID, &stamp(3, 0)), "handed out before, so it may be");
+        assert!(!table.may_be_copy(ID, &stamp(5, 0)), "it has its row");
+        assert!(!table.may_be_copy(ID, &stamp(7, 0)), "handed out later");
+        let later = ProducerStamp { first_sequence: 1, ..stamp(4, 0) };
+        assert!(!table.may_be_copy(ID, &later), "unknown anyway");
+
+        // Who keeps an id comes back with the next epoch.
+        assert!(!table.may_be_copy(ID, &stamp(4, 1)));
+        table.record(4, ID, &stamp(4, 1), 1, 4);
+        table.record(5, ID, &stamp(8, 0), 1, 5);
+        table.record(6, ID, &stamp(9, 0), 1, 6);
+        assert!(table.may_be_copy(ID, &stamp(4, 1)));
+        assert!(!table.may_be_copy(ID, &stamp(4, 2)));
+        assert!(!table.may_be_copy(ID, &stamp(5, 1)), "none of its epochs above 0 was there");
+    }
+
+    #[test]
+    fn the_epochs_of_the_forgotten_are_bounded_and_err_on_the_safe_side() {
+        let mut forgotten = Forgotten::default();
+        for producer_id in [7, 3, 5] {
+            forgotten.add(producer_id, 2, 2);
+        }
+        assert_eq!(forgotten.epochs.len(), 2);
+        assert_eq!((forgotten.id_max, forgotten.all_up_to), (7, 3));
+        assert!(forgotten.covers(3, 9) && forgotten.covers(2, 1), "no room to know better");
+        assert!(forgotten.covers(5, 2) && !forgotten.covers(5, 3) && !forgotten.covers(4, 1));
     }
 
     #[test]

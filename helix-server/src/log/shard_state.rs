@@ -110,6 +110,10 @@ impl ShardState {
             Judgement::Duplicate { first_offset } => {
                 Some(duplicate(partition, batch, first_offset))
             }
+            Judgement::Accept if self.may_be_copy(batch) => {
+                let producer_id = batch.producer?.producer_id;
+                Some(Verdict::Refused(Refusal::UnknownProducer { producer_id }))
+            }
             // With an identity it may yet be a duplicate: of a copy that is on its way.
             Judgement::Accept if batch.producer.is_none() => {
                 batch.condition.is_lost(partition).map(Verdict::Refused)
@@ -155,6 +159,12 @@ impl ShardState {
         self.producers.next_sequence(id, producer_id, epoch)
     }
 
+    /// The shard does not know the producer on the partition, and may have forgotten it: nothing
+    /// that it begins there with sequence 0 is taken.
+    pub fn has_forgotten(&self, id: PartitionId, producer_id: u64, epoch: u32) -> bool {
+        self.producers.has_forgotten(id, producer_id, epoch)
+    }
+
     /// Index up to which the log may be purged, as far as other replicas are concerned.
     pub fn released(&self) -> u64 {
         self.released
@@ -166,6 +176,11 @@ impl ShardState {
 
     pub fn limits(&self) -> StateLimits {
         self.limits
+    }
+
+    fn may_be_copy(&self, batch: &BatchHead) -> bool {
+        let stamp = batch.producer.as_ref();
+        stamp.is_some_and(|stamp| self.producers.may_be_copy(batch.partition, stamp))
     }
 
     fn judge(&self, batch: &BatchHead) -> Judgement {

@@ -6,7 +6,7 @@ use super::Node;
 use super::slots::Slot;
 use crate::cluster::{Place, TopicInfo};
 use crate::error::{Error, Result};
-use crate::log::{PartitionId, PartitionSettings};
+use crate::log::{PartitionId, PartitionSettings, Refusal};
 use crate::shard::Shard;
 
 /// A partition, found.
@@ -42,6 +42,26 @@ impl Node {
             }
             found => found,
         }
+    }
+
+    /// Whether what a producer begins on a partition with sequence 0 cannot be a copy.
+    ///
+    /// # Errors
+    /// The producer was there and may have been forgotten, or its id was never handed out: that
+    /// would stand above all that come later.
+    pub async fn check_producer(
+        &self,
+        located: &Located,
+        producer_id: u64,
+        epoch: u32,
+    ) -> Result<()> {
+        let Located { shard, partition, .. } = located;
+        if shard.next_sequence(*partition, producer_id, epoch).is_some() {
+            return Ok(());
+        }
+        let is_new = !shard.has_forgotten(*partition, producer_id, epoch)
+            && Box::pin(self.cluster.has_given(producer_id)).await?;
+        if is_new { Ok(()) } else { Err(Refusal::UnknownProducer { producer_id }.into()) }
     }
 
     /// Boxed, since it is rare and takes 4 KiB: every call under way would have room for it.

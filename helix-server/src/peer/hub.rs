@@ -271,6 +271,11 @@ impl Hub {
         self.roster.versions
     }
 
+    /// The version that the whole cluster speaks; 0 until this node knows.
+    pub fn protocol(&self) -> u32 {
+        self.roster.protocol.load(Ordering::Relaxed)
+    }
+
     /// From now on nobody is let in who does not speak this version. Whether that is new.
     pub fn set_protocol(&self, version: u32) -> bool {
         self.roster.protocol.fetch_max(version, Ordering::Relaxed) < version

@@ -15,11 +15,15 @@ use crate::limits;
 use crate::log::{
     BatchHead, Effects, Head, Partition, PartitionId, ShardState, StateLimits, Verdict, Watermarks,
 };
+use crate::peer::Hub;
+use crate::protocol::FORGOTTEN_PRODUCERS;
 use crate::raft::{Machine, to_io};
 
 #[derive(Debug)]
 pub(super) struct ShardMachine {
     wal: Wal,
+    /// Knows what the cluster speaks.
+    hub: Arc<Hub>,
     inner: Mutex<Inner>,
     watchers: Arc<Watchers>,
     /// Payload bytes applied since this replica opened.
@@ -40,11 +44,12 @@ struct Inner {
 }
 
 impl ShardMachine {
-    pub(super) fn new(wal: Wal) -> Self {
+    pub(super) fn new(wal: Wal, hub: Arc<Hub>) -> Self {
         let state = ShardState::new(StateLimits::default());
         let inner = Inner { state, effects: Effects::default(), touched: HashSet::new() };
         Self {
             wal,
+            hub,
             inner: Mutex::new(inner),
             watchers: Arc::default(),
             bytes: AtomicU64::new(0),
@@ -85,6 +90,15 @@ impl ShardMachine {
         epoch: u32,
     ) -> Option<u64> {
         self.lock().state.next_sequence(partition, producer_id, epoch)
+    }
+
+    pub(super) fn has_forgotten(
+        &self,
+        partition: PartitionId,
+        producer_id: u64,
+        epoch: u32,
+    ) -> bool {
+        self.lock().state.has_forgotten(partition, producer_id, epoch)
     }
 
     pub(super) fn read_state<T>(&self, read: impl FnOnce(&ShardState) -> T) -> T {
@@ -162,7 +176,12 @@ impl Machine for ShardMachine {
     }
 
     fn encode(&self) -> Bytes {
-        self.lock().state.encode()
+        let state = &self.lock().state;
+        if self.hub.protocol() >= FORGOTTEN_PRODUCERS {
+            state.encode()
+        } else {
+            state.encode_plain()
+        }
     }
 
     fn restore(&self, bytes: &[u8]) -> io::Result<()> {

@@ -134,7 +134,7 @@ pub struct ShardStatus {
 impl Shard {
     /// Recovers the shard and starts its replica and its upkeep.
     pub async fn open(settings: ShardSettings) -> io::Result<Arc<Self>> {
-        let machine = Arc::new(ShardMachine::new(settings.wal.clone()));
+        let machine = Arc::new(ShardMachine::new(settings.wal.clone(), settings.hub.clone()));
         let replica = Replica::open(
             ReplicaSettings {
                 shard_id: settings.shard_id,

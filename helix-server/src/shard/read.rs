@@ -214,6 +214,12 @@ impl Shard {
         self.machine.next_sequence(partition, producer_id, epoch)
     }
 
+    /// Nothing that the producer begins on the partition with sequence 0 is taken: it may have
+    /// been there before.
+    pub fn has_forgotten(&self, partition: PartitionId, producer_id: u64, epoch: u32) -> bool {
+        self.machine.has_forgotten(partition, producer_id, epoch)
+    }
+
     /// Bytes of a partition's frames: those above the log start, as far as that can be told where
     /// it cuts a share in two, and those still on disk.
     pub fn partition_bytes(&self, partition: PartitionId) -> (u64, u64) {

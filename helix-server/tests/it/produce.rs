@@ -1,11 +1,13 @@
 //! Append and InitProducer: what is accepted, what is refused and why, and what an ack says.
 
+use futures_util::StreamExt;
+use helix_proto::log::v1::append_stream_request::Message as Sent;
 use helix_proto::log::v1::{
-    AppendRequest, Durability, ErrorReason, InitProducerRequest, ProducerIdentity, TopicConfig,
-    UpdateTopicRequest,
+    AppendRequest, AppendStreamInit, AppendStreamRequest, Durability, ErrorReason,
+    InitProducerRequest, ProducerIdentity, TopicConfig, UpdateTopicRequest,
 };
 use prost_types::FieldMask;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::support::{TestServer, append_request, detail, on_both, plain, reason, values};
 
@@ -145,6 +147,56 @@ async fn what_was_acked_is_there_after_a_restart() {
     let again = server.produce().append(request).await.unwrap().into_inner().ack.unwrap();
     assert!(again.duplicate, "the dedup window outlives the process");
     assert_eq!(server.append(&["c"]).await.ack.unwrap().first_offset, Some(2));
+}
+
+/// A shard remembers 16,384 pairs of a producer and a partition. When there were more, a first
+/// batch that comes again is no new one.
+#[tokio::test]
+async fn a_retry_of_a_first_batch_is_refused_once_its_producer_was_forgotten() {
+    const ROWS: u64 = 16_384;
+    let server = TestServer::in_memory().await;
+    let first = |partition, producer| AppendRequest {
+        partition,
+        producer: Some(producer),
+        first_sequence: Some(0),
+        ..append_request(&["x"])
+    };
+    let producer = anonymous(&server).await;
+    server.produce().append(first(0, producer)).await.unwrap();
+    let idle = anonymous(&server).await;
+    let crowd = (0..=ROWS).map(|_| async {
+        let other = anonymous(&server).await;
+        server.produce().append(first(1, other)).await.unwrap();
+    });
+    let crowd: Vec<_> = crowd.collect();
+    futures_util::stream::iter(crowd).buffer_unordered(64).collect::<()>().await;
+
+    for again in [producer, idle] {
+        let refused = server.produce().append(first(0, again)).await.unwrap_err();
+        assert_eq!(reason(&refused), ErrorReason::UnknownProducer);
+        assert!(!detail(&refused).may_have_applied);
+        let init = AppendStreamInit {
+            topic: "default".to_owned(),
+            producer: Some(again),
+            ..AppendStreamInit::default()
+        };
+        let refused = open_stream(&server, init).await.unwrap_err();
+        assert_eq!(reason(&refused), ErrorReason::UnknownProducer);
+    }
+    assert_eq!(values(&server.records(0, 0).await), ["x"], "no second copy");
+    // A new identity is above what was forgotten.
+    let new = anonymous(&server).await;
+    server.produce().append(first(0, new)).await.unwrap();
+    // One that was never handed out would stand above all others.
+    let made_up = ProducerIdentity { producer_id: new.producer_id + 1_000_000, epoch: 0 };
+    let refused = server.produce().append(first(0, made_up)).await.unwrap_err();
+    assert_eq!(reason(&refused), ErrorReason::UnknownProducer);
+}
+
+async fn open_stream(server: &TestServer, init: AppendStreamInit) -> Result<(), Status> {
+    let init = AppendStreamRequest { message: Some(Sent::Init(init)) };
+    let mut stream = server.produce().append_stream(tokio_stream::iter([init])).await?.into_inner();
+    stream.message().await.map(drop)
 }
 
 async fn anonymous(server: &TestServer) -> ProducerIdentity {

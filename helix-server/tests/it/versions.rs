@@ -19,9 +19,9 @@ use crate::simulation::{batch, settings_in};
 use crate::support::soon;
 use crate::three_nodes::{free_port, until};
 
-/// This program, the one before the next protocol version, and the one that has dropped ours.
-const NOW: Versions = Versions::OWN;
-const NEXT: Versions = Versions { oldest: NOW.newest, newest: NOW.newest + 1 };
+/// The program that only spoke the oldest version, this one, and one that has dropped that version.
+const NOW: Versions = Versions { oldest: Versions::OWN.oldest, newest: Versions::OWN.oldest };
+const NEXT: Versions = Versions::OWN;
 const LATER: Versions = Versions { oldest: NOW.newest + 1, newest: NOW.newest + 2 };
 
 struct Mixed {

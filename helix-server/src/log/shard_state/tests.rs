@@ -126,6 +126,42 @@ fn a_duplicate_gets_the_offsets_of_the_first_time() {
 }
 
 #[test]
+fn whom_a_shard_has_forgotten_begins_nothing_there_and_checkpoints_say_so() {
+    let mut shard = Shard::new();
+    shard.state = ShardState::new(StateLimits { producers_max: 1 });
+    shard.apply(&create(1, 2, run(1, 2)));
+    let by = |producer_id, epoch| {
+        let producer = Some(ProducerStamp { producer_id, epoch, first_sequence: 0 });
+        BatchHead { producer, ..batch(1, 1) }
+    };
+    for (producer_id, epoch) in [(5, 0), (6, 3), (7, 0)] {
+        assert_eq!(shard.state.foregone(&by(producer_id, epoch)), None);
+        shard.append(by(producer_id, epoch));
+    }
+    let refused = |producer_id| Some(Verdict::Refused(Refusal::UnknownProducer { producer_id }));
+    let restored = ShardState::decode(&shard.state.encode()).unwrap();
+    assert_eq!(restored, shard.state);
+    for state in [&shard.state, &restored] {
+        for (producer_id, epoch) in [(4, 0), (5, 0), (6, 0), (6, 3)] {
+            assert_eq!(state.foregone(&by(producer_id, epoch)), refused(producer_id));
+        }
+        assert!(state.has_forgotten(PartitionId(2), 5, 0));
+        for (producer_id, epoch) in [(6, 4), (8, 0)] {
+            assert_eq!(state.foregone(&by(producer_id, epoch)), None);
+        }
+    }
+    // As nodes read it that know nothing of that.
+    let plain = ShardState::decode(&shard.state.encode_plain()).unwrap();
+    assert_eq!(plain.foregone(&by(5, 0)), None);
+    assert!(!plain.has_forgotten(PartitionId(2), 5, 0));
+    assert_eq!(plain.partition(PartitionId(1)), shard.state.partition(PartitionId(1)));
+    // It changes no verdict: replicas may differ in it.
+    let [one, other] = [shard.state, plain]
+        .map(|mut state| state.apply(9, &Head::Batch(by(5, 0)), &mut Effects::default()));
+    assert_eq!(one, other);
+}
+
+#[test]
 fn creating_again_adds_only_what_is_missing() {
     let mut shard = Shard::new();
     assert_eq!(shard.effects.created.len(), 4);
