@@ -16,6 +16,7 @@ use helix_proto::log::v1::{
     AppendStreamRequest, AppendStreamResponse, ProducerIdentity, Watermarks,
 };
 use helix_proto::messages::Messages;
+use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
@@ -27,7 +28,6 @@ use super::{batch, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, STREAM_BATCHES_IN_FLIGHT_MAX, STREAM_BYTES_IN_FLIGHT_MAX};
 use crate::log::{FencingToken, ProducerStamp};
-use crate::metrics::Metrics;
 use crate::node::{Located, Node};
 use crate::shard::{Durability, NewBatch, Pending, Shard};
 
@@ -72,8 +72,14 @@ impl Stage {
 }
 
 struct Session {
+    node: Arc<Node>,
+    /// Where the batches go, with the topic's settings as they were last seen.
     located: Located,
-    metrics: Arc<Metrics>,
+    /// Tells when the settings may have changed.
+    versions: watch::Receiver<u64>,
+    /// As the client asked for it.
+    asked: i32,
+    /// What the batches wait for: never less than before.
     durability: Durability,
     author: Author,
     /// Sequence behind the newest batch.
@@ -140,6 +146,8 @@ impl Session {
             Some(Received::Init(init)) => init,
             Some(Received::Batch(_)) | None => return Err(not_opened().into()),
         };
+        // Before the settings are read: what changes after that is seen.
+        let versions = node.cluster().machine().watch();
         let located = node.find(&init.topic, init.partition).await?;
         located.shard.ready().await?;
         // That 0 is nobody's id is said of the first batch.
@@ -161,9 +169,11 @@ impl Session {
         let fencing_token = init.fencing_token.as_deref().map(token).transpose()?;
         batch::condition(None, fencing_token.clone(), durability)?;
         let session = Self {
-            durability,
+            node,
             located,
-            metrics: node.metrics().clone(),
+            versions,
+            asked: init.durability,
+            durability,
             author,
             next_sequence: 0,
             fencing_token,
@@ -268,8 +278,30 @@ impl Session {
         Intake::Proposing { proposal: Box::pin(proposal), size }
     }
 
+    /// Takes over what the topic's settings have become. What the batches wait for is only ever
+    /// raised by it: whoever opened the session relies on what it began with, and so do conditions.
+    fn follow_settings(&mut self) -> Result<()> {
+        // One atomic read for nearly every batch.
+        if !self.versions.has_changed().unwrap_or(false) {
+            return Ok(());
+        }
+        self.versions.mark_unchanged();
+        match self.node.topic(&self.located.topic.name) {
+            Ok(topic) if topic.id == self.located.topic.id => {
+                let least = durability_to_reach(self.asked, &topic.settings)?;
+                self.durability = self.durability.min(least);
+                self.located.settings = topic.settings;
+                self.located.topic = topic;
+            }
+            // It is deleted, of which its shard tells.
+            Ok(_) | Err(_) => {}
+        }
+        Ok(())
+    }
+
     /// A batch that may go on, and whether it follows the one before it.
     fn admit(&mut self, message: AppendStreamBatch) -> Result<(NewBatch, bool)> {
+        self.follow_settings()?;
         let Located { partition, settings, .. } = &self.located;
         let mut batch = batch::admit(message.batch, *partition, settings)?;
         let stamp =
@@ -293,7 +325,7 @@ impl Session {
             self.in_flight.pop_front();
             match outcome {
                 Ok(ack) => {
-                    self.metrics.on_ack(records, bytes, ack.duplicate, since.elapsed());
+                    self.node.metrics().on_ack(records, bytes, ack.duplicate, since.elapsed());
                     acks.push(wire_ack(&ack));
                     watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
                 }

@@ -4,8 +4,10 @@ use helix_proto::log::v1::append_stream_request::Message as Sent;
 use helix_proto::log::v1::append_stream_response::Message as Received;
 use helix_proto::log::v1::{
     AppendAck, AppendStreamBatch, AppendStreamInit, AppendStreamOpened, AppendStreamRequest,
-    AppendStreamResponse, ErrorReason, InitProducerRequest,
+    AppendStreamResponse, Durability, ErrorReason, InitProducerRequest, ProducerIdentity,
+    TopicConfig, UpdateTopicRequest,
 };
+use prost_types::FieldMask;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
@@ -80,6 +82,30 @@ pub(crate) fn init() -> AppendStreamInit {
     AppendStreamInit { topic: "default".to_owned(), ..AppendStreamInit::default() }
 }
 
+async fn new_producer(server: &TestServer) -> ProducerIdentity {
+    let request = InitProducerRequest::default();
+    server.produce().init_producer(request).await.unwrap().into_inner().producer.unwrap()
+}
+
+fn numbered(first_sequence: u64, values: &[&str]) -> Sent {
+    Sent::Batch(AppendStreamBatch {
+        batch: encoded(values),
+        first_sequence: Some(first_sequence),
+        expected_offset: None,
+    })
+}
+
+/// Changes these settings of the default topic.
+async fn update(server: &TestServer, fields: &[&str], config: TopicConfig) {
+    let paths = fields.iter().map(|field| (*field).to_owned()).collect();
+    let update = UpdateTopicRequest {
+        name: "default".to_owned(),
+        config: Some(config),
+        update_mask: Some(FieldMask { paths }),
+    };
+    server.topics().update_topic(update).await.unwrap();
+}
+
 pub(crate) fn first_offsets(acks: &[AppendAck]) -> Vec<u64> {
     acks.iter().map(|ack| ack.first_offset.unwrap()).collect()
 }
@@ -125,21 +151,12 @@ async fn the_first_failure_ends_the_session_and_nothing_after_it_is_applied() {
 #[tokio::test]
 async fn a_producer_goes_on_where_a_broken_session_ended() {
     on_both(async |server: TestServer| {
-        let request = InitProducerRequest::default();
-        let producer = server.produce().init_producer(request).await.unwrap().into_inner().producer;
-        let init = AppendStreamInit { producer, ..init() };
-        let batch = |first_sequence, values: &[&str]| {
-            Sent::Batch(AppendStreamBatch {
-                batch: encoded(values),
-                first_sequence: Some(first_sequence),
-                expected_offset: None,
-            })
-        };
+        let init = AppendStreamInit { producer: Some(new_producer(&server).await), ..init() };
         let (session, opened) = Session::open(&server, init.clone()).await;
         assert_eq!(opened.next_sequence, None, "nothing is known of it yet");
-        session.send(batch(0, &["a", "b"])).await;
-        session.send(batch(9, &["j"])).await;
-        session.send(batch(2, &["void"])).await;
+        session.send(numbered(0, &["a", "b"])).await;
+        session.send(numbered(9, &["j"])).await;
+        session.send(numbered(2, &["void"])).await;
         let (acks, end) = session.finish().await;
         assert_eq!(first_offsets(&acks), [0]);
         let status = end.unwrap_err();
@@ -148,11 +165,48 @@ async fn a_producer_goes_on_where_a_broken_session_ended() {
 
         let (session, opened) = Session::open(&server, init).await;
         assert_eq!(opened.next_sequence, Some(2), "nothing behind the failure was applied");
-        session.send(batch(0, &["a", "b"])).await;
-        session.send(batch(2, &["c"])).await;
+        session.send(numbered(0, &["a", "b"])).await;
+        session.send(numbered(2, &["c"])).await;
         let (acks, end) = session.finish().await;
         end.unwrap();
         assert_eq!(acks.iter().map(|ack| ack.duplicate).collect::<Vec<_>>(), [true, false]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_open_session_follows_its_topics_settings() {
+    on_both(async |server: TestServer| {
+        let weak = AppendStreamInit { durability: Durability::None.into(), ..init() };
+        let (mut session, _) = Session::open(&server, weak).await;
+        let long = "x".repeat(5_000);
+        session.send_batch(&[&long]).await;
+        let acks = session.acks().await;
+        assert_eq!((acks[0].durability(), acks[0].first_offset), (Durability::None, None));
+
+        let minimum =
+            |least: Durability| TopicConfig { min_durability: least.into(), ..Default::default() };
+        update(&server, &["min_durability"], minimum(Durability::QuorumSynced)).await;
+        session.send_batch(&["raised"]).await;
+        let acks = session.acks().await;
+        assert!(acks[0].durability() <= Durability::QuorumWritten, "{acks:?}");
+        assert_eq!(first_offsets(&acks), [1]);
+        update(&server, &["min_durability"], minimum(Durability::None)).await;
+        session.send_batch(&["not lowered"]).await;
+        assert_eq!(first_offsets(&session.acks().await), [2]);
+
+        let smaller = TopicConfig {
+            max_batch_bytes: Some(100),
+            max_record_bytes: Some(100),
+            ..TopicConfig::default()
+        };
+        update(&server, &["max_batch_bytes", "max_record_bytes"], smaller).await;
+        session.send_batch(&[&long]).await;
+        let (acks, end) = session.finish().await;
+        assert!(acks.is_empty());
+        let status = end.unwrap_err();
+        assert_eq!(reason(&status), ErrorReason::BatchTooLarge);
+        assert_eq!(detail(&status).limit, Some(100));
     })
     .await;
 }
