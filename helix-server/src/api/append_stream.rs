@@ -27,7 +27,7 @@ use super::settings::durability_to_reach;
 use super::{batch, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, STREAM_BATCHES_IN_FLIGHT_MAX, STREAM_BYTES_IN_FLIGHT_MAX};
-use crate::log::{FencingToken, ProducerStamp};
+use crate::log::{FencingToken, ProducerStamp, Refusal};
 use crate::node::{Located, Node};
 use crate::shard::{Durability, NewBatch, Pending, Shard};
 
@@ -81,9 +81,12 @@ struct Session {
     asked: i32,
     /// What the batches wait for: never less than before.
     durability: Durability,
+    /// Whether batches may have been acked before their verdicts: nobody can say then whether all
+    /// before a batch have counted.
+    is_blind: bool,
     author: Author,
-    /// Sequence behind the newest batch.
-    next_sequence: u64,
+    /// Sequence behind the newest batch; none before the first one.
+    next_sequence: Option<u64>,
     /// What every batch of the session demands.
     fencing_token: Option<FencingToken>,
     draining: CancellationToken,
@@ -174,8 +177,9 @@ impl Session {
             versions,
             asked: init.durability,
             durability,
+            is_blind: durability.is_blind(),
             author,
-            next_sequence: 0,
+            next_sequence: None,
             fencing_token,
             is_draining: Box::pin(draining.clone().cancelled_owned()),
             draining,
@@ -304,10 +308,16 @@ impl Session {
         self.follow_settings()?;
         let Located { partition, settings, .. } = &self.located;
         let mut batch = batch::admit(message.batch, *partition, settings)?;
+        let next = self.next_sequence;
         let stamp =
-            self.author.stamp(message.first_sequence, self.next_sequence, batch.record_count)?;
-        let follows = stamp.first_sequence == self.next_sequence;
-        self.next_sequence = stamp.first_sequence + u64::from(batch.record_count);
+            self.author.stamp(message.first_sequence, next.unwrap_or(0), batch.record_count)?;
+        let ProducerStamp { producer_id, first_sequence: sequence, .. } = stamp;
+        let follows = next.is_none_or(|next| next == sequence);
+        if let Some(next_sequence) = next.filter(|_| self.is_blind && !follows) {
+            // Were one of those before it refused, this one could still count.
+            return Err(Refusal::OutOfOrderSequence { producer_id, sequence, next_sequence }.into());
+        }
+        self.next_sequence = Some(sequence + u64::from(batch.record_count));
         batch.producer = Some(stamp);
         let token = self.fencing_token.clone();
         batch.condition = batch::condition(message.expected_offset, token, self.durability)?;

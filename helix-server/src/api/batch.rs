@@ -47,15 +47,11 @@ pub(super) fn condition(
     durability: Durability,
 ) -> Result<Condition> {
     let condition = Condition { expected_offset, fencing_token };
-    match durability {
-        Durability::LeaderWritten | Durability::None if !condition.is_empty() => {
-            Err(Error::InvalidArgument {
-                field: "condition",
-                what: "needs an ack of a majority: a weaker one comes before the verdict"
-                    .to_owned(),
-            })
-        }
-        _ => Ok(condition),
+    if durability.is_blind() && !condition.is_empty() {
+        return Err(Error::InvalidArgument {
+            field: "condition",
+            what: "needs an ack of a majority: a weaker one comes before the verdict".to_owned(),
+        });
     }
 }
 

@@ -34,6 +34,16 @@ pub enum Durability {
     None,
 }
 
+impl Durability {
+    /// Whether the acknowledgement comes before the verdict.
+    pub fn is_blind(self) -> bool {
+        match self {
+            Self::QuorumSynced | Self::QuorumWritten => false,
+            Self::LeaderWritten | Self::None => true,
+        }
+    }
+}
+
 /// A checked batch on its way in.
 #[derive(Debug, Clone)]
 pub struct NewBatch {

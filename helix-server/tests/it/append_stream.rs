@@ -175,6 +175,41 @@ async fn a_producer_goes_on_where_a_broken_session_ended() {
 }
 
 #[tokio::test]
+async fn where_acks_come_before_the_verdict_a_sequence_that_does_not_follow_is_the_end() {
+    for durability in [Durability::LeaderWritten, Durability::None] {
+        on_both(async |server: TestServer| {
+            let producer = Some(new_producer(&server).await);
+            let blind = AppendStreamInit { producer, durability: durability.into(), ..init() };
+            let (session, _) = Session::open(&server, blind.clone()).await;
+            session.send(numbered(0, &["a"])).await;
+            session.send(numbered(50, &["refused"])).await;
+            session.send(numbered(1, &["void"])).await;
+            let (acks, end) = session.finish().await;
+            assert_eq!(acks.len(), 1, "what came before is acked");
+            let status = end.unwrap_err();
+            assert_eq!(reason(&status), ErrorReason::OutOfOrderSequence);
+            assert_eq!(detail(&status).next_sequence, Some(1));
+            assert!(!detail(&status).may_have_applied);
+
+            let (session, _) =
+                Session::open(&server, AppendStreamInit { producer, ..init() }).await;
+            session.send(numbered(1, &["b"])).await;
+            let (acks, end) = session.finish().await;
+            end.unwrap();
+            assert_eq!((acks[0].duplicate, first_offsets(&acks)), (false, vec![1]));
+
+            let (session, _) = Session::open(&server, blind).await;
+            session.send(numbered(2, &["c"])).await;
+            session.send(numbered(3, &["d"])).await;
+            let (acks, end) = session.finish().await;
+            end.unwrap();
+            assert_eq!(acks.len(), 2, "it begins anywhere");
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
 async fn an_open_session_follows_its_topics_settings() {
     on_both(async |server: TestServer| {
         let weak = AppendStreamInit { durability: Durability::None.into(), ..init() };
