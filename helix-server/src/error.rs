@@ -20,8 +20,8 @@ pub enum Error {
     NoLeader { shard: u64 },
     #[error("the node is shutting down; go to another one")]
     Draining,
-    /// The batch was proposed; whether it will count is not known.
-    #[error("the batch was handed to the log, but its outcome is not known: {reason}")]
+    /// A batch or a command was proposed; whether it will count is not known.
+    #[error("it was handed to the log, but its outcome is not known: {reason}")]
     OutcomeUnknown { reason: String },
     #[error("topic {topic:?} does not exist; create it, or look at the list of topics")]
     TopicNotFound { topic: String },

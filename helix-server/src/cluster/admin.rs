@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::door::{Cluster, unexpected};
 use super::state::{ClusterState, Reply};
 use super::topic::TopicInfo;
@@ -11,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{
     ClusterCommand, NewTopic, PartitionSettings, ROWS_PER_ENTRY_MAX, SettingsMask, ShardCommand,
+    ShardState,
 };
 use crate::shard::Shard;
 
@@ -81,24 +84,46 @@ impl Cluster {
 
     /// Deletes a topic with its data; succeeds where there is none to delete any more.
     pub async fn delete_topic(&self, name: &str) -> Result<()> {
-        if self.topic(name).is_err() {
-            self.catch_up().await?;
-        }
+        // The command has the name alone: what it is to delete is what has that name now.
+        self.catch_up().await?;
         let topic = self.topic(name)?;
-        match self.command(ClusterCommand::DeleteTopic { name: name.to_owned() }).await? {
-            Reply::Done => {}
-            other => return topic_of(other, name).map(drop),
-        }
+        self.delete(&topic).await?;
         for &shard_id in topic.shards() {
             // One that is withheld here shows nothing; its other replicas do the work.
             let Ok(shard) = self.shard(shard_id) else { continue };
-            self.wait_shard(&shard, |state| state.topic(topic.id).is_none()).await?;
+            let is_gone = |state: &ShardState| state.topic(topic.id).is_none();
+            self.wait_shard(&shard, is_gone).await.map_err(made)?;
         }
         // Shard 0's entry may come here later than what its leader made of it.
         if self.machine().read(|state| !state.is_deleted(topic.id)) {
-            self.catch_up().await?;
+            self.catch_up().await.map_err(made)?;
         }
         Ok(())
+    }
+
+    /// Has shard 0 delete this topic. While it is open whether that was done, it is tried again
+    /// only after a look that finds the topic still there.
+    async fn delete(&self, topic: &TopicInfo) -> Result<()> {
+        let deadline = Instant::now() + limits::READY_WAIT_MAX;
+        let mut open: Option<Error> = None;
+        loop {
+            let command = ClusterCommand::DeleteTopic { name: topic.name.clone() };
+            let error = match self.command(command).await {
+                Ok(Reply::Done) => return Ok(()),
+                // An attempt before this one did it.
+                Ok(Reply::TopicNotFound { .. }) if open.is_some() => return Ok(()),
+                Ok(other) => return topic_of(other, &topic.name).map(drop),
+                Err(error @ Error::OutcomeUnknown { .. }) => error,
+                Err(error) => return Err(open.unwrap_or(error)),
+            };
+            if Instant::now() >= deadline || self.catch_up().await.is_err() {
+                return Err(error);
+            }
+            if self.machine().read(|state| state.is_deleted(topic.id)) {
+                return Ok(());
+            }
+            open = Some(error);
+        }
     }
 
     pub fn topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
@@ -109,24 +134,21 @@ impl Cluster {
 
     /// Waits until a topic is as it should be in all of its shards, and known here.
     async fn opened(&self, topic: Arc<TopicInfo>) -> Result<Arc<TopicInfo>> {
-        self.wait_version(topic.settings.version).await?;
+        self.wait_version(topic.settings.version).await.map_err(made)?;
         for &shard_id in topic.shards() {
             let wanted = partitions_in(&topic, shard_id);
             if wanted > 0 {
                 let Ok(shard) = self.shard(shard_id) else { continue };
                 let version = topic.settings.version;
                 let is_open = |found: (u64, usize)| found.0 >= version && found.1 >= wanted;
-                self.wait_shard(&shard, |state| state.topic(topic.id).is_some_and(is_open)).await?;
+                let is_there = |state: &ShardState| state.topic(topic.id).is_some_and(is_open);
+                self.wait_shard(&shard, is_there).await.map_err(made)?;
             }
         }
         Ok(topic)
     }
 
-    async fn wait_shard(
-        &self,
-        shard: &Shard,
-        holds: impl Fn(&crate::log::ShardState) -> bool,
-    ) -> Result<()> {
+    async fn wait_shard(&self, shard: &Shard, holds: impl Fn(&ShardState) -> bool) -> Result<()> {
         let mut changes = shard.watch_changes();
         let settled = changes.wait_for(|_| shard.read_state(&holds));
         match tokio::time::timeout(limits::READY_WAIT_MAX, settled).await {
@@ -194,6 +216,16 @@ impl Cluster {
 
 fn partitions_in(topic: &TopicInfo, shard_id: u64) -> usize {
     topic.runs(shard_id).iter().map(|run| run.count as usize).sum()
+}
+
+/// What fails once shard 0 has made a change does not say that it was not made.
+fn made(error: Error) -> Error {
+    match error {
+        Error::OutcomeUnknown { .. } => error,
+        other => Error::OutcomeUnknown {
+            reason: format!("the change is made, but this node does not see it yet: {other}"),
+        },
+    }
 }
 
 fn topic_of(reply: Reply, name: &str) -> Result<Arc<TopicInfo>> {

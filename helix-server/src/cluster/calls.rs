@@ -139,6 +139,17 @@ struct Numbers {
 }
 
 impl Question {
+    /// Whether it asks for a change: an answer that is lost leaves open whether it was made.
+    pub(super) fn is_change(&self) -> bool {
+        matches!(self, Self::Command(_))
+    }
+
+    /// Whether it may be asked again while it is open whether the time before has changed
+    /// something. A topic to be deleted has a name alone, which may be another one's by then.
+    pub(super) fn may_be_repeated(&self) -> bool {
+        !matches!(self, Self::Command(ClusterCommand::DeleteTopic { .. }))
+    }
+
     pub(super) fn encode(&self) -> Bytes {
         let kind = match self {
             Self::Command(command) => {

@@ -211,8 +211,12 @@ impl Cluster {
         handed.map_err(|error| Error::of_hand_over(0, error))
     }
 
-    /// Has a command carried out by shard 0's leader and waits for its reply. Commands may be
-    /// repeated: this one is, when the leader changes under it.
+    /// Has a command carried out by shard 0's leader and waits for its reply. Where the leader
+    /// changes under it the command is repeated, if it may be.
+    ///
+    /// # Errors
+    /// [`Error::OutcomeUnknown`] where an attempt was made and its answer is missing: what any
+    /// attempt may yet change is never denied. [`Error::NoLeader`] where nothing was done.
     pub async fn command(&self, command: ClusterCommand) -> Result<Reply> {
         match self.ask(Question::Command(command)).await? {
             Answer::Reply(reply) => Ok(reply),
@@ -252,38 +256,45 @@ impl Cluster {
     /// Asks the leader, which may be this node, and the next one if it is none any more.
     async fn ask(&self, question: Question) -> Result<Answer> {
         let deadline = Instant::now() + limits::READY_WAIT_MAX;
+        // Why it is not known what became of an attempt. Another one's answer settles that.
+        let mut open = None;
         loop {
             let answer = match self.replica().leadership().leader {
-                Some(leader) if leader == self.replica().id() => {
-                    Some(self.carry_out(&question).await)
-                }
-                Some(leader) => self.forward(node_of(leader), &question).await,
-                None => None,
+                Some(leader) if leader == self.replica().id() => self.carry_out(&question).await,
+                Some(leader) => match self.forward(node_of(leader), &question).await {
+                    Ok(answer) => answer,
+                    Err(error) => {
+                        if error.is_open() && question.is_change() {
+                            open = Some(error.to_string());
+                        }
+                        Answer::NotLeader
+                    }
+                },
+                None => Answer::NotLeader,
             };
             match answer {
-                Some(Answer::NotLeader) | None if Instant::now() >= deadline => {
-                    return Err(Error::NoLeader { shard: 0 });
-                }
-                Some(Answer::NotLeader) | None => {
-                    tokio::time::sleep(limits::LEADER_LOOK_INTERVAL).await;
-                }
-                Some(Answer::Unknown(reason)) => return Err(Error::OutcomeUnknown { reason }),
-                Some(answer) => return Ok(answer),
+                Answer::NotLeader => {}
+                Answer::Unknown(reason) => return Err(Error::OutcomeUnknown { reason }),
+                answer => return Ok(answer),
             }
+            match open.take() {
+                Some(reason) if Instant::now() >= deadline || !question.may_be_repeated() => {
+                    return Err(Error::OutcomeUnknown { reason });
+                }
+                None if Instant::now() >= deadline => return Err(Error::NoLeader { shard: 0 }),
+                still => open = still,
+            }
+            tokio::time::sleep(limits::LEADER_LOOK_INTERVAL).await;
         }
     }
 
-    /// `None` where the node could not be asked, or what became of it is not known: commands may
-    /// be repeated.
-    async fn forward(&self, node: u64, question: &Question) -> Option<Answer> {
+    async fn forward(&self, node: u64, question: &Question) -> Result<Answer, PeerError> {
         let answer = self.hub.call(node, question.encode(), limits::COMMIT_WAIT_MAX).await;
-        match answer.and_then(|bytes| Answer::decode(bytes).map_err(PeerError::Refused)) {
-            Ok(answer) => Some(answer),
-            Err(error) => {
-                tracing::debug!(node, %error, "a call to shard 0's leader failed");
-                None
-            }
-        }
+        // What cannot be read may be the answer to something that was done.
+        let unread = |why| PeerError::Lost { node, why };
+        answer
+            .and_then(|bytes| Answer::decode(bytes).map_err(unread))
+            .inspect_err(|error| tracing::debug!(node, %error, "shard 0's leader gave no answer"))
     }
 
     /// Answers another node.
@@ -361,27 +372,31 @@ impl Cluster {
     /// A producer id that nobody else has or gets, greater than those that were handed out before
     /// as far as this node knows: shards take lower ones for forgotten.
     pub async fn next_producer_id(&self) -> Result<u64> {
-        loop {
-            let newest = self.machine.read(ClusterState::next_producer_id);
-            {
-                let mut lease = self.lease.lock().expect("no panic while it is held");
-                // Where another node has taken some since, what is left of the lease is lost.
-                if lease.next < lease.end && lease.end >= newest {
-                    lease.next += 1;
-                    return Ok(lease.next - 1);
-                }
+        let newest = self.machine.read(ClusterState::next_producer_id);
+        {
+            let mut lease = self.lease.lock().expect("no panic while it is held");
+            // Where another node has taken some since, what is left of the lease is lost.
+            if lease.next < lease.end && lease.end >= newest {
+                lease.next += 1;
+                return Ok(lease.next - 1);
             }
-            self.lease_producer_ids().await?;
         }
+        self.lease_producer_ids().await
     }
 
-    /// The first of the ids that this node may hand out from now on: those below were given away.
+    /// Takes ids that this node may hand out. The first is the caller's; those below were given
+    /// away.
     async fn lease_producer_ids(&self) -> Result<u64> {
         let command = ClusterCommand::LeaseProducerIds { count: limits::PRODUCER_IDS_PER_LEASE };
-        match self.command(command).await? {
+        let reply = self.command(command).await.map_err(|error| match error {
+            // Ids that were leased and never heard of are nobody's: the asker has done nothing.
+            Error::OutcomeUnknown { .. } => Error::NoLeader { shard: 0 },
+            other => other,
+        })?;
+        match reply {
             Reply::ProducerIds { first, count } => {
                 let mut lease = self.lease.lock().expect("no panic while it is held");
-                *lease = Lease { next: first, end: first + u64::from(count) };
+                *lease = Lease { next: first + 1, end: first + u64::from(count) };
                 Ok(first)
             }
             other => Err(unexpected(&other)),
@@ -394,11 +409,7 @@ impl Cluster {
             return Ok(true);
         }
         // By another one a moment ago, perhaps, which this one has not heard of.
-        match self.lease_producer_ids().await {
-            Ok(first) => Ok(producer_id < first),
-            // Of what was asked for nothing is open.
-            Err(_) => Err(Error::NoLeader { shard: 0 }),
-        }
+        Ok(producer_id < self.lease_producer_ids().await?)
     }
 }
 

@@ -110,6 +110,16 @@ pub enum PeerError {
     Closed,
 }
 
+impl PeerError {
+    /// Whether the peer may have acted all the same, or may still act.
+    pub fn is_open(&self) -> bool {
+        match self {
+            Self::Unknown { .. } | Self::Unreachable { .. } | Self::Refused(_) => false,
+            Self::Lost { .. } | Self::TimedOut | Self::Closed => true,
+        }
+    }
+}
+
 /// The other nodes, and what all connections share.
 pub(super) struct Roster {
     pub(super) node_id: u64,

@@ -130,9 +130,12 @@ async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: watch
     let mut bytes = vec![0; 64 << 10];
     loop {
         let Ok(count @ 1..) = from.read(&mut bytes).await else { return };
-        let Ok(pause) = way.wait_for(|way| !way.is_cut).await.map(|way| way.pause) else { return };
+        let pause = way.borrow().pause;
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
+        }
+        if way.wait_for(|way| !way.is_cut).await.is_err() {
+            return;
         }
         if to.write_all(&bytes[..count]).await.is_err() {
             return;
@@ -303,6 +306,20 @@ impl Trio {
     /// Slows down all links of a node: some 64 KiB each time.
     pub(crate) fn slow_down(&self, node: u64, pause: Duration) {
         self.plan.change_links(node, |way| way.pause = pause);
+    }
+
+    /// Slows down the connections that one node makes to another, as [`Self::slow_down`] does, or
+    /// cuts them.
+    pub(crate) fn hinder(&self, from: u64, to: u64, pause: Duration, is_cut: bool) {
+        self.plan.links[&(from, to)].way.send_modify(|way| {
+            way.pause = pause;
+            way.is_cut = is_cut;
+        });
+    }
+
+    /// Takes away all links of a node: connections over them end, and others are refused.
+    pub(crate) fn isolate(&mut self, node: u64) {
+        self.plan.links.retain(|(from, to), _| *from != node && *to != node);
     }
 
     /// Ends all connections of a node. They are made anew at once.

@@ -2,6 +2,7 @@
 //! everywhere, data calls where the leader is, routes and their changes.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use helix_proto::log::v1::{
     AddPartitionsRequest, AppendRequest, CreateTopicRequest, DeleteTopicRequest, ErrorReason,
@@ -10,10 +11,11 @@ use helix_proto::log::v1::{
     TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, WatchMetadataRequest,
     WatchMetadataResponse, start_position,
 };
+use tokio::task::JoinHandle;
 use tonic::{Code, Status, Streaming};
 
 use crate::support::{TestServer, append_request, detail, from_offset, reason, soon, start};
-use crate::three_nodes::{NODES, Trio, is_elsewhere, metadata, shard_of, topic, until};
+use crate::three_nodes::{NODES, Plan, Trio, is_elsewhere, metadata, shard_of, topic, until};
 
 fn new_topic(name: &str, replication_factor: u32) -> CreateTopicRequest {
     CreateTopicRequest {
@@ -288,4 +290,102 @@ async fn watchers_on_any_node_see_new_topics_and_new_leaders() {
         shown(stream, is_moved).await;
     }
     trio.stop_all().await;
+}
+
+/// Slow enough for an answer to be lost on its way, and not given up for silence.
+const SLOWLY: Duration = Duration::from_millis(400);
+
+/// Has a topic of this name deleted by way of `asked`; the answer of the leader, which has done it,
+/// is on its way and does not arrive.
+async fn deleted_unheard(
+    trio: &Trio,
+    (leader, asked): (u64, u64),
+    name: &str,
+) -> JoinHandle<Result<(), Status>> {
+    loop {
+        create(trio.node(asked), new_topic(name, 0)).await.unwrap();
+        trio.hinder(asked, leader, SLOWLY, false);
+        let mut topics = trio.node(asked).topics();
+        let request = DeleteTopicRequest { name: name.to_owned() };
+        let deletion = tokio::spawn(async move { topics.delete_topic(request).await.map(drop) });
+        until("the leader has deleted it", async || {
+            trio.node(leader).running.node().topic(name).is_err().then_some(())
+        })
+        .await;
+        trio.hinder(asked, leader, SLOWLY, true);
+        // The answer was faster where this machine was slow.
+        if !deletion.is_finished() {
+            return deletion;
+        }
+        trio.hinder(asked, leader, Duration::ZERO, false);
+        deletion.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_whose_deletion_was_not_heard_of_is_deleted_once() {
+    let mut trio = Trio::start(Plan::linked().await).await;
+    let (leader, asked) = of_the_cluster(&trio);
+    for (name, is_made_anew) in [("gone", false), ("anew", true)] {
+        let deletion = deleted_unheard(&trio, (leader, asked), name).await;
+        let leads = trio.node(leader);
+        let made_anew = async {
+            if is_made_anew {
+                create(leads, new_topic(name, 0)).await.unwrap();
+            }
+        };
+        let lost = async {
+            until("another one has its name", async || {
+                (leads.running.node().topic(name).is_ok() == is_made_anew).then_some(())
+            })
+            .await;
+            trio.break_connections(asked);
+            trio.hinder(asked, leader, Duration::ZERO, false);
+        };
+        tokio::join!(made_anew, lost);
+        deletion.await.unwrap().unwrap();
+        let left = list(leads, name).await;
+        assert_eq!(left.len(), usize::from(is_made_anew), "it is deleted, another one is not");
+    }
+    trio.stop_all().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_lost_leader_may_have_done_is_not_denied() {
+    let mut trio = Trio::start(Plan::linked().await).await;
+    let (leader, asked) = of_the_cluster(&trio);
+    let mut names = (0..).map(|number| format!("made-{number}"));
+    let creation = loop {
+        let name = names.next().expect("they never end");
+        trio.hinder(asked, leader, SLOWLY, false);
+        let (mut topics, request) = (trio.node(asked).topics(), new_topic(&name, 0));
+        let creation = tokio::spawn(async move { topics.create_topic(request).await });
+        until("the leader has made it", async || {
+            trio.node(leader).running.node().topic(&name).ok()
+        })
+        .await;
+        // As above.
+        if !creation.is_finished() {
+            break creation;
+        }
+        creation.await.unwrap().unwrap();
+    };
+    trio.isolate(asked);
+    let status = creation.await.unwrap().unwrap_err();
+    assert_eq!(reason(&status), ErrorReason::OutcomeUnknown);
+    assert!(detail(&status).may_have_applied);
+
+    // Where nothing was sent, nothing was done.
+    let request = new_topic("never", 0);
+    let status = create(trio.node(asked), request).await.unwrap_err();
+    assert_eq!(reason(&status), ErrorReason::NoLeader);
+    assert!(!detail(&status).may_have_applied);
+    trio.stop_all().await;
+}
+
+/// Shard 0's leader, and another node.
+fn of_the_cluster(trio: &Trio) -> (u64, u64) {
+    let leads = |(_, node): &(u64, &TestServer)| node.running.node().cluster().leads();
+    let leader = trio.nodes().find(leads).expect("shard 0 has a leader").0;
+    (leader, if leader == 1 { 2 } else { 1 })
 }
