@@ -117,7 +117,7 @@ async fn a_topic_of_another_replication_factor_is_refused() {
     for (_, node) in trio.nodes() {
         for replication_factor in [1, 2, 5] {
             let refused = create(node, new_topic("odd", replication_factor)).await.unwrap_err();
-            assert_eq!(reason(&refused), ErrorReason::InvalidArgument);
+            assert_eq!(reason(&refused), ErrorReason::Unimplemented);
             assert!(refused.message().contains("replication_factor"), "{}", refused.message());
         }
         let check = CreateTopicRequest { validate_only: true, ..new_topic("odd", 3) };

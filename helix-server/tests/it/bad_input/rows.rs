@@ -647,7 +647,7 @@ fn topics() -> Vec<Row> {
         (
             &["CreateTopicRequest.replication_factor"],
             Call::CreateTopic(CreateTopicRequest { replication_factor: 99, ..create("new") }),
-            Refused(R::InvalidArgument, "replication_factor: 99 is not offered"),
+            Refused(R::Unimplemented, "a replication_factor other than the number of nodes"),
         ),
         (&["CreateTopicRequest.validate_only"], named("new"), Fine),
         (&["GetTopicRequest.name"], Call::GetTopic(GetTopicRequest { name: nowhere() }), missing),
