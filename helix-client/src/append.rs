@@ -16,9 +16,10 @@ use crate::retry::Repeat;
 /// What has become of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ack {
-    /// Offset of the first record. None with LEADER_WRITTEN and NONE.
+    /// Offset of the first record. None with LEADER_WRITTEN and NONE, save for a duplicate that the
+    /// leader knows.
     pub first_offset: Option<u64>,
-    /// Offset after the last record. None with LEADER_WRITTEN and NONE.
+    /// Offset after the last record. None where `first_offset` is.
     pub next_offset: Option<u64>,
     /// The batch had been applied before; the offsets are the first ones.
     pub duplicate: bool,

@@ -78,6 +78,28 @@ async fn plain_records_are_stored_as_an_encoded_batch() {
 }
 
 #[tokio::test]
+async fn a_known_duplicate_has_its_offsets_whatever_it_waits_for() {
+    let server = TestServer::durable().await;
+    let request = InitProducerRequest::default();
+    let producer = server.produce().init_producer(request).await.unwrap().into_inner().producer;
+    for (durability, duplicate) in [
+        (Durability::QuorumSynced, false),
+        (Durability::LeaderWritten, true),
+        (Durability::None, true),
+    ] {
+        let request = AppendRequest {
+            producer,
+            first_sequence: Some(0),
+            durability: durability.into(),
+            ..append_request(&["a"])
+        };
+        let ack = server.produce().append(request).await.unwrap().into_inner().ack.unwrap();
+        assert_eq!((ack.duplicate, ack.durability()), (duplicate, durability));
+        assert_eq!((ack.first_offset, ack.next_offset), (Some(0), Some(1)));
+    }
+}
+
+#[tokio::test]
 async fn a_batch_sent_again_is_the_same_batch() {
     on_both(async |server: TestServer| {
         let producer = anonymous(&server).await;
