@@ -12,6 +12,8 @@ use crate::log::{
 };
 use crate::shard::{Durability, NewBatch};
 
+const HEADER_NAME_BYTES_MAX: usize = 255;
+
 /// Checks a batch for a partition with these settings.
 pub(super) fn admit(
     batch: Option<Batch>,
@@ -53,6 +55,7 @@ pub(super) fn condition(
             what: "needs an ack of a majority: a weaker one comes before the verdict".to_owned(),
         });
     }
+    Ok(condition)
 }
 
 /// A fencing token as the client gave it.
@@ -152,15 +155,30 @@ fn encode(plain: PlainRecords, settings: &PartitionSettings) -> Result<EncodedBa
             }
             other => Error::CorruptBatch { what: other.to_string() },
         })?;
-        Record::decode(payload.slice(place)).map_err(|error| Error::CorruptBatch {
+        let record = Record::decode(payload.slice(place)).map_err(|error| Error::CorruptBatch {
             what: format!("record {count} of the batch is no Record message: {error}"),
         })?;
+        check_headers(count, &record)?;
         count += 1;
     }
     if count == 0 {
         return Err(Error::EmptyBatch);
     }
     Ok(batch::from_payload(count, payload))
+}
+
+fn check_headers(number: u32, record: &Record) -> Result<()> {
+    let lengths = record.headers.iter().map(|header| header.name.len());
+    match lengths.into_iter().find(|bytes| !(1..=HEADER_NAME_BYTES_MAX).contains(bytes)) {
+        None => Ok(()),
+        Some(bytes) => Err(Error::InvalidArgument {
+            field: "batch.records.headers.name",
+            what: format!(
+                "one of record {number} has {bytes} bytes, it must have \
+                 1..={HEADER_NAME_BYTES_MAX}"
+            ),
+        }),
+    }
 }
 
 fn check_batch_bytes(bytes: usize, settings: &PartitionSettings) -> Result<()> {
@@ -288,6 +306,31 @@ mod tests {
             Err(Error::BatchTooLarge { bytes: 84, bytes_max: 64 })
         ));
         assert!(matches!(admit_plain(Vec::new()), Err(Error::EmptyBatch)));
+    }
+
+    #[test]
+    fn header_names_are_bounded_where_records_are_looked_at() {
+        use helix_proto::log::v1::Header;
+
+        let named = |bytes: usize| {
+            let header = Header { name: "n".repeat(bytes), value: Bytes::new() };
+            vec![Record { headers: vec![header], ..Record::default() }]
+        };
+        let settings =
+            PartitionSettings { max_batch_bytes: 1_000, max_record_bytes: 1_000, ..SETTINGS };
+        let admit = |form| admit(Some(Batch { form: Some(form) }), PartitionId(1), &settings);
+        for (bytes, is_fine) in [(0, false), (1, true), (255, true), (256, false)] {
+            let admitted = admit(Form::Records(PlainRecords::from(&named(bytes)[..])));
+            match admitted {
+                Ok(_) => assert!(is_fine, "{bytes}"),
+                Err(Error::InvalidArgument { field: "batch.records.headers.name", what }) => {
+                    assert!(!is_fine && what.contains("record 0"), "{bytes}: {what}");
+                }
+                Err(other) => panic!("{bytes}: {other}"),
+            }
+            // Nobody looks into these.
+            admit(Form::Encoded(batch::encode(&named(bytes)))).unwrap();
+        }
     }
 
     #[test]

@@ -238,6 +238,13 @@ fn batches() -> Vec<Row> {
             list(&[0x0A, 0x00, 0x0A, 0x05, 0x1A, 0x03, 0x0A, 0x01, 0xFF]),
             Refused(R::CorruptBatch, "record 1 of the batch is no Record message"),
         ),
+        (
+            &["Header.name"],
+            with_batch(Some(Batch {
+                form: Some(Form::Records(PlainRecords::from(&[odd.clone()][..]))),
+            })),
+            Refused(R::InvalidArgument, "batch.records.headers.name: one of record 0 has 0 bytes"),
+        ),
         (odd_fields, with_batch(as_batch(batch::encode(&[odd]))), Fine),
         (
             &["Batch.encoded", "EncodedBatch.version"],
