@@ -3,6 +3,7 @@
 
 mod accept;
 mod gate;
+mod reflection;
 mod socket;
 
 pub use accept::Door;
@@ -125,7 +126,8 @@ impl Server {
             admin.show(&node);
         }
         let leaving = CancellationToken::new();
-        let others = with_reflection(Routes::new(api::health(&node, leaving.clone())));
+        let others = Routes::new(api::health(&node, leaving.clone()));
+        let others = reflection::add(others, node.shutdown_token());
         let services = Services::new(&node, others);
         let closing = CancellationToken::new();
         node.load().limit_connections(files_left());
@@ -284,17 +286,4 @@ fn warn_of_logs(config: &Config, shards: u64) {
 fn files_left() -> u64 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(u64::MAX, |limit| limit.saturating_sub(limits::FILES_RESERVED).max(1))
-}
-
-/// Both versions: older tools know only the second one.
-fn with_reflection(routes: Routes) -> Routes {
-    let reflection = || {
-        tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(helix_proto::FILE_DESCRIPTOR_SET)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-    };
-    let valid = "the descriptors were compiled with the types";
-    routes
-        .add_service(reflection().build_v1().expect(valid))
-        .add_service(reflection().build_v1alpha().expect(valid))
 }

@@ -12,6 +12,9 @@ use helix_server::limits::SHUTDOWN_WAIT_MAX;
 use helix_server::server::{Server, StartError};
 use tokio::time::Instant;
 use tonic::{Code, Status};
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
 use crate::support::{TestServer, append_request, latest, on_both, reason, soon};
 
@@ -71,6 +74,26 @@ async fn a_client_that_stays_does_not_hold_up_the_stop() {
         helix_proto::log::v1::produce_service_client::ProduceServiceClient::new(channel);
     let status = soon(produce.append(append_request(&["late"]))).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
+}
+
+#[tokio::test]
+async fn a_stream_of_questions_ends_behind_its_answers_when_the_server_stops() {
+    let server = TestServer::in_memory().await;
+    let mut reflection = ServerReflectionClient::new(server.channel.clone());
+    let question = MessageRequest::ListServices(String::new());
+    let question = ServerReflectionRequest { host: String::new(), message_request: Some(question) };
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    sender.send(question).await.unwrap();
+    let questions = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let mut answers = reflection.server_reflection_info(questions).await.unwrap().into_inner();
+    assert!(soon(answers.message()).await.unwrap().is_some());
+    let begin = Instant::now();
+    let TestServer { running, channel, .. } = server;
+    let stop = tokio::spawn(running.shutdown());
+    assert_eq!(soon(answers.message()).await.unwrap(), None);
+    drop((channel, reflection));
+    soon(stop).await.unwrap();
+    assert!(begin.elapsed() < SHUTDOWN_WAIT_MAX, "{:?}", begin.elapsed());
 }
 
 #[tokio::test]
