@@ -174,8 +174,11 @@ pub const PARTITION_READ_BYTES: u64 = 512;
 /// What a log's writer needs: one group, aligned.
 pub const LOG_BUFFER_BYTES: u64 = 4 << 20;
 
-/// How long open calls get to end at shutdown.
+/// How long open calls get to end at shutdown, and then each log.
 pub const SHUTDOWN_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// How long connections get to notice that they are cut off.
+pub const CUT_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Topics in one page of a list.
 pub const TOPICS_PER_PAGE_MAX: usize = 1_000;

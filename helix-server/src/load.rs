@@ -256,12 +256,8 @@ impl Load {
         } else {
             limits::STALLED_READER_MAX
         };
-        let connections: Vec<Arc<Connection>> = {
-            let mut connections = self.connections();
-            connections.retain(|it| it.strong_count() > 0);
-            connections.iter().filter_map(Weak::upgrade).collect()
-        };
-        let mut stalled: Vec<(Duration, usize, Arc<Connection>)> = connections
+        let mut stalled: Vec<(Duration, usize, Arc<Connection>)> = self
+            .open_connections()
             .into_iter()
             .filter_map(|connection| {
                 let (age, bytes) = connection.untaken()?;
@@ -279,6 +275,19 @@ impl Load {
             tracing::info!(peer = %connection.peer(), ?age, bytes, "reader does not take its data");
             connection.end();
         }
+    }
+
+    /// Ends every connection, with the calls on it.
+    pub fn end_all(&self) {
+        for connection in self.open_connections() {
+            connection.end();
+        }
+    }
+
+    fn open_connections(&self) -> Vec<Arc<Connection>> {
+        let mut connections = self.connections();
+        connections.retain(|it| it.strong_count() > 0);
+        connections.iter().filter_map(Weak::upgrade).collect()
     }
 
     fn windows(&self) -> MutexGuard<'_, u64> {

@@ -153,7 +153,8 @@ impl Running {
         &self.node
     }
 
-    /// Stops the server: open calls get [`limits::SHUTDOWN_WAIT_MAX`] to end.
+    /// Stops the server: open calls get [`limits::SHUTDOWN_WAIT_MAX`] to end, and are cut off
+    /// together with their connections then.
     pub async fn shutdown(mut self) {
         self.leaving.cancel();
         // While it still serves: who is turned away hears at once where to go.
@@ -163,9 +164,9 @@ impl Running {
         self.closing.cancel();
         // It may have ended before, and a second look at an ended task panics.
         if !self.serving.is_finished() {
-            let ended = tokio::time::timeout(limits::SHUTDOWN_WAIT_MAX, &mut self.serving).await;
-            if ended.is_err() {
-                tracing::warn!("some calls did not end in time and are cut off");
+            let wait = limits::SHUTDOWN_WAIT_MAX + limits::CUT_WAIT_MAX;
+            if tokio::time::timeout(wait, &mut self.serving).await.is_err() {
+                tracing::error!("connections that were cut off do not end, and are left behind");
                 self.serving.abort();
             }
         }

@@ -40,7 +40,8 @@ impl Door for TcpListener {
     }
 }
 
-/// Serves until `closing`, and then until the last connection has ended.
+/// Serves until `closing`, and then until the last connection has ended: by itself, or because it
+/// took too long.
 pub(super) async fn serve<D: Door>(
     mut door: D,
     services: Services,
@@ -85,9 +86,18 @@ pub(super) async fn serve<D: Door>(
     }
     drop(door);
     connections.close();
+    let late = sleep(limits::SHUTDOWN_WAIT_MAX);
+    tokio::pin!(late);
+    let mut is_cut = false;
     loop {
         tokio::select! {
             () = connections.wait() => return,
+            () = &mut late, if !is_cut => {
+                let connections = connections.len();
+                tracing::warn!(connections, "some calls did not end in time and are cut off");
+                load.end_all();
+                is_cut = true;
+            }
             _ = look.tick() => load.end_stalled(),
         }
     }

@@ -30,7 +30,8 @@ use crate::support::{
 };
 
 /// What a client says first: the preface, and settings without a word.
-const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
+pub(crate) const HELLO: &[u8] =
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 
 async fn small() -> TestServer {
     let config = Config { memory_limit: MEMORY_LIMIT_MIN, ..Config::in_memory() };

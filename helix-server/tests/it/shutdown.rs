@@ -10,12 +10,15 @@ use helix_proto::log::v1::{
 use helix_server::config::Config;
 use helix_server::limits::SHUTDOWN_WAIT_MAX;
 use helix_server::server::{Server, StartError};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
+use crate::limits::HELLO;
 use crate::support::{TestServer, append_request, latest, on_both, reason, soon};
 
 #[tokio::test]
@@ -94,6 +97,24 @@ async fn a_stream_of_questions_ends_behind_its_answers_when_the_server_stops() {
     drop((channel, reflection));
     soon(stop).await.unwrap();
     assert!(begin.elapsed() < SHUTDOWN_WAIT_MAX, "{:?}", begin.elapsed());
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_say_goodbye_is_cut_off() {
+    let server = TestServer::in_memory().await;
+    let mut client = TcpStream::connect(server.running.local_addr()).await.unwrap();
+    client.write_all(HELLO).await.unwrap();
+    soon(client.read_u8()).await.expect("it is served");
+    let TestServer { running, channel, .. } = server;
+    drop(channel);
+    // Nothing is left to be done but to wait.
+    tokio::time::pause();
+    running.shutdown().await;
+    tokio::time::resume();
+    let mut rest = Vec::new();
+    let end = tokio::time::timeout(Duration::from_secs(5), client.read_to_end(&mut rest)).await;
+    // However it ends.
+    let _ = end.expect("its connection has ended");
 }
 
 #[tokio::test]
