@@ -17,6 +17,7 @@ mod well;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -432,9 +433,9 @@ impl Node {
         let _turn = self.reopening.lock().await;
         // Again: others may have given it something to lead meanwhile.
         self.hand_over().await;
-        for shard in self.shards() {
-            shard.close().await;
-        }
+        // Together: a disk that hangs is waited for once.
+        let shards = self.shards();
+        join_all(shards.iter().map(|shard| shard.close())).await;
         self.hub.stop_shard(0);
         self.cluster.replica().close().await;
         self.hub.close();
@@ -464,7 +465,7 @@ impl Node {
                 tracing::warn!(shard_id = shard.id(), %error, "leadership was not handed over");
             }
         });
-        futures_util::future::join_all(transfers).await;
+        join_all(transfers).await;
         if !self.is_alone()
             && self.cluster.leads()
             && let Err(error) = self.cluster.transfer(self.heir()).await

@@ -554,14 +554,23 @@ impl Replica {
     }
 
     /// Stops openraft, then the log, which syncs what it still holds. Afterwards the folder is free
-    /// for whoever opens it next.
+    /// for whoever opens it next, unless the disk takes longer than [`limits::SHUTDOWN_WAIT_MAX`]:
+    /// what was acknowledged as synced is on it by then, and a stop must not wait for ever.
     pub async fn close(&self) {
         if let Err(error) = self.raft.shutdown().await {
             tracing::warn!(%error, "raft did not stop cleanly");
         }
         let wal = self.wal.clone();
-        // Ignored: the blocking pool is gone only when the process is.
-        let _ = self.reads.wait(move || wal.close()).await;
+        let closing = self.reads.wait(move || wal.close());
+        // A failure is ignored: the blocking pool is gone only when the process is.
+        if tokio::time::timeout(limits::SHUTDOWN_WAIT_MAX, closing).await.is_err() {
+            let waited = limits::SHUTDOWN_WAIT_MAX;
+            tracing::error!(
+                wal = ?self.wal, ?waited,
+                "the disk does not finish the last sync of a log, which is left without it"
+            );
+            return;
+        }
         // Threads have ended by now; a simulation's tasks have yet to be run.
         let ended = async {
             while !self.wal.has_ended() {

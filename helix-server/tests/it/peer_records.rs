@@ -4,12 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
+use helix_server::limits::SHUTDOWN_WAIT_MAX;
 use helix_server::log::{Head, Verdict};
 use helix_server::peer::Hub;
 use helix_server::raft::{DiskReads, Machine, Replica, ReplicaSettings, replica_id};
-use helix_wal::storage::DirStorage;
+use helix_wal::storage::{DirStorage, FaultyStorage, Operation};
 use helix_wal::{How, LogId, Options, Placement, StoredEntry, Wal};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -186,4 +188,41 @@ async fn a_replica_with_an_empty_log_gets_everything() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_with_an_empty_log_in_memory_gets_everything() {
     an_empty_replica_joins(memory_wal()).await;
+}
+
+/// Its own time passes as fast as it can.
+#[tokio::test]
+async fn a_disk_that_hangs_does_not_hold_up_the_stop_for_ever() {
+    let folder = TempDir::new().unwrap();
+    let storage = FaultyStorage::new(Arc::new(DirStorage::open(folder.path()).unwrap()));
+    let options = Options { segment_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() };
+    let (wal, writer, keeper, _) = Wal::open(Arc::new(storage.clone()), options).unwrap();
+    writer.spawn().unwrap();
+    keeper.spawn().unwrap();
+    let (mut listeners, peers) = listeners(1).await;
+    let node = Node::start(1, &peers, listeners.pop().unwrap(), wal).await;
+    node.replica.form([replica_id(1, 1)].into()).await.unwrap();
+    until("it leads", async || node.replica.is_ready().then_some(())).await;
+
+    storage.stall(Operation::Sync);
+    let outcome = node.replica.propose(command(1, Bytes::from(vec![9; 3000])), None).await.unwrap();
+    tokio::time::pause();
+    let mut waited = Duration::ZERO;
+    let time = async {
+        while waited < 2 * SHUTDOWN_WAIT_MAX {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            waited += Duration::from_secs(1);
+        }
+    };
+    let is_stopped = tokio::select! {
+        () = node.replica.close() => true,
+        () = time => false,
+    };
+    tokio::time::resume();
+    // Before anything can fail: the runtime waits for its threads.
+    storage.heal();
+    assert!(is_stopped, "it waits for the disk");
+    outcome.await.unwrap_err();
+    node.hub.close();
+    node.port.ended().await;
 }
