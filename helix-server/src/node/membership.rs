@@ -149,6 +149,9 @@ async fn watch_membership(node: Weak<Node>) {
             tracing::error!("{what}");
             // Ignored: it is said once.
             let _ = node.removed.set(what);
+            for shard in node.shards() {
+                shard.retire();
+            }
             node.routes.send_modify(|count| *count += 1);
             return;
         }

@@ -287,6 +287,12 @@ impl Replica {
         self.stopped.borrow().clone()
     }
 
+    /// Waits until [`Self::stopped`] has its reason.
+    pub async fn wait_stopped(&self) {
+        // Ignored: whoever notes the reason does so before it ends.
+        let _ = self.stopped.clone().wait_for(Option::is_some).await;
+    }
+
     /// For the peers' room, which hands it what other replicas send.
     pub fn raft(&self) -> Raft<TypeConfig, StateMachine> {
         self.raft.clone()

@@ -99,7 +99,8 @@ pub struct Shard {
     durable: bool,
     clock: Arc<dyn Clock>,
     draining: CancellationToken,
-    /// Cancelled when this replica is closed, which the node may outlive.
+    /// Cancelled when nothing comes to this replica any more: it was closed, has stopped, or its
+    /// node was removed. The node may outlive that.
     closed: CancellationToken,
     log_limits: LogLimits,
     metrics: Arc<Metrics>,
@@ -473,9 +474,16 @@ impl Shard {
         }
     }
 
+    /// Turns away, from now on, also those who would read from any replica.
+    pub fn retire(&self) {
+        self.closed.cancel();
+        // Readers that wait here look again.
+        self.machine.watchers().wake_all();
+    }
+
     /// Stops the replica and closes the log, which syncs what it still holds.
     pub async fn close(&self) {
-        self.closed.cancel();
+        self.retire();
         self.hub.close_shard(self.shard_id).await;
         self.replica.close().await;
     }

@@ -27,6 +27,9 @@ pub(super) async fn run(shard: Weak<Shard>) {
         };
         let Some(shard) = shard.upgrade() else { return };
         if !goes_on {
+            // Before anybody is woken: who looks then must see it.
+            shard.replica.wait_stopped().await;
+            shard.retire();
             shard.end_reign();
             return;
         }

@@ -75,7 +75,11 @@ impl Shard {
     pub async fn ready_for(&self, from: ReadFrom) -> Result<()> {
         match from {
             ReadFrom::Leader => self.ready().await,
-            ReadFrom::AnyReplica if self.draining.is_cancelled() => Err(Error::Draining),
+            ReadFrom::AnyReplica if self.closed.is_cancelled() => {
+                let draining = self.draining.is_cancelled();
+                // Another one takes its place here, and is found where this one was.
+                Err(if draining { Error::Draining } else { Error::NoLeader { shard: self.id() } })
+            }
             // What it has told readers before is not all here again.
             ReadFrom::AnyReplica if !self.replica.gate().is_open() => Err(self.not_leader()),
             ReadFrom::AnyReplica => Ok(()),

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use helix_client::{Client, NewTopic, Producer, ProducerOptions};
 use helix_proto::log::v1::{
-    ErrorReason, HealthReason, MembershipChangeKind, MembershipPhase, Record,
+    ErrorReason, HealthReason, MembershipChangeKind, MembershipPhase, ReadSource, Record,
+    SubscribeRequest,
 };
 use helix_server::config::Config;
 use helix_server::node::{LogLimits, Node};
@@ -17,7 +18,7 @@ use helix_server::shard::ReadFrom;
 
 use crate::fleet::{Fleet, Load, until_long};
 use crate::simulated_trio::Three;
-use crate::support::{append_request, reason, records, soon};
+use crate::support::{append_request, earliest, reason, records, soon};
 use crate::three_nodes::{NODES, Plan, Trio, health, launch, shard_status, until};
 
 /// Records of before, in a topic of their own with a partition in each shard.
@@ -161,6 +162,13 @@ async fn a_removed_node_notices_refuses_and_disturbs_nobody() {
         shards.iter().map(|shard| shard.status().term).collect::<Vec<_>>()
     };
     let leader = fleet.leader(1).await;
+    let follow = SubscribeRequest {
+        partitions: vec![earliest(0)],
+        source: ReadSource::AnyReplica.into(),
+        ..SubscribeRequest::default()
+    };
+    let following = fleet.node(leader).consume().subscribe(follow).await;
+    let mut following = following.unwrap().into_inner();
     let removed = fleet.shrink(leader).await;
     let stays = fleet.ids()[0];
     let terms = term(&fleet, stays);
@@ -173,6 +181,14 @@ async fn a_removed_node_notices_refuses_and_disturbs_nobody() {
     assert_eq!(reason(&refused), ErrorReason::NotLeader);
     assert!(refused.message().contains("was removed from this cluster"), "{refused:?}");
     assert_eq!(term(&fleet, stays), terms, "nobody has called an election");
+    let turned_away = soon(async {
+        loop {
+            if let Err(status) = following.message().await {
+                return status;
+            }
+        }
+    });
+    assert_eq!(reason(&turned_away.await), ErrorReason::NoLeader, "nothing comes there any more");
     removed.running.shutdown().await;
     // Its data is of no use any more.
     let others = fleet.ids();

@@ -8,11 +8,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use helix_server::error::Error;
 use helix_server::node::{LogLimits, Node, NodeSettings};
-use helix_server::shard::{Durability, ReadFrom};
+use helix_server::shard::{Durability, ReadFrom, Watcher};
 use helix_wal::storage::SimulatedDisk;
 
 use crate::simulated_trio::{Disks, SHARD, Three, one_record};
 use crate::simulation::settings_on;
+use crate::support::soon;
 use crate::three_nodes::{NODES, until};
 
 /// Longer than an election takes, several times.
@@ -282,6 +283,55 @@ async fn damage_that_a_reader_meets_is_repaired() {
     }
     three.append(count).await;
     three.expect_equal(count + 1).await;
+    three.stop_all().await;
+}
+
+/// Its reader would wait for ever: another replica takes its place, and this one grows no more.
+#[tokio::test]
+async fn who_waits_on_a_replica_that_is_opened_anew_is_turned_away() {
+    let three = Three::start(LIMITS).await;
+    let mut count = 0;
+    let leader = three.leader().await;
+    let hurt = NODES.into_iter().find(|id| *id != leader).unwrap();
+    until("there are sealed segments", async || {
+        for _ in 0..30 {
+            three.append(count).await;
+            count += 1;
+        }
+        (files(&three.disks.of(hurt, SHARD), ".seg").len() > 3).then_some(())
+    })
+    .await;
+    three.stored(hurt, count).await;
+    let located = three.nodes[&hurt].locate("default", 0).unwrap();
+    let read = async |offset| {
+        let (shard, partition) = (&located.shard, located.partition);
+        shard.read(partition, offset, None, 1 << 20, ReadFrom::AnyReplica).await
+    };
+    let watcher = Watcher::new();
+    let guard = located.shard.watch(located.partition, 0, &watcher).unwrap();
+    assert!(read(count).await.unwrap().batches.is_empty());
+    let disk = three.disks.of(hurt, SHARD);
+    spoil(&disk, &files(&disk, ".seg")[0]);
+    until("the damage is met, and repaired", async || {
+        // Ignored: what it says is for the next one to read too.
+        let _ = read(1).await;
+        let restarts = three.nodes[&hurt].restarts();
+        restarts.iter().any(|(shard, count)| *shard == SHARD && *count > 0).then_some(())
+    })
+    .await;
+    let turned_away = soon(async {
+        loop {
+            watcher.changed().await;
+            if let Err(error) = read(count).await {
+                return error;
+            }
+        }
+    });
+    let turned_away = turned_away.await;
+    assert!(matches!(turned_away, Error::NoLeader { .. }), "{turned_away}");
+    drop((guard, located));
+    whole_again(&three, hurt).await;
+    three.expect_equal(count).await;
     three.stop_all().await;
 }
 
