@@ -213,6 +213,11 @@ pub const LEADER_WAIT_MAX: Duration = Duration::from_millis(100);
 /// election timeout, after which somebody else may lead.
 pub const CUT_OFF_AFTER: Duration = Duration::from_millis(700);
 
+/// For so long after a majority confirmed it a leader serves reads without asking it again: less
+/// than the longest election timeout (600 ms), for which those who confirmed it elect nobody else,
+/// so that clocks may run apart by a fifth.
+pub const CONFIRMED_FOR: Duration = Duration::from_millis(500);
+
 /// How often a shard looks whether it is cut off, and whether its disk stalls.
 pub const PULSE_INTERVAL: Duration = Duration::from_millis(100);
 pub const DISK_LOOK_INTERVAL: Duration = Duration::from_millis(300);

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -164,6 +165,8 @@ pub struct Replica {
     records: Option<RecordStore>,
     gate: Arc<Gate>,
     repair_of: Option<Aside>,
+    /// The last term whose lead was handed over from here, or was to be.
+    handed_over: AtomicU64,
     /// Why openraft has stopped, once it has.
     stopped: watch::Receiver<Option<String>>,
     /// Leaders that came after another, as far as this replica saw.
@@ -239,6 +242,7 @@ impl Replica {
             records,
             gate,
             repair_of,
+            handed_over: AtomicU64::new(0),
             stopped,
             leader_changes,
         })
@@ -389,6 +393,23 @@ impl Replica {
             .map(|at| TokioInstant::now().saturating_duration_since(at.into_inner()))
     }
 
+    /// Whether a majority has confirmed so lately that this replica leads that no other one leads
+    /// yet, unless clocks mislead: those who confirmed it vote for nobody for an election timeout.
+    /// Not so once it has asked another to take over, for which they do.
+    pub fn is_confirmed(&self) -> bool {
+        // First: what is known of the lead below is not older.
+        let ago = self.confirmed_ago();
+        let metrics = self.raft.server_metrics();
+        let metrics = metrics.borrow_watched();
+        if self.handed_over.load(Ordering::Relaxed) == metrics.vote.leader_id.term {
+            return false;
+        }
+        let voters = metrics.membership_config.membership().get_joint_config();
+        let is_alone =
+            matches!(voters.as_slice(), [only] if only.len() == 1 && only.contains(&self.id));
+        is_alone || ago.is_some_and(|ago| ago < limits::CONFIRMED_FOR)
+    }
+
     pub fn leads(&self) -> bool {
         self.leadership().leader == Some(self.id)
     }
@@ -412,6 +433,8 @@ impl Replica {
             return Ok(());
         }
         let mut leadership = self.watch_leadership();
+        // Before it is asked for. It is not given up again within a term.
+        self.handed_over.store(self.leadership().term, Ordering::Relaxed);
         let handing = self.raft.trigger().transfer_leader(to).await;
         handing.map_err(|fatal| HandOverError::Unknown(fatal.to_string()))?;
         let gone = async { while self.leads() && leadership.changed().await {} };
@@ -614,4 +637,15 @@ async fn attend(
     }
     let failure = all.borrow_watched().running_state.as_ref().err().map(ToString::to_string);
     stopped.send_replace(Some(failure.unwrap_or_else(|| "it panicked".to_owned())));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_confirmation_is_over_before_those_who_gave_it_elect_another() {
+        let lease = Duration::from_millis(config(1).election_timeout_max);
+        assert!(limits::CONFIRMED_FOR * 6 / 5 <= lease, "clocks may differ by a fifth");
+    }
 }

@@ -12,7 +12,7 @@ use super::watch::{WatchGuard, Watcher};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::log::{Head, Partition, PartitionId, Watermarks};
-use crate::raft;
+use crate::raft::{self, ProposeError};
 
 /// Which replicas may answer a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +51,23 @@ pub struct Read {
 impl Shard {
     /// Waits until this replica may serve what only a leader may. Does not wait for an election
     /// among several: who leads then is for the caller to find out.
+    ///
+    /// Judged now, and by how long ago a majority said so: what this replica last knew of itself
+    /// may be from before its process was suspended.
     pub async fn ready(&self) -> Result<()> {
+        if self.replica.is_confirmed() && self.replica.is_ready() {
+            return Ok(());
+        }
+        // Boxed, since it is rare.
+        Box::pin(async {
+            self.lead().await?;
+            if self.replica.is_confirmed() { Ok(()) } else { self.confirm().await }
+        })
+        .await
+    }
+
+    /// Waits until this replica leads, as far as it knows.
+    async fn lead(&self) -> Result<()> {
         if !self.is_cut_off() {
             let undecided = self.replica.leadership().leader.is_none();
             let wait = if undecided && self.members.len() > 1 {
@@ -69,6 +85,21 @@ impl Shard {
             None if self.leads() => Err(Error::NoLeader { shard: self.id() }),
             None => Err(self.not_leader()),
         }
+    }
+
+    /// Has a majority confirm that this replica leads, and waits until it has applied all that was
+    /// acknowledged before the call: by ReadIndex, which looks at no clock.
+    async fn confirm(&self) -> Result<()> {
+        let confirmed = self.replica.read_index();
+        let error = match tokio::time::timeout(limits::READ_INDEX_WAIT_MAX, confirmed).await {
+            Ok(Ok(())) => return Ok(()),
+            // Who is named may be this replica, or one that does not lead yet.
+            Ok(Err(ProposeError::NotLeader { .. })) | Err(_) => {
+                Error::NoLeader { shard: self.id() }
+            }
+            Ok(Err(error)) => self.propose_error(error),
+        };
+        Err(self.turned_away(error).await)
     }
 
     /// As [`Self::ready`] where only the leader may answer.
@@ -102,12 +133,8 @@ impl Shard {
 
     /// High watermark that covers everything acknowledged before the call, by ReadIndex.
     pub async fn latest(&self, partition: PartitionId) -> Result<Watermarks> {
-        self.ready().await?;
-        let confirmed = self.replica.read_index();
-        match tokio::time::timeout(limits::READ_INDEX_WAIT_MAX, confirmed).await {
-            Ok(confirmed) => confirmed.map_err(|error| self.propose_error(error))?,
-            Err(_) => return Err(Error::NoLeader { shard: self.id() }),
-        }
+        self.lead().await?;
+        self.confirm().await?;
         self.watermarks(partition)
     }
 
@@ -127,7 +154,12 @@ impl Shard {
         from: ReadFrom,
     ) -> Result<Read> {
         self.ready_for(from).await?;
-        let watermarks = self.watermarks(partition)?;
+        let mut watermarks = self.watermarks(partition)?;
+        if offset > watermarks.high_watermark && from == ReadFrom::Leader {
+            // Whoever is told so does not ask again: no clock is to have a part in it.
+            Box::pin(self.confirm()).await?;
+            watermarks = self.watermarks(partition)?;
+        }
         // Another replica may have more than this one: only the leader knows the end.
         let is_beyond = offset > watermarks.high_watermark && from == ReadFrom::Leader;
         if offset < watermarks.log_start || is_beyond {

@@ -46,6 +46,7 @@ mod three_nodes_drain;
 mod three_nodes_failover;
 mod three_nodes_forming;
 mod three_nodes_membership;
+mod three_nodes_paused;
 mod three_nodes_reads;
 mod three_nodes_repair;
 mod three_nodes_restart;
