@@ -119,9 +119,11 @@ pub(crate) fn of(reason: ErrorReason) -> Text {
             "send it again; if that fails too, compare the client with docs/api.md, \"Batches\"",
         ),
         R::CorruptLog => text(
-            "stored bytes fail their checksum; damaged bytes are never served",
-            "the disk has lost or changed what was written",
-            "read it from another replica\n\
+            "stored bytes fail their checksum, or are no records; damaged bytes are never served",
+            "the disk has lost or changed what was written; or, as the message then says, a\n\
+             producer wrote what is not a record",
+            "begin behind what is no record\n\
+             read it from another replica\n\
              helix cluster health   with several nodes the replica is filled anew by the others\n\
              stop the node, then: helix wal verify DIR   names file and bytes",
         ),

@@ -70,6 +70,12 @@ pub enum Error {
     /// Bytes on this node's disk do not verify, or a shard is withheld for that reason.
     #[error("stored data is damaged: {what}")]
     CorruptLog { what: String },
+    /// Its bytes are whole, and as they came in their batch.
+    #[error(
+        "offset {offset} has what its producer sent, which is not a record ({why}); begin behind \
+         it, or read it encoded"
+    )]
+    NotARecord { offset: u64, why: String },
     /// Too much in flight; nothing was done.
     #[error("too much in flight: {what}; wait as the status says, then send it again")]
     Throttled { what: &'static str, retry_after_ms: u64 },

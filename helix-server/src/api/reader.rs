@@ -2,9 +2,11 @@
 //! budget reaches. Shared by Fetch and Subscribe.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
-use helix_proto::batch;
+use bytes::Bytes;
+use helix_proto::batch::{self, ScanError};
 use helix_proto::log::v1::{
     EncodedBatch, OutOfRangePolicy, PartitionRecords, PartitionStart, PartitionWatermarks,
     ReadLimits, ReadSource, Record, StoredBatch, StoredRecord,
@@ -410,7 +412,8 @@ impl Reader {
         !budget.is_spent()
     }
 
-    /// Takes the records of a batch that the client wants. False when the budget ends within it.
+    /// Takes the records of a batch that the client wants. False when the budget ends within it,
+    /// and before what is no record: only an answer that would begin with that is an error.
     fn take_records(
         &mut self,
         stored: &ReadBatch,
@@ -427,9 +430,11 @@ impl Reader {
             if offset >= self.until_offset {
                 break;
             }
-            let place = place.map_err(|error| unreadable(offset, &error))?;
-            let record = Record::decode(stored.payload.slice(place.clone()))
-                .map_err(|error| unreadable(offset, &error))?;
+            let (place, record) = match decode(&stored.payload, place) {
+                Ok(decoded) => decoded,
+                Err(_) if self.offset > self.unanswered => return Ok(false),
+                Err(why) => return Err(Error::NotARecord { offset, why }),
+            };
             let headers = record.headers.len() * HEADER_EXTRA_BYTES;
             let bytes = place.len() + STORED_RECORD_EXTRA_BYTES + headers;
             let is_full =
@@ -450,15 +455,15 @@ impl Reader {
     }
 }
 
-/// The bytes are what the producer sent, but not what it should have sent: the insides of records
-/// are not looked at when they come in.
-fn unreadable(offset: u64, error: &dyn std::error::Error) -> Error {
-    Error::CorruptLog {
-        what: format!(
-            "the record at offset {offset} was stored as it came, and is no record: {error}; \
-             read it encoded, or start behind it"
-        ),
-    }
+/// Fails on what a producer sent instead of a record: the insides of records are not looked at when
+/// they come in.
+fn decode(
+    payload: &Bytes,
+    place: Result<Range<usize>, ScanError>,
+) -> Result<(Range<usize>, Record), String> {
+    let place = place.map_err(|error| error.to_string())?;
+    let record = Record::decode(payload.slice(place.clone()));
+    Ok((place, record.map_err(|error| error.to_string())?))
 }
 
 fn stored_batch(batch: ReadBatch) -> StoredBatch {

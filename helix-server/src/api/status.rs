@@ -66,7 +66,7 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::UnsupportedCompression { .. } => detail(R::UnsupportedCompression),
         Error::InvalidArgument { .. } => detail(R::InvalidArgument),
         Error::Unimplemented { .. } => detail(R::Unimplemented),
-        Error::CorruptLog { .. } => detail(R::CorruptLog),
+        Error::CorruptLog { .. } | Error::NotARecord { .. } => detail(R::CorruptLog),
         Error::Throttled { .. } => detail(R::Throttled),
         Error::DiskFull { .. } => detail(R::DiskFull),
         Error::StorageFailed { may_have_applied, .. } => {
@@ -252,6 +252,13 @@ mod tests {
                 false,
             ),
             (Error::CorruptLog { what: what() }, "CORRUPT_LOG", Code::DataLoss, NEVER, false),
+            (
+                Error::NotARecord { offset: 2, why: what() },
+                "CORRUPT_LOG",
+                Code::DataLoss,
+                NEVER,
+                false,
+            ),
             (throttled, "THROTTLED", exhausted, ELSEWHERE, false),
             (Error::DiskFull { what: what() }, "DISK_FULL", exhausted, NEVER, false),
             (failed(true), "STORAGE_FAILED", Code::Unavailable, ELSEWHERE, true),

@@ -4,15 +4,17 @@ use std::time::Duration;
 
 use helix_proto::batch;
 use helix_proto::log::v1::start_position::Position;
+use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
-    ErrorReason, FetchRequest, OutOfRangePolicy, PartitionRecords, PartitionStart, ReadLimits,
-    ResolveOffsetsRequest, StartPosition, TrimPartitionRequest,
+    AppendRequest, ErrorReason, FetchRequest, OutOfRangePolicy, PartitionRecords, PartitionStart,
+    ReadLimits, ResolveOffsetsRequest, StartPosition, SubscribeRequest, TrimPartitionRequest,
 };
 use tokio::time::Instant;
 use tonic::Code;
 
 use crate::support::{
-    TestServer, detail, earliest, from_offset, latest, on_both, reason, soon, values,
+    TestServer, append_request, as_batch, detail, earliest, from_offset, latest, on_both, reason,
+    records, soon, values,
 };
 
 fn fetch(partitions: Vec<PartitionStart>) -> FetchRequest {
@@ -85,6 +87,45 @@ async fn limits_of_encoded_reads_round_up_to_a_batch() {
     assert_eq!(read(ReadLimits { max_bytes: Some(1), ..none }, None).await, (1, 3));
     assert_eq!(read(none, Some(4)).await, (2, 4), "the next offset is never beyond the end");
     assert_eq!(read(ReadLimits { max_records: Some(0), ..none }, None).await, (0, 0));
+}
+
+#[tokio::test]
+async fn what_is_no_record_withholds_only_itself() {
+    on_both(async |server: TestServer| {
+        // A field of number 0, which no message has.
+        let garbage = [0x0A, 2, 0, 0];
+        let records = batch::encode(&records(&["a", "b"])).payload;
+        let payload = [&records[..], &garbage].concat();
+        let batch = as_batch(batch::from_payload(3, payload.into()));
+        let request = AppendRequest { batch, ..append_request(&[]) };
+        server.produce().append(request).await.unwrap();
+        server.append(&["d"]).await;
+        server.append_to(1, &["e"]).await;
+        let read = server.fetch_one(fetch(vec![earliest(0)])).await;
+        assert_eq!((values(&read.records), read.next_offset), (vec!["a".into(), "b".into()], 2));
+        let both = fetch(vec![earliest(0), earliest(1)]);
+        // More than there is: it reads again, and again comes to what it cannot take.
+        let wait = prost_types::Duration { seconds: 0, nanos: 50_000_000 };
+        let both = FetchRequest { min_bytes: 1_000_000, max_wait: Some(wait), ..both };
+        let read = server.consume().fetch(both).await.unwrap().into_inner().partitions;
+        assert_eq!(values(&read[0].records), ["a", "b"]);
+        assert_eq!(values(&read[1].records), ["e"]);
+        let refused = server.consume().fetch(fetch(vec![from_offset(0, 2)])).await.unwrap_err();
+        assert_eq!(reason(&refused), ErrorReason::CorruptLog);
+        assert!(refused.message().contains("offset 2 has what its producer sent"), "{refused}");
+        assert_eq!(values(&server.records(0, 3).await), ["d"], "behind it");
+        let encoded = FetchRequest { accept_encoded: true, ..fetch(vec![from_offset(0, 2)]) };
+        assert_eq!(server.fetch_one(encoded).await.batches.len(), 2, "as they are");
+        let request =
+            SubscribeRequest { partitions: vec![earliest(0)], ..SubscribeRequest::default() };
+        let mut stream = server.consume().subscribe(request).await.unwrap().into_inner();
+        let first = soon(stream.message()).await.unwrap().unwrap().message;
+        let Some(Message::Data(data)) = first else { panic!("{first:?}") };
+        assert_eq!(values(&data.records), ["a", "b"]);
+        let refused = soon(stream.message()).await.unwrap_err();
+        assert_eq!(reason(&refused), ErrorReason::CorruptLog);
+    })
+    .await;
 }
 
 #[tokio::test]
