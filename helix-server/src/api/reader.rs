@@ -39,11 +39,12 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// The client's limits; `bytes_default` where it named none, and at most `bytes_max`.
+    /// The client's limits; `bytes_default` where it named none, and at most `bytes_max`. At least
+    /// one batch is returned whatever the bytes, so that none of them are as one.
     pub(super) fn new(limits: &ReadLimits, bytes_default: u64, bytes_max: u64) -> Self {
         Self {
             records: limits.max_records.unwrap_or(u64::MAX),
-            bytes: limits.max_bytes.unwrap_or(bytes_default).min(bytes_max),
+            bytes: limits.max_bytes.unwrap_or(bytes_default).clamp(1, bytes_max),
             is_untouched: true,
         }
     }

@@ -65,6 +65,9 @@ async fn plain_records_begin_and_end_exactly_where_asked() {
         let limits = ReadLimits { max_records: Some(1), ..ReadLimits::default() };
         let read = server.fetch_one(limited(until, limits)).await;
         assert_eq!((values(&read.records), read.next_offset), (vec!["b".to_owned()], 2));
+        let limits = ReadLimits { max_bytes: Some(0), ..ReadLimits::default() };
+        let read = server.fetch_one(limited(from_offset(0, 4), limits)).await;
+        assert_eq!((values(&read.records), read.next_offset), (vec!["e".to_owned()], 5));
     })
     .await;
 }
@@ -85,6 +88,7 @@ async fn limits_of_encoded_reads_round_up_to_a_batch() {
     assert_eq!(read(ReadLimits { max_records: Some(1), ..none }, None).await, (1, 3));
     assert_eq!(read(ReadLimits { max_records: Some(4), ..none }, None).await, (2, 6));
     assert_eq!(read(ReadLimits { max_bytes: Some(1), ..none }, None).await, (1, 3));
+    assert_eq!(read(ReadLimits { max_bytes: Some(0), ..none }, None).await, (1, 3));
     assert_eq!(read(none, Some(4)).await, (2, 4), "the next offset is never beyond the end");
     assert_eq!(read(ReadLimits { max_records: Some(0), ..none }, None).await, (0, 0));
 }
