@@ -114,6 +114,8 @@ fn retry_after(error: &Error) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use helix_proto::error::{DOMAIN, from_status};
     use prost::Message;
     use tonic::Code;
@@ -311,6 +313,20 @@ mod tests {
             let rpc_status = pb::Status::decode(status.details()).unwrap();
             assert_eq!(rpc_status.code, i32::from(code));
         }
+    }
+
+    #[test]
+    fn the_documentation_has_one_row_for_each_reason() {
+        let page = include_str!("../../../docs/api.md");
+        let (_, rows) = page.split_once("| reason | code |").unwrap();
+        let (rows, _) = rows.split_once("\n\n").unwrap();
+        // The rest of the head and the line under it come first.
+        let rows = rows.lines().skip(2).filter_map(|row| row.split('|').nth(1));
+        let mut documented: Vec<_> = rows.flat_map(|names| names.split(',')).collect();
+        documented.iter_mut().for_each(|name| *name = name.trim());
+        documented.sort_unstable();
+        let said: BTreeSet<_> = table().into_iter().map(|(_, reason, ..)| reason).collect();
+        assert_eq!(documented, said.into_iter().collect::<Vec<_>>());
     }
 
     #[test]
