@@ -368,10 +368,10 @@ pub(crate) enum Setting<T> {
 /// Settings of a topic; those that are not given stay as they are.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Settings {
-    /// Drop batches that are older: 12h, 7d; 0s for never
+    /// Drop batches that are older, a segment's together: 12h, 7d; 0s for never
     #[arg(long, value_parser = setting(units::parse_duration), value_name = "TIME")]
     pub(crate) retention_time: Option<Setting<Duration>>,
-    /// Keep at most this much of each partition: 512MiB, 10GB; 0 for no bound
+    /// Keep this much of each partition, and up to a segment more: 512MiB, 10GB; 0 for all
     #[arg(long, value_parser = setting(units::parse_bytes), value_name = "BYTES")]
     pub(crate) retention_bytes: Option<Setting<u64>>,
     /// Largest batch

@@ -1,4 +1,4 @@
-//! Which records of a partition may go, decided by whole segments.
+//! Which records of a partition may go, decided by what each segment holds of it as a whole.
 //! Says where the log start should be; the shard's log makes it so.
 
 use super::PartitionSettings;
@@ -28,7 +28,10 @@ pub struct SegmentShare {
 }
 
 /// Where the log start should be, given the partition's shares, oldest first. Drops whole shares
-/// of sealed segments from the front, and stops at the first that must stay.
+/// from the front, and stops at the first that must stay. Time also ends the share of the segment
+/// that is being written, or what nobody appends to would never go: whatever joins that share is
+/// newer and lies behind its end. Bytes drop only what is sealed, since that share grows, and would
+/// go as a whole each time that it came to the limit.
 pub fn log_start_after_retention(
     policy: RetentionPolicy,
     now_us: u64,
@@ -45,7 +48,7 @@ pub fn log_start_after_retention(
         let left_bytes = live_bytes.saturating_sub(share.bytes);
         let too_old = share.last_time_us < oldest_us;
         let too_much = bytes_min.is_some_and(|bytes_min| left_bytes >= bytes_min);
-        if !share.sealed || !(too_old || too_much) {
+        if !(too_old || share.sealed && too_much) {
             break;
         }
         live_bytes = left_bytes;
@@ -87,12 +90,24 @@ mod tests {
     }
 
     #[test]
-    fn time_drops_whole_sealed_shares_older_than_the_limit() {
+    fn time_drops_whole_shares_older_than_the_limit() {
         let policy = RetentionPolicy { time_us: Some(2_000), ..NONE };
-        for (now_us, start) in [(0, 0), (3_000, 0), (3_001, 10), (5_001, 30), (1 << 40, 40)] {
+        for (now_us, start) in [(0, 0), (3_000, 0), (3_001, 10), (5_001, 30), (6_001, 40)] {
             let is = log_start_after_retention(policy, now_us, 0, &shares(5));
             assert_eq!(is, start, "at {now_us}");
         }
+    }
+
+    #[test]
+    fn time_drops_what_is_not_sealed_as_well_and_all_of_it_or_nothing() {
+        let policy = RetentionPolicy { time_us: Some(2_000), ..NONE };
+        for (now_us, start) in [(7_000, 40), (7_001, 50), (1 << 40, 50)] {
+            let is = log_start_after_retention(policy, now_us, 0, &shares(5));
+            assert_eq!(is, start, "at {now_us}");
+        }
+        // What is appended behind a log start in the middle of the share keeps it from there on.
+        assert_eq!(log_start_after_retention(policy, 7_000, 45, &shares(5)), 45);
+        assert_eq!(log_start_after_retention(policy, 7_001, 50, &shares(5)), 50);
     }
 
     #[test]
@@ -125,7 +140,7 @@ mod tests {
             let now_us = rng.random_range(0..12_000);
             let start = log_start_after_retention(policy, now_us, log_start, &shares);
             assert!(start >= log_start);
-            let edge = shares.iter().any(|share| share.sealed && share.next == start);
+            let edge = shares.iter().any(|share| share.next == start);
             assert!(start == log_start || edge);
             assert_eq!(log_start_after_retention(policy, now_us, start, &shares), start);
         }

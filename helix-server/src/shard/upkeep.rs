@@ -123,7 +123,8 @@ async fn settle(shard: &Shard, command: Command) {
     }
 }
 
-/// Proposes new log starts: of the partitions that grew, or of all (those that only age).
+/// Proposes new log starts: of the partitions that grew, or of all (those that only age). Whatever
+/// is appended until a proposal is applied lies behind the start that it names.
 async fn retain(shard: &Shard, touched: Option<HashSet<PartitionId>>) {
     let now_us = shard.clock.now_us();
     let candidates: Vec<(PartitionId, RetentionPolicy, u64)> = shard.machine.read_state(|state| {

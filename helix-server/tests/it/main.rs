@@ -29,6 +29,7 @@ mod process;
 mod produce;
 mod recipes;
 mod reflection;
+mod retention;
 mod services;
 mod shutdown;
 mod simulated_trio;

@@ -1,0 +1,129 @@
+//! What a topic's settings say may go is gone for readers, and nothing else is.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use helix_proto::batch;
+use helix_proto::log::v1::{
+    AppendRequest, ErrorReason, FetchRequest, GetTopicRequest, PartitionInfo, Record, TopicConfig,
+    UpdateTopicRequest,
+};
+use helix_server::config::Config;
+use prost_types::FieldMask;
+use tokio::time::Instant;
+
+use crate::support::{
+    PATIENCE, TestServer, append_request, as_batch, earliest, from_offset, reason, soon, values,
+};
+
+const AGE: Duration = Duration::from_secs(1);
+const SEGMENT_BYTES: u64 = 16 << 20;
+const KEPT_BYTES: u64 = 20 << 20;
+
+/// What the server says of partition 0 of the default topic.
+async fn described(server: &TestServer) -> PartitionInfo {
+    let get = GetTopicRequest { name: "default".to_owned() };
+    let topic = server.topics().get_topic(get).await.unwrap().into_inner().topic.unwrap();
+    topic.partitions.into_iter().next().unwrap()
+}
+
+fn log_start(partition: &PartitionInfo) -> u64 {
+    partition.watermarks.unwrap().log_start_offset
+}
+
+/// The partition once it is so.
+async fn until(server: &TestServer, is_so: impl Fn(&PartitionInfo) -> bool) -> PartitionInfo {
+    let begun = Instant::now();
+    let mut look = tokio::time::interval(Duration::from_millis(20));
+    loop {
+        look.tick().await;
+        let partition = described(server).await;
+        if is_so(&partition) {
+            return partition;
+        }
+        assert!(begun.elapsed() < 2 * PATIENCE, "it stays at {partition:?}");
+    }
+}
+
+async fn keep_for(server: &TestServer, time: Duration) {
+    let config = TopicConfig { retention_time: time.try_into().ok(), ..TopicConfig::default() };
+    let request = UpdateTopicRequest {
+        name: "default".to_owned(),
+        config: Some(config),
+        update_mask: Some(FieldMask { paths: vec!["retention_time".to_owned()] }),
+    };
+    server.topics().update_topic(request).await.unwrap();
+}
+
+async fn what_is_there(server: &TestServer) -> Vec<String> {
+    let request = FetchRequest { partitions: vec![earliest(0)], ..FetchRequest::default() };
+    values(&server.fetch_one(request).await.records)
+}
+
+/// Three records that are too old go, although their segment is far from full.
+async fn grow_old(server: &TestServer) {
+    server.append(&["a", "b"]).await;
+    let begun = Instant::now();
+    server.append(&["c"]).await;
+    keep_for(server, AGE).await;
+    until(server, |partition| log_start(partition) == 3).await;
+    assert!(begun.elapsed() >= AGE, "not before their time");
+    let gone = FetchRequest { partitions: vec![from_offset(0, 0)], ..FetchRequest::default() };
+    let status = server.consume().fetch(gone).await.unwrap_err();
+    assert_eq!(reason(&status), ErrorReason::OffsetOutOfRange);
+    assert!(what_is_there(server).await.is_empty());
+    // From now on everything stays.
+    keep_for(server, Duration::ZERO).await;
+    assert_eq!(server.append(&["d"]).await.ack.unwrap().first_offset, Some(3));
+    assert_eq!(what_is_there(server).await, ["d"]);
+}
+
+#[tokio::test]
+async fn an_idle_partition_in_memory_loses_what_is_too_old() {
+    grow_old(&TestServer::in_memory().await).await;
+}
+
+#[tokio::test]
+async fn an_idle_partition_loses_what_is_too_old_and_it_stays_lost() {
+    let server = TestServer::durable().await;
+    grow_old(&server).await;
+    let server = soon(server.restart()).await;
+    assert_eq!(log_start(&described(&server).await), 3);
+    assert_eq!(what_is_there(&server).await, ["d"]);
+    assert_eq!(server.append(&["e"]).await.ack.unwrap().first_offset, Some(4));
+}
+
+#[tokio::test]
+async fn a_limit_of_bytes_keeps_that_much_and_up_to_a_segment_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config {
+        segment_bytes: SEGMENT_BYTES,
+        tail_bytes: Some(1 << 20),
+        default_retention_bytes: KEPT_BYTES,
+        ..Config::in_folder(folder.path())
+    };
+    let server = TestServer::start(config, None).await;
+    let value = Some(Bytes::from(vec![7; 1_000_000]));
+    let large = batch::encode(&[Record { value, ..Record::default() }]);
+    let count = 4 * SEGMENT_BYTES / 1_000_000;
+    for offset in 0..count {
+        let batch = as_batch(large.clone());
+        let request = AppendRequest { batch, ..append_request(&[]) };
+        let ack = soon(server.produce().append(request)).await.unwrap().into_inner().ack.unwrap();
+        assert_eq!(ack.first_offset, Some(offset));
+    }
+    let enough = |it: &PartitionInfo| it.live_bytes < KEPT_BYTES + SEGMENT_BYTES;
+    let partition = until(&server, enough).await;
+    assert!(partition.live_bytes >= KEPT_BYTES, "{partition:?}");
+    let mut next = log_start(&partition);
+    assert!(next > 0);
+    let request = FetchRequest { partitions: vec![earliest(0)], ..FetchRequest::default() };
+    assert_eq!(server.fetch_one(request).await.records[0].offset, next);
+    while next < count {
+        for stored in server.records(0, next).await {
+            assert_eq!(stored.offset, next);
+            next += 1;
+        }
+    }
+    soon(server.running.shutdown()).await;
+}
