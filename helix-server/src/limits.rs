@@ -184,6 +184,25 @@ pub const CUT_WAIT_MAX: Duration = Duration::from_secs(1);
 pub const TOPICS_PER_PAGE_MAX: usize = 1_000;
 pub const TOPICS_PER_PAGE_DEFAULT: usize = 100;
 
+/// Partitions of a topic. In a cluster's state from its beginning on: another value would hold for
+/// new clusters only.
+pub const PARTITIONS_PER_TOPIC_MAX: u32 = 100_000;
+
+/// Partitions in one page of a list: it ends before the topic that would bring more, unless that is
+/// its first one.
+pub const PARTITIONS_PER_PAGE_MAX: u64 = 10_000;
+
+/// What a partition takes in an answer that describes it: before that is written for the wire, and
+/// while it is. In an answer that only says where it is.
+pub const PARTITION_DESCRIBED_BYTES: usize = 320;
+pub const PARTITION_ROUTED_BYTES: usize = 12;
+
+/// What a topic takes beside its name and its partitions in such an answer.
+pub const TOPIC_ROUTED_BYTES: usize = 128;
+
+/// Partitions that a call looks at until others have their turn: some 0.3 ms.
+pub const PARTITIONS_PER_TURN: usize = 1_000;
+
 /// Longest producer name.
 pub const PRODUCER_NAME_BYTES_MAX: usize = 255;
 

@@ -25,7 +25,7 @@ pub(super) async fn page(node: Option<&Arc<Node>>, started: Instant, unready: Ve
     for shard in node.shards() {
         // A shard with thousands of partitions takes a while: others get their turn in between.
         tokio::task::yield_now().await;
-        data_shard(&mut page, &shard, &mut disk);
+        data_shard(&mut page, &shard, &mut disk).await;
     }
     for (shard, _) in node.withheld() {
         page.put(Name::ShardWithheld, &[&shard.to_string()], 1);
@@ -84,7 +84,7 @@ fn own_shard(page: &mut Page, node: &Node, disk: &mut Disk) {
     disk.add(&status.wal);
 }
 
-fn data_shard(page: &mut Page, shard: &Shard, disk: &mut Disk) {
+async fn data_shard(page: &mut Page, shard: &Shard, disk: &mut Disk) {
     let status = shard.status();
     let id = &*shard.id().to_string();
     page.put(Name::ShardLeader, &[id], u64::from(status.leader));
@@ -115,7 +115,7 @@ fn data_shard(page: &mut Page, shard: &Shard, disk: &mut Disk) {
     page.put(Name::ShardPartitions, &[id], status.partition_count.into());
     page.put(Name::ShardHighWatermarks, &[id], high_watermarks);
     page.put(Name::ShardLogStarts, &[id], log_starts);
-    page.put(Name::ShardLiveBytes, &[id], status.live_bytes);
+    page.put(Name::ShardLiveBytes, &[id], shard.live_bytes().await);
     let (in_flight, in_flight_max) = shard.flow().bytes();
     page.put(Name::ShardInFlight, &[id], in_flight as u64);
     page.put(Name::ShardInFlightMax, &[id], in_flight_max as u64);

@@ -1,6 +1,7 @@
 //! ClusterService: where things are, how they are, and how the cluster changes.
 //! Everything here is this node's view.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures_util::stream;
@@ -16,16 +17,19 @@ use helix_proto::log::v1::{
     WatchMetadataRequest, WatchMetadataResponse,
 };
 use tokio::sync::watch;
+use tokio::task::yield_now;
 use tokio::time::Instant;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-use super::{membership, time, wire_leader, wire_shard_id};
+use super::{call_of, make_room, membership, time, wire_leader, wire_shard_id};
 use crate::cluster::{Cluster, TopicInfo};
-use crate::error::Error;
+use crate::error::{Error, Result};
+use crate::limits::{PARTITION_ROUTED_BYTES, TOPIC_ROUTED_BYTES};
+use crate::load::Call;
 use crate::node::{Node, PeerStatus, StorageKind};
 use crate::process;
-use crate::shard::{Fetching, Shard};
+use crate::shard::{Fetching, Shard, ShardStatus};
 
 /// A replica that lacks more entries than this is behind; fewer are on their way.
 const LAG_ENTRIES_MAX: u64 = 1_000;
@@ -80,12 +84,17 @@ impl ClusterView {
         GetHealthResponse { healthy: issues.is_empty(), issues }
     }
 
-    fn status(&self) -> GetNodeStatusResponse {
+    async fn status(&self) -> GetNodeStatusResponse {
         let info = self.node.info();
-        let shards: Vec<_> = self.node.shards();
-        let stats: Vec<_> = shards.iter().map(|shard| shard.status().wal).collect();
+        let mut shards = vec![own_status(self.node.cluster())];
+        let mut logs = Vec::new();
+        for shard in self.node.shards() {
+            let status = shard.status();
+            logs.push(status.wal.clone());
+            shards.push(shard_status(&shard, status, shard.live_bytes().await));
+        }
         // The log that syncs most says most about the disk.
-        let busiest = stats.iter().filter(|wal| wal.syncs > 0).max_by_key(|wal| wal.syncs);
+        let busiest = logs.iter().filter(|wal| wal.syncs > 0).max_by_key(|wal| wal.syncs);
         let (storage, durability, data_dir) = match info.storage {
             StorageKind::Durable => {
                 ("disk", "synced to stable storage of a majority", info.data_dir)
@@ -100,15 +109,13 @@ impl ClusterView {
             storage: storage.to_owned(),
             data_dir,
             durability: durability.to_owned(),
-            free_bytes: stats.iter().map(|wal| wal.free_bytes).max().unwrap_or(0),
+            free_bytes: logs.iter().map(|wal| wal.free_bytes).max().unwrap_or(0),
             sync_p50: busiest.map(|wal| time::to_duration(wal.sync_p50_us)),
             sync_p99: busiest.map(|wal| time::to_duration(wal.sync_p99_us)),
             cpu_time_us: process::cpu_time_us(),
             rss_bytes: process::rss_bytes(),
             uptime: prost_types::Duration::try_from(self.started.elapsed()).ok(),
-            shards: std::iter::once(own_status(self.node.cluster()))
-                .chain(shards.iter().map(|shard| shard_status(shard)))
-                .collect(),
+            shards,
         }
     }
 }
@@ -122,7 +129,9 @@ impl ClusterService for ClusterView {
         &self,
         request: Request<GetMetadataRequest>,
     ) -> Result<Response<GetMetadataResponse>, Status> {
-        let metadata = Some(metadata(&self.node, &request.get_ref().topics));
+        let call = call_of(&request);
+        let topics = &request.get_ref().topics;
+        let metadata = Some(metadata(&self.node, topics, call.as_deref()).await?);
         Ok(Response::new(GetMetadataResponse { metadata }))
     }
 
@@ -135,6 +144,7 @@ impl ClusterService for ClusterView {
         versions.mark_changed();
         let watch = MetadataWatch {
             node: self.node.clone(),
+            call: call_of(&request),
             topics: request.into_inner().topics,
             versions,
         };
@@ -157,7 +167,7 @@ impl ClusterService for ClusterView {
         &self,
         _: Request<GetNodeStatusRequest>,
     ) -> Result<Response<GetNodeStatusResponse>, Status> {
-        Ok(Response::new(self.status()))
+        Ok(Response::new(self.status().await))
     }
 
     async fn add_node(
@@ -238,6 +248,7 @@ impl ClusterService for ClusterView {
 
 struct MetadataWatch {
     node: Arc<Node>,
+    call: Option<Arc<Call>>,
     topics: Vec<String>,
     versions: watch::Receiver<u64>,
 }
@@ -247,7 +258,9 @@ impl MetadataWatch {
         let draining = self.node.shutdown_token();
         tokio::select! {
             changed = self.versions.changed() => match changed {
-                Ok(()) => Ok(Some(metadata(&self.node, &self.topics))),
+                Ok(()) => {
+                    Ok(Some(metadata(&self.node, &self.topics, self.call.as_deref()).await?))
+                }
                 // The node is gone.
                 Err(_) => Ok(None),
             },
@@ -256,16 +269,25 @@ impl MetadataWatch {
     }
 }
 
-/// Routing data of these topics; of all where none is named.
-fn metadata(node: &Node, topics: &[String]) -> Metadata {
+/// Routing data of these topics, of each once; of all where none is named.
+async fn metadata(node: &Node, topics: &[String], call: Option<&Call>) -> Result<Metadata> {
     let info = node.info();
     // Read first: what is newer than it says is sent again under its own version.
     let version = node.metadata_version();
     let topics = if topics.is_empty() {
         node.topics("", None, usize::MAX)
     } else {
-        topics.iter().filter_map(|name| node.topic(name).ok()).collect()
+        let mut seen = HashSet::new();
+        let names = topics.iter().filter(|name| seen.insert(name.as_str()));
+        names.filter_map(|name| node.topic(name).ok()).collect()
     };
+    make_room(call, topics.iter().map(|topic| routed_bytes(topic)).sum()).await?;
+    let mut routes = Vec::with_capacity(topics.len());
+    for topic in &topics {
+        // Others have their turn in between.
+        yield_now().await;
+        routes.push(topic_route(topic));
+    }
     let members = node.cluster().machine().read(|state| state.members().clone());
     let nodes = node.nodes().into_iter().map(|node| {
         let member = members.get(node.node_id);
@@ -278,20 +300,24 @@ fn metadata(node: &Node, topics: &[String]) -> Metadata {
             ..wire::Node::default()
         }
     });
-    Metadata {
+    Ok(Metadata {
         cluster_id: info.cluster_id,
         version,
         nodes: nodes.collect(),
         shards: shard_routes(node),
-        topics: topics.iter().map(|topic| topic_route(topic)).collect(),
-    }
+        topics: routes,
+    })
 }
 
 fn topic_route(topic: &TopicInfo) -> TopicRoute {
-    TopicRoute {
-        topic: topic.name.clone(),
-        shard_ids: topic.places().map(|place| wire_shard_id(place.shard_id)).collect(),
-    }
+    let mut shard_ids = Vec::with_capacity(topic.partition_count as usize);
+    shard_ids.extend(topic.places().map(|place| wire_shard_id(place.shard_id)));
+    TopicRoute { topic: topic.name.clone(), shard_ids }
+}
+
+fn routed_bytes(topic: &TopicInfo) -> usize {
+    let name = 2 * topic.name.len();
+    TOPIC_ROUTED_BYTES + name + topic.partition_count as usize * PARTITION_ROUTED_BYTES
 }
 
 /// Shard 0, the cluster's own, and the data shards.
@@ -419,8 +445,7 @@ fn own_status(cluster: &Cluster) -> wire::ShardStatus {
     }
 }
 
-fn shard_status(shard: &Shard) -> wire::ShardStatus {
-    let status = shard.status();
+fn shard_status(shard: &Shard, status: ShardStatus, live_bytes: u64) -> wire::ShardStatus {
     let wal = status.wal;
     wire::ShardStatus {
         shard_id: wire_shard_id(status.shard_id),
@@ -432,7 +457,7 @@ fn shard_status(shard: &Shard) -> wire::ShardStatus {
         applied_index: status.applied,
         purged_index: status.purged,
         partition_count: status.partition_count,
-        live_bytes: status.live_bytes,
+        live_bytes,
         held_bytes: wal.held_bytes,
         segment_count: u32::try_from(wal.segments).unwrap_or(u32::MAX),
         fetching: status.fetching.map(|it| wire::Fetching {

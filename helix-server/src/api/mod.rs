@@ -23,7 +23,8 @@ use std::sync::Arc;
 
 use helix_proto::log::v1::{self as wire};
 
-use crate::error::LeaderHint;
+use crate::error::{LeaderHint, Result};
+use crate::limits::ANSWER_COUNTED_BYTES;
 use crate::load::Call;
 use crate::log::Watermarks;
 pub use health::health;
@@ -33,6 +34,18 @@ pub use services::Services;
 /// What the call holds of the node's memory; nothing counts where it did not come in by the gate.
 fn call_of<T>(request: &tonic::Request<T>) -> Option<Arc<Call>> {
     request.extensions().get::<Arc<Call>>().cloned()
+}
+
+/// Takes room for an answer of about so many bytes before it is built; its call has it until the
+/// answer is taken. What is small is part of its call.
+///
+/// # Errors
+/// [`crate::error::Error::Throttled`] where none came free in time.
+async fn make_room(call: Option<&Call>, bytes: usize) -> Result<()> {
+    if let Some(call) = call.filter(|_| bytes >= ANSWER_COUNTED_BYTES) {
+        call.hold(call.load().answer(bytes).await?);
+    }
+    Ok(())
 }
 
 fn wire_watermarks(watermarks: Watermarks) -> wire::Watermarks {

@@ -10,17 +10,25 @@ use helix_proto::log::v1::{
     ListTopicsResponse, PartitionInfo, SetFencingTokenRequest, SetFencingTokenResponse, Topic,
     TrimPartitionRequest, TrimPartitionResponse, UpdateTopicRequest, UpdateTopicResponse,
 };
+use tokio::task::yield_now;
 use tonic::{Request, Response, Status};
 
 use super::batch::fencing_token;
-use super::{settings, wire_leader, wire_shard_id, wire_watermarks};
+use super::{call_of, make_room, settings, wire_leader, wire_shard_id, wire_watermarks};
 use crate::cluster::{Place, TopicInfo, TopicSpec};
 use crate::error::{Error, Result};
-use crate::limits::{TOPICS_PER_PAGE_DEFAULT, TOPICS_PER_PAGE_MAX};
+use crate::limits::{
+    PARTITION_DESCRIBED_BYTES, PARTITIONS_PER_PAGE_MAX, PARTITIONS_PER_TOPIC_MAX,
+    PARTITIONS_PER_TURN, TOPICS_PER_PAGE_DEFAULT, TOPICS_PER_PAGE_MAX,
+};
+use crate::load::Call;
 use crate::node::{Located, Node};
 
 /// Longest name of a topic.
 const NAME_BYTES_MAX: usize = 249;
+
+// Beside what it points to, and what it is written into.
+const _: () = assert!(size_of::<PartitionInfo>() <= PARTITION_DESCRIBED_BYTES / 2);
 
 pub(super) struct Topics {
     node: Arc<Node>,
@@ -31,7 +39,7 @@ impl Topics {
         Self { node: node.clone() }
     }
 
-    async fn create(&self, request: CreateTopicRequest) -> Result<Topic> {
+    async fn create(&self, request: CreateTopicRequest, call: Option<&Call>) -> Result<Topic> {
         check_name(&request.name)?;
         if request.partition_count == 0 {
             return Err(Error::InvalidArgument {
@@ -45,11 +53,16 @@ impl Topics {
             replication_factor: request.replication_factor,
             settings: settings::from_config(request.config, self.node.topic_settings())?,
         };
+        make_room(call, described_bytes(spec.partition_count)).await?;
         let topic = self.node.cluster().create_topic(spec, request.validate_only).await?;
-        Ok(self.describe(&topic))
+        Ok(self.describe(&topic).await)
     }
 
-    fn list(&self, request: &ListTopicsRequest) -> Result<ListTopicsResponse> {
+    async fn list(
+        &self,
+        request: &ListTopicsRequest,
+        call: Option<&Call>,
+    ) -> Result<ListTopicsResponse> {
         let page_size = match usize::try_from(request.page_size) {
             Ok(0) => TOPICS_PER_PAGE_DEFAULT,
             Ok(page_size) => page_size.min(TOPICS_PER_PAGE_MAX),
@@ -63,26 +76,46 @@ impl Topics {
         // A page's token is the last name before it.
         let after = Some(request.page_token.as_str()).filter(|after| !after.is_empty());
         let mut found = self.node.topics(&request.prefix, after, page_size + 1);
-        let has_more = found.len() > page_size;
-        found.truncate(page_size);
+        let count = page_of(found.iter().map(|topic| topic.partition_count), page_size);
+        let has_more = found.len() > count;
+        found.truncate(count);
         let last = found.last().filter(|_| has_more);
         let next_page_token = last.map(|topic| topic.name.clone()).unwrap_or_default();
-        let topics = found.iter().map(|topic| self.describe(topic)).collect();
+        let bytes = found.iter().map(|topic| described_bytes(topic.partition_count)).sum();
+        make_room(call, bytes).await?;
+        let mut topics = Vec::with_capacity(found.len());
+        for topic in found {
+            topics.push(self.describe(&topic).await);
+        }
         Ok(ListTopicsResponse { topics, next_page_token })
     }
 
-    async fn update(&self, request: UpdateTopicRequest) -> Result<Topic> {
+    async fn get(&self, request: &GetTopicRequest, call: Option<&Call>) -> Result<Topic> {
+        let topic = self.node.find_topic(&request.name).await?;
+        make_room(call, described_bytes(topic.partition_count)).await?;
+        Ok(self.describe(&topic).await)
+    }
+
+    async fn update(&self, request: UpdateTopicRequest, call: Option<&Call>) -> Result<Topic> {
         let mask = request.update_mask.map(|mask| mask.paths).unwrap_or_default();
         let default = self.node.topic_settings();
         let (settings, fields) = settings::change(&mask, request.config, default)?;
+        // Before the change: who is refused has changed nothing.
+        let partitions = self.node.topic(&request.name).map_or(0, |topic| topic.partition_count);
+        make_room(call, described_bytes(partitions)).await?;
         let topic = self.node.cluster().update_topic(&request.name, settings, fields).await?;
-        Ok(self.describe(&topic))
+        Ok(self.describe(&topic).await)
     }
 
-    async fn add_partitions(&self, request: &AddPartitionsRequest) -> Result<Topic> {
+    async fn add_partitions(
+        &self,
+        request: &AddPartitionsRequest,
+        call: Option<&Call>,
+    ) -> Result<Topic> {
+        make_room(call, described_bytes(request.partition_count)).await?;
         let cluster = self.node.cluster();
         let topic = cluster.add_partitions(&request.name, request.partition_count).await?;
-        Ok(self.describe(&topic))
+        Ok(self.describe(&topic).await)
     }
 
     async fn trim(&self, request: &TrimPartitionRequest) -> Result<TrimPartitionResponse> {
@@ -101,12 +134,19 @@ impl Topics {
         Ok(SetFencingTokenResponse { watermarks: Some(wire_watermarks(watermarks)) })
     }
 
-    fn describe(&self, topic: &TopicInfo) -> Topic {
-        let partitions =
-            (0..).zip(topic.places()).map(|(number, place)| self.describe_partition(number, place));
+    /// Lets others have their turn in between, or a topic with many partitions would keep them
+    /// waiting for longer than leaders can be silent.
+    async fn describe(&self, topic: &TopicInfo) -> Topic {
+        let mut partitions = Vec::with_capacity(topic.partition_count as usize);
+        for (number, place) in (0..).zip(topic.places()) {
+            if partitions.len().is_multiple_of(PARTITIONS_PER_TURN) {
+                yield_now().await;
+            }
+            partitions.push(self.describe_partition(number, place));
+        }
         Topic {
             name: topic.name.clone(),
-            partitions: partitions.collect(),
+            partitions,
             // As many as there are nodes, whatever there were when it was made.
             replication_factor: u32::try_from(self.node.cluster().nodes().len())
                 .unwrap_or(u32::MAX),
@@ -142,7 +182,8 @@ impl TopicService for Topics {
         &self,
         request: Request<CreateTopicRequest>,
     ) -> Result<Response<CreateTopicResponse>, Status> {
-        let topic = Some(self.create(request.into_inner()).await?);
+        let call = call_of(&request);
+        let topic = Some(self.create(request.into_inner(), call.as_deref()).await?);
         Ok(Response::new(CreateTopicResponse { topic }))
     }
 
@@ -150,22 +191,25 @@ impl TopicService for Topics {
         &self,
         request: Request<GetTopicRequest>,
     ) -> Result<Response<GetTopicResponse>, Status> {
-        let topic = self.node.find_topic(&request.get_ref().name).await?;
-        Ok(Response::new(GetTopicResponse { topic: Some(self.describe(&topic)) }))
+        let call = call_of(&request);
+        let topic = Some(self.get(request.get_ref(), call.as_deref()).await?);
+        Ok(Response::new(GetTopicResponse { topic }))
     }
 
     async fn list_topics(
         &self,
         request: Request<ListTopicsRequest>,
     ) -> Result<Response<ListTopicsResponse>, Status> {
-        Ok(Response::new(self.list(request.get_ref())?))
+        let call = call_of(&request);
+        Ok(Response::new(self.list(request.get_ref(), call.as_deref()).await?))
     }
 
     async fn update_topic(
         &self,
         request: Request<UpdateTopicRequest>,
     ) -> Result<Response<UpdateTopicResponse>, Status> {
-        let topic = Some(self.update(request.into_inner()).await?);
+        let call = call_of(&request);
+        let topic = Some(self.update(request.into_inner(), call.as_deref()).await?);
         Ok(Response::new(UpdateTopicResponse { topic }))
     }
 
@@ -173,7 +217,8 @@ impl TopicService for Topics {
         &self,
         request: Request<AddPartitionsRequest>,
     ) -> Result<Response<AddPartitionsResponse>, Status> {
-        let topic = Some(self.add_partitions(request.get_ref()).await?);
+        let call = call_of(&request);
+        let topic = Some(self.add_partitions(request.get_ref(), call.as_deref()).await?);
         Ok(Response::new(AddPartitionsResponse { topic }))
     }
 
@@ -200,6 +245,22 @@ impl TopicService for Topics {
     }
 }
 
+/// How many topics a page holds of those that follow, of which their numbers of partitions are
+/// given: at most `topics_max`, and at least one if there is any.
+fn page_of(partition_counts: impl Iterator<Item = u32>, topics_max: usize) -> usize {
+    let mut partitions = 0;
+    let fits = |(at, count): &(usize, u32)| {
+        partitions += u64::from(*count);
+        *at == 0 || partitions <= PARTITIONS_PER_PAGE_MAX
+    };
+    partition_counts.take(topics_max).enumerate().take_while(fits).count()
+}
+
+/// What so many partitions of one topic take in an answer; more than it can have get none.
+fn described_bytes(partitions: u32) -> usize {
+    partitions.min(PARTITIONS_PER_TOPIC_MAX) as usize * PARTITION_DESCRIBED_BYTES
+}
+
 fn check_name(name: &str) -> Result<()> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_allowed) {
@@ -216,6 +277,19 @@ fn check_name(name: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_page_holds_a_topic_and_no_more_partitions_than_it_may() {
+        let page = |counts: &[u32], topics_max| page_of(counts.iter().copied(), topics_max);
+        let max = u32::try_from(PARTITIONS_PER_PAGE_MAX).unwrap();
+        assert_eq!(page(&[], 5), 0);
+        assert_eq!(page(&[1; 9], 5), 5);
+        assert_eq!(page(&[1; 3], 5), 3);
+        assert_eq!(page(&[max - 1, 1, 1], 5), 2);
+        assert_eq!(page(&[2 * max, 1], 5), 1);
+        assert_eq!(page(&[1, 2 * max, 1], 5), 1);
+        assert_eq!(page(&[u32::MAX; 3], 5), 1);
+    }
 
     #[test]
     fn names_are_short_and_plain() {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::members::{Change, Members, Outcome};
 use super::topic::TopicInfo;
+use crate::limits::PARTITIONS_PER_TOPIC_MAX;
 use crate::log::{
     ClusterCommand, Head, MemberCommand, NewTopic, PartitionSettings, Refusal, SettingsMask,
     Verdict,
@@ -27,7 +28,7 @@ pub struct ClusterLimits {
 impl Default for ClusterLimits {
     fn default() -> Self {
         Self {
-            partitions_per_topic_max: 100_000,
+            partitions_per_topic_max: PARTITIONS_PER_TOPIC_MAX,
             partitions_max: 1_000_000,
             named_producers_max: 16_384,
         }

@@ -125,8 +125,6 @@ pub struct ShardStatus {
     pub synced: u64,
     pub purged: u64,
     pub partition_count: u32,
-    /// Bytes of the frames above the log starts.
-    pub live_bytes: u64,
     /// How far this replica is with records that it lacks.
     pub fetching: Option<Fetching>,
     pub wal: helix_wal::Stats,
@@ -456,13 +454,11 @@ impl Shard {
 
     pub fn status(&self) -> ShardStatus {
         let status = self.replica.status();
-        let partitions: Vec<PartitionId> =
-            self.machine.read_state(|state| state.partitions().map(|p| p.id).collect());
+        let partitions = self.machine.read_state(|state| state.partitions().len());
         ShardStatus {
             synced: status.synced,
             purged: status.purged,
-            partition_count: u32::try_from(partitions.len()).unwrap_or(u32::MAX),
-            live_bytes: partitions.iter().map(|id| self.partition_bytes(*id).0).sum(),
+            partition_count: u32::try_from(partitions).unwrap_or(u32::MAX),
             shard_id: self.shard_id,
             leader: status.leads,
             term: status.term,

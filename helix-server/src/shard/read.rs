@@ -274,6 +274,19 @@ impl Shard {
         (live, held)
     }
 
+    /// Bytes of the frames above the log starts, of all partitions: so many that others have their
+    /// turn in between.
+    pub async fn live_bytes(&self) -> u64 {
+        let partitions: Vec<PartitionId> =
+            self.machine.read_state(|state| state.partitions().map(|p| p.id).collect());
+        let mut sum = 0;
+        for some in partitions.chunks(limits::PARTITIONS_PER_TURN) {
+            tokio::task::yield_now().await;
+            sum += some.iter().map(|id| self.partition_bytes(*id).0).sum::<u64>();
+        }
+        sum
+    }
+
     fn read_error(&self, error: helix_wal::Error) -> Error {
         match error {
             helix_wal::Error::Damaged { .. }

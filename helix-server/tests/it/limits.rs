@@ -8,12 +8,14 @@ use bytes::Bytes;
 use helix_proto::batch;
 use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::{
-    ErrorReason, FetchRequest, NamedPosition, Record, ResolveOffsetsRequest, StartPosition,
-    SubscribeRequest,
+    CreateTopicRequest, ErrorReason, FetchRequest, GetMetadataRequest, GetTopicRequest,
+    ListTopicsRequest, NamedPosition, Record, ResolveOffsetsRequest, StartPosition,
+    SubscribeRequest, WatchMetadataRequest,
 };
 use helix_server::config::Config;
 use helix_server::limits::{
-    HANDSHAKE_WAIT_MAX, HEADER_LIST_BYTES_MAX, PARTITIONS_PER_CALL_MAX, STREAMS_PER_CONNECTION_MAX,
+    HANDSHAKE_WAIT_MAX, HEADER_LIST_BYTES_MAX, PARTITIONS_PER_CALL_MAX, PARTITIONS_PER_PAGE_MAX,
+    PARTITIONS_PER_TURN, STREAMS_PER_CONNECTION_MAX,
 };
 use helix_server::memory::MEMORY_LIMIT_MIN;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -24,6 +26,7 @@ use tonic::transport::Endpoint;
 use tonic::{Code, Request};
 
 use crate::captured_log::Log;
+use crate::process::patient_client;
 use crate::support::{
     PATIENCE, TestServer, append_request, as_batch, connect, earliest, from_offset, latest, plain,
     reason, soon, values,
@@ -220,6 +223,95 @@ async fn partitions_being_read_are_bounded() {
     drop(most);
     soon(server.consume().fetch(fetch)).await.unwrap();
     assert_eq!(count(&server, "partitions_refused"), 1);
+}
+
+/// A topic with so many partitions that all that is said of it is long.
+async fn create_wide(server: &TestServer, name: &str) {
+    let name = name.to_owned();
+    let request = CreateTopicRequest { name, partition_count: WIDE, ..Default::default() };
+    soon(server.topics().create_topic(request)).await.unwrap();
+}
+
+const WIDE: u32 = 6_000;
+
+#[tokio::test]
+async fn what_describes_many_partitions_takes_its_room_before_it_is_made() {
+    let server = small().await;
+    create_wide(&server, "wide").await;
+    let load = server.running.node().load().clone();
+    until("what was created is described", || load.answer_bytes() == 0).await;
+    let all = load.answer_now(usize::MAX).unwrap();
+    let get = GetTopicRequest { name: "wide".to_owned() };
+    let (mut get_one, mut get_all) = (server.topics(), server.topics());
+    let (mut routes, mut watch) = (server.cluster(), server.cluster());
+    let refusals = tokio::join!(
+        async { get_one.get_topic(get.clone()).await.unwrap_err() },
+        async { get_all.list_topics(ListTopicsRequest::default()).await.unwrap_err() },
+        async { routes.get_metadata(GetMetadataRequest::default()).await.unwrap_err() },
+        async {
+            let answers = watch.watch_metadata(WatchMetadataRequest::default()).await;
+            answers.unwrap().into_inner().message().await.unwrap_err()
+        },
+    );
+    for refused in <[_; 4]>::from(refusals) {
+        assert_eq!(reason(&refused), ErrorReason::Throttled, "{refused:?}");
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+    }
+    assert_eq!(count(&server, "answers_refused"), 4);
+    drop(all);
+    let topic = soon(server.topics().get_topic(get)).await.unwrap().into_inner().topic.unwrap();
+    assert_eq!(topic.partitions.len(), WIDE as usize);
+    until("all that they took is free", || load.answer_bytes() == 0).await;
+}
+
+#[tokio::test]
+async fn a_page_ends_with_its_partitions_and_the_next_one_goes_on() {
+    let server = small().await;
+    for name in ["a", "b", "c"] {
+        create_wide(&server, name).await;
+    }
+    let mut pages = Vec::new();
+    let mut page_token = String::new();
+    loop {
+        let request = ListTopicsRequest { page_token, ..ListTopicsRequest::default() };
+        let answer = soon(server.topics().list_topics(request)).await.unwrap().into_inner();
+        let partitions: usize = answer.topics.iter().map(|topic| topic.partitions.len()).sum();
+        assert!(partitions as u64 <= PARTITIONS_PER_PAGE_MAX, "{partitions}");
+        pages.push(answer.topics.into_iter().map(|topic| topic.name).collect::<Vec<_>>());
+        page_token = answer.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(pages, [vec!["a"], vec!["b"], vec!["c", "default"]]);
+    // The client's list has all of them.
+    let client = patient_client(server.running.local_addr(), 7);
+    let topics = soon(client.admin().topics("")).await.unwrap();
+    let names: Vec<_> = topics.iter().map(|topic| topic.name.as_str()).collect();
+    assert_eq!(names, ["a", "b", "c", "default"]);
+}
+
+#[tokio::test]
+async fn who_counts_many_partitions_lets_others_have_their_turn() {
+    let server = small().await;
+    create_wide(&server, "wide").await;
+    for shard in server.running.node().shards() {
+        let partitions = shard.status().partition_count as usize;
+        let mut counting = Box::pin(shard.live_bytes());
+        let mut turns = 0;
+        while futures_util::poll!(&mut counting).is_pending() {
+            turns += 1;
+        }
+        assert!(turns >= partitions / PARTITIONS_PER_TURN && turns > 0, "{turns} of {partitions}");
+    }
+}
+
+#[tokio::test]
+async fn a_topic_named_twice_is_said_once() {
+    let server = small().await;
+    let topics = vec!["default".to_owned(); 3];
+    let answer = soon(server.cluster().get_metadata(GetMetadataRequest { topics })).await.unwrap();
+    assert_eq!(answer.into_inner().metadata.unwrap().topics.len(), 1);
 }
 
 #[tokio::test]
