@@ -1,5 +1,6 @@
-//! Every bound of the server in one place, each with its reason.
-//! A request beyond a bound is refused with an error that names the bound.
+//! What clients may make a node do, and how long it waits for what, each with its reason. A request
+//! beyond a bound is refused with an error that names the bound. `docs/limits.md` says which bounds
+//! stand elsewhere: those of the domain, which knows nothing of a node, and those between nodes.
 
 use std::time::Duration;
 
@@ -184,9 +185,20 @@ pub const CUT_WAIT_MAX: Duration = Duration::from_secs(1);
 pub const TOPICS_PER_PAGE_MAX: usize = 1_000;
 pub const TOPICS_PER_PAGE_DEFAULT: usize = 100;
 
-/// Partitions of a topic. In a cluster's state from its beginning on: another value would hold for
-/// new clusters only.
+/// What a cluster's state may hold: partitions of a topic, of all topics, and producers with names.
+/// Each is in that state from its beginning on: another value would hold for new clusters only.
 pub const PARTITIONS_PER_TOPIC_MAX: u32 = 100_000;
+pub const PARTITIONS_MAX: u64 = 1_000_000;
+pub const NAMED_PRODUCERS_MAX: u32 = 16_384;
+
+/// What the names and lists of a command to the cluster's state may be, and how many nodes there
+/// are: more replicas cost every write and survive no likelier loss. A topic's shards have to fit
+/// into an entry, and a host name has at most 253 bytes. All of these decide what an entry means,
+/// so that another value needs another version of the protocol between nodes.
+pub const TOPIC_NAME_BYTES_MAX: usize = 249;
+pub const SHARDS_PER_TOPIC_MAX: usize = 4_096;
+pub const MEMBERS_MAX: usize = 5;
+pub const ADDRESS_BYTES_MAX: usize = 260;
 
 /// Partitions in one page of a list: it ends before the topic that would bring more, unless that is
 /// its first one.
@@ -203,7 +215,7 @@ pub const TOPIC_ROUTED_BYTES: usize = 128;
 /// Partitions that a call looks at until others have their turn: some 0.3 ms.
 pub const PARTITIONS_PER_TURN: usize = 1_000;
 
-/// Longest producer name.
+/// Longest producer name. As above: it decides what an entry means.
 pub const PRODUCER_NAME_BYTES_MAX: usize = 255;
 
 /// Reads that may wait for the disk at the same time, per shard: more would only cut into the
@@ -259,6 +271,9 @@ pub const BALANCE_LAG_MAX: u64 = 1_000;
 
 /// A new replica votes once it lacks no more entries than this: what is on its way.
 pub const LEARNER_LAG_MAX: u64 = 1_000;
+
+/// A replica that lacks more entries than this is behind, as health has it; fewer are on their way.
+pub const BEHIND_LAG_MAX: u64 = 1_000;
 
 /// How long a call to drain a node waits until the node leads nothing.
 pub const DRAIN_WAIT_MAX: Duration = Duration::from_secs(30);

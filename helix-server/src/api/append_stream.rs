@@ -27,9 +27,12 @@ use super::settings::durability_to_reach;
 use super::{batch, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, STREAM_BATCHES_IN_FLIGHT_MAX, STREAM_BYTES_IN_FLIGHT_MAX};
-use crate::log::{FencingToken, ProducerStamp, Refusal};
+use crate::log::{DEDUP_WINDOW_BATCHES, FencingToken, ProducerStamp, Refusal};
 use crate::node::{Located, Node};
 use crate::shard::{Durability, NewBatch, Pending, Shard};
+
+// Whatever a broken stream may have to send again is recognised.
+const _: () = assert!(DEDUP_WINDOW_BATCHES >= STREAM_BATCHES_IN_FLIGHT_MAX);
 
 /// The answers to one client's batches. The first failure is their end, after the acks of
 /// everything before it.

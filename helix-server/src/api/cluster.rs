@@ -25,14 +25,11 @@ use tonic::{Request, Response, Status};
 use super::{call_of, make_room, membership, time, wire_leader, wire_shard_id};
 use crate::cluster::{Cluster, TopicInfo};
 use crate::error::{Error, Result};
-use crate::limits::{PARTITION_ROUTED_BYTES, TOPIC_ROUTED_BYTES};
+use crate::limits::{BEHIND_LAG_MAX, PARTITION_ROUTED_BYTES, TOPIC_ROUTED_BYTES};
 use crate::load::Call;
 use crate::node::{Node, PeerStatus, StorageKind};
 use crate::process;
 use crate::shard::{Fetching, Shard, ShardStatus};
-
-/// A replica that lacks more entries than this is behind; fewer are on their way.
-const LAG_ENTRIES_MAX: u64 = 1_000;
 
 pub(super) struct ClusterView {
     node: Arc<Node>,
@@ -365,7 +362,7 @@ fn leaderless(shard_id: u64, has_leader: bool, lost: &[u64]) -> Option<HealthIss
 /// Replicas that lack more than what is on its way: known to the leader only.
 fn under_replicated(shard: &Shard) -> Option<HealthIssue> {
     let behind: Vec<(u64, u64)> =
-        shard.lags().into_iter().filter(|(_, lag)| *lag > LAG_ENTRIES_MAX).collect();
+        shard.lags().into_iter().filter(|(_, lag)| *lag > BEHIND_LAG_MAX).collect();
     if behind.is_empty() {
         return None;
     }

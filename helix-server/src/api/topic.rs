@@ -19,13 +19,10 @@ use crate::cluster::{Place, TopicInfo, TopicSpec};
 use crate::error::{Error, Result};
 use crate::limits::{
     PARTITION_DESCRIBED_BYTES, PARTITIONS_PER_PAGE_MAX, PARTITIONS_PER_TOPIC_MAX,
-    PARTITIONS_PER_TURN, TOPICS_PER_PAGE_DEFAULT, TOPICS_PER_PAGE_MAX,
+    PARTITIONS_PER_TURN, TOPIC_NAME_BYTES_MAX, TOPICS_PER_PAGE_DEFAULT, TOPICS_PER_PAGE_MAX,
 };
 use crate::load::Call;
 use crate::node::{Located, Node};
-
-/// Longest name of a topic.
-const NAME_BYTES_MAX: usize = 249;
 
 // Beside what it points to, and what it is written into.
 const _: () = assert!(size_of::<PartitionInfo>() <= PARTITION_DESCRIBED_BYTES / 2);
@@ -263,13 +260,14 @@ fn described_bytes(partitions: u32) -> usize {
 
 fn check_name(name: &str) -> Result<()> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_allowed) {
+    if (1..=TOPIC_NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(is_allowed) {
         return Ok(());
     }
     Err(Error::InvalidArgument {
         field: "name",
         what: format!(
-            "must be 1..={NAME_BYTES_MAX} of ASCII letters, digits, '.', '_' and '-', not {name:?}"
+            "must be 1..={TOPIC_NAME_BYTES_MAX} of ASCII letters, digits, '.', '_' and '-', not \
+             {name:?}"
         ),
     })
 }

@@ -9,11 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::state::Reply;
+use crate::limits::{ADDRESS_BYTES_MAX, MEMBERS_MAX};
 use crate::log::{AddMember, Joined, MemberCommand, ReplaceMember, SetDraining, TakeUp};
 use crate::raft::{ReplicaId, node_of, replica_id};
-
-/// Most nodes of a cluster: more replicas cost every write and survive no likelier loss.
-pub const MEMBERS_MAX: usize = 5;
 
 /// Every replica of a cluster that was formed together has the first generation. Nodes that join
 /// later begin with the next one.
@@ -443,9 +441,6 @@ fn check_address(address: &str) -> Result<(), Reply> {
     }
     Err(invalid("peer_endpoint", format!("give it as host:port, not {address:?}")))
 }
-
-/// A host name has at most 253 bytes.
-const ADDRESS_BYTES_MAX: usize = 260;
 
 #[cfg(test)]
 mod tests;

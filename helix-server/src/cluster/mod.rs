@@ -20,7 +20,7 @@ mod whereabouts;
 pub use admin::TopicSpec;
 pub use door::{Bootstrap, Cluster};
 pub use machine::ClusterMachine;
-pub use members::{Change, ChangeKind, FIRST_GENERATION, MEMBERS_MAX, Member, Members};
+pub use members::{Change, ChangeKind, FIRST_GENERATION, Member, Members};
 pub use membership::ChangeProgress;
 pub use reconcile::{Phase, ShardProgress};
 pub use standing::Standing;

@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use super::members::{Change, Members, Outcome};
 use super::topic::TopicInfo;
-use crate::limits::PARTITIONS_PER_TOPIC_MAX;
+use crate::limits::{
+    NAMED_PRODUCERS_MAX, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX, PRODUCER_NAME_BYTES_MAX,
+    SHARDS_PER_TOPIC_MAX, TOPIC_NAME_BYTES_MAX,
+};
 use crate::log::{
     ClusterCommand, Head, MemberCommand, NewTopic, PartitionSettings, Refusal, SettingsMask,
     Verdict,
@@ -29,8 +32,8 @@ impl Default for ClusterLimits {
     fn default() -> Self {
         Self {
             partitions_per_topic_max: PARTITIONS_PER_TOPIC_MAX,
-            partitions_max: 1_000_000,
-            named_producers_max: 16_384,
+            partitions_max: PARTITIONS_MAX,
+            named_producers_max: NAMED_PRODUCERS_MAX,
         }
     }
 }
@@ -122,11 +125,6 @@ pub struct ClusterState {
     /// By the index of their last use.
     pub(super) names_by_use: BTreeMap<u64, Arc<str>>,
 }
-
-const TOPIC_NAME_BYTES_MAX: usize = 249;
-const PRODUCER_NAME_BYTES_MAX: usize = 255;
-/// So that the list fits into an entry.
-const SHARDS_PER_TOPIC_MAX: usize = 4_096;
 
 type Answer = Result<Reply, Reply>;
 
