@@ -205,8 +205,9 @@ pub const ADDRESS_BYTES_MAX: usize = 260;
 pub const PARTITIONS_PER_PAGE_MAX: u64 = 10_000;
 
 /// What a partition takes in an answer that describes it: before that is written for the wire, and
-/// while it is. In an answer that only says where it is.
+/// while it is. In an answer that only says its offsets, and in one that says where it is.
 pub const PARTITION_DESCRIBED_BYTES: usize = 320;
+pub const PARTITION_RESOLVED_BYTES: usize = 96;
 pub const PARTITION_ROUTED_BYTES: usize = 12;
 
 /// What a topic takes beside its name and its partitions in such an answer.

@@ -12,6 +12,7 @@ use helix_proto::log::v1::{
     FetchRequest, FetchResponse, ResolveOffsetsRequest, ResolveOffsetsResponse, ResolvedOffset,
     SubscribeRequest, SubscribeResponse,
 };
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
@@ -20,10 +21,11 @@ use super::positions::Position;
 use super::reader::{self, Budget, Found, Reader, Terms};
 use super::status::status_at;
 use super::subscribe::Subscription;
-use super::{call_of, time, wire_watermarks};
+use super::{call_of, make_room, time, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{
-    FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, FETCH_WAIT_MAX, PARTITIONS_PER_CALL_MAX,
+    FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, FETCH_WAIT_MAX, PARTITION_RESOLVED_BYTES,
+    PARTITIONS_PER_CALL_MAX, PARTITIONS_PER_TURN,
 };
 use crate::load::{Call, Room};
 use crate::log::Watermarks;
@@ -62,7 +64,11 @@ impl Consume {
         Ok(fetch.answer(call.as_deref()))
     }
 
-    async fn resolve(&self, request: ResolveOffsetsRequest) -> Result<Vec<ResolvedOffset>, Status> {
+    async fn resolve(
+        &self,
+        request: ResolveOffsetsRequest,
+        call: Option<&Call>,
+    ) -> Result<Vec<ResolvedOffset>, Status> {
         let position = Position::parse(request.position)?;
         let numbers = if request.partitions.is_empty() {
             self.led_here(&request.topic).await?
@@ -72,9 +78,13 @@ impl Consume {
         } else {
             request.partitions
         };
+        make_room(call, numbers.len() * PARTITION_RESOLVED_BYTES).await?;
         let mut offsets = Vec::with_capacity(numbers.len());
         let mut confirmed = HashSet::new();
         for number in numbers {
+            if offsets.len().is_multiple_of(PARTITIONS_PER_TURN) {
+                yield_now().await;
+            }
             let resolved = self
                 .resolve_one(&request.topic, number, position, &mut confirmed)
                 .await
@@ -158,7 +168,8 @@ impl ConsumeService for Consume {
         &self,
         request: Request<ResolveOffsetsRequest>,
     ) -> Result<Response<ResolveOffsetsResponse>, Status> {
-        let offsets = self.resolve(request.into_inner()).await?;
+        let call = call_of(&request);
+        let offsets = self.resolve(request.into_inner(), call.as_deref()).await?;
         Ok(Response::new(ResolveOffsetsResponse { offsets }))
     }
 }

@@ -244,6 +244,12 @@ async fn what_describes_many_partitions_takes_its_room_before_it_is_made() {
     let get = GetTopicRequest { name: "wide".to_owned() };
     let (mut get_one, mut get_all) = (server.topics(), server.topics());
     let (mut routes, mut watch) = (server.cluster(), server.cluster());
+    let mut resolve = server.consume();
+    let offsets = ResolveOffsetsRequest {
+        topic: "wide".to_owned(),
+        partitions: Vec::new(),
+        position: earliest(0).start,
+    };
     let refusals = tokio::join!(
         async { get_one.get_topic(get.clone()).await.unwrap_err() },
         async { get_all.list_topics(ListTopicsRequest::default()).await.unwrap_err() },
@@ -252,13 +258,16 @@ async fn what_describes_many_partitions_takes_its_room_before_it_is_made() {
             let answers = watch.watch_metadata(WatchMetadataRequest::default()).await;
             answers.unwrap().into_inner().message().await.unwrap_err()
         },
+        async { resolve.resolve_offsets(offsets.clone()).await.unwrap_err() },
     );
-    for refused in <[_; 4]>::from(refusals) {
+    for refused in <[_; 5]>::from(refusals) {
         assert_eq!(reason(&refused), ErrorReason::Throttled, "{refused:?}");
         assert_eq!(refused.code(), Code::ResourceExhausted);
     }
-    assert_eq!(count(&server, "answers_refused"), 4);
+    assert_eq!(count(&server, "answers_refused"), 5);
     drop(all);
+    let resolved = soon(server.consume().resolve_offsets(offsets)).await.unwrap().into_inner();
+    assert_eq!(resolved.offsets.len(), WIDE as usize);
     let topic = soon(server.topics().get_topic(get)).await.unwrap().into_inner().topic.unwrap();
     assert_eq!(topic.partitions.len(), WIDE as usize);
     until("all that they took is free", || load.answer_bytes() == 0).await;
