@@ -442,7 +442,7 @@ fn no_shortened_file_goes_unnoticed() {
     for (golden, may_cut) in [(Golden::marked(), false), (Golden::unmarked(), true)] {
         let mut tally = Tally::default();
         for (name, bytes) in files(&golden.disk) {
-            let is_edge = |at: &usize| !(2..=509).contains(&(at % 512)) || at % 37 == 0;
+            let is_edge = |at: &usize| !(2..=509).contains(&(at % 512)) || at.is_multiple_of(37);
             for len in places(&bytes).filter(|at| !may_cut || is_edge(at)) {
                 let _context = OnPanic(format!("{name} cut to {len}"));
                 let disk = golden.disk.fork();
