@@ -57,16 +57,16 @@ struct StateRecord {
     dropped_lasts: Vec<u64>,
     #[prost(uint64, tag = "9")]
     released: u64,
-    /// Of producers that were forgotten: the greatest id, and by id the greatest epoch, as two
+    /// Of producers that were forgotten: the end of their ids, and by id the greatest epoch, as two
     /// columns of equal length, in order.
     #[prost(uint64, tag = "10")]
-    forgotten_id_max: u64,
+    forgotten_ids_end: u64,
     #[prost(uint64, repeated, tag = "11")]
     forgotten_ids: Vec<u64>,
     #[prost(uint32, repeated, tag = "12")]
     forgotten_epochs: Vec<u32>,
     #[prost(uint64, tag = "13")]
-    forgotten_all_up_to: u64,
+    forgotten_epochs_end: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -157,10 +157,10 @@ impl ShardState {
             dropped_firsts: self.dropped.keys().copied().collect(),
             dropped_lasts: self.dropped.values().copied().collect(),
             released: self.released,
-            forgotten_id_max: forgotten.id_max,
+            forgotten_ids_end: forgotten.ids_end,
             forgotten_ids: forgotten.epochs.keys().copied().collect(),
             forgotten_epochs: forgotten.epochs.values().copied().collect(),
-            forgotten_all_up_to: forgotten.all_up_to,
+            forgotten_epochs_end: forgotten.epochs_end,
         };
         record.encode_to_vec().into()
     }
@@ -199,9 +199,9 @@ impl ShardState {
             return Err(CheckpointError::new("forgotten producers are not in order"));
         }
         let forgotten = Forgotten {
-            id_max: record.forgotten_id_max,
+            ids_end: record.forgotten_ids_end,
             epochs: ids.into_iter().zip(epochs).collect(),
-            all_up_to: record.forgotten_all_up_to,
+            epochs_end: record.forgotten_epochs_end,
         };
         if !state.producers.restore_forgotten(forgotten) {
             return Err(CheckpointError::new("there are too many forgotten producers"));

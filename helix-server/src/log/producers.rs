@@ -25,13 +25,13 @@ pub struct ProducerTable {
 /// with the next epoch. It decides no verdict, so replicas may differ in it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Forgotten {
-    /// Greatest id. One that is handed out later is greater.
-    pub(super) id_max: u64,
+    /// All ids below, of which the greatest was forgotten. One that is handed out later is not.
+    pub(super) ids_end: u64,
     /// Greatest epoch by id, of producers that keep their id from one epoch to the next; at most
     /// as many as there are rows.
     pub(super) epochs: BTreeMap<u64, u32>,
-    /// Up to this id every epoch is: those that `epochs` had no room for.
-    pub(super) all_up_to: u64,
+    /// Ids below with every epoch: those that `epochs` had no room for.
+    pub(super) epochs_end: u64,
 }
 
 /// One producer on one partition.
@@ -193,7 +193,7 @@ impl ProducerTable {
 
 impl Forgotten {
     fn add(&mut self, producer_id: u64, epoch: u32, epochs_max: usize) {
-        self.id_max = self.id_max.max(producer_id);
+        self.ids_end = self.ids_end.max(producer_id.saturating_add(1));
         if epoch == 0 {
             return;
         }
@@ -202,15 +202,15 @@ impl Forgotten {
         if self.epochs.len() > epochs_max
             && let Some((oldest, _)) = self.epochs.pop_first()
         {
-            self.all_up_to = self.all_up_to.max(oldest);
+            self.epochs_end = self.epochs_end.max(oldest.saturating_add(1));
         }
     }
 
     fn covers(&self, producer_id: u64, epoch: u32) -> bool {
         match epoch {
-            0 => producer_id <= self.id_max,
+            0 => producer_id < self.ids_end,
             _ => {
-                producer_id <= self.all_up_to
+                producer_id < self.epochs_end
                     || self.epochs.get(&producer_id).is_some_and(|known| epoch <= *known)
             }
         }
@@ -315,7 +315,9 @@ mod tests {
         for (index, producer_id) in [(1, 4), (2, 5)] {
             table.record(index, ID, &stamp(producer_id, 0), 1, index);
         }
-        assert!(!table.may_be_copy(ID, &stamp(3, 0)), "nothing was forgotten yet");
+        for producer_id in [0, 3] {
+            assert!(!table.may_be_copy(ID, &stamp(producer_id, 0)), "nothing was forgotten yet");
+        }
         table.record(3, ID, &stamp(6, 0), 1, 3);
         assert!(table.may_be_copy(ID, &stamp(4, 0)), "its row made room");
         assert!(table.may_be_copy(PartitionId(8), &stamp(4, 0)), "on whichever partition it was");
@@ -342,7 +344,7 @@ mod tests {
             forgotten.add(producer_id, 2, 2);
         }
         assert_eq!(forgotten.epochs.len(), 2);
-        assert_eq!((forgotten.id_max, forgotten.all_up_to), (7, 3));
+        assert_eq!((forgotten.ids_end, forgotten.epochs_end), (8, 4));
         assert!(forgotten.covers(3, 9) && forgotten.covers(2, 1), "no room to know better");
         assert!(forgotten.covers(5, 2) && !forgotten.covers(5, 3) && !forgotten.covers(4, 1));
     }

@@ -223,7 +223,7 @@ fn checkpoints_from_before_there_were_tokens_can_be_read() {
     assert_eq!(bytes[..2], [8, 2], "the format comes first");
     bytes[1] = 1;
     assert_eq!(ShardState::decode(&bytes).as_ref(), Ok(&shard.state));
-    for unknown in [0, 3] {
+    for unknown in [0, 4] {
         bytes[1] = unknown;
         assert!(ShardState::decode(&bytes).is_err());
     }
