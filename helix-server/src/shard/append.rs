@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
+use super::proposed::Candidate;
 use super::{Shard, deposed};
 use crate::error::{Error, Result};
 use crate::flow::{Share, Taken};
@@ -134,6 +135,10 @@ impl Shard {
     }
 
     /// Hands one batch to the log. Batches are logged in the order in which this returns.
+    ///
+    /// A batch that is to be acknowledged before it is applied, and of which this leader does not
+    /// know that it leaves no gap, is acknowledged by its verdict instead: a crash, or another
+    /// leader, may have lost what came before it.
     pub async fn propose(
         &self,
         batch: NewBatch,
@@ -149,6 +154,11 @@ impl Shard {
             proposed_us: self.clock.now_us(),
             producer: batch.producer,
             condition: batch.condition,
+        };
+        let candidate = durability.is_blind().then(|| self.candidate(&head)).flatten();
+        let durability = match &candidate {
+            Some(candidate) if !self.proposed.leads_to(candidate) => Durability::QuorumSynced,
+            _ => durability,
         };
         let reached = self.reached(durability);
         if (head.producer.is_some() || head.condition.expected_offset.is_some())
@@ -167,6 +177,7 @@ impl Shard {
         };
         let payload =
             helix_wal::Payload { crc: batch.crc, crc_seed: crc_seed(&head), bytes: batch.payload };
+        let record_count = head.record_count;
         let command = Command { head: Head::Batch(head), payload, held: None };
         let held = Arc::new(Held::new(permit.0, written));
         let reign: Reign = Box::pin(self.reign().cancelled_owned());
@@ -176,6 +187,9 @@ impl Shard {
             .propose(command, Some(held))
             .await
             .map_err(|error| self.propose_error(error))?;
+        if let Some(candidate) = &candidate {
+            self.proposed.note(candidate, record_count);
+        }
         let state = match (durability, wait_written) {
             (Durability::None, _) => State::Known(Some(Ok(self.blind(batch.partition, reached)))),
             (_, Some(written)) => State::Written {
@@ -190,6 +204,14 @@ impl Shard {
             }
         };
         Ok(Pending { state })
+    }
+
+    /// The batch as [`super::Proposed`] sees it. None without an identity.
+    fn candidate(&self, head: &BatchHead) -> Option<Candidate> {
+        let (partition, stamp) = (head.partition, head.producer?);
+        let next_sequence = self.next_sequence(partition, stamp.producer_id, stamp.epoch);
+        let applied_sequence = next_sequence.unwrap_or(0);
+        Some(Candidate { term: self.term(), partition, stamp, applied_sequence })
     }
 
     /// An acknowledgement given before apply.

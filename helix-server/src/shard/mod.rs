@@ -3,6 +3,7 @@
 
 mod append;
 mod machine;
+mod proposed;
 mod pulse;
 mod read;
 mod upkeep;
@@ -35,6 +36,7 @@ use crate::raft::{
 
 pub use append::{Ack, Durability, NewBatch, Pending, Permit};
 use machine::ShardMachine;
+use proposed::Proposed;
 pub use read::{Read, ReadBatch, ReadFrom};
 pub use watch::{WatchGuard, Watcher};
 
@@ -96,6 +98,7 @@ pub struct Shard {
     wal: Wal,
     reads: DiskReads,
     flow: Arc<Flow>,
+    proposed: Proposed,
     durable: bool,
     clock: Arc<dyn Clock>,
     draining: CancellationToken,
@@ -161,6 +164,7 @@ impl Shard {
             wal: settings.wal,
             reads: settings.reads,
             flow: Flow::new(settings.bytes_in_flight, settings.pace),
+            proposed: Proposed::default(),
             durable: settings.durable,
             clock: settings.clock,
             closed: settings.draining.child_token(),

@@ -126,6 +126,43 @@ async fn a_batch_sent_again_is_the_same_batch() {
 }
 
 #[tokio::test]
+async fn a_gap_is_refused_also_where_acks_come_before_apply() {
+    on_both(async |server: TestServer| {
+        for weak in [Durability::LeaderWritten, Durability::None] {
+            let producer = anonymous(&server).await;
+            let send = async |first_sequence, value: &str| {
+                let request = AppendRequest {
+                    producer: Some(producer),
+                    first_sequence: Some(first_sequence),
+                    durability: weak.into(),
+                    ..append_request(&[value])
+                };
+                server.produce().append(request).await
+            };
+            for first_sequence in 0..3 {
+                let ack = send(first_sequence, "a").await.unwrap().into_inner().ack.unwrap();
+                assert_eq!((ack.durability(), ack.first_offset), (weak, None));
+            }
+            // As if the batches up to here had been lost after their acks.
+            for _ in 0..2 {
+                let status = send(5, "f").await.unwrap_err();
+                assert_eq!(reason(&status), ErrorReason::OutOfOrderSequence);
+                assert_eq!(detail(&status).next_sequence, Some(3));
+            }
+            let stranger = AppendRequest {
+                producer: Some(anonymous(&server).await),
+                first_sequence: Some(7),
+                durability: weak.into(),
+                ..append_request(&["g"])
+            };
+            let status = server.produce().append(stranger).await.unwrap_err();
+            assert_eq!(reason(&status), ErrorReason::UnknownProducer);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_new_instance_of_a_named_producer_fences_the_old_one() {
     let server = TestServer::in_memory().await;
     let init = async |producer_name: &str| {
