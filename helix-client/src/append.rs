@@ -3,10 +3,11 @@
 
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{
-    AppendAck, AppendCondition, AppendRequest, Batch, Durability, EncodedBatch, ProducerIdentity,
-    Record, Watermarks,
+    AppendAck, AppendCondition, AppendRequest, Batch, Durability, EncodedBatch, ErrorReason,
+    ProducerIdentity, Record, Watermarks,
 };
 use helix_proto::{appends, batch};
+use tokio::time::Instant;
 use tonic::Code;
 
 use crate::client::{Call, Client};
@@ -127,36 +128,43 @@ impl Client {
         batch: impl IntoBatch,
         options: &AppendOptions,
     ) -> Result<Ack> {
-        self.append_as(topic, partition, &batch.into_batch(), options, None).await
+        let batch = batch.into_batch();
+        self.append_as((topic, partition), &batch, options, None, Instant::now()).await
     }
 
     /// Appends one batch, with an identity and the sequence of its first record if there is one.
+    /// The deadline counts from `since`.
     pub(crate) async fn append_as(
         &self,
-        topic: &str,
-        partition: u32,
+        (topic, partition): (&str, u32),
         batch: &EncodedBatch,
         options: &AppendOptions,
         identity: Option<(ProducerIdentity, u64)>,
+        since: Instant,
     ) -> Result<Ack> {
+        self.check_size(batch)?;
+        if since.elapsed() >= self.config().request_timeout {
+            // It has waited for others for so long: it goes their way, unsent.
+            return Err(Error::timed_out("append").with_may_have_applied(false));
+        }
         let repeat = match identity {
             Some(_) => Repeat::Always,
             None => Repeat::UnlessApplied,
         };
-        let appending =
-            self.call_leader((topic, partition), Call::new("append", repeat), |connection| {
-                // The payload is shared, not copied, so that a retry costs only the request.
-                let request = AppendRequest {
-                    topic: topic.to_owned(),
-                    partition,
-                    batch: Some(Batch { form: Some(Form::Encoded(batch.clone())) }),
-                    durability: options.durability.into(),
-                    producer: identity.map(|(producer, _)| producer),
-                    first_sequence: identity.map(|(_, sequence)| sequence),
-                    condition: options.condition.clone(),
-                };
-                async move { connection.produce().append(appends::append(request)).await }
-            });
+        let call = Call { since, ..Call::new("append", repeat) };
+        let appending = self.call_leader((topic, partition), call, |connection| {
+            // The payload is shared, not copied, so that a retry costs only the request.
+            let request = AppendRequest {
+                topic: topic.to_owned(),
+                partition,
+                batch: Some(Batch { form: Some(Form::Encoded(batch.clone())) }),
+                durability: options.durability.into(),
+                producer: identity.map(|(producer, _)| producer),
+                first_sequence: identity.map(|(_, sequence)| sequence),
+                condition: options.condition.clone(),
+            };
+            async move { connection.produce().append(appends::append(request)).await }
+        });
         let answer = appending.await.map_err(|error| match options.expected_offset() {
             // The verdict of the last attempt: no earlier one was applied before it, or it had
             // been a duplicate, and none can be any more, since the offset is given away.
@@ -170,4 +178,23 @@ impl Client {
         })?;
         Ok(Ack::new(&ack, answer.watermarks))
     }
+
+    /// Refuses a batch that no message could carry, before anything of it is sent: a node that
+    /// meets one breaks off, and could not say that it has not applied it.
+    fn check_size(&self, batch: &EncodedBatch) -> Result<()> {
+        let message_bytes_max = self.config().transport.message_bytes_max;
+        let limit = message_bytes_max.saturating_sub(MESSAGE_BYTES_BESIDE_BATCH);
+        too_large(batch.payload.len(), limit).map_or(Ok(()), Err)
+    }
+}
+
+/// What a message has beside a batch's payload, at most: names, a token, and numbers.
+const MESSAGE_BYTES_BESIDE_BATCH: usize = 4 << 10;
+
+/// The refusal of a payload that is larger than what is taken.
+pub(crate) fn too_large(payload_bytes: usize, limit: usize) -> Option<Error> {
+    (payload_bytes > limit).then(|| {
+        let what = format!("a batch of {payload_bytes} bytes; at most {limit} are taken");
+        Error::known(ErrorReason::BatchTooLarge, what).with_limit(limit as u64)
+    })
 }

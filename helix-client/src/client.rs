@@ -150,11 +150,13 @@ pub(crate) struct Call {
     pub(crate) repeat: Repeat,
     /// Time that the service may take on purpose, on top of the timeouts.
     pub(crate) wait: Duration,
+    /// When the caller began to wait: the deadline counts from there.
+    pub(crate) since: Instant,
 }
 
 impl Call {
     pub(crate) fn new(name: &'static str, repeat: Repeat) -> Self {
-        Self { name, repeat, wait: Duration::ZERO }
+        Self { name, repeat, wait: Duration::ZERO, since: Instant::now() }
     }
 }
 
@@ -175,7 +177,7 @@ impl<'a> Series<'a> {
         Self {
             shared,
             call,
-            deadline: Instant::now() + shared.config.request_timeout + call.wait,
+            deadline: call.since + shared.config.request_timeout + call.wait,
             retries: Retries::new(call.repeat),
             may_have_applied: false,
             wait: Duration::ZERO,

@@ -243,7 +243,7 @@ impl Consumer {
         starts: &[Start],
         options: &FetchOptions,
     ) -> Result<Vec<Batches>> {
-        let call = Call { name: "fetch", repeat: Repeat::Read, wait: options.wait_max };
+        let call = Call { wait: options.wait_max, ..Call::new("fetch", Repeat::Read) };
         let mut series = Series::new(&self.client.shared, call);
         let mut source = Source::new(options.read, self.client.shared.routing.next_turn());
         loop {

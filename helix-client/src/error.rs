@@ -46,6 +46,8 @@ pub struct Failure {
     pub place: Option<(String, u32)>,
     /// How long to wait before a retry.
     pub retry_after: Option<Duration>,
+    /// An earlier batch has failed so, and this one was not appended because of that.
+    pub is_of_an_earlier_batch: bool,
     /// For people.
     pub message: String,
 }
@@ -159,7 +161,14 @@ impl Error {
 
     /// The same error, said of a later request that shares its fate.
     pub(crate) fn of_an_earlier_batch(mut self) -> Self {
-        self.0.message = format!("an earlier batch of this session failed: {}", self.0.message);
+        self.0.message = format!("an earlier batch failed: {}", self.0.message);
+        self.0.is_of_an_earlier_batch = true;
+        self
+    }
+
+    /// The same error, with the limit that was exceeded.
+    pub(crate) fn with_limit(mut self, limit: u64) -> Self {
+        self.0.limit = Some(limit);
         self
     }
 
@@ -189,6 +198,7 @@ impl Failure {
             limit: None,
             place: None,
             retry_after: None,
+            is_of_an_earlier_batch: false,
             message,
         }
     }
@@ -226,6 +236,12 @@ impl fmt::Display for Error {
 }
 
 impl StdError for Error {}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        Self::new(failure)
+    }
+}
 
 impl From<Status> for Error {
     fn from(status: Status) -> Self {

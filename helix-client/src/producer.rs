@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use helix_proto::log::v1::{Durability, Record};
+use tokio::time::Instant;
 
 use crate::append::{Ack, AppendOptions, IntoBatch};
 use crate::client::Client;
@@ -40,9 +41,13 @@ pub struct ProducerOptions {
     pub batch_bytes: usize,
     /// Records at which `send` closes a batch, at least 1. Default: 10,000.
     pub batch_records: usize,
-    /// Serialized bytes that `send` holds over all partitions before it waits, at least 1.
-    /// Default: 32 MiB.
+    /// Bytes that `send` holds over all partitions before it waits, at least 1: serialized ones,
+    /// and 256 for each record, about what one takes in memory beside them. Default: 32 MiB.
     pub buffer_bytes: usize,
+    /// Whether the first batch of `send` that fails ends it all: what is queued for any partition
+    /// or sent later then fails with the same error and is not appended. Default: no, each batch
+    /// succeeds or fails by itself.
+    pub stops_at_failure: bool,
 }
 
 impl Default for ProducerOptions {
@@ -56,6 +61,7 @@ impl Default for ProducerOptions {
             batch_bytes: 256 << 10,
             batch_records: 10_000,
             buffer_bytes: 32 << 20,
+            stops_at_failure: false,
         }
     }
 }
@@ -104,7 +110,7 @@ impl Producer {
     ) -> Result<Ack> {
         let batch = batch.into_batch();
         let options = self.lanes.fenced(options);
-        self.lanes.get(topic, partition).append(&batch, &options).await
+        self.lanes.get(topic, partition).append(&batch, &options, Instant::now()).await
     }
 
     /// Hands over one record: to the partition of its key (see

@@ -13,7 +13,7 @@ use helix_proto::log::v1::Durability;
 use tokio::sync::oneshot;
 use tonic::Code;
 
-use crate::append::{Ack, IntoBatch};
+use crate::append::{Ack, IntoBatch, too_large};
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::identity::Identities;
@@ -100,7 +100,8 @@ impl Session {
     /// ready does.
     ///
     /// # Errors
-    /// The error that has ended the session.
+    /// The error that has ended the session. `BATCH_TOO_LARGE` if the batch is larger than
+    /// [`Session::batch_bytes_max`]: it was not handed over, and the session goes on.
     pub async fn append(&self, batch: impl IntoBatch) -> Result<Acked> {
         self.append_expecting(batch, None).await
     }
@@ -115,6 +116,11 @@ impl Session {
         expected_offset: Option<u64>,
     ) -> Result<Acked> {
         let batch = batch.into_batch();
+        // 0: the service has not said.
+        let limit = Some(self.batch_bytes_max()).filter(|limit| *limit > 0);
+        if let Some(refusal) = limit.and_then(|limit| too_large(batch.payload.len(), limit)) {
+            return Err(refusal);
+        }
         let room = self.shared.room(batch.payload.len()).await?;
         self.shared.hand_over(batch, expected_offset, room).map(Acked)
     }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use helix_proto::batch::record_bytes;
@@ -19,9 +19,15 @@ use crate::append::{Ack, AppendOptions, IntoBatch};
 use crate::error::{Error, Result};
 use crate::partitioner::{Sticky, of_key};
 
+/// What a record takes in memory while it waits, beside its bytes: itself, its place in the queue,
+/// and the way back for its ack. Without it a buffer of short records would take many times what
+/// it is allowed.
+const RECORD_OVERHEAD_BYTES: usize = 256;
+
 /// The ack of one record, once it is there: its offsets are the record's own.
 ///
-/// Resolves at the latest when the batch's deadline has passed.
+/// Resolves at the latest when the request timeout has passed since the oldest record of its batch
+/// was handed over, or since the last ack of the partition before it if that came later.
 #[derive(Debug)]
 pub struct Sent(oneshot::Receiver<Result<Ack>>);
 
@@ -47,6 +53,8 @@ pub(super) struct Batcher {
     sticky: Mutex<HashMap<String, Sticky>>,
     /// The queue to each partition's task. Unbounded by itself; `room` bounds all of them.
     queues: Mutex<HashMap<String, HashMap<u32, mpsc::UnboundedSender<Item>>>>,
+    /// The first failure, where that ends everything.
+    failure: Arc<OnceLock<Error>>,
 }
 
 /// What a partition's task is given.
@@ -60,6 +68,7 @@ enum Item {
 struct Waiting {
     record: Record,
     bytes: usize,
+    handed_over: Instant,
     answer: oneshot::Sender<Result<Ack>>,
     /// Given back when the batch is done.
     _room: OwnedSemaphorePermit,
@@ -74,6 +83,7 @@ impl Batcher {
             room: Arc::new(Semaphore::new(room)),
             sticky: Mutex::default(),
             queues: Mutex::default(),
+            failure: Arc::default(),
         }
     }
 
@@ -94,12 +104,18 @@ impl Batcher {
     pub(super) async fn send(&self, topic: &str, partition: u32, record: Record) -> Result<Sent> {
         let bytes = record_bytes(&record);
         // A record larger than the whole buffer goes alone through an empty one.
-        let permits = bytes.min(self.options.buffer_bytes).max(1);
+        let charged = bytes.saturating_add(RECORD_OVERHEAD_BYTES);
+        let permits = charged.min(self.options.buffer_bytes).max(1);
         let permits = u32::try_from(permits).unwrap_or(u32::MAX);
         let room = self.room.clone().acquire_many_owned(permits).await;
         let room = room.expect("the semaphore is never closed");
+        if let Some(failure) = self.failure.get() {
+            return Err(failure.clone());
+        }
         let (answer, sent) = oneshot::channel();
-        self.queue(topic, partition, Item::Record(Waiting { record, bytes, answer, _room: room }));
+        let handed_over = Instant::now();
+        let waiting = Waiting { record, bytes, handed_over, answer, _room: room };
+        self.queue(topic, partition, Item::Record(waiting));
         Ok(Sent(sent))
     }
 
@@ -135,6 +151,7 @@ impl Batcher {
             lane: self.lanes.get(topic, partition),
             append_options: self.lanes.options.clone(),
             options: self.options.clone(),
+            failure: self.failure.clone(),
             items,
             next: None,
         };
@@ -151,6 +168,7 @@ struct Task {
     lane: Arc<Lane>,
     append_options: AppendOptions,
     options: ProducerOptions,
+    failure: Arc<OnceLock<Error>>,
     items: mpsc::UnboundedReceiver<Item>,
     /// Taken from the queue, but did not fit the last batch.
     next: Option<Waiting>,
@@ -210,16 +228,26 @@ impl Task {
     }
 
     async fn append(&self, waiting: Vec<Waiting>) {
-        if waiting.is_empty() {
-            return;
-        }
+        let Some(since) = waiting.first().map(|oldest| oldest.handed_over) else { return };
         let (records, answers): (Vec<Record>, Vec<_>) = waiting
             .into_iter()
             .map(|Waiting { record, answer, _room, .. }| (record, (answer, _room)))
             .unzip();
-        let batch = records.as_slice().into_batch();
-        drop(records);
-        let result = self.lane.append(&batch, &self.append_options).await;
+        let result = match self.failure.get() {
+            Some(failure) => Err(failure.clone()),
+            None => {
+                let batch = records.as_slice().into_batch();
+                drop(records);
+                self.lane.append(&batch, &self.append_options, since).await
+            }
+        };
+        if let Err(error) = &result
+            && self.options.stops_at_failure
+        {
+            let later = error.clone().of_an_earlier_batch().with_may_have_applied(false);
+            // The first one stays.
+            let _ = self.failure.set(later);
+        }
         for (place, (answer, _room)) in (0u64..).zip(answers) {
             let result = match &result {
                 Ok(ack) => Ok(of_record(ack, place)),

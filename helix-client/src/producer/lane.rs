@@ -1,8 +1,11 @@
 //! One partition of a producer: its sequence, and the rule that one batch is under way at a time.
 //! Sequences must arrive without gaps, so the next batch waits until the last one's fate is known.
 
+use std::sync::PoisonError;
+
 use helix_proto::log::v1::{EncodedBatch, ErrorReason, ProducerIdentity};
 use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout_at};
 use tracing::warn;
 
 use crate::append::{Ack, AppendOptions};
@@ -19,6 +22,8 @@ pub(super) struct Lane {
     /// None: not idempotent, and nothing waits.
     identities: Option<Identities>,
     position: Mutex<Position>,
+    /// When the last batch was acked.
+    acked_at: std::sync::Mutex<Option<Instant>>,
 }
 
 /// Where a lane stands.
@@ -31,6 +36,8 @@ struct Position {
     /// Set while a batch is under way and kept when its outcome stays open: the identity must not
     /// be used again, because its sequence could stand for two different batches.
     is_spoiled: bool,
+    /// Batches were acked before they were applied (LEADER_WRITTEN, NONE), and may be lost.
+    has_early_acks: bool,
 }
 
 impl Lane {
@@ -41,50 +48,58 @@ impl Lane {
         partition: u32,
     ) -> Self {
         let topic = topic.to_owned();
-        Self { client, topic, partition, identities, position: Mutex::default() }
+        let (position, acked_at) = Default::default();
+        Self { client, topic, partition, identities, position, acked_at }
     }
 
-    /// Appends a batch after those that came before. If the future is dropped while the batch is
-    /// under way, the lane goes on under a new identity.
+    /// Appends a batch after those that came before. Its deadline counts from `since`, when it was
+    /// handed over, or from the last ack before it if that came later: while the service is slow
+    /// all are waited for, and when it is gone all fail with the first. If the future is dropped
+    /// while the batch is under way, the lane goes on under a new identity.
     pub(super) async fn append(
         &self,
         batch: &EncodedBatch,
         options: &AppendOptions,
+        since: Instant,
     ) -> Result<Ack> {
+        let parcel = |since| Parcel { batch, options, since };
         let Some(identities) = &self.identities else {
-            return self.send(batch, options, None).await;
+            return self.send(parcel(self.start(since)), None).await;
         };
         let mut position = self.position.lock().await;
-        let first = self.try_append(identities, &mut position, batch, options).await;
-        match first {
-            // This batch was surely not applied, and nothing else is under way here: a new
-            // identity cannot double anything.
+        let parcel = parcel(self.start(since));
+        let first = self.try_append(identities, &mut position, parcel).await;
+        let why = match &first {
             Err(error) if error.is(ErrorReason::UnknownProducer) && !error.may_have_applied => {
-                warn!(
-                    topic = self.topic,
-                    partition = self.partition,
-                    "the partition has forgotten this producer; going on under a new identity"
-                );
-                position.is_spoiled = true;
-                self.try_append(identities, &mut position, batch, options).await
+                "the partition has forgotten this producer"
             }
-            result => result,
-        }
+            Err(error) if position.has_lost_acked(error) => "batches are lost that had a weak ack",
+            _ => return first,
+        };
+        // This batch was surely not applied, and nothing else is under way here: a new identity
+        // cannot double anything.
+        let (topic, partition) = (&self.topic, self.partition);
+        warn!(topic, partition, "{why}; going on under a new identity");
+        position.is_spoiled = true;
+        self.try_append(identities, &mut position, parcel).await
     }
 
     async fn try_append(
         &self,
         identities: &Identities,
         position: &mut Position,
-        batch: &EncodedBatch,
-        options: &AppendOptions,
+        parcel: Parcel<'_>,
     ) -> Result<Ack> {
-        let identity = position.claim(identities).await?;
+        let deadline = parcel.since + self.client.config().request_timeout;
+        let claimed = timeout_at(deadline, position.claim(identities)).await;
+        let overdue = |_| Error::timed_out("append").with_may_have_applied(false);
+        let identity = claimed.map_err(overdue)??;
         position.is_spoiled = true;
-        let result = self.send(batch, options, Some((identity, position.next_sequence))).await;
+        let result = self.send(parcel, Some((identity, position.next_sequence))).await;
         position.is_spoiled = match &result {
-            Ok(_) => {
-                position.next_sequence += u64::from(batch.record_count);
+            Ok(ack) => {
+                position.next_sequence += u64::from(parcel.batch.record_count);
+                position.has_early_acks |= ack.first_offset.is_none();
                 false
             }
             Err(error) => error.may_have_applied || spoils(error),
@@ -94,15 +109,40 @@ impl Lane {
 
     async fn send(
         &self,
-        batch: &EncodedBatch,
-        options: &AppendOptions,
+        Parcel { batch, options, since }: Parcel<'_>,
         identity: Option<(ProducerIdentity, u64)>,
     ) -> Result<Ack> {
-        self.client.append_as(&self.topic, self.partition, batch, options, identity).await
+        let place = (self.topic.as_str(), self.partition);
+        let ack = self.client.append_as(place, batch, options, identity, since).await?;
+        *self.acked_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        Ok(ack)
+    }
+
+    fn start(&self, handed_over: Instant) -> Instant {
+        let acked_at = *self.acked_at.lock().unwrap_or_else(PoisonError::into_inner);
+        acked_at.map_or(handed_over, |acked_at| acked_at.max(handed_over))
     }
 }
 
+/// What is to be appended.
+#[derive(Clone, Copy)]
+struct Parcel<'a> {
+    batch: &'a EncodedBatch,
+    options: &'a AppendOptions,
+    /// When it was handed over.
+    since: Instant,
+}
+
 impl Position {
+    /// Whether this refusal says that batches are lost which were acked before they were applied.
+    /// It was judged at its place in the log, behind all that the partition will ever have of
+    /// them: no attempt to send the refused batch can have counted, with a gap before it.
+    fn has_lost_acked(&self, refusal: &Error) -> bool {
+        self.has_early_acks
+            && refusal.is(ErrorReason::OutOfOrderSequence)
+            && refusal.next_sequence.is_some_and(|next| next < self.next_sequence)
+    }
+
     /// The identity for the next batch; a new one, with its sequence at 0, if the old is spoiled.
     async fn claim(&mut self, identities: &Identities) -> Result<ProducerIdentity> {
         if let Some(identity) = self.identity

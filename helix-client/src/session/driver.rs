@@ -264,7 +264,7 @@ impl Driver {
         if !self.shared.on_broken(error.may_have_applied) {
             return Err(error.with_may_have_applied(true));
         }
-        if self.is_forgotten(&error) {
+        if self.is_forgotten(&error) || self.shared.has_lost_acked(&error) {
             return self.renew().await;
         }
         let is_redirected =

@@ -205,13 +205,15 @@ impl Shared {
         state.identity.is_some() || !state.unacked.iter().any(|unacked| unacked.is_in_doubt)
     }
 
-    /// Takes an identity: sequences start at 0. Only while nothing is under way, or before the
-    /// first stream.
+    /// Takes an identity: sequences start at 0. Only while nothing that is under way can count
+    /// under the one before.
     pub(super) fn set_identity(&self, identity: ProducerIdentity) {
         let mut state = self.state();
         state.identity = Some(identity);
+        state.has_early_acks = false;
         let mut next_sequence = 0;
         for unacked in &mut state.unacked {
+            unacked.is_in_doubt = false;
             unacked.first_sequence = next_sequence;
             next_sequence += u64::from(unacked.batch.record_count);
         }
@@ -290,6 +292,16 @@ impl Shared {
         }
     }
 
+    /// Whether this refusal of the oldest batch says that batches are lost which were acked before
+    /// they were applied. It was judged at its place in the log, behind all that the partition will
+    /// ever have of them: no copy of what is under way can count any more, with a gap before it.
+    pub(super) fn has_lost_acked(&self, refusal: &Error) -> bool {
+        let state = self.state();
+        state.has_early_acks
+            && refusal.is(ErrorReason::OutOfOrderSequence)
+            && refusal.next_sequence.is_some_and(|next| next < state.first_unacked())
+    }
+
     /// What has ended the session, if anything has.
     pub(super) fn failure(&self) -> Option<Error> {
         self.state().failure.clone()
@@ -302,16 +314,21 @@ impl Shared {
 }
 
 impl State {
+    /// Sequence of the oldest batch that is not acked, or of the next one.
+    fn first_unacked(&self) -> u64 {
+        self.unacked.front().map_or(self.next_sequence, |oldest| oldest.first_sequence)
+    }
+
     /// Compares the sequence that the partition expects with what is under way.
     fn check(&self, expected: Option<u64>) -> Result<Resume> {
-        let first = self.unacked.front().map_or(self.next_sequence, |oldest| oldest.first_sequence);
+        let first = self.first_unacked();
         match expected {
             // Between the two: the acks of what lies below are lost, and a second copy of it is
             // answered with the first one's offsets.
             Some(next) if (first..=self.next_sequence).contains(&next) => Ok(Resume::Open),
             None if first == 0 => Ok(Resume::Open),
-            // Either still on its way there, or lost as such acks allow: then what comes next is
-            // refused as a gap.
+            // Either still on its way there, or lost as such acks allow. What comes next tells: it
+            // is refused as a gap in the second case, see `has_lost_acked`.
             next if self.has_early_acks && next.unwrap_or(0) < first => Ok(Resume::Open),
             _ if self.unacked.is_empty() => Ok(Resume::Renew),
             None => Err(Error::known(

@@ -3,13 +3,15 @@
 
 use std::time::Duration;
 
+use helix_client::config::Transport;
 use helix_client::proto::batch::encode;
-use helix_client::proto::log::v1::ErrorReason;
+use helix_client::proto::log::v1::{Durability, ErrorReason};
 use helix_client::{AppendOptions, Client, Config, Error, ProducerOptions, SessionOptions};
+use tokio::time::Instant;
 use tonic::Code;
 
 use crate::service::{PARTITIONS, Service, TOPIC};
-use crate::{client, record, seed};
+use crate::{client, config, record, seed};
 
 #[tokio::test]
 async fn a_session_keeps_its_order_through_faults() {
@@ -114,6 +116,111 @@ async fn a_forgotten_producer_goes_on_only_when_nothing_is_in_danger() {
     let error = session.append(&records).await.unwrap_err();
     assert!(error.message.contains("an earlier batch"), "{error}");
     assert_eq!(service.values(1).len(), 1);
+}
+
+#[tokio::test]
+async fn what_comes_behind_a_lost_weak_ack_is_stored() {
+    let service = Service::start(seed(), 0.0).await;
+    let client = client(&service);
+    let options = SessionOptions { durability: Durability::LeaderWritten, ..Default::default() };
+    let session = client.session(TOPIC, 0, options).await.unwrap();
+    let options = ProducerOptions { durability: Durability::LeaderWritten, ..Default::default() };
+    let producer = client.producer(options);
+    for round in 0..3 {
+        for number in 0..4 {
+            let records = vec![record(format!("{round}.{number}"))];
+            let ack = session.append(&records).await.unwrap().await.unwrap();
+            assert_eq!(ack.first_offset, None);
+            producer.append(TOPIC, 1, &records).await.unwrap();
+        }
+        if round == 1 {
+            // The session keeps its stream, and the producer never learns of any failure.
+            service.kill(0);
+            service.elect(1);
+        }
+        service.lose_last(0);
+        service.lose_last(1);
+    }
+    let records = vec![record("last")];
+    session.append(&records).await.unwrap().await.unwrap();
+    producer.append(TOPIC, 1, &records).await.unwrap();
+    session.close().await.unwrap();
+    let kept = (0..3).flat_map(|round| (0..3).map(move |number| format!("{round}.{number}")));
+    let kept: Vec<_> = kept.chain(["last".to_owned()]).collect();
+    assert_eq!(service.values(0), kept);
+    assert_eq!(service.values(1), kept);
+}
+
+#[tokio::test]
+async fn what_is_queued_fails_with_the_first() {
+    let service = Service::start(seed(), 0.0).await;
+    let timeout = Duration::from_millis(600);
+    let client = Client::new(Config { request_timeout: timeout, ..config(&service) }).unwrap();
+    let options = ProducerOptions { batch_records: 1, ..ProducerOptions::default() };
+    let producer = client.producer(options);
+    producer.send_to(TOPIC, 0, record("x")).await.unwrap().await.unwrap();
+    service.get_stuck();
+    let started = Instant::now();
+    let mut sent = Vec::new();
+    for _ in 0..20 {
+        sent.push(producer.send_to(TOPIC, 0, record("x")).await.unwrap());
+    }
+    let mut are_open = Vec::new();
+    for sent in sent {
+        are_open.push(sent.await.unwrap_err().may_have_applied);
+    }
+    // Each in its turn they would take twenty times as long.
+    assert!(started.elapsed() < timeout * 10, "{:?}", started.elapsed());
+    assert!(are_open[0] && are_open[1..].iter().all(|is_open| !is_open), "{are_open:?}");
+}
+
+#[tokio::test]
+async fn the_first_failure_ends_a_producer_that_is_to_stop_there() {
+    let service = Service::start(seed(), 0.0).await;
+    let options =
+        ProducerOptions { batch_records: 1, stops_at_failure: true, ..ProducerOptions::default() };
+    let config = Config { transport: small_messages(), ..config(&service) };
+    let producer = Client::new(config).unwrap().producer(options);
+    let mut sent = Vec::new();
+    for value in ["a".to_owned(), "b".repeat(100_000), "c".to_owned()] {
+        sent.push(producer.send_to(TOPIC, 0, record(value)).await.unwrap());
+    }
+    producer.flush().await;
+    let mut outcomes = Vec::new();
+    for sent in sent {
+        outcomes.push(sent.await);
+    }
+    assert!(outcomes[0].is_ok());
+    for (outcome, is_own) in [(&outcomes[1], true), (&outcomes[2], false)] {
+        let error = outcome.as_ref().unwrap_err();
+        assert!(error.is(ErrorReason::BatchTooLarge) && !error.may_have_applied, "{error}");
+        assert_eq!(error.message.starts_with("an earlier batch failed"), !is_own, "{error}");
+    }
+    let error = producer.send_to(TOPIC, 1, record("d")).await.unwrap_err();
+    assert!(error.message.starts_with("an earlier batch failed"), "{error}");
+    assert_eq!(service.values(0), ["a"]);
+}
+
+#[tokio::test]
+async fn a_batch_that_cannot_be_taken_is_refused_before_it_is_sent() {
+    let service = Service::start(seed(), 0.0).await;
+    let client = Client::new(Config { transport: small_messages(), ..config(&service) }).unwrap();
+    let session = client.session(TOPIC, 0, SessionOptions::default()).await.unwrap();
+    let (small, large) = (vec![record("x")], vec![record("x".repeat(2 << 20))]);
+    let refusals = [
+        session.append(&large).await.map(drop).unwrap_err(),
+        client.append(TOPIC, 0, &large, &AppendOptions::default()).await.unwrap_err(),
+    ];
+    for error in refusals {
+        assert!(error.is(ErrorReason::BatchTooLarge), "{error}");
+        assert!(!error.may_have_applied && !error.retryable && error.limit.is_some(), "{error}");
+    }
+    session.append(&small).await.unwrap().await.unwrap();
+    assert_eq!(service.values(0), ["x"]);
+}
+
+fn small_messages() -> Transport {
+    Transport { message_bytes_max: 64 << 10, ..Transport::default() }
 }
 
 #[tokio::test]

@@ -188,6 +188,20 @@ impl Service {
         }
     }
 
+    /// Loses the last batch of a partition, as a leader does that crashes.
+    pub(crate) fn lose_last(&self, partition: u32) {
+        let mut state = self.cluster.state();
+        let log = state.logs.get_mut(&partition).unwrap();
+        let (first, _) = log.batches.pop().unwrap();
+        log.end = first;
+        for (next, applied) in log.producers.values_mut() {
+            if let Some((&sequence, _)) = applied.iter().find(|(_, offset)| **offset == first) {
+                applied.remove(&sequence);
+                *next = sequence;
+            }
+        }
+    }
+
     /// Everything in a partition, as text.
     pub(crate) fn values(&self, partition: u32) -> Vec<String> {
         let state = self.cluster.state();
@@ -339,15 +353,20 @@ impl State {
         batch: EncodedBatch,
         producer: Option<ProducerIdentity>,
         first_sequence: Option<u64>,
+        durability: i32,
     ) -> Result<AppendAck, Status> {
         assert!(batch::is_intact(&batch));
         let log = self.logs.get_mut(&partition).unwrap();
         let count = u64::from(batch.record_count);
-        let ack = |first, duplicate| AppendAck {
-            first_offset: Some(first),
-            next_offset: Some(first + count),
-            duplicate,
-            durability: Durability::QuorumSynced.into(),
+        let is_weak = durability == i32::from(Durability::LeaderWritten);
+        let ack = |first, duplicate| match is_weak {
+            true => AppendAck { durability, ..AppendAck::default() },
+            false => AppendAck {
+                first_offset: Some(first),
+                next_offset: Some(first + count),
+                duplicate,
+                durability: Durability::QuorumSynced.into(),
+            },
         };
         if let Some(producer) = producer {
             let sequence = first_sequence.unwrap();
@@ -360,7 +379,9 @@ impl State {
                 return Ok(ack(first, true));
             }
             if sequence != *next {
-                return Err(refusal(ErrorReason::OutOfOrderSequence));
+                let reason = ErrorReason::OutOfOrderSequence;
+                let detail = ErrorDetail { next_sequence: Some(*next), ..wire::detail(reason) };
+                return Err(wire::to_status(&detail, "refused", None));
             }
             *next += count;
             applied.insert(sequence, log.end);
@@ -453,13 +474,15 @@ impl Node {
         batch: Option<Batch>,
         producer: Option<ProducerIdentity>,
         first_sequence: Option<u64>,
+        durability: i32,
     ) -> Result<Option<AppendAck>, Status> {
         let (mut state, fate) = self.lead()?;
         if state.is_stuck || state.views[self.id] != state.truth {
             // What a leader without followers takes is never committed.
             return Ok(None);
         }
-        let ack = state.append(partition, encoded(batch), producer, first_sequence)?;
+        let batch = encoded(batch);
+        let ack = state.append(partition, batch, producer, first_sequence, durability)?;
         if fate == Fate::Silence {
             let next = state.next_leader(self.id);
             state.elect(next);

@@ -4,9 +4,11 @@
 use bytes::Bytes;
 use helix_proto::batch::encode;
 use helix_proto::error as wire;
-use helix_proto::log::v1::{AppendAck, Durability, Record};
+use helix_proto::log::v1::{AppendAck, Durability, ErrorDetail, Record};
 
 use super::*;
+
+const GAP: ErrorReason = ErrorReason::OutOfOrderSequence;
 
 const IDENTITY: ProducerIdentity = ProducerIdentity { producer_id: 7, epoch: 1 };
 
@@ -148,6 +150,17 @@ async fn acks_that_came_before_apply_may_lie_above_what_the_partition_expects() 
     assert!(played.shared.on_broken(true));
     assert_eq!(played.reopen(Some(0)).unwrap(), Resume::Open);
     assert_eq!(played.sent(), [Some(3)]);
+    // The verdict tells that they were lost, and that nothing behind them can count any more.
+    let gap = |next_sequence| {
+        let detail = ErrorDetail { next_sequence: Some(next_sequence), ..wire::detail(GAP) };
+        Error::from_status(&wire::to_status(&detail, "gap", None))
+    };
+    assert!(played.shared.has_lost_acked(&gap(0)));
+    assert!(!played.shared.has_lost_acked(&gap(5)));
+    played.shared.set_identity(ProducerIdentity { epoch: 2, ..IDENTITY });
+    assert_eq!(played.reopen(None).unwrap(), Resume::Open);
+    assert_eq!(played.sent(), [Some(0)]);
+    assert!(!played.shared.has_lost_acked(&gap(0)));
 }
 
 #[tokio::test]

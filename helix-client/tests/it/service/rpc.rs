@@ -38,8 +38,9 @@ impl ProduceService for Node {
         &self,
         request: Request<AppendRequest>,
     ) -> Result<Response<AppendResponse>, Status> {
-        let AppendRequest { partition, batch, producer, first_sequence, .. } = request.into_inner();
-        match self.append(partition, batch, producer, first_sequence)? {
+        let AppendRequest { partition, batch, producer, first_sequence, durability, .. } =
+            request.into_inner();
+        match self.append(partition, batch, producer, first_sequence, durability)? {
             Some(ack) => Ok(Response::new(AppendResponse { ack: Some(ack), watermarks: None })),
             None => Err(self.silence().await),
         }
@@ -73,8 +74,9 @@ impl ProduceService for Node {
         tokio::spawn(async move {
             while let Ok(Some(request)) = requests.message().await {
                 let Some(AppendMessage::Batch(batch)) = request.message else { panic!("no batch") };
-                let appended =
-                    node.append(init.partition, batch.batch, init.producer, batch.first_sequence);
+                let AppendStreamBatch { batch, first_sequence, .. } = batch;
+                let AppendStreamInit { partition, producer, durability, .. } = init;
+                let appended = node.append(partition, batch, producer, first_sequence, durability);
                 let is_end = !matches!(appended, Ok(Some(_)));
                 let message = match appended {
                     // Nor is anything later answered.
