@@ -12,7 +12,8 @@ pub enum Error {
     #[error("log is poisoned: {operation} of {file} failed: {reason}")]
     Poisoned { operation: &'static str, file: String, reason: String },
     /// A read failed or bytes on disk do not verify. The rest of the log stays usable.
-    #[error("{file} is damaged at bytes {}..{}: {what}", bytes.start, bytes.end)]
+    /// No bytes: the file as a whole, which may be missing.
+    #[error("{}", damage(file, bytes, what))]
     Damaged { file: String, bytes: Range<u64>, what: String },
     /// A read failed in the operating system.
     #[error("{operation} of {file}: {reason}")]
@@ -32,6 +33,13 @@ pub enum Error {
     /// The log was closed.
     #[error("log is closed")]
     Closed,
+}
+
+fn damage(file: &str, bytes: &Range<u64>, what: &str) -> String {
+    if bytes.is_empty() {
+        return format!("{file}: {what}");
+    }
+    format!("{file} is damaged at bytes {}..{}: {what}", bytes.start, bytes.end)
 }
 
 /// The disk failed: what the log is poisoned with.

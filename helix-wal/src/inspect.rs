@@ -2,8 +2,8 @@
 //! verifies. For people; a log that is in use may change under the eyes.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Range;
+use std::{fmt, io};
 
 use bytes::Bytes;
 
@@ -12,7 +12,7 @@ use crate::footer::{IndexRow, PlacedRow, Trailer};
 use crate::frame::{FrameHeader, Kind, Position, SegmentHeader, payload_crc};
 use crate::layout::{BLOCK_BYTES, STATE, cold_name, new_name, segment_name};
 use crate::page_cache::PageCache;
-use crate::recovery::{Names, open_segment, read_directory, read_trailer};
+use crate::recovery::{self, Names, read_directory, read_trailer};
 use crate::scan::{Known, read_header, scan};
 use crate::segment::{Segment, Stop};
 use crate::state_file::{ColdName, State};
@@ -86,12 +86,16 @@ impl fmt::Display for SegmentState {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     pub file: String,
+    /// None of them: the file as a whole, which may be missing.
     pub bytes: Range<u64>,
     pub what: String,
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.bytes.is_empty() {
+            return write!(f, "{}: {}", self.file, self.what);
+        }
         write!(f, "{} bytes {}..{}: {}", self.file, self.bytes.start, self.bytes.end, self.what)
     }
 }
@@ -111,8 +115,7 @@ impl From<Error> for Finding {
 pub fn inspect(storage: &dyn Storage) -> Result<Report, Error> {
     let names = Names::list(storage)?;
     let Some(state) = state_io::load(storage)? else {
-        let folder = storage.describe();
-        return Err(Error::Unusable(format!("{folder} holds no log")));
+        return Err(no_state(storage, &names));
     };
     let live = live_ids(&names, &state);
     let mut report = Report {
@@ -131,7 +134,8 @@ pub fn inspect(storage: &dyn Storage) -> Result<Report, Error> {
         let mut segment = SegmentReport::new(*id, file);
         let synced = Some(state.synced).filter(|s| s.segment == *id).map_or(0, |s| s.at);
         let known = Known { end: ends.remove(id), synced, forgive: false };
-        if let Err(error) = segment.fill(storage, known, &mut report) {
+        let is_flagged = state.segments.iter().any(|(named, sealed)| named == id && *sealed);
+        if let Err(error) = segment.fill(storage, known, is_flagged, &mut report) {
             segment.state = SegmentState::Damaged(error.to_string());
         }
         report.segments.push(segment);
@@ -146,6 +150,24 @@ pub fn inspect(storage: &dyn Storage) -> Result<Report, Error> {
         report.segments.push(segment);
     }
     Ok(report)
+}
+
+/// Why there is no state: the log is not there, or has lost it.
+fn no_state(storage: &dyn Storage, names: &Names) -> Error {
+    if names.segments.is_empty() && names.ready.is_empty() && names.cold.is_empty() {
+        return Error::Unusable(format!("{} holds no log", storage.describe()));
+    }
+    let what = "is missing beside the segments".to_owned();
+    Error::Damaged { file: STATE.to_owned(), bytes: 0..0, what }
+}
+
+fn open_segment(storage: &dyn Storage, id: u64, name: &str) -> Result<Segment, Error> {
+    let is_missing = storage.open(name).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+    if is_missing {
+        let what = "the file is missing".to_owned();
+        return Err(Error::Damaged { file: name.to_owned(), bytes: 0..0, what });
+    }
+    recovery::open_segment(storage, id, name)
 }
 
 /// The segments of the log with the names that they have now.
@@ -198,6 +220,7 @@ impl SegmentReport {
         &mut self,
         storage: &dyn Storage,
         known: Known,
+        is_flagged: bool,
         report: &mut Report,
     ) -> Result<(), Error> {
         let segment = open_segment(storage, self.id, &self.file)?;
@@ -205,6 +228,7 @@ impl SegmentReport {
         let header = read_header(&segment)?;
         match read_trailer(&segment)? {
             Some(trailer) => self.fill_sealed(&segment, &trailer),
+            None if is_flagged => Err(no_trailer(&segment, SEALED)),
             None => self.fill_unsealed(&segment, &header, known, report),
         }
     }
@@ -213,7 +237,7 @@ impl SegmentReport {
         let segment = open_segment(storage, self.id, &self.file)?;
         self.file_bytes = segment.len;
         read_header(&segment)?;
-        let trailer = read_trailer(&segment)?.ok_or_else(|| no_trailer(&segment))?;
+        let trailer = read_trailer(&segment)?.ok_or_else(|| no_trailer(&segment, COLD))?;
         self.fill_sealed(&segment, &trailer)
     }
 
@@ -270,9 +294,12 @@ impl SegmentReport {
     }
 }
 
-fn no_trailer(segment: &Segment) -> Error {
-    let bytes = segment.len - BLOCK_BYTES..segment.len;
-    segment.damaged(bytes, "the trailer of a cold segment does not verify")
+const SEALED: &str = "the trailer of a sealed segment does not verify";
+const COLD: &str = "the trailer of a cold segment does not verify";
+
+/// It is the last block of the file.
+fn no_trailer(segment: &Segment, what: &str) -> Error {
+    segment.damaged(segment.len.saturating_sub(BLOCK_BYTES)..segment.len, what)
 }
 
 /// Reads and checks every byte of the log. An empty list means that all of it verifies.
@@ -280,10 +307,7 @@ pub fn verify(storage: &dyn Storage) -> Vec<Finding> {
     let found = Names::list(storage).and_then(|names| Ok((names, state_io::load(storage)?)));
     let (names, state) = match found {
         Ok((names, Some(state))) => (names, state),
-        Ok((_, None)) => {
-            let what = "is missing".to_owned();
-            return vec![Finding { file: STATE.to_owned(), bytes: 0..0, what }];
-        }
+        Ok((names, None)) => return vec![no_state(storage, &names).into()],
         Err(error) => return vec![error.into()],
     };
     let live = live_ids(&names, &state);
@@ -297,16 +321,15 @@ pub fn verify(storage: &dyn Storage) -> Vec<Finding> {
         let synced = Some(state.synced).filter(|s| s.segment == *id).map_or(0, |s| s.at);
         let known = Known { end: ends.remove(id), synced, forgive: false };
         match verify_segment(storage, *id, name, known, &mut findings) {
-            Ok((sealed, predecessor)) => {
+            Ok((segment, predecessor)) => {
+                let sealed = segment.trailer().is_some();
                 let begun_later = newest.is_some_and(|newest| *id > newest);
                 if begun_later && before.is_some_and(|before| before != predecessor) {
-                    let what = "is missing".to_owned();
-                    findings.push(Finding { file: segment_name(predecessor), bytes: 0..0, what });
+                    findings.push(missing(predecessor));
                 }
                 before = Some(*id);
                 if (flagged || !sealed_before) && flagged != sealed {
-                    let what = "the trailer of a sealed segment does not verify".to_owned();
-                    findings.push(Finding { file: name.clone(), bytes: 0..0, what });
+                    findings.push(no_trailer(&segment, SEALED).into());
                 }
                 sealed_before = sealed;
             }
@@ -318,31 +341,33 @@ pub fn verify(storage: &dyn Storage) -> Vec<Finding> {
     }
     // A segment is sealed only when the next one is durable.
     if sealed_before && let Some((id, _)) = live.last_key_value() {
-        let what = "is missing".to_owned();
-        findings.push(Finding { file: segment_name(id + 1), bytes: 0..0, what });
+        findings.push(missing(id + 1));
     }
     for (_, cold) in state.all_cold() {
         let name = cold_name(cold.id);
         match verify_segment(storage, cold.id, &name, Known::default(), &mut findings) {
-            Ok((true, _)) => {}
-            Ok((false, _)) => {
-                let what = "the trailer of a cold segment does not verify".to_owned();
-                findings.push(Finding { file: name, bytes: 0..0, what });
+            Ok((segment, _)) if segment.trailer().is_none() => {
+                findings.push(no_trailer(&segment, COLD).into());
             }
+            Ok(_) => {}
             Err(error) => findings.push(error.into()),
         }
     }
     findings
 }
 
-/// Whether the segment is sealed, and the segment before it.
+fn missing(id: u64) -> Finding {
+    Finding { file: segment_name(id), bytes: 0..0, what: "the file is missing".to_owned() }
+}
+
+/// The segment, with its trailer if it has one, and the segment before it.
 fn verify_segment(
     storage: &dyn Storage,
     id: u64,
     name: &str,
     known: Known,
     findings: &mut Vec<Finding>,
-) -> Result<(bool, u64), Error> {
+) -> Result<(Segment, u64), Error> {
     let segment = open_segment(storage, id, name)?;
     let header = read_header(&segment)?;
     if header.file_len != segment.len {
@@ -360,7 +385,7 @@ fn verify_segment(
     if let Err(error) = scanned {
         findings.push(error.into());
     }
-    let Some(trailer) = trailer else { return Ok((false, before)) };
+    let Some(trailer) = trailer else { return Ok((segment, before)) };
     if let Err(error) = read_directory(&segment, &trailer) {
         findings.push(error.into());
     }
@@ -368,7 +393,7 @@ fn verify_segment(
     if let Err(Stop::Failed(error)) = verify_tables(&segment) {
         findings.push(error.into());
     }
-    Ok((true, before))
+    Ok((segment, before))
 }
 
 /// Whether every row of a sealed segment's tables leads to the entry that it names.

@@ -544,4 +544,33 @@ fn a_folder_is_described_and_verified_without_changing_it() {
         log.disk.flip_bit(&first.file, at * 8);
     }
     assert_eq!(crate::verify(&log.disk), []);
+    // Its trailer is the last block.
+    let trailer = first.file_bytes - 4096..first.file_bytes;
+    log.disk.flip_bit(&first.file, (trailer.start + 20) * 8);
+    let findings = crate::verify(&log.disk);
+    assert!(findings.iter().any(|found| found.bytes == trailer), "{findings:?}");
+    let SegmentState::Damaged(what) = &crate::inspect(&log.disk).unwrap().segments[0].state else {
+        panic!("not seen");
+    };
+    assert!(what.contains("trailer"), "{what}");
+}
+
+#[test]
+fn what_a_folder_lacks_is_named() {
+    let mut log = Driven::new();
+    log.fill(0..100);
+    log.place(0..90);
+    log.rest();
+    log.wal.checkpoint(LogId { term: 1, index: 50 }, Bytes::from_static(b"state")).unwrap();
+    let first = crate::inspect(&log.disk).unwrap().segments[0].clone();
+    log.disk.remove_file(&first.file);
+    let findings = crate::verify(&log.disk);
+    let expected = format!("{}: the file is missing", first.file);
+    assert!(findings.iter().any(|found| found.to_string() == expected), "{findings:?}");
+    let report = crate::inspect(&log.disk).unwrap();
+    assert_eq!(report.segments[0].state, SegmentState::Damaged(expected));
+    log.disk.remove_file("state");
+    let expected = "state: is missing beside the segments";
+    assert_eq!(crate::inspect(&log.disk).unwrap_err().to_string(), expected);
+    assert_eq!(crate::verify(&log.disk)[0].to_string(), expected);
 }

@@ -26,8 +26,7 @@ pub(crate) fn run(global: &Global, command: &WalCommand) -> anyhow::Result<()> {
             if logs.iter().any(|log| log.is_in_use) && !global.quiet {
                 eprintln!("a node uses these files now: what is said of their ends may be old");
             }
-            let inspected: anyhow::Result<Vec<_>> = logs.iter().map(inspect).collect();
-            output.show(&inspected?)
+            inspect_all(output, &logs)
         }
         WalCommand::Verify { dir } => {
             let logs = open_all(dir)?;
@@ -37,7 +36,7 @@ pub(crate) fn run(global: &Global, command: &WalCommand) -> anyhow::Result<()> {
                 let why = "what is being written would look like damage";
                 return Err(failure.why(why).hint("stop the node first").into());
             }
-            verify(output, &logs)
+            verify(output, dir, &logs)
         }
         WalCommand::Repair { dir, drop, yes: _ } => {
             let logs = open_all(dir)?;
@@ -46,17 +45,27 @@ pub(crate) fn run(global: &Global, command: &WalCommand) -> anyhow::Result<()> {
                 let failure = Failure::new(Exit::Precondition, what);
                 return Err(failure.hint("stop the node first").into());
             }
-            repair(output, logs, *drop)
+            repair(global, dir, logs, *drop)
         }
     }
 }
 
 /// Says what is damaged at the ends of these logs, and gives it up where that is asked for.
-fn repair(output: Output, logs: Vec<Log>, drop: Option<Droppable>) -> anyhow::Result<()> {
+fn repair(
+    global: &Global,
+    asked: &Path,
+    logs: Vec<Log>,
+    drop: Option<Droppable>,
+) -> anyhow::Result<()> {
+    let output = Output { format: global.output };
     let mut ends = Vec::new();
+    let mut damage_elsewhere = 0;
     for Log { dir, storage, .. } in logs {
         let storage: Arc<dyn Storage> = Arc::new(storage);
         let end = Wal::damaged_end(&storage).map_err(|error| beyond_repair(&dir, &error))?;
+        if end.is_none() {
+            damage_elsewhere += helix_wal::verify(storage.as_ref()).len();
+        }
         if let Some(end) = end {
             let row = DroppedEnd::new(&dir, end, drop.is_some());
             ends.push((dir, storage, row));
@@ -64,15 +73,27 @@ fn repair(output: Output, logs: Vec<Log>, drop: Option<Droppable>) -> anyhow::Re
     }
     let rows: Vec<_> = ends.iter().map(|(_, _, row)| row).collect();
     output.show(&rows)?;
+    if drop.is_some() {
+        for (dir, storage, _) in &ends {
+            let cut = Wal::cut_damaged_end(storage);
+            cut.with_context(|| format!("repair {}", dir.display()))?;
+        }
+    }
     match drop {
-        Some(Droppable::End) => {
-            for (dir, storage, _) in &ends {
-                let cut = Wal::cut_damaged_end(storage);
-                cut.with_context(|| format!("repair {}", dir.display()))?;
+        _ if damage_elsewhere > 0 => {
+            let places = places(damage_elsewhere);
+            let what = format!("{places} not verify, and not at the end of a log");
+            let failure = Failure::new(Exit::VerificationFailed, what);
+            let why = "only the end of a log can be dropped; the rest is served, but for these";
+            Err(failure.why(why).hint(repair_hint(asked)).into())
+        }
+        _ if ends.is_empty() => {
+            if !global.quiet {
+                eprintln!("nothing to repair: all of it verifies");
             }
             Ok(())
         }
-        None if ends.is_empty() => Ok(()),
+        Some(Droppable::End) => Ok(()),
         None => {
             let failure = Failure::new(Exit::VerificationFailed, "the end of a log is damaged");
             let why = "nothing was changed: what is above would be lost for good";
@@ -92,7 +113,25 @@ fn beyond_repair(dir: &Path, error: &helix_wal::Error) -> anyhow::Error {
         .into()
 }
 
-fn verify(output: Output, logs: &[Log]) -> anyhow::Result<()> {
+/// What to do about damage that is no end of a log.
+fn repair_hint(dir: &Path) -> String {
+    format!(
+        "helix wal verify {}   names file and bytes\n\
+         start the node where others have the shard: they fill it anew\n\
+         helix restore   where there is a backup",
+        dir.display()
+    )
+}
+
+/// How many places are damaged, as the beginning of a sentence.
+fn places(count: usize) -> String {
+    match count {
+        1 => "1 place does".to_owned(),
+        _ => format!("{} places do", units::count(count as u64)),
+    }
+}
+
+fn verify(output: Output, dir: &Path, logs: &[Log]) -> anyhow::Result<()> {
     let mut verified = Verified { logs: Vec::new(), findings: Vec::new() };
     for log in logs {
         let findings = helix_wal::verify(&log.storage);
@@ -111,11 +150,16 @@ fn verify(output: Output, logs: &[Log]) -> anyhow::Result<()> {
     if damaged == 0 {
         return Ok(());
     }
-    let places = if damaged == 1 { "1 place does" } else { "{damaged} places do" };
-    let places = places.replace("{damaged}", &units::count(damaged as u64));
-    let failure = Failure::new(Exit::VerificationFailed, format!("{places} not verify"));
+    let what = format!("{} not verify", places(damaged));
+    let failure = Failure::new(Exit::VerificationFailed, what);
     let why = "the disk has lost or changed what was written; a node never serves such bytes";
-    Err(failure.why(why).into())
+    let hint = format!(
+        "start the node where others have the shard: they fill it anew\n\
+         helix wal repair {}   where this is the only replica: says what could be dropped\n\
+         helix restore   where there is a backup",
+        dir.display()
+    );
+    Err(failure.why(why).hint(hint).into())
 }
 
 /// A log that can be looked at.
@@ -128,7 +172,8 @@ struct Log {
 /// The log in this folder, or those in the folders in it.
 fn open_all(dir: &Path) -> anyhow::Result<Vec<Log>> {
     let not_found = || {
-        let failure = Failure::new(Exit::NotFound, format!("{} holds no log", dir.display()));
+        let what = if dir.exists() { "holds no log" } else { "does not exist" };
+        let failure = Failure::new(Exit::NotFound, format!("{} {what}", dir.display()));
         failure.hint("the data folder of a node, such as ./helix-data, or one of its shard-N")
     };
     let mut folders = Vec::new();
@@ -144,12 +189,19 @@ fn open_all(dir: &Path) -> anyhow::Result<Vec<Log>> {
     folders.into_iter().map(open).collect()
 }
 
-/// Looks for what every log has, because opening a folder as a log would make one.
+/// Looks for what every log has, because opening a folder as a log would make one. Segments alone
+/// are one that has lost the rest.
 fn is_log(dir: &Path) -> bool {
-    dir.join("state").is_file() || dir.join("lock").is_file()
+    let has = |name: &str| dir.join(name).is_file();
+    has("state") || has("lock") || holds_segments(dir)
 }
 
-/// In the order of their names. The one place that lists a folder that is no log's.
+fn holds_segments(dir: &Path) -> bool {
+    let is_segment = |entry: &std::fs::DirEntry| entry.path().extension() == Some("seg".as_ref());
+    dir.read_dir().is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(|e| is_segment(&e))))
+}
+
+/// In the order of their names.
 fn subfolders(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let entries: io::Result<Vec<_>> = dir.read_dir()?.collect();
     let mut folders: Vec<_> = entries?.iter().map(std::fs::DirEntry::path).collect();
@@ -166,10 +218,32 @@ fn open(dir: PathBuf) -> anyhow::Result<Log> {
     Ok(Log { dir, storage, is_in_use })
 }
 
-fn inspect(log: &Log) -> anyhow::Result<Inspected> {
-    let report = helix_wal::inspect(&log.storage);
-    let report = report.with_context(|| format!("inspect {}", log.dir.display()))?;
-    Ok(Inspected::new(&log.dir, report))
+/// Shows the logs that can be looked into, and says what is wrong with the first of the others.
+fn inspect_all(output: Output, logs: &[Log]) -> anyhow::Result<()> {
+    let mut inspected = Vec::new();
+    let mut outcome = Ok(());
+    for log in logs {
+        match helix_wal::inspect(&log.storage) {
+            Ok(report) => inspected.push(Inspected::new(&log.dir, report)),
+            Err(error) => outcome = outcome.and_then(|()| Err(opaque(&log.dir, &error))),
+        }
+    }
+    output.show(&inspected)?;
+    outcome
+}
+
+/// A log of which nothing can be said.
+fn opaque(dir: &Path, error: &helix_wal::Error) -> anyhow::Error {
+    let what = format!("inspect {}: {error}", dir.display());
+    let helix_wal::Error::Damaged { .. } = error else {
+        return Failure::new(Exit::Error, what).into();
+    };
+    let failure = Failure::new(Exit::VerificationFailed, what);
+    let why = "the state file names the segments of the log and how far they are known to be \
+               good: without it nobody knows what they hold";
+    let hint = "start the node where others have the shard: they fill it anew\n\
+                helix restore   where there is a backup";
+    failure.why(why).hint(hint).into()
 }
 
 /// One log.
@@ -308,18 +382,20 @@ struct VerifiedLog {
 #[derive(Debug, Serialize, JsonSchema)]
 struct Damage {
     file: PathBuf,
-    first_byte: u64,
+    /// None: it is about the file as a whole, which may be missing.
+    first_byte: Option<u64>,
     /// One past the last.
-    next_byte: u64,
+    next_byte: Option<u64>,
     what: String,
 }
 
 impl Damage {
     fn new(log: &Log, finding: Finding) -> Self {
+        let bytes = Some(finding.bytes).filter(|bytes| !bytes.is_empty());
         Self {
             file: log.dir.join(finding.file),
-            first_byte: finding.bytes.start,
-            next_byte: finding.bytes.end,
+            first_byte: bytes.as_ref().map(|bytes| bytes.start),
+            next_byte: bytes.map(|bytes| bytes.end),
             what: finding.what,
         }
     }
@@ -332,9 +408,12 @@ mod tests {
     #[test]
     fn a_folder_without_logs_is_left_as_it_is() {
         let dir = tempfile::tempdir().unwrap();
-        for dir in [dir.path(), &dir.path().join("missing")] {
+        for (dir, what) in
+            [(dir.path(), "holds no log"), (&dir.path().join("missing"), "does not exist")]
+        {
             let error = open_all(dir).map(drop).unwrap_err();
             assert_eq!(crate::exit::of(&error), Exit::NotFound);
+            assert!(error.to_string().ends_with(what), "{error}");
         }
         assert!(subfolders(dir.path()).unwrap().is_empty());
         assert!(!dir.path().join("lock").exists());

@@ -9,6 +9,7 @@ mod cluster;
 mod context;
 mod helix;
 mod output;
+mod wal;
 
 use helix::{Dev, Node, helix, json};
 
