@@ -17,8 +17,8 @@ const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli.md");
 
 /// Keys of results that are no field of a message: they name what only this program knows.
 const OWN_KEYS: &str = "\
-acked_records addr backup_start_offset caught_up_ms changed check checkpoint_bytes \
-checkpoint_index cpus crash damaged default dir displaced doubled dropped entries \
+acked_behind acked_records addr backup_start_offset caught_up_ms changed check checkpoint_bytes \
+checkpoint_index cpus crash damaged default dir displaced doubled dropped entries failed_line \
 failover_all_ms failover_ms failure file file_bytes files findings first_byte first_index flag \
 frame_bytes gaps grpc_code has_vote help hint in_flight_records is_current is_damaged \
 is_reachable kept_index key_base64 last_term later_files led_shards leftovers logs mb_per_sec \

@@ -1,5 +1,6 @@
 //! `helix produce`: the lines of standard input become records, one each.
-//! Reads on while earlier records are under way; ends when all of them have their ack.
+//! Reads on while earlier records are under way; ends when all of them have their ack. The first
+//! batch that fails ends it: nothing that is not under way by then is sent.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -67,6 +68,7 @@ impl<'a> Sender<'a> {
         let options = ProducerOptions {
             durability: args.durability.map_or(Durability::Unspecified, Into::into),
             batch_bytes: defaults.batch_bytes.min(allowed),
+            stops_at_failure: true,
             ..defaults
         };
         let partition_count = u32::try_from(topic.partitions.len())?;
@@ -80,22 +82,29 @@ impl<'a> Sender<'a> {
         let stop = interrupted();
         tokio::pin!(stop);
         let mut outcome = Ok(());
-        while outcome.is_ok() {
+        let mut failed = None;
+        while outcome.is_ok() && failed.is_none() {
             tokio::select! {
-                Some((partition, ack)) = acks.next(), if !acks.is_empty() => {
-                    outcome = summary.add(partition, ack);
+                Some((place, ack)) = acks.next(), if !acks.is_empty() => {
+                    summary.add(place, ack, &mut failed);
                 }
                 line = lines.next() => match line {
                     Ok(Some(line)) => {
                         let (partition, record) = self.place(line);
+                        let place = Place { line: lines.count, partition };
                         let sent = self.producer.send_to(&self.args.topic, partition, record);
-                        match sent.await {
-                            Ok(sent) => acks.push_back(async move { (partition, sent.await) }),
-                            Err(error) => outcome = Err(error.into()),
+                        tokio::select! {
+                            sent = sent => match sent {
+                                Ok(sent) => acks.push_back(async move { (place, sent.await) }),
+                                Err(error) => Failed::add(&mut failed, place, error),
+                            },
+                            () = &mut stop => outcome = Err(Failure::interrupted().into()),
                         }
                     }
                     Ok(None) => break,
-                    Err(error) => outcome = Err(error),
+                    Err(error) => {
+                        outcome = Err(error).with_context(|| format!("line {}", lines.count + 1));
+                    }
                 },
                 () = &mut stop => outcome = Err(Failure::interrupted().into()),
             }
@@ -106,7 +115,7 @@ impl<'a> Sender<'a> {
         loop {
             tokio::select! {
                 ack = acks.next() => match ack {
-                    Some((partition, ack)) => outcome = outcome.and(summary.add(partition, ack)),
+                    Some((place, ack)) => summary.add(place, ack, &mut failed),
                     None => break,
                 },
                 // A second time: whoever asks does not want to wait.
@@ -115,6 +124,10 @@ impl<'a> Sender<'a> {
                     break;
                 }
             }
+        }
+        if let Some(failed) = failed {
+            summary.failed_line = Some(failed.first_line);
+            outcome = outcome.and(failed.into_error());
         }
         outcome.with_context(|| format!("append to {}", self.args.topic))
     }
@@ -134,6 +147,54 @@ impl<'a> Sender<'a> {
     }
 }
 
+/// Where a record comes from, and where it goes.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// Lines count from 1.
+    line: u64,
+    partition: u32,
+}
+
+/// The batch that has failed first, and with it all that was not under way.
+#[derive(Debug)]
+struct Failed {
+    error: helix_client::Error,
+    partition: u32,
+    first_line: u64,
+    last_line: u64,
+    line_count: u64,
+}
+
+impl Failed {
+    /// Notes another failure. The first of those counts that are not there because of another.
+    fn add(
+        failed: &mut Option<Self>,
+        Place { line, partition }: Place,
+        error: helix_client::Error,
+    ) {
+        match failed {
+            Some(first) if first.partition == partition && first.error.message == error.message => {
+                first.last_line = line;
+                first.line_count += 1;
+            }
+            Some(first) if error.is_of_an_earlier_batch || !first.error.is_of_an_earlier_batch => {}
+            _ => {
+                let (first_line, last_line, line_count) = (line, line, 1);
+                *failed = Some(Self { error, partition, first_line, last_line, line_count });
+            }
+        }
+    }
+
+    fn into_error(self) -> anyhow::Result<()> {
+        let Self { first_line: first, last_line: last, line_count: count, .. } = self;
+        Err(self.error).with_context(|| match count {
+            1 => format!("line {first}"),
+            _ if last - first + 1 == count => format!("lines {first} to {last}, one batch"),
+            _ => format!("{} of the lines {first} to {last}, one batch", units::count(count)),
+        })
+    }
+}
+
 /// Key and value of a line.
 fn split(line: Bytes, separator: Option<&str>) -> (Option<Bytes>, Bytes) {
     let Some(separator) = separator.map(str::as_bytes) else { return (None, line) };
@@ -147,15 +208,23 @@ fn split(line: Bytes, separator: Option<&str>) -> (Option<Bytes>, Bytes) {
 struct Lines<R> {
     input: R,
     line: Vec<u8>,
+    /// How many there were.
+    count: u64,
 }
 
 impl<R: AsyncBufRead + Unpin> Lines<R> {
     fn new(input: R) -> Self {
-        Self { input, line: Vec::new() }
+        Self { input, line: Vec::new(), count: 0 }
     }
 
     /// The next line; a last one need not end with a newline. Cancel safe.
     async fn next(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
+        let line = self.read().await?;
+        self.count += u64::from(line.is_some());
+        Ok(line)
+    }
+
+    async fn read(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
         loop {
             let bytes = self.input.fill_buf().await.context("read standard input")?;
             if bytes.is_empty() {
@@ -186,6 +255,10 @@ pub(crate) struct Summary {
     /// The weakest that was reached. None: nothing was acked.
     durability: Option<&'static str>,
     partitions: Vec<PartitionSummary>,
+    /// First line of the batch that failed. None: none has, or its lines were not sent.
+    failed_line: Option<u64>,
+    /// Records of later lines among `record_count`, which were under way by then.
+    acked_behind: u64,
     #[serde(skip)]
     weakest: i32,
     /// Place of each partition in `partitions`.
@@ -210,13 +283,30 @@ impl Summary {
             record_count: 0,
             durability: None,
             partitions: Vec::new(),
+            failed_line: None,
+            acked_behind: 0,
             weakest: 0,
             places: BTreeMap::new(),
         }
     }
 
-    fn add(&mut self, partition: u32, ack: helix_client::Result<Ack>) -> anyhow::Result<()> {
-        let ack = ack?;
+    fn add(&mut self, place: Place, ack: helix_client::Result<Ack>, failed: &mut Option<Failed>) {
+        match ack {
+            Ok(ack) => {
+                self.acked_behind += u64::from(failed.is_some());
+                self.add_ack(place.partition, &ack);
+            }
+            Err(error) => {
+                Failed::add(failed, place, error);
+                // In the order of the lines: if this one is the first now, nothing is behind it.
+                if failed.as_ref().is_some_and(|failed| failed.first_line == place.line) {
+                    self.acked_behind = 0;
+                }
+            }
+        }
+    }
+
+    fn add_ack(&mut self, partition: u32, ack: &Ack) {
         self.record_count += 1;
         // The enum counts from the strongest.
         if i32::from(ack.durability) > self.weakest {
@@ -235,7 +325,6 @@ impl Summary {
         let summary = &mut self.partitions[place];
         summary.record_count += 1;
         summary.next_offset = ack.next_offset;
-        Ok(())
     }
 
     fn text(&self) -> String {
@@ -255,6 +344,10 @@ impl Summary {
         let more = self.partitions.len().saturating_sub(PARTITIONS_NAMED_MAX);
         if more > 0 {
             let _ = write!(text, " and {more} more partitions");
+        }
+        if let (Some(line), 1..) = (self.failed_line, self.acked_behind) {
+            let behind = units::count(self.acked_behind);
+            let _ = write!(text, "; {behind} of them from lines behind line {line}, which failed");
         }
         text
     }
@@ -283,6 +376,9 @@ pub(crate) fn durability_name(durability: Durability) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use helix_proto::error as wire;
+    use helix_proto::log::v1::ErrorReason;
+
     use super::*;
 
     async fn lines(input: &[u8]) -> Vec<Vec<u8>> {
@@ -330,9 +426,11 @@ mod tests {
                 watermarks: None,
             })
         };
-        for (partition, offset) in [(2, 7), (0, 4), (2, 8), (2, 9)] {
-            summary.add(partition, ack(offset)).unwrap();
+        let mut failed = None;
+        for (line, partition, offset) in [(1, 2, 7), (2, 0, 4), (3, 2, 8), (4, 2, 9)] {
+            summary.add(Place { line, partition }, ack(offset), &mut failed);
         }
+        assert!(failed.is_none());
         assert_eq!(
             summary.text(),
             "4 records to orders (QUORUM_SYNCED): partition 2 offsets 7 to 9, partition 0 offset 4"
@@ -340,8 +438,34 @@ mod tests {
         let expected = concat!(
             r#"{"topic":"orders","record_count":4,"durability":"QUORUM_SYNCED","partitions":["#,
             r#"{"partition":2,"record_count":3,"first_offset":7,"next_offset":10},"#,
-            r#"{"partition":0,"record_count":1,"first_offset":4,"next_offset":5}]}"#
+            r#"{"partition":0,"record_count":1,"first_offset":4,"next_offset":5}],"#,
+            r#""failed_line":null,"acked_behind":0}"#
         );
         assert_eq!(serde_json::to_string(&summary).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_batch_that_failed_first_is_named_by_its_lines() {
+        let refusal = |reason, message: &str, is_of_an_earlier_batch| {
+            let status = wire::to_status(&wire::detail(reason), message, None);
+            let mut failure = (*helix_client::Error::from(status)).clone();
+            failure.is_of_an_earlier_batch = is_of_an_earlier_batch;
+            helix_client::Error::from(failure)
+        };
+        let mut failed = None;
+        for (line, partition, message, is_later) in [
+            (3, 1, "an earlier batch failed: too large", true),
+            (5, 0, "too large", false),
+            (6, 1, "an earlier batch failed: too large", true),
+            (7, 0, "too large", false),
+            (8, 0, "an earlier batch failed: too large", true),
+            (9, 2, "gone", false),
+        ] {
+            let error = refusal(ErrorReason::BatchTooLarge, message, is_later);
+            Failed::add(&mut failed, Place { line, partition }, error);
+        }
+        let error = failed.unwrap().into_error().unwrap_err();
+        assert_eq!(error.to_string(), "2 of the lines 5 to 7, one batch");
+        assert!(format!("{error:#}").contains("too large"), "{error:#}");
     }
 }

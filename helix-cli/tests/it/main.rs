@@ -87,6 +87,20 @@ fn keys_choose_the_partition_and_come_back() {
 }
 
 #[test]
+fn a_refused_line_is_named_and_nothing_behind_it_is_sent() {
+    let node = Node::start();
+    let lines = format!("a\nb\n{}\nc\n", "x".repeat(3 << 20));
+    let args = ["produce", "default", "-p", "0", "-o", "json"];
+    let refused = node.run(&args, &lines);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.stderr.contains("line 3: "), "{refused:?}");
+    let sent = json(&refused.stdout);
+    assert_eq!((&sent["record_count"], &sent["failed_line"]), (&2.into(), &3.into()));
+    assert_eq!(sent["acked_behind"], 0);
+    assert_eq!(node.ok(&["consume", "default"]), "a\nb\n");
+}
+
+#[test]
 fn settings_can_be_changed_and_set_back() {
     let node = Node::start();
     let alter = |setting: [&str; 2]| {
