@@ -300,8 +300,8 @@ pub(crate) enum TopicCommand {
     AddPartitions {
         /// Name of the topic
         topic: String,
-        /// New number of partitions
-        #[arg(long, value_name = "COUNT")]
+        /// New number of partitions, up to 100,000
+        #[arg(long, value_name = "COUNT", value_parser = partitions())]
         total: u32,
     },
     /// Drop records from the front
@@ -345,8 +345,8 @@ pub(crate) enum TopicCommand {
 pub(crate) struct TopicCreateArgs {
     /// Name of the topic
     pub(crate) topic: String,
-    /// Number of partitions
-    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Number of partitions, up to 100,000
+    #[arg(short, long, default_value_t = 1, value_name = "COUNT", value_parser = partitions())]
     pub(crate) partitions: u32,
     /// Replicas of each partition [default: the cluster's]
     #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "COUNT")]
@@ -543,6 +543,11 @@ fn after_help() -> String {
     format!("{EXAMPLES}\n\n{}\n\n{}", context::HELP, exit::help())
 }
 
+/// As many as a topic can have: the server's limit.
+fn partitions() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=100_000)
+}
+
 fn setting<T>(
     parse: fn(&str) -> Result<T, String>,
 ) -> impl Fn(&str) -> Result<Setting<T>, String> + Clone {
@@ -644,6 +649,8 @@ mod tests {
         for line in [
             "helix consume orders --from first",
             "helix topic create orders --partitions 0",
+            "helix topic create orders --partitions 100001",
+            "helix topic add-partitions orders --total 100001",
             "helix topic alter orders --retention-time 7",
             "helix demo --size 3",
             "helix demo --nodes 2",

@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
 
-use args::{Cli, Command, Global};
+use args::{Cli, ClusterCommand, Command, Global};
 use commands::{
     cheat, check, cluster, consume, explain, offsets, produce, server, tail, topic, version, wal,
 };
@@ -70,8 +70,9 @@ fn main() -> ExitCode {
         command => on_runtime(&global, command),
     });
     let topic = command.topic().map(str::to_owned);
+    let is_health = matches!(command, Command::Cluster(ClusterCommand::Health(_)));
     let Global { addr, addr_source, .. } = global;
-    say(outcome, &Scene { addr: addr.join(","), addr_source, topic }).into()
+    say(outcome, &Scene { addr: addr.join(","), addr_source, topic, is_health }).into()
 }
 
 /// Says what went wrong.

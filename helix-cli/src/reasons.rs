@@ -250,7 +250,8 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<Text> {
     }
 }
 
-/// The text of a failure that no server has explained: nobody was there, or nobody in time.
+/// The text of a failure that no server has explained: nobody was there, or nobody in time. Its
+/// first hint is `helix cluster health`, which does not go with a failure of that one.
 pub(crate) fn of_silence() -> Text {
     text(
         "no Helix node answers in time",

@@ -21,6 +21,8 @@ pub(crate) struct Scene {
     pub(crate) addr_source: String,
     /// Topic that the command is about.
     pub(crate) topic: Option<String>,
+    /// The command is `helix cluster health`, which is no advice then.
+    pub(crate) is_health: bool,
 }
 
 impl Scene {
@@ -135,6 +137,9 @@ fn fenced(error: &ClientError, why: &str) -> String {
 
 fn limit(error: &ClientError, why: &str) -> String {
     match error.limit {
+        Some(limit) if error.origin == Origin::Client => {
+            format!("no message with more than {limit} bytes of records is sent")
+        }
         Some(limit) => format!("the topic allows {limit} bytes"),
         None => why.to_owned(),
     }
@@ -150,6 +155,11 @@ fn of_transport(error: &ClientError, scene: &Scene) -> (String, String) {
         }
         (_, Code::Unavailable | Code::DeadlineExceeded) => {
             let Text { hint, .. } = reasons::of_silence();
+            let hint = match scene.is_health {
+                // It has just asked every node.
+                true => hint.split_once('\n').map_or(hint, |(_, others)| others),
+                false => hint,
+            };
             let why = "no Helix node answers in time at";
             let why = format!("{why} {addr}{}, or at the addresses that they gave", scene.source());
             (why, hint.to_owned())
@@ -189,6 +199,7 @@ mod tests {
             addr: "127.0.0.1:9092".to_owned(),
             addr_source: "context dev".to_owned(),
             topic: Some("orders".to_owned()),
+            is_health: false,
         }
     }
 
@@ -225,6 +236,11 @@ error: read orders: offset 12 is above the end (OFFSET_OUT_OF_RANGE)
         assert!(text.contains(why), "{text}");
         assert!(text.contains("\n  try: helix cluster health"), "{text}");
         assert!(text.contains("\n       helix dev"), "{text}");
+        let error = ClientError::from(Status::unavailable("connection refused"));
+        let scene = Scene { is_health: true, ..scene() };
+        let text = render(&anyhow::Error::new(error), &scene, Style::PLAIN);
+        assert!(text.contains("\n  try: helix dev"), "{text}");
+        assert!(!text.contains("cluster health"), "{text}");
     }
 
     #[test]

@@ -39,9 +39,13 @@ pub(crate) struct Figures {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Rate {
     pub(crate) seconds: f64,
-    pub(crate) records_per_sec: f64,
-    pub(crate) mb_per_sec: f64,
+    /// None: the time was too short to say.
+    pub(crate) records_per_sec: Option<f64>,
+    pub(crate) mb_per_sec: Option<f64>,
 }
+
+/// Shortest time from which a rate is made: in less, what was under way at its ends counts more.
+const RATE_TIME_MIN: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Crash {
@@ -79,14 +83,18 @@ pub(crate) struct Check {
 impl Rate {
     pub(crate) fn new(records: u64, workload: &Workload, time: Duration) -> Self {
         let seconds = time.as_secs_f64();
-        let records_per_sec = records as f64 / seconds;
-        let mb_per_sec = records_per_sec * workload.record_bytes as f64 / 1e6;
+        let records_per_sec = (time >= RATE_TIME_MIN).then(|| records as f64 / seconds);
+        let mb_per_sec = records_per_sec.map(|rate| rate * workload.record_bytes as f64 / 1e6);
         Self { seconds, records_per_sec, mb_per_sec }
     }
 
     fn text(&self) -> String {
-        let records = count(self.records_per_sec.round() as u64);
-        format!("{records} records/s, {:.0} MB/s", self.mb_per_sec)
+        match (self.records_per_sec, self.mb_per_sec) {
+            (Some(records), Some(mb)) => {
+                format!("{} records/s, {mb:.0} MB/s", count(records.round() as u64))
+            }
+            _ => format!("{}, too short for a rate", millis(self.seconds * 1e3)),
+        }
     }
 }
 
@@ -202,5 +210,21 @@ impl Figures {
             _ => String::new(),
         };
         format!("{}: {meaning}{sync}", self.durability)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_needs_some_time() {
+        let workload = Workload { seed: 1, records: 1000, record_bytes: 1000, partitions: 1 };
+        let rate = Rate::new(1000, &workload, Duration::from_millis(500));
+        assert_eq!((rate.records_per_sec, rate.mb_per_sec), (Some(2000.0), Some(2.0)));
+        assert_eq!(rate.text(), "2,000 records/s, 2 MB/s");
+        let rate = Rate::new(1000, &workload, Duration::from_micros(10));
+        assert_eq!((rate.records_per_sec, rate.mb_per_sec), (None, None));
+        assert!(rate.text().ends_with("too short for a rate"), "{}", rate.text());
     }
 }

@@ -140,6 +140,8 @@ fn failures_say_what_why_and_what_to_try() {
     ] {
         let lost = helix(&[args, &["--addr", "127.0.0.1:1"]].concat(), "");
         assert_eq!(lost.code, 6, "{lost:?}");
+        let is_health = args.contains(&"health");
+        assert_eq!(lost.stderr.contains("helix cluster health"), !is_health, "{lost:?}");
     }
     let lost = helix(&["topic", "list", "--addr", "127.0.0.1:1"], "");
     assert_eq!(lost.code, 6, "{lost:?}");
