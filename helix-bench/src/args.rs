@@ -15,8 +15,12 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, or not one request succeeded; 2 wrong \
-                          usage; 11 what was read back is not what was acked.";
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, not one request succeeded, or --verify was \
+                          not possible; 2 wrong usage; 11 what was acked is not there, or not as \
+                          it was acked; 130 interrupted.";
+
+/// Longest duration: what is added to a moment must be one.
+const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -64,9 +68,8 @@ impl Mode {
 /// What a load is made of. Flags that a command has no use for are refused.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct LoadArgs {
-    /// Addresses of nodes.
+    /// Addresses of nodes [default: 127.0.0.1:9092].
     #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
-    #[arg(default_value = "127.0.0.1:9092")]
     pub(crate) addr: Vec<String>,
     #[arg(long, default_value = "default")]
     pub(crate) topic: String,
@@ -88,7 +91,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_parser = duration)]
     pub(crate) duration: Option<Duration>,
     /// Length of the warm-up, whose requests do not count [default: 1s with --duration, otherwise
-    /// a tenth of the records].
+    /// a tenth of the records, for 10s at most].
     #[arg(long, value_parser = duration)]
     pub(crate) warmup: Option<Duration>,
     /// Bytes of a record's value [default: 1024].
@@ -114,7 +117,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "RECORDS_PER_SEC")]
     pub(crate) rate: Option<f64>,
     /// Ack to wait for: all = synced on a majority, quorum-written = in the logs of a majority,
-    /// 1 = in the leader's log, none = received [default: all].
+    /// 1 = in the leader's log, none = received [default: all]. After a write with less than all
+    /// the partitions must have grown by what was acked.
     #[arg(long, value_name = "all|quorum-written|1|none")]
     pub(crate) acks: Option<Acks>,
     /// What values consist of [default: random].
@@ -190,7 +194,7 @@ pub(crate) enum Payload {
 /// The log alone.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct WalArgs {
-    /// Folder to write in; must be empty or missing [default: a temporary one].
+    /// Folder to write in; must be empty or missing [default: a temporary one in this folder].
     #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
     #[arg(long, default_value = "disk")]
@@ -282,7 +286,11 @@ fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err("expected a number and us, ms, s, m or h".to_owned()),
     };
     let number: f64 = number.parse().map_err(|_| "expected a number first".to_owned())?;
-    Duration::try_from_secs_f64(number * seconds).map_err(|error| error.to_string())
+    let duration = Duration::try_from_secs_f64(number * seconds).map_err(|error| error.to_string());
+    match duration? {
+        duration if duration > DURATION_MAX => Err("at most 365 days".to_owned()),
+        duration => Ok(duration),
+    }
 }
 
 /// "1024", "64KiB", "1MiB", "2GB".
@@ -317,6 +325,7 @@ mod tests {
         assert_eq!(duration("0.5"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
         assert!(duration("2d").is_err() && duration("-1s").is_err() && duration("s").is_err());
+        assert!(duration("1e18s").is_err());
         assert_eq!(bytes("64KiB"), Ok(65536));
         assert_eq!(bytes("2GB"), Ok(2_000_000_000));
         assert!(bytes("1.5MiB").is_err() && bytes("99999999999GiB").is_err());

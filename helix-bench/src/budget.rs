@@ -14,6 +14,9 @@ use crate::load::Phase;
 /// Longest sleep of the pacing thread, so that it notices the end.
 const PACER_SLEEP_MAX: Duration = Duration::from_millis(10);
 
+/// Later than every end, and yet a moment: what lies beyond it is never due.
+const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Deals out sends until the records or the time are used up.
 #[derive(Debug)]
 pub(crate) struct Budget {
@@ -32,6 +35,8 @@ struct Pace {
     /// One permit for each send whose time has come.
     due: Semaphore,
     taken: AtomicU64,
+    /// When the last one was taken, in nanoseconds since the start.
+    last_taken_ns: AtomicU64,
 }
 
 /// One send.
@@ -52,7 +57,7 @@ impl Budget {
     /// `batch_size`. Its sends come only while the [`Pacer`] lives.
     pub(crate) fn open_loop(phase: Phase, rate: f64, batch_size: u32) -> (Arc<Self>, Pacer) {
         let interval = f64::from(batch_size) / rate;
-        let pace = Pace { interval, due: Semaphore::new(0), taken: AtomicU64::new(0) };
+        let pace = Pace::new(interval);
         let budget = Arc::new(Self::new(phase, Instant::now(), Some(pace)));
         let pacer = Pacer::spawn(budget.clone());
         (budget, pacer)
@@ -109,39 +114,55 @@ impl Budget {
     }
 
     pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.records_left.load(Ordering::Relaxed) == 0
-            || self.deadline.is_some_and(|deadline| now >= deadline)
+        self.is_used_up() || self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
-    /// Sends whose time had come before the deadline and that nobody was free to make.
+    /// How far an open loop was behind its timetable at its end: sends whose time had come and
+    /// that nobody was free to make. Where the records ended it, they were made later.
     pub(crate) fn sends_missed(&self) -> u64 {
-        let (Some(pace), Some(deadline)) = (&self.pace, self.deadline) else {
-            return 0;
+        let Some(pace) = &self.pace else { return 0 };
+        let due = match self.deadline {
+            // One that falls on the deadline itself would have come too late.
+            Some(deadline) if !self.is_used_up() => pace.due_by(deadline - self.start) - 1,
+            _ => pace.due_by(pace.last_taken()),
         };
-        if self.records_left.load(Ordering::Relaxed) == 0 {
-            return 0;
-        }
-        // One that falls on the deadline itself would have come too late.
-        let due = pace.due_by(deadline - self.start) - 1;
         due.saturating_sub(pace.taken.load(Ordering::Relaxed))
+    }
+
+    /// Whether all records have been dealt out.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.records_left.load(Ordering::Relaxed) == 0
     }
 }
 
 impl Pace {
+    fn new(interval: f64) -> Self {
+        let (taken, last_taken_ns) = (AtomicU64::new(0), AtomicU64::new(0));
+        let interval = interval.min(FAR.as_secs_f64());
+        Self { interval, due: Semaphore::new(0), taken, last_taken_ns }
+    }
+
     async fn next(&self, start: Instant) -> Option<Instant> {
         self.due.acquire().await.ok()?.forget();
         let number = self.taken.fetch_add(1, Ordering::Relaxed);
+        let now_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.last_taken_ns.fetch_max(now_ns, Ordering::Relaxed);
         Some(start + self.time_of(number))
+    }
+
+    fn last_taken(&self) -> Duration {
+        Duration::from_nanos(self.last_taken_ns.load(Ordering::Relaxed))
     }
 
     fn time_of(&self, number: u64) -> Duration {
         // Exact up to 2^53 sends.
-        Duration::from_secs_f64(number as f64 * self.interval)
+        let time = Duration::try_from_secs_f64(number as f64 * self.interval);
+        time.map_or(FAR, |time| time.min(FAR))
     }
 
     /// Sends whose time has come after this long.
     fn due_by(&self, elapsed: Duration) -> u64 {
-        (elapsed.as_secs_f64() / self.interval) as u64 + 1
+        ((elapsed.as_secs_f64() / self.interval) as u64).saturating_add(1)
     }
 }
 
@@ -187,7 +208,7 @@ fn release_when_due(budget: &Budget) {
         }
         let due = pace.due_by(now - budget.start);
         // More would only be a backlog that the semaphore cannot count.
-        let step = (due - released).min(1 << 20);
+        let step = due.saturating_sub(released).min(1 << 20);
         pace.due.add_permits(usize::try_from(step).expect("small"));
         released += step;
         let next = budget.start + pace.time_of(released);
@@ -250,5 +271,24 @@ mod tests {
         assert_eq!(budget.take(1).await, None);
         drop(pacer);
         assert_eq!(budget.sends_missed(), 9);
+    }
+
+    #[tokio::test]
+    async fn a_rate_that_records_were_late_for_is_counted() {
+        // Due within 4 ms, taken after 20: by then 15 more would have been.
+        let (budget, _pacer) = Budget::open_loop(records(5), 1_000.0, 1);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        while budget.take(1).await.is_some() {}
+        assert!(budget.sends_missed() >= 15, "{}", budget.sends_missed());
+    }
+
+    #[tokio::test]
+    async fn no_rate_breaks_the_timetable() {
+        for rate in [1e-20, f64::MIN_POSITIVE, 1e9] {
+            let (budget, pacer) = Budget::open_loop(records(u64::from(u32::MAX)), rate, 100);
+            assert!(budget.take(100).await.is_some());
+            drop(pacer);
+            assert!(budget.start() + Pace::new(100.0 / rate).time_of(u64::MAX) > budget.start());
+        }
     }
 }

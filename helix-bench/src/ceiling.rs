@@ -6,13 +6,14 @@ mod state;
 
 use std::process::Stdio;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 
 use crate::args::{CeilingArgs, LoadArgs, Payload};
 use crate::load::Load;
+use crate::output;
 use crate::payload::Pool;
 use crate::report::cores;
 
@@ -31,7 +32,6 @@ impl Ceiling {
     /// # Errors
     /// Why it could not be started.
     pub(crate) async fn start(load: &Load, server_threads: Option<usize>) -> Result<Self> {
-        ensure!(!load.verify, "the ceiling stores nothing that could be verified");
         let program = std::env::current_exe().context("find this program")?;
         let mut command = Command::new(program);
         command
@@ -71,9 +71,10 @@ pub(crate) fn server_threads(asked: Option<usize>) -> usize {
 pub(crate) async fn serve(args: &CeilingArgs, address: &str) -> Result<()> {
     let LoadArgs { size, batch_size, payload, seed, .. } = &args.load;
     let payload = payload.unwrap_or(Payload::Random);
-    let pool = Pool::new(payload, size.unwrap_or(1024), batch_size.unwrap_or(100), *seed);
+    let pool = Pool::new(payload, size.unwrap_or(1024), batch_size.unwrap_or(100), *seed, 1);
     let listener = TcpListener::bind(address).await.with_context(|| format!("bind {address}"))?;
-    println!("{GREETING}{}", listener.local_addr().context("look up the address")?);
+    let address = listener.local_addr().context("look up the address")?;
+    output::print(&format!("{GREETING}{address}\n"))?;
     tokio::select! {
         result = service::serve(listener, pool.into_batches()) => result.context("serve"),
         result = tokio::signal::ctrl_c() => result.context("wait for an interrupt"),

@@ -2,13 +2,15 @@
 //! gain, so only the ratio of neighbours says something. Medians, never means.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use crate::ceiling::Ceiling;
 use crate::load::Load;
-use crate::report::{Machine, Report, grouped, replication_text};
+use crate::meter::weakest;
+use crate::report::{Machine, Report, grouped, known, replication_text};
 
 /// Result of a comparison.
 #[derive(Debug, Serialize)]
@@ -47,9 +49,11 @@ pub(crate) struct Side {
     pub(crate) p50_us: Option<Spread>,
     pub(crate) p99_us: Option<Spread>,
     pub(crate) p999_us: Option<Spread>,
-    pub(crate) server_us_per_request: Spread,
-    pub(crate) client_us_per_request: Spread,
+    /// None if no run could tell.
+    pub(crate) server_us_per_request: Option<Spread>,
+    pub(crate) client_us_per_request: Option<Spread>,
     pub(crate) errors: u64,
+    /// The weakest of any run.
     pub(crate) durability: String,
     pub(crate) storage: String,
     pub(crate) node_count: usize,
@@ -92,12 +96,12 @@ pub(crate) async fn run(
     server_threads: usize,
     run: impl AsyncFn(&Load) -> Result<Report>,
 ) -> Result<Comparison> {
-    ensure!(runs > 0, "--runs must be at least 1");
     let ceiling = Ceiling::start(load, Some(server_threads)).await?;
     let against_ceiling = ceiling.load(load);
     let mut pairs = Vec::with_capacity(runs);
     for number in 0..runs {
-        eprintln!("run {} of {runs}", number + 1);
+        // Ignored: without standard error there is nobody to tell.
+        let _ = writeln!(std::io::stderr(), "run {} of {runs}", number + 1);
         let (ceiling, server) = if number % 2 == 0 {
             let ceiling = run(&against_ceiling).await?;
             (ceiling, run(load).await?)
@@ -183,7 +187,7 @@ impl Side {
         let spread = |of: fn(&Report) -> f64| {
             Spread::of(reports.iter().map(|report| of(report))).expect("at least one run")
         };
-        let latency = |of: fn(&Report) -> Option<f64>| {
+        let some = |of: fn(&Report) -> Option<f64>| {
             Spread::of(reports.iter().filter_map(|report| of(report)))
         };
         let last = reports.last().expect("at least one run");
@@ -191,13 +195,13 @@ impl Side {
             records_per_sec: spread(|report| report.records_per_sec),
             mb_per_sec: spread(|report| report.mb_per_sec),
             requests_per_sec: spread(|report| report.requests_per_sec),
-            p50_us: latency(|report| report.latency_us.map(|latency| latency.p50)),
-            p99_us: latency(|report| report.latency_us.map(|latency| latency.p99)),
-            p999_us: latency(|report| report.latency_us.map(|latency| latency.p999)),
-            server_us_per_request: spread(|report| report.cpu.server_us_per_request),
-            client_us_per_request: spread(|report| report.cpu.client_us_per_request),
+            p50_us: some(|report| report.latency_us.map(|latency| latency.p50)),
+            p99_us: some(|report| report.latency_us.map(|latency| latency.p99)),
+            p999_us: some(|report| report.latency_us.map(|latency| latency.p999)),
+            server_us_per_request: some(|report| report.cpu.server_us_per_request),
+            client_us_per_request: some(|report| report.cpu.client_us_per_request),
             errors: reports.iter().map(|report| report.errors).sum(),
-            durability: last.durability.clone(),
+            durability: weakest_of(reports.iter().map(|report| report.durability.as_str())),
             storage: last.storage.clone(),
             node_count: last.node_count,
             replication: last.replication,
@@ -216,15 +220,20 @@ impl Side {
             None => "-".to_owned(),
         };
         format!(
-            "{name:<9} {rate:>34} {:>10} {:>10} {:>10} {:>10} {:>14.0} {:>7}",
+            "{name:<9} {rate:>34} {:>10} {:>10} {:>10} {:>10} {:>14} {:>7}",
             grouped(self.mb_per_sec.median),
             ms(self.p50_us),
             ms(self.p99_us),
             ms(self.p999_us),
-            self.server_us_per_request.median,
+            known(self.server_us_per_request.map(|spread| spread.median), 0),
             self.errors,
         )
     }
+}
+
+/// One run whose acks reached less makes the comparison one of less.
+fn weakest_of<'a>(durabilities: impl Iterator<Item = &'a str>) -> String {
+    weakest(durabilities).unwrap_or("unknown").to_owned()
 }
 
 impl Spread {
@@ -243,5 +252,12 @@ mod tests {
         assert_eq!(spread, Spread { median: 3.0, min: 1.0, max: 1000.0 });
         assert_eq!(Spread::of([4.0, 2.0]).unwrap().median, 3.0);
         assert_eq!(Spread::of([]), None);
+    }
+
+    #[test]
+    fn a_comparison_is_as_durable_as_its_weakest_run() {
+        let runs = ["quorum-synced", "leader-written", "quorum-synced"];
+        assert_eq!(weakest_of(runs.into_iter()), "leader-written");
+        assert_eq!(weakest_of([].into_iter()), "unknown");
     }
 }

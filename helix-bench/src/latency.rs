@@ -26,17 +26,17 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 /// Why it could not begin.
 pub(crate) async fn run(load: &Load) -> Result<Report> {
     let target = Target::connect(load).await?;
+    let pool = Pool::new(load.payload, load.size, 1, load.seed, load.clients);
     let lanes = (0..load.clients)
         .map(|lane| {
             let client = target.client(lane);
-            let seed = load.seed ^ (lane as u64).rotate_left(32);
             PingPong {
                 topic: load.topic.clone(),
                 partitions: partitions_of(lane, load.clients, &target.partitions),
                 turn: 0,
                 client: client.clone(),
                 producer: producer(load, client),
-                pool: Pool::new(load.payload, load.size, 1, seed),
+                pool: pool.lane(lane),
             }
         })
         .collect();
@@ -74,6 +74,9 @@ impl Lane for PingPong {
                     failures_in_a_row + 1
                 }
             };
+        }
+        if failures_in_a_row >= FAILURES_IN_A_ROW_MAX {
+            meter.give_up(budget.start().elapsed());
         }
         (self, meter)
     }

@@ -59,8 +59,27 @@ fn seconds<S: Serializer>(duration: &Option<Duration>, out: S) -> Result<S::Ok, 
 const WARMUP_DEFAULT: Duration = Duration::from_secs(1);
 /// Share of the records that is written or read as a warm-up where they bound the run.
 const WARMUP_SHARE: u64 = 10;
+/// Longest warm-up of a run that is bounded by records, however many.
+const WARMUP_MAX: Duration = Duration::from_secs(10);
 /// Batches of a warm-up at least, per request in flight: the first ones look up the way.
 const WARMUP_ROUNDS: u64 = 5;
+
+/// Where nobody says.
+const ADDR_DEFAULT: &str = "127.0.0.1:9092";
+
+/// Most clients, connections and requests in flight that a flag may ask for.
+pub(crate) const COUNT_MAX: usize = 65_536;
+/// Most requests in flight over all clients.
+const LANES_MAX: usize = 1 << 20;
+/// Most records per second: above what anything here can time.
+const RATE_MAX: f64 = 1e9;
+
+/// # Errors
+/// Names the flag whose value is out of range.
+pub(crate) fn check_count(flag: &str, count: usize) -> Result<()> {
+    ensure!((1..=COUNT_MAX).contains(&count), "{flag} must be from 1 to {COUNT_MAX}");
+    Ok(())
+}
 
 impl Load {
     /// # Errors
@@ -81,14 +100,17 @@ impl Load {
         let subscribers = if mode == Mode::E2e { args.subscribers.unwrap_or(1) } else { 0 };
         let load = Self {
             mode,
-            addr: args.addr.clone(),
+            addr: match args.addr.as_slice() {
+                [] => vec![ADDR_DEFAULT.to_owned()],
+                addr => addr.to_vec(),
+            },
             topic: args.topic.clone(),
             partition,
             offset: args.offset.unwrap_or(0),
             size: args.size.unwrap_or(1024),
             batch_size: args.batch_size.unwrap_or(batch_size_default),
             clients: args.clients,
-            connections: args.connections.unwrap_or(args.clients + subscribers),
+            connections: args.connections.unwrap_or(args.clients.saturating_add(subscribers)),
             in_flight: args.in_flight,
             stream: args.stream || mode == Mode::Stream,
             rate: args.rate,
@@ -109,17 +131,33 @@ impl Load {
     }
 
     fn check(&self) -> Result<()> {
-        ensure!(self.clients > 0, "--clients must be at least 1");
-        ensure!(self.connections > 0, "--connections must be at least 1");
-        ensure!(self.in_flight > 0, "--in-flight must be at least 1");
-        ensure!(self.threads > 0, "--threads must be at least 1");
-        ensure!(self.batch_size > 0, "--batch-size must be at least 1");
-        ensure!(self.subscribers > 0 || self.mode != Mode::E2e, "--subscribers must be at least 1");
-        ensure!(self.run.records != Some(0), "there is nothing to do: no records");
-        ensure!(self.run.duration != Some(Duration::ZERO), "there is nothing to do: no time");
+        check_count("--clients", self.clients)?;
+        check_count("--in-flight", self.in_flight)?;
         ensure!(
-            self.rate.is_none_or(|rate| rate.is_finite() && rate > 0.0),
-            "--rate must be above 0"
+            self.lanes() <= LANES_MAX,
+            "--clients times --in-flight must be at most {LANES_MAX}"
+        );
+        if self.mode == Mode::E2e {
+            check_count("--subscribers", self.subscribers)?;
+        }
+        ensure!(
+            (1..=2 * COUNT_MAX).contains(&self.connections),
+            "--connections must be from 1 to {}",
+            2 * COUNT_MAX
+        );
+        check_count("--threads", self.threads)?;
+        ensure!(self.batch_size > 0, "--batch-size must be at least 1");
+        ensure!(
+            self.run.records != Some(0),
+            "there is nothing to do: --records and --ops must be above 0"
+        );
+        ensure!(
+            self.run.duration != Some(Duration::ZERO),
+            "there is nothing to do: --duration must be above 0"
+        );
+        ensure!(
+            self.rate.is_none_or(|rate| rate > 0.0 && rate <= RATE_MAX),
+            "--rate must be above 0 and at most {RATE_MAX}"
         );
         let is_stamped = self.verify && self.is_write() || self.mode == Mode::E2e;
         ensure!(
@@ -144,7 +182,14 @@ impl Load {
 
     /// Requests in flight over all clients.
     pub(crate) fn lanes(&self) -> usize {
-        self.clients * self.in_flight
+        self.clients.saturating_mul(self.in_flight)
+    }
+
+    /// The same load with a warm-up that is over when the records that are there have been read.
+    pub(crate) fn with_records_there(&self, there: u64) -> Self {
+        let mut load = self.clone();
+        load.warmup.records = load.warmup.records.map(|records| records.min(there));
+        load
     }
 
     pub(crate) fn durability(&self) -> Durability {
@@ -186,7 +231,7 @@ fn warmup(mode: Mode, args: &LoadArgs, batch_size_default: u32) -> Phase {
             let lanes = (args.clients as u64).saturating_mul(args.in_flight as u64);
             let least = batch.saturating_mul(lanes).saturating_mul(WARMUP_ROUNDS);
             let records = (records / WARMUP_SHARE).max(least);
-            Phase { records: Some(records), duration: None }
+            Phase { records: Some(records), duration: Some(WARMUP_MAX) }
         }
         (None, _, _) => Phase { records: None, duration: Some(WARMUP_DEFAULT) },
     }
@@ -229,7 +274,7 @@ mod tests {
     fn a_bare_write_is_bounded_by_records() {
         let load = Load::new(Mode::Write, &args()).unwrap();
         assert_eq!(load.run, Phase { records: Some(100_000), duration: None });
-        assert_eq!(load.warmup, Phase { records: Some(10_000), duration: None });
+        assert_eq!(load.warmup, Phase { records: Some(10_000), duration: Some(WARMUP_MAX) });
         assert_eq!((load.batch_size, load.size, load.partition), (100, 1024, Some(0)));
     }
 
@@ -273,5 +318,36 @@ mod tests {
         let tiny = LoadArgs { verify: true, size: Some(8), ..args() };
         assert!(Load::new(Mode::Write, &tiny).is_err());
         assert!(Load::new(Mode::Write, &LoadArgs { partition: -2, ..args() }).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused() {
+        let odd = [
+            LoadArgs { rate: Some(0.0), ..args() },
+            LoadArgs { rate: Some(1e300), ..args() },
+            LoadArgs { rate: Some(f64::NAN), ..args() },
+            LoadArgs { clients: 0, ..args() },
+            LoadArgs { clients: COUNT_MAX + 1, ..args() },
+            LoadArgs { in_flight: 0, ..args() },
+            LoadArgs { in_flight: usize::MAX, ..args() },
+            LoadArgs { clients: COUNT_MAX, in_flight: COUNT_MAX, ..args() },
+            LoadArgs { connections: Some(usize::MAX), ..args() },
+            LoadArgs { records: Some(0), ..args() },
+            LoadArgs { duration: Some(Duration::ZERO), ..args() },
+        ];
+        for args in odd {
+            assert!(Load::new(Mode::Write, &args).is_err(), "{args:?}");
+        }
+        let slow = LoadArgs { rate: Some(1e-20), clients: COUNT_MAX, ..args() };
+        assert!(Load::new(Mode::Write, &slow).is_ok());
+        let many = LoadArgs { subscribers: Some(COUNT_MAX + 1), ..args() };
+        assert!(Load::new(Mode::E2e, &many).is_err());
+    }
+
+    #[test]
+    fn a_warm_up_has_an_end() {
+        let many = LoadArgs { records: Some(10_000_000_000), ..args() };
+        let load = Load::new(Mode::Read, &many).unwrap().with_records_there(300);
+        assert_eq!(load.warmup, Phase { records: Some(300), duration: Some(WARMUP_MAX) });
     }
 }

@@ -6,9 +6,12 @@ mod budget;
 mod ceiling;
 mod compare;
 mod e2e;
+mod exit;
 mod latency;
 mod load;
 mod meter;
+mod nodes;
+mod output;
 mod payload;
 mod phase;
 mod place;
@@ -19,18 +22,20 @@ mod stamp;
 mod target;
 mod verify;
 mod wal;
+mod weak;
 mod write;
 
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use serde::Serialize;
 
-use args::{CeilingArgs, Cli, Command, CompareArgs, LoadArgs, Mode};
+use args::{CeilingArgs, Cli, Command, CompareArgs, LoadArgs, Mode, WalArgs};
 use ceiling::Ceiling;
 use load::Load;
+use output::Output;
 use report::Report;
 
 #[global_allocator]
@@ -40,8 +45,9 @@ fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
+            // Ignored: without standard error there is nobody to tell.
+            let _ = write!(std::io::stderr(), "{}", exit::text(&error));
+            ExitCode::from(exit::code(&error))
         }
     }
 }
@@ -52,24 +58,32 @@ fn run(command: Command) -> Result<u8> {
         Command::Read(args) => measure(Mode::Read, &args),
         Command::Latency(args) => measure(Mode::Latency, &args),
         Command::E2e(args) => measure(Mode::E2e, &args),
-        Command::Wal(args) => {
-            let mut report = wal::run(&args)?;
-            report.command = command_line();
-            deliver(&report, args.json.as_deref(), || report.table())?;
-            Ok(0)
+        Command::Wal(args) => log_alone(&args),
+        Command::Ceiling(args) => {
+            at_least_one("--server-threads", args.server_threads)?;
+            match &args.serve {
+                Some(address) => serve_ceiling(&args, address),
+                None => under_ceiling(&args),
+            }
         }
-        Command::Ceiling(args) => match &args.serve {
-            Some(address) => serve_ceiling(&args, address),
-            None => under_ceiling(&args),
-        },
         Command::Compare(args) => compare(&args),
     }
 }
 
 fn measure(mode: Mode, args: &LoadArgs) -> Result<u8> {
-    let load = Load::new(mode, args)?;
+    let load = load(mode, args)?;
+    let output = Output::open(args.json.as_deref())?;
     let report = runtime(load.threads)?.block_on(run_load(&load))?;
-    finish(report, args)
+    finish(&report, output)
+}
+
+fn log_alone(args: &WalArgs) -> Result<u8> {
+    wal::check(args).map_err(exit::usage)?;
+    let output = Output::open(args.json.as_deref())?;
+    let mut report = wal::run(args)?;
+    report.command = command_line();
+    output.deliver(&report, || report.table())?;
+    Ok(0)
 }
 
 fn serve_ceiling(args: &CeilingArgs, address: &str) -> Result<u8> {
@@ -81,7 +95,11 @@ fn serve_ceiling(args: &CeilingArgs, address: &str) -> Result<u8> {
 }
 
 fn under_ceiling(args: &CeilingArgs) -> Result<u8> {
-    let load = Load::new(args.mode, &args.load)?;
+    let load = load_with_ceiling(args.mode, &args.load)?;
+    if !args.load.addr.is_empty() {
+        return Err(exit::usage("--addr has no meaning for ceiling: it starts its own service"));
+    }
+    let output = Output::open(args.load.json.as_deref())?;
     let report = runtime(load.threads)?.block_on(async {
         let threads = ceiling::server_threads(args.server_threads);
         let ceiling = Ceiling::start(&load, Some(threads)).await?;
@@ -92,17 +110,39 @@ fn under_ceiling(args: &CeilingArgs) -> Result<u8> {
         ));
         anyhow::Ok(report)
     })?;
-    finish(report, &args.load)
+    finish(&report, output)
 }
 
 fn compare(args: &CompareArgs) -> Result<u8> {
-    let load = Load::new(args.mode, &args.load)?;
+    let load = load_with_ceiling(args.mode, &args.load)?;
+    at_least_one("--server-threads", args.server_threads)?;
+    at_least_one("--runs", Some(args.runs))?;
+    let output = Output::open(args.load.json.as_deref())?;
     let threads = ceiling::server_threads(args.server_threads);
     let mut comparison =
         runtime(load.threads)?.block_on(compare::run(&load, args.runs, threads, run_load))?;
     comparison.command = command_line();
-    deliver(&comparison, args.load.json.as_deref(), || comparison.table())?;
+    output.deliver(&comparison, || comparison.table())?;
     Ok(comparison.exit_code())
+}
+
+fn load(mode: Mode, args: &LoadArgs) -> Result<Load> {
+    Load::new(mode, args).map_err(exit::usage)
+}
+
+fn load_with_ceiling(mode: Mode, args: &LoadArgs) -> Result<Load> {
+    let load = load(mode, args)?;
+    if load.verify {
+        return Err(exit::usage("--verify has no meaning here: the ceiling stores nothing"));
+    }
+    Ok(load)
+}
+
+fn at_least_one(flag: &str, value: Option<usize>) -> Result<()> {
+    match value {
+        Some(0) => Err(exit::usage(format!("{flag} must be at least 1"))),
+        _ => Ok(()),
+    }
 }
 
 async fn run_load(load: &Load) -> Result<Report> {
@@ -116,35 +156,9 @@ async fn run_load(load: &Load) -> Result<Report> {
     Ok(report)
 }
 
-fn finish(report: Report, args: &LoadArgs) -> Result<u8> {
-    deliver(&report, args.json.as_deref(), || report.table())?;
+fn finish(report: &Report, output: Output) -> Result<u8> {
+    output.deliver(report, || report.table())?;
     Ok(report.exit_code())
-}
-
-/// Prints the table and writes the JSON, or prints the JSON alone.
-fn deliver(
-    value: &impl Serialize,
-    json: Option<&Path>,
-    table: impl FnOnce() -> String,
-) -> Result<()> {
-    match json {
-        None => print!("{}", table()),
-        Some(path) if path == Path::new("-") => println!("{}", to_json(value)?),
-        Some(path) => {
-            print!("{}", table());
-            write_file(path, &to_json(value)?)?;
-        }
-    }
-    Ok(())
-}
-
-fn to_json(value: &impl Serialize) -> Result<String> {
-    serde_json::to_string_pretty(value).context("write JSON")
-}
-
-#[expect(clippy::disallowed_methods, reason = "the result's file is no part of any log")]
-fn write_file(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, format!("{text}\n")).with_context(|| format!("write {}", path.display()))
 }
 
 fn command_line() -> String {

@@ -75,6 +75,13 @@ pub(crate) struct Meter {
     pub(crate) acks: BTreeMap<&'static str, u64>,
     /// Batches that the service had applied before: sent again after a failure.
     pub(crate) duplicates: u64,
+    /// Records that were acked, by partition.
+    pub(crate) acked: BTreeMap<u32, u64>,
+    /// Times that retention had overtaken a reader, which went on at the log start.
+    pub(crate) starts_moved: u64,
+    /// Lanes that ended early, and when the first one did.
+    pub(crate) gave_up: u64,
+    pub(crate) gave_up_after: Option<Duration>,
     pub(crate) failures: Failures,
 }
 
@@ -97,6 +104,10 @@ impl Meter {
             bytes: 0,
             acks: BTreeMap::new(),
             duplicates: 0,
+            acked: BTreeMap::new(),
+            starts_moved: 0,
+            gave_up: 0,
+            gave_up_after: None,
             failures: Failures::default(),
         }
     }
@@ -132,9 +143,17 @@ impl Meter {
     }
 
     pub(crate) fn fail_as(&mut self, kind: String, message: String) {
-        self.failures.count += 1;
-        *self.failures.by_kind.entry(kind).or_default() += 1;
-        self.failures.first.get_or_insert(message);
+        self.failures.add(kind, 1, message);
+    }
+
+    pub(crate) fn count_acked(&mut self, partition: u32, records: u64) {
+        *self.acked.entry(partition).or_default() += records;
+    }
+
+    /// Notes that a lane has failed too often to go on.
+    pub(crate) fn give_up(&mut self, after: Duration) {
+        self.gave_up += 1;
+        self.gave_up_after = Some(after);
     }
 
     pub(crate) fn merge(&mut self, other: &Self) {
@@ -149,20 +168,36 @@ impl Meter {
             *self.acks.entry(name).or_default() += count;
         }
         self.duplicates += other.duplicates;
+        for (partition, records) in &other.acked {
+            self.count_acked(*partition, *records);
+        }
+        self.starts_moved += other.starts_moved;
+        self.gave_up += other.gave_up;
+        let times = [self.gave_up_after, other.gave_up_after];
+        self.gave_up_after = times.into_iter().flatten().min();
         self.failures.merge(&other.failures);
     }
 
     /// The weakest durability that an ack reached.
     pub(crate) fn durability(&self) -> Option<&'static str> {
-        STRONGEST_FIRST
-            .iter()
-            .rev()
-            .map(|&durability| durability_name(durability))
-            .find(|name| self.acks.contains_key(name))
+        weakest(self.acks.keys().copied())
     }
 }
 
+/// The weakest of some durabilities.
+pub(crate) fn weakest<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'static str> {
+    let names: Vec<&str> = names.collect();
+    let mut weakest_first = STRONGEST_FIRST.iter().rev().copied().map(durability_name);
+    weakest_first.find(|name| names.contains(name))
+}
+
 impl Failures {
+    pub(crate) fn add(&mut self, kind: String, count: u64, message: String) {
+        self.count += count;
+        *self.by_kind.entry(kind).or_default() += count;
+        self.first.get_or_insert(message);
+    }
+
     pub(crate) fn merge(&mut self, other: &Self) {
         self.count += other.count;
         for (kind, count) in &other.by_kind {
@@ -233,6 +268,17 @@ mod tests {
     #[test]
     fn nothing_recorded_has_no_percentiles() {
         assert_eq!(Meter::new().latency.percentiles(), None);
+    }
+
+    #[test]
+    fn who_gave_up_first_is_known() {
+        let (mut all, mut one, mut two) = (Meter::new(), meter([1]), meter([1]));
+        two.give_up(Duration::from_secs(2));
+        one.give_up(Duration::from_secs(3));
+        for part in [&one, &two, &meter([1])] {
+            all.merge(part);
+        }
+        assert_eq!((all.gave_up, all.gave_up_after), (2, Some(Duration::from_secs(2))));
     }
 
     #[test]

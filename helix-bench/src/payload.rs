@@ -1,6 +1,8 @@
 //! Batches made before they are needed, so that a run measures sending and not making them.
 //! Seeded: the same flags give the same bytes.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use helix_proto::batch;
 use helix_proto::log::v1::{EncodedBatch, Record};
@@ -9,31 +11,53 @@ use rand::{RngExt, SeedableRng};
 
 use crate::args::Payload;
 
-/// Bytes of prebuilt batches per lane: enough that they are not all in the processor's cache.
-const POOL_BYTES: usize = 4 << 20;
+/// Bytes of prebuilt batches for each lane: enough that they are not all in the processor's cache.
+const LANE_BYTES: usize = 4 << 20;
+/// Bytes of them over all lanes, which share them: larger than every cache.
+const POOL_BYTES_MAX: usize = 64 << 20;
+/// Bounds of their number, the upper one for each lane.
 const POOL_BATCHES_MIN: usize = 2;
 const POOL_BATCHES_MAX: usize = 64;
+/// Batches between the beginnings of two lanes.
+const LANE_STEP: usize = 37;
 
 const WORDS: [&str; 16] = [
     "append", "batch", "commit", "durable", "epoch", "frame", "group", "index", "leader", "log",
     "offset", "quorum", "record", "segment", "shard", "sync",
 ];
 
-/// The batches of one lane, given out in turn.
+/// Batches, given out in turn. Lanes share them and begin at different ones.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    batches: Vec<EncodedBatch>,
+    batches: Arc<[EncodedBatch]>,
     batch_size: u32,
     next: usize,
 }
 
 impl Pool {
-    pub(crate) fn new(kind: Payload, size: usize, batch_size: u32, seed: u64) -> Self {
+    pub(crate) fn new(
+        kind: Payload,
+        size: usize,
+        batch_size: u32,
+        seed: u64,
+        lanes: usize,
+    ) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let bytes = size.saturating_mul(batch_size as usize).max(1);
-        let count = (POOL_BYTES / bytes).clamp(POOL_BATCHES_MIN, POOL_BATCHES_MAX);
+        let wanted = LANE_BYTES.saturating_mul(lanes).min(POOL_BYTES_MAX) / bytes;
+        // Small ones take more than their values' bytes, and lanes are many.
+        let most = POOL_BATCHES_MAX.saturating_mul(lanes).min(POOL_BATCHES_MAX * 64);
+        let count = wanted.clamp(POOL_BATCHES_MIN, most);
         let batches = (0..count).map(|_| build(kind, size, batch_size, &mut rng)).collect();
         Self { batches, batch_size, next: 0 }
+    }
+
+    /// The same batches for a lane, from one on that its neighbours do not begin with.
+    pub(crate) fn lane(&self, lane: usize) -> Self {
+        let batches = self.batches.clone();
+        // A prime step: lanes are apart whatever the number of batches, unless it is a multiple.
+        let next = lane.wrapping_mul(LANE_STEP) % batches.len();
+        Self { batches, batch_size: self.batch_size, next }
     }
 
     /// The next batch, of `records` records, at most the pool's batch size.
@@ -44,7 +68,7 @@ impl Pool {
     }
 
     pub(crate) fn into_batches(self) -> Vec<EncodedBatch> {
-        self.batches
+        self.batches.to_vec()
     }
 }
 
@@ -96,7 +120,7 @@ mod tests {
     #[test]
     fn batches_have_the_asked_shape() {
         for kind in [Payload::Random, Payload::Text, Payload::Zero] {
-            let mut pool = Pool::new(kind, 100, 5, 1);
+            let mut pool = Pool::new(kind, 100, 5, 1, 1);
             let (whole, part) = (pool.next(5), pool.next(3));
             for (batch, count) in [(whole, 5), (part, 3)] {
                 let records = batch::decode(&batch).unwrap().records;
@@ -108,18 +132,18 @@ mod tests {
 
     #[test]
     fn contents_differ_but_repeat_with_the_seed() {
-        let mut pool = Pool::new(Payload::Random, 100, 5, 1);
+        let mut pool = Pool::new(Payload::Random, 100, 5, 1, 1);
         let (first, second) = (pool.next(5), pool.next(5));
         assert_ne!(first.payload, second.payload);
-        assert_eq!(Pool::new(Payload::Random, 100, 5, 1).next(5), first);
-        assert_ne!(Pool::new(Payload::Random, 100, 5, 2).next(5), first);
+        assert_eq!(Pool::new(Payload::Random, 100, 5, 1, 1).next(5), first);
+        assert_ne!(Pool::new(Payload::Random, 100, 5, 2, 1).next(5), first);
     }
 
     #[test]
     fn a_pool_is_bounded_and_goes_round() {
-        let mut large = Pool::new(Payload::Zero, 16 << 20, 1, 1);
+        let mut large = Pool::new(Payload::Zero, 16 << 20, 1, 1, 1);
         assert_eq!(large.batches.len(), POOL_BATCHES_MIN);
-        let mut small = Pool::new(Payload::Random, 1, 1, 1);
+        let mut small = Pool::new(Payload::Random, 1, 1, 1, 1);
         assert_eq!(small.batches.len(), POOL_BATCHES_MAX);
         let first = small.next(1);
         for _ in 1..POOL_BATCHES_MAX {
@@ -127,5 +151,18 @@ mod tests {
         }
         assert_eq!(small.next(1), first);
         assert_eq!(large.next(1).record_count, 1);
+    }
+    #[test]
+    fn many_lanes_share_what_few_have() {
+        let bytes =
+            |pool: &Pool| -> usize { pool.batches.iter().map(|batch| batch.payload.len()).sum() };
+        let many = Pool::new(Payload::Zero, 1024, 100, 1, 1024);
+        assert!(bytes(&many) <= POOL_BYTES_MAX + (POOL_BYTES_MAX >> 4), "{}", bytes(&many));
+        let (mut first, mut second) = (many.lane(0), many.lane(1));
+        assert!(Arc::ptr_eq(&first.batches, &second.batches));
+        assert_ne!(first.next, second.next);
+        assert_eq!(first.next(100).record_count, second.next(100).record_count);
+        let tiny = Pool::new(Payload::Zero, 1, 1, 1, 65_536);
+        assert!(tiny.batches.len() <= POOL_BATCHES_MAX * 64);
     }
 }

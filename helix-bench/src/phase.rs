@@ -38,8 +38,9 @@ pub(crate) trait Lane: Send + Sized + 'static {
 pub(crate) struct Outcome {
     pub(crate) meter: Meter,
     pub(crate) elapsed: Duration,
-    /// Sends of an open loop that nobody was free to make in time.
+    /// As [`Budget::sends_missed`].
     pub(crate) sends_missed: u64,
+    pub(crate) lanes: usize,
 }
 
 /// Runs a part with all lanes.
@@ -82,7 +83,7 @@ pub(crate) async fn run<L: Lane>(
         progress.abort();
         clear_line();
     }
-    let outcome = Outcome { meter, elapsed, sends_missed: budget.sends_missed() };
+    let outcome = Outcome { meter, elapsed, sends_missed: budget.sends_missed(), lanes: count };
     Ok((back.into_iter().flatten().collect(), outcome))
 }
 

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use helix_client::{Batches, Client, Event, FetchOptions, Position, ReadOptions, Start};
+use helix_client::{
+    Batches, Client, Error, Event, FetchOptions, Position, ReadOptions, ReadSource, Start,
+};
 use helix_proto::batch;
 use helix_proto::log::v1::{ErrorReason, ResolvedOffset};
 use tokio::time::{Duration, Instant};
@@ -16,10 +18,14 @@ use crate::phase::{self, FAILURES_IN_A_ROW_MAX, Lane, Part};
 use crate::place::{Share, split};
 use crate::report::Report;
 use crate::target::Target;
-use crate::verify::Findings;
+use crate::verify::{Answers, Verification};
 
 /// Bytes that a record takes beyond its value, at most, as far as a fetch allows for them.
 const RECORD_OVERHEAD: u64 = 64;
+
+/// Where retention has overtaken a reader it goes on at the log start.
+const READ: ReadOptions =
+    ReadOptions { clamp: true, source: ReadSource::Leader, preferred_node: None };
 
 /// Wait of a fetch. Everything asked for is there, so it should never be needed.
 const WAIT_MAX: Duration = Duration::from_secs(1);
@@ -31,6 +37,8 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 pub(crate) async fn run(load: &Load) -> Result<Report> {
     let target = Target::connect(load).await?;
     let (ranges, notes) = ranges(load, &target.ends().await?)?;
+    let there = ranges.iter().map(|range| range.until - range.from).sum();
+    let load = &load.with_records_there(there);
     let shares = split(&ranges, load.lanes(), u64::from(load.batch_size));
     let lanes: Vec<Reader> = shares
         .into_iter()
@@ -49,7 +57,7 @@ pub(crate) async fn run(load: &Load) -> Result<Report> {
         report.notes.push("a subscription asks for nothing, so it has no latency: see e2e".into());
     }
     if load.verify {
-        report.verify = Some(findings(&lanes));
+        report.verify = Some(Verification::Read(answers(&lanes)));
     }
     Ok(report)
 }
@@ -92,12 +100,12 @@ fn ranges(load: &Load, ends: &[ResolvedOffset]) -> Result<(Vec<Share>, Vec<Strin
     Ok((ranges, notes))
 }
 
-fn findings(lanes: &[Reader]) -> Findings {
-    let mut all = Findings::default();
-    for Reader { findings, .. } in lanes {
-        all.records += findings.records;
-        all.offset_gaps += findings.offset_gaps;
-        all.corrupt_batches += findings.corrupt_batches;
+fn answers(lanes: &[Reader]) -> Answers {
+    let mut all = Answers::default();
+    for Reader { answers, .. } in lanes {
+        all.records += answers.records;
+        all.offset_gaps += answers.offset_gaps;
+        all.corrupt_batches += answers.corrupt_batches;
     }
     all
 }
@@ -108,12 +116,15 @@ struct Reader {
     client: Client,
     topic: String,
     shares: Vec<Share>,
+    /// Offset to read next in each share, in this round.
+    next: Vec<u64>,
     options: FetchOptions,
     is_stream: bool,
     /// Whether the measured part ends with the shares.
     is_bounded: bool,
     verify: bool,
-    findings: Findings,
+    failures_in_a_row: u32,
+    answers: Answers,
 }
 
 impl Reader {
@@ -123,33 +134,48 @@ impl Reader {
             records_max: Some(batch_size),
             bytes_max: Some(batch_size.saturating_mul(load.size as u64 + RECORD_OVERHEAD)),
             wait_max: WAIT_MAX,
+            read: READ,
             ..FetchOptions::default()
         };
         Self {
             client: client.clone(),
             topic: load.topic.clone(),
             shares,
+            next: Vec::new(),
             options,
             is_stream: load.stream,
             is_bounded: load.run.records.is_some(),
             verify: load.verify,
-            findings: Findings::default(),
+            failures_in_a_row: 0,
+            answers: Answers::default(),
         }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failures_in_a_row >= FAILURES_IN_A_ROW_MAX
     }
 }
 
 impl Lane for Reader {
     async fn run(mut self, budget: Arc<Budget>, part: Part) -> (Self, Meter) {
         let mut meter = Meter::new();
-        let mut failures_in_a_row = 0;
-        self.findings = Findings::default();
+        self.failures_in_a_row = 0;
+        self.answers = Answers::default();
+        let is_once = part == Part::Measured && self.is_bounded;
         loop {
-            let is_through = match self.is_stream {
-                true => self.subscribe(&budget, &mut meter).await,
-                false => self.fetch(&budget, &mut meter, &mut failures_in_a_row).await,
-            };
-            let is_enough = part == Part::Measured && self.is_bounded;
-            if !is_through || is_enough || budget.is_over(Instant::now()) {
+            self.next = self.shares.iter().map(|share| share.from).collect();
+            while !self.is_through() && !self.has_failed() && !budget.is_over(Instant::now()) {
+                match self.is_stream {
+                    true => self.subscribe(&budget, &mut meter).await,
+                    false => self.fetch(&budget, &mut meter).await,
+                }
+            }
+            if self.has_failed() {
+                meter.give_up(budget.start().elapsed());
+            }
+            // Retention may have left nothing to begin again with.
+            let is_empty = self.shares.iter().all(|share| share.from >= share.until);
+            if is_once || is_empty || self.has_failed() || budget.is_over(Instant::now()) {
                 return (self, meter);
             }
         }
@@ -157,120 +183,155 @@ impl Lane for Reader {
 }
 
 impl Reader {
-    /// Reads the shares once. False if it came to an end before that.
-    async fn fetch(
-        &mut self,
-        budget: &Budget,
-        meter: &mut Meter,
-        failures_in_a_row: &mut u32,
-    ) -> bool {
-        let consumer = self.client.consumer();
-        for number in 0..self.shares.len() {
-            let Share { partition, from, until } = self.shares[number];
-            let mut next = from;
-            while next < until {
-                let now = Instant::now();
-                if budget.is_over(now) || *failures_in_a_row >= FAILURES_IN_A_ROW_MAX {
-                    return false;
-                }
-                let start =
-                    [Start::new(&self.topic, partition, Position::Offset(next)).until(until)];
-                match consumer.fetch_encoded(&start, &self.options).await {
-                    Ok(fetched) if fetched.iter().any(|batches| batches.next_offset > next) => {
-                        let latency = now.elapsed();
-                        *failures_in_a_row = 0;
-                        for batches in fetched {
-                            let bytes = self.take(&batches, next);
-                            let after = batches.next_offset.min(until);
-                            meter.succeed(latency, after - next, bytes);
-                            budget.spend(u32::try_from(after - next).unwrap_or(u32::MAX));
-                            next = after;
-                        }
-                    }
-                    Ok(_) => {
-                        *failures_in_a_row += 1;
-                        meter.fail_as("EMPTY".into(), format!("nothing came at offset {next}"));
-                    }
-                    Err(error) => {
-                        *failures_in_a_row += 1;
-                        if error.is(ErrorReason::CorruptLog) {
-                            self.findings.corrupt_batches += 1;
-                        }
-                        meter.fail(&error);
-                    }
-                }
-            }
-        }
-        true
+    /// Whether this round has come to the end of every share.
+    fn is_through(&self) -> bool {
+        self.shares.iter().zip(&self.next).all(|(share, next)| *next >= share.until)
     }
 
-    /// Reads the shares once over one subscription. False if it came to an end before that.
-    async fn subscribe(&mut self, budget: &Budget, meter: &mut Meter) -> bool {
-        let starts = self.shares.iter().map(|share| {
-            let Share { partition, from, until } = *share;
-            Start::new(&self.topic, partition, Position::Offset(from)).until(until)
+    /// Reads on in the first share that is not through.
+    async fn fetch(&mut self, budget: &Budget, meter: &mut Meter) {
+        let unread = |(share, next): (&Share, &u64)| *next < share.until;
+        let Some(place) = self.shares.iter().zip(&self.next).position(unread) else { return };
+        let (Share { partition, until, .. }, next) = (self.shares[place], self.next[place]);
+        let now = Instant::now();
+        let start = [Start::new(&self.topic, partition, Position::Offset(next)).until(until)];
+        match self.client.consumer().fetch_encoded(&start, &self.options).await {
+            Ok(fetched) if fetched.iter().any(|answer| answer.next_offset > next) => {
+                let latency = now.elapsed();
+                for answer in fetched {
+                    let taken = self.take(place, &answer, meter);
+                    if taken.records > 0 {
+                        meter.succeed(latency, taken.records, taken.bytes);
+                    }
+                    budget.spend(u32::try_from(taken.records).unwrap_or(u32::MAX));
+                }
+            }
+            Ok(_) => {
+                self.failures_in_a_row += 1;
+                meter.fail_as("EMPTY".into(), format!("nothing came at offset {next}"));
+            }
+            Err(error) => self.fail(&error, meter),
+        }
+    }
+
+    /// Reads on in all shares that are not through, over one subscription.
+    async fn subscribe(&mut self, budget: &Budget, meter: &mut Meter) {
+        let shares = self.shares.iter().zip(&self.next);
+        let starts = shares.filter(|(share, next)| **next < share.until).map(|(share, next)| {
+            let start = Start::new(&self.topic, share.partition, Position::Offset(*next));
+            start.until(share.until)
         });
-        let mut subscription =
-            self.client.consumer().subscribe(starts.collect(), ReadOptions::default());
+        let mut subscription = self.client.consumer().subscribe(starts.collect(), READ);
         while let Some(event) = subscription.next_encoded().await {
             match event {
-                Ok(Event::Data(batches)) => {
-                    let bytes = self.take(&batches, batches.start_offset);
-                    let until = batches.until.unwrap_or(u64::MAX);
-                    let records = batches.next_offset.min(until) - batches.start_offset;
-                    meter.count(records, bytes);
-                    budget.spend(u32::try_from(records).unwrap_or(u32::MAX));
+                Ok(Event::Data(answer)) => {
+                    if let Some(place) = self.place_of(&answer) {
+                        let taken = self.take(place, &answer, meter);
+                        if taken.records > 0 {
+                            meter.count(taken.records, taken.bytes);
+                        }
+                        budget.spend(u32::try_from(taken.records).unwrap_or(u32::MAX));
+                    }
                 }
                 Ok(Event::CaughtUp { .. } | Event::Heartbeat(_)) => {}
-                Err(error) => {
-                    if error.is(ErrorReason::CorruptLog) {
-                        self.findings.corrupt_batches += 1;
-                    }
-                    meter.fail(&error);
-                    return false;
-                }
+                Err(error) => return self.fail(&error, meter),
             }
             if budget.is_over(Instant::now()) {
-                return false;
+                return;
             }
         }
-        true
+        // Every share has come to its end, even where nothing was left to tell.
+        for (share, next) in self.shares.iter().zip(&mut self.next) {
+            *next = (*next).max(share.until);
+        }
     }
 
-    /// Payload bytes of an answer that begins at `start`; checks it if asked to.
-    fn take(&mut self, answer: &Batches, start: u64) -> u64 {
+    /// The share that an answer belongs to: a lane has one of each partition at most.
+    fn place_of(&self, answer: &Batches) -> Option<usize> {
+        self.shares.iter().position(|share| share.partition == answer.partition)
+    }
+
+    fn fail(&mut self, error: &Error, meter: &mut Meter) {
+        self.failures_in_a_row += 1;
+        if error.is(ErrorReason::CorruptLog) {
+            self.answers.corrupt_batches += 1;
+        }
+        meter.fail(error);
+    }
+
+    /// Goes on behind an answer, and counts what of it was asked for; checks it if asked to.
+    fn take(&mut self, place: usize, answer: &Batches, meter: &mut Meter) -> Taken {
+        self.failures_in_a_row = 0;
+        let (next, share) = (self.next[place], &mut self.shares[place]);
+        if answer.start_offset > next {
+            meter.starts_moved += 1;
+            share.from = share.from.max(answer.start_offset);
+            if share.from >= share.until && !self.is_bounded {
+                // All of it is gone: what has come since takes its place.
+                share.until = answer.watermarks.high_watermark;
+            }
+        }
+        let start = next.max(answer.start_offset);
+        let until = answer.next_offset.min(answer.until.unwrap_or(u64::MAX));
+        self.next[place] = next.max(answer.next_offset);
         if self.verify {
             self.check(answer, start);
         }
-        let payloads = answer.batches.iter().filter_map(|stored| stored.batch.as_ref());
-        payloads.map(|batch| batch.payload.len() as u64).sum()
+        taken(answer, start, until)
     }
 
     fn check(&mut self, answer: &Batches, start: u64) {
         let mut next = start;
+        // What retention removes while a subscription goes on is no gap.
+        let log_start = answer.watermarks.log_start_offset;
         for stored in &answer.batches {
             let Some(batch) = stored.batch.as_ref() else {
-                self.findings.corrupt_batches += 1;
+                self.answers.corrupt_batches += 1;
                 continue;
             };
             let is_sound = batch::is_intact(batch)
                 && batch::scan(&batch.payload, batch.record_count, usize::MAX).is_ok();
-            self.findings.corrupt_batches += u64::from(!is_sound);
+            self.answers.corrupt_batches += u64::from(!is_sound);
             // Only the first one may begin before what was asked for.
-            let is_dense =
-                stored.first_offset == next || stored.first_offset < next && next == start;
-            self.findings.offset_gaps += u64::from(!is_dense);
+            let is_dense = stored.first_offset == next
+                || stored.first_offset < next && next == start
+                || (next..=log_start).contains(&stored.first_offset);
+            self.answers.offset_gaps += u64::from(!is_dense);
             next = stored.first_offset + u64::from(batch.record_count);
         }
         // The last one may end behind it, but nothing may be skipped.
-        self.findings.offset_gaps += u64::from(answer.next_offset > next);
-        self.findings.records += answer.next_offset.saturating_sub(start);
+        self.answers.offset_gaps += u64::from(answer.next_offset > next.max(log_start));
+        let until = answer.next_offset.min(answer.until.unwrap_or(u64::MAX));
+        self.answers.records += taken(answer, start, until).records;
     }
+}
+
+/// What of an answer was asked for.
+#[derive(Debug, PartialEq, Eq)]
+struct Taken {
+    records: u64,
+    /// Of payloads. A batch of which only a part was asked for counts by its share of records.
+    bytes: u64,
+}
+
+fn taken(answer: &Batches, start: u64, until: u64) -> Taken {
+    let mut taken = Taken { records: 0, bytes: 0 };
+    for stored in &answer.batches {
+        let Some(batch) = stored.batch.as_ref() else { continue };
+        let count = u64::from(batch.record_count);
+        let end = until.min(stored.first_offset.saturating_add(count));
+        let records = end.saturating_sub(start.max(stored.first_offset));
+        let bytes = (batch.payload.len() as u64).saturating_mul(records);
+        taken.records += records;
+        taken.bytes += bytes.checked_div(count).unwrap_or_default();
+    }
+    taken
 }
 
 #[cfg(test)]
 mod tests {
-    use helix_proto::log::v1::Watermarks;
+    use helix_client::Config;
+    use helix_proto::log::v1::{Record, StoredBatch, Watermarks};
 
     use super::*;
     use crate::args::{LoadArgs, Mode};
@@ -313,5 +374,70 @@ mod tests {
         let (found, notes) = ranges(&load(Some(200), 0), &[end(0, 40, 100)]).unwrap();
         assert_eq!((found, notes.len()), (vec![share(0, 40, 100)], 2));
         assert!(ranges(&load(Some(1), 0), &[end(0, 0, 0)]).is_err());
+    }
+
+    /// Batches of ten records from these offsets on.
+    fn answer(start_offset: u64, firsts: &[u64], next_offset: u64) -> Batches {
+        let records = vec![Record::default(); 10];
+        let stored = |&first_offset: &u64| StoredBatch {
+            first_offset,
+            batch: Some(batch::encode(&records)),
+            ..StoredBatch::default()
+        };
+        Batches {
+            topic: "default".to_owned(),
+            partition: 0,
+            start_offset,
+            until: None,
+            batches: firsts.iter().map(stored).collect(),
+            next_offset,
+            watermarks: Watermarks { log_start_offset: 0, high_watermark: 100 },
+        }
+    }
+
+    #[test]
+    fn what_was_not_asked_for_does_not_count() {
+        let answer = answer(5, &[0, 10, 20], 25);
+        let whole = answer.batches[0].batch.as_ref().unwrap().payload.len() as u64;
+        let half = Taken { records: 5, bytes: whole / 2 };
+        assert_eq!(taken(&answer, 5, 10), half);
+        assert_eq!(taken(&answer, 20, 25), half);
+        assert_eq!(taken(&answer, 5, 25), Taken { records: 20, bytes: whole * 2 });
+        assert_eq!(taken(&answer, 30, 40), Taken { records: 0, bytes: 0 });
+    }
+
+    fn reader(load: &Load, share: Share) -> Reader {
+        let client = Client::new(Config::default()).unwrap();
+        let mut reader = Reader::new(load, &client, vec![share]);
+        reader.next = vec![share.from];
+        reader.verify = true;
+        reader
+    }
+
+    #[tokio::test]
+    async fn a_reader_goes_on_at_the_log_start() {
+        let mut meter = Meter::new();
+        let mut reader = reader(&load(None, 0), share(0, 0, 30));
+        let taken = reader.take(0, &answer(10, &[10, 20], 30), &mut meter);
+        assert_eq!((taken.records, meter.starts_moved, reader.next[0]), (20, 1, 30));
+        assert_eq!((reader.shares[0], reader.answers.offset_gaps), (share(0, 10, 30), 0));
+        // All of the share is gone: it takes what has come since.
+        reader.next = vec![10];
+        reader.take(0, &answer(40, &[], 40), &mut meter);
+        assert_eq!((reader.shares[0], meter.starts_moved), (share(0, 40, 100), 2));
+        assert!(!reader.is_through());
+    }
+
+    #[tokio::test]
+    async fn gaps_are_found_unless_retention_made_them() {
+        let mut meter = Meter::new();
+        let mut reader = reader(&load(Some(30), 0), share(0, 0, 30));
+        let mut gap = answer(0, &[0, 20], 30);
+        reader.take(0, &gap, &mut meter);
+        assert_eq!((reader.answers.offset_gaps, reader.answers.records), (1, 20));
+        gap.watermarks.log_start_offset = 20;
+        reader.next = vec![0];
+        reader.take(0, &gap, &mut meter);
+        assert_eq!(reader.answers.offset_gaps, 1);
     }
 }

@@ -61,10 +61,9 @@ async fn read_to_end(
         let start = [Start::new(topic, partition, Position::Offset(*next))];
         let fetched = match consumer.fetch_encoded(&start, &FetchOptions::default()).await {
             Ok(fetched) => fetched,
-            Err(error) if error.is(ErrorReason::OffsetOutOfRange) => bail!(
-                "verification is not possible: retention has removed {topic}/{partition} from \
-                 offset {next} on"
-            ),
+            Err(error) if error.is(ErrorReason::OffsetOutOfRange) => {
+                bail!("retention has removed {topic}/{partition} from offset {next} on")
+            }
             Err(error) if error.is(ErrorReason::CorruptLog) => {
                 checker.see_corrupt_batch();
                 return Ok(has_read);

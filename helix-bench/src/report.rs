@@ -3,20 +3,21 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::time::Duration;
 
-use helix_proto::log::v1::{Durability, GetNodeStatusResponse, TopicConfig};
+use helix_proto::log::v1::{Durability, TopicConfig};
 use serde::Serialize;
 
 use crate::args::{Acks, Mode};
+use crate::exit;
 use crate::load::Load;
 use crate::meter::{Latencies, Meter, Percentiles, durability_name};
-use crate::phase::Outcome;
+use crate::nodes::{Cpu, Node, nodes, rss_bytes};
+use crate::phase::{FAILURES_IN_A_ROW_MAX, Outcome};
 use crate::target::{Observation, Target};
-use crate::verify::Findings;
+use crate::verify::Verification;
 
-/// Exit code when what was read back is not what was acked.
-pub(crate) const EXIT_NOT_VERIFIED: u8 = 11;
+/// Failures of this kind are acked records that a subscriber did not get.
+pub(crate) const NOT_DELIVERED: &str = "NOT_DELIVERED";
 
 /// A run shorter than this says little about the next one.
 const SECONDS_MIN: f64 = 2.0;
@@ -55,6 +56,8 @@ pub(crate) struct Report {
     pub(crate) records: u64,
     pub(crate) requests: u64,
     pub(crate) bytes: u64,
+    /// As they came; None without records.
+    pub(crate) bytes_per_record: Option<f64>,
     pub(crate) seconds: f64,
     pub(crate) warmup: Warmup,
     /// Further distributions, by name.
@@ -63,14 +66,18 @@ pub(crate) struct Report {
     pub(crate) acks: BTreeMap<&'static str, u64>,
     pub(crate) duplicates: u64,
     pub(crate) sends_missed: u64,
+    /// Clients, or requests and streams in flight, that failed too often to go on.
+    pub(crate) gave_up: u64,
+    /// Acked by weak acks and not there afterwards. None where that was not looked at.
+    pub(crate) records_missing: Option<u64>,
     pub(crate) errors_by_kind: BTreeMap<String, u64>,
     pub(crate) first_error: Option<String>,
     pub(crate) cpu: Cpu,
-    /// Resident memory of all nodes together, after the run.
-    pub(crate) server_rss_bytes: u64,
+    /// Resident memory of all nodes together, after the run. None if none says.
+    pub(crate) server_rss_bytes: Option<u64>,
     /// Those that answered.
     pub(crate) nodes: Vec<Node>,
-    pub(crate) verify: Option<Findings>,
+    pub(crate) verify: Option<Verification>,
     pub(crate) machine: Machine,
     pub(crate) load: Load,
     pub(crate) notes: Vec<String>,
@@ -82,32 +89,6 @@ pub(crate) struct Warmup {
     pub(crate) records: u64,
     pub(crate) seconds: f64,
     pub(crate) errors: u64,
-}
-
-/// CPU time of the measured part.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Cpu {
-    /// Cores that this process kept busy.
-    pub(crate) client_cores: f64,
-    pub(crate) client_us_per_request: f64,
-    /// The same of all nodes together.
-    pub(crate) server_cores: f64,
-    pub(crate) server_us_per_request: f64,
-}
-
-/// One node, as it described itself after the run.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Node {
-    pub(crate) address: String,
-    pub(crate) version: String,
-    pub(crate) storage: String,
-    pub(crate) durability: String,
-    pub(crate) sync_p50_us: Option<f64>,
-    pub(crate) sync_p99_us: Option<f64>,
-    /// None: it did not answer before the run, or was restarted during it.
-    pub(crate) cpu_seconds: Option<f64>,
-    pub(crate) rss_bytes: u64,
-    pub(crate) shards: usize,
 }
 
 /// Where the client ran.
@@ -144,7 +125,7 @@ impl Report {
         warmup: &Outcome,
         outcome: &Outcome,
     ) -> Self {
-        let Outcome { meter, elapsed, sends_missed } = outcome;
+        let Outcome { meter, elapsed, sends_missed, lanes } = outcome;
         let seconds = elapsed.as_secs_f64().max(1e-9);
         let nodes = nodes(before, after);
         let storages: Vec<_> = nodes.iter().map(|node| node.storage.clone()).collect();
@@ -173,6 +154,8 @@ impl Report {
             records: meter.records,
             requests: meter.requests,
             bytes: meter.bytes,
+            bytes_per_record: (meter.records > 0)
+                .then(|| meter.bytes as f64 / meter.records as f64),
             seconds,
             warmup: Warmup {
                 records: warmup.meter.records,
@@ -183,10 +166,12 @@ impl Report {
             acks: meter.acks.clone(),
             duplicates: meter.duplicates,
             sends_missed: *sends_missed,
+            gave_up: meter.gave_up,
+            records_missing: None,
             errors_by_kind: meter.failures.by_kind.clone(),
             first_error: meter.failures.first.clone(),
             cpu: Cpu::new(before, after, &nodes, meter),
-            server_rss_bytes: nodes.iter().map(|node| node.rss_bytes).sum(),
+            server_rss_bytes: rss_bytes(&nodes),
             nodes,
             verify: None,
             machine: Machine::here(),
@@ -194,6 +179,13 @@ impl Report {
             notes: Vec::new(),
         };
         report.notes = report.reservations();
+        report.note_who_gave_up(meter, *lanes);
+        if meter.starts_moved > 0 {
+            report.notes.push(format!(
+                "retention overtook reads {} times: they went on at the log start",
+                meter.starts_moved
+            ));
+        }
         report
     }
 
@@ -215,11 +207,19 @@ impl Report {
             notes.push(format!("requests failed and are in no other figure; the first: {first}"));
         }
         if self.sends_missed > self.requests / SENDS_MISSED_SHARE {
-            notes.push(format!(
-                "the rate was not reached: {} sends were due and never made; their latencies are \
-                 missing",
-                self.sends_missed
-            ));
+            let ends_with_records = self.load.run.records.is_some_and(|most| self.records >= most);
+            notes.push(match ends_with_records {
+                true => format!(
+                    "the rate was not reached: {} sends more had been due when the last one was \
+                     made",
+                    self.sends_missed
+                ),
+                false => format!(
+                    "the rate was not reached: {} sends were due and never made; their latencies \
+                     are missing",
+                    self.sends_missed
+                ),
+            });
         }
         let silent = self.node_count - self.nodes.len().min(self.node_count);
         if silent > 0 {
@@ -247,6 +247,38 @@ impl Report {
         notes
     }
 
+    fn note_who_gave_up(&mut self, meter: &Meter, lanes: usize) {
+        let Some(after) = meter.gave_up_after else { return };
+        let who = if lanes == self.load.clients { "clients" } else { "lanes of the clients" };
+        let of = self.load.run.duration.map_or(self.seconds, |duration| duration.as_secs_f64());
+        self.notes.push(format!(
+            "{} of {lanes} {who} gave up after {FAILURES_IN_A_ROW_MAX} failures in a row, the \
+             first after {:.2} of {of:.2} s",
+            meter.gave_up,
+            after.as_secs_f64()
+        ));
+    }
+
+    /// Notes what became of the records that weak acks were given for.
+    pub(crate) fn note_missing(&mut self, acked: u64, missing: anyhow::Result<u64>) {
+        match missing {
+            Ok(missing) => {
+                self.records_missing = Some(missing);
+                if missing > 0 {
+                    self.notes.push(format!(
+                        "{missing} of {acked} records that were acked, warm-up included, are not \
+                         there: --acks {} promises no more, and the throughput counts them",
+                        self.load.acks.name()
+                    ));
+                }
+            }
+            Err(error) => self.notes.push(format!(
+                "whether what was acked with --acks {} is there could not be looked at: {error:#}",
+                self.load.acks.name()
+            )),
+        }
+    }
+
     pub(crate) fn note_in_flight_per_stream(&mut self, streams: usize) {
         if streams > self.load.clients {
             self.notes.push(format!(
@@ -258,9 +290,12 @@ impl Report {
     }
 
     pub(crate) fn exit_code(&self) -> u8 {
+        let is_lost = self.records_missing.is_some_and(|missing| missing > 0)
+            || self.errors_by_kind.contains_key(NOT_DELIVERED);
         match &self.verify {
-            Some(findings) if !findings.is_good() => EXIT_NOT_VERIFIED,
-            _ if self.requests == 0 => 1,
+            _ if is_lost => exit::NOT_AS_ACKED,
+            Some(verification) if !verification.is_good() => verification.exit_code(),
+            _ if self.requests == 0 => exit::FAILED,
             _ => 0,
         }
     }
@@ -299,8 +334,11 @@ impl Report {
         }
         let _ = writeln!(out);
         let _ = writeln!(out, "{}", self.totals());
-        if let Some(findings) = &self.verify {
-            let _ = writeln!(out, "{}", verdict(findings));
+        if let Some(verification) = &self.verify {
+            let _ = writeln!(out, "{verification}");
+        }
+        if let Some(missing) = self.records_missing.filter(|missing| *missing > 0) {
+            let _ = writeln!(out, "MISSING: {} acked records", grouped(missing as f64));
         }
         for (kind, count) in &self.errors_by_kind {
             let _ = writeln!(out, "error: {kind} x {count}");
@@ -312,18 +350,18 @@ impl Report {
     }
 
     pub(crate) fn headline(&self) -> String {
-        let Load { topic, clients, in_flight, size, batch_size, acks, .. } = &self.load;
+        let Load { topic, clients, in_flight, acks, .. } = &self.load;
         let load = &self.load;
         let partition = match load.partition {
             Some(partition) => format!("{topic}/{partition}"),
             None => format!("{topic}/*"),
         };
         let mut line = format!(
-            "{:<6} {partition} at {}: {clients} client{} x {in_flight} in flight, {size} B x \
-             {batch_size}",
+            "{:<6} {partition} at {}: {clients} client{} x {in_flight} in flight, {}",
             load.mode.name(),
             load.addr.join(","),
             if *clients == 1 { "" } else { "s" },
+            self.shape(),
         );
         let path = match (load.mode, load.stream) {
             (Mode::Read, true) => "subscribe",
@@ -342,6 +380,19 @@ impl Report {
         line
     }
 
+    /// Of what is written, how large; of what is read, how large it was found.
+    fn shape(&self) -> String {
+        let Load { size, batch_size, .. } = &self.load;
+        match (self.load.mode, self.bytes_per_record) {
+            (Mode::Read, Some(bytes)) => {
+                let records = self.records as f64 / self.requests.max(1) as f64;
+                format!("{bytes:.0} B x {records:.0} as they came")
+            }
+            (Mode::Read, None) => "nothing came".to_owned(),
+            _ => format!("{size} B x {batch_size}"),
+        }
+    }
+
     fn sync_times(&self) -> String {
         match (self.sync_p50_us, self.sync_p99_us) {
             (Some(p50), Some(p99)) => {
@@ -356,53 +407,23 @@ impl Report {
             &self.cpu;
         format!(
             "{} records in {:.2} s after a warm-up of {} in {:.2} s; cpu: client {client_cores:.2} \
-             cores ({client_us_per_request:.0} us/request), {} {server_cores:.2} cores \
-             ({server_us_per_request:.0} us/request), {:.0} MB resident",
+             cores ({} us/request), {} {} cores ({} us/request), {} MB resident",
             grouped(self.records as f64),
             self.seconds,
             grouped(self.warmup.records as f64),
             self.warmup.seconds,
+            known(*client_us_per_request, 0),
             if self.node_count == 1 { "server" } else { "all nodes" },
-            self.server_rss_bytes as f64 / 1e6,
+            known(*server_cores, 2),
+            known(*server_us_per_request, 0),
+            known(self.server_rss_bytes.map(|bytes| bytes as f64 / 1e6), 0),
         )
     }
 }
 
-impl Cpu {
-    fn new(before: &Observation, after: &Observation, nodes: &[Node], meter: &Meter) -> Self {
-        let seconds = (after.at - before.at).as_secs_f64().max(1e-9);
-        let client = after.cpu.saturating_sub(before.cpu).as_secs_f64();
-        let server: f64 = nodes.iter().filter_map(|node| node.cpu_seconds).sum();
-        let per_request = 1e6 / meter.requests.max(1) as f64;
-        Self {
-            client_cores: client / seconds,
-            client_us_per_request: client * per_request,
-            server_cores: server / seconds,
-            server_us_per_request: server * per_request,
-        }
-    }
-}
-
-fn nodes(before: &Observation, after: &Observation) -> Vec<Node> {
-    let cpu_before = |address: &str| {
-        let node = before.nodes.iter().find(|(known, _)| known == address);
-        node.map(|(_, status)| status.cpu_time_us)
-    };
-    let node = |(address, status): &(String, GetNodeStatusResponse)| Node {
-        address: address.clone(),
-        version: status.version.clone(),
-        storage: status.storage.clone(),
-        durability: status.durability.clone(),
-        sync_p50_us: status.sync_p50.as_ref().map(micros),
-        sync_p99_us: status.sync_p99.as_ref().map(micros),
-        cpu_seconds: cpu_before(address)
-            // Less than before: the node was restarted meanwhile.
-            .and_then(|before| status.cpu_time_us.checked_sub(before))
-            .map(|used| Duration::from_micros(used).as_secs_f64()),
-        rss_bytes: status.rss_bytes,
-        shards: status.shards.len(),
-    };
-    after.nodes.iter().map(node).collect()
+/// A number with so many decimals; "-" if it is not known.
+pub(crate) fn known(value: Option<f64>, decimals: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.decimals$}"))
 }
 
 /// What the acks of the topic promise by default: memory cannot keep more than is written.
@@ -413,10 +434,6 @@ fn stored_durability(target: &Target, nodes: &[Node]) -> &'static str {
         Durability::QuorumSynced if is_memory => durability_name(Durability::QuorumWritten),
         default => durability_name(default),
     }
-}
-
-fn micros(duration: &prost_types::Duration) -> f64 {
-    duration.seconds as f64 * 1e6 + f64::from(duration.nanos) / 1e3
 }
 
 /// How many nodes there are and how many of them have each record.
@@ -454,18 +471,6 @@ fn percentile_cells(percentiles: Option<&Percentiles>) -> String {
     out
 }
 
-pub(crate) fn verdict(findings: &Findings) -> String {
-    let counts = |(name, count): (&str, u64)| format!("{count} {name}");
-    let problems: Vec<_> = findings
-        .problems()
-        .into_iter()
-        .filter(|(_, count)| *count > 0 || findings.is_good())
-        .map(counts)
-        .collect();
-    let word = if findings.is_good() { "verified" } else { "NOT VERIFIED" };
-    format!("{word}: {} records, {}", grouped(findings.records as f64), problems.join(", "))
-}
-
 /// A number with its thousands set apart; small ones with one decimal.
 pub(crate) fn grouped(value: f64) -> String {
     if value < 100.0 && value.fract() != 0.0 {
@@ -494,31 +499,6 @@ mod tests {
         assert_eq!(grouped(1_234_567.8), "1,234,568");
     }
 
-    fn observation(cpu_time_us: &[u64]) -> Observation {
-        let node = |(number, &cpu_time_us): (usize, &u64)| {
-            let status = GetNodeStatusResponse { cpu_time_us, ..GetNodeStatusResponse::default() };
-            (format!("n{number}"), status)
-        };
-        Observation {
-            at: tokio::time::Instant::now(),
-            cpu: Duration::ZERO,
-            nodes: cpu_time_us.iter().enumerate().map(node).collect(),
-        }
-    }
-
-    #[test]
-    fn the_cpu_of_all_nodes_is_added_up() {
-        let (before, mut after) = (observation(&[5, 7]), observation(&[1_000_005, 2_000_007, 9]));
-        after.at = before.at + Duration::from_secs(2);
-        let nodes = nodes(&before, &after);
-        // The third was not there before: what it has used since its start is not the run's.
-        assert_eq!(nodes[2].cpu_seconds, None);
-        let cpu = Cpu::new(&before, &after, &nodes, &Meter::new());
-        assert!((cpu.server_cores - 1.5).abs() < 1e-6, "{cpu:?}");
-        let restarted = super::nodes(&observation(&[500]), &observation(&[3]));
-        assert_eq!(restarted[0].cpu_seconds, None);
-    }
-
     #[test]
     fn replication_is_said_with_the_nodes() {
         assert_eq!(replication_text(1, 1), "1 node, replication 1");
@@ -526,10 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_names_what_is_wrong() {
-        let good = Findings { records: 1000, ..Findings::default() };
-        assert!(verdict(&good).starts_with("verified: 1,000 records, 0 missing, 0 doubled"));
-        let bad = Findings { missing: 2, ..good };
-        assert_eq!(verdict(&bad), "NOT VERIFIED: 1,000 records, 2 missing");
+    fn what_is_not_known_is_no_number() {
+        assert_eq!((known(None, 2), known(Some(1.234), 2)), ("-".to_owned(), "1.23".to_owned()));
     }
 }

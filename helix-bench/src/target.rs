@@ -5,14 +5,19 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use helix_client::{Client, Config, NewTopic, Position};
-use helix_proto::log::v1::{GetNodeStatusResponse, ResolvedOffset, Topic};
+use helix_proto::log::v1::{ErrorReason, GetNodeStatusResponse, ResolvedOffset, Topic};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::Instant;
+use tonic::Code;
 
+use crate::exit::{self, Failure};
 use crate::load::Load;
 
 /// Long enough for a pause, short enough that a dead server ends the run.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a first answer may take. A node that starts is up within this.
+const FIRST_ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// A topic of a cluster, and connections to it.
 #[derive(Debug)]
@@ -33,23 +38,32 @@ pub(crate) struct Observation {
     pub(crate) at: Instant,
     /// CPU time of this process.
     pub(crate) cpu: Duration,
-    /// Nodes that answered, by address.
-    pub(crate) nodes: Vec<(String, GetNodeStatusResponse)>,
+    /// Nodes that answered.
+    pub(crate) nodes: Vec<Seen>,
+}
+
+/// What a node said of itself.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) address: String,
+    pub(crate) at: Instant,
+    pub(crate) status: GetNodeStatusResponse,
 }
 
 impl Target {
     /// # Errors
     /// Why the cluster cannot be reached, or what is wrong with the topic.
     pub(crate) async fn connect(load: &Load) -> Result<Self> {
-        let observer = Client::connect(config(load))
-            .await
-            .with_context(|| format!("reach {}", load.addr.join(", ")))?;
+        let probe = Config { request_timeout: FIRST_ANSWER_MAX, ..config(load) };
+        Client::connect(probe).await.map_err(|error| unreachable(load, &error))?;
+        let observer = Client::new(config(load))?;
         if let Some(partitions) = load.create_topic {
             let replication_factor = load.replication_factor.unwrap_or_default();
             let topic = NewTopic { replication_factor, ..NewTopic::new(&load.topic, partitions) };
             observer.admin().create_topic(&topic).await.context("create the topic")?;
         }
-        let topic = observer.admin().topic(&load.topic).await.context("look up the topic")?;
+        let topic = observer.admin().topic(&load.topic).await;
+        let topic = topic.map_err(|error| no_topic(load, error))?;
         let count = u32::try_from(topic.partitions.len()).context("count partitions")?;
         let partitions = match load.partition {
             None => (0..count).collect(),
@@ -80,7 +94,7 @@ impl Target {
         for address in &self.addresses {
             // A node that is down is missing from the report, and that is all.
             if let Ok(status) = self.observer.admin().node_status(Some(address)).await {
-                nodes.push((address.clone(), status));
+                nodes.push(Seen { address: address.clone(), at: Instant::now(), status });
             }
         }
         Observation { at: Instant::now(), cpu: process_cpu_time(), nodes }
@@ -98,6 +112,37 @@ impl Target {
         ensure!(ends.len() == partitions.len(), "some partitions have no end");
         Ok(ends)
     }
+}
+
+fn unreachable(load: &Load, error: &helix_client::Error) -> Failure {
+    let addr = load.addr.join(",");
+    let (why, hint) = match error.code {
+        Code::Unavailable | Code::DeadlineExceeded => (
+            format!("no Helix node answers in time at {addr}, or at the addresses that they gave"),
+            "helix dev   starts a cluster here\n--addr HOST:PORT,..   for one elsewhere",
+        ),
+        _ => (
+            format!("what listens at {addr} may not be a Helix node, or one of another version"),
+            "--addr HOST:PORT,..   is where a node takes clients, not its admin or peer address",
+        ),
+    };
+    let what = format!("connect to {addr}: {error}");
+    Failure { code: exit::FAILED, what, why, hint: hint.to_owned() }
+}
+
+fn no_topic(load: &Load, error: helix_client::Error) -> anyhow::Error {
+    let topic = &load.topic;
+    if !error.is(ErrorReason::TopicNotFound) {
+        return anyhow::Error::new(error).context(format!("look up the topic {topic}"));
+    }
+    let failure = Failure {
+        code: exit::FAILED,
+        what: format!("the cluster has no topic {topic}"),
+        why: String::new(),
+        hint: "--create-topic PARTITIONS   creates it first\n--topic NAME   for another one"
+            .to_owned(),
+    };
+    failure.into()
 }
 
 fn config(load: &Load) -> Config {

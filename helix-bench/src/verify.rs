@@ -2,9 +2,12 @@
 //! Pure bookkeeping; fetching is done by `write`.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use serde::Serialize;
 
+use crate::exit;
+use crate::report::grouped;
 use crate::stamp::{Stamp, Stamper};
 
 /// What one lane has sent, in the order of its sequences.
@@ -102,13 +105,84 @@ pub(crate) struct Findings {
     pub(crate) corrupt_batches: u64,
 }
 
-impl Findings {
+/// What a read can say of its answers by themselves. All but the first must be 0.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Answers {
+    pub(crate) records: u64,
+    /// As in [`Findings`].
+    pub(crate) offset_gaps: u64,
+    pub(crate) corrupt_batches: u64,
+}
+
+/// What came of looking: exactly what was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Verification {
+    Written(Findings),
+    Read(Answers),
+    /// Why not, as a sentence.
+    NotPossible(String),
+}
+
+impl Verification {
+    pub(crate) fn not_possible(error: &anyhow::Error) -> Self {
+        Self::NotPossible(format!("not possible: {error:#}"))
+    }
+
     pub(crate) fn is_good(&self) -> bool {
+        match self {
+            Self::NotPossible(_) => false,
+            made => made.problems().iter().all(|(_, count)| *count == 0),
+        }
+    }
+
+    /// Of one that is not good.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::NotPossible(_) => exit::FAILED,
+            Self::Written(_) | Self::Read(_) => exit::NOT_AS_ACKED,
+        }
+    }
+
+    fn problems(&self) -> Vec<(&'static str, u64)> {
+        match self {
+            Self::Written(findings) => findings.problems().to_vec(),
+            Self::Read(answers) => vec![
+                ("offset gaps", answers.offset_gaps),
+                ("corrupt batches", answers.corrupt_batches),
+            ],
+            Self::NotPossible(_) => Vec::new(),
+        }
+    }
+}
+
+impl fmt::Display for Verification {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let records = match self {
+            Self::Written(findings) => findings.records,
+            Self::Read(answers) => answers.records,
+            Self::NotPossible(why) => return write!(out, "NOT VERIFIED: {why}"),
+        };
+        let is_good = self.is_good();
+        let word = if is_good { "verified" } else { "NOT VERIFIED" };
+        write!(out, "{word}: {} records", grouped(records as f64))?;
+        for (name, count) in self.problems() {
+            if count > 0 || is_good {
+                write!(out, ", {count} {name}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Findings {
+    #[cfg(test)]
+    fn is_good(&self) -> bool {
         let Self { records: _, foreign: _, .. } = self;
         self.problems().iter().all(|(_, count)| *count == 0)
     }
 
-    pub(crate) fn problems(&self) -> [(&'static str, u64); 8] {
+    fn problems(&self) -> [(&'static str, u64); 8] {
         [
             ("missing", self.missing),
             ("doubled", self.doubled),
@@ -318,5 +392,32 @@ mod tests {
         let findings = check(Fate::Open, reads);
         assert!(findings.is_good());
         assert_eq!(findings.foreign, 2);
+    }
+
+    #[test]
+    fn a_verdict_names_what_is_wrong() {
+        let good = Findings { records: 1000, ..Findings::default() };
+        let said = Verification::Written(good.clone()).to_string();
+        assert!(said.starts_with("verified: 1,000 records, 0 missing, 0 doubled"), "{said}");
+        let bad = Verification::Written(Findings { missing: 2, ..good });
+        assert_eq!(bad.to_string(), "NOT VERIFIED: 1,000 records, 2 missing");
+        assert_eq!(bad.exit_code(), exit::NOT_AS_ACKED);
+    }
+
+    #[test]
+    fn a_read_says_only_what_it_looked_at() {
+        let read = Verification::Read(Answers { records: 7, ..Answers::default() });
+        assert_eq!(read.to_string(), "verified: 7 records, 0 offset gaps, 0 corrupt batches");
+        let fields = serde_json::json!({ "records": 7, "offset_gaps": 0, "corrupt_batches": 0 });
+        assert_eq!(serde_json::to_value(&read).unwrap(), fields);
+    }
+
+    #[test]
+    fn what_cannot_be_verified_is_said_and_is_not_good() {
+        let verification = Verification::not_possible(&anyhow::anyhow!("gone").context("read"));
+        assert_eq!(verification.to_string(), "NOT VERIFIED: not possible: read: gone");
+        assert_eq!(serde_json::to_value(&verification).unwrap(), "not possible: read: gone");
+        assert!(!verification.is_good());
+        assert_eq!(verification.exit_code(), exit::FAILED);
     }
 }

@@ -2,8 +2,10 @@
 //! would, without network, Raft or a runtime.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
@@ -16,9 +18,12 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 use tempfile::TempDir;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Duration, Instant};
 
 use crate::args::{StorageKind, WalArgs};
+use crate::exit::{self, Failure};
+use crate::load::check_count;
 use crate::meter::{Latencies, Percentiles};
 use crate::report::{Machine, grouped};
 use crate::target::process_cpu_time;
@@ -31,6 +36,8 @@ const HEAD: [u8; 48] = [7; 48];
 const FRAME_OVERHEAD: usize = 256;
 /// Log between two checkpoints, as in the server.
 const CHECKPOINT_BYTES: u64 = 64 << 20;
+/// Names of what is in the way that are told.
+const NAMES_SHOWN: usize = 3;
 /// Different payloads, so that they are not all in the processor's cache.
 const POOL_BYTES: usize = 16 << 20;
 
@@ -49,7 +56,9 @@ pub(crate) struct WalReport {
     storage: StorageKind,
     dir: Option<PathBuf>,
     direct_io: bool,
-    /// Whether segments were recycled while it was measured.
+    /// Segments that trimming freed, for use again, while it was measured.
+    recycled_segments: u64,
+    /// Whether there were any.
     is_steady: bool,
     /// Times of recent syncs as the log itself measures them.
     sync_p50_us: u64,
@@ -73,15 +82,55 @@ pub(crate) struct WalReport {
     notes: Vec<String>,
 }
 
+/// # Errors
+/// Which flag is out of range, or what is in the way.
+pub(crate) fn check(args: &WalArgs) -> Result<()> {
+    ensure!(args.entry_size > 0, "--entry-size must be at least 1");
+    ensure!(
+        args.group_size >= args.entry_size,
+        "--group-size must be at least --entry-size, which is {}: a group is of whole entries",
+        args.entry_size
+    );
+    check_count("--in-flight", args.in_flight)?;
+    ensure!(!args.duration.is_zero(), "--duration must be above 0");
+    match &args.dir {
+        Some(dir) if args.storage == StorageKind::Disk => check_empty(dir),
+        _ => Ok(()),
+    }
+}
+
+/// Whatever is in a folder is somebody's: a log that is written beside it would mix with it.
+#[expect(clippy::disallowed_methods, reason = "looks whether there is anything at all")]
+fn check_empty(dir: &Path) -> Result<()> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries.with_context(|| format!("--dir {}", dir.display()))?,
+    };
+    let mut names: Vec<_> =
+        entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    let shown = names.len().min(NAMES_SHOWN);
+    let more = match names.len() - shown {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    ensure!(
+        names.is_empty(),
+        "--dir {} is not empty: there is {}{more}; name a folder that is empty or missing",
+        dir.display(),
+        names[..shown].join(", ")
+    );
+    Ok(())
+}
+
 /// Runs it.
 ///
 /// # Errors
 /// Why the log could not be opened, or what broke it.
 pub(crate) fn run(args: &WalArgs) -> Result<WalReport> {
-    ensure!(args.entry_size > 0 && args.group_size >= args.entry_size, "a group holds an entry");
-    ensure!(args.in_flight > 0, "--in-flight must be at least 1");
+    let interrupt = Interrupt::watch()?;
     let place = Place::open(args)?;
-    let mut feed = Feed::new(place.wal.clone(), args);
+    let mut feed = Feed::new(place.wal.clone(), args, interrupt);
     let warmup_bytes = 2 * args.keep as u64;
     feed.run(|feed, elapsed| elapsed < args.warmup || feed.bytes < warmup_bytes)?;
     let warmup_bytes = feed.bytes;
@@ -90,6 +139,7 @@ pub(crate) fn run(args: &WalArgs) -> Result<WalReport> {
     feed.run(|_, elapsed| elapsed < args.duration)?;
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), process_cpu_time().saturating_sub(cpu));
     let after = place.wal.stats();
+    let recycled_segments = after.freed_segments - before.freed_segments;
     let report = WalReport {
         command: String::new(),
         mb_per_sec: feed.bytes as f64 / seconds / 1e6,
@@ -104,7 +154,8 @@ pub(crate) fn run(args: &WalArgs) -> Result<WalReport> {
         storage: args.storage,
         dir: place.path.clone(),
         direct_io: after.direct_io,
-        is_steady: args.keep > 0,
+        recycled_segments,
+        is_steady: recycled_segments > 0,
         sync_p50_us: after.sync_p50_us,
         sync_p99_us: after.sync_p99_us,
         syncs_per_sec: (after.syncs - before.syncs) as f64 / seconds,
@@ -122,20 +173,25 @@ pub(crate) fn run(args: &WalArgs) -> Result<WalReport> {
         cpu_cores: cpu.as_secs_f64() / seconds,
         client_version: env!("CARGO_PKG_VERSION"),
         machine: Machine::here(),
-        notes: notes(args, &after),
+        notes: notes(args, &after, recycled_segments),
     };
     feed.end()?;
-    place.wal.close();
     Ok(report)
 }
 
-fn notes(args: &WalArgs, after: &Stats) -> Vec<String> {
+fn notes(args: &WalArgs, after: &Stats, recycled_segments: u64) -> Vec<String> {
     let mut notes = Vec::new();
     if args.storage == StorageKind::Disk && !after.direct_io && !args.buffered {
         notes.push("this file system takes no direct writes: they went through the cache".into());
     }
     if args.keep == 0 {
         notes.push("nothing is trimmed: a fresh log, whose files grow".to_owned());
+    } else if recycled_segments == 0 && args.storage == StorageKind::Disk {
+        notes.push(
+            "no segment was recycled while it was measured: not a steady state, use a longer \
+             --duration"
+                .to_owned(),
+        );
     }
     notes
 }
@@ -191,6 +247,64 @@ impl Place {
     }
 }
 
+impl Drop for Place {
+    /// The log's threads end before its folder goes, or they would make new files in it.
+    fn drop(&mut self) {
+        self.wal.close();
+    }
+}
+
+/// Whether the user, or the system, asked to stop: then a temporary folder is still to be removed.
+#[derive(Debug, Clone)]
+struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    fn watch() -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.context("start a runtime")?;
+        let interrupt = Self(Arc::new(AtomicBool::new(false)));
+        let seen = interrupt.0.clone();
+        let (is_watched, watched) = channel();
+        let watch = async move {
+            let (mut interrupted, mut terminated) = signals()?;
+            // Ignored: nobody waits for it any more.
+            let _ = is_watched.send(());
+            // Who asks twice does not want to wait for anything.
+            for is_last in [false, true] {
+                tokio::select! {
+                    _ = interrupted.recv() => {}
+                    _ = terminated.recv() => {}
+                }
+                seen.store(true, Ordering::Relaxed);
+                if is_last {
+                    std::process::exit(exit::INTERRUPTED.into());
+                }
+            }
+            std::io::Result::Ok(())
+        };
+        let thread = thread::Builder::new().name("signals".to_owned());
+        thread.spawn(move || runtime.block_on(watch)).context("start a thread")?;
+        watched.recv().context("watch for signals")?;
+        Ok(interrupt)
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.0.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => Err(Failure {
+                code: exit::INTERRUPTED,
+                what: "interrupted".to_owned(),
+                ..Failure::default()
+            }
+            .into()),
+        }
+    }
+}
+
+fn signals() -> std::io::Result<(Signal, Signal)> {
+    Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?))
+}
+
 /// The end of one append.
 struct Done {
     group: u64,
@@ -214,6 +328,7 @@ struct Feed {
     durable: BTreeSet<u64>,
     unsaved_bytes: u64,
     checkpoints: Option<Checkpoints>,
+    interrupt: Interrupt,
     latency: Latencies,
     appends: u64,
     entries: u64,
@@ -221,7 +336,7 @@ struct Feed {
 }
 
 impl Feed {
-    fn new(wal: Wal, args: &WalArgs) -> Self {
+    fn new(wal: Wal, args: &WalArgs, interrupt: Interrupt) -> Self {
         let mut rng = StdRng::seed_from_u64(args.seed);
         let count = (POOL_BYTES / args.entry_size).clamp(2, 256);
         let payloads = (0..count).map(|_| payload(args.entry_size, &mut rng)).collect();
@@ -240,6 +355,7 @@ impl Feed {
             placed_groups: 0,
             durable: BTreeSet::new(),
             unsaved_bytes: 0,
+            interrupt,
             latency: Latencies::new(),
             appends: 0,
             entries: 0,
@@ -256,6 +372,7 @@ impl Feed {
     fn run(&mut self, goes_on: impl Fn(&Self, Duration) -> bool) -> Result<()> {
         let start = Instant::now();
         loop {
+            self.interrupt.check()?;
             let is_over = !goes_on(self, start.elapsed());
             let under_way = self.next_group - self.placed_groups - self.durable.len() as u64;
             if is_over && under_way == 0 {
@@ -425,5 +542,49 @@ impl WalReport {
             out.push_str(&format!("note: {note}\n"));
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn args(line: &str) -> WalArgs {
+        let line = format!("helix-bench wal {line}");
+        let Command::Wal(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command
+        else {
+            panic!("another command");
+        };
+        args
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused() {
+        assert!(check(&args("")).is_ok());
+        for line in ["--group-size 0", "--entry-size 0", "--in-flight 0", "--duration 0"] {
+            let error = check(&args(line)).unwrap_err().to_string();
+            assert!(error.contains(line.split(' ').next().unwrap()), "{line}: {error}");
+        }
+        assert!(check(&args("--in-flight 65537")).is_err());
+    }
+
+    #[test]
+    fn a_folder_with_anything_in_it_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        check_empty(folder.path()).unwrap();
+        check_empty(&folder.path().join("missing")).unwrap();
+        for name in ["d", "b", "a", "c"] {
+            let _ = tempfile::Builder::new()
+                .prefix(name)
+                .rand_bytes(0)
+                .tempdir_in(folder.path())
+                .unwrap()
+                .keep();
+        }
+        let error = check_empty(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("there is a, b, c and 1 more"), "{error}");
     }
 }

@@ -202,7 +202,7 @@ mod tests {
     use crate::payload::Pool;
 
     fn state() -> State {
-        let batches = Pool::new(Payload::Zero, 10, 100, 1).into_batches();
+        let batches = Pool::new(Payload::Zero, 10, 100, 1, 1).into_batches();
         State::new(([127, 0, 0, 1], 1).into(), batches)
     }
 
