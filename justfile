@@ -1,6 +1,6 @@
-# Recipes beside the two commands of the README. `just --list` shows them.
+# Recipes beside `cargo test` and `helix demo`. `just --list` shows them.
 
-# What every submission must pass.
+# What every change must pass.
 verify:
     bash .ci/run
 

@@ -10,6 +10,7 @@ use futures_util::StreamExt;
 use helix_proto::framing::{Answers, Aside};
 use helix_proto::messages::{Outgoing, Pieces};
 use helix_proto::raft::v1 as pb;
+use helix_server::protocol::Versions;
 use helix_server::raft::{DiskReads, LogStore, Machine, StateMachine, replica_id};
 use helix_wal::storage::SimulatedDisk;
 use helix_wal::{Options, Wal};
@@ -62,8 +63,8 @@ struct Raw {
 fn opening() -> pb::Opening {
     pb::Opening {
         generation: 1,
-        version_min: 2,
-        version_max: 2,
+        version_min: Versions::OWN.oldest,
+        version_max: Versions::OWN.newest,
         cluster: Bytes::copy_from_slice(&CLUSTER.to_be_bytes()),
         from_node: 1,
         to_node: 2,
@@ -83,7 +84,7 @@ impl Raw {
         let Some(Said::Opened(opened)) = raw.next().await?.message else {
             panic!("the first message is the handshake");
         };
-        assert_eq!((opened.version, opened.node), (2, 2));
+        assert_eq!((opened.version, opened.node), (Versions::OWN.newest, 2));
         Ok(raw)
     }
 
@@ -280,8 +281,11 @@ async fn messages_for_other_replicas_are_refused() {
 #[tokio::test]
 async fn strangers_are_refused() {
     let node = node().await;
+    let speaks = format!("speaks protocol {}", Versions::OWN);
+    let next = Versions::OWN.newest + 1;
+    let later = pb::Opening { version_min: next, version_max: next + 1, ..opening() };
     let wrong = [
-        ("speaks protocol version 2", pb::Opening { version_min: 3, version_max: 4, ..opening() }),
+        (speaks.as_str(), later),
         ("none in common", pb::Opening { version_min: 1, version_max: 1, ..opening() }),
         ("none in common", pb::Opening { version_min: 3, version_max: 2, ..opening() }),
         ("this is node 2", pb::Opening { to_node: 3, ..opening() }),
