@@ -124,16 +124,17 @@ struct Builder {
     reopens: bool,
 }
 
-impl StoreBuilder<TypeConfig, Store, StateMachine, Disk> for Builder {
-    async fn build(&self) -> Result<(Disk, Store, StateMachine), StorageError<TypeConfig>> {
-        let disk = (self.disk)();
+impl StoreBuilder<TypeConfig, Store, StateMachine, [Disk; 2]> for Builder {
+    async fn build(&self) -> Result<([Disk; 2], Store, StateMachine), StorageError<TypeConfig>> {
+        let [disk, beside] = [(self.disk)(), (self.disk)()];
         let wal = disk.open();
         let mut store = LogStore::new(wal.clone(), DiskReads::new(false));
-        // The state machine's checkpoints go to a log of their own: they are not what is tested.
-        let machine = machine(&Wal::open_memory(options()), &mut store).await;
+        // The state machine's checkpoints go to a log of their own, on a disk of the same kind: the
+        // suite applies entries that the first has not got.
+        let machine = machine(&beside.open(), &mut store).await;
         let current = Arc::new(std::sync::Mutex::new(store.clone()));
         let reopens = self.reopens;
-        Ok((disk.clone(), Store { disk, reopens, wal, store, current }, machine))
+        Ok(([disk.clone(), beside], Store { disk, reopens, wal, store, current }, machine))
     }
 }
 
