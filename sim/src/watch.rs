@@ -227,7 +227,9 @@ impl Watch {
             return Err(format!("{name} is whole, and finds damage: {damage}"));
         }
         let of_shard = self.seen.iter().filter(|((_, shard), _)| *shard == shard_id);
-        let most_committed = of_shard.map(|(_, seen)| seen.committed).max().unwrap_or(0);
+        let commits: Vec<(u64, Wal)> = of_shard
+            .filter_map(|(_, seen)| Some((seen.committed, seen.wal.clone()?)))
+            .collect();
         let seen = self.seen.entry((node_id, shard_id)).or_default();
         seen.catch_up();
         seen.wal = Some(wal.clone());
@@ -250,10 +252,11 @@ impl Watch {
             Some(_) => {}
             None if seen.in_repair => {
                 let (had, has) = (index(seen.lost), index(state.synced).max(index(state.purged)));
-                if has < had.min(most_committed) {
+                let owed = committed_of(seen.lost, &commits);
+                if has < owed {
                     return Err(format!(
                         "{name} is repaired with entries up to {has}; it had {had}, of which \
-                         {most_committed} are committed"
+                         {owed} are committed"
                     ));
                 }
                 (seen.in_repair, seen.lost) = (false, None);
@@ -546,4 +549,21 @@ fn read_vote(bytes: &[u8]) -> Option<Vote> {
     let (term, rest) = bytes.split_first_chunk()?;
     let (node, rest) = rest.split_first_chunk()?;
     Some((u64::from_le_bytes(*term), u64::from_le_bytes(*node), rest == [1]))
+}
+
+/// How many entries of a lost log, which ended with `lost`, are committed by what replicas have
+/// committed. What stands in their place in a later term was never in that log.
+fn committed_of(lost: Option<LogId>, commits: &[(u64, Wal)]) -> u64 {
+    let Some(lost) = lost else { return 0 };
+    let most = commits.iter().map(|(committed, _)| *committed).max().unwrap_or(0);
+    let term_of = |index: u64| {
+        let known = commits.iter().filter(|(committed, _)| *committed >= index);
+        known.filter_map(|(_, wal)| wal.log_id(index, How::Blocking).ok()??).next()
+    };
+    let is_later = |index: u64| term_of(index).is_some_and(|id| id.term > lost.term);
+    let mut owed = lost.index.min(most);
+    while owed > 0 && is_later(owed) {
+        owed -= 1;
+    }
+    owed
 }
