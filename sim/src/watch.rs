@@ -227,9 +227,8 @@ impl Watch {
             return Err(format!("{name} is whole, and finds damage: {damage}"));
         }
         let of_shard = self.seen.iter().filter(|((_, shard), _)| *shard == shard_id);
-        let commits: Vec<(u64, Wal)> = of_shard
-            .filter_map(|(_, seen)| Some((seen.committed, seen.wal.clone()?)))
-            .collect();
+        let commits: Vec<(u64, Wal)> =
+            of_shard.filter_map(|(_, seen)| Some((seen.committed, seen.wal.clone()?))).collect();
         let seen = self.seen.entry((node_id, shard_id)).or_default();
         seen.catch_up();
         seen.wal = Some(wal.clone());
