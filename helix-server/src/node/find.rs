@@ -59,9 +59,17 @@ impl Node {
         if shard.next_sequence(*partition, producer_id, epoch).is_some() {
             return Ok(());
         }
-        let is_new = !shard.has_forgotten(*partition, producer_id, epoch)
-            && Box::pin(self.cluster.has_given(producer_id)).await?;
-        if is_new { Ok(()) } else { Err(Refusal::UnknownProducer { producer_id }.into()) }
+        // Boxed, since it is rare.
+        Box::pin(async {
+            // Whoever does not lead may not have the row yet, and would deny a batch that counted.
+            shard.ready().await?;
+            let is_known = shard.next_sequence(*partition, producer_id, epoch).is_some();
+            let is_new = !shard.has_forgotten(*partition, producer_id, epoch)
+                && self.cluster.has_given(producer_id).await?;
+            let refused = || Refusal::UnknownProducer { producer_id }.into();
+            if is_known || is_new { Ok(()) } else { Err(refused()) }
+        })
+        .await
     }
 
     /// Boxed, since it is rare and takes 4 KiB: every call under way would have room for it.
