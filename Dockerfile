@@ -1,5 +1,5 @@
 # helix-server, helix and helix-bench on Debian. Builds with BuildKit and with the legacy builder,
-# which is why nothing here mounts a cache. docker/local-image.sh takes the last stage as it is.
+# which is why nothing here mounts a cache. scripts/docker/local-image.sh takes the last stage as it is.
 
 # What decides about the dependencies: the manifests, with empty sources beside them.
 # (`{ }`: find would put the name of the file in place of `{}`.)

@@ -36,9 +36,9 @@ interleavings rounds="1":
 interleavings-bugs rounds="10":
     bash helix-wal/tests/bugs/run.sh {{rounds}}
 
-# A fuzz target (helix-fuzz/src/lib.rs lists them): `just fuzz wal_damage --seconds 600`.
+# A fuzz target (testing/fuzz/src/lib.rs lists them): `just fuzz wal_damage --seconds 600`.
 fuzz target *args:
-    bash fuzz/run.sh {{target}} {{args}}
+    bash testing/fuzz/runner/run.sh {{target}} {{args}}
 
 # Kills a real node at random moments: `just soak-kill 500`.
 soak-kill kills="500":
@@ -71,15 +71,15 @@ chaos-failover *args:
 
 # Whole clusters in simulation: `just sim --seed 7`, `just sim --seconds 600 --jobs 2 --marks`.
 sim *args:
-    cd sim && cargo run -- {{args}}
+    cd testing/sim && cargo run -- {{args}}
 
 # Plants known bugs in a copy of the tree, and shows which seed finds each: `just sim-bugs --seconds 60`.
 sim-bugs *args:
-    bash sim/bugs.sh {{args}}
+    bash testing/sim/bugs.sh {{args}}
 
 # Known bugs planted in a copy of the tree: which of them real processes show, and after how long.
 chaos-bugs *args:
-    bash helix-chaos/bugs.sh {{args}}
+    bash testing/chaos/bugs.sh {{args}}
 
 # More clients than a node wants, with room for few of them and then for all: memory below its limit,
 # others served.
@@ -122,8 +122,8 @@ compose-up:
 
 # The image without a registry: from programs built here, or in FOLDER.
 compose-local *folder:
-    bash docker/local-image.sh {{folder}}
+    bash scripts/docker/local-image.sh {{folder}}
 
 # Stops, kills and cuts off nodes of a compose cluster while it is written to.
 compose-test:
-    bash docker/compose-test.sh
+    bash scripts/docker/compose-test.sh

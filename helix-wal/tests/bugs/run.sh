@@ -17,7 +17,7 @@ mkdir -p "$copy"
 git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
     if [ -e "$file" ]; then printf '%s\0' "$file"; fi
 done | tar --null -T - -cf - | tar -xf - -C "$copy"
-cp -r sim/bugs/planted "$copy/planted"
+cp -r testing/sim/bugs/planted "$copy/planted"
 sed -i 's/^exclude = \[/exclude = ["planted", /' "$copy/Cargo.toml"
 sed -i '/^\[dependencies\]/a planted = { path = "../planted" }' "$copy/helix-wal/Cargo.toml"
 for patch in helix-wal/tests/bugs/*.patch; do

@@ -9,7 +9,7 @@
 //! many runs.
 
 #[cfg(not(tokio_unstable))]
-compile_error!("build in sim/, whose .cargo/config.toml sets tokio_unstable");
+compile_error!("build in testing/sim/, whose .cargo/config.toml sets tokio_unstable");
 
 pub mod clock;
 pub mod cluster;

@@ -1,5 +1,5 @@
 //! Says which planted bug is alive in this process: the one that HELIX_BUG names, or none.
-//! Nothing but a copy of the tree, made by `sim/bugs.sh`, is ever built with it.
+//! Nothing but a copy of the tree, made by `testing/sim/bugs.sh`, is ever built with it.
 
 use std::sync::OnceLock;
 

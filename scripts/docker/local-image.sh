@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Makes the image of docker-compose.yml where no image can be pulled: the Dockerfile's last stage
 # on a base from Debian's package mirror, with programs that were built on this machine.
-#   docker/local-image.sh             builds the release programs first
-#   docker/local-image.sh FOLDER      takes helix-server, helix and helix-bench from FOLDER
+#   scripts/docker/local-image.sh             builds the release programs first
+#   scripts/docker/local-image.sh FOLDER      takes helix-server, helix and helix-bench from FOLDER
 # HELIX_IMAGE names the result (helix:latest), DEBIAN_MIRROR the mirror. The base needs root and
 # debootstrap, once. The programs must come from a system whose C library is not newer than the
 # base's; the last step runs one of them to see.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 image=${HELIX_IMAGE:-helix:latest}
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}

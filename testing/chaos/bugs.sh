@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Plants the bugs of sim/bugs in a copy of the tree, builds `helix-chaos` there once, and runs it
+# Plants the bugs of testing/sim/bugs in a copy of the tree, builds `helix-chaos` there once, and runs it
 # with one after the other alive until it fails. Prints a line for each bug, and for none.
 #   bugs.sh [--seconds S] [--seed SEED] [NAME...]     at most S seconds of faults for each
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 seconds=120 seed=1
 names=()
@@ -16,15 +16,15 @@ while [ $# -gt 0 ]; do
 done
 if [ ${#names[@]} = 0 ]; then
     mapfile -t names < <(
-        grep -ho 'planted::is("[a-z-]*")' sim/bugs/*.patch | cut -d'"' -f2 | sort -u
+        grep -ho 'planted::is("[a-z-]*")' testing/sim/bugs/*.patch | cut -d'"' -f2 | sort -u
     )
 fi
 
 target=${CARGO_TARGET_DIR:-$PWD/target}
 copy=$target/chaos-bugs
-bash sim/bugs/plant.sh "$copy"
+bash testing/sim/bugs/plant.sh "$copy"
 # Nodes are told of the bug, too: else what the caller has set is not meant for them.
-file=$copy/helix-chaos/src/node.rs
+file=$copy/testing/chaos/src/node.rs
 sed -i 's/name != "HELIX_LOG"/name != "HELIX_LOG" \&\& name != "HELIX_BUG"/' "$file"
 grep -q HELIX_BUG "$file" || { echo "$file does not look as it did"; exit 1; }
 (cd "$copy" && CARGO_TARGET_DIR="$target" cargo build -q -p helix-chaos) || exit 1

@@ -10,7 +10,7 @@
 # What only happens within one log, and hardly ever where others take over, bugs/hints gives to the
 # tests of helix-wal: some seconds of random operations and failing disks.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 seconds=120 jobs=2 from=1 duration=20 fair='' does=all
 names=()
@@ -28,7 +28,7 @@ while [ $# -gt 0 ]; do
 done
 if [ ${#names[@]} = 0 ]; then
     # Every switch that any patch has.
-    switches=$(grep -ho 'planted::is("[a-z-]*")' sim/bugs/*.patch | cut -d'"' -f2 | sort -u)
+    switches=$(grep -ho 'planted::is("[a-z-]*")' testing/sim/bugs/*.patch | cut -d'"' -f2 | sort -u)
     mapfile -t names <<< "$switches"
 fi
 
@@ -38,7 +38,7 @@ target=${CARGO_TARGET_DIR:-$PWD/target}
 copy=$target/bugs
 program=$copy/helix-sim log_tests=$copy/log-tests
 if [ "$does" != run ]; then
-    bash sim/bugs/plant.sh "$copy"
+    bash testing/sim/bugs/plant.sh "$copy"
     (cd "$copy/sim" && CARGO_TARGET_DIR="$target" cargo build -q) || exit 1
     cp "$target/debug/helix-sim" "$program"
     built=$(cd "$copy" && CARGO_TARGET_DIR="$target" \
@@ -64,7 +64,7 @@ fi
 found=0
 for name in "${names[@]}"; do
     theme=()
-    hint=$(sed -n "s/^$name //p" sim/bugs/hints)
+    hint=$(sed -n "s/^$name //p" testing/sim/bugs/hints)
     begin=$(date +%s)
     if [ "$hint" = log ]; then
         if out=$(try_log "$name"); then

@@ -1,5 +1,5 @@
 //! What the fuzz targets do, without the fuzzer: each is a function of bytes that panics where the
-//! product breaks a promise. `fuzz/` runs them with libFuzzer; `tests/it` runs them over the
+//! product breaks a promise. `testing/fuzz/runner/` runs them with libFuzzer; `tests/it` runs them over the
 //! corpus.
 //!
 //! Bytes are turned into damage, messages and calls by `input` and `message`, so that a checksum or
@@ -17,13 +17,13 @@ mod values;
 mod wal;
 
 // The command line is a binary: its pure modules are compiled once more here.
-#[path = "../../helix-cli/src/position.rs"]
+#[path = "../../../helix-cli/src/position.rs"]
 #[allow(dead_code)]
 mod position;
-#[path = "../../helix-cli/src/template.rs"]
+#[path = "../../../helix-cli/src/template.rs"]
 #[allow(dead_code)]
 mod template;
-#[path = "../../helix-cli/src/units.rs"]
+#[path = "../../../helix-cli/src/units.rs"]
 #[allow(dead_code)]
 mod units;
 

@@ -2,12 +2,12 @@
 # docker-compose.yml for real: three nodes, of which one after the other is stopped, killed and cut
 # off the network while helix-bench writes. Every write run reads back what was acked and fails if
 # a record is missing, doubled or changed.
-#   docker/compose-test.sh            about two minutes
-# HELIX_IMAGE (helix:latest) must be there: `docker compose build` or docker/local-image.sh.
+#   scripts/docker/compose-test.sh            about two minutes
+# HELIX_IMAGE (helix:latest) must be there: `docker compose build` or scripts/docker/local-image.sh.
 # HELIX_TEST_SECONDS (8) is the length of one write run; its fault comes in the middle.
 # Says so and ends with 0 where there is no engine, no Compose or no image.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 export HELIX_IMAGE=${HELIX_IMAGE:-helix:latest}
 # Ports of its own: a cluster of the user's goes on beside it.
@@ -36,7 +36,7 @@ else
     skip "neither docker compose nor docker-compose is here"
 fi
 docker image inspect "$HELIX_IMAGE" >/dev/null 2>&1 \
-    || skip "no image $HELIX_IMAGE; see docker/local-image.sh"
+    || skip "no image $HELIX_IMAGE; see scripts/docker/local-image.sh"
 files=(-f docker-compose.yml)
 compose() { "${compose[@]}" -p "$project" "${files[@]}" "$@"; }
 
@@ -164,7 +164,7 @@ all_well
 
 say "down and up with the same volumes, now with addresses for clients in the network"
 compose down >/dev/null 2>&1
-files+=(-f docker/inside.yml)
+files+=(-f scripts/docker/inside.yml)
 compose up -d --no-build >/dev/null 2>&1 || fail "up after down failed"
 for node in 1 2 3; do within_a_minute "helix-$node healthy" is_healthy "$node"; done
 in_node() { docker exec "$(container 2)" "$@"; }
