@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use helix_wal::storage::DirStorage;
-use helix_wal::{Entry, How, LogId, Options, Payload, Placement, Wal};
+use helix_wal::{Entry, LogId, Options, Payload, Placement, ReadMode, Wal};
 use rustix::fs::{Advice, fadvise};
 
 const ENTRY_BYTES: usize = 100 << 10;
@@ -156,8 +156,8 @@ impl Drop for Beside {
 }
 
 /// Waits for the disk only where it must, as a server does.
-fn waiting<T>(read: impl Fn(How) -> Option<T>) -> T {
-    read(How::Cached).or_else(|| read(How::Blocking)).unwrap()
+fn waiting<T>(read: impl Fn(ReadMode) -> Option<T>) -> T {
+    read(ReadMode::CachedOnly).or_else(|| read(ReadMode::Blocking)).unwrap()
 }
 
 fn cold(c: &mut Criterion) {

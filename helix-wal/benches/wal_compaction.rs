@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use helix_wal::storage::DirStorage;
-use helix_wal::{Entry, How, LogId, Options, Payload, Placement, Wal};
+use helix_wal::{Entry, LogId, Options, Payload, Placement, ReadMode, Wal};
 use rustix::fs::{Advice, fadvise};
 
 const MIB: u64 = 1 << 20;
@@ -110,7 +110,7 @@ fn read_cold(log: &Log, folder: &Path, streams: impl Iterator<Item = u64>, count
         while position < count {
             let read =
                 |how| log.wal.read_stream(stream, position, count, FETCH_BYTES, how).unwrap();
-            let got = read(How::Cached).or_else(|| read(How::Blocking)).unwrap();
+            let got = read(ReadMode::CachedOnly).or_else(|| read(ReadMode::Blocking)).unwrap();
             position += got.len() as u64;
             bytes += got.iter().map(|entry| entry.payload.bytes.len()).sum::<usize>();
         }

@@ -10,7 +10,7 @@ use std::sync::mpsc::channel;
 use bytes::Bytes;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use helix_wal::storage::{DirStorage, File, Storage};
-use helix_wal::{Entry, How, LogId, Options, Payload, Placement, Wal};
+use helix_wal::{Entry, LogId, Options, Payload, Placement, ReadMode, Wal};
 
 const ENTRY_BYTES: usize = 100 << 10;
 const ENTRIES: u64 = 1000;
@@ -102,7 +102,7 @@ fn filled(storage: Arc<dyn Storage>, tail_bytes: usize) -> Wal {
 }
 
 /// Fetches round and round, and hands out the bytes it got.
-fn fetch(wal: &Wal, position: &mut u64, how: How) -> usize {
+fn fetch(wal: &Wal, position: &mut u64, how: ReadMode) -> usize {
     let got = wal.read_stream(1, *position, ENTRIES, FETCH_BYTES, how).unwrap().unwrap();
     *position = got.last().map_or(0, |last| (last.id.index + 1) % ENTRIES);
     got.iter().map(|entry| entry.payload.bytes.len()).sum()
@@ -118,24 +118,24 @@ fn read(c: &mut Criterion) {
     let wal = filled(Arc::new(open("tail")), 1 << 30);
     let mut position = 0;
     group.bench_function("tail in memory", |b| {
-        b.iter(|| black_box(fetch(&wal, &mut position, How::Cached)));
+        b.iter(|| black_box(fetch(&wal, &mut position, ReadMode::CachedOnly)));
     });
     wal.close();
 
     let wal = filled(Arc::new(open("cached")), 0);
     let mut position = 0;
     for _ in 0..ENTRIES {
-        fetch(&wal, &mut position, How::Blocking);
+        fetch(&wal, &mut position, ReadMode::Blocking);
     }
     group.bench_function("page cache", |b| {
-        b.iter(|| black_box(fetch(&wal, &mut position, How::Blocking)));
+        b.iter(|| black_box(fetch(&wal, &mut position, ReadMode::Blocking)));
     });
     wal.close();
 
     let wal = filled(Arc::new(Cold(open("cold"))), 0);
     let mut position = 0;
     group.bench_function("device", |b| {
-        b.iter(|| black_box(fetch(&wal, &mut position, How::Blocking)));
+        b.iter(|| black_box(fetch(&wal, &mut position, ReadMode::Blocking)));
     });
     wal.close();
     group.finish();

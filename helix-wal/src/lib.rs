@@ -1,26 +1,29 @@
-//! A durable, segmented log of opaque entries, each with a Raft term and index, that can also be
-//! read by (stream, position). Knows nothing of Raft itself, of networks or of async runtimes.
+//! A durable, segmented log of opaque entries, readable by index and by stream position.
 //!
-//! One log lives in one folder and is written by one thread: what queues up while a sync runs
-//! becomes one write and one sync. Truncations and votes go the same way, in the order of the
-//! calls. Entries can be read as soon as they are queued; the callback says when they are durable.
+//! Each entry has a Raft term and index. The log knows nothing of Raft itself, of networks or of
+//! async runtimes.
 //!
-//! A state machine reads entries in order of their index and says where it put each of them
-//! ([`Wal::place`]). From then on an entry is found by stream and position too, also after it has
-//! left the Raft log ([`Wal::purge`]), until the stream is trimmed. Files go when
-//! nobody needs them.
+//! A log lives in one data directory and is written by one thread. Everything queued during a sync
+//! becomes one write and one sync. Truncations and votes use the same queue, in the order of the
+//! calls. Entries are readable as soon as they are queued; a callback reports when they are
+//! durable.
+//!
+//! A state machine reads the entries in index order and states the stream positions of each one
+//! ([`Wal::place`]). From then on the entry is readable by stream and position. It stays so after
+//! it has left the Raft log ([`Wal::purge`]), until the stream is trimmed. Files are freed when
+//! they hold nothing that is needed.
 //!
 //! ```
 //! use std::sync::{Arc, mpsc};
 //!
 //! use helix_wal::storage::DirStorage;
-//! use helix_wal::{Entry, How, LogId, Options, Payload, Placement, Wal};
+//! use helix_wal::{Entry, LogId, Options, Payload, Placement, ReadMode, Wal};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let folder = tempfile::tempdir()?;
-//! # let folder = folder.path();
+//! # let directory = tempfile::tempdir()?;
+//! # let directory = directory.path();
 //! let options = Options { segment_bytes: 1 << 20, ..Options::default() };
-//! let storage = Arc::new(DirStorage::open(folder)?);
+//! let storage = Arc::new(DirStorage::open(directory)?);
 //! let (wal, writer, keeper, recovered) = Wal::open(storage, options)?;
 //! writer.spawn()?;
 //! keeper.spawn()?;
@@ -29,12 +32,12 @@
 //! let payload = Payload { bytes: "hello".into(), crc: crc32fast::hash(b"hello"), crc_seed: 0 };
 //! let id = LogId { term: 1, index: 0 };
 //! let entry = Entry { id, stream: 7, head: Default::default(), payload };
-//! let (told, result) = mpsc::channel();
-//! wal.append(vec![entry], Box::new(move |durable| told.send(durable).unwrap()));
+//! let (sender, result) = mpsc::channel();
+//! wal.append(vec![entry], Box::new(move |durable| sender.send(durable).unwrap()));
 //! result.recv()??;
 //!
 //! wal.place(0, Some(Placement { stream: 7, first: 0, count: 1, time: 1 }))?;
-//! let found = wal.read_stream(7, 0, 1, 1 << 20, How::Blocking)?.unwrap();
+//! let found = wal.read_stream(7, 0, 1, 1 << 20, ReadMode::Blocking)?.unwrap();
 //! assert_eq!(&found[0].payload.bytes[..], b"hello");
 //! wal.close();
 //! # Ok(())
@@ -43,87 +46,66 @@
 //!
 //! # What is promised
 //!
-//! - What `done` said is durable survives a crash; what it never said may or may not.
-//! - Bytes that do not verify are never handed out; a sealed segment that cannot be read does not
-//!   keep the rest of the log from being read ([`Recovered::withheld`]). A torn end that was never
-//!   said to be durable is cut at the next open; damage to anything else is an error that names the
-//!   file and the bytes. The one limit: damage to the very last group, before anything was written
-//!   after it, cannot be told from a torn write, so a mark follows it once the log is idle.
-//! - The first failed write or sync ends the log ([`Wal::on_poisoned`]); nothing is tried again.
-//! - A full disk refuses appends before anything is written, and goes away by itself. Only where
-//!   what it has no room for was placed already, as by a follower of others that had room, the log
-//!   ends, and has to be opened again.
+//! - Entries that a callback reported as durable survive a crash. Other entries may or may not.
+//! - Bytes that do not verify are never returned. A sealed segment with a damaged footer is
+//!   quarantined and does not prevent reads of the rest ([`Recovered::quarantined`]).
+//! - A torn end that was never reported as durable is discarded at the next open. Damage to
+//!   anything else is an error that names the file and the bytes.
+//! - One limit: damage to the very last group, before anything was written after it, looks like a
+//!   torn write. The log therefore writes a sync marker after it once it is idle.
+//! - The first failed write or sync poisons the log ([`Wal::on_poisoned`]); nothing is retried.
+//! - A full disk refuses appends before anything is written, and appends succeed again once there
+//!   is space. The log ends only if an entry that does not fit was already placed. This can happen
+//!   on a follower whose leader had space. Such a log has to be opened again.
 //!
-//! # Reading the code
+//! # Source layout
 //!
-//! `frame`, `footer` and `state_file` are bytes; `log`, `slot`, `places`, `shorten`, `held` and
-//! `streams` are the log in memory; `tip`, `writer` and `keeper` write, `nontemporal` copies what
-//! they do; `sealed`, `scan`, `replay`, `copy` and `recovery` open; `read`, `live`, `load`,
-//! `readers` and `files` read; `cold` writes segments at once, `received` has them outlive a
-//! process, `install` makes them part of the log; `choose` and `compaction` rewrite; `scrub` reads
-//! all of it anew; `aside` makes way for a log that takes the place of a damaged one, and `cut`
-//! gives up a damaged end.
-//! `docs/wal-format.md` draws the files.
+//! A directory imports only from directories below it in this table, and from the files `error`,
+//! `sync` and `types`, which import none of them.
+//!
+//! | directory | contents |
+//! |---|---|
+//! | `wal` | [`Wal`], the public handle |
+//! | `maintenance` | [`Keeper`] prepares, seals and frees segments; [`Scrub`] re-reads them |
+//! | `compaction` | rewrites live entries of sealed segments into cold ones |
+//! | `recovery` | opens, inspects, quarantines and truncates a log |
+//! | `write` | [`Writer`], checkpoints and [`ColdWriter`] |
+//! | `read` | reads by index and by stream position |
+//! | `shared` | state shared by handles and threads: lock, queue, wake-ups, [`Options`] |
+//! | `memory` | the log in memory: slots, streams and live segments |
+//! | `files` | segment files, the state file and the data directory |
+//! | `format` | bytes of the files |
+//! | `storage` | the disk, real or simulated |
+//!
+//! `docs/wal-format.md` describes the files.
 
-mod aligned;
-mod aside;
-mod buffers;
-mod choose;
-mod cold;
 mod compaction;
-mod copy;
-mod cut;
 mod error;
 mod files;
-mod footer;
-mod frame;
-mod held;
-mod idle;
-mod inspect;
-mod install;
-mod keeper;
-mod layout;
-mod live;
-mod load;
-mod log;
-mod nontemporal;
-mod options;
-mod page_cache;
-mod places;
+mod format;
+mod maintenance;
+mod memory;
 mod read;
-mod readers;
-mod received;
 mod recovery;
-mod replay;
-mod scan;
-mod scrub;
-mod sealed;
-mod segment;
 mod shared;
-mod shorten;
-mod slot;
-mod state_file;
-mod state_io;
 pub mod storage;
-mod streams;
 mod sync;
-mod threads;
-mod tip;
 mod types;
 mod wal;
-mod writer;
+mod write;
 
-pub use aside::Aside;
-pub use cold::{ColdSegments, ColdWriter};
-pub use cut::{DamagedEnd, LostStream};
 pub use error::Error;
-pub use inspect::{Finding, Report, SegmentReport, SegmentState, inspect, verify};
-pub use keeper::Keeper;
-pub use options::Options;
-pub use scrub::{Scrub, Scrubbed};
+pub use files::cold_segment::ColdSegments;
+pub use maintenance::keeper::Keeper;
+pub use maintenance::scrub::{Scrub, Scrubbed};
+pub use recovery::inspect::{Finding, LogReport, SegmentReport, SegmentState, inspect, verify};
+pub use recovery::quarantine::QuarantinedLog;
+pub use recovery::truncate_damage::{DamagedEnd, LostStream};
+pub use shared::options::Options;
 pub use types::{
-    Entry, How, LiveEntries, LiveEntry, LogId, LogState, Payload, Placement, Recovered,
-    SYNC_BOUNDS_US, Stats, StoredEntry, StreamRow,
+    DurableCallback, Entry, LiveEntries, LiveEntry, LogId, LogState, NextStep, Payload, Placement,
+    ReadMode, Recovered, SYNC_BOUNDS_US, StoredEntry, StreamRow, WalStats,
 };
-pub use wal::{Done, Next, Wal};
-pub use writer::Writer;
+pub use wal::Wal;
+pub use write::cold_writer::ColdWriter;
+pub use write::writer::Writer;

@@ -1,20 +1,22 @@
-//! The plain values that cross the door of the log.
-//! No behaviour beyond constructors.
+//! Plain values of the public API.
+
+use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::Error;
+use crate::error::Error;
 
-/// An entry's whole identity: two entries with equal ids have equal bytes.
+/// Identity of an entry: two entries with equal ids have equal bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct LogId {
     pub term: u64,
     pub index: u64,
 }
 
-/// Bytes with the checksum that their author computed. The log never computes it anew on the way
-/// in: `crc` is CRC-32 (IEEE) continued from `crc_seed` over `bytes`, so a checksum that also
-/// covers something before the bytes needs no second pass.
+/// Bytes with the checksum that their author computed.
+///
+/// `crc` is CRC-32 (IEEE) continued from `crc_seed` over `bytes`, so the checksum can also cover
+/// something before the bytes. The log does not recompute it on append.
 #[derive(Debug, Clone, Default)]
 pub struct Payload {
     pub bytes: Bytes,
@@ -22,18 +24,20 @@ pub struct Payload {
     pub crc_seed: u32,
 }
 
-/// What is appended.
+/// An entry to append.
 #[derive(Debug, Clone)]
 pub struct Entry {
     pub id: LogId,
-    /// Stream that the entry is meant for, 0 for none. Part of the frame's checked identity.
+    /// Stream of the entry, 0 for none. Covered by the checksum of the frame.
     pub stream: u64,
-    /// The small part that replay needs; at most 64 KiB. Covered by the frame header's checksum.
+    /// The small part that replay needs; at most 64 KiB. Covered by the checksum of the frame
+    /// header.
     pub head: Bytes,
     pub payload: Payload,
 }
 
-/// Where the state machine put an entry: `count` positions of `stream` from `first` on.
+/// Positions that the state machine assigned to an entry: `count` positions from `first` on.
+///
 /// `time` is opaque to the log and never decreases within a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
@@ -43,7 +47,7 @@ pub struct Placement {
     pub time: u64,
 }
 
-/// An entry as a reader of a stream gets it.
+/// An entry read by stream position.
 #[derive(Debug, Clone)]
 pub struct StoredEntry {
     pub id: LogId,
@@ -52,7 +56,7 @@ pub struct StoredEntry {
     pub payload: Payload,
 }
 
-/// An entry that its stream still needs, and where the state machine put it.
+/// An entry that its stream still needs, with its placement.
 #[derive(Debug, Clone)]
 pub struct LiveEntry {
     pub id: LogId,
@@ -61,35 +65,36 @@ pub struct LiveEntry {
     pub payload: Payload,
 }
 
-/// What [`crate::Wal::read_live`] found.
+/// Result of [`crate::Wal::read_live`].
 #[derive(Debug, Clone, Default)]
 pub struct LiveEntries {
     /// By index.
     pub entries: Vec<LiveEntry>,
-    /// Everything live at or below this index, and above the one that was asked from, is here.
+    /// The result includes every live entry of the range up to this index.
     pub upto: u64,
 }
 
-/// How a read may behave.
+/// Sources that a read may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
-    /// Only what is in memory; `Ok(None)` where anything else would be needed.
-    Memory,
-    /// Only what is in memory or in the page cache; `Ok(None)` where the disk would be needed.
-    Cached,
-    /// Waits for the disk: only on a thread that may block.
+pub enum ReadMode {
+    /// Reads only from memory; `Ok(None)` if anything else would be needed.
+    MemoryOnly,
+    /// Reads only from memory and the page cache; `Ok(None)` if the disk would be needed.
+    CachedOnly,
+    /// Waits for the disk. Only on a thread that may block.
     Blocking,
-    /// The same for who passes by once: reads no more than it asked for, and past the page cache,
-    /// which keeps what others read. As `Blocking` where the storage has no direct I/O.
-    Passing,
+    /// Like `Blocking`, with direct I/O and no read-ahead: for one-off scans such as catch-up.
+    ///
+    /// Same as `Blocking` if the storage has no direct I/O.
+    Direct,
 }
 
-/// One segment's share of a stream, for retention.
+/// A stream's share of one segment, for retention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamRow {
     pub segment: u64,
     pub sealed: bool,
-    /// Half-open range of positions.
+    /// Half-open range of positions, with `next`.
     pub first: u64,
     pub next: u64,
     /// Bytes of frames.
@@ -97,71 +102,89 @@ pub struct StreamRow {
     pub last_time: u64,
 }
 
-/// The log as Raft sees it.
+/// The Raft view of the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LogState {
     pub vote: Option<Bytes>,
     pub purged: Option<LogId>,
-    /// Last entry, or `purged` when the log is empty.
+    /// Last entry, or `purged` if the log is empty.
     pub last: Option<LogId>,
     pub committed: Option<LogId>,
-    /// Last entry known to be on stable storage.
+    /// Last entry known to be durable.
     pub synced: Option<LogId>,
 }
 
-/// What an open found.
+/// Result of an open.
 #[derive(Debug, Clone, Default)]
 pub struct Recovered {
-    /// The identity given at creation (see `Options::identity`).
+    /// The identity given at creation (see [`Options::identity`](crate::Options::identity)).
     pub identity: Bytes,
-    /// Whether the folder was empty.
+    /// The data directory was empty.
     pub created: bool,
     pub state: LogState,
-    /// The newest checkpoint of the state machine: all entries up to the id are in it.
+    /// The newest checkpoint of the state machine, which covers all entries up to the id.
     pub checkpoint: Option<(LogId, Bytes)>,
-    /// Damage to sealed segments whose entries are withheld: reading them, by index or by a
-    /// position that may be among them, fails with this.
-    pub withheld: Vec<Error>,
-    /// Bytes of a torn tail that were cut because nothing shows that they had been synced.
-    pub cut_bytes: u64,
+    /// Damage to quarantined segments.
+    ///
+    /// Reads of their entries fail with it, by index and by every position that they may hold.
+    pub quarantined: Vec<Error>,
+    /// Bytes of a torn tail that were discarded, because nothing shows that they had been synced.
+    pub torn_bytes: u64,
 }
 
-/// Bounds of the classes in which sync times are counted, in microseconds, rising.
+/// Upper bounds of the sync time histogram, in microseconds, ascending.
 pub const SYNC_BOUNDS_US: [u32; 15] = [
     50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000, 5_000_000,
 ];
 
-/// Figures for people and metrics. Times in microseconds, from a bounded recent history.
+/// Statistics of a log. Times are in microseconds; percentiles cover the last 1024 syncs.
 #[derive(Debug, Clone, Default)]
-pub struct Stats {
+pub struct WalStats {
     pub segments: u64,
     pub segment_bytes: u64,
-    /// Bytes of the segments that hold the log, without the ready ones.
+    /// Bytes of the segments of the log, without the ready ones.
     pub held_bytes: u64,
     pub ready_segments: u64,
     pub free_bytes: u64,
-    /// Requests in the queue, which the writer has not taken yet, and their payload bytes.
+    /// Requests that the writer has not taken from the queue yet.
     pub queued_requests: u64,
+    /// Payload bytes of those requests.
     pub queued_bytes: u64,
-    /// Segments that retention has freed since the log was opened, and their bytes.
+    /// Segments freed by retention since the log was opened.
     pub freed_segments: u64,
+    /// Bytes of those segments.
     pub freed_bytes: u64,
     pub syncs: u64,
-    /// Times of all syncs together, and how many took at most as long as the bound of
-    /// [`SYNC_BOUNDS_US`] at the same place and longer than the one before; the last one counts
-    /// those that took longer than every bound.
+    /// Sum of all sync times.
     pub sync_sum_us: u64,
+    /// Histogram of sync times by the bounds of [`SYNC_BOUNDS_US`]; the last count is above all.
     pub sync_counts: [u64; SYNC_BOUNDS_US.len() + 1],
     pub sync_p50_us: u64,
     pub sync_p99_us: u64,
     pub groups: u64,
     pub group_bytes: u64,
     pub direct_io: bool,
-    /// Segments that were written at once, by a compaction or for entries from elsewhere.
+    /// Cold segments, written by a compaction or for entries of another replica.
     pub cold_segments: u64,
     /// Bytes of frames that a stream still needs.
     pub live_bytes: u64,
-    /// Bytes of frames that compaction has written since the log was opened.
+    /// Bytes of frames written by compaction since the log was opened.
     pub rewritten_bytes: u64,
+}
+
+/// Called once, from the writer, when the request and all earlier ones are durable or have failed.
+pub type DurableCallback = Box<dyn FnOnce(Result<(), Error>) + Send>;
+
+/// When a step wants to run again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NextStep {
+    /// At once: there is more to do.
+    Now,
+    /// When woken, or at the latest after this time.
+    After(Duration),
+    /// When woken.
+    Idle,
+    /// Never: the log is closed or poisoned.
+    Done,
 }

@@ -1,9 +1,8 @@
-//! Failures on demand: which operation of a storage fails next, and how.
-//! Shared by the simulated disk and by the wrapper around a real one.
+//! Failures on demand, shared by the simulated disk and the wrapper around a real one.
 
 use std::io;
 
-/// What a storage is asked to do.
+/// An operation of a storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
     Lock,
@@ -18,12 +17,12 @@ pub enum Operation {
     Read,
     TryRead,
     ReadDevice,
-    /// Advice: it cannot fail, but it can be seen.
+    /// A hint: it cannot fail, but it is recorded.
     WillRead,
 }
 
 impl Operation {
-    /// Whether the operation can change what a crash leaves behind.
+    /// Returns whether the operation can change what a crash leaves behind.
     pub fn is_mutating(self) -> bool {
         matches!(
             self,
@@ -32,52 +31,51 @@ impl Operation {
     }
 }
 
-/// A failure to come: of the operations that match, `after` more succeed and the next one fails.
+/// A planned failure: `after` more matching operations succeed, and the next one fails.
 #[derive(Debug, Clone)]
 pub struct Fault {
     pub operation: Operation,
-    /// Only for files whose name, when they were created or opened, contained this; any file when
-    /// empty.
+    /// Only for files whose name, when created or opened, contained this; empty for any file.
     pub file: String,
     pub after: u64,
-    /// Whether all later ones fail too.
+    /// All later matching operations fail too.
     pub lasting: bool,
     pub error: io::ErrorKind,
 }
 
 impl Fault {
-    /// The next operation of this kind fails, once.
+    /// Fails the next operation of this kind, once.
     pub fn next(operation: Operation) -> Self {
         let error = io::ErrorKind::Other;
         Self { operation, file: String::new(), after: 0, lasting: false, error }
     }
 
-    /// Only on files whose name, when they were created or opened, contained `name`.
+    /// Limits the failure to files whose name, when created or opened, contained `name`.
     pub fn of(mut self, name: &str) -> Self {
         self.file = name.to_owned();
         self
     }
 
-    /// After `count` more that succeed.
+    /// Lets `count` more operations succeed first.
     pub fn after(mut self, count: u64) -> Self {
         self.after = count;
         self
     }
 
-    /// And all later ones.
+    /// Fails all later operations too.
     pub fn lasting(mut self) -> Self {
         self.lasting = true;
         self
     }
 
-    /// With this kind of error instead of a plain input/output error.
+    /// Uses this kind of error instead of a plain input/output error.
     pub fn error(mut self, error: io::ErrorKind) -> Self {
         self.error = error;
         self
     }
 }
 
-/// The failures that are still to come.
+/// The planned failures.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Faults {
     list: Vec<Fault>,
@@ -92,7 +90,7 @@ impl Faults {
         self.list.clear();
     }
 
-    /// Counts one operation; an error if it is to fail.
+    /// Counts one operation; an error if it is planned to fail.
     pub(super) fn check(&mut self, operation: Operation, file: &str) -> io::Result<()> {
         let mut failed = None;
         self.list.retain_mut(|fault| {

@@ -1,21 +1,24 @@
-//! A storage around another one that fails or stalls on demand, for whole nodes on a real folder.
-//! What fails is not carried out; what a failed sync does to a page cache is not modelled here.
+//! A wrapper around a storage that fails or stalls on demand, for nodes on a real directory.
+//!
+//! A failing operation is not executed. The effect of a failed sync on the page cache is not
+//! modelled.
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use super::faults::{Fault, Faults, Operation};
 use super::{File, Storage};
+use crate::sync::IgnorePoison;
 
-/// Wraps a storage; clones share the failures to come and what stalls.
+/// Wraps a storage. Clones share the planned failures and stalls.
 #[derive(Debug, Clone)]
 pub struct FaultyStorage {
     inner: Arc<dyn Storage>,
     plan: Arc<Plan>,
 }
 
-/// What goes wrong.
+/// Planned failures and stalls.
 #[derive(Debug, Default)]
 struct Plan {
     state: Mutex<State>,
@@ -30,15 +33,15 @@ struct State {
 
 impl Plan {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole after every change, so a panic elsewhere does not spoil it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        // The state is consistent after every change, so a panic elsewhere does not matter.
+        self.state.lock().ignore_poison()
     }
 
-    /// Counts one operation, waits while it is stalled, and fails if it is to.
+    /// Counts one operation, waits while it is stalled, and fails if that is planned.
     fn check(&self, operation: Operation, file: &str) -> io::Result<()> {
         let mut state = self.lock();
         while state.stalled.contains(&operation) {
-            state = self.goes_on.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.goes_on.wait(state).ignore_poison();
         }
         state.faults.check(operation, file)
     }
@@ -49,17 +52,17 @@ impl FaultyStorage {
         Self { inner, plan: Arc::default() }
     }
 
-    /// Adds a failure to come.
+    /// Plans a failure.
     pub fn fail(&self, fault: Fault) {
         self.plan.lock().faults.add(fault);
     }
 
-    /// Operations of this kind do not come back until the storage is healed.
+    /// Blocks operations of this kind until the storage is healed.
     pub fn stall(&self, operation: Operation) {
         self.plan.lock().stalled.push(operation);
     }
 
-    /// Forgets the failures that have not happened yet, and lets what is stalled go on.
+    /// Cancels the planned failures and releases stalled operations.
     pub fn heal(&self) {
         let mut state = self.plan.lock();
         state.faults.clear();
@@ -182,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_chosen_operation_fails_and_the_next_succeeds() {
+    fn planned_operation_fails_once() {
         let storage = FaultyStorage::new(Arc::new(SimulatedDisk::new(1)));
         let file = storage.create("a", BLOCK as u64).unwrap();
         storage.fail(Fault::next(Operation::Sync).of("a").after(1));

@@ -1,5 +1,4 @@
-//! The only door to the disk. Implementations: a real folder, and in tests a simulated disk that
-//! loses, tears, damages, fills up and fails.
+//! Access to the disk: a real directory, and in tests a simulated disk with faults and crashes.
 
 #[cfg(any(test, feature = "testing"))]
 mod faults;
@@ -22,53 +21,54 @@ pub use faulty::FaultyStorage;
 pub use probe::probe_sync;
 pub use real::DirStorage;
 #[cfg(any(test, feature = "testing"))]
-pub use simulated::{CacheMode, Crash, Fate, Pending, SimulatedDisk, Step};
+pub use simulated::{CacheMode, Crash, CrashEffect, DiskOperation, PendingChange, SimulatedDisk};
 
-/// Alignment of writes: offsets, lengths and buffer addresses of `write_at` are multiples of it.
+/// Alignment of writes: offset, length and buffer address of `write_at` are multiples of it.
 pub const BLOCK: usize = 4096;
 
-/// A flat folder of files. Names are plain file names.
+/// A flat directory of files. Names are plain file names.
 pub trait Storage: Debug + Send + Sync + 'static {
-    /// Takes the folder for this process, until the guard is dropped. `WouldBlock` if taken.
+    /// Locks the directory for this process until the guard is dropped. `WouldBlock` if it is
+    /// locked.
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>>;
-    /// Names of all files.
+    /// Returns the names of all files.
     fn list(&self) -> io::Result<Vec<String>>;
-    /// Creates a file of exactly `len` bytes of allocated space, replacing one of that name.
-    /// `StorageFull` when there is no room; nothing is left behind then.
+    /// Creates a file with exactly `len` bytes of allocated space, replacing one of the same name.
+    ///
+    /// Fails with `StorageFull` if the disk is full, and leaves nothing behind.
     fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn File>>;
     /// Opens an existing file for reading and writing.
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;
-    /// Renames, replacing the target. Durable after `sync_dir`.
+    /// Renames a file, replacing the target. Durable after `sync_dir`.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
-    /// Removes a file; open handles go on working. Durable after `sync_dir`.
+    /// Removes a file; open handles stay usable. Durable after `sync_dir`.
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes creations, renames and removals durable.
     fn sync_dir(&self) -> io::Result<()>;
-    /// Bytes that may still be allocated.
+    /// Returns the bytes that can still be allocated.
     fn free_bytes(&self) -> io::Result<u64>;
-    /// Whether writes bypass the page cache.
+    /// Returns whether writes bypass the page cache.
     fn direct_io(&self) -> bool;
-    /// The folder, for people.
+    /// Returns a description of the directory for messages.
     fn describe(&self) -> String;
 }
 
-// A file of no bytes is nothing that a caller asks for.
+// Empty files are never requested.
 #[allow(clippy::len_without_is_empty)]
-/// An open file. Reads may run at the same time as each other and as a write elsewhere.
+/// An open file. Reads may run concurrently with each other and with a write to another range.
 pub trait File: Debug + Send + Sync + 'static {
     fn len(&self) -> io::Result<u64>;
     /// Writes all of `data`; `offset`, length and address are multiples of [`BLOCK`].
     fn write_at(&self, data: &[u8], offset: u64) -> io::Result<()>;
-    /// Makes all writes that returned durable.
+    /// Makes all completed writes durable.
     fn sync_data(&self) -> io::Result<()>;
-    /// Fills `buf`, through the page cache. No alignment needed.
+    /// Fills `buf` through the page cache. No alignment needed.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Fills `buf` if that needs no disk access; `false` if it would.
+    /// Fills `buf` if that needs no disk access; returns `false` if it would.
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool>;
-    /// Fills `buf` from the device itself, past the page cache. No alignment needed.
+    /// Fills `buf` from the device, bypassing the page cache. No alignment needed.
     fn read_device_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Says that `read_at` will soon ask for a range: it may be brought into the page cache
-    /// meanwhile. Only advice.
+    /// Announces that `read_at` will soon read a range, which may be fetched in advance. A hint.
     fn will_read(&self, range: Range<u64>) {
         let _ = range;
     }

@@ -1,5 +1,6 @@
-//! What a sync costs on this disk: shown to people at start, and by the bench beside its results.
-//! The same write as a small group's: one block over blocks that were written before.
+//! Measures the cost of a sync, for the startup log and next to benchmark results.
+//!
+//! Writes like a small group: one block over blocks that were written before.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -8,7 +9,10 @@ use super::{BLOCK, Storage};
 
 const NAME: &str = "sync-probe";
 
-/// Writes and syncs one block `rounds` times; p50 and p99 of the times.
+/// Writes and syncs one block `rounds` times. Returns p50 and p99 of the times.
+///
+/// # Errors
+/// Fails if the probe file cannot be created, written or removed.
 #[allow(clippy::disallowed_methods)] // Measures the disk, which keeps no simulated time.
 pub fn probe_sync(storage: &dyn Storage, rounds: usize) -> io::Result<(Duration, Duration)> {
     let blocks = 16_usize;

@@ -1,5 +1,4 @@
-//! A folder of the operating system. The only place that touches files; nothing here knows what
-//! is written in them.
+//! A directory of the operating system. The only code of the log that accesses files.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 use std::fs::{self, File as Fd, OpenOptions};
@@ -14,40 +13,48 @@ use rustix::fs::{FlockOperation, flock, fstatvfs};
 
 use super::{BLOCK, File, Storage};
 
-/// Most bytes of one read past the page cache: more would hold the device's only queue too long.
+/// Maximum bytes of one direct read. Larger ones would occupy the device's only queue too long.
 const DEVICE_READ_BYTES_MAX: usize = 1 << 20;
 
-/// Most bytes fetched in advance by one request: Linux takes no more than its readahead window,
-/// which is so large by default, and ignores the rest.
+/// Maximum bytes fetched in advance by one request.
+///
+/// Linux ignores everything beyond its readahead window, which has this size by default.
 #[cfg(target_os = "linux")]
 const FETCH_BYTES_MAX: u64 = 128 << 10;
 
-/// A folder on a real file system. Writes bypass the page cache where the file system can do that.
+/// A directory on a real file system. Uses direct writes if the file system supports them.
 #[derive(Debug)]
 pub struct DirStorage {
     path: PathBuf,
-    /// Kept open, so that syncing the folder does not depend on its path staying the same.
-    folder: Fd,
+    /// Kept open, so that a sync of the directory does not depend on its path.
+    directory: Fd,
     direct: bool,
 }
 
 impl DirStorage {
-    /// Opens the folder, creating it if it is missing, with direct writes where possible.
+    /// Opens the directory, creating it if it is missing, with direct writes if possible.
+    ///
+    /// # Errors
+    /// Fails if the directory cannot be created or opened.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         let mut storage = Self::open_buffered(path)?;
         storage.direct = storage.probe_direct();
         Ok(storage)
     }
 
-    /// The same with all writes through the page cache.
+    /// Opens the directory with all writes through the page cache.
+    ///
+    /// # Errors
+    /// Fails if the directory cannot be created or opened.
     pub fn open_buffered(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref().to_path_buf();
-        create_folder(&path)?;
-        let folder = Fd::open(&path)?;
-        Ok(Self { path, folder, direct: false })
+        create_directory(&path)?;
+        let directory = Fd::open(&path)?;
+        Ok(Self { path, directory, direct: false })
     }
 
-    /// Whether an aligned direct write works here: some file systems take the flag and then refuse.
+    /// Returns whether an aligned direct write works. Some file systems accept the flag and then
+    /// fail.
     fn probe_direct(&self) -> bool {
         let name = self.path.join(".probe");
         let works = open_direct(&name, OpenOptions::new().create(true).truncate(true))
@@ -57,7 +64,7 @@ impl DirStorage {
                 fd.read_exact_at(scratch.aligned(BLOCK), 0)
             })
             .is_ok();
-        // Ignored: the file may never have been created, and an empty one left behind is harmless.
+        // Ignored: the file may not exist, and an empty one left behind is harmless.
         let _ = fs::remove_file(&name);
         works
     }
@@ -82,7 +89,7 @@ impl Storage for DirStorage {
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.path)? {
             let entry = entry?;
-            // Names that are not text were not written by a log.
+            // A log never writes names that are not valid UTF-8.
             if let (true, Ok(name)) =
                 (entry.file_type()?.is_file(), entry.file_name().into_string())
             {
@@ -106,7 +113,7 @@ impl Storage for DirStorage {
                 self.file(name, fd)
             });
         if made.is_err() {
-            // Ignored: the first error is the one to report, and there may be nothing to remove.
+            // Ignored: the first error is reported, and there may be nothing to remove.
             let _ = fs::remove_file(&path);
         }
         made
@@ -126,11 +133,11 @@ impl Storage for DirStorage {
     }
 
     fn sync_dir(&self) -> io::Result<()> {
-        self.folder.sync_all()
+        self.directory.sync_all()
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
-        let stat = fstatvfs(&self.folder)?;
+        let stat = fstatvfs(&self.directory)?;
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
@@ -143,14 +150,15 @@ impl Storage for DirStorage {
     }
 }
 
-/// One file, opened twice: reads of the tail want the page cache, writes do not. Of reads that
-/// follow each other the system reads ahead by itself, into large folios: a copy out of these takes
-/// half of what it takes out of pages that were asked for one by one.
+/// A file, opened twice: reads of the tail use the page cache, writes bypass it.
+///
+/// The system reads ahead for sequential reads, into large folios. A copy out of these takes half
+/// as long as out of pages that were fetched one by one.
 #[derive(Debug)]
 struct DirFile {
     cached: Fd,
     direct: Option<Fd>,
-    /// Whether pages that a process before this one left dirty have been written.
+    /// Pages left dirty by an earlier process have been written.
     clean: AtomicBool,
 }
 
@@ -169,7 +177,7 @@ impl File for DirFile {
 
     fn sync_data(&self) -> io::Result<()> {
         // Either descriptor flushes the file's dirty pages and the device. On macOS the standard
-        // library asks for a full flush here.
+        // library requests a full flush here.
         self.direct.as_ref().unwrap_or(&self.cached).sync_data()
     }
 
@@ -185,7 +193,7 @@ impl File for DirFile {
         match &self.direct {
             Some(direct) => read_direct(direct, buf, offset),
             None => {
-                // Only clean pages can be dropped. Those of this process are its own to sync.
+                // Only clean pages can be dropped. This process syncs its own writes.
                 if !self.clean.load(Ordering::Acquire) {
                     self.cached.sync_data()?;
                     self.clean.store(true, Ordering::Release);
@@ -201,7 +209,7 @@ impl File for DirFile {
     }
 }
 
-/// Memory whose start can be aligned without unsafe code: a vector one block too long.
+/// Memory with an aligned start, without unsafe code: a vector with one spare block.
 struct Scratch {
     bytes: Vec<u8>,
 }
@@ -217,7 +225,7 @@ impl Scratch {
     }
 }
 
-/// Reads whole blocks around the wanted range and hands out the range.
+/// Reads whole blocks around the range and copies the range.
 fn read_direct(fd: &Fd, buf: &mut [u8], offset: u64) -> io::Result<()> {
     let block = BLOCK as u64;
     let aligned = offset.is_multiple_of(block)
@@ -253,7 +261,7 @@ fn read_direct(fd: &Fd, buf: &mut [u8], offset: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads until `buf` is full or the file ends; how many bytes there were.
+/// Reads until `buf` is full or the file ends. Returns the number of bytes read.
 fn read_fully(fd: &Fd, buf: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buf.len() {
@@ -263,7 +271,7 @@ fn read_fully(fd: &Fd, buf: &mut [u8], offset: u64) -> io::Result<usize> {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }
-        // A direct read that ends inside a block has met the end of the file, and cannot go on.
+        // A direct read that ends inside a block has reached the end of the file.
         if !filled.is_multiple_of(BLOCK) {
             break;
         }
@@ -271,15 +279,15 @@ fn read_fully(fd: &Fd, buf: &mut [u8], offset: u64) -> io::Result<usize> {
     Ok(filled)
 }
 
-/// Creates the folder and makes every name on the way to it durable.
-fn create_folder(path: &Path) -> io::Result<()> {
+/// Creates the directory and makes every name in its path durable.
+fn create_directory(path: &Path) -> io::Result<()> {
     let missing = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists()).count();
     fs::create_dir_all(path)?;
-    // Also where nothing was missing: whoever created it may have died before the sync.
-    for folder in path.canonicalize()?.ancestors().skip(1).take(missing.max(1)) {
-        match Fd::open(folder) {
-            Ok(folder) => folder.sync_all()?,
-            // A parent that may not be read was not created by us.
+    // Syncs even if nothing was missing: the creator may have died before its sync.
+    for directory in path.canonicalize()?.ancestors().skip(1).take(missing.max(1)) {
+        match Fd::open(directory) {
+            Ok(directory) => directory.sync_all()?,
+            // A parent that is not readable was not created by this process.
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {}
             Err(e) => return Err(e),
         }
@@ -306,7 +314,7 @@ fn allocate(fd: &Fd, len: u64) -> io::Result<()> {
     loop {
         match fallocate(fd, FallocateFlags::empty(), 0, len) {
             Err(Errno::INTR) => {}
-            // Full disks show at the first write then; the reserve keeps that unlikely.
+            // A full disk then shows at the first write, which the reserve makes unlikely.
             Err(Errno::OPNOTSUPP) => return fd.set_len(len),
             other => return Ok(other?),
         }
@@ -340,14 +348,14 @@ fn read_without_waiting(_: &Fd, _: &mut [u8], _: u64) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Begins to bring a range into the page cache.
+/// Starts fetching a range into the page cache.
 #[cfg(target_os = "linux")]
 fn fetch(fd: &Fd, range: Range<u64>) {
     use rustix::fs::{Advice, fadvise};
     let mut start = range.start;
     while start < range.end {
         let len = (range.end - start).min(FETCH_BYTES_MAX);
-        // Ignored: it is advice.
+        // Ignored: it is a hint.
         let _ = fadvise(fd, start, std::num::NonZeroU64::new(len), Advice::WillNeed);
         start += len;
     }
@@ -359,7 +367,7 @@ fn fetch(_: &Fd, _: Range<u64>) {}
 #[cfg(target_os = "linux")]
 fn drop_cached(fd: &Fd, offset: u64, len: usize) {
     use rustix::fs::{Advice, fadvise};
-    // Ignored: it is advice. Whole pages only, so the range is widened.
+    // Ignored: it is a hint. Only whole pages are dropped, so the range is widened.
     let start = offset - offset % BLOCK as u64;
     let len = std::num::NonZeroU64::new((len + 2 * BLOCK) as u64);
     let _ = fadvise(fd, start, len, Advice::DontNeed);
@@ -384,13 +392,13 @@ mod tests {
     }
 
     fn both(check: impl Fn(DirStorage)) {
-        let folder = tempfile::tempdir().unwrap();
-        check(DirStorage::open(folder.path().join("direct/a/b")).unwrap());
-        check(DirStorage::open_buffered(folder.path().join("buffered")).unwrap());
+        let directory = tempfile::tempdir().unwrap();
+        check(DirStorage::open(directory.path().join("direct/a/b")).unwrap());
+        check(DirStorage::open_buffered(directory.path().join("buffered")).unwrap());
     }
 
     #[test]
-    fn what_is_written_is_read_in_all_three_ways_at_any_offset() {
+    fn reads_written_bytes_in_all_modes_at_any_offset() {
         both(|storage| {
             let len = 3 * DEVICE_READ_BYTES_MAX;
             let bytes = pattern(len);
@@ -410,7 +418,7 @@ mod tests {
                 file.read_at(&mut got, offset as u64).unwrap();
                 assert!(got == wanted, "read of {count} at {offset}");
                 let mut got = vec![0; count];
-                // Right after a read the page cache normally has it, but may say no at any time.
+                // After a read the page cache usually has the pages, but it may have dropped them.
                 if file.try_read_at(&mut got, offset as u64).unwrap() {
                     assert!(got == wanted, "cached read of {count} at {offset}");
                 }
@@ -419,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_write_is_seen_by_cached_reads() {
+    fn cached_reads_see_later_writes() {
         both(|storage| {
             let file = storage.create("a", 2 * BLOCK as u64).unwrap();
             let mut got = [0; 16];
@@ -465,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_is_locked_until_the_guard_is_dropped() {
+    fn directory_is_locked_until_guard_is_dropped() {
         both(|storage| {
             let guard = storage.lock().unwrap();
             let other = DirStorage::open_buffered(&storage.path).unwrap();
@@ -476,10 +484,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_finds_no_room_leaves_nothing_behind() {
+    fn create_on_full_disk_leaves_nothing_behind() {
         both(|storage| {
             let e = storage.create("huge", 1 << 60).unwrap_err();
-            // Some file systems bound the size of one file before they look at the room left.
+            // Some file systems check the maximum file size before the free space.
             let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::FileTooLarge];
             assert!(kinds.contains(&e.kind()), "{e}");
             assert!(storage.list().unwrap().is_empty());
@@ -487,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_file_than_asked_for_ends_a_direct_read() {
+    fn direct_read_past_end_is_an_error() {
         both(|storage| {
             fs::write(storage.path.join("odd"), pattern(5000)).unwrap();
             let file = storage.open("odd").unwrap();

@@ -1,146 +1,155 @@
-//! A disk in memory that does what real ones do when power goes: forgets, tears and garbles what
-//! was not synced. Deterministic: the same calls with the same seed give the same bytes.
+//! An in-memory disk that behaves like a real one at a power failure.
+//!
+//! It loses, tears and garbles unsynced data. It is deterministic: the same calls with the same
+//! seed give the same bytes.
 
 mod state;
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use self::state::Disk;
 use super::faults::{Fault, Operation};
 use super::{BLOCK, File, Storage};
+use crate::sync::IgnorePoison;
 
-/// What a crash does to one pending change. Entries of the folder and allocations know only kept
-/// and lost; anything but `Kept` loses them.
+/// Effect of a crash on one pending change.
+///
+/// Directory entries and allocations are either kept or lost; every effect except `Kept` loses
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Fate {
+pub enum CrashEffect {
     Kept,
     Lost,
-    /// The first half of the sector is new, the second old.
+    /// The first half of the sector is new, the second half old.
     Torn,
-    /// The sector holds neither.
+    /// The sector holds neither the old nor the new bytes.
     Garbled,
 }
 
-/// How a crash treats everything that was not synced.
+/// How a crash treats unsynced changes.
 #[derive(Debug, Clone, Copy)]
 pub enum Crash<'a> {
     KeepAll,
     LoseAll,
-    /// Each change meets a fate drawn from this seed.
+    /// Draws the effect on each change from this seed.
     Seeded(u64),
-    /// One fate for each change of [`SimulatedDisk::pending`], in that order; lost where missing.
-    Chosen(&'a [Fate]),
+    /// One effect for each change of [`SimulatedDisk::pending`], in that order; lost if missing.
+    Chosen(&'a [CrashEffect]),
 }
 
-/// A change that a crash may undo, oldest first.
+/// A change that a crash may undo.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Pending {
+pub enum PendingChange {
     /// The size that a file was created with.
     Allocation { file: String },
-    /// 512 bytes of a file. `changes` says whether they differ from what is under them: if not,
-    /// keeping, losing and tearing them is the same.
+    /// 512 bytes of a file. `changes`: they differ from the bytes underneath. If not, keeping,
+    /// losing and tearing them have the same result.
     Sector { file: String, offset: u64, changes: bool },
-    /// A name that came, went or moved.
+    /// A name that was added, removed or moved.
     Entry { change: String },
 }
 
-/// Whether cached reads find what they look for.
+/// Success of cached reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheMode {
     Always,
     Never,
-    /// Drawn anew for every read.
+    /// Drawn for each read.
     Sometimes,
 }
 
-/// One operation, for people and for comparing two runs.
+/// A recorded operation, for debugging and for comparing two runs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Step {
+pub struct DiskOperation {
     pub operation: Operation,
     pub file: String,
     pub bytes: Range<u64>,
-    /// Checksum of what was written, 0 for everything else.
+    /// Checksum of the written bytes; 0 for other operations.
     pub crc: u32,
     pub ok: bool,
 }
 
-/// A handle to the disk. Clones are the same handle; after a crash it fails for good and
-/// [`SimulatedDisk::reopen`] gives one that works.
+/// A handle to the disk. Clones are the same handle.
+///
+/// After a crash every operation on it fails; [`SimulatedDisk::reopen`] returns a new handle.
 #[derive(Debug, Clone)]
 pub struct SimulatedDisk {
     disk: Arc<Mutex<Disk>>,
-    /// How many crashes the disk had seen when this handle was made.
+    /// Number of crashes before this handle was created.
     life: u64,
 }
 
 impl SimulatedDisk {
-    /// An empty disk without limits.
+    /// Creates an empty disk without limits.
     pub fn new(seed: u64) -> Self {
         Self { disk: Arc::new(Mutex::new(Disk::new(seed))), life: 0 }
     }
 
-    /// A disk of its own with the same bytes, pending changes and settings, and a working handle.
+    /// Copies the disk with its bytes, pending changes and settings. Returns a working handle.
     pub fn fork(&self) -> Self {
         let disk = self.disk().clone();
         let life = disk.life;
         Self { disk: Arc::new(Mutex::new(disk)), life }
     }
 
-    /// Power goes and comes back: pending changes meet their fates, every handle ends.
+    /// Simulates a power failure: applies `crash` to the pending changes and ends every handle.
     pub fn crash(&self, crash: Crash<'_>) {
         self.disk().crash(crash);
     }
 
-    /// A handle for the life after the last crash.
+    /// Returns a handle for use after the last crash.
     pub fn reopen(&self) -> Self {
         Self { disk: Arc::clone(&self.disk), life: self.disk().life }
     }
 
-    /// What a crash could undo now, oldest first.
-    pub fn pending(&self) -> Vec<Pending> {
+    /// Returns the changes that a crash could undo now, oldest first.
+    pub fn pending(&self) -> Vec<PendingChange> {
         self.disk().pending()
     }
 
-    /// Changes the draws to come, so that forks can go different ways.
+    /// Reseeds later random draws, so that forks can diverge.
     pub fn reseed(&self, seed: u64) {
         self.disk().reseed(seed);
     }
 
-    /// Adds a failure to come. A failed sync drops the file's pending writes, or by `Seeded` some
-    /// of them, while reads through the page cache go on seeing them until the crash.
+    /// Plans a failure.
+    ///
+    /// A failed sync drops all or some of the file's pending writes. Reads through the page cache
+    /// still return them until the crash.
     pub fn fail(&self, fault: Fault) {
         self.disk().faults.add(fault);
     }
 
-    /// Forgets the failures that have not happened yet.
+    /// Cancels the planned failures.
     pub fn heal(&self) {
         self.disk().faults.clear();
     }
 
-    /// Operations so far that can change what a crash leaves behind.
+    /// Returns the number of operations so far that can change what a crash leaves behind.
     pub fn changes(&self) -> u64 {
         self.disk().changes
     }
 
-    /// From the `n`th change on (0 is the first one ever) nothing is answered any more: the change
-    /// itself stays pending, and everything fails until `crash`.
+    /// Stops the disk at the `n`th change (0 is the first one ever).
+    ///
+    /// The change itself stays pending, and every operation fails until `crash`.
     pub fn stop_at_change(&self, n: Option<u64>) {
         self.disk().stop_at = n;
     }
 
-    /// Where the disk is to stop, if it is. A crash forgets it.
+    /// Returns the change at which the disk will stop. A crash resets it.
     pub fn stop_at(&self) -> Option<u64> {
         self.disk().stop_at
     }
 
-    /// Whether `stop_at_change` has come to pass.
+    /// Returns whether the disk has stopped.
     pub fn stopped(&self) -> bool {
         self.disk().stopped
     }
 
-    /// Bytes that may still be allocated; `None` for no limit.
+    /// Sets the bytes that can still be allocated; `None` for no limit.
     pub fn set_free_bytes(&self, free: Option<u64>) {
         self.disk().free = free;
     }
@@ -153,42 +162,42 @@ impl SimulatedDisk {
         self.disk().direct = direct;
     }
 
-    /// Starts (or stops) keeping the operations for [`SimulatedDisk::trace`].
+    /// Starts or stops recording the operations for [`SimulatedDisk::trace`].
     pub fn record(&self, on: bool) {
         self.disk().trace = on.then(Vec::new);
     }
 
-    /// The operations since `record`.
-    pub fn trace(&self) -> Vec<Step> {
+    /// Returns the operations since `record`.
+    pub fn trace(&self) -> Vec<DiskOperation> {
         self.disk().trace.clone().unwrap_or_default()
     }
 
-    /// Files that are open now, each counted as often as it is.
+    /// Returns the number of open file handles.
     pub fn open_files(&self) -> u64 {
         self.disk().open_files()
     }
 
-    /// Names of the files that a reader sees now.
+    /// Returns the names of the files that a reader sees now.
     pub fn files(&self) -> Vec<String> {
         self.disk().names()
     }
 
-    /// A file as a reader sees it now.
+    /// Returns a file as a reader sees it now.
     pub fn read_file(&self, name: &str) -> Option<Vec<u8>> {
         self.disk().read_file(name)
     }
 
-    /// Puts a whole file on the disk, durably: for damage at rest and for prepared folders.
+    /// Writes a whole file durably, for damage at rest and for prepared directories.
     pub fn write_file(&self, name: &str, bytes: Vec<u8>) {
         self.disk().write_file(name, bytes);
     }
 
-    /// Takes a file off the disk, durably.
+    /// Removes a file durably.
     pub fn remove_file(&self, name: &str) {
         self.disk().remove_file(name);
     }
 
-    /// Turns one bit over, at rest. `bit` counts from the file's start.
+    /// Flips one bit at rest. `bit` counts from the start of the file.
     pub fn flip_bit(&self, name: &str, bit: u64) {
         self.disk().damage(name, |bytes| {
             if let Some(byte) = bytes.get_mut((bit / 8) as usize) {
@@ -197,7 +206,7 @@ impl SimulatedDisk {
         });
     }
 
-    /// Zeroes a range, at rest.
+    /// Zeroes a range at rest.
     pub fn zero(&self, name: &str, range: Range<u64>) {
         self.disk().damage(name, |bytes| {
             let end = (range.end as usize).min(bytes.len());
@@ -206,17 +215,17 @@ impl SimulatedDisk {
         });
     }
 
-    /// Cuts a file, at rest.
+    /// Truncates a file at rest.
     pub fn truncate(&self, name: &str, len: u64) {
         self.disk().damage(name, |bytes| bytes.truncate(len as usize));
     }
 
     fn disk(&self) -> MutexGuard<'_, Disk> {
         // A panic of a test's writer thread must not hide what it left on the disk.
-        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+        self.disk.lock().ignore_poison()
     }
 
-    /// The disk, if this handle still counts and the operation is not to fail.
+    /// Returns the disk, if this handle is valid and the operation is not planned to fail.
     fn start(
         &self,
         operation: Operation,
@@ -348,7 +357,7 @@ impl File for SimulatedFile {
     }
 
     fn will_read(&self, range: Range<u64>) {
-        // Ignored: it is advice.
+        // Ignored: it is a hint.
         drop(self.disk.start(Operation::WillRead, &self.name, range));
     }
 }
@@ -359,7 +368,7 @@ impl Drop for SimulatedFile {
     }
 }
 
-/// Holds the folder's lock.
+/// Holds the lock of the directory.
 struct Guard {
     disk: SimulatedDisk,
 }
@@ -367,7 +376,7 @@ struct Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         let mut disk = self.disk.disk();
-        // A crash has released it already, and someone else may have it since.
+        // A crash has released the lock already, and another handle may hold it since.
         if disk.life == self.disk.life {
             disk.locked = false;
         }

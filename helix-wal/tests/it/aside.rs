@@ -6,30 +6,30 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use helix_wal::storage::{Crash, SimulatedDisk};
-use helix_wal::{Aside, Error, LogId, Placement, SegmentState, Wal, inspect};
+use helix_wal::{Error, LogId, Placement, QuarantinedLog, SegmentState, Wal, inspect};
 
-use crate::common::{Dice, Hand, OnPanic, entry, rounds, seed, small};
+use crate::common::{TestRng, ManualWal, PrintOnPanic, entry, rounds, seed, small_options};
 
 const VOTE: Bytes = Bytes::from_static(b"term 7, for 2");
 
 /// A log of some segments, sealed ones among them, with a vote.
 fn golden() -> SimulatedDisk {
     let disk = SimulatedDisk::new(1);
-    let mut hand = Hand::open(Arc::new(disk.clone()), small()).unwrap();
+    let mut manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
     for index in 0..40 {
-        hand.wal.append(vec![entry(LogId { term: 7, index }, 3, 30, 5000)], Box::new(drop));
+        manual.wal.append(vec![entry(LogId { term: 7, index }, 3, 30, 5000)], Box::new(drop));
         if index == 35 {
-            hand.wal.save_vote(VOTE, Box::new(drop));
+            manual.wal.save_vote(VOTE, Box::new(drop));
         }
-        hand.settle();
-        hand.wal
+        manual.settle();
+        manual.wal
             .place(index, Some(Placement { stream: 3, first: index, count: 1, time: 1 }))
             .unwrap();
     }
-    hand.idle();
-    hand.wal.close();
-    hand.settle();
-    assert!(hand.wal.has_ended());
+    manual.idle();
+    manual.wal.close();
+    manual.settle();
+    assert!(manual.wal.has_ended());
     disk
 }
 
@@ -41,11 +41,11 @@ fn newest(disk: &SimulatedDisk) -> String {
 }
 
 fn is_damaged(disk: &SimulatedDisk) -> bool {
-    matches!(Hand::open(Arc::new(disk.reopen()), small()), Err(Error::Damaged { .. }))
+    matches!(ManualWal::open(Arc::new(disk.reopen()), small_options()), Err(Error::Damaged { .. }))
 }
 
-fn put_aside(disk: &SimulatedDisk) -> Result<Aside, Error> {
-    Wal::set_aside(disk, "a bit is another", Bytes::new())
+fn put_aside(disk: &SimulatedDisk) -> Result<QuarantinedLog, Error> {
+    Wal::quarantine(disk, "a bit is another", Bytes::new())
 }
 
 #[test]
@@ -54,18 +54,18 @@ fn a_log_that_is_put_aside_makes_way_and_is_gone_at_the_end() {
     disk.remove_file("0000000000000001.seg");
     assert!(is_damaged(&disk));
     let aside = put_aside(&disk).unwrap();
-    let whose = small().identity;
+    let whose = small_options().identity;
     // What is missing was sealed: the newest vote cannot have been in it.
     assert_eq!((&aside.identity, &aside.vote), (&whose, &Some(VOTE)));
-    assert_eq!(Wal::repair_of(&disk).unwrap(), Some(aside.clone()));
+    assert_eq!(Wal::quarantined_log(&disk).unwrap(), Some(aside.clone()));
     assert!(Wal::exists(&disk).unwrap());
-    let hand = Hand::open(Arc::new(disk.clone()), small()).unwrap();
-    assert!(hand.recovered.created);
-    assert_eq!(hand.wal.state().last, None);
-    drop(hand);
-    assert_eq!(Wal::repair_of(&disk).unwrap(), Some(aside), "until it is said to be over");
+    let manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
+    assert!(manual.recovered.created);
+    assert_eq!(manual.wal.state().last, None);
+    drop(manual);
+    assert_eq!(Wal::quarantined_log(&disk).unwrap(), Some(aside), "until it is said to be over");
     Wal::end_repair(&disk).unwrap();
-    assert_eq!(Wal::repair_of(&disk).unwrap(), None);
+    assert_eq!(Wal::quarantined_log(&disk).unwrap(), None);
     assert!(!disk.files().iter().any(|name| name.starts_with("aside")), "{:?}", disk.files());
 }
 
@@ -80,7 +80,7 @@ fn a_vote_that_may_be_in_what_is_damaged_is_not_known() {
         spoil(&disk);
         assert!(is_damaged(&disk));
         let aside = put_aside(&disk).unwrap();
-        assert_eq!((aside.identity, aside.vote), (small().identity, None));
+        assert_eq!((aside.identity, aside.vote), (small_options().identity, None));
     }
 }
 
@@ -88,13 +88,13 @@ fn a_vote_that_may_be_in_what_is_damaged_is_not_known() {
 fn a_folder_that_says_nothing_of_its_owner_is_told() {
     let disk = SimulatedDisk::new(1);
     assert!(matches!(put_aside(&disk), Err(Error::Damaged { .. })));
-    let aside = Wal::set_aside(&disk, "all is gone", small().identity).unwrap();
-    assert_eq!((aside.identity, aside.vote), (small().identity, None));
+    let aside = Wal::quarantine(&disk, "all is gone", small_options().identity).unwrap();
+    assert_eq!((aside.identity, aside.vote), (small_options().identity, None));
 }
 
 #[test]
 fn any_file_of_a_log_says_whose_it_is() {
-    let whose = Some(small().identity);
+    let whose = Some(small_options().identity);
     let disk = golden();
     assert_eq!(Wal::identity(&disk).unwrap(), whose);
     disk.flip_bit("state", 400);
@@ -112,7 +112,7 @@ fn any_file_of_a_log_says_whose_it_is() {
 fn a_crash_while_a_log_is_put_aside_forgets_nothing() {
     let golden = golden();
     golden.remove_file("0000000000000001.seg");
-    let mut dice = Dice::new(seed("a_crash_while_a_log_is_put_aside_forgets_nothing"));
+    let mut rng = TestRng::new(seed("a_crash_while_a_log_is_put_aside_forgets_nothing"));
     let whole = golden.fork();
     let before = whole.changes();
     put_aside(&whole).unwrap();
@@ -122,10 +122,10 @@ fn a_crash_while_a_log_is_put_aside_forgets_nothing() {
         let disk = golden.fork();
         disk.stop_at_change(Some(before + step));
         let put = put_aside(&disk);
-        let _context = OnPanic(format!("stopped at change {step} of {steps}: {put:?}"));
-        disk.crash(Crash::Seeded(dice.seed()));
+        let _context = PrintOnPanic(format!("stopped at change {step} of {steps}: {put:?}"));
+        disk.crash(Crash::Seeded(rng.seed()));
         let disk = disk.reopen();
-        let aside = match Wal::repair_of(&disk).unwrap() {
+        let aside = match Wal::quarantined_log(&disk).unwrap() {
             Some(aside) => aside,
             // Nothing has come of it.
             None => {
@@ -133,9 +133,9 @@ fn a_crash_while_a_log_is_put_aside_forgets_nothing() {
                 put_aside(&disk).unwrap()
             }
         };
-        assert_eq!((aside.identity, aside.vote), (small().identity, Some(VOTE)));
-        let hand = Hand::open(Arc::new(disk.clone()), small()).unwrap();
-        assert!(hand.recovered.created, "nothing of the old log is left in the way");
+        assert_eq!((aside.identity, aside.vote), (small_options().identity, Some(VOTE)));
+        let manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
+        assert!(manual.recovered.created, "nothing of the old log is left in the way");
     }
 }
 
@@ -145,10 +145,10 @@ fn a_new_log_that_is_damaged_too_is_put_aside_with_a_vote_of_its_own() {
     let disk = golden();
     disk.flip_bit("state", 400);
     assert_eq!(put_aside(&disk).unwrap().vote, None);
-    let mut hand = Hand::open(Arc::new(disk.clone()), small()).unwrap();
-    hand.wal.save_vote(Bytes::from_static(b"term 8"), Box::new(drop));
-    hand.idle();
-    drop(hand);
+    let mut manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
+    manual.wal.save_vote(Bytes::from_static(b"term 8"), Box::new(drop));
+    manual.idle();
+    drop(manual);
     let disk = disk.reopen();
     let aside = put_aside(&disk).unwrap();
     assert_eq!(aside.vote.as_deref(), Some(&b"term 8"[..]));
@@ -158,8 +158,8 @@ fn a_new_log_that_is_damaged_too_is_put_aside_with_a_vote_of_its_own() {
 
 /// All damage that one round finds, and the bytes that it has read.
 fn scrub(disk: &SimulatedDisk) -> (Vec<Error>, u64) {
-    let hand = Hand::open(Arc::new(disk.reopen()), small()).unwrap();
-    let (mut scrub, mut found, mut bytes) = (hand.wal.scrub(), Vec::new(), 0);
+    let manual = ManualWal::open(Arc::new(disk.reopen()), small_options()).unwrap();
+    let (mut scrub, mut found, mut bytes) = (manual.wal.scrub(), Vec::new(), 0);
     loop {
         let scrubbed = scrub.step();
         found.extend(scrubbed.damage);
@@ -180,19 +180,19 @@ fn whatever_is_damaged_in_a_sealed_segment_is_found() {
     assert!(sealed.len() > 1);
     let used: u64 = sealed.iter().map(|it| it.used_bytes).sum();
     assert!(bytes >= used - sealed.len() as u64 * 4096, "{bytes} of {used}");
-    let mut dice = Dice::new(seed("whatever_is_damaged_in_a_sealed_segment_is_found"));
+    let mut rng = TestRng::new(seed("whatever_is_damaged_in_a_sealed_segment_is_found"));
     for segment in &sealed {
         let spans = [(0, segment.used_bytes), (segment.file_bytes - 4096, segment.file_bytes)];
         for _ in 0..30 * rounds() {
-            let (from, to) = spans[usize::try_from(dice.below(2)).unwrap()];
-            let byte = from + dice.below(to - from);
+            let (from, to) = spans[usize::try_from(rng.below(2)).unwrap()];
+            let byte = from + rng.below(to - from);
             let disk = golden.fork();
-            disk.flip_bit(&segment.file, byte * 8 + dice.below(8));
+            disk.flip_bit(&segment.file, byte * 8 + rng.below(8));
             let damaged = matches!(helix_wal::verify(&disk).as_slice(), [_, ..]);
-            let _context = OnPanic(format!("byte {byte} of {}", segment.file));
-            let Ok(hand) = Hand::open(Arc::new(disk.reopen()), small()) else { continue };
-            let is_known = !hand.recovered.withheld.is_empty();
-            drop(hand);
+            let _context = PrintOnPanic(format!("byte {byte} of {}", segment.file));
+            let Ok(manual) = ManualWal::open(Arc::new(disk.reopen()), small_options()) else { continue };
+            let is_known = !manual.recovered.quarantined.is_empty();
+            drop(manual);
             let (found, _) = scrub(&disk);
             assert_eq!(is_known || !found.is_empty(), damaged, "{found:?}");
         }
@@ -200,10 +200,10 @@ fn whatever_is_damaged_in_a_sealed_segment_is_found() {
 }
 
 /// All entries of a log that can be read.
-fn indexes(hand: &Hand) -> Vec<u64> {
-    let last = hand.wal.state().last.map_or(0, |id| id.index);
+fn indexes(manual: &ManualWal) -> Vec<u64> {
+    let last = manual.wal.state().last.map_or(0, |id| id.index);
     let is_there = |index: &u64| {
-        let read = hand.wal.read(*index..*index + 1, 1, helix_wal::How::Blocking);
+        let read = manual.wal.read(*index..*index + 1, 1, helix_wal::ReadMode::Blocking);
         read.is_ok_and(|found| found.is_some_and(|entries| !entries.is_empty()))
     };
     (0..=last).filter(is_there).collect()
@@ -232,21 +232,21 @@ fn a_damaged_end_is_named_and_given_up_only_when_asked_for() {
     assert!(is_damaged(&disk), "nothing was changed");
     assert_eq!(disk.files(), files);
     let before = disk.changes();
-    let mut dice = Dice::new(seed("a_damaged_end_is_named_and_given_up_only_when_asked_for"));
+    let mut rng = TestRng::new(seed("a_damaged_end_is_named_and_given_up_only_when_asked_for"));
     let whole = disk.fork();
-    Wal::cut_damaged_end(&(Arc::new(whole.clone()) as _)).unwrap();
+    Wal::truncate_damaged_end(&(Arc::new(whole.clone()) as _)).unwrap();
     let steps = whole.changes() - before;
     let kept: Vec<u64> = (0..first).collect();
-    let hand = Hand::open(Arc::new(whole.reopen()), small()).unwrap();
-    assert_eq!(indexes(&hand), kept);
+    let manual = ManualWal::open(Arc::new(whole.reopen()), small_options()).unwrap();
+    assert_eq!(indexes(&manual), kept);
     for step in 0..steps {
         let disk = disk.fork();
         disk.stop_at_change(Some(before + step));
-        assert!(Wal::cut_damaged_end(&(Arc::new(disk.clone()) as _)).is_err());
-        disk.crash(Crash::Seeded(dice.seed()));
+        assert!(Wal::truncate_damaged_end(&(Arc::new(disk.clone()) as _)).is_err());
+        disk.crash(Crash::Seeded(rng.seed()));
         let disk = disk.reopen();
-        match Hand::open(Arc::new(disk.reopen()), small()) {
-            Ok(hand) => assert_eq!(indexes(&hand), kept, "stopped at {step}"),
+        match ManualWal::open(Arc::new(disk.reopen()), small_options()) {
+            Ok(manual) => assert_eq!(indexes(&manual), kept, "stopped at {step}"),
             Err(Error::Damaged { .. }) => {
                 let end = Wal::damaged_end(&(Arc::new(disk.clone()) as _)).unwrap();
                 assert_eq!(end.expect("as before").bytes.start, 4096, "stopped at {step}");

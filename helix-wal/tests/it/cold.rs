@@ -6,36 +6,36 @@ use std::sync::Arc;
 use bytes::Bytes;
 use helix_wal::storage::{CacheMode, Crash, Fault, Operation, SimulatedDisk};
 use helix_wal::{
-    ColdSegments, Entry, Error, How, LiveEntry, LogId, Options, Placement, SegmentState, Wal,
+    ColdSegments, Entry, Error, LiveEntry, LogId, Options, Placement, ReadMode, SegmentState, Wal,
     inspect, verify,
 };
 
-use crate::common::{Dice, Hand, OnPanic, entry, seed, small};
+use crate::common::{TestRng, ManualWal, PrintOnPanic, entry, seed, small_options};
 
 const STATE: &[u8] = b"a state from elsewhere";
 
 /// A log in hand, or one in memory, and where each stream ends.
 struct Log {
     wal: Wal,
-    hand: Option<Hand>,
+    manual: Option<ManualWal>,
     next: [u64; 4],
     term: u64,
 }
 
 impl Log {
     fn on(disk: &SimulatedDisk) -> Self {
-        let hand = Hand::open(Arc::new(disk.clone()), small()).unwrap();
-        Self { wal: hand.wal.clone(), hand: Some(hand), next: [0; 4], term: 1 }
+        let manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
+        Self { wal: manual.wal.clone(), manual: Some(manual), next: [0; 4], term: 1 }
     }
 
     fn in_memory() -> Self {
-        Self { wal: Wal::open_memory(small()), hand: None, next: [0; 4], term: 1 }
+        Self { wal: Wal::open_memory(small_options()), manual: None, next: [0; 4], term: 1 }
     }
 
     fn idle(&mut self) {
-        if let Some(hand) = &mut self.hand {
-            hand.idle();
-            hand.idle();
+        if let Some(manual) = &mut self.manual {
+            manual.idle();
+            manual.idle();
         }
     }
 
@@ -45,8 +45,8 @@ impl Log {
             let index = self.wal.state().last.map_or(1, |last| last.index + 1);
             let made = entry(LogId { term: self.term, index }, 1 + index % 3, 20, *size);
             self.wal.append(vec![made], Box::new(|result| result.unwrap()));
-            if let Some(hand) = &mut self.hand {
-                hand.settle();
+            if let Some(manual) = &mut self.manual {
+                manual.settle();
             }
             let placement = (!index.is_multiple_of(5)).then(|| {
                 let stream = 1 + index % 3;
@@ -98,10 +98,10 @@ fn assert_streams(wal: &Wal, wanted: &[LiveEntry]) {
         let Placement { stream, first, time, .. } = live.placement;
         // The first entry that is kept may reach below the trim point.
         let at = first + 1;
-        let got = wal.read_stream(stream, at, at + 1, 1, How::Blocking).unwrap().unwrap();
+        let got = wal.read_stream(stream, at, at + 1, 1, ReadMode::Blocking).unwrap().unwrap();
         assert_eq!((got.len(), got[0].id), (1, live.id), "{:?}", live.placement);
         assert_eq!(got[0].payload.bytes, live.payload.bytes);
-        let found = wal.search_time(stream, time, How::Blocking).unwrap().unwrap();
+        let found = wal.search_time(stream, time, ReadMode::Blocking).unwrap().unwrap();
         assert!(found == Some(first) || found == Some(at), "time {time} of {stream}");
     }
     for stream in 1..4 {
@@ -111,7 +111,7 @@ fn assert_streams(wal: &Wal, wanted: &[LiveEntry]) {
         let mut position = first.placement.first + 1;
         let mut got = Vec::new();
         while got.len() < all.len() {
-            let some = wal.read_stream(stream, position, u64::MAX, 2500, How::Blocking);
+            let some = wal.read_stream(stream, position, u64::MAX, 2500, ReadMode::Blocking);
             let some = some.unwrap().unwrap();
             assert!(!some.is_empty(), "stream {stream} ends at {position}");
             position = some.last().map_or(0, |e| e.placement.first + 2);
@@ -150,7 +150,7 @@ fn source(mut log: Log) -> Log {
 #[test]
 fn what_streams_need_goes_from_one_log_to_another_and_on() {
     for (from_disk, to_disk) in [(true, true), (true, false), (false, true), (false, false)] {
-        let _context = OnPanic(format!("from disk {from_disk}, to disk {to_disk}"));
+        let _context = PrintOnPanic(format!("from disk {from_disk}, to disk {to_disk}"));
         let disk = SimulatedDisk::new(3);
         let from = source(if from_disk { Log::on(&disk) } else { Log::in_memory() });
         let wanted = from.live();
@@ -276,7 +276,7 @@ fn what_was_not_installed_leaves_nothing_behind() {
     assert_eq!(inspect(&disk).unwrap().leftovers, cold_files(&disk));
     let log = Log::on(&disk);
     assert_eq!(cold_files(&disk), [""; 0]);
-    assert!(log.wal.read_stream(1, 50, 52, 1, How::Blocking).unwrap().unwrap().is_empty());
+    assert!(log.wal.read_stream(1, 50, 52, 1, ReadMode::Blocking).unwrap().unwrap().is_empty());
 }
 
 #[test]
@@ -335,9 +335,9 @@ fn two_checkpoints_that_cannot_both_be_committed_are_refused() {
 #[test]
 fn a_full_disk_refuses_an_entry_or_an_install_and_either_can_be_tried_again() {
     let disk = SimulatedDisk::new(1);
-    let options = Options { reserve_bytes: 256 << 10, ready_segments: 0, ..small() };
-    let hand = Hand::open(Arc::new(disk.clone()), options).unwrap();
-    let wal = hand.wal;
+    let options = Options { reserve_bytes: 256 << 10, ready_segments: 0, ..small_options() };
+    let manual = ManualWal::open(Arc::new(disk.clone()), options).unwrap();
+    let wal = manual.wal;
     let mut writer = wal.cold_writer().unwrap();
     // Room for a segment, but not beside the reserve.
     disk.set_free_bytes(Some((256 << 10) + (63 << 10)));
@@ -354,7 +354,7 @@ fn a_full_disk_refuses_an_entry_or_an_install_and_either_can_be_tried_again() {
     assert_eq!(wal.state().purged, None);
     disk.set_free_bytes(None);
     wal.install(at, state, &mut cold).unwrap();
-    let got = wal.read_stream(1, 0, 2, 1, How::Blocking).unwrap().unwrap();
+    let got = wal.read_stream(1, 0, 2, 1, ReadMode::Blocking).unwrap().unwrap();
     assert_eq!(got[0].payload.bytes.len(), 3000);
     assert!(wal.writable().is_ok());
 }
@@ -379,7 +379,7 @@ fn a_disk_that_fails_beneath_it_ends_the_log() {
 #[test]
 fn damage_to_a_cold_segment_is_reported_and_the_rest_is_served() {
     let base = seed("cold damage");
-    let mut dice = Dice::new(base);
+    let mut rng = TestRng::new(base);
     let disk = SimulatedDisk::new(1);
     let mut log = Log::on(&disk);
     log.fill(&[300, 300, 300, 300]);
@@ -409,26 +409,26 @@ fn damage_to_a_cold_segment_is_reported_and_the_rest_is_served() {
     let places: Vec<usize> = (8..bytes.len() - 8).filter(used).collect();
     let (mut reported, mut withheld) = (0, 0);
     for round in 0..600 {
-        let at = places[dice.below(places.len() as u64) as usize];
-        let bit = 8 * at as u64 + dice.below(8);
-        let _context = OnPanic(format!("HELIX_SEED={base}, round {round}: bit {bit} of {name}"));
+        let at = places[rng.below(places.len() as u64) as usize];
+        let bit = 8 * at as u64 + rng.below(8);
+        let _context = PrintOnPanic(format!("HELIX_SEED={base}, round {round}: bit {bit} of {name}"));
         let disk = disk.fork();
         disk.flip_bit(&name, bit);
         let found = verify(&disk).len() + usize::from(inspect(&disk).is_err());
-        let hand = Hand::open(Arc::new(disk.clone()), small()).unwrap();
-        withheld += hand.recovered.withheld.len();
+        let manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
+        withheld += manual.recovered.quarantined.len();
         let placements = all.iter().filter(|live| live.id.index > 20);
         for live in placements {
-            hand.wal.place(live.id.index, Some(live.placement)).unwrap_or_else(|_| {
+            manual.wal.place(live.id.index, Some(live.placement)).unwrap_or_else(|_| {
                 // The void one in between.
-                hand.wal.place(live.id.index - 1, None).unwrap();
-                hand.wal.place(live.id.index, Some(live.placement)).unwrap();
+                manual.wal.place(live.id.index - 1, None).unwrap();
+                manual.wal.place(live.id.index, Some(live.placement)).unwrap();
             });
         }
         let mut damaged = 0;
         for live in &all {
             let Placement { stream, first, .. } = live.placement;
-            match hand.wal.read_stream(stream, first, first + 1, 1, How::Blocking) {
+            match manual.wal.read_stream(stream, first, first + 1, 1, ReadMode::Blocking) {
                 Ok(got) => {
                     let got = got.unwrap();
                     assert_eq!(got.len(), 1, "{:?} is passed over", live.placement);
@@ -449,7 +449,7 @@ fn damage_to_a_cold_segment_is_reported_and_the_rest_is_served() {
             reported += 1;
             let mut after = 0;
             let error = loop {
-                match hand.wal.read_live(after, 20, 2000) {
+                match manual.wal.read_live(after, 20, 2000) {
                     Ok(found) if found.upto < 20 => after = found.upto,
                     Ok(_) => panic!("{damaged} entries are damaged and none is missed"),
                     Err(error) => break error,

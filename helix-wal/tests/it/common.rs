@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use helix_wal::storage::Storage;
-use helix_wal::{Entry, Error, Keeper, LogId, Next, Options, Payload, Recovered, Wal, Writer};
+use helix_wal::{Entry, Error, Keeper, LogId, NextStep, Options, Payload, Recovered, Wal, Writer};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
 /// Seeded draws.
-pub struct Dice(StdRng);
+pub struct TestRng(StdRng);
 
-impl Dice {
+impl TestRng {
     pub fn new(seed: u64) -> Self {
         Self(StdRng::seed_from_u64(seed))
     }
@@ -50,9 +50,9 @@ pub fn rounds() -> u64 {
 }
 
 /// Prints what was going on if the test fails while this is alive.
-pub struct OnPanic(pub String);
+pub struct PrintOnPanic(pub String);
 
-impl Drop for OnPanic {
+impl Drop for PrintOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.0);
@@ -61,7 +61,7 @@ impl Drop for OnPanic {
 }
 
 /// Settings under which every mechanism shows within a few kilobytes.
-pub fn small() -> Options {
+pub fn small_options() -> Options {
     Options {
         segment_bytes: 64 << 10,
         group_bytes: 16 << 10,
@@ -102,7 +102,7 @@ pub fn entry(id: LogId, stream: u64, head_len: usize, payload_len: usize) -> Ent
 }
 
 /// Whether two entries are the same to the last byte.
-pub fn same(a: &Entry, b: &Entry) -> bool {
+pub fn same_entry(a: &Entry, b: &Entry) -> bool {
     a.id == b.id
         && a.stream == b.stream
         && a.head == b.head
@@ -112,7 +112,7 @@ pub fn same(a: &Entry, b: &Entry) -> bool {
 }
 
 /// A log with its writer and keeper in hand and a clock of its own: nothing runs unless told to.
-pub struct Hand {
+pub struct ManualWal {
     pub wal: Wal,
     pub writer: Writer,
     pub keeper: Keeper,
@@ -120,17 +120,17 @@ pub struct Hand {
     pub now: Duration,
 }
 
-impl Hand {
+impl ManualWal {
     pub fn open(storage: Arc<dyn Storage>, options: Options) -> Result<Self, Error> {
         let (wal, writer, keeper, recovered) = Wal::open(storage, options)?;
         Ok(Self { wal, writer, keeper, recovered, now: Duration::ZERO })
     }
 
-    pub fn step_writer(&mut self) -> Next {
+    pub fn step_writer(&mut self) -> NextStep {
         self.writer.step(self.now)
     }
 
-    pub fn step_keeper(&mut self) -> Next {
+    pub fn step_keeper(&mut self) -> NextStep {
         self.keeper.step(self.now)
     }
 
@@ -139,7 +139,7 @@ impl Hand {
         for _ in 0..10_000 {
             let writer = self.step_writer();
             let keeper = self.step_keeper();
-            if writer != Next::Now && keeper != Next::Now {
+            if writer != NextStep::Now && keeper != NextStep::Now {
                 return;
             }
         }

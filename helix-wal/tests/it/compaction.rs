@@ -8,16 +8,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use helix_wal::storage::{Crash, SimulatedDisk};
 use helix_wal::{
-    Entry, Error, How, LogId, Next, Options, Placement, SegmentState, Stats, Wal, inspect, verify,
+    Entry, Error, LogId, NextStep, Options, Placement, ReadMode, SegmentState, Wal, WalStats,
+    inspect, verify,
 };
 
-use crate::common::{Hand, OnPanic, entry, small};
+use crate::common::{ManualWal, PrintOnPanic, entry, small_options};
 
 /// A log that is written, placed, checkpointed and purged as it goes, and what it must hold.
 struct Log {
     disk: SimulatedDisk,
     options: Options,
-    hand: Option<Hand>,
+    manual: Option<ManualWal>,
     /// Placed entries by stream and position.
     kept: BTreeMap<(u64, u64), (Entry, Placement)>,
     next: BTreeMap<u64, u64>,
@@ -31,20 +32,20 @@ struct Log {
 impl Log {
     fn new(options: Options) -> Self {
         let disk = SimulatedDisk::new(5);
-        let hand = Some(Hand::open(Arc::new(disk.clone()), options.clone()).unwrap());
+        let manual = Some(ManualWal::open(Arc::new(disk.clone()), options.clone()).unwrap());
         let (kept, next, trims) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { disk, options, hand, kept, next, trims, index: 0, batch: Vec::new(), batch_max: 10 }
+        Self { disk, options, manual, kept, next, trims, index: 0, batch: Vec::new(), batch_max: 10 }
     }
 
-    fn hand(&mut self) -> &mut Hand {
-        self.hand.as_mut().unwrap()
+    fn manual(&mut self) -> &mut ManualWal {
+        self.manual.as_mut().unwrap()
     }
 
     fn wal(&self) -> Wal {
-        self.hand.as_ref().unwrap().wal.clone()
+        self.manual.as_ref().unwrap().wal.clone()
     }
 
-    fn stats(&self) -> Stats {
+    fn stats(&self) -> WalStats {
         self.wal().stats()
     }
 
@@ -65,7 +66,7 @@ impl Log {
             return;
         }
         self.wal().append(entries.clone(), Box::new(|result| result.unwrap()));
-        self.hand().settle();
+        self.manual().settle();
         for made in entries {
             let (stream, time) = (made.stream, made.id.index);
             let first = self.next.entry(stream).or_default();
@@ -78,11 +79,11 @@ impl Log {
 
     fn checkpoint_and_purge(&mut self) {
         self.flush();
-        self.hand().idle();
+        self.manual().idle();
         let at = LogId { term: 1, index: self.index };
         self.wal().checkpoint(at, Bytes::from_static(b"state")).unwrap();
         self.wal().purge(at, Box::new(|result| result.unwrap()));
-        self.hand().idle();
+        self.manual().idle();
     }
 
     /// Keeps so many of a stream's newest entries.
@@ -102,17 +103,17 @@ impl Log {
     /// Until nothing more is to be done.
     fn rest(&mut self) {
         for _ in 0..40 {
-            self.hand().idle();
+            self.manual().idle();
         }
     }
 
     fn reopen(&mut self) {
-        self.hand = None;
+        self.manual = None;
         self.disk.crash(Crash::LoseAll);
         self.disk = self.disk.reopen();
         assert_eq!(verify(&self.disk), []);
-        self.hand = Some(Hand::open(Arc::new(self.disk.clone()), self.options.clone()).unwrap());
-        assert!(self.hand().recovered.withheld.is_empty());
+        self.manual = Some(ManualWal::open(Arc::new(self.disk.clone()), self.options.clone()).unwrap());
+        assert!(self.manual().recovered.quarantined.is_empty());
         for (stream, trim) in self.trims.clone() {
             self.wal().trim(stream, trim);
         }
@@ -123,11 +124,11 @@ impl Log {
         let wal = self.wal();
         for (made, placement) in self.kept.values() {
             let Placement { stream, first, time, .. } = *placement;
-            let got = wal.read_stream(stream, first + 2, first + 3, 1, How::Blocking);
+            let got = wal.read_stream(stream, first + 2, first + 3, 1, ReadMode::Blocking);
             let got = got.unwrap().unwrap();
             assert_eq!((got.len(), got[0].id, got[0].placement), (1, made.id, *placement));
             assert_eq!((&got[0].head, &got[0].payload.bytes), (&made.head, &made.payload.bytes));
-            let found = wal.search_time(stream, time, How::Blocking).unwrap().unwrap();
+            let found = wal.search_time(stream, time, ReadMode::Blocking).unwrap().unwrap();
             assert!(found.is_some_and(|found| (first..first + 3).contains(&found)), "{found:?}");
         }
         let mut by_index: Vec<_> = self.kept.values().map(|(made, _)| made.id).collect();
@@ -143,13 +144,13 @@ impl Log {
 
     /// What the segments of the log take beyond one and a half times what is live in them.
     fn excess(&self) -> u64 {
-        let Stats { held_bytes, live_bytes, .. } = self.stats();
+        let WalStats { held_bytes, live_bytes, .. } = self.stats();
         held_bytes.saturating_sub(live_bytes * 3 / 2)
     }
 }
 
 fn options() -> Options {
-    Options { tail_bytes: 0, ..small() }
+    Options { tail_bytes: 0, ..small_options() }
 }
 
 /// Ten topics in one shard, each kept for another time.
@@ -233,7 +234,7 @@ fn a_stream_that_is_dropped_gives_its_space_back() {
     assert!(after.rewritten_bytes >= after.live_bytes - (128 << 10));
     log.check();
     for stream in 1..6 {
-        let read = log.wal().read_stream(stream, 0, 9, 1, How::Blocking);
+        let read = log.wal().read_stream(stream, 0, 9, 1, ReadMode::Blocking);
         assert!(matches!(read, Err(Error::Trimmed { .. })));
     }
     log.drop_stream(0);
@@ -290,7 +291,7 @@ fn readers_see_no_difference_at_any_step() {
     }
     let (mut steps, mut rewritten) = (0, 0);
     loop {
-        let next = log.hand().step_keeper();
+        let next = log.manual().step_keeper();
         log.check();
         // A trim in the middle of it.
         if steps % 9 == 4 && log.kept.len() > 30 {
@@ -300,8 +301,8 @@ fn readers_see_no_difference_at_any_step() {
         steps += 1;
         rewritten = rewritten.max(log.stats().rewritten_bytes);
         match next {
-            Next::Now => {}
-            Next::After(time) if time < Duration::from_millis(400) => log.hand().now += time,
+            NextStep::Now => {}
+            NextStep::After(time) if time < Duration::from_millis(400) => log.manual().now += time,
             _ => break,
         }
     }
@@ -339,7 +340,7 @@ fn damage_is_not_rewritten_and_the_rest_is_served() {
     assert!(log.stats().rewritten_bytes > 0, "others are compacted");
     let still = log.disk.files().contains(&file);
     assert!(still, "{file} is kept");
-    let read = |first: u64| log.wal().read_stream(3, first, first + 1, 1, How::Blocking);
+    let read = |first: u64| log.wal().read_stream(3, first, first + 1, 1, ReadMode::Blocking);
     match read(placement.first) {
         Err(Error::Damaged { file: named, bytes, .. }) => {
             assert!(named == file && bytes.contains(&(at as u64)), "{named} {bytes:?}");
@@ -375,8 +376,8 @@ fn the_reserve_is_left_alone() {
     log.disk.set_free_bytes(Some(reserve_bytes + (64 << 10)));
     let mut least = u64::MAX;
     for _ in 0..2000 {
-        log.hand().step_keeper();
-        log.hand().now += Duration::from_millis(100);
+        log.manual().step_keeper();
+        log.manual().now += Duration::from_millis(100);
         least = least.min(log.stats().free_bytes);
     }
     assert!(log.stats().cold_segments > 0);
@@ -395,15 +396,15 @@ fn it_takes_the_time_that_it_is_given() {
     for stream in 0..3 {
         log.retain(stream, 2);
     }
-    let start = log.hand().now;
+    let start = log.manual().now;
     while log.stats().cold_segments == 0 {
-        match log.hand().step_keeper() {
-            Next::After(time) => log.hand().now += time,
-            Next::Now => {}
+        match log.manual().step_keeper() {
+            NextStep::After(time) => log.manual().now += time,
+            NextStep::Now => {}
             other => panic!("{other:?}"),
         }
     }
-    let (took, bytes) = (log.hand().now - start, log.stats().rewritten_bytes);
+    let (took, bytes) = (log.manual().now - start, log.stats().rewritten_bytes);
     let least = Duration::from_secs_f64(bytes as f64 / rate as f64);
     assert!(bytes > 10_000 && took >= least, "{bytes} bytes in {took:?}");
     let mut never = Log::new(Options { compaction_bytes_per_second: 0, ..options() });
@@ -415,6 +416,6 @@ fn it_takes_the_time_that_it_is_given() {
         never.retain(stream, 2);
     }
     never.rest();
-    let _context = OnPanic(format!("{:?}", never.stats()));
+    let _context = PrintOnPanic(format!("{:?}", never.stats()));
     assert_eq!(never.stats().cold_segments, 0);
 }

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use helix_wal::storage::{DirStorage, Fault, FaultyStorage, Operation, Storage};
-use helix_wal::{Error, How, LogId, Options, Placement, Wal};
+use helix_wal::{Error, LogId, Options, Placement, ReadMode, Wal};
 
-use crate::common::{Dice, entry, same, seed};
+use crate::common::{TestRng, entry, same_entry, seed};
 
 /// Far longer than anything takes; a test that gets there hangs.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -163,31 +163,31 @@ fn read_along(
     stop: &AtomicBool,
     seed: u64,
 ) -> u64 {
-    let mut dice = Dice::new(seed);
+    let mut rng = TestRng::new(seed);
     let mut reads = 0;
     let mut end = applied.above(0);
     while !stop.load(Ordering::SeqCst) {
         let first = trimmed.load(Ordering::SeqCst);
         if first < end {
-            let index = first + dice.below(end - first);
-            reads += read_by_index(wal, index, end, trimmed, &mut dice);
-            reads += read_by_stream(wal, index, trimmed, &mut dice);
+            let index = first + rng.below(end - first);
+            reads += read_by_index(wal, index, end, trimmed, &mut rng);
+            reads += read_by_stream(wal, index, trimmed, &mut rng);
         }
         end = applied.get().min(wal.state().last.map_or(0, |last| last.index + 1));
     }
     reads
 }
 
-fn how(dice: &mut Dice) -> How {
-    if dice.one_in(2) { How::Cached } else { How::Blocking }
+fn how(rng: &mut TestRng) -> ReadMode {
+    if rng.one_in(2) { ReadMode::CachedOnly } else { ReadMode::Blocking }
 }
 
-fn read_by_index(wal: &Wal, index: u64, end: u64, trimmed: &AtomicU64, dice: &mut Dice) -> u64 {
-    match wal.read(index..end, 30_000, how(dice)) {
+fn read_by_index(wal: &Wal, index: u64, end: u64, trimmed: &AtomicU64, rng: &mut TestRng) -> u64 {
+    match wal.read(index..end, 30_000, how(rng)) {
         Ok(None) => 0,
         Ok(Some(entries)) => {
             for (got, index) in entries.iter().zip(index..) {
-                assert!(same(got, &made(index)), "entry {index} is wrong");
+                assert!(same_entry(got, &made(index)), "entry {index} is wrong");
             }
             assert!(!entries.is_empty());
             entries.len() as u64
@@ -197,9 +197,9 @@ fn read_by_index(wal: &Wal, index: u64, end: u64, trimmed: &AtomicU64, dice: &mu
     }
 }
 
-fn read_by_stream(wal: &Wal, index: u64, trimmed: &AtomicU64, dice: &mut Dice) -> u64 {
+fn read_by_stream(wal: &Wal, index: u64, trimmed: &AtomicU64, rng: &mut TestRng) -> u64 {
     let wanted = placed(index);
-    match wal.read_stream(wanted.stream, wanted.first, u64::MAX, 30_000, how(dice)) {
+    match wal.read_stream(wanted.stream, wanted.first, u64::MAX, 30_000, how(rng)) {
         Ok(None) => 0,
         Ok(Some(entries)) => {
             assert!(!entries.is_empty());
@@ -251,13 +251,13 @@ fn closing_finishes_what_is_queued_and_takes_no_more() {
     }
     let storage = Arc::new(DirStorage::open(folder.path()).unwrap());
     let (wal, _writer, _keeper, recovered) = Wal::open(storage, options()).unwrap();
-    assert_eq!(recovered.cut_bytes, 0);
+    assert_eq!(recovered.torn_bytes, 0);
     assert_eq!(wal.state().last, Some(LogId { term: 1, index: 999 }));
     let mut next = 0;
     while next < 1000 {
-        let some = wal.read(next..1000, 1 << 20, How::Blocking).unwrap().unwrap();
+        let some = wal.read(next..1000, 1 << 20, ReadMode::Blocking).unwrap().unwrap();
         for got in &some {
-            assert!(same(got, &made(next)), "entry {next} is wrong");
+            assert!(same_entry(got, &made(next)), "entry {next} is wrong");
             next += 1;
         }
     }
@@ -310,8 +310,8 @@ fn a_failing_disk_ends_the_threads_and_everybody_is_told() {
         let last = wal.state().last.unwrap().index;
         assert!(last + 1 >= acknowledged, "{acknowledged} acknowledged, the last is {last}");
         for index in 0..acknowledged {
-            let got = wal.read(index..index + 1, usize::MAX, How::Blocking).unwrap().unwrap();
-            assert!(same(&got[0], &made(index)), "entry {index} is wrong");
+            let got = wal.read(index..index + 1, usize::MAX, ReadMode::Blocking).unwrap().unwrap();
+            assert!(same_entry(&got[0], &made(index)), "entry {index} is wrong");
         }
     }
 }

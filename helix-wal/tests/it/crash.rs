@@ -4,22 +4,22 @@
 
 use helix_wal::Options;
 
-use crate::common::{Dice, OnPanic, rounds, seed, small};
-use crate::explore::Act::{self, *};
+use crate::common::{TestRng, PrintOnPanic, rounds, seed, small_options};
+use crate::explore::ScriptAction::{self, *};
 use crate::explore::{changes, crash_at, play};
-use crate::model::Driver;
+use crate::model::ModelDriver;
 
 /// `skipped` actions are only played: what they do is explored elsewhere.
-fn explore(name: &str, script: &[Act], skipped: usize, options: &Options) -> u64 {
+fn explore(name: &str, script: &[ScriptAction], skipped: usize, options: &Options) -> u64 {
     let base = seed(name);
-    let mut dice = Dice::new(base);
+    let mut rng = TestRng::new(base);
     let first = if skipped == 0 { 0 } else { changes(&script[..skipped], options) };
     let end = changes(script, options);
     let mut states = 0;
     for stop in (0..rounds()).flat_map(|_| first..end) {
         let crashed = play(script, options, Some(stop));
         assert!(crashed.disk.stopped(), "change {stop} of {end} was not reached");
-        states += crash_at(&crashed, &mut dice, None, &format!("{name}: stopped at {stop}"));
+        states += crash_at(&crashed, &mut rng, None, &format!("{name}: stopped at {stop}"));
     }
     println!("{name}: {states} states after {} changes", end - first);
     states
@@ -41,20 +41,28 @@ fn groups_survive_in_every_way() {
         Append(&[3000]),
         Settle,
     ];
-    explore("groups", &script, 0, &small());
+    explore("groups", &script, 0, &small_options());
 }
 
 /// The same on blocks that held something else before.
 #[test]
 fn recycled_segments_survive_in_every_way() {
-    let round =
-        [Append(&[14_000, 14_000]), Settle, Place(9), Commit, Checkpoint, Purge, TrimAll, Idle];
+    let round = [
+        Append(&[14_000, 14_000]),
+        Settle,
+        Place(9),
+        Commit,
+        Checkpoint,
+        Purge,
+        TrimAll,
+        Idle,
+    ];
     let mut script = Vec::new();
     for _ in 0..4 {
         script.extend(round);
     }
     script.extend([Append(&[300]), Settle, Vote, Settle]);
-    let options = small();
+    let options = small_options();
     explore("recycled", &script, 20, &options);
 }
 
@@ -76,7 +84,7 @@ fn rolling_sealing_and_checkpoints_survive_in_every_way() {
         Purge,
         Idle,
     ];
-    let options = small();
+    let options = small_options();
     explore("rolling", &script, 0, &options);
 }
 
@@ -98,13 +106,13 @@ fn reopening_survives_in_every_way() {
         Append(&[40]),
         Settle,
     ];
-    explore("reopening", &script, 0, &small());
+    explore("reopening", &script, 0, &small_options());
 }
 
 #[test]
 fn an_append_of_many_groups_survives_in_every_way() {
     let script = [Append(&[6000, 6000, 6000, 100]), Vote, Append(&[30]), Settle, Truncate, Settle];
-    let options = Options { group_bytes: 8 << 10, ..small() };
+    let options = Options { group_bytes: 8 << 10, ..small_options() };
     explore("many groups", &script, 0, &options);
 }
 
@@ -120,7 +128,7 @@ fn compaction_survives_in_every_way() {
     script.extend([Checkpoint, Purge, Settle]);
     let skipped = script.len();
     script.extend([TrimButOne, Idle, Append(&[200]), Settle, Idle]);
-    let options = Options { tail_bytes: 0, ..small() };
+    let options = Options { tail_bytes: 0, ..small_options() };
     let done = play(&script, &options, None);
     assert!(done.rewritten > 0, "nothing was rewritten");
     explore("compaction", &script, skipped, &options);
@@ -141,7 +149,7 @@ fn a_snapshot_with_records_survives_in_every_way() {
         Append(&[70]),
         Idle,
     ];
-    explore("snapshot", &script, 0, &small());
+    explore("snapshot", &script, 0, &small_options());
 }
 
 /// What was received outlives every crash once that was said, until its snapshot is installed.
@@ -161,7 +169,7 @@ fn what_was_received_survives_in_every_way() {
         Append(&[70]),
         Idle,
     ];
-    explore("received", &script, 0, &small());
+    explore("received", &script, 0, &small_options());
 }
 
 /// Cut, a shorter group over the same place, crash again: nothing of the first may come back.
@@ -169,8 +177,8 @@ fn what_was_received_survives_in_every_way() {
 fn what_was_cut_never_comes_back() {
     let base = seed("cut");
     for n in 0..300 {
-        let _context = OnPanic(format!("cut: HELIX_SEED={base}, round {n}"));
-        let mut driver = Driver::new(base + n, small());
+        let _context = PrintOnPanic(format!("cut: HELIX_SEED={base}, round {n}"));
+        let mut driver = ModelDriver::new(base + n, small_options());
         driver.open();
         driver.append(&[200]);
         driver.settle();
@@ -178,13 +186,13 @@ fn what_was_cut_never_comes_back() {
             // A long group that loses power before its sync, a short one in its place.
             let sync = driver.disk.changes() + 1;
             driver.disk.stop_at_change(Some(sync));
-            let long: Vec<usize> = (0..8).map(|_| 200 + driver.dice.below(600) as usize).collect();
+            let long: Vec<usize> = (0..8).map(|_| 200 + driver.rng.below(600) as usize).collect();
             driver.append(&long);
             driver.settle();
             driver.crash();
             driver.append(&[16]);
             driver.check();
-            if driver.dice.one_in(2) {
+            if driver.rng.one_in(2) {
                 driver.crash();
                 driver.check();
             }

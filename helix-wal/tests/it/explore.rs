@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use helix_wal::Options;
-use helix_wal::storage::{Crash, Fate, Pending};
+use helix_wal::storage::{Crash, CrashEffect, PendingChange};
 
-use crate::common::{Dice, seed, small};
-use crate::model::Driver;
+use crate::common::{TestRng, seed, small_options};
+use crate::model::ModelDriver;
 
 /// One action of a sequence.
 #[derive(Debug, Clone, Copy)]
-pub enum Act {
+pub enum ScriptAction {
     Append(&'static [usize]),
     Vote,
     Truncate,
@@ -38,28 +38,28 @@ pub enum Act {
     ReopenLost,
 }
 
-fn act(driver: &mut Driver, act: Act) {
+fn act(driver: &mut ModelDriver, act: ScriptAction) {
     match act {
-        Act::Append(sizes) => driver.append(sizes),
-        Act::Vote => driver.vote(),
-        Act::Truncate => driver.truncate(),
-        Act::Place(count) => driver.place(count),
-        Act::Commit => driver.commit(),
-        Act::Checkpoint => driver.checkpoint(),
-        Act::Purge => driver.purge_all(),
-        Act::Install(sizes) => driver.install_with(sizes),
-        Act::Retain(sizes) => driver.retain_with(sizes),
-        Act::TrimAll => driver.trim_all(),
-        Act::TrimButOne => driver.trim_but_one(),
-        Act::Settle => driver.settle(),
-        Act::Idle => {
-            driver.hand().idle();
-            driver.hear();
+        ScriptAction::Append(sizes) => driver.append(sizes),
+        ScriptAction::Vote => driver.vote(),
+        ScriptAction::Truncate => driver.truncate(),
+        ScriptAction::Place(count) => driver.place(count),
+        ScriptAction::Commit => driver.commit(),
+        ScriptAction::Checkpoint => driver.checkpoint(),
+        ScriptAction::Purge => driver.purge_all(),
+        ScriptAction::Install(sizes) => driver.install_with(sizes),
+        ScriptAction::Retain(sizes) => driver.retain_with(sizes),
+        ScriptAction::TrimAll => driver.trim_all(),
+        ScriptAction::TrimButOne => driver.trim_but_one(),
+        ScriptAction::Settle => driver.settle(),
+        ScriptAction::Idle => {
+            driver.manual().idle();
+            driver.collect_results();
         }
-        Act::Reopen | Act::ReopenLost => {
+        ScriptAction::Reopen | ScriptAction::ReopenLost => {
             driver.drop_log();
             let stop = driver.disk.stop_at();
-            let crash = if matches!(act, Act::Reopen) { Crash::KeepAll } else { Crash::LoseAll };
+            let crash = if matches!(act, ScriptAction::Reopen) { Crash::KeepAll } else { Crash::LoseAll };
             driver.disk.crash(crash);
             driver.disk = driver.disk.reopen();
             driver.term += 1;
@@ -70,8 +70,8 @@ fn act(driver: &mut Driver, act: Act) {
 }
 
 /// Runs the sequence until the disk stops or the sequence ends.
-pub fn play(script: &[Act], options: &Options, stop: Option<u64>) -> Driver {
-    let mut driver = Driver::new(77, options.clone());
+pub fn play(script: &[ScriptAction], options: &Options, stop: Option<u64>) -> ModelDriver {
+    let mut driver = ModelDriver::new(77, options.clone());
     driver.disk.record(true);
     driver.disk.stop_at_change(stop);
     if driver.try_open() {
@@ -86,12 +86,12 @@ pub fn play(script: &[Act], options: &Options, stop: Option<u64>) -> Driver {
     driver
 }
 
-pub fn changes(script: &[Act], options: &Options) -> u64 {
+pub fn changes(script: &[ScriptAction], options: &Options) -> u64 {
     play(script, options, None).disk.changes()
 }
 
 /// All ways through for up to 8 changes that matter, and draws for more.
-fn ways(pending: &[Pending], dice: &mut Dice) -> Vec<Vec<Fate>> {
+fn ways(pending: &[PendingChange], rng: &mut TestRng) -> Vec<Vec<CrashEffect>> {
     let places: Vec<usize> = (0..pending.len()).filter(|i| matters(&pending[*i])).collect();
     let mut ways = Vec::new();
     if places.len() <= 4 {
@@ -100,16 +100,21 @@ fn ways(pending: &[Pending], dice: &mut Dice) -> Vec<Vec<Fate>> {
         }
     }
     let rest = places.len().saturating_sub(8);
-    for other in [Fate::Lost, Fate::Torn, Fate::Garbled] {
+    for other in [CrashEffect::Lost, CrashEffect::Torn, CrashEffect::Garbled] {
         // Beyond eight, the rest all came through or all did not, before or after those eight.
-        let windows: &[(usize, Fate)] = match rest {
-            0 => &[(0, Fate::Kept)],
-            _ => &[(0, Fate::Lost), (0, Fate::Kept), (rest, Fate::Lost), (rest, Fate::Kept)],
+        let windows: &[(usize, CrashEffect)] = match rest {
+            0 => &[(0, CrashEffect::Kept)],
+            _ => &[
+                (0, CrashEffect::Lost),
+                (0, CrashEffect::Kept),
+                (rest, CrashEffect::Lost),
+                (rest, CrashEffect::Kept),
+            ],
         };
         for (start, outside) in windows {
             for mask in 0..1u32 << places.len().min(8) {
                 ways.push(choose(pending.len(), &places, |i| match i.checked_sub(*start) {
-                    Some(bit @ 0..8) if mask >> bit & 1 == 1 => Fate::Kept,
+                    Some(bit @ 0..8) if mask >> bit & 1 == 1 => CrashEffect::Kept,
                     Some(0..8) => other,
                     _ => *outside,
                 }));
@@ -118,7 +123,7 @@ fn ways(pending: &[Pending], dice: &mut Dice) -> Vec<Vec<Fate>> {
     }
     // Sectors that were written with what they held already can still come out as garbage.
     for _ in 0..16 {
-        ways.push((0..pending.len()).map(|_| ALL[dice.below(4) as usize]).collect());
+        ways.push((0..pending.len()).map(|_| ALL[rng.below(4) as usize]).collect());
     }
     ways.sort_unstable_by_key(|way| way.iter().map(|fate| *fate as u8).collect::<Vec<_>>());
     ways.dedup();
@@ -126,14 +131,15 @@ fn ways(pending: &[Pending], dice: &mut Dice) -> Vec<Vec<Fate>> {
 }
 
 /// Whether keeping and losing it differ.
-fn matters(change: &Pending) -> bool {
-    !matches!(change, Pending::Sector { changes: false, .. })
+fn matters(change: &PendingChange) -> bool {
+    !matches!(change, PendingChange::Sector { changes: false, .. })
 }
 
-const ALL: [Fate; 4] = [Fate::Kept, Fate::Lost, Fate::Torn, Fate::Garbled];
+const ALL: [CrashEffect; 4] =
+    [CrashEffect::Kept, CrashEffect::Lost, CrashEffect::Torn, CrashEffect::Garbled];
 
-fn choose(len: usize, places: &[usize], fate: impl Fn(usize) -> Fate) -> Vec<Fate> {
-    let mut way = vec![Fate::Kept; len];
+fn choose(len: usize, places: &[usize], fate: impl Fn(usize) -> CrashEffect) -> Vec<CrashEffect> {
+    let mut way = vec![CrashEffect::Kept; len];
     for (i, place) in places.iter().enumerate() {
         way[*place] = fate(i);
     }
@@ -141,16 +147,16 @@ fn choose(len: usize, places: &[usize], fate: impl Fn(usize) -> Fate) -> Vec<Fat
 }
 
 /// Ways through a crash here, all of them or up to `max` drawn ones; how many states that were.
-pub fn crash_at(crashed: &Driver, dice: &mut Dice, max: Option<usize>, context: &str) -> u64 {
+pub fn crash_at(crashed: &ModelDriver, rng: &mut TestRng, max: Option<usize>, context: &str) -> u64 {
     // What led here is of no use to those that go on from here.
     crashed.disk.record(false);
     let pending = crashed.disk.pending();
-    let ways = ways(&pending, dice);
+    let ways = ways(&pending, rng);
     let step = max.map_or(1, |max| ways.len().div_ceil(max));
-    let first = dice.below(step as u64) as usize;
+    let first = rng.below(step as u64) as usize;
     let mut states = 0;
     for (n, way) in ways.iter().skip(first).step_by(step).enumerate() {
-        let seed = dice.seed();
+        let seed = rng.seed();
         let _told = OnFailure { context, pending: &pending, way, seed };
         states += 1;
         match n {
@@ -165,8 +171,8 @@ pub fn crash_at(crashed: &Driver, dice: &mut Dice, max: Option<usize>, context: 
 /// Says what state it was, if the test fails in it. Nothing is formatted where it does not.
 struct OnFailure<'a> {
     context: &'a str,
-    pending: &'a [Pending],
-    way: &'a [Fate],
+    pending: &'a [PendingChange],
+    way: &'a [CrashEffect],
     seed: u64,
 }
 
@@ -180,7 +186,7 @@ impl Drop for OnFailure<'_> {
 }
 
 /// The log after power came back, not opened yet.
-fn after_crash(crashed: &Driver, way: &[Fate], seed: u64) -> Driver {
+fn after_crash(crashed: &ModelDriver, way: &[CrashEffect], seed: u64) -> ModelDriver {
     let mut driver = crashed.fork(seed);
     driver.disk.crash(Crash::Chosen(way));
     driver.disk = driver.disk.reopen();
@@ -189,10 +195,10 @@ fn after_crash(crashed: &Driver, way: &[Fate], seed: u64) -> Driver {
 }
 
 /// The log opens, is right, takes a shorter group, and survives another crash at any point of that.
-fn survive(crashed: &Driver, way: &[Fate], seed: u64) {
+fn survive(crashed: &ModelDriver, way: &[CrashEffect], seed: u64) {
     let mut driver = after_crash(crashed, way, seed);
     // The second crash comes while the first is being recovered from, or soon after.
-    let stop = driver.disk.changes() + driver.dice.below(24);
+    let stop = driver.disk.changes() + driver.rng.below(24);
     driver.disk.stop_at_change(Some(stop));
     if driver.try_open() {
         driver.append(&[10]);
@@ -207,7 +213,7 @@ fn survive(crashed: &Driver, way: &[Fate], seed: u64) {
 }
 
 /// A second crash at every change that the recovery from the first one makes; how many.
-fn crash_again(crashed: &Driver, way: &[Fate], seed: u64) -> u64 {
+fn crash_again(crashed: &ModelDriver, way: &[CrashEffect], seed: u64) -> u64 {
     let mut driver = after_crash(crashed, way, seed);
     let first = driver.disk.changes();
     driver.open();
@@ -230,36 +236,44 @@ fn crash_again(crashed: &Driver, way: &[Fate], seed: u64) -> u64 {
 // All short sequences.
 
 /// What a sequence is made of.
-const ALPHABET: [Act; 15] = [
-    Act::Append(&[300]),
-    Act::Append(&[14_000, 20_000]),
-    Act::Vote,
-    Act::Truncate,
-    Act::Place(9),
-    Act::Commit,
-    Act::Purge,
-    Act::TrimAll,
-    Act::TrimButOne,
-    Act::Settle,
-    Act::Idle,
-    Act::Checkpoint,
-    Act::Install(&[]),
-    Act::Install(&[200, 5000]),
-    Act::ReopenLost,
+const ALPHABET: [ScriptAction; 15] = [
+    ScriptAction::Append(&[300]),
+    ScriptAction::Append(&[14_000, 20_000]),
+    ScriptAction::Vote,
+    ScriptAction::Truncate,
+    ScriptAction::Place(9),
+    ScriptAction::Commit,
+    ScriptAction::Purge,
+    ScriptAction::TrimAll,
+    ScriptAction::TrimButOne,
+    ScriptAction::Settle,
+    ScriptAction::Idle,
+    ScriptAction::Checkpoint,
+    ScriptAction::Install(&[]),
+    ScriptAction::Install(&[200, 5000]),
+    ScriptAction::ReopenLost,
 ];
 
 /// So many of them, at the end, change the disk themselves: a sequence ends with one of these.
 const CHANGING: u64 = 6;
 
 /// An empty disk; sealed segments; recycled ones; ones to be compacted; a log opened before.
-fn beginnings() -> [Vec<Act>; 5] {
-    use Act::*;
+fn beginnings() -> [Vec<ScriptAction>; 5] {
+    use ScriptAction::*;
     let sealed = [
         &[Vote, Append(&[14_000, 14_000, 500]), Settle, Append(&[14_000, 14_000, 500])][..],
         &[Settle, Place(9), Idle, Checkpoint, Append(&[14_000]), Settle],
     ];
-    let round =
-        [Append(&[14_000, 14_000]), Settle, Place(9), Commit, Checkpoint, Purge, TrimAll, Idle];
+    let round = [
+        Append(&[14_000, 14_000]),
+        Settle,
+        Place(9),
+        Commit,
+        Checkpoint,
+        Purge,
+        TrimAll,
+        Idle,
+    ];
     let scattered = [Append(&[5000, 300, 9000, 300]), Settle, Place(4), Idle];
     let mut cold = scattered.repeat(16);
     cold.extend([Checkpoint, Purge, Settle, TrimButOne]);
@@ -268,7 +282,7 @@ fn beginnings() -> [Vec<Act>; 5] {
 }
 
 /// The sequence of this number, how many of its actions are its beginning, and its length without.
-fn sequence(beginnings: &[Vec<Act>], mut number: u64) -> (Vec<Act>, usize, u32) {
+fn sequence(beginnings: &[Vec<ScriptAction>], mut number: u64) -> (Vec<ScriptAction>, usize, u32) {
     let mut length = 1;
     loop {
         let before = (ALPHABET.len() as u64).pow(length - 1);
@@ -295,7 +309,7 @@ fn sequence(beginnings: &[Vec<Act>], mut number: u64) -> (Vec<Act>, usize, u32) 
 
 /// What the workers share.
 struct Exploration {
-    beginnings: [Vec<Act>; 5],
+    beginnings: [Vec<ScriptAction>; 5],
     options: Options,
     seed: u64,
     wanted: u64,
@@ -325,7 +339,7 @@ impl Exploration {
 
     /// Of more than eight changes not every subset can be tried: what counts then is to meet many
     /// different ones.
-    fn ways_max(&self, pending: &[Pending]) -> Option<usize> {
+    fn ways_max(&self, pending: &[PendingChange]) -> Option<usize> {
         match self.is_slice {
             true => Some(WAYS_OF_SLICE),
             false => (pending.iter().filter(|it| matters(it)).count() > 8).then_some(WAYS_OF_MANY),
@@ -338,7 +352,7 @@ impl Exploration {
         self.longest.fetch_max(u64::from(length), Ordering::Relaxed);
         let first = changes(&script[..script.len() - 1], &self.options);
         let end = changes(&script, &self.options);
-        let mut dice = Dice::new(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut rng = TestRng::new(self.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut states = 0;
         for stop in first..end {
             let crashed = play(&script, &self.options, Some(stop));
@@ -348,7 +362,7 @@ impl Exploration {
                 let what = &script[skipped..];
                 let context = format!("explore: HELIX_SEED={seed}, sequence {number}, {stop}");
                 let max = self.ways_max(&crashed.disk.pending());
-                states += crash_at(&crashed, &mut dice, max, &format!("{context}: {what:?}"));
+                states += crash_at(&crashed, &mut rng, max, &format!("{context}: {what:?}"));
                 self.crashes.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -357,7 +371,7 @@ impl Exploration {
 }
 
 /// Equal for crashes with the same disk and the same to be expected of it.
-fn signature(crashed: &Driver) -> u64 {
+fn signature(crashed: &ModelDriver) -> u64 {
     let mut hasher = DefaultHasher::new();
     crashed.disk.trace().hash(&mut hasher);
     (crashed.truth.calls, crashed.truth.open.len()).hash(&mut hasher);
@@ -376,7 +390,7 @@ fn short_sequences_survive_in_every_way() {
     let wanted = asked.unwrap_or(STATES);
     let exploration = Exploration {
         beginnings: beginnings(),
-        options: Options { tail_bytes: 0, ..small() },
+        options: Options { tail_bytes: 0, ..small_options() },
         seed: seed("explore"),
         wanted,
         is_slice: asked.is_none(),

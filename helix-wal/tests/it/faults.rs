@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use helix_wal::storage::{Crash, Fault, FaultyStorage, Operation, SimulatedDisk};
-use helix_wal::{Entry, Error, How, LogId, Next, Options, Wal};
+use helix_wal::{Entry, Error, LogId, NextStep, Options, ReadMode, Wal};
 
-use crate::common::{Hand, OnPanic, entry, seed, small};
-use crate::model::Driver;
+use crate::common::{ManualWal, PrintOnPanic, entry, seed, small_options};
+use crate::model::ModelDriver;
 
 type Results = Arc<Mutex<Vec<Result<(), Error>>>>;
 
@@ -29,8 +29,8 @@ fn take(results: &Results) -> Vec<Result<(), Error>> {
     std::mem::take(&mut results.lock().unwrap())
 }
 
-fn open(disk: &SimulatedDisk, options: Options) -> Hand {
-    Hand::open(Arc::new(disk.clone()), options).unwrap()
+fn open(disk: &SimulatedDisk, options: Options) -> ManualWal {
+    ManualWal::open(Arc::new(disk.clone()), options).unwrap()
 }
 
 /// One failure of each kind on the way of an append: none is acknowledged, the log stays poisoned
@@ -40,43 +40,43 @@ fn a_failed_write_or_sync_poisons_for_good() {
     for operation in [Operation::Write, Operation::Sync] {
         for seed in 0..20 {
             let disk = SimulatedDisk::new(seed);
-            let mut hand = open(&disk, small());
-            hand.settle();
+            let mut manual = open(&disk, small_options());
+            manual.settle();
             let results = Results::default();
-            let before = append(&hand.wal, &results, 100);
-            hand.settle();
+            let before = append(&manual.wal, &results, 100);
+            manual.settle();
             assert!(matches!(take(&results)[..], [Ok(())]));
 
             let reports = Arc::new(AtomicUsize::new(0));
             let counted = Arc::clone(&reports);
-            hand.wal.on_poisoned(Box::new(move |error| {
+            manual.wal.on_poisoned(Box::new(move |error| {
                 assert!(matches!(error, Error::Poisoned { .. }));
                 counted.fetch_add(1, Ordering::SeqCst);
             }));
             disk.fail(Fault::next(operation));
-            append(&hand.wal, &results, 200);
-            append(&hand.wal, &results, 5000);
-            assert_eq!(hand.step_writer(), Next::Done);
+            append(&manual.wal, &results, 200);
+            append(&manual.wal, &results, 5000);
+            assert_eq!(manual.step_writer(), NextStep::Done);
             // The disk is well again, the log is not.
-            append(&hand.wal, &results, 10);
-            hand.wal.save_vote(Bytes::from_static(b"v"), {
+            append(&manual.wal, &results, 10);
+            manual.wal.save_vote(Bytes::from_static(b"v"), {
                 let results = Arc::clone(&results);
                 Box::new(move |result| results.lock().unwrap().push(result))
             });
-            assert_eq!(hand.step_writer(), Next::Done);
-            hand.settle();
+            assert_eq!(manual.step_writer(), NextStep::Done);
+            manual.settle();
             let after = take(&results);
             assert_eq!(after.len(), 4, "everybody is told");
             for result in after {
                 assert!(matches!(result, Err(Error::Poisoned { .. })), "{result:?}");
             }
-            assert!(matches!(hand.wal.writable(), Err(Error::Poisoned { .. })));
+            assert!(matches!(manual.wal.writable(), Err(Error::Poisoned { .. })));
             assert_eq!(reports.load(Ordering::SeqCst), 1);
-            assert_eq!(hand.wal.state().synced, Some(before.id));
-            drop(hand);
+            assert_eq!(manual.wal.state().synced, Some(before.id));
+            drop(manual);
             disk.crash(Crash::LoseAll);
-            let hand = open(&disk.reopen(), small());
-            let found = hand.wal.read(0..1, 10_000, How::Blocking).unwrap().unwrap();
+            let manual = open(&disk.reopen(), small_options());
+            let found = manual.wal.read(0..1, 10_000, ReadMode::Blocking).unwrap().unwrap();
             assert_eq!(found[0].payload.bytes, before.payload.bytes);
         }
     }
@@ -99,9 +99,9 @@ fn a_failure_anywhere_loses_nothing_that_was_acknowledged() {
     let mut poisoned = 0;
     for kind in kinds {
         for after in 0..40 {
-            let _context = OnPanic(format!("{kind:?} number {after}, HELIX_SEED={base}"));
-            let options = small();
-            let mut driver = Driver::new(base + after, options);
+            let _context = PrintOnPanic(format!("{kind:?} number {after}, HELIX_SEED={base}"));
+            let options = small_options();
+            let mut driver = ModelDriver::new(base + after, options);
             driver.open();
             driver.disk.fail(Fault::next(kind).after(after));
             poisoned += u64::from(driver.live_with_failures());
@@ -113,7 +113,7 @@ fn a_failure_anywhere_loses_nothing_that_was_acknowledged() {
     assert!(poisoned > 100, "the failures were hardly ever reached: {poisoned}");
 }
 
-impl Driver {
+impl ModelDriver {
     /// Some rounds of everything; ends at the first failure. Whether there was one.
     fn live_with_failures(&mut self) -> bool {
         self.may_fail = true;
@@ -127,13 +127,13 @@ impl Driver {
             self.checkpoint();
             self.purge_all();
             self.trim_all();
-            self.hand().idle();
-            self.hear();
+            self.manual().idle();
+            self.collect_results();
             if matches!(self.wal().writable(), Err(Error::Poisoned { .. })) {
                 // Whoever comes later hears the same.
                 self.append(&[10]);
-                self.hand().settle();
-                self.hear();
+                self.manual().settle();
+                self.collect_results();
                 assert!(matches!(self.wal().writable(), Err(Error::Poisoned { .. })));
                 let error = self.wal().checkpoint(LogId::default(), Bytes::new());
                 assert!(error.is_err());
@@ -149,15 +149,15 @@ impl Driver {
 fn a_failed_sync_of_the_folder_acknowledges_nothing_after_it() {
     for ready_segments in [0, 2] {
         let disk = SimulatedDisk::new(5);
-        let options = Options { ready_segments, ..small() };
-        let mut hand = open(&disk, options.clone());
-        hand.idle();
+        let options = Options { ready_segments, ..small_options() };
+        let mut manual = open(&disk, options.clone());
+        manual.idle();
         let results = Results::default();
         disk.fail(Fault::next(Operation::SyncDir).lasting());
         let mut acknowledged = Vec::new();
         for _ in 0..10 {
-            let entry = append(&hand.wal, &results, 5000);
-            hand.settle();
+            let entry = append(&manual.wal, &results, 5000);
+            manual.settle();
             match &take(&results)[..] {
                 [Ok(())] => acknowledged.push(entry),
                 [Err(Error::Poisoned { .. })] => {}
@@ -165,12 +165,12 @@ fn a_failed_sync_of_the_folder_acknowledges_nothing_after_it() {
             }
         }
         assert!((1..6).contains(&acknowledged.len()), "{}", acknowledged.len());
-        drop(hand);
+        drop(manual);
         disk.crash(Crash::LoseAll);
-        let hand = open(&disk.reopen(), options);
+        let manual = open(&disk.reopen(), options);
         for entry in acknowledged {
             let at = entry.id.index;
-            let found = hand.wal.read(at..at + 1, 10_000, How::Blocking).unwrap().unwrap();
+            let found = manual.wal.read(at..at + 1, 10_000, ReadMode::Blocking).unwrap().unwrap();
             assert_eq!(found[0].payload.bytes, entry.payload.bytes);
         }
     }
@@ -180,15 +180,15 @@ fn a_failed_sync_of_the_folder_acknowledges_nothing_after_it() {
 fn a_full_disk_refuses_appends_serves_reads_and_resumes_by_itself() {
     for ready_segments in [0, 1] {
         let disk = SimulatedDisk::new(3);
-        let options = Options { ready_segments, ..small() };
-        let mut hand = open(&disk, options.clone());
-        hand.idle();
+        let options = Options { ready_segments, ..small_options() };
+        let mut manual = open(&disk, options.clone());
+        manual.idle();
         let results = Results::default();
         disk.set_free_bytes(Some(0));
         let mut kept = Vec::new();
         let refused = loop {
-            let entry = append(&hand.wal, &results, 3000);
-            hand.idle();
+            let entry = append(&manual.wal, &results, 3000);
+            manual.idle();
             match take(&results).pop().expect("an answer") {
                 Ok(()) => kept.push(entry),
                 Err(error) => break error,
@@ -196,35 +196,35 @@ fn a_full_disk_refuses_appends_serves_reads_and_resumes_by_itself() {
             assert!(kept.len() < 100, "the disk never fills up");
         };
         assert!(matches!(refused, Error::DiskFull { .. }), "{refused}");
-        assert!(matches!(hand.wal.writable(), Err(Error::DiskFull { .. })));
+        assert!(matches!(manual.wal.writable(), Err(Error::DiskFull { .. })));
         // Nothing of the refused one is in the log, and what was there can be read.
         let last = kept.last().unwrap().id;
-        assert_eq!(hand.wal.state().last, Some(last));
+        assert_eq!(manual.wal.state().last, Some(last));
         for entry in &kept {
             let at = entry.id.index;
-            let found = hand.wal.read(at..at + 1, 10_000, How::Blocking).unwrap().unwrap();
+            let found = manual.wal.read(at..at + 1, 10_000, ReadMode::Blocking).unwrap().unwrap();
             assert_eq!(found[0].payload.bytes, entry.payload.bytes);
         }
         // A vote still goes through: elections go on while appends are refused.
-        hand.wal.save_vote(Bytes::from_static(b"a vote on a full disk"), {
+        manual.wal.save_vote(Bytes::from_static(b"a vote on a full disk"), {
             let results = Arc::clone(&results);
             Box::new(move |result| results.lock().unwrap().push(result))
         });
-        hand.idle();
+        manual.idle();
         assert!(matches!(take(&results)[..], [Ok(())]));
 
         disk.set_free_bytes(None);
-        hand.idle();
-        hand.idle();
-        assert!(hand.wal.writable().is_ok(), "{:?}", hand.wal.writable());
-        let entry = append(&hand.wal, &results, 3000);
-        hand.settle();
+        manual.idle();
+        manual.idle();
+        assert!(manual.wal.writable().is_ok(), "{:?}", manual.wal.writable());
+        let entry = append(&manual.wal, &results, 3000);
+        manual.settle();
         assert!(matches!(take(&results)[..], [Ok(())]));
         kept.push(entry);
-        drop(hand);
+        drop(manual);
         disk.crash(Crash::LoseAll);
-        let hand = open(&disk.reopen(), options);
-        let state = hand.wal.state();
+        let manual = open(&disk.reopen(), options);
+        let state = manual.wal.state();
         assert_eq!(state.last, Some(kept.last().unwrap().id));
         assert_eq!(state.vote.as_deref(), Some(&b"a vote on a full disk"[..]));
     }
@@ -235,7 +235,7 @@ fn a_full_disk_refuses_appends_serves_reads_and_resumes_by_itself() {
 #[test]
 fn who_waits_for_room_is_not_woken_by_asking_for_it() {
     let disk = SimulatedDisk::new(3);
-    let mut hand = open(&disk, Options { ready_segments: 0, ..small() });
+    let mut manual = open(&disk, Options { ready_segments: 0, ..small_options() });
     let (of_writer, of_keeper) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let count = |wakes: &Arc<AtomicUsize>| {
         let wakes = Arc::clone(wakes);
@@ -243,18 +243,18 @@ fn who_waits_for_room_is_not_woken_by_asking_for_it() {
             wakes.fetch_add(1, Ordering::SeqCst);
         })
     };
-    hand.wal.set_wakers(count(&of_writer), count(&of_keeper));
-    hand.idle();
+    manual.wal.set_wakers(count(&of_writer), count(&of_keeper));
+    manual.idle();
     disk.set_free_bytes(Some(0));
     let results = Results::default();
     let mut votes = 0;
     let waits = loop {
         let told = Arc::clone(&results);
         let done = Box::new(move |result| told.lock().unwrap().push(result));
-        hand.wal.save_vote(Bytes::from(vec![7; 200]), done);
+        manual.wal.save_vote(Bytes::from(vec![7; 200]), done);
         votes += 1;
         let before = [&of_writer, &of_keeper].map(|wakes| wakes.load(Ordering::SeqCst));
-        let next = hand.step_writer();
+        let next = manual.step_writer();
         let woken = [&of_writer, &of_keeper].map(|wakes| wakes.load(Ordering::SeqCst));
         assert_eq!(woken[0], before[0], "the writer wakes itself after {votes} votes");
         let told = take(&results);
@@ -265,9 +265,9 @@ fn who_waits_for_room_is_not_woken_by_asking_for_it() {
         assert!(matches!(told[..], [Ok(())]), "{told:?}");
         assert!(votes < 1000, "the disk never fills up");
     };
-    assert!(matches!(waits, Next::After(time) if !time.is_zero()), "{waits:?}");
+    assert!(matches!(waits, NextStep::After(time) if !time.is_zero()), "{waits:?}");
     disk.set_free_bytes(None);
-    hand.idle();
+    manual.idle();
     assert!(matches!(take(&results)[..], [Ok(())]));
 }
 
@@ -276,47 +276,47 @@ fn who_waits_for_room_is_not_woken_by_asking_for_it() {
 #[test]
 fn who_sees_room_again_has_the_keeper_look_at_once() {
     let disk = SimulatedDisk::new(3);
-    let mut hand = open(&disk, small());
+    let mut manual = open(&disk, small_options());
     let of_keeper = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&of_keeper);
     let waker = move || {
         count.fetch_add(1, Ordering::SeqCst);
     };
-    hand.wal.set_wakers(Box::new(|| ()), Box::new(waker));
-    hand.idle();
+    manual.wal.set_wakers(Box::new(|| ()), Box::new(waker));
+    manual.idle();
     disk.set_free_bytes(Some(0));
     let results = Results::default();
     for appends in 0.. {
-        if hand.wal.writable().is_err() {
+        if manual.wal.writable().is_err() {
             break;
         }
-        append(&hand.wal, &results, 3000);
-        hand.idle();
+        append(&manual.wal, &results, 3000);
+        manual.idle();
         assert!(appends < 1000, "the disk never fills up");
     }
     assert!(take(&results).iter().all(Result::is_ok));
     disk.set_free_bytes(None);
     let before = of_keeper.load(Ordering::SeqCst);
-    hand.wal.writable().unwrap();
+    manual.wal.writable().unwrap();
     assert!(of_keeper.load(Ordering::SeqCst) > before);
     disk.set_free_bytes(Some(0));
-    hand.step_keeper();
-    assert!(matches!(hand.wal.writable(), Err(Error::DiskFull { .. })));
+    manual.step_keeper();
+    assert!(matches!(manual.wal.writable(), Err(Error::DiskFull { .. })));
 }
 
 #[test]
 fn no_room_is_noticed_by_the_error_too_not_only_by_the_figure() {
     // Quotas refuse what the figure of free bytes promises.
     let disk = SimulatedDisk::new(3);
-    let options = Options { ready_segments: 0, ..small() };
-    let mut hand = open(&disk, options);
-    hand.idle();
+    let options = Options { ready_segments: 0, ..small_options() };
+    let mut manual = open(&disk, options);
+    manual.idle();
     disk.fail(Fault::next(Operation::Create).lasting().error(ErrorKind::StorageFull));
     let results = Results::default();
     let mut refused = None;
     for _ in 0..20 {
-        append(&hand.wal, &results, 3000);
-        hand.idle();
+        append(&manual.wal, &results, 3000);
+        manual.idle();
         if let Some(Err(error)) = take(&results).pop() {
             refused = Some(error);
             break;
@@ -324,21 +324,21 @@ fn no_room_is_noticed_by_the_error_too_not_only_by_the_figure() {
     }
     assert!(matches!(refused, Some(Error::DiskFull { .. })), "{refused:?}");
     disk.heal();
-    hand.idle();
-    hand.idle();
-    append(&hand.wal, &results, 3000);
-    hand.idle();
+    manual.idle();
+    manual.idle();
+    append(&manual.wal, &results, 3000);
+    manual.idle();
     assert!(matches!(take(&results)[..], [Ok(())]));
 }
 
 #[test]
 fn a_writer_that_is_dropped_tells_everybody() {
     let disk = SimulatedDisk::new(4);
-    let hand = open(&disk, small());
+    let manual = open(&disk, small_options());
     let results = Results::default();
-    append(&hand.wal, &results, 10);
-    append(&hand.wal, &results, 10);
-    let Hand { wal, writer, keeper, .. } = hand;
+    append(&manual.wal, &results, 10);
+    append(&manual.wal, &results, 10);
+    let ManualWal { wal, writer, keeper, .. } = manual;
     drop(writer);
     let told = take(&results);
     assert_eq!(told.len(), 2);
@@ -353,13 +353,13 @@ fn a_writer_that_is_dropped_tells_everybody() {
 #[test]
 fn a_writer_that_panics_tells_everybody() {
     let disk = SimulatedDisk::new(4);
-    let hand = open(&disk, small());
+    let manual = open(&disk, small_options());
     let results = Results::default();
-    append(&hand.wal, &results, 10);
+    append(&manual.wal, &results, 10);
     let id = LogId { term: 1, index: 1 };
-    hand.wal.append(vec![entry(id, 1, 0, 10)], Box::new(|_| panic!("on purpose")));
-    append(&hand.wal, &results, 10);
-    let Hand { wal, mut writer, keeper, now, .. } = hand;
+    manual.wal.append(vec![entry(id, 1, 0, 10)], Box::new(|_| panic!("on purpose")));
+    append(&manual.wal, &results, 10);
+    let ManualWal { wal, mut writer, keeper, now, .. } = manual;
     let died = std::thread::spawn(move || {
         writer.step(now);
     });
@@ -373,53 +373,53 @@ fn a_writer_that_panics_tells_everybody() {
 #[test]
 fn an_entry_larger_than_a_segment_is_refused_alone() {
     let disk = SimulatedDisk::new(4);
-    let mut hand = open(&disk, small());
+    let mut manual = open(&disk, small_options());
     let results = Results::default();
-    append(&hand.wal, &results, 80 << 10);
-    hand.settle();
+    append(&manual.wal, &results, 80 << 10);
+    manual.settle();
     assert!(matches!(take(&results)[..], [Err(_)]));
-    append(&hand.wal, &results, 10);
-    hand.settle();
+    append(&manual.wal, &results, 10);
+    manual.settle();
     assert!(matches!(take(&results)[..], [Ok(())]));
 }
 
 #[test]
 fn read_errors_are_told_and_poison_nothing() {
     let disk = SimulatedDisk::new(9);
-    let options = Options { tail_bytes: 0, ..small() };
-    let mut hand = open(&disk, options);
+    let options = Options { tail_bytes: 0, ..small_options() };
+    let mut manual = open(&disk, options);
     let results = Results::default();
-    let entry = append(&hand.wal, &results, 3000);
-    hand.idle();
+    let entry = append(&manual.wal, &results, 3000);
+    manual.idle();
     disk.fail(Fault::next(Operation::Read));
-    let error = hand.wal.read(0..1, 10_000, How::Blocking).unwrap_err();
+    let error = manual.wal.read(0..1, 10_000, ReadMode::Blocking).unwrap_err();
     assert!(matches!(error, Error::Io { .. }), "{error}");
-    let found = hand.wal.read(0..1, 10_000, How::Blocking).unwrap().unwrap();
+    let found = manual.wal.read(0..1, 10_000, ReadMode::Blocking).unwrap().unwrap();
     assert_eq!(found[0].payload.bytes, entry.payload.bytes);
-    append(&hand.wal, &results, 10);
-    hand.settle();
+    append(&manual.wal, &results, 10);
+    manual.settle();
     assert!(take(&results).iter().all(Result::is_ok));
 }
 
 #[test]
 fn a_folder_that_is_in_use_or_belongs_to_someone_else_is_refused() {
     let disk = SimulatedDisk::new(9);
-    let hand = open(&disk, small());
-    let second = Hand::open(Arc::new(disk.clone()), small());
+    let manual = open(&disk, small_options());
+    let second = ManualWal::open(Arc::new(disk.clone()), small_options());
     assert!(matches!(second.err(), Some(Error::Unusable(_))));
-    drop(hand);
+    drop(manual);
     let identity = Bytes::from_static(b"replica two");
-    let other = Hand::open(Arc::new(disk.clone()), Options { identity, ..small() });
+    let other = ManualWal::open(Arc::new(disk.clone()), Options { identity, ..small_options() });
     assert!(matches!(other.err(), Some(Error::Unusable(_))));
-    let any = Options { identity: Bytes::new(), ..small() };
-    let hand = open(&disk, any);
-    assert_eq!(&hand.recovered.identity[..], b"replica one");
-    assert!(!hand.recovered.created);
+    let any = Options { identity: Bytes::new(), ..small_options() };
+    let manual = open(&disk, any);
+    assert_eq!(&manual.recovered.identity[..], b"replica one");
+    assert!(!manual.recovered.created);
 }
 
 #[test]
 fn reads_of_an_open_may_fail_but_never_change_what_is_there() {
-    let base = Driver::new(12, small());
+    let base = ModelDriver::new(12, small_options());
     let mut driver = base;
     driver.open();
     for _ in 0..4 {
@@ -427,15 +427,15 @@ fn reads_of_an_open_may_fail_but_never_change_what_is_there() {
         driver.vote();
         driver.settle();
     }
-    driver.hand().idle();
-    driver.hear();
+    driver.manual().idle();
+    driver.collect_results();
     driver.drop_log();
     for kind in [Operation::Open, Operation::List, Operation::ReadDevice, Operation::Read] {
         for after in 0..60 {
-            let _context = OnPanic(format!("{kind:?} number {after}"));
+            let _context = PrintOnPanic(format!("{kind:?} number {after}"));
             let mut fork = driver.fork(after);
             fork.disk.fail(Fault::next(kind).after(after));
-            let opened = Hand::open(Arc::new(fork.disk.clone()), fork.options.clone());
+            let opened = ManualWal::open(Arc::new(fork.disk.clone()), fork.options.clone());
             if let Err(error) = &opened {
                 assert!(matches!(error, Error::Io { .. } | Error::Poisoned { .. }), "{error}");
             }
@@ -451,49 +451,49 @@ fn reads_of_an_open_may_fail_but_never_change_what_is_there() {
 #[test]
 fn what_waits_for_the_disk_says_for_how_long() {
     let disk = SimulatedDisk::new(1);
-    let mut hand = open(&disk, small());
+    let mut manual = open(&disk, small_options());
     let results = Results::default();
-    assert_eq!(hand.wal.unsynced_for(), None);
-    append(&hand.wal, &results, 10);
-    assert_eq!(hand.wal.unsynced_for(), Some(Duration::ZERO));
+    assert_eq!(manual.wal.unsynced_for(), None);
+    append(&manual.wal, &results, 10);
+    assert_eq!(manual.wal.unsynced_for(), Some(Duration::ZERO));
     // Nobody steps the writer: as far as the log can tell, the disk does not answer.
-    hand.now += Duration::from_secs(3);
-    hand.step_keeper();
-    append(&hand.wal, &results, 10);
-    assert_eq!(hand.wal.unsynced_for(), Some(Duration::from_secs(3)), "the oldest counts");
-    hand.settle();
-    assert_eq!(hand.wal.unsynced_for(), None);
+    manual.now += Duration::from_secs(3);
+    manual.step_keeper();
+    append(&manual.wal, &results, 10);
+    assert_eq!(manual.wal.unsynced_for(), Some(Duration::from_secs(3)), "the oldest counts");
+    manual.settle();
+    assert_eq!(manual.wal.unsynced_for(), None);
     // Votes wait too, and what does not fit into the first group waits on, from its own time.
     for _ in 0..4 {
-        append(&hand.wal, &results, 12 << 10);
-        hand.now += Duration::from_secs(1);
-        hand.step_keeper();
+        append(&manual.wal, &results, 12 << 10);
+        manual.now += Duration::from_secs(1);
+        manual.step_keeper();
     }
     let mut waits = Vec::new();
-    while let Some(wait) = hand.wal.unsynced_for() {
+    while let Some(wait) = manual.wal.unsynced_for() {
         waits.push(wait.as_secs());
-        hand.step_writer();
+        manual.step_writer();
     }
     assert_eq!(waits, [4, 3, 2, 1]);
     // A clock of the caller's counts between the steps too.
     let clock = Arc::new(AtomicUsize::new(100));
     let seconds = Arc::clone(&clock);
     let now = move || Duration::from_secs(seconds.load(Ordering::SeqCst) as u64);
-    hand.wal.set_clock(Box::new(now));
-    hand.wal.save_vote(Bytes::from_static(b"v"), Box::new(|_| {}));
+    manual.wal.set_clock(Box::new(now));
+    manual.wal.save_vote(Bytes::from_static(b"v"), Box::new(|_| {}));
     clock.store(107, Ordering::SeqCst);
-    assert_eq!(hand.wal.unsynced_for(), Some(Duration::from_secs(7)));
+    assert_eq!(manual.wal.unsynced_for(), Some(Duration::from_secs(7)));
     // A poisoned log waits for nothing any more.
     disk.fail(Fault::next(Operation::Sync));
-    append(&hand.wal, &results, 10);
-    let _ = hand.writer.step(Duration::from_secs(107));
-    assert_eq!(hand.wal.unsynced_for(), None);
+    append(&manual.wal, &results, 10);
+    let _ = manual.writer.step(Duration::from_secs(107));
+    assert_eq!(manual.wal.unsynced_for(), None);
 }
 
 #[test]
 fn a_stalled_sync_shows_while_it_lasts() {
     let storage = FaultyStorage::new(Arc::new(SimulatedDisk::new(1)));
-    let (wal, writer, keeper, _) = Wal::open(Arc::new(storage.clone()), small()).unwrap();
+    let (wal, writer, keeper, _) = Wal::open(Arc::new(storage.clone()), small_options()).unwrap();
     writer.spawn().unwrap();
     keeper.spawn().unwrap();
     storage.stall(Operation::Sync);
@@ -516,16 +516,16 @@ fn a_stalled_sync_shows_while_it_lasts() {
 #[test]
 fn a_log_without_room_for_what_is_placed_ends_and_can_be_opened_again() {
     let disk = SimulatedDisk::new(1);
-    let mut hand = Hand::open(Arc::new(disk.clone()), small()).unwrap();
+    let mut manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
     disk.set_free_bytes(Some(0));
     let (told, results) = mpsc::channel();
     for index in 0..60 {
         let told = told.clone();
         let done = Box::new(move |result| told.send((index, result)).unwrap());
-        hand.wal.append(vec![entry(LogId { term: 1, index }, 3, 30, 5000)], done);
-        hand.wal.place(index, None).unwrap();
+        manual.wal.append(vec![entry(LogId { term: 1, index }, 3, 30, 5000)], done);
+        manual.wal.place(index, None).unwrap();
     }
-    hand.settle();
+    manual.settle();
     drop(told);
     let results: Vec<_> = results.iter().collect();
     let durable = results.iter().filter(|(_, result)| result.is_ok()).count() as u64;
@@ -533,12 +533,12 @@ fn a_log_without_room_for_what_is_placed_ends_and_can_be_opened_again() {
     let is_full = |error: &Error| matches!(error, Error::DiskFull { .. });
     let is_told = |result: &Result<(), Error>| result.as_ref().err().is_none_or(is_full);
     assert!(results.iter().all(|(_, result)| is_told(result)));
-    assert!(hand.wal.writable().is_err_and(|error| is_full(&error)));
-    assert!(hand.wal.has_ended());
-    drop(hand);
+    assert!(manual.wal.writable().is_err_and(|error| is_full(&error)));
+    assert!(manual.wal.has_ended());
+    drop(manual);
     disk.set_free_bytes(None);
-    let hand = Hand::open(Arc::new(disk.reopen()), small()).unwrap();
-    assert_eq!(hand.wal.state().last, Some(LogId { term: 1, index: durable - 1 }));
+    let manual = ManualWal::open(Arc::new(disk.reopen()), small_options()).unwrap();
+    assert_eq!(manual.wal.state().last, Some(LogId { term: 1, index: durable - 1 }));
 }
 
 /// Entries that are appended together are all there or none is, also where some would still fit
@@ -548,24 +548,24 @@ fn a_batch_that_finds_no_room_leaves_nothing_behind() {
     let mut refused = 0;
     for before in 1..100 {
         let disk = SimulatedDisk::new(6);
-        let options = Options { ready_segments: 0, ..small() };
-        let mut hand = open(&disk, options.clone());
-        hand.idle();
+        let options = Options { ready_segments: 0, ..small_options() };
+        let mut manual = open(&disk, options.clone());
+        manual.idle();
         disk.set_free_bytes(Some(0));
         let results = Results::default();
         for _ in 0..before {
-            append(&hand.wal, &results, 3000);
-            hand.idle();
+            append(&manual.wal, &results, 3000);
+            manual.idle();
         }
         if take(&results).iter().any(Result::is_err) {
             break;
         }
-        let last = hand.wal.state().last.unwrap().index;
+        let last = manual.wal.state().last.unwrap().index;
         let id = |more| LogId { term: 1, index: last + more };
         let told = Arc::clone(&results);
         let done = Box::new(move |result| told.lock().unwrap().push(result));
-        hand.wal.append((1..=5).map(|more| entry(id(more), 1, 10, 3000)).collect(), done);
-        hand.idle();
+        manual.wal.append((1..=5).map(|more| entry(id(more), 1, 10, 3000)).collect(), done);
+        manual.idle();
         let expected = match &take(&results)[..] {
             [Ok(())] => last + 5,
             [Err(Error::DiskFull { .. })] => {
@@ -574,8 +574,8 @@ fn a_batch_that_finds_no_room_leaves_nothing_behind() {
             }
             other => panic!("{other:?}"),
         };
-        assert_eq!(hand.wal.state().last.map(|id| id.index), Some(expected));
-        drop(hand);
+        assert_eq!(manual.wal.state().last.map(|id| id.index), Some(expected));
+        drop(manual);
         disk.crash(Crash::KeepAll);
         disk.set_free_bytes(None);
         let state = open(&disk.reopen(), options).wal.state();

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use helix_wal::storage::{DirStorage, SimulatedDisk};
-use helix_wal::{Entry, How, LiveEntry, LogId, Placement, Wal, verify};
+use helix_wal::{Entry, LiveEntry, LogId, Placement, ReadMode, Wal, verify};
 
-use crate::common::{Hand, entry};
-use crate::corruption::{Class, Golden, classify, files, is_right, options, streams_are_right};
+use crate::common::{ManualWal, entry};
+use crate::corruption::{DamageClass, Golden, classify, files, is_right, options, streams_are_right};
 use crate::truth::Truth;
 
 /// Votes, a truncation, a purge, sealed segments and an open one.
@@ -31,14 +31,14 @@ fn the_golden_folder_of_version_2_is_readable() {
 fn the_golden_folder_of_version_3_is_readable() {
     let received = received();
     golden_is_readable(3, &Golden::receiving(AFTER, &received));
-    let hand = Hand::open(Arc::new(disk_of(3)), options()).unwrap();
-    let (after, mut segments) = hand.wal.take_received().unwrap();
+    let manual = ManualWal::open(Arc::new(disk_of(3)), options()).unwrap();
+    let (after, mut segments) = manual.wal.take_staged().unwrap();
     assert_eq!((after, segments.first(), segments.last()), (AFTER, Some(200), Some(208)));
     let at = LogId { term: 3, index: 210 };
-    hand.wal.install(at, Bytes::from_static(b"a later state"), &mut segments).unwrap();
+    manual.wal.install(at, Bytes::from_static(b"a later state"), &mut segments).unwrap();
     for live in &received {
         let Placement { stream, first, .. } = live.placement;
-        let got = hand.wal.read_stream(stream, first, first + 1, 1, How::Blocking);
+        let got = manual.wal.read_stream(stream, first, first + 1, 1, ReadMode::Blocking);
         assert_eq!(got.unwrap().unwrap()[0].payload.bytes, live.payload.bytes);
     }
 }
@@ -93,7 +93,7 @@ fn golden_is_readable(version: u32, golden: &Golden) {
     }
     let disk = disk_of(version);
     assert_eq!(verify(&disk), []);
-    assert_eq!(classify(&disk, &golden.truth), Class::Equal);
+    assert_eq!(classify(&disk, &golden.truth), DamageClass::Equal);
     // The same on a real folder, where an open may not change the one that is kept.
     let copy = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(&folder).unwrap() {
@@ -102,23 +102,23 @@ fn golden_is_readable(version: u32, golden: &Golden) {
     }
     let open = || {
         let storage = DirStorage::open(copy.path()).unwrap();
-        Hand::open(Arc::new(storage), options()).unwrap()
+        ManualWal::open(Arc::new(storage), options()).unwrap()
     };
-    let mut hand = open();
-    expect_all(&hand.wal, golden);
+    let mut manual = open();
+    expect_all(&manual.wal, golden);
     // And it can be gone on with.
     let last = golden.truth.durable.last().unwrap();
     let next = entry(LogId { term: 9, index: last.index + 1 }, 1, 3, 3000);
-    hand.wal.append(vec![next.clone()], Box::new(|durable| durable.unwrap()));
-    hand.idle();
-    drop(hand);
-    let hand = open();
-    assert_eq!(hand.wal.state().last, Some(next.id));
-    assert!(is_right(&hand.wal, &next));
+    manual.wal.append(vec![next.clone()], Box::new(|durable| durable.unwrap()));
+    manual.idle();
+    drop(manual);
+    let manual = open();
+    assert_eq!(manual.wal.state().last, Some(next.id));
+    assert!(is_right(&manual.wal, &next));
     for entry in golden.truth.durable.entries.values() {
-        assert!(is_right(&hand.wal, entry));
+        assert!(is_right(&manual.wal, entry));
     }
-    assert!(streams_are_right(&hand.wal, &golden.truth));
+    assert!(streams_are_right(&manual.wal, &golden.truth));
 }
 
 fn expect_all(wal: &Wal, golden: &Golden) {

@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use helix_wal::storage::{Crash, SimulatedDisk};
-use helix_wal::{Done, Entry, Error, How, LogId, Options, Placement, Wal};
+use helix_wal::{DurableCallback, Entry, Error, LogId, Options, Placement, ReadMode, Wal};
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 
-use crate::common::{Hand, entry, same, small};
-use crate::truth::{Op, Truth};
+use crate::common::{ManualWal, entry, same_entry, small_options};
+use crate::truth::{QueuedOp, Truth};
 
 /// What a callback said, and the disk as it was then.
-struct Told {
+struct Completion {
     number: usize,
     result: Result<(), Error>,
     disk: SimulatedDisk,
@@ -24,21 +24,21 @@ struct Told {
 
 /// A log with its threads, and what was asked of it and answered.
 #[derive(Clone)]
-struct Life {
+struct RunningLog {
     wal: Wal,
     disk: SimulatedDisk,
     /// Locked across a call, so that calls have one order.
     truth: Arc<Mutex<Truth>>,
-    told: Arc<(Mutex<Vec<Told>>, Condvar)>,
+    told: Arc<(Mutex<Vec<Completion>>, Condvar)>,
 }
 
 fn options() -> Options {
     // A few looks at the clock.
     let idle_poll = Duration::from_millis(3);
-    Options { tail_bytes: 0, compaction_bytes_per_second: 0, idle_poll, ..small() }
+    Options { tail_bytes: 0, compaction_bytes_per_second: 0, idle_poll, ..small_options() }
 }
 
-impl Life {
+impl RunningLog {
     fn begin() -> Self {
         let disk = SimulatedDisk::new(1);
         let (wal, writer, keeper, _) = Wal::open(Arc::new(disk.clone()), options()).unwrap();
@@ -51,31 +51,31 @@ impl Life {
         Self { wal, disk, truth: Arc::default(), told: Arc::default() }
     }
 
-    fn done(&self, number: usize) -> Done {
+    fn done(&self, number: usize) -> DurableCallback {
         let (told, disk) = (Arc::clone(&self.told), self.disk.clone());
         Box::new(move |result| {
             let disk = disk.fork();
-            told.0.lock().unwrap().push(Told { number, result, disk });
+            told.0.lock().unwrap().push(Completion { number, result, disk });
             told.1.notify_all();
         })
     }
 
     /// Calls that are one operation; its number.
-    fn ask(&self, op: Op) -> usize {
+    fn ask(&self, op: QueuedOp) -> usize {
         let mut truth = self.truth.lock().unwrap();
         let number = truth.queue(op.clone());
         let done = self.done(number);
         match op {
-            Op::Append(entry) => self.wal.append(vec![entry], done),
-            Op::Vote(vote) => self.wal.save_vote(vote, done),
-            Op::Truncate(last) => self.wal.truncate_after(last, done),
-            Op::Purge(upto) => self.wal.purge(upto, done),
+            QueuedOp::Append(entry) => self.wal.append(vec![entry], done),
+            QueuedOp::Vote(vote) => self.wal.save_vote(vote, done),
+            QueuedOp::Truncate(last) => self.wal.truncate_after(last, done),
+            QueuedOp::Purge(upto) => self.wal.purge(upto, done),
         }
         number
     }
 
     fn append(&self, id: LogId, payload: usize) -> usize {
-        self.ask(Op::Append(made(id, payload)))
+        self.ask(QueuedOp::Append(made(id, payload)))
     }
 
     /// Waits for the outcome of an operation; whether it is durable.
@@ -107,7 +107,7 @@ impl Life {
         let mut numbers: Vec<usize> = told.iter().map(|told| told.number).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, (1..=truth.calls).collect::<Vec<_>>(), "each callback runs once");
-        for Told { result, .. } in &told {
+        for Completion { result, .. } in &told {
             let closed = may_close && matches!(result, Err(Error::Closed));
             assert!(result.is_ok() || closed, "{result:?}");
         }
@@ -124,10 +124,10 @@ impl Life {
 fn recovers(truth: &Truth, number: usize, disk: &SimulatedDisk) {
     let mut truth = truth.clone();
     let acks = Arc::new(std::sync::Mutex::new(vec![(number, Ok(()))]));
-    truth.hear(&acks, true, false);
+    truth.collect_results(&acks, true, false);
     disk.crash(Crash::LoseAll);
-    let hand = Hand::open(Arc::new(disk.reopen()), options()).unwrap();
-    truth.recover(&hand.wal, &hand.recovered);
+    let manual = ManualWal::open(Arc::new(disk.reopen()), options()).unwrap();
+    truth.recover(&manual.wal, &manual.recovered);
 }
 
 fn made(id: LogId, payload: usize) -> Entry {
@@ -143,7 +143,7 @@ const LARGE: usize = 20_000;
 
 /// One who appends, truncates and votes, one who applies, purges and trims, one who reads.
 fn at_once() {
-    let life = Life::begin();
+    let life = RunningLog::begin();
     life.truth.lock().unwrap().checkpoint_open = Some((id(1, 2), Bytes::from_static(b"state")));
     let (first, appended) = (Arc::new((Mutex::new(Vec::new()), Condvar::new())), life.clone());
     let numbers = Arc::clone(&first);
@@ -155,10 +155,10 @@ fn at_once() {
         }
         appended.append(id(1, 4), 100);
         appended.append(id(1, 5), LARGE);
-        appended.ask(Op::Vote(Bytes::from_static(b"term 2")));
-        appended.ask(Op::Truncate(Some(3)));
+        appended.ask(QueuedOp::Vote(Bytes::from_static(b"term 2")));
+        appended.ask(QueuedOp::Truncate(Some(3)));
         appended.append(id(2, 4), 300);
-        let vote = appended.ask(Op::Vote(Bytes::from_static(b"term 3")));
+        let vote = appended.ask(QueuedOp::Vote(Bytes::from_static(b"term 3")));
         assert!(appended.wait(vote));
     });
     let applied = life.clone();
@@ -175,7 +175,7 @@ fn at_once() {
             applied.place(index as u64);
         }
         applied.wal.checkpoint(id(1, 2), Bytes::from_static(b"state")).unwrap();
-        let purge = applied.ask(Op::Purge(id(1, 1)));
+        let purge = applied.ask(QueuedOp::Purge(id(1, 1)));
         applied.wal.trim(1, 1);
         applied.wal.trim(2, 1);
         assert!(applied.wait(purge));
@@ -183,10 +183,10 @@ fn at_once() {
     let read = life.clone();
     let reader = thread::spawn(move || {
         for index in 0..4 {
-            match read.wal.read(index..index + 1, usize::MAX, How::Blocking) {
+            match read.wal.read(index..index + 1, usize::MAX, ReadMode::Blocking) {
                 Ok(found) => {
                     for found in found.unwrap() {
-                        assert!(same(&found, &made(id(1, index), LARGE)), "entry {index}");
+                        assert!(same_entry(&found, &made(id(1, index), LARGE)), "entry {index}");
                     }
                 }
                 Err(Error::Trimmed { .. } | Error::Beyond { .. }) => {}
@@ -202,13 +202,13 @@ fn at_once() {
 
 /// The log is closed while calls come: each is told that it is durable, or that it never will be.
 fn closing() {
-    let life = Life::begin();
+    let life = RunningLog::begin();
     let appended = life.clone();
     let appender = thread::spawn(move || {
         for index in 0..3 {
             let size = if index == 1 { LARGE } else { 10 };
             appended.append(id(1, index), size);
-            appended.ask(Op::Vote(Bytes::from(index.to_string())));
+            appended.ask(QueuedOp::Vote(Bytes::from(index.to_string())));
         }
     });
     life.wal.close();
@@ -219,7 +219,7 @@ fn closing() {
 /// The last group gets its mark although nobody asks for anything any more: the writer is woken
 /// for the first request of all, and for each that comes while it goes to sleep.
 fn one_by_one() {
-    let life = Life::begin();
+    let life = RunningLog::begin();
     for index in 0..3 {
         let number = life.append(id(1, index), 10);
         assert!(life.wait(number));
@@ -230,14 +230,14 @@ fn one_by_one() {
 /// An entry is replaced, again and again, while it is written: whoever reads it gets one of them,
 /// whole.
 fn replaced() {
-    let life = Life::begin();
+    let life = RunningLog::begin();
     let size = |term: u64| 100 * term as usize;
     let appended = life.clone();
     let appender = thread::spawn(move || {
         appended.append(id(1, 0), 10);
         for term in 1..4 {
             appended.append(id(term, 1), size(term));
-            appended.ask(Op::Truncate(Some(0)));
+            appended.ask(QueuedOp::Truncate(Some(0)));
         }
         let last = appended.append(id(4, 1), size(4));
         assert!(appended.wait(last));
@@ -245,10 +245,10 @@ fn replaced() {
     let read = life.clone();
     let reader = thread::spawn(move || {
         for _ in 0..6 {
-            match read.wal.read(1..2, usize::MAX, How::Blocking) {
+            match read.wal.read(1..2, usize::MAX, ReadMode::Blocking) {
                 Ok(found) => {
                     for found in found.unwrap() {
-                        assert!(same(&found, &made(found.id, size(found.id.term))), "{found:?}");
+                        assert!(same_entry(&found, &made(found.id, size(found.id.term))), "{found:?}");
                     }
                 }
                 Err(Error::Beyond { .. }) => {}
@@ -264,7 +264,7 @@ fn replaced() {
 
 /// A segment is freed and its file used again while somebody reads from it.
 fn recycled() {
-    let life = Life::begin();
+    let life = RunningLog::begin();
     life.truth.lock().unwrap().checkpoint_open = Some((id(1, 2), Bytes::from_static(b"state")));
     for index in 0..3 {
         let number = life.append(id(1, index), LARGE);
@@ -275,14 +275,14 @@ fn recycled() {
     let read = life.clone();
     let reader = thread::spawn(move || {
         for index in 0..2 {
-            match read.wal.read(index..index + 1, usize::MAX, How::Blocking) {
-                Ok(found) => assert!(same(&found.unwrap()[0], &made(id(1, index), LARGE))),
+            match read.wal.read(index..index + 1, usize::MAX, ReadMode::Blocking) {
+                Ok(found) => assert!(same_entry(&found.unwrap()[0], &made(id(1, index), LARGE))),
                 Err(Error::Trimmed { .. }) => {}
                 Err(error) => panic!("read {index}: {error}"),
             }
         }
     });
-    let purge = life.ask(Op::Purge(id(1, 1)));
+    let purge = life.ask(QueuedOp::Purge(id(1, 1)));
     life.wal.trim(1, 1);
     life.wal.trim(2, 1);
     assert!(life.wait(purge));

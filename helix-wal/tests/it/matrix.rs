@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use helix_wal::storage::SimulatedDisk;
 
-use crate::common::{Dice, OnPanic, seed};
-use crate::corruption::{Class, Golden, classify, files};
+use crate::common::{TestRng, PrintOnPanic, seed};
+use crate::corruption::{DamageClass, Golden, classify, files};
 use crate::golden;
 use crate::truth::Truth;
 
@@ -21,7 +21,7 @@ const SHARE: u64 = 1000;
 const PIECE: usize = 1024;
 
 /// How often each class was met, for bits and for lengths.
-type Counts = BTreeMap<(&'static str, Class), u64>;
+type Counts = BTreeMap<(&'static str, DamageClass), u64>;
 
 /// A log at rest, what it holds, and whether its last group may be cut.
 struct Case {
@@ -46,23 +46,23 @@ fn cases() -> Vec<Case> {
 
 impl Case {
     /// All damages of one piece of a file, or the drawn ones.
-    fn damage(&self, name: &str, start: usize, len: usize, share: u64, dice: &mut Dice) -> Counts {
+    fn damage(&self, name: &str, start: usize, len: usize, share: u64, rng: &mut TestRng) -> Counts {
         let mut counts = Counts::new();
         let mut tried = |kind, what: String, disk: SimulatedDisk| {
-            let _context = OnPanic(format!("{}: {name}, {what}", self.name));
+            let _context = PrintOnPanic(format!("{}: {name}, {what}", self.name));
             let class = classify(&disk, &self.truth);
-            assert!(self.may_cut || class != Class::Cut, "what was marked as durable was cut");
+            assert!(self.may_cut || class != DamageClass::Truncated, "what was marked as durable was cut");
             *counts.entry((kind, class)).or_default() += 1;
         };
         for at in start..start + len {
             for bit in 0..8 {
-                if dice.one_in(share) {
+                if rng.one_in(share) {
                     let disk = self.disk.fork();
                     disk.flip_bit(name, 8 * at as u64 + bit);
                     tried("bits", format!("bit {bit} of byte {at}"), disk);
                 }
             }
-            if dice.one_in(share) {
+            if rng.one_in(share) {
                 let disk = self.disk.fork();
                 disk.truncate(name, at as u64);
                 tried("lengths", format!("cut to {at} bytes"), disk);
@@ -83,8 +83,8 @@ impl Case {
         let (next, all) = (AtomicUsize::new(0), Mutex::new(Counts::new()));
         let work = || {
             while let Some((name, start, len)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let mut dice = Dice::new(base ^ ((*start as u64) << 8));
-                let counts = self.damage(name, *start, *len, share, &mut dice);
+                let mut rng = TestRng::new(base ^ ((*start as u64) << 8));
+                let counts = self.damage(name, *start, *len, share, &mut rng);
                 let mut all = all.lock().unwrap();
                 for (class, count) in counts {
                     *all.entry(class).or_default() += count;
@@ -114,6 +114,6 @@ fn every_damage_to_every_version_is_told_from_what_is_right() {
             begun.elapsed().as_secs_f64()
         );
         let of = |class| counts.get(&("bits", class)).copied().unwrap_or(0);
-        assert!(of(Class::Equal) > 0 && of(Class::Reported) > 0 && of(Class::Refused) > 0);
+        assert!(of(DamageClass::Equal) > 0 && of(DamageClass::Reported) > 0 && of(DamageClass::Refused) > 0);
     }
 }

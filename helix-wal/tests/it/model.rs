@@ -4,28 +4,30 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use helix_wal::storage::{CacheMode, Crash, SimulatedDisk, Step};
-use helix_wal::{Done, Entry, Error, How, LiveEntry, LogId, Options, Placement, Wal, verify};
+use helix_wal::storage::{CacheMode, Crash, DiskOperation, SimulatedDisk};
+use helix_wal::{
+    DurableCallback, Entry, Error, LiveEntry, LogId, Options, Placement, ReadMode, Wal, verify,
+};
 
-use crate::common::{Dice, Hand, OnPanic, entry, rounds, seed, small};
-use crate::truth::{Acks, Op, Truth};
+use crate::common::{TestRng, ManualWal, PrintOnPanic, entry, rounds, seed, small_options};
+use crate::truth::{CallbackResults, QueuedOp, Truth};
 
 /// Streams in use; a dropped one is replaced by a new number.
 const STREAMS: u64 = 3;
 
 /// A log, what it must hold, and the draws that decide what happens next.
-pub struct Driver {
+pub struct ModelDriver {
     pub disk: SimulatedDisk,
     pub options: Options,
-    pub hand: Option<Hand>,
+    pub manual: Option<ManualWal>,
     pub truth: Truth,
-    pub acks: Acks,
-    pub dice: Dice,
+    pub acks: CallbackResults,
+    pub rng: TestRng,
     pub term: u64,
     streams: Vec<u64>,
     next_stream: u64,
     /// What the next open may find that waits for a snapshot: above which entry, and up to which.
-    received: Vec<Option<(u64, u64)>>,
+    staged: Vec<Option<(u64, u64)>>,
     /// Whether operations may fail although the power is on.
     pub may_fail: bool,
     /// Whether the disk has had little room since the log was opened.
@@ -35,29 +37,29 @@ pub struct Driver {
     /// Whether to print every action.
     pub tell: bool,
     /// What was done, for whoever has to find out why it failed.
-    pub story: Vec<String>,
+    pub action_log: Vec<String>,
 }
 
-impl Driver {
+impl ModelDriver {
     pub fn new(seed: u64, options: Options) -> Self {
         let disk = SimulatedDisk::new(seed);
         disk.set_cache(CacheMode::Sometimes);
         Self {
             disk,
             options,
-            hand: None,
+            manual: None,
             truth: Truth::default(),
-            acks: Acks::default(),
-            dice: Dice::new(seed),
+            acks: CallbackResults::default(),
+            rng: TestRng::new(seed),
             term: 1,
             streams: (1..=STREAMS).collect(),
             next_stream: STREAMS + 1,
-            received: vec![None],
+            staged: vec![None],
             may_fail: false,
             full: false,
             rewritten: 0,
             tell: false,
-            story: Vec::new(),
+            action_log: Vec::new(),
         }
     }
 
@@ -68,19 +70,19 @@ impl Driver {
         Self {
             disk,
             options: self.options.clone(),
-            hand: None,
+            manual: None,
             truth: self.truth.clone(),
-            acks: Acks::default(),
-            dice: Dice::new(seed),
+            acks: CallbackResults::default(),
+            rng: TestRng::new(seed),
             term: self.term,
             streams: self.streams.clone(),
             next_stream: self.next_stream,
-            received: self.received.clone(),
+            staged: self.staged.clone(),
             may_fail: false,
             full: false,
             rewritten: 0,
             tell: false,
-            story: self.story.clone(),
+            action_log: self.action_log.clone(),
         }
     }
 
@@ -88,45 +90,45 @@ impl Driver {
     fn resize_disk(&mut self) {
         // Appends larger than a segment may be written in part; those go first.
         self.settle();
-        if self.full && self.dice.one_in(2) {
+        if self.full && self.rng.one_in(2) {
             self.disk.set_free_bytes(None);
         } else {
             self.full = true;
-            let free = self.dice.below(3) * self.options.segment_bytes;
+            let free = self.rng.below(3) * self.options.segment_bytes;
             self.disk.set_free_bytes(Some(free));
         }
     }
 
     /// Opens the log and holds it against the truth.
     pub fn open(&mut self) {
-        self.acks = Acks::default();
-        let mut opened = Hand::open(Arc::new(self.disk.clone()), self.options.clone());
+        self.acks = CallbackResults::default();
+        let mut opened = ManualWal::open(Arc::new(self.disk.clone()), self.options.clone());
         if self.full && matches!(opened, Err(Error::DiskFull { .. })) {
             // Nothing is lost by it: the next attempt, with room, finds all of it.
             self.disk.set_free_bytes(None);
-            opened = Hand::open(Arc::new(self.disk.clone()), self.options.clone());
+            opened = ManualWal::open(Arc::new(self.disk.clone()), self.options.clone());
         }
         self.disk.set_free_bytes(None);
         self.full = false;
-        self.take_up(opened.unwrap());
+        self.adopt(opened.unwrap());
     }
 
-    fn take_up(&mut self, hand: Hand) {
-        self.truth.recover(&hand.wal, &hand.recovered);
-        let found = hand.wal.take_received();
+    fn adopt(&mut self, manual: ManualWal) {
+        self.truth.recover(&manual.wal, &manual.recovered);
+        let found = manual.wal.take_staged();
         let found = found.map(|(after, segments)| (after, segments.last().unwrap()));
-        assert!(self.received.contains(&found), "{found:?} is none of {:?}", self.received);
-        self.received = vec![found];
-        self.hand = Some(hand);
-        self.retell();
+        assert!(self.staged.contains(&found), "{found:?} is none of {:?}", self.staged);
+        self.staged = vec![found];
+        self.manual = Some(manual);
+        self.replay_placements();
     }
 
     /// The same on a disk that may stop meanwhile; whether it did not.
     pub fn try_open(&mut self) -> bool {
-        match Hand::open(Arc::new(self.disk.clone()), self.options.clone()) {
-            Ok(hand) => {
-                self.acks = Acks::default();
-                self.take_up(hand);
+        match ManualWal::open(Arc::new(self.disk.clone()), self.options.clone()) {
+            Ok(manual) => {
+                self.acks = CallbackResults::default();
+                self.adopt(manual);
                 true
             }
             Err(error) => {
@@ -138,16 +140,16 @@ impl Driver {
 
     /// The log is dropped with whatever is under way; what that tells its callers is heard.
     pub fn drop_log(&mut self) {
-        self.hear();
-        if let Some(hand) = self.hand.take() {
-            self.rewritten += hand.wal.stats().rewritten_bytes;
+        self.collect_results();
+        if let Some(manual) = self.manual.take() {
+            self.rewritten += manual.wal.stats().rewritten_bytes;
         }
         // What a dropped writer says to its callers is a failure, and changes nothing.
-        self.truth.hear(&self.acks, true, self.full);
+        self.truth.collect_results(&self.acks, true, self.full);
     }
 
     /// What an owner does after an open: trims and placements again.
-    fn retell(&mut self) {
+    fn replay_placements(&mut self) {
         if self.disk.stopped() {
             return;
         }
@@ -158,31 +160,31 @@ impl Driver {
         for stream in &self.truth.dropped {
             wal.drop_stream(*stream);
         }
-        let first = self.truth.told.map_or(0, |told| told + 1);
+        let first = self.truth.placed_upto.map_or(0, |placed_upto| placed_upto + 1);
         for (index, (_, placement)) in self.truth.placed.range(first..) {
             wal.place(*index, *placement).unwrap();
         }
         let placed = self.truth.placed.last_key_value().map(|(index, _)| *index);
-        self.truth.told = self.truth.told.max(placed);
+        self.truth.placed_upto = self.truth.placed_upto.max(placed);
         // A snapshot that was stored before the log had caught up with it.
         if let Some((at, _)) = self.truth.checkpoint.clone()
             && self.truth.seen.purged.is_none_or(|purged| purged.index < at.index)
             && self.truth.seen.entries.get(&at.index).is_none_or(|entry| entry.id != at)
         {
-            let number = self.truth.queue(Op::Purge(at));
+            let number = self.truth.queue(QueuedOp::Purge(at));
             wal.purge(at, self.done(number));
         }
     }
 
     pub fn wal(&self) -> Wal {
-        self.hand.as_ref().expect("open").wal.clone()
+        self.manual.as_ref().expect("open").wal.clone()
     }
 
-    pub fn hand(&mut self) -> &mut Hand {
-        self.hand.as_mut().expect("open")
+    pub fn manual(&mut self) -> &mut ManualWal {
+        self.manual.as_mut().expect("open")
     }
 
-    fn done(&self, number: usize) -> Done {
+    fn done(&self, number: usize) -> DurableCallback {
         let acks = Arc::clone(&self.acks);
         Box::new(move |result| acks.lock().unwrap().push((number, result)))
     }
@@ -191,9 +193,9 @@ impl Driver {
         self.may_fail || self.disk.stopped()
     }
 
-    pub fn hear(&mut self) {
+    pub fn collect_results(&mut self) {
         let may_fail = self.is_failing();
-        if self.truth.hear(&self.acks, may_fail, self.full) {
+        if self.truth.collect_results(&self.acks, may_fail, self.full) {
             // What is appended in its place is another entry.
             self.term += 1;
         }
@@ -203,21 +205,21 @@ impl Driver {
         let mut entries = Vec::new();
         for (size, index) in sizes.iter().zip(self.truth.seen.next()..) {
             let id = LogId { term: self.term, index };
-            let stream = match self.dice.below(STREAMS + 1) {
+            let stream = match self.rng.below(STREAMS + 1) {
                 0 => 0,
                 n => self.streams[n as usize - 1],
             };
-            let head = self.dice.below(60) as usize;
+            let head = self.rng.below(60) as usize;
             let entry = entry(id, stream, head, *size);
             entries.push(entry);
         }
-        let number = self.truth.queue_all(entries.iter().cloned().map(Op::Append));
+        let number = self.truth.queue_all(entries.iter().cloned().map(QueuedOp::Append));
         self.wal().append(entries, self.done(number));
     }
 
     pub fn vote(&mut self) {
-        let vote = Bytes::from(format!("vote {} {}", self.term, self.dice.below(1000)));
-        let number = self.truth.queue(Op::Vote(vote.clone()));
+        let vote = Bytes::from(format!("vote {} {}", self.term, self.rng.below(1000)));
+        let number = self.truth.queue(QueuedOp::Vote(vote.clone()));
         self.wal().save_vote(vote, self.done(number));
     }
 
@@ -227,32 +229,32 @@ impl Driver {
         let committed = self.truth.committed.last_key_value().map(|(index, _)| *index);
         let floor = placed
             .max(committed)
-            .max(self.truth.told)
+            .max(self.truth.placed_upto)
             .max(self.truth.seen.purged.map(|purged| purged.index));
         let first = floor.map_or(0, |floor| floor + 1);
         let next = self.truth.seen.next();
         if first >= next {
             return;
         }
-        let first = first + self.dice.below(next - first);
+        let first = first + self.rng.below(next - first);
         let last = first.checked_sub(1);
-        let number = self.truth.queue(Op::Truncate(last));
+        let number = self.truth.queue(QueuedOp::Truncate(last));
         self.wal().truncate_after(last, self.done(number));
         self.term += 1;
     }
 
     /// Tells where up to `count` acknowledged entries went.
     pub fn place(&mut self, count: u64) {
-        self.hear();
+        self.collect_results();
         let wal = self.wal();
         for _ in 0..count {
-            let index = self.truth.told.map_or(0, |told| told + 1);
+            let index = self.truth.placed_upto.map_or(0, |placed_upto| placed_upto + 1);
             let Some(entry) = self.truth.durable.entries.get(&index).cloned() else { return };
             // A truncation is on its way: it may not be of an acknowledged entry for long.
             if self.truth.seen.entries.get(&index).map(|e| e.id) != Some(entry.id) {
                 return;
             }
-            let stays = self.streams.contains(&entry.stream) && !self.dice.one_in(6);
+            let stays = self.streams.contains(&entry.stream) && !self.rng.one_in(6);
             let placement = stays.then(|| self.placement(entry.stream, index));
             match wal.place(index, placement) {
                 Ok(()) => {}
@@ -260,7 +262,7 @@ impl Driver {
                 Err(error) => panic!("place {index}: {error}"),
             }
             self.truth.placed.insert(index, (entry, placement));
-            self.truth.told = Some(index);
+            self.truth.placed_upto = Some(index);
         }
     }
 
@@ -268,7 +270,7 @@ impl Driver {
         let placed = self.truth.placed.values().rev().filter_map(|(_, placement)| *placement);
         let last = placed.into_iter().find(|placement| placement.stream == stream);
         let first = last.map_or(0, |last| last.first + u64::from(last.count));
-        let count = 1 + self.dice.below(5) as u32;
+        let count = 1 + self.rng.below(5) as u32;
         Placement { stream, first, count, time: 10 * (index / 3) }
     }
 
@@ -279,7 +281,7 @@ impl Driver {
         if first == next {
             return;
         }
-        let index = first + self.dice.below(next - first);
+        let index = first + self.rng.below(next - first);
         let id = self.truth.seen.entries[&index].id;
         self.truth.commit(id);
         self.wal().set_committed(id);
@@ -290,13 +292,13 @@ impl Driver {
             // The disk has failed during the last one already.
             return;
         }
-        let Some(told) = self.truth.told else { return };
-        let Some((entry, _)) = self.truth.placed.get(&told) else { return };
-        if self.truth.checkpoint.as_ref().is_some_and(|(at, _)| at.index >= told) {
+        let Some(placed_upto) = self.truth.placed_upto else { return };
+        let Some((entry, _)) = self.truth.placed.get(&placed_upto) else { return };
+        if self.truth.checkpoint.as_ref().is_some_and(|(at, _)| at.index >= placed_upto) {
             return;
         }
-        let len = self.dice.below(6000) as usize;
-        let state = Bytes::from(vec![told as u8; len]);
+        let len = self.rng.below(6000) as usize;
+        let state = Bytes::from(vec![placed_upto as u8; len]);
         let checkpoint = (entry.id, state.clone());
         self.truth.checkpoint_open = Some(checkpoint.clone());
         match self.wal().checkpoint(checkpoint.0, state) {
@@ -315,9 +317,9 @@ impl Driver {
         if at.index < first {
             return;
         }
-        let index = at.index - self.dice.below(at.index - first + 1);
+        let index = at.index - self.rng.below(at.index - first + 1);
         let Some(upto) = self.truth.seen.entries.get(&index).map(|entry| entry.id) else { return };
-        let number = self.truth.queue(Op::Purge(upto));
+        let number = self.truth.queue(QueuedOp::Purge(upto));
         self.wal().purge(upto, self.done(number));
     }
 
@@ -329,7 +331,7 @@ impl Driver {
             return;
         }
         let checkpoint = self.truth.checkpoint.as_ref().map_or(0, |(at, _)| at.index);
-        let index = self.truth.seen.next().max(checkpoint) + self.dice.below(3);
+        let index = self.truth.seen.next().max(checkpoint) + self.rng.below(3);
         let at = LogId { term: self.term, index };
         let checkpoint = (at, Bytes::from_static(b"snapshot"));
         self.truth.checkpoint_open = Some(checkpoint.clone());
@@ -341,7 +343,7 @@ impl Driver {
             Err(Error::DiskFull { .. }) if self.full => {
                 self.truth.checkpoint_open = None;
                 // It will be tried again: the entries before it count for nothing already.
-                self.truth.told = Some(index);
+                self.truth.placed_upto = Some(index);
                 return;
             }
             Err(error) => {
@@ -349,8 +351,8 @@ impl Driver {
                 return;
             }
         }
-        self.truth.told = Some(index);
-        let number = self.truth.queue(Op::Purge(at));
+        self.truth.placed_upto = Some(index);
+        let number = self.truth.queue(QueuedOp::Purge(at));
         self.wal().purge(at, self.done(number));
     }
 
@@ -358,7 +360,7 @@ impl Driver {
     /// Entries that wait for a snapshot from now on, each in a segment of its own, and outlive the
     /// process.
     pub fn retain_with(&mut self, sizes: &[usize]) {
-        let after = self.truth.told.unwrap_or(0);
+        let after = self.truth.placed_upto.unwrap_or(0);
         let Some(mut writer) = self.must(self.wal().cold_writer()) else { return };
         let mut last = after + 1000;
         for size in sizes {
@@ -371,9 +373,9 @@ impl Driver {
             }
         }
         let Some(mut cold) = self.must(writer.finish()) else { return };
-        self.received.push(Some((after, last)));
+        self.staged.push(Some((after, last)));
         if self.must(self.wal().retain(after, &mut cold)).is_some() {
-            self.received = vec![Some((after, last))];
+            self.staged = vec![Some((after, last))];
         }
     }
 
@@ -382,16 +384,16 @@ impl Driver {
         if self.truth.checkpoint_open.is_some() || self.full || self.disk.stopped() {
             return;
         }
-        self.hear();
+        self.collect_results();
         let placed = self.truth.placed.last_key_value().map(|(index, _)| *index);
-        if self.truth.told < placed {
+        if self.truth.placed_upto < placed {
             return;
         }
         let Some(mut writer) = self.must(self.wal().cold_writer()) else { return };
-        let mut index = self.truth.told.map_or(1, |told| told + 1);
+        let mut index = self.truth.placed_upto.map_or(1, |placed_upto| placed_upto + 1);
         for size in sizes {
-            index += self.dice.below(3);
-            let stream = self.streams[self.dice.below(STREAMS) as usize];
+            index += self.rng.below(3);
+            let stream = self.streams[self.rng.below(STREAMS) as usize];
             let made = entry(LogId { term: self.term, index }, stream, 10, *size);
             let placement = self.next_placement(stream, index);
             let (id, head, payload) = (made.id, made.head.clone(), made.payload.clone());
@@ -401,27 +403,27 @@ impl Driver {
             }
             index += 1;
         }
-        if self.dice.one_in(8) {
+        if self.rng.one_in(8) {
             // Thought better of: as if it had never been.
             self.truth.arriving.clear();
             return;
         }
         let Some(mut cold) = self.must(writer.finish()) else { return };
-        let at = LogId { term: self.term, index: index + self.dice.below(3) };
+        let at = LogId { term: self.term, index: index + self.rng.below(3) };
         let checkpoint = (at, Bytes::from_static(b"snapshot with records"));
         self.truth.checkpoint_open = Some(checkpoint.clone());
-        let number = self.truth.queue(Op::Purge(at));
-        self.received.push(None);
+        let number = self.truth.queue(QueuedOp::Purge(at));
+        self.staged.push(None);
         let installed = self.wal().install(at, checkpoint.1.clone(), &mut cold);
         if self.must(installed).is_none() {
             return;
         }
-        self.received = vec![None];
+        self.staged = vec![None];
         self.truth.checkpoint = Some(checkpoint);
         self.truth.checkpoint_open = None;
         let arrived = std::mem::take(&mut self.truth.arriving);
         self.truth.placed.extend(arrived);
-        self.truth.told = Some(at.index);
+        self.truth.placed_upto = Some(at.index);
         self.term += 1;
         // As Raft does; it has happened already.
         self.wal().purge(at, self.done(number));
@@ -453,7 +455,7 @@ impl Driver {
     pub fn purge_all(&mut self) {
         let Some((at, _)) = self.truth.checkpoint.clone() else { return };
         if self.truth.seen.entries.get(&at.index).is_some_and(|entry| entry.id == at) {
-            let number = self.truth.queue(Op::Purge(at));
+            let number = self.truth.queue(QueuedOp::Purge(at));
             self.wal().purge(at, self.done(number));
         }
     }
@@ -493,16 +495,16 @@ impl Driver {
         let mut ends = streams.iter().filter_map(|(stream, rows)| {
             rows.last().map(|(_, last)| (*stream, last.first + u64::from(last.count)))
         });
-        let Some((stream, end)) = ends.nth(self.dice.below(STREAMS) as usize) else { return };
+        let Some((stream, end)) = ends.nth(self.rng.below(STREAMS) as usize) else { return };
         let old = self.truth.trims.get(&stream).copied().unwrap_or(0);
         // Often all of it, or segments would hardly ever become free.
-        let position = if self.dice.one_in(2) { end } else { old + self.dice.below(end - old + 1) };
+        let position = if self.rng.one_in(2) { end } else { old + self.rng.below(end - old + 1) };
         self.truth.trims.insert(stream, position);
         self.wal().trim(stream, position);
     }
 
     pub fn drop_stream(&mut self) {
-        let at = self.dice.below(STREAMS) as usize;
+        let at = self.rng.below(STREAMS) as usize;
         let stream = std::mem::replace(&mut self.streams[at], self.next_stream);
         self.next_stream += 1;
         self.truth.dropped.insert(stream);
@@ -512,10 +514,10 @@ impl Driver {
     /// Power goes with whatever is under way, and the log is opened again.
     pub fn crash(&mut self) {
         self.drop_log();
-        let crash = match self.dice.below(6) {
+        let crash = match self.rng.below(6) {
             0 => Crash::KeepAll,
             1 => Crash::LoseAll,
-            _ => Crash::Seeded(self.dice.seed()),
+            _ => Crash::Seeded(self.rng.seed()),
         };
         self.disk.crash(crash);
         self.disk = self.disk.reopen();
@@ -528,9 +530,9 @@ impl Driver {
     /// Closes in an orderly way and opens again: nothing may be missing then.
     pub fn close(&mut self) {
         self.disk.set_free_bytes(None);
-        self.hand().idle();
-        self.hand().idle();
-        self.hear();
+        self.manual().idle();
+        self.manual().idle();
+        self.collect_results();
         assert!(self.truth.open.is_empty(), "operations never ended");
         self.drop_log();
         // Whatever was not synced does not matter by now.
@@ -540,15 +542,15 @@ impl Driver {
     }
 
     pub fn settle(&mut self) {
-        self.hand().settle();
-        self.hear();
+        self.manual().settle();
+        self.collect_results();
     }
 
     pub fn check(&mut self) {
         self.disk.set_free_bytes(None);
         self.settle();
-        self.hand().idle();
-        self.hear();
+        self.manual().idle();
+        self.collect_results();
         if self.disk.stopped() {
             return;
         }
@@ -562,58 +564,58 @@ impl Driver {
         if first == next {
             return;
         }
-        let from = first + self.dice.below(next - first);
-        let got = self.wal().read(from..next, 5000, How::Cached).unwrap();
+        let from = first + self.rng.below(next - first);
+        let got = self.wal().read(from..next, 5000, ReadMode::CachedOnly).unwrap();
         for (got, wanted) in got.iter().flatten().zip(self.truth.seen.entries.range(from..)) {
-            assert!(crate::common::same(got, wanted.1), "a cached read differs");
+            assert!(crate::common::same_entry(got, wanted.1), "a cached read differs");
         }
     }
 
     fn act(&mut self) {
-        let action = self.dice.below(100);
-        self.story.push(format!("{action}@{}", self.disk.changes()));
+        let action = self.rng.below(100);
+        self.action_log.push(format!("{action}@{}", self.disk.changes()));
         if self.tell {
             println!("{action} at change {}: {:?}", self.disk.changes(), self.wal().state());
         }
         match action {
             0..30 => {
-                let count = 1 + self.dice.below(if self.full { 2 } else { 4 });
+                let count = 1 + self.rng.below(if self.full { 2 } else { 4 });
                 let sizes: Vec<usize> = (0..count).map(|_| self.size()).collect();
                 self.append(&sizes);
             }
             30..36 => self.vote(),
             36..41 => self.truncate(),
             41..52 => {
-                let count = 1 + self.dice.below(8);
+                let count = 1 + self.rng.below(8);
                 self.place(count);
             }
             52..55 => self.commit(),
             55..60 => self.checkpoint(),
             60..65 => self.purge(),
             65..69 => self.trim(),
-            69 if self.dice.one_in(2) => self.install(),
+            69 if self.rng.one_in(2) => self.install(),
             69 => {
-                let count = self.dice.below(6);
+                let count = self.rng.below(6);
                 let sizes: Vec<usize> = (0..count).map(|_| self.size()).collect();
                 self.install_with(&sizes);
             }
             70 => self.drop_stream(),
             71 => self.resize_disk(),
             72..80 => {
-                self.hand().step_writer();
+                self.manual().step_writer();
                 // An append that found no room must be known before the next one.
-                self.hear();
+                self.collect_results();
             }
             80..85 => {
-                self.hand().step_keeper();
+                self.manual().step_keeper();
             }
             85..91 => self.settle(),
             91..94 => {
-                self.hand().idle();
-                self.hear();
+                self.manual().idle();
+                self.collect_results();
             }
             94..96 => {
-                let at = self.disk.changes() + self.dice.below(12);
+                let at = self.disk.changes() + self.rng.below(12);
                 self.disk.stop_at_change(Some(at));
             }
             96..99 => self.crash(),
@@ -622,11 +624,11 @@ impl Driver {
     }
 
     fn size(&mut self) -> usize {
-        match self.dice.below(10) {
+        match self.rng.below(10) {
             0 => 0,
-            1..6 => self.dice.below(300) as usize,
-            6..9 => self.dice.below(4000) as usize,
-            _ => self.dice.below(20_000) as usize,
+            1..6 => self.rng.below(300) as usize,
+            6..9 => self.rng.below(4000) as usize,
+            _ => self.rng.below(20_000) as usize,
         }
     }
 
@@ -635,13 +637,13 @@ impl Driver {
         self.open();
         for _ in 0..actions {
             self.act();
-            if self.disk.stopped() && self.dice.one_in(3) {
+            if self.disk.stopped() && self.rng.one_in(3) {
                 self.crash();
             }
         }
         self.crash();
         self.check();
-        if self.dice.one_in(4) {
+        if self.rng.one_in(4) {
             self.close();
             self.check();
             self.drop_log();
@@ -656,7 +658,7 @@ fn run(
     salt: u64,
     sequences: u64,
     actions: u64,
-    options: impl Fn(&mut Dice) -> Options,
+    options: impl Fn(&mut TestRng) -> Options,
 ) {
     let base = seed(test);
     let mut rewritten = 0;
@@ -665,10 +667,10 @@ fn run(
         if only.is_some_and(|only| only != n) {
             continue;
         }
-        let mut dice = Dice::new(base ^ salt ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let options = options(&mut dice);
-        let _context = OnPanic(format!("{test}: HELIX_SEED={base} HELIX_SEQUENCE={n}"));
-        let mut driver = Driver::new(dice.seed(), options);
+        let mut rng = TestRng::new(base ^ salt ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let options = options(&mut rng);
+        let _context = PrintOnPanic(format!("{test}: HELIX_SEED={base} HELIX_SEQUENCE={n}"));
+        let mut driver = ModelDriver::new(rng.seed(), options);
         // With one sequence chosen, what it does is shown as it goes.
         driver.tell = only.is_some();
         driver.sequence(actions);
@@ -682,14 +684,14 @@ fn run(
     );
 }
 
-fn varied(dice: &mut Dice) -> Options {
+fn varied(rng: &mut TestRng) -> Options {
     Options {
-        segment_bytes: [64 << 10, 80 << 10, 128 << 10][dice.below(3) as usize],
-        group_bytes: [4 << 10, 8 << 10, 16 << 10][dice.below(3) as usize],
-        tail_bytes: [0, 4 << 10, 1 << 20][dice.below(3) as usize],
-        ready_segments: dice.below(3) as usize,
-        footer_cache_bytes: [0, 8 << 10, 1 << 20][dice.below(3) as usize],
-        ..small()
+        segment_bytes: [64 << 10, 80 << 10, 128 << 10][rng.below(3) as usize],
+        group_bytes: [4 << 10, 8 << 10, 16 << 10][rng.below(3) as usize],
+        tail_bytes: [0, 4 << 10, 1 << 20][rng.below(3) as usize],
+        ready_segments: rng.below(3) as usize,
+        footer_cache_bytes: [0, 8 << 10, 1 << 20][rng.below(3) as usize],
+        ..small_options()
     }
 }
 
@@ -708,13 +710,13 @@ fn long_random_sequences_agree_with_the_model() {
 #[test]
 fn the_same_seed_gives_the_same_operations_twice() {
     let base = seed("determinism");
-    let trace = |seed: u64| -> (Vec<Step>, Vec<String>) {
-        let mut dice = Dice::new(seed);
-        let options = varied(&mut dice);
-        let mut driver = Driver::new(dice.seed(), options);
+    let trace = |seed: u64| -> (Vec<DiskOperation>, Vec<String>) {
+        let mut rng = TestRng::new(seed);
+        let options = varied(&mut rng);
+        let mut driver = ModelDriver::new(rng.seed(), options);
         driver.disk.record(true);
         driver.sequence(60);
-        (driver.disk.trace(), driver.story)
+        (driver.disk.trace(), driver.action_log)
     };
     for n in 0..40 {
         let (a, b) = (trace(base + n), trace(base + n));
@@ -729,22 +731,22 @@ fn the_same_seed_gives_the_same_operations_twice() {
 fn a_log_in_memory_agrees_with_the_model() {
     let base = seed("memory");
     for n in 0..500 {
-        let _context = OnPanic(format!("memory: HELIX_SEED={base}, sequence {n}"));
-        let mut driver = Driver::new(base + n, small());
+        let _context = PrintOnPanic(format!("memory: HELIX_SEED={base}, sequence {n}"));
+        let mut driver = ModelDriver::new(base + n, small_options());
         let wal = Wal::open_memory(driver.options.clone());
         driver.memory_sequence(&wal);
     }
 }
 
-impl Driver {
+impl ModelDriver {
     /// The same calls on a log without a disk, which answers before `append` returns.
     fn memory_sequence(&mut self, wal: &Wal) {
         for _ in 0..60 {
-            match self.dice.below(10) {
+            match self.rng.below(10) {
                 0..4 => self.memory_append(wal),
                 4 => {
-                    let vote = Bytes::from(self.dice.seed().to_string());
-                    let number = self.truth.queue(Op::Vote(vote.clone()));
+                    let vote = Bytes::from(self.rng.seed().to_string());
+                    let number = self.truth.queue(QueuedOp::Vote(vote.clone()));
                     wal.save_vote(vote, self.done(number));
                 }
                 5..7 => self.memory_place(wal),
@@ -755,43 +757,43 @@ impl Driver {
                         continue;
                     }
                     let last = self.truth.placed.last_key_value().map(|(index, _)| *index);
-                    let number = self.truth.queue(Op::Truncate(last));
+                    let number = self.truth.queue(QueuedOp::Truncate(last));
                     wal.truncate_after(last, self.done(number));
                     self.term += 1;
                 }
                 _ => self.memory_trim(wal),
             }
-            self.truth.hear(&self.acks, false, false);
+            self.truth.collect_results(&self.acks, false, false);
             self.truth.check(wal, true);
         }
     }
 
     fn memory_append(&mut self, wal: &Wal) {
         let id = LogId { term: self.term, index: self.truth.seen.next() };
-        let stream = self.dice.below(STREAMS + 1);
-        let entry = entry(id, stream, 20, self.dice.below(9000) as usize);
-        let number = self.truth.queue(Op::Append(entry.clone()));
+        let stream = self.rng.below(STREAMS + 1);
+        let entry = entry(id, stream, 20, self.rng.below(9000) as usize);
+        let number = self.truth.queue(QueuedOp::Append(entry.clone()));
         wal.append(vec![entry], self.done(number));
         assert_eq!(self.acks.lock().unwrap().len(), 1, "done before it returns");
     }
 
     fn memory_place(&mut self, wal: &Wal) {
-        let index = self.truth.told.map_or(0, |told| told + 1);
+        let index = self.truth.placed_upto.map_or(0, |placed_upto| placed_upto + 1);
         let Some(entry) = self.truth.durable.entries.get(&index).cloned() else { return };
         let placement = (entry.stream > 0).then(|| self.placement(entry.stream, index));
         wal.place(index, placement).unwrap();
         self.truth.placed.insert(index, (entry, placement));
-        self.truth.told = Some(index);
+        self.truth.placed_upto = Some(index);
     }
 
     fn memory_checkpoint(&mut self, wal: &Wal) {
-        let Some(told) = self.truth.told else { return };
-        let at = self.truth.placed[&told].0.id;
+        let Some(placed_upto) = self.truth.placed_upto else { return };
+        let at = self.truth.placed[&placed_upto].0.id;
         if self.truth.seen.purged.is_some_and(|purged| purged >= at) {
             return;
         }
         wal.checkpoint(at, Bytes::new()).unwrap();
-        let number = self.truth.queue(Op::Purge(at));
+        let number = self.truth.queue(QueuedOp::Purge(at));
         wal.purge(at, self.done(number));
     }
 
@@ -807,19 +809,19 @@ impl Driver {
 /// Whoever waits for the last of a group has then waited for all of it.
 #[test]
 fn callbacks_of_a_group_run_newest_first() {
-    let mut driver = Driver::new(1, small());
+    let mut driver = ModelDriver::new(1, small_options());
     driver.open();
     for _ in 0..5 {
         driver.append(&[10]);
     }
-    driver.hand().settle();
+    driver.manual().settle();
     let order: Vec<usize> = driver.acks.lock().unwrap().iter().map(|(n, _)| *n).collect();
     assert_eq!(order, [5, 4, 3, 2, 1]);
 }
 
 #[test]
 fn reads_outside_the_log_are_errors_that_say_so() {
-    let mut driver = Driver::new(1, small());
+    let mut driver = ModelDriver::new(1, small_options());
     driver.open();
     for _ in 0..6 {
         driver.append(&[100]);
@@ -828,16 +830,16 @@ fn reads_outside_the_log_are_errors_that_say_so() {
     driver.place(6);
     driver.checkpoint();
     let id = driver.truth.durable.entries[&2].id;
-    let number = driver.truth.queue(Op::Purge(id));
+    let number = driver.truth.queue(QueuedOp::Purge(id));
     driver.wal().purge(id, driver.done(number));
     driver.settle();
     let wal = driver.wal();
     assert!(matches!(
-        wal.read(1..4, 1000, How::Blocking),
+        wal.read(1..4, 1000, ReadMode::Blocking),
         Err(Error::Trimmed { asked: 1, first: 3 })
     ));
-    assert_eq!(wal.log_id(1, How::Blocking).unwrap(), Some(None));
-    assert_eq!(wal.log_id(6, How::Blocking).unwrap(), Some(None));
+    assert_eq!(wal.log_id(1, ReadMode::Blocking).unwrap(), Some(None));
+    assert_eq!(wal.log_id(6, ReadMode::Blocking).unwrap(), Some(None));
     // Below the purge point streams are served all the same.
     driver.truth.check(&wal, true);
 }

@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use helix_wal::storage::{CacheMode, Operation, SimulatedDisk};
-use helix_wal::{Entry, How, LogId, Options, Placement};
+use helix_wal::{Entry, LogId, Options, Placement, ReadMode};
 
-use crate::common::{Hand, entry, same, small};
+use crate::common::{ManualWal, entry, same_entry, small_options};
 
 const PAYLOAD: usize = 40 << 10;
 const STREAMS: u64 = 4;
@@ -17,24 +17,24 @@ const ENTRIES: u64 = 400;
 const FETCH: usize = 5 * PAYLOAD + 1000;
 
 /// A log of which nothing is in memory, with the streams taking turns.
-fn cold() -> (SimulatedDisk, Hand) {
+fn cold() -> (SimulatedDisk, ManualWal) {
     let disk = SimulatedDisk::new(1);
     let options =
-        Options { segment_bytes: 8 << 20, group_bytes: 1 << 20, tail_bytes: 0, ..small() };
-    let mut hand = Hand::open(Arc::new(disk.clone()), options).unwrap();
+        Options { segment_bytes: 8 << 20, group_bytes: 1 << 20, tail_bytes: 0, ..small_options() };
+    let mut manual = ManualWal::open(Arc::new(disk.clone()), options).unwrap();
     for index in 0..ENTRIES {
         let stream = 1 + index % STREAMS;
         let entry = entry(LogId { term: 1, index }, stream, 10, PAYLOAD);
-        hand.wal.append(vec![entry], Box::new(|result| result.unwrap()));
+        manual.wal.append(vec![entry], Box::new(|result| result.unwrap()));
         if index % 20 == 19 {
-            hand.settle();
+            manual.settle();
         }
         let first = index / STREAMS;
-        hand.wal.place(index, Some(Placement { stream, first, count: 1, time: 1 })).unwrap();
+        manual.wal.place(index, Some(Placement { stream, first, count: 1, time: 1 })).unwrap();
     }
-    hand.idle();
+    manual.idle();
     disk.set_cache(CacheMode::Never);
-    (disk, hand)
+    (disk, manual)
 }
 
 /// The reads of entries, and what was told in advance, in the order of the calls.
@@ -49,11 +49,12 @@ fn steps(disk: &SimulatedDisk, run: impl FnOnce()) -> Vec<(Operation, Range<u64>
 
 #[test]
 fn neighbours_are_fetched_by_one_read() {
-    let (disk, hand) = cold();
+    let (disk, manual) = cold();
     let read = |start: u64| {
         let mut got = 0;
         let steps = steps(&disk, || {
-            let found = hand.wal.read(start..ENTRIES, 1 << 20, How::Blocking).unwrap().unwrap();
+            let found =
+                manual.wal.read(start..ENTRIES, 1 << 20, ReadMode::Blocking).unwrap().unwrap();
             got = found.len() as u64;
         });
         (got, steps)
@@ -71,10 +72,10 @@ fn neighbours_are_fetched_by_one_read() {
 
 #[test]
 fn scattered_entries_are_fetched_at_once() {
-    let (disk, hand) = cold();
+    let (disk, manual) = cold();
     let read = |position: u64| {
         steps(&disk, || {
-            let got = hand.wal.read_stream(2, position, ENTRIES, FETCH, How::Blocking);
+            let got = manual.wal.read_stream(2, position, ENTRIES, FETCH, ReadMode::Blocking);
             assert_eq!(got.unwrap().unwrap().len(), 5);
         })
     };
@@ -89,23 +90,23 @@ fn scattered_entries_are_fetched_at_once() {
     let told = second.iter().filter(|step| step.0 == Operation::WillRead).count();
     assert!((10..=20).contains(&told), "{second:?}");
     let cached = steps(&disk, || {
-        let found = hand.wal.read_stream(2, 10, ENTRIES, FETCH, How::Cached).unwrap();
+        let found = manual.wal.read_stream(2, 10, ENTRIES, FETCH, ReadMode::CachedOnly).unwrap();
         assert!(found.is_none());
     });
     assert!(cached.is_empty(), "who may not wait asks for nothing: {cached:?}");
 }
 
 /// A log of many segments, of which nothing is in memory.
-fn long(disk: &SimulatedDisk, options: &Options) -> Hand {
-    let mut hand = Hand::open(Arc::new(disk.clone()), options.clone()).unwrap();
+fn long(disk: &SimulatedDisk, options: &Options) -> ManualWal {
+    let mut manual = ManualWal::open(Arc::new(disk.clone()), options.clone()).unwrap();
     for index in 0..ENTRIES {
-        hand.wal.append(vec![long_entry(index)], Box::new(|r| r.unwrap()));
-        hand.settle();
+        manual.wal.append(vec![long_entry(index)], Box::new(|r| r.unwrap()));
+        manual.settle();
         let placement = Placement { stream: 1, first: index, count: 1, time: 1 };
-        hand.wal.place(index, Some(placement)).unwrap();
+        manual.wal.place(index, Some(placement)).unwrap();
     }
-    hand.idle();
-    hand
+    manual.idle();
+    manual
 }
 
 fn long_entry(index: u64) -> Entry {
@@ -116,29 +117,29 @@ fn long_entry(index: u64) -> Entry {
 #[test]
 fn a_long_log_keeps_few_files_open() {
     let disk = SimulatedDisk::new(1);
-    let options = Options { tail_bytes: 0, ..small() };
-    let mut hand = long(&disk, &options);
+    let options = Options { tail_bytes: 0, ..small_options() };
+    let mut manual = long(&disk, &options);
     for _ in 0..2 {
-        assert!(hand.wal.stats().segments > 150);
+        assert!(manual.wal.stats().segments > 150);
         assert!(disk.open_files() < 80, "{} files are open", disk.open_files());
         for index in 0..ENTRIES {
-            let found = hand.wal.read(index..index + 1, 1, How::Blocking).unwrap().unwrap();
-            assert!(same(&found[0], &long_entry(index)));
+            let found = manual.wal.read(index..index + 1, 1, ReadMode::Blocking).unwrap().unwrap();
+            assert!(same_entry(&found[0], &long_entry(index)));
         }
         assert!(disk.open_files() < 80, "{} files are open", disk.open_files());
-        drop(hand);
-        hand = Hand::open(Arc::new(disk.clone()), options.clone()).unwrap();
+        drop(manual);
+        manual = ManualWal::open(Arc::new(disk.clone()), options.clone()).unwrap();
     }
 }
 
 #[test]
 fn a_piece_of_a_long_log_is_looked_for_where_it_is() {
     let disk = SimulatedDisk::new(1);
-    let hand = long(&disk, &Options { tail_bytes: 0, ..small() });
+    let manual = long(&disk, &Options { tail_bytes: 0, ..small_options() });
     let (mut after, last) = (0, ENTRIES - 1);
     while after < last {
         disk.record(true);
-        let piece = hand.wal.read_live(after, last, 100 << 10).unwrap();
+        let piece = manual.wal.read_live(after, last, 100 << 10).unwrap();
         let reads = disk.trace().into_iter().filter(|step| step.operation == Operation::Read);
         let files: BTreeSet<String> = reads.map(|step| step.file).collect();
         disk.record(false);

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use helix_wal::storage::{Crash, SimulatedDisk};
-use helix_wal::{Error, How, LiveEntry, LogId, Placement, Wal};
+use helix_wal::{Error, LiveEntry, LogId, Placement, ReadMode, Wal};
 
-use crate::common::{Hand, entry, same};
+use crate::common::{ManualWal, entry, same_entry};
 use crate::corruption::options;
 
 /// Past every index, position and number of a segment.
 const NUMBERS_END: u64 = 1 << 62;
 
-fn open(disk: &SimulatedDisk) -> Result<Hand, Error> {
-    Hand::open(Arc::new(disk.clone()), options())
+fn open(disk: &SimulatedDisk) -> Result<ManualWal, Error> {
+    ManualWal::open(Arc::new(disk.clone()), options())
 }
 
 fn id(index: u64) -> LogId {
@@ -22,16 +22,16 @@ fn id(index: u64) -> LogId {
 }
 
 /// Entries 0 to 7 in two segments.
-fn two_segments() -> (SimulatedDisk, Hand) {
+fn two_segments() -> (SimulatedDisk, ManualWal) {
     let disk = SimulatedDisk::new(1);
-    let mut hand = open(&disk).unwrap();
+    let mut manual = open(&disk).unwrap();
     for index in 0..8 {
         let entry = entry(id(index), 1, 10, 5_000);
-        hand.wal.append(vec![entry], Box::new(|result| result.unwrap()));
-        hand.settle();
+        manual.wal.append(vec![entry], Box::new(|result| result.unwrap()));
+        manual.settle();
     }
     assert_eq!(segments(&disk).len(), 2);
-    (disk, hand)
+    (disk, manual)
 }
 
 fn place(wal: &Wal, index: u64) {
@@ -39,8 +39,8 @@ fn place(wal: &Wal, index: u64) {
     wal.place(index, Some(placement)).unwrap();
 }
 
-fn at_rest(disk: &SimulatedDisk, hand: Hand) -> SimulatedDisk {
-    drop(hand);
+fn at_rest(disk: &SimulatedDisk, manual: ManualWal) -> SimulatedDisk {
+    drop(manual);
     disk.crash(Crash::LoseAll);
     disk.reopen()
 }
@@ -72,13 +72,13 @@ fn next_id_at(state: &[u8]) -> usize {
 /// are not made up.
 #[test]
 fn a_truncation_that_a_sealed_segment_knows_of_is_not_taken_back() {
-    let (disk, mut hand) = two_segments();
+    let (disk, mut manual) = two_segments();
     let sealed = segments(&disk)[0].clone();
-    place(&hand.wal, 0);
-    place(&hand.wal, 1);
-    hand.wal.truncate_after(Some(1), Box::new(|result| result.unwrap()));
-    hand.settle();
-    let disk = at_rest(&disk, hand);
+    place(&manual.wal, 0);
+    place(&manual.wal, 1);
+    manual.wal.truncate_after(Some(1), Box::new(|result| result.unwrap()));
+    manual.settle();
+    let disk = at_rest(&disk, manual);
     // Sealed, and the truncation has no mark.
     let trailer = disk.read_file(&sealed).unwrap();
     assert!(trailer[trailer.len() - 4096..].starts_with(b"HLXTRAIL"));
@@ -93,19 +93,19 @@ fn a_truncation_that_a_sealed_segment_knows_of_is_not_taken_back() {
     let storage = Arc::new(disk.clone()) as Arc<dyn helix_wal::storage::Storage>;
     let end = Wal::damaged_end(&storage).unwrap().expect("it is damaged");
     assert_eq!(end.kept, Some(id(1)));
-    Wal::cut_damaged_end(&storage).unwrap();
+    Wal::truncate_damaged_end(&storage).unwrap();
     for _ in 0..2 {
-        let mut hand = open(&disk).unwrap();
-        let last = hand.wal.state().last.unwrap();
+        let mut manual = open(&disk).unwrap();
+        let last = manual.wal.state().last.unwrap();
         for index in 0..=last.index {
-            let found = hand.wal.read(index..index + 1, usize::MAX, How::Blocking).unwrap();
+            let found = manual.wal.read(index..index + 1, usize::MAX, ReadMode::Blocking).unwrap();
             assert_eq!(found.unwrap()[0].id.index, index);
         }
         let next = entry(id(last.index + 1), 1, 3, 3);
-        hand.wal.append(vec![next.clone()], Box::new(|result| result.unwrap()));
-        hand.idle();
-        let read = hand.wal.read(next.id.index..next.id.index + 1, 1, How::Blocking).unwrap();
-        assert!(same(&read.unwrap()[0], &next));
+        manual.wal.append(vec![next.clone()], Box::new(|result| result.unwrap()));
+        manual.idle();
+        let read = manual.wal.read(next.id.index..next.id.index + 1, 1, ReadMode::Blocking).unwrap();
+        assert!(same_entry(&read.unwrap()[0], &next));
     }
 }
 
@@ -114,12 +114,12 @@ fn a_truncation_that_a_sealed_segment_knows_of_is_not_taken_back() {
 /// of it would be there twice.
 #[test]
 fn what_is_sealed_was_committed() {
-    let (disk, mut hand) = two_segments();
-    (0..8).for_each(|index| place(&hand.wal, index));
-    hand.idle();
-    let hand = open(&at_rest(&disk, hand)).unwrap();
-    let committed = hand.wal.state().committed.expect("a segment is sealed");
-    let rows = hand.wal.stream_rows(1);
+    let (disk, mut manual) = two_segments();
+    (0..8).for_each(|index| place(&manual.wal, index));
+    manual.idle();
+    let manual = open(&at_rest(&disk, manual)).unwrap();
+    let committed = manual.wal.state().committed.expect("a segment is sealed");
+    let rows = manual.wal.stream_rows(1);
     assert_eq!(committed, id(rows[0].next - 1));
     assert!(rows[0].sealed && committed.index < 7, "{rows:?}");
 }
@@ -128,11 +128,11 @@ fn what_is_sealed_was_committed() {
 /// another branch.
 #[test]
 fn what_a_checkpoint_ran_ahead_of_was_not_committed() {
-    let (disk, mut hand) = two_segments();
+    let (disk, mut manual) = two_segments();
     let sealed = segments(&disk)[0].clone();
-    hand.wal.checkpoint(LogId { term: 2, index: 6 }, Bytes::new()).unwrap();
-    hand.idle();
-    let disk = at_rest(&disk, hand);
+    manual.wal.checkpoint(LogId { term: 2, index: 6 }, Bytes::new()).unwrap();
+    manual.idle();
+    let disk = at_rest(&disk, manual);
     let trailer = disk.read_file(&sealed).unwrap();
     assert!(trailer[trailer.len() - 4096..].starts_with(b"HLXTRAIL"), "it is sealed");
     assert_eq!(open(&disk).unwrap().wal.state().committed, None);
@@ -141,10 +141,10 @@ fn what_a_checkpoint_ran_ahead_of_was_not_committed() {
 /// A file with the number of a segment that is sealed takes nothing away from it.
 #[test]
 fn a_stray_file_never_takes_the_name_of_a_segment() {
-    let (disk, mut hand) = two_segments();
-    (0..8).for_each(|index| place(&hand.wal, index));
-    hand.idle();
-    let disk = at_rest(&disk, hand);
+    let (disk, mut manual) = two_segments();
+    (0..8).for_each(|index| place(&manual.wal, index));
+    manual.idle();
+    let disk = at_rest(&disk, manual);
     let sealed = segments(&disk)[0].clone();
     let bytes = disk.read_file(&sealed).unwrap();
     let stray = sealed.replace(".seg", ".new");
@@ -152,20 +152,20 @@ fn a_stray_file_never_takes_the_name_of_a_segment() {
     drop(open(&disk).unwrap());
     assert_eq!(disk.read_file(&sealed).unwrap(), bytes);
     assert!(disk.read_file(&stray).is_none(), "it is of no use");
-    let hand = open(&disk).unwrap();
+    let manual = open(&disk).unwrap();
     for index in 0..8 {
-        let found = hand.wal.read(index..index + 1, usize::MAX, How::Blocking).unwrap();
-        assert!(same(&found.unwrap()[0], &entry(id(index), 1, 10, 5_000)));
+        let found = manual.wal.read(index..index + 1, usize::MAX, ReadMode::Blocking).unwrap();
+        assert!(same_entry(&found.unwrap()[0], &entry(id(index), 1, 10, 5_000)));
     }
 }
 
 /// A state file is never written without the segment that the log goes on in.
 #[test]
 fn a_state_without_segments_is_no_empty_log() {
-    let (disk, mut hand) = two_segments();
-    hand.wal.save_vote(Bytes::from_static(b"a vote"), Box::new(|result| result.unwrap()));
-    hand.idle();
-    let disk = at_rest(&disk, hand);
+    let (disk, mut manual) = two_segments();
+    manual.wal.save_vote(Bytes::from_static(b"a vote"), Box::new(|result| result.unwrap()));
+    manual.idle();
+    let disk = at_rest(&disk, manual);
     forge_state(&disk, |state| {
         // Next id, `synced`, flags, two ids, and an empty or a short vote.
         let vote = next_id_at(state) + 24 + 4 + 32;
@@ -182,8 +182,8 @@ fn a_state_without_segments_is_no_empty_log() {
 /// Numbers of segments end before a state file could no longer name the next one.
 #[test]
 fn a_log_without_a_number_for_its_next_segment_is_refused_unchanged() {
-    let (disk, hand) = two_segments();
-    let disk = at_rest(&disk, hand);
+    let (disk, manual) = two_segments();
+    let disk = at_rest(&disk, manual);
     let last = |disk: &SimulatedDisk, next_id: u64| {
         forge_state(disk, |state| {
             let at = next_id_at(state);
@@ -203,15 +203,15 @@ fn a_log_without_a_number_for_its_next_segment_is_refused_unchanged() {
 /// The position after the last one of an entry has to be within bounds, too.
 #[test]
 fn positions_that_end_beyond_all_bounds_are_refused() {
-    let (_disk, hand) = two_segments();
+    let (_disk, manual) = two_segments();
     let at = |first, count| Placement { stream: 1, first, count, time: 0 };
     let refused = [at(NUMBERS_END - 1, 1), at(NUMBERS_END - 5, 5), at(u64::MAX, u32::MAX)];
-    let mut writer = hand.wal.cold_writer().unwrap();
+    let mut writer = manual.wal.cold_writer().unwrap();
     for placement in refused {
-        assert!(matches!(hand.wal.place(0, Some(placement)), Err(Error::Unusable(_))));
+        assert!(matches!(manual.wal.place(0, Some(placement)), Err(Error::Unusable(_))));
         let helix_wal::Entry { id, head, payload, .. } = entry(id(50), 1, 1, 1);
         let live = LiveEntry { id, placement, head, payload };
         assert!(matches!(writer.write(live), Err(Error::Unusable(_))));
     }
-    hand.wal.place(0, Some(at(NUMBERS_END - 6, 5))).unwrap();
+    manual.wal.place(0, Some(at(NUMBERS_END - 6, 5))).unwrap();
 }

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use helix_wal::{Entry, Error, How, LogId, LogState, Placement, Recovered, Wal};
+use helix_wal::{Entry, Error, LogId, LogState, Placement, ReadMode, Recovered, Wal};
 
-use crate::common::same;
+use crate::common::same_entry;
 
 /// One thing that a caller queued. An append of many entries is one `Append` each, because a crash
 /// may keep the first ones only.
 #[derive(Clone)]
-pub enum Op {
+pub enum QueuedOp {
     Append(Entry),
     Vote(Bytes),
     Truncate(Option<u64>),
@@ -28,17 +28,17 @@ pub struct RaftLog {
 }
 
 impl RaftLog {
-    pub fn apply(&mut self, op: &Op) {
+    pub fn apply(&mut self, op: &QueuedOp) {
         match op {
-            Op::Append(entry) => {
+            QueuedOp::Append(entry) => {
                 self.entries.insert(entry.id.index, entry.clone());
             }
-            Op::Vote(vote) => self.vote = Some(vote.clone()),
-            Op::Truncate(last) => {
+            QueuedOp::Vote(vote) => self.vote = Some(vote.clone()),
+            QueuedOp::Truncate(last) => {
                 let first = last.map_or(0, |last| last + 1);
                 self.entries.split_off(&first);
             }
-            Op::Purge(upto) => {
+            QueuedOp::Purge(upto) => {
                 // Behind another entry in that place is another branch.
                 let conflicts = self.entries.get(&upto.index).is_some_and(|e| e.id != *upto);
                 let kept = self.entries.split_off(&(upto.index + 1));
@@ -65,7 +65,7 @@ impl RaftLog {
 }
 
 /// What a callback reported: the number of the last operation it stands for, and how it went.
-pub type Acks = Arc<Mutex<Vec<(usize, Result<(), Error>)>>>;
+pub type CallbackResults = Arc<Mutex<Vec<(usize, Result<(), Error>)>>>;
 
 /// All that is known about a log.
 #[derive(Clone, Default)]
@@ -74,7 +74,7 @@ pub struct Truth {
     pub durable: RaftLog,
     /// Operations after that with the number of the call, oldest first: a crash may keep any
     /// number of the first ones. The entries of one append have one number.
-    pub open: Vec<(usize, Op)>,
+    pub open: Vec<(usize, QueuedOp)>,
     /// How many calls there have been.
     pub calls: usize,
     /// The log with all operations, as readers see it.
@@ -82,7 +82,7 @@ pub struct Truth {
     /// Every entry that was ever placed, by index. Placed entries are acknowledged, so they stay.
     pub placed: BTreeMap<u64, (Entry, Option<Placement>)>,
     /// How far the log has been told placements since it was opened.
-    pub told: Option<u64>,
+    pub placed_upto: Option<u64>,
     pub trims: BTreeMap<u64, u64>,
     pub dropped: BTreeSet<u64>,
     pub checkpoint: Option<(LogId, Bytes)>,
@@ -96,11 +96,11 @@ pub struct Truth {
 
 impl Truth {
     /// Notes a call that queues something; its number.
-    pub fn queue(&mut self, op: Op) -> usize {
+    pub fn queue(&mut self, op: QueuedOp) -> usize {
         self.queue_all([op])
     }
 
-    pub fn queue_all(&mut self, ops: impl IntoIterator<Item = Op>) -> usize {
+    pub fn queue_all(&mut self, ops: impl IntoIterator<Item = QueuedOp>) -> usize {
         self.calls += 1;
         for op in ops {
             self.seen.apply(&op);
@@ -111,7 +111,7 @@ impl Truth {
 
     /// Takes in what the callbacks have said. A success stands for all before it, except for
     /// appends that found no room. Whether there were any.
-    pub fn hear(&mut self, acks: &Acks, may_fail: bool, may_be_full: bool) -> bool {
+    pub fn collect_results(&mut self, acks: &CallbackResults, may_fail: bool, may_be_full: bool) -> bool {
         let heard = std::mem::take(&mut *acks.lock().unwrap());
         let newest = heard.iter().filter(|(_, result)| result.is_ok()).map(|(n, _)| *n).max();
         let mut refused = false;
@@ -156,7 +156,7 @@ impl Truth {
             // The state file may have made a purge durable before the queue did.
             if let Some(purged) = self.purged_ahead(&state) {
                 let mut survived_purged = survived.clone();
-                survived_purged.apply(&Op::Purge(purged));
+                survived_purged.apply(&QueuedOp::Purge(purged));
                 if matches(&survived_purged, &state, &found) {
                     survived = survived_purged;
                     break;
@@ -172,7 +172,7 @@ impl Truth {
         self.durable = survived.clone();
         self.seen = survived;
         self.open.clear();
-        self.told = self.checkpoint.as_ref().map(|(at, _)| at.index);
+        self.placed_upto = self.checkpoint.as_ref().map(|(at, _)| at.index);
     }
 
     /// The entry and all before it are on a majority.
@@ -206,7 +206,7 @@ impl Truth {
     /// A purge that was asked for, and that a checkpoint covers.
     fn purged_ahead(&self, state: &LogState) -> Option<LogId> {
         let purged = state.purged?;
-        let asked = |(_, op): &(usize, Op)| matches!(op, Op::Purge(upto) if *upto == purged);
+        let asked = |(_, op): &(usize, QueuedOp)| matches!(op, QueuedOp::Purge(upto) if *upto == purged);
         let covers = |at: &Option<(LogId, Bytes)>| at.as_ref().is_some_and(|(at, _)| *at >= purged);
         let covered = covers(&self.checkpoint) || covers(&self.checkpoint_open);
         (covered && self.open.iter().any(asked)).then_some(purged)
@@ -257,25 +257,25 @@ impl Truth {
         let found = read_all(wal, &state);
         assert!(matches_entries(&self.seen, &found), "entries differ");
         self.check_ids(wal);
-        if self.told >= self.placed.last_key_value().map(|(index, _)| *index) {
+        if self.placed_upto >= self.placed.last_key_value().map(|(index, _)| *index) {
             self.check_streams(wal);
         }
     }
 
     fn check_ids(&self, wal: &Wal) {
         for (index, entry) in &self.seen.entries {
-            assert_eq!(wal.log_id(*index, How::Blocking).unwrap(), Some(Some(entry.id)));
+            assert_eq!(wal.log_id(*index, ReadMode::Blocking).unwrap(), Some(Some(entry.id)));
         }
         if let Some(purged) = self.seen.purged {
-            let found = wal.log_id(purged.index, How::Blocking).unwrap();
+            let found = wal.log_id(purged.index, ReadMode::Blocking).unwrap();
             assert_eq!(found, Some(Some(purged)));
         }
-        assert_eq!(wal.log_id(self.seen.next(), How::Blocking).unwrap(), Some(None));
+        assert_eq!(wal.log_id(self.seen.next(), ReadMode::Blocking).unwrap(), Some(None));
         let mut heads = Vec::new();
         while let next = self.seen.first() + heads.len() as u64
             && next < self.seen.next()
         {
-            let some = wal.heads(next..self.seen.next(), 5, How::Blocking).unwrap().unwrap();
+            let some = wal.heads(next..self.seen.next(), 5, ReadMode::Blocking).unwrap().unwrap();
             assert!(!some.is_empty() && some.len() <= 5, "{} heads at {next}", some.len());
             heads.extend(some);
         }
@@ -311,7 +311,7 @@ impl Truth {
             let mut position = trim.max(rows[0].1.first);
             let mut wanted = rows.iter();
             while position < end {
-                let got = wal.read_stream(stream, position, end, 3000, How::Blocking);
+                let got = wal.read_stream(stream, position, end, 3000, ReadMode::Blocking);
                 let got = got.unwrap().expect("a blocking read has an answer");
                 assert!(!got.is_empty(), "nothing of stream {stream} at {position} of {end}");
                 let bytes: usize = got.iter().map(|entry| entry.payload.bytes.len()).sum();
@@ -324,7 +324,7 @@ impl Truth {
                     let id = stored.id;
                     let (head, payload) = (stored.head, stored.payload);
                     let stored = Entry { id, stream: entry.stream, head, payload };
-                    assert!(same(&stored, entry), "other bytes at {position} of {stream}");
+                    assert!(same_entry(&stored, entry), "other bytes at {position} of {stream}");
                     position = placement.first + u64::from(placement.count);
                 }
             }
@@ -336,7 +336,7 @@ impl Truth {
 
     /// All that streams still need, by index, a few bytes at a time.
     fn check_live(&self, wal: &Wal) {
-        let Some(upto) = self.told.filter(|upto| *upto > 0) else { return };
+        let Some(upto) = self.placed_upto.filter(|upto| *upto > 0) else { return };
         let trim = |stream| self.trims.get(&stream).copied().unwrap_or(0);
         let is_live = |(_, placement): &&(&Entry, Placement)| {
             let Placement { stream, first, count, .. } = *placement;
@@ -357,7 +357,7 @@ impl Truth {
                 assert_eq!(live.placement, *placement);
                 let (id, head, payload) = (live.id, live.head, live.payload);
                 let live = Entry { id, stream: entry.stream, head, payload };
-                assert!(same(&live, entry), "other bytes at index {after}");
+                assert!(same_entry(&live, entry), "other bytes at index {after}");
             }
             after = found.upto;
         }
@@ -368,7 +368,7 @@ impl Truth {
         let trim = self.trims.get(&stream).copied().unwrap_or(0);
         let times = rows.iter().map(|(_, placement)| placement.time);
         for time in times.flat_map(|time| [time, time + 1]) {
-            let found = wal.search_time(stream, time, How::Blocking).unwrap().unwrap();
+            let found = wal.search_time(stream, time, ReadMode::Blocking).unwrap().unwrap();
             let wanted = rows.iter().find(|(_, placement)| placement.time >= time);
             // The first entry that is kept may reach below the trim point.
             let wanted = wanted.map(|(_, placement)| placement.first.max(trim));
@@ -387,7 +387,7 @@ pub fn try_read_all(wal: &Wal, state: &LogState) -> Result<Vec<Entry>, Error> {
     let end = state.last.map_or(0, |last| last.index + 1);
     let mut all = Vec::new();
     while next < end {
-        let some = wal.read(next..end, 20_000, How::Blocking)?;
+        let some = wal.read(next..end, 20_000, ReadMode::Blocking)?;
         let some = some.expect("a blocking read has an answer");
         assert!(!some.is_empty(), "nothing at {next} of {end}");
         for entry in some {
@@ -407,5 +407,5 @@ fn matches(log: &RaftLog, state: &LogState, found: &[Entry]) -> bool {
 }
 
 fn matches_entries(log: &RaftLog, found: &[Entry]) -> bool {
-    log.entries.len() == found.len() && log.entries.values().zip(found).all(|(a, b)| same(a, b))
+    log.entries.len() == found.len() && log.entries.values().zip(found).all(|(a, b)| same_entry(a, b))
 }

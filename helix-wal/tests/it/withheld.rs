@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use helix_wal::storage::{Crash, SimulatedDisk};
-use helix_wal::{Error, How, LogId, SegmentReport, SegmentState, inspect};
+use helix_wal::{Error, LogId, ReadMode, SegmentReport, SegmentState, inspect};
 
-use crate::common::{Hand, OnPanic, entry};
-use crate::corruption::{Class, Golden, classify, is_right, options};
+use crate::common::{ManualWal, PrintOnPanic, entry};
+use crate::corruption::{DamageClass, Golden, classify, is_right, options};
 
 const BLOCK: u64 = 4096;
 
@@ -38,24 +38,24 @@ fn names(error: &Error, segment: &SegmentReport) -> bool {
 
 /// The last sealed segment, if the state file does not know yet that it is, is read by its groups
 /// when it has no trailer: nothing of it is missing.
-fn is_unsealed(hand: &Hand, segment: &SegmentReport, golden: &Golden, part: Part) -> bool {
+fn is_unsealed(manual: &ManualWal, segment: &SegmentReport, golden: &Golden, part: Part) -> bool {
     let last = sealed(golden).pop().is_some_and(|last| last.id == segment.id);
-    last && part == Part::Trailer && hand.recovered.withheld.is_empty()
+    last && part == Part::Trailer && manual.recovered.quarantined.is_empty()
 }
 
 /// Reads every entry of the log: those of the segment are withheld, all others are right.
-fn check(hand: &Hand, golden: &Golden, segment: &SegmentReport) {
+fn check(manual: &ManualWal, golden: &Golden, segment: &SegmentReport) {
     let (first, last) = segment.entries.unwrap();
     let purged = golden.truth.durable.purged.map_or(0, |id| id.index + 1);
     for entry in golden.truth.durable.entries.range(purged..).map(|(_, entry)| entry) {
         let index = entry.id.index;
         if (first..=last.index).contains(&index) {
-            let error = hand.wal.read(index..index + 1, 1, How::Blocking).unwrap_err();
+            let error = manual.wal.read(index..index + 1, 1, ReadMode::Blocking).unwrap_err();
             assert!(names(&error, segment), "{index}: {error}");
-            let error = hand.wal.heads(index..index + 1, 1, How::Blocking).unwrap_err();
+            let error = manual.wal.heads(index..index + 1, 1, ReadMode::Blocking).unwrap_err();
             assert!(names(&error, segment), "{index}: {error}");
         } else {
-            assert!(is_right(&hand.wal, entry), "{index} is not in {}", segment.file);
+            assert!(is_right(&manual.wal, entry), "{index} is not in {}", segment.file);
         }
     }
 }
@@ -66,34 +66,34 @@ fn a_segment_whose_footer_is_damaged_is_withheld_alone() {
     let mut withheld = 0;
     for segment in sealed(&golden) {
         for part in [Part::Trailer, Part::Directory] {
-            let _context = OnPanic(format!("{part:?} of {}", segment.file));
+            let _context = PrintOnPanic(format!("{part:?} of {}", segment.file));
             let disk = golden.disk.fork();
             damage(&disk, &segment, part);
-            let mut hand = match Hand::open(Arc::new(disk.clone()), options()) {
-                Ok(hand) => hand,
+            let mut manual = match ManualWal::open(Arc::new(disk.clone()), options()) {
+                Ok(manual) => manual,
                 // Something was cut later, and its footer alone knew what was left.
                 Err(error) => {
                     assert!(part == Part::Trailer && names(&error, &segment), "{error}");
                     continue;
                 }
             };
-            if is_unsealed(&hand, &segment, &golden, part) {
+            if is_unsealed(&manual, &segment, &golden, part) {
                 continue;
             }
             withheld += 1;
-            assert!(matches!(&hand.recovered.withheld[..], [error] if names(error, &segment)));
-            check(&hand, &golden, &segment);
+            assert!(matches!(&manual.recovered.quarantined[..], [error] if names(error, &segment)));
+            check(&manual, &golden, &segment);
             // The log goes on, and the next open finds the same.
-            let last = hand.wal.state().last.unwrap();
+            let last = manual.wal.state().last.unwrap();
             let next = entry(LogId { term: 9, index: last.index + 1 }, 1, 3, 3);
-            hand.wal.append(vec![next.clone()], Box::new(|result| result.unwrap()));
-            hand.idle();
-            drop(hand);
+            manual.wal.append(vec![next.clone()], Box::new(|result| result.unwrap()));
+            manual.idle();
+            drop(manual);
             disk.crash(Crash::LoseAll);
-            let hand = Hand::open(Arc::new(disk.reopen()), options()).unwrap();
-            assert_eq!(hand.recovered.withheld.len(), 1);
-            check(&hand, &golden, &segment);
-            assert!(is_right(&hand.wal, &next));
+            let manual = ManualWal::open(Arc::new(disk.reopen()), options()).unwrap();
+            assert_eq!(manual.recovered.quarantined.len(), 1);
+            check(&manual, &golden, &segment);
+            assert!(is_right(&manual.wal, &next));
         }
     }
     assert!(withheld > 3, "{withheld}");
@@ -106,35 +106,35 @@ fn no_position_of_a_withheld_segment_is_passed_over() {
     let golden = Golden::marked();
     for segment in sealed(&golden) {
         for part in [Part::Trailer, Part::Directory] {
-            let _context = OnPanic(format!("{part:?} of {}", segment.file));
+            let _context = PrintOnPanic(format!("{part:?} of {}", segment.file));
             let disk = golden.disk.fork();
             damage(&disk, &segment, part);
             let class = classify(&disk, &golden.truth);
             let disk = golden.disk.fork();
             damage(&disk, &segment, part);
-            let hand = match Hand::open(Arc::new(disk), options()) {
-                Ok(hand) if is_unsealed(&hand, &segment, &golden, part) => {
-                    assert_eq!(class, Class::Equal);
+            let manual = match ManualWal::open(Arc::new(disk), options()) {
+                Ok(manual) if is_unsealed(&manual, &segment, &golden, part) => {
+                    assert_eq!(class, DamageClass::Equal);
                     continue;
                 }
-                Ok(hand) => hand,
+                Ok(manual) => manual,
                 Err(error) => {
                     assert!(part == Part::Trailer && names(&error, &segment), "{error}");
                     continue;
                 }
             };
-            assert_eq!(class, Class::Reported);
+            assert_eq!(class, DamageClass::Reported);
             let (first, last) = segment.entries.unwrap();
             for (_, placement) in golden.truth.placed.range(first..=last.index).map(|(_, p)| p) {
                 let Some(placement) = placement else { continue };
                 let (stream, first) = (placement.stream, placement.first);
-                let read = hand.wal.read_stream(stream, first, u64::MAX, 1, How::Blocking);
+                let read = manual.wal.read_stream(stream, first, u64::MAX, 1, ReadMode::Blocking);
                 assert!(names(&read.unwrap_err(), &segment), "{placement:?}");
-                let search = hand.wal.search_time(stream, placement.time, How::Blocking);
+                let search = manual.wal.search_time(stream, placement.time, ReadMode::Blocking);
                 assert!(names(&search.unwrap_err(), &segment), "{placement:?}");
                 // What was trimmed is not missed.
-                hand.wal.trim(stream, first + u64::from(placement.count));
-                let read = hand.wal.read_stream(stream, first, u64::MAX, 1, How::Blocking);
+                manual.wal.trim(stream, first + u64::from(placement.count));
+                let read = manual.wal.read_stream(stream, first, u64::MAX, 1, ReadMode::Blocking);
                 assert!(matches!(read, Err(Error::Trimmed { .. })), "{read:?}");
             }
         }

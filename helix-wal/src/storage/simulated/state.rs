@@ -1,5 +1,4 @@
-//! The bytes behind a simulated disk: what is durable, what is pending, what readers see.
-//! Knows nothing of handles.
+//! The bytes of a simulated disk: durable, pending, and as readers see them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -7,31 +6,30 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::super::faults::{Faults, Operation};
-use super::{CacheMode, Crash, Fate, Pending, Step};
+use super::{CacheMode, Crash, CrashEffect, DiskOperation, PendingChange};
 
-/// What a device writes whole, at best.
+/// The largest unit that a device writes atomically.
 const SECTOR: usize = 512;
 
-/// A file's bytes; the names that lead here are in the directory.
+/// The bytes of a file. Its names are in the directory.
 #[derive(Debug, Clone, Default)]
 struct Inode {
-    /// What a reader through the page cache sees.
+    /// Content that a reader sees through the page cache.
     seen: Arc<Vec<u8>>,
-    /// What is left if every pending change is lost.
+    /// Content that is left if every pending change is lost.
     durable: Arc<Vec<u8>>,
     /// Changes since the last sync, oldest first.
     pending: Vec<Change>,
-    /// A sync has failed: the page cache and the device differ, and nothing will bring them
-    /// together before the crash.
+    /// A sync has failed: the page cache and the device differ until the crash.
     diverged: bool,
     handles: u32,
-    /// For people: the name that it was created or last moved to.
+    /// The name at creation or at the last move, for messages.
     name: String,
 }
 
 #[derive(Debug, Clone)]
 struct Change {
-    /// Place among all changes of the disk.
+    /// Sequence number among all changes of the disk.
     sequence: u64,
     what: Written,
 }
@@ -39,7 +37,7 @@ struct Change {
 #[derive(Debug, Clone)]
 enum Written {
     Allocation(u64),
-    /// One sector of a write; `data` is the whole write, shared, and `at` the sector's place in it.
+    /// One sector of a write. `data` is the whole write, shared; `at` is the sector's offset in it.
     Sector {
         offset: u64,
         data: Arc<[u8]>,
@@ -47,14 +45,14 @@ enum Written {
     },
 }
 
-/// One change of the folder.
+/// A change of the directory.
 #[derive(Debug, Clone)]
 struct Entry {
     sequence: u64,
     inode: u64,
-    /// Name that goes.
+    /// The removed name.
     from: Option<String>,
-    /// Name that comes.
+    /// The added name.
     to: Option<String>,
 }
 
@@ -79,7 +77,7 @@ pub(super) struct Disk {
     entries: Vec<Entry>,
     sequence: u64,
     random: u64,
-    /// How many crashes there have been.
+    /// Number of crashes so far.
     pub(super) life: u64,
     pub(super) locked: bool,
     pub(super) faults: Faults,
@@ -89,7 +87,7 @@ pub(super) struct Disk {
     pub(super) free: Option<u64>,
     pub(super) cache: CacheMode,
     pub(super) direct: bool,
-    pub(super) trace: Option<Vec<Step>>,
+    pub(super) trace: Option<Vec<DiskOperation>>,
 }
 
 impl Disk {
@@ -118,7 +116,7 @@ impl Disk {
         self.random = seed;
     }
 
-    // Every operation: `start`, then its work, then `finish` if it changes something.
+    // Every operation calls `start`, does its work, and calls `finish` if it changes something.
 
     pub(super) fn start(
         &mut self,
@@ -130,7 +128,7 @@ impl Disk {
         self.begin(life, operation, file, bytes, 0)
     }
 
-    /// A write that is to fail leaves some of its first sectors behind.
+    /// Starts a write. A failing write leaves some of its first sectors behind.
     pub(super) fn start_write(
         &mut self,
         life: u64,
@@ -149,8 +147,9 @@ impl Disk {
         begun
     }
 
-    /// A sync that is to fail marks the pages clean: what was pending is durable or lost, by draw,
-    /// and no later sync will care.
+    /// Starts a sync. A failing sync marks the pages clean.
+    ///
+    /// The pending changes become durable or lost by draw, and no later sync writes them.
     pub(super) fn start_sync(&mut self, life: u64, file: &str, inode: u64) -> io::Result<()> {
         let begun = self.begin(life, Operation::Sync, file, 0..0, 0);
         if begun.is_err() && life == self.life && !self.stopped {
@@ -160,7 +159,7 @@ impl Disk {
                 let changes = std::mem::take(&mut file.pending);
                 for change in changes {
                     let keep = !lose_all && draw(&mut random).is_multiple_of(2);
-                    let fate = if keep { Fate::Kept } else { Fate::Lost };
+                    let fate = if keep { CrashEffect::Kept } else { CrashEffect::Lost };
                     change.apply(fate, Arc::make_mut(&mut file.durable), &mut random);
                 }
                 file.diverged = true;
@@ -180,7 +179,7 @@ impl Disk {
         let begun = self.check(life, operation, file);
         if let Some(trace) = &mut self.trace {
             let ok = begun.is_ok();
-            trace.push(Step { operation, file: file.to_owned(), bytes, crc, ok });
+            trace.push(DiskOperation { operation, file: file.to_owned(), bytes, crc, ok });
         }
         begun
     }
@@ -199,7 +198,7 @@ impl Disk {
         Ok(())
     }
 
-    /// The end of a change: an error if the power went while it was under way.
+    /// Ends a change; an error if the power failed meanwhile.
     pub(super) fn finish(&self) -> io::Result<()> {
         if self.stopped { Err(io::Error::other("the power went")) } else { Ok(()) }
     }
@@ -211,7 +210,7 @@ impl Disk {
     }
 
     pub(super) fn create(&mut self, name: &str, len: u64) -> io::Result<u64> {
-        // Replacing one gives its room back first.
+        // Replacing a file frees its space first.
         let freed = self.held_bytes(name);
         if let Some(free) = self.free {
             let Some(rest) = (free + freed).checked_sub(len) else {
@@ -299,7 +298,7 @@ impl Disk {
         let first = self.sequence + 1;
         let file = self.inode(inode)?;
         let start = offset as usize;
-        // The log never grows a file: a write past the end is a bug in it.
+        // The log never grows a file: a write past the end is a bug in the log.
         assert!(start + data.len() <= file.seen.len(), "write past the end of {}", file.name);
         Arc::make_mut(&mut file.seen)[start..start + data.len()].copy_from_slice(data);
         let mut sequence = first;
@@ -321,10 +320,10 @@ impl Disk {
                 file.durable = Arc::clone(&file.seen);
                 return;
             }
-            // Where nobody shares the bytes, what was written is all that has to be copied.
+            // If the bytes are not shared, only the written ones have to be copied.
             let durable = Arc::make_mut(&mut file.durable);
             for change in std::mem::take(&mut file.pending) {
-                change.apply(Fate::Kept, durable, &mut 0);
+                change.apply(CrashEffect::Kept, durable, &mut 0);
             }
         }
     }
@@ -340,7 +339,7 @@ impl Disk {
         let bytes = if past_cache && file.diverged {
             let mut device = Vec::clone(&file.durable);
             for change in &file.pending {
-                change.apply(Fate::Kept, &mut device, &mut 0);
+                change.apply(CrashEffect::Kept, &mut device, &mut 0);
             }
             Arc::new(device)
         } else {
@@ -362,15 +361,15 @@ impl Disk {
 
     // Crashes.
 
-    pub(super) fn pending(&self) -> Vec<Pending> {
+    pub(super) fn pending(&self) -> Vec<PendingChange> {
         let mut all = Vec::new();
         for file in self.inodes.values() {
-            // Later sectors lie over earlier ones, so each is compared with what is under it.
+            // Later sectors overlay earlier ones, so each is compared with the bytes underneath.
             let mut under = Arc::clone(&file.durable);
             for change in &file.pending {
                 let name = file.name.clone();
                 let pending = match &change.what {
-                    Written::Allocation(_) => Pending::Allocation { file: name },
+                    Written::Allocation(_) => PendingChange::Allocation { file: name },
                     Written::Sector { offset, data, at } => {
                         let start = *offset as usize;
                         let new = &data[*at..*at + SECTOR];
@@ -378,17 +377,17 @@ impl Disk {
                             Some(old) => old != new,
                             None => new.iter().any(|b| *b != 0),
                         };
-                        Pending::Sector { file: name, offset: *offset, changes }
+                        PendingChange::Sector { file: name, offset: *offset, changes }
                     }
                 };
-                change.apply(Fate::Kept, Arc::make_mut(&mut under), &mut 0);
+                change.apply(CrashEffect::Kept, Arc::make_mut(&mut under), &mut 0);
                 all.push((change.sequence, pending));
             }
         }
         for entry in &self.entries {
             let from = entry.from.as_deref().unwrap_or("-");
             let change = format!("{from} > {}", entry.to.as_deref().unwrap_or("-"));
-            all.push((entry.sequence, Pending::Entry { change }));
+            all.push((entry.sequence, PendingChange::Entry { change }));
         }
         all.sort_by_key(|(sequence, _)| *sequence);
         all.into_iter().map(|(_, pending)| pending).collect()
@@ -404,9 +403,9 @@ impl Disk {
             let durable = Arc::make_mut(&mut file.durable);
             let mut allocated = true;
             for change in std::mem::take(&mut file.pending) {
-                let fate = fates.get(&change.sequence).copied().unwrap_or(Fate::Lost);
+                let fate = fates.get(&change.sequence).copied().unwrap_or(CrashEffect::Lost);
                 if matches!(change.what, Written::Allocation(_)) {
-                    allocated = fate == Fate::Kept;
+                    allocated = fate == CrashEffect::Kept;
                 }
                 // Bytes beyond the size of the file are not part of it.
                 if allocated {
@@ -417,7 +416,7 @@ impl Disk {
             file.diverged = false;
             file.handles = 0;
         }
-        self.crash_folder(&fates);
+        self.crash_directory(&fates);
         self.life += 1;
         self.locked = false;
         self.stopped = false;
@@ -426,13 +425,15 @@ impl Disk {
         self.forget_unnamed();
     }
 
-    /// A file's own changes of name are never reordered by a journal: one that is kept keeps those
-    /// before it. Changes of different files are independent.
-    fn crash_folder(&mut self, fates: &BTreeMap<u64, Fate>) {
+    /// Applies a crash to the directory.
+    ///
+    /// A journal never reorders the name changes of one file: a kept change keeps the earlier ones.
+    /// Changes of different files are independent.
+    fn crash_directory(&mut self, fates: &BTreeMap<u64, CrashEffect>) {
         let entries = std::mem::take(&mut self.entries);
         for (i, entry) in entries.iter().enumerate() {
             let kept = entries[i..].iter().any(|later| {
-                later.inode == entry.inode && fates.get(&later.sequence) == Some(&Fate::Kept)
+                later.inode == entry.inode && fates.get(&later.sequence) == Some(&CrashEffect::Kept)
             });
             if kept {
                 entry.apply(&mut self.durable);
@@ -441,8 +442,8 @@ impl Disk {
         self.seen = self.durable.clone();
     }
 
-    /// The fate of every pending change, by sequence.
-    fn fates(&mut self, crash: Crash<'_>) -> BTreeMap<u64, Fate> {
+    /// Returns the effect of the crash on every pending change, by sequence number.
+    fn fates(&mut self, crash: Crash<'_>) -> BTreeMap<u64, CrashEffect> {
         let mut sequences: Vec<u64> = self.entries.iter().map(|e| e.sequence).collect();
         for file in self.inodes.values() {
             sequences.extend(file.pending.iter().map(|c| c.sequence));
@@ -452,13 +453,13 @@ impl Disk {
             Crash::Seeded(seed) => !seed,
             _ => 0,
         };
-        // Most crashes are mostly of one kind; an even mix would hardly ever keep a whole group.
+        // Most crashes have mostly one effect; an even mix would hardly ever keep a whole group.
         let mostly = fate(draw(&mut random));
         let fates = sequences.into_iter().enumerate().map(|(i, sequence)| {
             let fate = match crash {
-                Crash::KeepAll => Fate::Kept,
-                Crash::LoseAll => Fate::Lost,
-                Crash::Chosen(chosen) => chosen.get(i).copied().unwrap_or(Fate::Lost),
+                Crash::KeepAll => CrashEffect::Kept,
+                Crash::LoseAll => CrashEffect::Lost,
+                Crash::Chosen(chosen) => chosen.get(i).copied().unwrap_or(CrashEffect::Lost),
                 Crash::Seeded(_) if !draw(&mut random).is_multiple_of(4) => mostly,
                 Crash::Seeded(_) => fate(draw(&mut random)),
             };
@@ -505,7 +506,7 @@ impl Disk {
         }
     }
 
-    // Small things.
+    // Helpers.
 
     fn find(&self, name: &str) -> io::Result<u64> {
         self.seen.get(name).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
@@ -527,7 +528,7 @@ impl Disk {
         self.entries.push(entry);
     }
 
-    /// Drops files that no handle and no name, durable or not, leads to.
+    /// Removes files without handles and without names, durable or not.
     fn forget_unnamed(&mut self) {
         let Self { inodes, seen, durable, entries, .. } = self;
         let pending = entries.iter().map(|entry| &entry.inode);
@@ -547,9 +548,9 @@ impl Disk {
 }
 
 impl Change {
-    fn apply(&self, fate: Fate, bytes: &mut Vec<u8>, random: &mut u64) {
+    fn apply(&self, fate: CrashEffect, bytes: &mut Vec<u8>, random: &mut u64) {
         match &self.what {
-            Written::Allocation(len) if fate == Fate::Kept => bytes.resize(*len as usize, 0),
+            Written::Allocation(len) if fate == CrashEffect::Kept => bytes.resize(*len as usize, 0),
             Written::Allocation(_) => {}
             Written::Sector { offset, data, at } => {
                 let new = &data[*at..*at + SECTOR];
@@ -557,10 +558,10 @@ impl Change {
                     return;
                 };
                 match fate {
-                    Fate::Kept => old.copy_from_slice(new),
-                    Fate::Lost => {}
-                    Fate::Torn => old[..SECTOR / 2].copy_from_slice(&new[..SECTOR / 2]),
-                    Fate::Garbled => {
+                    CrashEffect::Kept => old.copy_from_slice(new),
+                    CrashEffect::Lost => {}
+                    CrashEffect::Torn => old[..SECTOR / 2].copy_from_slice(&new[..SECTOR / 2]),
+                    CrashEffect::Garbled => {
                         for word in old.chunks_exact_mut(8) {
                             word.copy_from_slice(&draw(random).to_le_bytes());
                         }
@@ -571,16 +572,16 @@ impl Change {
     }
 }
 
-fn fate(draw: u64) -> Fate {
+fn fate(draw: u64) -> CrashEffect {
     match draw % 8 {
-        0..3 => Fate::Kept,
-        3..6 => Fate::Lost,
-        6 => Fate::Torn,
-        _ => Fate::Garbled,
+        0..3 => CrashEffect::Kept,
+        3..6 => CrashEffect::Lost,
+        6 => CrashEffect::Torn,
+        _ => CrashEffect::Garbled,
     }
 }
 
-/// SplitMix64: enough for choosing fates, and the same everywhere.
+/// SplitMix64: sufficient for drawing effects, and the same on every platform.
 fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;

@@ -1,4 +1,4 @@
-//! What the simulated disk promises to the tests that stand on it.
+//! Tests of the simulated disk's guarantees.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ fn byte(disk: &SimulatedDisk, name: &str, offset: usize) -> u8 {
     disk.read_file(name).unwrap()[offset]
 }
 
-/// A disk with one durable file of zeroes and a handle to it.
+/// Returns a disk with one durable file of zeroes, and a handle to the file.
 fn with_file() -> (SimulatedDisk, Arc<dyn File>) {
     let disk = SimulatedDisk::new(7);
     let file = disk.create("a", LEN).unwrap();
@@ -27,7 +27,7 @@ fn with_file() -> (SimulatedDisk, Arc<dyn File>) {
 }
 
 #[test]
-fn synced_bytes_survive_and_others_may_not() {
+fn synced_bytes_survive_a_crash() {
     let (disk, file) = with_file();
     fill(&file, 1, 0).unwrap();
     file.sync_data().unwrap();
@@ -44,14 +44,14 @@ fn synced_bytes_survive_and_others_may_not() {
 }
 
 #[test]
-fn each_sector_meets_its_own_fate() {
+fn crash_affects_each_sector_separately() {
     let (disk, file) = with_file();
     fill(&file, 9, 0).unwrap();
     let pending = disk.pending();
     assert_eq!(pending.len(), 8);
-    let first = Pending::Sector { file: "a".to_owned(), offset: 0, changes: true };
+    let first = PendingChange::Sector { file: "a".to_owned(), offset: 0, changes: true };
     assert_eq!(pending[0], first);
-    use Fate::{Garbled, Kept, Lost, Torn};
+    use CrashEffect::{Garbled, Kept, Lost, Torn};
     disk.crash(Crash::Chosen(&[Lost, Kept, Torn, Garbled, Kept]));
     let bytes = disk.read_file("a").unwrap();
     assert!(bytes[..512].iter().all(|b| *b == 0));
@@ -64,7 +64,7 @@ fn each_sector_meets_its_own_fate() {
 }
 
 #[test]
-fn names_are_durable_after_the_folder_is_synced() {
+fn names_are_durable_after_directory_sync() {
     let (disk, _file) = with_file();
     disk.create("b", LEN).unwrap();
     disk.rename("a", "c").unwrap();
@@ -74,11 +74,17 @@ fn names_are_durable_after_the_folder_is_synced() {
     let kept = disk.fork();
     kept.crash(Crash::KeepAll);
     assert_eq!(kept.files(), ["b", "c"]);
-    // The size was never synced: the name can be there without it.
-    let fates: Vec<Fate> = disk
+    // The size was never synced, so the name can survive without it.
+    let fates: Vec<CrashEffect> = disk
         .pending()
         .iter()
-        .map(|p| if matches!(p, Pending::Entry { .. }) { Fate::Kept } else { Fate::Lost })
+        .map(|p| {
+            if matches!(p, PendingChange::Entry { .. }) {
+                CrashEffect::Kept
+            } else {
+                CrashEffect::Lost
+            }
+        })
         .collect();
     disk.crash(Crash::Chosen(&fates));
     assert_eq!(disk.read_file("b").unwrap().len(), 0);
@@ -86,8 +92,9 @@ fn names_are_durable_after_the_folder_is_synced() {
 }
 
 #[test]
-fn a_failed_sync_lies_until_the_crash() {
-    // Which sectors a failed sync still wrote is drawn; one that lost the first is wanted here.
+fn failed_sync_hides_loss_until_crash() {
+    // The sectors that a failed sync wrote are drawn. This test needs a seed that lost the first
+    // one.
     let (disk, file) = (0..64)
         .map(|seed| {
             let (disk, file) = with_file();
@@ -112,7 +119,7 @@ fn a_failed_sync_lies_until_the_crash() {
 }
 
 #[test]
-fn a_full_disk_refuses_files_and_gives_room_back() {
+fn full_disk_refuses_files_until_space_is_freed() {
     let disk = SimulatedDisk::new(1);
     disk.set_free_bytes(Some(LEN));
     disk.create("a", LEN).unwrap();
@@ -124,13 +131,13 @@ fn a_full_disk_refuses_files_and_gives_room_back() {
 }
 
 #[test]
-fn the_power_can_go_at_any_change() {
+fn power_can_fail_at_any_change() {
     let (disk, file) = with_file();
     let now = disk.changes();
     disk.stop_at_change(Some(now + 1));
     fill(&file, 1, 0).unwrap();
     assert!(!disk.stopped());
-    // The sync that is under way may or may not get through.
+    // The interrupted sync may or may not have reached the device.
     assert!(file.sync_data().is_err());
     assert!(disk.stopped());
     assert!(file.read_at(&mut [0], 0).is_err());
@@ -141,7 +148,7 @@ fn the_power_can_go_at_any_change() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_bytes_and_trace() {
+fn same_seed_gives_same_bytes_and_trace() {
     let run = |seed| {
         let disk = SimulatedDisk::new(seed);
         disk.record(true);
@@ -158,7 +165,7 @@ fn the_same_seed_gives_the_same_bytes_and_trace() {
 }
 
 #[test]
-fn removed_files_serve_the_handles_that_are_open() {
+fn removed_files_stay_readable_for_open_handles() {
     let (disk, file) = with_file();
     disk.remove("a").unwrap();
     disk.sync_dir().unwrap();
@@ -167,7 +174,7 @@ fn removed_files_serve_the_handles_that_are_open() {
 }
 
 #[test]
-fn the_lock_is_released_by_a_crash() {
+fn crash_releases_the_lock() {
     let disk = SimulatedDisk::new(1);
     let guard = disk.lock().unwrap();
     assert_eq!(disk.lock().err().unwrap().kind(), io::ErrorKind::WouldBlock);
@@ -190,7 +197,7 @@ fn cached_reads_follow_the_mode() {
 }
 
 #[test]
-fn damage_at_rest_is_seen_and_lasts() {
+fn damage_at_rest_is_visible_and_permanent() {
     let (disk, _file) = with_file();
     disk.flip_bit("a", 9);
     assert_eq!(byte(&disk, "a", 1), 2);

@@ -1,0 +1,533 @@
+//! Compaction: rewrites live entries of sealed segments into cold segments, sorted by stream.
+//!
+//! Positions, indexes and bytes of the entries stay the same; only their location changes.
+//!
+//! 1. New segments are written and synced.
+//! 2. One state file lists the new segments instead of the old ones.
+//! 3. The rows of each stream are moved to the new segments.
+//! 4. The old segments are freed.
+//!
+//! Before step 2 nothing has changed. A crash leaves either the old segments or the new ones, never
+//! both. Every entry is verified as it is read. Damage ends the attempt, and the damaged segment is
+//! never compacted again; its readers get the error.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tracing::{debug, warn};
+
+use crate::compaction::policy::{CompactionCandidate, CompactionChoice, CompactionLimits, choose};
+use crate::error::{Error, poison};
+use crate::files::cold_segment::ColdSegment;
+use crate::files::open_segment::read_directory;
+use crate::files::segment::{ReadStop, Segment};
+use crate::format::footer::DirectoryRow;
+use crate::format::frame::Frame;
+use crate::format::sizing::{cold_bytes, frame_bytes_max};
+use crate::memory::live_segment::LiveSegment;
+use crate::memory::log::Log;
+use crate::read::load::load_entries;
+use crate::read::load::{EntrySource, FrameRef};
+use crate::shared::Shared;
+use crate::storage::Storage;
+use crate::sync::IgnorePoison;
+use crate::types::{Entry, Placement, ReadMode};
+use crate::write::cold_writer::ColdSegmentBuilder;
+
+/// Maximum live bytes in memory, to be written sorted by stream.
+const WINDOW_BYTES: u64 = 32 << 20;
+/// Maximum entries in memory, which have a cost of their own.
+const WINDOW_ENTRIES: u64 = 128 << 10;
+/// Bytes read or written in one step.
+const STEP_BYTES: u64 = 1 << 20;
+/// Rows moved per lock acquisition.
+const ROWS_PER_LOCK: usize = 1024;
+/// Slots removed at a time, so that old segments have none.
+const SLOTS_PER_STEP: usize = 8192;
+
+/// A live share of an input.
+#[derive(Debug, Clone, Copy)]
+struct LiveShare {
+    input: usize,
+    share: DirectoryRow,
+}
+
+/// An entry being moved.
+#[derive(Debug)]
+struct MovedEntry {
+    placement: Placement,
+    /// First entry of a share. Shares are preserved, because retention cuts between them.
+    begins_share: bool,
+}
+
+/// Result of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CompactionStep {
+    /// There was nothing to do.
+    Nothing,
+    /// This many bytes were read or written, and there is more to do.
+    More(u64),
+    /// Waits for disk space.
+    NoSpace,
+    /// Old segments were replaced and may be freed.
+    Done,
+}
+
+/// Runs the compactions of a log, one at a time.
+pub(crate) struct Compactor {
+    shared: Arc<Shared>,
+    storage: Arc<dyn Storage>,
+    job: Option<CompactionJob>,
+    /// Replaced segments.
+    pub replaced: Vec<Arc<Segment>>,
+}
+
+impl fmt::Debug for Compactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Compactor").finish_non_exhaustive()
+    }
+}
+
+/// A running compaction.
+struct CompactionJob {
+    inputs: Vec<Arc<Segment>>,
+    gathers: bool,
+    /// Number of inputs whose directory is not read yet.
+    unread: usize,
+    /// Live shares by stream and position, from the next one to read.
+    pieces: VecDeque<LiveShare>,
+    /// Entries to read into memory, by location on disk.
+    wanted: VecDeque<(MovedEntry, FrameRef)>,
+    /// Entries read; sorted by stream and position once `wanted` is empty.
+    window: VecDeque<(MovedEntry, Entry)>,
+    sorted: bool,
+    left_bytes: u64,
+    left_entries: u64,
+    growing: Option<ColdSegmentBuilder>,
+    made: VecDeque<ColdSegment>,
+    /// New segments listed in the state file, with the rows still to be moved to them.
+    receiving_rows: VecDeque<(Arc<Segment>, VecDeque<DirectoryRow>)>,
+    is_named: bool,
+}
+
+impl Compactor {
+    pub(crate) fn new(shared: Arc<Shared>, storage: Arc<dyn Storage>) -> Self {
+        Self { shared, storage, job: None, replaced: Vec::new() }
+    }
+
+    /// Does one piece of work.
+    pub(crate) fn step(&mut self) -> Result<CompactionStep, Error> {
+        let Some(mut job) = self.job.take() else {
+            self.job = self.begin();
+            return Ok(if self.job.is_some() {
+                CompactionStep::More(0)
+            } else {
+                CompactionStep::Nothing
+            });
+        };
+        match self.advance(&mut job) {
+            Ok(CompactionStep::Done) => Ok(CompactionStep::Done),
+            Ok(step) => {
+                self.job = Some(job);
+                Ok(step)
+            }
+            Err(Error::DiskFull { .. }) if job.is_whole() => {
+                self.job = Some(job);
+                Ok(CompactionStep::NoSpace)
+            }
+            Err(Error::Closed) => Ok(CompactionStep::Nothing),
+            Err(error @ (Error::DiskFull { .. } | Error::Damaged { .. } | Error::Io { .. })) => {
+                self.give_up(&job, &error);
+                Ok(CompactionStep::NoSpace)
+            }
+            Err(error) => {
+                // The state file may list the segments: only an open can tell.
+                for cold in job.made.drain(..) {
+                    drop(cold.into_parts());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Chooses segments and protects them from being freed.
+    fn begin(&self) -> Option<CompactionJob> {
+        let options = &self.shared.options;
+        let free = self.storage.free_bytes().unwrap_or(u64::MAX);
+        let bounds = CompactionLimits {
+            segment_bytes: options.segment_bytes,
+            slack: options.compaction_slack_bytes,
+            free_bytes: free.saturating_sub(options.reserve_bytes),
+        };
+        let mut core = self.shared.lock();
+        core.log.pop_slots(SLOTS_PER_STEP);
+        let candidates = candidates(&core.log);
+        let CompactionChoice { ids, gathers } = choose(&candidates, bounds)?;
+        let chosen = || candidates.iter().filter(|c| ids.contains(&c.id));
+        let (left_bytes, left_entries) =
+            (chosen().map(|c| c.live_bytes).sum(), chosen().map(|c| c.live_entries).sum());
+        let mut inputs = Vec::with_capacity(ids.len());
+        for id in &ids {
+            let held = core.log.segment_mut(*id)?;
+            held.busy = true;
+            inputs.extend(held.segment.clone());
+        }
+        drop(core);
+        debug!(segments = ?ids, live_bytes = left_bytes, "compacting");
+        Some(CompactionJob {
+            unread: inputs.len(),
+            inputs,
+            gathers,
+            pieces: VecDeque::new(),
+            wanted: VecDeque::new(),
+            window: VecDeque::new(),
+            sorted: false,
+            left_bytes,
+            left_entries,
+            growing: None,
+            made: VecDeque::new(),
+            receiving_rows: VecDeque::new(),
+            is_named: false,
+        })
+    }
+
+    fn advance(&mut self, job: &mut CompactionJob) -> Result<CompactionStep, Error> {
+        if job.is_named {
+            return Ok(self.join(job));
+        }
+        if let Some(at) = job.unread.checked_sub(1) {
+            return self.read_shares(job, at);
+        }
+        if !job.wanted.is_empty() {
+            return job.read_some();
+        }
+        if !job.window.is_empty() {
+            return self.write_some(job);
+        }
+        if !job.pieces.is_empty() {
+            self.plan(job)?;
+            return Ok(CompactionStep::More(0));
+        }
+        if let Some(growing) = job.growing.take() {
+            return self.finish(job, growing);
+        }
+        self.name(job)?;
+        Ok(CompactionStep::More(0))
+    }
+
+    /// Releases the inputs. The new files are removed with the job.
+    fn give_up(&self, job: &CompactionJob, error: &Error) {
+        warn!(%error, "gave up a compaction");
+        let mut core = self.shared.lock();
+        for input in &job.inputs {
+            if let Some(held) = core.log.segment_mut(input.id) {
+                held.busy = false;
+                // Another attempt would find the same damage.
+                let name = input.name();
+                held.damage_found |= match error {
+                    Error::Damaged { file, .. } | Error::Io { file, .. } => *file == name,
+                    _ => false,
+                };
+            }
+        }
+    }
+
+    // Reading.
+
+    /// Reads the directory of one input and collects its live shares.
+    fn read_shares(&self, job: &mut CompactionJob, at: usize) -> Result<CompactionStep, Error> {
+        job.unread = at;
+        let Some(segment) = job.inputs.get(at) else { return Ok(CompactionStep::More(0)) };
+        let Some(trailer) = segment.trailer() else { return Ok(CompactionStep::More(0)) };
+        let directory = read_directory(segment, trailer)?;
+        let pages = u64::from(trailer.directory.pages) * crate::format::layout::BLOCK_BYTES;
+        let core = self.shared.lock();
+        let live =
+            directory.into_iter().filter(|share| core.log.trim_of(share.stream) < share.next);
+        job.pieces.extend(live.map(|share| LiveShare { input: at, share }));
+        drop(core);
+        if at == 0 {
+            let all = job.pieces.make_contiguous();
+            all.sort_unstable_by_key(|piece| (piece.share.stream, piece.share.first));
+        }
+        Ok(CompactionStep::More(pages))
+    }
+
+    /// Looks up the next entries, as many as fit into memory.
+    fn plan(&self, job: &mut CompactionJob) -> Result<(), Error> {
+        let (mut bytes, mut entries) = (0, 0);
+        let mut wanted = Vec::new();
+        while let Some(LiveShare { input, share }) = job.pieces.front().copied() {
+            let full = bytes + share.bytes > WINDOW_BYTES
+                || entries + u64::from(share.entries) > WINDOW_ENTRIES;
+            if full && !wanted.is_empty() {
+                break;
+            }
+            job.pieces.pop_front();
+            (bytes, entries) = (bytes + share.bytes, entries + u64::from(share.entries));
+            let Some(segment) = job.inputs.get(input) else { continue };
+            let trim = self.shared.lock().log.trim_of(share.stream);
+            let mut table = segment.by_stream(&self.shared.cache, ReadMode::Blocking);
+            let mut begins_share = true;
+            let mut next = share.first;
+            for number in share.begin..share.begin + share.entries {
+                let row = table.get(number).map_err(stopped)?;
+                if row.first < next {
+                    return Err(rows_disagree(segment));
+                }
+                next = row.first + u64::from(row.count);
+                let placement = Placement {
+                    stream: share.stream,
+                    first: row.first,
+                    count: row.count,
+                    time: row.time,
+                };
+                if row.first + u64::from(row.count) > trim {
+                    let moving = MovedEntry { placement, begins_share };
+                    wanted.push((moving, FrameRef::of_row(&row, segment)));
+                    begins_share = false;
+                }
+            }
+            if next != share.next {
+                return Err(rows_disagree(segment));
+            }
+        }
+        // Each input is read once, from start to end.
+        wanted.sort_unstable_by_key(|(_, wanted)| (wanted.segment.id, wanted.offset));
+        job.wanted = wanted.into();
+        job.sorted = false;
+        Ok(())
+    }
+
+    // Writing.
+
+    /// Writes the next entries of the window.
+    fn write_some(&self, job: &mut CompactionJob) -> Result<CompactionStep, Error> {
+        if !job.sorted {
+            let all = job.window.make_contiguous();
+            all.sort_unstable_by_key(|(moving, _)| {
+                (moving.placement.stream, moving.placement.first)
+            });
+            job.sorted = true;
+        }
+        let mut bytes = 0;
+        let mut full = None;
+        while let Some((MovedEntry { placement, begins_share }, entry)) = job.window.front() {
+            let frame = Frame::entry(entry.id, entry.stream, &entry.head, &entry.payload);
+            let len = frame.len() as u64;
+            if bytes > 0 && bytes + len > STEP_BYTES {
+                break;
+            }
+            let Some(growing) = &mut job.growing else {
+                job.growing = Some(self.begin_segment(job, len)?);
+                continue;
+            };
+            if !growing.fits(frame.len()) {
+                full = job.growing.take();
+                break;
+            }
+            growing.push(&frame, *placement, *begins_share)?;
+            bytes += len;
+            job.left_bytes = job.left_bytes.saturating_sub(len);
+            job.left_entries = job.left_entries.saturating_sub(1);
+            job.window.pop_front();
+        }
+        self.shared.lock().counters.rewritten_bytes += bytes;
+        match full {
+            Some(full) => self.finish(job, full),
+            None => Ok(CompactionStep::More(bytes)),
+        }
+    }
+
+    fn begin_segment(&self, job: &CompactionJob, frame: u64) -> Result<ColdSegmentBuilder, Error> {
+        let left = cold_bytes(job.left_entries.max(1), job.left_bytes.max(frame));
+        let mut len = left.min(self.shared.options.segment_bytes);
+        while frame_bytes_max(len) < frame {
+            len *= 2;
+        }
+        ColdSegmentBuilder::begin(&self.shared, &self.storage, len, job.gathers)
+    }
+
+    fn finish(
+        &self,
+        job: &mut CompactionJob,
+        growing: ColdSegmentBuilder,
+    ) -> Result<CompactionStep, Error> {
+        if let Some((index, input)) = growing.repeated().zip(job.inputs.first()) {
+            return Err(input.damaged(0..input.len, &format!("entry {index} occurs twice")));
+        }
+        let cold = growing.finish()?;
+        let footer = cold.segment.len - cold.trailer.footer_start;
+        job.made.push_back(cold);
+        Ok(CompactionStep::More(footer))
+    }
+
+    // Replacing the old segments.
+
+    /// Lists the new segments in the state file instead of the old ones.
+    fn name(&self, job: &mut CompactionJob) -> Result<(), Error> {
+        self.storage.sync_dir().map_err(|e| poison("sync", &self.storage.describe(), &e))?;
+        let shared = &self.shared;
+        let mut file = shared.state_file.lock().ignore_poison();
+        let named = {
+            let core = shared.lock();
+            core.check_open()?;
+            let mut named = core.state(shared.identity.clone(), file.checkpoint.clone());
+            let old = |id: u64| job.inputs.iter().any(|input| input.id == id);
+            named.segments.retain(|(id, _)| !old(*id));
+            named.cold.retain(|cold| !old(cold.id));
+            named.cold.extend(job.made.iter().map(ColdSegment::info));
+            named
+        };
+        // `DiskFull` changes nothing, and the step is repeated.
+        file.write(self.storage.as_ref(), &named)?;
+        let mut core = shared.lock();
+        for input in &job.inputs {
+            if let Some(held) = core.log.segment_mut(input.id) {
+                held.removing = true;
+            }
+        }
+        for cold in job.made.drain(..) {
+            let (segment, trailer, directory) = cold.into_parts();
+            if let Some(files) = &shared.files {
+                segment.open_on_demand(files);
+            }
+            let held = LiveSegment::receiving_rows(Arc::clone(&segment), &trailer, &directory);
+            core.log.cold.insert(segment.id, held);
+            job.receiving_rows.push_back((segment, directory.into()));
+        }
+        drop(core);
+        // Locked until memory agrees with the file.
+        drop(file);
+        job.is_named = true;
+        Ok(())
+    }
+
+    /// Moves rows to the new segments. The old segments are freed once no row is left.
+    fn join(&mut self, job: &mut CompactionJob) -> CompactionStep {
+        let mut core = self.shared.lock();
+        let log = &mut core.log;
+        if let Some((segment, directory)) = job.receiving_rows.front_mut() {
+            for _ in 0..ROWS_PER_LOCK {
+                let Some(share) = directory.pop_front() else { break };
+                log.move_row(segment.id, &share, |id| {
+                    job.inputs.iter().any(|input| input.id == id)
+                });
+            }
+            if directory.is_empty() {
+                job.receiving_rows.pop_front();
+            }
+            return CompactionStep::More(0);
+        }
+        // All at once, so that a read by index finds each entry in exactly one of them.
+        let joined: Vec<u64> =
+            log.cold.iter().filter(|(_, h)| h.receiving_rows).map(|(id, _)| *id).collect();
+        for id in joined {
+            if let Some(held) = log.cold.get_mut(&id) {
+                (held.busy, held.receiving_rows) = (false, false);
+            }
+        }
+        for input in &job.inputs {
+            let old = log.remove_segment(input.id);
+            debug_assert!(old.is_none_or(|old| old.live_rows == 0), "a row was left behind");
+        }
+        drop(core);
+        self.replaced.append(&mut job.inputs);
+        CompactionStep::Done
+    }
+}
+
+impl CompactionJob {
+    /// Returns whether only the state file remains to be written.
+    fn is_whole(&self) -> bool {
+        let is_read = self.unread == 0 && self.pieces.is_empty() && self.wanted.is_empty();
+        is_read && self.window.is_empty() && self.growing.is_none()
+    }
+
+    /// Reads some of the wanted entries into memory.
+    fn read_some(&mut self) -> Result<CompactionStep, Error> {
+        let mut sources = Vec::new();
+        let (mut bytes, mut first) = (0, None);
+        while let Some((_, wanted)) = self.wanted.front() {
+            // Bounds the bytes read from the disk, including the gaps between live entries.
+            let (segment, start) = *first.get_or_insert((wanted.segment.id, wanted.offset));
+            let end = wanted.offset + wanted.len;
+            let more = segment == wanted.segment.id && end <= start + STEP_BYTES;
+            if !sources.is_empty() && !more {
+                break;
+            }
+            let Some((moving, wanted)) = self.wanted.pop_front() else { break };
+            bytes += wanted.len;
+            sources.push((moving, EntrySource::Disk(wanted)));
+        }
+        let places: Vec<FrameRef> = wanted_of(&sources);
+        let found = load_entries(sources, &[], ReadMode::Blocking).map_err(stopped)?;
+        if let Some(missed) = places.get(found.len()) {
+            // Reads the missed entry alone to get its error.
+            load_entries(vec![((), EntrySource::Disk(missed.clone()))], &[], ReadMode::Blocking)
+                .map_err(stopped)?;
+            return Err(missed.segment.damaged(0..0, "an entry could not be read at first"));
+        }
+        let copied = |(moving, entry): (MovedEntry, Entry)| {
+            // Copied, because the slices would keep everything in memory that was read with them.
+            let mut entry = entry;
+            entry.head = Bytes::copy_from_slice(&entry.head);
+            entry.payload.bytes = Bytes::copy_from_slice(&entry.payload.bytes);
+            (moving, entry)
+        };
+        self.window.extend(found.into_iter().map(copied));
+        Ok(CompactionStep::More(bytes))
+    }
+}
+
+/// Error for a directory and a stream table that disagree. Nothing of the segment is moved.
+fn rows_disagree(segment: &Segment) -> Error {
+    segment.damaged(0..segment.len, "the directory of streams and the stream table disagree")
+}
+
+fn wanted_of(sources: &[(MovedEntry, EntrySource)]) -> Vec<FrameRef> {
+    let wanted = |(_, source): &(MovedEntry, EntrySource)| match source {
+        EntrySource::Disk(wanted) => Some(wanted.clone()),
+        EntrySource::Memory(_) => None,
+    };
+    sources.iter().filter_map(wanted).collect()
+}
+
+fn stopped(stop: ReadStop) -> Error {
+    match stop {
+        ReadStop::Failed(error) => error,
+        ReadStop::WouldBlock => Error::Unusable("a blocking read did not block".to_owned()),
+    }
+}
+
+/// Returns the segments that may be rewritten: sealed, purged, without slots, and undamaged.
+fn candidates(log: &Log) -> Vec<CompactionCandidate> {
+    let upto = log.purged.zip(log.checkpoint).map(|(a, b)| a.index.min(b.index));
+    let in_slots = log.slots.front().map_or(u64::MAX, |slot| slot.id.index);
+    let all = log.chain.values().chain(log.cold.values());
+    let candidate = |held: &LiveSegment| {
+        let segment = held.segment.as_ref()?;
+        let (first, last) = held.entries?;
+        let usable = held.is_purged(upto)
+            && !held.busy
+            && !held.removing
+            && !held.damage_found
+            && held.live_rows > 0
+            && segment.quarantined().is_none()
+            && (segment.cold || last.index < in_slots);
+        usable.then_some(CompactionCandidate {
+            id: segment.id,
+            first,
+            cold: segment.cold,
+            gathered: segment.trailer().is_some_and(|trailer| trailer.gathered),
+            len: segment.len,
+            live_bytes: held.live_bytes,
+            live_entries: held.live_entries,
+            live_rows: held.live_rows,
+            streams: held.stream_count,
+        })
+    };
+    all.filter_map(candidate).collect()
+}

@@ -1,0 +1,440 @@
+//! Bytes of the state file: the checkpoint, and the segments that make up the log.
+//!
+//! The file is replaced as a whole; `files/state_file.rs` writes it.
+//!
+//! ```text
+//!   0 magic [8]   8 crc u32 (over 12..len)   12 version u16   14 min_reader_version u16
+//!  16 len u64     then, one after the other:
+//!  identity (u32 len, bytes), next segment id u64, synced (segment u64, byte u64),
+//!  flags u32 (1 purged, 2 committed, 4 vote, 8 checkpoint), purged, committed (16 each),
+//!  vote (u32 len, bytes), segments (u32 count, then id u64 and sealed u8 each),
+//!  checkpoint id (16), its bytes (u64 len, bytes),
+//!  placements (u64 count, then index u64, void u8, stream u64, first u64, count u32,
+//!  time u64 each),
+//!  from version 2 on: cold segments (u32 count, then id u64, first index u64, last: term u64,
+//!  index u64 each),
+//!  from version 3 on: staged segments (after u64, u32 count, then as cold segments)
+//! ```
+//!
+//! A state without cold segments declares that a version 1 reader suffices; it stops before them.
+//! Staged segments never raise that version: an older reader treats their files as leftovers.
+#![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+
+use crate::format::frame::LogPosition;
+use crate::format::layout::{
+    MIN_READER_VERSION, NUMBERS_END, OPAQUE_BYTES_MAX, STATE_VERSION, is_within_bounds, u16_at,
+    u32_at, u64_at,
+};
+use crate::types::{LogId, Placement};
+
+const MAGIC: [u8; 8] = *b"HLXSTATE";
+const HEADER: usize = 24;
+const SEGMENT_BYTES: usize = 9;
+const PLACEMENT_BYTES: usize = 37;
+const COLD_BYTES: usize = 32;
+/// Oldest reader version that understands cold segments.
+const COLD_READER_VERSION: u16 = 2;
+/// First version that lists staged segments.
+const RECEIVED_VERSION: u16 = 3;
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct PersistedState {
+    pub identity: Bytes,
+    /// Above every segment id ever used.
+    pub next_id: u64,
+    /// Everything before this position was synced when the file was written.
+    pub synced: LogPosition,
+    pub purged: Option<LogId>,
+    pub committed: Option<LogId>,
+    pub vote: Option<Bytes>,
+    /// Live segments of the chain, oldest first, and whether each is sealed.
+    pub segments: Vec<(u64, bool)>,
+    /// Live cold segments.
+    pub cold: Vec<ColdSegmentInfo>,
+    pub checkpoint: Option<(LogId, Bytes)>,
+    /// Placements of the entries up to the checkpoint that are in no sealed segment.
+    pub placements: Vec<(u64, Option<Placement>)>,
+    pub staged: StagedSegments,
+}
+
+/// Segments received for a snapshot that is not installed yet. Not part of the log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct StagedSegments {
+    /// The segments hold every live entry above this index, up to their last entry.
+    pub after: u64,
+    /// In the order of their entries; empty if none are staged.
+    pub segments: Vec<ColdSegmentInfo>,
+}
+
+/// A cold segment, with the range of its entries for the case that its footer is damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ColdSegmentInfo {
+    pub id: u64,
+    pub first: u64,
+    pub last: LogId,
+}
+
+/// Reason why a state file cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StateError {
+    Damaged,
+    Newer(u16),
+}
+
+impl PersistedState {
+    /// Iterates over the cold segments of the log and the staged ones (`true`).
+    pub(crate) fn all_cold(&self) -> impl Iterator<Item = (bool, &ColdSegmentInfo)> {
+        let staged = self.staged.segments.iter().map(|name| (true, name));
+        self.cold.iter().map(|name| (false, name)).chain(staged)
+    }
+
+    pub(crate) fn names_cold(&self, id: u64) -> bool {
+        self.all_cold().any(|(_, cold)| cold.id == id)
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let blob = self.checkpoint.as_ref().map_or(0, |(_, bytes)| bytes.len());
+        let mut out = Vec::with_capacity(
+            1024 + blob + self.segments.len() * 9 + self.placements.len() * PLACEMENT_BYTES,
+        );
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&[0; 4]);
+        let reader = if self.cold.is_empty() { MIN_READER_VERSION } else { COLD_READER_VERSION };
+        out.extend_from_slice(&STATE_VERSION.to_le_bytes());
+        out.extend_from_slice(&reader.to_le_bytes());
+        put_u64(&mut out, 0);
+        put_short(&mut out, &self.identity);
+        put_u64(&mut out, self.next_id);
+        put_u64(&mut out, self.synced.segment);
+        put_u64(&mut out, self.synced.at);
+        let flags = u32::from(self.purged.is_some())
+            | u32::from(self.committed.is_some()) << 1
+            | u32::from(self.vote.is_some()) << 2
+            | u32::from(self.checkpoint.is_some()) << 3;
+        out.extend_from_slice(&flags.to_le_bytes());
+        put_id(&mut out, self.purged.unwrap_or_default());
+        put_id(&mut out, self.committed.unwrap_or_default());
+        put_short(&mut out, self.vote.as_deref().unwrap_or_default());
+        let count = u32::try_from(self.segments.len()).expect("a directory holds fewer files");
+        out.extend_from_slice(&count.to_le_bytes());
+        for (id, sealed) in &self.segments {
+            put_u64(&mut out, *id);
+            out.push(u8::from(*sealed));
+        }
+        let (id, blob) = self.checkpoint.clone().unwrap_or_default();
+        put_id(&mut out, id);
+        put_u64(&mut out, blob.len() as u64);
+        out.extend_from_slice(&blob);
+        put_u64(&mut out, self.placements.len() as u64);
+        for (index, placement) in &self.placements {
+            put_u64(&mut out, *index);
+            out.push(u8::from(placement.is_none()));
+            let p = placement.unwrap_or(Placement { stream: 0, first: 0, count: 0, time: 0 });
+            put_u64(&mut out, p.stream);
+            put_u64(&mut out, p.first);
+            out.extend_from_slice(&p.count.to_le_bytes());
+            put_u64(&mut out, p.time);
+        }
+        put_cold(&mut out, &self.cold);
+        put_u64(&mut out, self.staged.after);
+        put_cold(&mut out, &self.staged.segments);
+        seal(&mut out);
+        out
+    }
+
+    /// Returns the length of the state that begins with these bytes, if they are a state.
+    pub(crate) fn len(bytes: &[u8]) -> Option<u64> {
+        bytes.starts_with(&MAGIC).then(|| bytes.get(16..24)).flatten().map(|len| u64_at(len, 0))
+    }
+
+    /// Parses a state. Ignores bytes after its end.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, StateError> {
+        let len = usize::try_from(u64_at(bytes, 16)).map_err(|_| StateError::Damaged)?;
+        let body = bytes.get(..len).filter(|b| b.len() >= HEADER).ok_or(StateError::Damaged)?;
+        let covered = body.get(12..).ok_or(StateError::Damaged)?;
+        if !body.starts_with(&MAGIC) || crc32fast::hash(covered) != u32_at(body, 8) {
+            return Err(StateError::Damaged);
+        }
+        let min_reader = u16_at(body, 14);
+        if min_reader > STATE_VERSION {
+            return Err(StateError::Newer(min_reader));
+        }
+        let mut rest = ByteReader(body.get(HEADER..).ok_or(StateError::Damaged)?);
+        let state = rest.state(u16_at(body, 12)).filter(Self::is_sound);
+        state.ok_or(StateError::Damaged)
+    }
+}
+
+impl PersistedState {
+    /// Returns whether the numbers of the state are in range, so that arithmetic cannot overflow.
+    fn is_sound(&self) -> bool {
+        let checkpoint = self.checkpoint.as_ref().map(|(at, _)| *at);
+        let ids = [self.purged, self.committed, checkpoint].into_iter().flatten();
+        let in_order = self.segments.is_sorted_by(|(a, _), (b, _)| a < b);
+        let segments = self.segments.iter().map(|(id, _)| *id);
+        // Chain, cold and staged segments share one sequence of ids.
+        let mut known = HashSet::new();
+        let mut numbers = segments.chain(self.all_cold().map(|(_, cold)| cold.id));
+        let placed = |(index, placement): &(u64, Option<Placement>)| {
+            *index < NUMBERS_END && placement.as_ref().is_none_or(is_within_bounds)
+        };
+        let cold =
+            |cold: &ColdSegmentInfo| cold.first <= cold.last.index && cold.last.index < NUMBERS_END;
+        self.next_id < NUMBERS_END
+            && ids.into_iter().all(|id| id.index < NUMBERS_END)
+            && in_order
+            && numbers.all(|id| id < self.next_id && known.insert(id))
+            && self.placements.iter().all(placed)
+            && self.all_cold().all(|(_, name)| cold(name))
+    }
+}
+
+/// Fills in the length and the checksum.
+fn seal(out: &mut [u8]) {
+    let len = (out.len() as u64).to_le_bytes();
+    if let Some(field) = out.get_mut(16..24) {
+        field.copy_from_slice(&len);
+    }
+    let crc = crc32fast::hash(out.get(12..).unwrap_or_default()).to_le_bytes();
+    if let Some(field) = out.get_mut(8..12) {
+        field.copy_from_slice(&crc);
+    }
+}
+
+fn put_u64(out: &mut Vec<u8>, number: u64) {
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+fn put_id(out: &mut Vec<u8>, id: LogId) {
+    put_u64(out, id.term);
+    put_u64(out, id.index);
+}
+
+fn put_cold(out: &mut Vec<u8>, names: &[ColdSegmentInfo]) {
+    let count = u32::try_from(names.len()).expect("a directory holds fewer files");
+    out.extend_from_slice(&count.to_le_bytes());
+    for ColdSegmentInfo { id, first, last } in names {
+        put_u64(out, *id);
+        put_u64(out, *first);
+        put_id(out, *last);
+    }
+}
+
+fn put_short(out: &mut Vec<u8>, bytes: &[u8]) {
+    let len = u32::try_from(bytes.len()).expect("votes and identities are short");
+    out.extend_from_slice(&len.to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+/// Bytes not parsed yet. Every length is checked against them before use.
+struct ByteReader<'a>(&'a [u8]);
+
+impl<'a> ByteReader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take(4).map(|b| u32_at(b, 0))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take(8).map(|b| u64_at(b, 0))
+    }
+
+    fn id(&mut self) -> Option<LogId> {
+        Some(LogId { term: self.u64()?, index: self.u64()? })
+    }
+
+    fn short(&mut self) -> Option<Bytes> {
+        let len = usize::try_from(self.u32()?).ok().filter(|len| *len <= OPAQUE_BYTES_MAX)?;
+        self.take(len).map(Bytes::copy_from_slice)
+    }
+
+    fn state(&mut self, version: u16) -> Option<PersistedState> {
+        let identity = self.short()?;
+        let next_id = self.u64()?;
+        let synced = LogPosition { segment: self.u64()?, at: self.u64()? };
+        let flags = self.u32()?;
+        let has = |bit: u32| flags >> bit & 1 != 0;
+        let purged = self.id()?;
+        let committed = self.id()?;
+        let vote = self.short()?;
+        let segments = usize::try_from(self.u32()?).ok()?;
+        let segments = self.take(segments.checked_mul(SEGMENT_BYTES)?)?;
+        let segments = segments
+            .chunks_exact(SEGMENT_BYTES)
+            .map(|b| (u64_at(b, 0), b.last().is_some_and(|sealed| *sealed != 0)))
+            .collect();
+        let checkpoint = self.id()?;
+        let blob = usize::try_from(self.u64()?).ok()?;
+        let blob = Bytes::copy_from_slice(self.take(blob)?);
+        let placements = usize::try_from(self.u64()?).ok()?;
+        let placements = self.take(placements.checked_mul(PLACEMENT_BYTES)?)?;
+        let placements = placements.chunks_exact(PLACEMENT_BYTES).map(placement).collect();
+        let cold = if version < COLD_READER_VERSION { Vec::new() } else { self.cold()? };
+        let staged = match version {
+            ..RECEIVED_VERSION => StagedSegments::default(),
+            _ => StagedSegments { after: self.u64()?, segments: self.cold()? },
+        };
+        Some(PersistedState {
+            identity,
+            next_id,
+            synced,
+            purged: has(0).then_some(purged),
+            committed: has(1).then_some(committed),
+            vote: has(2).then_some(vote),
+            segments,
+            cold,
+            checkpoint: has(3).then_some((checkpoint, blob)),
+            placements,
+            staged,
+        })
+    }
+
+    fn cold(&mut self) -> Option<Vec<ColdSegmentInfo>> {
+        let count = usize::try_from(self.u32()?).ok()?;
+        let names = self.take(count.checked_mul(COLD_BYTES)?)?;
+        Some(names.chunks_exact(COLD_BYTES).map(cold_name).collect())
+    }
+}
+
+fn cold_name(b: &[u8]) -> ColdSegmentInfo {
+    let last = LogId { term: u64_at(b, 16), index: u64_at(b, 24) };
+    ColdSegmentInfo { id: u64_at(b, 0), first: u64_at(b, 8), last }
+}
+
+fn placement(b: &[u8]) -> (u64, Option<Placement>) {
+    let void = b.get(8).is_some_and(|void| *void != 0);
+    let placement = Placement {
+        stream: u64_at(b, 9),
+        first: u64_at(b, 17),
+        count: u32_at(b, 25),
+        time: u64_at(b, 29),
+    };
+    (u64_at(b, 0), (!void).then_some(placement))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing)]
+mod tests {
+    use super::*;
+
+    fn sample() -> PersistedState {
+        PersistedState {
+            identity: Bytes::from_static(b"replica 7"),
+            next_id: 12,
+            synced: LogPosition { segment: 11, at: 8192 },
+            purged: Some(LogId { term: 1, index: 5 }),
+            committed: None,
+            vote: Some(Bytes::from_static(b"vote")),
+            segments: vec![(9, true), (11, false)],
+            cold: vec![ColdSegmentInfo { id: 10, first: 3, last: LogId { term: 1, index: 7 } }],
+            checkpoint: Some((LogId { term: 2, index: 40 }, Bytes::from(vec![3; 5000]))),
+            placements: vec![
+                (39, None),
+                (40, Some(Placement { stream: 1, first: 2, count: 3, time: 4 })),
+            ],
+            staged: StagedSegments {
+                after: 40,
+                segments: vec![ColdSegmentInfo {
+                    id: 8,
+                    first: 42,
+                    last: LogId { term: 2, index: 50 },
+                }],
+            },
+        }
+    }
+
+    #[test]
+    fn state_round_trips_with_trailing_bytes() {
+        for state in [sample(), PersistedState::default()] {
+            let mut bytes = state.encode();
+            assert_eq!(PersistedState::parse(&bytes).as_ref(), Ok(&state));
+            bytes.resize(bytes.len() + 9000, 0xaa);
+            assert_eq!(PersistedState::parse(&bytes), Ok(state));
+        }
+    }
+
+    #[test]
+    fn detects_damage_to_any_byte() {
+        let bytes = sample().encode();
+        for at in 0..bytes.len() {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 0x10;
+            assert_eq!(PersistedState::parse(&bytes), Err(StateError::Damaged), "byte {at}");
+            assert_eq!(
+                PersistedState::parse(&bytes[..at]),
+                Err(StateError::Damaged),
+                "cut at {at}"
+            );
+        }
+    }
+
+    /// The format that version 1 reads and wrote.
+    #[test]
+    fn only_cold_segments_need_a_reader_of_version_2() {
+        let with = sample();
+        assert_eq!(u16_at(&with.encode(), 14), 2);
+        let without =
+            PersistedState { cold: Vec::new(), staged: StagedSegments::default(), ..with };
+        let mut bytes = without.encode();
+        assert_eq!(u16_at(&bytes, 14), 1);
+        bytes.truncate(bytes.len() - 16);
+        bytes[12] = 1;
+        seal(&mut bytes);
+        assert_eq!(PersistedState::parse(&bytes), Ok(without));
+    }
+
+    /// The format that version 2 wrote.
+    #[test]
+    fn a_state_of_version_2_has_received_nothing() {
+        let state = PersistedState { staged: StagedSegments::default(), ..sample() };
+        let mut bytes = state.encode();
+        bytes.truncate(bytes.len() - 12);
+        bytes[12] = 2;
+        seal(&mut bytes);
+        assert_eq!(PersistedState::parse(&bytes), Ok(state));
+    }
+
+    /// Even if the checksum matches: numbers out of range, and duplicate ids.
+    #[test]
+    fn rejects_states_out_of_range() {
+        let refused = |change: fn(&mut PersistedState)| {
+            let mut state = sample();
+            change(&mut state);
+            assert_eq!(
+                PersistedState::parse(&state.encode()),
+                Err(StateError::Damaged),
+                "{state:?}"
+            );
+        };
+        refused(|state| state.next_id = 11);
+        refused(|state| state.next_id = NUMBERS_END);
+        refused(|state| state.segments.reverse());
+        refused(|state| state.cold[0].id = 9);
+        refused(|state| state.staged.segments[0].id = 10);
+        refused(|state| state.staged.segments[0].id = 12);
+        refused(|state| state.staged.segments[0].first = 51);
+        refused(|state| state.cold[0].last.index = NUMBERS_END);
+        refused(|state| state.placements[0].0 = NUMBERS_END);
+        refused(|state| {
+            let first = NUMBERS_END - 3;
+            state.placements[1].1 = Some(Placement { stream: 1, first, count: 3, time: 4 });
+        });
+    }
+
+    #[test]
+    fn reports_version_of_newer_format() {
+        let mut bytes = sample().encode();
+        bytes[14] = 9;
+        seal(&mut bytes);
+        assert_eq!(PersistedState::parse(&bytes), Err(StateError::Newer(9)));
+    }
+}

@@ -1,0 +1,432 @@
+//! Housekeeping: prepares segments, seals rolled ones, recycles freed ones, and runs compaction.
+//!
+//! Each step does one piece of work.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use tracing::{debug, warn};
+
+use crate::compaction::compactor::{CompactionStep, Compactor};
+use crate::error::{Error, poison};
+use crate::files::aligned::Aligned;
+use crate::files::open_files::OpenFiles;
+use crate::files::segment::Segment;
+use crate::format::footer::{SegmentEnd, build};
+use crate::format::layout::ready_name;
+use crate::shared::Shared;
+use crate::shared::core::ReadySegment;
+use crate::shared::signal::WalThread;
+use crate::shared::threads::spawn;
+use crate::storage::Storage;
+use crate::sync::IgnorePoison;
+use crate::types::NextStep;
+
+/// Bytes of a prepared segment written at a time. Small, because the writer may have to wait for
+/// it.
+const CHUNK_BYTES: usize = 256 << 10;
+/// Pause between two chunks while segments are available, which gives the writer priority.
+const PREPARE_PAUSE: Duration = Duration::from_millis(1);
+/// Bytes between two syncs of a prepared file that is written through the page cache, so that no
+/// sync of the writer meets them all.
+///
+/// Direct writes are on the device already. Each sync would only commit the file system's journal.
+const BUFFERED_SYNC_BYTES: u64 = 1 << 20;
+/// Freed segments kept in addition to the ready ones, even if the disk is full.
+///
+/// More are kept only if `AMPLE_FREE_SEGMENTS` segments fit beside the disk reserve.
+const RECYCLED_EXTRA: usize = 2;
+const AMPLE_FREE_SEGMENTS: u64 = 32;
+
+/// Time that readers may hold a freed segment before it is removed instead of recycled.
+const READER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval at which freed segments and a full disk are checked again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// Minimum interval between two searches for segments to compact.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// Number of entries copied per lock acquisition.
+const ENTRIES_PER_LOCK: usize = 2048;
+
+/// Prepares, seals, frees and recycles segments. Owned by one thread or one simulated task.
+pub struct Keeper {
+    shared: Arc<Shared>,
+    storage: Arc<dyn Storage>,
+    files: Arc<OpenFiles>,
+    preparing: Option<(ReadySegment, u64)>,
+    /// Freed segments that readers may still hold.
+    retired: Vec<RetiredSegment>,
+    compactor: Compactor,
+    /// Earliest time of the next piece of a compaction.
+    compact_at: Duration,
+    zeroes: Aligned,
+    ended: bool,
+}
+
+struct RetiredSegment {
+    segment: Arc<Segment>,
+    since: Duration,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper").finish_non_exhaustive()
+    }
+}
+
+impl Keeper {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        storage: Arc<dyn Storage>,
+        files: Arc<OpenFiles>,
+    ) -> Self {
+        let compactor = Compactor::new(Arc::clone(&shared), Arc::clone(&storage));
+        Self {
+            shared,
+            storage,
+            files,
+            compactor,
+            compact_at: Duration::ZERO,
+            preparing: None,
+            retired: Vec::new(),
+            zeroes: Aligned::default(),
+            ended: false,
+        }
+    }
+
+    /// Runs the keeper on a thread of its own until the log is closed or poisoned.
+    ///
+    /// # Errors
+    /// Fails if the thread cannot be spawned.
+    pub fn spawn(mut self) -> Result<(), Error> {
+        let shared = Arc::clone(&self.shared);
+        spawn(&shared, WalThread::Keeper, move |now| self.step(now))
+    }
+
+    /// Does one piece of work. `now` is the time since any fixed moment.
+    pub fn step(&mut self, now: Duration) -> NextStep {
+        if self.ended {
+            return NextStep::Done;
+        }
+        let (stop, sealable) = {
+            let mut core = self.shared.lock();
+            core.now = core.now.max(now);
+            let sealable = if core.truncations == 0 { core.log.sealable() } else { None };
+            (core.poisoned.is_some() || core.closing, sealable)
+        };
+        if stop {
+            self.end();
+            return NextStep::Done;
+        }
+        let next = match sealable {
+            Some(id) => self.seal(id).map(|()| NextStep::Now),
+            None => self.do_housekeeping(now),
+        };
+        next.unwrap_or_else(|error| {
+            self.shared.poison(&error);
+            self.end();
+            NextStep::Done
+        })
+    }
+
+    fn do_housekeeping(&mut self, now: Duration) -> Result<NextStep, Error> {
+        let freed = self.free(now)?;
+        if freed == NextStep::Now || self.retire(now)? {
+            return Ok(NextStep::Now);
+        }
+        let prepared = self.prepare()?;
+        if prepared == NextStep::Now {
+            return Ok(NextStep::Now);
+        }
+        let waiting = if self.retired.is_empty() { freed } else { NextStep::After(RETRY_INTERVAL) };
+        Ok(earlier(self.compact(now)?, earlier(prepared, waiting)))
+    }
+
+    // Compaction.
+
+    /// Does one piece of a compaction, if it is due.
+    fn compact(&mut self, now: Duration) -> Result<NextStep, Error> {
+        let rate = self.shared.options.compaction_bytes_per_second;
+        if rate == 0 {
+            return Ok(NextStep::Idle);
+        }
+        if now < self.compact_at {
+            return Ok(NextStep::After(self.compact_at - now));
+        }
+        let pause = match self.compactor.step()? {
+            CompactionStep::Nothing => {
+                self.compact_at = now + CHECK_INTERVAL;
+                return Ok(NextStep::Idle);
+            }
+            CompactionStep::More(bytes) => self.pause(bytes, rate),
+            CompactionStep::NoSpace => RETRY_INTERVAL,
+            CompactionStep::Done => {
+                let replaced = self.compactor.replaced.drain(..);
+                self.retired.extend(replaced.map(|segment| RetiredSegment { segment, since: now }));
+                Duration::ZERO
+            }
+        };
+        self.compact_at = now + pause;
+        Ok(if pause.is_zero() { NextStep::Now } else { NextStep::After(pause) })
+    }
+
+    /// Returns how long a piece of work must last at this rate; twice as long if the writer is
+    /// busy.
+    fn pause(&self, bytes: u64, rate: u64) -> Duration {
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
+        let pause = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        let core = self.shared.lock();
+        let is_busy = core.in_progress_since.is_some() || !core.queue.is_empty();
+        if is_busy { pause * 2 } else { pause }
+    }
+
+    // Sealing.
+
+    /// Writes the footer of a rolled segment: first the tables, then the trailer.
+    fn seal(&mut self, id: u64) -> Result<(), Error> {
+        let Some((segment, end)) = self.segment_end(id) else { return Ok(()) };
+        let mut entries = Vec::new();
+        loop {
+            // Placed entries of a rolled segment no longer change, so they can be copied in parts.
+            let core = self.shared.lock();
+            let more = core.log.entries_of(id, entries.len(), ENTRIES_PER_LOCK);
+            drop(core);
+            if more.is_empty() {
+                break;
+            }
+            entries.extend(more);
+        }
+        let name = segment.name();
+        let footer = build(&entries, end)
+            .ok_or_else(|| poison("seal", &name, &io::Error::other("the footer does not fit")))?;
+        segment.write_footer(&footer)?;
+        debug!(segment = id, entries = entries.len(), "sealed");
+        self.shared.lock().log.on_sealed(id, &footer.trailer, &footer.directory);
+        segment.open_on_demand(&self.files);
+        Ok(())
+    }
+
+    fn segment_end(&self, id: u64) -> Option<(Arc<Segment>, SegmentEnd)> {
+        let core = self.shared.lock();
+        let held = core.log.chain.get(&id)?;
+        let (data_end, context) = held.rolled.clone()?;
+        let segment = held.segment.clone()?;
+        let end = SegmentEnd {
+            segment: id,
+            identity_crc: crc32fast::hash(&self.shared.identity),
+            file_len: segment.len,
+            data_end,
+            gathered: false,
+            context,
+        };
+        Some((segment, end))
+    }
+
+    // Freeing.
+
+    /// Frees segments that are no longer needed. They leave the state file first.
+    fn free(&mut self, now: Duration) -> Result<NextStep, Error> {
+        let shared = &self.shared;
+        // Usually there is nothing to free, and that must not wait for a checkpoint being written.
+        let ids = shared.lock().log.take_freeable();
+        if ids.is_empty() {
+            return Ok(NextStep::Idle);
+        }
+        let mut file = shared.state_file.lock().ignore_poison();
+        let state = shared.lock().state(shared.identity.clone(), file.checkpoint.clone());
+        match file.write(self.storage.as_ref(), &state) {
+            Ok(()) => {}
+            // The next state file omits them, whichever component writes it.
+            Err(Error::DiskFull { .. }) => return Ok(NextStep::After(RETRY_INTERVAL)),
+            Err(error) => return Err(error),
+        }
+        drop(file);
+        let mut core = shared.lock();
+        for id in ids {
+            let Some(segment) = core.log.remove_segment(id).and_then(|held| held.segment) else {
+                continue;
+            };
+            core.counters.on_freed(segment.len);
+            self.retired.push(RetiredSegment { segment, since: now });
+        }
+        Ok(NextStep::Now)
+    }
+
+    /// Recycles or removes freed segments that readers no longer hold.
+    fn retire(&mut self, now: Duration) -> Result<bool, Error> {
+        let done = self.retired.iter().position(|retired| {
+            let held = Arc::strong_count(&retired.segment) > 1;
+            !held || now.saturating_sub(retired.since) >= READER_TIMEOUT
+        });
+        let Some(done) = done else { return Ok(false) };
+        let RetiredSegment { segment, .. } = self.retired.swap_remove(done);
+        let name = segment.name();
+        let recycle = segment.len == self.shared.options.segment_bytes && self.pool_has_capacity();
+        match (recycle, Arc::try_unwrap(segment)) {
+            (true, Ok(segment)) => {
+                let file = segment.opened().map_err(|e| poison("open", &name, &e))?;
+                segment.close();
+                let number = self.ready_number();
+                let ready = ready_name(number);
+                let renamed = self.storage.rename(&name, &ready);
+                renamed.map_err(|e| poison("rename", &name, &e))?;
+                // Durable before the file can be renamed again: a file never has two names.
+                self.sync_dir()?;
+                self.add_to_pool(ReadySegment { name: ready, len: segment.len, file });
+            }
+            (_, segment) => {
+                match segment {
+                    Ok(segment) => segment.close(),
+                    // Kept open for its readers, to which a missing file would be damage.
+                    Err(held) => held.keep_open().map_err(|e| poison("open", &name, &e))?,
+                }
+                self.storage.remove(&name).map_err(|e| poison("remove", &name, &e))?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns whether another freed segment is worth keeping.
+    ///
+    /// Compaction frees several at once, and a removed segment would have to be filled with zeroes
+    /// again soon. On a small disk the space is needed more elsewhere.
+    fn pool_has_capacity(&self) -> bool {
+        let options = &self.shared.options;
+        let ready = self.shared.lock().ready.len();
+        if ready < options.ready_segments + RECYCLED_EXTRA {
+            return true;
+        }
+        let ample = options.reserve_bytes + AMPLE_FREE_SEGMENTS * options.segment_bytes;
+        ready < options.pool_max() && self.storage.free_bytes().unwrap_or(0) >= ample
+    }
+
+    // Preparing.
+
+    /// Writes the next chunk of a segment to be prepared.
+    fn prepare(&mut self) -> Result<NextStep, Error> {
+        if let Some((ready, at)) = self.preparing.take() {
+            return self.prepare_more(ready, at);
+        }
+        let len = self.shared.options.segment_bytes;
+        let needed = len + self.shared.options.reserve_bytes;
+        let enough = {
+            let core = self.shared.lock();
+            core.ready.len() >= self.shared.options.ready_segments.max(1)
+        };
+        if enough {
+            return Ok(NextStep::Idle);
+        }
+        let free = self.storage.free_bytes().unwrap_or(u64::MAX);
+        if free < needed {
+            return Ok(self.on_full(free, needed));
+        }
+        let name = ready_name(self.ready_number());
+        match self.storage.create(&name, len) {
+            Ok(file) => {
+                self.preparing = Some((ReadySegment { name, file, len }, 0));
+                Ok(NextStep::Now)
+            }
+            Err(e) if e.kind() == io::ErrorKind::StorageFull => Ok(self.on_full(free, needed)),
+            Err(e) => Err(poison("create", &name, &e)),
+        }
+    }
+
+    fn prepare_more(&mut self, ready: ReadySegment, at: u64) -> Result<NextStep, Error> {
+        let len = (ready.len - at).min(CHUNK_BYTES as u64);
+        if self.zeroes.len() < len as usize {
+            self.zeroes = Aligned::with_len(len as usize);
+        }
+        let zeroes = self.zeroes.as_slice().get(..len as usize).unwrap_or_default();
+        let end = at + len;
+        let is_due = end == ready.len
+            || (end.is_multiple_of(BUFFERED_SYNC_BYTES) && !self.storage.direct_io());
+        let written = ready.file.write_at(zeroes, at);
+        let synced = written.and_then(|()| if is_due { ready.file.sync_data() } else { Ok(()) });
+        if let Err(e) = synced {
+            // The file system promised space that it does not have. The file holds nothing of the
+            // log yet.
+            if e.kind() == io::ErrorKind::StorageFull {
+                let needed = ready.len + self.shared.options.reserve_bytes;
+                let removed = self.storage.remove(&ready.name);
+                removed.map_err(|e| poison("remove", &ready.name, &e))?;
+                return Ok(self.on_full(0, needed));
+            }
+            return Err(poison("write", &ready.name, &e));
+        }
+        if end == ready.len {
+            self.sync_dir()?;
+            self.add_to_pool(ready);
+            return Ok(NextStep::Now);
+        }
+        let is_urgent = self.shared.lock().ready.is_empty();
+        self.preparing = Some((ready, end));
+        Ok(if is_urgent { NextStep::Now } else { NextStep::After(PREPARE_PAUSE) })
+    }
+
+    /// Adds a file to the pool.
+    fn add_to_pool(&self, ready: ReadySegment) {
+        let mut core = self.shared.lock();
+        core.ready.push_back(ready);
+        core.disk_full = None;
+        let waiting = core.writer.raise();
+        drop(core);
+        self.shared.wake(WalThread::Writer, waiting);
+    }
+
+    /// Records that the disk has no space for another segment, and retries later.
+    fn on_full(&self, free: u64, needed: u64) -> NextStep {
+        let mut core = self.shared.lock();
+        // Reported while the pool still has segments, so that a caller that checks `writable` has
+        // space for its previous appends.
+        if core.disk_full.is_none() {
+            warn!(
+                free_bytes = free,
+                needed_bytes = needed,
+                "disk space too low for another segment"
+            );
+            core.disk_full = Some((free, needed));
+        }
+        NextStep::After(RETRY_INTERVAL)
+    }
+
+    fn ready_number(&self) -> u64 {
+        let mut core = self.shared.lock();
+        core.ready_number += 1;
+        core.ready_number - 1
+    }
+
+    fn sync_dir(&self) -> Result<(), Error> {
+        self.storage.sync_dir().map_err(|e| poison("sync", &self.storage.describe(), &e))
+    }
+
+    fn end(&mut self) {
+        self.ended = true;
+        self.shared.end(WalThread::Keeper);
+    }
+}
+
+/// Returns the earlier of two next steps.
+fn earlier(a: NextStep, b: NextStep) -> NextStep {
+    match (a, b) {
+        (NextStep::Now, _) | (_, NextStep::Now) => NextStep::Now,
+        (NextStep::After(a), NextStep::After(b)) => NextStep::After(a.min(b)),
+        (after @ NextStep::After(_), _) | (_, after @ NextStep::After(_)) => after,
+        _ => NextStep::Idle,
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        if thread::panicking() {
+            let reason = "the keeper panicked".to_owned();
+            let file = self.storage.describe();
+            self.shared.poison(&Error::Poisoned { operation: "keep", file, reason });
+        }
+        self.end();
+    }
+}

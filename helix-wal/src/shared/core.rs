@@ -1,0 +1,159 @@
+//! The state behind the log's lock.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::error::Error;
+use crate::files::cold_segment::ColdSegments;
+use crate::format::frame::LogPosition;
+use crate::format::layout::check_segment_number;
+use crate::format::state::{ColdSegmentInfo, PersistedState, StagedSegments};
+use crate::memory::live_segment::LiveSegment;
+use crate::memory::log::Log;
+use crate::shared::counters::WalCounters;
+use crate::shared::queue::QueuedRequest;
+use crate::shared::signal::{WakeSignal, WalThread};
+use crate::storage::File;
+use crate::sync::{JoinHandle, ThreadId};
+use crate::types::LogId;
+
+/// A file of the pool, not part of the log yet.
+#[derive(Debug)]
+pub(crate) struct ReadySegment {
+    pub name: String,
+    pub file: Arc<dyn File>,
+    pub len: u64,
+}
+
+/// Everything behind the lock.
+pub(crate) struct Core {
+    pub log: Log,
+    pub queue: VecDeque<QueuedRequest>,
+    /// Arrival time of the oldest request that the writer has taken and not synced yet.
+    pub in_progress_since: Option<Duration>,
+    /// Time of the latest step.
+    pub now: Duration,
+    /// Number of times that queued appends were refused for lack of space.
+    pub epoch: u64,
+    pub poisoned: Option<Error>,
+    pub closing: bool,
+    pub on_poisoned: Option<Box<dyn FnOnce(Error) + Send>>,
+    /// Truncations that are not durable yet.
+    ///
+    /// Until they are, the log in memory is shorter than the one on disk, so no segment may be
+    /// sealed from it.
+    pub truncations: usize,
+    pub writer: WakeSignal,
+    pub keeper: WakeSignal,
+    pub ready: VecDeque<ReadySegment>,
+    pub ready_number: u64,
+    pub next_id: u64,
+    /// Everything before this position is durable.
+    pub synced_at: LogPosition,
+    /// Free and needed bytes at the time that no segment could be created.
+    pub disk_full: Option<(u64, u64)>,
+    pub counters: WalCounters,
+    pub writer_ended: bool,
+    pub keeper_ended: bool,
+    /// Directory lock, held until both threads have ended.
+    pub guard: Option<Box<dyn Send + Sync>>,
+    pub threads: Vec<(ThreadId, JoinHandle<()>)>,
+    /// Bytes in the current segment of an in-memory log.
+    pub memory_bytes: u64,
+    /// Staged segments, which survive a restart.
+    pub staged: StagedSegments,
+    /// Staged segments found by this open, until the caller takes them.
+    pub staged_found: Option<ColdSegments>,
+}
+
+impl Core {
+    pub(crate) fn new(log: Log) -> Self {
+        Self {
+            log,
+            queue: VecDeque::new(),
+            in_progress_since: None,
+            now: Duration::ZERO,
+            epoch: 0,
+            poisoned: None,
+            closing: false,
+            on_poisoned: None,
+            truncations: 0,
+            writer: WakeSignal::default(),
+            keeper: WakeSignal::default(),
+            ready: VecDeque::new(),
+            ready_number: 0,
+            next_id: 1,
+            synced_at: LogPosition::default(),
+            disk_full: None,
+            counters: WalCounters::default(),
+            writer_ended: false,
+            keeper_ended: false,
+            guard: None,
+            threads: Vec::new(),
+            memory_bytes: 0,
+            staged: StagedSegments::default(),
+            staged_found: None,
+        }
+    }
+
+    /// Fails if the log is poisoned or closing.
+    pub(crate) fn check_open(&self) -> Result<(), Error> {
+        match &self.poisoned {
+            Some(error) => Err(error.clone()),
+            None if self.closing => Err(Error::Closed),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the id of a new segment.
+    pub(crate) fn take_segment_number(&mut self) -> Result<u64, Error> {
+        let id = self.next_id;
+        check_segment_number(id)?;
+        self.next_id += 1;
+        Ok(id)
+    }
+
+    pub(crate) fn signal(&mut self, role: WalThread) -> &mut WakeSignal {
+        match role {
+            WalThread::Writer => &mut self.writer,
+            WalThread::Keeper => &mut self.keeper,
+        }
+    }
+
+    /// Returns the content of the next state file, with this checkpoint.
+    pub(crate) fn state(
+        &self,
+        identity: Bytes,
+        checkpoint: Option<(LogId, Bytes)>,
+    ) -> PersistedState {
+        let upto = checkpoint.as_ref().map(|(at, _)| at.index);
+        let live = self.log.chain.iter().filter(|(_, held)| !held.removing);
+        PersistedState {
+            identity,
+            next_id: self.next_id,
+            synced: self.synced_at,
+            purged: self.log.purged.filter(|purged| upto.is_some_and(|upto| purged.index <= upto)),
+            committed: self.log.committed,
+            vote: self.log.vote.clone(),
+            segments: live.map(|(id, held)| (*id, held.sealed)).collect(),
+            cold: self
+                .log
+                .cold
+                .values()
+                .filter(|held| !held.removing)
+                .filter_map(cold_info)
+                .collect(),
+            placements: upto.map_or(Vec::new(), |upto| self.log.unsealed_placements(upto)),
+            staged: self.staged.clone(),
+            checkpoint,
+        }
+    }
+}
+
+fn cold_info(held: &LiveSegment) -> Option<ColdSegmentInfo> {
+    let (first, last) = held.entries?;
+    Some(ColdSegmentInfo { id: held.segment.as_ref()?.id, first, last })
+}

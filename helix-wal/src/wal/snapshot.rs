@@ -1,0 +1,90 @@
+//! Checkpoints, snapshots and scrubbing of a [`Wal`].
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::Wal;
+use crate::error::Error;
+use crate::files::cold_segment::ColdSegments;
+use crate::files::segment::unless_blocked;
+use crate::maintenance::scrub::Scrub;
+use crate::types::{LiveEntries, LogId};
+use crate::write::cold_writer::ColdWriter;
+
+impl Wal {
+    /// Stores a checkpoint of the state machine durably: all entries up to `at` are in it. Blocks.
+    ///
+    /// `at` must be synced. Entries below it are not replayed at open. If `at` is above the last
+    /// placed entry, the state machine was moved forward by a snapshot, and the entries between
+    /// take no positions.
+    ///
+    /// # Errors
+    /// [`Error::DiskFull`] leaves the previous checkpoint in place.
+    pub fn checkpoint(&self, at: LogId, state: Bytes) -> Result<(), Error> {
+        self.shared.store_checkpoint(at, state, None)
+    }
+
+    /// Installs a snapshot: a state together with the live entries that this log lacks. Blocks.
+    ///
+    /// In one step the state becomes the checkpoint, the segments become part of the log, and the
+    /// entries between the last placed one and `at` are removed. The log continues after `at`.
+    /// The entries must lie above the last placed one, and at or below `at`.
+    ///
+    /// # Errors
+    /// Any error leaves the log unchanged. After [`Error::DiskFull`] the call can be repeated with
+    /// the same segments.
+    pub fn install(&self, at: LogId, state: Bytes, cold: &mut ColdSegments) -> Result<(), Error> {
+        self.shared.store_checkpoint(at, state, Some(cold))
+    }
+
+    /// Makes staged segments survive a restart: the next open returns them. Blocks.
+    ///
+    /// The segments hold every live entry above `after`, up to their last. They replace the
+    /// segments retained before, which should be among them.
+    ///
+    /// # Errors
+    /// [`Error::DiskFull`] leaves everything unchanged.
+    pub fn retain(&self, after: u64, segments: &mut ColdSegments) -> Result<(), Error> {
+        self.shared.retain(after, segments)
+    }
+
+    /// Returns the segments that an earlier process retained, and the index above which they hold
+    /// every live entry. Returns them once.
+    pub fn take_staged(&self) -> Option<(u64, ColdSegments)> {
+        self.shared.take_staged()
+    }
+
+    /// Begins segments for entries of another replica, for [`Wal::install`].
+    ///
+    /// # Errors
+    /// Fails if the log is closed or poisoned.
+    pub fn cold_writer(&self) -> Result<ColdWriter, Error> {
+        self.shared.lock().check_open()?;
+        Ok(ColdWriter::new(&self.shared))
+    }
+
+    /// Reads entries that streams still need with `after < index <= upto`, in index order. Blocks.
+    ///
+    /// Includes entries that have left the Raft log. Returns about `bytes_max` bytes, at least one
+    /// entry if any is left. [`LiveEntries::upto`] tells how far the call got. Trimmed entries are
+    /// left out.
+    ///
+    /// # Errors
+    /// [`Error::Beyond`] if `upto` is not placed yet.
+    pub fn read_live(&self, after: u64, upto: u64, bytes_max: usize) -> Result<LiveEntries, Error> {
+        let found = unless_blocked(self.shared.find_live(after, upto, bytes_max))?;
+        Ok(found.unwrap_or_default())
+    }
+
+    /// Estimates the bytes of frames that [`Wal::read_live`] would return for a range. Counts
+    /// trimmed entries that are still on disk.
+    pub fn live_bytes(&self, after: u64, upto: u64) -> u64 {
+        self.shared.lock().log.bytes_between(after, upto)
+    }
+
+    /// Begins a scrub at the oldest sealed segment.
+    pub fn scrub(&self) -> Scrub {
+        Scrub::new(Arc::clone(&self.shared))
+    }
+}

@@ -1,0 +1,5 @@
+//! The writer, checkpoints, and segments of entries from other replicas.
+
+mod checkpoint;
+pub(crate) mod cold_writer;
+pub(crate) mod writer;
