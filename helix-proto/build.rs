@@ -1,7 +1,8 @@
 //! Compiles the .proto files in pure Rust, so that no protoc has to be installed.
+//!
 //! Writes the types and services, and a descriptor set without comments for reflection.
 
-#![expect(clippy::disallowed_methods, reason = "a build script's business is files")]
+#![expect(clippy::disallowed_methods, reason = "a build script reads and writes files")]
 
 use std::path::{Path, PathBuf};
 use std::{env, error, fs, io};
@@ -20,13 +21,13 @@ fn main() -> Result<(), Box<dyn error::Error>> {
     tonic_prost_build::configure()
         .bytes(".")
         .codec_path("crate::codec::Codec")
-        // Read into one buffer, whatever it holds: see there.
+        // Keeps the records serialized, to bound the memory of a request.
         .extern_path(".helix.log.v1.RecordList", "crate::plain::PlainRecords")
         .build_client(true)
         .build_server(true)
         .compile_fds(descriptors.clone())?;
 
-    // What nodes say to each other is nobody else's business.
+    // The protocol between nodes is not public.
     descriptors.file.retain(|file| !file.name().starts_with("helix/raft/"));
     // Reflection needs names and numbers; the comments would triple its size.
     for file in &mut descriptors.file {
@@ -37,10 +38,10 @@ fn main() -> Result<(), Box<dyn error::Error>> {
     Ok(())
 }
 
-/// Every .proto file below `folder`, in a stable order.
-fn proto_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+/// Returns every .proto file below `directory`, sorted.
+fn proto_files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         if path.is_dir() {
             files.extend(proto_files(&path)?);

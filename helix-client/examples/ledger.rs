@@ -1,14 +1,16 @@
-//! A ledger that is never overdrawn, however many book at the same time: `docs/recipes.md`.
+//! A ledger that concurrent writers cannot overdraw: `docs/recipes.md`.
 //! `cargo run -p helix-client --example ledger -- 127.0.0.1:9092 accounts 25`
 
 use helix_client::proto::log::v1::{ErrorReason, Record};
 use helix_client::{
-    AppendOptions, Client, Config, FetchOptions, Position, Producer, ProducerOptions, Result, Start,
+    AppendOptions, Client, Config, FetchOptions, Position, Producer, ProducerOptions, ReadStart,
+    Result,
 };
 
 // doc: ledger
-/// The balance is the sum of the records. It is true up to `next_offset`, and an entry that was
-/// decided by it is appended there or not at all.
+/// A balance that is the sum of all records below `next_offset`.
+///
+/// An entry based on this balance is appended at `next_offset` or not at all.
 pub struct Ledger {
     client: Client,
     producer: Producer,
@@ -28,7 +30,7 @@ impl Ledger {
         }
     }
 
-    /// Books an amount and returns the new balance; None if it would fall below zero.
+    /// Books an amount. Returns the new balance, or `None` if it would fall below zero.
     pub async fn book(&mut self, amount: i64) -> Result<Option<i64>> {
         loop {
             self.catch_up().await?;
@@ -40,17 +42,17 @@ impl Ledger {
             let here = AppendOptions::default().expecting(self.next_offset);
             match self.producer.append_with(&self.topic, 0, &[entry][..], &here).await {
                 Ok(_) => return Ok(Some(balance)),
-                // Somebody else was faster, and the balance is another one by now.
+                // Another writer was faster and has changed the balance.
                 Err(error) if error.is(ErrorReason::ExpectedOffsetMismatch) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Reads what was booked since, by this ledger and by others.
+    /// Reads the entries booked since, by this and other ledgers.
     async fn catch_up(&mut self) -> Result<()> {
         loop {
-            let start = Start::new(&self.topic, 0, Position::Offset(self.next_offset));
+            let start = ReadStart::new(&self.topic, 0, Position::Offset(self.next_offset));
             let read = self.client.consumer().fetch(&[start], &FetchOptions::default()).await?;
             for entry in &read[0].records {
                 let text = entry.value.as_deref().unwrap_or_default();
@@ -70,12 +72,12 @@ impl Ledger {
 async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let (Some(address), Some(topic), Some(amount)) = (args.next(), args.next(), args.next()) else {
-        return Err("ADDRESS TOPIC AMOUNT".into());
+        return Err("usage: ledger ADDRESS TOPIC AMOUNT".into());
     };
     let client = Client::new(Config::new([address]))?;
     match Ledger::new(&client, &topic).book(amount.parse()?).await? {
         Some(balance) => println!("the balance is {balance}"),
-        None => println!("not booked: the balance is lower than that"),
+        None => println!("not booked: the balance is too low"),
     }
     Ok(())
 }

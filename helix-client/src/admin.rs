@@ -1,5 +1,6 @@
-//! Topics, offsets and the state of the cluster: the calls of people and tools.
-//! Each goes to any node or to a partition's leader and is repeated until the deadline.
+//! Administration: topics, offsets, cluster state, leadership and membership.
+//!
+//! Calls go to any node or to a partition's leader and are retried until the deadline.
 
 use std::future::Future;
 use std::time::Duration;
@@ -17,15 +18,15 @@ use helix_proto::log::v1::{
 use tokio::time::timeout;
 use tonic::{Code, Response, Status};
 
-use crate::client::{Call, Client, Series};
-use crate::consumer::{Groups, Position};
+use crate::client::{CallAttempts, CallSpec, Client};
+use crate::consumer::{NodeGroups, Position};
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
 
-/// Topics of one page when all are listed.
+/// Topics per page when all are listed.
 const PAGE_TOPICS: i32 = 1000;
 
-/// A topic to be made.
+/// A topic to create.
 #[derive(Debug, Clone)]
 pub struct NewTopic {
     /// Name.
@@ -34,14 +35,14 @@ pub struct NewTopic {
     pub partition_count: u32,
     /// Replicas; 0 is the cluster's default.
     pub replication_factor: u32,
-    /// Settings; what is unset takes the cluster's default.
+    /// Settings; an unset one takes the cluster's default.
     pub config: TopicConfig,
-    /// Check only.
+    /// Validate the request without creating the topic.
     pub validate_only: bool,
 }
 
 impl NewTopic {
-    /// A topic with default settings.
+    /// Returns a topic with default settings.
     pub fn new(name: impl Into<String>, partition_count: u32) -> Self {
         Self {
             name: name.into(),
@@ -53,29 +54,29 @@ impl NewTopic {
     }
 }
 
-/// Administration. Cheap to clone.
+/// Administration of a cluster. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Admin {
     client: Client,
 }
 
 impl Client {
-    /// Administration of the cluster.
+    /// Returns the administration handle.
     pub fn admin(&self) -> Admin {
         Admin { client: self.clone() }
     }
 }
 
-/// Every method returns the service's refusal, or why no node (or the partition's leader) could be
-/// reached within the request timeout; what else is special is said there.
+/// Every method also fails with the last failure if no node, or the partition's leader, can be
+/// reached within the request timeout.
 impl Admin {
-    /// Makes a topic. Succeeds if it is there already with equal settings.
+    /// Creates a topic. Succeeds if it already exists with equal settings.
     ///
     /// # Errors
-    /// `TOPIC_ALREADY_EXISTS` if it has other settings.
+    /// `TOPIC_ALREADY_EXISTS` if it exists with other settings.
     pub async fn create_topic(&self, topic: &NewTopic) -> Result<Topic> {
-        let call = Call::new("create topic", Repeat::Always);
-        let answer = self
+        let call = CallSpec::new("create topic", Repeat::Always);
+        let response = self
             .client
             .call_any(call, |node| {
                 let request = CreateTopicRequest {
@@ -89,35 +90,35 @@ impl Admin {
             })
             .await?;
         self.client.shared.routing.forget_topic(&topic.name);
-        present(answer.topic)
+        required(response.topic)
     }
 
-    /// Describes a topic.
+    /// Returns a topic.
     ///
     /// # Errors
     /// `TOPIC_NOT_FOUND`.
     pub async fn topic(&self, name: &str) -> Result<Topic> {
-        let answer = self
+        let response = self
             .client
-            .call_any(Call::new("get topic", Repeat::Read), |node| {
+            .call_any(CallSpec::new("get topic", Repeat::Read), |node| {
                 let request = GetTopicRequest { name: name.to_owned() };
                 async move { node.topic().get_topic(request).await }
             })
             .await?;
-        present(answer.topic)
+        required(response.topic)
     }
 
-    /// All topics whose names begin with `prefix`, ordered by name.
+    /// Returns all topics whose names start with `prefix`, ordered by name.
     ///
     /// # Errors
-    /// See [`Admin`].
+    /// The last failure if no node responds within the request timeout.
     pub async fn topics(&self, prefix: &str) -> Result<Vec<Topic>> {
         let mut topics = Vec::new();
         let mut page_token = String::new();
         loop {
             let page = self
                 .client
-                .call_any(Call::new("list topics", Repeat::Read), |node| {
+                .call_any(CallSpec::new("list topics", Repeat::Read), |node| {
                     let request = ListTopicsRequest {
                         prefix: prefix.to_owned(),
                         page_size: PAGE_TOPICS,
@@ -134,8 +135,9 @@ impl Admin {
         }
     }
 
-    /// Changes the settings named in `fields` (field names of `TopicConfig`); one that `config`
-    /// leaves unset goes back to the cluster's default.
+    /// Changes the settings named in `fields`, which are field names of `TopicConfig`.
+    ///
+    /// A named setting that is unset in `config` returns to the cluster's default.
     ///
     /// # Errors
     /// `TOPIC_NOT_FOUND`.
@@ -146,9 +148,9 @@ impl Admin {
         fields: &[&str],
     ) -> Result<Topic> {
         let paths: Vec<_> = fields.iter().map(|&field| field.to_owned()).collect();
-        let answer = self
+        let response = self
             .client
-            .call_any(Call::new("update topic", Repeat::Always), |node| {
+            .call_any(CallSpec::new("update topic", Repeat::Always), |node| {
                 let request = UpdateTopicRequest {
                     name: name.to_owned(),
                     config: Some(*config),
@@ -157,33 +159,33 @@ impl Admin {
                 async move { node.topic().update_topic(request).await }
             })
             .await?;
-        present(answer.topic)
+        required(response.topic)
     }
 
     /// Raises the number of partitions to `partition_count`. Keys move to other partitions.
     ///
     /// # Errors
-    /// `TOPIC_NOT_FOUND`; `INVALID_ARGUMENT` for fewer than there are.
+    /// `TOPIC_NOT_FOUND`; `INVALID_ARGUMENT` if the topic has more partitions already.
     pub async fn add_partitions(&self, name: &str, partition_count: u32) -> Result<Topic> {
-        let answer = self
+        let response = self
             .client
-            .call_any(Call::new("add partitions", Repeat::Always), |node| {
+            .call_any(CallSpec::new("add partitions", Repeat::Always), |node| {
                 let request = AddPartitionsRequest { name: name.to_owned(), partition_count };
                 async move { node.topic().add_partitions(request).await }
             })
             .await?;
         self.client.shared.routing.forget_topic(name);
-        present(answer.topic)
+        required(response.topic)
     }
 
     /// Deletes a topic and its data.
     ///
     /// # Errors
-    /// `TOPIC_NOT_FOUND`; with `may_have_applied` if an attempt before may have deleted it.
+    /// `TOPIC_NOT_FOUND`; with `may_have_applied` if an earlier attempt may have deleted it.
     pub async fn delete_topic(&self, name: &str) -> Result<()> {
         let result = self
             .client
-            .call_any(Call::new("delete topic", Repeat::Always), |node| {
+            .call_any(CallSpec::new("delete topic", Repeat::Always), |node| {
                 let request = DeleteTopicRequest { name: name.to_owned() };
                 async move { node.topic().delete_topic(request).await }
             })
@@ -192,13 +194,13 @@ impl Admin {
         result.map(|_| ())
     }
 
-    /// Drops the records of a partition below `offset`.
+    /// Deletes the records of a partition below `offset`.
     ///
     /// # Errors
-    /// `OFFSET_OUT_OF_RANGE` above the high watermark.
+    /// `OFFSET_OUT_OF_RANGE` if `offset` is above the high watermark.
     pub async fn trim(&self, topic: &str, partition: u32, offset: u64) -> Result<Watermarks> {
-        let call = Call::new("trim", Repeat::Always);
-        let answer = self
+        let call = CallSpec::new("trim", Repeat::Always);
+        let response = self
             .client
             .call_leader((topic, partition), call, |leader| {
                 let topic = topic.to_owned();
@@ -206,13 +208,13 @@ impl Admin {
                 async move { leader.topic().trim_partition(request).await }
             })
             .await?;
-        Ok(answer.watermarks.unwrap_or_default())
+        Ok(response.watermarks.unwrap_or_default())
     }
 
-    /// Sets a partition's fencing token (up to 64 bytes; empty: none), if `expected` holds.
+    /// Sets a partition's fencing token (up to 64 bytes; empty: none) if `expected` is in force.
     ///
     /// # Errors
-    /// `FENCED` if another token holds.
+    /// `FENCED` if another token is in force; the error has it in `fencing_token`.
     pub async fn set_fencing_token(
         &self,
         topic: &str,
@@ -220,15 +222,15 @@ impl Admin {
         expected: Option<&str>,
         token: &str,
     ) -> Result<Watermarks> {
-        // With an expectation a second attempt could be refused by the first one's success.
-        let call = Call::new(
+        // With an expected token, a retry would be rejected because the first attempt succeeded.
+        let call = CallSpec::new(
             "set fencing token",
             match expected {
                 Some(_) => Repeat::UnlessApplied,
                 None => Repeat::Always,
             },
         );
-        let answer = self
+        let response = self
             .client
             .call_leader((topic, partition), call, |leader| {
                 let request = SetFencingTokenRequest {
@@ -240,11 +242,12 @@ impl Admin {
                 async move { leader.topic().set_fencing_token(request).await }
             })
             .await?;
-        Ok(answer.watermarks.unwrap_or_default())
+        Ok(response.watermarks.unwrap_or_default())
     }
 
-    /// Offsets of a position in some partitions of a topic (none named: all), in the order of the
-    /// partitions.
+    /// Resolves a position to offsets in partitions of a topic, ordered by partition.
+    ///
+    /// An empty list selects all partitions.
     ///
     /// # Errors
     /// `TOPIC_NOT_FOUND`, `PARTITION_NOT_FOUND`.
@@ -258,13 +261,13 @@ impl Admin {
             [] => (0..self.client.partition_count(topic).await?).collect(),
             named => named.to_vec(),
         };
-        let call = Call::new("resolve offsets", Repeat::Read);
-        let mut series = Series::new(&self.client.shared, call);
+        let call = CallSpec::new("resolve offsets", Repeat::Read);
+        let mut attempts = CallAttempts::new(&self.client.shared, call);
         let mut offsets = loop {
-            let mut groups = Groups::default();
+            let mut groups = NodeGroups::default();
             let mut failure = None;
             for (member, &partition) in partitions.iter().enumerate() {
-                match series.route((topic, partition)).await {
+                match attempts.route((topic, partition)).await {
                     Ok(route) => groups.add(route, member),
                     Err(error) => {
                         failure = Some((error, None));
@@ -282,59 +285,59 @@ impl Admin {
                             position: Some(position.to_wire()),
                         };
                         let mut consume = group.route.connection.consume();
-                        let answer = series.attempt(consume.resolve_offsets(request)).await;
-                        answer.map_err(|error| (error, Some(group.route.clone())))
+                        let response = attempts.attempt(consume.resolve_offsets(request)).await;
+                        response.map_err(|error| (error, Some(group.route.clone())))
                     });
                     match try_join_all(calls).await {
-                        Ok(answers) => {
-                            break answers
+                        Ok(responses) => {
+                            break responses
                                 .into_iter()
-                                .flat_map(|answer| answer.offsets)
+                                .flat_map(|response| response.offsets)
                                 .collect::<Vec<_>>();
                         }
                         Err(failure) => failure,
                     }
                 }
             };
-            let error = series.judge(error, route.as_ref())?;
-            series.pause(error).await?;
+            let error = attempts.judge(error, route.as_ref())?;
+            attempts.pause(error).await?;
         };
         offsets.sort_by_key(|offset| offset.partition);
         Ok(offsets)
     }
 
-    /// Nodes, shards and topics (none named: all).
+    /// Returns nodes, shards and topics. An empty list selects all topics.
     ///
     /// # Errors
-    /// See [`Admin`].
+    /// The last failure if no node responds within the request timeout.
     pub async fn metadata(&self, topics: &[&str]) -> Result<Metadata> {
         let topics: Vec<_> = topics.iter().map(|&topic| topic.to_owned()).collect();
-        let answer = self
+        let response = self
             .client
-            .call_any(Call::new("metadata", Repeat::Read), |node| {
+            .call_any(CallSpec::new("metadata", Repeat::Read), |node| {
                 let request = GetMetadataRequest { topics: topics.clone() };
                 async move { node.cluster().get_metadata(request).await }
             })
             .await?;
-        present(answer.metadata)
+        required(response.metadata)
     }
 
-    /// Health of the cluster, with what is wrong.
+    /// Returns the health of the cluster, with its problems.
     ///
     /// # Errors
-    /// See [`Admin`].
+    /// The last failure if no node responds within the request timeout.
     pub async fn health(&self) -> Result<GetHealthResponse> {
         self.client
-            .call_any(Call::new("health", Repeat::Read), |node| async move {
+            .call_any(CallSpec::new("health", Repeat::Read), |node| async move {
                 node.cluster().get_health(GetHealthRequest {}).await
             })
             .await
     }
 
-    /// State of the node at this address; None asks any node. One attempt.
+    /// Returns the status of the node at this address, or of any node for `None`. One attempt.
     ///
     /// # Errors
-    /// Why the node did not answer within the attempt timeout.
+    /// The failure, or a timeout if the node does not respond within the attempt timeout.
     pub async fn node_status(&self, address: Option<&str>) -> Result<GetNodeStatusResponse> {
         let node = match address {
             Some(address) => self.client.shared.routing.node(address)?,
@@ -344,43 +347,43 @@ impl Admin {
         self.once("node status", cluster.get_node_status(GetNodeStatusRequest {})).await
     }
 
-    /// Nodes, shards and all topics as the node at this address sees them. One attempt.
+    /// Returns nodes, shards and topics as known to the node at this address. One attempt.
     ///
     /// # Errors
-    /// Why the node did not answer within the attempt timeout.
+    /// The failure, or a timeout if the node does not respond within the attempt timeout.
     pub async fn node_metadata(&self, address: &str) -> Result<Metadata> {
         let mut cluster = self.client.shared.routing.node(address)?.cluster();
         let call = cluster.get_metadata(GetMetadataRequest::default());
-        present(self.once("metadata", call).await?.metadata)
+        required(self.once("metadata", call).await?.metadata)
     }
 
-    /// Health of the cluster as the node at this address sees it. One attempt.
+    /// Returns the cluster's health as known to the node at this address. One attempt.
     ///
     /// # Errors
-    /// Why the node did not answer within the attempt timeout.
+    /// The failure, or a timeout if the node does not respond within the attempt timeout.
     pub async fn node_health(&self, address: &str) -> Result<GetHealthResponse> {
         let mut cluster = self.client.shared.routing.node(address)?.cluster();
         self.once("health", cluster.get_health(GetHealthRequest {})).await
     }
 
-    /// One attempt at something that changes nothing.
+    /// Makes one attempt at a call that changes nothing.
     async fn once<T>(
         &self,
         name: &str,
         attempt: impl Future<Output = std::result::Result<Response<T>, Status>>,
     ) -> Result<T> {
         let error = match timeout(self.client.config().attempt_timeout, attempt).await {
-            Ok(Ok(answer)) => return Ok(answer.into_inner()),
+            Ok(Ok(response)) => return Ok(response.into_inner()),
             Ok(Err(status)) => Error::from_status(&status),
             Err(_) => Error::timed_out(name),
         };
         Err(error.with_may_have_applied(false))
     }
 
-    /// Waits until a node answers and every shard that it knows has a leader.
+    /// Waits until a node responds and every shard that it knows has a leader.
     ///
     /// # Errors
-    /// What was wrong last when the time was over.
+    /// The last failure when `limit` has passed; `NO_LEADER` if a shard has no leader.
     pub async fn ready(&self, limit: Duration) -> Result<()> {
         let started = tokio::time::Instant::now();
         loop {
@@ -400,10 +403,10 @@ impl Admin {
         let node = self.client.shared.routing.any(0)?;
         let limit = self.client.config().connect_timeout;
         let mut cluster = node.cluster();
-        let answer = timeout(limit, cluster.get_metadata(GetMetadataRequest::default()))
+        let response = timeout(limit, cluster.get_metadata(GetMetadataRequest::default()))
             .await
             .map_err(|_| Error::timed_out("metadata").with_may_have_applied(false))??;
-        let metadata = present(answer.into_inner().metadata)?;
+        let metadata = required(response.into_inner().metadata)?;
         let is_led = |leader: &Option<LeaderHint>| leader.as_ref().is_some_and(|l| l.node_id != 0);
         if !metadata.shards.is_empty() && metadata.shards.iter().all(|shard| is_led(&shard.leader))
         {
@@ -412,11 +415,10 @@ impl Admin {
         Err(Error::known(ErrorReason::NoLeader, "not every shard has a leader"))
     }
 
-    /// Moves leaders off a node before maintenance and waits until it leads nothing, or ends that
-    /// state.
+    /// Drains a node before maintenance and waits until it leads no shard, or ends draining.
     ///
     /// # Errors
-    /// `NODE_NOT_FOUND`; `NOT_ENOUGH_NODES` if nobody else could lead.
+    /// `NODE_NOT_FOUND`; `NOT_ENOUGH_NODES` if no other node can lead.
     pub async fn set_draining(
         &self,
         node_id: u64,
@@ -424,7 +426,7 @@ impl Admin {
         validate_only: bool,
     ) -> Result<()> {
         self.client
-            .call_any(Call::new("set draining", Repeat::Always), |node| async move {
+            .call_any(CallSpec::new("set draining", Repeat::Always), |node| async move {
                 let request = SetDrainingRequest { node_id, draining, validate_only };
                 node.cluster().set_draining(request).await
             })
@@ -432,30 +434,31 @@ impl Admin {
             .map(|_| ())
     }
 
-    /// Adds a node that was started with an empty data folder; for a member, changes the address
-    /// at which other nodes dial it. The change goes on by itself: see
-    /// [`Admin::membership_change`].
+    /// Adds a node that was started with an empty data directory.
+    ///
+    /// For a member, changes the address at which other nodes dial it. The change continues in the
+    /// background: see [`Admin::membership_change`].
     ///
     /// # Errors
     /// `MEMBERSHIP_CHANGE_REFUSED` or `NOT_ENOUGH_NODES` with the check that failed;
-    /// `MEMBERSHIP_CHANGE_IN_PROGRESS`.
+    /// `MEMBERSHIP_CHANGE_IN_PROGRESS` if another change is running: wait for it.
     pub async fn add_node(
         &self,
         node_id: u64,
         peer_endpoint: &str,
         validate_only: bool,
     ) -> Result<Option<MembershipChange>> {
-        let call = Call::new("add node", Repeat::Always);
-        let answer = self.client.call_any(call, |node| {
+        let call = CallSpec::new("add node", Repeat::Always);
+        let response = self.client.call_any(call, |node| {
             let peer_endpoint = peer_endpoint.to_owned();
             let rack = String::new();
             let request = AddNodeRequest { node_id, peer_endpoint, rack, validate_only };
             async move { node.cluster().add_node(request).await }
         });
-        Ok(answer.await?.change)
+        Ok(response.await?.change)
     }
 
-    /// Removes a node; one that does not answer only if it is said to be lost.
+    /// Removes a node. A node that does not respond must be declared lost.
     ///
     /// # Errors
     /// As [`Admin::add_node`]; `NODE_NOT_FOUND`.
@@ -465,16 +468,17 @@ impl Admin {
         lost: bool,
         validate_only: bool,
     ) -> Result<Option<MembershipChange>> {
-        let call = Call::new("remove node", Repeat::Always);
-        let answer = self.client.call_any(call, |node| async move {
+        let call = CallSpec::new("remove node", Repeat::Always);
+        let response = self.client.call_any(call, |node| async move {
             let request = RemoveNodeRequest { node_id, lost, validate_only };
             node.cluster().remove_node(request).await
         });
-        Ok(answer.await?.change)
+        Ok(response.await?.change)
     }
 
-    /// Puts `node_id`, which may be the same, with an empty data folder in the place of a node
-    /// that is lost. An empty `peer_endpoint` leaves the address as it was.
+    /// Replaces a lost node by `node_id`, which has an empty data directory and may be the same id.
+    ///
+    /// An empty `peer_endpoint` keeps the address.
     ///
     /// # Errors
     /// As [`Admin::add_node`]; `NODE_NOT_FOUND`.
@@ -485,8 +489,8 @@ impl Admin {
         peer_endpoint: &str,
         validate_only: bool,
     ) -> Result<Option<MembershipChange>> {
-        let call = Call::new("replace node", Repeat::Always);
-        let answer = self.client.call_any(call, |node| {
+        let call = CallSpec::new("replace node", Repeat::Always);
+        let response = self.client.call_any(call, |node| {
             let request = ReplaceNodeRequest {
                 lost_node_id,
                 node_id,
@@ -496,41 +500,40 @@ impl Admin {
             };
             async move { node.cluster().replace_node(request).await }
         });
-        Ok(answer.await?.change)
+        Ok(response.await?.change)
     }
 
-    /// How far a change of the cluster's nodes is; 0: the one that runs, or was the last.
+    /// Returns the progress of a membership change; id 0 is the running or last one.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if there never was such a change.
+    /// `INVALID_ARGUMENT` if there is no such change.
     pub async fn membership_change(&self, id: u64) -> Result<MembershipChange> {
-        let call = Call::new("membership change", Repeat::Read);
-        let answer = self.client.call_any(call, |node| async move {
+        let call = CallSpec::new("membership change", Repeat::Read);
+        let response = self.client.call_any(call, |node| async move {
             let request = WatchMembershipChangeRequest { id };
             let mut changes = node.cluster().watch_membership_change(request).await?.into_inner();
             let first = changes.message().await?;
-            Ok(Response::new(first.and_then(|answer| answer.change)))
+            Ok(Response::new(first.and_then(|first| first.change)))
         });
-        present(answer.await?)
+        required(response.await?)
     }
 
-    /// Has every shard led by the node that should lead it, now; says which were moved.
+    /// Moves shard leaderships to their preferred nodes now. Returns the ids of moved shards.
     ///
     /// # Errors
-    /// See [`Admin`].
+    /// The last failure if no node responds within the request timeout.
     pub async fn balance_leaders(&self) -> Result<Vec<u32>> {
-        let call = Call::new("balance leaders", Repeat::Always);
-        let answer = self.client.call_any(call, |node| async move {
+        let call = CallSpec::new("balance leaders", Repeat::Always);
+        let response = self.client.call_any(call, |node| async move {
             node.cluster().balance_leaders(BalanceLeadersRequest {}).await
         });
-        Ok(answer.await?.shard_ids)
+        Ok(response.await?.shard_ids)
     }
 
-    /// Moves a shard's leadership to a node; None lets the service choose. Goes to the shard's
-    /// leader, wherever it is.
+    /// Transfers a shard's leadership to a node. With `None` the service chooses the node.
     ///
     /// # Errors
-    /// `NODE_NOT_FOUND`; `NO_LEADER` if none came up in time.
+    /// `NODE_NOT_FOUND`; `NO_LEADER` if the shard has no leader within the request timeout.
     pub async fn transfer_leader(
         &self,
         shard_id: u32,
@@ -538,8 +541,8 @@ impl Admin {
     ) -> Result<Option<LeaderHint>> {
         let request =
             TransferLeaderRequest { shard_id, target_node_id: target_node_id.unwrap_or(0) };
-        let call = Call::new("transfer leader", Repeat::UnlessApplied);
-        let mut series = Series::new(&self.client.shared, call);
+        let call = CallSpec::new("transfer leader", Repeat::UnlessApplied);
+        let mut attempts = CallAttempts::new(&self.client.shared, call);
         let mut hint = None;
         loop {
             let leader = match hint.take() {
@@ -549,20 +552,20 @@ impl Admin {
             let result = match leader {
                 Ok(leader) => {
                     let node = self.client.shared.routing.node(&leader.endpoint)?;
-                    series.attempt(node.cluster().transfer_leader(request)).await
+                    attempts.attempt(node.cluster().transfer_leader(request)).await
                 }
                 Err(error) => Err(error),
             };
             let error = match result {
-                Ok(answer) => return Ok(answer.leader),
-                Err(error) => series.judge(error, None)?,
+                Ok(response) => return Ok(response.leader),
+                Err(error) => attempts.judge(error, None)?,
             };
             hint = error.leader.clone().filter(is_reachable);
-            series.pause(error).await?;
+            attempts.pause(error).await?;
         }
     }
 
-    /// The shard's leader, as the cluster says now.
+    /// Returns the shard's current leader.
     async fn leader(&self, shard_id: u32) -> Result<LeaderHint> {
         let metadata = self.metadata(&[]).await?;
         let shard = metadata.shards.into_iter().find(|shard| shard.shard_id == shard_id);
@@ -580,6 +583,6 @@ fn is_reachable(hint: &LeaderHint) -> bool {
     hint.node_id != 0 && !hint.endpoint.is_empty()
 }
 
-fn present<T>(field: Option<T>) -> Result<T> {
-    field.ok_or_else(|| Error::client(Code::Internal, "an answer without its content"))
+fn required<T>(field: Option<T>) -> Result<T> {
+    field.ok_or_else(|| Error::client(Code::Internal, "the response lacks its content"))
 }

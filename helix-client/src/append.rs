@@ -1,32 +1,33 @@
-//! One append, as it is: a batch to a partition's leader, with what the caller says about it.
-//! Identities and sequences are the caller's; `producer` and `session` keep them.
+//! Single appends: one batch to a partition's leader.
+//!
+//! The caller supplies identity and sequence; `producer` and `session` manage them.
 
+use helix_proto::batch;
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{
     AppendAck, AppendCondition, AppendRequest, Batch, Durability, EncodedBatch, ErrorReason,
     ProducerIdentity, Record, Watermarks,
 };
-use helix_proto::{appends, batch};
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::client::{Call, Client};
+use crate::client::{CallSpec, Client};
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
 
-/// What has become of a batch.
+/// Acknowledgement of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ack {
-    /// Offset of the first record. None with LEADER_WRITTEN and NONE, save for a duplicate that the
-    /// leader knows.
+    /// Offset of the first record. None with LEADER_WRITTEN and NONE, except for a duplicate that
+    /// the leader knows.
     pub first_offset: Option<u64>,
-    /// Offset after the last record. None where `first_offset` is.
+    /// Offset after the last record. None if `first_offset` is.
     pub next_offset: Option<u64>,
-    /// The batch had been applied before; the offsets are the first ones.
+    /// The batch had already been applied; the offsets are those of the first copy.
     pub duplicate: bool,
     /// Durability reached.
     pub durability: Durability,
-    /// State of the partition after this batch, or after one acked together with it.
+    /// State of the partition after this batch, or after a later one acked with it.
     pub watermarks: Option<Watermarks>,
 }
 
@@ -42,34 +43,35 @@ impl Ack {
     }
 }
 
-/// What an append asks for beyond storing the batch. The default is the topic's durability and
-/// nothing else.
+/// Durability and condition of an append. Defaults to the topic's durability and no condition.
 #[derive(Debug, Clone, Default)]
 pub struct AppendOptions {
     /// Durability to wait for. Default: `Unspecified`, the topic's own default.
     pub durability: Durability,
-    /// Offset that the first record must get, and fencing token (up to 64 bytes) that must hold.
+    /// Required offset of the first record, and required fencing token (up to 64 bytes).
     /// Default: none.
     pub condition: Option<AppendCondition>,
 }
 
 impl AppendOptions {
-    /// Options with this durability and no condition.
+    /// Returns options with this durability and no condition.
     pub fn durability(durability: Durability) -> Self {
         Self { durability, condition: None }
     }
 
-    /// As these, on the condition that the batch's first record gets this offset. If it would get
-    /// another one the batch is refused with `EXPECTED_OFFSET_MISMATCH`, and the error says which
-    /// in `next_offset`.
+    /// Adds the condition that the batch's first record gets this offset.
+    ///
+    /// Otherwise the append fails with `EXPECTED_OFFSET_MISMATCH`, and the error's `next_offset`
+    /// has the actual offset.
     #[must_use]
     pub fn expecting(mut self, offset: u64) -> Self {
         self.condition.get_or_insert_default().expected_offset = Some(offset);
         self
     }
 
-    /// As these, on the condition that this fencing token is in force (empty: that none is). If
-    /// another one is the batch is refused with `FENCED`.
+    /// Adds the condition that this fencing token is in force; an empty token requires none.
+    ///
+    /// Otherwise the append fails with `FENCED`.
     #[must_use]
     pub fn fenced_by(mut self, token: impl Into<String>) -> Self {
         self.condition.get_or_insert_default().fencing_token = Some(token.into());
@@ -81,9 +83,9 @@ impl AppendOptions {
     }
 }
 
-/// Something that can be appended: a built batch, or records to build one from.
+/// A batch, or records to build one from.
 pub trait IntoBatch {
-    /// The batch; an uncompressed one if it has to be built.
+    /// Returns the batch; records become an uncompressed one.
     fn into_batch(self) -> EncodedBatch;
 }
 
@@ -93,7 +95,7 @@ impl IntoBatch for EncodedBatch {
     }
 }
 
-/// Costs no copy of the payload.
+/// Shares the payload without a copy.
 impl IntoBatch for &EncodedBatch {
     fn into_batch(self) -> EncodedBatch {
         self.clone()
@@ -113,14 +115,15 @@ impl IntoBatch for &Vec<Record> {
 }
 
 impl Client {
-    /// Appends one batch without producer identity: sent again only while it is certain that it
-    /// was not applied. Does not keep order with other calls. For bulk tools and benchmarks;
-    /// [`Client::producer`] is what repeats safely.
+    /// Appends one batch without a producer identity. Unordered with respect to other calls.
     ///
-    /// Dropping the future leaves open whether the batch is applied.
+    /// Retries only while it is certain that the batch was not applied. For bulk tools and
+    /// benchmarks; use [`Client::producer`] for safe retries. If the future is dropped, the batch
+    /// may or may not be applied.
     ///
     /// # Errors
-    /// The service's refusal, or an error with `may_have_applied` if the outcome is not known.
+    /// The service's rejection. With `may_have_applied` the outcome is unknown: sending the batch
+    /// again may store it twice.
     pub async fn append(
         &self,
         topic: &str,
@@ -132,7 +135,8 @@ impl Client {
         self.append_as((topic, partition), &batch, options, None, Instant::now()).await
     }
 
-    /// Appends one batch, with an identity and the sequence of its first record if there is one.
+    /// Appends one batch, optionally with an identity and the sequence of its first record.
+    ///
     /// The deadline counts from `since`.
     pub(crate) async fn append_as(
         &self,
@@ -144,43 +148,47 @@ impl Client {
     ) -> Result<Ack> {
         self.check_size(batch)?;
         if since.elapsed() >= self.config().request_timeout {
-            // It has waited for others for so long: it goes their way, unsent.
+            // The batch spent its time waiting for earlier ones; fail it unsent.
             return Err(Error::timed_out("append").with_may_have_applied(false));
         }
         let repeat = match identity {
             Some(_) => Repeat::Always,
             None => Repeat::UnlessApplied,
         };
-        let call = Call { since, ..Call::new("append", repeat) };
-        let appending = self.call_leader((topic, partition), call, |connection| {
-            // The payload is shared, not copied, so that a retry costs only the request.
-            let request = AppendRequest {
-                topic: topic.to_owned(),
-                partition,
-                batch: Some(Batch { form: Some(Form::Encoded(batch.clone())) }),
-                durability: options.durability.into(),
-                producer: identity.map(|(producer, _)| producer),
-                first_sequence: identity.map(|(_, sequence)| sequence),
-                condition: options.condition.clone(),
-            };
-            async move { connection.produce().append(appends::append(request)).await }
-        });
-        let answer = appending.await.map_err(|error| match options.expected_offset() {
-            // The verdict of the last attempt: no earlier one was applied before it, or it had
-            // been a duplicate, and none can be any more, since the offset is given away.
+        let call = CallSpec { since, ..CallSpec::new("append", repeat) };
+        let appending =
+            self.call_leader((topic, partition), call, |connection| {
+                // The clone shares the payload, so a retry is cheap.
+                let request = AppendRequest {
+                    topic: topic.to_owned(),
+                    partition,
+                    batch: Some(Batch { form: Some(Form::Encoded(batch.clone())) }),
+                    durability: options.durability.into(),
+                    producer: identity.map(|(producer, _)| producer),
+                    first_sequence: identity.map(|(_, sequence)| sequence),
+                    condition: options.condition.clone(),
+                };
+                async move {
+                    connection.produce().append(helix_transport::requests::append(request)).await
+                }
+            });
+        let response = appending.await.map_err(|error| match options.expected_offset() {
+            // The last attempt decides: an earlier applied attempt would have made it a
+            // duplicate, and none can be applied later, since the offset is taken.
             Some(expected) if identity.is_some() && error.is_beyond(expected) => {
                 error.with_may_have_applied(false)
             }
             _ => error,
         })?;
-        let ack = answer.ack.ok_or_else(|| {
-            Error::client(Code::Internal, "answer without ack").with_may_have_applied(true)
+        let ack = response.ack.ok_or_else(|| {
+            Error::client(Code::Internal, "the response has no ack").with_may_have_applied(true)
         })?;
-        Ok(Ack::new(&ack, answer.watermarks))
+        Ok(Ack::new(&ack, response.watermarks))
     }
 
-    /// Refuses a batch that no message could carry, before anything of it is sent: a node that
-    /// meets one breaks off, and could not say that it has not applied it.
+    /// Rejects a batch that exceeds the message limit before it is sent.
+    ///
+    /// A node resets a stream with such a message and cannot report that nothing was applied.
     fn check_size(&self, batch: &EncodedBatch) -> Result<()> {
         let message_bytes_max = self.config().transport.message_bytes_max;
         let limit = message_bytes_max.saturating_sub(MESSAGE_BYTES_BESIDE_BATCH);
@@ -188,13 +196,13 @@ impl Client {
     }
 }
 
-/// What a message has beside a batch's payload, at most: names, a token, and numbers.
+/// Most bytes of an append request besides the batch's payload: names, a token, and numbers.
 const MESSAGE_BYTES_BESIDE_BATCH: usize = 4 << 10;
 
-/// The refusal of a payload that is larger than what is taken.
+/// Returns the error for a payload above the limit, or `None` if it is within.
 pub(crate) fn too_large(payload_bytes: usize, limit: usize) -> Option<Error> {
     (payload_bytes > limit).then(|| {
-        let what = format!("a batch of {payload_bytes} bytes; at most {limit} are taken");
+        let what = format!("the batch has {payload_bytes} bytes; the limit is {limit}");
         Error::known(ErrorReason::BatchTooLarge, what).with_limit(limit as u64)
     })
 }

@@ -1,5 +1,6 @@
-//! The handle that everything else hangs on, and the two loops that every call goes through:
-//! to the leader of a partition, or to any node. Each attempt and each call has a deadline.
+//! The client handle, and the two retry loops of its calls.
+//!
+//! A call goes to a partition's leader or to any node. Each attempt and each call has a deadline.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,169 +12,174 @@ use tonic::{Response, Status};
 use crate::config::Config;
 use crate::connection::Connection;
 use crate::error::{Error, Result};
-use crate::retry::{Jitter, Next, Repeat, Retries};
-use crate::routing::{Lookout, Pace, Route, Routing};
+use crate::retry::{Jitter, Repeat, Retries, RetryDecision};
+use crate::routing::{LeaderProbe, ProbePace, Route, Routing};
 
-/// How long a node may take at first for a change that any node passes on, before another one is
-/// asked. Doubles with each.
-const CHANGE_PATIENCE: Duration = Duration::from_secs(2);
+/// First timeout of an attempt at a change that any node forwards; doubles with each attempt.
+const CHANGE_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A client of one cluster. Cheap to clone; clones share connections and routes.
 #[derive(Debug, Clone)]
 pub struct Client {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ClientCore>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ClientCore {
     pub(crate) config: Config,
     pub(crate) routing: Routing,
     pub(crate) jitter: Jitter,
 }
 
 impl Client {
-    /// A client that connects when it is first used.
+    /// Creates a client that connects on first use.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if there is no address to begin with.
+    /// `INVALID_ARGUMENT` if `config` has no endpoint.
     pub fn new(config: Config) -> Result<Self> {
-        let shared =
-            Shared { routing: Routing::new(config.clone())?, jitter: Jitter::new(&config), config };
+        let shared = ClientCore {
+            routing: Routing::new(config.clone())?,
+            jitter: Jitter::new(&config),
+            config,
+        };
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// A client that has spoken to a node: what is wrong with an address shows here.
+    /// Creates a client and fetches metadata from a node, which detects wrong addresses early.
     ///
     /// # Errors
-    /// As [`Client::new`], or why no node could be reached within the request timeout.
+    /// As [`Client::new`], or the last failure if no node responds within the request timeout.
     pub async fn connect(config: Config) -> Result<Self> {
         let client = Self::new(config)?;
         client.admin().metadata(&[]).await?;
         Ok(client)
     }
 
-    /// The settings that it was made with.
+    /// Returns the settings of this client.
     pub fn config(&self) -> &Config {
         &self.shared.config
     }
 
-    /// The way to the leader of a partition, for callers that speak to it on their own.
+    /// Returns a connection to a partition's leader, for callers that use the generated clients.
     ///
     /// # Errors
-    /// `TOPIC_NOT_FOUND`, `PARTITION_NOT_FOUND`, `NO_LEADER`, or why no node could be asked.
+    /// `TOPIC_NOT_FOUND`, `PARTITION_NOT_FOUND`; `NO_LEADER` if none is elected yet; or the last
+    /// failure if no node responds.
     pub async fn route(&self, topic: &str, partition: u32) -> Result<Route> {
         self.shared.routing.leader(topic, partition).await
     }
 
-    /// Number of partitions of a topic.
+    /// Returns the number of partitions of a topic.
     ///
     /// # Errors
-    /// `TOPIC_NOT_FOUND`, or why no node could be asked.
+    /// `TOPIC_NOT_FOUND`, or the last failure if no node responds.
     pub async fn partition_count(&self, topic: &str) -> Result<u32> {
         self.shared.routing.partition_count(topic).await
     }
 
-    /// Calls the leader of a partition until it succeeds, fails for good, or the deadline passes.
+    /// Calls a partition's leader until it succeeds, fails permanently, or the deadline passes.
     pub(crate) async fn call_leader<T, F, Fut>(
         &self,
-        place: (&str, u32),
-        call: Call,
+        partition: (&str, u32),
+        call: CallSpec,
         attempt: F,
     ) -> Result<T>
     where
         F: Fn(Connection) -> Fut,
         Fut: Future<Output = std::result::Result<Response<T>, Status>>,
     {
-        let mut series = Series::new(&self.shared, call);
+        let mut attempts = CallAttempts::new(&self.shared, call);
         loop {
-            let error = match series.route(place).await {
+            let error = match attempts.route(partition).await {
                 Ok(route) => {
-                    let lookout = series.lookout(place.0, &route);
-                    let answer = attempt(route.connection.clone());
-                    match series.attempt_while(lookout, answer).await {
-                        Ok(answer) => return Ok(answer),
-                        Err(error) => series.judge(error, Some(&route))?,
+                    let probe = attempts.probe(partition.0, &route);
+                    let response = attempt(route.connection.clone());
+                    match attempts.attempt_while(probe, response).await {
+                        Ok(response) => return Ok(response),
+                        Err(error) => attempts.judge(error, Some(&route))?,
                     }
                 }
-                Err(error) => series.judge(error, None)?,
+                Err(error) => attempts.judge(error, None)?,
             };
-            series.pause(error).await?;
+            attempts.pause(error).await?;
         }
     }
 
-    /// Calls one node after the other until one answers, the failure is final, or the deadline
-    /// passes. Where a second copy does no harm, a node that keeps silent is left for the next one,
-    /// with more patience each time.
-    pub(crate) async fn call_any<T, F, Fut>(&self, call: Call, attempt: F) -> Result<T>
+    /// Calls one node after the other until one succeeds, the failure is final, or the deadline
+    /// passes.
+    ///
+    /// If a call can be repeated safely, a silent node is abandoned after a timeout that doubles
+    /// with each attempt.
+    pub(crate) async fn call_any<T, F, Fut>(&self, call: CallSpec, attempt: F) -> Result<T>
     where
         F: Fn(Connection) -> Fut,
         Fut: Future<Output = std::result::Result<Response<T>, Status>>,
     {
         let routing = &self.shared.routing;
-        let mut series = Series::new(&self.shared, call);
-        series.retries.ask_few();
-        let mut patience = match call.repeat {
+        let mut attempts = CallAttempts::new(&self.shared, call);
+        attempts.retries.limit_rechecks();
+        let mut attempt_timeout = match call.repeat {
             Repeat::Read => self.shared.config.stall_after,
-            Repeat::Always | Repeat::UnlessApplied => CHANGE_PATIENCE,
+            Repeat::Always | Repeat::UnlessApplied => CHANGE_ATTEMPT_TIMEOUT,
         };
         let mut tried = Vec::new();
-        // Ignored: the call itself is told of the deadline.
-        let _ = timeout_at(series.deadline, routing.meet()).await;
+        // Ignored: the call itself reports the deadline.
+        let _ = timeout_at(attempts.deadline, routing.ensure_contact()).await;
         loop {
-            let node = routing.other_than(&mut tried)?;
+            let node = routing.next_untried(&mut tried)?;
             let is_alone = !routing.has_others(node.address());
             let limit = match call.repeat {
                 Repeat::UnlessApplied => Duration::MAX,
                 _ if is_alone => Duration::MAX,
-                Repeat::Read | Repeat::Always => patience,
+                Repeat::Read | Repeat::Always => attempt_timeout,
             };
-            let error = match series.attempt_within(limit, attempt(node.clone())).await {
-                Ok(answer) => {
-                    routing.on_answer(&node);
-                    return Ok(answer);
+            let error = match attempts.attempt_within(limit, attempt(node.clone())).await {
+                Ok(response) => {
+                    routing.on_response(&node);
+                    return Ok(response);
                 }
                 Err(error) => error,
             };
             routing.on_silence(&node, &error);
-            patience = patience.saturating_mul(2);
-            let error = series.judge(error, None)?;
-            series.pause(error).await?;
+            attempt_timeout = attempt_timeout.saturating_mul(2);
+            let error = attempts.judge(error, None)?;
+            attempts.pause(error).await?;
         }
     }
 }
 
-/// What a call is, beyond its request.
+/// Name, retry rule and deadline of a call.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Call {
-    /// For messages.
+pub(crate) struct CallSpec {
+    /// Name for error messages.
     pub(crate) name: &'static str,
     pub(crate) repeat: Repeat,
-    /// Time that the service may take on purpose, on top of the timeouts.
+    /// Time that the service may wait on request, in addition to the timeouts.
     pub(crate) wait: Duration,
-    /// When the caller began to wait: the deadline counts from there.
+    /// Start of the caller's wait, from which the deadline counts.
     pub(crate) since: Instant,
 }
 
-impl Call {
+impl CallSpec {
     pub(crate) fn new(name: &'static str, repeat: Repeat) -> Self {
         Self { name, repeat, wait: Duration::ZERO, since: Instant::now() }
     }
 }
 
-/// The attempts of one call.
-pub(crate) struct Series<'a> {
-    shared: &'a Shared,
-    call: Call,
+/// The attempts of one call, within its deadline.
+pub(crate) struct CallAttempts<'a> {
+    shared: &'a ClientCore,
+    call: CallSpec,
     deadline: Instant,
     retries: Retries,
-    /// Whether an attempt has failed without saying that it was not applied: then the call as a
-    /// whole may have been, whatever later attempts say.
+    /// True once the outcome of an attempt was unknown: then the call as a whole may have been
+    /// applied, regardless of later attempts.
     may_have_applied: bool,
     wait: Duration,
 }
 
-impl<'a> Series<'a> {
-    pub(crate) fn new(shared: &'a Shared, call: Call) -> Self {
+impl<'a> CallAttempts<'a> {
+    pub(crate) fn new(shared: &'a ClientCore, call: CallSpec) -> Self {
         Self {
             shared,
             call,
@@ -188,10 +194,10 @@ impl<'a> Series<'a> {
         self.within(self.shared.routing.leader(topic, partition)).await
     }
 
-    /// Finds a way within the deadline.
-    pub(crate) async fn within(&self, way: impl Future<Output = Result<Route>>) -> Result<Route> {
-        match timeout_at(self.deadline, way).await {
-            // Asking for the way has sent nothing of the call itself.
+    /// Waits for a route until the deadline.
+    pub(crate) async fn within(&self, route: impl Future<Output = Result<Route>>) -> Result<Route> {
+        match timeout_at(self.deadline, route).await {
+            // A metadata request does not send the call itself.
             Ok(route) => route.map_err(|error| error.with_may_have_applied(false)),
             Err(_) => Err(Error::timed_out("metadata").with_may_have_applied(false)),
         }
@@ -204,7 +210,7 @@ impl<'a> Series<'a> {
         self.attempt_within(Duration::MAX, attempt).await
     }
 
-    /// As [`Series::attempt`], within `limit` if that is less than the attempt timeout.
+    /// Like [`CallAttempts::attempt`], within `limit` if that is less than the attempt timeout.
     async fn attempt_within<T>(
         &self,
         limit: Duration,
@@ -218,31 +224,31 @@ impl<'a> Series<'a> {
         }
     }
 
-    /// As [`Series::attempt`], given up as soon as the node that is asked has been replaced.
+    /// Like [`CallAttempts::attempt`], but ends as soon as the called leader has been replaced.
     pub(crate) async fn attempt_while<T>(
         &self,
-        mut lookout: Lookout<'_>,
+        mut probe: LeaderProbe<'_>,
         attempt: impl Future<Output = std::result::Result<Response<T>, Status>>,
     ) -> Result<T> {
         tokio::select! {
             biased;
             result = self.attempt(attempt) => result,
-            () = lookout.moved() => Err(Error::superseded(self.call.name)),
+            () = probe.replaced() => Err(Error::superseded(self.call.name)),
         }
     }
 
-    fn lookout<'b>(&'b self, topic: &'b str, route: &'b Route) -> Lookout<'b> {
-        let pace = if self.call.wait.is_zero() { Pace::Due } else { Pace::Patient };
+    fn probe<'b>(&'b self, topic: &'b str, route: &'b Route) -> LeaderProbe<'b> {
+        let pace = if self.call.wait.is_zero() { ProbePace::Expected } else { ProbePace::Patient };
         let shard_ids = std::slice::from_ref(&route.shard_id);
-        Lookout::new(&self.shared.routing, topic, shard_ids, route, pace)
+        LeaderProbe::new(&self.shared.routing, topic, shard_ids, route, pace)
     }
 
-    /// Notes a failure and decides how long to wait: the error comes back as `Err` if it is final.
+    /// Records a failure and decides how long to wait. Returns the error as `Err` if it is final.
     pub(crate) fn judge(&mut self, error: Error, route: Option<&Route>) -> Result<Error> {
         self.judge_with(error, route, false)
     }
 
-    /// As [`Series::judge`]. With `has_others` another node may do better at once.
+    /// Like [`CallAttempts::judge`]; with `has_others` it retries another node without a wait.
     pub(crate) fn judge_with(
         &mut self,
         error: Error,
@@ -254,14 +260,14 @@ impl<'a> Series<'a> {
         let next = self.retries.after(&error, is_redirected, &self.shared.jitter);
         self.may_have_applied |= error.may_have_applied;
         self.wait = match next {
-            Next::GiveUp => return Err(self.conclude(error)),
-            Next::Redirect => Duration::ZERO,
-            Next::Wait(wait) => wait,
+            RetryDecision::GiveUp => return Err(self.conclude(error)),
+            RetryDecision::Redirect => Duration::ZERO,
+            RetryDecision::Wait(wait) => wait,
         };
         Ok(error)
     }
 
-    /// Waits as decided. Gives up at once if the deadline is nearer than the end of the wait.
+    /// Waits as decided, or fails at once if the deadline is before the end of the wait.
     pub(crate) async fn pause(&self, error: Error) -> Result<()> {
         let end = Instant::now() + self.wait;
         if end >= self.deadline {

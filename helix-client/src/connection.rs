@@ -1,16 +1,15 @@
-//! Connections to nodes: a few HTTP/2 channels each, made when first used and kept.
-//! Knows addresses; which node to ask is decided by `routing`.
+//! Connections to nodes by address: a few HTTP/2 channels each, opened on first use and kept.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use helix_proto::framing::Answers;
 use helix_proto::log::v1::cluster_service_client::ClusterServiceClient;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use helix_proto::log::v1::topic_service_client::TopicServiceClient;
+use helix_transport::ResponseLayer;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
@@ -19,22 +18,22 @@ use crate::error::{Error, Result};
 
 /// The connections of one client, by address.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct ConnectionCache {
     config: Config,
     nodes: Mutex<HashMap<String, Connection>>,
 }
 
-impl Pool {
+impl ConnectionCache {
     pub(crate) fn new(config: Config) -> Self {
         Self { config, nodes: Mutex::default() }
     }
 
-    /// The connection to an address. Returns at once; the first call over it connects.
+    /// Returns the connection to an address without waiting; the first call connects.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if `address` is not an address.
-    pub(crate) fn to(&self, address: &str) -> Result<Connection> {
-        // A panic elsewhere cannot have left the map half changed.
+    /// `INVALID_ARGUMENT` if `address` is malformed.
+    pub(crate) fn get(&self, address: &str) -> Result<Connection> {
+        // A panic elsewhere cannot have left the map inconsistent.
         let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = nodes.get(address) {
             return Ok(connection.clone());
@@ -45,23 +44,23 @@ impl Pool {
     }
 }
 
-/// The channels to one node. Cheap to clone; calls take turns over the channels.
+/// A connection to one node, over one or more channels that calls rotate over. Cheap to clone.
 #[derive(Clone)]
-pub struct Connection(Arc<Lines>);
+pub struct Connection(Arc<ChannelPool>);
 
-struct Lines {
+struct ChannelPool {
     address: String,
     /// At least one.
-    lines: Box<[Line]>,
-    turn: AtomicUsize,
+    channels: Box<[ServiceClients]>,
+    next: AtomicUsize,
 }
 
-/// The services over one channel, kept so that a call costs a clone and no set-up.
-struct Line {
-    produce: ProduceServiceClient<Answers<Channel>>,
-    consume: ConsumeServiceClient<Answers<Channel>>,
-    topic: TopicServiceClient<Answers<Channel>>,
-    cluster: ClusterServiceClient<Answers<Channel>>,
+/// The service clients of one channel, kept so that a call only clones one.
+struct ServiceClients {
+    produce: ProduceServiceClient<ResponseLayer<Channel>>,
+    consume: ConsumeServiceClient<ResponseLayer<Channel>>,
+    topic: TopicServiceClient<ResponseLayer<Channel>>,
+    cluster: ClusterServiceClient<ResponseLayer<Channel>>,
 }
 
 impl Connection {
@@ -69,42 +68,42 @@ impl Connection {
         let endpoint = endpoint(address, config)?;
         let count = config.connections_per_node.max(1);
         let bytes_max = config.transport.message_bytes_max;
-        let line = |_| Line::new(config.dial.lazily(&endpoint), bytes_max);
-        let lines = (0..count).map(line).collect();
+        let connect = |_| ServiceClients::new(config.dial.lazily(&endpoint), bytes_max);
+        let channels = (0..count).map(connect).collect();
         let address = address.to_owned();
-        Ok(Self(Arc::new(Lines { address, lines, turn: AtomicUsize::new(0) })))
+        Ok(Self(Arc::new(ChannelPool { address, channels, next: AtomicUsize::new(0) })))
     }
 
-    /// The address as it was given.
+    /// Returns the address as configured or learned.
     pub fn address(&self) -> &str {
         &self.0.address
     }
 
-    /// The produce service, as generated.
-    pub fn produce(&self) -> ProduceServiceClient<Answers<Channel>> {
-        self.line().produce.clone()
+    /// Returns the generated client of the produce service.
+    pub fn produce(&self) -> ProduceServiceClient<ResponseLayer<Channel>> {
+        self.channel_clients().produce.clone()
     }
 
-    /// The consume service, as generated.
-    pub fn consume(&self) -> ConsumeServiceClient<Answers<Channel>> {
-        self.line().consume.clone()
+    /// Returns the generated client of the consume service.
+    pub fn consume(&self) -> ConsumeServiceClient<ResponseLayer<Channel>> {
+        self.channel_clients().consume.clone()
     }
 
-    /// The topic service, as generated.
-    pub fn topic(&self) -> TopicServiceClient<Answers<Channel>> {
-        self.line().topic.clone()
+    /// Returns the generated client of the topic service.
+    pub fn topic(&self) -> TopicServiceClient<ResponseLayer<Channel>> {
+        self.channel_clients().topic.clone()
     }
 
-    /// The cluster service, as generated.
-    pub fn cluster(&self) -> ClusterServiceClient<Answers<Channel>> {
-        self.line().cluster.clone()
+    /// Returns the generated client of the cluster service.
+    pub fn cluster(&self) -> ClusterServiceClient<ResponseLayer<Channel>> {
+        self.channel_clients().cluster.clone()
     }
 
-    fn line(&self) -> &Line {
-        let Lines { lines, turn, .. } = &*self.0;
-        match &**lines {
+    fn channel_clients(&self) -> &ServiceClients {
+        let ChannelPool { channels, next, .. } = &*self.0;
+        match &**channels {
             [only] => only,
-            lines => &lines[turn.fetch_add(1, Ordering::Relaxed) % lines.len()],
+            channels => &channels[next.fetch_add(1, Ordering::Relaxed) % channels.len()],
         }
     }
 }
@@ -115,9 +114,9 @@ impl fmt::Debug for Connection {
     }
 }
 
-impl Line {
+impl ServiceClients {
     fn new(channel: Channel, bytes_max: usize) -> Self {
-        let channel = Answers(channel);
+        let channel = ResponseLayer(channel);
         Self {
             produce: ProduceServiceClient::new(channel.clone())
                 .max_decoding_message_size(bytes_max)
@@ -142,7 +141,7 @@ fn endpoint(address: &str, config: &Config) -> Result<Endpoint> {
         Error::client(Code::InvalidArgument, format!("address {address:?}: {why}"))
     };
     if !uri.starts_with("http://") {
-        return Err(invalid(&"only http:// is spoken"));
+        return Err(invalid(&"only http:// addresses are supported"));
     }
     let transport = &config.transport;
     let endpoint = Endpoint::from_shared(uri).map_err(|error| invalid(&error))?;
@@ -154,6 +153,6 @@ fn endpoint(address: &str, config: &Config) -> Result<Endpoint> {
         .max_frame_size(transport.frame_bytes_max)
         .http2_keep_alive_interval(transport.keepalive_interval)
         .keep_alive_timeout(transport.keepalive_timeout)
-        // Nobody waits for an idle one; it is tried with the next call.
+        // An idle connection has no waiting call; the next call detects a dead one.
         .keep_alive_while_idle(false))
 }

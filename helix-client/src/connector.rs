@@ -1,9 +1,9 @@
-//! Connections over TCP, on which a request's headers go out with its body.
+//! TCP connections that send a request's headers in one packet with its body.
 
 use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
-use helix_proto::gather::{Gathered, Waits};
+use helix_transport::{CoalescedIo, FlushPolicy};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -11,12 +11,12 @@ use tonic::codegen::Service;
 use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 
-/// A channel that connects when it is first used.
+/// Returns a channel that connects on first use.
 pub(crate) fn connect_lazily(endpoint: &Endpoint) -> Channel {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(endpoint.get_tcp_nodelay());
-    // Shared out among the addresses of a name.
+    // Divided among the addresses that a name resolves to.
     tcp.set_connect_timeout(endpoint.get_connect_timeout());
     endpoint.connect_with_connector_lazy(Connector(tcp))
 }
@@ -24,7 +24,7 @@ pub(crate) fn connect_lazily(endpoint: &Endpoint) -> Channel {
 struct Connector(HttpConnector);
 
 impl Service<Uri> for Connector {
-    type Response = TokioIo<Gathered<TcpStream>>;
+    type Response = TokioIo<CoalescedIo<TcpStream>>;
     type Error = <HttpConnector as Service<Uri>>::Error;
     type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
 
@@ -36,7 +36,7 @@ impl Service<Uri> for Connector {
         let connecting = self.0.call(uri);
         Box::pin(async move {
             let tcp = connecting.await?.into_inner();
-            Ok(TokioIo::new(Gathered::new(tcp, Waits::Always)))
+            Ok(TokioIo::new(CoalescedIo::new(tcp, FlushPolicy::DeferAll)))
         })
     }
 }

@@ -1,8 +1,9 @@
-//! Reads records by offset, by time, by long poll or as a stream, from any number of partitions.
-//! Every batch's checksum is verified here, over the bytes that the producer sent.
+//! Reads records from any number of partitions: fetches, long polls and subscriptions.
+//!
+//! The client verifies the checksum of every batch over the bytes that the producer sent.
 
 mod decode;
-mod source;
+mod replica_selector;
 mod subscription;
 
 use std::collections::HashMap;
@@ -16,19 +17,19 @@ use helix_proto::log::v1::{
     ReadLimits, StartPosition, StoredBatch, Watermarks,
 };
 
-use crate::client::{Call, Client, Series};
+use crate::client::{CallAttempts, CallSpec, Client};
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
-use crate::routing::{Lookout, Pace, Route};
-use source::Source;
+use crate::routing::{LeaderProbe, ProbePace, Route};
+use replica_selector::ReplicaSelector;
 pub use subscription::{Event, Subscription};
 
-/// Where to begin in a partition.
+/// Start position in a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Position {
     /// The first readable record.
     Earliest,
-    /// Only what is committed from now on.
+    /// The end: only records committed from now on.
     Latest,
     /// This offset.
     Offset(u64),
@@ -36,7 +37,7 @@ pub enum Position {
     Timestamp(SystemTime),
     /// This many records before the end.
     Tail(u64),
-    /// Where this group has committed; else the first readable record.
+    /// The committed offset of this group, or the first readable record if it has none.
     Committed(String),
 }
 
@@ -54,27 +55,27 @@ impl Position {
     }
 }
 
-/// A partition and where to begin in it.
+/// A partition and the range to read in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Start {
+pub struct ReadStart {
     /// Topic.
     pub topic: String,
     /// Partition.
     pub partition: u32,
-    /// Where to begin.
+    /// Start position.
     pub position: Position,
-    /// Offset to stop before. At or below where the start is, there is nothing to read, and a
-    /// subscription ends at once. Default: none, no end.
+    /// Exclusive end offset. If it is at or below the start, nothing is read and a subscription
+    /// ends at once. Default: none, no end.
     pub until: Option<u64>,
 }
 
-impl Start {
-    /// A start without an end.
+impl ReadStart {
+    /// Returns a start without an end.
     pub fn new(topic: impl Into<String>, partition: u32, position: Position) -> Self {
         Self { topic: topic.into(), partition, position, until: None }
     }
 
-    /// The same start with an offset to stop before.
+    /// Sets the exclusive end offset.
     pub fn until(mut self, offset: u64) -> Self {
         self.until = Some(offset);
         self
@@ -90,26 +91,26 @@ impl Start {
     }
 }
 
-/// Which node may answer.
+/// Nodes that may serve a read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ReadSource {
-    /// The leader: everything that was acked before the call is there.
+    /// The leader, which has everything acked before the call.
     #[default]
     Leader,
-    /// Any node that has a copy, also while there is no leader. Committed records only, and in
-    /// order, but it may lag. One that fails is left for another.
+    /// Any replica, even while there is no leader. Reads committed records in order, but may lag.
+    /// After a failure another replica is used.
     AnyReplica,
 }
 
-/// Which node may answer, and what to do when a start is not readable.
+/// Source of a read, and the handling of unreadable starts.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReadOptions {
     /// Move an unreadable start to the nearest readable offset instead of failing. Default: no.
     pub clamp: bool,
-    /// Which node may answer. Default: the leader.
+    /// Nodes that may serve the read. Default: the leader.
     pub source: ReadSource,
-    /// Node id to read from with `AnyReplica`, as long as it has a copy and does not fail.
-    /// Default: none, readers take turns over the nodes.
+    /// Node id to prefer with `AnyReplica`, as long as it has a replica and does not fail.
+    /// Default: none, readers rotate over the nodes.
     pub preferred_node: Option<u64>,
 }
 
@@ -119,17 +120,17 @@ impl ReadOptions {
     }
 }
 
-/// Bounds of one fetch.
+/// Limits of one fetch.
 #[derive(Debug, Clone, Copy)]
 pub struct FetchOptions {
-    /// Most records over all partitions of one node; rounded up to a batch. Default: no bound.
+    /// Most records over all partitions of one node, rounded up to a batch. Default: no limit.
     pub records_max: Option<u64>,
-    /// Most payload bytes over all partitions of one node; at least one batch comes. The service
-    /// has a bound of its own. Default: 4 MiB.
+    /// Most payload bytes over all partitions of one node, but at least one batch. The service has
+    /// a limit of its own. Default: 4 MiB.
     pub bytes_max: Option<u64>,
     /// Longest wait for `bytes_min`; the service may cap it. Default: zero, no wait.
     pub wait_max: Duration,
-    /// Payload bytes worth waiting for; 0 is as 1. Default: 1.
+    /// Payload bytes that end the wait; 0 means 1. Default: 1.
     pub bytes_min: u32,
     /// See [`ReadOptions`].
     pub read: ReadOptions,
@@ -147,16 +148,16 @@ impl Default for FetchOptions {
     }
 }
 
-/// A record as it was read.
+/// A record with its offset and times.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ConsumedRecord {
     /// Offset in its partition.
     pub offset: u64,
-    /// When the service appended it.
+    /// Time of the append, set by the service.
     pub append_time: SystemTime,
-    /// Key, if it has one. A slice of the answer that it came in, which it keeps in memory.
+    /// Key, if it has one. A slice that keeps the whole response in memory.
     pub key: Option<Bytes>,
-    /// Value; None is a tombstone. A slice, as the key.
+    /// Value; None is a tombstone. A slice like the key.
     pub value: Option<Bytes>,
     /// Headers, in order.
     pub headers: Vec<Header>,
@@ -179,16 +180,16 @@ pub struct Records {
     pub watermarks: Watermarks,
 }
 
-/// Batches of one partition as they are stored, oldest first, checksums verified.
+/// Stored batches of one partition, oldest first, with verified checksums.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batches {
     /// Topic.
     pub topic: String,
     /// Partition.
     pub partition: u32,
-    /// First offset that was asked for: what the first batch has below it is to be skipped.
+    /// Requested first offset: records of the first batch below it are to be skipped.
     pub start_offset: u64,
-    /// Offset to stop before: what the last batch has from there on is to be skipped.
+    /// Exclusive end offset: records of the last batch from there on are to be skipped.
     pub until: Option<u64>,
     /// Batches; may be none.
     pub batches: Vec<StoredBatch>,
@@ -199,73 +200,82 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// The records that were asked for.
+    /// Decodes the requested records.
     ///
     /// # Errors
-    /// `CORRUPT_LOG` if a payload is not what its batch says.
+    /// `CORRUPT_LOG` if a payload does not match its batch. Report it; a retry may use another
+    /// replica.
     pub fn decode(self) -> Result<Records> {
         decode::records(self)
     }
 }
 
-/// Reads. Cheap to clone.
+/// Reads records. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Consumer {
     client: Client,
 }
 
 impl Client {
-    /// A consumer.
+    /// Returns a consumer.
     pub fn consumer(&self) -> Consumer {
         Consumer { client: self.clone() }
     }
 }
 
 impl Consumer {
-    /// Reads what is there, or waits for it as the options say. One entry for each start, in
-    /// their order. Partitions with different leaders are asked at the same time, and the answer
-    /// comes when all of them have answered.
+    /// Reads available records, or waits for them as the options specify.
+    ///
+    /// Returns one entry per start, in order. Requests to different leaders run concurrently; the
+    /// call returns when all of them have responded.
     ///
     /// # Errors
-    /// The service's refusal (`OFFSET_OUT_OF_RANGE`, ..), `CORRUPT_LOG` for damaged bytes, or why
-    /// a leader could not be reached.
-    pub async fn fetch(&self, starts: &[Start], options: &FetchOptions) -> Result<Vec<Records>> {
+    /// `OFFSET_OUT_OF_RANGE` (use another position or `clamp`), another rejection of the service,
+    /// `CORRUPT_LOG` for corrupt bytes, or the last failure if a leader is unreachable.
+    pub async fn fetch(
+        &self,
+        starts: &[ReadStart],
+        options: &FetchOptions,
+    ) -> Result<Vec<Records>> {
         let fetched = self.fetch_encoded(starts, options).await?;
         fetched.into_iter().map(Batches::decode).collect()
     }
 
-    /// As [`Consumer::fetch`], leaving the batches as they are stored.
+    /// Like [`Consumer::fetch`], but returns the stored batches.
     ///
     /// # Errors
     /// As [`Consumer::fetch`].
     pub async fn fetch_encoded(
         &self,
-        starts: &[Start],
+        starts: &[ReadStart],
         options: &FetchOptions,
     ) -> Result<Vec<Batches>> {
-        let call = Call { wait: options.wait_max, ..Call::new("fetch", Repeat::Read) };
-        let mut series = Series::new(&self.client.shared, call);
-        let mut source = Source::new(options.read, self.client.shared.routing.next_turn());
+        let call = CallSpec { wait: options.wait_max, ..CallSpec::new("fetch", Repeat::Read) };
+        let mut attempts = CallAttempts::new(&self.client.shared, call);
+        let mut selector =
+            ReplicaSelector::new(options.read, self.client.shared.routing.next_turn());
         loop {
-            // Groups are made anew for each attempt: a leader may have moved.
-            let fetch = Fetch { consumer: self, series: &series, source: &source, starts, options };
+            // Each attempt groups the starts again, since a leader may have moved.
+            let fetch =
+                Fetch { consumer: self, attempts: &attempts, selector: &selector, starts, options };
             let error = match fetch.groups().await {
                 Ok(groups) => match fetch.all(&groups).await {
                     Ok(fetched) => return Ok(fetched),
                     Err((error, route)) => {
-                        let (error, has_others) = source.on_failure(&route, error);
-                        series.judge_with(error, Some(&route), has_others)?
+                        let (error, has_others) = selector.on_failure(&route, error);
+                        attempts.judge_with(error, Some(&route), has_others)?
                     }
                 },
-                Err(error) => series.judge(error, None)?,
+                Err(error) => attempts.judge(error, None)?,
             };
-            series.pause(error).await?;
+            attempts.pause(error).await?;
         }
     }
 
-    /// Follows partitions: what is there, and then what is committed. Goes on by itself after a
-    /// broken stream or a change of leader.
-    pub fn subscribe(&self, starts: Vec<Start>, options: ReadOptions) -> Subscription {
+    /// Subscribes to partitions: existing records, then new ones as they are committed.
+    ///
+    /// Resumes automatically after a broken stream or a change of leader.
+    pub fn subscribe(&self, starts: Vec<ReadStart>, options: ReadOptions) -> Subscription {
         Subscription::new(self.client.clone(), starts, options)
     }
 }
@@ -273,39 +283,43 @@ impl Consumer {
 /// One attempt of a fetch.
 struct Fetch<'a> {
     consumer: &'a Consumer,
-    series: &'a Series<'a>,
-    source: &'a Source,
-    starts: &'a [Start],
+    attempts: &'a CallAttempts<'a>,
+    selector: &'a ReplicaSelector,
+    starts: &'a [ReadStart],
     options: &'a FetchOptions,
 }
 
 impl Fetch<'_> {
-    async fn groups(&self) -> Result<Vec<Group>> {
-        let mut groups = Groups::default();
+    async fn groups(&self) -> Result<Vec<NodeGroup>> {
+        let mut groups = NodeGroups::default();
         let routing = &self.consumer.client.shared.routing;
-        for (member, Start { topic, partition, .. }) in self.starts.iter().enumerate() {
-            let route = self.series.within(self.source.route(routing, topic, *partition)).await?;
+        for (member, ReadStart { topic, partition, .. }) in self.starts.iter().enumerate() {
+            let route =
+                self.attempts.within(self.selector.route(routing, topic, *partition)).await?;
             groups.add(route, member);
         }
         Ok(groups.list)
     }
 
-    /// Asks every node at the same time.
-    async fn all(&self, groups: &[Group]) -> std::result::Result<Vec<Batches>, (Error, Route)> {
+    /// Requests from all nodes concurrently.
+    async fn all(&self, groups: &[NodeGroup]) -> std::result::Result<Vec<Batches>, (Error, Route)> {
         let calls = groups.iter().map(|group| async {
             let fetched = self.group(group).await;
             fetched.map_err(|error| (error, group.route.clone()))
         });
         let mut fetched: Vec<Option<Batches>> = self.starts.iter().map(|_| None).collect();
-        for (group, answers) in groups.iter().zip(try_join_all(calls).await?) {
-            for (&member, batches) in group.members.iter().zip(answers) {
+        for (group, responses) in groups.iter().zip(try_join_all(calls).await?) {
+            for (&member, batches) in group.members.iter().zip(responses) {
                 fetched[member] = Some(batches);
             }
         }
-        Ok(fetched.into_iter().map(|batches| batches.expect("in one group each")).collect())
+        Ok(fetched
+            .into_iter()
+            .map(|batches| batches.expect("each start is in one group"))
+            .collect())
     }
 
-    async fn group(&self, group: &Group) -> Result<Vec<Batches>> {
+    async fn group(&self, group: &NodeGroup) -> Result<Vec<Batches>> {
         let starts = group.members.iter().map(|&member| &self.starts[member]);
         let options = self.options;
         let limits = ReadLimits {
@@ -314,55 +328,56 @@ impl Fetch<'_> {
             until_timestamp: None,
         };
         let request = FetchRequest {
-            partitions: starts.clone().map(Start::to_wire).collect(),
+            partitions: starts.clone().map(ReadStart::to_wire).collect(),
             limits: Some(limits),
             max_wait: options.wait_max.try_into().ok(),
             min_bytes: options.bytes_min,
-            source: self.source.to_wire().into(),
+            source: self.selector.to_wire().into(),
             out_of_range: options.read.out_of_range().into(),
             accept_encoded: true,
         };
         let mut consume = group.route.connection.consume();
         let fetching = consume.fetch(request);
-        let answer: FetchResponse = if self.source.is_leader() {
+        let response: FetchResponse = if self.selector.is_leader() {
             let topic = &self.starts[group.members[0]].topic;
             let routing = &self.consumer.client.shared.routing;
-            let pace = if options.wait_max.is_zero() { Pace::Due } else { Pace::Patient };
-            let lookout = Lookout::new(routing, topic, &group.shard_ids, &group.route, pace);
-            self.series.attempt_while(lookout, fetching).await?
+            let pace =
+                if options.wait_max.is_zero() { ProbePace::Expected } else { ProbePace::Patient };
+            let probe = LeaderProbe::new(routing, topic, &group.shard_ids, &group.route, pace);
+            self.attempts.attempt_while(probe, fetching).await?
         } else {
-            self.series.attempt(fetching).await?
+            self.attempts.attempt(fetching).await?
         };
-        decode::answers(answer, starts)
+        decode::response(response, starts)
     }
 }
 
-/// Starts that go to the same node.
+/// Starts that are read from the same node.
 #[derive(Debug)]
-pub(crate) struct Group {
-    /// The way to the first one's.
+pub(crate) struct NodeGroup {
+    /// Route to the first member.
     pub(crate) route: Route,
-    /// Shards of all of them, each once.
+    /// Shards of all members, without duplicates.
     pub(crate) shard_ids: Vec<u32>,
-    /// Places in the list that was grouped.
+    /// Indexes into the grouped list.
     pub(crate) members: Vec<usize>,
 }
 
-/// Groups in the order in which their nodes came up.
+/// Groups in the order of their first members.
 #[derive(Debug, Default)]
-pub(crate) struct Groups {
-    pub(crate) list: Vec<Group>,
+pub(crate) struct NodeGroups {
+    pub(crate) list: Vec<NodeGroup>,
     by_node: HashMap<u64, usize>,
 }
 
-impl Groups {
+impl NodeGroups {
     pub(crate) fn add(&mut self, route: Route, member: usize) {
-        let place = *self.by_node.entry(route.node_id).or_insert(self.list.len());
-        if place == self.list.len() {
+        let index = *self.by_node.entry(route.node_id).or_insert(self.list.len());
+        if index == self.list.len() {
             let (shard_ids, members) = (Vec::new(), Vec::new());
-            self.list.push(Group { route: route.clone(), shard_ids, members });
+            self.list.push(NodeGroup { route: route.clone(), shard_ids, members });
         }
-        let group = &mut self.list[place];
+        let group = &mut self.list[index];
         group.members.push(member);
         if !group.shard_ids.contains(&route.shard_id) {
             group.shard_ids.push(route.shard_id);

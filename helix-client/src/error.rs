@@ -1,71 +1,73 @@
-//! What went wrong with a call, in the terms in which a caller decides: again, elsewhere, or not.
-//! Reads the service's details where there are any; their absence means the transport failed.
+//! Errors of calls, with what a caller needs to decide whether and where to retry.
+//!
+//! Built from the service's details; a status without them is a transport failure.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::ops::Deref;
 use std::time::Duration;
 
-use helix_proto::error::{self as wire, Received};
+use helix_proto::error::{self as wire, StatusDetails};
 use helix_proto::log::v1::{ErrorReason, LeaderHint, Watermarks};
 use tonic::{Code, ConnectError, Status};
 
-/// Result of everything that talks to the service.
+/// Result of a call to the service.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A failed call. Dereferences to [`Failure`], which has the facts.
+/// A failed call. Dereferences to [`Failure`], which has the details.
 #[derive(Clone)]
 pub struct Error(Box<Failure>);
 
-/// The facts of a failed call.
+/// The details of a failed call.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// Who says so.
+    /// Component that reported the failure.
     pub origin: Origin,
     /// gRPC code.
     pub code: Code,
-    /// The service's reason. None if the failure is not the service's, or of a later version.
+    /// The service's reason. None for transport failures and for reasons of later versions.
     pub reason: Option<ErrorReason>,
-    /// Whether the same request may succeed if it is sent again.
+    /// The same request may succeed if it is sent again.
     pub retryable: bool,
-    /// Whether the service may have applied the request. False is a promise.
+    /// The service may have applied the request. False is a guarantee that it has not.
     pub may_have_applied: bool,
-    /// Where to go instead.
+    /// Leader to use instead.
     pub leader: Option<LeaderHint>,
     /// State of the partition.
     pub watermarks: Option<Watermarks>,
     /// Sequence that the partition expects next from the producer.
     pub next_sequence: Option<u64>,
-    /// Offset that the partition's next record gets.
+    /// Offset that the partition assigns next.
     pub next_offset: Option<u64>,
     /// Fencing token in force.
     pub fencing_token: Option<String>,
-    /// Limit that was exceeded, in its own unit.
+    /// Limit that was exceeded, in the unit of the reason.
     pub limit: Option<u64>,
-    /// Topic and partition that the failure is about, where the request has several.
-    pub place: Option<(String, u32)>,
-    /// How long to wait before a retry.
+    /// Topic and partition that failed, for requests with several.
+    pub topic_partition: Option<(String, u32)>,
+    /// Wait before a retry.
     pub retry_after: Option<Duration>,
-    /// An earlier batch has failed so, and this one was not appended because of that.
-    pub is_of_an_earlier_batch: bool,
-    /// For people.
+    /// An earlier batch failed with this error, and this batch was therefore not appended.
+    pub is_from_earlier_batch: bool,
+    /// Description for humans.
     pub message: String,
 }
 
-/// Who reports a failure.
+/// Component that reports a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// Helix itself; the reason is its own.
+    /// A Helix node.
     Service,
-    /// The network, a proxy, or a gRPC library on the way.
+    /// The network, a proxy, or a gRPC library.
     Transport,
-    /// This library: a deadline, a damaged answer, a closed handle.
+    /// This library: a deadline, a malformed response, a closed handle.
     Client,
 }
 
 impl Error {
-    /// Reads a status. `may_have_applied` of a transport failure is true unless it is certain that
-    /// the request was never sent.
+    /// Converts a gRPC status.
+    ///
+    /// `may_have_applied` of a transport failure is true unless the request was certainly not sent.
     pub fn from_status(status: &Status) -> Self {
         match wire::from_status(status) {
             Some(received) => Self::from_service(status, received),
@@ -73,8 +75,8 @@ impl Error {
         }
     }
 
-    fn from_service(status: &Status, received: Received) -> Self {
-        let Received { detail, retry_after } = received;
+    fn from_service(status: &Status, received: StatusDetails) -> Self {
+        let StatusDetails { detail, retry_after } = received;
         let reason = Some(detail.reason()).filter(|&reason| reason != ErrorReason::Unspecified);
         Self::new(Failure {
             reason,
@@ -86,33 +88,33 @@ impl Error {
             next_offset: detail.next_offset,
             fencing_token: detail.fencing_token,
             limit: detail.limit,
-            place: detail.partition.map(|partition| (detail.topic, partition)),
+            topic_partition: detail.partition.map(|partition| (detail.topic, partition)),
             retry_after,
             ..Failure::plain(Origin::Service, status.code(), status.message().to_owned())
         })
     }
 
     fn from_transport(status: &Status) -> Self {
-        // A status with a source was made on this side, out of a broken connection.
+        // A status with a source was created on this side from a broken connection.
         let is_broken = status.source().is_some();
-        // Unknown and Cancelled: a stream that was reset by the other side ends without a status.
+        // Unknown and Cancelled: a stream that the other side resets ends without a status.
         let is_transient = matches!(
             status.code(),
             Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Cancelled
         );
-        let is_refused = !is_broken
+        let is_rejected = !is_broken
             && matches!(
                 status.code(),
                 Code::Unimplemented | Code::Unauthenticated | Code::PermissionDenied
             );
         Self::new(Failure {
             retryable: is_broken || is_transient,
-            may_have_applied: !is_refused && !is_unsent(status),
+            may_have_applied: !is_rejected && !is_unsent(status),
             ..Failure::plain(Origin::Transport, status.code(), innermost(status))
         })
     }
 
-    /// The deadline passed while the service had the request.
+    /// Returns the error of a deadline that passed while the service had the request.
     pub(crate) fn timed_out(what: &str) -> Self {
         Self::new(Failure {
             retryable: true,
@@ -121,18 +123,18 @@ impl Error {
         })
     }
 
-    /// The node that had the request has kept silent, and another one leads by now.
+    /// Returns the error of a request to a silent leader that has been replaced.
     pub(crate) fn superseded(what: &str) -> Self {
-        let message = format!("{what}: the leader keeps silent and has been replaced");
+        let message = format!("{what}: the leader did not respond and has been replaced");
         Self::known(ErrorReason::OutcomeUnknown, message).with_may_have_applied(true)
     }
 
-    /// This library refuses or gives up; nothing was sent.
+    /// Returns an error of this library; nothing was sent.
     pub(crate) fn client(code: Code, message: impl Into<String>) -> Self {
         Self::new(Failure::plain(Origin::Client, code, message.into()))
     }
 
-    /// This library knows what the service would say.
+    /// Returns an error with the reason that the service would give.
     pub(crate) fn known(reason: ErrorReason, message: impl Into<String>) -> Self {
         Self::new(Failure {
             reason: Some(reason),
@@ -141,38 +143,38 @@ impl Error {
         })
     }
 
-    /// The same error with another answer to whether the request may have been applied.
+    /// Replaces `may_have_applied`.
     pub(crate) fn with_may_have_applied(mut self, may_have_applied: bool) -> Self {
         self.0.may_have_applied = may_have_applied;
         self
     }
 
-    /// Whether the service says that this offset has been given away.
+    /// Returns true if the service reports that this offset is already taken.
     pub(crate) fn is_beyond(&self, expected_offset: u64) -> bool {
         self.is(ErrorReason::ExpectedOffsetMismatch)
             && self.next_offset.is_some_and(|next| next > expected_offset)
     }
 
-    /// The same error, worth a retry elsewhere: whoever said it may know less than others.
-    pub(crate) fn in_doubt(mut self) -> Self {
+    /// Makes the error retryable: another node may have newer data.
+    pub(crate) fn retryable_elsewhere(mut self) -> Self {
         self.0.retryable = true;
         self
     }
 
-    /// The same error, said of a later request that shares its fate.
-    pub(crate) fn of_an_earlier_batch(mut self) -> Self {
+    /// Turns the error into that of a later request that failed because of it.
+    pub(crate) fn from_earlier_batch(mut self) -> Self {
         self.0.message = format!("an earlier batch failed: {}", self.0.message);
-        self.0.is_of_an_earlier_batch = true;
+        self.0.is_from_earlier_batch = true;
         self
     }
 
-    /// The same error, with the limit that was exceeded.
+    /// Adds the limit that was exceeded.
     pub(crate) fn with_limit(mut self, limit: u64) -> Self {
         self.0.limit = Some(limit);
         self
     }
 
-    /// Whether the service gave this reason.
+    /// Returns true if this is the reason.
     pub fn is(&self, reason: ErrorReason) -> bool {
         self.reason == Some(reason)
     }
@@ -196,9 +198,9 @@ impl Failure {
             next_offset: None,
             fencing_token: None,
             limit: None,
-            place: None,
+            topic_partition: None,
             retry_after: None,
-            is_of_an_earlier_batch: false,
+            is_from_earlier_batch: false,
             message,
         }
     }
@@ -225,7 +227,7 @@ impl fmt::Display for Error {
             None => write!(formatter, "{:?}: ", self.code)?,
         }
         formatter.write_str(&self.message)?;
-        if let Some((topic, partition)) = &self.place {
+        if let Some((topic, partition)) = &self.topic_partition {
             write!(formatter, " ({topic}/{partition})")?;
         }
         if self.may_have_applied {
@@ -249,12 +251,12 @@ impl From<Status> for Error {
     }
 }
 
-/// Whether the connection could not be made, so that the request never left.
+/// Returns true if the connect failed, so that the request was not sent.
 fn is_unsent(status: &Status) -> bool {
     chain(status).any(|error| error.is::<ConnectError>())
 }
 
-/// The innermost message: the outer ones only say "transport error".
+/// Returns the message with that of the innermost source: outer ones only say "transport error".
 fn innermost(status: &Status) -> String {
     match chain(status).last() {
         Some(inner) if !status.message().contains(&inner.to_string()) => {
@@ -275,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_services_error_carries_its_facts() {
+    fn service_error_carries_its_details() {
         let detail = ErrorDetail {
             next_sequence: Some(7),
             topic: "orders".to_owned(),
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_outcome_says_so() {
+    fn unknown_outcome_may_have_applied() {
         let detail = wire::detail(ErrorReason::OutcomeUnknown);
         let wait = Some(Duration::from_millis(50));
         let error = Error::from_status(&wire::to_status(&detail, "leader lost", wait));
@@ -303,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_of_a_later_version_is_no_reason() {
+    fn reason_of_a_later_version_is_none() {
         let detail = ErrorDetail { reason: 9999, retryable: true, ..ErrorDetail::default() };
         let error = Error::from_status(&wire::to_status(&detail, "new", None));
         assert_eq!((error.origin, error.reason), (Origin::Service, None));
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_connect_was_never_sent() {
+    fn failed_connect_was_not_applied() {
         let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
         let status = Status::from_error(Box::new(ConnectError(Box::new(refused))));
         let error = Error::from_status(&status);
@@ -320,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_connection_leaves_the_outcome_open() {
+    fn broken_connection_may_have_applied() {
         let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
         let error = Error::from_status(&Status::from_error(Box::new(reset)));
         assert_eq!(error.origin, Origin::Transport);
@@ -328,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_librarys_refusal_is_final() {
+    fn rejection_by_a_grpc_library_is_final() {
         let error = Error::from_status(&Status::out_of_range("message length too large"));
         assert_eq!((error.origin, error.reason), (Origin::Transport, None));
         assert!(!error.retryable && error.may_have_applied);

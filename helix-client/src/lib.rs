@@ -1,5 +1,43 @@
-//! Helix's Rust client: finds leaders, repeats what may be repeated, and never makes a second copy.
-//! Begin with [`Client`]; it gives producers, sessions, consumers and administration.
+//! The Rust client of Helix: producers, append sessions, consumers and administration.
+//!
+//! [`Client`] finds partition leaders, repeats calls that are safe to repeat, and never stores a
+//! second copy of a batch. Everything starts from it:
+//!
+//! - [`Client::producer`]: idempotent appends, by batch or by record with batching.
+//! - [`Client::session`]: a pipeline of batches to one partition.
+//! - [`Client::consumer`]: fetches and subscriptions.
+//! - [`Client::admin`]: topics, offsets, cluster state, membership.
+//!
+//! # Quickstart
+//! ```no_run
+//! use helix_client::proto::log::v1::Record;
+//! use helix_client::{Client, Config, Event, NewTopic, Position, ProducerOptions};
+//! use helix_client::{ReadOptions, ReadStart, Result};
+//!
+//! # async fn quickstart() -> Result<()> {
+//! let client = Client::connect(Config::new(["127.0.0.1:9092"])).await?;
+//! client.admin().create_topic(&NewTopic::new("orders", 4)).await?;
+//!
+//! let producer = client.producer(ProducerOptions::default());
+//! let record = Record { value: Some("hello".into()), ..Record::default() };
+//! let ack = producer.send("orders", record).await?.await?;
+//! println!("stored at offset {:?}", ack.first_offset);
+//!
+//! let starts = (0..4).map(|partition| ReadStart::new("orders", partition, Position::Earliest));
+//! let mut events = client.consumer().subscribe(starts.collect(), ReadOptions::default());
+//! while let Some(event) = events.next().await {
+//!     if let Event::Data(data) = event? {
+//!         println!("{} records from partition {}", data.records.len(), data.partition);
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Errors
+//! Every call returns [`Error`]. It states the service's reason, whether the same request may
+//! succeed later (`retryable`), and whether it may have been applied (`may_have_applied`).
+//! Retries have already been made by then, until [`Config::request_timeout`] passed.
 
 pub mod admin;
 pub mod append;
@@ -23,12 +61,12 @@ pub use config::{Config, Dial, Transport};
 pub use connection::Connection;
 pub use consumer::{
     Batches, ConsumedRecord, Consumer, Event, FetchOptions, Position, ReadOptions, ReadSource,
-    Records, Start, Subscription,
+    ReadStart, Records, Subscription,
 };
 pub use error::{Error, Failure, Origin, Result};
-pub use producer::{Producer, ProducerOptions, Sent};
+pub use producer::{DeliveryFuture, Producer, ProducerOptions};
 pub use routing::Route;
-pub use session::{Acked, Session, SessionOptions};
+pub use session::{AckFuture, Session, SessionOptions};
 
-/// The wire's types, for what this crate passes through as it is.
+/// The wire types, for requests and responses that this crate passes through.
 pub use helix_proto as proto;

@@ -1,30 +1,32 @@
-//! Which partition a record goes to. Pure, and stable: the same key goes to the same partition in
-//! every version and every language that follows the rule.
+//! Assigns records to partitions.
+//!
+//! The mapping of keys is stable over versions and client languages: docs/api.md.
 
-/// Partition of a key: CRC-32 (as in zlib) of the key, modulo the number of partitions.
+/// Returns the partition of a key: CRC-32 (as in zlib) of the key, modulo `partition_count`.
 ///
 /// `partition_count` is at least 1. Adding partitions moves keys.
 pub fn of_key(key: &[u8], partition_count: u32) -> u32 {
     crc32fast::hash(key) % partition_count.max(1)
 }
 
-/// Partitions for records without a key: one after the other, each for a whole batch, because
-/// full batches cost less than spread ones.
+/// Round-robin over partitions for records without a key, one whole batch each.
+///
+/// Full batches cost less than spread ones.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Sticky {
+pub struct StickyPartitioner {
     partition: u32,
-    /// Bytes given to the present partition.
+    /// Bytes assigned to the current partition.
     bytes: usize,
 }
 
-impl Sticky {
-    /// The partition for a record of this many bytes, where a batch holds `batch_bytes`.
+impl StickyPartitioner {
+    /// Returns the partition of a record of `record_bytes`, where a batch holds `batch_bytes`.
     pub fn next(&mut self, record_bytes: usize, batch_bytes: usize, partition_count: u32) -> u32 {
         if self.bytes > 0 && self.bytes + record_bytes > batch_bytes {
             self.partition = self.partition.wrapping_add(1);
             self.bytes = 0;
         }
-        // Partitions are only ever added, save when the topic was made anew.
+        // The count only shrinks when a topic was deleted and created again.
         self.partition %= partition_count.max(1);
         self.bytes += record_bytes;
         self.partition
@@ -35,9 +37,9 @@ impl Sticky {
 mod tests {
     use super::*;
 
-    /// The table of docs/api.md, to which clients in other languages hold themselves.
+    /// Checks the table of docs/api.md, which clients in other languages implement.
     #[test]
-    fn the_published_vectors_hold() {
+    fn key_partitions_match_the_published_vectors() {
         let page = include_str!("../../docs/api.md");
         let (_, section) = page.split_once("## Partitions of keys").unwrap();
         let table = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
@@ -59,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_stays_where_the_documented_hash_puts_it() {
+    fn partition_of_key_is_crc32_modulo_count() {
         // python3: zlib.crc32(b"customer-7") % 12
         assert_eq!(of_key(b"customer-7", 12), 8);
         assert_eq!(of_key(b"", 12), 0);
@@ -67,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_spread() {
+    fn keys_spread_evenly() {
         let mut counts = [0; 8];
         for number in 0..8000 {
             counts[of_key(format!("key-{number}").as_bytes(), 8) as usize] += 1;
@@ -76,10 +78,10 @@ mod tests {
     }
 
     #[test]
-    fn keyless_records_fill_a_batch_and_move_on() {
-        let mut sticky = Sticky::default();
+    fn keyless_records_fill_a_batch_before_the_next_partition() {
+        let mut sticky = StickyPartitioner::default();
         let partitions: Vec<_> = (0..7).map(|_| sticky.next(40, 100, 3)).collect();
         assert_eq!(partitions, [0, 0, 1, 1, 2, 2, 0]);
-        assert_eq!(Sticky::default().next(1000, 100, 3), 0);
+        assert_eq!(StickyPartitioner::default().next(1000, 100, 3), 0);
     }
 }

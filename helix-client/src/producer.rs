@@ -1,8 +1,9 @@
-//! Appends that can be repeated without making a second copy, batch by batch or record by record.
-//! One batch per partition is under way at a time; `session` is for pipelines.
+//! Idempotent producers: append batches, or send single records that are batched.
+//!
+//! Each partition has one batch in flight at a time; use `session` for pipelines.
 
 mod batcher;
-mod lane;
+mod partition;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,36 +18,36 @@ use crate::client::Client;
 use crate::error::Result;
 use crate::identity::Identities;
 use batcher::Batcher;
-pub use batcher::Sent;
-use lane::Lane;
+pub use batcher::DeliveryFuture;
+use partition::PartitionProducer;
 
 /// Settings of a [`Producer`].
 #[derive(Debug, Clone)]
 pub struct ProducerOptions {
     /// Durability to wait for. Default: `Unspecified`, the topic's own default.
     pub durability: Durability,
-    /// Whether batches carry an identity and a sequence, so that a retry never makes a second
-    /// copy. Without, a batch whose outcome is not known is not sent again. Default: yes.
+    /// Send an identity and sequences, so that a retry never stores a second copy. Without them, a
+    /// batch with an unknown outcome is not retried. Default: true.
     pub idempotent: bool,
     /// Stable name, up to 255 bytes: a later producer of the same name fences this one. Default:
     /// empty, anonymous.
     pub name: String,
     /// Fencing token that must hold with every batch, up to 64 bytes. Default: none.
     pub fencing_token: Option<String>,
-    /// How long [`Producer::send`] lets a batch wait for more records. Zero: as long as the batch
-    /// before it is under way. Default: 1 ms.
+    /// Longest wait of a [`Producer::send`] batch for more records. Zero: only while the previous
+    /// batch is in flight. Default: 1 ms.
     pub linger: Duration,
-    /// Serialized bytes at which `send` closes a batch; what the topic allows is the bound.
+    /// Serialized bytes at which `send` closes a batch, at most the topic's batch limit.
     /// Default: 256 KiB.
     pub batch_bytes: usize,
     /// Records at which `send` closes a batch, at least 1. Default: 10,000.
     pub batch_records: usize,
-    /// Bytes that `send` holds over all partitions before it waits, at least 1: serialized ones,
-    /// and 256 for each record, about what one takes in memory beside them. Default: 32 MiB.
+    /// Bytes that `send` buffers over all partitions before it waits, at least 1. Counts serialized
+    /// bytes plus 256 per record for its overhead. Default: 32 MiB.
     pub buffer_bytes: usize,
-    /// Whether the first batch of `send` that fails ends it all: what is queued for any partition
-    /// or sent later then fails with the same error and is not appended. Default: no, each batch
-    /// succeeds or fails by itself.
+    /// Stop at the first failed batch of `send`: records that are queued for any partition or sent
+    /// later fail with the same error and are not appended. Default: false, batches fail
+    /// independently.
     pub stops_at_failure: bool,
 }
 
@@ -66,38 +67,38 @@ impl Default for ProducerOptions {
     }
 }
 
-/// Writes to any number of partitions. Cheap to clone; clones share identity and order.
+/// Appends to any number of partitions. Cheap to clone; clones share identity and order.
 #[derive(Debug, Clone)]
 pub struct Producer {
-    lanes: Arc<Lanes>,
+    partitions: Arc<PartitionProducers>,
     batcher: Arc<Batcher>,
 }
 
 impl Client {
-    /// A producer. Asks for its identity with its first batch.
+    /// Returns a producer, which requests its identity with its first batch.
     pub fn producer(&self, options: ProducerOptions) -> Producer {
-        let lanes = Arc::new(Lanes::new(self.clone(), &options));
-        let batcher = Arc::new(Batcher::new(lanes.clone(), options));
-        Producer { lanes, batcher }
+        let partitions = Arc::new(PartitionProducers::new(self.clone(), &options));
+        let batcher = Arc::new(Batcher::new(partitions.clone(), options));
+        Producer { partitions, batcher }
     }
 }
 
 impl Producer {
-    /// Appends one batch, all of it or nothing, and waits for the ack. Batches to one partition
-    /// are applied in the order of the calls' first polls.
+    /// Appends one batch atomically and waits for the ack.
     ///
-    /// Dropping the future leaves open whether the batch is applied.
+    /// Batches to one partition are applied in the order in which the futures are first polled. If
+    /// the future is dropped, the batch may or may not be applied.
     ///
     /// # Errors
-    /// The service's refusal; `may_have_applied` says whether the outcome is open. After an open
-    /// outcome the partition goes on under a new identity, so nothing later can be mistaken for
-    /// the lost batch.
+    /// The service's rejection. With `may_have_applied` the outcome is unknown; sending the batch
+    /// again may store it twice, since the partition then continues under a new identity.
     pub async fn append(&self, topic: &str, partition: u32, batch: impl IntoBatch) -> Result<Ack> {
-        self.append_with(topic, partition, batch, &self.lanes.options).await
+        self.append_with(topic, partition, batch, &self.partitions.options).await
     }
 
-    /// As [`Producer::append`], with options of its own. The producer's fencing token must hold
-    /// nevertheless, unless they name another one.
+    /// Like [`Producer::append`], with its own options.
+    ///
+    /// The producer's fencing token still applies, unless the options have another one.
     ///
     /// # Errors
     /// As [`Producer::append`].
@@ -109,48 +110,56 @@ impl Producer {
         options: &AppendOptions,
     ) -> Result<Ack> {
         let batch = batch.into_batch();
-        let options = self.lanes.fenced(options);
-        self.lanes.get(topic, partition).append(&batch, &options, Instant::now()).await
+        let options = self.partitions.fenced(options);
+        self.partitions.get(topic, partition).append(&batch, &options, Instant::now()).await
     }
 
-    /// Hands over one record: to the partition of its key (see
-    /// [`partitioner::of_key`](crate::partitioner::of_key)), or to one after the other if it has
-    /// none. Waits only for room in the buffer; the returned future resolves with the ack of the
-    /// batch that the record went into. Dropping it does not take the record back.
+    /// Queues one record for the partition of its key, or for partitions in turn if it has none.
+    ///
+    /// See [`partitioner::of_key`](crate::partitioner::of_key). Waits only for buffer space. The
+    /// returned future resolves with the ack of the record's batch; dropping it does not cancel the
+    /// record.
     ///
     /// # Errors
-    /// `TOPIC_NOT_FOUND`, or why the topic could not be looked up.
-    pub async fn send(&self, topic: &str, record: Record) -> Result<Sent> {
+    /// `TOPIC_NOT_FOUND`, or the last failure if the topic cannot be looked up. With
+    /// [`ProducerOptions::stops_at_failure`] also the error of the first failed batch.
+    pub async fn send(&self, topic: &str, record: Record) -> Result<DeliveryFuture> {
         let partition = self.batcher.partition(topic, &record).await?;
         self.batcher.send(topic, partition, record).await
     }
 
-    /// As [`Producer::send`], to a given partition.
+    /// Queues one record for a given partition: see [`Producer::send`].
     ///
     /// # Errors
-    /// As [`Producer::send`].
-    pub async fn send_to(&self, topic: &str, partition: u32, record: Record) -> Result<Sent> {
+    /// With [`ProducerOptions::stops_at_failure`] the error of the first failed batch.
+    pub async fn send_to(
+        &self,
+        topic: &str,
+        partition: u32,
+        record: Record,
+    ) -> Result<DeliveryFuture> {
         self.batcher.send(topic, partition, record).await
     }
 
-    /// Waits until everything that was sent before has its ack or its error, without further
-    /// linger. Bounded by the deadlines of the batches.
+    /// Sends queued records without further linger and waits for their acks or errors.
+    ///
+    /// The deadlines of the batches bound the wait.
     pub async fn flush(&self) {
         self.batcher.flush().await;
     }
 }
 
-/// The lanes of a producer, by partition, made when first used.
+/// The partitions of a producer, created on first use.
 #[derive(Debug)]
-struct Lanes {
+struct PartitionProducers {
     client: Client,
-    /// None: not idempotent.
+    /// None if the producer is not idempotent.
     identities: Option<Identities>,
     options: AppendOptions,
-    by_topic: Mutex<HashMap<String, HashMap<u32, Arc<Lane>>>>,
+    by_topic: Mutex<HashMap<String, HashMap<u32, Arc<PartitionProducer>>>>,
 }
 
-impl Lanes {
+impl PartitionProducers {
     fn new(client: Client, options: &ProducerOptions) -> Self {
         let identities = options.idempotent.then(|| Identities::new(client.clone(), &options.name));
         let unfenced = AppendOptions::durability(options.durability);
@@ -161,7 +170,7 @@ impl Lanes {
         Self { client, identities, options, by_topic: Mutex::default() }
     }
 
-    /// These options, with the producer's token where they have none.
+    /// Adds the producer's fencing token to options without one.
     fn fenced<'a>(&self, options: &'a AppendOptions) -> Cow<'a, AppendOptions> {
         let token = |options: &AppendOptions| options.condition.as_ref()?.fencing_token.clone();
         match token(&self.options) {
@@ -170,16 +179,17 @@ impl Lanes {
         }
     }
 
-    fn get(&self, topic: &str, partition: u32) -> Arc<Lane> {
-        // A panic elsewhere cannot have left the map half changed.
+    fn get(&self, topic: &str, partition: u32) -> Arc<PartitionProducer> {
+        // A panic elsewhere cannot have left the map inconsistent.
         let mut by_topic = self.by_topic.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = by_topic.get(topic).and_then(|lanes| lanes.get(&partition));
-        if let Some(lane) = known {
-            return lane.clone();
+        let known = by_topic.get(topic).and_then(|partitions| partitions.get(&partition));
+        if let Some(partition_producer) = known {
+            return partition_producer.clone();
         }
-        let lane = Lane::new(self.client.clone(), self.identities.clone(), topic, partition);
-        let lane = Arc::new(lane);
-        by_topic.entry(topic.to_owned()).or_default().insert(partition, lane.clone());
-        lane
+        let partition_producer =
+            PartitionProducer::new(self.client.clone(), self.identities.clone(), topic, partition);
+        let partition_producer = Arc::new(partition_producer);
+        by_topic.entry(topic.to_owned()).or_default().insert(partition, partition_producer.clone());
+        partition_producer
     }
 }

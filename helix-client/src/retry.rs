@@ -1,5 +1,6 @@
-//! When to try again, and after how long. Decides; the waiting is done by the caller.
-//! The rules follow the reasons that the service gives, not the gRPC codes.
+//! Decides whether to retry a failed call, and after which wait. The caller waits.
+//!
+//! The rules follow the service's reasons, not the gRPC codes.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -11,48 +12,49 @@ use rand::{RngExt, SeedableRng};
 use crate::config::{Config, draw_seed};
 use crate::error::{Error, Origin};
 
-/// Times in a row that a hint is followed without a wait. Two nodes that point at each other must
-/// not be asked in a tight loop.
+/// Consecutive leader hints followed without a wait.
+///
+/// Prevents a tight loop between two nodes that name each other as leader.
 const REDIRECTS_MAX: u32 = 3;
 
-/// Times that a node is asked again about a topic that it does not know and the rest of the cluster
-/// does: a new topic takes a moment to be known everywhere.
+/// Retries after a node reports an unknown topic: a new topic takes a moment to reach all nodes.
 const RECHECKS_MAX: u32 = 20;
 
-/// The same where each time another node is asked.
-const FEW_RECHECKS_MAX: u32 = 2;
+/// Limit instead of [`RECHECKS_MAX`] for calls that use another node for each retry.
+const ANY_NODE_RECHECKS_MAX: u32 = 2;
 
-/// Whether a request may be sent again after an attempt whose outcome is not known.
+/// Rule for repeating a request after an attempt with an unknown outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Repeat {
-    /// There is nothing to apply: a read.
+    /// Repeat: a read applies nothing.
     Read,
-    /// A second copy does no harm: an idempotent change, an append with its sequence.
+    /// Repeat: an idempotent change, or an append with its sequence.
     Always,
-    /// A second copy would be a second batch.
+    /// Do not repeat unless it was certainly not applied: a second copy would be a second batch.
     UnlessApplied,
 }
 
-/// What to do after a failed attempt.
+/// Decision after a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// The error is the caller's.
+pub(crate) enum RetryDecision {
+    /// Return the error to the caller.
     GiveUp,
-    /// Try again at once, where the hint points.
+    /// Retry at once at the leader that the hint names.
     Redirect,
-    /// Try again after a wait of at least this much, with fresh routes.
+    /// Retry after a wait of at least this duration, with refreshed routes.
     Wait(Duration),
 }
 
-/// The retries of one call: how often it was tried, and what that means for the next failure.
+/// Counts the retries of one call and decides after each failure.
 #[derive(Debug)]
 pub(crate) struct Retries {
     repeat: Repeat,
     /// Waits since the last success.
     waits: u32,
     redirects: u32,
-    /// Retries so far that go with reasons which are final otherwise, and how many there may be.
+    /// Retries so far after reasons that are otherwise final.
     rechecks: u32,
+    /// Limit of `rechecks`.
     rechecks_max: u32,
 }
 
@@ -61,42 +63,48 @@ impl Retries {
         Self { repeat, waits: 0, redirects: 0, rechecks: 0, rechecks_max: RECHECKS_MAX }
     }
 
-    /// For calls that go from node to node, each of which knows by itself: a few of them are enough
-    /// to believe that something does not exist.
-    pub(crate) fn ask_few(&mut self) {
-        self.rechecks_max = FEW_RECHECKS_MAX;
+    /// Lowers the limit of rechecks for calls that use another node for each retry.
+    ///
+    /// A few independent nodes suffice to conclude that a topic does not exist.
+    pub(crate) fn limit_rechecks(&mut self) {
+        self.rechecks_max = ANY_NODE_RECHECKS_MAX;
     }
 
-    /// Decides after a failure. `is_redirected` says that the failure pointed to a leader that was
-    /// not asked before.
-    pub(crate) fn after(&mut self, error: &Error, is_redirected: bool, jitter: &Jitter) -> Next {
+    /// Decides after a failure. `is_redirected` means that it named a leader not yet tried.
+    pub(crate) fn after(
+        &mut self,
+        error: &Error,
+        is_redirected: bool,
+        jitter: &Jitter,
+    ) -> RetryDecision {
         if error.may_have_applied && self.repeat == Repeat::UnlessApplied {
-            return Next::GiveUp;
+            return RetryDecision::GiveUp;
         }
-        if !error.retryable && !self.is_worth_a_second_look(error) {
-            return Next::GiveUp;
+        if !error.retryable && !self.can_recheck(error) {
+            return RetryDecision::GiveUp;
         }
         if is_redirected && self.redirects < REDIRECTS_MAX {
             self.redirects += 1;
-            return Next::Redirect;
+            return RetryDecision::Redirect;
         }
         self.redirects = 0;
         let wait = jitter.wait(self.waits, error).max(error.retry_after.unwrap_or_default());
         self.waits = self.waits.saturating_add(1);
-        Next::Wait(wait)
+        RetryDecision::Wait(wait)
     }
 
-    /// A success: the next failure begins a new series.
+    /// Resets the counters after a success.
     pub(crate) fn on_progress(&mut self) {
         *self = Self { rechecks_max: self.rechecks_max, ..Self::new(self.repeat) };
     }
 
-    /// Reasons that another attempt can cure: routes may be old, a node may not have heard of a new
-    /// topic yet, bytes may have been damaged on the way.
-    fn is_worth_a_second_look(&mut self, error: &Error) -> bool {
+    /// Returns true if a final reason may not hold for another attempt.
+    ///
+    /// Routes may be stale, a node may not know a new topic yet, bytes may be corrupted in transit.
+    fn can_recheck(&mut self, error: &Error) -> bool {
         let rechecks_max = match error.reason {
             Some(ErrorReason::TopicNotFound | ErrorReason::PartitionNotFound) => {
-                // Said by this library, it is what every node said that could be asked.
+                // An error of this library summarizes the responses of all reachable nodes.
                 if error.origin == Origin::Service { self.rechecks_max } else { 1 }
             }
             Some(ErrorReason::CorruptBatch | ErrorReason::CorruptLog) => 1,
@@ -107,7 +115,7 @@ impl Retries {
     }
 }
 
-/// Draws the waits: full jitter, so that clients that failed together do not come back together.
+/// Draws waits with full jitter, so that clients that failed together do not retry together.
 #[derive(Debug)]
 pub(crate) struct Jitter {
     backoff_min: Duration,
@@ -127,25 +135,26 @@ impl Jitter {
         }
     }
 
-    /// A wait between zero and the bound after so many earlier waits.
+    /// Returns a random wait between zero and the bound after `waits` earlier waits.
     pub(crate) fn draw(&self, waits: u32) -> Duration {
         self.draw_below(self.bound(waits))
     }
 
-    /// A wait after this failure: a service that is overloaded gets more and more time, one that
-    /// elects a leader does not.
+    /// Returns the wait after a failure.
+    ///
+    /// The bound grows for an overloaded service; during an election it stays short.
     fn wait(&self, waits: u32, error: &Error) -> Duration {
         let bound = self.bound(waits);
         let is_overloaded = match error.reason {
             Some(reason) => reason == ErrorReason::Throttled,
-            // A reason of a later version.
+            // An unknown reason of a later version counts as overload.
             None => error.origin == Origin::Service,
         };
         self.draw_below(if is_overloaded { bound } else { bound.min(self.failover_backoff_max) })
     }
 
     fn draw_below(&self, bound: Duration) -> Duration {
-        // A panic elsewhere cannot have left the generator half changed.
+        // A panic elsewhere cannot have left the generator inconsistent.
         let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
         bound.mul_f64(rng.random_range(0.0..=1.0))
     }
@@ -167,7 +176,7 @@ mod tests {
         Jitter::new(&Config { seed: Some(7), ..Config::default() })
     }
 
-    fn refused(reason: ErrorReason) -> Error {
+    fn rejected(reason: ErrorReason) -> Error {
         Error::from_status(&wire::to_status(&wire::detail(reason), "", None))
     }
 
@@ -177,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_double_up_to_the_last() {
+    fn backoff_bound_doubles_up_to_the_maximum() {
         let jitter = jitter();
         let bounds: Vec<_> = (0..9).map(|waits| jitter.bound(waits).as_millis()).collect();
         assert_eq!(bounds, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
@@ -185,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_fill_their_range_and_repeat_with_the_seed() {
+    fn waits_cover_their_range_and_repeat_with_the_seed() {
         let draws = |jitter: Jitter| (0..1000).map(|_| jitter.draw(20)).collect::<Vec<_>>();
         let waits = draws(jitter());
         assert_eq!(waits, draws(jitter()));
@@ -195,27 +204,27 @@ mod tests {
     }
 
     #[test]
-    fn an_open_outcome_is_repeated_only_where_that_is_safe() {
+    fn repeats_an_unknown_outcome_only_if_safe() {
         let jitter = jitter();
-        for error in [broken(), refused(ErrorReason::OutcomeUnknown), Error::timed_out("append")] {
+        for error in [broken(), rejected(ErrorReason::OutcomeUnknown), Error::timed_out("append")] {
             let next = Retries::new(Repeat::UnlessApplied).after(&error, false, &jitter);
-            assert_eq!(next, Next::GiveUp, "{error}");
+            assert_eq!(next, RetryDecision::GiveUp, "{error}");
             let next = Retries::new(Repeat::Always).after(&error, false, &jitter);
-            assert!(matches!(next, Next::Wait(_)), "{error}");
+            assert!(matches!(next, RetryDecision::Wait(_)), "{error}");
         }
     }
 
     #[test]
-    fn what_was_surely_not_applied_is_always_repeated() {
+    fn repeats_what_was_not_applied() {
         let jitter = jitter();
         for reason in [ErrorReason::NoLeader, ErrorReason::Throttled, ErrorReason::NotLeader] {
-            let next = Retries::new(Repeat::UnlessApplied).after(&refused(reason), false, &jitter);
-            assert!(matches!(next, Next::Wait(_)), "{reason:?}");
+            let next = Retries::new(Repeat::UnlessApplied).after(&rejected(reason), false, &jitter);
+            assert!(matches!(next, RetryDecision::Wait(_)), "{reason:?}");
         }
     }
 
     #[test]
-    fn refusals_are_final() {
+    fn rejections_are_final() {
         let jitter = jitter();
         for reason in [
             ErrorReason::Fenced,
@@ -224,67 +233,67 @@ mod tests {
             ErrorReason::DiskFull,
             ErrorReason::ExpectedOffsetMismatch,
         ] {
-            let next = Retries::new(Repeat::Always).after(&refused(reason), false, &jitter);
-            assert_eq!(next, Next::GiveUp, "{reason:?}");
+            let next = Retries::new(Repeat::Always).after(&rejected(reason), false, &jitter);
+            assert_eq!(next, RetryDecision::GiveUp, "{reason:?}");
         }
     }
 
     #[test]
-    fn a_missing_topic_is_looked_up_once_more() {
+    fn rechecks_a_missing_topic_once() {
         let jitter = jitter();
         let mut retries = Retries::new(Repeat::Always);
-        let error = Error::known(ErrorReason::TopicNotFound, "nobody knows it");
-        assert!(matches!(retries.after(&error, false, &jitter), Next::Wait(_)));
-        assert_eq!(retries.after(&error, false, &jitter), Next::GiveUp);
+        let error = Error::known(ErrorReason::TopicNotFound, "no node knows it");
+        assert!(matches!(retries.after(&error, false, &jitter), RetryDecision::Wait(_)));
+        assert_eq!(retries.after(&error, false, &jitter), RetryDecision::GiveUp);
     }
 
     #[test]
-    fn a_topic_that_only_one_node_does_not_know_is_looked_up_for_a_while() {
+    fn rechecks_longer_if_a_single_node_does_not_know_a_topic() {
         let jitter = jitter();
         let mut retries = Retries::new(Repeat::Always);
-        let error = refused(ErrorReason::TopicNotFound);
+        let error = rejected(ErrorReason::TopicNotFound);
         for _ in 0..RECHECKS_MAX {
-            assert!(matches!(retries.after(&error, false, &jitter), Next::Wait(_)));
+            assert!(matches!(retries.after(&error, false, &jitter), RetryDecision::Wait(_)));
         }
-        assert_eq!(retries.after(&error, false, &jitter), Next::GiveUp);
+        assert_eq!(retries.after(&error, false, &jitter), RetryDecision::GiveUp);
     }
 
     #[test]
-    fn elections_are_waited_for_in_short_steps() {
+    fn waits_are_short_during_elections() {
         let jitter = jitter();
         let waits = |error: Error| {
             let jitter = &jitter;
             let mut retries = Retries::new(Repeat::Always);
             let wait = move |_| match retries.after(&error, false, jitter) {
-                Next::Wait(wait) => wait,
+                RetryDecision::Wait(wait) => wait,
                 next => panic!("{next:?}"),
             };
             (0..100).map(wait).max().unwrap()
         };
         let config = Config::default();
-        let longest = waits(refused(ErrorReason::NoLeader));
+        let longest = waits(rejected(ErrorReason::NoLeader));
         assert!(longest <= config.failover_backoff_max, "{longest:?}");
-        let longest = waits(refused(ErrorReason::Throttled));
+        let longest = waits(rejected(ErrorReason::Throttled));
         assert!(longest > config.failover_backoff_max, "{longest:?}");
     }
 
     #[test]
-    fn redirects_are_followed_at_once_but_not_for_ever() {
+    fn follows_a_limited_number_of_redirects_at_once() {
         let jitter = jitter();
         let mut retries = Retries::new(Repeat::UnlessApplied);
-        let error = refused(ErrorReason::NotLeader);
+        let error = rejected(ErrorReason::NotLeader);
         for _ in 0..REDIRECTS_MAX {
-            assert_eq!(retries.after(&error, true, &jitter), Next::Redirect);
+            assert_eq!(retries.after(&error, true, &jitter), RetryDecision::Redirect);
         }
-        assert!(matches!(retries.after(&error, true, &jitter), Next::Wait(_)));
+        assert!(matches!(retries.after(&error, true, &jitter), RetryDecision::Wait(_)));
     }
 
     #[test]
-    fn the_services_wait_is_honoured() {
+    fn honours_the_retry_after_of_the_service() {
         let wait = Duration::from_secs(5);
         let detail = wire::detail(ErrorReason::Throttled);
         let error = Error::from_status(&wire::to_status(&detail, "", Some(wait)));
         let next = Retries::new(Repeat::Always).after(&error, false, &jitter());
-        assert_eq!(next, Next::Wait(wait));
+        assert_eq!(next, RetryDecision::Wait(wait));
     }
 }

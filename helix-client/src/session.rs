@@ -1,5 +1,7 @@
-//! A pipeline of batches to one partition over one stream, acked in order. Survives broken streams
-//! and changes of leader: what was not acked is sent again with the sequences that it had.
+//! Sessions: a pipeline of batches to one partition over one stream, acked in order.
+//!
+//! A session survives broken streams and changes of leader: it resends unacked batches with their
+//! original sequences.
 
 mod driver;
 mod state;
@@ -17,28 +19,27 @@ use crate::append::{Ack, IntoBatch, too_large};
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::identity::Identities;
-use driver::Driver;
-use state::Shared;
+use driver::SessionDriver;
+use state::Pipeline;
 
 /// Settings of a [`Session`].
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
     /// Durability of every batch. Default: `Unspecified`, the topic's own default.
     pub durability: Durability,
-    /// Whether batches carry an identity and a sequence, so that they can be sent again after a
-    /// broken stream. Without, a broken stream with batches under way fails the session. Default:
-    /// yes.
+    /// Send an identity and sequences, so that batches can be resent after a broken stream. Without
+    /// them, a broken stream with batches in flight fails the session. Default: true.
     pub idempotent: bool,
     /// Stable name, up to 255 bytes: a later producer of the same name fences this one. Default:
     /// empty, anonymous.
     pub producer_name: String,
     /// Fencing token that must hold with every batch, up to 64 bytes. Default: none.
     pub fencing_token: Option<String>,
-    /// Most batches that are sent and not acked, at least 1. The service may allow fewer.
+    /// Most unacked batches, at least 1. The service may allow fewer.
     /// Default: 16.
     pub in_flight_batches: usize,
-    /// Most payload bytes that are sent and not acked, 1 to 4 GiB - 1. The service may allow fewer.
-    /// A batch that is larger than this goes alone. Default: 8 MiB.
+    /// Most unacked payload bytes, 1 to 4 GiB - 1. The service may allow fewer. A larger batch is
+    /// sent alone. Default: 8 MiB.
     pub in_flight_bytes: usize,
 }
 
@@ -55,23 +56,24 @@ impl Default for SessionOptions {
     }
 }
 
-/// An open append session. Batches are applied in the order in which they were handed over; after
-/// the first that fails, none that comes later is applied, and every call fails with that error.
+/// An open append session.
 ///
-/// A leader that dies, stops or is replaced is no failure: what is not acked is sent to the next
-/// one, in order, and the acks come later.
+/// Batches are applied in the order of [`Session::append`]. After the first failed batch no later
+/// one is applied, and every call fails with that error. If the leader dies, stops or is replaced,
+/// the session does not fail: it sends unacked batches to the next leader, in order.
 ///
-/// Dropping it lets what was handed over come to its end; [`Session::close`] waits for that.
+/// Dropping a session lets queued batches finish; [`Session::close`] waits for them.
 #[derive(Debug)]
 pub struct Session {
-    shared: Arc<Shared>,
+    pipeline: Arc<Pipeline>,
 }
 
 impl Client {
     /// Opens a session to one partition and waits until the service has accepted it.
     ///
     /// # Errors
-    /// The service's refusal, or why its leader could not be reached within the request timeout.
+    /// The service's rejection, or the last failure if the leader is unreachable within the request
+    /// timeout. Nothing was appended.
     pub async fn session(
         &self,
         topic: &str,
@@ -81,11 +83,11 @@ impl Client {
         let identities =
             options.idempotent.then(|| Identities::new(self.clone(), &options.producer_name));
         let (opened, is_open) = oneshot::channel();
-        let shared = Arc::new(Shared::new(&options));
-        // From here on the session's drop ends the driver, also if this future is dropped.
-        let session = Session { shared: shared.clone() };
-        let place = (topic.to_owned(), partition);
-        let driver = Driver::new(self.clone(), place, options, identities, shared);
+        let pipeline = Arc::new(Pipeline::new(&options));
+        // From here on dropping the session ends the driver, even if this future is dropped.
+        let session = Session { pipeline: pipeline.clone() };
+        let partition = (topic.to_owned(), partition);
+        let driver = SessionDriver::new(self.clone(), partition, options, identities, pipeline);
         tokio::spawn(driver.run(opened));
         match is_open.await {
             Ok(result) => result.map(|()| session),
@@ -95,18 +97,19 @@ impl Client {
 }
 
 impl Session {
-    /// Hands over a batch. Waits for room in the pipeline; the returned future resolves with the
-    /// ack. Dropping that future does not take the batch back; dropping this one before it is
-    /// ready does.
+    /// Queues a batch, after waiting for capacity in the pipeline.
+    ///
+    /// The returned future resolves with the ack; dropping it does not cancel the batch. Dropping
+    /// the future of this call before it is ready does.
     ///
     /// # Errors
-    /// The error that has ended the session. `BATCH_TOO_LARGE` if the batch is larger than
-    /// [`Session::batch_bytes_max`]: it was not handed over, and the session goes on.
-    pub async fn append(&self, batch: impl IntoBatch) -> Result<Acked> {
+    /// The error that ended the session: open a new one. `BATCH_TOO_LARGE` if the batch is larger
+    /// than [`Session::batch_bytes_max`]: it was not queued, and the session continues.
+    pub async fn append(&self, batch: impl IntoBatch) -> Result<AckFuture> {
         self.append_expecting(batch, None).await
     }
 
-    /// As [`Session::append`], on the condition that the batch's first record gets this offset.
+    /// Like [`Session::append`], on condition that the batch's first record gets this offset.
     ///
     /// # Errors
     /// As [`Session::append`].
@@ -114,56 +117,58 @@ impl Session {
         &self,
         batch: impl IntoBatch,
         expected_offset: Option<u64>,
-    ) -> Result<Acked> {
+    ) -> Result<AckFuture> {
         let batch = batch.into_batch();
-        // 0: the service has not said.
+        // 0 means that the service has not stated a limit.
         let limit = Some(self.batch_bytes_max()).filter(|limit| *limit > 0);
-        if let Some(refusal) = limit.and_then(|limit| too_large(batch.payload.len(), limit)) {
-            return Err(refusal);
+        if let Some(error) = limit.and_then(|limit| too_large(batch.payload.len(), limit)) {
+            return Err(error);
         }
-        let room = self.shared.room(batch.payload.len()).await?;
-        self.shared.hand_over(batch, expected_offset, room).map(Acked)
+        let permit = self.pipeline.permit(batch.payload.len()).await?;
+        self.pipeline.push(batch, expected_offset, permit).map(AckFuture)
     }
 
-    /// The largest payload that the service accepts, in bytes.
+    /// Returns the largest payload that the service accepts, in bytes.
     pub fn batch_bytes_max(&self) -> usize {
-        self.shared.batch_bytes_max()
+        self.pipeline.batch_bytes_max()
     }
 
-    /// Waits until every batch that was handed over has its ack or its error, and ends the stream.
-    /// Bounded by the deadlines of the batches.
+    /// Waits until every queued batch has its ack or its error, then ends the stream.
+    ///
+    /// The deadlines of the batches bound the wait.
     ///
     /// # Errors
-    /// The error that has ended the session before.
+    /// The error that ended the session earlier.
     pub async fn close(self) -> Result<()> {
-        self.shared.close();
-        self.shared.finished().await;
-        self.shared.failure().map_or(Ok(()), Err)
+        self.pipeline.close();
+        self.pipeline.finished().await;
+        self.pipeline.failure().map_or(Ok(()), Err)
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.shared.close();
+        self.pipeline.close();
     }
 }
 
-/// The ack of one batch, once it is there.
+/// Future of the ack of one batch, which resolves by the batch's deadline.
 ///
-/// Resolves at the latest when the batch's deadline has passed.
+/// # Errors
+/// The error that ended the session. With `may_have_applied` the batch may have been stored.
 #[derive(Debug)]
-pub struct Acked(oneshot::Receiver<Result<Ack>>);
+pub struct AckFuture(oneshot::Receiver<Result<Ack>>);
 
-impl Future for Acked {
+impl Future for AckFuture {
     type Output = Result<Ack>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Ack>> {
-        let answer = ready!(Pin::new(&mut self.0).poll(context));
-        Poll::Ready(answer.unwrap_or_else(|_| Err(stopped().with_may_have_applied(true))))
+        let result = ready!(Pin::new(&mut self.0).poll(context));
+        Poll::Ready(result.unwrap_or_else(|_| Err(stopped().with_may_have_applied(true))))
     }
 }
 
-/// The driver goes away without an answer only with its runtime.
+/// Returns the error of a session whose runtime shut down: only then the driver drops a result.
 fn stopped() -> Error {
     Error::client(Code::Cancelled, "the session was stopped")
 }

@@ -1,6 +1,6 @@
-//! The wire contract of a batch: its checksum, its payload's layout, and how records get in and
-//! out.
-//! Pure functions over bytes; what a server accepts and what it stores is decided elsewhere.
+//! The wire contract of a batch: checksum, payload layout, encoding and decoding.
+//!
+//! Pure functions over bytes. Limits and storage are the server's concern.
 
 use std::ops::Range;
 
@@ -15,13 +15,13 @@ pub const BATCH_VERSION: u32 = 1;
 /// Tag byte of `RecordList.records`: field 1, length-delimited.
 pub(crate) const RECORD_TAG: u8 = 0x0A;
 
-/// A length prefix of more than five varint bytes cannot be a `u32`.
+/// Most bytes of a length prefix: a longer varint does not fit a `u32`.
 const LENGTH_BYTES_MAX: usize = 5;
 
-/// CRC-32 (as in zlib) of the 12 bytes `version`, `record_count`, `compression`, each little
-/// endian: where the checksum of the payload goes on from.
+/// Returns the CRC-32 that the payload's checksum continues from.
 ///
-/// `compression` is the number as it stands in the message, unset (0) included.
+/// It is the CRC-32 (as in zlib) of the 12 bytes `version`, `record_count`, `compression`, each
+/// little endian. `compression` is the number in the message, including unset (0).
 pub fn crc_seed(version: u32, record_count: u32, compression: i32) -> u32 {
     let mut head = [0; 12];
     head[..4].copy_from_slice(&version.to_le_bytes());
@@ -30,7 +30,7 @@ pub fn crc_seed(version: u32, record_count: u32, compression: i32) -> u32 {
     crc32fast::hash(&head)
 }
 
-/// Checksum of a batch: [`crc_seed`] carried on over `payload` as it is sent.
+/// Returns the checksum of a batch: [`crc_seed`] continued over `payload` as it is sent.
 pub fn crc(version: u32, record_count: u32, compression: i32, payload: &[u8]) -> u32 {
     let seed = crc_seed(version, record_count, compression);
     let mut hasher = crc32fast::Hasher::new_with_initial(seed);
@@ -38,14 +38,15 @@ pub fn crc(version: u32, record_count: u32, compression: i32, payload: &[u8]) ->
     hasher.finalize()
 }
 
-/// Whether the batch's bytes are those that its checksum was computed over.
+/// Returns true if the batch's checksum matches its bytes.
 pub fn is_intact(batch: &EncodedBatch) -> bool {
     batch.crc32 == crc(batch.version, batch.record_count, batch.compression, &batch.payload)
 }
 
-/// Builds an uncompressed batch. An empty slice gives an empty batch, which servers refuse.
+/// Builds an uncompressed batch. An empty slice gives an empty batch, which servers reject.
 ///
-/// Panics if the records serialize to 4 GiB or more, or if there are as many records as that.
+/// # Panics
+/// If the records serialize to 4 GiB or more, or there are 2^32 records or more.
 pub fn encode(records: &[Record]) -> EncodedBatch {
     let bytes: usize = records.iter().map(record_bytes).sum();
     let mut payload = BytesMut::with_capacity(bytes);
@@ -57,10 +58,10 @@ pub fn encode(records: &[Record]) -> EncodedBatch {
     from_payload(count, payload.freeze())
 }
 
-/// Builds an uncompressed batch around a payload that is already a serialized `RecordList` of
-/// `record_count` records.
+/// Builds an uncompressed batch from a serialized `RecordList` of `record_count` records.
 ///
-/// Panics if the payload is 4 GiB or more.
+/// # Panics
+/// If the payload is 4 GiB or more.
 pub fn from_payload(record_count: u32, payload: Bytes) -> EncodedBatch {
     let compression = i32::from(Compression::None);
     EncodedBatch {
@@ -73,17 +74,16 @@ pub fn from_payload(record_count: u32, payload: Bytes) -> EncodedBatch {
     }
 }
 
-/// Bytes that one record takes in a payload: tag, length prefix, and the record.
+/// Returns the bytes that a record takes in a payload: tag, length prefix, and the record.
 pub fn record_bytes(record: &Record) -> usize {
     let bytes = record.encoded_len();
     1 + prost::length_delimiter_len(bytes) + bytes
 }
 
-/// Checks a batch and gives its records; keys and values are slices of the batch's payload.
+/// Verifies a batch and returns its records; keys and values are slices of its payload.
 ///
 /// # Errors
-/// Each variant of [`DecodeError`] says what is wrong; none of them can be cured by a retry of
-/// the decoding.
+/// See [`DecodeError`]; decoding the same batch again fails again.
 pub fn decode(batch: &EncodedBatch) -> Result<RecordList, DecodeError> {
     if batch.version != BATCH_VERSION {
         return Err(DecodeError::Version(batch.version));
@@ -101,42 +101,43 @@ pub fn decode(batch: &EncodedBatch) -> Result<RecordList, DecodeError> {
     Ok(list)
 }
 
-/// Whether a batch with this `compression` value carries its records as they are.
+/// Returns true if a batch with this `compression` value has an uncompressed payload.
 pub fn is_uncompressed(compression: i32) -> bool {
     matches!(Compression::try_from(compression), Ok(Compression::Unspecified | Compression::None))
 }
 
-/// Why a batch cannot be read.
+/// The reason why a batch cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// The layout is of a version that this crate does not know.
+    /// The layout version is unknown.
     #[error("unknown batch version {0}")]
     Version(u32),
-    /// The payload is compressed in a way that this crate cannot undo.
+    /// The payload is compressed, which this crate does not support.
     #[error("unsupported compression {0}")]
     Compression(i32),
-    /// The bytes are not those that the checksum was computed over.
+    /// The checksum does not match the bytes.
     #[error("checksum mismatch")]
     Checksum,
     /// The payload is not a `RecordList`.
     #[error("payload is not a list of records")]
     Malformed(#[from] prost::DecodeError),
-    /// The payload holds another number of records than the batch says.
-    #[error("batch says {expected} records, payload has {found}")]
+    /// The payload has another number of records than `record_count`.
+    #[error("record_count is {expected} but the payload has {found} records")]
     Count {
-        /// What the batch says.
+        /// `record_count` of the batch.
         expected: u32,
-        /// What the payload has.
+        /// Records in the payload.
         found: usize,
     },
 }
 
-/// Checks that `payload` is exactly `expected` records (at least one) of at most
-/// `record_bytes_max` bytes each, and nothing else. Looks at the length prefixes only and
-/// allocates nothing; the insides of the records are not looked at.
+/// Checks that `payload` is exactly `expected` records of at most `record_bytes_max` bytes each.
+///
+/// `expected` is at least 1. Reads tags and length prefixes only and allocates nothing; the
+/// contents of the records are not validated.
 ///
 /// # Errors
-/// The first thing that is wrong, with its place.
+/// The first violation and its position.
 pub fn scan(payload: &[u8], expected: u32, record_bytes_max: usize) -> Result<(), ScanError> {
     if expected == 0 {
         return Err(ScanError::Empty);
@@ -154,20 +155,23 @@ pub fn scan(payload: &[u8], expected: u32, record_bytes_max: usize) -> Result<()
     Ok(())
 }
 
-/// Walks the records of an uncompressed payload without allocating. Ends after the first error.
+/// Iterates over the records of an uncompressed payload without allocating.
+///
+/// The iterator ends after the first error.
 pub fn walk(payload: &[u8], record_bytes_max: usize) -> Walk<'_> {
     Walk { payload, record_bytes_max, position: 0, record: 0, is_broken: false }
 }
 
-/// Iterator over the places of the records in a payload: each item is the range of bytes of one
-/// serialized `Record`, without its tag and length prefix.
+/// Iterator over the byte ranges of the records in a payload.
+///
+/// A range covers one serialized `Record` without its tag and length prefix.
 #[derive(Debug, Clone)]
 pub struct Walk<'a> {
     payload: &'a [u8],
     record_bytes_max: usize,
-    /// First byte that is not walked yet.
+    /// First unread byte.
     position: usize,
-    /// Number of records walked.
+    /// Number of records read.
     record: u32,
     is_broken: bool,
 }
@@ -203,7 +207,7 @@ impl Walk<'_> {
                 bytes_max,
             });
         }
-        // Compared with what is left: the sum could overflow where usize is 32 bits.
+        // Compares with the remaining bytes: a sum could overflow where usize is 32 bits.
         if bytes > self.payload.len() - start {
             return Err(malformed(start));
         }
@@ -213,60 +217,59 @@ impl Walk<'_> {
     }
 }
 
-/// Reads a length prefix: its value and how many bytes it took. None if it is cut off or does not
-/// fit a `u32`.
+/// Reads a length prefix. Returns its value and size, or `None` if it is truncated or exceeds `u32`.
 fn length(bytes: &[u8]) -> Option<(usize, usize)> {
     let mut value = 0u64;
-    for (place, byte) in bytes.iter().take(LENGTH_BYTES_MAX).enumerate() {
-        value |= u64::from(byte & 0x7F) << (7 * place);
+    for (index, byte) in bytes.iter().take(LENGTH_BYTES_MAX).enumerate() {
+        value |= u64::from(byte & 0x7F) << (7 * index);
         if byte & 0x80 == 0 {
             let value = u32::try_from(value).ok()?;
-            return Some((usize::try_from(value).ok()?, place + 1));
+            return Some((usize::try_from(value).ok()?, index + 1));
         }
     }
     None
 }
 
-/// Why a payload is not what its batch says. Records count from 0, bytes from the payload's start.
+/// The reason why a payload does not match its batch. Records and bytes count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ScanError {
-    /// The batch says that it has no records.
+    /// `record_count` is 0.
     #[error("batch has no records")]
     Empty,
     /// The payload ends before the last record.
-    #[error("batch says {expected} records, payload has {found}")]
+    #[error("record_count is {expected} but the payload has {found} records")]
     TooFew {
-        /// What the batch says.
+        /// `record_count` of the batch.
         expected: u32,
-        /// What the payload has.
+        /// Records in the payload.
         found: u32,
     },
     /// Bytes follow the last record.
-    #[error("batch says {expected} records, payload goes on at byte {byte}")]
+    #[error("record_count is {expected} but the payload continues at byte {byte}")]
     TooMany {
-        /// What the batch says.
+        /// `record_count` of the batch.
         expected: u32,
-        /// First byte that is too much.
+        /// First byte after the last record.
         byte: usize,
     },
-    /// Something else than a whole record stands here.
+    /// The bytes at this position are not a complete record.
     #[error("record {record} is malformed at byte {byte}")]
     Malformed {
-        /// Record.
+        /// Index of the record.
         record: u32,
-        /// Byte.
+        /// First malformed byte.
         byte: usize,
     },
     /// A record is larger than allowed.
-    #[error("record {record} at byte {byte} has {bytes} bytes, more than {bytes_max}")]
+    #[error("record {record} at byte {byte} has {bytes} bytes; the limit is {bytes_max}")]
     RecordTooLarge {
-        /// Record.
+        /// Index of the record.
         record: u32,
-        /// First byte of the record's tag.
+        /// Position of the record's tag.
         byte: usize,
-        /// Its size in bytes.
+        /// Size of the record in bytes.
         bytes: usize,
-        /// Largest size allowed, in bytes.
+        /// Limit in bytes.
         bytes_max: usize,
     },
 }
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn checksum_is_that_of_zlib() {
+    fn checksum_matches_zlib() {
         // python3: zlib.crc32(struct.pack("<III", 1, 2, 1)) and
         //          zlib.crc32(struct.pack("<III", 1, 2, 1) + b"hello helix")
         assert_eq!(crc_seed(1, 2, 1), 0x1AE9_EA18);
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn records_survive_encoding() {
+    fn records_read_back_as_encoded() {
         let mut written = records(&[b"one", b"", b"three"]);
         written[0].key = Some(Bytes::from_static(b"key"));
         written[1].value = None;
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_bit_is_seen() {
+    fn detects_every_flipped_bit() {
         let batch = encode(&records(&[b"one", b"two"]));
         for bit in 0..batch.payload.len() * 8 {
             let mut payload = batch.payload.to_vec();
@@ -334,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn decode_names_what_it_refuses() {
+    fn decode_reports_the_reason_of_a_rejection() {
         let batch = encode(&records(&[b"one"]));
         let version = EncodedBatch { version: 2, ..batch.clone() };
         assert!(matches!(decode(&version), Err(DecodeError::Version(2))));
@@ -345,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn scan_says_where_it_stopped() {
+    fn scan_reports_the_position_of_an_error() {
         let payload = encode(&records(&[b"one", b"two"])).payload;
         let check = |bytes: &[u8], count| scan(bytes, count, RECORD_BYTES_MAX);
         assert_eq!(check(&payload, 2), Ok(()));
@@ -379,8 +382,8 @@ mod tests {
             };
             for _ in 0..rng.random_range(0..4) {
                 if !payload.is_empty() {
-                    let place = rng.random_range(0..payload.len());
-                    payload[place] = rng.random();
+                    let index = rng.random_range(0..payload.len());
+                    payload[index] = rng.random();
                 }
             }
             payload.truncate(rng.random_range(0..=payload.len()));
@@ -393,7 +396,7 @@ mod tests {
         }
     }
 
-    /// `HELIX_SEED` if it is set, else one that is the same on every run.
+    /// Returns `HELIX_SEED`, or a fixed seed if it is not set.
     fn seed() -> u64 {
         std::env::var("HELIX_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x4E11)
     }

@@ -1,5 +1,6 @@
 //! The protobuf codec of every generated client and server.
-//! Differs from tonic's own in one thing: a message gets its whole buffer at once.
+//!
+//! Unlike tonic's own codec it reserves the buffer of a whole message at once.
 
 use std::marker::PhantomData;
 
@@ -7,11 +8,12 @@ use prost::Message;
 use tonic::Status;
 use tonic::codec::{BufferSettings, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-/// Bytes that each call and each direction allocates before it knows its message. Small, because
-/// the encoder asks for what it needs and the decoder is told the length by the header.
+/// Initial buffer size of each direction of a call, in bytes.
+///
+/// Small, because the encoder reserves what it needs and the decoder knows the message's length.
 const BUFFER_BYTES: usize = 1024;
 
-/// Encoded bytes at which a stream stops gathering ready messages and sends them.
+/// Encoded bytes at which a stream stops collecting ready messages and sends them.
 const YIELD_BYTES: usize = 64 * 1024;
 
 fn buffer_settings() -> BufferSettings {
@@ -49,7 +51,7 @@ where
     }
 }
 
-/// Encoder that reserves the whole message before it writes.
+/// Encoder that reserves space for the whole message before it writes.
 #[derive(Debug)]
 pub struct WholeEncoder<T> {
     message: PhantomData<T>,
@@ -60,7 +62,7 @@ impl<T: Message> Encoder for WholeEncoder<T> {
     type Error = Status;
 
     fn encode(&mut self, item: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        // Growing by doubling would copy a batch of 100 KiB about twice over.
+        // Growing by doubling would copy a batch of 100 KiB about twice.
         buffer.reserve(item.encoded_len());
         item.encode_raw(buffer);
         Ok(())

@@ -1,5 +1,6 @@
-//! How an error travels: one status with machine-readable details, and the same hints as trailers.
-//! Both ends use this file, so that what a server writes is what a client reads.
+//! Encodes errors as a gRPC status: machine-readable details, and the same hints as trailers.
+//!
+//! Servers write and clients read errors with this module.
 
 use std::time::Duration;
 
@@ -10,8 +11,9 @@ use tonic_types::pb;
 
 use crate::log::v1::{ErrorDetail, ErrorReason, LeaderHint};
 
-/// Domain of every `google.rpc.ErrorInfo` of Helix. A status without it comes from somewhere else:
-/// a gRPC library, a proxy, the network.
+/// Domain of every `google.rpc.ErrorInfo` of Helix.
+///
+/// A status without it comes from a gRPC library, a proxy or the network.
 pub const DOMAIN: &str = "helix.dev";
 
 /// Trailer with the reason's name, for clients without support for details.
@@ -20,9 +22,9 @@ pub const REASON_TRAILER: &str = "helix-reason";
 pub const LEADER_NODE_TRAILER: &str = "helix-leader-node";
 /// Trailer with the address, "host:port", at which the leader serves clients.
 pub const LEADER_ENDPOINT_TRAILER: &str = "helix-leader-endpoint";
-/// Trailer with the Raft term in which that node led.
+/// Trailer with the Raft term of that leader.
 pub const LEADER_TERM_TRAILER: &str = "helix-leader-term";
-/// Trailer with the milliseconds to wait before a retry; gRPC libraries know it.
+/// Trailer with the milliseconds to wait before a retry, which gRPC libraries understand.
 pub const RETRY_PUSHBACK_TRAILER: &str = "grpc-retry-pushback-ms";
 
 const REASON_PREFIX: &str = "ERROR_REASON_";
@@ -30,18 +32,18 @@ const DETAIL_URL: &str = "type.googleapis.com/helix.log.v1.ErrorDetail";
 const ERROR_INFO_URL: &str = "type.googleapis.com/google.rpc.ErrorInfo";
 const RETRY_INFO_URL: &str = "type.googleapis.com/google.rpc.RetryInfo";
 
-/// Name of a reason without its prefix, as in `google.rpc.ErrorInfo.reason`: `"NOT_LEADER"`.
+/// Returns a reason's name without its prefix, as in `google.rpc.ErrorInfo`: `"NOT_LEADER"`.
 pub fn reason_name(reason: ErrorReason) -> &'static str {
     let name = reason.as_str_name();
     name.strip_prefix(REASON_PREFIX).unwrap_or(name)
 }
 
-/// The reason with this name (without prefix). None if this version does not know it.
+/// Returns the reason with this name (without prefix), or `None` if it is unknown.
 pub fn reason_from_name(name: &str) -> Option<ErrorReason> {
     ErrorReason::from_str_name(&format!("{REASON_PREFIX}{name}"))
 }
 
-/// The gRPC code that goes with a reason.
+/// Returns the gRPC code of a reason.
 pub fn code(reason: ErrorReason) -> Code {
     use ErrorReason as R;
     match reason {
@@ -77,8 +79,9 @@ pub fn code(reason: ErrorReason) -> Code {
     }
 }
 
-/// Whether the same request may succeed if it is sent again, here or (NOT_LEADER, DRAINING) to
-/// another node.
+/// Returns true if the same request may succeed when it is sent again.
+///
+/// For NOT_LEADER and DRAINING it must go to another node.
 pub fn is_retryable(reason: ErrorReason) -> bool {
     use ErrorReason as R;
     matches!(
@@ -92,7 +95,7 @@ pub fn is_retryable(reason: ErrorReason) -> bool {
     )
 }
 
-/// A detail with the reason, its `retryable`, and nothing else; fill in what is known.
+/// Returns a detail with the reason and the flags that follow from it.
 pub fn detail(reason: ErrorReason) -> ErrorDetail {
     ErrorDetail {
         reason: reason.into(),
@@ -102,8 +105,9 @@ pub fn detail(reason: ErrorReason) -> ErrorDetail {
     }
 }
 
-/// Builds the status of a failed call. The code follows from the reason; `retry_after` is a wait
-/// that the client should honour before it tries again.
+/// Builds the status of a failed call, with the gRPC code of its reason.
+///
+/// Clients wait for `retry_after` before they send the request again.
 pub fn to_status(detail: &ErrorDetail, message: &str, retry_after: Option<Duration>) -> Status {
     let code = code(detail.reason());
     let rpc_status = pb::Status {
@@ -140,7 +144,7 @@ fn trailers(detail: &ErrorDetail, retry_after: Option<Duration>) -> MetadataMap 
     if let Some(leader) = &detail.leader {
         trailers.insert(LEADER_NODE_TRAILER, leader.node_id.into());
         trailers.insert(LEADER_TERM_TRAILER, leader.term.into());
-        // An address that is no header value is no address; the detail still has it.
+        // The detail has the address even if it is not a valid header value.
         if let Ok(endpoint) = MetadataValue::try_from(&leader.endpoint) {
             trailers.insert(LEADER_ENDPOINT_TRAILER, endpoint);
         }
@@ -152,21 +156,21 @@ fn trailers(detail: &ErrorDetail, retry_after: Option<Duration>) -> MetadataMap 
     trailers
 }
 
-/// What a status says beyond its code and message.
+/// The details of a status written by [`to_status`].
 #[derive(Debug, Clone, PartialEq)]
-pub struct Received {
-    /// The detail. Rebuilt from the trailers if only they came through.
+pub struct StatusDetails {
+    /// The detail, rebuilt from the trailers if the status has only those.
     pub detail: ErrorDetail,
-    /// How long to wait before a retry.
+    /// Wait before a retry.
     pub retry_after: Option<Duration>,
 }
 
-/// Reads what [`to_status`] wrote. None if the status is not one of Helix's own.
-pub fn from_status(status: &Status) -> Option<Received> {
+/// Reads the details that [`to_status`] wrote. Returns `None` if Helix did not write the status.
+pub fn from_status(status: &Status) -> Option<StatusDetails> {
     from_details(status.details()).or_else(|| from_trailers(status.metadata()))
 }
 
-fn from_details(bytes: &[u8]) -> Option<Received> {
+fn from_details(bytes: &[u8]) -> Option<StatusDetails> {
     let rpc_status = pb::Status::decode(bytes).ok()?;
     let mut detail = None;
     let mut retry_after = None;
@@ -177,14 +181,14 @@ fn from_details(bytes: &[u8]) -> Option<Received> {
             _ => {}
         }
     }
-    Some(Received { detail: detail?, retry_after })
+    Some(StatusDetails { detail: detail?, retry_after })
 }
 
 fn retry_delay(bytes: &[u8]) -> Option<Duration> {
     pb::RetryInfo::decode(bytes).ok()?.retry_delay?.try_into().ok()
 }
 
-fn from_trailers(trailers: &MetadataMap) -> Option<Received> {
+fn from_trailers(trailers: &MetadataMap) -> Option<StatusDetails> {
     let text = |name| trailers.get(name)?.to_str().ok();
     let number = |name| text(name)?.parse::<u64>().ok();
     let reason = reason_from_name(text(REASON_TRAILER)?).unwrap_or(ErrorReason::Unspecified);
@@ -193,7 +197,7 @@ fn from_trailers(trailers: &MetadataMap) -> Option<Received> {
         endpoint: text(LEADER_ENDPOINT_TRAILER).unwrap_or_default().to_owned(),
         term: number(LEADER_TERM_TRAILER).unwrap_or_default(),
     });
-    Some(Received {
+    Some(StatusDetails {
         detail: ErrorDetail { leader, ..detail(reason) },
         retry_after: number(RETRY_PUSHBACK_TRAILER).map(Duration::from_millis),
     })
@@ -211,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lose_their_prefix_and_find_back() {
+    fn reason_names_convert_both_ways() {
         assert_eq!(reason_name(ErrorReason::NotLeader), "NOT_LEADER");
         for number in 0..100 {
             if let Ok(reason) = ErrorReason::try_from(number) {
@@ -222,25 +226,25 @@ mod tests {
     }
 
     #[test]
-    fn a_status_reads_back_as_written() {
+    fn status_reads_back_as_written() {
         let wait = Duration::from_millis(1500);
         let status = to_status(&not_leader(), "not the leader", Some(wait));
         assert_eq!(status.code(), Code::FailedPrecondition);
         let received = from_status(&status).unwrap();
-        assert_eq!(received, Received { detail: not_leader(), retry_after: Some(wait) });
+        assert_eq!(received, StatusDetails { detail: not_leader(), retry_after: Some(wait) });
     }
 
     #[test]
-    fn trailers_alone_are_enough_to_route() {
+    fn trailers_alone_carry_the_leader_hint() {
         let wait = Duration::from_millis(20);
         let full = to_status(&not_leader(), "not the leader", Some(wait));
         let bare = Status::with_metadata(full.code(), "", full.metadata().clone());
         let received = from_status(&bare).unwrap();
-        assert_eq!(received, Received { detail: not_leader(), retry_after: Some(wait) });
+        assert_eq!(received, StatusDetails { detail: not_leader(), retry_after: Some(wait) });
     }
 
     #[test]
-    fn a_foreign_status_has_no_detail() {
+    fn foreign_status_has_no_details() {
         assert_eq!(from_status(&Status::unavailable("connection refused")), None);
         let garbage = Status::with_details(Code::Internal, "", vec![0xFF; 9].into());
         assert_eq!(from_status(&garbage), None);

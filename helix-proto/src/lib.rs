@@ -1,15 +1,12 @@
-//! Helix's wire: the types and services generated from `proto/`, and what a schema cannot say.
-//! That is the checksum and layout of a batch, how an error travels, and when small writes
-//! may wait for others. Opens no file and no connection.
+//! Helix's wire types: the messages and services generated from `proto/`, and their conventions.
+//!
+//! The conventions are what a schema cannot express: the checksum and layout of a batch
+//! ([`batch`]) and how an error is encoded in a gRPC status ([`mod@error`]). Performs no I/O;
+//! `helix-transport` moves these types over gRPC without copies.
 
-pub mod answers;
-pub mod appends;
 pub mod batch;
 pub mod codec;
 pub mod error;
-pub mod framing;
-pub mod gather;
-pub mod messages;
 pub mod plain;
 
 /// The public API, package `helix.log`.
@@ -19,8 +16,9 @@ pub mod log {
     pub mod v1 {
         include!(concat!(env!("OUT_DIR"), "/helix.log.v1.rs"));
 
-        /// A batch's payload, decoded. Where the message stands in a request it is taken in as
-        /// [`crate::plain::PlainRecords`].
+        /// A batch's decoded payload.
+        ///
+        /// The generated types use [`crate::plain::PlainRecords`] in its place.
         #[derive(Clone, PartialEq, ::prost::Message)]
         pub struct RecordList {
             /// The records, in order.
@@ -30,7 +28,7 @@ pub mod log {
     }
 }
 
-/// What nodes say to each other, package `helix.raft`. No part of the public API.
+/// The protocol between nodes, package `helix.raft`. Not part of the public API.
 pub mod raft {
     /// Version 1, package `helix.raft.v1`.
     #[allow(clippy::all, rustdoc::all, unused_qualifications, missing_docs)]

@@ -1,8 +1,8 @@
-//! The plain form of a batch as it comes in: a `RecordList` that nobody has decoded.
+//! The plain form of a received batch: a `RecordList` kept serialized.
 //!
-//! A decoded record takes a hundred times the two bytes that an empty one takes on the wire, so a
-//! request must not decide how many of them exist at once. The serialized list is a batch's payload
-//! already: keeping the bytes is all that is needed.
+//! An empty record takes two bytes on the wire and a hundred times that decoded, so decoding would
+//! let a request allocate far more than its size. The serialized list is a batch's payload already,
+//! so its bytes suffice.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::encoding::{self, DecodeContext, WireType};
@@ -14,19 +14,19 @@ use crate::log::v1::Record;
 /// Field number of `RecordList.records`.
 const RECORDS: u32 = 1;
 
-/// Serialized records of a `RecordList`. The insides of the records have not been looked at.
+/// Serialized records of a `RecordList`. The contents of the records are not validated.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct PlainRecords {
     payload: BytesMut,
 }
 
 impl PlainRecords {
-    /// The payload of a batch of these records.
+    /// Returns the payload of a batch of these records.
     pub fn into_payload(self) -> Bytes {
         self.payload.freeze()
     }
 
-    fn put(&mut self, record: &[u8]) {
+    fn push(&mut self, record: &[u8]) {
         let prefix = prost::length_delimiter_len(record.len());
         self.payload.reserve(1 + prefix + record.len());
         self.payload.put_u8(RECORD_TAG);
@@ -64,7 +64,7 @@ impl Message for PlainRecords {
         }
         let mut record = Bytes::new();
         encoding::bytes::merge(wire_type, &mut record, buffer, context)?;
-        self.put(&record);
+        self.push(&record);
         Ok(())
     }
 
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_a_record_list_on_the_wire() {
+    fn encodes_and_decodes_as_a_record_list() {
         let list = RecordList { records: records() };
         let plain = PlainRecords::from(&records()[..]);
         assert_eq!(plain.encode_to_vec(), list.encode_to_vec());
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn within_a_batch_the_last_list_adds_to_the_one_before() {
+    fn repeated_list_in_a_batch_extends_the_previous_one() {
         let plain = || PlainRecords::from(&records()[..]);
         let once = Batch { form: Some(Form::Records(plain())) }.encode_to_vec();
         let twice = [once.clone(), once].concat();
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_are_passed_over_and_broken_ones_refused() {
+    fn skips_unknown_fields_and_rejects_malformed_ones() {
         // Field 2, a varint; then an empty record.
         let plain = PlainRecords::decode(&[0x10, 0x05, 0x0A, 0x00][..]).unwrap();
         assert_eq!(&plain.into_payload()[..], [0x0A, 0x00]);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_records_by_the_million_take_their_bytes_and_no_more() {
+    fn a_million_empty_records_take_memory_in_proportion_to_their_bytes() {
         let million = 1_000_000;
         let wire = [RECORD_TAG, 0].repeat(million);
         let plain = PlainRecords::decode(&*wire).unwrap();

@@ -1,5 +1,6 @@
-//! From the service's answers to batches and records: checks that they are what was asked for and
-//! what the producer wrote. Pure.
+//! Converts responses to batches and records, and verifies them.
+//!
+//! Checks that a response is for the requested partitions and that checksums match.
 
 use std::time::SystemTime;
 
@@ -7,73 +8,74 @@ use helix_proto::batch;
 use helix_proto::log::v1::{ErrorReason, FetchResponse, PartitionRecords, Record, StoredBatch};
 use tonic::Code;
 
-use super::{Batches, ConsumedRecord, Position, Records, Start};
+use super::{Batches, ConsumedRecord, Position, ReadStart, Records};
 use crate::error::{Error, Result};
 
-/// The answers to these starts, in their order.
+/// Returns the batches of each start, in order.
 ///
 /// # Errors
-/// `CORRUPT_LOG` for damaged bytes; `INTERNAL` if the answers are for other partitions.
-pub(super) fn answers<'a>(
-    answer: FetchResponse,
-    starts: impl Iterator<Item = &'a Start>,
+/// `CORRUPT_LOG` for corrupt bytes; `INTERNAL` if the response is for other partitions.
+pub(super) fn response<'a>(
+    response: FetchResponse,
+    starts: impl Iterator<Item = &'a ReadStart>,
 ) -> Result<Vec<Batches>> {
-    let mut answers = answer.partitions.into_iter();
-    let mut fetched = Vec::with_capacity(answers.len());
+    let mut partitions = response.partitions.into_iter();
+    let mut fetched = Vec::with_capacity(partitions.len());
     for start in starts {
-        let answer = answers
+        let data = partitions
             .next()
-            .filter(|answer| answer.partition == start.partition && answer.topic == start.topic)
-            .ok_or_else(|| Error::client(Code::Internal, "an answer for other partitions"))?;
-        let asked = match start.position {
+            .filter(|data| data.partition == start.partition && data.topic == start.topic)
+            .ok_or_else(|| Error::client(Code::Internal, "the response is for other partitions"))?;
+        let requested = match start.position {
             Position::Offset(offset) => Some(offset),
             _ => None,
         };
-        fetched.push(batches(answer, asked, start.until)?);
+        fetched.push(batches(data, requested, start.until)?);
     }
     Ok(fetched)
 }
 
-/// One partition's answer, every batch verified. `asked` is the offset that was asked for, where
-/// it was one.
+/// Verifies the batches of one partition.
+///
+/// `requested` is the requested offset, or None if another position was requested.
 ///
 /// # Errors
-/// `CORRUPT_LOG` for damaged bytes.
+/// `CORRUPT_LOG` for corrupt bytes.
 pub(super) fn batches(
-    answer: PartitionRecords,
-    asked: Option<u64>,
+    data: PartitionRecords,
+    requested: Option<u64>,
     until: Option<u64>,
 ) -> Result<Batches> {
-    for stored in &answer.batches {
-        verify(stored, &answer)?;
+    for stored in &data.batches {
+        verify(stored, &data)?;
     }
     Ok(Batches {
-        // With a clamped start the service's may be the lower one.
-        start_offset: match asked {
-            Some(asked) if asked <= answer.next_offset => asked.max(answer.start_offset),
-            _ => answer.start_offset,
+        // After clamping, the service's start may be below the requested one.
+        start_offset: match requested {
+            Some(requested) if requested <= data.next_offset => requested.max(data.start_offset),
+            _ => data.start_offset,
         },
-        topic: answer.topic,
-        partition: answer.partition,
+        topic: data.topic,
+        partition: data.partition,
         until,
-        batches: answer.batches,
-        next_offset: answer.next_offset,
-        watermarks: answer.watermarks.unwrap_or_default(),
+        batches: data.batches,
+        next_offset: data.next_offset,
+        watermarks: data.watermarks.unwrap_or_default(),
     })
 }
 
-fn verify(stored: &StoredBatch, answer: &PartitionRecords) -> Result<()> {
+fn verify(stored: &StoredBatch, data: &PartitionRecords) -> Result<()> {
     let deltas = stored.offset_deltas.len();
-    let is_sound = stored.batch.as_ref().is_some_and(|batch| {
+    let is_valid = stored.batch.as_ref().is_some_and(|batch| {
         batch::is_intact(batch) && (deltas == 0 || deltas == batch.record_count as usize)
     });
-    if is_sound {
+    if is_valid {
         return Ok(());
     }
-    Err(corrupt(&answer.topic, answer.partition, stored.first_offset, &"checksum mismatch"))
+    Err(corrupt(&data.topic, data.partition, stored.first_offset, &"checksum mismatch"))
 }
 
-/// See [`Batches::decode`].
+/// Decodes the records of batches: see [`Batches::decode`].
 pub(super) fn records(batches: Batches) -> Result<Records> {
     let Batches { topic, partition, start_offset, until, batches, next_offset, watermarks } =
         batches;
@@ -85,11 +87,11 @@ pub(super) fn records(batches: Batches) -> Result<Records> {
             .map_err(|error| corrupt(&topic, partition, stored.first_offset, &error))?
             .unwrap_or_default();
         let append_time = stored.append_time.map_or(SystemTime::UNIX_EPOCH, time);
-        for (place, record) in list.records.into_iter().enumerate() {
-            // Neither is covered by the checksum.
-            let delta = delta(&stored.offset_deltas, place);
+        for (index, record) in list.records.into_iter().enumerate() {
+            // The checksum covers neither the first offset nor the deltas.
+            let delta = delta(&stored.offset_deltas, index);
             let Some(offset) = stored.first_offset.checked_add(delta) else {
-                let what = "an offset beyond 64 bits";
+                let what = "a record offset exceeds 64 bits";
                 return Err(corrupt(&topic, partition, stored.first_offset, &what));
             };
             if (start_offset..until).contains(&offset) {
@@ -100,9 +102,9 @@ pub(super) fn records(batches: Batches) -> Result<Records> {
     Ok(Records { topic, partition, records, next_offset, watermarks })
 }
 
-/// Distance of a record from its batch's first offset.
-fn delta(deltas: &[u32], place: usize) -> u64 {
-    deltas.get(place).map_or(place as u64, |delta| u64::from(*delta))
+/// Returns the distance of a record from its batch's first offset.
+fn delta(deltas: &[u32], index: usize) -> u64 {
+    deltas.get(index).map_or(index as u64, |delta| u64::from(*delta))
 }
 
 fn consumed(offset: u64, append_time: SystemTime, record: Record) -> ConsumedRecord {
@@ -116,7 +118,7 @@ fn consumed(offset: u64, append_time: SystemTime, record: Record) -> ConsumedRec
     }
 }
 
-/// A time outside of what the platform can say becomes the epoch.
+/// Converts a timestamp; one outside the platform's range becomes the epoch.
 fn time(timestamp: prost_types::Timestamp) -> SystemTime {
     timestamp.try_into().unwrap_or(SystemTime::UNIX_EPOCH)
 }
@@ -149,7 +151,11 @@ mod tests {
         }
     }
 
-    fn answer(start_offset: u64, batches: Vec<StoredBatch>, next_offset: u64) -> PartitionRecords {
+    fn partition(
+        start_offset: u64,
+        batches: Vec<StoredBatch>,
+        next_offset: u64,
+    ) -> PartitionRecords {
         PartitionRecords {
             topic: "orders".to_owned(),
             partition: 1,
@@ -162,11 +168,11 @@ mod tests {
     }
 
     fn read(
-        answer: PartitionRecords,
-        asked: Option<u64>,
+        data: PartitionRecords,
+        requested: Option<u64>,
         until: Option<u64>,
     ) -> Vec<(u64, String)> {
-        let records = batches(answer, asked, until).unwrap().decode().unwrap().records;
+        let records = batches(data, requested, until).unwrap().decode().unwrap().records;
         records
             .into_iter()
             .map(|record| {
@@ -176,50 +182,50 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_asked_for_comes_out() {
+    fn returns_only_the_requested_records() {
         let both = || vec![stored(3, &["a", "b", "c"]), stored(6, &["d", "e"])];
-        let all = read(answer(3, both(), 8), Some(3), None);
+        let all = read(partition(3, both(), 8), Some(3), None);
         assert_eq!(all.len(), 5);
         assert_eq!(all[0], (3, "a".to_owned()));
-        let middle = read(answer(4, both(), 8), Some(4), Some(7));
+        let middle = read(partition(4, both(), 8), Some(4), Some(7));
         assert_eq!(middle, [(4, "b".to_owned()), (5, "c".to_owned()), (6, "d".to_owned())]);
-        // A start that the service resolved.
-        assert_eq!(read(answer(7, both(), 8), None, None), [(7, "e".to_owned())]);
-        // A start that it clamped, from below and from above.
-        assert_eq!(read(answer(3, both(), 8), Some(0), None).len(), 5);
-        assert_eq!(read(answer(6, both(), 8), Some(100), None).len(), 2);
+        // The service resolved the start.
+        assert_eq!(read(partition(7, both(), 8), None, None), [(7, "e".to_owned())]);
+        // The service clamped the start, from below and from above.
+        assert_eq!(read(partition(3, both(), 8), Some(0), None).len(), 5);
+        assert_eq!(read(partition(6, both(), 8), Some(100), None).len(), 2);
     }
 
     #[test]
-    fn gaps_of_compaction_keep_their_offsets() {
+    fn offsets_keep_their_gaps_after_compaction() {
         let mut batch = stored(10, &["a", "b"]);
         batch.offset_deltas = vec![0, 7];
-        let read = read(answer(10, vec![batch], 18), Some(10), None);
+        let read = read(partition(10, vec![batch], 18), Some(10), None);
         assert_eq!(read, [(10, "a".to_owned()), (17, "b".to_owned())]);
     }
 
     #[test]
-    fn damaged_bytes_are_an_error() {
-        let mut damaged = stored(3, &["a"]);
-        let batch = damaged.batch.as_mut().unwrap();
+    fn rejects_corrupt_bytes() {
+        let mut corrupt_batch = stored(3, &["a"]);
+        let batch = corrupt_batch.batch.as_mut().unwrap();
         let mut payload = batch.payload.to_vec();
         payload[3] ^= 1;
         batch.payload = payload.into();
-        let error = batches(answer(3, vec![damaged], 4), Some(3), None).unwrap_err();
+        let error = batches(partition(3, vec![corrupt_batch], 4), Some(3), None).unwrap_err();
         assert!(error.is(ErrorReason::CorruptLog));
         let mut deltas = stored(3, &["a"]);
         deltas.offset_deltas = vec![0, 1];
-        assert!(batches(answer(3, vec![deltas], 4), Some(3), None).is_err());
+        assert!(batches(partition(3, vec![deltas], 4), Some(3), None).is_err());
         let beyond = stored(u64::MAX, &["a", "b"]);
-        let error = batches(answer(3, vec![beyond], 4), Some(3), None).unwrap().decode();
+        let error = batches(partition(3, vec![beyond], 4), Some(3), None).unwrap().decode();
         assert!(error.unwrap_err().is(ErrorReason::CorruptLog));
     }
 
     #[test]
-    fn answers_must_be_for_the_asked_partitions() {
-        let asked = [Start::new("orders", 2, Position::Earliest)];
-        let fetched = FetchResponse { partitions: vec![answer(0, Vec::new(), 0)] };
-        assert!(answers(fetched, asked.iter()).is_err());
-        assert!(answers(FetchResponse::default(), asked.iter()).is_err());
+    fn rejects_a_response_for_other_partitions() {
+        let requested = [ReadStart::new("orders", 2, Position::Earliest)];
+        let fetched = FetchResponse { partitions: vec![partition(0, Vec::new(), 0)] };
+        assert!(response(fetched, requested.iter()).is_err());
+        assert!(response(FetchResponse::default(), requested.iter()).is_err());
     }
 }

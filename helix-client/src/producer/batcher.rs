@@ -1,5 +1,7 @@
-//! Gathers single records into batches: one task per partition, which fills a batch while the one
-//! before it is under way. Bounded in bytes over all partitions.
+//! Collects single records into batches.
+//!
+//! One task per partition fills a batch while the previous one is in flight. The buffered bytes are
+//! bounded over all partitions.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -13,31 +15,34 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 use tonic::Code;
 
-use super::lane::Lane;
-use super::{Lanes, ProducerOptions};
+use super::partition::PartitionProducer;
+use super::{PartitionProducers, ProducerOptions};
 use crate::append::{Ack, AppendOptions, IntoBatch};
 use crate::error::{Error, Result};
-use crate::partitioner::{Sticky, of_key};
+use crate::partitioner::{StickyPartitioner, of_key};
 
-/// What a record takes in memory while it waits, beside its bytes: itself, its place in the queue,
-/// and the way back for its ack. Without it a buffer of short records would take many times what
-/// it is allowed.
+/// Memory of a queued record besides its bytes: the struct, its queue slot, and its ack channel.
+///
+/// Without it a buffer of short records would exceed its limit many times over.
 const RECORD_OVERHEAD_BYTES: usize = 256;
 
-/// The ack of one record, once it is there: its offsets are the record's own.
+/// Future of the ack of one record, with the record's own offsets.
 ///
-/// Resolves at the latest when the request timeout has passed since the oldest record of its batch
-/// was handed over, or since the last ack of the partition before it if that came later.
+/// Resolves within the request timeout, which counts from the oldest record of its batch or from
+/// the partition's previous ack, whichever is later.
+///
+/// # Errors
+/// The error of the record's batch: see [`Producer::append`](super::Producer::append).
 #[derive(Debug)]
-pub struct Sent(oneshot::Receiver<Result<Ack>>);
+pub struct DeliveryFuture(oneshot::Receiver<Result<Ack>>);
 
-impl Future for Sent {
+impl Future for DeliveryFuture {
     type Output = Result<Ack>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<Ack>> {
-        // The task goes away without an answer only with its runtime.
-        let answer = ready!(Pin::new(&mut self.0).poll(context));
-        Poll::Ready(answer.unwrap_or_else(|_| {
+        // The sender is dropped without a result only when the runtime shuts down.
+        let result = ready!(Pin::new(&mut self.0).poll(context));
+        Poll::Ready(result.unwrap_or_else(|_| {
             let stopped = Error::client(Code::Cancelled, "the producer was stopped");
             Err(stopped.with_may_have_applied(true))
         }))
@@ -46,41 +51,41 @@ impl Future for Sent {
 
 #[derive(Debug)]
 pub(super) struct Batcher {
-    lanes: Arc<Lanes>,
+    partitions: Arc<PartitionProducers>,
     options: ProducerOptions,
-    /// Bytes that may still be handed over.
-    room: Arc<Semaphore>,
-    sticky: Mutex<HashMap<String, Sticky>>,
-    /// The queue to each partition's task. Unbounded by itself; `room` bounds all of them.
-    queues: Mutex<HashMap<String, HashMap<u32, mpsc::UnboundedSender<Item>>>>,
-    /// The first failure, where that ends everything.
+    /// Free bytes of the buffer.
+    capacity: Arc<Semaphore>,
+    sticky: Mutex<HashMap<String, StickyPartitioner>>,
+    /// The queue of each partition's task. Unbounded; `capacity` bounds their total.
+    queues: Mutex<HashMap<String, HashMap<u32, mpsc::UnboundedSender<QueueItem>>>>,
+    /// The first failure, if the producer stops at it.
     failure: Arc<OnceLock<Error>>,
 }
 
-/// What a partition's task is given.
-enum Item {
-    Record(Waiting),
-    /// Close the batch, and answer when it is done.
+/// A message to a partition's task.
+enum QueueItem {
+    Record(PendingRecord),
+    /// Closes the batch, and signals when it is done.
     Flush(oneshot::Sender<()>),
 }
 
-/// A record that waits for its batch.
-struct Waiting {
+/// A record queued for its batch.
+struct PendingRecord {
     record: Record,
     bytes: usize,
-    handed_over: Instant,
-    answer: oneshot::Sender<Result<Ack>>,
-    /// Given back when the batch is done.
-    _room: OwnedSemaphorePermit,
+    queued_at: Instant,
+    ack: oneshot::Sender<Result<Ack>>,
+    /// Released when the batch is done.
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Batcher {
-    pub(super) fn new(lanes: Arc<Lanes>, options: ProducerOptions) -> Self {
-        let room = options.buffer_bytes.clamp(1, Semaphore::MAX_PERMITS);
+    pub(super) fn new(partitions: Arc<PartitionProducers>, options: ProducerOptions) -> Self {
+        let capacity = options.buffer_bytes.clamp(1, Semaphore::MAX_PERMITS);
         Self {
-            lanes,
+            partitions,
             options,
-            room: Arc::new(Semaphore::new(room)),
+            capacity: Arc::new(Semaphore::new(capacity)),
             sticky: Mutex::default(),
             queues: Mutex::default(),
             failure: Arc::default(),
@@ -89,34 +94,39 @@ impl Batcher {
 
     /// Chooses the partition of a record.
     pub(super) async fn partition(&self, topic: &str, record: &Record) -> Result<u32> {
-        let count = self.lanes.client.partition_count(topic).await?;
+        let count = self.partitions.client.partition_count(topic).await?;
         if let Some(key) = &record.key {
             return Ok(of_key(key, count));
         }
         let mut sticky = self.sticky.lock().unwrap_or_else(PoisonError::into_inner);
         if !sticky.contains_key(topic) {
-            sticky.insert(topic.to_owned(), Sticky::default());
+            sticky.insert(topic.to_owned(), StickyPartitioner::default());
         }
-        let place = sticky.get_mut(topic).expect("inserted above");
-        Ok(place.next(record_bytes(record), self.options.batch_bytes, count))
+        let partitioner = sticky.get_mut(topic).expect("inserted above");
+        Ok(partitioner.next(record_bytes(record), self.options.batch_bytes, count))
     }
 
-    pub(super) async fn send(&self, topic: &str, partition: u32, record: Record) -> Result<Sent> {
+    pub(super) async fn send(
+        &self,
+        topic: &str,
+        partition: u32,
+        record: Record,
+    ) -> Result<DeliveryFuture> {
         let bytes = record_bytes(&record);
-        // A record larger than the whole buffer goes alone through an empty one.
+        // A record larger than the whole buffer takes all of it.
         let charged = bytes.saturating_add(RECORD_OVERHEAD_BYTES);
         let permits = charged.min(self.options.buffer_bytes).max(1);
         let permits = u32::try_from(permits).unwrap_or(u32::MAX);
-        let room = self.room.clone().acquire_many_owned(permits).await;
-        let room = room.expect("the semaphore is never closed");
+        let permit = self.capacity.clone().acquire_many_owned(permits).await;
+        let permit = permit.expect("the semaphore is never closed");
         if let Some(failure) = self.failure.get() {
             return Err(failure.clone());
         }
-        let (answer, sent) = oneshot::channel();
-        let handed_over = Instant::now();
-        let waiting = Waiting { record, bytes, handed_over, answer, _room: room };
-        self.queue(topic, partition, Item::Record(waiting));
-        Ok(Sent(sent))
+        let (ack, acked) = oneshot::channel();
+        let queued_at = Instant::now();
+        let pending = PendingRecord { record, bytes, queued_at, ack, _permit: permit };
+        self.queue(topic, partition, QueueItem::Record(pending));
+        Ok(DeliveryFuture(acked))
     }
 
     pub(super) async fn flush(&self) {
@@ -125,8 +135,8 @@ impl Batcher {
             let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
             for queue in queues.values().flat_map(HashMap::values) {
                 let (done, is_done) = oneshot::channel();
-                // A task that is gone has nothing left to flush.
-                let _ = queue.send(Item::Flush(done));
+                // Ignored: a task that has ended has nothing to flush.
+                let _ = queue.send(QueueItem::Flush(done));
                 flushed.push(is_done);
             }
         }
@@ -135,89 +145,90 @@ impl Batcher {
         }
     }
 
-    fn queue(&self, topic: &str, partition: u32, item: Item) {
+    fn queue(&self, topic: &str, partition: u32, item: QueueItem) {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         let known = queues.get(topic).and_then(|queues| queues.get(&partition));
         let item = match known {
             Some(queue) => match queue.send(item) {
                 Ok(()) => return,
-                // The runtime that the task ran on is gone; start another one on this.
+                // The task's runtime has shut down; starts another task on this one.
                 Err(mpsc::error::SendError(item)) => item,
             },
             None => item,
         };
         let (queue, items) = mpsc::unbounded_channel();
-        let task = Task {
-            lane: self.lanes.get(topic, partition),
-            append_options: self.lanes.options.clone(),
+        let task = PartitionTask {
+            partition_producer: self.partitions.get(topic, partition),
+            append_options: self.partitions.options.clone(),
             options: self.options.clone(),
             failure: self.failure.clone(),
             items,
             next: None,
         };
-        // Ends by itself when the producer is dropped and the queue is empty.
+        // The task ends when the producer is dropped and the queue is empty.
         tokio::spawn(task.run());
-        // The task holds the other end.
+        // Ignored: the task holds the receiver.
         let _ = queue.send(item);
         queues.entry(topic.to_owned()).or_default().insert(partition, queue);
     }
 }
 
 /// The task of one partition.
-struct Task {
-    lane: Arc<Lane>,
+struct PartitionTask {
+    partition_producer: Arc<PartitionProducer>,
     append_options: AppendOptions,
     options: ProducerOptions,
     failure: Arc<OnceLock<Error>>,
-    items: mpsc::UnboundedReceiver<Item>,
-    /// Taken from the queue, but did not fit the last batch.
-    next: Option<Waiting>,
+    items: mpsc::UnboundedReceiver<QueueItem>,
+    /// Record from the queue that did not fit the last batch.
+    next: Option<PendingRecord>,
 }
 
-impl Task {
+impl PartitionTask {
     async fn run(mut self) {
-        while let Some((waiting, flush)) = self.gather().await {
-            self.append(waiting).await;
+        while let Some((batch, flush)) = self.collect().await {
+            self.append(batch).await;
             if let Some(done) = flush {
-                // Ignored: whoever flushed has stopped waiting.
+                // Ignored: the caller of flush has stopped waiting.
                 let _ = done.send(());
             }
         }
     }
 
-    /// Waits for a record and fills a batch: until it is full, the linger is over, or a flush
-    /// comes. None when the producer is gone.
-    async fn gather(&mut self) -> Option<(Vec<Waiting>, Option<oneshot::Sender<()>>)> {
+    /// Collects a batch until it is full, the linger has passed, or a flush arrives.
+    ///
+    /// Returns `None` when the producer is dropped.
+    async fn collect(&mut self) -> Option<(Vec<PendingRecord>, Option<oneshot::Sender<()>>)> {
         let mut batch = Vec::new();
         let mut bytes = 0;
         let mut end = None;
         loop {
             let item = match (self.next.take(), end) {
-                (Some(waiting), _) => Some(Item::Record(waiting)),
+                (Some(pending), _) => Some(QueueItem::Record(pending)),
                 (None, None) => Some(self.items.recv().await?),
-                (None, Some(end)) => self.more(end).await,
+                (None, Some(end)) => self.receive_until(end).await,
             };
             match item {
-                Some(Item::Record(waiting)) => {
-                    if !batch.is_empty() && bytes + waiting.bytes > self.options.batch_bytes {
-                        self.next = Some(waiting);
+                Some(QueueItem::Record(pending)) => {
+                    if !batch.is_empty() && bytes + pending.bytes > self.options.batch_bytes {
+                        self.next = Some(pending);
                         return Some((batch, None));
                     }
-                    bytes += waiting.bytes;
-                    batch.push(waiting);
+                    bytes += pending.bytes;
+                    batch.push(pending);
                     end.get_or_insert_with(|| Instant::now() + self.options.linger);
                     if batch.len() >= self.options.batch_records {
                         return Some((batch, None));
                     }
                 }
-                Some(Item::Flush(done)) => return Some((batch, Some(done))),
+                Some(QueueItem::Flush(done)) => return Some((batch, Some(done))),
                 None => return Some((batch, None)),
             }
         }
     }
 
-    /// One more item, if there is one before `end`.
-    async fn more(&mut self, end: Instant) -> Option<Item> {
+    /// Returns the next item that arrives before `end`.
+    async fn receive_until(&mut self, end: Instant) -> Option<QueueItem> {
         if let Ok(item) = self.items.try_recv() {
             return Some(item);
         }
@@ -227,40 +238,40 @@ impl Task {
         timeout_at(end, self.items.recv()).await.ok().flatten()
     }
 
-    async fn append(&self, waiting: Vec<Waiting>) {
-        let Some(since) = waiting.first().map(|oldest| oldest.handed_over) else { return };
-        let (records, answers): (Vec<Record>, Vec<_>) = waiting
+    async fn append(&self, batch: Vec<PendingRecord>) {
+        let Some(since) = batch.first().map(|oldest| oldest.queued_at) else { return };
+        let (records, acks): (Vec<Record>, Vec<_>) = batch
             .into_iter()
-            .map(|Waiting { record, answer, _room, .. }| (record, (answer, _room)))
+            .map(|PendingRecord { record, ack, _permit, .. }| (record, (ack, _permit)))
             .unzip();
         let result = match self.failure.get() {
             Some(failure) => Err(failure.clone()),
             None => {
                 let batch = records.as_slice().into_batch();
                 drop(records);
-                self.lane.append(&batch, &self.append_options, since).await
+                self.partition_producer.append(&batch, &self.append_options, since).await
             }
         };
         if let Err(error) = &result
             && self.options.stops_at_failure
         {
-            let later = error.clone().of_an_earlier_batch().with_may_have_applied(false);
-            // The first one stays.
+            let later = error.clone().from_earlier_batch().with_may_have_applied(false);
+            // Ignored: only the first failure is kept.
             let _ = self.failure.set(later);
         }
-        for (place, (answer, _room)) in (0u64..).zip(answers) {
+        for (index, (ack, _permit)) in (0u64..).zip(acks) {
             let result = match &result {
-                Ok(ack) => Ok(of_record(ack, place)),
+                Ok(batch_ack) => Ok(record_ack(batch_ack, index)),
                 Err(error) => Err(error.clone()),
             };
-            // Ignored: the sender does not want to know.
-            let _ = answer.send(result);
+            // Ignored: the caller has dropped the future.
+            let _ = ack.send(result);
         }
     }
 }
 
-/// The ack of the record at this place of the batch.
-fn of_record(ack: &Ack, place: u64) -> Ack {
-    let offset = ack.first_offset.map(|first| first + place);
+/// Returns the ack of the record at this index of the batch.
+fn record_ack(ack: &Ack, index: u64) -> Ack {
+    let offset = ack.first_offset.map(|first| first + index);
     Ack { first_offset: offset, next_offset: offset.map(|offset| offset + 1), ..*ack }
 }

@@ -1,5 +1,6 @@
-//! What is known about a cluster: its nodes, its topics, and who leads which shard. Pure: no I/O
-//! and no waiting. Newer knowledge beats older: topics and nodes by version, leaders by term.
+//! The known nodes, topics and shard leaders of a cluster. Performs no I/O and never waits.
+//!
+//! Newer information replaces older: topics and nodes by metadata version, leaders by term.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -11,64 +12,65 @@ use super::{Route, topic_not_found};
 use crate::connection::Connection;
 use crate::error::{Error, Result};
 
-/// How long a shard is without a usable leader before a hint of a lower term is believed. Terms
-/// only grow within a cluster, so that such a hint is old; but a cluster that was made anew under
-/// the same id begins with low ones, and must not be ignored for ever.
-const TERM_TRUSTED: Duration = Duration::from_secs(3);
+/// Time without a usable leader after which a hint of a lower term is accepted.
+///
+/// Terms only grow within a cluster, so such a hint is normally stale. But a cluster re-created
+/// under the same id starts with low terms, which must not be ignored permanently.
+const STALE_TERM_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// See the module.
+/// Routes of one cluster: see the module.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct RouteTable {
     cluster_id: String,
     /// Version of the metadata that the nodes and topics are from.
     version: u64,
     /// Address of each node.
     nodes: BTreeMap<u64, String>,
-    /// Address whose answer was of use last.
-    adviser: Option<String>,
-    /// Addresses that did not answer when they were asked last.
+    /// Address with the last useful response, which is queried first.
+    preferred: Option<String>,
+    /// Addresses that did not respond to their last request.
     silent: HashSet<String>,
-    /// Which of the addresses comes first where there is no adviser.
+    /// Rotation of the addresses while none is preferred.
     turn: usize,
     /// Shard of each partition, by topic.
     topics: HashMap<String, Vec<u32>>,
     shards: HashMap<u32, Shard>,
-    /// Rounds of asking, so that whoever waited for one sees that there was one.
+    /// Number of query rounds, by which a caller that waited detects a new one.
     pub(super) rounds: u64,
-    /// When the last round ended.
+    /// End of the last round.
     pub(super) round_at: Option<Instant>,
-    /// Whether the last round brought what it was for.
+    /// The last round provided its result.
     pub(super) round_was_good: bool,
-    /// Why the last round found nobody.
+    /// Failure of the last round, if no node responded.
     pub(super) round_failure: Option<Error>,
 }
 
 #[derive(Debug, Default)]
 struct Shard {
-    /// Highest term heard of; hints of lower ones are old.
+    /// Highest known term; hints of lower terms are stale.
     term: u64,
-    leader: Option<Leader>,
-    /// Since when leaders of `term` are forgotten, also if they were heard of again since.
+    leader: Option<KnownLeader>,
+    /// Time when the leader of `term` was first lost, even if it was reported again since.
     lost_at: Option<Instant>,
     /// Node ids.
     replicas: Vec<u64>,
 }
 
-/// A node that leads a shard, and the way to it.
+/// The leader of a shard, and the connection to it.
 #[derive(Debug, Clone)]
-pub(super) struct Leader {
+pub(super) struct KnownLeader {
     node_id: u64,
     term: u64,
     connection: Connection,
 }
 
-impl Leader {
+impl KnownLeader {
     pub(super) fn new(hint: &LeaderHint, connection: Connection) -> Self {
         Self { node_id: hint.node_id, term: hint.term, connection }
     }
 }
 
-impl Table {
+impl RouteTable {
     pub(super) fn route(&self, topic: &str, partition: u32) -> Result<Route> {
         let shard_id = self.shard_of(topic, partition)?;
         let leader = self.shards.get(&shard_id).and_then(|shard| shard.leader.as_ref());
@@ -95,15 +97,18 @@ impl Table {
         self.topics.get(topic).map(|shards| shards.len().try_into().unwrap_or(u32::MAX))
     }
 
-    /// Nodes with a replica of a shard, and their addresses as far as they are known.
+    /// Returns the ids and addresses of the nodes with a replica of a shard.
+    ///
+    /// Omits nodes whose address is unknown.
     pub(super) fn replicas(&self, shard_id: u32) -> Vec<(u64, String)> {
         let replicas = self.shards.get(&shard_id).map_or(&[][..], |shard| &shard.replicas);
         let address = |node_id: &u64| Some((*node_id, self.nodes.get(node_id)?.clone()));
         replicas.iter().filter_map(address).collect()
     }
 
-    /// Whether one of these shards is known to be led by another node than `route` leads to, or
-    /// again by the same one at another address.
+    /// Returns true if one of these shards has another leader than the node of `route`.
+    ///
+    /// The same node at another address, with a later term, also counts.
     pub(super) fn has_moved(&self, shard_ids: &[u32], route: &Route) -> bool {
         let mut leaders = shard_ids.iter().filter_map(|id| self.shards.get(id)?.leader.as_ref());
         leaders.any(|leader| {
@@ -112,8 +117,9 @@ impl Table {
         })
     }
 
-    /// Addresses to ask, in the order in which that promises most: the adviser, the nodes that the
-    /// cluster has told and the addresses to begin with, and last the silent ones.
+    /// Returns the addresses in query order.
+    ///
+    /// The preferred one comes first, then known nodes and bootstrap addresses, silent ones last.
     pub(super) fn addresses(&self, seeds: &[String]) -> Vec<String> {
         let mut known: Vec<&String> = Vec::new();
         for address in self.nodes.values().chain(seeds) {
@@ -123,57 +129,58 @@ impl Table {
         }
         let turn = self.turn % known.len().max(1);
         known.rotate_left(turn);
-        let adviser = self.adviser.as_ref();
-        if let Some(adviser) = adviser {
-            known.retain(|&address| address != adviser);
+        let preferred = self.preferred.as_ref();
+        if let Some(preferred) = preferred {
+            known.retain(|&address| address != preferred);
         }
-        let (silent, lively): (Vec<&String>, Vec<_>) =
+        let (silent, responsive): (Vec<&String>, Vec<_>) =
             known.into_iter().partition(|&address| self.silent.contains(address));
-        adviser.into_iter().chain(lively).chain(silent).cloned().collect()
+        preferred.into_iter().chain(responsive).chain(silent).cloned().collect()
     }
 
     pub(super) fn is_silent(&self, address: &str) -> bool {
         self.silent.contains(address)
     }
 
-    /// An address did not answer: others are asked first from now on.
+    /// Records that an address did not respond, so that others are queried first.
     pub(super) fn on_silence(&mut self, address: &str) {
         self.silent.insert(address.to_owned());
-        self.adviser.take_if(|adviser| adviser == address);
+        self.preferred.take_if(|preferred| preferred == address);
     }
 
-    /// An address has answered.
-    pub(super) fn on_answer(&mut self, address: &str) {
+    /// Records that an address has responded.
+    pub(super) fn on_response(&mut self, address: &str) {
         self.silent.remove(address);
     }
 
-    /// An answer was of use: that node is asked first.
-    pub(super) fn advised_by(&mut self, address: &str) {
-        self.adviser = Some(address.to_owned());
+    /// Records a useful response, so that this address is queried first.
+    pub(super) fn prefer(&mut self, address: &str) {
+        self.preferred = Some(address.to_owned());
     }
 
-    /// What the adviser said was of no use: another node is asked first. The adviser may be cut off
-    /// from the others and know no better for long.
-    pub(super) fn change_adviser(&mut self) {
-        self.adviser = None;
+    /// Records a useless response, so that another node is queried first.
+    ///
+    /// The preferred node may be partitioned from the others and stay outdated for long.
+    pub(super) fn change_preferred(&mut self) {
+        self.preferred = None;
         self.turn = self.turn.wrapping_add(1);
     }
 
-    /// Whether metadata is from another cluster than what is known. A node that has not joined its
-    /// cluster yet has no cluster id.
+    /// Returns true if metadata is from another cluster, or from a node that has not joined one.
     pub(super) fn is_foreign(&self, metadata: &Metadata) -> bool {
         !self.cluster_id.is_empty() && metadata.cluster_id != self.cluster_id
     }
 
-    /// Another cluster answers at these addresses: everything known is void, terms included.
-    pub(super) fn start_over(&mut self) {
+    /// Forgets everything, terms included: another cluster responds at these addresses.
+    pub(super) fn reset(&mut self) {
         let Self { rounds, .. } = *self;
         *self = Self { rounds, ..Self::default() };
     }
 
-    /// Takes over what metadata says of nodes, of the asked topic and of replicas, unless it is
-    /// older than what is known. True if it is not older.
-    pub(super) fn learn_cluster(&mut self, asked: &str, metadata: Metadata) -> bool {
+    /// Stores nodes, replicas and the requested topic, unless the metadata is outdated.
+    ///
+    /// Returns false if it is outdated.
+    pub(super) fn learn_cluster(&mut self, topic: &str, metadata: Metadata) -> bool {
         self.cluster_id = metadata.cluster_id;
         let is_older = metadata.version < self.version;
         for route in metadata.shards {
@@ -183,7 +190,7 @@ impl Table {
             }
         }
         if is_older {
-            // Better an old answer than none; a leader that knows more refuses.
+            // An outdated entry is better than none; the leader rejects a wrong one.
             for topic in metadata.topics {
                 self.topics.entry(topic.topic).or_insert(topic.shard_ids);
             }
@@ -196,19 +203,19 @@ impl Table {
             .filter(|node| !node.endpoint.is_empty())
             .map(|node| (node.node_id, node.endpoint))
             .collect();
-        self.topics.remove(asked);
+        self.topics.remove(topic);
         for topic in metadata.topics {
             self.topics.insert(topic.topic, topic.shard_ids);
         }
         true
     }
 
-    /// Takes over a leader, unless one of a later term is known. True if it was taken over.
-    pub(super) fn learn(&mut self, shard_id: u32, leader: Leader, now: Instant) -> bool {
+    /// Stores a leader, unless one of a later term is known. Returns true if it was stored.
+    pub(super) fn learn(&mut self, shard_id: u32, leader: KnownLeader, now: Instant) -> bool {
         let shard = self.shards.entry(shard_id).or_default();
-        let is_distrusted = shard.leader.is_none()
-            && shard.lost_at.is_some_and(|lost_at| now >= lost_at + TERM_TRUSTED);
-        if leader.term < shard.term && !is_distrusted {
+        let is_term_stale = shard.leader.is_none()
+            && shard.lost_at.is_some_and(|lost_at| now >= lost_at + STALE_TERM_TIMEOUT);
+        if leader.term < shard.term && !is_term_stale {
             return false;
         }
         if leader.term != shard.term {
@@ -219,23 +226,24 @@ impl Table {
         true
     }
 
-    /// As [`Table::learn`], from metadata that is older than what is known: of an equal term it
-    /// must not bring back an address that the leader has left.
-    pub(super) fn learn_from_old(&mut self, shard_id: u32, leader: Leader, now: Instant) {
+    /// Like [`RouteTable::learn`], from outdated metadata.
+    ///
+    /// An equal term must not restore an address that the leader has left.
+    pub(super) fn learn_outdated(&mut self, shard_id: u32, leader: KnownLeader, now: Instant) {
         let known = self.shards.get(&shard_id).filter(|shard| shard.leader.is_some());
         if known.is_none_or(|shard| leader.term > shard.term) {
             self.learn(shard_id, leader, now);
         }
     }
 
-    /// Forgets that a node leads a shard, unless another one is known to by now.
+    /// Forgets that a node leads a shard, unless another leader is known.
     pub(super) fn forget_leader(&mut self, shard_id: u32, node_id: u64, now: Instant) {
         if let Some(shard) = self.shards.get_mut(&shard_id) {
             shard.forget(node_id, now);
         }
     }
 
-    /// Forgets every shard that a node leads: it does not answer.
+    /// Forgets all leaderships of a node that does not respond.
     pub(super) fn forget_node(&mut self, node_id: u64, now: Instant) {
         for shard in self.shards.values_mut() {
             shard.forget(node_id, now);
@@ -254,8 +262,8 @@ impl Table {
 impl Shard {
     fn forget(&mut self, node_id: u64, now: Instant) {
         if self.leader.take_if(|leader| leader.node_id == node_id).is_some() {
-            // A leader that was found again and is lost much later is lost anew.
-            self.lost_at.take_if(|lost_at| now >= *lost_at + 3 * TERM_TRUSTED);
+            // A leader that was found again and is lost much later restarts the timeout.
+            self.lost_at.take_if(|lost_at| now >= *lost_at + 3 * STALE_TERM_TIMEOUT);
             self.lost_at.get_or_insert(now);
         }
     }

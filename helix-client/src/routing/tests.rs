@@ -1,5 +1,4 @@
-//! What is learned from metadata, hints and failures, and what is not. No network: answers are
-//! played by hand.
+//! Tests of learning routes from metadata, hints and failures, without a network.
 
 use helix_proto::error as wire;
 use helix_proto::log::v1::{ErrorDetail, Node, ShardRoute, TopicRoute};
@@ -46,7 +45,7 @@ fn not_leader(hint: LeaderHint) -> Error {
 }
 
 #[tokio::test]
-async fn a_partition_leads_to_its_shards_leader() {
+async fn routes_a_partition_to_its_shard_leader() {
     let routing = routing();
     learn(&routing, metadata(1, hint(1, 5)));
     let found = routing.leader("orders", 1).await.unwrap();
@@ -59,14 +58,14 @@ async fn a_partition_leads_to_its_shards_leader() {
 }
 
 #[tokio::test]
-async fn a_leader_without_address_is_reached_as_it_was_asked() {
+async fn leader_without_address_uses_the_queried_one() {
     let routing = routing();
     learn(&routing, metadata(1, LeaderHint { endpoint: String::new(), ..hint(1, 5) }));
     assert_eq!(route(&routing).connection.address(), "seed:9092");
 }
 
 #[tokio::test]
-async fn a_hint_of_a_later_term_redirects() {
+async fn follows_a_hint_of_a_later_term() {
     let routing = routing();
     learn(&routing, metadata(1, hint(1, 5)));
     assert!(routing.on_failure(&route(&routing), &not_leader(hint(2, 6))));
@@ -74,13 +73,13 @@ async fn a_hint_of_a_later_term_redirects() {
 }
 
 #[tokio::test]
-async fn a_stale_hint_does_not() {
+async fn ignores_a_stale_hint() {
     let routing = routing();
     learn(&routing, metadata(1, hint(1, 5)));
     assert!(!routing.on_failure(&route(&routing), &not_leader(hint(2, 4))));
     let lost = routing.table().route("orders", 0).unwrap_err();
     assert!(lost.is(ErrorReason::NoLeader) && lost.retryable);
-    // Metadata from a node that is behind does not bring the old leader back either.
+    // Outdated metadata does not restore the old leader either.
     learn(&routing, metadata(1, hint(3, 4)));
     assert!(routing.table().route("orders", 0).is_err());
     learn(&routing, metadata(2, hint(3, 6)));
@@ -88,7 +87,7 @@ async fn a_stale_hint_does_not() {
 }
 
 #[tokio::test]
-async fn a_hint_to_the_node_itself_is_none() {
+async fn ignores_a_hint_to_the_failed_node() {
     let routing = routing();
     learn(&routing, metadata(1, hint(1, 5)));
     assert!(!routing.on_failure(&route(&routing), &not_leader(hint(1, 5))));
@@ -104,7 +103,7 @@ fn old_route(routing: &Routing) -> Route {
 }
 
 #[tokio::test]
-async fn a_failure_of_an_old_leader_leads_to_the_new_one() {
+async fn failure_of_an_old_leader_uses_the_new_one() {
     let routing = routing();
     learn(&routing, metadata(1, hint(1, 5)));
     let old = route(&routing);
@@ -114,41 +113,41 @@ async fn a_failure_of_an_old_leader_leads_to_the_new_one() {
 }
 
 #[tokio::test]
-async fn another_cluster_voids_what_was_known() {
+async fn another_cluster_resets_the_table() {
     let routing = routing();
     learn(&routing, metadata(9, hint(1, 50)));
     let fresh = Metadata { cluster_id: "d".to_owned(), ..metadata(1, hint(2, 1)) };
     let seed = routing.node("seed:9092").unwrap();
-    let mut round = Round::default();
-    let wanted = Wanted::Leader("orders", 0);
-    let take = |round: &mut Round, metadata: Metadata| {
-        routing.take(&wanted, "seed:9092".to_owned(), Ok((metadata, seed.clone())), round)
+    let mut round = QueryRound::default();
+    let query = RouteQuery::Leader("orders", 0);
+    let take = |round: &mut QueryRound, metadata: Metadata| {
+        routing.on_metadata(&query, "seed:9092".to_owned(), Ok((metadata, seed.clone())), round)
     };
-    // Not as long as somebody speaks for the known one.
+    // Not while a node of the known cluster responds.
     assert!(!take(&mut round, fresh.clone()));
     assert!(take(&mut round, metadata(9, hint(1, 50))));
     assert_eq!(route(&routing).term, 50);
-    // Nor for a node that has not joined a cluster yet.
-    let mut round = Round::default();
+    // Nor for a node that has not joined a cluster.
+    let mut round = QueryRound::default();
     let blank = Metadata { cluster_id: String::new(), ..metadata(0, hint(3, 0)) };
     assert!(!take(&mut round, blank));
-    assert!(routing.conclude(&wanted, &mut round).is_err());
-    let mut round = Round::default();
+    assert!(routing.conclude(&query, &mut round).is_err());
+    let mut round = QueryRound::default();
     assert!(!take(&mut round, fresh));
-    routing.conclude(&wanted, &mut round).unwrap();
+    routing.conclude(&query, &mut round).unwrap();
     assert_eq!((route(&routing).node_id, route(&routing).term), (2, 1));
 }
 
 #[tokio::test]
-async fn lower_terms_are_believed_when_nothing_else_is_heard_for_long() {
+async fn accepts_lower_terms_after_a_long_time_without_leader() {
     let routing = routing();
     learn(&routing, metadata(9, hint(1, 50)));
     let mut table = routing.table();
     let lost_at = Instant::now();
     table.forget_node(1, lost_at);
-    let old = |term| Leader::new(&hint(2, term), routing.node("n2:9092").unwrap());
+    let old = |term| KnownLeader::new(&hint(2, term), routing.node("n2:9092").unwrap());
     assert!(!table.learn(1, old(1), lost_at));
-    // The leader of the known term is heard of again, and fails again: that does not count anew.
+    // The leader of the known term is reported and lost again, which does not restart the timeout.
     assert!(table.learn(1, old(50), lost_at));
     table.forget_node(2, lost_at + Duration::from_secs(2));
     assert!(table.learn(1, old(1), lost_at + Duration::from_secs(3)));
@@ -156,7 +155,7 @@ async fn lower_terms_are_believed_when_nothing_else_is_heard_for_long() {
 }
 
 #[tokio::test]
-async fn a_node_that_lags_brings_back_no_old_address_and_no_old_topic() {
+async fn outdated_metadata_restores_no_old_address_or_topic() {
     let routing = routing();
     let moved = |endpoint: &str| LeaderHint { endpoint: endpoint.to_owned(), ..hint(1, 5) };
     let grown = TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1, 1] };
@@ -165,13 +164,13 @@ async fn a_node_that_lags_brings_back_no_old_address_and_no_old_topic() {
     learn(&routing, metadata(2, moved("old:9092")));
     assert_eq!(route(&routing).connection.address(), "new:9092");
     assert_eq!(routing.partition_count("orders").await.unwrap(), 3);
-    // A later term counts, whoever reports it.
+    // A later term is accepted from outdated metadata too.
     learn(&routing, metadata(2, hint(2, 6)));
     assert_eq!(route(&routing).node_id, 2);
 }
 
 #[tokio::test]
-async fn replicas_are_nodes_with_an_address() {
+async fn replicas_are_known_without_a_leader() {
     let routing = routing();
     learn(&routing, metadata(1, LeaderHint::default()));
     let replicas = routing.replicas("orders", 0).await.unwrap();
@@ -181,38 +180,38 @@ async fn replicas_are_nodes_with_an_address() {
 }
 
 #[tokio::test]
-async fn those_that_did_not_answer_are_asked_last() {
+async fn silent_addresses_are_queried_last() {
     let routing = routing();
     learn(&routing, metadata(1, hint(1, 5)));
     let addresses = ["n1:9092", "n2:9092", "n3:9092", "seed:9092"];
     assert_eq!(routing.addresses(), addresses);
     routing.on_failure(&route(&routing), &Error::timed_out("append"));
     assert_eq!(routing.addresses(), ["n2:9092", "n3:9092", "seed:9092", "n1:9092"]);
-    routing.table().advised_by("n3:9092");
+    routing.table().prefer("n3:9092");
     assert_eq!(routing.addresses()[0], "n3:9092");
-    routing.on_answer(&routing.node("n1:9092").unwrap());
-    routing.table().change_adviser();
+    routing.on_response(&routing.node("n1:9092").unwrap());
+    routing.table().change_preferred();
     assert_eq!(routing.addresses(), ["n3:9092", "seed:9092", "n1:9092", "n2:9092"]);
     let mut tried = Vec::new();
     let order: Vec<_> =
-        (0..5).map(|_| routing.other_than(&mut tried).unwrap().address().to_owned()).collect();
+        (0..5).map(|_| routing.next_untried(&mut tried).unwrap().address().to_owned()).collect();
     assert_eq!(order, ["n3:9092", "seed:9092", "n1:9092", "n2:9092", "n3:9092"]);
 }
 
 #[tokio::test]
-async fn a_leader_has_moved_when_another_node_leads() {
+async fn leader_has_moved_when_another_node_leads() {
     let routing = routing();
     learn(&routing, metadata(1, hint(1, 5)));
     let old = route(&routing);
     let has_moved = |shards: &[u32]| routing.table().has_moved(shards, &old);
     learn(&routing, metadata(2, hint(1, 7)));
-    assert!(!has_moved(&[1]), "it was elected again, and will answer");
+    assert!(!has_moved(&[1]), "the same node was elected again");
     learn(&routing, metadata(3, hint(2, 8)));
     assert!(has_moved(&[1]) && has_moved(&[0, 1]) && !has_moved(&[0]));
 }
 
 #[tokio::test]
-async fn a_deleted_topic_is_forgotten() {
+async fn forgets_a_deleted_topic() {
     let routing = routing();
     learn(&routing, metadata(1, hint(1, 5)));
     learn(&routing, Metadata { topics: Vec::new(), ..metadata(2, hint(1, 5)) });

@@ -1,13 +1,13 @@
-//! The task that keeps a session's stream open: connects, listens for acks, and connects again.
-//! Waits; what is true of the batches is in `state`.
+//! The task that keeps a session's stream open: connects, receives acks, and reconnects.
+//!
+//! The state of the batches is in `state`.
 
 use std::sync::Arc;
 use std::task::Context;
 use std::time::Duration;
 
-use helix_proto::appends;
 use helix_proto::log::v1::append_stream_request::Message as Request;
-use helix_proto::log::v1::append_stream_response::Message as Answer;
+use helix_proto::log::v1::append_stream_response::Message as Response;
 use helix_proto::log::v1::{
     AppendStreamInit, AppendStreamOpened, AppendStreamRequest, AppendStreamResponse, ErrorReason,
 };
@@ -17,56 +17,56 @@ use tonic::{Code, Streaming};
 use tracing::debug;
 
 use super::SessionOptions;
-use super::state::{Outgoing, Resume, Shared};
+use super::state::{Pipeline, RequestSender, Resume};
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::identity::Identities;
-use crate::retry::{Next, Repeat, Retries};
-use crate::routing::{Lookout, Pace, Route};
+use crate::retry::{Repeat, Retries, RetryDecision};
+use crate::routing::{LeaderProbe, ProbePace, Route};
 
-/// Times in a row that a stream is opened again because the service missed a sequence.
+/// Consecutive times that a stream is reopened because the service missed a sequence.
 const RESYNCS_MAX: u32 = 3;
 
-/// Times in a row that another identity is taken because the service has forgotten the last.
+/// Consecutive times that a new identity is used because the service forgot the last one.
 const RENEWALS_MAX: u32 = 3;
 
-/// See the module.
-pub(super) struct Driver {
+/// Drives the stream of one session: see the module.
+pub(super) struct SessionDriver {
     client: Client,
     topic: String,
     partition: u32,
     options: SessionOptions,
     identities: Option<Identities>,
-    shared: Arc<Shared>,
+    pipeline: Arc<Pipeline>,
     retries: Retries,
     resyncs: u32,
-    /// Identities taken since the last stream was accepted.
+    /// New identities since the last stream was accepted.
     renewals: u32,
-    /// When the session last had a stream.
-    well_at: Instant,
+    /// Time when the session last had a stream.
+    healthy_at: Instant,
 }
 
-/// Why the driver is not on a stream any more.
-enum Break {
-    /// Closed, and everything is acked.
+/// Reason for the end of a stream.
+enum StreamEnd {
+    /// The session is closed and everything is acked.
     Finished,
-    /// The stream, or the way to it, failed.
+    /// The stream, or the lookup of its leader, failed.
     Failed(Error, Option<Route>),
-    /// Nothing can cure it.
+    /// A failure that no retry can resolve.
     Fatal(Error),
-    /// The partition has forgotten the identity.
+    /// The partition forgot the identity.
     Forgotten,
 }
 
 type Opened = oneshot::Sender<Result<()>>;
 
-impl Driver {
+impl SessionDriver {
     pub(super) fn new(
         client: Client,
         (topic, partition): (String, u32),
         options: SessionOptions,
         identities: Option<Identities>,
-        shared: Arc<Shared>,
+        pipeline: Arc<Pipeline>,
     ) -> Self {
         Self {
             client,
@@ -74,25 +74,25 @@ impl Driver {
             partition,
             options,
             identities,
-            shared,
+            pipeline,
             retries: Retries::new(Repeat::Always),
             resyncs: 0,
             renewals: 0,
-            well_at: Instant::now(),
+            healthy_at: Instant::now(),
         }
     }
 
-    /// Runs until the session is finished or has failed. `opened` hears of the first stream.
+    /// Runs until the session has finished or failed. Reports the first stream to `opened`.
     pub(super) async fn run(mut self, opened: Opened) {
         let mut opened = Some(opened);
         loop {
             let error = match self.stream(&mut opened).await {
-                Break::Finished => return,
-                Break::Fatal(error) => Some(error),
-                Break::Forgotten => self.renew().await.err(),
-                Break::Failed(error, route) => self.recover(error, route.as_ref()).await.err(),
+                StreamEnd::Finished => return,
+                StreamEnd::Fatal(error) => Some(error),
+                StreamEnd::Forgotten => self.renew().await.err(),
+                StreamEnd::Failed(error, route) => self.recover(error, route.as_ref()).await.err(),
             };
-            if self.shared.is_finished() {
+            if self.pipeline.is_finished() {
                 return;
             }
             if let Some(error) = error {
@@ -100,51 +100,51 @@ impl Driver {
                     // Ignored: the opener has stopped waiting.
                     let _ = opened.send(Err(error.clone()));
                 }
-                self.shared.fail(error);
+                self.pipeline.fail(error);
                 return;
             }
         }
     }
 
-    /// One stream, from the way to the leader to its end.
-    async fn stream(&mut self, opened: &mut Option<Opened>) -> Break {
+    /// Runs one stream, from the lookup of the leader to its end.
+    async fn stream(&mut self, opened: &mut Option<Opened>) -> StreamEnd {
         let route = match self.prepare().await {
             Ok(route) => route,
-            Err(error) => return Break::Failed(error, None),
+            Err(error) => return StreamEnd::Failed(error, None),
         };
         let (client, topic) = (self.client.clone(), self.topic.clone());
         let (routing, shard_ids) = (&client.shared.routing, [route.shard_id]);
-        let mut lookout = Lookout::new(routing, &topic, &shard_ids, &route, Pace::Due);
-        let (answers, first, outgoing) = match self.open(&route, &mut lookout).await {
+        let mut probe = LeaderProbe::new(routing, &topic, &shard_ids, &route, ProbePace::Expected);
+        let (responses, first, outgoing) = match self.open(&route, &mut probe).await {
             Ok(open) => open,
-            Err(error) if self.is_forgotten(&error) => return Break::Forgotten,
-            Err(error) => return Break::Failed(error, Some(route.clone())),
+            Err(error) if self.is_forgotten(&error) => return StreamEnd::Forgotten,
+            Err(error) => return StreamEnd::Failed(error, Some(route.clone())),
         };
-        match self.shared.on_opened(&first, outgoing) {
+        match self.pipeline.on_opened(&first, outgoing) {
             Ok(Resume::Open) => {}
-            Ok(Resume::Renew) => return Break::Forgotten,
-            Err(error) => return Break::Fatal(error),
+            Ok(Resume::Renew) => return StreamEnd::Forgotten,
+            Err(error) => return StreamEnd::Fatal(error),
         }
         if let Some(opened) = opened.take() {
-            // Ignored: the opener has stopped waiting, and its handle's drop ends the session.
+            // Ignored: the opener has stopped waiting, and dropping its handle ends the session.
             let _ = opened.send(Ok(()));
         }
         self.renewals = 0;
-        let end = self.listen(answers, &route, &mut lookout).await;
-        self.well_at = Instant::now();
+        let end = self.receive_acks(responses, &route, &mut probe).await;
+        self.healthy_at = Instant::now();
         end
     }
 
-    /// Finds the leader, and an identity if there is none yet.
+    /// Finds the leader, and requests an identity if there is none yet.
     async fn prepare(&self) -> Result<Route> {
         if let Some(identities) = &self.identities
-            && self.shared.identity().is_none()
+            && self.pipeline.identity().is_none()
         {
-            self.shared.set_identity(identities.present().await?);
+            self.pipeline.set_identity(identities.current().await?);
         }
-        let shared = &self.client.shared;
-        let leader = shared.routing.leader(&self.topic, self.partition);
-        match timeout(shared.config.attempt_timeout, leader).await {
+        let core = &self.client.shared;
+        let leader = core.routing.leader(&self.topic, self.partition);
+        match timeout(core.config.attempt_timeout, leader).await {
             Ok(route) => route.map_err(|error| error.with_may_have_applied(false)),
             Err(_) => Err(Error::timed_out("metadata").with_may_have_applied(false)),
         }
@@ -154,100 +154,106 @@ impl Driver {
     async fn open(
         &self,
         route: &Route,
-        lookout: &mut Lookout<'_>,
-    ) -> Result<(Streaming<AppendStreamResponse>, AppendStreamOpened, Outgoing)> {
+        probe: &mut LeaderProbe<'_>,
+    ) -> Result<(Streaming<AppendStreamResponse>, AppendStreamOpened, RequestSender)> {
         let (outgoing, mut requests) = mpsc::unbounded_channel();
         let init = AppendStreamInit {
             topic: self.topic.clone(),
             partition: self.partition,
             durability: self.options.durability.into(),
-            producer: self.shared.identity(),
+            producer: self.pipeline.identity(),
             fencing_token: self.options.fencing_token.clone(),
         };
         let init = AppendStreamRequest { message: Some(Request::Init(init)) };
-        outgoing.send(init).expect("the receiver is right here");
+        outgoing.send(init).expect("the receiver is in scope");
         let opening = async {
             let mut produce = route.connection.produce();
             let next = move |context: &mut Context<'_>| requests.poll_recv(context);
-            let requests = appends::append_stream(next, tokio_stream::empty());
-            let mut answers = produce.append_stream(requests).await?.into_inner();
-            let first = answers.message().await?;
-            Ok::<_, tonic::Status>((answers, first))
+            let request = helix_transport::requests::append_stream(next, tokio_stream::empty());
+            let mut responses = produce.append_stream(request).await?.into_inner();
+            let first = responses.message().await?;
+            Ok::<_, tonic::Status>((responses, first))
         };
         let opened = tokio::select! {
             biased;
             opened = timeout(self.client.config().attempt_timeout, opening) => opened
                 .map_err(|_| Error::timed_out("opening a session"))
                 .and_then(|result| result.map_err(Error::from)),
-            () = lookout.moved() => Err(Error::superseded("opening a session")),
+            () = probe.replaced() => Err(Error::superseded("opening a session")),
         };
-        // Nothing but the init message was sent.
-        let (answers, first) = opened.map_err(|error| error.with_may_have_applied(false))?;
+        // Only the init message was sent.
+        let (responses, first) = opened.map_err(|error| error.with_may_have_applied(false))?;
         match first.and_then(|first| first.message) {
-            Some(Answer::Opened(opened)) => Ok((answers, opened, outgoing)),
-            _ => Err(Error::client(Code::Internal, "a session that does not begin with `opened`")),
+            Some(Response::Opened(opened)) => Ok((responses, opened, outgoing)),
+            _ => Err(Error::client(
+                Code::Internal,
+                "the first message of the session is not `opened`",
+            )),
         }
     }
 
-    /// Takes acks until the stream breaks, a batch is overdue, or the session is finished.
-    async fn listen(
+    /// Receives acks until the stream breaks, a batch is overdue, or the session has finished.
+    async fn receive_acks(
         &mut self,
-        mut answers: Streaming<AppendStreamResponse>,
+        mut responses: Streaming<AppendStreamResponse>,
         route: &Route,
-        lookout: &mut Lookout<'_>,
-    ) -> Break {
-        let shared = self.shared.clone();
-        let finished = shared.finished();
+        probe: &mut LeaderProbe<'_>,
+    ) -> StreamEnd {
+        let pipeline = self.pipeline.clone();
+        let finished = pipeline.finished();
         tokio::pin!(finished);
         let overdue = self.overdue();
         tokio::pin!(overdue);
         loop {
             let message = tokio::select! {
                 biased;
-                message = answers.message() => message,
-                () = &mut finished => return Break::Finished,
-                () = &mut overdue => return Break::Fatal(Error::timed_out("append")),
-                error = stalled(&shared, lookout, self.stream_silence_max()) => {
-                    return Break::Failed(error, Some(route.clone()));
+                message = responses.message() => message,
+                () = &mut finished => return StreamEnd::Finished,
+                () = &mut overdue => return StreamEnd::Fatal(Error::timed_out("append")),
+                error = stalled(&pipeline, probe, self.stream_silence_max()) => {
+                    return StreamEnd::Failed(error, Some(route.clone()));
                 }
             };
             let acks = match message {
-                Ok(Some(AppendStreamResponse { message: Some(Answer::Acks(acks)) })) => acks,
+                Ok(Some(AppendStreamResponse { message: Some(Response::Acks(acks)) })) => acks,
                 Ok(Some(_)) => {
-                    let message = "an answer that is no ack";
+                    let message = "a session message is not an ack";
                     let error = Error::client(Code::Internal, message);
-                    return Break::Fatal(error.with_may_have_applied(true));
+                    return StreamEnd::Fatal(error.with_may_have_applied(true));
                 }
-                Ok(None) => return Break::Failed(ended(), Some(route.clone())),
-                Err(status) => return Break::Failed(Error::from(status), Some(route.clone())),
+                Ok(None) => return StreamEnd::Failed(ended(), Some(route.clone())),
+                Err(status) => return StreamEnd::Failed(Error::from(status), Some(route.clone())),
             };
-            if let Err(error) = shared.on_acks(&acks) {
-                return Break::Fatal(error);
+            if let Err(error) = pipeline.on_acks(&acks) {
+                return StreamEnd::Fatal(error);
             }
-            lookout.on_progress();
+            probe.on_progress();
             self.retries.on_progress();
             self.resyncs = 0;
         }
     }
 
-    /// Waits until the oldest batch has been under way for too long. Looks from time to time
-    /// instead of setting a timer for each batch.
+    /// Waits until the oldest batch exceeds the request timeout.
+    ///
+    /// Checks periodically instead of setting a timer for each batch.
     fn overdue(&self) -> impl Future<Output = ()> + use<> {
-        let shared = self.shared.clone();
+        let pipeline = self.pipeline.clone();
         let limit = self.client.config().request_timeout;
         let period = (limit / 16).clamp(Duration::from_millis(10), Duration::from_secs(1));
         async move {
             loop {
                 sleep(period).await;
-                if shared.oldest().is_some_and(|oldest| oldest.elapsed() >= limit) {
+                if pipeline.oldest().is_some_and(|oldest| oldest.elapsed() >= limit) {
                     return;
                 }
             }
         }
     }
 
-    /// Silence on a stream with batches under way after which it is opened again: an answer may
-    /// have been lost on the way. Without identity nothing could be sent again.
+    /// Returns the silence after which a stream with batches in flight is reopened.
+    ///
+    /// A response may have been lost. Without an identity batches cannot be resent, so there is no
+    /// limit.
     fn stream_silence_max(&self) -> Duration {
         match self.identities {
             Some(_) => self.client.config().attempt_timeout,
@@ -255,79 +261,80 @@ impl Driver {
         }
     }
 
-    /// Decides about a failure and waits before the next stream.
+    /// Handles a failure and waits before the next stream.
     ///
     /// # Errors
-    /// The session cannot go on.
+    /// The session cannot continue.
     async fn recover(&mut self, error: Error, route: Option<&Route>) -> Result<()> {
-        debug!(topic = self.topic, partition = self.partition, %error, "append stream broke");
-        if !self.shared.on_broken(error.may_have_applied) {
+        debug!(topic = self.topic, partition = self.partition, %error, "append stream failed");
+        if !self.pipeline.on_broken(error.may_have_applied) {
             return Err(error.with_may_have_applied(true));
         }
-        if self.is_forgotten(&error) || self.shared.has_lost_acked(&error) {
+        if self.is_forgotten(&error) || self.pipeline.has_lost_acked(&error) {
             return self.renew().await;
         }
         let is_redirected =
             route.is_some_and(|route| self.client.shared.routing.on_failure(route, &error));
         let next = if error.is(ErrorReason::OutOfOrderSequence) && self.resyncs < RESYNCS_MAX {
             self.resyncs += 1;
-            Next::Wait(self.client.shared.jitter.draw(self.resyncs))
+            RetryDecision::Wait(self.client.shared.jitter.draw(self.resyncs))
         } else {
             self.retries.after(&error, is_redirected, &self.client.shared.jitter)
         };
         match next {
-            Next::GiveUp => Err(error),
-            Next::Redirect => Ok(()),
-            Next::Wait(wait) => self.pause(wait, error).await,
+            RetryDecision::GiveUp => Err(error),
+            RetryDecision::Redirect => Ok(()),
+            RetryDecision::Wait(wait) => self.pause(wait, error).await,
         }
     }
 
-    /// Waits, unless the batch that waits longest, or an idle session, is overdue before the end.
+    /// Waits, unless the oldest batch, or an idle session, would be overdue before the end.
     async fn pause(&self, wait: Duration, error: Error) -> Result<()> {
-        let since = self.shared.oldest().unwrap_or(self.well_at);
+        let since = self.pipeline.oldest().unwrap_or(self.healthy_at);
         let end = Instant::now() + wait;
         if end >= since + self.client.config().request_timeout {
             return Err(error);
         }
         tokio::select! {
             () = sleep_until(end) => {}
-            () = self.shared.finished() => {}
+            () = self.pipeline.finished() => {}
         }
         Ok(())
     }
 
-    /// Takes another identity, for which everything that is not acked is new.
+    /// Requests a new identity, under which all unacked batches are renumbered.
     async fn renew(&mut self) -> Result<()> {
         self.renewals += 1;
         if self.renewals > RENEWALS_MAX {
-            let message = "the partition forgets every producer";
+            let message = "the partition forgot each new producer identity";
             return Err(Error::known(ErrorReason::UnknownProducer, message));
         }
         let identities = self.identities.as_ref().expect("only an identity can be forgotten");
-        let identity = identities.other_than(self.shared.identity()).await?;
-        self.shared.set_identity(identity);
+        let identity = identities.replace(self.pipeline.identity()).await?;
+        self.pipeline.set_identity(identity);
         Ok(())
     }
 
-    /// Whether the partition has forgotten the identity and no batch is in danger by that.
+    /// Returns true if the partition forgot the identity while no batch was in flight.
     fn is_forgotten(&self, error: &Error) -> bool {
         error.is(ErrorReason::UnknownProducer)
             && self.identities.is_some()
-            && self.shared.unacked_count() == 0
+            && self.pipeline.unacked_count() == 0
     }
 }
 
-/// Waits until the leader has been replaced while batches wait for their acks, or has kept silent
-/// for too long. A session with nothing under way does not care.
-async fn stalled(shared: &Shared, lookout: &mut Lookout<'_>, silence_max: Duration) -> Error {
+/// Waits until the leader is replaced, or silent for too long, while batches wait for their acks.
+///
+/// Does not apply to a session without batches in flight.
+async fn stalled(pipeline: &Pipeline, probe: &mut LeaderProbe<'_>, silence_max: Duration) -> Error {
     loop {
-        lookout.due().await;
-        match shared.oldest() {
-            None => lookout.on_progress(),
-            // It was handed over during the silence.
-            Some(oldest) if lookout.is_early(oldest) => lookout.on_progress_at(oldest),
-            Some(_) if lookout.look().await => return Error::superseded("append"),
-            Some(oldest) if oldest.max(lookout.since()).elapsed() >= silence_max => {
+        probe.due().await;
+        match pipeline.oldest() {
+            None => probe.on_progress(),
+            // The batch was queued during the silence.
+            Some(oldest) if probe.is_early(oldest) => probe.on_progress_at(oldest),
+            Some(_) if probe.check().await => return Error::superseded("append"),
+            Some(oldest) if oldest.max(probe.silent_since()).elapsed() >= silence_max => {
                 return Error::timed_out("append");
             }
             Some(_) => {}
@@ -335,8 +342,8 @@ async fn stalled(shared: &Shared, lookout: &mut Lookout<'_>, silence_max: Durati
     }
 }
 
-/// The service has ended the stream without an error, as a server does that stops.
+/// Returns the error of a stream that ended without a status, as a stopping server does it.
 fn ended() -> Error {
-    let ended = Error::known(ErrorReason::Draining, "the service has ended the stream");
+    let ended = Error::known(ErrorReason::Draining, "the service ended the stream");
     ended.with_may_have_applied(true)
 }

@@ -1,5 +1,6 @@
-//! Nodes die, stop, are cut off and come back: the application notices latency and nothing else.
-//! Every scripted election is over long before the timeouts that must not be waited for.
+//! Tests that crashed, stopped, partitioned and restarted nodes only cost latency.
+//!
+//! Scripted elections end long before the timeouts that the client must not wait for.
 
 use std::time::Duration;
 
@@ -8,44 +9,44 @@ use helix_client::proto::batch::encode;
 use helix_client::proto::log::v1::ErrorReason;
 use helix_client::{
     Ack, AppendOptions, Client, Config, Event, FetchOptions, Position, ProducerOptions,
-    ReadOptions, Result, SessionOptions, Start,
+    ReadOptions, ReadStart, Result, SessionOptions,
 };
 use tokio::net::TcpListener;
 
 use crate::consume::{check, fill};
-use crate::service::{NODES, PARTITIONS, Service, TOPIC};
+use crate::fake_cluster::{FakeCluster, NODES, PARTITIONS, TOPIC};
 use crate::{client, config, in_time, record, seed};
 
-/// How long the scripted elections take.
+/// Duration of the scripted elections.
 const ELECTION: Duration = Duration::from_millis(300);
 
-/// Faults that the long run must survive.
+/// Number of faults in the long run.
 const FAULTS: u64 = 250;
 
 #[tokio::test]
-async fn hundreds_of_forced_retries_leave_no_second_copy_and_no_gap() {
-    let service = Service::start(seed(), 0.1).await;
-    let client = client(&service);
+async fn hundreds_of_retries_leave_no_duplicate_and_no_gap() {
+    let cluster = FakeCluster::start(seed(), 0.1).await;
+    let client = client(&cluster);
     let writers = (0..PARTITIONS).map(|partition| {
-        let (service, client) = (&service, &client);
+        let (cluster, client) = (&cluster, &client);
         async move {
             match partition % 2 {
-                0 => write_unary(service, client, partition).await,
-                _ => write_session(service, client, partition).await,
+                0 => write_unary(cluster, client, partition).await,
+                _ => write_session(cluster, client, partition).await,
             }
         }
     });
     for (partition, count) in (0..).zip(join_all(writers).await) {
         let written: Vec<_> = (0..count).map(|number| number.to_string()).collect();
-        assert_eq!(service.values(partition), written);
+        assert_eq!(cluster.values(partition), written);
     }
-    println!("{} faults", service.faults());
+    println!("{} faults", cluster.faults());
 }
 
-async fn write_unary(service: &Service, client: &Client, partition: u32) -> u64 {
+async fn write_unary(cluster: &FakeCluster, client: &Client, partition: u32) -> u64 {
     let producer = client.producer(ProducerOptions::default());
     let mut count = 0;
-    while service.faults() < FAULTS {
+    while cluster.faults() < FAULTS {
         let records = vec![record(count.to_string())];
         let ack = producer.append(TOPIC, partition, &records).await.unwrap();
         assert_eq!(ack.first_offset, Some(count));
@@ -54,10 +55,10 @@ async fn write_unary(service: &Service, client: &Client, partition: u32) -> u64 
     count
 }
 
-async fn write_session(service: &Service, client: &Client, partition: u32) -> u64 {
+async fn write_session(cluster: &FakeCluster, client: &Client, partition: u32) -> u64 {
     let session = client.session(TOPIC, partition, SessionOptions::default()).await.unwrap();
     let mut acks = Vec::new();
-    while service.faults() < FAULTS {
+    while cluster.faults() < FAULTS {
         let records = vec![record(acks.len().to_string())];
         acks.push(session.append(&records).await.unwrap());
     }
@@ -69,13 +70,13 @@ async fn write_session(service: &Service, client: &Client, partition: u32) -> u6
     count
 }
 
-/// One batch without identity.
+/// Appends one batch without a producer identity.
 async fn append(client: &Client, partition: u32) -> Result<Ack> {
     let batch = encode(&[record("x")]);
     client.append(TOPIC, partition, &batch, &AppendOptions::default()).await
 }
 
-/// A client with writers and readers that are well under way, and what they have to go through.
+/// A client with active writers and readers.
 struct Traffic {
     client: Client,
     producer: helix_client::Producer,
@@ -89,15 +90,15 @@ impl Traffic {
     async fn start(client: Client) -> Self {
         let producer = client.producer(ProducerOptions::default());
         let session = client.session(TOPIC, 1, SessionOptions::default()).await.unwrap();
-        let starts = vec![Start::new(TOPIC, 0, Position::Earliest)];
+        let starts = vec![ReadStart::new(TOPIC, 0, Position::Earliest)];
         let subscription = client.consumer().subscribe(starts, ReadOptions::default());
         let mut traffic = Self { client, producer, session, subscription, written: 0, read: 0 };
-        traffic.go_on().await;
+        traffic.round_trip().await;
         traffic
     }
 
-    /// One more batch through everything.
-    async fn go_on(&mut self) {
+    /// Writes and reads one more batch with each writer and reader.
+    async fn round_trip(&mut self) {
         let records = vec![record(self.written.to_string())];
         let acks = async {
             let unary = self.producer.append(TOPIC, 0, &records);
@@ -117,84 +118,84 @@ impl Traffic {
             }
         };
         in_time(reading).await;
-        let start = [Start::new(TOPIC, 1, Position::Offset(self.written - 1))];
+        let start = [ReadStart::new(TOPIC, 1, Position::Offset(self.written - 1))];
         let fetching = self.client.consumer();
         let fetched = in_time(fetching.fetch(&start, &FetchOptions::default())).await.unwrap();
         assert_eq!(fetched[0].next_offset, self.written);
     }
 
-    fn check(&self, service: &Service) {
+    fn check(&self, cluster: &FakeCluster) {
         let written: Vec<_> = (0..self.written).map(|number| number.to_string()).collect();
-        assert_eq!((service.values(0), service.values(1)), (written.clone(), written));
+        assert_eq!((cluster.values(0), cluster.values(1)), (written.clone(), written));
     }
 }
 
 #[tokio::test]
 async fn killed_leaders_cost_an_election() {
-    let service = Service::start(seed(), 0.0).await;
-    let mut traffic = Traffic::start(client(&service)).await;
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let mut traffic = Traffic::start(client(&cluster)).await;
     for node in 0..NODES {
-        service.kill(node);
-        service.elect_after(ELECTION, (node + 1) % NODES);
-        traffic.go_on().await;
-        service.restart(node, false).await;
-        traffic.go_on().await;
+        cluster.kill(node);
+        cluster.elect_after(ELECTION, (node + 1) % NODES);
+        traffic.round_trip().await;
+        cluster.restart(node, false).await;
+        traffic.round_trip().await;
     }
-    traffic.check(&service);
+    traffic.check(&cluster);
 }
 
 #[tokio::test]
 async fn stopped_leaders_cost_an_election() {
-    let service = Service::start(seed(), 0.0).await;
-    let mut traffic = Traffic::start(client(&service)).await;
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let mut traffic = Traffic::start(client(&cluster)).await;
     for node in 0..NODES {
-        service.stop(node);
-        service.elect_after(ELECTION, (node + 1) % NODES);
-        traffic.go_on().await;
-        service.go_on(node);
-        traffic.go_on().await;
+        cluster.stop(node);
+        cluster.elect_after(ELECTION, (node + 1) % NODES);
+        traffic.round_trip().await;
+        cluster.resume(node);
+        traffic.round_trip().await;
     }
-    traffic.check(&service);
+    traffic.check(&cluster);
 }
 
 #[tokio::test]
-async fn a_leader_that_stops_for_a_moment_is_waited_for() {
-    let service = Service::start(seed(), 0.0).await;
-    let mut traffic = Traffic::start(client(&service)).await;
-    service.stop(0);
+async fn waits_for_a_leader_that_stops_for_a_moment() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let mut traffic = Traffic::start(client(&cluster)).await;
+    cluster.stop(0);
     let going_on = async {
         tokio::time::sleep(ELECTION).await;
-        service.go_on(0);
+        cluster.resume(0);
     };
-    tokio::join!(traffic.go_on(), going_on);
-    traffic.check(&service);
+    tokio::join!(traffic.round_trip(), going_on);
+    traffic.check(&cluster);
 }
 
 #[tokio::test]
-async fn a_leader_that_is_cut_off_is_left() {
-    let service = Service::start(seed(), 0.0).await;
-    let client = client(&service);
+async fn leaves_a_partitioned_leader() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let client = client(&cluster);
     let mut traffic = Traffic::start(client.clone()).await;
     append(&client, 2).await.unwrap();
-    service.cut_off(0);
-    service.elect(1);
-    // Nobody may send this one again: the old leader could have passed it on.
+    cluster.partition(0);
+    cluster.elect(1);
+    // Must not be retried: the old leader could have replicated it.
     let error = in_time(append(&client, 2)).await.unwrap_err();
     assert!(error.may_have_applied && error.is(ErrorReason::OutcomeUnknown), "{error}");
-    traffic.go_on().await;
-    traffic.check(&service);
+    traffic.round_trip().await;
+    traffic.check(&cluster);
 }
 
 #[tokio::test]
-async fn a_reader_leaves_a_leader_that_is_cut_off_and_gives_signs_of_life() {
-    let service = Service::start(seed(), 0.0).await;
-    let reader = client(&service);
-    let starts = vec![Start::new(TOPIC, 0, Position::Earliest).until(3)];
+async fn reader_leaves_a_partitioned_leader_that_sends_heartbeats() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let reader = client(&cluster);
+    let starts = vec![ReadStart::new(TOPIC, 0, Position::Earliest).until(3)];
     let mut subscription = reader.consumer().subscribe(starts, ReadOptions::default());
     assert!(matches!(in_time(subscription.next()).await, Some(Ok(Event::Heartbeat(_)))));
-    service.cut_off(0);
-    service.elect(1);
-    let writer = Client::new(Config { endpoints: service.addresses(), ..config(&service) });
+    cluster.partition(0);
+    cluster.elect(1);
+    let writer = Client::new(Config { endpoints: cluster.addresses(), ..config(&cluster) });
     let writer = writer.unwrap();
     let filling = fill(&writer, 1);
     let reading = async {
@@ -210,18 +211,18 @@ async fn a_reader_leaves_a_leader_that_is_cut_off_and_gives_signs_of_life() {
 }
 
 #[tokio::test]
-async fn addresses_where_nobody_answers_cost_a_hedge() {
-    let service = Service::start(seed(), 0.0).await;
-    // Takes connections, as the kernel does for a stopped process, and says nothing.
+async fn unresponsive_addresses_cost_a_hedge() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    // Accepts connections, as the kernel does for a stopped process, and sends nothing.
     let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let refusing = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut endpoints: Vec<_> =
         [&mute, &refusing].map(|it| it.local_addr().unwrap().to_string()).into();
     drop(refusing);
-    endpoints.push(service.addresses()[2].clone());
+    endpoints.push(cluster.addresses()[2].clone());
     let client = Client::new(Config { endpoints, ..Config::default() }).unwrap();
     let producer = client.producer(ProducerOptions::default());
-    // The first call that any node answers has more patience, the routes have not.
+    // Metadata queries hedge sooner than the first call to any node.
     let limit = Config::default().connect_timeout - Duration::from_secs(1);
     let count = tokio::time::timeout(limit, client.partition_count(TOPIC)).await.unwrap();
     assert_eq!(count.unwrap(), PARTITIONS);
@@ -229,95 +230,96 @@ async fn addresses_where_nobody_answers_cost_a_hedge() {
 }
 
 #[tokio::test]
-async fn many_silent_calls_ask_no_more_than_one() {
-    let service = Service::start(seed(), 0.0).await;
-    let client = client(&service);
+async fn many_silent_calls_share_metadata_requests() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let client = client(&cluster);
     append(&client, 0).await.unwrap();
-    let asked = service.asked();
-    service.stop(0);
-    service.elect_after(ELECTION, 1);
+    let requests = cluster.metadata_requests();
+    cluster.stop(0);
+    cluster.elect_after(ELECTION, 1);
     let calls = (0..500).map(|_| append(&client, 0));
     for outcome in in_time(join_all(calls)).await {
         assert!(outcome.unwrap_err().is(ErrorReason::OutcomeUnknown));
     }
     // Two nodes every 100 ms; the machine may be slow.
-    let asked = service.asked() - asked;
-    assert!(asked < 100, "{asked} questions");
+    let requests = cluster.metadata_requests() - requests;
+    assert!(requests < 100, "{requests} requests");
 }
 
 #[tokio::test]
-async fn what_was_never_sent_is_sent_without_identity_too() {
-    let service = Service::start(seed(), 0.0).await;
-    service.kill(0);
-    service.elect_after(ELECTION, 1);
-    let client = client(&service);
+async fn retries_unsent_batches_without_identity() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    cluster.kill(0);
+    cluster.elect_after(ELECTION, 1);
+    let client = client(&cluster);
     assert_eq!(in_time(append(&client, 0)).await.unwrap().first_offset, Some(0));
-    service.depose();
-    service.elect_after(ELECTION, 2);
+    cluster.depose();
+    cluster.elect_after(ELECTION, 2);
     assert_eq!(in_time(append(&client, 0)).await.unwrap().first_offset, Some(1));
 }
 
 #[tokio::test]
-async fn all_nodes_go_and_come_back() {
-    let service = Service::start(seed(), 0.0).await;
-    let mut traffic = Traffic::start(client(&service)).await;
-    (0..NODES).for_each(|node| service.kill(node));
+async fn survives_a_restart_of_all_nodes() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let mut traffic = Traffic::start(client(&cluster)).await;
+    (0..NODES).for_each(|node| cluster.kill(node));
     let coming_back = async {
         tokio::time::sleep(ELECTION).await;
         for node in 0..NODES {
-            service.restart(node, false).await;
+            cluster.restart(node, false).await;
         }
-        service.elect(2);
+        cluster.elect(2);
     };
-    tokio::join!(traffic.go_on(), coming_back);
-    traffic.check(&service);
+    tokio::join!(traffic.round_trip(), coming_back);
+    traffic.check(&cluster);
 }
 
 #[tokio::test]
-async fn a_node_comes_back_at_another_address() {
-    let service = Service::start(seed(), 0.0).await;
-    let mut traffic = Traffic::start(client(&service)).await;
+async fn finds_a_node_restarted_at_another_address() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let mut traffic = Traffic::start(client(&cluster)).await;
     for node in [0, 1] {
-        service.kill(node);
-        service.restart(node, true).await;
-        service.elect(node);
-        traffic.go_on().await;
+        cluster.kill(node);
+        cluster.restart(node, true).await;
+        cluster.elect(node);
+        traffic.round_trip().await;
     }
-    traffic.check(&service);
+    traffic.check(&cluster);
 }
 
 #[tokio::test]
-async fn a_cluster_that_was_made_anew_is_a_new_one() {
-    let service = Service::start(seed(), 0.0).await;
-    let client = client(&service);
+async fn follows_a_recreated_cluster() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let client = client(&cluster);
     let producer = client.producer(ProducerOptions::default());
     let records = vec![record("x")];
     for node in [1, 2, 0] {
-        service.elect(node);
+        cluster.elect(node);
         in_time(producer.append(TOPIC, 0, &records)).await.unwrap();
     }
-    service.make_anew("another");
+    cluster.recreate("another");
     let ack = in_time(producer.append(TOPIC, 0, &records)).await.unwrap();
     assert_eq!(ack.first_offset, Some(0));
 }
 
 #[tokio::test]
-async fn a_topic_is_missing_only_if_nobody_knows_it() {
-    let service = Service::start(seed(), 0.0).await;
-    service.set_ignorant(0, true);
-    service.set_ignorant(1, true);
-    assert_eq!(client(&service).partition_count(TOPIC).await.unwrap(), PARTITIONS);
-    service.set_ignorant(2, true);
-    let error = client(&service).partition_count(TOPIC).await.unwrap_err();
+async fn topic_is_missing_only_if_no_node_knows_it() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    cluster.set_lacks_topics(0, true);
+    cluster.set_lacks_topics(1, true);
+    assert_eq!(client(&cluster).partition_count(TOPIC).await.unwrap(), PARTITIONS);
+    cluster.set_lacks_topics(2, true);
+    let error = client(&cluster).partition_count(TOPIC).await.unwrap_err();
     assert!(error.is(ErrorReason::TopicNotFound), "{error}");
 }
 
 #[tokio::test]
-async fn a_subscription_follows_leaders_while_it_is_written_to() {
-    let service = Service::start(seed(), 0.0).await;
-    let client = client(&service);
-    let starts =
-        (0..PARTITIONS).map(|it| Start::new(TOPIC, it, Position::Earliest).until(300)).collect();
+async fn subscription_follows_leaders_during_writes() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let client = client(&cluster);
+    let starts = (0..PARTITIONS)
+        .map(|it| ReadStart::new(TOPIC, it, Position::Earliest).until(300))
+        .collect();
     let mut subscription = client.consumer().subscribe(starts, ReadOptions::default());
     let reading = async {
         let mut next = [0; PARTITIONS as usize];
@@ -327,7 +329,7 @@ async fn a_subscription_follows_leaders_while_it_is_written_to() {
                 check(&records, &mut next[records.partition as usize]);
                 events += 1;
                 if events % 10 == 0 {
-                    service.elect(events / 10 % NODES);
+                    cluster.elect(events / 10 % NODES);
                 }
             }
         }

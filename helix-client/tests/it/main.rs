@@ -1,57 +1,57 @@
-//! The client against a small service of three nodes in this process, which breaks on purpose.
-//! Holds what the client promises by itself; the real server has its own tests.
+//! Tests of the client against an in-process cluster of three nodes with injected faults.
+//!
+//! Covers the client's own guarantees; the real server has its own tests.
 
 #![allow(clippy::unwrap_used, reason = "a test that is wrong may panic")]
 
 mod consume;
 mod failover;
+mod fake_cluster;
 mod produce;
 mod replicas;
-mod service;
 
 use std::future::Future;
 use std::time::Duration;
 
+use fake_cluster::FakeCluster;
 use helix_client::proto::log::v1::Record;
 use helix_client::{Client, Config};
-use service::Service;
 
-/// `HELIX_SEED` if it is set, else one that is the same on every run. Printed, so that a failure
-/// can be repeated.
+/// Returns `HELIX_SEED`, or a fixed seed if it is not set. Prints it to reproduce a failure.
 fn seed() -> u64 {
     let seed = std::env::var("HELIX_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0xC1);
     println!("seed {seed}");
     seed
 }
 
-fn config(service: &Service) -> Config {
+fn config(cluster: &FakeCluster) -> Config {
     Config {
         backoff_min: Duration::from_millis(1),
         backoff_max: Duration::from_millis(20),
         hedge_after: Duration::from_millis(50),
         stall_after: Duration::from_millis(50),
         seed: Some(1),
-        ..Config::new(service.addresses())
+        ..Config::new(cluster.addresses())
     }
 }
 
-fn client(service: &Service) -> Client {
-    Client::new(config(service)).unwrap()
+fn client(cluster: &FakeCluster) -> Client {
+    Client::new(config(cluster)).unwrap()
 }
 
-/// Much more than a failover takes, and less than the timeouts that it must not wait for.
+/// Deadline far above a failover, and below the timeouts that it must not wait for.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-async fn in_time<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(DEADLINE, what).await.expect("in time")
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(DEADLINE, future).await.expect("in time")
 }
 
-/// Tries until there is an answer.
+/// Retries until the attempt returns a value.
 async fn within_deadline<T>(attempt: impl AsyncFn() -> Option<T>) -> T {
     in_time(async {
         loop {
-            if let Some(answer) = attempt().await {
-                return answer;
+            if let Some(value) = attempt().await {
+                return value;
             }
             tokio::task::yield_now().await;
         }

@@ -1,5 +1,6 @@
-//! A node's sockets behind a gate: open, stopped as a process is by SIGSTOP (connections live, and
-//! nothing comes), or broken as by its death.
+//! A gate in front of a node's sockets: open, stopped or broken.
+//!
+//! Stopped acts like SIGSTOP: connections stay open and carry nothing. Broken acts like a crash.
 
 use std::io;
 use std::pin::Pin;
@@ -11,51 +12,51 @@ use tokio::net::TcpStream;
 use tonic::transport::server::Connected;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum GateMode {
     Open,
     Stopped,
     Broken,
 }
 
-pub(super) struct Gate(Mutex<(Mode, Vec<Waker>)>);
+pub(super) struct SocketGate(Mutex<(GateMode, Vec<Waker>)>);
 
-impl Gate {
+impl SocketGate {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new((Mode::Open, Vec::new()))))
+        Arc::new(Self(Mutex::new((GateMode::Open, Vec::new()))))
     }
 
-    pub(super) fn set(&self, mode: Mode) {
+    pub(super) fn set(&self, mode: GateMode) {
         let mut state = self.0.lock().unwrap();
         state.0 = mode;
         state.1.drain(..).for_each(Waker::wake);
     }
 
-    /// Ready when the gate is open. Wakes the task again at the next change in any case.
+    /// Returns ready if the gate is open. Wakes the task at the next change in any case.
     fn pass(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let (mode, wakers) = &mut *self.0.lock().unwrap();
         if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
             wakers.push(context.waker().clone());
         }
         match mode {
-            Mode::Open => Poll::Ready(Ok(())),
-            Mode::Stopped => Poll::Pending,
-            Mode::Broken => Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
+            GateMode::Open => Poll::Ready(Ok(())),
+            GateMode::Stopped => Poll::Pending,
+            GateMode::Broken => Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
         }
     }
 }
 
-pub(super) struct Gated {
+pub(super) struct GatedStream {
     pub(super) stream: TcpStream,
-    pub(super) gate: Arc<Gate>,
+    pub(super) gate: Arc<SocketGate>,
 }
 
-impl Connected for Gated {
+impl Connected for GatedStream {
     type ConnectInfo = ();
 
     fn connect_info(&self) {}
 }
 
-impl AsyncRead for Gated {
+impl AsyncRead for GatedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -66,7 +67,7 @@ impl AsyncRead for Gated {
     }
 }
 
-impl AsyncWrite for Gated {
+impl AsyncWrite for GatedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -1,82 +1,84 @@
-//! Requests to append as the bytes of a body, without a copy of the batches in them.
+//! Append requests as detached bodies, without a copy of the batches in them.
 
 use std::task::{Context, Poll};
 
+use helix_proto::log::v1::append_stream_request::Message as StreamMessage;
+use helix_proto::log::v1::batch::Form;
+use helix_proto::log::v1::{AppendRequest, AppendStreamRequest, Batch};
 use prost::Message;
 use tonic::Request;
 use tonic::body::Body;
 
-use crate::framing::Aside;
-use crate::log::v1::append_stream_request::Message as StreamMessage;
-use crate::log::v1::batch::Form;
-use crate::log::v1::{AppendRequest, AppendStreamRequest, Batch};
-use crate::messages::{self, Outgoing, Pieces};
+use crate::detached::DetachedBody;
+use crate::encode::{ChunkedBody, ChunkedWriter, single_message};
 
-/// Numbers of the fields around a payload.
+// Field numbers on the path to a payload.
 const APPEND_BATCH: u32 = 3;
 const STREAM_MESSAGE_BATCH: u32 = 2;
 const STREAM_BATCH: u32 = 1;
 const BATCH_ENCODED: u32 = 2;
 const ENCODED_PAYLOAD: u32 = 6;
 
-/// For the generated client: an append whose body was put [`Aside`].
+/// Returns an append for the generated client, with its body detached.
 pub fn append(request: AppendRequest) -> Request<AppendRequest> {
-    aside(messages::one(request, write_append), AppendRequest::default())
+    detached(single_message(request, write_append), AppendRequest::default())
 }
 
-/// For the generated client: a session's requests, one each time that `next` is polled, and a
-/// stream that stands for them.
-pub fn append_stream<F, S>(mut next: F, nothing: S) -> Request<S>
+/// Returns the requests of a session for the generated client, with their body detached.
+///
+/// Each poll of `next` yields a request. tonic gets the stream `substitute` instead of them.
+pub fn append_stream<F, S>(mut next: F, substitute: S) -> Request<S>
 where
     F: FnMut(&mut Context<'_>) -> Poll<Option<AppendStreamRequest>> + Send + Unpin + 'static,
 {
-    let body = Outgoing::new(move |context: &mut Context<'_>, pieces: &mut Pieces| {
+    let body = ChunkedBody::new(move |context: &mut Context<'_>, writer: &mut ChunkedWriter| {
         next(context).map(|request| {
             let request = request?;
-            let begun = pieces.begin(request.encoded_len());
-            Some(begun.map(|()| write_stream_request(request, pieces)))
+            let begun = writer.begin_message(request.encoded_len());
+            Some(begun.map(|()| write_stream_request(request, writer)))
         })
     });
-    aside(Body::new(body), nothing)
+    detached(Body::new(body), substitute)
 }
 
-fn aside<T>(body: Body, nothing: T) -> Request<T> {
-    let mut request = Request::new(nothing);
-    request.extensions_mut().insert(Aside::new(body));
+fn detached<T>(body: Body, substitute: T) -> Request<T> {
+    let mut request = Request::new(substitute);
+    request.extensions_mut().insert(DetachedBody::new(body));
     request
 }
 
-/// As the generated code would write it, but for the order of the fields, which protobuf leaves
-/// open: what holds a payload comes last. So do the two below.
-fn write_append(mut request: AppendRequest, pieces: &mut Pieces) {
+// The functions below write what the generated code would, but for the order of fields, which
+// protobuf leaves open: the field with the payload comes last.
+
+fn write_append(mut request: AppendRequest, writer: &mut ChunkedWriter) {
     let batch = request.batch.take();
-    request.encode_raw(pieces.short());
-    write_batch(APPEND_BATCH, batch, pieces);
+    request.encode_raw(writer.buffer());
+    write_batch(APPEND_BATCH, batch, writer);
 }
 
-fn write_stream_request(request: AppendStreamRequest, pieces: &mut Pieces) {
+fn write_stream_request(request: AppendStreamRequest, writer: &mut ChunkedWriter) {
     match request.message {
         Some(StreamMessage::Batch(mut message)) => {
-            pieces.field(STREAM_MESSAGE_BATCH, message.encoded_len());
+            writer.begin_field(STREAM_MESSAGE_BATCH, message.encoded_len());
             let batch = message.batch.take();
-            message.encode_raw(pieces.short());
-            write_batch(STREAM_BATCH, batch, pieces);
+            message.encode_raw(writer.buffer());
+            write_batch(STREAM_BATCH, batch, writer);
         }
-        message => AppendStreamRequest { message }.encode_raw(pieces.short()),
+        message => AppendStreamRequest { message }.encode_raw(writer.buffer()),
     }
 }
 
-fn write_batch(field: u32, batch: Option<Batch>, pieces: &mut Pieces) {
+fn write_batch(field: u32, batch: Option<Batch>, writer: &mut ChunkedWriter) {
     let Some(batch) = batch else { return };
-    pieces.field(field, batch.encoded_len());
+    writer.begin_field(field, batch.encoded_len());
     match batch.form {
         Some(Form::Encoded(mut encoded)) => {
-            pieces.field(BATCH_ENCODED, encoded.encoded_len());
+            writer.begin_field(BATCH_ENCODED, encoded.encoded_len());
             let payload = std::mem::take(&mut encoded.payload);
-            encoded.encode_raw(pieces.short());
-            pieces.payload(ENCODED_PAYLOAD, payload);
+            encoded.encode_raw(writer.buffer());
+            writer.bytes_field(ENCODED_PAYLOAD, payload);
         }
-        form => Batch { form }.encode_raw(pieces.short()),
+        form => Batch { form }.encode_raw(writer.buffer()),
     }
 }
 
@@ -85,10 +87,14 @@ mod tests {
     use std::collections::VecDeque;
     use std::task::Waker;
 
+    use helix_proto::log::v1::{
+        AppendStreamBatch, AppendStreamInit, EncodedBatch, ProducerIdentity,
+    };
+    use helix_proto::plain::PlainRecords;
+
     use super::*;
-    use crate::log::v1::{AppendStreamBatch, AppendStreamInit, EncodedBatch, ProducerIdentity};
-    use crate::messages::{LONG_BYTES, Messages};
-    use crate::plain::PlainRecords;
+    use crate::decode::MessageStream;
+    use crate::encode::ZERO_COPY_BYTES_MIN;
 
     fn batches() -> Vec<Option<Batch>> {
         let encoded = |bytes: usize| EncodedBatch {
@@ -99,29 +105,30 @@ mod tests {
             uncompressed_bytes: 5,
             payload: vec![6; bytes].into(),
         };
-        let forms = [0, 1, LONG_BYTES - 1, LONG_BYTES, 200_000].map(encoded).map(Form::Encoded);
+        let sizes = [0, 1, ZERO_COPY_BYTES_MIN - 1, ZERO_COPY_BYTES_MIN, 200_000];
+        let forms = sizes.map(encoded).map(Form::Encoded);
         let plain = Form::Records(PlainRecords::default());
         let forms = forms.into_iter().chain([plain]).map(Some).chain([None]);
         forms.map(|form| Some(Batch { form })).chain([None]).collect()
     }
 
-    /// What a server makes of it.
+    /// Reads the messages as a server does.
     fn read<M: Message + Default>(body: Body) -> Vec<M> {
-        let mut messages = Messages::new(body, 16 << 20);
+        let mut messages = MessageStream::new(body, 16 << 20);
         let mut context = Context::from_waker(Waker::noop());
         let mut next = || match messages.poll_message(&mut context) {
-            Poll::Ready(message) => message.expect("it is a message"),
+            Poll::Ready(message) => message.expect("a valid message"),
             Poll::Pending => unreachable!("the body is always ready"),
         };
         std::iter::from_fn(&mut next).collect()
     }
 
     fn body<T>(request: &Request<T>) -> Body {
-        request.extensions().get().map(Aside::take).expect("it was put aside")
+        request.extensions().get().map(DetachedBody::take).expect("a detached body")
     }
 
     #[test]
-    fn a_server_reads_the_append_that_was_made() {
+    fn append_reads_back_as_written() {
         for batch in batches() {
             let request = AppendRequest {
                 topic: "orders".to_owned(),
@@ -138,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_reads_the_stream_that_was_made() {
+    fn append_stream_reads_back_as_written() {
         let init = AppendStreamInit { topic: "orders".to_owned(), ..Default::default() };
         let batch = |batch| {
             let batch = AppendStreamBatch { batch, first_sequence: Some(7), expected_offset: None };

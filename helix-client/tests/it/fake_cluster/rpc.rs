@@ -1,29 +1,30 @@
-//! The calls of one node of the service in memory: what the traits ask for, over the state that all
-//! nodes share. What the tests never call is refused.
+//! The gRPC services of one in-memory node, over the state that all nodes share.
+//!
+//! Calls that no test uses return UNIMPLEMENTED.
 
 use std::pin::Pin;
 use std::time::Duration;
 
-use helix_client::proto::log::v1::append_stream_request::Message as AppendMessage;
-use helix_client::proto::log::v1::append_stream_response::Message as AppendAnswer;
+use helix_client::proto::log::v1::append_stream_request::Message as StreamRequest;
+use helix_client::proto::log::v1::append_stream_response::Message as StreamResponse;
 use helix_client::proto::log::v1::cluster_service_server::ClusterService;
 use helix_client::proto::log::v1::consume_service_server::ConsumeService;
 use helix_client::proto::log::v1::produce_service_server::ProduceService;
 use helix_client::proto::log::v1::start_position::Position;
 use helix_client::proto::log::v1::subscribe_response::Message as SubscribeMessage;
-use helix_client::proto::log::v1::{Node as NodeEntry, *};
+use helix_client::proto::log::v1::{Node as RegisteredNode, *};
 use rand::RngExt;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Fate, Node, PARTITIONS, SHARD, State, TOPIC, broken, refusal};
+use super::{Delivery, FakeNode, PARTITIONS, SHARD, State, TOPIC, broken, rejection};
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl ProduceService for Node {
+impl ProduceService for FakeNode {
     async fn init_producer(
         &self,
         _: Request<InitProducerRequest>,
@@ -42,11 +43,11 @@ impl ProduceService for Node {
             request.into_inner();
         match self.append(partition, batch, producer, first_sequence, durability)? {
             Some(ack) => Ok(Response::new(AppendResponse { ack: Some(ack), watermarks: None })),
-            None => Err(self.silence().await),
+            None => Err(self.wait_until_reelected().await),
         }
     }
 
-    type AppendStreamStream = Answers<AppendStreamResponse>;
+    type AppendStreamStream = ResponseStream<AppendStreamResponse>;
 
     async fn append_stream(
         &self,
@@ -54,9 +55,9 @@ impl ProduceService for Node {
     ) -> Result<Response<Self::AppendStreamStream>, Status> {
         let mut requests = request.into_inner();
         let first = requests.message().await?.and_then(|first| first.message);
-        let Some(AppendMessage::Init(init)) = first else { panic!("began with {first:?}") };
+        let Some(StreamRequest::Init(init)) = first else { panic!("began with {first:?}") };
         let opened = {
-            let (state, _) = self.lead()?;
+            let (state, _) = self.check_and_draw_fault()?;
             let key = init.producer.map(|producer| (producer.producer_id, producer.epoch));
             let known = key.and_then(|key| state.logs[&init.partition].producers.get(&key));
             AppendStreamOpened {
@@ -67,23 +68,24 @@ impl ProduceService for Node {
                 watermarks: None,
             }
         };
-        let (sender, answers) = mpsc::channel(64);
-        let answer = |message| Ok(AppendStreamResponse { message: Some(message) });
-        sender.send(answer(AppendAnswer::Opened(opened))).await.unwrap();
+        let (sender, responses) = mpsc::channel(64);
+        let response = |message| Ok(AppendStreamResponse { message: Some(message) });
+        sender.send(response(StreamResponse::Opened(opened))).await.unwrap();
         let node = self.clone();
         tokio::spawn(async move {
             while let Ok(Some(request)) = requests.message().await {
-                let Some(AppendMessage::Batch(batch)) = request.message else { panic!("no batch") };
+                let Some(StreamRequest::Batch(batch)) = request.message else { panic!("no batch") };
                 let AppendStreamBatch { batch, first_sequence, .. } = batch;
                 let AppendStreamInit { partition, producer, durability, .. } = init;
                 let appended = node.append(partition, batch, producer, first_sequence, durability);
                 let is_end = !matches!(appended, Ok(Some(_)));
                 let message = match appended {
-                    // Nor is anything later answered.
-                    Ok(None) => Err(node.silence().await),
-                    Ok(Some(ack)) => {
-                        answer(AppendAnswer::Acks(AppendAcks { acks: vec![ack], watermarks: None }))
-                    }
+                    // Later batches get no response either.
+                    Ok(None) => Err(node.wait_until_reelected().await),
+                    Ok(Some(ack)) => response(StreamResponse::Acks(AppendAcks {
+                        acks: vec![ack],
+                        watermarks: None,
+                    })),
                     Err(status) => Err(status),
                 };
                 if sender.send(message).await.is_err() || is_end {
@@ -91,12 +93,12 @@ impl ProduceService for Node {
                 }
             }
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
+        Ok(Response::new(Box::pin(ReceiverStream::new(responses))))
     }
 }
 
 #[tonic::async_trait]
-impl ConsumeService for Node {
+impl ConsumeService for FakeNode {
     async fn fetch(
         &self,
         request: Request<FetchRequest>,
@@ -107,7 +109,7 @@ impl ConsumeService for Node {
         Ok(Response::new(FetchResponse { partitions }))
     }
 
-    type SubscribeStream = Answers<SubscribeResponse>;
+    type SubscribeStream = ResponseStream<SubscribeResponse>;
 
     async fn subscribe(
         &self,
@@ -122,29 +124,29 @@ impl ConsumeService for Node {
         if is_silent {
             return Ok(Response::new(Box::pin(tokio_stream::pending())));
         }
-        let (sender, answers) = mpsc::channel(1);
+        let (sender, responses) = mpsc::channel(1);
         let node = self.clone();
         let SubscribeRequest { partitions: starts, source, .. } = request.into_inner();
         tokio::spawn(async move { node.push(starts, source, sender).await });
-        let answers = ReceiverStream::new(answers)
+        let responses = ReceiverStream::new(responses)
             .map(|message| message.map(|message| SubscribeResponse { message: Some(message) }));
-        Ok(Response::new(Box::pin(answers)))
+        Ok(Response::new(Box::pin(responses)))
     }
 
     async fn resolve_offsets(
         &self,
         _: Request<ResolveOffsetsRequest>,
     ) -> Result<Response<ResolveOffsetsResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
+        Err(rejection(ErrorReason::Unimplemented))
     }
 }
 
-impl Node {
+impl FakeNode {
     fn metadata(&self, state: &State) -> Metadata {
-        let node = |(endpoint, node_id): (&String, u64)| NodeEntry {
+        let node = |(endpoint, node_id): (&String, u64)| RegisteredNode {
             node_id,
             endpoint: endpoint.clone(),
-            ..NodeEntry::default()
+            ..RegisteredNode::default()
         };
         let topic =
             TopicRoute { topic: TOPIC.to_owned(), shard_ids: vec![SHARD; PARTITIONS as usize] };
@@ -158,22 +160,23 @@ impl Node {
                 replicas: vec![1, 2, 3],
                 ..ShardRoute::default()
             }],
-            topics: if state.is_ignorant[self.id] { Vec::new() } else { vec![topic] },
+            topics: if state.lacks_topics[self.id] { Vec::new() } else { vec![topic] },
         }
     }
 
     fn read(&self, start: &PartitionStart, source: i32) -> Result<PartitionRecords, Status> {
-        let (mut state, fate) = if source == i32::from(ReadSource::AnyReplica) {
-            (self.cluster.state(), Fate::Arrives)
+        let (mut state, delivery) = if source == i32::from(ReadSource::AnyReplica) {
+            (self.cluster.state(), Delivery::Arrives)
         } else {
-            self.lead()?
+            self.check_and_draw_fault()?
         };
-        if fate == Fate::Lost {
+        if delivery == Delivery::Lost {
             return Err(broken());
         }
         let batches_max = state.rng.random_range(1..4);
         let log = &state.logs[&start.partition];
-        let end = state.known_ends[self.id].as_ref().map_or(log.end, |ends| ends[&start.partition]);
+        let end =
+            state.partitioned_ends[self.id].as_ref().map_or(log.end, |ends| ends[&start.partition]);
         let position = start.start.as_ref().and_then(|start| start.position.as_ref());
         let from = match position {
             Some(Position::Offset(offset)) => *offset,
@@ -183,7 +186,7 @@ impl Node {
             other => panic!("not a position that the tests use: {other:?}"),
         };
         if from > end {
-            return Err(refusal(ErrorReason::OffsetOutOfRange));
+            return Err(rejection(ErrorReason::OffsetOutOfRange));
         }
         let end_of = |(first, batch): &(u64, EncodedBatch)| first + u64::from(batch.record_count);
         let until = start.until_offset.unwrap_or(u64::MAX);
@@ -212,7 +215,7 @@ impl Node {
         })
     }
 
-    /// Sends what there is of each partition, then waits for more.
+    /// Sends the existing records of each partition, then waits for more.
     async fn push(
         &self,
         mut starts: Vec<PartitionStart>,
@@ -259,88 +262,88 @@ impl Node {
 }
 
 #[tonic::async_trait]
-impl ClusterService for Node {
+impl ClusterService for FakeNode {
     async fn get_metadata(
         &self,
         _: Request<GetMetadataRequest>,
     ) -> Result<Response<GetMetadataResponse>, Status> {
         let mut state = self.cluster.state();
-        state.asked[self.id] += 1;
+        state.metadata_requests[self.id] += 1;
         let metadata = self.metadata(&state);
         Ok(Response::new(GetMetadataResponse { metadata: Some(metadata) }))
     }
 
-    type WatchMetadataStream = Answers<WatchMetadataResponse>;
+    type WatchMetadataStream = ResponseStream<WatchMetadataResponse>;
 
     async fn watch_metadata(
         &self,
         _: Request<WatchMetadataRequest>,
     ) -> Result<Response<Self::WatchMetadataStream>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
+        Err(rejection(ErrorReason::Unimplemented))
     }
 
     async fn get_health(
         &self,
         _: Request<GetHealthRequest>,
     ) -> Result<Response<GetHealthResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
+        Err(rejection(ErrorReason::Unimplemented))
     }
 
     async fn get_node_status(
         &self,
         _: Request<GetNodeStatusRequest>,
     ) -> Result<Response<GetNodeStatusResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
+        Err(rejection(ErrorReason::Unimplemented))
     }
 
     async fn add_node(
         &self,
         _: Request<AddNodeRequest>,
     ) -> Result<Response<AddNodeResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
+        Err(rejection(ErrorReason::Unimplemented))
     }
 
     async fn remove_node(
         &self,
         _: Request<RemoveNodeRequest>,
     ) -> Result<Response<RemoveNodeResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
+        Err(rejection(ErrorReason::Unimplemented))
     }
 
     async fn replace_node(
         &self,
         _: Request<ReplaceNodeRequest>,
     ) -> Result<Response<ReplaceNodeResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
+        Err(rejection(ErrorReason::Unimplemented))
     }
 
-    type WatchMembershipChangeStream = Answers<WatchMembershipChangeResponse>;
+    type WatchMembershipChangeStream = ResponseStream<WatchMembershipChangeResponse>;
 
     async fn watch_membership_change(
         &self,
         _: Request<WatchMembershipChangeRequest>,
     ) -> Result<Response<Self::WatchMembershipChangeStream>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
+        Err(rejection(ErrorReason::Unimplemented))
     }
 
     async fn set_draining(
         &self,
         _: Request<SetDrainingRequest>,
     ) -> Result<Response<SetDrainingResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
+        Err(rejection(ErrorReason::Unimplemented))
     }
 
     async fn balance_leaders(
         &self,
         _: Request<BalanceLeadersRequest>,
     ) -> Result<Response<BalanceLeadersResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
+        Err(rejection(ErrorReason::Unimplemented))
     }
 
     async fn transfer_leader(
         &self,
         _: Request<TransferLeaderRequest>,
     ) -> Result<Response<TransferLeaderResponse>, Status> {
-        Err(refusal(ErrorReason::Unimplemented))
+        Err(rejection(ErrorReason::Unimplemented))
     }
 }

@@ -1,8 +1,9 @@
-//! A log service in memory: three nodes over the same partitions, one of which leads at a time.
-//! Simple where the real one is fast, and honest about terms, sequences, duplicates and offsets.
+//! An in-memory cluster of three nodes over the same partitions, with one leader at a time.
+//!
+//! Simple, but correct about terms, sequences, duplicates and offsets.
 
-mod gate;
 mod rpc;
+mod socket_gate;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -23,56 +24,56 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::Status;
 
-use gate::{Gate, Gated, Mode};
+use socket_gate::{GateMode, GatedStream, SocketGate};
 
 pub(crate) const TOPIC: &str = "orders";
 pub(crate) const PARTITIONS: u32 = 4;
 pub(crate) const NODES: usize = 3;
 const SHARD: u32 = 1;
 
-/// What goes wrong with a call.
+/// A fault of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// Nothing is done, and the caller does not learn that.
+    /// The request is lost; the caller sees a broken connection.
     LostRequest,
-    /// It is done, and the caller does not learn that.
-    LostAnswer,
-    /// It is done, another node leads from now on, and the answer does not come: the connection
+    /// The request is applied and its response lost.
+    LostResponse,
+    /// The request is applied, another node becomes leader, and no response comes. The connection
     /// breaks when the node leads again.
     Silence,
-    /// Another node leads from now on.
+    /// Another node becomes leader.
     NewLeader,
-    /// Nobody leads for a moment, and then another node.
+    /// There is no leader for a moment, and then another node leads.
     Election,
-    /// Nothing is done, and the caller learns that.
+    /// The request is rejected as throttled.
     Throttled,
 }
 
 const FAULTS: [Fault; 6] = [
     Fault::LostRequest,
-    Fault::LostAnswer,
+    Fault::LostResponse,
     Fault::Silence,
     Fault::NewLeader,
     Fault::Election,
     Fault::Throttled,
 ];
 
-/// How long nobody leads in an [`Fault::Election`].
+/// Time without a leader in a [`Fault::Election`].
 const ELECTION: Duration = Duration::from_millis(15);
 
-/// The running service. Its nodes live as long as the test's runtime.
-pub(crate) struct Service {
-    cluster: Arc<Cluster>,
-    hosts: Mutex<Vec<Host>>,
+/// A running cluster. Its nodes live as long as the test's runtime.
+pub(crate) struct FakeCluster {
+    cluster: Arc<SharedCluster>,
+    servers: Mutex<Vec<NodeServer>>,
 }
 
-/// What a node runs in.
-struct Host {
-    gate: Arc<Gate>,
+/// The sockets and the server task of a node.
+struct NodeServer {
+    gate: Arc<SocketGate>,
     serving: JoinHandle<()>,
 }
 
-struct Cluster {
+struct SharedCluster {
     state: Mutex<State>,
     /// Counts appends, for readers that wait.
     appended: watch::Sender<u64>,
@@ -80,30 +81,30 @@ struct Cluster {
 
 struct State {
     rng: StdRng,
-    /// Chance of a fault per call or message.
+    /// Probability of a fault per call or message.
     fault_rate: f64,
     faults: u64,
-    /// The next subscriptions say nothing at all.
+    /// Number of next subscriptions that send nothing.
     silent_subscriptions: u32,
-    /// Appends are never answered.
-    is_stuck: bool,
-    /// Metadata has no topics on this node: it has not heard of them yet.
-    is_ignorant: [bool; NODES],
+    /// Appends get no response.
+    are_appends_blocked: bool,
+    /// Nodes whose metadata has no topics yet.
+    lacks_topics: [bool; NODES],
     cluster_id: String,
     addresses: Vec<String>,
-    truth: View,
-    /// What each node believes; that of a node that is cut off is an old truth.
-    views: [View; NODES],
-    /// The ends of the partitions that nodes know which are cut off.
-    known_ends: [Option<HashMap<u32, u64>>; NODES],
-    /// Calls for metadata, by node.
-    asked: [u64; NODES],
+    actual: ClusterView,
+    /// View of each node; that of a partitioned node is outdated.
+    views: [ClusterView; NODES],
+    /// Ends of the partitions as known to partitioned nodes.
+    partitioned_ends: [Option<HashMap<u32, u64>>; NODES],
+    /// Metadata requests, by node.
+    metadata_requests: [u64; NODES],
     next_producer: u64,
     logs: HashMap<u32, Log>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct View {
+struct ClusterView {
     leader: Option<usize>,
     term: u64,
     /// Version of the metadata.
@@ -114,40 +115,40 @@ struct View {
 struct Log {
     batches: Vec<(u64, EncodedBatch)>,
     end: u64,
-    /// Next sequence by producer, and the first offset of each sequence that was applied.
+    /// Next sequence by producer, and the first offset of each applied sequence.
     producers: HashMap<(u64, u32), (u64, HashMap<u64, u64>)>,
 }
 
-impl Service {
-    /// Three nodes, of which the first one leads.
+impl FakeCluster {
+    /// Starts three nodes, of which the first one leads.
     pub(crate) async fn start(seed: u64, fault_rate: f64) -> Self {
         let mut listeners = Vec::new();
         for _ in 0..NODES {
             listeners.push(TcpListener::bind("127.0.0.1:0").await.unwrap());
         }
         let address = |listener: &TcpListener| listener.local_addr().unwrap().to_string();
-        let truth = View { leader: Some(0), term: 1, version: 1 };
+        let actual = ClusterView { leader: Some(0), term: 1, version: 1 };
         let state = State {
             rng: StdRng::seed_from_u64(seed),
             fault_rate,
             faults: 0,
             silent_subscriptions: 0,
-            is_stuck: false,
-            is_ignorant: [false; NODES],
+            are_appends_blocked: false,
+            lacks_topics: [false; NODES],
             cluster_id: "test".to_owned(),
             addresses: listeners.iter().map(address).collect(),
-            truth,
-            views: [truth; NODES],
-            known_ends: [const { None }; NODES],
-            asked: [0; NODES],
+            actual,
+            views: [actual; NODES],
+            partitioned_ends: [const { None }; NODES],
+            metadata_requests: [0; NODES],
             next_producer: 1,
             logs: (0..PARTITIONS).map(|partition| (partition, Log::default())).collect(),
         };
         let state = Mutex::new(state);
-        let cluster = Arc::new(Cluster { state, appended: watch::Sender::new(0) });
-        let hosts = (0..).zip(listeners).map(|(id, listener)| host(&cluster, id, listener));
-        let hosts = Mutex::new(hosts.collect());
-        Self { cluster, hosts }
+        let cluster = Arc::new(SharedCluster { state, appended: watch::Sender::new(0) });
+        let servers = (0..).zip(listeners).map(|(id, listener)| serve_node(&cluster, id, listener));
+        let servers = Mutex::new(servers.collect());
+        Self { cluster, servers }
     }
 
     pub(crate) fn addresses(&self) -> Vec<String> {
@@ -158,7 +159,7 @@ impl Service {
         self.cluster.state().fault_rate = fault_rate;
     }
 
-    /// Faults so far.
+    /// Returns the number of faults so far.
     pub(crate) fn faults(&self) -> u64 {
         self.cluster.state().faults
     }
@@ -167,18 +168,18 @@ impl Service {
         self.cluster.state().silent_subscriptions = count;
     }
 
-    pub(crate) fn get_stuck(&self) {
-        self.cluster.state().is_stuck = true;
+    pub(crate) fn block_appends(&self) {
+        self.cluster.state().are_appends_blocked = true;
     }
 
-    /// Whether this node knows of the topic.
-    pub(crate) fn set_ignorant(&self, node: usize, is_ignorant: bool) {
-        self.cluster.state().is_ignorant[node] = is_ignorant;
+    /// Sets whether this node lacks the topic in its metadata.
+    pub(crate) fn set_lacks_topics(&self, node: usize, lacks_topics: bool) {
+        self.cluster.state().lacks_topics[node] = lacks_topics;
     }
 
-    /// Calls for metadata so far, of all nodes.
-    pub(crate) fn asked(&self) -> u64 {
-        self.cluster.state().asked.iter().sum()
+    /// Returns the number of metadata requests to all nodes so far.
+    pub(crate) fn metadata_requests(&self) -> u64 {
+        self.cluster.state().metadata_requests.iter().sum()
     }
 
     /// Forgets all producers, as a partition does with old ones.
@@ -188,8 +189,8 @@ impl Service {
         }
     }
 
-    /// Loses the last batch of a partition, as a leader does that crashes.
-    pub(crate) fn lose_last(&self, partition: u32) {
+    /// Loses the last batch of a partition, as a crashing leader does.
+    pub(crate) fn lose_last_batch(&self, partition: u32) {
         let mut state = self.cluster.state();
         let log = state.logs.get_mut(&partition).unwrap();
         let (first, _) = log.batches.pop().unwrap();
@@ -202,7 +203,7 @@ impl Service {
         }
     }
 
-    /// Everything in a partition, as text.
+    /// Returns all values of a partition, as text.
     pub(crate) fn values(&self, partition: u32) -> Vec<String> {
         let state = self.cluster.state();
         let batches = state.logs[&partition].batches.iter();
@@ -214,48 +215,48 @@ impl Service {
 
     /// Stops a node as SIGSTOP does.
     pub(crate) fn stop(&self, node: usize) {
-        self.hosts.lock().unwrap()[node].gate.set(Mode::Stopped);
+        self.servers.lock().unwrap()[node].gate.set(GateMode::Stopped);
     }
 
-    pub(crate) fn go_on(&self, node: usize) {
-        self.hosts.lock().unwrap()[node].gate.set(Mode::Open);
+    pub(crate) fn resume(&self, node: usize) {
+        self.servers.lock().unwrap()[node].gate.set(GateMode::Open);
     }
 
     /// Kills a node: its connections break, and new ones are refused.
     pub(crate) fn kill(&self, node: usize) {
-        let hosts = self.hosts.lock().unwrap();
-        hosts[node].serving.abort();
-        hosts[node].gate.set(Mode::Broken);
+        let servers = self.servers.lock().unwrap();
+        servers[node].serving.abort();
+        servers[node].gate.set(GateMode::Broken);
     }
 
     /// Starts a killed node where it was, or at a new address.
-    pub(crate) async fn restart(&self, node: usize, is_elsewhere: bool) {
-        let address = match is_elsewhere {
+    pub(crate) async fn restart(&self, node: usize, at_new_address: bool) {
+        let address = match at_new_address {
             true => "127.0.0.1:0".to_owned(),
             false => self.addresses()[node].clone(),
         };
         let listener = crate::within_deadline(async || TcpListener::bind(&address).await.ok());
         let listener = listener.await;
-        if is_elsewhere {
+        if at_new_address {
             let mut state = self.cluster.state();
             state.addresses[node] = listener.local_addr().unwrap().to_string();
-            state.truth.version += 1;
-            state.spread();
+            state.actual.version += 1;
+            state.publish();
         }
-        self.hosts.lock().unwrap()[node] = host(&self.cluster, node, listener);
+        self.servers.lock().unwrap()[node] = serve_node(&self.cluster, node, listener);
     }
 
-    /// Nobody leads from now on.
+    /// Removes the leader.
     pub(crate) fn depose(&self) {
         self.cluster.state().depose();
     }
 
-    /// This node leads from now on.
+    /// Makes this node the leader.
     pub(crate) fn elect(&self, node: usize) {
         self.cluster.state().elect(node);
     }
 
-    /// As [`Service::elect`], when the election is over.
+    /// Like [`FakeCluster::elect`], after `time`.
     pub(crate) fn elect_after(&self, time: Duration, node: usize) {
         let cluster = self.cluster.clone();
         tokio::spawn(async move {
@@ -264,30 +265,30 @@ impl Service {
         });
     }
 
-    /// Cuts a node off from the others, and not from the clients.
-    pub(crate) fn cut_off(&self, node: usize) {
+    /// Partitions a node from the other nodes, but not from the clients.
+    pub(crate) fn partition(&self, node: usize) {
         let mut state = self.cluster.state();
         let ends = state.logs.iter().map(|(partition, log)| (*partition, log.end)).collect();
-        state.known_ends[node] = Some(ends);
+        state.partitioned_ends[node] = Some(ends);
     }
 
-    /// All data is lost, and the cluster is made anew.
-    pub(crate) fn make_anew(&self, cluster_id: &str) {
+    /// Deletes all data and re-creates the cluster.
+    pub(crate) fn recreate(&self, cluster_id: &str) {
         let mut state = self.cluster.state();
         state.cluster_id = cluster_id.to_owned();
-        state.truth = View { leader: Some(1), term: 1, version: 1 };
+        state.actual = ClusterView { leader: Some(1), term: 1, version: 1 };
         state.logs.values_mut().for_each(|log| *log = Log::default());
         state.next_producer = 1000;
-        state.spread();
+        state.publish();
     }
 }
 
-fn host(cluster: &Arc<Cluster>, id: usize, listener: TcpListener) -> Host {
-    let node = Node { id, cluster: cluster.clone() };
-    let gate = Gate::new();
+fn serve_node(cluster: &Arc<SharedCluster>, id: usize, listener: TcpListener) -> NodeServer {
+    let node = FakeNode { id, cluster: cluster.clone() };
+    let gate = SocketGate::new();
     let incoming = TcpListenerStream::new(listener).map({
         let gate = gate.clone();
-        move |stream| stream.map(|stream| Gated { stream, gate: gate.clone() })
+        move |stream| stream.map(|stream| GatedStream { stream, gate: gate.clone() })
     });
     let serving = tonic::transport::Server::builder()
         .add_service(ProduceServiceServer::new(node.clone()))
@@ -295,10 +296,10 @@ fn host(cluster: &Arc<Cluster>, id: usize, listener: TcpListener) -> Host {
         .add_service(ClusterServiceServer::new(node))
         .serve_with_incoming(incoming);
     let serving = tokio::spawn(async move { serving.await.unwrap() });
-    Host { gate, serving }
+    NodeServer { gate, serving }
 }
 
-impl Cluster {
+impl SharedCluster {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
     }
@@ -314,32 +315,32 @@ impl State {
     }
 
     fn depose(&mut self) {
-        self.truth.leader = None;
-        self.spread();
+        self.actual.leader = None;
+        self.publish();
     }
 
     fn elect(&mut self, node: usize) {
-        self.truth.leader = Some(node);
-        self.truth.term += 1;
-        self.spread();
+        self.actual.leader = Some(node);
+        self.actual.term += 1;
+        self.publish();
     }
 
-    /// The node after the present or the last leader.
+    /// Returns the node after the current or last leader.
     fn next_leader(&self, node: usize) -> usize {
         (node + 1) % NODES
     }
 
-    /// Everybody who can hear it learns the truth.
-    fn spread(&mut self) {
-        for (view, known_ends) in self.views.iter_mut().zip(&self.known_ends) {
-            if known_ends.is_none() {
-                *view = self.truth;
+    /// Publishes the actual state to all nodes that are not partitioned.
+    fn publish(&mut self) {
+        for (view, partitioned_ends) in self.views.iter_mut().zip(&self.partitioned_ends) {
+            if partitioned_ends.is_none() {
+                *view = self.actual;
             }
         }
     }
 
     fn hint(&self, node: usize) -> Option<LeaderHint> {
-        let View { leader, term, .. } = self.views[node];
+        let ClusterView { leader, term, .. } = self.views[node];
         leader.map(|leader| LeaderHint {
             node_id: leader as u64 + 1,
             endpoint: self.addresses[leader].clone(),
@@ -372,7 +373,7 @@ impl State {
             let sequence = first_sequence.unwrap();
             let key = (producer.producer_id, producer.epoch);
             if sequence > 0 && !log.producers.contains_key(&key) {
-                return Err(refusal(ErrorReason::UnknownProducer));
+                return Err(rejection(ErrorReason::UnknownProducer));
             }
             let (next, applied) = log.producers.entry(key).or_default();
             if let Some(&first) = applied.get(&sequence) {
@@ -381,7 +382,7 @@ impl State {
             if sequence != *next {
                 let reason = ErrorReason::OutOfOrderSequence;
                 let detail = ErrorDetail { next_sequence: Some(*next), ..wire::detail(reason) };
-                return Err(wire::to_status(&detail, "refused", None));
+                return Err(wire::to_status(&detail, "rejected", None));
             }
             *next += count;
             applied.insert(sequence, log.end);
@@ -393,11 +394,11 @@ impl State {
     }
 }
 
-fn refusal(reason: ErrorReason) -> Status {
-    wire::to_status(&wire::detail(reason), "refused", None)
+fn rejection(reason: ErrorReason) -> Status {
+    wire::to_status(&wire::detail(reason), "rejected", None)
 }
 
-/// What a broken connection looks like from the other side.
+/// Returns the status that a client sees when the connection breaks.
 fn broken() -> Status {
     Status::unavailable("connection lost")
 }
@@ -410,30 +411,29 @@ fn encoded(batch: Option<Batch>) -> EncodedBatch {
 }
 
 #[derive(Clone)]
-struct Node {
+struct FakeNode {
     id: usize,
-    cluster: Arc<Cluster>,
+    cluster: Arc<SharedCluster>,
 }
 
-/// What becomes of an answer.
+/// Delivery of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum Delivery {
     Arrives,
     Lost,
-    /// It does not come.
+    /// No response comes.
     Silence,
 }
 
-impl Node {
-    /// The state, if this node leads as far as it knows. Draws whether something goes wrong, and
-    /// does it.
-    fn lead(&self) -> Result<(MutexGuard<'_, State>, Fate), Status> {
+impl FakeNode {
+    /// Draws a fault and returns the state if this node considers itself the leader.
+    fn check_and_draw_fault(&self) -> Result<(MutexGuard<'_, State>, Delivery), Status> {
         let mut state = self.cluster.state();
         let fault = state.draw_fault();
         let next = state.next_leader(self.id);
         match fault {
             Some(Fault::NewLeader) => state.elect(next),
-            Some(Fault::Election) if state.truth.leader.is_some() => {
+            Some(Fault::Election) if state.actual.leader.is_some() => {
                 state.depose();
                 let cluster = self.cluster.clone();
                 tokio::spawn(async move {
@@ -446,16 +446,16 @@ impl Node {
         self.check_leader(&state)?;
         match fault {
             Some(Fault::LostRequest) => Err(broken()),
-            Some(Fault::Throttled) => Err(refusal(ErrorReason::Throttled)),
-            Some(Fault::LostAnswer) => Ok((state, Fate::Lost)),
-            Some(Fault::Silence) => Ok((state, Fate::Silence)),
-            _ if state.views[self.id].term != state.truth.term => Ok((state, Fate::Silence)),
-            _ => Ok((state, Fate::Arrives)),
+            Some(Fault::Throttled) => Err(rejection(ErrorReason::Throttled)),
+            Some(Fault::LostResponse) => Ok((state, Delivery::Lost)),
+            Some(Fault::Silence) => Ok((state, Delivery::Silence)),
+            _ if state.views[self.id].term != state.actual.term => Ok((state, Delivery::Silence)),
+            _ => Ok((state, Delivery::Arrives)),
         }
     }
 
     fn check_leader(&self, state: &State) -> Result<(), Status> {
-        let View { leader, .. } = state.views[self.id];
+        let ClusterView { leader, .. } = state.views[self.id];
         if leader == Some(self.id) {
             return Ok(());
         }
@@ -467,7 +467,7 @@ impl Node {
         Err(wire::to_status(&detail, "not the leader", None))
     }
 
-    /// None: no answer comes, see [`Node::silence`].
+    /// Returns `None` if no response comes: see [`FakeNode::wait_until_reelected`].
     fn append(
         &self,
         partition: u32,
@@ -476,31 +476,31 @@ impl Node {
         first_sequence: Option<u64>,
         durability: i32,
     ) -> Result<Option<AppendAck>, Status> {
-        let (mut state, fate) = self.lead()?;
-        if state.is_stuck || state.views[self.id] != state.truth {
-            // What a leader without followers takes is never committed.
+        let (mut state, delivery) = self.check_and_draw_fault()?;
+        if state.are_appends_blocked || state.views[self.id] != state.actual {
+            // A leader without followers never commits.
             return Ok(None);
         }
         let batch = encoded(batch);
         let ack = state.append(partition, batch, producer, first_sequence, durability)?;
-        if fate == Fate::Silence {
+        if delivery == Delivery::Silence {
             let next = state.next_leader(self.id);
             state.elect(next);
         }
         drop(state);
         self.cluster.appended.send_modify(|count| *count += 1);
-        match fate {
-            Fate::Arrives => Ok(Some(ack)),
-            Fate::Lost => Err(broken()),
-            Fate::Silence => Ok(None),
+        match delivery {
+            Delivery::Arrives => Ok(Some(ack)),
+            Delivery::Lost => Err(broken()),
+            Delivery::Silence => Ok(None),
         }
     }
 
-    /// Says nothing until the node is elected again: it would be asked about the outcome then.
-    async fn silence(&self) -> Status {
-        let term = self.cluster.state().truth.term;
+    /// Sends nothing until the node is elected again: clients would ask it about the outcome then.
+    async fn wait_until_reelected(&self) -> Status {
+        let term = self.cluster.state().actual.term;
         let is_elected = || {
-            let View { leader, term: now, .. } = self.cluster.state().truth;
+            let ClusterView { leader, term: now, .. } = self.cluster.state().actual;
             leader == Some(self.id) && now > term
         };
         while !is_elected() {
