@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use helix_client::{Client, FetchOptions, Position, ProducerOptions, Start};
+use helix_client::{Client, FetchOptions, Position, ProducerOptions, ReadStart};
 use helix_proto::log::v1::{EncodedBatch, Record};
-use helix_server::config::Config;
-use helix_server::server::{Running, Server};
+use helix_server::config::ServerConfig;
+use helix_server::server::{RunningServer, Server};
 use tokio::runtime::Runtime;
 
 const RECORDS: usize = 100;
@@ -21,7 +21,7 @@ fn batch() -> EncodedBatch {
     helix_proto::batch::encode(&records)
 }
 
-async fn start(mut config: Config) -> (Running, Client) {
+async fn start(mut config: ServerConfig) -> (RunningServer, Client) {
     config.listen_addr = "127.0.0.1:0".parse().expect("an address");
     // Bounded, or a long measurement would fill the disk.
     config.default_retention_bytes = 256 << 20;
@@ -37,7 +37,7 @@ fn throughput(criterion: &mut Criterion) {
     group.throughput(Throughput::Bytes((RECORDS * RECORD_BYTES) as u64));
     group.measurement_time(Duration::from_secs(5));
     for (name, config) in
-        [("memory", Config::in_memory()), ("durable", Config::in_folder(folder.path()))]
+        [("memory", ServerConfig::in_memory()), ("durable", ServerConfig::in_dir(folder.path()))]
     {
         let (running, client) = runtime.block_on(start(config));
         let producer = client.producer(ProducerOptions::default());
@@ -54,7 +54,7 @@ fn throughput(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("fetch", name), |bencher| {
             let consumer = client.consumer();
             let options = FetchOptions::default();
-            let start = [Start::new("default", 0, Position::Offset(last))];
+            let start = [ReadStart::new("default", 0, Position::Offset(last))];
             bencher.iter(|| {
                 let fetched = consumer.fetch_encoded(&start, &options);
                 assert!(!runtime.block_on(fetched).expect("it is read")[0].batches.is_empty());

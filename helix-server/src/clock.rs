@@ -1,20 +1,21 @@
-//! Wall-clock time, from one place, so that a simulation can own it.
-//! Nothing about safety depends on it: it stamps records and drives retention.
+//! The only source of wall-clock time, so that a simulation can replace it.
+//! It stamps records and drives retention; safety does not depend on it.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Microseconds since the Unix epoch.
+/// Source of wall-clock time.
 pub trait Clock: Debug + Send + Sync + 'static {
+    /// Returns the microseconds since the Unix epoch.
     fn now_us(&self) -> u64;
 }
 
-/// The system's clock.
+/// The operating system's clock.
 #[derive(Debug, Default)]
 pub struct SystemClock;
 
 impl Clock for SystemClock {
-    #[allow(clippy::disallowed_methods)] // The one place that asks the system.
+    #[allow(clippy::disallowed_methods)] // The only use of the system's clock.
     fn now_us(&self) -> u64 {
         std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
@@ -22,7 +23,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Wall-clock time that follows tokio's clock from a given start: stands still and jumps with it.
+/// Wall-clock time that follows tokio's clock, which a test can pause and advance.
 #[derive(Debug)]
 pub struct TokioClock {
     start_us: u64,

@@ -1,5 +1,5 @@
-//! A server as a process of its own: log, runtime, signals, exit codes.
-//! What `helix-server` and `helix server` have in common.
+//! Runs a server as a process: log, runtime, signals, exit codes.
+//! Shared by `helix-server` and `helix server`.
 
 use std::future::{Future, pending};
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -10,27 +10,29 @@ use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{Asked, Config, ConfigError, Flags, LogFormat, Resolved};
+use crate::config::{ConfigAction, ConfigError, Flags, LogFormat, ResolvedConfig, ServerConfig};
 use crate::raft;
-use crate::server::{Running, Server, StartError};
+use crate::server::{RunningServer, Server, StartError};
 
-/// EX_SOFTWARE of sysexits.h: something inside failed, and a restart is the way out.
+/// `EX_SOFTWARE` of sysexits.h: an internal failure; the process must be restarted.
 const EXIT_FAILED: i32 = 70;
 
-/// What clap ends with as well: the command line, or what it names, is wrong.
+/// Exit code for a wrong command line or configuration; the same as clap's.
 const EXIT_USAGE: u8 = 2;
 
-/// What the runtime's threads get to end once the server has stopped.
+/// Time for the runtime's threads to end once the server has stopped.
 const THREADS_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Runs a server until SIGTERM or SIGINT. The exit code is 0 after such a stop and 1 where the
-/// server cannot start; a storage that fails ends the process at once, with 70.
-pub fn main(config: Config) -> ExitCode {
+/// Runs a server until SIGTERM or SIGINT.
+///
+/// The exit code is 0 after such a stop, and 1 if the server cannot start. A storage failure ends
+/// the process at once, with 70.
+pub fn main(config: ServerConfig) -> ExitCode {
     main_until(config, pending())
 }
 
-/// As [`main`], and also stops when `stop` does.
-pub fn main_until(config: Config, stop: impl Future<Output = ()>) -> ExitCode {
+/// Like [`main`], and also stops when `stop` resolves.
+pub fn main_until(config: ServerConfig, stop: impl Future<Output = ()>) -> ExitCode {
     log_to_stderr(&config);
     let format = config.log_format;
     let runtime = runtime::Builder::new_multi_thread()
@@ -45,30 +47,33 @@ pub fn main_until(config: Config, stop: impl Future<Output = ()>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(format, &error.to_string());
+            report_error(format, &error.to_string());
             ExitCode::FAILURE
         }
     }
 }
 
-/// What to run, from the flags, the environment and the file. Where the flags ask for something
-/// else, or something is wrong, that is said, and how to end is what comes back.
-pub fn configure(flags: &Flags) -> Result<Config, ExitCode> {
-    match (flags.resolve(&|name| std::env::var_os(name)), flags.asked()) {
+/// Resolves the configuration from the flags, the environment and the file.
+///
+/// # Errors
+/// The exit code, after printing the problems of the configuration, the result of
+/// `--check-config`, or the output of `--print-config`.
+pub fn configure(flags: &Flags) -> Result<ServerConfig, ExitCode> {
+    match (flags.resolve(&|name| std::env::var_os(name)), flags.action()) {
         (Err(ConfigError { problems }), _) => {
             for problem in problems {
                 eprintln!("helix-server: {problem}");
             }
             Err(ExitCode::from(EXIT_USAGE))
         }
-        (Ok(Resolved { config, .. }), Asked::Run) => Ok(config),
-        (Ok(_), Asked::Check) => Err(print("the configuration is good\n")),
-        (Ok(resolved), Asked::Print) => Err(print(&resolved.to_string())),
+        (Ok(ResolvedConfig { config, .. }), ConfigAction::Run) => Ok(config),
+        (Ok(_), ConfigAction::Check) => Err(print("the configuration is good\n")),
+        (Ok(resolved), ConfigAction::Print) => Err(print(&resolved.to_string())),
     }
 }
 
 fn print(text: &str) -> ExitCode {
-    // A reader that has seen enough is no failure.
+    // A closed pipe is not a failure.
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             eprintln!("helix-server: standard output: {error}");
@@ -78,25 +83,25 @@ fn print(text: &str) -> ExitCode {
     }
 }
 
-fn log_to_stderr(config: &Config) {
-    // What is said of the level later overrules what is said first.
-    // The HTTP/2 library warns of each client that misbehaves, as often as it does.
+fn log_to_stderr(config: &ServerConfig) {
+    // Later directives override earlier ones. The HTTP/2 library would log a warning for each
+    // misbehaving client.
     let filter = EnvFilter::new(format!("h2=error,{},{}", raft::LOG_FILTER, config.log_level));
-    // As https://no-color.org has it.
+    // See https://no-color.org.
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let log = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal() && !is_plain)
         .with_env_filter(filter);
-    // Fails where the process has a log already, which then serves as well.
+    // Fails if the process already has a subscriber, which is fine.
     let _ = match config.log_format {
         LogFormat::Text => log.try_init(),
         LogFormat::Json => log.json().try_init(),
     };
 }
 
-async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), StartError> {
-    // Before the start: a stop that is asked for while data is being opened is not lost.
+async fn run(config: ServerConfig, stop: impl Future<Output = ()>) -> Result<(), StartError> {
+    // Before the start, so that a signal while the data is being opened is not lost.
     let mut terminate = signal(SignalKind::terminate()).map_err(StartError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(StartError::Runtime)?;
     let stop = async {
@@ -110,7 +115,7 @@ async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), Start
     for (flag, addr) in config.exposed() {
         tracing::warn!(
             flag, %addr,
-            "--insecure: whoever reaches this address may do everything, and can be listened in on"
+            "listening without encryption or authentication (--insecure)"
         );
     }
     let format = config.log_format;
@@ -127,8 +132,8 @@ async fn run(config: Config, stop: impl Future<Output = ()>) -> Result<(), Start
     Ok(())
 }
 
-/// Every line of a log in JSON is JSON.
-fn announce(format: LogFormat, running: &Running) {
+/// Prints the banner, or logs it as JSON so that every line of a JSON log is JSON.
+fn announce(format: LogFormat, running: &RunningServer) {
     match format {
         LogFormat::Text => eprintln!("{}", running.banner()),
         LogFormat::Json => {
@@ -148,15 +153,15 @@ fn announce(format: LogFormat, running: &Running) {
     }
 }
 
-fn complain(format: LogFormat, what: &str) {
+fn report_error(format: LogFormat, what: &str) {
     match format {
         LogFormat::Text => eprintln!("helix-server: {what}"),
         LogFormat::Json => tracing::error!("{what}"),
     }
 }
 
-/// Stops in bounded time; a storage that fails meanwhile still ends the process as a failure.
-async fn shutdown(format: LogFormat, running: Running) {
+/// Stops in bounded time. A storage failure meanwhile still ends the process with a failure.
+async fn shutdown(format: LogFormat, running: RunningServer) {
     tracing::info!("stopping");
     let node = running.node().clone();
     tokio::select! {
@@ -166,13 +171,12 @@ async fn shutdown(format: LogFormat, running: Running) {
     tracing::info!("stopped");
 }
 
-/// Ends the process at once: nothing that a failed disk did not sync may be acknowledged by what
-/// still runs.
+/// Ends the process at once, so that nothing is acknowledged that the failed disk did not sync.
 fn abort(format: LogFormat, reason: &str) -> ! {
     let what = format!(
-        "{reason}; stopping at once. What was acknowledged as synced had been synced; look at \
-         the disk, then start again"
+        "{reason}; stopping at once. Records acknowledged as synced are on disk; check the disk, \
+         then start the server again"
     );
-    complain(format, &what);
+    report_error(format, &what);
     std::process::exit(EXIT_FAILED)
 }

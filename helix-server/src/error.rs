@@ -1,10 +1,11 @@
-//! Why a call on a node failed, by what the caller can do about it.
-//! `api/status.rs` maps each variant to a gRPC status exactly once.
+//! Errors of calls on a node, one variant for each reaction of the caller.
+//! `api/status.rs` maps each variant to a gRPC status.
 
+use crate::limits::THROTTLED_RETRY_AFTER;
 use crate::log::{PartitionId, Refusal, Watermarks};
-use crate::raft::HandOverError;
+use crate::raft::TransferError;
 
-/// Where a leader is, as far as this node knows.
+/// The leader of a shard, as far as this node knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaderHint {
     pub node_id: u64,
@@ -14,34 +15,34 @@ pub struct LeaderHint {
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    #[error("this node does not lead shard {shard}; go to the leader")]
+    #[error("this node is not the leader of shard {shard}; send the request to the leader")]
     NotLeader { shard: u64, leader: Option<LeaderHint> },
-    #[error("shard {shard} has no leader now; try again in a moment")]
+    #[error("shard {shard} has no leader; retry")]
     NoLeader { shard: u64 },
-    #[error("the node is shutting down; go to another one")]
+    #[error("the node is shutting down; use another node")]
     Draining,
-    /// A batch or a command was proposed; whether it will count is not known.
-    #[error("it was handed to the log, but its outcome is not known: {reason}")]
+    /// A batch or a command was proposed; it may still be committed.
+    #[error("the request was proposed, but its outcome is unknown: {reason}")]
     OutcomeUnknown { reason: String },
-    #[error("topic {topic:?} does not exist; create it, or look at the list of topics")]
+    #[error("topic {topic:?} does not exist; create it, or list the topics")]
     TopicNotFound { topic: String },
     #[error(
-        "topic {topic:?} has {partition_count} partitions, there is no partition {partition}; \
-         they count from 0, and AddPartitions makes more"
+        "topic {topic:?} has no partition {partition}, its partitions are 0..{partition_count}; \
+         AddPartitions adds more"
     )]
     PartitionNotFound { topic: String, partition: u32, partition_count: u32 },
-    /// The partition was deleted while the call ran.
+    /// The partition was deleted during the call.
     #[error("partition {partition} was deleted")]
     PartitionDeleted { partition: PartitionId },
-    #[error("topic {topic:?} exists already with other settings: {difference}")]
+    #[error("topic {topic:?} already exists with other settings: {difference}")]
     TopicAlreadyExists { topic: String, difference: String },
     #[error(
-        "offset {asked} is outside of {}..{}; begin within, by a name, or let it be clamped",
+        "offset {requested} is out of range {}..{}; use EARLIEST or LATEST, or clamp",
         watermarks.log_start,
         watermarks.high_watermark
     )]
-    OffsetOutOfRange { asked: u64, watermarks: Watermarks },
-    /// Apply refused the batch at its place in the log.
+    OffsetOutOfRange { requested: u64, watermarks: Watermarks },
+    /// Apply rejected the batch.
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error(
@@ -56,62 +57,70 @@ pub enum Error {
     RecordTooLarge { bytes: u64, bytes_max: u64 },
     #[error("a batch needs at least one record")]
     EmptyBatch,
-    #[error("batch says {stated} records, its payload holds {counted}; state the true number")]
+    #[error("record_count is {stated} but the payload has {counted} records")]
     RecordCountMismatch { stated: u32, counted: u32 },
     #[error("{what}")]
     CorruptBatch { what: String },
-    #[error("compression {compression} is not supported by this version; send the records as is")]
+    #[error(
+        "compression {compression} is not supported by this version; send uncompressed batches"
+    )]
     UnsupportedCompression { compression: i32 },
     #[error("{field}: {what}")]
     InvalidArgument { field: &'static str, what: String },
-    /// A field or call whose feature this version does not have.
-    #[error("{what} is not supported by this version; do without")]
+    /// A field or call that this version does not implement.
+    #[error("{what} is not supported by this version")]
     Unimplemented { what: &'static str },
-    /// Bytes on this node's disk do not verify, or a shard is withheld for that reason.
+    /// Bytes on this node's disk fail their checksum, or a shard is quarantined for that reason.
     #[error("stored data is damaged: {what}")]
     CorruptLog { what: String },
-    /// Its bytes are whole, and as they came in their batch.
+    /// The bytes are intact: the producer sent an invalid record.
     #[error(
-        "offset {offset} has what its producer sent, which is not a record ({why}); begin behind \
-         it, or read it encoded"
+        "the producer sent an invalid record at offset {offset} ({why}); read from the next \
+         offset, or with accept_encoded"
     )]
     NotARecord { offset: u64, why: String },
-    /// Too much in flight; nothing was done.
-    #[error("too much in flight: {what}; wait as the status says, then send it again")]
+    /// Too much in flight; nothing was applied.
+    #[error("too much in flight: {what}; retry after the delay in the status")]
     Throttled { what: &'static str, retry_after_ms: u64 },
     #[error("disk is full: {what}")]
     DiskFull { what: String },
     /// The disk failed; the node stops.
     #[error("storage failed: {what}")]
     StorageFailed { what: String, may_have_applied: bool },
-    /// The data folder cannot be this node's: only at start.
+    /// The data directory is not this node's; only at start.
     #[error("{what}")]
     Unusable { what: String },
-    #[error("node {node_id} is not one of this cluster; look at its metadata for those that are")]
+    #[error("node {node_id} is not in this cluster; GetMetadata lists its nodes")]
     NodeNotFound { node_id: u64 },
-    /// One change of the cluster's nodes at a time.
-    #[error("the cluster is being changed already: {what}; wait for its end")]
+    /// Only one membership change runs at a time.
+    #[error("a membership change is already in progress: {what}; wait until it ends")]
     ChangeInProgress { what: String },
-    /// A change that would leave too few nodes, or too few that answer.
+    /// The change would leave too few nodes, or too few reachable ones.
     #[error("not enough nodes: {what}")]
     NotEnoughNodes { what: String },
-    /// A check before a change of the cluster's nodes failed.
+    /// A check before a membership change failed.
     #[error("{what}")]
     ChangeRefused { what: String },
-    /// This node is no member of its cluster any more.
+    /// This node was removed from its cluster.
     #[error("{what}")]
     NotAMember { what: String },
 }
 
 impl Error {
-    /// Why the lead of a shard was not handed over.
-    pub(crate) fn of_hand_over(shard: u64, error: HandOverError) -> Self {
+    /// Returns [`Error::Throttled`] with the retry hint of this node.
+    pub(crate) fn throttled(what: &'static str) -> Self {
+        let retry_after_ms = THROTTLED_RETRY_AFTER.as_millis() as u64;
+        Self::Throttled { what, retry_after_ms }
+    }
+
+    /// Returns why the leadership of a shard was not transferred.
+    pub(crate) fn of_transfer(shard: u64, error: TransferError) -> Self {
         match error {
-            HandOverError::NoTarget => Self::InvalidArgument {
+            TransferError::NoTarget => Self::InvalidArgument {
                 field: "target_node_id",
-                what: format!("no such replica of shard {shard} can be reached"),
+                what: format!("no such replica of shard {shard} is reachable"),
             },
-            HandOverError::Unknown(reason) => Self::OutcomeUnknown { reason },
+            TransferError::Unknown(reason) => Self::OutcomeUnknown { reason },
         }
     }
 }

@@ -1,6 +1,7 @@
-//! Bytes of batches in flight in one shard: small batches pass by large ones that wait, and while
-//! there are small ones the large are held back to what keeps the log busy. Knows nothing of what
-//! a batch is.
+//! Flow control: limits the bytes of batches in flight in one shard.
+//!
+//! Small batches do not queue behind large ones. While small ones arrive, large ones are limited
+//! to what keeps the log busy. The module knows only the sizes of batches.
 
 mod pacer;
 
@@ -12,41 +13,42 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::limits;
+use crate::sync;
 use pacer::Pacer;
 
-/// The bytes in flight of one shard.
+/// Limits the bytes in flight of one shard.
 #[derive(Debug)]
-pub struct Flow {
-    state: Mutex<State>,
+pub struct FlowControl {
+    state: Mutex<FlowState>,
     bytes_max: usize,
 }
 
-/// A batch's share of the bytes in flight, until it is dropped.
+/// RAII permit for the bytes of one batch: releases them on drop.
 #[derive(Debug)]
-pub struct Share {
-    /// None in a share that was never handed out.
-    flow: Option<Arc<Flow>>,
+pub struct FlowPermit {
+    /// `None` in a permit that its waiter never received.
+    flow: Option<Arc<FlowControl>>,
     bytes: usize,
-    size: Size,
+    size: SizeClass,
     since: Instant,
-    has_synced: AtomicBool,
+    is_synced: AtomicBool,
 }
 
-/// A share, or the wait for one. Dropping it gives either up.
+/// A permit, or the wait for one. Dropping it gives up the permit or the place in the queue.
 #[derive(Debug)]
-pub enum Taken {
-    Now(Share),
-    Later(oneshot::Receiver<Share>),
+pub enum Acquired {
+    Now(FlowPermit),
+    Later(oneshot::Receiver<FlowPermit>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Size {
+enum SizeClass {
     Small,
     Large,
 }
 
 #[derive(Debug)]
-struct State {
+struct FlowState {
     small: Lane,
     large: Lane,
     pacer: Pacer,
@@ -55,118 +57,118 @@ struct State {
 #[derive(Debug, Default)]
 struct Lane {
     in_flight: usize,
-    /// First come, first served.
+    /// In the order of arrival.
     waiting: VecDeque<Waiter>,
 }
 
 #[derive(Debug)]
 struct Waiter {
     bytes: usize,
-    grant: oneshot::Sender<Share>,
+    grant: oneshot::Sender<FlowPermit>,
 }
 
-impl Flow {
-    /// Of so many bytes in all; `pace` as [`crate::config::Config::pace`] says.
+impl FlowControl {
+    /// Creates a limit of `bytes_max` bytes; `pace` is [`crate::config::ServerConfig::pace`].
     pub fn new(bytes_max: usize, pace: u32) -> Arc<Self> {
         let reserve = bytes_max / limits::SMALL_BATCHES_RESERVE_PART;
         let pacer = Pacer::new(bytes_max - reserve, pace, Instant::now());
-        let state = State { small: Lane::default(), large: Lane::default(), pacer };
+        let state = FlowState { small: Lane::default(), large: Lane::default(), pacer };
         Arc::new(Self { state: Mutex::new(state), bytes_max })
     }
 
-    /// A share of so many bytes: of half of all at most, so that no batch is too large.
-    pub fn take(self: &Arc<Self>, bytes: usize) -> Taken {
-        let size = if bytes <= limits::SMALL_BATCH_BYTES { Size::Small } else { Size::Large };
+    /// Acquires a permit for `bytes`, counted as at most half the limit so that every batch fits.
+    pub fn acquire(self: &Arc<Self>, bytes: usize) -> Acquired {
+        let size = if bytes <= limits::SMALL_BATCH_BYTES { SizeClass::Small } else { SizeClass::Large };
         let bytes = bytes.clamp(1, self.bytes_max / 2);
         let now = Instant::now();
         let mut state = self.lock();
-        if size == Size::Small {
+        if size == SizeClass::Small {
             state.pacer.on_small(now);
         }
-        if state.lane(size).waiting.is_empty() && state.has_room(self.bytes_max, size, bytes, now) {
+        if state.lane(size).waiting.is_empty() && state.has_capacity(self.bytes_max, size, bytes, now) {
             state.lane(size).in_flight += bytes;
-            return Taken::Now(self.share(bytes, size, now));
+            return Acquired::Now(self.permit(bytes, size, now));
         }
         let (grant, granted) = oneshot::channel();
         state.lane(size).waiting.push_back(Waiter { bytes, grant });
-        Taken::Later(granted)
+        Acquired::Later(granted)
     }
 
-    /// Bytes in flight, and how many may be.
+    /// Returns the bytes in flight and their limit.
     pub fn bytes(&self) -> (usize, usize) {
         let state = self.lock();
         (state.small.in_flight + state.large.in_flight, self.bytes_max)
     }
 
-    /// How many of them large batches may have now.
+    /// Returns the current limit of the bytes of large batches.
     pub fn large_bytes_max(&self) -> usize {
         self.lock().pacer.window(Instant::now())
     }
 
-    fn share(self: &Arc<Self>, bytes: usize, size: Size, since: Instant) -> Share {
-        Share { flow: Some(self.clone()), bytes, size, since, has_synced: AtomicBool::new(false) }
+    fn permit(self: &Arc<Self>, bytes: usize, size: SizeClass, since: Instant) -> FlowPermit {
+        FlowPermit { flow: Some(self.clone()), bytes, size, since, is_synced: AtomicBool::new(false) }
     }
 
-    fn give_back(self: &Arc<Self>, share: &Share) {
+    fn release(self: &Arc<Self>, permit: &FlowPermit) {
         let now = Instant::now();
         let mut state = self.lock();
-        if share.has_synced.load(Ordering::Relaxed) {
-            state.pacer.on_done(now, share.since, share.bytes);
+        if permit.is_synced.load(Ordering::Relaxed) {
+            state.pacer.on_done(now, permit.since, permit.bytes);
         }
-        state.lane(share.size).in_flight -= share.bytes;
+        state.lane(permit.size).in_flight -= permit.bytes;
         let large = state.large.in_flight;
         state.pacer.on_large_in_flight(now, large);
-        // What the small ones leave is the large ones' in any case: they have half at most.
-        for size in [Size::Small, Size::Large] {
+        // Large batches get what small ones leave, which is at least half.
+        for size in [SizeClass::Small, SizeClass::Large] {
             while let Some(bytes) = state.lane(size).waiting.front().map(|it| it.bytes)
-                && state.has_room(self.bytes_max, size, bytes, now)
+                && state.has_capacity(self.bytes_max, size, bytes, now)
                 && let Some(Waiter { bytes, grant }) = state.lane(size).waiting.pop_front()
             {
-                match grant.send(self.share(bytes, size, now)) {
+                match grant.send(self.permit(bytes, size, now)) {
                     Ok(()) => state.lane(size).in_flight += bytes,
-                    // Whoever waited has gone. Its share counted nothing, and must not be given
-                    // back: the lock is held.
-                    Err(mut share) => share.flow = None,
+                    // The waiter is gone. Its permit is not counted yet, and its drop must not
+                    // take the lock, which is held here.
+                    Err(mut permit) => permit.flow = None,
                 }
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panic while it is held")
+    fn lock(&self) -> MutexGuard<'_, FlowState> {
+        sync::lock(&self.state)
     }
 }
 
-impl State {
-    fn lane(&mut self, size: Size) -> &mut Lane {
+impl FlowState {
+    fn lane(&mut self, size: SizeClass) -> &mut Lane {
         match size {
-            Size::Small => &mut self.small,
-            Size::Large => &mut self.large,
+            SizeClass::Small => &mut self.small,
+            SizeClass::Large => &mut self.large,
         }
     }
 
-    fn has_room(&mut self, bytes_max: usize, size: Size, bytes: usize, now: Instant) -> bool {
+    fn has_capacity(&mut self, bytes_max: usize, size: SizeClass, bytes: usize, now: Instant) -> bool {
         let fits = match size {
-            Size::Small => self.small.in_flight + bytes <= bytes_max / 2,
-            // Alone, it goes on: it may be larger than the window.
-            Size::Large if self.large.in_flight == 0 => true,
-            Size::Large => self.large.in_flight + bytes <= self.pacer.window(now),
+            SizeClass::Small => self.small.in_flight + bytes <= bytes_max / 2,
+            // A single large batch is always let through, since it may exceed the window.
+            SizeClass::Large if self.large.in_flight == 0 => true,
+            SizeClass::Large => self.large.in_flight + bytes <= self.pacer.window(now),
         };
         fits && self.small.in_flight + self.large.in_flight + bytes <= bytes_max
     }
 }
 
-impl Share {
-    /// What it was taken for is on stable storage here: how long that took says something.
-    pub fn has_synced(&self) {
-        self.has_synced.store(true, Ordering::Relaxed);
+impl FlowPermit {
+    /// Marks the batch as synced to the local disk, so that its time in flight is measured.
+    pub fn mark_synced(&self) {
+        self.is_synced.store(true, Ordering::Relaxed);
     }
 }
 
-impl Drop for Share {
+impl Drop for FlowPermit {
     fn drop(&mut self) {
         if let Some(flow) = self.flow.take() {
-            flow.give_back(self);
+            flow.release(self);
         }
     }
 }

@@ -1,37 +1,60 @@
-//! Helix's server: partitioned, replicated, append-only logs over gRPC.
-//! Modules in reading order, top down; `docs/ARCHITECTURE.md` draws the way of a record.
+//! The Helix server: partitioned, replicated, append-only logs over gRPC.
+//!
+//! A topic's partitions live in shards. A shard is one Raft group with one write-ahead log
+//! (`helix-wal`), and that log is the record store. Modules, in the order in which an append passes
+//! them:
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`daemon`], [`server`] | run a server as a process; start and stop it |
+//! | [`config`] | settings, from the command line, the environment and a file |
+//! | [`transport`] | connections, admission, metering: what a request passes before its handler |
+//! | [`api`] | the public gRPC services |
+//! | [`admin`] | the admin port: probes and Prometheus metrics |
+//! | [`node`] | the shards of this node, and their background tasks |
+//! | [`cluster`] | shard 0: topics, placement, nodes, producer ids |
+//! | [`shard`] | one replicated log: append, read, wait, maintenance |
+//! | [`flow`] | bytes in flight of a shard: small batches first, large ones paced |
+//! | [`peer`] | node to node: connections, replication, snapshots |
+//! | [`raft`] | openraft on the WAL |
+//! | [`log`] | the domain, pure: how an entry changes the bookkeeping |
+//!
+//! Imports point down this list; `tests/it/tidy.rs` checks it. All of them may use the other
+//! modules, such as [`limits`] and [`memory`]. `docs/ARCHITECTURE.md` describes the append path
+//! and the read path.
 
 pub mod daemon;
 pub mod server;
 
 pub mod config;
-pub mod limits;
-pub mod memory;
 
-pub mod flow;
-pub mod load;
+pub mod transport;
 
 pub mod admin;
 pub mod api;
-pub mod peer;
 
 pub mod node;
 
-mod drive;
-
 pub mod cluster;
 
+pub mod flow;
 pub mod shard;
+
+pub mod peer;
 
 pub mod raft;
 
 pub mod log;
 
 pub mod clock;
-pub mod error;
 #[cfg(test)]
-mod made_docs;
+mod doc_tables;
+pub mod error;
+pub mod limits;
+mod log_threads;
+pub mod memory;
 pub mod metrics;
 mod process;
 pub mod protocol;
 pub mod random;
+mod sync;

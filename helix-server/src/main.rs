@@ -1,5 +1,5 @@
-//! The binary `helix-server`: flags in, exit code out.
-//! 0 after a stop that was asked for, 1 when it cannot start, 2 for wrong usage, 70 when it fails.
+//! The binary `helix-server`.
+//! Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start, 2 for wrong usage, 70 on failure.
 
 use std::process::ExitCode;
 

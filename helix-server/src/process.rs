@@ -1,9 +1,9 @@
-//! What the operating system says about this process: its CPU time and its memory.
-//! For people and benchmarks; nothing depends on it.
+//! CPU time and memory of this process, as the operating system reports them.
+//! For metrics and benchmarks; no decision depends on them.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// CPU time of the process since it started, user and system.
+/// Returns the CPU time of the process since it started, user and system.
 pub(crate) fn cpu_time_us() -> u64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
@@ -11,12 +11,12 @@ pub(crate) fn cpu_time_us() -> u64 {
     seconds * 1_000_000 + micros
 }
 
-/// Resident memory; 0 where the system does not say.
+/// Returns the resident memory; 0 if the system does not report it.
 pub(crate) fn rss_bytes() -> u64 {
     resident_pages().unwrap_or(0) * rustix::param::page_size() as u64
 }
 
-/// The second number of Linux' `statm` is the resident set, in pages.
+/// Reads the resident set, in pages: the second number of Linux' `statm`.
 fn resident_pages() -> Option<u64> {
     use rustix::fs::{Mode, OFlags, open};
 

@@ -1,43 +1,46 @@
-//! Which protocol versions this program speaks. A version stands for all that nodes have to agree
-//! on: the messages between them, and what stands in their logs and snapshots.
+//! The protocol versions of this program. A version covers all that nodes must agree on: the
+//! messages between them, and the format of their log entries and snapshots.
 //!
-//! Two nodes talk in the newest version that both speak. What goes into a log is read by every
-//! replica, also by one that is away: it follows the cluster's protocol, which is part of the
-//! cluster's state and is raised once every member speaks the next one. From then on nobody is let
-//! in who does not. A change of anything that nodes agree on is a new version: it is used where
-//! [`crate::cluster::Cluster::protocol`] has come to it, and the way before is kept for a version.
+//! A connection uses the newest version that both nodes speak. Every replica reads a log entry,
+//! also a replica that is down now, so entries follow the cluster's protocol version. That version
+//! is part of the cluster's state and is raised once every member speaks the next one. From then
+//! on, a node that does not speak it cannot join.
+//!
+//! A change of anything that nodes agree on is a new version. Code uses it once
+//! [`crate::cluster::Cluster::protocol`] has reached it, and keeps the old form for one more
+//! version.
 
 use std::fmt;
 
-/// Protocol of a cluster that has never raised it.
+/// Protocol version of a cluster that has never raised it.
 pub const FIRST: u32 = 2;
 
-/// From this version on checkpoints and snapshots say which producers a shard has forgotten.
+/// First version in which checkpoints and snapshots list the producers that a shard forgot.
 pub const FORGOTTEN_PRODUCERS: u32 = 3;
 
-/// A range of versions.
+/// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Versions {
+pub struct ProtocolVersions {
     pub oldest: u32,
     pub newest: u32,
 }
 
-impl Versions {
-    /// What this program speaks. Version 1 knew no members and no peer addresses.
+impl ProtocolVersions {
+    /// The versions that this program speaks. Version 1 had no members and no peer addresses.
     pub const OWN: Self = Self { oldest: 2, newest: 3 };
 
     pub fn contains(self, version: u32) -> bool {
         (self.oldest..=self.newest).contains(&version)
     }
 
-    /// The newest that both speak.
+    /// Returns the newest version in both ranges.
     pub fn common(self, other: Self) -> Option<u32> {
         let newest = self.newest.min(other.newest);
         (self.contains(newest) && other.contains(newest)).then_some(newest)
     }
 }
 
-impl fmt::Display for Versions {
+impl fmt::Display for ProtocolVersions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self { oldest, newest } if oldest == newest => write!(f, "version {oldest}"),
@@ -51,18 +54,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_common_version_is_spoken() {
-        let versions = |oldest, newest| Versions { oldest, newest };
+    fn common_returns_the_newest_shared_version() {
+        let versions = |oldest, newest| ProtocolVersions { oldest, newest };
         assert_eq!(versions(2, 3).common(versions(2, 2)), Some(2));
         assert_eq!(versions(2, 3).common(versions(3, 4)), Some(3));
         assert_eq!(versions(2, 3).common(versions(4, 5)), None);
         assert_eq!(versions(4, 5).common(versions(2, 3)), None);
-        assert_eq!(versions(2, 3).common(versions(3, 1)), None, "no range at all");
-        assert_eq!(versions(2, 2).common(Versions::default()), None);
+        assert_eq!(versions(2, 3).common(versions(3, 1)), None, "an empty range");
+        assert_eq!(versions(2, 2).common(ProtocolVersions::default()), None);
     }
 
     #[test]
-    fn this_program_reads_what_a_cluster_begins_with() {
-        assert!(Versions::OWN.contains(FIRST));
+    fn this_program_speaks_the_first_version() {
+        assert!(ProtocolVersions::OWN.contains(FIRST));
     }
 }

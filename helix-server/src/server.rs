@@ -1,12 +1,5 @@
-//! A whole server: a node behind its gRPC services, from start to stop.
-//! Embeddable: it owns no signals, prints nothing and never ends the process.
-
-mod accept;
-mod gate;
-mod reflection;
-mod socket;
-
-pub use accept::Door;
+//! Starts and stops a server: a node, its transport and its admin port.
+//! Embeddable: handles no signals, prints nothing and never ends the process.
 
 use std::fmt::{self, Display};
 use std::io;
@@ -19,32 +12,33 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use crate::admin::Admin;
-use crate::api::{self, MeterLayer, Services};
+use crate::admin::AdminServer;
+use crate::api;
 use crate::clock::SystemClock;
-use crate::config::{Config, ConfigError, Storage};
+use crate::config::{ConfigError, ServerConfig, StorageMode};
 use crate::error::Error;
 use crate::limits;
 use crate::node::{LogLimits, Node, NodeInfo, NodeSettings, NodeStorage, StorageKind};
+use crate::transport::{self, ClientLoad, Listener, MeterLayer, Services};
 
-/// Why a server did not start.
+/// Reason why a server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(
-        "cannot listen on {addr}: {error}; stop what uses the address, or choose another one with \
-         --listen-addr"
+        "cannot listen on {addr}: {error}; stop the process that uses the address, or choose \
+         another one with --listen-addr"
     )]
     Listen { addr: SocketAddr, error: io::Error },
     #[error(
-        "cannot listen on {addr} for the cluster's other nodes: {error}; stop what uses the \
+        "cannot listen on {addr} for other nodes: {error}; stop the process that uses the \
          address, or choose another one with --peer-addr"
     )]
     PeerListen { addr: SocketAddr, error: io::Error },
     #[error(
-        "cannot listen on {addr} for administration: {error}; stop what uses the address, choose \
-         another one with --admin-addr, or none with --admin-addr off"
+        "cannot listen on {addr} for the admin port: {error}; stop the process that uses the \
+         address, choose another one with --admin-addr, or close it with --admin-addr off"
     )]
     AdminListen { addr: SocketAddr, error: io::Error },
     #[error("cannot start the runtime: {0}")]
@@ -53,30 +47,34 @@ pub enum StartError {
     Open(#[from] Error),
 }
 
-/// How to start a server.
+/// Starts servers.
 #[derive(Debug)]
 pub struct Server;
 
-/// A running server. Dropping it leaves it running for as long as its runtime does.
+/// A running server. Dropping the handle does not stop the server; the end of its runtime does.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningServer {
     node: Arc<Node>,
     local_addr: SocketAddr,
-    admin: Option<Admin>,
-    /// Says that it stops, to those who ask for its health.
+    load: Arc<ClientLoad>,
+    admin: Option<AdminServer>,
+    /// Makes the health service report NOT_SERVING.
     leaving: CancellationToken,
-    /// Ends the accepting of connections and asks the open ones to end.
+    /// Stops accepting connections and asks the open ones to end.
     closing: CancellationToken,
     serving: JoinHandle<()>,
 }
 
 impl Server {
     /// Opens the node and serves it. The listener is bound when this returns.
-    pub async fn start(config: Config) -> Result<Running, StartError> {
+    ///
+    /// # Errors
+    /// [`StartError`] names the setting, address or data that prevented the start.
+    pub async fn start(config: ServerConfig) -> Result<RunningServer, StartError> {
         config.validate()?;
         let addr = config.listen_addr;
         let listen_error = |error| StartError::Listen { addr, error };
-        // Before the data is opened: an address in use is found out at once.
+        // Before the data is opened, so that an address in use is reported at once.
         let listener = TcpListener::bind(addr).await.map_err(listen_error)?;
         let local_addr = listener.local_addr().map_err(listen_error)?;
         let admin = match config.admin_listen_addr() {
@@ -84,7 +82,7 @@ impl Server {
             None => None,
         };
         let settings = node_settings(&config);
-        // With its own address alone a node is its own cluster, to which others can be added.
+        // A node with only its own address forms a cluster to which others can be added.
         let peers: std::collections::BTreeMap<u64, String> = config.peers.iter().cloned().collect();
         let node = if peers.is_empty() {
             Node::open(settings).await?
@@ -95,86 +93,97 @@ impl Server {
                 .map_err(|error| StartError::PeerListen { addr, error })?;
             Node::open_among(settings, peers, peer_listener).await?
         };
-        warn_of_logs(&config, node.shards().len() as u64);
+        warn_of_log_memory(&config, node.shards().len() as u64);
         let endpoint = config.advertise_addr.unwrap_or_else(|| local_addr.to_string());
         Self::serve_with(node, local_addr, endpoint, admin, listener).await
     }
 
-    /// Serves an open node on connections of any kind: those of a listener, or simulated ones.
-    pub async fn serve<D: Door>(
+    /// Serves an open node on the connections of any listener, also of a simulated one.
+    ///
+    /// # Errors
+    /// [`StartError::Open`] if the node's endpoint could not be recorded.
+    pub async fn serve<L: Listener>(
         node: Arc<Node>,
         local_addr: SocketAddr,
         endpoint: String,
-        door: D,
-    ) -> Result<Running, StartError> {
-        Self::serve_with(node, local_addr, endpoint, None, door).await
+        listener: L,
+    ) -> Result<RunningServer, StartError> {
+        Self::serve_with(node, local_addr, endpoint, None, listener).await
     }
 
-    async fn serve_with<D: Door>(
+    async fn serve_with<L: Listener>(
         node: Arc<Node>,
         local_addr: SocketAddr,
         endpoint: String,
-        admin: Option<Admin>,
-        door: D,
-    ) -> Result<Running, StartError> {
+        admin: Option<AdminServer>,
+        listener: L,
+    ) -> Result<RunningServer, StartError> {
         if let Err(error) = node.announce(endpoint).await {
             node.close().await;
             return Err(error.into());
         }
 
+        let load = ClientLoad::new(*node.shares());
+        load.limit_connections(client_file_limit());
         if let Some(admin) = &admin {
-            admin.show(&node);
+            admin.set_node(&node, &load);
         }
         let leaving = CancellationToken::new();
         let others = Routes::new(api::health(&node, leaving.clone()));
-        let others = reflection::add(others, node.shutdown_token());
-        let services = Services::new(&node, others);
+        let others = api::add_reflection(others, node.shutdown_token());
+        let services = Services::new(&node, &load, others);
         let closing = CancellationToken::new();
-        node.load().limit_connections(files_left());
         let meter = MeterLayer::new(node.metrics());
-        let serving = accept::serve(door, services, meter, node.load().clone(), closing.clone());
+        let serving = transport::serve(listener, services, meter, load.clone(), closing.clone());
         let serving = tokio::spawn(serving);
-        Ok(Running { node, local_addr, admin, leaving, closing, serving })
+        Ok(RunningServer { node, local_addr, load, admin, leaving, closing, serving })
     }
 }
 
-impl Running {
-    /// The address listened on, with its real port.
+impl RunningServer {
+    /// Returns the address listened on, with its real port.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// The address of the admin port, with its real port.
+    /// Returns the address of the admin port, with its real port.
     pub fn admin_addr(&self) -> Option<SocketAddr> {
-        self.admin.as_ref().map(Admin::local_addr)
+        self.admin.as_ref().map(AdminServer::local_addr)
     }
 
     pub fn node(&self) -> &Arc<Node> {
         &self.node
     }
 
-    /// Stops the server: open calls get [`limits::SHUTDOWN_WAIT_MAX`] to end, and are cut off
-    /// together with their connections then.
+    /// Returns what clients make the node hold, and how often they met a limit.
+    pub fn load(&self) -> &Arc<ClientLoad> {
+        &self.load
+    }
+
+    /// Stops the server.
+    ///
+    /// Open calls get [`limits::SHUTDOWN_WAIT_MAX`] to end; then their connections are closed.
     pub async fn shutdown(mut self) {
         self.leaving.cancel();
-        // While it still serves: who is turned away hears at once where to go.
-        self.node.hand_over().await;
-        // Long calls end with DRAINING by themselves, new appends are refused.
+        // While it still serves, so that clients are redirected to the new leaders at once.
+        self.node.transfer_leadership().await;
+        // Ends long calls with DRAINING; new appends are rejected.
         self.node.shutdown_token().cancel();
         self.closing.cancel();
-        // It may have ended before, and a second look at an ended task panics.
+        // The task may have ended before; polling its handle again would panic.
         if !self.serving.is_finished() {
-            let wait = limits::SHUTDOWN_WAIT_MAX + limits::CUT_WAIT_MAX;
+            let wait = limits::SHUTDOWN_WAIT_MAX + limits::ABORT_WAIT_MAX;
             if tokio::time::timeout(wait, &mut self.serving).await.is_err() {
-                tracing::error!("connections that were cut off do not end, and are left behind");
+                tracing::error!("abandoning connections that did not close in time");
                 self.serving.abort();
             }
         }
         self.node.close().await;
     }
 
-    /// Resolves, with the reason, when the node cannot go on: its storage failed, or it stopped
-    /// accepting connections.
+    /// Waits until the node fails, and returns the reason.
+    ///
+    /// The node fails when its storage fails or when the transport ends.
     pub async fn wait_failed(&mut self) -> String {
         tokio::select! {
             reason = self.node.failed() => reason,
@@ -185,7 +194,7 @@ impl Running {
         }
     }
 
-    /// What people want to know at the start.
+    /// Returns the lines that a server prints at its start.
     pub fn banner(&self) -> Banner {
         let (sync_p50_us, sync_p99_us) = self.node.sync_probe();
         let info = self.node.info();
@@ -194,7 +203,7 @@ impl Running {
     }
 }
 
-/// A few lines about a server that has started.
+/// Description of a started server, for the operator.
 #[derive(Debug, Clone)]
 pub struct Banner {
     info: NodeInfo,
@@ -210,9 +219,9 @@ impl Display for Banner {
         writeln!(f, "helix-server {}, node {}", info.version, info.node_id)?;
         match info.storage {
             StorageKind::Durable => {
-                let way = if info.direct_io { "direct I/O" } else { "buffered I/O" };
+                let io = if info.direct_io { "direct I/O" } else { "buffered I/O" };
                 writeln!(f, "  durability  an ack means synced to stable storage of a majority")?;
-                writeln!(f, "  storage     disk, {way}")?;
+                writeln!(f, "  storage     disk, {io}")?;
                 writeln!(f, "  data        {}", info.data_dir)?;
                 writeln!(f, "  sync        p50 {sync_p50_us} us, p99 {sync_p99_us} us")?;
             }
@@ -234,16 +243,16 @@ impl Display for Banner {
     }
 }
 
-async fn open_admin(addr: SocketAddr) -> Result<Admin, StartError> {
+async fn open_admin(addr: SocketAddr) -> Result<AdminServer, StartError> {
     let error = |error| StartError::AdminListen { addr, error };
-    Admin::open(TcpListener::bind(addr).await.map_err(error)?).map_err(error)
+    AdminServer::open(TcpListener::bind(addr).await.map_err(error)?).map_err(error)
 }
 
-fn node_settings(config: &Config) -> NodeSettings {
+fn node_settings(config: &ServerConfig) -> NodeSettings {
     let storage = match config.storage {
-        Storage::Memory => NodeStorage::Memory,
-        Storage::Durable => {
-            NodeStorage::Folder { path: config.data_dir.clone(), direct_io: !config.no_direct_io }
+        StorageMode::Memory => NodeStorage::Memory,
+        StorageMode::Durable => {
+            NodeStorage::DataDir { path: config.data_dir.clone(), direct_io: !config.no_direct_io }
         }
     };
     NodeSettings {
@@ -269,22 +278,22 @@ fn node_settings(config: &Config) -> NodeSettings {
     }
 }
 
-/// A cluster may have more shards than this start was told of.
-fn warn_of_logs(config: &Config, shards: u64) {
+/// Warns if the cluster has more shards than `--shards` says and their logs exceed their share.
+fn warn_of_log_memory(config: &ServerConfig, shards: u64) {
     let (shares, tail_bytes) = (config.shares(), config.tail_bytes());
     if shards > config.shard_count() && shares.footer_bytes(shards, tail_bytes).is_none() {
         tracing::warn!(
             shards,
             tail_bytes,
             memory_limit = shares.limit,
-            "the logs of so many shards may exceed their share of the memory limit; start with \
+            "the logs of all shards may exceed their share of the memory limit; start with \
              --shards {shards}, or raise --memory-limit"
         );
     }
 }
 
-/// File descriptors that clients' connections may take.
-fn files_left() -> u64 {
+/// Returns the number of file descriptors that client connections may use.
+fn client_file_limit() -> u64 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(u64::MAX, |limit| limit.saturating_sub(limits::FILES_RESERVED).max(1))
 }

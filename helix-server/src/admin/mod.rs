@@ -1,7 +1,7 @@
-//! The admin port: plain HTTP for probes and for Prometheus, apart from the clients' port. GET
-//! only, one request a connection, and bounds on everything; it can show, never change.
+//! The admin port: plain HTTP for probes and for Prometheus, apart from the clients' port.
+//! Read-only: GET, one request for each connection, with limits on everything.
 
-mod figures;
+mod node_metrics;
 
 use std::convert::Infallible;
 use std::io;
@@ -24,114 +24,122 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::metrics;
 use crate::node::Node;
+use crate::transport::ClientLoad;
 
-/// Connections at a time: some probes and scrapers. Further ones wait to be accepted.
+/// Open connections: some probes and scrapers. Further ones wait to be accepted.
 const CONNECTIONS_MAX: usize = 16;
 
-/// Until a request's head has come, and until its answer has gone.
+/// Time for a request's header to arrive, and for the whole request with its response.
 const HEAD_WAIT_MAX: Duration = Duration::from_secs(5);
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Bytes of a request's head; more is refused.
+/// Bytes of a request's header; a longer one is rejected.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// After an accept that failed, as it does while there are no file descriptors.
+/// Pause after a failed accept, for example if there is no free file descriptor.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 
 const INDEX: &str = "\
-/metrics  figures of this node, for Prometheus
+/metrics  metrics of this node, for Prometheus
 /livez    200 while the process runs
-/readyz   200 while this node serves all that it should, else 503 and why
+/readyz   200 while this node serves all of its shards, else 503 with the reasons
 ";
 
 /// The open admin port. Dropping it closes it.
 #[derive(Debug)]
-pub struct Admin {
+pub struct AdminServer {
     local_addr: SocketAddr,
-    desk: Arc<Desk>,
+    handler: Arc<AdminHandler>,
     _closing: DropGuard,
 }
 
-/// What requests are answered from.
+/// A node that is open, and its clients' load.
 #[derive(Debug)]
-struct Desk {
-    /// Once it is open.
-    node: OnceLock<Arc<Node>>,
+struct ServedNode {
+    node: Arc<Node>,
+    load: Arc<ClientLoad>,
+}
+
+/// Answers the requests.
+#[derive(Debug)]
+struct AdminHandler {
+    /// Set once the node is open.
+    served: OnceLock<ServedNode>,
     started: Instant,
 }
 
-impl Admin {
-    /// Answers from now on: probes also while the node is being opened.
+impl AdminServer {
+    /// Starts serving; probes are answered also while the node is being opened.
     pub fn open(listener: TcpListener) -> io::Result<Self> {
         let local_addr = listener.local_addr()?;
-        let desk = Arc::new(Desk { node: OnceLock::new(), started: Instant::now() });
+        let handler = Arc::new(AdminHandler { served: OnceLock::new(), started: Instant::now() });
         let closing = CancellationToken::new();
-        let serving = serve(listener, desk.clone());
+        let serving = serve(listener, handler.clone());
         tokio::spawn(closing.clone().run_until_cancelled_owned(serving));
-        Ok(Self { local_addr, desk, _closing: closing.drop_guard() })
+        Ok(Self { local_addr, handler, _closing: closing.drop_guard() })
     }
 
-    /// The node is open.
-    pub fn show(&self, node: &Arc<Node>) {
-        // Ignored: a port shows one node, once.
-        let _ = self.desk.node.set(node.clone());
+    /// Sets the node once it is open.
+    pub fn set_node(&self, node: &Arc<Node>, load: &Arc<ClientLoad>) {
+        // Ignored: it is set once.
+        let _ = self.handler.served.set(ServedNode { node: node.clone(), load: load.clone() });
     }
 
-    /// The address listened on, with its real port.
+    /// Returns the address listened on, with its real port.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 }
 
-/// Accepts until it is dropped, which also ends the connections.
-async fn serve(listener: TcpListener, desk: Arc<Desk>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+/// Accepts connections until it is dropped, which also closes them.
+async fn serve(listener: TcpListener, handler: Arc<AdminHandler>) {
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let Ok(permit) = permits.clone().acquire_owned().await else { return };
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
-                let desk = desk.clone();
+                let handler = handler.clone();
                 connections.spawn(async move {
-                    let _place = place;
-                    // Ignored: too slow, or gone, and nobody else waits for the answer.
-                    let _ = timeout(REQUEST_WAIT_MAX, converse(stream, desk)).await;
+                    let _permit = permit;
+                    // Ignored: the client is too slow, or gone.
+                    let _ = timeout(REQUEST_WAIT_MAX, serve_one(stream, handler)).await;
                 });
             }
             Err(error) => {
-                tracing::debug!(%error, "a connection to the admin port was not accepted");
+                tracing::debug!(%error, "failed to accept a connection to the admin port");
                 sleep(ACCEPT_RETRY).await;
             }
         }
     }
 }
 
-async fn converse(stream: TcpStream, desk: Arc<Desk>) {
-    let answer = |request: Request<Incoming>| {
-        let desk = desk.clone();
-        async move { Ok::<_, Infallible>(desk.answer(&request).await) }
+async fn serve_one(stream: TcpStream, handler: Arc<AdminHandler>) {
+    let respond = |request: Request<Incoming>| {
+        let handler = handler.clone();
+        async move { Ok::<_, Infallible>(handler.respond(&request).await) }
     };
-    let conversation = hyper::server::conn::http1::Builder::new()
+    let serving = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_WAIT_MAX)
         .max_buf_size(HEAD_BYTES_MAX)
         .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), service_fn(answer));
-    if let Err(error) = conversation.await {
-        tracing::debug!(%error, "a request to the admin port failed");
+        .serve_connection(TokioIo::new(stream), service_fn(respond));
+    if let Err(error) = serving.await {
+        tracing::debug!(%error, "request to the admin port failed");
     }
 }
 
-impl Desk {
-    async fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+impl AdminHandler {
+    async fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         if request.method() != Method::GET {
-            let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "GET only\n");
-            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
-            return refusal;
+            let mut response = text(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "GET only\n");
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+            return response;
         }
         match request.uri().path() {
             "/" => text(StatusCode::OK, PLAIN, INDEX),
@@ -141,7 +149,8 @@ impl Desk {
                 ready(&self.unready(), accepted.is_some_and(|types| types.contains(JSON)))
             }
             "/metrics" => {
-                let page = figures::page(self.node.get(), self.started, self.unready()).await;
+                let page =
+                    node_metrics::page(self.served.get(), self.started, self.unready()).await;
                 text(StatusCode::OK, metrics::CONTENT_TYPE, page.to_string())
             }
             _ => text(StatusCode::NOT_FOUND, PLAIN, INDEX),
@@ -149,11 +158,11 @@ impl Desk {
     }
 
     fn unready(&self) -> Vec<String> {
-        match self.node.get() {
-            Some(node) => node.unready().into_iter().map(|it| it.what).collect(),
+        match self.served.get() {
+            Some(served) => served.node.unready().into_iter().map(|it| it.what).collect(),
             None => vec![
-                "the node is starting: it opens its data, or waits for the cluster's other nodes; \
-                 its log says for which"
+                "the node is starting: it is opening its data, or waiting for other nodes of the \
+                 cluster; see its log"
                     .to_owned(),
             ],
         }

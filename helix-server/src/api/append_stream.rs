@@ -1,6 +1,6 @@
-//! One append session: batches of one partition, pipelined, acked in order.
-//! Lives inside the answer stream, without a task or a channel: a client that stops reading acks
-//! is no longer read either, and its batches in flight are the only thing it holds.
+//! Append streams: pipelined batches of one partition, acked in order.
+//! A session lives inside its response stream, without a task or a channel. If a client stops
+//! reading acks, its batches are no longer read either; only its batches in flight stay in memory.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -15,30 +15,30 @@ use helix_proto::log::v1::{
     AppendAck, AppendAcks, AppendStreamBatch, AppendStreamInit, AppendStreamOpened,
     AppendStreamRequest, AppendStreamResponse, ProducerIdentity, Watermarks,
 };
-use helix_proto::messages::Messages;
+use helix_transport::MessageStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
-use super::produce::wire_ack;
 use super::settings::durability_to_reach;
-use super::{batch, wire_watermarks};
+use super::{batch, wire_ack, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, STREAM_BATCHES_IN_FLIGHT_MAX, STREAM_BYTES_IN_FLIGHT_MAX};
 use crate::log::{DEDUP_WINDOW_BATCHES, FencingToken, ProducerStamp, Refusal};
-use crate::node::{Located, Node};
-use crate::shard::{Durability, NewBatch, Pending, Shard};
+use crate::node::{LocatedPartition, Node};
+use crate::shard::{Durability, NewBatch, PendingAck, Shard};
 
-// Whatever a broken stream may have to send again is recognised.
+// The dedup window recognizes every batch that a broken stream may send again.
 const _: () = assert!(DEDUP_WINDOW_BATCHES >= STREAM_BATCHES_IN_FLIGHT_MAX);
 
-/// The answers to one client's batches. The first failure is their end, after the acks of
-/// everything before it.
-pub(super) fn answers(
+/// Returns the acks of one client's batches.
+///
+/// The first failure ends them, after the acks of all earlier batches.
+pub(super) fn responses(
     node: Arc<Node>,
-    requests: Messages<AppendStreamRequest>,
+    requests: MessageStream<AppendStreamRequest>,
 ) -> BoxStream<AppendStreamResponse> {
     let opening = Box::new(Opening { node, requests });
     Box::pin(stream::try_unfold(Stage::Opening(opening), Stage::next))
@@ -46,20 +46,20 @@ pub(super) fn answers(
 
 enum Stage {
     Opening(Box<Opening>),
-    Running(Box<Session>),
+    Running(Box<AppendSession>),
 }
 
 struct Opening {
     node: Arc<Node>,
-    requests: Messages<AppendStreamRequest>,
+    requests: MessageStream<AppendStreamRequest>,
 }
 
 impl Stage {
     async fn next(self) -> Result<Option<(AppendStreamResponse, Self)>, Status> {
         let (message, session) = match self {
             Self::Opening(opening) => {
-                // Boxed, since it takes 5 KiB, which every open stream would keep.
-                let (session, opened) = Box::pin(Session::open(*opening)).await?;
+                // Boxed: the future takes 5 KiB, which every open stream would keep.
+                let (session, opened) = Box::pin(AppendSession::open(*opening)).await?;
                 (Sent::Opened(opened), Box::new(session))
             }
             Self::Running(mut session) => {
@@ -74,73 +74,76 @@ impl Stage {
     }
 }
 
-struct Session {
+struct AppendSession {
     node: Arc<Node>,
-    /// Where the batches go, with the topic's settings as they were last seen.
-    located: Located,
-    /// Tells when the settings may have changed.
+    /// The partition, with the settings of its topic as last read.
+    located: LocatedPartition,
+    /// Changes when the settings may have changed.
     versions: watch::Receiver<u64>,
-    /// As the client asked for it.
-    asked: i32,
-    /// What the batches wait for: never less than before.
+    /// As the client requested it.
+    requested: i32,
+    /// Level that the acks wait for; it is never lowered.
     durability: Durability,
-    /// Whether batches may have been acked before their verdicts: nobody can say then whether all
-    /// before a batch have counted.
-    is_blind: bool,
-    author: Author,
-    /// Sequence behind the newest batch; none before the first one.
+    /// True if batches may be acked before their verdict. Then it is unknown whether all batches
+    /// before one were applied.
+    is_before_apply: bool,
+    sequences: SequenceSource,
+    /// Sequence after the newest batch; `None` before the first one.
     next_sequence: Option<u64>,
-    /// What every batch of the session demands.
+    /// Token that every batch of the session requires.
     fencing_token: Option<FencingToken>,
     draining: CancellationToken,
     is_draining: Pin<Box<WaitForCancellationFutureOwned>>,
-    requests: Messages<AppendStreamRequest>,
+    requests: MessageStream<AppendStreamRequest>,
     intake: Intake,
-    /// Proposed batches, oldest first: at most [`STREAM_BATCHES_IN_FLIGHT_MAX`].
+    /// Proposed batches, oldest first; at most [`STREAM_BATCHES_IN_FLIGHT_MAX`].
     in_flight: VecDeque<InFlight>,
     bytes_in_flight: usize,
-    /// Ends a wait that has become too long; never later than the oldest batch's limit.
-    alarm: Pin<Box<Sleep>>,
+    /// Fires at the deadline of the oldest batch, or earlier.
+    commit_timer: Pin<Box<Sleep>>,
 }
 
 struct InFlight {
-    pending: Pending,
-    size: Size,
+    pending: PendingAck,
+    size: BatchSize,
     deadline: Instant,
 }
 
-/// What a batch counts, and when it came.
+/// Counts of a batch, and its arrival time.
 #[derive(Debug, Clone, Copy)]
-struct Size {
+struct BatchSize {
     records: u32,
     bytes: usize,
     since: Instant,
 }
 
-/// Who numbers the batches. Every session has an identity and a sequence: after a batch that was
-/// refused or went missing, apply refuses all later ones by it.
-enum Author {
+/// Source of the batches' sequences.
+///
+/// Every session has a producer id and a sequence. After a rejected or lost batch, apply rejects
+/// all later ones by their sequence.
+enum SequenceSource {
     Client(ProducerIdentity),
     Session { producer_id: u64 },
 }
 
-/// What is being done about the client's next batch.
+/// State of the client's next batch.
 enum Intake {
     Open,
-    /// A batch whose sequence does not follow the one before it waits until all before it are
-    /// acked: were one of them refused, its sequence would not tell that it comes behind.
-    Astray(NewBatch),
-    /// A batch waits for its share of the bytes in flight, and then for its place in the log.
-    /// Nothing behind it is read meanwhile, so that TCP slows the client down.
+    /// A batch whose sequence does not follow the previous one waits until all earlier batches are
+    /// acked. If one of them were rejected, its sequence would not show that it came later.
+    OutOfSequence(NewBatch),
+    /// A batch waits for its share of the bytes in flight, and then for its log index. Later
+    /// batches are not read meanwhile, so that TCP slows the client down.
     Proposing {
-        proposal: Pin<Box<dyn Future<Output = Result<Pending>> + Send>>,
-        size: Size,
+        proposal: Pin<Box<dyn Future<Output = Result<PendingAck>> + Send>>,
+        size: BatchSize,
     },
-    /// Nothing more is read. The session ends like this after the acks of what is in flight.
+    /// Nothing more is read. The session ends with this result after the acks of all batches in
+    /// flight.
     Closed(Result<(), Status>),
 }
 
-impl Session {
+impl AppendSession {
     async fn open(opening: Opening) -> Result<(Self, AppendStreamOpened), Status> {
         let Opening { node, mut requests } = opening;
         let draining = node.shutdown_token().clone();
@@ -152,22 +155,22 @@ impl Session {
             Some(Received::Init(init)) => init,
             Some(Received::Batch(_)) | None => return Err(not_opened().into()),
         };
-        // Before the settings are read: what changes after that is seen.
+        // Before the settings are read, so that later changes are noticed.
         let versions = node.cluster().machine().watch();
         let located = node.find(&init.topic, init.partition).await?;
         located.shard.ready().await?;
-        // That 0 is nobody's id is said of the first batch.
+        // Id 0 is invalid; the first batch fails with it.
         if let Some(ProducerIdentity { producer_id, epoch }) = init.producer
             && producer_id > 0
         {
             node.check_producer(&located, producer_id, epoch).await?;
         }
         let opened = opened(&init, &located)?;
-        let author = match init.producer {
-            Some(producer) => Author::Client(producer),
+        let sequences = match init.producer {
+            Some(producer) => SequenceSource::Client(producer),
             None => {
                 let producer_id = node.next_producer_id().await?;
-                Author::Session { producer_id }
+                SequenceSource::Session { producer_id }
             }
         };
         let durability = durability_to_reach(init.durability, &located.settings)?;
@@ -178,10 +181,10 @@ impl Session {
             node,
             located,
             versions,
-            asked: init.durability,
+            requested: init.durability,
             durability,
-            is_blind: durability.is_blind(),
-            author,
+            is_before_apply: durability.is_before_apply(),
+            sequences,
             next_sequence: None,
             fencing_token,
             is_draining: Box::pin(draining.clone().cancelled_owned()),
@@ -190,23 +193,23 @@ impl Session {
             intake: Intake::Open,
             in_flight: VecDeque::new(),
             bytes_in_flight: 0,
-            alarm: Box::pin(sleep_until(Instant::now() + COMMIT_WAIT_MAX)),
+            commit_timer: Box::pin(sleep_until(Instant::now() + COMMIT_WAIT_MAX)),
         };
         Ok((session, opened))
     }
 
-    /// The next acks; none at the end of the session.
+    /// Returns the next acks; `None` at the end of the session.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<AppendAcks>, Status>> {
         if matches!(self.intake, Intake::Open) && self.is_draining.as_mut().poll(context).is_ready()
         {
             self.intake = Intake::Closed(Err(Error::Draining.into()));
         }
-        // Before the acks: what is proposed now can still share the sync that comes next.
+        // Before the acks, so that these batches share the next sync.
         while self.poll_intake(context).is_ready() {}
         if let Some(acks) = self.ready_acks(context) {
             return Poll::Ready(Ok(Some(acks)));
         }
-        self.check_alarm(context);
+        self.check_commit_timer(context);
         match &mut self.intake {
             Intake::Closed(end) if self.in_flight.is_empty() => {
                 Poll::Ready(std::mem::replace(end, Ok(())).map(|()| None))
@@ -215,24 +218,25 @@ impl Session {
         }
     }
 
-    /// Takes one step with the next batch. Pending where there is none to take, for whatever
-    /// reason; the reason wakes the session when it is over.
+    /// Advances the next batch by one step.
+    ///
+    /// Pending if no step is possible; the cause of the wait wakes the session.
     fn poll_intake(&mut self, context: &mut Context<'_>) -> Poll<()> {
         match std::mem::replace(&mut self.intake, Intake::Open) {
             Intake::Open => {
-                if !self.has_room() {
-                    // An ack makes room, and wakes.
+                if !self.has_capacity() {
+                    // The next ack frees capacity and wakes the session.
                     return Poll::Pending;
                 }
                 self.intake = match ready!(self.requests.poll_message(context)) {
-                    Ok(Some(request)) => self.take_in(request),
+                    Ok(Some(request)) => self.accept(request),
                     Ok(None) => Intake::Closed(Ok(())),
                     Err(status) => Intake::Closed(Err(status)),
                 };
             }
-            Intake::Astray(batch) => {
+            Intake::OutOfSequence(batch) => {
                 if !self.in_flight.is_empty() {
-                    self.intake = Intake::Astray(batch);
+                    self.intake = Intake::OutOfSequence(batch);
                     return Poll::Pending;
                 }
                 self.intake = self.begin(batch);
@@ -257,12 +261,12 @@ impl Session {
         Poll::Ready(())
     }
 
-    fn has_room(&self) -> bool {
+    fn has_capacity(&self) -> bool {
         self.in_flight.len() < STREAM_BATCHES_IN_FLIGHT_MAX
             && self.bytes_in_flight < STREAM_BYTES_IN_FLIGHT_MAX
     }
 
-    fn take_in(&mut self, request: AppendStreamRequest) -> Intake {
+    fn accept(&mut self, request: AppendStreamRequest) -> Intake {
         let batch = match request.message {
             Some(Received::Batch(batch)) => self.admit(batch),
             Some(Received::Init(_)) | None => Err(Error::InvalidArgument {
@@ -272,52 +276,54 @@ impl Session {
         };
         match batch {
             Ok((batch, true)) => self.begin(batch),
-            Ok((batch, false)) => Intake::Astray(batch),
+            Ok((batch, false)) => Intake::OutOfSequence(batch),
             Err(error) => Intake::Closed(Err(error.into())),
         }
     }
 
     fn begin(&self, batch: NewBatch) -> Intake {
         let (records, bytes) = (batch.record_count, batch.payload.len());
-        let size = Size { records, bytes, since: Instant::now() };
+        let size = BatchSize { records, bytes, since: Instant::now() };
         let shard = self.located.shard.clone();
         let proposal = propose(shard, batch, self.durability, self.draining.clone());
         Intake::Proposing { proposal: Box::pin(proposal), size }
     }
 
-    /// Takes over what the topic's settings have become. What the batches wait for is only ever
-    /// raised by it: whoever opened the session relies on what it began with, and so do conditions.
-    fn follow_settings(&mut self) -> Result<()> {
-        // One atomic read for nearly every batch.
+    /// Reads the topic's settings again if they may have changed.
+    ///
+    /// Raises the durability of the acks, never lowers it: the client and its conditions rely on
+    /// the durability at the start of the session.
+    fn refresh_settings(&mut self) -> Result<()> {
+        // Costs one atomic read for nearly every batch.
         if !self.versions.has_changed().unwrap_or(false) {
             return Ok(());
         }
         self.versions.mark_unchanged();
         match self.node.topic(&self.located.topic.name) {
             Ok(topic) if topic.id == self.located.topic.id => {
-                let least = durability_to_reach(self.asked, &topic.settings)?;
+                let least = durability_to_reach(self.requested, &topic.settings)?;
                 self.durability = self.durability.min(least);
                 self.located.settings = topic.settings;
                 self.located.topic = topic;
             }
-            // It is deleted, of which its shard tells.
+            // The topic was deleted; its shard rejects the batch.
             Ok(_) | Err(_) => {}
         }
         Ok(())
     }
 
-    /// A batch that may go on, and whether it follows the one before it.
+    /// Checks a batch; returns it, and true if its sequence follows the previous one.
     fn admit(&mut self, message: AppendStreamBatch) -> Result<(NewBatch, bool)> {
-        self.follow_settings()?;
-        let Located { partition, settings, .. } = &self.located;
+        self.refresh_settings()?;
+        let LocatedPartition { partition, settings, .. } = &self.located;
         let mut batch = batch::admit(message.batch, *partition, settings)?;
         let next = self.next_sequence;
         let stamp =
-            self.author.stamp(message.first_sequence, next.unwrap_or(0), batch.record_count)?;
+            self.sequences.stamp(message.first_sequence, next.unwrap_or(0), batch.record_count)?;
         let ProducerStamp { producer_id, first_sequence: sequence, .. } = stamp;
         let follows = next.is_none_or(|next| next == sequence);
-        if let Some(next_sequence) = next.filter(|_| self.is_blind && !follows) {
-            // Were one of those before it refused, this one could still count.
+        if let Some(next_sequence) = next.filter(|_| self.is_before_apply && !follows) {
+            // If an earlier batch was rejected, this one could still be applied.
             return Err(Refusal::OutOfOrderSequence { producer_id, sequence, next_sequence }.into());
         }
         self.next_sequence = Some(sequence + u64::from(batch.record_count));
@@ -327,13 +333,13 @@ impl Session {
         Ok((batch, follows))
     }
 
-    /// All acks that are ready, in one message. A failed batch closes the session behind them.
+    /// Returns all acks that are ready, in one message. A failed batch closes the session.
     fn ready_acks(&mut self, context: &mut Context<'_>) -> Option<AppendAcks> {
         let mut acks: Vec<AppendAck> = Vec::new();
         let mut watermarks: Option<Watermarks> = None;
         while let Some(oldest) = self.in_flight.front_mut() {
             let Poll::Ready(outcome) = Pin::new(&mut oldest.pending).poll(context) else { break };
-            let Size { records, bytes, since } = oldest.size;
+            let BatchSize { records, bytes, since } = oldest.size;
             self.bytes_in_flight -= bytes;
             self.in_flight.pop_front();
             match outcome {
@@ -348,32 +354,32 @@ impl Session {
         (!acks.is_empty()).then_some(AppendAcks { acks, watermarks })
     }
 
-    /// Apply refuses what was proposed behind a failed batch; nobody waits for those verdicts.
+    /// Closes the session. Apply rejects the batches after a failed one, so drops their acks.
     fn fail(&mut self, error: Error) {
         self.in_flight.clear();
         self.bytes_in_flight = 0;
         self.intake = Intake::Closed(Err(error.into()));
     }
 
-    fn check_alarm(&mut self, context: &mut Context<'_>) {
+    fn check_commit_timer(&mut self, context: &mut Context<'_>) {
         while let Some(oldest) = self.in_flight.front() {
-            if self.alarm.as_mut().poll(context).is_pending() {
+            if self.commit_timer.as_mut().poll(context).is_pending() {
                 return;
             }
             if oldest.deadline <= Instant::now() {
                 let reason = format!("not committed within {COMMIT_WAIT_MAX:?}");
                 self.fail(Error::OutcomeUnknown { reason });
             } else {
-                // Set for a batch that is acked since.
+                // It was set for a batch that is acked now.
                 let deadline = oldest.deadline;
-                self.alarm.as_mut().reset(deadline);
+                self.commit_timer.as_mut().reset(deadline);
             }
         }
     }
 }
 
-impl Author {
-    /// `next_sequence` is for a batch that the client does not number itself.
+impl SequenceSource {
+    /// Returns the stamp of a batch; a session without a producer uses `next_sequence`.
     fn stamp(
         &self,
         first_sequence: Option<u64>,
@@ -383,7 +389,7 @@ impl Author {
         match self {
             Self::Client(producer) => batch::numbered(*producer, first_sequence, record_count),
             Self::Session { producer_id } => {
-                // Refuses a sequence that nobody could check.
+                // Rejects a sequence without a producer.
                 batch::stamp(None, first_sequence, record_count)?;
                 let (producer_id, first_sequence) = (*producer_id, next_sequence);
                 Ok(ProducerStamp { producer_id, epoch: 0, first_sequence })
@@ -392,14 +398,15 @@ impl Author {
     }
 }
 
-/// Hands a batch to the log. A session waits for its share of the bytes in flight for as long as
-/// it takes: the batches before it are on their way, and the client is held back meanwhile.
+/// Proposes a batch. Waits without a limit for its share of the bytes in flight.
+///
+/// The earlier batches are in flight, and TCP holds the client back meanwhile.
 async fn propose(
     shard: Arc<Shard>,
     batch: NewBatch,
     durability: Durability,
     draining: CancellationToken,
-) -> Result<Pending> {
+) -> Result<PendingAck> {
     let permit = loop {
         match shard.permit(batch.payload.len()).await {
             Err(Error::Throttled { .. }) if !draining.is_cancelled() => {}
@@ -412,11 +419,11 @@ async fn propose(
     };
     match proposed {
         Ok(pending) => Ok(pending),
-        Err(error) => Err(shard.turned_away(error).await),
+        Err(error) => Err(shard.redirect(error).await),
     }
 }
 
-fn opened(init: &AppendStreamInit, located: &Located) -> Result<AppendStreamOpened> {
+fn opened(init: &AppendStreamInit, located: &LocatedPartition) -> Result<AppendStreamOpened> {
     let watermarks = located.shard.watermarks(located.partition)?;
     let next_sequence = init.producer.and_then(|producer| {
         let ProducerIdentity { producer_id, epoch } = producer;
@@ -438,7 +445,7 @@ fn not_opened() -> Error {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_stream_takes_little_while_it_waits() {
-        super::super::expect_small(super::Stage::next);
+    fn a_waiting_stream_takes_little_memory() {
+        super::super::assert_small_future(super::Stage::next);
     }
 }

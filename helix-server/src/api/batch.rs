@@ -1,5 +1,5 @@
-//! The door for a batch: everything that is checked before it may go on to a shard.
-//! A batch in its encoded form passes as one `Bytes`; its records are never decoded.
+//! Checks a batch before it goes to a shard.
+//! An encoded batch passes as one `Bytes`; its records are never decoded.
 
 use helix_proto::batch::{self, BATCH_VERSION, ScanError};
 use helix_proto::log::v1::batch::Form;
@@ -14,7 +14,7 @@ use crate::shard::{Durability, NewBatch};
 
 const HEADER_NAME_BYTES_MAX: usize = 255;
 
-/// Checks a batch for a partition with these settings.
+/// Checks a batch against the partition's settings.
 pub(super) fn admit(
     batch: Option<Batch>,
     partition: PartitionId,
@@ -42,23 +42,23 @@ pub(super) fn admit(
     })
 }
 
-/// What a batch that waits for `durability` may demand of its partition.
+/// Builds the condition of a batch whose ack waits for `durability`.
 pub(super) fn condition(
     expected_offset: Option<u64>,
     fencing_token: Option<FencingToken>,
     durability: Durability,
 ) -> Result<Condition> {
     let condition = Condition { expected_offset, fencing_token };
-    if durability.is_blind() && !condition.is_empty() {
+    if durability.is_before_apply() && !condition.is_empty() {
         return Err(Error::InvalidArgument {
             field: "condition",
-            what: "needs an ack of a majority: a weaker one comes before the verdict".to_owned(),
+            what: "needs QUORUM_WRITTEN or QUORUM_SYNCED, whose acks follow the verdict".to_owned(),
         });
     }
     Ok(condition)
 }
 
-/// A fencing token as the client gave it.
+/// Parses a client's fencing token.
 pub(super) fn fencing_token(field: &'static str, text: &str) -> Result<FencingToken> {
     FencingToken::new(text).ok_or_else(|| Error::InvalidArgument {
         field,
@@ -66,7 +66,7 @@ pub(super) fn fencing_token(field: &'static str, text: &str) -> Result<FencingTo
     })
 }
 
-/// Identity and sequence of a batch as the client gave them; both or neither.
+/// Builds the stamp from a client's producer and sequence; both or neither must be set.
 pub(super) fn stamp(
     producer: Option<ProducerIdentity>,
     first_sequence: Option<u64>,
@@ -75,7 +75,7 @@ pub(super) fn stamp(
     match producer {
         Some(producer) => numbered(producer, first_sequence, record_count).map(Some),
         None if first_sequence.is_none() => Ok(None),
-        None => Err(wrong_sequence("means nothing without a producer")),
+        None => Err(wrong_sequence("requires a producer")),
     }
 }
 
@@ -83,7 +83,7 @@ fn wrong_sequence(what: &str) -> Error {
     Error::InvalidArgument { field: "first_sequence", what: what.to_owned() }
 }
 
-/// As [`stamp`], of a producer.
+/// Like [`stamp`], for a producer.
 pub(super) fn numbered(
     producer: ProducerIdentity,
     first_sequence: Option<u64>,
@@ -94,11 +94,11 @@ pub(super) fn numbered(
     if producer.producer_id == 0 {
         return Err(Error::InvalidArgument {
             field: "producer.producer_id",
-            what: "must be one that InitProducer issued".to_owned(),
+            what: "must be an id from InitProducer".to_owned(),
         });
     }
     if first_sequence.checked_add(record_count.into()).is_none() {
-        return Err(wrong_sequence("leaves no room for the batch's records"));
+        return Err(wrong_sequence("overflows with the batch's record_count"));
     }
     let ProducerIdentity { producer_id, epoch } = producer;
     Ok(ProducerStamp { producer_id, epoch, first_sequence })
@@ -107,29 +107,29 @@ pub(super) fn numbered(
 fn checked(encoded: EncodedBatch, settings: &PartitionSettings) -> Result<EncodedBatch> {
     if encoded.version != BATCH_VERSION {
         return Err(Error::CorruptBatch {
-            what: format!("batch version {} is not known to this version", encoded.version),
+            what: format!("batch version {} is unknown", encoded.version),
         });
     }
     if !batch::is_uncompressed(encoded.compression) {
         return Err(Error::UnsupportedCompression { compression: encoded.compression });
     }
-    // No part of the checksum: a wrong one would be forgotten without a word.
+    // The checksum does not cover it: a wrong value would be lost silently.
     let bytes = encoded.payload.len();
     if encoded.uncompressed_bytes != 0 && encoded.uncompressed_bytes as usize != bytes {
         return Err(Error::InvalidArgument {
             field: "batch.encoded.uncompressed_bytes",
             what: format!(
-                "is {}, but the payload, which is not compressed, has {bytes} bytes; leave it \
-                 unset, or state that",
+                "is {}, but the uncompressed payload has {bytes} bytes; leave it unset, or set \
+                 that",
                 encoded.uncompressed_bytes
             ),
         });
     }
-    // Before the checksum: what is too large is not worth reading.
+    // Before the checksum, which reads the whole payload.
     check_batch_bytes(encoded.payload.len(), settings)?;
     if !batch::is_intact(&encoded) {
         return Err(Error::CorruptBatch {
-            what: "crc32 does not match the batch; it was damaged on its way, or the client \
+            what: "crc32 does not match the batch; it was damaged in transit, or the client \
                    computes the checksum differently"
                 .to_owned(),
         });
@@ -140,23 +140,25 @@ fn checked(encoded: EncodedBatch, settings: &PartitionSettings) -> Result<Encode
     Ok(encoded)
 }
 
-/// The plain form. Its records are decoded one at a time, to be looked at, and dropped again: all
-/// at once they could take a hundred times what they take on the wire.
+/// Encodes the plain form.
+///
+/// Decodes its records one at a time to check them. Decoded all at once, they could take a hundred
+/// times their encoded size.
 fn encode(plain: PlainRecords, settings: &PartitionSettings) -> Result<EncodedBatch> {
     use prost::Message;
 
     let payload = plain.into_payload();
     check_batch_bytes(payload.len(), settings)?;
     let mut count = 0;
-    for place in batch::walk(&payload, settings.max_record_bytes as usize) {
-        let place = place.map_err(|error| match error {
+    for range in batch::walk(&payload, settings.max_record_bytes as usize) {
+        let range = range.map_err(|error| match error {
             ScanError::RecordTooLarge { bytes, bytes_max, .. } => {
                 record_too_large(bytes, bytes_max)
             }
             other => Error::CorruptBatch { what: other.to_string() },
         })?;
-        let record = Record::decode(payload.slice(place)).map_err(|error| Error::CorruptBatch {
-            what: format!("record {count} of the batch is no Record message: {error}"),
+        let record = Record::decode(payload.slice(range)).map_err(|error| Error::CorruptBatch {
+            what: format!("record {count} of the batch is not a Record message: {error}"),
         })?;
         check_headers(count, &record)?;
         count += 1;
@@ -174,7 +176,7 @@ fn check_headers(number: u32, record: &Record) -> Result<()> {
         Some(bytes) => Err(Error::InvalidArgument {
             field: "batch.records.headers.name",
             what: format!(
-                "one of record {number} has {bytes} bytes, it must have \
+                "record {number} has a header name of {bytes} bytes; it must have \
                  1..={HEADER_NAME_BYTES_MAX}"
             ),
         }),
@@ -309,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn header_names_are_bounded_where_records_are_looked_at() {
+    fn header_names_are_bounded_in_plain_records() {
         use helix_proto::log::v1::Header;
 
         let named = |bytes: usize| {
@@ -328,13 +330,13 @@ mod tests {
                 }
                 Err(other) => panic!("{bytes}: {other}"),
             }
-            // Nobody looks into these.
+            // The server does not decode these.
             admit(Form::Encoded(batch::encode(&named(bytes)))).unwrap();
         }
     }
 
     #[test]
-    fn a_plain_record_that_is_none_is_refused_by_its_number() {
+    fn rejects_an_invalid_plain_record_by_its_number() {
         use prost::Message;
 
         // The second one is field 1, a varint, which no Record has.
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_need_an_ack_that_comes_behind_the_verdict() {
+    fn conditions_need_an_ack_after_the_verdict() {
         let token = fencing_token("fencing_token", &"x".repeat(64)).unwrap();
         assert!(fencing_token("fencing_token", &"x".repeat(65)).is_err());
         for (durability, is_late) in [
@@ -372,7 +374,7 @@ mod tests {
         assert!(stamp(producer, None, 3).is_err());
         assert!(stamp(None, Some(40), 3).is_err());
         assert!(stamp(producer, Some(u64::MAX), 3).is_err());
-        let nobody = Some(ProducerIdentity { producer_id: 0, epoch: 0 });
-        assert!(stamp(nobody, Some(0), 3).is_err());
+        let zero = Some(ProducerIdentity { producer_id: 0, epoch: 0 });
+        assert!(stamp(zero, Some(0), 3).is_err());
     }
 }

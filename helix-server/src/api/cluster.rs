@@ -1,5 +1,5 @@
-//! ClusterService: where things are, how they are, and how the cluster changes.
-//! Everything here is this node's view.
+//! ClusterService: metadata, health, node status and membership changes.
+//! Every response is this node's view.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,22 +22,23 @@ use tokio::time::Instant;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-use super::{call_of, make_room, membership, time, wire_leader, wire_shard_id};
-use crate::cluster::{Cluster, TopicInfo};
+use super::{call_memory, member_changes, reserve_response, time, wire_leader, wire_shard_id};
+use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::limits::{BEHIND_LAG_MAX, PARTITION_ROUTED_BYTES, TOPIC_ROUTED_BYTES};
-use crate::load::Call;
+use crate::log::TopicInfo;
 use crate::node::{Node, PeerStatus, StorageKind};
 use crate::process;
-use crate::shard::{Fetching, Shard, ShardStatus};
+use crate::shard::{FetchProgress, Shard, ShardStatus};
+use crate::transport::CallMemory;
 
-pub(super) struct ClusterView {
+pub(crate) struct ClusterHandler {
     node: Arc<Node>,
     started: Instant,
 }
 
-impl ClusterView {
-    pub(super) fn new(node: &Arc<Node>) -> Self {
+impl ClusterHandler {
+    pub(crate) fn new(node: &Arc<Node>) -> Self {
         Self { node: node.clone(), started: Instant::now() }
     }
 
@@ -51,7 +52,7 @@ impl ClusterView {
                 ..HealthIssue::default()
             });
         }
-        issues.extend(membership::issues(&self.node));
+        issues.extend(member_changes::issues(&self.node));
         let lost: Vec<&PeerStatus> = peers.iter().filter(|peer| !peer.connected).collect();
         issues.extend(lost.iter().map(|peer| node_down(peer)));
         let lost: Vec<u64> = lost.iter().map(|peer| peer.node_id).collect();
@@ -59,10 +60,10 @@ impl ClusterView {
         for shard in self.node.shards() {
             issues.extend(shard_issues(&shard, self.node.info().node_id, &lost));
         }
-        issues.extend(self.node.withheld().into_iter().map(|(shard, what)| HealthIssue {
+        issues.extend(self.node.damaged_shards().into_iter().map(|(shard, what)| HealthIssue {
             reason: HealthReason::CorruptLog.into(),
             shard_id: Some(wire_shard_id(shard)),
-            message: format!("shard {shard} is withheld: {what}"),
+            message: format!("shard {shard} is quarantined: {what}"),
             ..HealthIssue::default()
         }));
         let node_id = self.node.info().node_id;
@@ -70,13 +71,13 @@ impl ClusterView {
             reason: HealthReason::CorruptLog.into(),
             shard_id: Some(wire_shard_id(shard)),
             needed_node_ids: vec![node_id],
-            message: format!("shard {shard} is in repair and does not vote: {what}"),
+            message: format!("shard {shard} is being repaired and does not vote: {what}"),
         }));
         issues.extend(self.node.stopped().into_iter().map(|(shard, what)| HealthIssue {
             reason: HealthReason::StorageFailed.into(),
             shard_id: Some(wire_shard_id(shard)),
             needed_node_ids: vec![node_id],
-            message: format!("shard {shard} has stopped, and will be started again: {what}"),
+            message: format!("shard {shard} has stopped and will restart: {what}"),
         }));
         GetHealthResponse { healthy: issues.is_empty(), issues }
     }
@@ -90,7 +91,7 @@ impl ClusterView {
             logs.push(status.wal.clone());
             shards.push(shard_status(&shard, status, shard.live_bytes().await));
         }
-        // The log that syncs most says most about the disk.
+        // The log with the most syncs describes the disk best.
         let busiest = logs.iter().filter(|wal| wal.syncs > 0).max_by_key(|wal| wal.syncs);
         let (storage, durability, data_dir) = match info.storage {
             StorageKind::Durable => {
@@ -118,7 +119,7 @@ impl ClusterView {
 }
 
 #[tonic::async_trait]
-impl ClusterService for ClusterView {
+impl ClusterService for ClusterHandler {
     type WatchMetadataStream = BoxStream<WatchMetadataResponse>;
     type WatchMembershipChangeStream = BoxStream<WatchMembershipChangeResponse>;
 
@@ -126,7 +127,7 @@ impl ClusterService for ClusterView {
         &self,
         request: Request<GetMetadataRequest>,
     ) -> Result<Response<GetMetadataResponse>, Status> {
-        let call = call_of(&request);
+        let call = call_memory(&request);
         let topics = &request.get_ref().topics;
         let metadata = Some(metadata(&self.node, topics, call.as_deref()).await?);
         Ok(Response::new(GetMetadataResponse { metadata }))
@@ -137,20 +138,20 @@ impl ClusterService for ClusterView {
         request: Request<WatchMetadataRequest>,
     ) -> Result<Response<Self::WatchMetadataStream>, Status> {
         let mut versions = self.node.watch_routes();
-        // The first answer says what is there now.
+        // The first response has the current state.
         versions.mark_changed();
         let watch = MetadataWatch {
             node: self.node.clone(),
-            call: call_of(&request),
+            call: call_memory(&request),
             topics: request.into_inner().topics,
             versions,
         };
-        let answers = stream::try_unfold(watch, |mut watch| async {
+        let responses = stream::try_unfold(watch, |mut watch| async {
             let metadata = watch.next().await?;
-            let answer = |metadata| WatchMetadataResponse { metadata: Some(metadata) };
-            Ok(metadata.map(|metadata| (answer(metadata), watch)))
+            let response = |metadata| WatchMetadataResponse { metadata: Some(metadata) };
+            Ok(metadata.map(|metadata| (response(metadata), watch)))
         });
-        Ok(Response::new(Box::pin(answers)))
+        Ok(Response::new(Box::pin(responses)))
     }
 
     async fn get_health(
@@ -171,7 +172,7 @@ impl ClusterService for ClusterView {
         &self,
         request: Request<AddNodeRequest>,
     ) -> Result<Response<AddNodeResponse>, Status> {
-        let change = membership::add(&self.node, request.into_inner()).await?;
+        let change = member_changes::add(&self.node, request.into_inner()).await?;
         Ok(Response::new(AddNodeResponse { change }))
     }
 
@@ -179,7 +180,7 @@ impl ClusterService for ClusterView {
         &self,
         request: Request<RemoveNodeRequest>,
     ) -> Result<Response<RemoveNodeResponse>, Status> {
-        let change = membership::remove(&self.node, request.into_inner()).await?;
+        let change = member_changes::remove(&self.node, request.into_inner()).await?;
         Ok(Response::new(RemoveNodeResponse { change }))
     }
 
@@ -187,7 +188,7 @@ impl ClusterService for ClusterView {
         &self,
         request: Request<ReplaceNodeRequest>,
     ) -> Result<Response<ReplaceNodeResponse>, Status> {
-        let change = membership::replace(&self.node, request.into_inner()).await?;
+        let change = member_changes::replace(&self.node, request.into_inner()).await?;
         Ok(Response::new(ReplaceNodeResponse { change }))
     }
 
@@ -195,7 +196,7 @@ impl ClusterService for ClusterView {
         &self,
         request: Request<WatchMembershipChangeRequest>,
     ) -> Result<Response<Self::WatchMembershipChangeStream>, Status> {
-        let changes = membership::watch(self.node.clone(), request.into_inner().id);
+        let changes = member_changes::watch(self.node.clone(), request.into_inner().id);
         Ok(Response::new(Box::pin(changes)))
     }
 
@@ -203,7 +204,7 @@ impl ClusterService for ClusterView {
         &self,
         request: Request<SetDrainingRequest>,
     ) -> Result<Response<SetDrainingResponse>, Status> {
-        membership::set_draining(&self.node, request.into_inner()).await?;
+        member_changes::set_draining(&self.node, request.into_inner()).await?;
         Ok(Response::new(SetDrainingResponse {}))
     }
 
@@ -245,7 +246,7 @@ impl ClusterService for ClusterView {
 
 struct MetadataWatch {
     node: Arc<Node>,
-    call: Option<Arc<Call>>,
+    call: Option<Arc<CallMemory>>,
     topics: Vec<String>,
     versions: watch::Receiver<u64>,
 }
@@ -266,10 +267,10 @@ impl MetadataWatch {
     }
 }
 
-/// Routing data of these topics, of each once; of all where none is named.
-async fn metadata(node: &Node, topics: &[String], call: Option<&Call>) -> Result<Metadata> {
+/// Returns the routing data of the named topics, or of all without a name.
+async fn metadata(node: &Node, topics: &[String], call: Option<&CallMemory>) -> Result<Metadata> {
     let info = node.info();
-    // Read first: what is newer than it says is sent again under its own version.
+    // Read first: data newer than this version is sent again with its own version.
     let version = node.metadata_version();
     let topics = if topics.is_empty() {
         node.topics("", None, usize::MAX)
@@ -278,10 +279,10 @@ async fn metadata(node: &Node, topics: &[String], call: Option<&Call>) -> Result
         let names = topics.iter().filter(|name| seen.insert(name.as_str()));
         names.filter_map(|name| node.topic(name).ok()).collect()
     };
-    make_room(call, topics.iter().map(|topic| routed_bytes(topic)).sum()).await?;
+    reserve_response(call, topics.iter().map(|topic| routed_bytes(topic)).sum()).await?;
     let mut routes = Vec::with_capacity(topics.len());
     for topic in &topics {
-        // Others have their turn in between.
+        // Lets other tasks run.
         yield_now().await;
         routes.push(topic_route(topic));
     }
@@ -308,7 +309,7 @@ async fn metadata(node: &Node, topics: &[String], call: Option<&Call>) -> Result
 
 fn topic_route(topic: &TopicInfo) -> TopicRoute {
     let mut shard_ids = Vec::with_capacity(topic.partition_count as usize);
-    shard_ids.extend(topic.places().map(|place| wire_shard_id(place.shard_id)));
+    shard_ids.extend(topic.locations().map(|location| wire_shard_id(location.shard_id)));
     TopicRoute { topic: topic.name.clone(), shard_ids }
 }
 
@@ -317,7 +318,7 @@ fn routed_bytes(topic: &TopicInfo) -> usize {
     TOPIC_ROUTED_BYTES + name + topic.partition_count as usize * PARTITION_ROUTED_BYTES
 }
 
-/// Shard 0, the cluster's own, and the data shards.
+/// Returns the routes of shard 0 and of the data shards.
 fn shard_routes(node: &Node) -> Vec<ShardRoute> {
     let own = ShardRoute {
         shard_id: 0,
@@ -344,22 +345,22 @@ fn node_down(peer: &PeerStatus) -> HealthIssue {
         reason: HealthReason::NodeDown.into(),
         shard_id: None,
         needed_node_ids: vec![peer.node_id],
-        message: format!("node {} at {} does not answer: {why}", peer.node_id, peer.address),
+        message: format!("node {} at {} is unreachable: {why}", peer.node_id, peer.address),
     }
 }
 
-/// A shard without a leader needs the nodes back that do not answer.
+/// Returns the issue of a shard without a leader, which needs the unreachable nodes back.
 fn leaderless(shard_id: u64, has_leader: bool, lost: &[u64]) -> Option<HealthIssue> {
     let shard_id = wire_shard_id(shard_id);
     (!has_leader).then(|| HealthIssue {
         reason: HealthReason::NoLeader.into(),
         shard_id: Some(shard_id),
         needed_node_ids: lost.to_vec(),
-        message: format!("shard {shard_id}: no leader is known, appends are refused"),
+        message: format!("shard {shard_id} has no known leader, appends fail"),
     })
 }
 
-/// Replicas that lack more than what is on its way: known to the leader only.
+/// Returns the issue of replicas that are behind; only the leader knows them.
 fn under_replicated(shard: &Shard) -> Option<HealthIssue> {
     let behind: Vec<(u64, u64)> =
         shard.lags().into_iter().filter(|(_, lag)| *lag > BEHIND_LAG_MAX).collect();
@@ -377,11 +378,11 @@ fn under_replicated(shard: &Shard) -> Option<HealthIssue> {
     })
 }
 
-/// This replica lacks what the others' logs do not have any more.
+/// Returns the issue of this replica if it fetches records that the other logs have purged.
 fn fetching(shard: &Shard, node_id: u64) -> Option<HealthIssue> {
-    let Fetching { bytes_done, bytes_total, waits_for, .. } = shard.fetching()?;
+    let FetchProgress { bytes_done, bytes_total, waits_for, .. } = shard.fetching()?;
     let shard_id = wire_shard_id(shard.id());
-    let waits_for = waits_for.map(|what| format!("; it waits: {what}")).unwrap_or_default();
+    let waits_for = waits_for.map(|what| format!("; waiting: {what}")).unwrap_or_default();
     Some(HealthIssue {
         reason: HealthReason::UnderReplicated.into(),
         shard_id: Some(shard_id),
@@ -396,7 +397,7 @@ fn fetching(shard: &Shard, node_id: u64) -> Option<HealthIssue> {
 fn shard_issues(shard: &Shard, node_id: u64, lost: &[u64]) -> impl Iterator<Item = HealthIssue> {
     let no_leader = leaderless(shard.id(), shard.leader_hint().is_some(), lost);
     let behind = under_replicated(shard);
-    let unwell = shard.unwell().map(|error| {
+    let write_error = shard.write_error().map(|error| {
         let reason = match &error {
             Error::DiskFull { .. } => HealthReason::DiskFull,
             Error::CorruptLog { .. } => HealthReason::CorruptLog,
@@ -405,7 +406,7 @@ fn shard_issues(shard: &Shard, node_id: u64, lost: &[u64]) -> impl Iterator<Item
         (reason, error.to_string())
     });
     let shard_id = wire_shard_id(shard.id());
-    let unwell = unwell.map(move |(reason, what)| HealthIssue {
+    let write_error = write_error.map(move |(reason, what)| HealthIssue {
         reason: reason.into(),
         shard_id: Some(shard_id),
         needed_node_ids: vec![node_id],
@@ -415,14 +416,14 @@ fn shard_issues(shard: &Shard, node_id: u64, lost: &[u64]) -> impl Iterator<Item
         reason: HealthReason::CorruptLog.into(),
         shard_id: Some(shard_id),
         needed_node_ids: vec![node_id],
-        message: format!("shard {shard_id}: withheld: {what}"),
+        message: format!("shard {shard_id} is quarantined: {what}"),
     });
     let fetching = fetching(shard, node_id);
     let behind = behind.into_iter().chain(fetching);
-    no_leader.into_iter().chain(behind).chain(unwell).chain(damage.collect::<Vec<_>>())
+    no_leader.into_iter().chain(behind).chain(write_error).chain(damage.collect::<Vec<_>>())
 }
 
-/// Shard 0, which has no partitions.
+/// Returns the status of shard 0, which has no partitions.
 fn own_status(cluster: &Cluster) -> wire::ShardStatus {
     let status = cluster.replica().status();
     wire::ShardStatus {

@@ -1,59 +1,60 @@
-//! ConsumeService: what there is to read now, or soon; and offsets of places.
-//! Following is in `subscribe.rs`, the reading of one partition in `reader.rs`.
+//! ConsumeService: fetches with long polls, and offsets of positions.
+//! Subscriptions are in `subscribe.rs`; `reader.rs` reads one partition.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::task::Context;
 
 use futures_util::stream;
-use helix_proto::answers;
 use helix_proto::log::v1::consume_service_server::ConsumeService;
 use helix_proto::log::v1::{
     FetchRequest, FetchResponse, ResolveOffsetsRequest, ResolveOffsetsResponse, ResolvedOffset,
     SubscribeRequest, SubscribeResponse,
 };
+use helix_transport::responses;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until};
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-use super::positions::Position;
-use super::reader::{self, Budget, Found, Reader, Terms};
+use super::positions::ReadPosition;
+use super::reader::{self, FoundRecords, PartitionReadOptions, PartitionReader, ReadBudget};
 use super::status::status_at;
-use super::subscribe::Subscription;
-use super::{call_of, make_room, time, wire_watermarks};
+use super::subscribe::SubscriptionStream;
+use super::{call_memory, reserve_response, time, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{
     FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, FETCH_WAIT_MAX, PARTITION_RESOLVED_BYTES,
     PARTITIONS_PER_CALL_MAX, PARTITIONS_PER_TURN,
 };
-use crate::load::{Call, Room};
 use crate::log::Watermarks;
 use crate::node::Node;
 use crate::shard::{ReadFrom, Watcher};
+use crate::transport::{CallMemory, ClientLoad, LoadPermit};
 
-pub(super) struct Consume {
+pub(crate) struct ConsumeHandler {
     node: Arc<Node>,
+    load: Arc<ClientLoad>,
 }
 
-impl Consume {
-    pub(super) fn new(node: &Arc<Node>) -> Self {
-        Self { node: node.clone() }
+impl ConsumeHandler {
+    pub(crate) fn new(node: &Arc<Node>, load: &Arc<ClientLoad>) -> Self {
+        Self { node: node.clone(), load: load.clone() }
     }
 
     async fn fetch(
         &self,
         request: FetchRequest,
-        call: Option<Arc<Call>>,
+        call: Option<Arc<CallMemory>>,
     ) -> Result<FetchResponse, Status> {
         let wait = request.max_wait.unwrap_or_default();
         let wait = time::from_duration("max_wait", wait)?.min(FETCH_WAIT_MAX);
         let deadline = Instant::now() + wait;
-        // Boxed, since to open takes more than to wait, which it comes before.
-        let mut fetch = Box::pin(Fetch::open(&self.node, request)).await?;
-        // The request is consumed: what is left of it, its partitions, counts as such.
+        // Boxed: opening takes more memory than the wait after it.
+        let mut fetch = Box::pin(Fetch::open(&self.node, &self.load, request)).await?;
+        // The request is consumed; its partitions have a permit of their own.
         if let Some(call) = &call {
-            call.handled();
+            call.release_request();
         }
         let since = Instant::now();
         fetch.read_all().await?;
@@ -61,24 +62,24 @@ impl Consume {
         if !fetch.is_satisfied() && !wait.is_zero() {
             fetch.wait(deadline).await?;
         }
-        Ok(fetch.answer(call.as_deref()))
+        Ok(fetch.response(call.as_deref()))
     }
 
     async fn resolve(
         &self,
         request: ResolveOffsetsRequest,
-        call: Option<&Call>,
+        call: Option<&CallMemory>,
     ) -> Result<Vec<ResolvedOffset>, Status> {
-        let position = Position::parse(request.position)?;
+        let position = ReadPosition::parse(request.position)?;
         let numbers = if request.partitions.is_empty() {
-            self.led_here(&request.topic).await?
+            self.led_partitions(&request.topic).await?
         } else if request.partitions.len() > PARTITIONS_PER_CALL_MAX {
             let what = format!("must be at most {PARTITIONS_PER_CALL_MAX}");
             return Err(Error::InvalidArgument { field: "partitions", what }.into());
         } else {
             request.partitions
         };
-        make_room(call, numbers.len() * PARTITION_RESOLVED_BYTES).await?;
+        reserve_response(call, numbers.len() * PARTITION_RESOLVED_BYTES).await?;
         let mut offsets = Vec::with_capacity(numbers.len());
         let mut confirmed = HashSet::new();
         for number in numbers {
@@ -94,11 +95,11 @@ impl Consume {
         Ok(offsets)
     }
 
-    /// The partitions of a topic whose leader this node is.
-    async fn led_here(&self, topic: &str) -> Result<Vec<u32>> {
+    /// Returns the partitions of a topic that this node leads.
+    async fn led_partitions(&self, topic: &str) -> Result<Vec<u32>> {
         let topic = self.node.find_topic(topic).await?;
-        let shard = |number| topic.place(number).and_then(|it| self.node.shard(it.shard_id));
-        let is_led = |number: &u32| shard(*number).is_some_and(|shard| shard.leads());
+        let shard = |number| topic.location(number).and_then(|it| self.node.shard(it.shard_id));
+        let is_led = |number: &u32| shard(*number).is_some_and(|shard| shard.is_leader());
         Ok((0..topic.partition_count).filter(is_led).collect())
     }
 
@@ -106,11 +107,11 @@ impl Consume {
         &self,
         topic: &str,
         number: u32,
-        position: Position,
+        position: ReadPosition,
         confirmed: &mut HashSet<u64>,
     ) -> Result<ResolvedOffset> {
         let located = self.node.find(topic, number).await?;
-        // One confirmation of a shard's leader within the call holds for all of its partitions.
+        // One confirmation of a shard's leader covers all of its partitions in this call.
         let watermarks = if confirmed.insert(located.shard.id()) {
             located.shard.latest(located.partition).await?
         } else {
@@ -122,10 +123,10 @@ impl Consume {
         let Watermarks { log_start, high_watermark } = watermarks;
         Ok(ResolvedOffset {
             partition: number,
-            // A place that cannot be read stands for the nearest one that can. A search by time
-            // may have found what was committed after the watermarks were taken.
+            // Clamps to the readable offsets. A search by time may return a record that was
+            // committed after the watermarks were read.
             offset: match position {
-                Position::Time(_) => offset.max(log_start),
+                ReadPosition::Time(_) => offset.max(log_start),
                 _ => offset.clamp(log_start, high_watermark),
             },
             watermarks: Some(wire_watermarks(watermarks)),
@@ -134,66 +135,70 @@ impl Consume {
 }
 
 #[tonic::async_trait]
-impl ConsumeService for Consume {
+impl ConsumeService for ConsumeHandler {
     type SubscribeStream = BoxStream<SubscribeResponse>;
 
     async fn fetch(
         &self,
         request: Request<FetchRequest>,
     ) -> Result<Response<FetchResponse>, Status> {
-        let call = call_of(&request);
-        let is_gated = call.is_some();
-        let answer = self.fetch(request.into_inner(), call).await?;
-        // Only the gate brings back what was put aside.
-        Ok(if is_gated { answers::fetch(answer) } else { Response::new(answer) })
+        let call = call_memory(&request);
+        let is_admitted = call.is_some();
+        let response = self.fetch(request.into_inner(), call).await?;
+        // Only the admission reattaches a detached body.
+        Ok(if is_admitted { responses::fetch(response) } else { Response::new(response) })
     }
 
     async fn subscribe(
         &self,
         request: Request<SubscribeRequest>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
-        let call = call_of(&request);
+        let call = call_memory(&request);
         let request = request.into_inner();
-        let is_aside = call.is_some() && request.accept_encoded;
-        let subscription = Subscription::open(&self.node, request, call).await?;
+        let is_detached = call.is_some() && request.accept_encoded;
+        let subscription = SubscriptionStream::open(&self.node, &self.load, request, call).await?;
         let mut messages = subscription.messages();
-        if !is_aside {
+        if !is_detached {
             return Ok(Response::new(messages));
         }
         let next = move |context: &mut Context<'_>| messages.as_mut().poll_next(context);
-        Ok(answers::subscribe(next, Box::pin(stream::empty())))
+        Ok(responses::subscribe(next, Box::pin(stream::empty())))
     }
 
     async fn resolve_offsets(
         &self,
         request: Request<ResolveOffsetsRequest>,
     ) -> Result<Response<ResolveOffsetsResponse>, Status> {
-        let call = call_of(&request);
+        let call = call_memory(&request);
         let offsets = self.resolve(request.into_inner(), call.as_deref()).await?;
         Ok(Response::new(ResolveOffsetsResponse { offsets }))
     }
 }
 
-/// One call: the partitions, and what was found in each so far.
+/// One fetch: its partitions, and the records read from each so far.
 struct Fetch<'a> {
     node: &'a Node,
-    readers: Vec<(Reader, Found)>,
-    _places: Room,
-    budget: Budget,
+    readers: Vec<(PartitionReader, FoundRecords)>,
+    _permit: LoadPermit,
+    budget: ReadBudget,
     bytes: u64,
     bytes_min: u64,
 }
 
 impl<'a> Fetch<'a> {
-    async fn open(node: &'a Node, request: FetchRequest) -> Result<Self, Status> {
+    async fn open(
+        node: &'a Node,
+        load: &Arc<ClientLoad>,
+        request: FetchRequest,
+    ) -> Result<Self, Status> {
         let FetchRequest { source, out_of_range, accept_encoded, .. } = request;
         let limits = request.limits.unwrap_or_default();
-        let terms = Terms::new(source, out_of_range, &limits, accept_encoded)?;
-        let budget = Budget::new(&limits, FETCH_BYTES_DEFAULT as u64, FETCH_BYTES_MAX as u64);
-        let (readers, places) = reader::open_all(node, request.partitions, terms).await?;
+        let options = PartitionReadOptions::new(source, out_of_range, &limits, accept_encoded)?;
+        let budget = ReadBudget::new(&limits, FETCH_BYTES_DEFAULT as u64, FETCH_BYTES_MAX as u64);
+        let (readers, permit) = reader::open_all(node, load, request.partitions, options).await?;
         let bytes_min = u64::from(request.min_bytes.max(1)).min(budget.bytes());
-        let readers = readers.into_iter().map(|reader| (reader, Found::default())).collect();
-        Ok(Self { node, readers, _places: places, budget, bytes: 0, bytes_min })
+        let readers = readers.into_iter().map(|reader| (reader, FoundRecords::default())).collect();
+        Ok(Self { node, readers, _permit: permit, budget, bytes: 0, bytes_min })
     }
 
     fn is_satisfied(&self) -> bool {
@@ -202,7 +207,7 @@ impl<'a> Fetch<'a> {
             || self.readers.iter().all(|(reader, _)| reader.is_done())
     }
 
-    /// Begins with any of the partitions, so that a small budget does not starve the last ones.
+    /// Reads all partitions, from a random one on, so that a small budget starves none of them.
     async fn read_all(&mut self) -> Result<(), Status> {
         let count = self.readers.len();
         let first = if count == 1 {
@@ -210,14 +215,14 @@ impl<'a> Fetch<'a> {
         } else {
             usize::try_from(self.node.random_u64() % count as u64).expect("below a usize")
         };
-        for place in (first..count).chain(0..first) {
-            self.read(place).await?;
+        for index in (first..count).chain(0..first) {
+            self.read(index).await?;
         }
         Ok(())
     }
 
-    async fn read(&mut self, place: usize) -> Result<(), Status> {
-        let (reader, found) = &mut self.readers[place];
+    async fn read(&mut self, index: usize) -> Result<(), Status> {
+        let (reader, found) = &mut self.readers[index];
         let now_us = self.node.clock().now_us();
         let later = reader.read(&mut self.budget, FETCH_BYTES_MAX, now_us).await?;
         self.bytes += later.bytes;
@@ -235,7 +240,7 @@ impl<'a> Fetch<'a> {
                 .map_err(|error| reader.status(&error))?;
             guards.push(guard);
         }
-        // What was committed before the watch began wakes nobody.
+        // Records committed before the watch began do not wake it.
         self.read_all().await?;
         while !self.is_satisfied() {
             tokio::select! {
@@ -252,16 +257,16 @@ impl<'a> Fetch<'a> {
         Ok(())
     }
 
-    fn answer(self, call: Option<&Call>) -> FetchResponse {
+    fn response(self, call: Option<&CallMemory>) -> FetchResponse {
         let records = self.readers.iter().map(|(_, found)| found.record_count()).sum();
         self.node.metrics().on_read(records, self.bytes);
-        let answer = |(mut reader, mut found): (Reader, Found)| {
-            if let (Some(call), Some(room)) = (call, found.room.take()) {
-                call.hold(room);
+        let response = |(mut reader, mut found): (PartitionReader, FoundRecords)| {
+            if let (Some(call), Some(permit)) = (call, found.permit.take()) {
+                call.keep_response(permit);
             }
-            reader.answer(found)
+            reader.response(found)
         };
-        FetchResponse { partitions: self.readers.into_iter().map(answer).collect() }
+        FetchResponse { partitions: self.readers.into_iter().map(response).collect() }
     }
 }
 
@@ -270,9 +275,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fetch_takes_little_while_it_waits() {
-        super::super::expect_small(|(consume, request, call): (&'static Consume, _, _)| {
-            consume.fetch(request, call)
-        });
+    fn a_waiting_fetch_takes_little_memory() {
+        super::super::assert_small_future(
+            |(consume, request, call): (&'static ConsumeHandler, _, _)| {
+                consume.fetch(request, call)
+            },
+        );
     }
 }

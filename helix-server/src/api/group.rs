@@ -1,5 +1,6 @@
-//! Consumer groups: part of the contract, not yet served.
-//! The service answers, so that a client can tell "not yet" from "not Helix".
+//! GroupService: part of the API, not implemented yet.
+//! The service answers with UNIMPLEMENTED, so that a client can distinguish it from
+//! another server.
 
 use helix_proto::log::v1::group_service_server::GroupService;
 use helix_proto::log::v1::{
@@ -11,50 +12,50 @@ use tonic::{Request, Response, Status};
 
 use crate::error::Error;
 
-pub(super) struct Groups;
+pub(crate) struct GroupHandler;
 
-fn refused<T>() -> Result<Response<T>, Status> {
+fn unimplemented<T>() -> Result<Response<T>, Status> {
     Err(Error::Unimplemented { what: "a consumer group" }.into())
 }
 
 #[tonic::async_trait]
-impl GroupService for Groups {
+impl GroupService for GroupHandler {
     async fn heartbeat(
         &self,
         _: Request<HeartbeatRequest>,
     ) -> Result<Response<HeartbeatResponse>, Status> {
-        refused()
+        unimplemented()
     }
 
     async fn leave(&self, _: Request<LeaveRequest>) -> Result<Response<LeaveResponse>, Status> {
-        refused()
+        unimplemented()
     }
 
     async fn commit_offsets(
         &self,
         _: Request<CommitOffsetsRequest>,
     ) -> Result<Response<CommitOffsetsResponse>, Status> {
-        refused()
+        unimplemented()
     }
 
     async fn get_offsets(
         &self,
         _: Request<GetOffsetsRequest>,
     ) -> Result<Response<GetOffsetsResponse>, Status> {
-        refused()
+        unimplemented()
     }
 
     async fn list_groups(
         &self,
         _: Request<ListGroupsRequest>,
     ) -> Result<Response<ListGroupsResponse>, Status> {
-        refused()
+        unimplemented()
     }
 
     async fn delete_group(
         &self,
         _: Request<DeleteGroupRequest>,
     ) -> Result<Response<DeleteGroupResponse>, Status> {
-        refused()
+        unimplemented()
     }
 }

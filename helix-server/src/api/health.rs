@@ -1,5 +1,5 @@
-//! `grpc.health.v1.Health`: whether a node is there, and which of its services do what they should.
-//! Looked up when somebody asks, so that it is never older than the answer.
+//! `grpc.health.v1.Health`: reports which services of a node are serving.
+//! Each request reads the node's current state.
 //! <https://github.com/grpc/grpc/blob/master/doc/health-checking.md>
 
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use crate::limits::CONTROL_MESSAGE_BYTES_MAX;
 use crate::node::Node;
 
-/// How often a node looks at itself for each watch that is open.
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval at which each open watch polls the node's state.
+const HEALTH_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What a service needs in order to do what it should.
+/// Capability of the node that a service needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Needs {
     Nothing,
@@ -33,7 +33,7 @@ enum Needs {
 }
 
 impl Needs {
-    /// By a service's full name; no name stands for the whole node.
+    /// Returns the need of a service by its full name; no name stands for the whole node.
     fn of(service: &str) -> Option<Self> {
         match service {
             "" | CLUSTER => Some(Self::Nothing),
@@ -44,7 +44,7 @@ impl Needs {
     }
 }
 
-/// The health service of a node, which serves until `leaving` is cancelled.
+/// Returns the health service; it reports NOT_SERVING once `leaving` is cancelled.
 pub fn health(node: &Arc<Node>, leaving: CancellationToken) -> HealthServer<impl Health> {
     HealthServer::new(NodeHealth { node: node.clone(), leaving })
         .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX)
@@ -60,7 +60,7 @@ impl NodeHealth {
     fn status(&self, needs: Needs) -> ServingStatus {
         let is_served = match needs {
             Needs::Nothing => true,
-            Needs::Reads => self.node.unready().iter().all(|it| it.reads_go_on),
+            Needs::Reads => self.node.unready().iter().all(|it| it.reads_available),
             Needs::Writes => self.node.unready().is_empty(),
         };
         if is_served && !self.leaving.is_cancelled() {
@@ -70,25 +70,25 @@ impl NodeHealth {
         }
     }
 
-    /// The status now, and then each that differs from the one before; ends when the node leaves.
-    fn follow(
+    /// Streams the status now and at each change, until the node leaves.
+    fn watch_status(
         self,
         needs: Option<Needs>,
     ) -> impl Stream<Item = Result<HealthCheckResponse, Status>> {
-        stream::unfold((self, None), move |(health, mut told)| async move {
+        stream::unfold((self, None), move |(health, mut sent)| async move {
             loop {
-                // Looked at before the status, so that the last one is still told.
-                let leaves = health.leaving.is_cancelled();
+                // Read before the status, so that the last status is still sent.
+                let is_leaving = health.leaving.is_cancelled();
                 let status = needs.map_or(ServingStatus::ServiceUnknown, |it| health.status(it));
-                if told != Some(status) {
-                    told = Some(status);
-                    return Some((Ok(response(status)), (health, told)));
+                if sent != Some(status) {
+                    sent = Some(status);
+                    return Some((Ok(response(status)), (health, sent)));
                 }
-                if leaves {
+                if is_leaving {
                     return None;
                 }
                 tokio::select! {
-                    () = sleep(LOOK_INTERVAL) => {}
+                    () = sleep(HEALTH_POLL_INTERVAL) => {}
                     () = health.leaving.cancelled() => {}
                 }
             }
@@ -108,11 +108,11 @@ impl Health for NodeHealth {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
-        // The name is not repeated: it may be as long as a message.
+        // The error does not repeat the name, which may be as long as a message.
         let needs = Needs::of(&request.get_ref().service).ok_or_else(|| {
             Status::not_found(format!(
-                "there is no health of such a service; ask for {PRODUCE}, {CONSUME}, {TOPIC}, \
-                 {CLUSTER}, or for the whole node with no name"
+                "unknown service; ask for {PRODUCE}, {CONSUME}, {TOPIC}, {CLUSTER}, or for the \
+                 whole node with an empty name"
             ))
         })?;
         Ok(Response::new(response(self.status(needs))))
@@ -123,6 +123,6 @@ impl Health for NodeHealth {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let needs = Needs::of(&request.get_ref().service);
-        Ok(Response::new(Box::pin(self.clone().follow(needs))))
+        Ok(Response::new(Box::pin(self.clone().watch_status(needs))))
     }
 }

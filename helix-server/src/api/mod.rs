@@ -1,5 +1,5 @@
-//! The public gRPC API: one file per service, and what the services share.
-//! Knows tonic and the wire; not Raft, not files.
+//! The public gRPC API: one file per service, and their shared conversions.
+//! Uses tonic and the wire types; neither Raft nor files.
 
 mod append_stream;
 mod batch;
@@ -7,12 +7,11 @@ mod cluster;
 mod consume;
 mod group;
 mod health;
-mod membership;
-mod meter;
+mod member_changes;
 mod positions;
 mod produce;
 mod reader;
-mod services;
+mod reflection;
 mod settings;
 mod status;
 mod subscribe;
@@ -24,28 +23,44 @@ use std::sync::Arc;
 use helix_proto::log::v1::{self as wire};
 
 use crate::error::{LeaderHint, Result};
-use crate::limits::ANSWER_COUNTED_BYTES;
-use crate::load::Call;
+use crate::limits::RESPONSE_COUNTED_BYTES;
 use crate::log::Watermarks;
+use crate::shard::BatchAck;
+use crate::transport::CallMemory;
+pub(crate) use cluster::ClusterHandler;
+pub(crate) use consume::ConsumeHandler;
+pub(crate) use group::GroupHandler;
 pub use health::health;
-pub use meter::{Meter, MeterLayer};
-pub use services::Services;
+pub(crate) use produce::ProduceHandler;
+pub(crate) use reflection::add_reflection;
+pub(crate) use topic::TopicHandler;
 
-/// What the call holds of the node's memory; nothing counts where it did not come in by the gate.
-fn call_of<T>(request: &tonic::Request<T>) -> Option<Arc<Call>> {
-    request.extensions().get::<Arc<Call>>().cloned()
+/// Returns the memory of a request's call; `None` if it did not pass the admission.
+fn call_memory<T>(request: &tonic::Request<T>) -> Option<Arc<CallMemory>> {
+    request.extensions().get::<Arc<CallMemory>>().cloned()
 }
 
-/// Takes room for an answer of about so many bytes before it is built; its call has it until the
-/// answer is taken. What is small is part of its call.
+/// Acquires the permit for a response of about `bytes` before it is built; the call keeps it.
+///
+/// The call's own share covers a small response.
 ///
 /// # Errors
-/// [`crate::error::Error::Throttled`] where none came free in time.
-async fn make_room(call: Option<&Call>, bytes: usize) -> Result<()> {
-    if let Some(call) = call.filter(|_| bytes >= ANSWER_COUNTED_BYTES) {
-        call.hold(call.load().answer(bytes).await?);
+/// [`crate::error::Error::Throttled`] if response bytes stay at their limit.
+async fn reserve_response(call: Option<&CallMemory>, bytes: usize) -> Result<()> {
+    if let Some(call) = call.filter(|_| bytes >= RESPONSE_COUNTED_BYTES) {
+        call.keep_response(call.load().acquire_response(bytes).await?);
     }
     Ok(())
+}
+
+/// Converts an ack. A batch acked before its verdict has no offsets.
+fn wire_ack(ack: &BatchAck) -> wire::AppendAck {
+    wire::AppendAck {
+        first_offset: ack.offsets.map(|(first, _)| first),
+        next_offset: ack.offsets.map(|(_, next)| next),
+        duplicate: ack.duplicate,
+        durability: settings::to_wire_durability(ack.durability).into(),
+    }
 }
 
 fn wire_watermarks(watermarks: Watermarks) -> wire::Watermarks {
@@ -59,15 +74,16 @@ fn wire_leader(leader: LeaderHint) -> wire::LeaderHint {
     wire::LeaderHint { node_id: leader.node_id, endpoint: leader.endpoint, term: leader.term }
 }
 
-/// Shards are few; the wire has 32 bits for their ids.
+/// Converts a shard id; the wire has 32 bits for it.
 fn wire_shard_id(shard: u64) -> u32 {
     u32::try_from(shard).expect("shard ids are counted from 0")
 }
 
-/// Checks that what a handler keeps while it waits leaves most of what a call may take to its
-/// headers, its stream and its task.
+/// Asserts that a handler's future takes at most a third of a call's memory.
+///
+/// The rest is for the headers, the stream and the task.
 #[cfg(test)]
-fn expect_small<A, F: Future>(_handler: impl FnOnce(A) -> F) {
+fn assert_small_future<A, F: Future>(_handler: impl FnOnce(A) -> F) {
     let bytes = size_of::<F>() as u64;
-    assert!(bytes <= crate::limits::CALL_BYTES / 3, "{bytes} bytes: is what is rare boxed?");
+    assert!(bytes <= crate::limits::CALL_BYTES / 3, "{bytes} bytes; box its cold futures");
 }

@@ -1,4 +1,4 @@
-//! Places in a partition, by name, time or distance, and the offsets they stand for.
+//! Start positions in a partition (offset, name, time, tail) and their offsets.
 //! Used by every call that reads.
 
 use helix_proto::log::v1::start_position::Position as Wire;
@@ -9,10 +9,11 @@ use crate::error::{Error, Result};
 use crate::log::{PartitionId, Watermarks};
 use crate::shard::{ReadFrom, Shard};
 
+/// Position at which a read starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Position {
+pub(super) enum ReadPosition {
     Offset(u64),
-    /// The first record that was appended at or after this time.
+    /// The first record appended at or after this time, in microseconds.
     Time(u64),
     Earliest,
     Latest,
@@ -20,7 +21,7 @@ pub(super) enum Position {
     TailRecords(u64),
 }
 
-impl Position {
+impl ReadPosition {
     pub(super) fn parse(start: Option<StartPosition>) -> Result<Self> {
         match start.and_then(|start| start.position) {
             Some(Wire::Offset(offset)) => Ok(Self::Offset(offset)),
@@ -40,8 +41,9 @@ impl Position {
         }
     }
 
-    /// The offset that this stands for in a partition that has these watermarks. An offset that
-    /// was given as such is not checked against them.
+    /// Resolves the position to an offset in a partition with these watermarks.
+    ///
+    /// Does not check an explicit offset against them.
     pub(super) async fn offset(
         self,
         shard: &Shard,
@@ -56,7 +58,7 @@ impl Position {
             Self::Latest => Ok(high_watermark),
             Self::TailRecords(records) => Ok(high_watermark.saturating_sub(records).max(log_start)),
             Self::Time(time_us) => {
-                // The watermarks are older than the search: nothing between the two is missed.
+                // The watermarks are older than the search, so no record is skipped.
                 let found = shard.offset_at_time(partition, time_us, from).await?;
                 Ok(found.unwrap_or(high_watermark))
             }
@@ -67,7 +69,7 @@ impl Position {
 fn unset() -> Error {
     Error::InvalidArgument {
         field: "start",
-        what: "must say where to start: an offset, a time, EARLIEST, LATEST or a number of records"
+        what: "is required: an offset, a timestamp, EARLIEST, LATEST or a number of tail records"
             .to_owned(),
     }
 }
@@ -76,31 +78,31 @@ fn unset() -> Error {
 mod tests {
     use super::*;
 
-    fn parse(position: Option<Wire>) -> Result<Position> {
-        Position::parse(Some(StartPosition { position }))
+    fn parse(position: Option<Wire>) -> Result<ReadPosition> {
+        ReadPosition::parse(Some(StartPosition { position }))
     }
 
     #[test]
-    fn an_unset_start_is_an_error() {
-        assert!(Position::parse(None).is_err());
+    fn rejects_an_unset_start() {
+        assert!(ReadPosition::parse(None).is_err());
         assert!(parse(None).is_err());
         assert!(parse(Some(Wire::Named(0))).is_err());
         assert!(parse(Some(Wire::Named(99))).is_err());
     }
 
     #[test]
-    fn a_group_is_refused_and_not_ignored() {
+    fn rejects_a_group() {
         let group = parse(Some(Wire::CommittedGroup("readers".to_owned())));
         assert!(matches!(group, Err(Error::Unimplemented { .. })));
     }
 
     #[test]
-    fn the_rest_is_understood() {
-        assert_eq!(parse(Some(Wire::Offset(7))).unwrap(), Position::Offset(7));
-        assert_eq!(parse(Some(Wire::Named(1))).unwrap(), Position::Earliest);
-        assert_eq!(parse(Some(Wire::Named(2))).unwrap(), Position::Latest);
-        assert_eq!(parse(Some(Wire::TailRecords(3))).unwrap(), Position::TailRecords(3));
+    fn parses_the_other_positions() {
+        assert_eq!(parse(Some(Wire::Offset(7))).unwrap(), ReadPosition::Offset(7));
+        assert_eq!(parse(Some(Wire::Named(1))).unwrap(), ReadPosition::Earliest);
+        assert_eq!(parse(Some(Wire::Named(2))).unwrap(), ReadPosition::Latest);
+        assert_eq!(parse(Some(Wire::TailRecords(3))).unwrap(), ReadPosition::TailRecords(3));
         let second = prost_types::Timestamp { seconds: 1, nanos: 0 };
-        assert_eq!(parse(Some(Wire::Timestamp(second))).unwrap(), Position::Time(1_000_000));
+        assert_eq!(parse(Some(Wire::Timestamp(second))).unwrap(), ReadPosition::Time(1_000_000));
     }
 }

@@ -1,32 +1,32 @@
-//! ProduceService: one batch per call, and producer identities.
-//! This path decides the product's numbers: nothing is spawned, copied or decoded on it.
+//! ProduceService: appends, append streams and producer identities.
+//! The append path decides the throughput: it spawns, copies and decodes nothing.
 
 use std::sync::Arc;
 
 use helix_proto::log::v1::produce_service_server::ProduceService;
 use helix_proto::log::v1::{
-    AppendAck, AppendCondition, AppendRequest, AppendResponse, AppendStreamRequest,
-    AppendStreamResponse, InitProducerRequest, InitProducerResponse, ProducerIdentity,
+    AppendCondition, AppendRequest, AppendResponse, AppendStreamRequest, AppendStreamResponse,
+    InitProducerRequest, InitProducerResponse, ProducerIdentity,
 };
-use helix_proto::messages;
 use tokio::time::Instant;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::settings::{durability_to_reach, to_wire_durability};
-use super::{append_stream, batch, wire_watermarks};
+use super::settings::durability_to_reach;
+use super::{append_stream, batch, wire_ack, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{MESSAGE_BYTES_MAX, PRODUCER_NAME_BYTES_MAX};
 use crate::node::Node;
-use crate::shard::Ack;
+use crate::transport::ClientLoad;
 
-pub(super) struct Produce {
+pub(crate) struct ProduceHandler {
     node: Arc<Node>,
+    load: Arc<ClientLoad>,
 }
 
-impl Produce {
-    pub(super) fn new(node: &Arc<Node>) -> Self {
-        Self { node: node.clone() }
+impl ProduceHandler {
+    pub(crate) fn new(node: &Arc<Node>, load: &Arc<ClientLoad>) -> Self {
+        Self { node: node.clone(), load: load.clone() }
     }
 
     async fn append(&self, request: AppendRequest) -> Result<AppendResponse> {
@@ -47,7 +47,7 @@ impl Produce {
         let (records, bytes) = (batch.record_count, batch.payload.len());
         let permit = located.shard.permit(bytes).await.inspect_err(|error| {
             if matches!(error, Error::Throttled { .. }) {
-                self.node.load().events().appends_throttled.add();
+                self.load.events().appends_throttled.add();
             }
         });
         let acked = match permit {
@@ -56,7 +56,7 @@ impl Produce {
         };
         let ack = match acked {
             Ok(ack) => ack,
-            Err(error) => return Err(located.shard.turned_away(error).await),
+            Err(error) => return Err(located.shard.redirect(error).await),
         };
         self.node.metrics().on_ack(records, bytes, ack.duplicate, since.elapsed());
         let watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
@@ -80,7 +80,7 @@ impl Produce {
 }
 
 #[tonic::async_trait]
-impl ProduceService for Produce {
+impl ProduceService for ProduceHandler {
     type AppendStreamStream = BoxStream<AppendStreamResponse>;
 
     async fn init_producer(
@@ -95,7 +95,7 @@ impl ProduceService for Produce {
         &self,
         request: Request<AppendRequest>,
     ) -> Result<Response<AppendResponse>, Status> {
-        let request = messages::single(request, MESSAGE_BYTES_MAX).await?;
+        let request = helix_transport::read_unary(request, MESSAGE_BYTES_MAX).await?;
         Ok(Response::new(self.append(request).await?))
     }
 
@@ -103,18 +103,8 @@ impl ProduceService for Produce {
         &self,
         request: Request<Streaming<AppendStreamRequest>>,
     ) -> Result<Response<Self::AppendStreamStream>, Status> {
-        let requests = messages::stream(&request, MESSAGE_BYTES_MAX);
-        Ok(Response::new(append_stream::answers(self.node.clone(), requests)))
-    }
-}
-
-/// A batch that was not waited for has no offsets and no verdict.
-pub(super) fn wire_ack(ack: &Ack) -> AppendAck {
-    AppendAck {
-        first_offset: ack.offsets.map(|(first, _)| first),
-        next_offset: ack.offsets.map(|(_, next)| next),
-        duplicate: ack.duplicate,
-        durability: to_wire_durability(ack.durability).into(),
+        let requests = helix_transport::read_messages(&request, MESSAGE_BYTES_MAX);
+        Ok(Response::new(append_stream::responses(self.node.clone(), requests)))
     }
 }
 
@@ -123,8 +113,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_append_takes_little_while_it_waits() {
-        super::super::expect_small(|(produce, request): (&'static Produce, _)| {
+    fn a_waiting_append_takes_little_memory() {
+        super::super::assert_small_future(|(produce, request): (&'static ProduceHandler, _)| {
             produce.append(request)
         });
     }

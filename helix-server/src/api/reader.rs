@@ -1,5 +1,5 @@
-//! One partition being read within a call: where it is, where it ends, and how far the call's
-//! budget reaches. Shared by Fetch and Subscribe.
+//! Reads one partition within a call, up to its end and the call's budget.
+//! Shared by Fetch and Subscribe.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -14,33 +14,34 @@ use helix_proto::log::v1::{
 use prost::Message;
 use tonic::Status;
 
-use super::positions::Position;
+use super::positions::ReadPosition;
 use super::status::status_at;
 use super::{time, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX, PLAIN_FACTOR};
-use crate::load::{Load, Room};
 use crate::log::{PartitionId, Watermarks};
 use crate::node::Node;
 use crate::shard::{ReadBatch, ReadFrom, Shard};
+use crate::transport::{ClientLoad, LoadPermit};
 
-/// About what a record costs in an answer beside itself: its offset, its time, its framing.
+/// Approximate overhead of a record in a response: offset, time, framing.
 const STORED_RECORD_EXTRA_BYTES: usize = 24;
 
-/// What a decoded header takes at least, however little it took on the wire.
+/// Memory that a decoded header takes at least, beyond its encoded size.
 const HEADER_EXTRA_BYTES: usize = 64;
 
-/// What a call may still return, over all of its partitions.
+/// Records and bytes that a call may still return, over all of its partitions.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct ReadBudget {
     records: u64,
     bytes: u64,
     is_untouched: bool,
 }
 
-impl Budget {
-    /// The client's limits; `bytes_default` where it named none, and at most `bytes_max`. At least
-    /// one batch is returned whatever the bytes, so that none of them are as one.
+impl ReadBudget {
+    /// Creates the budget from the client's limits, `bytes_default` and `bytes_max`.
+    ///
+    /// A call returns at least one batch, so 0 bytes count as 1.
     pub(super) fn new(limits: &ReadLimits, bytes_default: u64, bytes_max: u64) -> Self {
         Self {
             records: limits.max_records.unwrap_or(u64::MAX),
@@ -57,8 +58,9 @@ impl Budget {
         self.records == 0 || self.bytes == 0
     }
 
-    /// Whether there is room for this much. The first of all always gets in, however large, or a
-    /// reader with a small budget would stand still for ever.
+    /// Takes `bytes` from the budget; returns false if it is too small.
+    ///
+    /// Always admits the first batch. Otherwise a reader with a small budget would never progress.
     fn admit(&mut self, bytes: usize) -> bool {
         let bytes = bytes as u64;
         if bytes > self.bytes && !self.is_untouched {
@@ -71,16 +73,16 @@ impl Budget {
     }
 }
 
-/// What a call says about all of its partitions.
+/// Options of a read call that apply to all of its partitions.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct PartitionReadOptions {
     from: ReadFrom,
     clamps: bool,
     is_encoded: bool,
     until_us: Option<u64>,
 }
 
-impl Terms {
+impl PartitionReadOptions {
     pub(super) fn new(
         source: i32,
         out_of_range: i32,
@@ -89,7 +91,7 @@ impl Terms {
     ) -> Result<Self> {
         let unknown = |field, value: i32| Error::InvalidArgument {
             field,
-            what: format!("{value} is not known to this version"),
+            what: format!("{value} is unknown to this version"),
         };
         let from = match ReadSource::try_from(source) {
             Ok(ReadSource::Unspecified) => ReadFrom::Leader,
@@ -105,38 +107,39 @@ impl Terms {
     }
 }
 
-pub(super) struct Reader {
-    load: Arc<Load>,
+/// Reads one partition from an offset on.
+pub(super) struct PartitionReader {
+    load: Arc<ClientLoad>,
     topic: String,
     number: u32,
     partition: PartitionId,
     shard: Arc<Shard>,
-    terms: Terms,
+    options: PartitionReadOptions,
     until_offset: u64,
     /// First offset that is not yet read.
     offset: u64,
-    /// First offset that is not yet in an answer.
-    unanswered: u64,
+    /// First offset that is not yet in a response.
+    unreturned: u64,
     watermarks: Watermarks,
     is_done: bool,
 }
 
-/// What one read found.
+/// Records or batches that one read returned.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct FoundRecords {
     pub(super) records: Vec<StoredRecord>,
     pub(super) batches: Vec<StoredBatch>,
     pub(super) bytes: u64,
-    /// Held until the answer is taken.
-    pub(super) room: Option<Room>,
+    /// Kept until the client has read the response.
+    pub(super) permit: Option<LoadPermit>,
 }
 
-impl Found {
+impl FoundRecords {
     pub(super) fn is_empty(&self) -> bool {
         self.records.is_empty() && self.batches.is_empty()
     }
 
-    /// Records in it; those of an encoded batch all count, also before the offset that was asked.
+    /// Returns the number of records; counts all records of an encoded batch.
     pub(super) fn record_count(&self) -> u64 {
         let encoded = self.batches.iter().filter_map(|stored| stored.batch.as_ref());
         self.records.len() as u64 + encoded.map(|it| u64::from(it.record_count)).sum::<u64>()
@@ -146,40 +149,41 @@ impl Found {
         self.records.extend(later.records);
         self.batches.extend(later.batches);
         self.bytes += later.bytes;
-        match (&mut self.room, later.room) {
-            (Some(room), Some(later)) => room.merge(later),
-            (room @ None, later) => *room = later,
+        match (&mut self.permit, later.permit) {
+            (Some(permit), Some(later)) => permit.merge(later),
+            (permit @ None, later) => *permit = later,
             (Some(_), None) => {}
         }
     }
 }
 
-/// Opens every partition that a call names, and takes their places among all that are read.
+/// Opens every partition that a call names; returns the readers and their permit.
 pub(super) async fn open_all(
     node: &Node,
+    load: &Arc<ClientLoad>,
     starts: Vec<PartitionStart>,
-    terms: Terms,
-) -> Result<(Vec<Reader>, Room), Status> {
+    options: PartitionReadOptions,
+) -> Result<(Vec<PartitionReader>, LoadPermit), Status> {
     check_count(starts.len())?;
-    let places = node.load().partitions(starts.len())?;
+    let permit = load.acquire_partitions(starts.len())?;
     let mut seen = HashSet::with_capacity(starts.len());
     let mut readers = Vec::with_capacity(starts.len());
     for start in starts {
         let topic = start.topic.clone();
         let number = start.partition;
-        let reader = Reader::open(node, start, terms)
+        let reader = PartitionReader::open(node, load, start, options)
             .await
             .map_err(|error| status_at(&error, &topic, number))?;
         if !seen.insert(reader.partition) {
             let twice = Error::InvalidArgument {
                 field: "partitions",
-                what: format!("{topic}/{number} is there twice"),
+                what: format!("{topic}/{number} is named twice"),
             };
             return Err(twice.into());
         }
         readers.push(reader);
     }
-    Ok((readers, places))
+    Ok((readers, permit))
 }
 
 fn check_count(partitions: usize) -> Result<()> {
@@ -192,27 +196,32 @@ fn check_count(partitions: usize) -> Result<()> {
     })
 }
 
-impl Reader {
-    async fn open(node: &Node, start: PartitionStart, terms: Terms) -> Result<Self> {
-        let position = Position::parse(start.start)?;
+impl PartitionReader {
+    async fn open(
+        node: &Node,
+        load: &Arc<ClientLoad>,
+        start: PartitionStart,
+        options: PartitionReadOptions,
+    ) -> Result<Self> {
+        let position = ReadPosition::parse(start.start)?;
         let located = node.find(&start.topic, start.partition).await?;
-        located.shard.ready_for(terms.from).await?;
+        located.shard.ready_for(options.from).await?;
         let watermarks = located.shard.watermarks(located.partition)?;
         let offset =
-            position.offset(&located.shard, located.partition, watermarks, terms.from).await?;
-        // Without an end nothing is done, not even at the last offset that a number can say.
+            position.offset(&located.shard, located.partition, watermarks, options.from).await?;
+        // Without an end the reader is never done, not even at offset u64::MAX.
         let is_done = start.until_offset.is_some_and(|until_offset| offset >= until_offset);
         let until_offset = start.until_offset.unwrap_or(u64::MAX);
         Ok(Self {
-            load: node.load().clone(),
+            load: load.clone(),
             topic: start.topic,
             number: start.partition,
             partition: located.partition,
             shard: located.shard,
-            terms,
+            options,
             until_offset,
             offset,
-            unanswered: offset,
+            unreturned: offset,
             watermarks,
             is_done,
         })
@@ -226,19 +235,19 @@ impl Reader {
         self.partition
     }
 
-    /// Whether the client has everything up to where it wanted to stop.
+    /// Returns true once the reader has reached its end.
     pub(super) fn is_done(&self) -> bool {
         self.is_done
     }
 
-    /// Whether the last read saw the end of the partition.
+    /// Returns true if the last read reached the end of the partition.
     pub(super) fn is_at_end(&self) -> bool {
         self.offset >= self.watermarks.high_watermark
     }
 
-    /// Whether this ends at a time, and so may be done although nothing is appended.
-    pub(super) fn ends_in_time(&self) -> bool {
-        self.terms.until_us.is_some()
+    /// Returns true if the reader ends at a time, so it may be done without another append.
+    pub(super) fn ends_at_time(&self) -> bool {
+        self.options.until_us.is_some()
     }
 
     pub(super) fn topic(&self) -> &str {
@@ -257,8 +266,8 @@ impl Reader {
         status_at(error, &self.topic, self.number)
     }
 
-    /// The partition's state now.
-    pub(super) fn state(&mut self) -> Result<PartitionWatermarks, Status> {
+    /// Reads the partition's current watermarks.
+    pub(super) fn current_watermarks(&mut self) -> Result<PartitionWatermarks, Status> {
         let watermarks =
             self.shard.watermarks(self.partition).map_err(|error| self.status(&error))?;
         Ok(PartitionWatermarks {
@@ -268,10 +277,10 @@ impl Reader {
         })
     }
 
-    /// Everything that was read since the last answer.
-    pub(super) fn answer(&mut self, found: Found) -> PartitionRecords {
+    /// Builds a response from all that was read since the last one.
+    pub(super) fn response(&mut self, found: FoundRecords) -> PartitionRecords {
         PartitionRecords {
-            start_offset: std::mem::replace(&mut self.unanswered, self.offset),
+            start_offset: std::mem::replace(&mut self.unreturned, self.offset),
             topic: self.topic.clone(),
             partition: self.number,
             records: found.records,
@@ -281,84 +290,89 @@ impl Reader {
         }
     }
 
-    /// Reads on, as far as `budget` and `bytes_max` reach. Finds nothing at the end of the
-    /// partition, when done, and when the budget is spent.
+    /// Reads the next records, within `budget` and `bytes_max`.
+    ///
+    /// Returns none at the end of the partition, when done, and when the budget is spent.
     pub(super) async fn read(
         &mut self,
-        budget: &mut Budget,
+        budget: &mut ReadBudget,
         bytes_max: usize,
         now_us: u64,
-    ) -> Result<Found, Status> {
-        let mut found = Found::default();
+    ) -> Result<FoundRecords, Status> {
+        let mut found = FoundRecords::default();
         if self.is_done || budget.is_spent() {
             return Ok(found);
         }
-        let bytes_max = self.load.answer_bytes_max(bytes_max);
+        let bytes_max = self.load.response_bytes_max(bytes_max);
         let bytes = usize::try_from(budget.bytes()).unwrap_or(usize::MAX).min(bytes_max);
-        let (batches, mut room) = self.read_within(bytes).await?;
+        let (batches, mut permit) = self.read_admitted(bytes).await?;
         for batch in batches {
-            if self.terms.until_us.is_some_and(|until_us| batch.append_time_us >= until_us) {
+            if self.options.until_us.is_some_and(|until_us| batch.append_time_us >= until_us) {
                 self.is_done = true;
                 break;
             }
-            let goes_on = if self.terms.is_encoded {
+            let has_capacity = if self.options.is_encoded {
                 self.take_encoded(batch, budget, &mut found)
             } else {
                 self.take_records(&batch, budget, bytes_max, &mut found)
                     .map_err(|error| self.status(&error))?
             };
-            if !goes_on {
+            if !has_capacity {
                 break;
             }
         }
-        self.is_done |= self.offset >= self.until_offset || self.has_passed(now_us);
-        if let Some(room) = &mut room
+        self.is_done |= self.offset >= self.until_offset || self.has_passed_end_time(now_us);
+        if let Some(permit) = &mut permit
             && found.bytes > 0
         {
             let bytes = usize::try_from(found.bytes).unwrap_or(usize::MAX);
-            room.shrink_to(bytes.saturating_mul(self.factor()));
+            permit.shrink_to(bytes.saturating_mul(self.memory_factor()));
         }
-        found.room = room.filter(|_| found.bytes > 0);
+        found.permit = permit.filter(|_| found.bytes > 0);
         Ok(found)
     }
 
-    /// Reads what there is room for. Read first and counted then, since a read that waits for the
-    /// disk would else keep room from others; only what finds none is dropped, and read again when
-    /// there is.
-    async fn read_within(
+    /// Reads batches and acquires the permit for them.
+    ///
+    /// Acquires it after the read, since a read that waits for the disk would otherwise withhold
+    /// bytes from others. Without free bytes it drops the batches, waits for the permit, and reads
+    /// them again.
+    async fn read_admitted(
         &mut self,
         bytes_max: usize,
-    ) -> Result<(Vec<ReadBatch>, Option<Room>), Status> {
-        let mut promised: Option<Room> = None;
+    ) -> Result<(Vec<ReadBatch>, Option<LoadPermit>), Status> {
+        let mut acquired: Option<LoadPermit> = None;
         loop {
             let read = self.read_stored(bytes_max).await;
             let mut batches = read.map_err(|error| self.status(&error))?;
             let size = |batches: &[ReadBatch]| {
-                batches.iter().map(|batch| batch.payload.len()).sum::<usize>() * self.factor()
+                batches.iter().map(|batch| batch.payload.len()).sum::<usize>()
+                    * self.memory_factor()
             };
-            if let Some(room) = promised.take() {
-                while batches.len() > 1 && size(&batches) > room.bytes() {
+            if let Some(permit) = acquired.take() {
+                while batches.len() > 1 && size(&batches) > permit.bytes() {
                     batches.pop();
                 }
-                if size(&batches) <= room.bytes() {
-                    return Ok((batches, Some(room)));
+                if size(&batches) <= permit.bytes() {
+                    return Ok((batches, Some(permit)));
                 }
             }
             let bytes = size(&batches);
             if bytes == 0 {
                 return Ok((batches, None));
             }
-            if let Some(room) = self.load.answer_now(bytes) {
-                return Ok((batches, Some(room)));
+            if let Some(permit) = self.load.try_acquire_response(bytes) {
+                return Ok((batches, Some(permit)));
             }
             drop(batches);
-            promised = Some(self.load.answer(bytes).await.map_err(|error| self.status(&error))?);
+            let permit = self.load.acquire_response(bytes).await;
+            acquired = Some(permit.map_err(|error| self.status(&error))?);
         }
     }
 
-    /// What an answer takes until it is sent, for each of its bytes.
-    fn factor(&self) -> usize {
-        if self.terms.is_encoded { 1 } else { PLAIN_FACTOR }
+    /// Returns the memory of a response until it is sent, as a multiple of its stored bytes.
+    fn memory_factor(&self) -> usize {
+        if self.options.is_encoded { 1 } else { PLAIN_FACTOR }
     }
 
     async fn read_stored(&mut self, bytes_max: usize) -> Result<Vec<ReadBatch>> {
@@ -366,20 +380,20 @@ impl Reader {
         loop {
             match self
                 .shard
-                .read(self.partition, self.offset, until, bytes_max, self.terms.from)
+                .read(self.partition, self.offset, until, bytes_max, self.options.from)
                 .await
             {
                 Ok(read) => {
                     self.watermarks = read.watermarks;
                     return Ok(read.batches);
                 }
-                // Also when retention overtakes a slow reader.
-                Err(Error::OffsetOutOfRange { watermarks, .. }) if self.terms.clamps => {
+                // Also if retention overtakes a slow reader.
+                Err(Error::OffsetOutOfRange { watermarks, .. }) if self.options.clamps => {
                     self.watermarks = watermarks;
                     let Watermarks { log_start, high_watermark } = watermarks;
                     let nearest = self.offset.clamp(log_start, high_watermark);
-                    if self.unanswered == self.offset {
-                        self.unanswered = nearest;
+                    if self.unreturned == self.offset {
+                        self.unreturned = nearest;
                     }
                     self.offset = nearest;
                     if self.offset >= self.until_offset {
@@ -391,17 +405,23 @@ impl Reader {
         }
     }
 
-    /// Whether nothing can be appended any more that is older than where the client wants to stop:
-    /// a batch may have been stamped as long before its commit as a commit can take.
-    fn has_passed(&self, now_us: u64) -> bool {
+    /// Returns true if no later append can have a time before the client's end time.
+    ///
+    /// A batch may be stamped up to [`COMMIT_WAIT_MAX`] before its commit.
+    fn has_passed_end_time(&self, now_us: u64) -> bool {
         let commit_us = u64::try_from(COMMIT_WAIT_MAX.as_micros()).expect("some seconds");
-        self.terms.until_us.is_some_and(|until_us| {
+        self.options.until_us.is_some_and(|until_us| {
             self.is_at_end() && now_us >= until_us.saturating_add(commit_us)
         })
     }
 
-    /// Takes a batch as it is stored. False when the budget ends before or with it.
-    fn take_encoded(&mut self, batch: ReadBatch, budget: &mut Budget, found: &mut Found) -> bool {
+    /// Takes a batch as it is stored. Returns false once the budget is spent.
+    fn take_encoded(
+        &mut self,
+        batch: ReadBatch,
+        budget: &mut ReadBudget,
+        found: &mut FoundRecords,
+    ) -> bool {
         if batch.first_offset >= self.until_offset || !budget.admit(batch.payload.len()) {
             return false;
         }
@@ -413,31 +433,32 @@ impl Reader {
         !budget.is_spent()
     }
 
-    /// Takes the records of a batch that the client wants. False when the budget ends within it,
-    /// and before what is no record: only an answer that would begin with that is an error.
+    /// Takes the requested records of a batch. Returns false once the budget is spent.
+    ///
+    /// Stops before an invalid record; fails only if the response would begin with it.
     fn take_records(
         &mut self,
         stored: &ReadBatch,
-        budget: &mut Budget,
+        budget: &mut ReadBudget,
         bytes_max: usize,
-        found: &mut Found,
+        found: &mut FoundRecords,
     ) -> Result<bool> {
         let append_time = time::to_timestamp(stored.append_time_us);
-        let places = batch::walk(&stored.payload, usize::MAX);
-        for (offset, place) in (stored.first_offset..).zip(places) {
+        let ranges = batch::walk(&stored.payload, usize::MAX);
+        for (offset, range) in (stored.first_offset..).zip(ranges) {
             if offset < self.offset {
                 continue;
             }
             if offset >= self.until_offset {
                 break;
             }
-            let (place, record) = match decode(&stored.payload, place) {
+            let (range, record) = match decode(&stored.payload, range) {
                 Ok(decoded) => decoded,
-                Err(_) if self.offset > self.unanswered => return Ok(false),
+                Err(_) if self.offset > self.unreturned => return Ok(false),
                 Err(why) => return Err(Error::NotARecord { offset, why }),
             };
             let headers = record.headers.len() * HEADER_EXTRA_BYTES;
-            let bytes = place.len() + STORED_RECORD_EXTRA_BYTES + headers;
+            let bytes = range.len() + STORED_RECORD_EXTRA_BYTES + headers;
             let is_full =
                 !found.records.is_empty() && found.bytes + bytes as u64 > bytes_max as u64;
             if is_full || budget.records == 0 || !budget.admit(bytes) {
@@ -456,15 +477,16 @@ impl Reader {
     }
 }
 
-/// Fails on what a producer sent instead of a record: the insides of records are not looked at when
-/// they come in.
+/// Decodes the record at `range`.
+///
+/// Fails if the producer sent an invalid record: an append does not decode encoded batches.
 fn decode(
     payload: &Bytes,
-    place: Result<Range<usize>, ScanError>,
+    range: Result<Range<usize>, ScanError>,
 ) -> Result<(Range<usize>, Record), String> {
-    let place = place.map_err(|error| error.to_string())?;
-    let record = Record::decode(payload.slice(place.clone()));
-    Ok((place, record.map_err(|error| error.to_string())?))
+    let range = range.map_err(|error| error.to_string())?;
+    let record = Record::decode(payload.slice(range.clone()));
+    Ok((range, record.map_err(|error| error.to_string())?))
 }
 
 fn stored_batch(batch: ReadBatch) -> StoredBatch {

@@ -1,5 +1,5 @@
-//! A topic's settings and durabilities: the wire's words and ours.
-//! Pure; what the settings do is decided in `log/` and `shard/`.
+//! Converts topic settings and durabilities between the wire and the server.
+//! Pure; `log/` and `shard/` apply the settings.
 
 use helix_proto::log::v1 as wire;
 
@@ -9,19 +9,23 @@ use crate::limits::BATCH_BYTES_MAX;
 use crate::log::{PartitionSettings, SettingsMask};
 use crate::shard::Durability;
 
-/// What an append waits for: what was asked, or the topic's default, but never less than the
-/// topic's minimum.
-pub(super) fn durability_to_reach(asked: i32, settings: &PartitionSettings) -> Result<Durability> {
-    let asked = from_wire_durability("durability", asked)?;
+/// Returns the durability that an append's ack waits for.
+///
+/// The requested one, or the topic's default, raised to the topic's minimum.
+pub(super) fn durability_to_reach(
+    requested: i32,
+    settings: &PartitionSettings,
+) -> Result<Durability> {
+    let requested = from_wire_durability("durability", requested)?;
     let weakest = from_number(settings.min_durability, Durability::None);
     let default = from_number(settings.default_durability, Durability::QuorumSynced);
-    // Strongest first: the smaller one is the stronger one.
-    Ok(asked.unwrap_or(default).min(weakest))
+    // The smaller value is the stronger durability.
+    Ok(requested.unwrap_or(default).min(weakest))
 }
 
-/// Stored settings hold the wire's numbers.
+/// Converts a stored durability, which is the wire's number.
 fn from_number(number: i32, unset: Durability) -> Durability {
-    // A number of a later version cannot be stored by this one; the strongest promises enough.
+    // This version stores no unknown number; the strongest durability is safe for one.
     let known = from_wire_durability("durability", number);
     known.map_or(Durability::QuorumSynced, |known| known.unwrap_or(unset))
 }
@@ -44,12 +48,12 @@ fn from_wire_durability(field: &'static str, value: i32) -> Result<Option<Durabi
         Ok(wire::Durability::None) => Ok(Some(Durability::None)),
         Err(_) => Err(Error::InvalidArgument {
             field,
-            what: format!("{value} is not a durability that this version knows"),
+            what: format!("{value} is unknown to this version"),
         }),
     }
 }
 
-/// Settings in force, all filled in.
+/// Converts settings to the wire; every field is set.
 pub(super) fn to_config(settings: &PartitionSettings) -> wire::TopicConfig {
     let min = from_number(settings.min_durability, Durability::None);
     let default = from_number(settings.default_durability, Durability::QuorumSynced);
@@ -63,7 +67,7 @@ pub(super) fn to_config(settings: &PartitionSettings) -> wire::TopicConfig {
     }
 }
 
-/// Settings of a new topic: what is unset is as in `default`.
+/// Converts the settings of a new topic; unset fields are as in `default`.
 pub(super) fn from_config(
     config: Option<wire::TopicConfig>,
     default: &PartitionSettings,
@@ -84,8 +88,7 @@ pub(super) fn from_config(
     })
 }
 
-/// The change that an update asks for: each field that the mask names gets the value in `config`,
-/// or `default`'s where `config` has none.
+/// Converts an update: each field in the mask gets its value in `config`, or else in `default`.
 pub(super) fn change(
     paths: &[String],
     config: Option<wire::TopicConfig>,
@@ -146,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_weaker_durability_is_raised_to_the_topics_minimum() {
-        let reach = |asked: wire::Durability| durability_to_reach(asked.into(), &SETTINGS);
+        let reach = |requested: wire::Durability| durability_to_reach(requested.into(), &SETTINGS);
         assert_eq!(reach(wire::Durability::Unspecified).unwrap(), Durability::QuorumSynced);
         assert_eq!(reach(wire::Durability::QuorumSynced).unwrap(), Durability::QuorumSynced);
         assert_eq!(reach(wire::Durability::QuorumWritten).unwrap(), Durability::QuorumWritten);
@@ -155,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_survive_the_wire() {
+    fn settings_round_trip() {
         let default = PartitionSettings { retention_bytes: Some(7), ..SETTINGS };
         let config = to_config(&SETTINGS);
         assert_eq!(from_config(Some(config), &default).unwrap(), SETTINGS);
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_by_name() {
+    fn rejects_unknown_fields_and_invalid_values() {
         assert!(change(&[], None, &SETTINGS).is_err());
         assert!(change(&["segment_bytes".to_owned()], None, &SETTINGS).is_err());
         let zero = wire::TopicConfig { max_batch_bytes: Some(0), ..Default::default() };

@@ -1,5 +1,5 @@
-//! What each error is on the wire: one exhaustive match, and nothing else decides a status.
-//! Codes, `retryable` and the trailers follow from the reason, in `helix_proto::error`.
+//! Maps each error to a gRPC status, in one exhaustive match.
+//! `helix_proto::error` derives the code, `retryable` and the trailers from the reason.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{wire_leader, wire_watermarks};
 use crate::error::Error;
 use crate::log::Refusal;
 
-/// Hint with NO_LEADER: an election of a healthy shard is over within a second.
+/// Retry hint of NO_LEADER: an election of a healthy shard takes less than a second.
 const NO_LEADER_RETRY_AFTER: Duration = Duration::from_millis(50);
 
 impl From<Error> for Status {
@@ -20,7 +20,7 @@ impl From<Error> for Status {
     }
 }
 
-/// The status of a call over several partitions that failed at one of them.
+/// Returns the status of a call over several partitions that failed at one of them.
 pub(super) fn status_at(error: &Error, topic: &str, partition: u32) -> Status {
     let detail =
         ErrorDetail { topic: topic.to_owned(), partition: Some(partition), ..error_detail(error) };
@@ -76,9 +76,9 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::ChangeInProgress { .. } => detail(R::MembershipChangeInProgress),
         Error::NotEnoughNodes { .. } => detail(R::NotEnoughNodes),
         Error::ChangeRefused { .. } => detail(R::MembershipChangeRefused),
-        // Whoever has taken its place can be found from any other node.
+        // Any other node can name the leader.
         Error::NotAMember { .. } => detail(R::NotLeader),
-        // A start fails with it: no call ever sees it.
+        // Only a start fails with it, never a call.
         Error::Unusable { .. } => detail(R::StorageFailed),
     }
 }
@@ -125,11 +125,11 @@ mod tests {
     use crate::error::LeaderHint;
     use crate::log::{FencingToken, PartitionId, Watermarks};
 
-    const ELSEWHERE: &str = "retry";
-    const NEVER: &str = "final";
+    const RETRY: &str = "retry";
+    const FINAL: &str = "final";
 
-    /// One of each variant, with the row of the table in docs/api.md that it belongs to:
-    /// reason, code, whether a retry may help, whether it may have been applied.
+    /// Returns one error of each variant with its row of the table in docs/api.md: reason, code,
+    /// retryable, may have been applied.
     fn table() -> Vec<(Error, &'static str, Code, &'static str, bool)> {
         let topic = || "orders".to_owned();
         let what = || "why".to_owned();
@@ -151,155 +151,149 @@ mod tests {
         let invalid = Code::InvalidArgument;
         let exhausted = Code::ResourceExhausted;
         vec![
-            (not_leader, "NOT_LEADER", precondition, ELSEWHERE, false),
-            (Error::NoLeader { shard: 1 }, "NO_LEADER", Code::Unavailable, ELSEWHERE, false),
-            (Error::Draining, "DRAINING", Code::Unavailable, ELSEWHERE, false),
+            (not_leader, "NOT_LEADER", precondition, RETRY, false),
+            (Error::NoLeader { shard: 1 }, "NO_LEADER", Code::Unavailable, RETRY, false),
+            (Error::Draining, "DRAINING", Code::Unavailable, RETRY, false),
             (
                 Error::OutcomeUnknown { reason: what() },
                 "OUTCOME_UNKNOWN",
                 Code::Unavailable,
-                ELSEWHERE,
+                RETRY,
                 true,
             ),
             (
                 Error::TopicNotFound { topic: topic() },
                 "TOPIC_NOT_FOUND",
                 Code::NotFound,
-                NEVER,
+                FINAL,
                 false,
             ),
-            (no_partition, "PARTITION_NOT_FOUND", Code::NotFound, NEVER, false),
+            (no_partition, "PARTITION_NOT_FOUND", Code::NotFound, FINAL, false),
             (
                 Error::PartitionDeleted { partition },
                 "PARTITION_NOT_FOUND",
                 Code::NotFound,
-                NEVER,
+                FINAL,
                 false,
             ),
-            (exists, "TOPIC_ALREADY_EXISTS", Code::AlreadyExists, NEVER, false),
+            (exists, "TOPIC_ALREADY_EXISTS", Code::AlreadyExists, FINAL, false),
             (
-                Error::OffsetOutOfRange { asked: 12, watermarks },
+                Error::OffsetOutOfRange { requested: 12, watermarks },
                 "OFFSET_OUT_OF_RANGE",
                 Code::OutOfRange,
-                NEVER,
+                FINAL,
                 false,
             ),
-            (unknown_partition.into(), "PARTITION_NOT_FOUND", Code::NotFound, NEVER, false),
-            (fenced.into(), "PRODUCER_FENCED", precondition, NEVER, false),
-            (gap.into(), "OUT_OF_ORDER_SEQUENCE", precondition, NEVER, false),
+            (unknown_partition.into(), "PARTITION_NOT_FOUND", Code::NotFound, FINAL, false),
+            (fenced.into(), "PRODUCER_FENCED", precondition, FINAL, false),
+            (gap.into(), "OUT_OF_ORDER_SEQUENCE", precondition, FINAL, false),
             (
                 Refusal::OffsetMismatch { expected: 8, watermarks }.into(),
                 "EXPECTED_OFFSET_MISMATCH",
                 Code::Aborted,
-                NEVER,
+                FINAL,
                 false,
             ),
             (
                 Refusal::Fenced { in_force: FencingToken::default() }.into(),
                 "FENCED",
                 precondition,
-                NEVER,
+                FINAL,
                 false,
             ),
             (
                 Refusal::UnknownProducer { producer_id }.into(),
                 "UNKNOWN_PRODUCER",
                 precondition,
-                NEVER,
+                FINAL,
                 false,
             ),
             (
                 Refusal::OffsetsExhausted.into(),
                 "OFFSET_OUT_OF_RANGE",
                 Code::OutOfRange,
-                NEVER,
+                FINAL,
                 false,
             ),
             (
                 Error::BatchTooLarge { bytes: 9, bytes_max: 8 },
                 "BATCH_TOO_LARGE",
                 invalid,
-                NEVER,
+                FINAL,
                 false,
             ),
             (
                 Error::RecordTooLarge { bytes: 9, bytes_max: 8 },
                 "RECORD_TOO_LARGE",
                 invalid,
-                NEVER,
+                FINAL,
                 false,
             ),
-            (Error::EmptyBatch, "EMPTY_BATCH", invalid, NEVER, false),
+            (Error::EmptyBatch, "EMPTY_BATCH", invalid, FINAL, false),
             (
                 Error::RecordCountMismatch { stated: 2, counted: 1 },
                 "RECORD_COUNT_MISMATCH",
                 invalid,
-                NEVER,
+                FINAL,
                 false,
             ),
-            (Error::CorruptBatch { what: what() }, "CORRUPT_BATCH", invalid, NEVER, false),
+            (Error::CorruptBatch { what: what() }, "CORRUPT_BATCH", invalid, FINAL, false),
             (
                 Error::UnsupportedCompression { compression: 2 },
                 "UNSUPPORTED_COMPRESSION",
                 Code::Unimplemented,
-                NEVER,
+                FINAL,
                 false,
             ),
-            (argument, "INVALID_ARGUMENT", invalid, NEVER, false),
+            (argument, "INVALID_ARGUMENT", invalid, FINAL, false),
             (
                 Error::Unimplemented { what: "condition" },
                 "UNIMPLEMENTED",
                 Code::Unimplemented,
-                NEVER,
+                FINAL,
                 false,
             ),
-            (Error::CorruptLog { what: what() }, "CORRUPT_LOG", Code::DataLoss, NEVER, false),
+            (Error::CorruptLog { what: what() }, "CORRUPT_LOG", Code::DataLoss, FINAL, false),
             (
                 Error::NotARecord { offset: 2, why: what() },
                 "CORRUPT_LOG",
                 Code::DataLoss,
-                NEVER,
+                FINAL,
                 false,
             ),
-            (throttled, "THROTTLED", exhausted, ELSEWHERE, false),
-            (Error::DiskFull { what: what() }, "DISK_FULL", exhausted, NEVER, false),
-            (failed(true), "STORAGE_FAILED", Code::Unavailable, ELSEWHERE, true),
-            (failed(false), "STORAGE_FAILED", Code::Unavailable, ELSEWHERE, false),
-            (Error::NodeNotFound { node_id: 9 }, "NODE_NOT_FOUND", Code::NotFound, NEVER, false),
+            (throttled, "THROTTLED", exhausted, RETRY, false),
+            (Error::DiskFull { what: what() }, "DISK_FULL", exhausted, FINAL, false),
+            (failed(true), "STORAGE_FAILED", Code::Unavailable, RETRY, true),
+            (failed(false), "STORAGE_FAILED", Code::Unavailable, RETRY, false),
+            (Error::NodeNotFound { node_id: 9 }, "NODE_NOT_FOUND", Code::NotFound, FINAL, false),
             (
                 Error::ChangeInProgress { what: what() },
                 "MEMBERSHIP_CHANGE_IN_PROGRESS",
                 precondition,
-                NEVER,
+                FINAL,
                 false,
             ),
             (
                 Error::NotEnoughNodes { what: what() },
                 "NOT_ENOUGH_NODES",
                 precondition,
-                NEVER,
+                FINAL,
                 false,
             ),
             (
                 Error::ChangeRefused { what: what() },
                 "MEMBERSHIP_CHANGE_REFUSED",
                 precondition,
-                NEVER,
+                FINAL,
                 false,
             ),
-            (Error::NotAMember { what: what() }, "NOT_LEADER", precondition, ELSEWHERE, false),
-            (
-                Error::Unusable { what: what() },
-                "STORAGE_FAILED",
-                Code::Unavailable,
-                ELSEWHERE,
-                false,
-            ),
+            (Error::NotAMember { what: what() }, "NOT_LEADER", precondition, RETRY, false),
+            (Error::Unusable { what: what() }, "STORAGE_FAILED", Code::Unavailable, RETRY, false),
         ]
     }
 
     #[test]
-    fn every_error_has_its_row_of_the_table() {
+    fn every_error_maps_to_its_row_of_the_table() {
         for (error, reason, code, retry, may_have_applied) in table() {
             let status = Status::from(error.clone());
             assert_eq!(status.code(), code, "{error}");
@@ -308,7 +302,7 @@ mod tests {
             assert_eq!((info.reason.as_str(), info.domain.as_str()), (reason, DOMAIN));
             assert_eq!(status.metadata().get("helix-reason").unwrap(), reason);
             let detail = from_status(&status).unwrap().detail;
-            assert_eq!(detail.retryable, retry == ELSEWHERE, "{error}");
+            assert_eq!(detail.retryable, retry == RETRY, "{error}");
             assert_eq!(detail.may_have_applied, may_have_applied, "{error}");
             let rpc_status = pb::Status::decode(status.details()).unwrap();
             assert_eq!(rpc_status.code, i32::from(code));
@@ -320,7 +314,7 @@ mod tests {
         let page = include_str!("../../../docs/api.md");
         let (_, rows) = page.split_once("| reason | code |").unwrap();
         let (rows, _) = rows.split_once("\n\n").unwrap();
-        // The rest of the head and the line under it come first.
+        // Skips the rest of the header and the line below it.
         let rows = rows.lines().skip(2).filter_map(|row| row.split('|').nth(1));
         let mut documented: Vec<_> = rows.flat_map(|names| names.split(',')).collect();
         documented.iter_mut().for_each(|name| *name = name.trim());
@@ -330,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_leader_travels_in_the_detail_and_in_the_trailers() {
+    fn the_leader_is_in_the_detail_and_in_the_trailers() {
         let leader = LeaderHint { node_id: 3, endpoint: "n3:9092".to_owned(), term: 7 };
         let status = Status::from(Error::NotLeader { shard: 1, leader: Some(leader.clone()) });
         assert_eq!(from_status(&status).unwrap().detail.leader, Some(wire_leader(leader)));
@@ -340,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_that_a_client_acts_on_are_in_the_detail() {
+    fn facts_that_a_client_needs_are_in_the_detail() {
         let detail = |error: Error| from_status(&error.into()).unwrap().detail;
         let gap = Refusal::OutOfOrderSequence { producer_id: 1, sequence: 9, next_sequence: 4 };
         assert_eq!(detail(gap.into()).next_sequence, Some(4));
@@ -352,14 +346,14 @@ mod tests {
         let mismatch = detail(Refusal::OffsetMismatch { expected: 8, watermarks }.into());
         assert_eq!(mismatch.next_offset, Some(9));
         assert_eq!(mismatch.watermarks, Some(wire_watermarks(watermarks)));
-        let outside = detail(Error::OffsetOutOfRange { asked: 12, watermarks });
+        let outside = detail(Error::OffsetOutOfRange { requested: 12, watermarks });
         assert_eq!(outside.watermarks, Some(wire_watermarks(watermarks)));
         let missing = detail(Error::TopicNotFound { topic: "orders".to_owned() });
         assert_eq!(missing.topic, "orders");
     }
 
     #[test]
-    fn a_throttled_client_is_told_how_long_to_wait() {
+    fn a_throttled_status_has_a_retry_delay() {
         let status = Status::from(Error::Throttled { what: "bytes", retry_after_ms: 70 });
         let wait = Some(Duration::from_millis(70));
         assert_eq!(from_status(&status).unwrap().retry_after, wait);
@@ -368,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_over_many_partitions_says_which_one_failed() {
+    fn a_status_of_many_partitions_names_the_failed_one() {
         let status = status_at(&Error::NoLeader { shard: 1 }, "orders", 3);
         let detail = from_status(&status).unwrap().detail;
         assert_eq!((detail.topic.as_str(), detail.partition), ("orders", Some(3)));

@@ -1,6 +1,7 @@
-//! One subscription: many partitions over one stream, each in its turn.
-//! Lives inside the answer stream, without a task or a channel: nothing is read ahead of what the
-//! client's flow-control window takes, so a slow reader holds one message.
+//! Subscriptions: many partitions over one stream, in turn.
+//! A subscription lives inside its response stream, without a task or a channel. It reads the next
+//! message only when the client's flow-control window has space, so a slow reader holds one
+//! message.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -14,87 +15,88 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
-use super::reader::{self, Budget, Reader, Terms};
+use super::reader::{self, PartitionReadOptions, PartitionReader, ReadBudget};
 use super::wire_watermarks;
 use crate::error::Error;
 use crate::limits::{FETCH_BYTES_DEFAULT, HEARTBEAT_INTERVAL};
-use crate::load::{Call, Room};
 use crate::node::Node;
 use crate::shard::{WatchGuard, Watcher};
+use crate::transport::{CallMemory, ClientLoad, LoadPermit};
 
-pub(super) struct Subscription {
+pub(super) struct SubscriptionStream {
     node: Arc<Node>,
-    call: Option<Arc<Call>>,
-    _places: Room,
-    followed: Vec<Followed>,
-    /// Places in `followed` that may have something to read, each at most once.
+    call: Option<Arc<CallMemory>>,
+    _permit: LoadPermit,
+    partitions: Vec<SubscribedPartition>,
+    /// Indexes of `partitions` that may have records to read, each at most once.
     turns: VecDeque<u32>,
     watcher: Arc<Watcher>,
-    budget: Budget,
-    /// Messages that are made but not yet asked for: at most the two of one turn.
-    made: VecDeque<Message>,
+    budget: ReadBudget,
+    /// Messages that are built but not yet polled: at most the two of one turn.
+    pending: VecDeque<Message>,
     open_count: usize,
-    silent_since: Instant,
-    silence_max: Duration,
-    silence: Pin<Box<Sleep>>,
+    last_message: Instant,
+    heartbeat_interval: Duration,
+    heartbeat_timer: Pin<Box<Sleep>>,
 }
 
-struct Followed {
-    reader: Reader,
-    /// Keeps the watch; gone when the reader is done.
+struct SubscribedPartition {
+    reader: PartitionReader,
+    /// Keeps the watch; `None` once the reader is done.
     guard: Option<WatchGuard>,
     has_turn: bool,
     was_at_end: bool,
 }
 
-impl Subscription {
+impl SubscriptionStream {
     pub(super) async fn open(
         node: &Arc<Node>,
+        load: &Arc<ClientLoad>,
         request: SubscribeRequest,
-        call: Option<Arc<Call>>,
+        call: Option<Arc<CallMemory>>,
     ) -> Result<Self, Status> {
         let SubscribeRequest { source, out_of_range, accept_encoded, .. } = request;
         if request.membership.is_some() {
             return Err(Error::Unimplemented { what: "membership" }.into());
         }
         let limits = request.limits.unwrap_or_default();
-        let terms = Terms::new(source, out_of_range, &limits, accept_encoded)?;
-        let budget = Budget::new(&limits, u64::MAX, u64::MAX);
-        let (readers, places) = reader::open_all(node, request.partitions, terms).await?;
+        let options = PartitionReadOptions::new(source, out_of_range, &limits, accept_encoded)?;
+        let budget = ReadBudget::new(&limits, u64::MAX, u64::MAX);
+        let (readers, permit) = reader::open_all(node, load, request.partitions, options).await?;
         let watcher = Watcher::new();
-        let followed = follow(readers, &watcher)?;
-        let silence_max = silence_max(node);
-        let silent_since = Instant::now();
+        let partitions = watch_all(readers, &watcher)?;
+        let heartbeat_interval = heartbeat_interval(node);
+        let last_message = Instant::now();
         Ok(Self {
             node: node.clone(),
             call,
-            _places: places,
-            // Everybody has a turn first: what was committed before the watch wakes nobody.
-            turns: (0..).take(followed.len()).collect(),
-            open_count: followed.iter().filter(|one| !one.reader.is_done()).count(),
-            followed,
+            _permit: permit,
+            // Each partition has a first turn: the watch misses records committed before it.
+            turns: (0..).take(partitions.len()).collect(),
+            open_count: partitions.iter().filter(|it| !it.reader.is_done()).count(),
+            partitions,
             watcher,
             budget,
-            made: VecDeque::new(),
-            silent_since,
-            silence_max,
-            silence: Box::pin(sleep_until(silent_since + silence_max)),
+            pending: VecDeque::new(),
+            last_message,
+            heartbeat_interval,
+            heartbeat_timer: Box::pin(sleep_until(last_message + heartbeat_interval)),
         })
     }
 
     pub(super) fn messages(self) -> BoxStream<SubscribeResponse> {
         Box::pin(stream::try_unfold(Box::new(self), |mut subscription| async {
             let message = subscription.next().await?;
-            let answer = |message| SubscribeResponse { message: Some(message) };
-            Ok(message.map(|message| (answer(message), subscription)))
+            let response = |message| SubscribeResponse { message: Some(message) };
+            Ok(message.map(|message| (response(message), subscription)))
         }))
     }
 
-    /// The next message; none when every partition has reached its end.
+    /// Returns the next message; `None` once every partition has reached its end.
     async fn next(&mut self) -> Result<Option<Message>, Status> {
         loop {
-            if let Some(message) = self.made.pop_front() {
-                self.silent_since = Instant::now();
+            if let Some(message) = self.pending.pop_front() {
+                self.last_message = Instant::now();
                 return Ok(Some(message));
             }
             if self.open_count == 0 || self.budget.is_spent() {
@@ -104,111 +106,116 @@ impl Subscription {
                 return Err(Error::Draining.into());
             }
             match self.turns.pop_front() {
-                Some(place) => self.take_turn(place).await?,
+                Some(index) => self.take_turn(index).await?,
                 None => self.wait().await?,
             }
         }
     }
 
-    /// Reads one message's worth of one partition.
-    async fn take_turn(&mut self, place: u32) -> Result<(), Status> {
-        let one = &mut self.followed[place as usize];
-        one.has_turn = false;
-        if one.reader.is_done() {
+    /// Reads one message of one partition.
+    async fn take_turn(&mut self, index: u32) -> Result<(), Status> {
+        let partition = &mut self.partitions[index as usize];
+        partition.has_turn = false;
+        if partition.reader.is_done() {
             return Ok(());
         }
         let now_us = self.node.clock().now_us();
-        let mut found = one.reader.read(&mut self.budget, FETCH_BYTES_DEFAULT, now_us).await?;
+        let reader = &mut partition.reader;
+        let mut found = reader.read(&mut self.budget, FETCH_BYTES_DEFAULT, now_us).await?;
         let is_empty = found.is_empty();
         if !is_empty {
-            if let (Some(call), Some(room)) = (&self.call, found.room.take()) {
-                call.hold(room);
+            if let (Some(call), Some(permit)) = (&self.call, found.permit.take()) {
+                call.keep_response(permit);
             }
             self.node.metrics().on_read(found.record_count(), found.bytes);
-            self.made.push_back(Message::Data(one.reader.answer(found)));
+            self.pending.push_back(Message::Data(reader.response(found)));
         }
-        if one.reader.is_done() {
-            one.guard = None;
+        if reader.is_done() {
+            partition.guard = None;
             self.open_count -= 1;
-        } else if is_empty || one.reader.is_at_end() {
+        } else if is_empty || reader.is_at_end() {
             // The watch gives it its next turn.
-            if !one.was_at_end {
-                one.was_at_end = true;
-                self.made.push_back(caught_up(&one.reader));
+            if !partition.was_at_end {
+                partition.was_at_end = true;
+                self.pending.push_back(caught_up(reader));
             }
         } else {
-            // More than a message behind: it is said again when that has been made up for.
-            one.was_at_end = false;
-            self.give_turn(place);
+            // More than a message behind: CaughtUp is sent again at the end.
+            partition.was_at_end = false;
+            self.give_turn(index);
         }
         Ok(())
     }
 
-    fn give_turn(&mut self, place: u32) {
-        let one = &mut self.followed[place as usize];
-        if !one.has_turn && !one.reader.is_done() {
-            one.has_turn = true;
-            self.turns.push_back(place);
+    fn give_turn(&mut self, index: u32) {
+        let partition = &mut self.partitions[index as usize];
+        if !partition.has_turn && !partition.reader.is_done() {
+            partition.has_turn = true;
+            self.turns.push_back(index);
         }
     }
 
     async fn wait(&mut self) -> Result<(), Status> {
         tokio::select! {
             () = self.watcher.changed() => {
-                for place in self.watcher.take_ready() {
-                    self.give_turn(place);
+                for index in self.watcher.take_ready() {
+                    self.give_turn(index);
                 }
                 Ok(())
             }
-            () = self.silence.as_mut() => self.break_silence(),
+            () = self.heartbeat_timer.as_mut() => self.send_heartbeat(),
             () = self.node.shutdown_token().cancelled() => Err(Error::Draining.into()),
         }
     }
 
-    /// A heartbeat, if nothing was said since the timer was set.
-    fn break_silence(&mut self) -> Result<(), Status> {
+    /// Sends a heartbeat if no message was sent since the timer was set.
+    fn send_heartbeat(&mut self) -> Result<(), Status> {
         let now = Instant::now();
-        if now >= self.silent_since + self.silence_max {
+        if now >= self.last_message + self.heartbeat_interval {
             let partitions = self
-                .followed
+                .partitions
                 .iter_mut()
-                .filter(|one| !one.reader.is_done())
-                .map(|one| one.reader.state())
+                .filter(|it| !it.reader.is_done())
+                .map(|it| it.reader.current_watermarks())
                 .collect::<Result<_, _>>()?;
-            self.made.push_back(Message::Heartbeat(Heartbeat { partitions }));
-            self.silent_since = now;
-            self.silence_max = silence_max(&self.node);
-            let places = (0..).take(self.followed.len());
-            for place in places {
-                if self.followed[place as usize].reader.ends_in_time() {
-                    self.give_turn(place);
+            self.pending.push_back(Message::Heartbeat(Heartbeat { partitions }));
+            self.last_message = now;
+            self.heartbeat_interval = heartbeat_interval(&self.node);
+            let indexes = (0..).take(self.partitions.len());
+            for index in indexes {
+                if self.partitions[index as usize].reader.ends_at_time() {
+                    self.give_turn(index);
                 }
             }
         }
-        self.silence.as_mut().reset(self.silent_since + self.silence_max);
+        self.heartbeat_timer.as_mut().reset(self.last_message + self.heartbeat_interval);
         Ok(())
     }
 }
 
-fn follow(readers: Vec<Reader>, watcher: &Arc<Watcher>) -> Result<Vec<Followed>, Status> {
-    let mut followed = Vec::with_capacity(readers.len());
-    for (place, reader) in (0..).zip(readers) {
+fn watch_all(
+    readers: Vec<PartitionReader>,
+    watcher: &Arc<Watcher>,
+) -> Result<Vec<SubscribedPartition>, Status> {
+    let mut partitions = Vec::with_capacity(readers.len());
+    for (index, reader) in (0..).zip(readers) {
         let guard = reader
             .shard()
-            .watch(reader.partition(), place, watcher)
+            .watch(reader.partition(), index, watcher)
             .map_err(|error| reader.status(&error))?;
-        followed.push(Followed { reader, guard: Some(guard), has_turn: true, was_at_end: false });
+        let guard = Some(guard);
+        partitions.push(SubscribedPartition { reader, guard, has_turn: true, was_at_end: false });
     }
-    Ok(followed)
+    Ok(partitions)
 }
 
-/// The interval less up to a fifth: subscriptions that began together do not beat together.
-fn silence_max(node: &Node) -> Duration {
+/// Returns the interval less up to a fifth at random, so that subscriptions spread out.
+fn heartbeat_interval(node: &Node) -> Duration {
     let fifth_us = u64::try_from(HEARTBEAT_INTERVAL.as_micros() / 5).expect("some seconds");
     HEARTBEAT_INTERVAL - Duration::from_micros(node.random_u64() % (fifth_us + 1))
 }
 
-fn caught_up(reader: &Reader) -> Message {
+fn caught_up(reader: &PartitionReader) -> Message {
     Message::CaughtUp(CaughtUp {
         topic: reader.topic().to_owned(),
         partition: reader.number(),

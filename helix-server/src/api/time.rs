@@ -1,5 +1,5 @@
-//! Times of the wire (seconds and nanoseconds) and ours (microseconds since the Unix epoch).
-//! Pure.
+//! Converts times between the wire (seconds and nanoseconds) and the server (microseconds since the
+//! Unix epoch). Pure.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use crate::error::{Error, Result};
 
 const MICROS_PER_SECOND: u64 = 1_000_000;
 
-/// When the service appended something, as the wire says it.
+/// Converts an append time to the wire.
 pub(super) fn to_timestamp(time_us: u64) -> prost_types::Timestamp {
     let seconds = i64::try_from(time_us / MICROS_PER_SECOND).expect("2^64 / 10^6 fits");
     let nanos = i32::try_from(time_us % MICROS_PER_SECOND * 1_000).expect("below 10^9");
     prost_types::Timestamp { seconds, nanos }
 }
 
-/// The first microsecond at or after a time. Times before 1970 are as 1970.
+/// Returns the first microsecond at or after a time; 0 for times before 1970.
 pub(super) fn from_timestamp(
     field: &'static str,
     timestamp: prost_types::Timestamp,
@@ -30,18 +30,18 @@ pub(super) fn from_timestamp(
     Ok(seconds.saturating_mul(MICROS_PER_SECOND).saturating_add(nanos.div_ceil(1_000)))
 }
 
-/// A length of time, which must not be negative.
+/// Converts a duration, which must not be negative.
 pub(super) fn from_duration(
     field: &'static str,
     duration: prost_types::Duration,
 ) -> Result<Duration> {
     Duration::try_from(duration).map_err(|_| Error::InvalidArgument {
         field,
-        what: "must be a length of time, zero or more".to_owned(),
+        what: "must be a duration of zero or more".to_owned(),
     })
 }
 
-/// A length of time as the wire says it.
+/// Converts a duration to the wire.
 pub(super) fn to_duration(micros: u64) -> prost_types::Duration {
     let prost_types::Timestamp { seconds, nanos } = to_timestamp(micros);
     prost_types::Duration { seconds, nanos }
@@ -52,14 +52,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_survive_the_way_there_and_back() {
+    fn times_round_trip() {
         for time_us in [0, 1, 999_999, 1_000_000, 1_763_712_000_123_456, u64::MAX] {
             assert_eq!(from_timestamp("t", to_timestamp(time_us)).unwrap(), time_us);
         }
     }
 
     #[test]
-    fn a_time_between_two_microseconds_is_the_later_one() {
+    fn a_time_between_two_microseconds_rounds_up() {
         let between = prost_types::Timestamp { seconds: 1, nanos: 1 };
         assert_eq!(from_timestamp("t", between).unwrap(), 1_000_001);
         let before = prost_types::Timestamp { seconds: -1, nanos: 999_999_999 };
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn rejects_invalid_times() {
         let nanos = prost_types::Timestamp { seconds: 1, nanos: -1 };
         assert!(matches!(from_timestamp("t", nanos), Err(Error::InvalidArgument { .. })));
         let negative = prost_types::Duration { seconds: -1, nanos: 0 };

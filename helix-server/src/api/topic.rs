@@ -1,5 +1,5 @@
-//! TopicService: topics as the cluster knows them, described with what their shards say.
-//! What a change means is decided by the cluster's own state.
+//! TopicService: creates, describes, changes and deletes topics.
+//! The cluster's state decides each change; the shards on this node describe the partitions.
 
 use std::sync::Arc;
 
@@ -14,29 +14,34 @@ use tokio::task::yield_now;
 use tonic::{Request, Response, Status};
 
 use super::batch::fencing_token;
-use super::{call_of, make_room, settings, wire_leader, wire_shard_id, wire_watermarks};
-use crate::cluster::{Place, TopicInfo, TopicSpec};
+use super::{call_memory, reserve_response, settings, wire_leader, wire_shard_id, wire_watermarks};
+use crate::cluster::TopicSpec;
 use crate::error::{Error, Result};
 use crate::limits::{
     PARTITION_DESCRIBED_BYTES, PARTITIONS_PER_PAGE_MAX, PARTITIONS_PER_TOPIC_MAX,
     PARTITIONS_PER_TURN, TOPIC_NAME_BYTES_MAX, TOPICS_PER_PAGE_DEFAULT, TOPICS_PER_PAGE_MAX,
 };
-use crate::load::Call;
-use crate::node::{Located, Node};
+use crate::log::{PartitionLocation, TopicInfo};
+use crate::node::{LocatedPartition, Node};
+use crate::transport::CallMemory;
 
-// Beside what it points to, and what it is written into.
+// The other half covers its heap data and its encoded form.
 const _: () = assert!(size_of::<PartitionInfo>() <= PARTITION_DESCRIBED_BYTES / 2);
 
-pub(super) struct Topics {
+pub(crate) struct TopicHandler {
     node: Arc<Node>,
 }
 
-impl Topics {
-    pub(super) fn new(node: &Arc<Node>) -> Self {
+impl TopicHandler {
+    pub(crate) fn new(node: &Arc<Node>) -> Self {
         Self { node: node.clone() }
     }
 
-    async fn create(&self, request: CreateTopicRequest, call: Option<&Call>) -> Result<Topic> {
+    async fn create(
+        &self,
+        request: CreateTopicRequest,
+        call: Option<&CallMemory>,
+    ) -> Result<Topic> {
         check_name(&request.name)?;
         if request.partition_count == 0 {
             return Err(Error::InvalidArgument {
@@ -50,7 +55,7 @@ impl Topics {
             replication_factor: request.replication_factor,
             settings: settings::from_config(request.config, self.node.topic_settings())?,
         };
-        make_room(call, described_bytes(spec.partition_count)).await?;
+        reserve_response(call, described_bytes(spec.partition_count)).await?;
         let topic = self.node.cluster().create_topic(spec, request.validate_only).await?;
         Ok(self.describe(&topic).await)
     }
@@ -58,7 +63,7 @@ impl Topics {
     async fn list(
         &self,
         request: &ListTopicsRequest,
-        call: Option<&Call>,
+        call: Option<&CallMemory>,
     ) -> Result<ListTopicsResponse> {
         let page_size = match usize::try_from(request.page_size) {
             Ok(0) => TOPICS_PER_PAGE_DEFAULT,
@@ -70,16 +75,16 @@ impl Topics {
                 });
             }
         };
-        // A page's token is the last name before it.
+        // The token of a page is the last name of the page before it.
         let after = Some(request.page_token.as_str()).filter(|after| !after.is_empty());
         let mut found = self.node.topics(&request.prefix, after, page_size + 1);
-        let count = page_of(found.iter().map(|topic| topic.partition_count), page_size);
+        let count = page_len(found.iter().map(|topic| topic.partition_count), page_size);
         let has_more = found.len() > count;
         found.truncate(count);
         let last = found.last().filter(|_| has_more);
         let next_page_token = last.map(|topic| topic.name.clone()).unwrap_or_default();
         let bytes = found.iter().map(|topic| described_bytes(topic.partition_count)).sum();
-        make_room(call, bytes).await?;
+        reserve_response(call, bytes).await?;
         let mut topics = Vec::with_capacity(found.len());
         for topic in found {
             topics.push(self.describe(&topic).await);
@@ -87,19 +92,23 @@ impl Topics {
         Ok(ListTopicsResponse { topics, next_page_token })
     }
 
-    async fn get(&self, request: &GetTopicRequest, call: Option<&Call>) -> Result<Topic> {
+    async fn get(&self, request: &GetTopicRequest, call: Option<&CallMemory>) -> Result<Topic> {
         let topic = self.node.find_topic(&request.name).await?;
-        make_room(call, described_bytes(topic.partition_count)).await?;
+        reserve_response(call, described_bytes(topic.partition_count)).await?;
         Ok(self.describe(&topic).await)
     }
 
-    async fn update(&self, request: UpdateTopicRequest, call: Option<&Call>) -> Result<Topic> {
+    async fn update(
+        &self,
+        request: UpdateTopicRequest,
+        call: Option<&CallMemory>,
+    ) -> Result<Topic> {
         let mask = request.update_mask.map(|mask| mask.paths).unwrap_or_default();
         let default = self.node.topic_settings();
         let (settings, fields) = settings::change(&mask, request.config, default)?;
-        // Before the change: who is refused has changed nothing.
+        // Before the change, so that a rejected call changes nothing.
         let partitions = self.node.topic(&request.name).map_or(0, |topic| topic.partition_count);
-        make_room(call, described_bytes(partitions)).await?;
+        reserve_response(call, described_bytes(partitions)).await?;
         let topic = self.node.cluster().update_topic(&request.name, settings, fields).await?;
         Ok(self.describe(&topic).await)
     }
@@ -107,9 +116,9 @@ impl Topics {
     async fn add_partitions(
         &self,
         request: &AddPartitionsRequest,
-        call: Option<&Call>,
+        call: Option<&CallMemory>,
     ) -> Result<Topic> {
-        make_room(call, described_bytes(request.partition_count)).await?;
+        reserve_response(call, described_bytes(request.partition_count)).await?;
         let cluster = self.node.cluster();
         let topic = cluster.add_partitions(&request.name, request.partition_count).await?;
         Ok(self.describe(&topic).await)
@@ -125,35 +134,37 @@ impl Topics {
         let expected = |text: &str| fencing_token("expected_token", text);
         let expected = request.expected_token.as_deref().map(expected).transpose()?;
         let token = fencing_token("token", &request.token)?;
-        let Located { shard, partition, .. } =
+        let LocatedPartition { shard, partition, .. } =
             self.node.find(&request.topic, request.partition).await?;
         let watermarks = shard.set_fencing_token(partition, expected, token).await?;
         Ok(SetFencingTokenResponse { watermarks: Some(wire_watermarks(watermarks)) })
     }
 
-    /// Lets others have their turn in between, or a topic with many partitions would keep them
-    /// waiting for longer than leaders can be silent.
+    /// Describes a topic with all of its partitions.
+    ///
+    /// Yields to other tasks: a topic with many partitions could otherwise delay heartbeats for
+    /// longer than an election timeout.
     async fn describe(&self, topic: &TopicInfo) -> Topic {
         let mut partitions = Vec::with_capacity(topic.partition_count as usize);
-        for (number, place) in (0..).zip(topic.places()) {
+        for (number, location) in (0..).zip(topic.locations()) {
             if partitions.len().is_multiple_of(PARTITIONS_PER_TURN) {
                 yield_now().await;
             }
-            partitions.push(self.describe_partition(number, place));
+            partitions.push(self.describe_partition(number, location));
         }
         Topic {
             name: topic.name.clone(),
             partitions,
-            // As many as there are nodes, whatever there were when it was made.
+            // The current number of nodes, not the number at the topic's creation.
             replication_factor: u32::try_from(self.node.cluster().nodes().len())
                 .unwrap_or(u32::MAX),
             config: Some(settings::to_config(&topic.settings)),
         }
     }
 
-    /// What this node knows: of a partition whose shard it does not have, only the place.
-    fn describe_partition(&self, number: u32, place: Place) -> PartitionInfo {
-        let Place { shard_id, partition } = place;
+    /// Describes a partition; only its location if its shard is not on this node.
+    fn describe_partition(&self, number: u32, location: PartitionLocation) -> PartitionInfo {
+        let PartitionLocation { shard_id, partition } = location;
         let mut described = PartitionInfo {
             partition: number,
             shard_id: wire_shard_id(shard_id),
@@ -174,12 +185,12 @@ impl Topics {
 }
 
 #[tonic::async_trait]
-impl TopicService for Topics {
+impl TopicService for TopicHandler {
     async fn create_topic(
         &self,
         request: Request<CreateTopicRequest>,
     ) -> Result<Response<CreateTopicResponse>, Status> {
-        let call = call_of(&request);
+        let call = call_memory(&request);
         let topic = Some(self.create(request.into_inner(), call.as_deref()).await?);
         Ok(Response::new(CreateTopicResponse { topic }))
     }
@@ -188,7 +199,7 @@ impl TopicService for Topics {
         &self,
         request: Request<GetTopicRequest>,
     ) -> Result<Response<GetTopicResponse>, Status> {
-        let call = call_of(&request);
+        let call = call_memory(&request);
         let topic = Some(self.get(request.get_ref(), call.as_deref()).await?);
         Ok(Response::new(GetTopicResponse { topic }))
     }
@@ -197,7 +208,7 @@ impl TopicService for Topics {
         &self,
         request: Request<ListTopicsRequest>,
     ) -> Result<Response<ListTopicsResponse>, Status> {
-        let call = call_of(&request);
+        let call = call_memory(&request);
         Ok(Response::new(self.list(request.get_ref(), call.as_deref()).await?))
     }
 
@@ -205,7 +216,7 @@ impl TopicService for Topics {
         &self,
         request: Request<UpdateTopicRequest>,
     ) -> Result<Response<UpdateTopicResponse>, Status> {
-        let call = call_of(&request);
+        let call = call_memory(&request);
         let topic = Some(self.update(request.into_inner(), call.as_deref()).await?);
         Ok(Response::new(UpdateTopicResponse { topic }))
     }
@@ -214,7 +225,7 @@ impl TopicService for Topics {
         &self,
         request: Request<AddPartitionsRequest>,
     ) -> Result<Response<AddPartitionsResponse>, Status> {
-        let call = call_of(&request);
+        let call = call_memory(&request);
         let topic = Some(self.add_partitions(request.get_ref(), call.as_deref()).await?);
         Ok(Response::new(AddPartitionsResponse { topic }))
     }
@@ -242,9 +253,10 @@ impl TopicService for Topics {
     }
 }
 
-/// How many topics a page holds of those that follow, of which their numbers of partitions are
-/// given: at most `topics_max`, and at least one if there is any.
-fn page_of(partition_counts: impl Iterator<Item = u32>, topics_max: usize) -> usize {
+/// Returns how many of the next topics fit into a page, given their partition counts.
+///
+/// At most `topics_max`, and at least one if there is any.
+fn page_len(partition_counts: impl Iterator<Item = u32>, topics_max: usize) -> usize {
     let mut partitions = 0;
     let fits = |(at, count): &(usize, u32)| {
         partitions += u64::from(*count);
@@ -253,7 +265,7 @@ fn page_of(partition_counts: impl Iterator<Item = u32>, topics_max: usize) -> us
     partition_counts.take(topics_max).enumerate().take_while(fits).count()
 }
 
-/// What so many partitions of one topic take in an answer; more than it can have get none.
+/// Returns the memory of a topic's description in a response.
 fn described_bytes(partitions: u32) -> usize {
     partitions.min(PARTITIONS_PER_TOPIC_MAX) as usize * PARTITION_DESCRIBED_BYTES
 }
@@ -277,8 +289,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_holds_a_topic_and_no_more_partitions_than_it_may() {
-        let page = |counts: &[u32], topics_max| page_of(counts.iter().copied(), topics_max);
+    fn a_page_has_a_topic_and_at_most_the_partitions_allowed() {
+        let page = |counts: &[u32], topics_max| page_len(counts.iter().copied(), topics_max);
         let max = u32::try_from(PARTITIONS_PER_PAGE_MAX).unwrap();
         assert_eq!(page(&[], 5), 0);
         assert_eq!(page(&[1; 9], 5), 5);
@@ -290,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_short_and_plain() {
+    fn rejects_long_names_and_other_characters() {
         for name in ["a", "orders", "Orders.2026_eu-west", &"x".repeat(249)] {
             assert!(check_name(name).is_ok(), "{name}");
         }

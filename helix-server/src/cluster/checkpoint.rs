@@ -1,5 +1,5 @@
-//! The cluster's state as bytes, for checkpoints and snapshots of shard 0.
-//! Equal states give equal bytes. Tags are for ever; what is unknown is an error.
+//! Encoding of the cluster's state in checkpoints and snapshots of shard 0.
+//! Equal states give equal bytes. Tags never change; unknown fields are errors.
 
 use std::sync::Arc;
 
@@ -7,12 +7,11 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::members_record::MembersRecord;
-use super::state::{ClusterLimits, ClusterState, NamedProducer, Node};
-use super::topic::{Extent, TopicInfo};
-use crate::log::{CheckpointError, PartitionSettings, is_whole};
+use super::state::{ClusterLimits, ClusterState, NamedProducer, RegisteredNode};
+use crate::log::{CheckpointError, PartitionExtent, PartitionSettings, TopicInfo, has_no_unknown_fields};
 use crate::protocol;
 
-/// Format 1 has no members and no peer addresses, and is taken up as it is.
+/// Format that is written. Format 1, without members and peer addresses, is still read.
 const FORMAT: u32 = 2;
 const FORMATS: std::ops::RangeInclusive<u32> = 1..=FORMAT;
 
@@ -34,21 +33,21 @@ struct StateRecord {
     next_partition_id: u64,
     #[prost(uint64, tag = "8")]
     next_producer_id: u64,
-    /// In the order of their ids.
+    /// Sorted by id.
     #[prost(message, repeated, tag = "9")]
     nodes: Vec<NodeRecord>,
-    /// In the order of their ids.
+    /// Sorted by id.
     #[prost(message, repeated, tag = "10")]
     topics: Vec<TopicRecord>,
-    /// In the order of their names.
+    /// Sorted by name.
     #[prost(message, repeated, tag = "11")]
     named: Vec<NamedRecord>,
-    /// In order.
+    /// Sorted.
     #[prost(uint64, repeated, tag = "12")]
     shards: Vec<u64>,
     #[prost(message, optional, tag = "13")]
     members: Option<MembersRecord>,
-    /// 0: never raised.
+    /// 0 if it was never raised.
     #[prost(uint32, tag = "14")]
     protocol: u32,
 }
@@ -80,7 +79,7 @@ pub(super) struct TopicRecord {
     #[prost(uint64, repeated, tag = "6")]
     shards: Vec<u64>,
     #[prost(message, repeated, tag = "7")]
-    extents: Vec<Extent>,
+    extents: Vec<PartitionExtent>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -115,7 +114,7 @@ impl TopicRecord {
         let broken = |what: &str| CheckpointError::new(format!("topic {id}: {what}"));
         let settings = self.settings.ok_or_else(|| broken("settings are missing"))?;
         if self.shards.is_empty() || self.extents.is_empty() {
-            return Err(broken("it lives nowhere"));
+            return Err(broken("it has no shards or no partitions"));
         }
         let mut topic = TopicInfo {
             id,
@@ -132,12 +131,12 @@ impl TopicRecord {
                 && topic.partition_count.checked_add(extent.count).is_some()
                 && extent.first_id.checked_add(u64::from(extent.count)).is_some();
             if !fits {
-                return Err(broken("an extent of partitions is out of bounds"));
+                return Err(broken("a range of partitions is out of bounds"));
             }
             topic.extend(extent.first_id, extent.count);
         }
         if topic.extents != self.extents {
-            return Err(broken("its ids do not fit"));
+            return Err(broken("its ids are inconsistent"));
         }
         Ok(topic)
     }
@@ -182,11 +181,11 @@ impl ClusterState {
         if !FORMATS.contains(&record.format) {
             let format = record.format;
             let what =
-                format!("format {format} of the cluster's state is not known to this version");
+                format!("format {format} of the cluster's state is unknown to this version");
             return Err(CheckpointError::new(what));
         }
-        if !is_whole(&record, bytes) {
-            return Err(CheckpointError::new("it has fields that are not known to this version"));
+        if !has_no_unknown_fields(&record, bytes) {
+            return Err(CheckpointError::new("the cluster's state has fields that are unknown to this version"));
         }
         let mut state = Self::new(ClusterLimits {
             partitions_per_topic_max: record.partitions_per_topic_max,
@@ -200,7 +199,7 @@ impl ClusterState {
         state.next_producer_id = record.next_producer_id;
         state.shards = record.shards.into_iter().collect();
         for NodeRecord { node_id, endpoint, version, peer_addr } in record.nodes {
-            state.nodes.insert(node_id, Node { node_id, endpoint, version, peer_addr });
+            state.nodes.insert(node_id, RegisteredNode { node_id, endpoint, version, peer_addr });
         }
         if let Some(members) = record.members {
             state.members = members.into_members()?;
@@ -220,12 +219,12 @@ impl ClusterState {
         let topic = record.into_topic()?;
         let ids_end = topic.extents.iter().map(|it| it.first_id + u64::from(it.count)).max();
         if id >= self.next_topic_id || ids_end > Some(self.next_partition_id) {
-            return Err(broken("its ids do not fit"));
+            return Err(broken("its ids are inconsistent"));
         }
         self.partitions += u64::from(topic.partition_count);
         let name_is_new = self.names.insert(topic.name.clone(), id).is_none();
         let id_is_new = self.topics.insert(id, Arc::new(topic)).is_none();
-        if name_is_new && id_is_new { Ok(()) } else { Err(broken("it is there twice")) }
+        if name_is_new && id_is_new { Ok(()) } else { Err(broken("it appears twice")) }
     }
 
     fn restore_named(&mut self, record: NamedRecord) -> Result<(), CheckpointError> {
@@ -237,6 +236,6 @@ impl ClusterState {
         if use_is_new && name_is_new {
             return Ok(());
         }
-        Err(CheckpointError::new(format!("producer {name:?} is there twice")))
+        Err(CheckpointError::new(format!("producer {name:?} appears twice")))
     }
 }

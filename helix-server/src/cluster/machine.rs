@@ -1,5 +1,5 @@
-//! The cluster's state behind its lock, as shard 0 applies it and as everybody reads it.
-//! Its entries have no records: nothing of this log is ever read by stream.
+//! State machine of shard 0: applies its log to the cluster's state and serves reads of it.
+//! Entries of shard 0 have no records, so its log is never read by stream.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard};
@@ -11,7 +11,9 @@ use tokio::sync::watch;
 use super::state::{ClusterLimits, ClusterState};
 use crate::log::{Head, Verdict};
 use crate::raft::{Machine, to_io};
+use crate::sync;
 
+/// State machine of shard 0. Readers never see the state go back, even after a reopen.
 #[derive(Debug)]
 pub struct ClusterMachine {
     inner: Mutex<Inner>,
@@ -22,23 +24,23 @@ pub struct ClusterMachine {
 struct Inner {
     /// The log that is applied.
     wal: Wal,
-    /// What everybody reads.
+    /// The state that readers see.
     state: ClusterState,
-    /// What the log has come to, while that is less than what everybody reads: the log was opened
-    /// again, or is another one.
-    behind: Option<ClusterState>,
+    /// The state of the log while it is older than `state`: the log was reopened or replaced, and
+    /// is being replayed.
+    replaying: Option<ClusterState>,
 }
 
 impl Inner {
     fn applied(&mut self) -> &mut ClusterState {
-        self.behind.as_mut().unwrap_or(&mut self.state)
+        self.replaying.as_mut().unwrap_or(&mut self.state)
     }
 
-    /// Nobody sees the state go back.
-    fn catch_up(&mut self) {
-        let is_there = |behind: &ClusterState| behind.version() >= self.state.version();
-        if self.behind.as_ref().is_some_and(is_there)
-            && let Some(state) = self.behind.take()
+    /// Publishes the replayed state once it is as new as the state that readers see.
+    fn publish_if_caught_up(&mut self) {
+        let has_caught_up = |replaying: &ClusterState| replaying.version() >= self.state.version();
+        if self.replaying.as_ref().is_some_and(has_caught_up)
+            && let Some(state) = self.replaying.take()
         {
             self.state = state;
         }
@@ -48,26 +50,26 @@ impl Inner {
 impl ClusterMachine {
     pub fn new(wal: Wal) -> Self {
         let state = ClusterState::new(ClusterLimits::default());
-        let inner = Mutex::new(Inner { wal, state, behind: None });
+        let inner = Mutex::new(Inner { wal, state, replaying: None });
         Self { inner, version: watch::Sender::new(0) }
     }
 
-    /// From now on this log is applied, from its beginning.
-    pub fn begin_anew(&self, wal: Wal) {
+    /// Applies `wal` from its beginning, in place of the previous log.
+    pub fn replay_from(&self, wal: Wal) {
         let mut inner = self.lock();
         inner.wal = wal;
-        inner.behind = Some(ClusterState::new(ClusterLimits::default()));
+        inner.replaying = Some(ClusterState::new(ClusterLimits::default()));
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("no panic while it is held")
+        sync::lock(&self.inner)
     }
 
     pub fn read<T>(&self, read: impl FnOnce(&ClusterState) -> T) -> T {
         read(&self.lock().state)
     }
 
-    /// Follows the version of the metadata.
+    /// Subscribes to the version of the cluster's state.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
@@ -83,7 +85,7 @@ impl Machine for ClusterMachine {
             let mut inner = self.lock();
             let applied = inner.applied();
             let verdict = head.map_or(Verdict::Nothing, |head| applied.apply(id.index, head));
-            inner.catch_up();
+            inner.publish_if_caught_up();
             (verdict, inner.state.version(), inner.wal.clone())
         };
         wal.place(id.index, None).map_err(to_io)?;
@@ -101,7 +103,7 @@ impl Machine for ClusterMachine {
         let version = {
             let mut inner = self.lock();
             *inner.applied() = state;
-            inner.catch_up();
+            inner.publish_if_caught_up();
             inner.state.version()
         };
         self.publish(version);

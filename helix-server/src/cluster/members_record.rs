@@ -1,23 +1,23 @@
-//! The members as bytes, in checkpoints and in answers between nodes.
-//! Tags are for ever; what is unknown is an error.
+//! Encoding of the members, in checkpoints and in responses between nodes.
+//! Tags never change; unknown fields are errors.
 
 use prost::Message;
 
-use super::members::{Change, ChangeKind, Member, Members};
-use crate::log::CheckpointError;
+use super::members::{Member, Members};
+use crate::log::{ChangeKind, CheckpointError, MemberChange};
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct MembersRecord {
-    /// In the order of their ids.
+    /// Sorted by node id.
     #[prost(message, repeated, tag = "1")]
     members: Vec<MemberRecord>,
-    /// In the order of the nodes.
+    /// Sorted by node id.
     #[prost(message, repeated, tag = "2")]
     generations: Vec<GenerationRecord>,
     #[prost(message, optional, tag = "3")]
     change: Option<ChangeRecord>,
     #[prost(uint64, tag = "4")]
-    given_up: u64,
+    abandoned: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -61,8 +61,8 @@ pub(super) struct ChangeRecord {
     done: bool,
 }
 
-impl From<&Change> for ChangeRecord {
-    fn from(change: &Change) -> Self {
+impl From<&MemberChange> for ChangeRecord {
+    fn from(change: &MemberChange) -> Self {
         Self {
             id: change.id,
             kind: match change.kind {
@@ -79,17 +79,17 @@ impl From<&Change> for ChangeRecord {
 }
 
 impl ChangeRecord {
-    pub(super) fn into_change(self) -> Result<Change, CheckpointError> {
+    pub(super) fn into_change(self) -> Result<MemberChange, CheckpointError> {
         let kind = match self.kind {
             1 => ChangeKind::Add,
             2 => ChangeKind::Remove,
             3 => ChangeKind::Replace,
             other => {
-                return Err(CheckpointError::new(format!("change of the unknown kind {other}")));
+                return Err(CheckpointError::new(format!("membership change of unknown kind {other}")));
             }
         };
         let Self { id, node_id, lost_node_id, version, done, .. } = self;
-        Ok(Change { id, kind, node_id, lost_node_id, version, done })
+        Ok(MemberChange { id, kind, node_id, lost_node_id, version, done })
     }
 }
 
@@ -110,7 +110,7 @@ impl From<&Members> for MembersRecord {
                 .map(|(&node_id, &generation)| GenerationRecord { node_id, generation })
                 .collect(),
             change: members.change.as_ref().map(ChangeRecord::from),
-            given_up: members.given_up,
+            abandoned: members.abandoned,
         }
     }
 }
@@ -118,17 +118,17 @@ impl From<&Members> for MembersRecord {
 impl MembersRecord {
     pub(super) fn into_members(self) -> Result<Members, CheckpointError> {
         let broken = |what: String| CheckpointError::new(format!("members: {what}"));
-        let mut members = Members { given_up: self.given_up, ..Members::default() };
+        let mut members = Members { abandoned: self.abandoned, ..Members::default() };
         for GenerationRecord { node_id, generation } in self.generations {
             if members.generations.insert(node_id, generation).is_some() {
-                return Err(broken(format!("node {node_id} has two last generations")));
+                return Err(broken(format!("node {node_id} has two latest generations")));
             }
         }
         for it in self.members {
             let node_id = it.node_id;
             let last = members.generations.get(&node_id).copied().unwrap_or(0);
             if it.generation.max(it.joining.unwrap_or(0)) > last {
-                return Err(broken(format!("node {node_id} has a generation beyond its last")));
+                return Err(broken(format!("node {node_id} has a generation beyond its latest")));
             }
             let member = Member {
                 node_id,
@@ -139,7 +139,7 @@ impl MembersRecord {
                 leaving: it.leaving,
             };
             if members.members.insert(node_id, member).is_some() {
-                return Err(broken(format!("node {node_id} is there twice")));
+                return Err(broken(format!("node {node_id} appears twice")));
             }
         }
         members.change = self.change.map(ChangeRecord::into_change).transpose()?;

@@ -1,29 +1,46 @@
-//! Shard 0: what the whole cluster agrees on. Nodes, shards, topics, placement, producer ids.
-//! A Raft group like any other; nothing here is on the way of a record but the look-up of a topic.
+//! Shard 0: the metadata that the whole cluster agrees on. It holds nodes, members, shards, topics
+//! and producer ids. It is a Raft group like any other. Only topic lookup is on the data path.
+//!
+//! Files in reading order:
+//! - `state`: the replicated state, a pure function of shard 0's log. `members` is its part about
+//!   membership; `checkpoint` and `members_record` encode both.
+//! - `machine`: the state machine that applies shard 0's log and that the node reads.
+//! - `client`: [`Cluster`], the handle that sends commands to shard 0's leader and waits for them.
+//!   `peer_messages` encodes its requests and responses between nodes.
+//! - `bootstrap`: the first shards and topics of a new cluster.
+//! - `topic_changes`: creates, updates and deletes topics, and propagates them to the data shards.
+//! - `node_changes`: requests to add, remove, replace and drain nodes. `change_driver` carries them
+//!   out. `reconcile` moves the replicas of one shard to the target, one Raft membership change at
+//!   a time. `dial` chooses the addresses of the members.
+//! - `balance`: spreads shard leaders over the nodes.
+//! - `upgrade`: raises the protocol version of the cluster.
+//! - `replica_status`, `member_addresses`: what a node with a damaged log asks other nodes.
 
-mod admin;
 mod balance;
-mod calls;
+mod bootstrap;
+mod change_driver;
 mod checkpoint;
-mod door;
+mod client;
+mod dial;
 mod machine;
+mod member_addresses;
 mod members;
 mod members_record;
-mod membership;
+mod node_changes;
+mod peer_messages;
 mod reconcile;
-mod standing;
+mod replica_status;
 mod state;
-mod topic;
+mod topic_changes;
 mod upgrade;
-mod whereabouts;
 
-pub use admin::TopicSpec;
-pub use door::{Bootstrap, Cluster};
+pub use bootstrap::Bootstrap;
+pub use change_driver::ChangeProgress;
+pub use client::Cluster;
 pub use machine::ClusterMachine;
-pub use members::{Change, ChangeKind, FIRST_GENERATION, Member, Members};
-pub use membership::ChangeProgress;
-pub use reconcile::{Phase, ShardProgress};
-pub use standing::Standing;
-pub use state::{ClusterLimits, ClusterState, Node as NodeEntry, Reply, is_topic_name};
-pub use topic::{Place, TopicInfo};
-pub use whereabouts::Whereabouts;
+pub use member_addresses::MemberAddresses;
+pub use members::{FIRST_GENERATION, Member, Members};
+pub use peer_messages::ReplicaStatusReport;
+pub use reconcile::{ChangePhase, ShardProgress};
+pub use state::{ClusterLimits, ClusterState, RegisteredNode, is_topic_name};
+pub use topic_changes::TopicSpec;

@@ -1,6 +1,6 @@
-//! Brings the replicas of one shard to those that the cluster's state asks for, one step at a
-//! time. Run by the shard's leader, again and again, whoever that is: what to do next follows from
-//! the membership in force, so a new leader goes on where the last one stopped.
+//! Moves the replicas of one shard to the target in the cluster's state, one step at a time.
+//! The shard's leader runs it repeatedly. Each step is derived from the Raft membership in effect,
+//! so a new leader continues where the previous one stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,38 +10,38 @@ use crate::limits;
 use crate::peer::Hub;
 use crate::raft::{Membership, Replica, ReplicaId, node_of};
 
-/// How far a shard, or a whole change, is.
+/// Phase of a membership change, for one shard or as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub enum ChangePhase {
     Pending,
     CatchingUp,
     ChangingVoters,
     Done,
-    /// Given up in favour of another change.
+    /// Abandoned for another change.
     Failed,
 }
 
-/// What a shard's leader says of it.
+/// Progress of a membership change in one shard, as reported by the shard's leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardProgress {
     pub shard_id: u64,
-    /// Version of the cluster's state that this is about.
+    /// Version of the cluster's state that the target comes from.
     pub version: u64,
-    pub phase: Phase,
-    /// Entries that new replicas lack.
+    pub phase: ChangePhase,
+    /// Entries that new replicas still lack.
     pub entries: u64,
-    /// Why it does not go on; empty while it does.
+    /// Reason why it makes no progress; empty while it does.
     pub blocked: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ProgressRecord {
     #[prost(message, repeated, tag = "1")]
-    rows: Vec<RowRecord>,
+    rows: Vec<ShardProgressRecord>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct RowRecord {
+struct ShardProgressRecord {
     #[prost(uint64, tag = "1")]
     shard_id: u64,
     #[prost(uint64, tag = "2")]
@@ -55,12 +55,12 @@ struct RowRecord {
     blocked: String,
 }
 
-const PHASES: [Phase; 5] =
-    [Phase::Pending, Phase::CatchingUp, Phase::ChangingVoters, Phase::Done, Phase::Failed];
+const PHASES: [ChangePhase; 5] =
+    [ChangePhase::Pending, ChangePhase::CatchingUp, ChangePhase::ChangingVoters, ChangePhase::Done, ChangePhase::Failed];
 
 impl From<&[ShardProgress]> for ProgressRecord {
     fn from(rows: &[ShardProgress]) -> Self {
-        let rows = rows.iter().map(|row| RowRecord {
+        let rows = rows.iter().map(|row| ShardProgressRecord {
             shard_id: row.shard_id,
             version: row.version,
             phase: row.phase as u32 + 1,
@@ -73,13 +73,13 @@ impl From<&[ShardProgress]> for ProgressRecord {
 
 impl ProgressRecord {
     pub(super) fn into_rows(self) -> Result<Vec<ShardProgress>, String> {
-        let row = |row: RowRecord| {
-            let place = usize::try_from(row.phase).ok().and_then(|number| number.checked_sub(1));
-            let phase = place.and_then(|place| PHASES.get(place)).copied();
+        let row = |row: ShardProgressRecord| {
+            let index = usize::try_from(row.phase).ok().and_then(|number| number.checked_sub(1));
+            let phase = index.and_then(|index| PHASES.get(index)).copied();
             Ok(ShardProgress {
                 shard_id: row.shard_id,
                 version: row.version,
-                phase: phase.ok_or_else(|| format!("phase {} is not known", row.phase))?,
+                phase: phase.ok_or_else(|| format!("phase {} is unknown to this version", row.phase))?,
                 entries: row.entries,
                 blocked: row.blocked,
             })
@@ -88,15 +88,15 @@ impl ProgressRecord {
     }
 }
 
-/// What the next step follows from.
+/// The facts that determine the next step.
 #[derive(Debug, Clone)]
-struct Sight<'a> {
+struct ReconcileInput<'a> {
     own: ReplicaId,
     membership: &'a Membership,
     target: &'a BTreeSet<ReplicaId>,
-    /// Nodes that answer, this one among them.
+    /// Nodes that this node is connected to, and itself.
     reached: &'a BTreeSet<u64>,
-    /// Entries that each other replica lacks.
+    /// Entries that each of the other replicas lacks.
     lags: &'a BTreeMap<ReplicaId, u64>,
 }
 
@@ -104,19 +104,19 @@ struct Sight<'a> {
 enum Step {
     Done,
     Wait {
-        phase: Phase,
+        phase: ChangePhase,
         entries: u64,
         blocked: String,
     },
-    /// Leaves the joint configuration that a change was left in.
+    /// Leaves the joint configuration of an unfinished change.
     LeaveJoint,
     AddLearner(ReplicaId),
     DropLearners(BTreeSet<ReplicaId>),
     SetVoters(BTreeSet<ReplicaId>),
-    HandOver(ReplicaId),
+    TransferLeadership(ReplicaId),
 }
 
-impl Sight<'_> {
+impl ReconcileInput<'_> {
     fn is_reached(&self, replica: ReplicaId) -> bool {
         self.reached.contains(&node_of(replica))
     }
@@ -136,14 +136,14 @@ impl Sight<'_> {
             Step::Wait { phase, entries: 0, blocked }
         };
         let Some(voters) = configs.first().filter(|_| *is_committed) else {
-            return wait(Phase::ChangingVoters, "");
+            return wait(ChangePhase::ChangingVoters, "");
         };
         if configs.len() > 1 {
             return Step::LeaveJoint;
         }
-        let strangers: BTreeSet<ReplicaId> = learners.difference(self.target).copied().collect();
-        if !strangers.is_empty() {
-            return Step::DropLearners(strangers);
+        let unwanted: BTreeSet<ReplicaId> = learners.difference(self.target).copied().collect();
+        if !unwanted.is_empty() {
+            return Step::DropLearners(unwanted);
         }
         if voters == self.target {
             return Step::Done;
@@ -154,66 +154,66 @@ impl Sight<'_> {
                 return Step::AddLearner(id);
             }
             let blocked = format!("node {} cannot be reached", node_of(id));
-            return wait(Phase::Pending, &blocked);
+            return wait(ChangePhase::Pending, &blocked);
         }
-        if let Some(wait) = self.behind(&new) {
+        if let Some(wait) = self.lagging(&new) {
             return wait;
         }
         self.change_voters(voters)
     }
 
-    /// Waits for new replicas that lack too much to vote.
-    fn behind(&self, new: &[ReplicaId]) -> Option<Step> {
-        let behind: Vec<ReplicaId> =
+    /// Returns a wait for new replicas that lag too far behind to vote; `None` if there are none.
+    fn lagging(&self, new: &[ReplicaId]) -> Option<Step> {
+        let lagging: Vec<ReplicaId> =
             new.iter().copied().filter(|id| !self.is_caught_up(*id)).collect();
-        let lost = behind.iter().find(|id| !self.is_reached(**id));
+        let lost = lagging.iter().find(|id| !self.is_reached(**id));
         let blocked = lost.map(|id| format!("node {} cannot be reached", node_of(*id)));
-        let entries = behind.iter().filter_map(|id| self.lag(*id)).sum();
+        let entries = lagging.iter().filter_map(|id| self.lag(*id)).sum();
         let blocked = blocked.unwrap_or_default();
-        (!behind.is_empty()).then_some(Step::Wait { phase: Phase::CatchingUp, entries, blocked })
+        (!lagging.is_empty()).then_some(Step::Wait { phase: ChangePhase::CatchingUp, entries, blocked })
     }
 
-    /// A change waits for a majority of those that vote after it, and so do all writes meanwhile:
-    /// it is begun only if they are there.
+    /// Returns the step that changes the voters. A voter change needs a majority of the new voters,
+    /// and all writes wait for it. So it starts only if such a majority is reachable and caught up.
     fn change_voters(&self, voters: &BTreeSet<ReplicaId>) -> Step {
-        let is_well = |id: &&ReplicaId| self.is_reached(**id) && self.is_caught_up(**id);
-        let (count, well) = (self.target.len(), self.target.iter().filter(is_well).count());
+        let is_healthy = |id: &&ReplicaId| self.is_reached(**id) && self.is_caught_up(**id);
+        let (count, healthy) = (self.target.len(), self.target.iter().filter(is_healthy).count());
         let needed = count / 2 + 1;
-        if well < needed {
+        if healthy < needed {
             let blocked = format!(
-                "it would leave {well} of {count} voters reachable and caught up, {needed} are \
+                "it would leave {healthy} of {count} voters reachable and caught up, {needed} are \
                  needed"
             );
-            return Step::Wait { phase: Phase::ChangingVoters, entries: 0, blocked };
+            return Step::Wait { phase: ChangePhase::ChangingVoters, entries: 0, blocked };
         }
         if self.target.contains(&self.own) {
             return Step::SetVoters(self.target.clone());
         }
-        // A leader that has to go hands over first, to one that stays.
-        let stays = self.target.intersection(voters).filter(is_well);
+        // A leader that is not in the target first transfers leadership to a voter that stays.
+        let stays = self.target.intersection(voters).filter(is_healthy);
         match stays.min_by_key(|id| self.lag(**id)) {
-            Some(heir) => Step::HandOver(*heir),
+            Some(successor) => Step::TransferLeadership(*successor),
             None if self.target.is_disjoint(voters) => {
                 Step::SetVoters(self.target.iter().copied().chain([self.own]).collect())
             }
             None => {
-                let blocked = "nobody that stays could take over".to_owned();
-                Step::Wait { phase: Phase::ChangingVoters, entries: 0, blocked }
+                let blocked = "no remaining voter can take over leadership".to_owned();
+                Step::Wait { phase: ChangePhase::ChangingVoters, entries: 0, blocked }
             }
         }
     }
 }
 
-/// Takes steps until there is something to wait for, or nothing to do.
+/// Takes steps until it has to wait or is done.
 ///
 /// # Errors
-/// A step was not taken, in words; the next round looks again.
+/// The reason why a step failed; the next round derives the step again.
 pub(super) async fn reconcile(
     replica: &Replica,
     hub: &Hub,
     shard_id: u64,
     target: &BTreeSet<ReplicaId>,
-) -> Result<(Phase, u64, String), String> {
+) -> Result<(ChangePhase, u64, String), String> {
     loop {
         let membership = replica.membership();
         let mut reached: BTreeSet<u64> =
@@ -222,20 +222,20 @@ pub(super) async fn reconcile(
         let last = replica.status().last_index;
         let matched = replica.matched().into_iter();
         let lags = matched.map(|(id, index)| (id, last.saturating_sub(index))).collect();
-        let sight = Sight {
+        let input = ReconcileInput {
             own: replica.id(),
             membership: &membership,
             target,
             reached: &reached,
             lags: &lags,
         };
-        let step = sight.next();
+        let step = input.next();
         if !matches!(step, Step::Wait { .. } | Step::Done) {
-            tracing::info!(shard_id, ?step, "the shard's replicas change");
+            tracing::info!(shard_id, ?step, "changing the shard's replicas");
         }
-        let taking = async {
+        let apply = async {
             match step {
-                Step::Done => return Ok(Some((Phase::Done, 0, String::new()))),
+                Step::Done => return Ok(Some((ChangePhase::Done, 0, String::new()))),
                 Step::Wait { phase, entries, blocked } => {
                     return Ok(Some((phase, entries, blocked)));
                 }
@@ -243,15 +243,15 @@ pub(super) async fn reconcile(
                 Step::AddLearner(id) => replica.add_learner(id).await?,
                 Step::DropLearners(ids) => replica.drop_learners(ids).await?,
                 Step::SetVoters(ids) => replica.set_voters(ids).await?,
-                Step::HandOver(id) => {
-                    let handed = replica.hand_over(Some(node_of(id)), &[]).await;
-                    handed.map_err(|error| error.to_string())?;
-                    return Ok(Some((Phase::ChangingVoters, 0, String::new())));
+                Step::TransferLeadership(id) => {
+                    let transferred = replica.transfer_leadership(Some(node_of(id)), &[]).await;
+                    transferred.map_err(|error| error.to_string())?;
+                    return Ok(Some((ChangePhase::ChangingVoters, 0, String::new())));
                 }
             }
             Ok::<_, String>(None)
         };
-        match tokio::time::timeout(limits::COMMIT_WAIT_MAX, taking).await {
+        match tokio::time::timeout(limits::COMMIT_WAIT_MAX, apply).await {
             Ok(Ok(Some(progress))) => return Ok(progress),
             Ok(Ok(None)) => {}
             Ok(Err(why)) => return Err(why),

@@ -1,30 +1,26 @@
-//! The cluster's own state: nodes, topics, producer ids. A pure function of shard 0's log.
-//! Answers to its commands come back as a [`Reply`]; data shards follow it by entries of their own.
+//! State of the cluster: nodes, members, shards, topics and producer ids. It is a pure function of
+//! shard 0's log. Each command returns a [`ClusterReply`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::members::{Change, Members, Outcome};
-use super::topic::TopicInfo;
+use super::members::{Members, MembersUpdate};
 use crate::limits::{
     NAMED_PRODUCERS_MAX, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX, PRODUCER_NAME_BYTES_MAX,
     SHARDS_PER_TOPIC_MAX, TOPIC_NAME_BYTES_MAX,
 };
-use crate::log::{
-    ClusterCommand, Head, MemberCommand, NewTopic, PartitionSettings, Refusal, SettingsMask,
-    Verdict,
-};
+use crate::log::{ClusterCommand, ClusterReply, CreateTopic, Head, MemberCommand, PartitionSettings, Refusal, SettingsMask, TopicInfo, Verdict};
 use crate::protocol;
 
-/// Bounds that apply itself holds to: the same on every replica, and kept in checkpoints.
+/// Limits that apply enforces. They are equal on all replicas and stored in checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClusterLimits {
     pub partitions_per_topic_max: u32,
-    /// Of all topics together.
+    /// Sum over all topics.
     pub partitions_max: u64,
-    /// Named producers that are remembered. The one used longest ago makes room; should it come
-    /// back it gets a new id, which fences nobody.
+    /// Named producers that are remembered. The least recently used one is evicted; if it returns,
+    /// it gets a new id, which does not fence its earlier sessions.
     pub named_producers_max: u32,
 }
 
@@ -38,59 +34,15 @@ impl Default for ClusterLimits {
     }
 }
 
-/// What became of a command.
+/// A server process that has registered with the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reply {
-    /// The topic as it is after the command.
-    Topic(Arc<TopicInfo>),
-    /// It existed just as asked for: success for whoever repeats a call.
-    AlreadyExistsEqual(Arc<TopicInfo>),
-    AlreadyExistsDifferent {
-        name: String,
-        difference: String,
-    },
-    TopicNotFound {
-        name: String,
-    },
-    /// The ids `first..first + count` are the asker's.
-    ProducerIds {
-        first: u64,
-        count: u32,
-    },
-    Producer {
-        producer_id: u64,
-        epoch: u32,
-    },
-    Done,
-    /// The change of the members that was begun, or is what was asked for already.
-    Change(Change),
-    NodeNotFound {
-        node_id: u64,
-    },
-    /// Nothing changed: another change of the members has to end first.
-    ChangeInProgress {
-        what: String,
-    },
-    /// Nothing changed: too few nodes would be left.
-    NotEnoughNodes {
-        what: String,
-    },
-    /// Nothing changed: the command is not acceptable.
-    Invalid {
-        field: &'static str,
-        what: String,
-    },
-}
-
-/// A server process that made itself known.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
+pub struct RegisteredNode {
     pub node_id: u64,
-    /// Address that clients may dial.
+    /// Address for clients.
     pub endpoint: String,
-    /// Of its software.
+    /// Version of its software.
     pub version: String,
-    /// Where it believes that other nodes can dial it; empty if it did not say.
+    /// Address that it announces to other nodes; empty if it announces none.
     pub peer_addr: String,
 }
 
@@ -98,35 +50,38 @@ pub struct Node {
 pub(super) struct NamedProducer {
     pub(super) producer_id: u64,
     pub(super) epoch: u32,
-    /// Index of the entry that used it last.
+    /// Index of the last entry that used it.
     pub(super) last_used: u64,
 }
 
-/// Invariants: `topics` and `names` hold the same topics; `partitions` is their sum; ids below
-/// the `next_` ones are given away for ever; `names_by_use` holds exactly the named producers.
+/// State of the cluster, as shard 0 replicates it.
+///
+/// Invariants: `topics` and `names` hold the same topics; `partitions` is the sum of their counts;
+/// ids below the `next_` ones are never issued again; `names_by_use` holds exactly the named
+/// producers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterState {
     pub(super) limits: ClusterLimits,
     pub(super) version: u64,
-    /// Never lower than it was.
+    /// Never decreases.
     pub(super) protocol: u32,
-    pub(super) nodes: BTreeMap<u64, Node>,
+    pub(super) nodes: BTreeMap<u64, RegisteredNode>,
     pub(super) members: Members,
-    /// The pool of data shards, by id.
+    /// Ids of the data shards.
     pub(super) shards: BTreeSet<u64>,
     pub(super) topics: BTreeMap<u64, Arc<TopicInfo>>,
     pub(super) names: BTreeMap<String, u64>,
-    /// Of all topics.
+    /// Partitions of all topics.
     pub(super) partitions: u64,
     pub(super) next_topic_id: u64,
     pub(super) next_partition_id: u64,
     pub(super) next_producer_id: u64,
     pub(super) named: BTreeMap<Arc<str>, NamedProducer>,
-    /// By the index of their last use.
+    /// Named producers by the index of their last use.
     pub(super) names_by_use: BTreeMap<u64, Arc<str>>,
 }
 
-type Answer = Result<Reply, Reply>;
+type CommandResult = Result<ClusterReply, ClusterReply>;
 
 impl ClusterState {
     pub fn new(limits: ClusterLimits) -> Self {
@@ -148,7 +103,7 @@ impl ClusterState {
         }
     }
 
-    /// Applies the entry at `index`; indices grow from call to call.
+    /// Applies the entry at `index`. Indexes increase from call to call.
     pub fn apply(&mut self, index: u64, head: &Head) -> Verdict {
         match head {
             Head::Cluster(command) => {
@@ -162,12 +117,12 @@ impl ClusterState {
         }
     }
 
-    /// Grows with each change of nodes, shards and topics.
+    /// Returns the version. It grows with changes of nodes, members, shards, topics or protocol.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Protocol version that every member speaks, for good.
+    /// Returns the protocol version that every member supports permanently.
     pub fn protocol(&self) -> u32 {
         self.protocol
     }
@@ -176,12 +131,12 @@ impl ClusterState {
         self.limits
     }
 
-    /// In the order of their ids.
-    pub fn nodes(&self) -> impl ExactSizeIterator<Item = &Node> {
+    /// Iterates over the registered nodes, sorted by id.
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = &RegisteredNode> {
         self.nodes.values()
     }
 
-    pub fn node(&self, node_id: u64) -> Option<&Node> {
+    pub fn node(&self, node_id: u64) -> Option<&RegisteredNode> {
         self.nodes.get(&node_id)
     }
 
@@ -189,7 +144,7 @@ impl ClusterState {
         &self.members
     }
 
-    /// Ids of producers below it have been given away.
+    /// Returns the next producer id; all lower ids are issued.
     pub fn next_producer_id(&self) -> u64 {
         self.next_producer_id
     }
@@ -198,12 +153,12 @@ impl ClusterState {
         self.topics.get(self.names.get(name)?)
     }
 
-    /// Topics whose names begin with `prefix`, in the order of their names.
+    /// Iterates over the topics whose names begin with `prefix`, sorted by name.
     pub fn topics(&self, prefix: &str) -> impl Iterator<Item = &Arc<TopicInfo>> {
         self.topics_from(prefix, "")
     }
 
-    /// Like [`ClusterState::topics`], only names that are not below `first`: the next page.
+    /// Like [`ClusterState::topics`], from the name `first` on: the next page of a listing.
     pub fn topics_from(&self, prefix: &str, first: &str) -> impl Iterator<Item = &Arc<TopicInfo>> {
         let from = (Bound::Included(prefix.max(first)), Bound::Unbounded);
         let names = self.names.range::<str, _>(from);
@@ -211,81 +166,81 @@ impl ClusterState {
         names.filter_map(|(_, id)| self.topics.get(id))
     }
 
-    /// In the order of their ids.
+    /// Iterates over all topics, sorted by id.
     pub fn all_topics(&self) -> impl ExactSizeIterator<Item = &Arc<TopicInfo>> {
         self.topics.values()
     }
 
-    /// Existed once and does not any more. A topic that this state has not seen yet is not.
+    /// Returns whether the topic was deleted; `false` if this state does not know it yet.
     pub fn is_deleted(&self, topic_id: u64) -> bool {
         topic_id > 0 && topic_id < self.next_topic_id && !self.topics.contains_key(&topic_id)
     }
 
-    /// Whether there ever was a topic.
+    /// Returns whether a topic was ever created.
     pub fn has_had_topics(&self) -> bool {
         self.next_topic_id > 1
     }
 
-    /// Partitions of all topics.
+    /// Returns the number of partitions of all topics.
     pub fn partition_count(&self) -> u64 {
         self.partitions
     }
 
-    fn check_new_topic(&self, new: &NewTopic) -> Result<(), Reply> {
+    fn check_new_topic(&self, new: &CreateTopic) -> Result<(), ClusterReply> {
         check_topic_name(&new.name)?;
         if let Some(topic) = self.topic(&new.name) {
             return Err(match difference(topic, new) {
-                None => Reply::AlreadyExistsEqual(topic.clone()),
+                None => ClusterReply::AlreadyExistsEqual(topic.clone()),
                 Some(difference) => {
-                    Reply::AlreadyExistsDifferent { name: new.name.clone(), difference }
+                    ClusterReply::AlreadyExistsDifferent { name: new.name.clone(), difference }
                 }
             });
         }
         self.check_growth(0, new.partition_count)?;
         if new.replication_factor == 0 {
-            return Err(invalid("replication_factor", "it must be at least 1"));
+            return Err(invalid("replication_factor", "must be at least 1"));
         }
         check_settings(&new.settings)?;
         check_shards(&new.shards)?;
         if !new.shards.iter().all(|shard| self.shards.contains(shard)) {
-            return Err(invalid("shards", "a topic can only live in shards of the pool"));
+            return Err(invalid("shards", "all shards of a topic must be registered"));
         }
         Ok(())
     }
 
-    /// What creating the topic would answer, without creating it.
-    pub fn preview(&self, new: &NewTopic) -> Reply {
-        // Topics are shared: a copy is cheap enough for a call that people make.
+    /// Returns the reply that creating this topic would get, without creating it.
+    pub fn preview(&self, new: &CreateTopic) -> ClusterReply {
+        // Topics are shared by `Arc`, so a copy is cheap enough for an operator's request.
         self.clone().create_topic(new).unwrap_or_else(|reply| reply)
     }
 
-    /// The pool of data shards.
+    /// Returns the data shards.
     pub fn shards(&self) -> &BTreeSet<u64> {
         &self.shards
     }
 
-    /// Whether a topic may grow to `to` partitions.
-    fn check_growth(&self, from: u32, to: u32) -> Result<(), Reply> {
+    /// Checks that a topic may grow from `from` to `to` partitions.
+    fn check_growth(&self, from: u32, to: u32) -> Result<(), ClusterReply> {
         let most = self.limits.partitions_per_topic_max;
         if to == 0 || to > most {
-            return Err(invalid("partition_count", format!("{to} is not within 1..={most}")));
+            return Err(invalid("partition_count", format!("{to} is out of range 1..={most}")));
         }
         if to < from {
-            let what = format!("{to} is less than the present {from}; partitions never go away");
+            let what = format!("{to} is less than the current {from}; partitions cannot be removed");
             return Err(invalid("partition_count", what));
         }
         let (sum, most) = (self.partitions + u64::from(to - from), self.limits.partitions_max);
         if sum > most {
-            let what = format!("the cluster would have {sum} partitions, its limit is {most}");
+            let what = format!("the cluster would have {sum} partitions; its limit is {most}");
             return Err(invalid("partition_count", what));
         }
         Ok(())
     }
 
-    fn change(&mut self, index: u64, command: &ClusterCommand) -> Answer {
+    fn change(&mut self, index: u64, command: &ClusterCommand) -> CommandResult {
         match command {
             ClusterCommand::RegisterNode { node_id, endpoint, version, peer_addr } => self
-                .register_node(Node {
+                .register_node(RegisteredNode {
                     node_id: *node_id,
                     endpoint: endpoint.clone(),
                     version: version.clone(),
@@ -306,15 +261,15 @@ impl ClusterState {
             ClusterCommand::RaiseProtocol { version } => {
                 self.version += u64::from(*version > self.protocol);
                 self.protocol = self.protocol.max(*version);
-                Ok(Reply::Done)
+                Ok(ClusterReply::Done)
             }
         }
     }
 
-    fn register_node(&mut self, node: Node) -> Answer {
+    fn register_node(&mut self, node: RegisteredNode) -> CommandResult {
         let node_id = node.node_id;
         if node_id == 0 {
-            return Err(invalid("node_id", "it must be at least 1"));
+            return Err(invalid("node_id", "must be at least 1"));
         }
         if let Some(refusal) = self.members.refusal(node_id, 0) {
             return Err(invalid("node_id", refusal));
@@ -323,27 +278,27 @@ impl ClusterState {
             self.nodes.insert(node_id, node);
             self.version += 1;
         }
-        Ok(Reply::Done)
+        Ok(ClusterReply::Done)
     }
 
-    fn register_shards(&mut self, shards: &[u64]) -> Answer {
+    fn register_shards(&mut self, shards: &[u64]) -> CommandResult {
         check_shards(shards)?;
         let known = self.shards.len();
         self.shards.extend(shards);
         self.version += u64::from(self.shards.len() != known);
-        Ok(Reply::Done)
+        Ok(ClusterReply::Done)
     }
 
-    fn change_members(&mut self, command: &MemberCommand) -> Answer {
-        let Outcome { reply, is_changed, gone } = self.members.apply(self.version + 1, command)?;
-        for node_id in gone {
+    fn change_members(&mut self, command: &MemberCommand) -> CommandResult {
+        let MembersUpdate { reply, is_changed, removed } = self.members.apply(self.version + 1, command)?;
+        for node_id in removed {
             self.nodes.remove(&node_id);
         }
         self.version += u64::from(is_changed);
         Ok(reply)
     }
 
-    fn create_topic(&mut self, new: &NewTopic) -> Answer {
+    fn create_topic(&mut self, new: &CreateTopic) -> CommandResult {
         self.check_new_topic(new)?;
         let mut topic = TopicInfo {
             id: self.next_topic_id,
@@ -366,25 +321,25 @@ impl ClusterState {
         name: &str,
         settings: &PartitionSettings,
         fields: SettingsMask,
-    ) -> Answer {
+    ) -> CommandResult {
         let topic = self.find(name)?;
         if fields.0 == 0 || !SettingsMask::ALL.contains(fields) {
-            return Err(invalid("update_mask", "it must name fields that exist, at least one"));
+            return Err(invalid("update_mask", "name at least one field; all named fields must exist"));
         }
         let settings = topic.settings.with(settings, fields);
         check_settings(&settings)?;
         if settings == topic.settings {
-            return Ok(Reply::Topic(topic));
+            return Ok(ClusterReply::Topic(topic));
         }
         let settings = PartitionSettings { version: self.version + 1, ..settings };
         Ok(self.put(TopicInfo { settings, ..TopicInfo::clone(&topic) }))
     }
 
-    fn add_partitions(&mut self, name: &str, partition_count: u32) -> Answer {
+    fn add_partitions(&mut self, name: &str, partition_count: u32) -> CommandResult {
         let topic = self.find(name)?;
         self.check_growth(topic.partition_count, partition_count)?;
         if partition_count == topic.partition_count {
-            return Ok(Reply::Topic(topic));
+            return Ok(ClusterReply::Topic(topic));
         }
         let mut topic = TopicInfo::clone(&topic);
         let more = partition_count - topic.partition_count;
@@ -392,34 +347,34 @@ impl ClusterState {
         Ok(self.put(topic))
     }
 
-    fn delete_topic(&mut self, name: &str) -> Answer {
+    fn delete_topic(&mut self, name: &str) -> CommandResult {
         let topic = self.find(name)?;
         self.names.remove(name);
         self.topics.remove(&topic.id);
         self.partitions -= u64::from(topic.partition_count);
         self.version += 1;
-        Ok(Reply::Done)
+        Ok(ClusterReply::Done)
     }
 
-    fn lease_producer_ids(&mut self, count: u32) -> Answer {
+    fn lease_producer_ids(&mut self, count: u32) -> CommandResult {
         if count == 0 {
-            return Err(invalid("count", "it must be at least 1"));
+            return Err(invalid("count", "must be at least 1"));
         }
         let first = self.next_producer_id;
         self.next_producer_id = checked_ids(first, count)?;
-        Ok(Reply::ProducerIds { first, count })
+        Ok(ClusterReply::ProducerIds { first, count })
     }
 
-    fn init_producer(&mut self, index: u64, name: &str) -> Answer {
+    fn init_producer(&mut self, index: u64, name: &str) -> CommandResult {
         if name.is_empty() || name.len() > PRODUCER_NAME_BYTES_MAX {
-            let what = format!("it must have 1..={PRODUCER_NAME_BYTES_MAX} bytes");
+            let what = format!("a producer name has 1..={PRODUCER_NAME_BYTES_MAX} bytes");
             return Err(invalid("producer_name", what));
         }
         let (name, known) = match self.named.get_key_value(name) {
             Some((name, producer)) => (name.clone(), Some(producer)),
             None => (Arc::from(name), None),
         };
-        // An id whose epochs are used up goes out of use; nobody can be fenced by it any more.
+        // An id whose epochs are used up is replaced. The new id does not fence earlier sessions.
         let next = known.and_then(|it| Some((it.producer_id, it.epoch.checked_add(1)?)));
         let used_before = known.map(|it| it.last_used);
         let (producer_id, epoch) = match next {
@@ -439,16 +394,16 @@ impl ClusterState {
             let Some((_, oldest)) = self.names_by_use.pop_first() else { break };
             self.named.remove(&oldest);
         }
-        Ok(Reply::Producer { producer_id, epoch })
+        Ok(ClusterReply::Producer { producer_id, epoch })
     }
 
-    fn find(&self, name: &str) -> Result<Arc<TopicInfo>, Reply> {
+    fn find(&self, name: &str) -> Result<Arc<TopicInfo>, ClusterReply> {
         let topic = self.topic(name).cloned();
-        topic.ok_or_else(|| Reply::TopicNotFound { name: name.to_owned() })
+        topic.ok_or_else(|| ClusterReply::TopicNotFound { name: name.to_owned() })
     }
 
-    /// Gives a topic `more` partitions, with ids that nobody had.
-    fn grow(&mut self, topic: &mut TopicInfo, more: u32) -> Result<(), Reply> {
+    /// Gives a topic `more` partitions with new ids.
+    fn grow(&mut self, topic: &mut TopicInfo, more: u32) -> Result<(), ClusterReply> {
         let first_id = self.next_partition_id;
         self.next_partition_id = checked_ids(first_id, more)?;
         self.partitions += u64::from(more);
@@ -456,25 +411,25 @@ impl ClusterState {
         Ok(())
     }
 
-    /// Stores a topic that is new or changed.
-    fn put(&mut self, topic: TopicInfo) -> Reply {
+    /// Stores a new or changed topic.
+    fn put(&mut self, topic: TopicInfo) -> ClusterReply {
         let topic = Arc::new(topic);
         self.topics.insert(topic.id, topic.clone());
         self.version += 1;
-        Reply::Topic(topic)
+        ClusterReply::Topic(topic)
     }
 }
 
-fn invalid(field: &'static str, what: impl Into<String>) -> Reply {
-    Reply::Invalid { field, what: what.into() }
+fn invalid(field: &'static str, what: impl Into<String>) -> ClusterReply {
+    ClusterReply::Invalid { field, what: what.into() }
 }
 
-/// The id behind `count` ids from `first` on.
-fn checked_ids(first: u64, count: u32) -> Result<u64, Reply> {
-    first.checked_add(u64::from(count)).ok_or_else(|| invalid("count", "all ids are given away"))
+/// Returns the id after `count` ids from `first` on.
+fn checked_ids(first: u64, count: u32) -> Result<u64, ClusterReply> {
+    first.checked_add(u64::from(count)).ok_or_else(|| invalid("count", "no ids are left"))
 }
 
-/// Whether a topic can have this name.
+/// Returns whether this is a valid topic name.
 pub fn is_topic_name(name: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     (1..=TOPIC_NAME_BYTES_MAX).contains(&name.len())
@@ -483,51 +438,51 @@ pub fn is_topic_name(name: &str) -> bool {
         && name != ".."
 }
 
-fn check_topic_name(name: &str) -> Result<(), Reply> {
+fn check_topic_name(name: &str) -> Result<(), ClusterReply> {
     if is_topic_name(name) {
         return Ok(());
     }
     let what = format!(
-        "a topic's name has 1..={TOPIC_NAME_BYTES_MAX} of ASCII letters, digits, '.', '_' and '-', \
-         and is neither \".\" nor \"..\""
+        "a topic name has 1..={TOPIC_NAME_BYTES_MAX} ASCII letters, digits, '.', '_' and '-', and is \
+         neither \".\" nor \"..\""
     );
     Err(invalid("name", what))
 }
 
-fn check_settings(settings: &PartitionSettings) -> Result<(), Reply> {
+fn check_settings(settings: &PartitionSettings) -> Result<(), ClusterReply> {
     if settings.max_batch_bytes == 0 {
-        return Err(invalid("config.max_batch_bytes", "it must be at least 1"));
+        return Err(invalid("config.max_batch_bytes", "must be at least 1"));
     }
     if settings.max_record_bytes == 0 {
-        return Err(invalid("config.max_record_bytes", "it must be at least 1"));
+        return Err(invalid("config.max_record_bytes", "must be at least 1"));
     }
-    // The numbers of the public enum, without UNSPECIFIED.
+    // The values of the public enum, without UNSPECIFIED.
     let is_durability = |number| (1..=4).contains(&number);
     if !is_durability(settings.default_durability) {
-        return Err(invalid("config.default_durability", "there is no such durability"));
+        return Err(invalid("config.default_durability", "unknown durability"));
     }
     if !is_durability(settings.min_durability) {
-        return Err(invalid("config.min_durability", "there is no such durability"));
+        return Err(invalid("config.min_durability", "unknown durability"));
     }
     Ok(())
 }
 
-fn check_shards(shards: &[u64]) -> Result<(), Reply> {
+fn check_shards(shards: &[u64]) -> Result<(), ClusterReply> {
     let mut sorted = shards.to_vec();
     sorted.sort_unstable();
     sorted.dedup();
-    // Shard 0 is this state's own.
+    // Shard 0 holds this state and no partitions.
     if sorted.len() == shards.len()
         && (1..=SHARDS_PER_TOPIC_MAX).contains(&sorted.len())
         && sorted.first() != Some(&0)
     {
         return Ok(());
     }
-    Err(invalid("shards", "a topic needs shards, each named once, and not shard 0"))
+    Err(invalid("shards", "name each shard once, at least one, and not shard 0"))
 }
 
-/// In words, how a topic that exists differs from what is asked for.
-fn difference(topic: &TopicInfo, new: &NewTopic) -> Option<String> {
+/// Describes how an existing topic differs from the requested one; `None` if it does not.
+fn difference(topic: &TopicInfo, new: &CreateTopic) -> Option<String> {
     let (is, asked) = (&topic.settings, &new.settings);
     let mut parts = Vec::new();
     let mut compare = |field: &str, is: u64, asked: u64| {
@@ -535,10 +490,10 @@ fn difference(topic: &TopicInfo, new: &NewTopic) -> Option<String> {
             parts.push(format!("{field} is {is}, not {asked}"));
         }
     };
-    // None and zero both mean unlimited.
+    // `None` and zero both mean unlimited.
     let limit = |limit: Option<u64>| limit.unwrap_or(0);
     let durability = |number: i32| number.unsigned_abs().into();
-    // Not the replication factor: every shard has a replica on each node, however many there are.
+    // The replication factor is not compared: every shard has a replica on each node.
     compare("partition_count", topic.partition_count.into(), new.partition_count.into());
     compare("retention_us", limit(is.retention_us), limit(asked.retention_us));
     compare("retention_bytes", limit(is.retention_bytes), limit(asked.retention_bytes));

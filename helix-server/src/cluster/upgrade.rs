@@ -1,34 +1,35 @@
-//! The protocol of the cluster: raised by shard 0's leader once every member speaks the next one.
+//! Protocol version of the cluster. Shard 0's leader raises it once every member supports the next
+//! one.
 
-use super::door::Cluster;
+use super::client::Cluster;
 use super::state::ClusterState;
 use crate::error::Result;
 use crate::log::ClusterCommand;
 
 impl Cluster {
-    /// What may go into logs: every member speaks this version.
+    /// Returns the cluster's protocol version, which every member supports.
     pub fn protocol(&self) -> u32 {
         self.machine().read(ClusterState::protocol)
     }
 
-    /// Why this program cannot be a part of the cluster, if it does not speak its protocol.
-    pub fn unspoken(&self) -> Option<String> {
+    /// Returns an error text if this program does not support the cluster's protocol version.
+    pub fn protocol_mismatch(&self) -> Option<String> {
         let versions = self.hub.versions();
         let (is_new, protocol) =
             self.machine().read(|state| (state.shards().is_empty(), state.protocol()));
-        // A cluster that is only being formed begins with what its nodes speak.
+        // A cluster that is being formed starts with a version that its nodes support.
         (!is_new && !versions.contains(protocol)).then(|| {
             format!(
-                "its cluster uses protocol version {protocol}, and this Helix, {}, speaks \
-                 {versions}: start one that speaks {protocol}",
+                "the cluster uses protocol version {protocol}, but this Helix, {}, speaks {versions}; \
+                 start a release that speaks {protocol}",
                 env!("CARGO_PKG_VERSION")
             )
         })
     }
 
-    /// For the leader of a cluster that is being formed: the oldest version that this program
-    /// speaks is what it begins with.
-    pub(super) async fn begin_protocol(&self) -> Result<()> {
+    /// Starts a new cluster with the oldest version that this program supports. Runs on shard 0's
+    /// leader.
+    pub(super) async fn set_initial_protocol(&self) -> Result<()> {
         let version = self.hub.versions().oldest;
         let is_new = self.machine().read(|state| state.shards().is_empty());
         if is_new && version > self.protocol() {
@@ -37,29 +38,30 @@ impl Cluster {
         Ok(())
     }
 
-    /// For shard 0's leader: raises the protocol to the newest version that all members speak.
-    /// Whether there is nothing to do before a connection changes. A member that is away may come
-    /// back with any program, so nothing is raised without it.
+    /// Raises the protocol to the newest version that all members support.
+    /// Runs on shard 0's leader. Returns whether there is nothing more to do until a connection
+    /// changes. The version is not raised while a member is disconnected, since it may return with
+    /// any program version.
     pub async fn raise_protocol(&self) -> bool {
         if !self.replica().is_ready() {
             return false;
         }
         let peers = self.hub.peers();
-        let spoken = |node_id: u64| {
+        let supported = |node_id: u64| {
             let peer = peers.iter().find(|peer| peer.node_id == node_id)?;
             peer.protocol.filter(|_| peer.connected)
         };
         let members = self.members_now();
         let others = members.iter().map(|it| it.node_id).filter(|id| *id != self.node_id());
         let own = Some(self.hub.versions().newest);
-        // None where a member is away.
-        let common = others.map(spoken).fold(own, |least, spoken| Some(least?.min(spoken?)));
+        // `None` if a member is disconnected.
+        let common = others.map(supported).fold(own, |least, newest| Some(least?.min(newest?)));
         let Some(version) = common.filter(|version| *version > self.protocol()) else {
             return true;
         };
         match self.command(ClusterCommand::RaiseProtocol { version }).await {
-            Ok(_) => tracing::info!(version, "every node speaks this protocol version: it is used"),
-            Err(error) => tracing::debug!(%error, "the protocol is not raised yet"),
+            Ok(_) => tracing::info!(version, "raised the protocol version: every member supports it"),
+            Err(error) => tracing::debug!(%error, "cannot raise the protocol version yet"),
         }
         self.protocol() >= version
     }

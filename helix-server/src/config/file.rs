@@ -1,5 +1,5 @@
-//! The configuration file: TOML without tables, one key for each setting.
-//! Everything that is wrong with it is found in one go, each with its line.
+//! Reads the configuration file: TOML without tables, one key for each setting.
+//! Reports all problems at once, each with its line.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -9,22 +9,22 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::settings::{Kind, Setting};
+use super::settings::{Setting, SettingKind};
 
-/// How alike a name must be to be suggested: as much as clap asks for.
-const LIKENESS_MIN: f64 = 0.7;
+/// Least similarity of a key that is suggested for an unknown one; the same as clap's.
+const SIMILARITY_MIN: f64 = 0.7;
 
-/// What is shown of a value that is none.
+/// Characters of an invalid value that an error shows.
 const VALUE_CHARS_MAX: usize = 60;
 
-/// The values of one key, and where they stand.
+/// The values of one key, and their line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FileValue {
     pub(super) line: usize,
     pub(super) values: Vec<OsString>,
 }
 
-/// What a file says: values by key, and what is wrong with the rest of it.
+/// Contents of a file: values by key, and the problems with the others.
 #[derive(Debug, Default)]
 pub(super) struct FileValues {
     pub(super) values: BTreeMap<String, FileValue>,
@@ -32,7 +32,7 @@ pub(super) struct FileValues {
 }
 
 pub(super) fn read(path: &Path, settings: &[Setting]) -> FileValues {
-    // The one file that is not the WAL's business.
+    // The only file that helix-wal does not own.
     #[allow(clippy::disallowed_methods)]
     let text = std::fs::read_to_string(path);
     match text {
@@ -49,14 +49,14 @@ fn parse(name: &str, text: &str, settings: &[Setting]) -> FileValues {
     let mut found = FileValues::default();
     let at = |span: Range<usize>| format!("{name}:{}", line_of(text, span.start));
     for error in errors {
-        let place = error.span().map_or_else(|| name.to_owned(), at);
-        found.problems.push(format!("{place}: {}", error.message()));
+        let line = error.span().map_or_else(|| name.to_owned(), at);
+        found.problems.push(format!("{line}: {}", error.message()));
     }
     for (key, value) in table.get_ref() {
-        let place = at(key.span());
+        let line = at(key.span());
         let named = settings.iter().find(|setting| setting.key() == **key.get_ref());
         let Some(setting) = named else {
-            found.problems.push(format!("{place}: {}", unknown(key.get_ref(), value, settings)));
+            found.problems.push(format!("{line}: {}", unknown(key.get_ref(), value, settings)));
             continue;
         };
         match values(setting, value) {
@@ -65,8 +65,8 @@ fn parse(name: &str, text: &str, settings: &[Setting]) -> FileValues {
                 found.values.insert(setting.key(), value);
             }
             Err((span, what)) => {
-                let (place, shown) = (at(span.clone()), shown(text, span));
-                found.problems.push(format!("{place}: {} = {shown}: {what}", setting.key()));
+                let (line, shown) = (at(span.clone()), shown(text, span));
+                found.problems.push(format!("{line}: {} = {shown}: {what}", setting.key()));
             }
         }
     }
@@ -75,18 +75,18 @@ fn parse(name: &str, text: &str, settings: &[Setting]) -> FileValues {
 
 fn unknown(key: &str, value: &Spanned<DeValue<'_>>, settings: &[Setting]) -> String {
     if value.get_ref().is_table() {
-        return format!("there are no tables; write the keys of [{key}] at the top, without it");
+        return format!("tables are not supported; write the keys of [{key}] at the top level");
     }
     let wanted = key.replace('-', "_").to_lowercase();
-    let likeness = |setting: &Setting| strsim::jaro_winkler(&wanted, &setting.key());
-    let best = settings.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-    match best.filter(|setting| likeness(setting) > LIKENESS_MIN) {
+    let similarity = |setting: &Setting| strsim::jaro_winkler(&wanted, &setting.key());
+    let best = settings.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+    match best.filter(|setting| similarity(setting) > SIMILARITY_MIN) {
         Some(setting) => format!("unknown key {key:?}; did you mean {:?}?", setting.key()),
         None => format!("unknown key {key:?}; --print-config shows all keys"),
     }
 }
 
-/// The values as the command line would have them; or the place that is wrong, and why.
+/// Converts a value to the form of the command line; an error has its span and the reason.
 fn values(
     setting: &Setting,
     value: &Spanned<DeValue<'_>>,
@@ -94,11 +94,11 @@ fn values(
     let DeValue::Array(list) = value.get_ref() else {
         return Ok(vec![single(setting, value)?]);
     };
-    if setting.kind() != Kind::List {
-        return Err((value.span(), format!("write {}", setting.wanted())));
+    if setting.kind() != SettingKind::List {
+        return Err((value.span(), format!("write {}", setting.expected())));
     }
     if list.is_empty() && !setting.default_values().is_empty() {
-        return Err((value.span(), "list at least one, or leave the key out".to_owned()));
+        return Err((value.span(), "list at least one, or omit the key".to_owned()));
     }
     list.iter().map(|value| single(setting, value)).collect()
 }
@@ -109,17 +109,21 @@ fn single(
 ) -> Result<OsString, (Range<usize>, String)> {
     let wrong = |what: String| (value.span(), what);
     let text = match (setting.kind(), value.get_ref()) {
-        (Kind::Switch, DeValue::Boolean(is_on)) => is_on.to_string(),
-        (Kind::Number | Kind::Size, DeValue::Integer(number)) => {
+        (SettingKind::Switch, DeValue::Boolean(is_on)) => is_on.to_string(),
+        (SettingKind::Number | SettingKind::Size, DeValue::Integer(number)) => {
             let number = u64::from_str_radix(number.as_str(), number.radix());
-            number.map_err(|_| wrong(format!("write {}", setting.wanted())))?.to_string()
+            number.map_err(|_| wrong(format!("write {}", setting.expected())))?.to_string()
         }
-        (Kind::Time, DeValue::Integer(number)) if number.as_str() == "0" => "0".to_owned(),
+        (SettingKind::Time, DeValue::Integer(number)) if number.as_str() == "0" => "0".to_owned(),
         (
-            Kind::Size | Kind::Time | Kind::Choice | Kind::Text | Kind::List,
+            SettingKind::Size
+            | SettingKind::Time
+            | SettingKind::Choice
+            | SettingKind::Text
+            | SettingKind::List,
             DeValue::String(text),
         ) => text.clone().into_owned(),
-        _ => return Err(wrong(format!("write {}", setting.wanted()))),
+        _ => return Err(wrong(format!("write {}", setting.expected()))),
     };
     setting.check(OsStr::new(&text)).map_err(wrong)?;
     Ok(text.into())
@@ -148,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_as_the_command_line_has_them() {
+    fn converts_values_to_the_form_of_the_command_line() {
         let text = "# A node.\nnode_id = 2\nsegment_bytes = '32MiB'\ntail_bytes = 1_048_576\n\
                     topic = [\"a:1\",\n  'b:2']\ninsecure = true\ndefault_retention_time = 0\n\
                     shards = 0x3\n";
@@ -168,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_an_error_with_a_suggestion() {
+    fn rejects_an_unknown_key_with_a_suggestion() {
         let said = |text: &str| parsed(text).problems.join("\n");
         assert_eq!(
             said("\nnodeid = 2"),
@@ -179,11 +183,11 @@ mod tests {
             "helix.toml:1: unknown key \"listen-addr\"; did you mean \"listen_addr\"?"
         );
         assert!(said("zzz = 1").contains("--print-config shows all keys"));
-        assert!(said("[server]\nnode_id = 1").contains("there are no tables"));
+        assert!(said("[server]\nnode_id = 1").contains("tables are not supported"));
     }
 
     #[test]
-    fn a_value_of_another_type_is_told_what_is_wanted() {
+    fn an_error_names_the_expected_type() {
         let rows = [
             ("node_id = '2'", "node_id = '2': write a whole number, without quotes"),
             ("node_id = -2", "node_id = -2: write a whole number"),
@@ -191,13 +195,13 @@ mod tests {
             ("node_id = [2]", "node_id = [2]: write a whole number"),
             ("insecure = 'true'", "insecure = 'true': write true or false"),
             ("storage = 'papyrus'", "write one of \"durable\", \"memory\""),
-            ("data_dir = 5", "data_dir = 5: write a text in quotes"),
+            ("data_dir = 5", "data_dir = 5: write a string"),
             ("segment_bytes = '5q'", "segment_bytes = '5q': write a number of bytes"),
-            ("default_retention_time = 5", "default_retention_time = 5: write a length of time"),
-            ("topic = 5", "topic = 5: write a list of texts"),
+            ("default_retention_time = 5", "default_retention_time = 5: write a duration"),
+            ("topic = 5", "topic = 5: write a list of strings"),
             ("topic = ['a:1', 'b']", "topic = 'b': write name:partitions"),
             ("topic = []", "topic = []: list at least one"),
-            ("data_dir = 1979-05-27", "data_dir = 1979-05-27: write a text in quotes"),
+            ("data_dir = 1979-05-27", "data_dir = 1979-05-27: write a string"),
             ("storage = {a = 1}", "write one of"),
         ];
         for (text, wanted) in rows {
@@ -209,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_wrong_is_found_at_once() {
+    fn reports_all_problems_at_once() {
         let text = "node_id = 'x'\nshard = 1\nstorage = 'memory'\nlisten_addr = 'here'\n";
         let found = parsed(text);
         assert_eq!(found.problems.len(), 3, "{:?}", found.problems);
@@ -217,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_toml_says_where() {
+    fn a_syntax_error_has_its_line() {
         for text in ["node_id = 1\nnode_id = 2\n", "\nnode_id =\n", "\n= 5", "\n\"abc"] {
             let problems = parsed(text).problems;
             assert!(!problems.is_empty(), "{text:?}");

@@ -1,5 +1,5 @@
-//! Where a configuration comes from: the command line, else the environment, else the file, else
-//! the defaults. Nothing is printed here.
+//! Resolves the configuration from the command line, the environment, the file and the defaults.
+//! Earlier sources override later ones. Prints nothing.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -9,49 +9,49 @@ use std::path::PathBuf;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-use super::check::Fault;
+use super::check::ConfigProblem;
 use super::file::{self, FileValues};
 use super::settings::{Setting, settings};
-use super::{Config, ConfigError};
+use super::{ConfigError, ServerConfig};
 
-const ELSEWHERE: &str = "\
-Every setting can also be given in the environment, --node-id as HELIX_NODE_ID, and in the file of
---config, as node_id. The command line overrules the environment, which overrules the file.";
+const SOURCES_HELP: &str = "\
+Every setting can also be given in the environment (--node-id as HELIX_NODE_ID) and in the file of
+--config (as node_id). The command line overrides the environment, which overrides the file.";
 
-/// The flags of a server as they were given: those of `Config`, and whence else to take it.
+/// The flags of a server as given: those of `ServerConfig`, and those of the other sources.
 #[derive(Debug, Clone)]
 pub struct Flags {
-    /// By key.
+    /// Values by key.
     given: BTreeMap<String, Vec<OsString>>,
     sources: Sources,
 }
 
 #[derive(Debug, Clone, clap::Args)]
 struct Sources {
-    /// File with settings, in TOML: docs/configuration.md [env: HELIX_CONFIG]
+    /// File with settings, in TOML; see docs/configuration.md [env: HELIX_CONFIG]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Print the settings in force and where each comes from, as a file for --config, and end
+    /// Print the effective settings with their origins, as a file for --config, and exit
     #[arg(long)]
     print_config: bool,
-    /// Say everything that is wrong with the settings, and end: with 0 if nothing is, else with 2
+    /// Check the settings, print all problems, and exit with 0 if there is none, else with 2
     #[arg(long, conflicts_with = "print_config")]
     check_config: bool,
 }
 
-/// What is to be done with a configuration.
+/// Action that the flags request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum ConfigAction {
     Run,
     Print,
     Check,
 }
 
-/// Where a value comes from.
+/// Origin of a setting's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     Flag,
-    /// Its name.
+    /// Environment variable of this name.
     Variable(String),
     File {
         path: PathBuf,
@@ -60,7 +60,7 @@ pub enum Origin {
     Default,
 }
 
-impl Display for Origin {
+impl Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag => f.write_str("command line"),
@@ -71,103 +71,103 @@ impl Display for Origin {
     }
 }
 
-/// A configuration, and where each of its values comes from.
+/// A configuration with the origin of each value.
 #[derive(Debug, Clone)]
-pub struct Resolved {
-    pub config: Config,
-    pub(super) choices: Vec<Choice>,
+pub struct ResolvedConfig {
+    pub config: ServerConfig,
+    pub(super) settings: Vec<ResolvedSetting>,
 }
 
-/// A setting, and what was chosen for it.
+/// A setting with its values and their origin.
 #[derive(Debug, Clone)]
-pub(super) struct Choice {
+pub(super) struct ResolvedSetting {
     pub(super) setting: Setting,
-    pub(super) origin: Origin,
-    /// As on the command line; empty where there is none.
+    pub(super) origin: SettingOrigin,
+    /// In the form of the command line; empty if unset.
     pub(super) values: Vec<OsString>,
 }
 
 impl Flags {
-    pub fn asked(&self) -> Asked {
+    pub fn action(&self) -> ConfigAction {
         match &self.sources {
-            Sources { print_config: true, .. } => Asked::Print,
-            Sources { check_config: true, .. } => Asked::Check,
-            _ => Asked::Run,
+            Sources { print_config: true, .. } => ConfigAction::Print,
+            Sources { check_config: true, .. } => ConfigAction::Check,
+            _ => ConfigAction::Run,
         }
     }
 
-    /// The configuration that these flags, this environment and the file that they name make.
+    /// Resolves the configuration from these flags, the environment and the file that they name.
     ///
     /// # Errors
-    /// Everything that is wrong with it, also with what something else overrules in the file.
+    /// All problems, also those of values in the file that another source overrides.
     pub fn resolve(
         &self,
         environment: &dyn Fn(&str) -> Option<OsString>,
-    ) -> Result<Resolved, ConfigError> {
-        // An empty variable is how many tools say that there is none.
+    ) -> Result<ResolvedConfig, ConfigError> {
+        // Many tools set an empty variable for an unset one.
         let variable = |name: &str| environment(name).filter(|value| !value.is_empty());
         let settings = settings();
         let path = self.sources.config.clone();
         let path = path.or_else(|| variable("HELIX_CONFIG").map(PathBuf::from));
         let file = path.as_ref().map_or_else(FileValues::default, |it| file::read(it, &settings));
         let mut problems = file.problems;
-        let mut choices = Vec::new();
+        let mut resolved = Vec::new();
         for setting in settings {
             let key = setting.key();
             let mut names = setting.variables().into_iter();
             let found = names.find_map(|name| variable(&name).map(|value| (name, value)));
             let (origin, values) = if let Some(values) = self.given.get(&key) {
-                (Origin::Flag, values.clone())
+                (SettingOrigin::Flag, values.clone())
             } else if let Some((name, value)) = found {
                 if let Err(what) = setting.check(&value) {
                     problems.push(format!("{name}={}: {what}", value.to_string_lossy()));
                     continue;
                 }
-                (Origin::Variable(name), vec![value])
+                (SettingOrigin::Variable(name), vec![value])
             } else if let (Some(value), Some(path)) = (file.values.get(&key), &path) {
-                (Origin::File { path: path.clone(), line: value.line }, value.values.clone())
+                (SettingOrigin::File { path: path.clone(), line: value.line }, value.values.clone())
             } else {
                 let defaults = setting.default_values();
-                (Origin::Default, defaults.into_iter().map(OsString::from).collect())
+                (SettingOrigin::Default, defaults.into_iter().map(OsString::from).collect())
             };
-            choices.push(Choice { setting, origin, values });
+            resolved.push(ResolvedSetting { setting, origin, values });
         }
-        let config = assemble(&choices)?;
-        // A setting whose own value is none has its default now, which says nothing.
-        let chosen = |fault: &Fault| choices.iter().find(|it| it.setting.flag() == fault.flag);
-        let faults = config.faults();
-        problems.extend(faults.iter().filter_map(|it| chosen(it).map(|choice| choice.say(it))));
+        let config = assemble(&resolved)?;
+        // A setting with an invalid value has its default now, so it is not checked.
+        for problem in config.problems() {
+            let setting = resolved.iter().find(|it| it.setting.flag() == problem.flag);
+            problems.extend(setting.map(|setting| setting.describe(&problem)));
+        }
         if problems.is_empty() {
-            Ok(Resolved { config, choices })
+            Ok(ResolvedConfig { config, settings: resolved })
         } else {
             Err(ConfigError { problems })
         }
     }
 }
 
-fn assemble(choices: &[Choice]) -> Result<Config, ConfigError> {
+fn assemble(resolved: &[ResolvedSetting]) -> Result<ServerConfig, ConfigError> {
     let command = Command::new("helix-server").no_binary_name(true);
     let command = command.args(settings().iter().map(|setting| setting.arg().clone()));
-    let arguments = choices
-        .iter()
-        .flat_map(|choice| choice.values.iter().map(|value| choice.setting.argument(value)));
+    let arguments =
+        resolved.iter().flat_map(|it| it.values.iter().map(|value| it.setting.argument(value)));
     let matches = command.try_get_matches_from(arguments);
-    // Each value was checked: what is left is what clap says of them together.
+    // Each value was checked; clap can only report a conflict between them.
     matches
-        .and_then(|matches| Config::from_arg_matches(&matches))
+        .and_then(|matches| ServerConfig::from_arg_matches(&matches))
         .map_err(|error| ConfigError { problems: vec![error.to_string()] })
 }
 
-impl Choice {
-    /// A fault, with the place where the value was written.
-    fn say(&self, fault: &Fault) -> String {
-        let Fault { value, what, .. } = fault;
+impl ResolvedSetting {
+    /// Formats a problem with the origin of the value.
+    fn describe(&self, problem: &ConfigProblem) -> String {
+        let ConfigProblem { value, what, .. } = problem;
         match &self.origin {
-            Origin::Variable(name) => format!("{name}={value}: {what}"),
-            Origin::File { .. } => {
+            SettingOrigin::Variable(name) => format!("{name}={value}: {what}"),
+            SettingOrigin::File { .. } => {
                 format!("{}: {} = {value}: {what}", self.origin, self.setting.key())
             }
-            Origin::Flag | Origin::Default => fault.to_string(),
+            SettingOrigin::Flag | SettingOrigin::Default => problem.to_string(),
         }
     }
 }
@@ -175,7 +175,7 @@ impl Choice {
 impl Args for Flags {
     fn augment_args(command: Command) -> Command {
         let command = command.args(settings().iter().map(|setting| setting.arg().clone()));
-        Sources::augment_args(command).after_help(ELSEWHERE)
+        Sources::augment_args(command).after_help(SOURCES_HELP)
     }
 
     fn augment_args_for_update(command: Command) -> Command {

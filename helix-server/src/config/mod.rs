@@ -1,5 +1,5 @@
-//! What a server is started with: the settings, their defaults, and what follows from them.
-//! Where their values come from (flags, environment, file) is the affair of `Flags`.
+//! The configuration of a server: its settings, their defaults, and values derived from them.
+//! [`Flags`] reads them from the command line, the environment and a file.
 
 mod check;
 mod file;
@@ -19,10 +19,10 @@ use std::time::Duration;
 
 use crate::limits::{BATCH_BYTES_DEFAULT, IDLE_POLL_US, PACE, RECORD_BYTES_DEFAULT};
 use crate::log::PartitionSettings;
-use crate::memory::Shares;
+use crate::memory::MemoryShares;
 pub use check::ConfigError;
-pub use flags::{Asked, Flags, Origin, Resolved};
-pub use settings::{Kind, Setting, settings};
+pub use flags::{ConfigAction, Flags, ResolvedConfig, SettingOrigin};
+pub use settings::{Setting, SettingKind, settings};
 use values::{
     parse_address, parse_admin_addr, parse_bytes, parse_duration, parse_log_level, parse_peer,
     parse_topic,
@@ -30,63 +30,62 @@ use values::{
 
 /// Where a node keeps its logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Storage {
-    /// On disk: what is acknowledged is on stable storage.
+pub enum StorageMode {
+    /// On disk: acknowledged records are on stable storage.
     Durable,
-    /// In memory: gone with the process.
+    /// In memory: lost with the process.
     Memory,
 }
 
-/// Where the admin port is.
+/// Address of the admin port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminAddr {
     Off,
     At(SocketAddr),
 }
 
-/// From the clients' port to that of administration, unless another one is chosen: nodes on one
-/// machine differ in both.
+/// Difference between the default admin port and the clients' port, so that nodes on one machine
+/// differ in both.
 const ADMIN_PORT_STEP: u16 = 552;
 
-/// How the server's own log is written to stderr.
+/// Format of the server's log on stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people.
+    /// Human-readable lines.
     Text,
-    /// One JSON object a line.
+    /// One JSON object for each line.
     Json,
 }
 
 /// Configuration of a server.
 ///
-/// A field with a flag is all that a new setting takes: its variable (HELIX_ and the flag in
-/// capitals), its key in the file (the flag with underscores) and its row in
-/// `docs/configuration.md` follow from it. The default stands here and nowhere else; `value_name`
-/// BYTES and TIME say that it is a size or a length of time. What a value must satisfy beside its
-/// form is in `check.rs`.
+/// A new setting needs only a field with a flag. Its variable (HELIX_ and the flag in capitals),
+/// its key in the file (the flag with underscores) and its row in `docs/configuration.md` follow
+/// from it. Its default is defined here only. `value_name` BYTES or TIME makes it a size or a
+/// duration. `check.rs` checks ranges and combinations.
 #[derive(Debug, Clone, PartialEq, Eq, clap::Args)]
-pub struct Config {
-    /// Number of this node in its cluster, at least 1
+pub struct ServerConfig {
+    /// Id of this node in its cluster, at least 1
     #[arg(long, default_value_t = 1)]
     pub node_id: u64,
 
-    /// Address to listen on; port 0 takes any free one
+    /// Address to listen on for clients; port 0 picks a free one
     #[arg(long, alias = "listen", value_parser = parse_address, default_value = "127.0.0.1:9092")]
     pub listen_addr: SocketAddr,
 
-    /// Address that clients dial, "host:port", where it is not the one listened on
+    /// Address that clients dial, "host:port", if it differs from --listen-addr
     #[arg(long)]
     pub advertise_addr: Option<String>,
 
-    /// Name of the cluster; a node joins no other one [default: any]
+    /// Name of the cluster; the node joins no cluster of another name [default: any]
     #[arg(long, value_name = "NAME")]
     pub cluster_id: Option<String>,
 
-    /// Address to listen on for the cluster's other nodes; used only with --peer
+    /// Address to listen on for other nodes of the cluster; used only with --peer
     #[arg(long, value_parser = parse_address, default_value = "127.0.0.1:9192")]
     pub peer_addr: SocketAddr,
 
-    /// Peer address of a node of the cluster, once for each; this node's own is what others dial
+    /// Peer address of a node of the cluster, once for each node; other nodes dial this node's own
     #[arg(
         long = "peer",
         value_name = "ID=HOST:PORT",
@@ -95,24 +94,24 @@ pub struct Config {
     )]
     pub peers: Vec<(u64, String)>,
 
-    /// Address of the admin port, with /metrics, /livez and /readyz; "off" for none [default:
+    /// Address of the admin port with /metrics, /livez and /readyz; "off" closes it [default:
     /// 127.0.0.1 and the port of --listen-addr plus 552: 9644 for 9092]
     #[arg(long, value_name = "ADDR|off", value_parser = parse_admin_addr)]
     pub admin_addr: Option<AdminAddr>,
 
-    /// Listen where others than this machine can reach it, without encryption or authentication
+    /// Allow addresses that other machines can reach, without encryption or authentication
     #[arg(long)]
     pub insecure: bool,
 
-    /// Folder for the data; created if it is not there
+    /// Data directory; created if it does not exist
     #[arg(long, default_value = "./helix-data")]
     pub data_dir: PathBuf,
 
-    /// Where the logs are kept: durable acknowledges what is synced, memory loses all at exit
-    #[arg(long, value_enum, default_value_t = Storage::Durable)]
-    pub storage: Storage,
+    /// Storage of the logs: durable acknowledges synced records, memory loses all data at exit
+    #[arg(long, value_enum, default_value_t = StorageMode::Durable)]
+    pub storage: StorageMode,
 
-    /// Topic to create on a fresh cluster, "name:partitions"; may be given more than once
+    /// Topic to create in a new cluster, "name:partitions"; can be given more than once
     #[arg(
         long = "topic",
         value_name = "NAME:PARTITIONS",
@@ -122,68 +121,69 @@ pub struct Config {
     )]
     pub topics: Vec<(String, u32)>,
 
-    /// Shards of a fresh cluster: replicated logs that its partitions share [default: 1]
+    /// Shards of a new cluster: replicated logs that its partitions share [default: 1]
     #[arg(long)]
     pub shards: Option<u64>,
 
-    /// Threads that serve calls [default: one less than there are cores]
+    /// Threads that serve calls [default: the number of CPUs less one]
     #[arg(long)]
     pub worker_threads: Option<NonZeroUsize>,
 
-    /// Size of a segment file
+    /// Size of a segment file of the log
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64MiB")]
     pub segment_bytes: u64,
 
-    /// Memory that the node may take; what each part of it may take follows from that
+    /// Memory limit of the node; each part of it gets a fixed share
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "512MiB")]
     pub memory_limit: u64,
 
-    /// Memory for the newest records of each shard, from which readers near the end are served
-    /// [default: by the memory limit, at most 16MiB]
+    /// Memory for the newest records of each shard, which serves readers near the end [default:
+    /// derived from the memory limit, at most 16MiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub tail_bytes: Option<u64>,
 
-    /// Log that each shard keeps for replicas that are away or behind; one that lacks more gets the
-    /// shard's state and its records instead
+    /// Log that each shard keeps for replicas that are down or behind; a replica that lacks more
+    /// gets a snapshot and its records
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "4GiB")]
     pub catch_up_bytes: u64,
 
-    /// Log between two checkpoints of a shard's state, at least: about what a restart reads again
+    /// Least log between two checkpoints of a shard's state; a restart replays about that much
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64MiB")]
     pub checkpoint_bytes: u64,
 
-    /// Bytes of its logs that the node reads anew in a second to find damage early; 0: none
+    /// Bytes of its logs that the node reads per second to find damage early; 0 turns it off
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "8MiB")]
     pub scrub_rate: u64,
 
-    /// While batches of up to 16 KiB come, larger ones may have this many times in flight of what
-    /// the log does in the time that one batch takes alone: 2 leaves the small ones about the
-    /// latency that they have alone, more gives the large ones more of the log; 0: no bound
+    /// In-flight limit for batches over 16 KiB while smaller ones are arriving, as a multiple of
+    /// the log's bandwidth-delay product; 2 keeps the latency of small batches, more gives large
+    /// ones more throughput, 0 turns the limit off
     #[arg(long, value_name = "TIMES", default_value_t = PACE)]
     pub pace: u32,
 
-    /// Microseconds that a log's writer stays awake for the next batch, while batches come that
-    /// soon; 0, it sleeps at once, where processor time is scarcer than latency
+    /// Microseconds that a log's writer busy-polls for the next batch while batches arrive that
+    /// often; 0 turns it off and saves CPU time at the cost of latency
     #[arg(long, value_name = "MICROSECONDS", default_value_t = IDLE_POLL_US)]
     pub idle_poll_us: u32,
 
-    /// Bytes that a partition keeps unless its topic says otherwise; 0: unlimited
+    /// Bytes that a partition keeps, for topics without retention_bytes; 0 is unlimited
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0")]
     pub default_retention_bytes: u64,
 
-    /// Time that a partition keeps records unless its topic says otherwise ("7d"); 0: unlimited
+    /// Time that a partition keeps records ("7d"), for topics without retention_time; 0 is
+    /// unlimited
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0")]
     pub default_retention_time: Duration,
 
-    /// Go through the page cache instead of around it
+    /// Use the page cache instead of direct I/O
     #[arg(long)]
     pub no_direct_io: bool,
 
-    /// Form of the log on stderr
+    /// Format of the log on stderr
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 
-    /// What is logged: a level, or levels of parts as in "info,helix_server::peer=warn"
+    /// Log level, or levels of modules as in "info,helix_server::peer=warn"
     #[arg(
         long,
         alias = "log",
@@ -194,7 +194,7 @@ pub struct Config {
     pub log_level: String,
 }
 
-impl Default for Config {
+impl Default for ServerConfig {
     fn default() -> Self {
         use clap::{Args, Command, FromArgMatches};
 
@@ -204,37 +204,37 @@ impl Default for Config {
     }
 }
 
-impl Config {
-    /// A server in memory, on any free port of this machine: for tests and tools.
+impl ServerConfig {
+    /// Returns the configuration of a server in memory on a free local port, for tests and tools.
     pub fn in_memory() -> Self {
         let listen_addr = SocketAddr::from(([127, 0, 0, 1], 0));
         let admin_addr = Some(AdminAddr::Off);
-        Self { storage: Storage::Memory, listen_addr, admin_addr, ..Self::default() }
+        Self { storage: StorageMode::Memory, listen_addr, admin_addr, ..Self::default() }
     }
 
-    /// A durable server in this folder, on any free port of this machine.
-    pub fn in_folder(data_dir: impl Into<PathBuf>) -> Self {
+    /// Returns the configuration of a durable server in this directory, on a free local port.
+    pub fn in_dir(data_dir: impl Into<PathBuf>) -> Self {
         let data_dir = data_dir.into();
-        Self { storage: Storage::Durable, data_dir, ..Self::in_memory() }
+        Self { storage: StorageMode::Durable, data_dir, ..Self::in_memory() }
     }
 
-    /// The other nodes' peer addresses.
+    /// Returns the peer addresses of the other nodes.
     pub fn other_nodes(&self) -> BTreeMap<u64, String> {
         self.peers.iter().filter(|(id, _)| *id != self.node_id).cloned().collect()
     }
 
-    /// Nodes of the cluster that this one forms or belongs to.
+    /// Returns the number of nodes in the cluster.
     pub fn node_count(&self) -> usize {
         self.other_nodes().len() + 1
     }
 
-    /// Where the admin port listens, if there is one.
+    /// Returns the address of the admin port, if it is on.
     pub fn admin_listen_addr(&self) -> Option<SocketAddr> {
         match self.admin_addr {
             Some(AdminAddr::Off) => None,
             Some(AdminAddr::At(addr)) => Some(addr),
             None => {
-                // Any free one beside a port that is any free one itself, and beyond the last.
+                // A free port if the clients' port is a free one, or if the sum is too large.
                 let port = match self.listen_addr.port() {
                     0 => 0,
                     port => port.checked_add(ADMIN_PORT_STEP).unwrap_or(0),
@@ -244,33 +244,33 @@ impl Config {
         }
     }
 
-    /// Data shards of a fresh cluster.
+    /// Returns the number of data shards of a new cluster.
     pub fn shard_count(&self) -> u64 {
         self.shards.unwrap_or(1)
     }
 
-    /// What each part of the node may take of its memory.
-    pub fn shares(&self) -> Shares {
-        Shares::of(self.memory_limit)
+    /// Returns the memory shares of the node's parts.
+    pub fn shares(&self) -> MemoryShares {
+        MemoryShares::of(self.memory_limit)
     }
 
-    /// Newest records that each shard keeps in memory.
+    /// Returns the bytes of newest records that each shard keeps in memory.
     pub fn tail_bytes(&self) -> u64 {
         self.tail_bytes.unwrap_or_else(|| self.shares().tail_bytes(self.shard_count()))
     }
 
-    /// Footer pages that each shard keeps in memory.
+    /// Returns the bytes of footer pages that each shard keeps in memory.
     pub fn footer_bytes(&self) -> u64 {
         self.shares().footer_bytes(self.shard_count(), self.tail_bytes()).unwrap_or_default()
     }
 
     pub fn worker_threads(&self) -> usize {
-        let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        // One core is left to the logs' writer threads and the kernel.
-        self.worker_threads.map_or_else(|| (cores() - 1).max(1), NonZeroUsize::get)
+        let cpus = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        // One CPU is left to the logs' writer threads and the kernel.
+        self.worker_threads.map_or_else(|| (cpus() - 1).max(1), NonZeroUsize::get)
     }
 
-    /// Settings of a topic that names none.
+    /// Returns the settings of a topic without settings of its own.
     pub fn topic_settings(&self) -> PartitionSettings {
         let time_us = u64::try_from(self.default_retention_time.as_micros()).unwrap_or(u64::MAX);
         PartitionSettings {
@@ -290,8 +290,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_make_sense() {
-        let config = Config::default();
+    fn the_defaults_are_valid() {
+        let config = ServerConfig::default();
         config.validate().unwrap();
         assert_eq!(config.topics, [("default".to_owned(), 4)]);
         assert_eq!(config.listen_addr.to_string(), "127.0.0.1:9092");
@@ -302,8 +302,11 @@ mod tests {
     #[test]
     fn the_admin_port_follows_the_clients_port() {
         let admin = |listen: &str, admin_addr: Option<AdminAddr>| {
-            let config =
-                Config { listen_addr: listen.parse().unwrap(), admin_addr, ..Config::default() };
+            let config = ServerConfig {
+                listen_addr: listen.parse().unwrap(),
+                admin_addr,
+                ..ServerConfig::default()
+            };
             config.admin_listen_addr().map(|addr| addr.to_string())
         };
         assert_eq!(admin("127.0.0.1:9092", None).unwrap(), "127.0.0.1:9644");

@@ -1,12 +1,12 @@
-//! Holds docs/configuration.md to the code: its table of settings is made here.
-//! `HELIX_BLESS=1 cargo test -p helix-server --lib reference` writes it anew.
+//! Checks the table of settings in docs/configuration.md, which is generated from the code.
+//! `HELIX_BLESS=1 cargo test -p helix-server --lib reference` writes it.
 
-use super::settings::{Kind, Setting, settings};
-use crate::made_docs;
+use super::settings::{Setting, SettingKind, settings};
+use crate::doc_tables;
 
 fn help(setting: &Setting) -> String {
     let choices = match setting.kind() {
-        Kind::Choice => format!(" ({})", setting.wanted()),
+        SettingKind::Choice => format!(" ({})", setting.expected()),
         _ => String::new(),
     };
     format!("{}{choices}", setting.help()).replace('|', "\\|")
@@ -17,8 +17,8 @@ fn default(setting: &Setting) -> String {
     let quoted: Vec<_> = values.iter().map(|value| format!("{value:?}")).collect();
     match setting.kind() {
         _ if values.is_empty() => String::new(),
-        Kind::Switch | Kind::Number => format!("`{}`", values.join(" ")),
-        Kind::List => format!("`[{}]`", quoted.join(", ")),
+        SettingKind::Switch | SettingKind::Number => format!("`{}`", values.join(" ")),
+        SettingKind::List => format!("`[{}]`", quoted.join(", ")),
         _ => format!("`{}`", quoted.join(", ")),
     }
 }
@@ -27,5 +27,5 @@ fn default(setting: &Setting) -> String {
 fn the_documentation_has_every_setting_of_the_configuration() {
     let row = |it: &Setting| format!("| `{}` | {} | {} |\n", it.key(), default(it), help(it));
     let head = "| key | default | |\n|---|---|---|\n";
-    made_docs::expect_table("configuration.md", "settings", head, settings().iter().map(row));
+    doc_tables::expect_table("configuration.md", "settings", head, settings().iter().map(row));
 }

@@ -1,5 +1,5 @@
-//! The settings one by one, as the flags of `Config` declare them: names, kinds, defaults, help.
-//! What reads and prints configurations goes by this list, and so does the documentation.
+//! The list of settings, from the flags of `ServerConfig`: names, kinds, defaults, help.
+//! Reading, printing and the documentation use this list.
 
 use std::any::TypeId;
 use std::ffi::{OsStr, OsString};
@@ -9,18 +9,18 @@ use clap::builder::BoolishValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Args, Command};
 
-use super::Config;
+use super::ServerConfig;
 
-/// What is written as a setting's value.
+/// Kind of a setting's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SettingKind {
     Switch,
     Number,
     Size,
     Time,
     Choice,
     Text,
-    /// Of texts.
+    /// List of strings.
     List,
 }
 
@@ -30,13 +30,13 @@ pub struct Setting {
     arg: Arg,
 }
 
-/// All settings, in the order in which people should meet them.
+/// Returns all settings, in the order of their declaration.
 pub fn settings() -> Vec<Setting> {
-    let command = Config::augment_args(Command::new("helix-server"));
+    let command = ServerConfig::augment_args(Command::new("helix-server"));
     command.get_arguments().map(|arg| Setting { arg: complete(arg.clone()) }).collect()
 }
 
-/// A switch can be switched off again, so that the command line can overrule a file.
+/// Gives a switch an optional value, so that the command line can turn off a switch of the file.
 fn complete(arg: Arg) -> Arg {
     let arg = arg.env(None::<&'static str>);
     if !matches!(arg.get_action(), ArgAction::SetTrue) {
@@ -54,62 +54,62 @@ fn complete(arg: Arg) -> Arg {
 }
 
 impl Setting {
-    /// Name of the flag, without the dashes.
+    /// Returns the name of the flag, without the dashes.
     pub fn flag(&self) -> &str {
         self.arg.get_long().expect("every setting is a long flag")
     }
 
-    /// Key in the file.
+    /// Returns the key in the file.
     pub fn key(&self) -> String {
         self.flag().replace('-', "_")
     }
 
-    /// Name in the environment.
+    /// Returns the environment variable.
     pub fn variable(&self) -> String {
         variable(self.flag())
     }
 
-    /// All names in the environment, those of the flag's aliases included.
+    /// Returns all environment variables, with those of the flag's aliases.
     pub(super) fn variables(&self) -> Vec<String> {
         let aliases = self.arg.get_all_aliases().unwrap_or_default();
         [self.flag()].into_iter().chain(aliases).map(variable).collect()
     }
 
-    /// What it is, in one line.
+    /// Returns the help text, in one line.
     pub fn help(&self) -> String {
         self.arg.get_help().map(ToString::to_string).unwrap_or_default()
     }
 
-    /// As it would be written on the command line; empty: there is none.
+    /// Returns the defaults in the form of the command line; empty without a default.
     pub fn default_values(&self) -> Vec<String> {
         let values = self.arg.get_default_values();
         values.iter().map(|value| value.to_string_lossy().into_owned()).collect()
     }
 
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> SettingKind {
         let numbers = [TypeId::of::<u64>(), TypeId::of::<u32>(), TypeId::of::<NonZeroUsize>()];
         let type_id = self.arg.get_value_parser().type_id();
         match self.value_name() {
-            _ if matches!(self.arg.get_action(), ArgAction::Append) => Kind::List,
-            "BOOL" => Kind::Switch,
-            "BYTES" => Kind::Size,
-            "TIME" => Kind::Time,
-            _ if numbers.iter().any(|number| type_id == *number) => Kind::Number,
-            _ if !self.arg.get_possible_values().is_empty() => Kind::Choice,
-            _ => Kind::Text,
+            _ if matches!(self.arg.get_action(), ArgAction::Append) => SettingKind::List,
+            "BOOL" => SettingKind::Switch,
+            "BYTES" => SettingKind::Size,
+            "TIME" => SettingKind::Time,
+            _ if numbers.iter().any(|number| type_id == *number) => SettingKind::Number,
+            _ if !self.arg.get_possible_values().is_empty() => SettingKind::Choice,
+            _ => SettingKind::Text,
         }
     }
 
-    /// What may be written in the file.
-    pub fn wanted(&self) -> String {
+    /// Describes the values that the file accepts.
+    pub fn expected(&self) -> String {
         match self.kind() {
-            Kind::Switch => "true or false".to_owned(),
-            Kind::Number => "a whole number, without quotes".to_owned(),
-            Kind::Size => "a size, as in 1048576 or \"64MiB\"".to_owned(),
-            Kind::Time => "a length of time, as in \"90s\", \"15m\" or \"7d\"".to_owned(),
-            Kind::Choice => format!("one of {}", self.choices()),
-            Kind::Text => "a text in quotes".to_owned(),
-            Kind::List => format!("a list of texts, as in [\"{}\"]", self.value_name()),
+            SettingKind::Switch => "true or false".to_owned(),
+            SettingKind::Number => "a whole number, without quotes".to_owned(),
+            SettingKind::Size => "a size, as in 1048576 or \"64MiB\"".to_owned(),
+            SettingKind::Time => "a duration, as in \"90s\", \"15m\" or \"7d\"".to_owned(),
+            SettingKind::Choice => format!("one of {}", self.choices()),
+            SettingKind::Text => "a string".to_owned(),
+            SettingKind::List => format!("a list of strings, as in [\"{}\"]", self.value_name()),
         }
     }
 
@@ -131,14 +131,14 @@ impl Setting {
         &self.arg
     }
 
-    /// The command-line argument that sets it.
+    /// Returns the command-line argument that sets the value.
     pub(super) fn argument(&self, value: &OsStr) -> OsString {
         let mut argument = OsString::from(format!("--{}=", self.flag()));
         argument.push(value);
         argument
     }
 
-    /// Checks the form of one value; an error says what is wanted.
+    /// Checks the form of one value; an error describes the expected form.
     pub(super) fn check(&self, value: &OsStr) -> Result<(), String> {
         let command = Command::new("helix-server").no_binary_name(true).arg(self.arg.clone());
         let Err(error) = command.try_get_matches_from([self.argument(value)]) else {
@@ -147,11 +147,15 @@ impl Setting {
         let source = std::error::Error::source(&error).map(ToString::to_string);
         Err(match (error.kind(), error.get(ContextKind::ValidValue), source) {
             (ErrorKind::InvalidValue, Some(ContextValue::Strings(_)), _) => {
-                format!("write {}", self.wanted())
+                format!("write {}", self.expected())
             }
-            // Ours say what they want; clap's own do not.
-            (_, _, Some(source)) if !matches!(self.kind(), Kind::Number | Kind::Switch) => source,
-            _ => format!("write {}", self.wanted()),
+            // The parsers in `values.rs` describe the expected form; clap's do not.
+            (_, _, Some(source))
+                if !matches!(self.kind(), SettingKind::Number | SettingKind::Switch) =>
+            {
+                source
+            }
+            _ => format!("write {}", self.expected()),
         })
     }
 }
@@ -180,14 +184,14 @@ mod tests {
     #[test]
     fn kinds_follow_from_the_type() {
         let kinds = [
-            ("node_id", Kind::Number),
-            ("worker_threads", Kind::Number),
-            ("segment_bytes", Kind::Size),
-            ("default_retention_time", Kind::Time),
-            ("storage", Kind::Choice),
-            ("data_dir", Kind::Text),
-            ("topic", Kind::List),
-            ("no_direct_io", Kind::Switch),
+            ("node_id", SettingKind::Number),
+            ("worker_threads", SettingKind::Number),
+            ("segment_bytes", SettingKind::Size),
+            ("default_retention_time", SettingKind::Time),
+            ("storage", SettingKind::Choice),
+            ("data_dir", SettingKind::Text),
+            ("topic", SettingKind::List),
+            ("no_direct_io", SettingKind::Switch),
         ];
         for (key, kind) in kinds {
             assert_eq!(setting(key).kind(), kind, "{key}");
@@ -195,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_none_is_told_what_is_wanted() {
+    fn an_error_describes_the_expected_value() {
         let said = |key: &str, value: &str| setting(key).check(OsStr::new(value)).unwrap_err();
         assert_eq!(said("node_id", "x"), "write a whole number, without quotes");
         assert_eq!(said("worker_threads", "0"), "write a whole number, without quotes");

@@ -1,5 +1,5 @@
-//! How single values are written by people: sizes, lengths of time, addresses, topics, nodes.
-//! Each says, when it cannot read one, what it wanted instead.
+//! Parses single values: sizes, durations, addresses, topics, nodes.
+//! Each error says which form is expected.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use tracing_subscriber::EnvFilter;
 use super::AdminAddr;
 use crate::cluster::is_topic_name;
 
-/// An address to listen on. Not a name: what it stands for may differ from start to start.
+/// Parses an address to listen on. Rejects names, which may resolve differently at each start.
 pub(super) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         format!("write an IP address and a port, as in 127.0.0.1:9092 or [::1]:9092, not {text:?}")
     })
 }
 
-/// An address, or "off".
+/// Parses an address, or "off".
 pub(super) fn parse_admin_addr(text: &str) -> Result<AdminAddr, String> {
     if text == "off" {
         return Ok(AdminAddr::Off);
@@ -36,7 +36,7 @@ pub(super) fn parse_topic(text: &str) -> Result<(String, u32), String> {
     }
     if !is_topic_name(name) {
         return Err(format!(
-            "a topic's name is made of ASCII letters, digits, '.', '_' and '-', not {name:?}"
+            "a topic's name has ASCII letters, digits, '.', '_' and '-' only, not {name:?}"
         ));
     }
     Ok((name.to_owned(), partitions))
@@ -58,7 +58,7 @@ pub(super) fn has_port(address: &str) -> bool {
         .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
-/// A number of bytes: "67108864", "64MiB", "64M".
+/// Parses a number of bytes: "67108864", "64MiB", "64M".
 pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
     let wanted = || format!("write a number of bytes, as in 1048576, 64MiB or 2GiB, not {text:?}");
     let (number, unit) = split_unit(text).ok_or_else(wanted)?;
@@ -73,9 +73,9 @@ pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(wanted)
 }
 
-/// A length of time: "0", "90s", "15m", "12h", "7d".
+/// Parses a duration: "0", "90s", "15m", "12h", "7d".
 pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wanted = || format!("write a length of time, as in 90s, 15m, 12h or 7d, not {text:?}");
+    let wanted = || format!("write a duration, as in 90s, 15m, 12h or 7d, not {text:?}");
     let (number, unit) = split_unit(text).ok_or_else(wanted)?;
     let seconds = match (number, unit) {
         (0, "") | (_, "s") => 1,
@@ -94,12 +94,12 @@ fn split_unit(text: &str) -> Option<(u64, &str)> {
     Some((number.parse().ok()?, unit.trim()))
 }
 
-/// A level, or a filter by part of the program: "info", "warn,helix_server::peer=debug".
+/// Parses a level, or levels of modules: "info", "warn,helix_server::peer=debug".
 pub(super) fn parse_log_level(text: &str) -> Result<String, String> {
     match EnvFilter::try_new(text) {
         Ok(_) if !text.trim().is_empty() => Ok(text.to_owned()),
         _ => Err(format!(
-            "write off, error, warn, info, debug or trace, or levels of parts, as in \
+            "write off, error, warn, info, debug or trace, or levels of modules, as in \
              info,helix_server::peer=warn, not {text:?}"
         )),
     }
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_times_are_read_as_people_write_them() {
+    fn parses_sizes_and_durations() {
         assert_eq!(parse_bytes("64MiB").unwrap(), 64 << 20);
         assert_eq!(parse_bytes("2g").unwrap(), 2 << 30);
         assert_eq!(parse_bytes("1048576").unwrap(), 1 << 20);
@@ -120,11 +120,11 @@ mod tests {
             assert!(parse_bytes(wrong).is_err(), "{wrong:?}");
             assert!(parse_duration(wrong).is_err(), "{wrong:?}");
         }
-        assert!(parse_duration("5").is_err(), "a number without a unit is a riddle");
+        assert!(parse_duration("5").is_err(), "a number without a unit is ambiguous");
     }
 
     #[test]
-    fn topics_have_a_name_and_partitions() {
+    fn parses_topics() {
         assert_eq!(parse_topic("orders:8").unwrap(), ("orders".to_owned(), 8));
         for wrong in ["orders", "orders:", ":4", "orders:0", "orders:x"] {
             assert!(parse_topic(wrong).is_err(), "{wrong:?}");
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_have_an_id_and_an_address() {
+    fn parses_peers() {
         assert_eq!(parse_peer("2=n2:9192").unwrap(), (2, "n2:9192".to_owned()));
         for wrong in ["n2:9192", "2=n2", "x=n2:9192", "2=", "=n2:1"] {
             assert!(parse_peer(wrong).is_err(), "{wrong:?}");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_numbers() {
+    fn rejects_addresses_that_are_names() {
         assert_eq!(parse_address("[::1]:9").unwrap(), "[::1]:9".parse().unwrap());
         for wrong in ["localhost:9092", "127.0.0.1", ":9092", "127.0.0.1:99999"] {
             assert!(parse_address(wrong).unwrap_err().contains("127.0.0.1:9092"), "{wrong:?}");
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_admin_port_can_be_off() {
+    fn parses_admin_addresses() {
         assert_eq!(parse_admin_addr("off").unwrap(), AdminAddr::Off);
         let addr = "0.0.0.0:9644";
         assert_eq!(parse_admin_addr(addr).unwrap(), AdminAddr::At(addr.parse().unwrap()));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_level_is_a_level_or_a_filter() {
+    fn parses_log_levels_and_filters() {
         for right in ["off", "info", "warn,openraft=error", "helix_server::peer=debug"] {
             assert_eq!(parse_log_level(right).unwrap(), right);
         }

@@ -1,13 +1,14 @@
-//! How many bytes of large batches are worth having in flight.
+//! Computes the in-flight limit of large batches.
 //!
-//! A log that is asked for more than it can do has a queue, and every byte in it is time that the
-//! next small batch waits. The least that still keeps the log busy is what it does in the time that
-//! one batch takes when there is no queue (Kleinrock 1979: the most throughput for the delay). As
-//! BBR does it (Cardwell et al., ACM Queue 2016): the rate is the highest of the last while, the
-//! time the shortest of batches that had no queue before them, which has to be made so now and
-//! then; some times their product may be in flight, since a log writes one group while the next
-//! gathers, and does more bytes in a second the longer its groups are.
-//! A log that syncs slowly or whose followers are far has a long time, and so a large window.
+//! A log that gets more than it can write builds a queue, and each queued byte delays the next
+//! small batch. The smallest window that keeps the log busy is its bandwidth-delay product: its
+//! rate times the latency of a batch without a queue (Kleinrock 1979).
+//!
+//! As in BBR (Cardwell et al., ACM Queue 2016), the rate is the highest recent one. The latency is
+//! the lowest of batches that met no queue, which a periodic probe ensures. The window is a small
+//! multiple of the product: a log writes one group while the next one gathers, and its rate grows
+//! with the size of the groups.
+//! Slow syncs or distant followers raise the latency, and so the window.
 
 use std::time::Duration;
 
@@ -18,24 +19,24 @@ use crate::limits;
 #[derive(Debug)]
 pub(super) struct Pacer {
     bytes_max: usize,
-    /// How many times what the log does while one batch is under way; 0: no bound.
+    /// Window as a multiple of the bandwidth-delay product; 0 for no limit.
     gain: u32,
     small_seen: Option<Instant>,
     rate: Rate,
-    /// What a batch takes when no queue is before it; unknown at first.
+    /// Latency of a batch without a queue; unknown at first.
     base: Option<Duration>,
     probe: Probe,
 }
 
-/// Whether it is being measured what a batch takes.
+/// Phases of the measurement of the latency without a queue.
 #[derive(Debug, Clone, Copy)]
 enum Probe {
-    /// Not again before this.
-    Rests { until: Instant },
-    /// What is in flight becomes less.
-    Drains { since: Instant },
-    /// Batches that began after `since` had no queue before them.
-    Measures { since: Instant, shortest: Option<Duration>, batches: u32 },
+    /// No measurement starts before `until`.
+    Idle { until: Instant },
+    /// Waits until no large batch is in flight.
+    Draining { since: Instant },
+    /// Measures batches that started after `since`, and so met no queue.
+    Measuring { since: Instant, shortest: Option<Duration>, batches: u32 },
 }
 
 impl Pacer {
@@ -46,35 +47,36 @@ impl Pacer {
             small_seen: None,
             rate: Rate::new(now),
             base: None,
-            probe: Probe::Rests { until: now },
+            probe: Probe::Idle { until: now },
         }
     }
 
-    /// A small batch has come: the large ones are to leave it room.
+    /// Notes the arrival of a small batch, from which on large ones are limited.
     pub(super) fn on_small(&mut self, now: Instant) {
         let was_paced = is_recent(self.small_seen, now);
         self.small_seen = Some(now);
         let is_due = match self.probe {
-            Probe::Rests { until } => until <= now,
-            // Begun while others were held back, as they were not since.
-            Probe::Drains { .. } | Probe::Measures { .. } => !was_paced,
+            Probe::Idle { until } => until <= now,
+            // A probe from before a pause without small batches: large ones were not limited
+            // since then, so it starts again.
+            Probe::Draining { .. } | Probe::Measuring { .. } => !was_paced,
         };
         if is_due {
-            self.probe = Probe::Drains { since: now };
+            self.probe = Probe::Draining { since: now };
         }
     }
 
-    /// So many bytes of large batches are in flight.
+    /// Notes the bytes of large batches in flight.
     pub(super) fn on_large_in_flight(&mut self, now: Instant, bytes: usize) {
-        if matches!(self.probe, Probe::Drains { .. }) && bytes == 0 {
-            self.probe = Probe::Measures { since: now, shortest: None, batches: 0 };
+        if matches!(self.probe, Probe::Draining { .. }) && bytes == 0 {
+            self.probe = Probe::Measuring { since: now, shortest: None, batches: 0 };
         }
     }
 
-    /// A batch that had its share from `since` on is committed and synced.
+    /// Notes that a batch, in flight since `since`, is committed and synced.
     pub(super) fn on_done(&mut self, now: Instant, since: Instant, bytes: usize) {
         self.rate.add(now, bytes, self.base.unwrap_or_default());
-        let Probe::Measures { since: begun, shortest, batches } = &mut self.probe else { return };
+        let Probe::Measuring { since: begun, shortest, batches } = &mut self.probe else { return };
         if since < *begun || !is_recent(self.small_seen, now) {
             return;
         }
@@ -83,31 +85,31 @@ impl Pacer {
         (*shortest, *batches) = (Some(least), *batches + 1);
         if *batches >= limits::PACE_PROBE_BATCHES {
             self.base = Some(least);
-            self.probe = Probe::Rests { until: now + limits::PACE_PROBE_INTERVAL };
+            self.probe = Probe::Idle { until: now + limits::PACE_PROBE_INTERVAL };
         }
     }
 
-    /// How many bytes of large batches may be in flight.
+    /// Returns how many bytes of large batches may be in flight.
     pub(super) fn window(&mut self, now: Instant) -> usize {
         let ago = |since: Instant| now.saturating_duration_since(since);
         if !is_recent(self.small_seen, now) || self.gain == 0 {
             return self.bytes_max;
         }
         match self.probe {
-            Probe::Drains { since } | Probe::Measures { since, .. }
+            Probe::Draining { since } | Probe::Measuring { since, .. }
                 if ago(since) < limits::PACE_PROBE_MAX =>
             {
-                // One at a time: of two, one always waits for the other.
+                // One large batch at a time, since a second one would queue behind it.
                 return 0;
             }
-            // Too slow to be measured, or nothing large to measure: another time.
-            Probe::Drains { .. } | Probe::Measures { .. } => {
-                if let Probe::Measures { shortest: Some(shortest), .. } = self.probe {
+            // The log was too slow for the probe, or there was no large batch. Tries again later.
+            Probe::Draining { .. } | Probe::Measuring { .. } => {
+                if let Probe::Measuring { shortest: Some(shortest), .. } = self.probe {
                     self.base = Some(shortest);
                 }
-                self.probe = Probe::Rests { until: now + limits::PACE_PROBE_INTERVAL };
+                self.probe = Probe::Idle { until: now + limits::PACE_PROBE_INTERVAL };
             }
-            Probe::Rests { .. } => {}
+            Probe::Idle { .. } => {}
         }
         let Some(base) = self.base else { return self.bytes_max };
         let bytes = f64::from(self.gain) * self.rate.highest(now, base) * base.as_secs_f64();
@@ -120,13 +122,13 @@ fn is_recent(small_seen: Option<Instant>, now: Instant) -> bool {
     small_seen.is_some_and(|seen| ago(seen) < limits::PACED_AFTER_SMALL)
 }
 
-/// Bytes per second: the highest of the present span and the one before it.
+/// The highest rate, in bytes per second, of the current and the previous span.
 #[derive(Debug)]
 struct Rate {
     span: Instant,
     highest: f64,
     before: f64,
-    /// What is being counted.
+    /// Start and bytes of the rate sample being counted.
     since: Instant,
     bytes: usize,
 }
@@ -137,10 +139,10 @@ impl Rate {
     }
 
     fn add(&mut self, now: Instant, bytes: usize, base: Duration) {
-        self.turn(now, base);
+        self.rotate(now, base);
         self.bytes += bytes;
         let elapsed = now.saturating_duration_since(self.since);
-        // Shorter than a round, it would be the rate of a single group.
+        // A sample shorter than a round would be the rate of a single group.
         if elapsed >= limits::PACE_RATE_SPAN_MIN.max(base * 2) {
             self.highest = self.highest.max(self.bytes as f64 / elapsed.as_secs_f64());
             (self.since, self.bytes) = (now, 0);
@@ -148,11 +150,11 @@ impl Rate {
     }
 
     fn highest(&mut self, now: Instant, base: Duration) -> f64 {
-        self.turn(now, base);
+        self.rotate(now, base);
         self.highest.max(self.before)
     }
 
-    fn turn(&mut self, now: Instant, base: Duration) {
+    fn rotate(&mut self, now: Instant, base: Duration) {
         let span = limits::PACE_RATE_SPAN_MAX.max(base * 8);
         let elapsed = now.saturating_duration_since(self.span);
         if elapsed >= span {

@@ -1,5 +1,5 @@
-//! Who goes first, and on simulated logs of several kinds: how long small batches take, and what
-//! the large ones lose.
+//! The order of permits, and on several simulated logs the latency of small batches and the
+//! throughput of large ones.
 
 use std::time::Duration;
 
@@ -13,49 +13,49 @@ const SMALL: usize = 1024;
 const LARGE: usize = 100 << 10;
 const MAX: usize = 16 << 20;
 
-fn now(taken: Taken) -> Share {
+fn now(taken: Acquired) -> FlowPermit {
     match taken {
-        Taken::Now(share) => share,
-        Taken::Later(_) => panic!("there was room"),
+        Acquired::Now(permit) => permit,
+        Acquired::Later(_) => panic!("expected a permit at once"),
     }
 }
 
-fn later(taken: Taken) -> oneshot::Receiver<Share> {
+fn later(taken: Acquired) -> oneshot::Receiver<FlowPermit> {
     match taken {
-        Taken::Now(_) => panic!("there was no room"),
-        Taken::Later(wait) => wait,
+        Acquired::Now(_) => panic!("expected to wait for a permit"),
+        Acquired::Later(wait) => wait,
     }
 }
 
-async fn share(flow: &Arc<Flow>, bytes: usize) -> Share {
-    match flow.take(bytes) {
-        Taken::Now(share) => share,
-        Taken::Later(wait) => wait.await.unwrap(),
+async fn permit(flow: &Arc<FlowControl>, bytes: usize) -> FlowPermit {
+    match flow.acquire(bytes) {
+        Acquired::Now(permit) => permit,
+        Acquired::Later(wait) => wait.await.unwrap(),
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_small_batch_passes_by_the_large_ones_that_wait() {
-    let flow = Flow::new(MAX, limits::PACE);
-    let large: Vec<_> = (0..153).map(|_| now(flow.take(LARGE))).collect();
-    let mut next = later(flow.take(LARGE));
-    let small = now(flow.take(SMALL));
+async fn small_batch_overtakes_waiting_large_ones() {
+    let flow = FlowControl::new(MAX, limits::PACE);
+    let large: Vec<_> = (0..153).map(|_| now(flow.acquire(LARGE))).collect();
+    let mut next = later(flow.acquire(LARGE));
+    let small = now(flow.acquire(SMALL));
     assert_eq!(flow.bytes(), (153 * LARGE + SMALL, MAX));
     drop(small);
-    assert!(next.try_recv().is_err(), "and what it gives back is kept for small ones");
+    assert!(next.try_recv().is_err(), "its bytes stay reserved for small batches");
     drop(large);
     next.await.unwrap();
     assert_eq!(flow.bytes(), (0, MAX));
 }
 
 #[tokio::test(start_paused = true)]
-async fn small_batches_leave_the_large_ones_half() {
-    let flow = Flow::new(MAX, limits::PACE);
+async fn small_batches_use_at_most_half_the_limit() {
+    let flow = FlowControl::new(MAX, limits::PACE);
     let count = MAX / 2 / limits::SMALL_BATCH_BYTES;
-    let small: Vec<_> = (0..count).map(|_| now(flow.take(limits::SMALL_BATCH_BYTES))).collect();
-    let mut wait = later(flow.take(SMALL));
-    let large = now(flow.take(MAX));
-    assert_eq!(flow.bytes(), (MAX, MAX), "however large it is, half is what it counts");
+    let small: Vec<_> = (0..count).map(|_| now(flow.acquire(limits::SMALL_BATCH_BYTES))).collect();
+    let mut wait = later(flow.acquire(SMALL));
+    let large = now(flow.acquire(MAX));
+    assert_eq!(flow.bytes(), (MAX, MAX), "a batch counts at most half the limit");
     assert!(wait.try_recv().is_err());
     drop(small);
     wait.await.unwrap();
@@ -63,16 +63,16 @@ async fn small_batches_leave_the_large_ones_half() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn large_batches_go_in_the_order_in_which_they_came_but_for_those_given_up() {
-    let flow = Flow::new(MAX, limits::PACE);
-    let first = now(flow.take(MAX / 2));
-    let second = now(flow.take(MAX / 4));
-    let mut waits: Vec<_> = (0..4).map(|_| later(flow.take(MAX / 4))).collect();
+async fn large_batches_get_permits_in_order_of_arrival() {
+    let flow = FlowControl::new(MAX, limits::PACE);
+    let first = now(flow.acquire(MAX / 2));
+    let second = now(flow.acquire(MAX / 4));
+    let mut waits: Vec<_> = (0..4).map(|_| later(flow.acquire(MAX / 4))).collect();
     drop(waits.remove(0));
     drop(first);
     let shares: Vec<_> = waits.iter_mut().map(|wait| wait.try_recv().ok()).collect();
     assert_eq!(shares.iter().map(Option::is_some).collect::<Vec<_>>(), [true, true, false]);
-    // Given, and given up before it was looked at.
+    // Granted, and dropped before the waiter received it.
     let third = waits.pop().unwrap();
     drop(second);
     drop(third);
@@ -80,17 +80,17 @@ async fn large_batches_go_in_the_order_in_which_they_came_but_for_those_given_up
     assert_eq!(flow.bytes(), (0, MAX));
 }
 
-/// What a log takes for a group, beside the time of its bytes; how fast those are; and what comes
-/// on top until a majority has it, without keeping the next group from being written.
+/// A log: the time to sync a group, the write rate, and the delay until a majority has the group.
+/// That delay does not block the next group.
 #[derive(Debug, Clone, Copy)]
-struct Log {
+struct SimulatedLog {
     sync: Duration,
     bytes_per_sec: f64,
     round_trip: Duration,
 }
 
-impl Log {
-    async fn run(self, mut batches: mpsc::UnboundedReceiver<(usize, Share, oneshot::Sender<()>)>) {
+impl SimulatedLog {
+    async fn run(self, mut batches: mpsc::UnboundedReceiver<(usize, FlowPermit, oneshot::Sender<()>)>) {
         let mut group = Vec::new();
         while batches.recv_many(&mut group, 64).await > 0 {
             let bytes: usize = group.iter().map(|(bytes, ..)| bytes).sum();
@@ -98,9 +98,9 @@ impl Log {
             let written = std::mem::take(&mut group);
             tokio::spawn(async move {
                 sleep(self.round_trip).await;
-                for (_, share, done) in written {
-                    share.has_synced();
-                    drop(share);
+                for (_, permit, done) in written {
+                    permit.mark_synced();
+                    drop(permit);
                     let _ = done.send(());
                 }
             });
@@ -108,18 +108,18 @@ impl Log {
     }
 }
 
-struct Seen {
+struct LoadResult {
     bytes_per_sec: f64,
-    /// The median and the slowest hundredth of the small ones, after a second.
+    /// Latencies of small batches after the warm-up.
     p50: Duration,
     p99: Duration,
 }
 
-/// Many clients with large batches, and one with small ones if `with_small`.
-async fn load(log: Log, with_small: bool, pace: u32) -> Seen {
+/// Runs many clients with large batches, and one with small ones if `with_small`.
+async fn load(log: SimulatedLog, with_small: bool, pace: u32) -> LoadResult {
     const LASTS: Duration = Duration::from_secs(11);
     const WARM_UP: Duration = Duration::from_secs(1);
-    let flow = Flow::new(MAX, pace);
+    let flow = FlowControl::new(MAX, pace);
     let (sender, batches) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
     tasks.spawn(log.run(batches));
@@ -129,9 +129,9 @@ async fn load(log: Log, with_small: bool, pace: u32) -> Seen {
         let (flow, sender, done) = (flow.clone(), sender.clone(), done.clone());
         tasks.spawn(async move {
             loop {
-                let share = share(&flow, LARGE).await;
+                let permit = permit(&flow, LARGE).await;
                 let (answer, answered) = oneshot::channel();
-                sender.send((LARGE, share, answer)).unwrap();
+                sender.send((LARGE, permit, answer)).unwrap();
                 answered.await.unwrap();
                 if begun.elapsed() > WARM_UP {
                     *done.lock().unwrap() += LARGE;
@@ -146,9 +146,9 @@ async fn load(log: Log, with_small: bool, pace: u32) -> Seen {
             continue;
         }
         let before = Instant::now();
-        let share = share(&flow, SMALL).await;
+        let permit = permit(&flow, SMALL).await;
         let (answer, answered) = oneshot::channel();
-        sender.send((SMALL, share, answer)).unwrap();
+        sender.send((SMALL, permit, answer)).unwrap();
         answered.await.unwrap();
         if begun.elapsed() > WARM_UP {
             times.push(before.elapsed());
@@ -157,15 +157,15 @@ async fn load(log: Log, with_small: bool, pace: u32) -> Seen {
     let bytes_per_sec = *done.lock().unwrap() as f64 / (LASTS - WARM_UP).as_secs_f64();
     times.sort_unstable();
     let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or_default();
-    Seen { bytes_per_sec, p50: at(50), p99: at(99) }
+    LoadResult { bytes_per_sec, p50: at(50), p99: at(99) }
 }
 
-/// Whatever the log is like: a small batch takes some times what it takes alone, the fewer the less
-/// the large ones get, and those lose a part of the rate that they have without it.
+/// On every log, the latency of small batches is bounded by a multiple of their latency without
+/// load. A lower pace lowers that latency, and large batches keep part of their throughput.
 #[tokio::test(start_paused = true)]
-async fn beside_small_batches_the_large_ones_keep_the_log_busy_and_no_more() {
-    // Tokio's clock has steps of a millisecond.
-    let log = |sync, megabytes_per_sec, round_trip| Log {
+async fn pacing_bounds_small_batch_latency_and_keeps_throughput() {
+    // tokio's clock has a resolution of 1 ms.
+    let log = |sync, megabytes_per_sec, round_trip| SimulatedLog {
         sync: Duration::from_millis(sync),
         bytes_per_sec: 1e6 * f64::from(megabytes_per_sec),
         round_trip: Duration::from_millis(round_trip),
@@ -189,53 +189,53 @@ async fn beside_small_batches_the_large_ones_keep_the_log_busy_and_no_more() {
             before = paced.p50;
         }
         let is_near = log.round_trip.is_zero();
-        assert!(!is_near || unpaced.p99 > before * 2, "else there was nothing to hold back");
+        assert!(!is_near || unpaced.p99 > before * 2, "without pacing, large batches must delay small ones");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn large_batches_are_held_back_for_some_seconds_after_a_small_one_only() {
-    let flow = Flow::new(MAX, limits::PACE);
+async fn pacing_ends_some_time_after_the_last_small_batch() {
+    let flow = FlowControl::new(MAX, limits::PACE);
     let most = flow.large_bytes_max();
     assert_eq!(most, MAX - MAX / 16);
-    drop(now(flow.take(SMALL)));
-    assert_eq!(flow.large_bytes_max(), 0, "it is being measured, with one at a time");
+    drop(now(flow.acquire(SMALL)));
+    assert_eq!(flow.large_bytes_max(), 0, "the probe allows one large batch at a time");
     sleep(limits::PACE_PROBE_MAX).await;
-    assert_eq!(flow.large_bytes_max(), most, "nothing came of it");
+    assert_eq!(flow.large_bytes_max(), most, "the probe measured nothing");
     sleep(limits::PACE_PROBE_INTERVAL).await;
     for _ in 0..=limits::PACE_PROBE_BATCHES {
-        let share = now(flow.take(SMALL));
+        let permit = now(flow.acquire(SMALL));
         sleep(Duration::from_millis(1)).await;
-        share.has_synced();
+        permit.mark_synced();
     }
-    assert_eq!(flow.large_bytes_max(), limits::PACED_BYTES_MIN, "there is no rate");
+    assert_eq!(flow.large_bytes_max(), limits::PACED_BYTES_MIN, "the rate is unknown");
     sleep(limits::PACED_AFTER_SMALL).await;
     assert_eq!(flow.large_bytes_max(), most);
 }
 
-/// Else what was left of a measurement would take the time in a queue for that without one.
+/// Otherwise a stale probe would take the time in a queue for the latency without one.
 #[tokio::test(start_paused = true)]
-async fn what_is_measured_while_nothing_is_held_back_does_not_count() {
-    let flow = Flow::new(MAX, limits::PACE);
-    // A measurement begins, and no more small ones come.
-    drop(now(flow.take(SMALL)));
+async fn ignores_measurements_made_without_pacing() {
+    let flow = FlowControl::new(MAX, limits::PACE);
+    // A probe starts, and no more small batches arrive.
+    drop(now(flow.acquire(SMALL)));
     sleep(limits::PACED_AFTER_SMALL).await;
     for _ in 0..=limits::PACE_PROBE_BATCHES {
-        let queue: Vec<_> = (0..100).map(|_| now(flow.take(LARGE))).collect();
+        let queue: Vec<_> = (0..100).map(|_| now(flow.acquire(LARGE))).collect();
         sleep(Duration::from_millis(100)).await;
-        queue.iter().for_each(Share::has_synced);
+        queue.iter().for_each(FlowPermit::mark_synced);
     }
-    drop(now(flow.take(SMALL)));
-    assert_eq!(flow.large_bytes_max(), 0, "it is being measured anew");
+    drop(now(flow.acquire(SMALL)));
+    assert_eq!(flow.large_bytes_max(), 0, "a new probe starts");
 }
 
-/// A window that is smaller than a batch lets it in all the same, alone.
+/// A batch larger than the window is let through alone.
 #[tokio::test(start_paused = true)]
-async fn a_batch_larger_than_the_window_gets_its_turn() {
-    let flow = Flow::new(MAX, limits::PACE);
-    drop(now(flow.take(SMALL)));
-    let first = now(flow.take(4 << 20));
-    let second = later(flow.take(4 << 20));
+async fn batch_larger_than_window_gets_a_permit() {
+    let flow = FlowControl::new(MAX, limits::PACE);
+    drop(now(flow.acquire(SMALL)));
+    let first = now(flow.acquire(4 << 20));
+    let second = later(flow.acquire(4 << 20));
     drop(first);
     timeout(Duration::from_secs(1), second).await.unwrap().unwrap();
 }

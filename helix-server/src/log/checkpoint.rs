@@ -1,5 +1,5 @@
-//! A data shard's bookkeeping as bytes, for checkpoints and snapshots.
-//! Equal states give equal bytes. Tags are for ever; what is unknown is an error.
+//! Encodes the state of a data shard for checkpoints and snapshots.
+//! Equal states give equal bytes. Tags are permanent; unknown fields are an error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message;
 
-use super::producers::{Counted, DEDUP_WINDOW_BATCHES, Forgotten, Row};
+use super::producers::{DedupEntry, DEDUP_WINDOW_BATCHES, ForgottenProducers, ProducerState};
 use super::shard_state::{ShardState, ShardTopic, StateLimits};
 use super::{
-    FencingToken, Partition, PartitionId, PartitionRun, PartitionSettings, ProducerTable, is_whole,
+    FencingToken, Partition, PartitionId, PartitionRun, PartitionSettings, ProducerTable, has_no_unknown_fields,
 };
 
-/// Why bytes are not a state.
+/// Why a checkpoint cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("checkpoint: {what}")]
 pub struct CheckpointError {
@@ -26,10 +26,9 @@ impl CheckpointError {
     }
 }
 
-/// Format 2 brought fencing tokens. A state of format 1 is one that has none.
+/// Format 2 added fencing tokens; a state of format 1 has none.
 const FORMAT_PLAIN: u32 = 2;
-/// Format 3 has what rows of producers that made room left behind; a state with nothing of that is
-/// written in format 2.
+/// Format 3 added forgotten producers; a state without any is written in format 2.
 const FORMAT: u32 = 3;
 const FORMAT_MIN: u32 = 1;
 
@@ -44,7 +43,7 @@ struct StateRecord {
     /// In the order of their ids.
     #[prost(message, repeated, tag = "4")]
     topics: Vec<TopicRecord>,
-    /// Those that ever had a record or have a token, in the order of their ids.
+    /// Partitions that ever had a record or have a token, in the order of their ids.
     #[prost(message, repeated, tag = "5")]
     partitions: Vec<PartitionRecord>,
     /// In the order of (partition, producer).
@@ -57,8 +56,8 @@ struct StateRecord {
     dropped_lasts: Vec<u64>,
     #[prost(uint64, tag = "9")]
     released: u64,
-    /// Of producers that were forgotten: the end of their ids, and by id the greatest epoch, as two
-    /// columns of equal length, in order.
+    /// Forgotten producers: the end of their ids, and their greatest epochs by id, as two columns
+    /// of equal length, in order.
     #[prost(uint64, tag = "10")]
     forgotten_ids_end: u64,
     #[prost(uint64, repeated, tag = "11")]
@@ -113,17 +112,18 @@ struct ProducerRecord {
 }
 
 impl ShardState {
+    /// Encodes the whole state.
     pub fn encode(&self) -> Bytes {
         self.encode_with(self.producers.forgotten())
     }
 
-    /// Without what was forgotten of producers, for nodes that do not know of it: before protocol
+    /// Encodes the state without forgotten producers, for nodes before protocol
     /// [`FORGOTTEN_PRODUCERS`](crate::protocol::FORGOTTEN_PRODUCERS).
     pub fn encode_plain(&self) -> Bytes {
-        self.encode_with(&Forgotten::default())
+        self.encode_with(&ForgottenProducers::default())
     }
 
-    fn encode_with(&self, forgotten: &Forgotten) -> Bytes {
+    fn encode_with(&self, forgotten: &ForgottenProducers) -> Bytes {
         let topics = self.topics.iter().map(|(topic_id, topic)| TopicRecord {
             topic_id: *topic_id,
             settings: Some(*topic.settings),
@@ -148,7 +148,7 @@ impl ShardState {
                 first_offsets: row.window.iter().map(|counted| counted.first_offset).collect(),
             });
         let record = StateRecord {
-            format: if *forgotten == Forgotten::default() { FORMAT_PLAIN } else { FORMAT },
+            format: if *forgotten == ForgottenProducers::default() { FORMAT_PLAIN } else { FORMAT },
             producers_max: self.limits.producers_max,
             dropped_version: self.dropped_version,
             topics: topics.collect(),
@@ -165,21 +165,25 @@ impl ShardState {
         record.encode_to_vec().into()
     }
 
+    /// Decodes a state.
+    ///
+    /// # Errors
+    /// Fails on an unknown format or field, and where an invariant does not hold.
     pub fn decode(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let record = StateRecord::decode(bytes).map_err(|e| CheckpointError::new(e.to_string()))?;
         if !(FORMAT_MIN..=FORMAT).contains(&record.format) {
             let format = record.format;
-            let what = format!("format {format} of a shard's state is not known to this version");
+            let what = format!("format {format} of a shard's state is unknown to this version");
             return Err(CheckpointError::new(what));
         }
-        if !is_whole(&record, bytes) {
-            return Err(CheckpointError::new("it has fields that are not known to this version"));
+        if !has_no_unknown_fields(&record, bytes) {
+            return Err(CheckpointError::new("it has fields that are unknown to this version"));
         }
         let mut state = Self::new(StateLimits { producers_max: record.producers_max });
         state.dropped_version = record.dropped_version;
         state.released = record.released;
         if record.dropped_firsts.len() != record.dropped_lasts.len() {
-            return Err(CheckpointError::new("ranges of dropped partitions differ in length"));
+            return Err(CheckpointError::new("columns of dropped partitions differ in length"));
         }
         state.dropped = record.dropped_firsts.into_iter().zip(record.dropped_lasts).collect();
         if !PartitionRun::are_valid(record.topics.iter().flat_map(|topic| &topic.runs)) {
@@ -198,7 +202,7 @@ impl ShardState {
         if ids.len() != epochs.len() || !ids.is_sorted_by(|a, b| a < b) {
             return Err(CheckpointError::new("forgotten producers are not in order"));
         }
-        let forgotten = Forgotten {
+        let forgotten = ForgottenProducers {
             ids_end: record.forgotten_ids_end,
             epochs: ids.into_iter().zip(epochs).collect(),
             epochs_end: record.forgotten_epochs_end,
@@ -214,7 +218,7 @@ impl ShardState {
         let broken = |what: &str| CheckpointError::new(format!("topic {id}: {what}"));
         let settings = Arc::new(topic.settings.ok_or_else(|| broken("settings are missing"))?);
         if topic.runs.is_empty() {
-            return Err(broken("it has no partitions"));
+            return Err(broken("topic has no partitions"));
         }
         let partitions: Vec<_> = topic.runs.iter().flat_map(|run| run.partitions()).collect();
         if !partitions.is_sorted_by(|(a, _), (b, _)| a < b) {
@@ -223,24 +227,24 @@ impl ShardState {
         for &(number, partition) in &partitions {
             let row = Partition::new(partition, id, number, settings.clone());
             if self.partitions.insert(partition, row).is_some() {
-                return Err(broken("a partition is there twice"));
+                return Err(broken("duplicate partition"));
             }
         }
         match self.topics.insert(id, ShardTopic { settings, partitions }) {
             None => Ok(()),
-            Some(_) => Err(broken("it is there twice")),
+            Some(_) => Err(broken("duplicate topic")),
         }
     }
 
     fn restore_partition(&mut self, row: PartitionRecord) -> Result<(), CheckpointError> {
         let broken = |what: &str| CheckpointError::new(format!("partition {}: {what}", row.id));
         let partition = self.partitions.get_mut(&PartitionId(row.id));
-        let partition = partition.ok_or_else(|| broken("it belongs to no topic"))?;
+        let partition = partition.ok_or_else(|| broken("partition has no topic"))?;
         if row.log_start > row.next_offset {
-            return Err(broken("it starts behind its end"));
+            return Err(broken("log start is above the next offset"));
         }
         partition.fencing_token = FencingToken::new(&row.fencing_token)
-            .ok_or_else(|| broken("its fencing token is too long"))?;
+            .ok_or_else(|| broken("fencing token is too long"))?;
         partition.log_start = row.log_start;
         partition.next_offset = row.next_offset;
         partition.last_time_us = row.last_time_us;
@@ -255,8 +259,8 @@ fn restore_producer(
 ) -> Result<(), CheckpointError> {
     let (partition, producer_id) = (PartitionId(row.partition), row.producer_id);
     let broken = |what: &str| {
-        let place = format!("producer {producer_id} of partition {partition}");
-        CheckpointError::new(format!("{place}: {what}"))
+        let name = format!("producer {producer_id} of partition {partition}");
+        CheckpointError::new(format!("{name}: {what}"))
     };
     if !partitions.contains_key(&partition) {
         return Err(broken("the partition does not exist"));
@@ -267,15 +271,15 @@ fn restore_producer(
     }
     let counted = row.record_counts.into_iter().zip(row.first_offsets);
     let counted =
-        counted.map(|(record_count, first_offset)| Counted { record_count, first_offset });
-    let row = Row {
+        counted.map(|(record_count, first_offset)| DedupEntry { record_count, first_offset });
+    let row = ProducerState {
         epoch: row.epoch,
         next_sequence: row.next_sequence,
         last_used: row.last_used,
         window: counted.collect(),
     };
     if !producers.restore(partition, producer_id, row) {
-        return Err(broken("it is there twice, or there are too many"));
+        return Err(broken("duplicate producer, or too many"));
     }
     Ok(())
 }

@@ -1,34 +1,37 @@
-//! Control entries: what changes a shard, or the cluster's state, besides batches.
-//! How they stand in the log is in `command_record`.
+//! Control entries: commands that change a shard or the cluster's state.
+//! `command_record` encodes them for the log.
 
 use super::{FencingToken, MemberCommand, PartitionId};
 
-/// Most rows (runs of partitions, trims) in one control entry, so that its head fits the log.
+/// Largest number of rows (partition runs, trims) in one control entry, so that its head fits the
+/// log.
 pub const ROWS_PER_ENTRY_MAX: usize = 1_500;
 
-/// A change of a data shard. Every command may be repeated: the second time it changes nothing,
-/// and at most what it expects does not hold any more.
+/// A change of a data shard. A repeated command changes nothing; a conditional one may then be
+/// refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShardCommand {
-    /// Adds the partitions that are not there yet. `cluster_version` is the version of the
-    /// cluster's state that the proposer saw: a node with an old view must not bring a dropped
-    /// topic back, so a version below that of a drop changes nothing.
+    /// Adds missing partitions. `cluster_version` is the version of the cluster's state that the
+    /// proposer saw. A version below that of a drop changes nothing, so that a node with an old
+    /// view cannot restore a dropped topic.
     CreatePartitions {
         cluster_version: u64,
         topic_id: u64,
         runs: Vec<PartitionRun>,
         settings: PartitionSettings,
     },
-    /// Settings for the topic's partitions here, unless they have this version or a later one.
+    /// Updates the settings of the topic's partitions here, unless theirs have this version or a
+    /// later one.
     UpdateSettings { topic_id: u64, settings: PartitionSettings },
-    /// Removes the topic's partitions; their ids never come back.
+    /// Removes the topic's partitions permanently; their ids are never reused.
     DropTopic { cluster_version: u64, topic_id: u64 },
     /// Raises log starts, never above the high watermark.
     Trim { starts: Vec<(PartitionId, u64)> },
-    /// No replica needs the log up to this index any more, to replicate or to catch up: each may
-    /// purge it once a checkpoint of its own covers it.
+    /// Allows each replica to purge the log up to this index, once its own checkpoint covers it.
+    /// No replica needs those entries to replicate or to catch up.
     Release { index: u64 },
-    /// Puts a token in force, the empty one to have none: where `expected` holds, if it is given.
+    /// Sets the fencing token, if the current one is `expected` or `expected` is `None`. The empty
+    /// token removes it.
     SetFencingToken { partition: PartitionId, expected: Option<FencingToken>, token: FencingToken },
 }
 
@@ -39,15 +42,15 @@ pub enum ClusterCommand {
         node_id: u64,
         endpoint: String,
         version: String,
-        /// Where it believes that other nodes can dial it; empty if it does not say.
+        /// Address at which other nodes can dial it, by its own view; may be empty.
         peer_addr: String,
     },
-    /// Names shards of the pool; those that are known already stay.
+    /// Adds shards to the pool.
     RegisterShards {
         shards: Vec<u64>,
     },
-    CreateTopic(NewTopic),
-    /// Takes those of `settings` that `fields` names.
+    CreateTopic(CreateTopic),
+    /// Updates the settings that `fields` names.
     UpdateTopic {
         name: String,
         settings: PartitionSettings,
@@ -61,35 +64,35 @@ pub enum ClusterCommand {
     DeleteTopic {
         name: String,
     },
-    /// Producer ids that the asking node may hand out by itself.
+    /// Leases producer ids to the requesting node, which then assigns them.
     LeaseProducerIds {
         count: u32,
     },
-    /// The id of a named producer, with the next epoch.
+    /// Returns the id of a named producer with its next epoch.
     InitProducer {
         name: String,
     },
     Members(MemberCommand),
-    /// Every member speaks this protocol version.
+    /// Raises the protocol version, which every member speaks.
     RaiseProtocol {
         version: u32,
     },
 }
 
-/// What a topic is created from.
+/// Definition of a new topic.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct NewTopic {
+pub struct CreateTopic {
     pub name: String,
     pub partition_count: u32,
     pub replication_factor: u32,
     /// `version` is set by apply.
     pub settings: PartitionSettings,
-    /// The shards to spread over, in this order from a place that depends on the topic's id.
+    /// Shards to spread over, in this order. The topic's id selects the first one.
     pub shards: Vec<u64>,
     pub requested_at_us: u64,
 }
 
-/// What holds for every partition of a topic.
+/// Settings that all partitions of a topic share.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
 pub struct PartitionSettings {
     /// None and zero: unlimited.
@@ -107,12 +110,12 @@ pub struct PartitionSettings {
     pub default_durability: i32,
     #[prost(int32, tag = "6")]
     pub min_durability: i32,
-    /// Version of the cluster's state that brought these settings; a later one wins.
+    /// Version of the cluster's state that set these; a later one wins.
     #[prost(uint64, tag = "7")]
     pub version: u64,
 }
 
-/// Some of the fields of [`PartitionSettings`].
+/// Set of fields of [`PartitionSettings`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SettingsMask(pub u32);
 
@@ -145,7 +148,7 @@ impl std::ops::BitOrAssign for SettingsMask {
 }
 
 impl PartitionSettings {
-    /// These settings, with those of `other` that `fields` names. Keeps the version.
+    /// Replaces the fields in `fields` by those of `other`. Keeps the version.
     pub fn with(mut self, other: &Self, fields: SettingsMask) -> Self {
         if fields.contains(SettingsMask::RETENTION_TIME) {
             self.retention_us = other.retention_us;
@@ -169,9 +172,10 @@ impl PartitionSettings {
     }
 }
 
-/// Partitions of one topic in one shard: the i-th has the number `first_number + i * stride` and
-/// the id `first_id + i * stride`, so that ids and numbers of a topic keep their distance however
-/// many shards it is spread over.
+/// Partitions of one topic in one shard, at a constant distance.
+///
+/// The i-th has the number `first_number + i * stride` and the id `first_id + i * stride`. The
+/// stride is the number of shards that the topic is spread over.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
 pub struct PartitionRun {
     #[prost(uint64, tag = "1")]
@@ -185,12 +189,11 @@ pub struct PartitionRun {
 }
 
 impl PartitionRun {
-    /// Most partitions in all runs of an entry, or of a shard: as many as a cluster has. It bounds
-    /// what a few bytes may make a shard allocate.
+    /// Largest number of partitions in all runs of an entry, or of a shard: the cluster's limit.
+    /// It bounds the memory that a small entry can make a shard allocate.
     pub const COUNT_MAX: u32 = 1_000_000;
 
-    /// Whether each of these runs is valid, and all of them name no more partitions than there can
-    /// be.
+    /// Returns whether each run is valid, and their partitions are within [`Self::COUNT_MAX`].
     pub(super) fn are_valid<'a>(mut runs: impl Iterator<Item = &'a Self>) -> bool {
         let mut count = 0;
         runs.all(|run| {
@@ -199,7 +202,7 @@ impl PartitionRun {
         })
     }
 
-    /// (number, id) of each partition.
+    /// Returns the number and id of each partition.
     pub fn partitions(self) -> impl Iterator<Item = (u32, PartitionId)> {
         debug_assert!(self.is_valid());
         (0..self.count).map_while(move |i| {
@@ -220,7 +223,7 @@ impl PartitionRun {
         })
     }
 
-    /// The fewest runs, taken greedily, for partitions in the order of their numbers.
+    /// Covers partitions, in the order of their numbers, with runs; greedily, so with the fewest.
     pub(super) fn cover(partitions: &[(u32, PartitionId)]) -> Vec<Self> {
         let mut runs: Vec<Self> = Vec::new();
         for &(number, id) in partitions {
@@ -231,7 +234,7 @@ impl PartitionRun {
         runs
     }
 
-    /// Takes a partition in at the end, if it fits. A run of one has no stride of its own yet.
+    /// Appends a partition if it fits. A run of one partition takes its stride from the second.
     fn extend(&mut self, number: u32, id: PartitionId) -> bool {
         let stride = if self.count == 1 { number - self.first_number } else { self.stride };
         let step = self.count.checked_mul(stride);
@@ -283,14 +286,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_gives_numbers_and_ids_at_one_distance() {
+    fn run_lists_numbers_and_ids_at_its_stride() {
         let run = PartitionRun { first_id: 101, first_number: 1, stride: 3, count: 3 };
         let partitions: Vec<_> = run.partitions().map(|(number, id)| (number, id.0)).collect();
         assert_eq!(partitions, [(1, 101), (4, 104), (7, 107)]);
     }
 
     #[test]
-    fn cover_joins_what_belongs_together_and_only_that() {
+    fn cover_joins_partitions_at_one_stride() {
         let run = PartitionRun { first_id: 101, first_number: 1, stride: 3, count: 3 };
         let other = PartitionRun { first_id: 900, first_number: 8, stride: 1, count: 2 };
         let partitions: Vec<_> = run.partitions().chain(other.partitions()).collect();
@@ -299,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_beyond_the_numbers_are_invalid() {
+    fn rejects_runs_out_of_bounds() {
         let run = PartitionRun { first_id: 1, first_number: 0, stride: 1, count: 1 };
         assert!(run.is_valid());
         assert!(!PartitionRun { first_id: 0, ..run }.is_valid());
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mask_takes_only_the_fields_it_names() {
+    fn mask_updates_only_its_fields() {
         let old =
             PartitionSettings { max_batch_bytes: 1, max_record_bytes: 2, ..Default::default() };
         let new = PartitionSettings {

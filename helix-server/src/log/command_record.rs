@@ -1,11 +1,11 @@
-//! Control entries as protobuf messages, so that they can grow.
-//! Tags are for ever. What this version does not know is an error, never skipped.
+//! Encodes control entries as protobuf messages, so that they can be extended.
+//! Tags are permanent. Unknown commands and fields are an error.
 
 use bytes::BytesMut;
 use prost::{Message, Oneof};
 
 use super::command::{
-    ClusterCommand, NewTopic, PartitionRun, PartitionSettings, SettingsMask, ShardCommand,
+    ClusterCommand, CreateTopic, PartitionRun, PartitionSettings, SettingsMask, ShardCommand,
 };
 use super::{FencingToken, HeadError, MemberCommand, PartitionId};
 
@@ -95,7 +95,7 @@ enum ClusterChange {
     #[prost(message, tag = "1")]
     RegisterNode(RegisterNode),
     #[prost(message, tag = "2")]
-    CreateTopic(CreateTopic),
+    CreateTopic(CreateTopicRecord),
     #[prost(message, tag = "3")]
     UpdateTopic(UpdateTopic),
     #[prost(message, tag = "4")]
@@ -145,7 +145,7 @@ struct RegisterNode {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct CreateTopic {
+struct CreateTopicRecord {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(uint32, tag = "2")]
@@ -196,9 +196,9 @@ struct InitProducer {
     name: String,
 }
 
-/// Whether all of `bytes` went into the message: prost skips unknown fields, and two versions
-/// that read one entry differently would no longer be replicas of each other.
-pub(crate) fn is_whole(message: &impl Message, bytes: &[u8]) -> bool {
+/// Returns whether the message holds all of `bytes`, which prost drops for unknown fields.
+/// Replicas that decode an entry differently would diverge.
+pub(crate) fn has_no_unknown_fields(message: &impl Message, bytes: &[u8]) -> bool {
     message.encoded_len() == bytes.len()
 }
 
@@ -207,11 +207,11 @@ fn malformed(what: impl Into<String>) -> HeadError {
 }
 
 fn unknown_field() -> HeadError {
-    malformed("it has fields that are not known to this version")
+    malformed("it has fields that are unknown to this version")
 }
 
 fn token(text: &str) -> Result<FencingToken, HeadError> {
-    FencingToken::new(text).ok_or_else(|| malformed("a fencing token is too long"))
+    FencingToken::new(text).ok_or_else(|| malformed("fencing token is too long"))
 }
 
 fn required(settings: Option<PartitionSettings>) -> Result<PartitionSettings, HeadError> {
@@ -246,12 +246,12 @@ pub(super) fn encode_shard(command: &ShardCommand, bytes: &mut BytesMut) {
             })
         }
     };
-    ShardRecord { change: Some(change) }.encode(bytes).expect("a growing buffer has room");
+    ShardRecord { change: Some(change) }.encode(bytes).expect("a BytesMut grows");
 }
 
 pub(super) fn decode_shard(bytes: &[u8]) -> Result<ShardCommand, HeadError> {
     let record = ShardRecord::decode(bytes).map_err(|error| malformed(error.to_string()))?;
-    let whole = is_whole(&record, bytes);
+    let whole = has_no_unknown_fields(&record, bytes);
     let change = record.change.ok_or(HeadError::UnknownCommand)?;
     if !whole {
         return Err(unknown_field());
@@ -276,7 +276,7 @@ pub(super) fn decode_shard(bytes: &[u8]) -> Result<ShardCommand, HeadError> {
         }
         ShardChange::Trim(it) => {
             if it.partitions.len() != it.starts.len() {
-                return Err(malformed("a trim whose columns differ in length"));
+                return Err(malformed("columns of a trim differ in length"));
             }
             let partitions = it.partitions.into_iter().map(PartitionId);
             ShardCommand::Trim { starts: partitions.zip(it.starts).collect() }
@@ -295,7 +295,7 @@ pub(super) fn encode_cluster(command: &ClusterCommand, bytes: &mut BytesMut) {
         ClusterCommand::RegisterNode { node_id, endpoint, version, peer_addr } => {
             ClusterChange::RegisterNode(RegisterNode { node_id, endpoint, version, peer_addr })
         }
-        ClusterCommand::CreateTopic(topic) => ClusterChange::CreateTopic(CreateTopic {
+        ClusterCommand::CreateTopic(topic) => ClusterChange::CreateTopic(CreateTopicRecord {
             name: topic.name,
             partition_count: topic.partition_count,
             replication_factor: topic.replication_factor,
@@ -325,12 +325,12 @@ pub(super) fn encode_cluster(command: &ClusterCommand, bytes: &mut BytesMut) {
             ClusterChange::RaiseProtocol(RaiseProtocol { version })
         }
     };
-    ClusterRecord { change: Some(change) }.encode(bytes).expect("a growing buffer has room");
+    ClusterRecord { change: Some(change) }.encode(bytes).expect("a BytesMut grows");
 }
 
 pub(super) fn decode_cluster(bytes: &[u8]) -> Result<ClusterCommand, HeadError> {
     let record = ClusterRecord::decode(bytes).map_err(|error| malformed(error.to_string()))?;
-    let whole = is_whole(&record, bytes);
+    let whole = has_no_unknown_fields(&record, bytes);
     let change = record.change.ok_or(HeadError::UnknownCommand)?;
     if !whole {
         return Err(unknown_field());
@@ -342,7 +342,7 @@ pub(super) fn decode_cluster(bytes: &[u8]) -> Result<ClusterCommand, HeadError> 
             version: it.version,
             peer_addr: it.peer_addr,
         },
-        ClusterChange::CreateTopic(it) => ClusterCommand::CreateTopic(NewTopic {
+        ClusterChange::CreateTopic(it) => ClusterCommand::CreateTopic(CreateTopic {
             name: it.name,
             partition_count: it.partition_count,
             replication_factor: it.replication_factor,

@@ -1,21 +1,21 @@
-//! What a batch may demand of its partition, judged at the batch's place in the log.
-//! Two writers that meet there cannot both be right, whatever each believed before.
+//! Conditions of appends, which apply checks at the batch's position in the log.
+//! Of two writers that expect the same offset, at most one succeeds.
 
 use std::fmt::{self, Display};
 use std::sync::Arc;
 
 use super::{Partition, Refusal};
 
-/// Longest fencing token.
+/// Longest fencing token, in bytes.
 pub const FENCING_TOKEN_BYTES_MAX: usize = 64;
 
-/// Names who may append to a partition. The empty one is none: it names nobody.
+/// Names the writer that may append to a partition. The empty token stands for none.
 /// Invariant: at most [`FENCING_TOKEN_BYTES_MAX`] bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FencingToken(Arc<str>);
 
 impl FencingToken {
-    /// `None` where the text is too long.
+    /// Returns `None` where the text is too long.
     pub fn new(text: &str) -> Option<Self> {
         (text.len() <= FENCING_TOKEN_BYTES_MAX).then(|| Self(text.into()))
     }
@@ -28,9 +28,8 @@ impl FencingToken {
         self.0.is_empty()
     }
 
-    /// # Errors
-    /// Another token is in force than the one that must be.
-    pub(super) fn demand(&self, expected: Option<&Self>) -> Result<(), Refusal> {
+    /// Checks the token in force against the expected one.
+    pub(super) fn check(&self, expected: Option<&Self>) -> Result<(), Refusal> {
         match expected {
             Some(expected) if expected != self => Err(Refusal::Fenced { in_force: self.clone() }),
             Some(_) | None => Ok(()),
@@ -44,12 +43,12 @@ impl Display for FencingToken {
     }
 }
 
-/// What must hold for a batch to count. The default demands nothing.
+/// Conditions that must hold for a batch to be appended. The default has none.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Condition {
-    /// Offset that the first record gets.
+    /// Offset that the first record must get.
     pub expected_offset: Option<u64>,
-    /// Token in force; the empty one demands that there is none.
+    /// Token that must be in force; the empty one requires that there is none.
     pub fencing_token: Option<FencingToken>,
 }
 
@@ -58,12 +57,9 @@ impl Condition {
         self.expected_offset.is_none() && self.fencing_token.is_none()
     }
 
-    /// The token comes first: who is fenced has nothing more to find out from offsets.
-    ///
-    /// # Errors
-    /// What does not hold, with what does.
+    /// Checks the token, then the offset: a fenced writer has no use for offsets.
     pub(super) fn check(&self, partition: &Partition) -> Result<(), Refusal> {
-        partition.fencing_token.demand(self.fencing_token.as_ref())?;
+        partition.fencing_token.check(self.fencing_token.as_ref())?;
         match self.expected_offset {
             Some(expected) if expected != partition.next_offset => {
                 Err(mismatch(expected, partition))
@@ -72,9 +68,9 @@ impl Condition {
         }
     }
 
-    /// A refusal that is certain before the batch has a place in the log: offsets only grow, so
-    /// one that is given away already cannot be had any more.
-    pub(super) fn is_lost(&self, partition: &Partition) -> Option<Refusal> {
+    /// Returns a refusal that is certain before the batch is in the log: offsets only grow, so an
+    /// expected offset below the next one can never hold again.
+    pub(super) fn certain_refusal(&self, partition: &Partition) -> Option<Refusal> {
         let expected = self.expected_offset.filter(|offset| *offset < partition.next_offset)?;
         Some(mismatch(expected, partition))
     }

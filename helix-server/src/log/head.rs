@@ -1,5 +1,5 @@
-//! The part of a log entry that apply needs, as bytes before the payload.
-//! A batch's is small and fixed, so that replay never touches payloads.
+//! Heads: the part of a log entry that apply needs, stored before the payload.
+//! The head of a batch is small, and replay reads no payloads.
 
 use std::fmt::{self, Display};
 
@@ -8,21 +8,21 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::command::{ClusterCommand, ShardCommand};
 use super::{Condition, FENCING_TOKEN_BYTES_MAX, FencingToken, PartitionId, command_record};
 
-/// Most bytes that a head may have: what the log takes. Whoever writes commands that list rows
-/// splits them by [`ROWS_PER_ENTRY_MAX`](super::ROWS_PER_ENTRY_MAX).
+/// Largest head that the log accepts, in bytes. Commands with rows are split by
+/// [`ROWS_PER_ENTRY_MAX`](super::ROWS_PER_ENTRY_MAX).
 pub const HEAD_BYTES_MAX: usize = 60 << 10;
 
-/// What an entry says. `Display` is short and constant in time.
+/// The head of an entry. Its `Display` is short and takes constant time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Head {
     Batch(BatchHead),
-    /// For the shard that has it in its log.
+    /// A command to the data shard that logs it.
     Shard(ShardCommand),
-    /// For shard 0.
+    /// A command to the cluster's state, in shard 0.
     Cluster(ClusterCommand),
 }
 
-/// A batch without its payload. On disk: fixed little-endian layout.
+/// A batch without its payload. Stored in a fixed little-endian layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchHead {
     pub partition: PartitionId,
@@ -31,13 +31,13 @@ pub struct BatchHead {
     pub version: u32,
     pub compression: i32,
     pub payload_bytes: u32,
-    /// Time at which the leader proposed it, microseconds since the Unix epoch.
+    /// Time of the leader's proposal, in µs since the Unix epoch.
     pub proposed_us: u64,
     pub producer: Option<ProducerStamp>,
     pub condition: Condition,
 }
 
-/// Identity and place of a batch among a producer's on one partition.
+/// Producer of a batch, and its position in the producer's sequence on one partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProducerStamp {
     pub producer_id: u64,
@@ -46,21 +46,20 @@ pub struct ProducerStamp {
     pub first_sequence: u64,
 }
 
-/// Why bytes are not a head. An entry that cannot be understood must never be skipped: the
-/// replicas would part ways.
+/// Why a head cannot be decoded. Such an entry must never be skipped, since replicas would diverge.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeadError {
     #[error("the head is empty")]
     Empty,
-    #[error("head kind {kind} is not known to this version")]
+    #[error("head kind {kind} is unknown to this version")]
     UnknownKind { kind: u8 },
-    #[error("batch flags {flags:#04x} are not known to this version")]
+    #[error("batch flags {flags:#04x} are unknown to this version")]
     UnknownFlags { flags: u8 },
     #[error("the batch head has {bytes} bytes instead of {expected}")]
     WrongLength { bytes: usize, expected: usize },
-    #[error("the batch's fencing token is too long, or no text")]
+    #[error("the fencing token of the batch is too long or not UTF-8")]
     WrongToken,
-    #[error("the command is not known to this version")]
+    #[error("the command is unknown to this version")]
     UnknownCommand,
     #[error("malformed command: {what}")]
     Malformed { what: String },
@@ -73,7 +72,7 @@ const KIND_CLUSTER: u8 = 3;
 // A batch, little-endian:
 //   0 kind u8 | 1 flags u8 | 2 partition u64 | 10 record_count u32 | 14 version u32
 //  18 compression i32 | 22 payload_bytes u32 | 26 proposed_us u64
-// and then, one after the other,
+// followed by the optional fields in this order:
 //  with FLAG_PRODUCER          producer_id u64 | epoch u32 | first_sequence u64
 //  with FLAG_EXPECTED_OFFSET   expected_offset u64
 //  with FLAG_FENCING_TOKEN     length u8 | the token, UTF-8
@@ -92,7 +91,7 @@ impl Head {
         bytes.freeze()
     }
 
-    /// Like [`Head::encode`], behind what `bytes` already holds.
+    /// Appends the encoded head to `bytes`.
     pub fn encode_to(&self, bytes: &mut BytesMut) {
         match self {
             Self::Batch(batch) => batch.encode_to(bytes),
@@ -117,7 +116,7 @@ impl Head {
         }
     }
 
-    /// The stream of the log that the entry is meant for: a batch's partition, else 0.
+    /// Returns the stream of the entry in the log: a batch's partition, else 0.
     pub fn stream(&self) -> u64 {
         match self {
             Self::Batch(batch) => batch.partition.0,
@@ -157,7 +156,7 @@ impl BatchHead {
             bytes.put_u64_le(offset);
         }
         if let Some(token) = &self.condition.fencing_token {
-            bytes.put_u8(u8::try_from(token.as_str().len()).expect("a token is short"));
+            bytes.put_u8(u8::try_from(token.as_str().len()).expect("a token has at most 64 bytes"));
             bytes.put_slice(token.as_str().as_bytes());
         }
     }
@@ -169,17 +168,17 @@ impl BatchHead {
             | flag(self.condition.fencing_token.is_some(), FLAG_FENCING_TOKEN)
     }
 
-    /// `bytes` begin with the kind.
+    /// Decodes a batch; `bytes` start with the kind.
     fn decode(bytes: &[u8]) -> Result<Self, HeadError> {
-        let mut parts = Parts { bytes, at: 0 };
-        let fixed: &[u8; BATCH_BYTES] = parts.take()?;
+        let mut reader = HeadReader { bytes, at: 0 };
+        let fixed: &[u8; BATCH_BYTES] = reader.take()?;
         let flags = fixed[1];
         if flags & !FLAGS != 0 {
             return Err(HeadError::UnknownFlags { flags });
         }
         let mut producer = None;
         if flags & FLAG_PRODUCER != 0 {
-            let stamp: &[u8; 20] = parts.take()?;
+            let stamp: &[u8; 20] = reader.take()?;
             producer = Some(ProducerStamp {
                 producer_id: u64::from_le_bytes(field(stamp, 0)),
                 epoch: u32::from_le_bytes(field(stamp, 8)),
@@ -188,15 +187,15 @@ impl BatchHead {
         }
         let mut condition = Condition::default();
         if flags & FLAG_EXPECTED_OFFSET != 0 {
-            condition.expected_offset = Some(u64::from_le_bytes(*parts.take()?));
+            condition.expected_offset = Some(u64::from_le_bytes(*reader.take()?));
         }
         if flags & FLAG_FENCING_TOKEN != 0 {
-            let [length] = *parts.take()?;
-            let text = std::str::from_utf8(parts.take_slice(length.into())?).ok();
+            let [length] = *reader.take()?;
+            let text = std::str::from_utf8(reader.take_slice(length.into())?).ok();
             let token = text.and_then(FencingToken::new).ok_or(HeadError::WrongToken)?;
             condition.fencing_token = Some(token);
         }
-        parts.end()?;
+        reader.end()?;
         Ok(Self {
             partition: PartitionId(u64::from_le_bytes(field(fixed, 2))),
             record_count: u32::from_le_bytes(field(fixed, 10)),
@@ -210,13 +209,13 @@ impl BatchHead {
     }
 }
 
-/// Takes bytes apart from the front.
-struct Parts<'a> {
+/// Reads fields from the front of `bytes`.
+struct HeadReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> HeadReader<'a> {
     fn take<const N: usize>(&mut self) -> Result<&'a [u8; N], HeadError> {
         let part = self.bytes[self.at..].first_chunk().ok_or_else(|| self.wrong(N))?;
         self.at += N;
@@ -238,7 +237,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// `N` bytes of an array whose length is known at the call.
+/// Returns `N` bytes at `at`, which the caller knows to be in bounds.
 fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes[at..at + N].try_into().expect("the slice has N bytes")
 }
@@ -264,7 +263,7 @@ mod tests {
         }
     }
 
-    /// With every part that a batch can have.
+    /// Returns a batch with every optional field.
     fn full(token: &str) -> BatchHead {
         let stamp = ProducerStamp { producer_id: 9, epoch: 2, first_sequence: 5 };
         let condition =
@@ -273,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn layout_of_a_batch_stays_as_drawn() {
+    fn batch_layout_is_stable() {
         let stamp = ProducerStamp { producer_id: 9, epoch: 2, first_sequence: 5 };
         let bytes = Head::Batch(batch(Some(stamp))).encode();
         let mut expected = vec![1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0];
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_of_a_wrong_length_or_with_unknown_flags_are_errors() {
+    fn rejects_batches_of_wrong_length_or_with_unknown_flags() {
         let stamp = ProducerStamp { producer_id: 9, epoch: 2, first_sequence: 5 };
         for head in [batch(None), batch(Some(stamp)), full(""), full("one")] {
             let bytes = Head::Batch(head).encode();
@@ -304,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_too_long_or_no_text_is_an_error() {
+    fn rejects_token_that_is_too_long_or_not_utf8() {
         let longest = "x".repeat(FENCING_TOKEN_BYTES_MAX);
         let bytes = Head::Batch(full(&longest)).encode();
         assert!(Head::decode(&bytes).is_ok());
@@ -318,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_kinds_commands_and_fields_are_errors() {
+    fn rejects_unknown_kinds_commands_and_fields() {
         assert_eq!(Head::decode(&[]), Err(HeadError::Empty));
         assert_eq!(Head::decode(&[9, 1]), Err(HeadError::UnknownKind { kind: 9 }));
         assert_eq!(Head::decode(&[KIND_SHARD]), Err(HeadError::UnknownCommand));
@@ -332,8 +331,8 @@ mod tests {
     }
 
     #[test]
-    fn every_head_survives_encode_and_decode() {
-        let mut rng = seeded("every_head_survives_encode_and_decode");
+    fn heads_survive_encode_and_decode() {
+        let mut rng = seeded("heads_survive_encode_and_decode");
         for _ in 0..5_000 {
             let head = random_head(&mut rng);
             assert_eq!(Head::decode(&head.encode()).as_ref(), Ok(&head));
@@ -361,13 +360,13 @@ mod tests {
                 }
             }
             if let Ok(head) = Head::decode(&bytes) {
-                assert_eq!(head.encode().len(), bytes.len(), "nothing is skipped");
+                assert_eq!(head.encode().len(), bytes.len(), "decode must not skip bytes");
             }
         }
     }
 
     #[test]
-    fn the_longest_lists_fit_into_one_head() {
+    fn largest_commands_fit_into_one_head() {
         let most = u64::MAX - 100_000;
         let starts = (0..ROWS_PER_ENTRY_MAX as u64).map(|i| (PartitionId(most + i), most + i));
         let trim = Head::Shard(ShardCommand::Trim { starts: starts.collect() });
@@ -385,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_partitions_are_one_small_entry() {
+    fn creates_ten_thousand_partitions_with_one_small_entry() {
         let run = PartitionRun { first_id: 1, first_number: 0, stride: 1, count: 10_000 };
         let create = Head::Shard(ShardCommand::CreatePartitions {
             cluster_version: 1,

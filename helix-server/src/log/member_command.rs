@@ -1,14 +1,14 @@
-//! Commands to the cluster's state that change who is a member, as they stand in the log.
-//! Tags are for ever.
+//! Commands that change the members of the cluster, as stored in the log.
+//! Tags are permanent.
 
 use prost::{Message, Oneof};
 
-/// A change of the cluster's members. Every one may be repeated.
+/// A change of the cluster's members. A repeated command changes nothing.
 #[derive(Clone, PartialEq, Eq, Oneof)]
 pub enum MemberCommand {
-    /// Begins the list of members with the replicas that vote in a cluster that has none yet.
+    /// Sets the first members: the voters of a cluster without a list of members.
     #[prost(message, tag = "1")]
-    TakeUp(TakeUp),
+    InitMembers(InitMembers),
     #[prost(message, tag = "2")]
     Add(AddMember),
     #[prost(message, tag = "3")]
@@ -17,17 +17,17 @@ pub enum MemberCommand {
     Replace(ReplaceMember),
     #[prost(message, tag = "5")]
     SetDraining(SetDraining),
-    /// Every shard has done what the change with this id asks for.
+    /// Marks the change with this id as done in every shard.
     #[prost(uint64, tag = "6")]
     Finish(u64),
-    /// The node has made its replicas, empty ones: from now on they may take part, and from now on
-    /// they must never be made again.
+    /// Marks the node's new, empty replicas as created. They may be added to their shards, and must
+    /// never be created again.
     #[prost(message, tag = "7")]
     Joined(Joined),
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub struct TakeUp {
+pub struct InitMembers {
     /// Replica ids of shard 0.
     #[prost(uint64, repeated, tag = "1")]
     pub replicas: Vec<u64>,
@@ -51,13 +51,13 @@ pub struct RemoveMember {
 pub struct ReplaceMember {
     #[prost(uint64, tag = "1")]
     pub lost_node_id: u64,
-    /// May be the same.
+    /// May be the same node.
     #[prost(uint64, tag = "2")]
     pub node_id: u64,
-    /// Empty: as before.
+    /// Empty to keep the address.
     #[prost(string, tag = "3")]
     pub peer_addr: String,
-    /// The node has been seen empty after it had joined.
+    /// True if the node was found empty after it had joined.
     #[prost(bool, tag = "4")]
     pub emptied: bool,
 }
@@ -81,7 +81,7 @@ pub struct SetDraining {
 impl MemberCommand {
     pub fn name(&self) -> &'static str {
         match self {
-            Self::TakeUp(_) => "take up members",
+            Self::InitMembers(_) => "initialize members",
             Self::Add(_) => "add node",
             Self::Remove(_) => "remove node",
             Self::Replace(_) => "replace node",

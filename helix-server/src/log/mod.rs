@@ -1,11 +1,13 @@
-//! The domain, pure: what a log entry means and what it does to a shard's bookkeeping.
+//! The pure domain: log entries, and the state that applying them changes.
 //! No I/O, no async, no clock.
 
 mod checkpoint;
+mod cluster_reply;
 mod command;
 mod command_record;
 mod condition;
 mod head;
+mod member_change;
 mod member_command;
 mod partition;
 mod producers;
@@ -13,26 +15,31 @@ mod retention;
 mod shard_state;
 #[cfg(test)]
 pub(crate) mod testing;
+mod topic;
 
 pub use checkpoint::CheckpointError;
+pub use cluster_reply::ClusterReply;
 pub use command::{
-    ClusterCommand, NewTopic, PartitionRun, PartitionSettings, ROWS_PER_ENTRY_MAX, SettingsMask,
+    ClusterCommand, CreateTopic, PartitionRun, PartitionSettings, ROWS_PER_ENTRY_MAX, SettingsMask,
     ShardCommand,
 };
-pub(crate) use command_record::is_whole;
+pub(crate) use command_record::has_no_unknown_fields;
 pub use condition::{Condition, FENCING_TOKEN_BYTES_MAX, FencingToken};
 pub use head::{BatchHead, HEAD_BYTES_MAX, Head, HeadError, ProducerStamp};
+pub use member_change::{ChangeKind, MemberChange};
 pub use member_command::{
-    AddMember, Joined, MemberCommand, RemoveMember, ReplaceMember, SetDraining, TakeUp,
+    AddMember, Joined, MemberCommand, RemoveMember, ReplaceMember, SetDraining, InitMembers,
 };
 pub use partition::Partition;
-pub use producers::{DEDUP_WINDOW_BATCHES, Judgement, ProducerTable};
-pub use retention::{RetentionPolicy, SegmentShare, log_start_after_retention};
+pub use producers::{DEDUP_WINDOW_BATCHES, SequenceVerdict, ProducerTable};
+pub use retention::{RetentionPolicy, PartitionSegment, log_start_after_retention};
 pub use shard_state::{Effects, ShardState, StateLimits};
+pub(crate) use topic::PartitionExtent;
+pub use topic::{PartitionLocation, TopicInfo};
 
 use std::fmt::{self, Display};
 
-/// Number of a partition in the whole cluster, never reused. Also its stream in the WAL; 0 is none.
+/// Id of a partition in the cluster, never reused. Also its stream in the WAL; 0 stands for none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartitionId(pub u64);
 
@@ -42,34 +49,34 @@ impl Display for PartitionId {
     }
 }
 
-/// What readers may see of a partition: `log_start..high_watermark`.
+/// Readable offsets of a partition: `log_start..high_watermark`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Watermarks {
     pub log_start: u64,
     pub high_watermark: u64,
 }
 
-/// What apply made of an entry. A pure function of the shard's log up to and including the entry.
+/// Result of applying an entry: a pure function of the shard's log up to that entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Blank and membership entries, and commands that are not for this kind of shard.
+    /// No effect: a blank or membership entry, or a command for another kind of shard.
     Nothing,
-    /// The batch counts: its records have the offsets `first_offset..next_offset`.
+    /// The batch was appended: its records have the offsets `first_offset..next_offset`.
     Appended { first_offset: u64, next_offset: u64, time_us: u64, watermarks: Watermarks },
-    /// The batch had been applied before, with these offsets; this entry counts nothing.
+    /// The batch had already been appended, with these offsets.
     Duplicate { first_offset: u64, next_offset: u64, watermarks: Watermarks },
-    /// The batch does not count.
+    /// The batch or command was refused, and changed nothing.
     Refused(Refusal),
-    /// A control entry of a shard was applied.
+    /// A control entry of a data shard was applied.
     Changed,
-    /// Answer of the cluster's own state (shard 0).
-    Cluster(crate::cluster::Reply),
+    /// Reply of the cluster's state (shard 0).
+    Cluster(ClusterReply),
 }
 
-/// Why apply refused a batch, or a control entry that has a condition.
+/// Why apply refused a batch or a conditional control entry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    #[error("partition {partition} does not exist (any more)")]
+    #[error("partition {partition} does not exist; it may have been deleted")]
     UnknownPartition { partition: PartitionId },
     #[error(
         "epoch {epoch} of producer {producer_id} is fenced by epoch {current_epoch}; another \
@@ -81,17 +88,17 @@ pub enum Refusal {
     )]
     OutOfOrderSequence { producer_id: u64, sequence: u64, next_sequence: u64 },
     #[error(
-        "producer {producer_id} is not known to the partition (any more); call InitProducer and \
-         begin with sequence 0"
+        "producer {producer_id} is unknown to the partition; call InitProducer and start with \
+         sequence 0"
     )]
     UnknownProducer { producer_id: u64 },
     #[error(
-        "the batch was to begin at offset {expected}, the next one is {}",
+        "expected_offset is {expected}, but the next offset is {}",
         watermarks.high_watermark
     )]
     OffsetMismatch { expected: u64, watermarks: Watermarks },
     #[error("another fencing token is in force: {in_force}")]
     Fenced { in_force: FencingToken },
-    #[error("the partition has reached its last offset")]
+    #[error("the partition has reached the last possible offset")]
     OffsetsExhausted,
 }

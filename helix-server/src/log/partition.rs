@@ -1,11 +1,13 @@
-//! A partition's row in its shard: where its records begin and end.
-//! The records themselves stay in the shard's log.
+//! State of a partition in its shard: offsets, settings and fencing token.
+//! The records are in the shard's log.
 
 use std::sync::Arc;
 
 use super::{FencingToken, PartitionId, PartitionSettings, Watermarks};
 
-/// Invariant: `log_start <= next_offset`; both only grow. Everything applied is committed, so
+/// State of a partition.
+///
+/// Invariant: `log_start <= next_offset`, and both only grow. Applied entries are committed, so
 /// `next_offset` is also the high watermark.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
@@ -19,7 +21,7 @@ pub struct Partition {
     pub next_offset: u64,
     /// Append time of the newest batch; append times never decrease.
     pub last_time_us: u64,
-    /// Token in force: what a batch that demands one is compared with.
+    /// Token in force, with which the tokens of batches are compared.
     pub fencing_token: FencingToken,
 }
 
@@ -46,7 +48,7 @@ impl Partition {
         Watermarks { log_start: self.log_start, high_watermark: self.next_offset }
     }
 
-    /// No record was ever appended, and no token is in force.
+    /// Returns whether no record was ever appended and no token is in force.
     pub(super) fn is_fresh(&self) -> bool {
         self.next_offset == 0
             && self.log_start == 0
@@ -54,7 +56,7 @@ impl Partition {
             && self.fencing_token.is_none()
     }
 
-    /// Takes in a batch that ends before `next_offset`; returns its append time.
+    /// Appends a batch that ends before `next_offset`, and returns its append time.
     pub(super) fn append(&mut self, next_offset: u64, proposed_us: u64) -> u64 {
         debug_assert!(next_offset >= self.next_offset);
         self.next_offset = next_offset;
@@ -62,7 +64,7 @@ impl Partition {
         self.last_time_us
     }
 
-    /// Raises the log start, at most to the high watermark. Whether anything changed.
+    /// Raises the log start, at most to the high watermark. Returns whether it changed.
     pub(super) fn trim(&mut self, start: u64) -> bool {
         let start = start.min(self.next_offset);
         let raised = start > self.log_start;

@@ -1,19 +1,19 @@
-//! A data shard's bookkeeping: partitions, offsets and producers, as the log made them.
+//! State of a data shard: its partitions, offsets and producers.
 //! A pure function of the log: equal logs give equal states, byte for byte.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{
-    BatchHead, Head, Judgement, Partition, PartitionId, PartitionRun, PartitionSettings,
+    BatchHead, Head, SequenceVerdict, Partition, PartitionId, PartitionRun, PartitionSettings,
     ProducerTable, Refusal, ShardCommand, Verdict,
 };
 
-/// Bounds that apply itself holds to. They decide verdicts, so they must be the same on every
-/// replica and are kept in checkpoints: a changed default is for new shards only.
+/// Limits that decide verdicts of apply. They must be equal on every replica, so they are kept in
+/// checkpoints; a changed default applies to new shards only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateLimits {
-    /// (partition, producer) pairs of which the shard remembers the recent past.
+    /// Number of tracked (partition, producer) pairs.
     pub producers_max: u32,
 }
 
@@ -23,7 +23,7 @@ impl Default for StateLimits {
     }
 }
 
-/// What an entry changed for those outside: the log's streams, waiting readers, open streams.
+/// Changes of an entry that the log's streams, readers and open append streams must learn.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Effects {
     /// New log starts.
@@ -50,9 +50,11 @@ impl Effects {
     }
 }
 
-/// Invariants: each partition is in exactly one topic's list, and shares that topic's settings;
-/// a topic without partitions has no entry; producers have rows only for partitions that exist;
-/// a dropped id never exists again.
+/// State of a data shard.
+///
+/// Invariants: each partition is in exactly one topic's list and shares that topic's settings.
+/// Every topic has a partition. Producers are tracked only for partitions that exist. A dropped
+/// id never exists again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardState {
     pub(super) limits: StateLimits,
@@ -61,14 +63,14 @@ pub struct ShardState {
     pub(super) producers: ProducerTable,
     /// Greatest version of the cluster's state that dropped a topic here.
     pub(super) dropped_version: u64,
-    /// Ids that were dropped here, as ranges from the key to the value, both included. Ids of
-    /// other shards may lie in a range: they belonged to the same topic.
+    /// Ids that were dropped here, as ranges from the key to the value, both included. A range may
+    /// contain ids of other shards that belonged to the same topic.
     pub(super) dropped: BTreeMap<u64, u64>,
-    /// Index up to which no replica needs the log any more. Only grows.
+    /// Index up to which replicas may purge the log. Only grows.
     pub(super) released: u64,
 }
 
-/// A topic as far as it lives in this shard.
+/// The part of a topic that is in this shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ShardTopic {
     pub(super) settings: Arc<PartitionSettings>,
@@ -89,8 +91,8 @@ impl ShardState {
         }
     }
 
-    /// Applies the entry at `index`; indices grow from call to call. What it changed for others
-    /// is added to `effects`. A batch that does not count changes nothing.
+    /// Applies the entry at `index`, which grows from call to call, and adds to `effects`.
+    /// A refused or duplicate batch changes nothing.
     pub fn apply(&mut self, index: u64, head: &Head, effects: &mut Effects) -> Verdict {
         match head {
             Head::Batch(batch) => self.append(index, batch),
@@ -102,23 +104,25 @@ impl ShardState {
         }
     }
 
-    /// The verdict on a batch where no place in the log can change it any more, so that the leader
-    /// need not propose it: it is applied already, or what it expects is past. None says nothing.
-    pub fn foregone(&self, batch: &BatchHead) -> Option<Verdict> {
+    /// Returns the verdict on a batch if its log index can no longer change it.
+    ///
+    /// The leader then need not propose it: it is a duplicate, or its condition can never hold
+    /// again. `None` means that apply has to decide.
+    pub fn early_verdict(&self, batch: &BatchHead) -> Option<Verdict> {
         let partition = self.partitions.get(&batch.partition)?;
-        match self.judge(batch) {
-            Judgement::Duplicate { first_offset } => {
+        match self.check_sequence(batch) {
+            SequenceVerdict::Duplicate { first_offset } => {
                 Some(duplicate(partition, batch, first_offset))
             }
-            Judgement::Accept if self.may_be_copy(batch) => {
+            SequenceVerdict::Accept if self.may_be_duplicate(batch) => {
                 let producer_id = batch.producer?.producer_id;
                 Some(Verdict::Refused(Refusal::UnknownProducer { producer_id }))
             }
-            // With an identity it may yet be a duplicate: of a copy that is on its way.
-            Judgement::Accept if batch.producer.is_none() => {
-                batch.condition.is_lost(partition).map(Verdict::Refused)
+            // With a producer id it may still turn out as a duplicate of a proposed copy.
+            SequenceVerdict::Accept if batch.producer.is_none() => {
+                batch.condition.certain_refusal(partition).map(Verdict::Refused)
             }
-            Judgement::Accept | Judgement::Refuse(_) => None,
+            SequenceVerdict::Accept | SequenceVerdict::Refuse(_) => None,
         }
     }
 
@@ -142,30 +146,30 @@ impl ShardState {
         self.topics.iter().map(|(id, topic)| (*id, &topic.settings, topic.partitions.len()))
     }
 
-    /// Version of a topic's settings, and how many of its partitions are here.
+    /// Returns the version of a topic's settings, and the number of its partitions here.
     pub fn topic(&self, topic_id: u64) -> Option<(u64, usize)> {
         let topic = self.topics.get(&topic_id)?;
         Some((topic.settings.version, topic.partitions.len()))
     }
 
-    /// The partition was here, and is gone for ever.
+    /// Returns whether the partition was in this shard and was dropped.
     pub fn is_dropped(&self, id: PartitionId) -> bool {
         self.dropped.range(..=id.0).next_back().is_some_and(|(_, &last)| id.0 <= last)
     }
 
-    /// The sequence that a producer's next batch on a partition must have. None where it is not
-    /// known, or fenced by a later epoch.
+    /// Returns the sequence that a producer's next batch on a partition must have.
+    /// `None` where the producer is unknown or fenced by a later epoch.
     pub fn next_sequence(&self, id: PartitionId, producer_id: u64, epoch: u32) -> Option<u64> {
         self.producers.next_sequence(id, producer_id, epoch)
     }
 
-    /// The shard does not know the producer on the partition, and may have forgotten it: nothing
-    /// that it begins there with sequence 0 is taken.
+    /// Returns whether the shard may have forgotten the producer on the partition. Its batches
+    /// with sequence 0 are then refused.
     pub fn has_forgotten(&self, id: PartitionId, producer_id: u64, epoch: u32) -> bool {
         self.producers.has_forgotten(id, producer_id, epoch)
     }
 
-    /// Index up to which the log may be purged, as far as other replicas are concerned.
+    /// Returns the index up to which the log may be purged, as far as other replicas need it.
     pub fn released(&self) -> u64 {
         self.released
     }
@@ -178,31 +182,31 @@ impl ShardState {
         self.limits
     }
 
-    fn may_be_copy(&self, batch: &BatchHead) -> bool {
+    fn may_be_duplicate(&self, batch: &BatchHead) -> bool {
         let stamp = batch.producer.as_ref();
-        stamp.is_some_and(|stamp| self.producers.may_be_copy(batch.partition, stamp))
+        stamp.is_some_and(|stamp| self.producers.may_be_duplicate(batch.partition, stamp))
     }
 
-    fn judge(&self, batch: &BatchHead) -> Judgement {
-        batch.producer.as_ref().map_or(Judgement::Accept, |stamp| {
-            self.producers.judge(batch.partition, stamp, batch.record_count)
+    fn check_sequence(&self, batch: &BatchHead) -> SequenceVerdict {
+        batch.producer.as_ref().map_or(SequenceVerdict::Accept, |stamp| {
+            self.producers.check_sequence(batch.partition, stamp, batch.record_count)
         })
     }
 
     fn append(&mut self, index: u64, batch: &BatchHead) -> Verdict {
-        let judgement = self.judge(batch);
+        let judgement = self.check_sequence(batch);
         let id = batch.partition;
         let Some(partition) = self.partitions.get_mut(&id) else {
             return Verdict::Refused(Refusal::UnknownPartition { partition: id });
         };
         match judgement {
-            Judgement::Accept => {}
-            Judgement::Duplicate { first_offset } => {
+            SequenceVerdict::Accept => {}
+            SequenceVerdict::Duplicate { first_offset } => {
                 return duplicate(partition, batch, first_offset);
             }
-            Judgement::Refuse(refusal) => return Verdict::Refused(refusal),
+            SequenceVerdict::Refuse(refusal) => return Verdict::Refused(refusal),
         }
-        // Behind the duplicates: a batch that counted has changed what its condition asks of.
+        // After the check for duplicates: an appended batch has changed the offset it expected.
         if let Err(refusal) = batch.condition.check(partition) {
             return Verdict::Refused(refusal);
         }
@@ -225,8 +229,7 @@ impl ShardState {
     ) -> Result<(), Refusal> {
         match command {
             ShardCommand::CreatePartitions { cluster_version, topic_id, runs, settings } => {
-                // A proposer that has not seen a later drop yet: what it wants to create may be
-                // what was dropped.
+                // A proposer with an older version may not have seen that the topic was dropped.
                 if *cluster_version >= self.dropped_version {
                     self.create_partitions(*topic_id, runs, settings, effects);
                 }
@@ -239,7 +242,7 @@ impl ShardState {
                 self.drop_topic(*topic_id, effects);
             }
             ShardCommand::Release { index } => {
-                // Nobody can have seen the log beyond this entry.
+                // No proposer can have seen the log beyond this entry.
                 self.released = self.released.max(*index.min(&at));
             }
             ShardCommand::Trim { starts } => {
@@ -254,7 +257,7 @@ impl ShardState {
             ShardCommand::SetFencingToken { partition: id, expected, token } => {
                 let unknown = Refusal::UnknownPartition { partition: *id };
                 let partition = self.partitions.get_mut(id).ok_or(unknown)?;
-                partition.fencing_token.demand(expected.as_ref())?;
+                partition.fencing_token.check(expected.as_ref())?;
                 partition.fencing_token = token.clone();
             }
         }
@@ -275,10 +278,10 @@ impl ShardState {
             if self.partitions.contains_key(&id) || self.is_dropped(id) {
                 continue;
             }
-            let place = topic.partitions.binary_search_by_key(&number, |(number, _)| *number);
-            // A number that is taken by another id cannot come from one cluster's state.
-            let Err(place) = place else { continue };
-            topic.partitions.insert(place, (number, id));
+            let position = topic.partitions.binary_search_by_key(&number, |(number, _)| *number);
+            // One cluster's state never gives a number to two ids.
+            let Err(position) = position else { continue };
+            topic.partitions.insert(position, (number, id));
             let partition = Partition::new(id, topic_id, number, topic.settings.clone());
             self.partitions.insert(id, partition);
             effects.created.push(id);
@@ -310,7 +313,7 @@ impl ShardState {
     fn drop_topic(&mut self, topic_id: u64, effects: &mut Effects) {
         let Some(topic) = self.topics.remove(&topic_id) else { return };
         for run in PartitionRun::cover(&topic.partitions) {
-            self.bury(run);
+            self.record_dropped(run);
         }
         for (_, id) in topic.partitions {
             self.partitions.remove(&id);
@@ -319,8 +322,8 @@ impl ShardState {
         }
     }
 
-    /// Remembers dropped ids. What lies between those of a run belonged to the same topic.
-    fn bury(&mut self, run: PartitionRun) {
+    /// Records dropped ids. The ids between those of a run belonged to the same topic.
+    fn record_dropped(&mut self, run: PartitionRun) {
         let steps = u64::from(run.count - 1) * u64::from(run.stride);
         let (mut first, mut last) = (run.first_id, run.first_id + steps);
         if let Some((&before, &end)) = self.dropped.range(..first).next_back()

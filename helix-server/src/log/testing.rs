@@ -1,4 +1,4 @@
-//! Random heads for tests, from a seed that a failed test prints.
+//! Random heads for tests, from a seed that every test prints.
 //! `HELIX_SEED` repeats a run.
 
 use rand::rngs::StdRng;
@@ -6,11 +6,11 @@ use rand::{Rng, RngExt, SeedableRng};
 
 use super::{
     AddMember, BatchHead, ClusterCommand, Condition, FencingToken, Head, Joined, MemberCommand,
-    NewTopic, PartitionId, PartitionRun, PartitionSettings, ProducerStamp, RemoveMember,
-    ReplaceMember, SetDraining, SettingsMask, ShardCommand, TakeUp,
+    CreateTopic, PartitionId, PartitionRun, PartitionSettings, ProducerStamp, RemoveMember,
+    ReplaceMember, SetDraining, SettingsMask, ShardCommand, InitMembers,
 };
 
-/// Numbers of the test `name`, from `HELIX_SEED` or a fresh seed.
+/// Returns the generator of the test `name`, seeded by `HELIX_SEED` or a new seed.
 pub(crate) fn seeded(name: &str) -> StdRng {
     let given = std::env::var("HELIX_SEED").ok();
     let given = given.map(|seed| seed.parse().expect("HELIX_SEED is a number"));
@@ -19,7 +19,7 @@ pub(crate) fn seeded(name: &str) -> StdRng {
     StdRng::seed_from_u64(seed)
 }
 
-/// Numbers of every size.
+/// Returns numbers of every magnitude.
 fn any_u64(rng: &mut StdRng) -> u64 {
     rng.random::<u64>() >> rng.random_range(0..64)
 }
@@ -45,7 +45,7 @@ pub(crate) fn any_settings(rng: &mut StdRng) -> PartitionSettings {
     }
 }
 
-/// Any head that can be written.
+/// Returns a random valid head.
 pub(crate) fn random_head(rng: &mut StdRng) -> Head {
     match rng.random_range(0..3) {
         0 => Head::Batch(random_batch(rng)),
@@ -78,10 +78,10 @@ fn any_condition(rng: &mut StdRng) -> Condition {
     }
 }
 
-/// Of every length up to the longest.
+/// Returns tokens of every length up to the limit.
 fn any_token(rng: &mut StdRng) -> FencingToken {
     let length = if rng.random_bool(0.2) { 64 } else { rng.random_range(0..64) };
-    FencingToken::new(&"t".repeat(length)).expect("it is not too long")
+    FencingToken::new(&"t".repeat(length)).expect("the token is within the limit")
 }
 
 fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
@@ -122,7 +122,7 @@ fn random_cluster_command(rng: &mut StdRng) -> ClusterCommand {
             let peer_addr = any_text(rng);
             ClusterCommand::RegisterNode { node_id, endpoint: name, version, peer_addr }
         }
-        1 => ClusterCommand::CreateTopic(NewTopic {
+        1 => ClusterCommand::CreateTopic(CreateTopic {
             name,
             partition_count: any_u32(rng),
             replication_factor: any_u32(rng),
@@ -151,7 +151,7 @@ fn random_member_command(rng: &mut StdRng) -> MemberCommand {
     match rng.random_range(0..7) {
         0 => {
             let replicas = (0..rng.random_range(0..5)).map(|_| any_u64(rng)).collect();
-            MemberCommand::TakeUp(TakeUp { replicas })
+            MemberCommand::InitMembers(InitMembers { replicas })
         }
         1 => MemberCommand::Add(AddMember { node_id, peer_addr }),
         2 => MemberCommand::Remove(RemoveMember { node_id }),

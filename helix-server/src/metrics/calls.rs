@@ -1,16 +1,16 @@
-//! Calls to the public services: how many are open, how each ended, and why it failed.
-//! The labels are those of the services as they are built, whatever a client sends.
+//! Metrics of calls to the public services: open calls, status codes and failure reasons.
+//! Labels come from the services' descriptors, never from what a client sends.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::{Counter, Metrics, Name, Page};
+use super::{Counter, Metrics, MetricName, MetricsPage};
 
-/// What is none of the methods or reasons that were named.
+/// Label of unknown methods and reasons.
 const OTHER: &str = "other";
 
-/// The codes of gRPC, by number.
+/// Status codes of gRPC, by number.
 const CODES: [&str; 17] = [
     "OK",
     "CANCELLED",
@@ -31,80 +31,80 @@ const CODES: [&str; 17] = [
     "UNAUTHENTICATED",
 ];
 const OK: usize = 0;
-/// Also that of a client that went away before its call had ended.
+/// Also the code of a call that its client gave up.
 const CANCELLED: usize = 1;
 const UNKNOWN: usize = 2;
 
-/// Nothing is counted before the methods and reasons have been named.
+/// Counts calls, once their methods and reasons have been registered.
 #[derive(Debug, Default)]
-pub struct Calls(OnceLock<Table>);
+pub struct CallMetrics(OnceLock<CallTable>);
 
 #[derive(Debug)]
-struct Table {
-    methods: Places,
+struct CallTable {
+    methods: NameIndex,
     /// In the order of `methods`.
-    rows: Vec<Row>,
-    reasons: Places,
+    rows: Vec<MethodCalls>,
+    reasons: NameIndex,
     failures: Vec<Counter>,
 }
 
 #[derive(Debug, Default)]
-struct Row {
+struct MethodCalls {
     open: AtomicI64,
     ended: [Counter; CODES.len()],
 }
 
-/// Names and their places; the last one is that of all others.
+/// Label values and their indices. The last one stands for all others.
 #[derive(Debug)]
-struct Places {
+struct NameIndex {
     names: Vec<String>,
-    places: HashMap<String, usize>,
+    indices: HashMap<String, usize>,
 }
 
-impl Places {
+impl NameIndex {
     fn new(mut names: Vec<String>) -> Self {
         names.push(OTHER.to_owned());
-        let places = names.iter().cloned().zip(0..).collect();
-        Self { names, places }
+        let indices = names.iter().cloned().zip(0..).collect();
+        Self { names, indices }
     }
 
     fn of(&self, name: &str) -> usize {
-        self.places.get(name).copied().unwrap_or(self.names.len() - 1)
+        self.indices.get(name).copied().unwrap_or(self.names.len() - 1)
     }
 }
 
-impl Calls {
-    /// Says, once, which methods ("package.Service/Method") and reasons there are.
-    pub fn name(&self, methods: Vec<String>, reasons: Vec<String>) {
-        let rows = || std::iter::repeat_with(Row::default).take(methods.len() + 1).collect();
+impl CallMetrics {
+    /// Registers the methods ("package.Service/Method") and reasons; later calls have no effect.
+    pub fn register(&self, methods: Vec<String>, reasons: Vec<String>) {
+        let rows = || std::iter::repeat_with(MethodCalls::default).take(methods.len() + 1).collect();
         let failures =
             || std::iter::repeat_with(Counter::default).take(reasons.len() + 1).collect();
         let (rows, failures) = (rows(), failures());
         let table =
-            Table { methods: Places::new(methods), rows, reasons: Places::new(reasons), failures };
-        // Ignored: they are the same every time.
+            CallTable { methods: NameIndex::new(methods), rows, reasons: NameIndex::new(reasons), failures };
+        // Ignored: later calls register the same names.
         let _ = self.0.set(table);
     }
 
-    pub(super) fn write(&self, page: &mut Page) {
+    pub(super) fn write(&self, page: &mut MetricsPage) {
         let Some(table) = self.0.get() else { return };
         for (method, row) in table.methods.names.iter().zip(&table.rows) {
             let open = row.open.load(Ordering::Relaxed);
-            page.put(Name::OpenCalls, &[method], u64::try_from(open).unwrap_or(0));
+            page.put(MetricName::OpenCalls, &[method], u64::try_from(open).unwrap_or(0));
             for (code, ended) in CODES.iter().zip(&row.ended) {
-                // The codes that a method never ends with are left out, but for success.
+                // Codes that a method has never ended with are left out, except OK.
                 if ended.get() > 0 || *code == CODES[OK] {
-                    page.put(Name::Calls, &[method, code], ended.get());
+                    page.put(MetricName::Calls, &[method, code], ended.get());
                 }
             }
         }
         for (reason, failures) in table.reasons.names.iter().zip(&table.failures) {
-            page.put(Name::Failures, &[reason], failures.get());
+            page.put(MetricName::Failures, &[reason], failures.get());
         }
     }
 }
 
-/// A call that has not ended. One that is dropped was given up by the client.
+/// A call that has not ended. Dropping it counts it as given up by the client.
 #[derive(Debug)]
 pub struct OpenCall {
     metrics: Arc<Metrics>,
@@ -113,7 +113,7 @@ pub struct OpenCall {
 }
 
 impl OpenCall {
-    /// `path` is that of the request: "/package.Service/Method".
+    /// Counts a new call. `path` is the request's: "/package.Service/Method".
     pub fn begin(metrics: &Arc<Metrics>, path: &str) -> Option<Self> {
         let table = metrics.calls.0.get()?;
         let method = table.methods.of(path.trim_start_matches('/'));
@@ -121,7 +121,7 @@ impl OpenCall {
         Some(Self { metrics: metrics.clone(), method, code: CANCELLED })
     }
 
-    /// How it ended: the code as it stands in `grpc-status`, and why where it failed.
+    /// Counts the end of the call: its `grpc-status`, and the reason of a failure.
     pub fn end(mut self, code: Option<&str>, reason: Option<&str>) {
         let code = code.and_then(|code| code.parse().ok());
         self.code = code.filter(|code| *code < CODES.len()).unwrap_or(UNKNOWN);
@@ -148,16 +148,16 @@ mod tests {
     use super::*;
 
     fn page(metrics: &Metrics) -> String {
-        let mut page = Page::default();
+        let mut page = MetricsPage::default();
         metrics.write(&mut page);
         page.to_string()
     }
 
     #[test]
-    fn a_call_is_open_until_it_ends_or_is_given_up() {
+    fn counts_calls_as_open_until_they_end_or_are_dropped() {
         let metrics = Arc::new(Metrics::default());
-        assert!(OpenCall::begin(&metrics, "/p.S/M").is_none(), "nothing is named yet");
-        metrics.calls.name(vec!["p.S/M".to_owned()], vec!["DISK_FULL".to_owned()]);
+        assert!(OpenCall::begin(&metrics, "/p.S/M").is_none(), "nothing is registered yet");
+        metrics.calls.register(vec!["p.S/M".to_owned()], vec!["DISK_FULL".to_owned()]);
         let begin = |path| OpenCall::begin(&metrics, path).unwrap();
         let (first, second, third) = (begin("/p.S/M"), begin("/p.S/M"), begin("/x.Y/Z"));
         assert!(page(&metrics).contains("helix_calls_open{method=\"p.S/M\"} 2\n"));

@@ -1,17 +1,17 @@
-//! All metrics: what each is called, what it means, and which labels it has. The documentation,
-//! the dashboard and the alert rules are held to this list by tests.
+//! All metrics with their kinds, labels and help texts.
+//! Tests check the documentation, the dashboard and the alert rules against this list.
 
-/// How a metric behaves.
+/// Prometheus type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Only grows, from 0 at each start.
+pub enum MetricKind {
+    /// Only grows, and starts from 0 with each process.
     Counter,
     Gauge,
-    /// Times in classes.
+    /// Distribution of durations.
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -21,28 +21,29 @@ impl Kind {
     }
 }
 
+/// Name, kind, labels and help text of a metric.
 #[derive(Debug)]
 pub struct Metric {
     pub name: &'static str,
-    pub kind: Kind,
-    /// Each from a bounded set: shards, nodes, methods, codes, reasons.
+    pub kind: MetricKind,
+    /// Every label has a bounded set of values: shards, nodes, methods, codes, reasons.
     pub labels: &'static [&'static str],
     pub help: &'static str,
 }
 
 macro_rules! metrics {
     ($($id:ident $kind:ident $name:literal [$($label:literal)*] $help:literal)*) => {
-        /// A metric of the list.
+        /// Identifies a metric; its index in [`METRICS`].
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Name {
+        pub enum MetricName {
             $($id),*
         }
 
-        /// In the order of the page.
-        pub const ALL: &[Metric] = &[
+        /// All metrics, in the order of the page.
+        pub const METRICS: &[Metric] = &[
             $(Metric {
                 name: $name,
-                kind: Kind::$kind,
+                kind: MetricKind::$kind,
                 labels: &[$($label),*],
                 help: $help,
             }),*
@@ -52,140 +53,140 @@ macro_rules! metrics {
 
 metrics! {
     BuildInfo Gauge "helix_build_info" ["version"]
-        "1, with the version of the server"
+        "Always 1; the label is the version of the server"
     Ready Gauge "helix_ready" []
-        "1 while the node is ready, as /readyz says, else 0"
+        "1 while the node is ready (/readyz), else 0"
     Uptime Gauge "helix_uptime_seconds" []
-        "Time since the start"
+        "Time since the process started"
     CpuTime Counter "process_cpu_seconds_total" []
         "CPU time of the process, user and system"
     Memory Gauge "process_resident_memory_bytes" []
         "Resident memory of the process"
 
     Calls Counter "helix_calls_total" ["method" "code"]
-        "Calls that ended, by how; CANCELLED is also a client that went away"
+        "Completed calls by status code; CANCELLED includes clients that disconnected"
     OpenCalls Gauge "helix_calls_open" ["method"]
-        "Calls and streams that are open"
+        "Open calls and streams"
     Failures Counter "helix_failures_total" ["reason"]
-        "Calls that failed, by the reason of docs/api.md"
+        "Failed calls by error reason; see docs/api.md"
 
     AppendedBatches Counter "helix_appended_batches_total" []
         "Batches acknowledged by this node"
     DuplicateBatches Counter "helix_duplicate_batches_total" []
-        "Batches acknowledged that had been appended before"
+        "Acknowledged batches that had already been appended"
     AppendedRecords Counter "helix_appended_records_total" []
         "Records acknowledged by this node"
     AppendedBytes Counter "helix_appended_bytes_total" []
         "Payload bytes acknowledged by this node"
     AppendTimes Histogram "helix_append_seconds" []
-        "From a batch's arrival to its acknowledgement"
+        "Time from a batch's arrival to its acknowledgement"
     CommitTimes Histogram "helix_commit_seconds" []
-        "From a batch's proposal to its being applied on the leader"
+        "Time from a batch's proposal until the leader has applied it"
     ReadRecords Counter "helix_read_records_total" []
-        "Records sent to readers, by Fetch and Subscribe"
+        "Records sent by Fetch and Subscribe"
     ReadBytes Counter "helix_read_bytes_total" []
-        "Bytes of records sent to readers"
+        "Bytes of records sent by Fetch and Subscribe"
     FetchTimes Histogram "helix_fetch_seconds" []
-        "Time in which a Fetch reads what is there, without waiting for more"
+        "Time of a Fetch, without its wait for new records"
 
     ShardLeader Gauge "helix_shard_leads" ["shard"]
-        "1 where this node leads the shard, else 0; shard 0 is the cluster's own"
-    ShardLed Gauge "helix_shard_has_leader" ["shard"]
-        "1 while this node knows a leader of the shard that it reaches, else 0"
+        "1 where this node is the shard's leader, else 0; shard 0 holds the cluster's state"
+    ShardHasLeader Gauge "helix_shard_has_leader" ["shard"]
+        "1 while this node knows and reaches the shard's leader, else 0"
     ShardWithheld Gauge "helix_shard_withheld" ["shard"]
-        "1 where the shard is withheld because its log is damaged"
+        "1 while the shard is not served because its log is damaged"
     ShardInRepair Gauge "helix_shard_in_repair" ["shard"]
-        "1 while the shard's damaged log is fetched anew; the replica neither votes nor serves"
+        "1 while a damaged log is rebuilt from other replicas; the replica neither votes nor serves"
     ShardStopped Gauge "helix_shard_stopped" ["shard"]
-        "1 while the shard's replica has stopped and waits to be started again"
+        "1 while the shard's replica has stopped and waits for a restart"
     ShardRestarts Counter "helix_shard_restarts_total" ["shard"]
-        "How often the shard was closed and opened again, for a repair or after it had stopped"
+        "Restarts of the shard's replica, for a repair or after it had stopped"
     ShardDamage Gauge "helix_shard_damaged_ranges" ["shard"]
-        "Ranges of the shard's log that are damaged and withheld"
+        "Damaged ranges of the shard's log, which are not served"
     ShardTerm Gauge "helix_shard_term" ["shard"]
-        "Raft term"
+        "Raft term of the shard"
     ShardLeaderChanges Counter "helix_shard_leader_changes_total" ["shard"]
-        "Leaders that this node saw come after another"
+        "Leader changes seen by this node"
     ShardLastIndex Gauge "helix_shard_last_index" ["shard"]
         "Index of the last entry in the log"
     ShardSyncedIndex Gauge "helix_shard_synced_index" ["shard"]
-        "Index up to which the log is on this node's stable storage"
+        "Index of the last entry synced to this node's disk"
     ShardCommittedIndex Gauge "helix_shard_committed_index" ["shard"]
-        "Index up to which the log is committed, as this node knows"
+        "Index of the last entry that this node knows as committed"
     ShardAppliedIndex Gauge "helix_shard_applied_index" ["shard"]
-        "Index up to which the log is applied"
+        "Index of the last applied entry"
     ShardPurgedIndex Gauge "helix_shard_purged_index" ["shard"]
-        "Index up to which the Raft log is purged; its records stay until retention"
+        "Index of the last purged entry of the Raft log; records stay until retention"
     ShardLag Gauge "helix_shard_lag_entries" ["shard" "node"]
-        "Entries that a node's replica lacks, as the shard's leader knows"
+        "Entries that a node's replica lacks; reported by the shard's leader"
     ShardFetchLeft Gauge "helix_shard_fetch_left_bytes" ["shard"]
-        "About how many bytes of records this replica has still to fetch; 0 where it lacks none"
+        "Estimated bytes of records that this replica still has to fetch, else 0"
     ShardPartitions Gauge "helix_shard_partitions" ["shard"]
         "Partitions in the shard"
     ShardHighWatermarks Gauge "helix_shard_high_watermarks" ["shard"]
-        "High watermarks of the shard's partitions, added up: records ever committed"
+        "Sum of the high watermarks of the shard's partitions: records ever committed"
     ShardLogStarts Gauge "helix_shard_log_starts" ["shard"]
-        "Log starts of the shard's partitions, added up: records trimmed"
+        "Sum of the log starts of the shard's partitions: records trimmed"
     ShardLiveBytes Gauge "helix_shard_live_bytes" ["shard"]
-        "Bytes in the log that belong to records above the log starts"
+        "Bytes of records at or above the log starts"
     ShardInFlight Gauge "helix_shard_in_flight_bytes" ["shard"]
         "Bytes of batches that are not yet both committed and synced here"
     ShardInFlightMax Gauge "helix_shard_in_flight_bytes_max" ["shard"]
-        "Bytes that may be in flight; beyond it appends wait, then are THROTTLED"
+        "Limit of the bytes in flight; further appends wait, then fail with THROTTLED"
     ShardInFlightLargeMax Gauge "helix_shard_in_flight_large_bytes_max" ["shard"]
-        "Of these, bytes that large batches may have now: fewer while there are small ones"
+        "Current part of that limit for large batches: less while small ones arrive"
 
     WalSegments Gauge "helix_wal_segments" ["shard"]
-        "Segments that hold the log"
+        "Segments of the log"
     WalHeldBytes Gauge "helix_wal_held_bytes" ["shard"]
-        "Bytes of the segments that hold the log"
+        "Bytes of the log's segments"
     WalReadySegments Gauge "helix_wal_ready_segments" ["shard"]
-        "Segments that are prepared for use"
+        "Segments preallocated for use"
     WalFreedSegments Counter "helix_wal_freed_segments_total" ["shard"]
         "Segments freed by retention"
     WalFreedBytes Counter "helix_wal_freed_bytes_total" ["shard"]
         "Bytes of segments freed by retention"
     WalColdSegments Gauge "helix_wal_cold_segments" ["shard"]
-        "Segments that were written at once, by compaction or for records from another replica"
+        "Segments written by compaction or fetched from another replica"
     WalRewrittenBytes Counter "helix_wal_rewritten_bytes_total" ["shard"]
-        "Bytes of entries that compaction has written anew"
+        "Bytes of entries rewritten by compaction"
     WalQueuedRequests Gauge "helix_wal_queued_requests" ["shard"]
-        "Requests that wait for the writer"
+        "Requests waiting for the writer"
     WalQueuedBytes Gauge "helix_wal_queued_bytes" ["shard"]
-        "Payload bytes that wait for the writer"
+        "Payload bytes waiting for the writer"
     WalGroups Counter "helix_wal_groups_total" ["shard"]
-        "Groups of entries written, each with one sync"
+        "Written groups of entries, each with one sync"
     WalGroupBytes Counter "helix_wal_group_bytes_total" ["shard"]
         "Bytes written in groups"
     WalSyncTimes Histogram "helix_wal_sync_seconds" ["shard"]
         "Time of a sync"
     WalUnsynced Gauge "helix_wal_unsynced_seconds" ["shard"]
-        "How long the oldest of what is not synced has waited; grows while the disk stalls"
+        "Age of the oldest append that is not synced; grows while the disk stalls"
     WalWritable Gauge "helix_wal_writable" ["shard"]
-        "1 while the log takes appends, 0 while the disk is full or after it failed"
+        "1 while the log accepts appends; 0 while the disk is full, or after a failure"
     ScrubbedBytes Counter "helix_scrubbed_bytes_total" []
-        "Bytes of the logs that were read anew to find damage"
+        "Bytes of the logs that scrubbing has read to find damage"
     ScrubRounds Counter "helix_scrub_rounds_total" []
-        "How often all that is sealed has been read anew"
+        "Completed scrubs of all sealed segments"
     DiskFree Gauge "helix_disk_free_bytes" []
-        "Free space where the data is; only with durable storage"
+        "Free disk space of the data directory; only with durable storage"
     DiskUsed Gauge "helix_disk_used_bytes" []
-        "Bytes of all segments, those that are prepared included"
+        "Bytes of all segments, including preallocated ones"
 
     PeerConnected Gauge "helix_peer_connected" ["node"]
         "1 while all connections to the node are open, else 0"
     PeerSentBytes Counter "helix_peer_sent_bytes_total" ["node"]
         "Bytes of Raft messages sent to the node: entries, votes, heartbeats, snapshots"
     PeerReceivedBytes Counter "helix_peer_received_bytes_total" ["node"]
-        "Bytes of Raft messages that came from the node"
+        "Bytes of Raft messages received from the node"
     ClientConnections Gauge "helix_client_connections" []
-        "Client connections that are open"
+        "Open client connections"
     RequestBytes Gauge "helix_request_bytes" []
-        "Bytes of requests that are arriving or being handled"
-    AnswerBytes Gauge "helix_answer_bytes" []
-        "Bytes of answers that readers have not taken yet"
+        "Bytes of requests being received or handled"
+    ResponseBytes Gauge "helix_answer_bytes" []
+        "Bytes of responses that clients have not read yet"
     LimitEvents Counter "helix_limit_events_total" ["limit"]
-        "How often a limit was met: something was refused, or ended"
+        "Requests refused and connections closed, by the limit that was reached"
 }
 
 #[cfg(test)]
@@ -195,14 +196,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_field() {
-        let names: BTreeSet<_> = ALL.iter().map(|metric| metric.name).collect();
-        assert_eq!(names.len(), ALL.len(), "each name once");
-        for Metric { name, kind, labels, .. } in ALL {
-            assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name}");
+    fn metric_names_follow_prometheus_conventions() {
+        let names: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), METRICS.len(), "each name once");
+        for Metric { name, kind, labels, .. } in METRICS {
+            assert_eq!(name.ends_with("_total"), *kind == MetricKind::Counter, "{name}");
             let of_histograms = ["_sum", "_count", "_bucket"];
             assert!(!of_histograms.iter().any(|suffix| name.ends_with(suffix)), "{name}");
-            assert!(*kind != Kind::Histogram || name.ends_with("_seconds"), "{name}");
+            assert!(*kind != MetricKind::Histogram || name.ends_with("_seconds"), "{name}");
             assert!(name.starts_with("helix_") || name.starts_with("process_"), "{name}");
             let bounded = ["version", "shard", "node", "method", "code", "reason", "limit"];
             assert!(labels.iter().all(|label| bounded.contains(label)), "{name}");

@@ -1,6 +1,5 @@
-//! What one node counts while it works, and the page on which all its figures are shown.
-//! Each node has its own; nothing is global. What is known anyway is not counted a second time but
-//! looked up when somebody asks.
+//! Metrics of one node and the page that shows them. Nothing is global: each node has its own.
+//! Values that the node has anyway are read at each scrape and not counted twice.
 
 mod calls;
 mod catalog;
@@ -11,15 +10,15 @@ mod values;
 
 use std::time::Duration;
 
-pub use calls::{Calls, OpenCall};
-pub use catalog::{ALL, Kind, Metric, Name};
-pub use page::{CONTENT_TYPE, Page};
+pub use calls::{CallMetrics, OpenCall};
+pub use catalog::{METRICS, MetricKind, Metric, MetricName};
+pub use page::{CONTENT_TYPE, MetricsPage};
 pub use values::{BOUNDS_US, Counter, Histogram};
 
-/// Counters on the way of a record: each is an addition or two per request, never per record.
+/// Counters of the append path and the read path: one or two additions per request, not per record.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    pub calls: Calls,
+    pub calls: CallMetrics,
     appended_batches: Counter,
     duplicate_batches: Counter,
     appended_records: Counter,
@@ -34,7 +33,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// A batch was acknowledged, so long after it had come in.
+    /// Counts an acknowledged batch; `took` is the time since its arrival.
     pub fn on_ack(&self, records: u32, bytes: usize, is_duplicate: bool, took: Duration) {
         self.append_times.observe(took);
         if is_duplicate {
@@ -45,44 +44,45 @@ impl Metrics {
         self.appended_bytes.add(bytes as u64);
     }
 
-    /// A batch was committed and applied on the leader, so long after it was proposed.
+    /// Counts a batch that the leader has applied; `took` is the time since its proposal.
     pub fn on_commit(&self, took: Duration) {
         self.commit_times.observe(took);
     }
 
-    /// Records go out to a reader.
+    /// Counts records sent to a reader.
     pub fn on_read(&self, records: u64, bytes: u64) {
         self.read_records.add(records);
         self.read_bytes.add(bytes);
     }
 
-    /// A fetch has read what was there, without waiting for more.
+    /// Counts a fetch; `took` excludes its wait for new records.
     pub fn on_fetch(&self, took: Duration) {
         self.fetch_times.observe(took);
     }
 
-    /// Bytes of a log were read anew.
+    /// Counts scrubbed bytes of a log.
     pub fn on_scrub(&self, bytes: u64) {
         self.scrubbed_bytes.add(bytes);
     }
 
-    /// All that is sealed has been read anew.
+    /// Counts a completed scrub of all sealed segments.
     pub fn on_scrub_round(&self) {
         self.scrub_rounds.add(1);
     }
 
-    pub fn write(&self, page: &mut Page) {
-        page.put(Name::AppendedBatches, &[], self.appended_batches.get());
-        page.put(Name::DuplicateBatches, &[], self.duplicate_batches.get());
-        page.put(Name::AppendedRecords, &[], self.appended_records.get());
-        page.put(Name::AppendedBytes, &[], self.appended_bytes.get());
-        page.put_times(Name::AppendTimes, &[], &self.append_times);
-        page.put_times(Name::CommitTimes, &[], &self.commit_times);
-        page.put(Name::ReadRecords, &[], self.read_records.get());
-        page.put(Name::ReadBytes, &[], self.read_bytes.get());
-        page.put_times(Name::FetchTimes, &[], &self.fetch_times);
-        page.put(Name::ScrubbedBytes, &[], self.scrubbed_bytes.get());
-        page.put(Name::ScrubRounds, &[], self.scrub_rounds.get());
+    /// Adds these metrics to a page.
+    pub fn write(&self, page: &mut MetricsPage) {
+        page.put(MetricName::AppendedBatches, &[], self.appended_batches.get());
+        page.put(MetricName::DuplicateBatches, &[], self.duplicate_batches.get());
+        page.put(MetricName::AppendedRecords, &[], self.appended_records.get());
+        page.put(MetricName::AppendedBytes, &[], self.appended_bytes.get());
+        page.put_times(MetricName::AppendTimes, &[], &self.append_times);
+        page.put_times(MetricName::CommitTimes, &[], &self.commit_times);
+        page.put(MetricName::ReadRecords, &[], self.read_records.get());
+        page.put(MetricName::ReadBytes, &[], self.read_bytes.get());
+        page.put_times(MetricName::FetchTimes, &[], &self.fetch_times);
+        page.put(MetricName::ScrubbedBytes, &[], self.scrubbed_bytes.get());
+        page.put(MetricName::ScrubRounds, &[], self.scrub_rounds.get());
         self.calls.write(page);
     }
 }

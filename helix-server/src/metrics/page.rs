@@ -1,54 +1,56 @@
-//! The text form of Prometheus, put together from samples that come in any order.
+//! The Prometheus text format, from samples that are added in any order.
 
 use std::fmt::{self, Display, Write};
 
-use super::catalog::{ALL, Metric, Name};
+use super::catalog::{METRICS, Metric, MetricName};
 use super::values::{BOUNDS_US, Histogram};
 
-/// Content type of the page.
+/// Content type of a [`MetricsPage`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Samples of all metrics.
+/// Samples of all metrics, shown as Prometheus text.
 #[derive(Debug)]
-pub struct Page {
+pub struct MetricsPage {
     /// In the order of the catalog.
     samples: Vec<String>,
 }
 
-impl Default for Page {
+impl Default for MetricsPage {
     fn default() -> Self {
-        Self { samples: vec![String::new(); ALL.len()] }
+        Self { samples: vec![String::new(); METRICS.len()] }
     }
 }
 
-impl Page {
-    /// One sample; the labels' values in the order of the catalog.
-    pub fn put(&mut self, metric: Name, labels: &[&str], value: u64) {
+impl MetricsPage {
+    /// Adds a sample; `labels` are the label values in the order of the catalog.
+    pub fn put(&mut self, metric: MetricName, labels: &[&str], value: u64) {
         self.sample(metric, "", labels, None, &value);
     }
 
-    pub fn put_f64(&mut self, metric: Name, labels: &[&str], value: f64) {
+    /// Like [`Self::put`].
+    pub fn put_f64(&mut self, metric: MetricName, labels: &[&str], value: f64) {
         self.sample(metric, "", labels, None, &value);
     }
 
-    pub fn put_times(&mut self, metric: Name, labels: &[&str], times: &Histogram) {
-        let (classes, sum_us) = times.get();
-        self.put_classes(metric, labels, BOUNDS_US, &classes, sum_us);
+    /// Adds a histogram.
+    pub fn put_times(&mut self, metric: MetricName, labels: &[&str], times: &Histogram) {
+        let (buckets, sum_us) = times.get();
+        self.put_buckets(metric, labels, BOUNDS_US, &buckets, sum_us);
     }
 
-    /// Times in classes: one for each bound, and one above them all.
-    pub fn put_classes(
+    /// Adds a histogram with one bucket for each bound in µs, and one above them.
+    pub fn put_buckets(
         &mut self,
-        metric: Name,
+        metric: MetricName,
         labels: &[&str],
         bounds_us: impl IntoIterator<Item = u64>,
-        classes: &[u64],
+        buckets: &[u64],
         sum_us: u64,
     ) {
         let mut count = 0;
         let bounds = bounds_us.into_iter().map(|bound| seconds(bound).to_string());
-        for (bound, class) in bounds.chain(["+Inf".to_owned()]).zip(classes) {
-            count += class;
+        for (bound, bucket) in bounds.chain(["+Inf".to_owned()]).zip(buckets) {
+            count += bucket;
             self.sample(metric, "_bucket", labels, Some(&bound), &count);
         }
         self.sample(metric, "_sum", labels, None, &seconds(sum_us));
@@ -57,13 +59,13 @@ impl Page {
 
     fn sample(
         &mut self,
-        metric: Name,
+        metric: MetricName,
         suffix: &str,
         labels: &[&str],
         bound: Option<&str>,
         value: &dyn Display,
     ) {
-        let Metric { name, labels: names, .. } = &ALL[metric as usize];
+        let Metric { name, labels: names, .. } = &METRICS[metric as usize];
         debug_assert_eq!(names.len(), labels.len(), "{name} has other labels");
         let pairs = names.iter().zip(labels).map(|(name, value)| format!("{name}={value:?}"));
         let bound = bound.map(|bound| format!("le={bound:?}"));
@@ -72,7 +74,7 @@ impl Page {
             [] => String::new(),
             pairs => format!("{{{}}}", pairs.join(",")),
         };
-        // Ignored: a string takes everything.
+        // Ignored: writing to a string cannot fail.
         let _ = writeln!(self.samples[metric as usize], "{name}{suffix}{labels} {value}");
     }
 }
@@ -81,9 +83,9 @@ fn seconds(micros: u64) -> f64 {
     micros as f64 / 1e6
 }
 
-impl Display for Page {
+impl Display for MetricsPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (Metric { name, kind, help, .. }, samples) in ALL.iter().zip(&self.samples) {
+        for (Metric { name, kind, help, .. }, samples) in METRICS.iter().zip(&self.samples) {
             if !samples.is_empty() {
                 writeln!(f, "# HELP {name} {help}")?;
                 writeln!(f, "# TYPE {name} {}", kind.as_str())?;
@@ -98,19 +100,19 @@ impl Display for Page {
 mod tests {
     use std::time::Duration;
 
-    use super::super::Kind;
+    use super::super::MetricKind;
     use super::*;
 
     #[test]
-    fn samples_of_a_metric_stand_together_under_its_type() {
-        let mut page = Page::default();
-        page.put(Name::ShardTerm, &["0"], 3);
-        page.put_f64(Name::Uptime, &[], 1.5);
-        page.put(Name::ShardTerm, &["1"], 4);
-        let wanted = "# HELP helix_uptime_seconds Time since the start\n\
+    fn groups_samples_by_metric() {
+        let mut page = MetricsPage::default();
+        page.put(MetricName::ShardTerm, &["0"], 3);
+        page.put_f64(MetricName::Uptime, &[], 1.5);
+        page.put(MetricName::ShardTerm, &["1"], 4);
+        let wanted = "# HELP helix_uptime_seconds Time since the process started\n\
                       # TYPE helix_uptime_seconds gauge\n\
                       helix_uptime_seconds 1.5\n\
-                      # HELP helix_shard_term Raft term\n\
+                      # HELP helix_shard_term Raft term of the shard\n\
                       # TYPE helix_shard_term gauge\n\
                       helix_shard_term{shard=\"0\"} 3\n\
                       helix_shard_term{shard=\"1\"} 4\n";
@@ -118,12 +120,12 @@ mod tests {
     }
 
     #[test]
-    fn classes_of_times_add_up() {
+    fn histogram_buckets_are_cumulative() {
         let histogram = Histogram::default();
         histogram.observe(Duration::from_micros(60));
         histogram.observe(Duration::from_secs(60));
-        let mut page = Page::default();
-        page.put_times(Name::AppendTimes, &[], &histogram);
+        let mut page = MetricsPage::default();
+        page.put_times(MetricName::AppendTimes, &[], &histogram);
         let page = page.to_string();
         for line in [
             "helix_append_seconds_bucket{le=\"0.00005\"} 0",
@@ -138,9 +140,9 @@ mod tests {
     }
 
     #[test]
-    fn the_catalog_is_in_the_order_of_its_names() {
-        assert_eq!(ALL[Name::BuildInfo as usize].name, "helix_build_info");
-        assert_eq!(ALL[Name::PeerReceivedBytes as usize].name, "helix_peer_received_bytes_total");
-        assert_eq!(ALL[Name::CommitTimes as usize].kind, Kind::Histogram);
+    fn catalog_order_matches_metric_names() {
+        assert_eq!(METRICS[MetricName::BuildInfo as usize].name, "helix_build_info");
+        assert_eq!(METRICS[MetricName::PeerReceivedBytes as usize].name, "helix_peer_received_bytes_total");
+        assert_eq!(METRICS[MetricName::CommitTimes as usize].kind, MetricKind::Histogram);
     }
 }

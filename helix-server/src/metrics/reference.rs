@@ -1,56 +1,55 @@
-//! Holds what is written about metrics to the list: the table in docs/metrics.md is made here, and
-//! the dashboard and the alert rules name no other metric.
-//! `HELIX_BLESS=1 cargo test -p helix-server --lib reference` writes the table anew.
+//! Checks the table in docs/metrics.md, the dashboard and the alert rules against the catalog.
+//! `HELIX_BLESS=1 cargo test -p helix-server --lib reference` updates the table.
 
-// The documentation is read.
+// Reads the documentation.
 #![allow(clippy::disallowed_methods)]
 
 use std::collections::BTreeSet;
 use std::fs;
 
-use super::{ALL, Kind, Metric};
-use crate::made_docs::{expect_table, path};
+use super::{METRICS, MetricKind, Metric};
+use crate::doc_tables::{expect_table, path};
 
 #[test]
-fn the_documentation_has_every_metric() {
+fn docs_table_lists_every_metric() {
     let row = |Metric { name, kind, labels, help }: &Metric| {
         format!("| `{name}` | {} | {} | {help} |\n", labels.join(", "), kind.as_str())
     };
     let head = "| metric | labels | kind | |\n|---|---|---|---|\n";
-    expect_table("metrics.md", "metrics", head, ALL.iter().map(row));
+    expect_table("metrics.md", "metrics", head, METRICS.iter().map(row));
 }
 
-/// Every name of a sample that a page can have.
+/// Returns every sample name that a page can have.
 fn samples() -> BTreeSet<String> {
     let of = |metric: &Metric| match metric.kind {
-        Kind::Histogram => {
+        MetricKind::Histogram => {
             ["_bucket", "_sum", "_count"].map(|suffix| format!("{}{suffix}", metric.name)).to_vec()
         }
-        Kind::Counter | Kind::Gauge => vec![metric.name.to_owned()],
+        MetricKind::Counter | MetricKind::Gauge => vec![metric.name.to_owned()],
     };
-    ALL.iter().flat_map(of).collect()
+    METRICS.iter().flat_map(of).collect()
 }
 
-/// The names of metrics in an expression: words with our prefixes.
+/// Returns the metric names in an expression: words with our prefixes.
 fn named(expression: &str) -> BTreeSet<&str> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(|word| word.starts_with("helix_") || word.starts_with("process_")).collect()
 }
 
-/// Checks that each expression names metrics, and only those that there are.
+/// Checks that each expression names metrics, and only known ones.
 fn check(place: &str, expressions: &[String]) {
     let known = samples();
     assert!(expressions.len() > 10, "{place}: the expressions were not found");
     for expression in expressions {
         let names = named(expression);
-        assert!(!names.is_empty(), "{place}: no metric of ours in {expression}");
+        assert!(!names.is_empty(), "{place}: no Helix metric in {expression}");
         for name in names {
-            assert!(known.contains(name), "{place}: there is no {name}, in {expression}");
+            assert!(known.contains(name), "{place}: unknown metric {name} in {expression}");
         }
     }
 }
 
-/// The texts under a key, anywhere in a JSON document.
+/// Collects the texts under a key, anywhere in a JSON document.
 fn texts(document: &serde_json::Value, key: &str, found: &mut Vec<String>) {
     match document {
         serde_json::Value::Object(members) => {
@@ -69,7 +68,7 @@ fn texts(document: &serde_json::Value, key: &str, found: &mut Vec<String>) {
 }
 
 #[test]
-fn the_dashboard_shows_metrics_that_there_are() {
+fn dashboard_uses_known_metrics() {
     let dashboard = fs::read_to_string(path("grafana/helix.json")).unwrap();
     let dashboard: serde_json::Value = serde_json::from_str(&dashboard).unwrap();
     let mut expressions = Vec::new();
@@ -77,13 +76,13 @@ fn the_dashboard_shows_metrics_that_there_are() {
     check("the dashboard", &expressions);
     let panels = dashboard["panels"].as_array().unwrap();
     let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
-    assert_eq!(ids.len(), panels.len(), "each panel has an id of its own");
+    assert_eq!(ids.len(), panels.len(), "panel ids are unique");
 }
 
 #[test]
-fn the_alerts_watch_metrics_that_there_are() {
+fn alert_rules_use_known_metrics() {
     let rules = fs::read_to_string(path("prometheus/alerts.yml")).unwrap();
-    // The file keeps to one line for each expression, so that this need not know all of YAML.
+    // The file has one line per expression, so that no YAML parser is needed.
     let expression = |line: &str| line.trim().strip_prefix("expr: ").map(str::to_owned);
     let expressions: Vec<_> = rules.lines().filter_map(expression).collect();
     check("the alert rules", &expressions);

@@ -1,5 +1,5 @@
-//! The logs of one node: whose they are, how they are opened, who drives them.
-//! A log says itself to which cluster, node and shard it belongs; a stranger's is refused.
+//! The logs of one node: their identity, how they are opened, and the threads that drive them.
+//! Every log records its cluster, node and shard. A log of another node or cluster is refused.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,25 +7,25 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use helix_wal::storage::{DirStorage, Storage};
-use helix_wal::{Aside, Wal};
+use helix_wal::{QuarantinedLog, Wal};
 use tokio::sync::{oneshot, watch};
 
 use super::{NodeSettings, NodeStorage};
-use crate::drive::{self, Drive};
+use crate::log_threads::{self, LogThreads};
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::raft::{DiskReads, as_only_given};
+use crate::raft::{DiskReads, as_uncommitted_vote};
 
-/// Who a log belongs to, in every one of its files.
+/// Owner of a log, recorded in each of its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct LogIdentity {
     pub(super) cluster: u128,
     pub(super) node_id: u64,
     pub(super) generation: u32,
     pub(super) shard_id: u64,
 }
 
-impl Identity {
+impl LogIdentity {
     const MAGIC: &'static [u8; 8] = b"helix-id";
 
     fn encode(&self) -> Bytes {
@@ -51,33 +51,33 @@ impl Identity {
     }
 }
 
-/// What it takes to open the logs of one node.
+/// Opens the logs of one node.
 #[derive(Debug)]
-pub(super) struct Logs<'a> {
+pub(super) struct NodeLogs<'a> {
     pub(super) settings: &'a NodeSettings,
     pub(super) failed: watch::Sender<Option<String>>,
 }
 
-/// One opened log.
+/// An open log.
 pub(super) struct OpenLog {
     pub(super) wal: Wal,
-    pub(super) identity: Identity,
+    pub(super) identity: LogIdentity,
     pub(super) checkpoint: Option<(helix_wal::LogId, Bytes)>,
     pub(super) reads: DiskReads,
-    /// The log that this one takes the place of, and may still lack something of.
-    pub(super) repair_of: Option<Aside>,
+    /// The quarantined log that this one replaces, until it has all entries of that one.
+    pub(super) repair_of: Option<QuarantinedLog>,
 }
 
-impl Logs<'_> {
+impl NodeLogs<'_> {
     fn storage(&self, shard_id: u64) -> Result<Option<Arc<dyn Storage>>> {
         match &self.settings.storage {
             NodeStorage::Memory => Ok(None),
             NodeStorage::Simulated(disks) => Ok(Some(disks.open(shard_id))),
-            NodeStorage::Folder { path, direct_io } => {
-                let folder = path.join(format!("shard-{shard_id}"));
+            NodeStorage::DataDir { path, direct_io } => {
+                let directory = path.join(format!("shard-{shard_id}"));
                 let open = if *direct_io { DirStorage::open } else { DirStorage::open_buffered };
-                let storage = open(&folder).map_err(|error| Error::StorageFailed {
-                    what: format!("folder {}: {error}", folder.display()),
+                let storage = open(&directory).map_err(|error| Error::StorageFailed {
+                    what: format!("directory {}: {error}", directory.display()),
                     may_have_applied: false,
                 })?;
                 Ok(Some(Arc::new(storage)))
@@ -88,7 +88,7 @@ impl Logs<'_> {
     fn options(&self, shard_id: u64, identity: Bytes) -> helix_wal::Options {
         let mut options = helix_wal::Options { identity, ..helix_wal::Options::default() };
         if shard_id == 0 {
-            // The cluster's own log is small and rarely written.
+            // The log of shard 0 is small and rarely written.
             options.segment_bytes = limits::CLUSTER_SEGMENT_BYTES;
             options.group_bytes = limits::CLUSTER_GROUP_BYTES;
             options.tail_bytes = limits::CLUSTER_GROUP_BYTES;
@@ -103,24 +103,24 @@ impl Logs<'_> {
         options
     }
 
-    /// Whether this node has a log of the shard.
+    /// Returns whether this node has a log of the shard.
     pub(super) async fn exists(&self, shard_id: u64) -> Result<bool> {
-        if let NodeStorage::Folder { path, .. } = &self.settings.storage
+        if let NodeStorage::DataDir { path, .. } = &self.settings.storage
             && !path.join(format!("shard-{shard_id}")).is_dir()
         {
             return Ok(false);
         }
         let Some(storage) = self.storage(shard_id)? else { return Ok(false) };
-        let in_place = !matches!(self.settings.storage, NodeStorage::Folder { .. });
+        let in_place = !matches!(self.settings.storage, NodeStorage::DataDir { .. });
         let exists = DiskReads::new(in_place).wait(move || Wal::exists(&*storage)).await;
         let exists = exists.map_err(|error| self.unusable(shard_id, &error.to_string()))?;
         exists.map_err(|error| self.unusable(shard_id, &error.to_string()))
     }
 
-    /// Opens a shard's log, for `identity` where it is new.
-    pub(super) async fn open(&self, identity: Identity) -> Result<OpenLog> {
+    /// Opens a shard's log. A new log gets `identity`; an existing one must match node and shard.
+    pub(super) async fn open(&self, identity: LogIdentity) -> Result<OpenLog> {
         let shard_id = identity.shard_id;
-        let in_place = !matches!(self.settings.storage, NodeStorage::Folder { .. });
+        let in_place = !matches!(self.settings.storage, NodeStorage::DataDir { .. });
         let reads = DiskReads::new(in_place);
         let options = self.options(shard_id, Bytes::new());
         let Some(storage) = self.storage(shard_id)? else {
@@ -129,55 +129,55 @@ impl Logs<'_> {
         };
         let new = identity.encode();
         let open = move || {
-            // An existing log says itself whose it is; a new one is told.
+            // An existing log has an identity; a new one gets the given identity.
             let exists = Wal::exists(&*storage)?;
-            let aside = Wal::repair_of(&*storage)?;
-            let identity = match &aside {
-                Some(aside) => aside.identity.clone(),
+            let quarantined = Wal::quarantined_log(&*storage)?;
+            let identity = match &quarantined {
+                Some(quarantined) => quarantined.identity.clone(),
                 None if exists => Bytes::new(),
                 None => new,
             };
             let opened = Wal::open(storage, helix_wal::Options { identity, ..options })?;
-            Ok((opened, aside))
+            Ok((opened, quarantined))
         };
-        let ((wal, writer, keeper, recovered), repair_of) = self.at_disk(shard_id, open).await?;
-        let found = Identity::decode(recovered.identity.clone()).ok_or_else(|| {
-            self.unusable(shard_id, "the log's identity is not one of this program")
+        let ((wal, writer, keeper, recovered), repair_of) = self.on_disk(shard_id, open).await?;
+        let found = LogIdentity::decode(recovered.identity.clone()).ok_or_else(|| {
+            self.unusable(shard_id, "the log has no identity that this program knows")
         })?;
         if (found.node_id, found.shard_id) != (identity.node_id, shard_id) {
             let what = format!(
-                "it belongs to shard {} of node {} of cluster {:032x}; this is node {}: give it \
-                 its own --data-dir, or start it with --node-id {}",
+                "it belongs to shard {} of node {} of cluster {:032x}, but this is node {}; use \
+                 another --data-dir, or start with --node-id {}",
                 found.shard_id, found.node_id, found.cluster, identity.node_id, found.node_id
             );
             return Err(self.unusable(shard_id, &what));
         }
-        if recovered.cut_bytes > 0 {
+        if recovered.torn_bytes > 0 {
             tracing::info!(
                 shard_id,
-                bytes = recovered.cut_bytes,
-                "cut a torn, unacknowledged tail"
+                bytes = recovered.torn_bytes,
+                "truncated a torn, unacknowledged tail"
             );
         }
         let failed = self.failed.clone();
         wal.on_poisoned(Box::new(move |error| match error {
-            // Nothing has failed: the shard is opened again once there is room.
+            // The storage has not failed: the shard is reopened once there is disk space.
             helix_wal::Error::DiskFull { .. } => {}
             error => drop(failed.send_replace(Some(format!("shard {shard_id}: {error}")))),
         }));
-        let drive = match &self.settings.storage {
+        let threads = match &self.settings.storage {
             NodeStorage::Simulated(disks) => {
                 let disks = disks.clone();
-                Drive::Tasks { pace: Box::new(move || disks.pace(shard_id)) }
+                LogThreads::Tasks { pace: Box::new(move || disks.write_delay(shard_id)) }
             }
-            NodeStorage::Memory | NodeStorage::Folder { .. } => Drive::Threads,
+            NodeStorage::Memory | NodeStorage::DataDir { .. } => LogThreads::Dedicated,
         };
-        drive::start(drive, &wal, writer, keeper)
+        log_threads::start(threads, &wal, writer, keeper)
             .map_err(|error| self.unusable(shard_id, &error.to_string()))?;
-        for damage in &recovered.withheld {
+        for damage in &recovered.quarantined {
             reads.note(damage);
         }
-        if let Some(vote) = repair_of.as_ref().and_then(|aside| aside.vote.clone())
+        if let Some(vote) = repair_of.as_ref().and_then(|quarantined| quarantined.vote.clone())
             && wal.state().vote.is_none()
         {
             let kept = self.keep_vote(shard_id, &wal, vote).await;
@@ -187,57 +187,57 @@ impl Logs<'_> {
         Ok(OpenLog { wal, identity: found, checkpoint, reads, repair_of })
     }
 
-    /// As [`Self::open`]. A damaged log is put aside for a new one, unless this node is alone.
-    pub(super) async fn open_or_put_aside(
+    /// Like [`Self::open`], but replaces a damaged log with a new one unless this is a single node.
+    pub(super) async fn open_or_quarantine(
         &self,
-        identity: Identity,
-        is_alone: bool,
+        identity: LogIdentity,
+        is_single_node: bool,
     ) -> Result<OpenLog> {
         match self.open(identity.clone()).await {
-            Err(Error::CorruptLog { what }) if !is_alone => {
-                let owner = self.owner_of_others(&identity).await?;
-                self.put_aside(identity.shard_id, &what, owner.as_ref()).await?;
+            Err(Error::CorruptLog { what }) if !is_single_node => {
+                let owner = self.identity_of_other_logs(&identity).await?;
+                self.quarantine(identity.shard_id, &what, owner.as_ref()).await?;
                 self.open(identity).await
             }
             opened => opened,
         }
     }
 
-    /// The data shards whose logs are here.
+    /// Returns the data shards whose logs exist on this node.
     pub(super) async fn data_shards(&self) -> Result<BTreeSet<u64>> {
         let mut shards = BTreeSet::new();
-        // In a folder any may be missing; elsewhere a look makes a disk.
-        let in_folder = matches!(self.settings.storage, NodeStorage::Folder { .. });
+        // In a directory any log may be missing. Elsewhere the check itself creates the disk.
+        let in_directory = matches!(self.settings.storage, NodeStorage::DataDir { .. });
         for shard_id in 1..=limits::SHARDS_MAX {
             if self.exists(shard_id).await? {
                 shards.insert(shard_id);
-            } else if !in_folder {
+            } else if !in_directory {
                 break;
             }
         }
         Ok(shards)
     }
 
-    /// Whose a log of this node is that may not say so any more: all of its logs were made
-    /// together, so one of the others does.
-    async fn owner_of_others(&self, identity: &Identity) -> Result<Option<Identity>> {
+    /// Returns the identity of a damaged log, taken from another log of this node.
+    /// All logs of a node are created together and share cluster and generation.
+    async fn identity_of_other_logs(&self, identity: &LogIdentity) -> Result<Option<LogIdentity>> {
         for other in self.data_shards().await? {
             let Some(storage) = self.storage(other)? else { continue };
-            let found = self.at_disk(other, move || Wal::identity(&*storage)).await?;
-            let found = found.and_then(Identity::decode);
+            let found = self.on_disk(other, move || Wal::identity(&*storage)).await?;
+            let found = found.and_then(LogIdentity::decode);
             if let Some(found) = found.filter(|found| found.node_id == identity.node_id) {
-                return Ok(Some(Identity { shard_id: identity.shard_id, ..found }));
+                return Ok(Some(LogIdentity { shard_id: identity.shard_id, ..found }));
             }
         }
         Ok(None)
     }
 
-    /// A log that takes the place of another one begins with that one's vote.
+    /// Copies the vote of the quarantined log into the log that replaces it.
     async fn keep_vote(&self, shard_id: u64, wal: &Wal, vote: Bytes) -> Result<()> {
         let vote =
-            as_only_given(&vote).map_err(|error| self.unusable(shard_id, &error.to_string()))?;
+            as_uncommitted_vote(&vote).map_err(|error| self.unusable(shard_id, &error.to_string()))?;
         let (done, kept) = oneshot::channel();
-        // Ignored: who asked is gone only with the node.
+        // Ignored: the receiver is dropped only with the node.
         wal.save_vote(vote, Box::new(move |result| drop(done.send(result))));
         match kept.await {
             Ok(Ok(())) => Ok(()),
@@ -246,13 +246,13 @@ impl Logs<'_> {
         }
     }
 
-    /// Works on the files of a shard's log, and says what is wrong with them.
-    async fn at_disk<T: Send + 'static>(
+    /// Runs `work` on the files of a shard's log, and maps its errors.
+    async fn on_disk<T: Send + 'static>(
         &self,
         shard_id: u64,
         work: impl FnOnce() -> Result<T, helix_wal::Error> + Send + 'static,
     ) -> Result<T> {
-        let in_place = !matches!(self.settings.storage, NodeStorage::Folder { .. });
+        let in_place = !matches!(self.settings.storage, NodeStorage::DataDir { .. });
         let worked = DiskReads::new(in_place).wait(work).await;
         let worked = worked.map_err(|error| self.unusable(shard_id, &error.to_string()))?;
         worked.map_err(|error| match error {
@@ -260,37 +260,38 @@ impl Logs<'_> {
                 self.damaged(shard_id, &error.to_string())
             }
             helix_wal::Error::DiskFull { .. } => {
-                Error::DiskFull { what: format!("{}: {error}", self.place(shard_id)) }
+                Error::DiskFull { what: format!("{}: {error}", self.location(shard_id)) }
             }
             other => self.unusable(shard_id, &other.to_string()),
         })
     }
 
-    /// Puts a damaged log aside, so that the next open begins a new one in its place.
-    /// `owner` is whose it is, where that is known from elsewhere.
-    pub(super) async fn put_aside(
+    /// Quarantines a damaged log; the next open creates a new one in its place. `owner` is the
+    /// log's identity if it is known from elsewhere.
+    pub(super) async fn quarantine(
         &self,
         shard_id: u64,
         why: &str,
-        owner: Option<&Identity>,
+        owner: Option<&LogIdentity>,
     ) -> Result<()> {
-        let owner = owner.map(Identity::encode).unwrap_or_default();
+        let owner = owner.map(LogIdentity::encode).unwrap_or_default();
         let Some(storage) = self.storage(shard_id)? else { return Ok(()) };
         let why = why.to_owned();
-        let put = self.at_disk(shard_id, move || Wal::set_aside(&*storage, &why, owner)).await?;
-        let vote = if put.vote.is_some() { "known" } else { "not known" };
-        tracing::warn!(shard_id, vote, "the damaged log is put aside; the others have its entries");
+        let quarantined = self.on_disk(shard_id, move || Wal::quarantine(&*storage, &why, owner)).await?;
+        let vote = if quarantined.vote.is_some() { "known" } else { "lost" };
+        tracing::warn!(shard_id, vote, "quarantined the damaged log; other nodes have its entries");
         Ok(())
     }
 
-    /// Says that the log has all that the one before it had acknowledged.
+    /// Marks the repair as done: the log has all entries that the quarantined one had acknowledged.
     pub(super) async fn end_repair(&self, shard_id: u64) -> Result<()> {
         let Some(storage) = self.storage(shard_id)? else { return Ok(()) };
-        self.at_disk(shard_id, move || Wal::end_repair(&*storage)).await
+        self.on_disk(shard_id, move || Wal::end_repair(&*storage)).await
     }
 
-    /// Why a replica could not be opened on its log, which is closed: nobody holds its folder then.
-    pub(super) async fn unopened(
+    /// Closes the log of a replica that failed to open, which releases its directory, and returns
+    /// the error.
+    pub(super) async fn close_unopened(
         &self,
         shard_id: u64,
         wal: &Wal,
@@ -304,14 +305,14 @@ impl Logs<'_> {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         if error.kind() == std::io::ErrorKind::StorageFull {
-            return Error::DiskFull { what: format!("{}: {error}", self.place(shard_id)) };
+            return Error::DiskFull { what: format!("{}: {error}", self.location(shard_id)) };
         }
         self.damaged(shard_id, &error.to_string())
     }
 
-    fn place(&self, shard_id: u64) -> String {
+    fn location(&self, shard_id: u64) -> String {
         match &self.settings.storage {
-            NodeStorage::Folder { path, .. } => {
+            NodeStorage::DataDir { path, .. } => {
                 path.join(format!("shard-{shard_id}")).display().to_string()
             }
             other => format!("shard {shard_id} ({other:?})"),
@@ -319,17 +320,17 @@ impl Logs<'_> {
     }
 
     pub(super) fn unusable(&self, shard_id: u64, what: &str) -> Error {
-        Error::Unusable { what: format!("{}: {what}", self.place(shard_id)) }
+        Error::Unusable { what: format!("{}: {what}", self.location(shard_id)) }
     }
 
     pub(super) fn damaged(&self, shard_id: u64, what: &str) -> Error {
-        Error::CorruptLog { what: format!("{}: {what}", self.place(shard_id)) }
+        Error::CorruptLog { what: format!("{}: {what}", self.location(shard_id)) }
     }
 }
 
-/// Measures what a small sync costs here.
-pub(super) async fn probe(logs: &Logs<'_>) -> Result<(u64, u64)> {
-    let NodeStorage::Folder { .. } = logs.settings.storage else { return Ok((0, 0)) };
+/// Measures the p50 and p99 latency of a small sync on this node's disk, in microseconds.
+pub(super) async fn probe(logs: &NodeLogs<'_>) -> Result<(u64, u64)> {
+    let NodeStorage::DataDir { .. } = logs.settings.storage else { return Ok((0, 0)) };
     let Some(storage) = logs.storage(0)? else { return Ok((0, 0)) };
     let reads = DiskReads::new(false);
     let measure = move || helix_wal::storage::probe_sync(&*storage, limits::SYNC_PROBES);

@@ -1,18 +1,30 @@
-//! A node: which shards live here, which partition is in which shard, and what they share.
-//! Opens everything in order and closes it in reverse.
+//! A node: its shards, their shared dependencies and the background tasks. It opens everything in
+//! order and closes it in reverse.
+//!
+//! Files in reading order:
+//! - `settings`: settings of a node, and the storage of its logs.
+//! - `bootstrap_handler`: answers peer requests, also before the node exists.
+//! - `formation`: forms a new cluster with other nodes, or joins an existing one.
+//! - `logs`: opens, identifies and quarantines the logs of the shards.
+//! - `open`: opens shard 0 and the data shards on their logs. `shard_slots` holds the data shards.
+//! - `lookup`: finds topics, partitions and shards for requests.
+//! - `background`: forms shards, propagates topics, registers the node and balances leaderships.
+//! - `member_tasks`: dials the members and carries out membership changes.
+//! - `repair`: reopens stopped shards and rebuilds damaged logs. `scrub` finds damage.
+//! - `readiness`: reasons why the node is not ready.
 
-mod find;
-mod forming;
-mod front;
+mod background;
+mod bootstrap_handler;
+mod formation;
 mod logs;
-mod membership;
+mod lookup;
+mod member_tasks;
 mod open;
+mod readiness;
 mod repair;
 mod scrub;
 mod settings;
-mod slots;
-mod tend;
-mod well;
+mod shard_slots;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -22,25 +34,25 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
-use crate::cluster::{Bootstrap, Cluster, NodeEntry, TopicSpec};
+use crate::cluster::{Bootstrap, Cluster, RegisteredNode, TopicSpec};
 use crate::error::{Error, Result};
-use crate::load::Load;
 use crate::log::{ClusterCommand, PartitionSettings};
+use crate::memory::MemoryShares;
 use crate::metrics::Metrics;
 pub use crate::peer::PeerStatus;
 use crate::peer::{Hub, HubSettings, Network};
-use crate::protocol::Versions;
+use crate::protocol::ProtocolVersions;
 use crate::random::Random;
 pub use crate::shard::LogLimits;
-pub use find::Located;
-use front::Front;
-use logs::{Identity, Logs};
-use open::{ClusterPlace, House, directory, open_cluster, open_or_rebuild, shards_made};
+pub use lookup::LocatedPartition;
+use bootstrap_handler::BootstrapHandler;
+use logs::{LogIdentity, NodeLogs};
+use open::{StartupPeers, ShardContext, directory, open_cluster, open_or_rebuild, existing_shards};
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
-use slots::{Slot, Slots};
-pub use well::Unready;
+use shard_slots::{ShardSlot, ShardSlots};
+pub use readiness::Unready;
 
-/// Whether acknowledged batches survive the process.
+/// Durability of the node's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StorageKind {
     Durable,
@@ -62,7 +74,7 @@ pub struct NodeInfo {
 #[derive(Debug)]
 struct PeerPort {
     stop: CancellationToken,
-    /// Cancelled when nobody listens any more.
+    /// Cancelled once the port is closed.
     stopped: CancellationToken,
 }
 
@@ -71,28 +83,27 @@ pub struct Node {
     settings: NodeSettings,
     cluster_id: String,
     cluster: Cluster,
-    shards: Slots,
-    /// Whose the logs are.
-    identity: Identity,
-    front: Arc<Front>,
-    /// Held while a shard is closed and opened again, and when the node closes all.
+    shards: ShardSlots,
+    /// Identity of this node's logs; its shard id is 0.
+    identity: LogIdentity,
+    handler: Arc<BootstrapHandler>,
+    /// Held while a shard is reopened, and while the node closes.
     reopening: tokio::sync::Mutex<()>,
-    /// What the shards that are in repair wait for.
+    /// Reason why each shard in repair waits, by shard id.
     repairs: Mutex<BTreeMap<u64, String>>,
-    /// How often each shard was closed and opened again.
+    /// Number of times that each shard was reopened, by shard id.
     restarts: Mutex<BTreeMap<u64, u64>>,
     endpoint: OnceLock<String>,
-    /// What other nodes may dial, as far as this one can tell.
+    /// Address that this node announces to other nodes; empty if it knows none.
     peer_addr: String,
-    /// Why this node is no member of its cluster any more.
+    /// Reason why this node is no longer a member of its cluster.
     removed: OnceLock<String>,
     hub: Arc<Hub>,
-    /// Where there are other nodes.
+    /// Set if the node has a peer port.
     peer_port: OnceLock<PeerPort>,
-    /// Bumped when anything changes that routes are made of.
+    /// Incremented when nodes, topics or leaders change.
     routes: watch::Sender<u64>,
     random: Random,
-    load: Arc<Load>,
     draining: CancellationToken,
     failed: watch::Sender<Option<String>>,
     sync_probe: (u64, u64),
@@ -101,19 +112,19 @@ pub struct Node {
 }
 
 impl Node {
-    /// Opens a node that is a cluster of its own, and waits until it serves.
+    /// Opens a single-node cluster without a peer port, and waits until it serves.
     pub async fn open(settings: NodeSettings) -> Result<Arc<Self>> {
-        let front = Front::new(&settings, &BTreeMap::new());
-        let (node_id, peers, versions) = (settings.node_id, BTreeMap::new(), Versions::OWN);
-        let hub = Hub::new(HubSettings { node_id, peers, versions }, front.clone());
-        let node = Self::open_with(settings, front, hub, None).await?;
+        let handler = BootstrapHandler::new(&settings, &BTreeMap::new());
+        let (node_id, peers, versions) = (settings.node_id, BTreeMap::new(), ProtocolVersions::OWN);
+        let hub = Hub::new(HubSettings { node_id, peers, versions }, handler.clone());
+        let node = Self::open_with(settings, handler, hub, None).await?;
         node.settle().await?;
         Ok(node)
     }
 
-    /// Opens a node of a cluster, or one that may become one; `network` is its peer port, mostly a
-    /// TCP listener. Where `peers` has the node itself, that is what it tells others to dial. Waits
-    /// until the cluster is formed, or has taken this node in; not until it has a leader.
+    /// Opens a node with a peer port, `network`, which is usually a TCP listener. If `peers` has an
+    /// address for the node itself, the node announces it to other nodes. Waits until the cluster
+    /// is formed or this node has joined it, but not until it has a leader.
     pub async fn open_among(
         settings: NodeSettings,
         mut peers: BTreeMap<u64, String>,
@@ -123,18 +134,18 @@ impl Node {
         let own = peers.remove(&settings.node_id);
         let bound = network.local_addr().filter(|addr| !addr.ip().is_unspecified());
         let peer_addr = own.or(bound.map(|addr| addr.to_string())).unwrap_or_default();
-        let front = Front::new(&settings, &peers);
+        let handler = BootstrapHandler::new(&settings, &peers);
         let hub_settings = HubSettings {
             node_id: settings.node_id,
             peers: peers.clone(),
             versions: network.versions(),
         };
-        let hub = Hub::over(network.dialer(), hub_settings, front.clone());
+        let hub = Hub::over(network.dialer(), hub_settings, handler.clone());
         let stop = CancellationToken::new();
         let serving = tokio::spawn(network.serve(hub.clone(), stop.clone()));
         let guard = stop.clone().drop_guard();
-        let node = Self::open_with(settings, front, hub, Some((peers, peer_addr))).await?;
-        if node.is_alone() {
+        let node = Self::open_with(settings, handler, hub, Some((peers, peer_addr))).await?;
+        if node.is_single_node() {
             node.settle().await?;
         }
         let failed = node.failed.clone();
@@ -157,57 +168,57 @@ impl Node {
 
     async fn open_with(
         settings: NodeSettings,
-        front: Arc<Front>,
+        handler: Arc<BootstrapHandler>,
         hub: Arc<Hub>,
-        // Where others are, and what they dial: none for a node that does not listen for any.
+        // Addresses of the peers and of this node; `None` for a node without a peer port.
         among: Option<(BTreeMap<u64, String>, String)>,
     ) -> Result<Arc<Self>> {
         let listens = among.is_some();
         let (mut seeds, peer_addr) = among.unwrap_or_default();
         let random = Random::new(settings.seed);
         let (failed, _) = watch::channel(None);
-        let logs = Logs { settings: &settings, failed: failed.clone() };
+        let logs = NodeLogs { settings: &settings, failed: failed.clone() };
         let draining = CancellationToken::new();
-        let mut formed = forming::form(&logs, &front, &hub, &random, listens).await?;
+        let mut formed = formation::form(&logs, &handler, &hub, &random, listens).await?;
         hub.set_identity(formed.identity.cluster, formed.identity.generation);
-        for (node, address) in std::mem::take(&mut formed.neighbours) {
+        for (node, address) in std::mem::take(&mut formed.peer_addrs) {
             seeds.entry(node).or_insert(address);
         }
         hub.set_peers(&seeds);
-        let made = shards_made(&logs, &formed).await?;
-        let place = ClusterPlace { is_alone: front.is_alone(), listens, seeds };
-        let cluster = open_cluster(&logs, &mut formed, &hub, place, made.len() as u64).await?;
-        if let Some(what) = cluster.unspoken() {
+        let existing = existing_shards(&logs, &formed).await?;
+        let startup_peers = StartupPeers { is_single_node: handler.is_single_node(), listens, seeds };
+        let cluster = open_cluster(&logs, &mut formed, &hub, startup_peers, existing.len() as u64).await?;
+        if let Some(what) = cluster.protocol_mismatch() {
             return Err(logs.unusable(0, &what));
         }
         hub.set_protocol(cluster.protocol());
         let metrics = Arc::new(Metrics::default());
-        let house = House {
-            members: front.replica_ids(),
+        let context = ShardContext {
+            members: handler.replica_ids(),
             hub: &hub,
             directory: directory(&cluster),
             draining: &draining,
             metrics: &metrics,
         };
-        let slots = Slots::default();
-        let has_others = cluster.has_others().await;
+        let slots = ShardSlots::default();
+        let has_other_replicas = cluster.has_other_replicas().await;
         let named = cluster.machine().read(|state| state.shards().clone());
-        for shard_id in made.union(&named).copied() {
-            let made = formed.take(shard_id);
-            let identity = Identity { shard_id, ..formed.identity.clone() };
-            let opened = open_or_rebuild(&logs, made, identity, &house, !has_others).await;
+        for shard_id in existing.union(&named).copied() {
+            let log = formed.take(shard_id);
+            let identity = LogIdentity { shard_id, ..formed.identity.clone() };
+            let opened = open_or_rebuild(&logs, log, identity, &context, !has_other_replicas).await;
             let slot = match opened {
                 Ok(shard) => {
                     cluster.set_shard(shard_id, Some(shard.clone()));
-                    Slot::Open(shard)
+                    ShardSlot::Open(shard)
                 }
                 Err(Error::CorruptLog { what }) if !formed.is_new => {
-                    tracing::error!(shard_id, %what, "shard is withheld");
-                    Slot::Withheld(what)
+                    tracing::error!(shard_id, %what, "cannot serve the shard: its log is damaged");
+                    ShardSlot::Damaged(what)
                 }
                 Err(Error::DiskFull { what }) if !formed.is_new => {
-                    tracing::error!(shard_id, %what, "shard cannot be opened yet");
-                    Slot::Stopped(what)
+                    tracing::error!(shard_id, %what, "cannot open the shard yet");
+                    ShardSlot::Stopped(what)
                 }
                 Err(error) => return Err(error),
             };
@@ -220,7 +231,7 @@ impl Node {
             cluster,
             shards: slots,
             identity: formed.identity.clone(),
-            front: front.clone(),
+            handler: handler.clone(),
             reopening: tokio::sync::Mutex::default(),
             repairs: Mutex::default(),
             restarts: Mutex::default(),
@@ -231,7 +242,6 @@ impl Node {
             peer_port: OnceLock::new(),
             routes: watch::Sender::new(0),
             random,
-            load: Load::new(settings.shares),
             draining,
             failed,
             sync_probe,
@@ -239,34 +249,34 @@ impl Node {
             metrics,
             settings,
         });
-        front.serve(&node);
-        tend::start(&node);
-        membership::start(&node);
+        handler.attach_node(&node);
+        background::start(&node);
+        member_tasks::start(&node);
         repair::start(&node);
         scrub::start(&node);
-        if formed.is_former && node.cluster.replica().repair_of().is_none() {
-            tokio::spawn(forming::call_together(Arc::downgrade(&node), front, formed.identity));
+        if formed.is_initiator && node.cluster.replica().repair_of().is_none() {
+            tokio::spawn(formation::lead_formation(Arc::downgrade(&node), handler, formed.identity));
         }
         Ok(node)
     }
 
-    /// Waits until a node that is alone serves all that it has.
+    /// Waits until a single node serves all of its shards and topics.
     async fn settle(&self) -> Result<()> {
         self.cluster.bootstrap(&self.bootstrap()).await?;
         for shard in self.shards() {
             shard.ready().await?;
         }
-        match self.cluster.settle().await {
-            // A withheld shard has partitions that nobody can bring up to date.
+        match self.cluster.propagate_all().await {
+            // The partitions of a damaged shard cannot be brought up to date.
             Err(Error::CorruptLog { what }) => {
-                tracing::warn!(%what, "topics are not all served");
+                tracing::warn!(%what, "cannot serve all topics");
                 Ok(())
             }
             other => other,
         }
     }
 
-    /// What a fresh cluster begins with.
+    /// Returns the initial contents of a new cluster.
     fn bootstrap(&self) -> Bootstrap {
         let topic = |(name, partition_count): &(String, u32)| TopicSpec {
             name: name.clone(),
@@ -280,15 +290,15 @@ impl Node {
         }
     }
 
-    /// Says where clients reach this node, once that is known. In a cluster it is told to the
-    /// others as soon as there is a leader to tell it to.
+    /// Announces the address at which clients reach this node. In a cluster of several nodes it is
+    /// registered in the background, as soon as there is a leader.
     pub async fn announce(self: &Arc<Self>, endpoint: String) -> Result<()> {
         // Ignored: a node announces itself once.
         let _ = self.endpoint.set(endpoint);
-        if self.is_alone() {
+        if self.is_single_node() {
             return self.register().await;
         }
-        tokio::spawn(tend::register(Arc::downgrade(self)));
+        tokio::spawn(background::register(Arc::downgrade(self)));
         Ok(())
     }
 
@@ -297,7 +307,7 @@ impl Node {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let node_id = self.settings.node_id;
         let peer_addr = self.peer_addr.clone();
-        let entry = NodeEntry {
+        let entry = RegisteredNode {
             node_id,
             endpoint: endpoint.clone(),
             version: version.clone(),
@@ -310,29 +320,32 @@ impl Node {
         Ok(())
     }
 
-    /// Whether this node is a cluster of its own.
-    pub fn is_alone(&self) -> bool {
-        self.cluster.is_alone()
+    /// Returns whether this node is the only voter of its cluster.
+    pub fn is_single_node(&self) -> bool {
+        self.cluster.is_single_node()
     }
 
-    /// Keeps out who does not speak the cluster's protocol; ends this node where it is the one.
+    /// Applies the cluster's protocol version to peer connections.
+    /// Fails this node if it does not support that version.
     async fn check_protocol(&self) {
         if self.hub.set_protocol(self.cluster.protocol()) {
-            // So that the data says it to whatever program is started on it next.
+            // Records the version in the data, for the program that is started on it next.
             self.cluster.replica().checkpoint().await;
         }
-        if let Some(what) = self.cluster.unspoken() {
+        if let Some(what) = self.cluster.protocol_mismatch() {
             self.failed.send_replace(Some(what));
         }
     }
 
-    /// Why this node is no member of its cluster any more, if it was told so.
+    /// Returns why this node is no longer a member of its cluster, if it was removed.
     pub fn removed(&self) -> Option<&str> {
         self.removed.get().map(String::as_str)
     }
 
+    /// Checks that this node is still a member of its cluster.
+    ///
     /// # Errors
-    /// This node was removed: others serve what it had.
+    /// [`Error::NotAMember`] if it was removed.
     pub fn check_member(&self) -> Result<()> {
         match self.removed() {
             Some(what) => Err(Error::NotAMember { what: what.to_owned() }),
@@ -355,7 +368,7 @@ impl Node {
     pub fn info(&self) -> NodeInfo {
         let storage = match self.settings.storage {
             NodeStorage::Memory => StorageKind::Memory,
-            NodeStorage::Folder { .. } | NodeStorage::Simulated(_) => StorageKind::Durable,
+            NodeStorage::DataDir { .. } | NodeStorage::Simulated(_) => StorageKind::Durable,
         };
         NodeInfo {
             node_id: self.settings.node_id,
@@ -368,7 +381,7 @@ impl Node {
         }
     }
 
-    pub fn nodes(&self) -> Vec<NodeEntry> {
+    pub fn nodes(&self) -> Vec<RegisteredNode> {
         self.cluster.machine().read(|state| state.nodes().cloned().collect())
     }
 
@@ -376,24 +389,24 @@ impl Node {
         self.cluster.machine().read(|state| state.version())
     }
 
-    /// Follows everything that routes are made of: nodes, topics, leaders.
+    /// Subscribes to changes of the routes: nodes, topics and leaders.
     pub fn watch_routes(&self) -> watch::Receiver<u64> {
         self.routes.subscribe()
     }
 
-    /// The other nodes as this one sees them.
+    /// Returns the status of the connections to other nodes.
     pub fn peers(&self) -> Vec<PeerStatus> {
         self.hub.peers()
     }
 
-    /// Cancelled when the node drains.
+    /// Returns the token that is cancelled when the node shuts down.
     pub fn shutdown_token(&self) -> &CancellationToken {
         &self.draining
     }
 
-    /// What clients make this node hold, and how often they met a limit.
-    pub fn load(&self) -> &Arc<Load> {
-        &self.load
+    /// Returns the memory shares that the transport holds clients to.
+    pub fn shares(&self) -> &MemoryShares {
+        &self.settings.shares
     }
 
     pub fn clock(&self) -> &Arc<dyn Clock> {
@@ -408,12 +421,12 @@ impl Node {
         self.cluster.next_producer_id().await
     }
 
-    /// p50 and p99 of a small sync on this node's disk when it started, in microseconds.
+    /// Returns the p50 and p99 latency of a small sync at startup, in µs; 0 if not measured.
     pub fn sync_probe(&self) -> (u64, u64) {
         self.sync_probe
     }
 
-    /// Resolves, with the reason, when this node's storage has failed.
+    /// Waits until this node has failed, and returns the reason.
     pub async fn failed(&self) -> String {
         let mut failed = self.failed.subscribe();
         loop {
@@ -426,14 +439,14 @@ impl Node {
         }
     }
 
-    /// Hands leadership to others where there are any, then stops all shards. Calls in progress
-    /// end with an error; acknowledged batches are on disk.
+    /// Transfers leaderships to other nodes, then stops all shards. Requests in progress fail;
+    /// acknowledged batches are durable.
     pub async fn close(&self) {
         self.draining.cancel();
-        let _turn = self.reopening.lock().await;
-        // Again: others may have given it something to lead meanwhile.
-        self.hand_over().await;
-        // Together: a disk that hangs is waited for once.
+        let _guard = self.reopening.lock().await;
+        // This node may have become a leader again meanwhile.
+        self.transfer_leadership().await;
+        // Concurrently, so that a hanging disk delays the shutdown once.
         let shards = self.shards();
         join_all(shards.iter().map(|shard| shard.close())).await;
         self.hub.stop_shard(0);
@@ -441,36 +454,36 @@ impl Node {
         self.hub.close();
         if let Some(PeerPort { stop, stopped }) = self.peer_port.get() {
             stop.cancel();
-            // The address is free for whoever starts next.
+            // The address is free again afterwards.
             stopped.cancelled().await;
         }
     }
 
-    /// Who should lead shard 0 after this node.
-    fn heir(&self) -> Option<u64> {
+    /// Returns the node that should lead shard 0 after this one.
+    fn successor(&self) -> Option<u64> {
         let replica = self.cluster.replica();
-        self.cluster.heir(&replica.voters(), &replica.matched())
+        self.cluster.successor(&replica.voters(), &replica.matched())
     }
 
-    /// Hands leadership to others where there are any.
-    pub async fn hand_over(&self) {
+    /// Transfers all leaderships to other nodes, if there are any.
+    pub async fn transfer_leadership(&self) {
         let led = self
             .shards()
             .into_iter()
-            .filter(|shard| shard.leads() && !shard.is_cut_off() && shard.replicas().len() > 1);
+            .filter(|shard| shard.is_leader() && !shard.is_isolated() && shard.replicas().len() > 1);
         let transfers = led.map(|shard| async move {
             let replica = shard.replica();
-            let heir = self.cluster.heir(&replica.voters(), &replica.matched());
-            if let Err(error) = shard.transfer(heir).await {
-                tracing::warn!(shard_id = shard.id(), %error, "leadership was not handed over");
+            let successor = self.cluster.successor(&replica.voters(), &replica.matched());
+            if let Err(error) = shard.transfer(successor).await {
+                tracing::warn!(shard_id = shard.id(), %error, "leadership transfer failed");
             }
         });
         join_all(transfers).await;
-        if !self.is_alone()
-            && self.cluster.leads()
-            && let Err(error) = self.cluster.transfer(self.heir()).await
+        if !self.is_single_node()
+            && self.cluster.is_leader()
+            && let Err(error) = self.cluster.transfer(self.successor()).await
         {
-            tracing::warn!(shard_id = 0, %error, "leadership was not handed over");
+            tracing::warn!(shard_id = 0, %error, "leadership transfer failed");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Opening what a node has: shard 0 first, then the data shards, each with the replica that its log
-//! says it is.
+//! Opens the shards of a node: shard 0 first, then the data shards. Each one gets the replica id
+//! that its log records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,57 +7,58 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::NodeStorage;
-use super::forming::Formed;
-use super::logs::{Identity, Logs, OpenLog};
+use super::formation::Formation;
+use super::logs::{LogIdentity, NodeLogs, OpenLog};
 use crate::cluster::{Bootstrap, Cluster, ClusterMachine, FIRST_GENERATION};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::peer::Hub;
 use crate::raft::{Replica, ReplicaId, ReplicaSettings, replica_id};
-use crate::shard::{Directory, Shard, ShardSettings};
+use crate::shard::{EndpointLookup, Shard, ShardSettings};
 
-/// What a node knows of its place among others before it asks anybody.
-pub(super) struct ClusterPlace {
-    /// It was told of no others.
-    pub(super) is_alone: bool,
-    /// It has a peer port.
+/// A node's configuration about other nodes.
+pub(super) struct StartupPeers {
+    /// No peers are configured.
+    pub(super) is_single_node: bool,
+    /// The node has a peer port.
     pub(super) listens: bool,
+    /// Configured peer addresses, by node id.
     pub(super) seeds: BTreeMap<u64, String>,
 }
 
-/// Opens the cluster's own shard.
+/// Opens shard 0. Forms a single-node cluster if no peers are configured.
 pub(super) async fn open_cluster(
-    logs: &Logs<'_>,
-    formed: &mut Formed,
+    logs: &NodeLogs<'_>,
+    formed: &mut Formation,
     hub: &Arc<Hub>,
-    place: ClusterPlace,
+    peers: StartupPeers,
     shard_count: u64,
 ) -> Result<Cluster> {
-    let ClusterPlace { is_alone, listens, seeds } = place;
+    let StartupPeers { is_single_node, listens, seeds } = peers;
     let identity = formed.identity.clone();
     let log = match formed.take(0) {
         Some(log) => log,
         None => logs.open(identity.clone()).await?,
     };
     let machine = Arc::new(ClusterMachine::new(log.wal.clone()));
-    let replica = match open_own(logs, log, hub, &machine).await {
-        Err(Error::CorruptLog { what }) if !is_alone => {
-            logs.put_aside(0, &what, Some(&identity)).await?;
+    let replica = match open_shard0_replica(logs, log, hub, &machine).await {
+        Err(Error::CorruptLog { what }) if !is_single_node => {
+            logs.quarantine(0, &what, Some(&identity)).await?;
             let log = logs.open(identity.clone()).await?;
-            machine.begin_anew(log.wal.clone());
-            open_own(logs, log, hub, &machine).await?
+            machine.replay_from(log.wal.clone());
+            open_shard0_replica(logs, log, hub, &machine).await?
         }
         opened => opened?,
     };
     let clock = logs.settings.clock.clone();
     let cluster = Cluster::new(replica, machine, hub.clone(), seeds, clock);
-    // A node that was called into a cluster forms none, also where nobody is left but itself.
+    // A node that joined an existing cluster never forms one, even if it is the only one left.
     let may_form = identity.generation == FIRST_GENERATION;
-    if is_alone && may_form {
-        let formed = cluster.form_alone(listens).await;
+    if is_single_node && may_form {
+        let formed = cluster.form_single_node(listens).await;
         formed.map_err(|error| logs.damaged(0, &error.to_string()))?;
-        if cluster.is_alone() {
+        if cluster.is_single_node() {
             let bootstrap = Bootstrap { shard_count, topics: Vec::new() };
             cluster.bootstrap(&bootstrap).await?;
         }
@@ -65,9 +66,9 @@ pub(super) async fn open_cluster(
     Ok(cluster)
 }
 
-/// Opens this node's replica of shard 0 on its log, and answers for it.
-pub(super) async fn open_own(
-    logs: &Logs<'_>,
+/// Opens this node's replica of shard 0 on its log, and serves it to other nodes.
+pub(super) async fn open_shard0_replica(
+    logs: &NodeLogs<'_>,
     log: OpenLog,
     hub: &Arc<Hub>,
     machine: &Arc<ClusterMachine>,
@@ -86,54 +87,54 @@ pub(super) async fn open_own(
     };
     match Replica::open(settings, hub.network(0, replica_id, wal.clone())).await {
         Ok(replica) => {
-            hub.serve_replica(0, &replica, wal);
+            hub.serve_replica(0, &replica);
             Ok(replica)
         }
-        Err(error) => Err(logs.unopened(0, &wal, &reads, &error).await),
+        Err(error) => Err(logs.close_unopened(0, &wal, &reads, &error).await),
     }
 }
 
-/// The data shards whose logs are here. They are made together, before shard 0's: one that is
-/// named by the cluster's state and is not here has been lost.
-pub(super) async fn shards_made(logs: &Logs<'_>, formed: &Formed) -> Result<BTreeSet<u64>> {
+/// Returns the data shards whose logs exist on this node. They are created together, before the log
+/// of shard 0. So a shard that the cluster's state names and that has no log here has lost it.
+pub(super) async fn existing_shards(logs: &NodeLogs<'_>, formed: &Formation) -> Result<BTreeSet<u64>> {
     if formed.is_new {
         return Ok(formed.shards().collect());
     }
     logs.data_shards().await
 }
 
-/// Opens a data shard. Where its log is damaged and this node is not alone, a new one takes its
-/// place, to be filled by the others.
+/// Opens a data shard. If its log is damaged and other nodes have replicas, the log is quarantined
+/// and a new one is opened, which the other nodes fill.
 pub(super) async fn open_or_rebuild(
-    logs: &Logs<'_>,
-    made: Option<OpenLog>,
-    identity: Identity,
-    house: &House<'_>,
-    is_alone: bool,
+    logs: &NodeLogs<'_>,
+    log: Option<OpenLog>,
+    identity: LogIdentity,
+    context: &ShardContext<'_>,
+    is_single_node: bool,
 ) -> Result<Arc<Shard>> {
     let shard_id = identity.shard_id;
-    let log = match made {
+    let log = match log {
         Some(log) => Ok(log),
         None => open_existing(logs, identity.clone()).await,
     };
     let opened = match log {
-        Ok(log) => open_shard(logs, log, house).await,
+        Ok(log) => open_shard(logs, log, context).await,
         Err(error) => Err(error),
     };
     match opened {
-        Err(Error::CorruptLog { what }) if !is_alone => {
-            logs.put_aside(shard_id, &what, Some(&identity)).await?;
-            open_shard(logs, open_existing(logs, identity).await?, house).await
+        Err(Error::CorruptLog { what }) if !is_single_node => {
+            logs.quarantine(shard_id, &what, Some(&identity)).await?;
+            open_shard(logs, open_existing(logs, identity).await?, context).await
         }
         opened => opened,
     }
 }
 
-async fn open_existing(logs: &Logs<'_>, identity: Identity) -> Result<OpenLog> {
-    let Identity { shard_id, cluster, .. } = identity;
+async fn open_existing(logs: &NodeLogs<'_>, identity: LogIdentity) -> Result<OpenLog> {
+    let LogIdentity { shard_id, cluster, .. } = identity;
     if !logs.exists(shard_id).await? {
-        let what = "its log is gone, and with it whom it voted for: give the folder back, or have \
-                    the node replaced with: helix cluster replace-node";
+        let what = "its log is missing, and with it its vote; restore the directory, or replace the \
+                    node with: helix cluster replace-node";
         return Err(logs.damaged(shard_id, what));
     }
     let log = logs.open(identity).await?;
@@ -144,35 +145,35 @@ async fn open_existing(logs: &Logs<'_>, identity: Identity) -> Result<OpenLog> {
     Ok(log)
 }
 
-/// Where nodes are reached, as the cluster's state says.
-pub(super) fn directory(cluster: &Cluster) -> Directory {
+/// Returns a lookup of client endpoints by node id in the cluster's state.
+pub(super) fn directory(cluster: &Cluster) -> EndpointLookup {
     let machine = cluster.machine().clone();
     Arc::new(move |id| machine.read(|state| state.node(id).map(|node| node.endpoint.clone())))
 }
 
-/// What all shards of a node share.
-pub(super) struct House<'a> {
-    /// Replicas that a new shard is formed of.
+/// Dependencies that all shards of a node share.
+pub(super) struct ShardContext<'a> {
+    /// Replicas of a newly formed shard.
     pub(super) members: BTreeSet<ReplicaId>,
     pub(super) hub: &'a Arc<Hub>,
-    pub(super) directory: Directory,
+    pub(super) directory: EndpointLookup,
     pub(super) draining: &'a CancellationToken,
     pub(super) metrics: &'a Arc<Metrics>,
 }
 
 pub(super) async fn open_shard(
-    logs: &Logs<'_>,
+    logs: &NodeLogs<'_>,
     log: OpenLog,
-    house: &House<'_>,
+    context: &ShardContext<'_>,
 ) -> Result<Arc<Shard>> {
     let shard_id = log.identity.shard_id;
     let (wal, reads) = (log.wal.clone(), log.reads.clone());
     let settings = ShardSettings {
         shard_id,
         replica_id: replica_id(log.identity.node_id, log.identity.generation),
-        members: house.members.clone(),
-        directory: house.directory.clone(),
-        hub: house.hub.clone(),
+        members: context.members.clone(),
+        directory: context.directory.clone(),
+        hub: context.hub.clone(),
         wal: log.wal,
         checkpoint: log.checkpoint,
         reads: log.reads,
@@ -181,12 +182,12 @@ pub(super) async fn open_shard(
         bytes_in_flight: memory::bytes_in_flight(logs.settings.tail_bytes),
         pace: logs.settings.pace,
         clock: logs.settings.clock.clone(),
-        draining: house.draining.clone(),
-        metrics: house.metrics.clone(),
+        draining: context.draining.clone(),
+        metrics: context.metrics.clone(),
         log_limits: logs.settings.log_limits,
     };
     match Shard::open(settings).await {
         Ok(shard) => Ok(shard),
-        Err(error) => Err(logs.unopened(shard_id, &wal, &reads, &error).await),
+        Err(error) => Err(logs.close_unopened(shard_id, &wal, &reads, &error).await),
     }
 }

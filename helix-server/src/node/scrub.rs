@@ -1,5 +1,5 @@
-//! Reads all that the node's logs hold over and over, slowly, so that damage is found while the
-//! other replicas still have what is damaged.
+//! Background scrub: repeatedly reads all logs of the node at a low rate. It finds damage while
+//! other replicas still have the damaged entries.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use tokio::time::Instant;
 use super::Node;
 use crate::raft::Replica;
 
-/// At least so long from the beginning of one round to that of the next.
+/// Minimum interval between the starts of two rounds.
 const ROUND_INTERVAL: Duration = Duration::from_hours(1);
 
-/// So often a node looks whether it is to stop, where a piece is paid for by a long pause.
+/// Interval at which a long pause between two reads checks whether the node is closing.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 pub(super) fn start(node: &Arc<Node>) {
@@ -42,13 +42,13 @@ async fn run(node: Weak<Node>) {
     }
 }
 
-/// One round through the log of a shard, or until that is closed; `false` where the node is.
+/// Scrubs the log of a shard once, or until it is closed. Returns `false` if the node is closing.
 async fn scrub(node: &Weak<Node>, shard_id: u64) -> bool {
     let Some(log) = node.upgrade().map(|node| with_replica(&node, shard_id, Replica::scrub)) else {
         return false;
     };
     let Some((mut scrub, mut reads)) = log else { return true };
-    // What was read is paid for in time, so that pieces of any size make the same rate.
+    // Each read is followed by a pause in proportion to its size, so that the rate is constant.
     let mut free_at = Instant::now();
     loop {
         let stepping = async move {
@@ -67,8 +67,8 @@ async fn scrub(node: &Weak<Node>, shard_id: u64) -> bool {
         };
         node.metrics.on_scrub(scrubbed.bytes);
         if let Some(damage) = &scrubbed.damage {
-            // A log that was closed meanwhile has nothing to say any more.
-            if with_replica(&node, shard_id, |it| !it.wal().has_ended()).unwrap_or(false) {
+            // The damage of a log that was closed meanwhile is ignored.
+            if with_replica(&node, shard_id, |it| !it.has_ended()).unwrap_or(false) {
                 reads.note(damage);
             }
         }
@@ -80,7 +80,7 @@ async fn scrub(node: &Weak<Node>, shard_id: u64) -> bool {
         free_at += Duration::from_secs_f64(scrubbed.bytes as f64 / rate as f64);
         loop {
             let left = free_at.saturating_duration_since(Instant::now());
-            // Asked for no pause, a clock that stands still meanwhile would never go on.
+            // A sleep of zero would never end on a simulated clock that stands still meanwhile.
             if left.is_zero() {
                 break;
             }
@@ -89,7 +89,7 @@ async fn scrub(node: &Weak<Node>, shard_id: u64) -> bool {
     }
 }
 
-/// Looks at the replica that serves a shard now, if one does.
+/// Calls `look` with the current replica of a shard; returns `None` if the shard is not open.
 fn with_replica<T>(node: &Node, shard_id: u64, look: impl FnOnce(&Replica) -> T) -> Option<T> {
     if shard_id == 0 {
         return Some(look(&node.cluster.replica()));

@@ -1,4 +1,4 @@
-//! What a node is opened with.
+//! Settings that a node is opened with.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,17 +8,17 @@ use helix_wal::storage::Storage;
 
 use crate::clock::Clock;
 use crate::log::PartitionSettings;
-use crate::memory::Shares;
+use crate::memory::MemoryShares;
 use crate::shard::LogLimits;
 
-/// Where a node keeps its logs.
+/// Storage of a node's logs.
 #[derive(Clone)]
 pub enum NodeStorage {
-    /// Nowhere: they are gone with the process.
+    /// In memory; the logs are lost with the process.
     Memory,
-    /// In a folder of its own for each shard.
-    Folder { path: PathBuf, direct_io: bool },
-    /// On a simulated disk for each shard, driven by the runtime's own tasks.
+    /// In one directory per shard.
+    DataDir { path: PathBuf, direct_io: bool },
+    /// On one simulated disk per shard, driven by tasks of the runtime.
     Simulated(Arc<dyn SimulatedDisks>),
 }
 
@@ -26,8 +26,8 @@ pub enum NodeStorage {
 pub trait SimulatedDisks: Send + Sync + 'static {
     fn open(&self, shard_id: u64) -> Arc<dyn Storage>;
 
-    /// How long the shard's disk takes for what its writer is about to give it.
-    fn pace(&self, shard_id: u64) -> Duration {
+    /// Returns the time that the shard's disk needs for the next write.
+    fn write_delay(&self, shard_id: u64) -> Duration {
         let _ = shard_id;
         Duration::ZERO
     }
@@ -43,38 +43,38 @@ impl std::fmt::Debug for NodeStorage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Memory => f.write_str("memory"),
-            Self::Folder { path, .. } => write!(f, "{}", path.display()),
+            Self::DataDir { path, .. } => write!(f, "{}", path.display()),
             Self::Simulated(_) => f.write_str("simulated disk"),
         }
     }
 }
 
-/// What a node is opened with.
+/// Settings of a node.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
     pub node_id: u64,
     pub storage: NodeStorage,
-    /// Name of the cluster; `None` takes the one that the others have, or draws one.
+    /// Name or id of the cluster. `None` accepts the other nodes' cluster, or draws a random id.
     pub cluster_name: Option<String>,
     /// Data shards of a new cluster.
     pub shard_count: u64,
     /// Topics of a new cluster: name and partitions.
     pub topics: Vec<(String, u32)>,
-    /// Settings of a topic whose creator does not name any.
+    /// Default settings of topics.
     pub topic_settings: PartitionSettings,
     pub segment_bytes: u64,
     pub tail_bytes: usize,
     pub footer_bytes: usize,
-    /// What clients may make the node hold.
-    pub shares: Shares,
+    /// Limits of the memory that clients may occupy.
+    pub shares: MemoryShares,
     pub log_limits: LogLimits,
-    /// Bytes of the logs that are read anew in a second, to find damage; 0: none are.
+    /// Scrub rate in bytes per second; 0 disables the scrub.
     pub scrub_rate: u64,
-    /// For how long a log's writer stays awake for the next batch.
+    /// Time that an idle log writer polls for the next batch.
     pub idle_poll: Duration,
-    /// How far small batches go before large ones; 0: not at all.
+    /// Priority of small batches over large ones; 0 disables it.
     pub pace: u32,
     pub clock: Arc<dyn Clock>,
-    /// For simulations; `None` draws from the operating system.
+    /// Random seed for simulations; `None` seeds from the operating system.
     pub seed: Option<u64>,
 }

@@ -1,32 +1,61 @@
-//! Node to node: `helix.raft.v1` over gRPC. With `raft` the only room that knows openraft.
-//! `network` is TCP or a simulated one; `hub` and `connection` dial, `calls` asks one thing at a
-//! time, `link` and `append` send for openraft, `service` and `inbound` take in, `follow` and
-//! `questions` hand over to openraft, `fetch` gets the records that a snapshot speaks of.
+//! The peer transport: `helix.raft.v1` over gRPC between the nodes of a cluster.
+//! Only this module and `raft` depend on openraft.
+//!
+//! Each pair of nodes has one stream per direction and lane, over a connection of its own, which
+//! all shards share. Each peer also has a connection for single calls (hello, join, form, call).
+//!
+//! | lane | carries |
+//! |---|---|
+//! | live | appends to followers that keep up |
+//! | control | heartbeats, votes and leadership transfers |
+//! | catch-up | appends to followers that are behind, snapshots, and records; throttled |
+//!
+//! The path of an append from the leader to a follower:
+//!
+//! 1. openraft polls the stream of `send::appends`, which takes the next request.
+//! 2. The lag of the follower selects the live or the catch-up lane.
+//! 3. The request gets the next sequence of its epoch, within the window of bytes in flight.
+//! 4. `connection::session` queues it, and `connection::outgoing` encodes it without a copy.
+//! 5. `receive::inbound` reads it on the follower and finds the replica.
+//! 6. `receive::epoch` checks sequence, window, disk space and checksums, and queues it.
+//! 7. The follower's openraft appends and syncs it. `inbound` merges the responses into acks.
+//! 8. `connection::peer` on the leader passes the ack to the epoch, which yields the result.
+//!
+//! In reading order:
+//!
+//! - `limits`: every bound of the transport.
+//! - `hub`: what the rest of the node sees. `handler`: what a node answers beside Raft.
+//! - `local`, `table`, `dialer`, `network`: this node, its peers, and how to reach them.
+//! - `connection`: `peer` opens the lanes, `session` is an open one, `outgoing` encodes.
+//! - `wire`: conversion and checks of messages. `throttle`: the rate of the catch-up lane.
+//! - `send`: `replica_network` and `route` implement openraft's network; `appends`, `snapshot`.
+//! - `receive`: `service` accepts, `inbound` reads, `epoch` appends, `unary` answers the rest.
+//! - `snapshot`: `assembly` collects chunks, `fetcher` gets missing records from a `source` into
+//!   `staged` segments, `records` serves them.
+//! - `served`: a local replica. `calls`: single calls to other nodes.
 
-mod append;
 mod calls;
 mod connection;
-mod fetch;
-mod follow;
-mod gather;
+mod dialer;
+mod handler;
 mod hub;
-mod inbound;
 mod limits;
-mod link;
+mod local;
 mod network;
-mod outgoing;
-mod questions;
-mod records;
-mod service;
-mod session;
+mod receive;
+mod send;
+mod served;
 mod snapshot;
-mod source;
+mod table;
 mod throttle;
 mod wire;
 
-pub use connection::PeerStatus;
-pub use fetch::Fetching;
-pub use hub::{Asker, Desk, Form, Hello, Hub, HubSettings, Join, PeerError};
-pub use link::{Link, Route};
-pub use network::{Dialer, Network, Tcp};
-pub use service::serve;
+pub use calls::PeerError;
+pub use connection::peer::PeerStatus;
+pub use dialer::Dialer;
+pub use handler::{FormCluster, Hello, HelloRequest, JoinCluster, PeerHandler};
+pub use hub::{Hub, HubSettings};
+pub use network::{Network, serve};
+pub use send::replica_network::ReplicaNetwork;
+pub use send::route::ReplicaRoute;
+pub use snapshot::fetcher::FetchProgress;

@@ -1,5 +1,5 @@
-//! What the connections between nodes are made of: TCP, or a network that a simulation brings.
-//! Both end in tonic's own channels and streams, so nothing behind this door knows which it is.
+//! Both directions of a node's peer connections: a dialer and a stream of accepted connections.
+//! TCP in a server; simulations bring their own.
 
 use std::fmt;
 use std::io;
@@ -11,48 +11,40 @@ use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::Error;
 use tonic::transport::server::{Connected, TcpIncoming};
-use tonic::transport::{Channel, Endpoint, Error};
 
+use super::dialer::{Dialer, TcpDialer};
 use super::hub::Hub;
-use super::service;
-use crate::protocol::Versions;
+use super::receive::service;
+use crate::protocol::ProtocolVersions;
 
-/// How other nodes are reached.
-pub trait Dialer: fmt::Debug + Send + Sync + 'static {
-    /// Connects.
-    fn connect(&self, endpoint: Endpoint) -> BoxFuture<'static, Result<Channel, Error>>;
-    /// A channel that connects at its first call, and again after a failure.
-    fn connect_lazily(&self, endpoint: &Endpoint) -> Channel;
-}
-
-/// The network of the operating system.
-#[derive(Debug, Default)]
-pub struct Tcp;
-
-impl Dialer for Tcp {
-    fn connect(&self, endpoint: Endpoint) -> BoxFuture<'static, Result<Channel, Error>> {
-        Box::pin(async move { endpoint.connect().await })
-    }
-
-    fn connect_lazily(&self, endpoint: &Endpoint) -> Channel {
-        endpoint.connect_lazy()
-    }
+/// Serves peers on `listener` until `stop` is cancelled or the hub is closed.
+/// Connections that are still open after a grace period are closed.
+///
+/// # Errors
+/// Returns the error of the listener.
+pub async fn serve(
+    hub: Arc<Hub>,
+    listener: TcpListener,
+    stop: CancellationToken,
+) -> Result<(), Error> {
+    Network::from(listener).serve(hub, stop).await
 }
 
 type Serving = BoxFuture<'static, Result<(), Error>>;
 
-/// Both directions of a node's connections to its peers.
+/// A dialer, and the server of incoming peer connections.
 pub struct Network {
     dialer: Arc<dyn Dialer>,
-    /// Where it listens, if that is an address that others may be told.
+    /// Address of the listener, if other nodes can dial it.
     local_addr: Option<SocketAddr>,
-    versions: Versions,
+    versions: ProtocolVersions,
     serve: Box<dyn FnOnce(Arc<Hub>, CancellationToken) -> Serving + Send>,
 }
 
 impl Network {
-    /// Dials as `dialer` does, and serves what comes in.
+    /// Creates a network that dials with `dialer` and serves the connections of `incoming`.
     pub fn new<I, C>(dialer: Arc<dyn Dialer>, incoming: I) -> Self
     where
         I: Stream<Item = io::Result<C>> + Send + 'static,
@@ -60,7 +52,7 @@ impl Network {
     {
         let serve =
             move |hub, stop| -> Serving { Box::pin(service::serve_incoming(hub, incoming, stop)) };
-        let versions = Versions::OWN;
+        let versions = ProtocolVersions::OWN;
         Self { dialer, local_addr: None, versions, serve: Box::new(serve) }
     }
 
@@ -68,13 +60,12 @@ impl Network {
         self.dialer.clone()
     }
 
-    /// Says that it speaks other protocol versions than it does: for tests of clusters of several
-    /// versions.
-    pub fn speaking(self, versions: Versions) -> Self {
+    /// Replaces the advertised protocol versions: for tests of clusters of mixed versions.
+    pub fn with_versions(self, versions: ProtocolVersions) -> Self {
         Self { versions, ..self }
     }
 
-    pub fn versions(&self) -> Versions {
+    pub fn versions(&self) -> ProtocolVersions {
         self.versions
     }
 
@@ -82,7 +73,10 @@ impl Network {
         self.local_addr
     }
 
-    /// As [`super::serve`].
+    /// Serves peers as [`super::serve`] does.
+    ///
+    /// # Errors
+    /// Returns the error of the listener.
     pub fn serve(self, hub: Arc<Hub>, stop: CancellationToken) -> Serving {
         (self.serve)(hub, stop)
     }
@@ -92,7 +86,7 @@ impl From<TcpListener> for Network {
     fn from(listener: TcpListener) -> Self {
         let local_addr = listener.local_addr().ok();
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-        Self { local_addr, ..Self::new(Arc::new(Tcp), incoming) }
+        Self { local_addr, ..Self::new(Arc::new(TcpDialer), incoming) }
     }
 }
 

@@ -1,18 +1,21 @@
-//! A token bucket that may go into debt: whoever finds it above zero sends one request of any
-//! size, and those who come later wait until the debt is paid.
+//! A token bucket that may go into debt. A sender that finds it above zero may send one request of
+//! any size. Later senders wait until the debt is paid.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Shared by all that send over the catch-up lane.
+use crate::sync;
+
+/// Limits the rate of all senders on the catch-up lane.
 #[derive(Debug)]
 pub(super) struct Throttle {
     /// Bytes per second.
     rate: u64,
+    /// Bytes that can be sent at once after a pause.
     burst: u64,
-    /// When the bucket is, or was, at zero.
+    /// Time at which the bucket is, or was, at zero.
     empty_at: Mutex<Instant>,
 }
 
@@ -22,16 +25,16 @@ impl Throttle {
         Self { rate, burst, empty_at: Mutex::new(full) }
     }
 
-    /// When the next request may go; `None` for at once.
+    /// Returns the time at which the next request may be sent; `None` if it may be sent now.
     pub(super) fn wait_until(&self) -> Option<Instant> {
-        let empty_at = *self.empty_at.lock().expect("no panic while it is held");
+        let empty_at = *sync::lock(&self.empty_at);
         (empty_at > Instant::now()).then_some(empty_at)
     }
 
-    /// Takes the bytes of a request that goes now.
+    /// Takes the bytes of a request that is sent now.
     pub(super) fn spend(&self, bytes: u64) {
         let full = Instant::now() - time_for(self.burst, self.rate);
-        let mut empty_at = self.empty_at.lock().expect("no panic while it is held");
+        let mut empty_at = sync::lock(&self.empty_at);
         *empty_at = (*empty_at).max(full) + time_for(bytes, self.rate);
     }
 }
@@ -46,23 +49,23 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_burst_is_free_and_the_rest_has_its_rate() {
+    async fn bytes_beyond_the_burst_are_limited_to_the_rate() {
         let throttle = Throttle::new(1000, 500);
         throttle.spend(400);
         assert_eq!(throttle.wait_until(), None);
         throttle.spend(1100);
-        let until = throttle.wait_until().expect("it is in debt");
+        let until = throttle.wait_until().expect("in debt");
         assert_eq!(until - Instant::now(), Duration::from_secs(1));
         tokio::time::advance(Duration::from_millis(1000)).await;
         assert_eq!(throttle.wait_until(), None);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_long_rest_is_worth_one_burst() {
+    async fn long_pause_allows_one_burst() {
         let throttle = Throttle::new(1000, 500);
         tokio::time::advance(Duration::from_secs(100)).await;
         throttle.spend(1500);
-        let until = throttle.wait_until().expect("it is in debt");
+        let until = throttle.wait_until().expect("in debt");
         assert_eq!(until - Instant::now(), Duration::from_secs(1));
     }
 }

@@ -1,9 +1,10 @@
-//! Raft's values as messages and back. Whatever comes in is checked here: what passes can be
-//! given to openraft, which trusts its peers.
+//! Converts openraft's types to protobuf messages and back.
+//! Incoming messages are checked here, since openraft trusts its peers.
 
 use bytes::{BufMut, Bytes};
 use helix_proto::raft::v1 as pb;
 use openraft::EntryPayload;
+use openraft::alias::SnapshotOf;
 use openraft::errors::{RPCError, Unreachable};
 use openraft::impls::leader_id_std::LeaderId;
 use openraft::raft::{
@@ -13,41 +14,45 @@ use openraft::raft::{
 
 use super::limits::{ENTRY_COST, HEAD_BYTES_MAX, REQUEST_COST};
 use crate::log::Head;
-use crate::raft::{Entry, LogId, ReplicaId, TypeConfig, Vote, from_wal, raft_id, to_wal, wal_id};
+use crate::raft::{
+    RaftEntry, RaftLogId, ReplicaId, SnapshotData, TypeConfig, Vote, from_wal, raft_id, to_wal,
+    wal_id,
+};
 
+pub(super) type RaftSnapshot = SnapshotOf<TypeConfig, SnapshotData>;
 pub(super) type AppendRequest = AppendEntriesRequest<TypeConfig>;
 pub(super) type AppendResult = StreamAppendResult<TypeConfig>;
 pub(super) type RpcError = RPCError<TypeConfig>;
 
-/// Why a message cannot be taken. Its sender has a fault, or a bit flipped on the way.
+/// Reason why a message is rejected: a faulty sender, or corruption in transit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum WireError {
     #[error("{what} is missing")]
     Missing { what: &'static str },
-    #[error("a vote of term 0")]
+    #[error("the vote has term 0")]
     TermZero,
-    #[error("a vote of replica {voted_for} from replica {source_replica}")]
+    #[error("vote for replica {voted_for} from replica {source_replica}")]
     ForeignVote { voted_for: ReplicaId, source_replica: ReplicaId },
-    #[error("a vote that is {} a leader's", if *.committed { "already" } else { "not" })]
+    #[error("the vote is {} committed", if *.committed { "already" } else { "not" })]
     WrongVote { committed: bool },
     #[error("entry {index} of term {term} is out of order")]
     Order { term: u64, index: u64 },
-    #[error("the head of entry {index} has {bytes} bytes")]
+    #[error("the head of entry {index} has {bytes} bytes; the limit is {HEAD_BYTES_MAX}")]
     HeadBytes { index: u64, bytes: usize },
-    #[error("the head of entry {index} does not have its checksum")]
+    #[error("the head of entry {index} does not match its checksum")]
     HeadChecksum { index: u64 },
-    #[error("the payload of entry {index} does not have its checksum")]
+    #[error("the payload of entry {index} does not match its checksum")]
     PayloadChecksum { index: u64 },
-    #[error("the payload of entry {index} is not what its head says")]
+    #[error("the payload of entry {index} does not have the length in its head")]
     Payload { index: u64 },
     #[error("{0}")]
     Head(String),
-    #[error("a question with entries")]
-    BeatWithEntries,
-    #[error("the place of entry {index} does not have its checksum")]
-    PlaceChecksum { index: u64 },
-    #[error("the place of entry {index} is not what its head says")]
-    Place { index: u64 },
+    #[error("heartbeat with entries")]
+    HeartbeatWithEntries,
+    #[error("the placement of entry {index} does not match its checksum")]
+    PlacementChecksum { index: u64 },
+    #[error("the placement of entry {index} does not match its head")]
+    Placement { index: u64 },
 }
 
 pub(super) fn cluster_bytes(cluster: u128) -> Bytes {
@@ -58,13 +63,13 @@ pub(super) fn read_cluster(bytes: &[u8]) -> Option<u128> {
     bytes.try_into().ok().map(u128::from_be_bytes)
 }
 
-pub(super) fn log_id(id: &LogId) -> pb::LogId {
+pub(super) fn log_id(id: &RaftLogId) -> pb::LogId {
     let id = wal_id(id);
     pb::LogId { term: id.term, index: id.index }
 }
 
-/// Only the entry that makes a shard, at index 0, has term 0.
-pub(super) fn read_log_id(id: pb::LogId) -> Result<LogId, WireError> {
+/// Decodes a log id. Only the entry that creates a shard, at index 0, has term 0.
+pub(super) fn read_log_id(id: pb::LogId) -> Result<RaftLogId, WireError> {
     let pb::LogId { term, index } = id;
     if term == 0 && index > 0 {
         return Err(WireError::Order { term, index });
@@ -86,24 +91,24 @@ pub(super) fn read_vote(vote: Option<pb::Vote>) -> Result<Vote, WireError> {
     Ok(Vote { leader_id: LeaderId { term, voted_for }, committed })
 }
 
-/// A vote that `source_replica` may send: its own, as a leader or as a candidate.
+/// Decodes the vote of `source_replica` for itself, as a leader or as a candidate.
 pub(super) fn read_own_vote(
     vote: Option<pb::Vote>,
     source_replica: ReplicaId,
-    leads: bool,
+    is_leader: bool,
 ) -> Result<Vote, WireError> {
     let vote = read_vote(vote)?;
     let voted_for = vote.leader_id.voted_for;
     if voted_for != source_replica {
         return Err(WireError::ForeignVote { voted_for, source_replica });
     }
-    if vote.committed != leads {
+    if vote.committed != is_leader {
         return Err(WireError::WrongVote { committed: vote.committed });
     }
     Ok(vote)
 }
 
-/// What a request counts in its window.
+/// Returns the bytes for which a request counts in its window.
 pub(super) fn cost(entries: &pb::AppendEntries) -> u64 {
     let entries = entries.entries.iter();
     entries.fold(REQUEST_COST, |sum, entry| {
@@ -120,11 +125,12 @@ pub(super) fn append_entries(request: &AppendRequest) -> pb::AppendEntries {
     }
 }
 
-fn entry(entry: &Entry) -> pb::Entry {
-    stored(to_wal(entry))
+fn entry(entry: &RaftEntry) -> pb::Entry {
+    wal_entry(to_wal(entry))
 }
 
-pub(super) fn stored(entry: helix_wal::Entry) -> pb::Entry {
+/// Encodes an entry in the form of the log.
+pub(super) fn wal_entry(entry: helix_wal::Entry) -> pb::Entry {
     let helix_wal::Entry { id, head, payload, .. } = entry;
     let mut message = pb::Entry {
         id: Some(pb::LogId { term: id.term, index: id.index }),
@@ -138,6 +144,7 @@ pub(super) fn stored(entry: helix_wal::Entry) -> pb::Entry {
     message
 }
 
+/// Returns the CRC-32 of an entry without its payload.
 fn head_crc(entry: &pb::Entry) -> u32 {
     let mut fixed = [0; 24];
     let id = entry.id.unwrap_or_default();
@@ -152,8 +159,7 @@ fn head_crc(entry: &pb::Entry) -> u32 {
     hasher.finalize()
 }
 
-/// A leader's request: its entries follow each other and are what they were when they were
-/// stored.
+/// Decodes a leader's append. Checks that its entries are contiguous and match their checksums.
 pub(super) fn read_append(
     message: pb::AppendEntries,
     source_replica: ReplicaId,
@@ -185,8 +191,8 @@ pub(super) fn read_append(
     Ok(AppendEntriesRequest { vote, prev_log_id, entries, leader_commit })
 }
 
-fn read_entry(message: pb::Entry) -> Result<Entry, WireError> {
-    let stored = read_stored(message)?;
+fn read_entry(message: pb::Entry) -> Result<RaftEntry, WireError> {
+    let stored = read_wal_entry(message)?;
     let (index, payload_bytes) = (stored.id.index, stored.payload.bytes.len());
     let entry = from_wal(stored).map_err(|error| WireError::Head(error.to_string()))?;
     let expected = match &entry.payload {
@@ -202,9 +208,9 @@ fn read_entry(message: pb::Entry) -> Result<Entry, WireError> {
     Ok(entry)
 }
 
-/// An entry whose bytes are what they were when they were stored.
-pub(super) fn read_stored(message: pb::Entry) -> Result<helix_wal::Entry, WireError> {
-    let wire_id = message.id.ok_or(WireError::Missing { what: "an entry's id" })?;
+/// Decodes an entry in the form of the log. Checks its checksums.
+pub(super) fn read_wal_entry(message: pb::Entry) -> Result<helix_wal::Entry, WireError> {
+    let wire_id = message.id.ok_or(WireError::Missing { what: "the id of an entry" })?;
     let index = wire_id.index;
     let id = wal_id(&read_log_id(wire_id)?);
     if message.head.len() > HEAD_BYTES_MAX {
@@ -223,11 +229,11 @@ pub(super) fn read_stored(message: pb::Entry) -> Result<helix_wal::Entry, WireEr
     if hasher.finalize() != payload.crc {
         return Err(WireError::PayloadChecksum { index });
     }
-    // The stream is a part of the head; the log's own is set when it is stored here.
+    // The stream is part of the head. The log sets its own field when it stores the entry.
     Ok(helix_wal::Entry { id, stream: 0, head: message.head, payload })
 }
 
-pub(super) fn matched(last: Option<&LogId>) -> pb::Matched {
+pub(super) fn matched(last: Option<&RaftLogId>) -> pb::Matched {
     pb::Matched { last: last.map(log_id) }
 }
 
@@ -276,7 +282,7 @@ pub(super) fn vote_response(response: &VoteResponse<TypeConfig>) -> pb::VoteResp
     }
 }
 
-/// A voter that has never voted answers a pre-vote with a vote of term 0.
+/// Decodes a vote response. A replica that never voted answers a pre-vote with term 0.
 pub(super) fn read_vote_response(
     message: pb::VoteResponse,
 ) -> Result<VoteResponse<TypeConfig>, WireError> {
@@ -319,7 +325,7 @@ pub(super) fn transfer_response(
     pb::TransferResponse { refusal }
 }
 
-/// `request` is what was answered: a refusal names what it expected.
+/// Decodes the response to `request`, whose expectations a refusal repeats.
 pub(super) fn read_transfer_response(
     message: pb::TransferResponse,
     request: &TransferLeaderRequest<TypeConfig>,
@@ -342,12 +348,12 @@ pub(super) fn failure(text: impl Into<String>, back_off: bool) -> pb::Failure {
     pb::Failure { text: text.into(), back_off }
 }
 
-/// openraft tries again at once, a few times.
+/// Returns an error after which openraft retries at once, a few times.
 pub(super) fn network(text: impl ToString) -> RpcError {
     RPCError::Network(openraft::errors::NetworkError::from_string(text))
 }
 
-/// openraft backs off.
+/// Returns an error after which openraft backs off.
 pub(super) fn unreachable(text: impl ToString) -> RpcError {
     RPCError::Unreachable(Unreachable::from_string(text))
 }

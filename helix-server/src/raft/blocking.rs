@@ -1,25 +1,26 @@
-//! The one place where work that waits for the disk leaves the async threads.
-//! A simulation, whose disk never waits, runs it in place.
+//! Moves disk waits off the async threads: the only module that uses blocking threads.
+//! A simulation, whose disk never waits, runs the work in place.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use helix_wal::{Error, How};
+use helix_wal::{Error, ReadMode};
 use tokio::sync::Semaphore;
 
 use crate::limits;
+use crate::sync;
 
-/// Runs reads of one log: from memory or the page cache at once, else on a blocking thread.
+/// Runs reads of one log: at once from memory or the page cache, else on a blocking thread.
 #[derive(Debug, Clone)]
 pub struct DiskReads {
     in_place: bool,
-    /// Cold reads share one device queue with the writer: few at a time.
+    /// Limits cold reads, which share the device queue with the writer.
     cold: Arc<Semaphore>,
-    /// What of the log was found damaged, in words, each once.
+    /// Descriptions of the damage found so far, each once.
     damage: Arc<Mutex<Vec<String>>>,
 }
 
-/// So many places that are damaged are told apart; all of them end in the same way.
+/// Longest list of damage. More would not change the repair.
 const DAMAGE_MAX: usize = 16;
 
 impl DiskReads {
@@ -29,15 +30,15 @@ impl DiskReads {
     }
 
     fn lock_damage(&self) -> MutexGuard<'_, Vec<String>> {
-        self.damage.lock().expect("no panic while it is held")
+        sync::lock(&self.damage)
     }
 
-    /// What was found damaged so far.
+    /// Returns descriptions of the damage found so far.
     pub fn damage(&self) -> Vec<String> {
         self.lock_damage().clone()
     }
 
-    /// Notes an error if it means that the disk does not have what was written to it.
+    /// Records an error that means that the disk lost or changed data written to it.
     pub fn note(&self, error: &Error) {
         if !matches!(error, Error::Damaged { .. } | Error::Io { operation: "read", .. }) {
             return;
@@ -45,43 +46,43 @@ impl DiskReads {
         let what = error.to_string();
         let mut damage = self.lock_damage();
         if damage.len() < DAMAGE_MAX && !damage.contains(&what) {
-            tracing::error!(%what, "part of a log is damaged");
+            tracing::error!(%what, "found damage in a log");
             damage.push(what);
         }
     }
 
-    /// Asks `read` for what is cached, and only if that is not enough lets it wait for the disk.
+    /// Reads what is cached, and waits for the disk only if that is not enough.
     pub async fn run<T, F>(&self, read: F) -> Result<T, Error>
     where
         T: Send + 'static,
-        F: Fn(How) -> Result<Option<T>, Error> + Send + 'static,
+        F: Fn(ReadMode) -> Result<Option<T>, Error> + Send + 'static,
     {
-        let tried = self.try_run(read, How::Cached, How::Blocking);
+        let tried = self.try_run(read, ReadMode::CachedOnly, ReadMode::Blocking);
         tried.await.inspect_err(|error| self.note(error))
     }
 
-    /// As [`Self::run`], for what hardly anyone else reads: what is not in memory is read past the
-    /// page cache. Even to look into that makes the kernel fetch what is not there.
-    pub async fn run_passing<T, F>(&self, read: F) -> Result<T, Error>
+    /// Like [`Self::run`], but bypasses the page cache, for data that is read once.
+    /// Even a read limited to the page cache makes the kernel fetch what is missing from it.
+    pub async fn run_direct<T, F>(&self, read: F) -> Result<T, Error>
     where
         T: Send + 'static,
-        F: Fn(How) -> Result<Option<T>, Error> + Send + 'static,
+        F: Fn(ReadMode) -> Result<Option<T>, Error> + Send + 'static,
     {
-        let tried = self.try_run(read, How::Memory, How::Passing);
+        let tried = self.try_run(read, ReadMode::MemoryOnly, ReadMode::Direct);
         tried.await.inspect_err(|error| self.note(error))
     }
 
-    async fn try_run<T, F>(&self, read: F, at_once: How, waiting: How) -> Result<T, Error>
+    async fn try_run<T, F>(&self, read: F, at_once: ReadMode, waiting: ReadMode) -> Result<T, Error>
     where
         T: Send + 'static,
-        F: Fn(How) -> Result<Option<T>, Error> + Send + 'static,
+        F: Fn(ReadMode) -> Result<Option<T>, Error> + Send + 'static,
     {
         if let Some(found) = read(at_once)? {
             return Ok(found);
         }
         let permit = self.cold.clone().acquire_owned().await.map_err(|_| Error::Closed)?;
-        // Whoever read before us may have brought it into the page cache.
-        if at_once == How::Cached
+        // The previous cold read may have brought it into the page cache.
+        if at_once == ReadMode::CachedOnly
             && let Some(found) = read(at_once)?
         {
             return Ok(found);
@@ -97,7 +98,7 @@ impl DiskReads {
         found.ok_or(Error::Closed)
     }
 
-    /// Runs a long read, one that is never in memory, in the queue of cold reads.
+    /// Runs a long read, which is never cached, in the queue of cold reads.
     pub async fn cold<T, F>(&self, read: F) -> io::Result<T>
     where
         T: Send + 'static,
@@ -112,7 +113,7 @@ impl DiskReads {
         .await
     }
 
-    /// Runs something that waits for the disk.
+    /// Runs work that waits for the disk.
     #[allow(clippy::disallowed_methods)] // The WAL's shell: the one user of blocking threads.
     pub async fn wait<T, F>(&self, work: F) -> io::Result<T>
     where

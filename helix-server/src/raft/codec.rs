@@ -1,5 +1,5 @@
-//! Raft's own values as bytes in the WAL: heads of entries, votes, memberships, checkpoints.
-//! Everything from disk is checked; an unknown kind is an error, never skipped.
+//! Encodes Raft values for the WAL: entry heads, votes, memberships and checkpoints.
+//! Everything from disk is checked, and an unknown kind is an error.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -8,10 +8,10 @@ use bytes::{BufMut, Bytes, BytesMut};
 use openraft::{EntryPayload, Membership};
 use prost::Message;
 
-use super::types::{Command, Entry, LogId, ReplicaId, StoredMembership, TypeConfig, Vote};
+use super::types::{Command, RaftEntry, RaftLogId, ReplicaId, StoredMembership, TypeConfig, Vote};
 use crate::log::Head;
 
-/// First byte of a WAL head.
+// Kinds of entries: the first byte of a head in the WAL.
 const BLANK: u8 = 0;
 const MEMBERSHIP: u8 = 1;
 const COMMAND: u8 = 2;
@@ -20,16 +20,16 @@ pub(crate) fn damaged(what: impl std::fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_string())
 }
 
-pub(crate) fn wal_id(id: &LogId) -> helix_wal::LogId {
+pub(crate) fn wal_id(id: &RaftLogId) -> helix_wal::LogId {
     helix_wal::LogId { term: **id.committed_leader_id(), index: id.index }
 }
 
-pub(crate) fn raft_id(id: helix_wal::LogId) -> LogId {
-    LogId::new(openraft::alias::CommittedLeaderIdOf::<TypeConfig>::from(id.term), id.index)
+pub(crate) fn raft_id(id: helix_wal::LogId) -> RaftLogId {
+    RaftLogId::new(openraft::alias::CommittedLeaderIdOf::<TypeConfig>::from(id.term), id.index)
 }
 
-/// An entry as the WAL stores it.
-pub(crate) fn to_wal(entry: &Entry) -> helix_wal::Entry {
+/// Encodes an entry for the WAL.
+pub(crate) fn to_wal(entry: &RaftEntry) -> helix_wal::Entry {
     let (stream, head, payload) = match &entry.payload {
         EntryPayload::Blank => (0, Bytes::from_static(&[BLANK]), helix_wal::Payload::default()),
         EntryPayload::Membership(membership) => {
@@ -48,8 +48,8 @@ pub(crate) fn to_wal(entry: &Entry) -> helix_wal::Entry {
     helix_wal::Entry { id: wal_id(&entry.log_id), stream, head, payload }
 }
 
-/// The reverse of [`to_wal`].
-pub(crate) fn from_wal(entry: helix_wal::Entry) -> io::Result<Entry> {
+/// Decodes an entry that [`to_wal`] encoded.
+pub(crate) fn from_wal(entry: helix_wal::Entry) -> io::Result<RaftEntry> {
     let id = raft_id(entry.id);
     let broken = |what: &str| damaged(format!("head of entry {} in the log: {what}", id.index));
     let (&kind, rest) = entry.head.split_first().ok_or_else(|| broken("empty"))?;
@@ -61,14 +61,17 @@ pub(crate) fn from_wal(entry: helix_wal::Entry) -> io::Result<Entry> {
         }
         COMMAND => {
             let head = Head::decode(rest).map_err(|e| broken(&e.to_string()))?;
-            EntryPayload::Normal(Command { head, payload: entry.payload, held: None })
+            EntryPayload::Normal(Command { head, payload: entry.payload, guard: None })
         }
-        other => return Err(broken(&format!("kind {other} is not known to this version"))),
+        other => return Err(broken(&format!("kind {other} is unknown to this version"))),
     };
-    Ok(Entry { log_id: id, payload })
+    Ok(RaftEntry { log_id: id, payload })
 }
 
-/// The command's head in a stored entry.
+/// Decodes the head of a command in a stored entry.
+///
+/// # Errors
+/// Fails where the bytes are not the head of a command.
 pub fn decode_head(bytes: &[u8]) -> io::Result<Head> {
     match bytes.split_first() {
         Some((&COMMAND, rest)) => Head::decode(rest).map_err(damaged),
@@ -85,23 +88,25 @@ pub(crate) fn encode_vote(vote: &Vote) -> Bytes {
 }
 
 pub(crate) fn decode_vote(bytes: &[u8]) -> io::Result<Vote> {
-    let bytes: &[u8; 17] = bytes.try_into().map_err(|_| damaged("vote is not 17 bytes long"))?;
+    let bytes: &[u8; 17] = bytes.try_into().map_err(|_| damaged("vote does not have 17 bytes"))?;
     let number = |at: usize| {
         u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes within seventeen"))
     };
     let committed = match bytes[16] {
         0 => false,
         1 => true,
-        other => return Err(damaged(format!("vote has a flag of {other}"))),
+        other => return Err(damaged(format!("vote has an unknown flag {other}"))),
     };
     let leader_id =
         openraft::impls::leader_id_std::LeaderId { term: number(0), voted_for: number(8) };
     Ok(Vote { leader_id, committed })
 }
 
-/// A stored vote as it was given, whether or not whom it is for was elected. That binds as much;
-/// but a replica without a log that finds its own vote won would take itself for the leader.
-pub(crate) fn as_only_given(vote: &[u8]) -> io::Result<Bytes> {
+/// Returns a stored vote without the mark that its candidate was elected.
+///
+/// It binds as much. A replica with an empty log that found its own vote committed would take
+/// itself for the leader.
+pub(crate) fn as_uncommitted_vote(vote: &[u8]) -> io::Result<Bytes> {
     Ok(encode_vote(&Vote { committed: false, ..decode_vote(vote)? }))
 }
 
@@ -151,7 +156,7 @@ impl MembershipRecord {
     }
 }
 
-/// A checkpoint of a replica: the machine's bytes and the membership in force.
+/// A checkpoint of a replica: the bytes of its [`Machine`](super::Machine) and its membership.
 #[derive(Clone, PartialEq, Message)]
 struct CheckpointRecord {
     #[prost(message, optional, tag = "1")]

@@ -1,12 +1,12 @@
-//! openraft's log storage over the WAL: entries, votes and truncations through one queue.
-//! Appends return at once; the WAL's writer tells openraft when they are durable.
+//! The log storage of openraft over the WAL: one queue for entries, votes and truncations.
+//! Appends return at once, and the WAL's writer notifies openraft when they are durable.
 
 use std::fmt::Debug;
 use std::io;
 use std::ops::{Bound, RangeBounds, RangeInclusive};
 
 use futures_util::{Stream, StreamExt, stream};
-use helix_wal::{Error, How, Wal};
+use helix_wal::{Error, ReadMode, Wal};
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{OptionalSend, RaftLogReader};
 use tokio::sync::oneshot;
@@ -14,26 +14,25 @@ use tokio::sync::oneshot;
 use super::blocking::DiskReads;
 use super::codec;
 use super::runtime::Yield;
-use super::types::{Entry, LogId, TypeConfig, Vote};
+use super::types::{RaftEntry, RaftLogId, TypeConfig, Vote};
 
-/// Most payload bytes read for one append to a follower.
+/// Largest read of payload bytes for one append to a follower.
 const READ_BYTES_MAX: usize = 1 << 20;
 
-/// The same where the disk has to be read, which a follower asks for that was away: each entry
-/// once, so it goes past the page cache. Small, because a sync waits behind the read that it meets
-/// at the device.
+/// Largest such read from the disk, for a follower that catches up.
+/// Small, because a sync waits for the read that is at the device.
 const COLD_READ_BYTES_MAX: usize = 512 << 10;
 
-/// Heads read at once for apply: openraft answers clients as the stream goes, so memory is the
-/// only reason to bound it.
-const HEADS_AT_ONCE: usize = 1024;
+/// Heads per read for apply. openraft responds to clients while it streams them, so the limit only
+/// bounds memory.
+const HEADS_PER_READ: usize = 1024;
 
-/// A cheap handle; openraft clones it as its readers.
+/// Cheap handle to the log of a replica. openraft clones it for its readers.
 #[derive(Debug, Clone)]
 pub struct LogStore {
     wal: Wal,
     reads: DiskReads,
-    /// Whether appends are complete when they come back: in memory.
+    /// True for a log in memory, where an append is complete when it returns.
     completes_at_once: bool,
 }
 
@@ -43,30 +42,30 @@ impl LogStore {
         Self { wal, reads, completes_at_once }
     }
 
-    async fn entries(&self, start: u64, end: u64) -> io::Result<Vec<Entry>> {
+    async fn entries(&self, start: u64, end: u64) -> io::Result<Vec<RaftEntry>> {
         let wal = self.wal.clone();
-        let read = move |how: How| {
-            let bytes_max = if how == How::Memory { READ_BYTES_MAX } else { COLD_READ_BYTES_MAX };
+        let read = move |how: ReadMode| {
+            let bytes_max = if how == ReadMode::MemoryOnly { READ_BYTES_MAX } else { COLD_READ_BYTES_MAX };
             wal.read(start..end, bytes_max, how)
         };
-        let entries = self.reads.run_passing(read).await.map_err(to_io)?;
+        let entries = self.reads.run_direct(read).await.map_err(to_io)?;
         entries.into_iter().map(codec::from_wal).collect()
     }
 
-    async fn heads(&self, start: u64, end: u64) -> io::Result<Vec<Entry>> {
+    async fn heads(&self, start: u64, end: u64) -> io::Result<Vec<RaftEntry>> {
         let wal = self.wal.clone();
-        let read = move |how: How| wal.heads(start..end, HEADS_AT_ONCE, how);
+        let read = move |how: ReadMode| wal.heads(start..end, HEADS_PER_READ, how);
         let entries = self.reads.run(read).await.map_err(to_io)?;
         entries.into_iter().map(codec::from_wal).collect()
     }
 
-    async fn log_id(&self, index: u64) -> io::Result<Option<LogId>> {
+    async fn log_id(&self, index: u64) -> io::Result<Option<RaftLogId>> {
         let wal = self.wal.clone();
         let found = self.reads.run(move |how| wal.log_id(index, how)).await.map_err(to_io)?;
         Ok(found.map(codec::raft_id))
     }
 
-    /// `range`, within what the log holds.
+    /// Limits `range` to the entries of the log.
     fn clamp<RB: RangeBounds<u64>>(&self, range: &RB) -> (u64, u64) {
         let state = self.wal.state();
         let first = self.wal.first_index();
@@ -97,11 +96,11 @@ pub(crate) fn to_io(error: Error) -> io::Error {
     io::Error::new(kind, error)
 }
 
-/// A callback for the WAL and the future that it completes.
-fn completion() -> (helix_wal::Done, impl Future<Output = io::Result<()>>) {
+/// Returns a callback for the WAL and the future that it completes.
+fn completion() -> (helix_wal::DurableCallback, impl Future<Output = io::Result<()>>) {
     let (sender, receiver) = oneshot::channel();
     let done = Box::new(move |result: Result<(), Error>| {
-        // Ignored: openraft gave up waiting, which it does only when it stops.
+        // Ignored: openraft stops waiting only when it stops.
         let _ = sender.send(result);
     });
     let outcome = async move {
@@ -114,7 +113,7 @@ impl RaftLogReader<TypeConfig> for LogStore {
     async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
         &mut self,
         range: RB,
-    ) -> io::Result<Vec<Entry>> {
+    ) -> io::Result<Vec<RaftEntry>> {
         let (mut start, end) = self.clamp(&range);
         let mut entries = Vec::new();
         while start < end {
@@ -128,17 +127,18 @@ impl RaftLogReader<TypeConfig> for LogStore {
         Ok(entries)
     }
 
-    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<Entry>> {
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<RaftEntry>> {
         self.entries(start, end).await
     }
 
-    /// For apply, which needs heads only: payloads stay where they are. A range may go beyond the
-    /// log's end, but not beyond that of a log that has failed: its last entries were there, and
-    /// openraft takes what it did not get for applied.
+    /// Streams entries for apply, without their payloads.
+    ///
+    /// A range may end beyond the log, unless the log has failed: openraft treats entries that it
+    /// does not receive as applied.
     async fn entries_stream<RB>(
         &mut self,
         range: RB,
-    ) -> impl Stream<Item = io::Result<Entry>> + OptionalSend
+    ) -> impl Stream<Item = io::Result<RaftEntry>> + OptionalSend
     where
         RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
     {
@@ -156,7 +156,7 @@ impl RaftLogReader<TypeConfig> for LogStore {
                     }
                     Ok(_) if store.wal.is_open() || !range.contains(&start) => return None,
                     Ok(_) => {
-                        let what = format!("entry {start} is not in the log, which has ended");
+                        let what = format!("entry {start} cannot be read: the log was closed or has failed");
                         (vec![Err(io::Error::other(what))], None)
                     }
                     Err(error) => (vec![Err(error)], None),
@@ -171,8 +171,8 @@ impl RaftLogReader<TypeConfig> for LogStore {
         self.wal.state().vote.map(|bytes| codec::decode_vote(&bytes)).transpose()
     }
 
-    /// The last id of each term: by bisection, since terms only grow.
-    async fn get_key_log_ids(&mut self, range: RangeInclusive<LogId>) -> io::Result<Vec<LogId>> {
+    /// Returns the last id of each term, by bisection, since terms only grow.
+    async fn get_key_log_ids(&mut self, range: RangeInclusive<RaftLogId>) -> io::Result<Vec<RaftLogId>> {
         let (mut at, last) = range.into_inner();
         let mut keys = Vec::new();
         while at.committed_leader_id() != last.committed_leader_id() {
@@ -218,61 +218,61 @@ impl RaftLogStorage<TypeConfig> for LogStore {
         outcome.await
     }
 
-    async fn save_committed(&mut self, committed: Option<LogId>) -> io::Result<()> {
+    async fn save_committed(&mut self, committed: Option<RaftLogId>) -> io::Result<()> {
         if let Some(committed) = committed {
             self.wal.set_committed(codec::wal_id(&committed));
         }
         Ok(())
     }
 
-    async fn read_committed(&mut self) -> io::Result<Option<LogId>> {
+    async fn read_committed(&mut self) -> io::Result<Option<RaftLogId>> {
         Ok(self.wal.state().committed.map(codec::raft_id))
     }
 
     async fn append<I>(&mut self, entries: I, callback: IOFlushed<TypeConfig>) -> io::Result<()>
     where
-        I: IntoIterator<Item = Entry> + OptionalSend,
+        I: IntoIterator<Item = RaftEntry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let mut held = Vec::new();
+        let mut guards = Vec::new();
         let entries = entries
             .into_iter()
             .map(|entry| {
                 let stored = codec::to_wal(&entry);
                 if let openraft::EntryPayload::Normal(command) = entry.payload {
-                    held.extend(command.held);
+                    guards.extend(command.guard);
                 }
                 stored
             })
             .collect();
-        let written = held.clone();
+        let written = guards.clone();
         let done = Box::new(move |result: Result<(), Error>| {
             if result.is_ok() {
-                held.iter().for_each(|held| held.has_synced());
+                guards.iter().for_each(|guard| guard.mark_synced());
             }
             callback.io_completed(result.map_err(to_io));
-            // The bytes are no longer in flight towards this disk.
-            drop(held);
+            // The bytes are no longer in flight to this disk.
+            drop(guards);
         });
         self.wal.append(entries, done);
-        written.iter().for_each(|held| held.written());
+        written.iter().for_each(|guard| guard.notify_written());
         if self.completes_at_once {
-            // Only speed: where the node has one async thread, whoever tells openraft that this is
-            // complete does so meanwhile, and the same turn of its loop commits the entries.
+            // Only for speed: on a single async thread, the completion reaches openraft meanwhile,
+            // and the same turn of its loop commits the entries.
             Yield::default().await;
         }
         Ok(())
     }
 
-    async fn truncate_after(&mut self, last: Option<LogId>) -> io::Result<()> {
+    async fn truncate_after(&mut self, last: Option<RaftLogId>) -> io::Result<()> {
         let (done, outcome) = completion();
         self.wal.truncate_after(last.map(|id| id.index), done);
         outcome.await
     }
 
-    /// Exact and at once for readers; files go later, after a state file that says so. Only what
-    /// a checkpoint covers can be purged, and openraft purges only what a snapshot covers.
-    async fn purge(&mut self, upto: LogId) -> io::Result<()> {
+    /// Purges entries that a checkpoint covers. Readers see it at once; segment files are deleted
+    /// later, after the state file records the purge.
+    async fn purge(&mut self, upto: RaftLogId) -> io::Result<()> {
         let (done, outcome) = completion();
         self.wal.purge(codec::wal_id(&upto), done);
         outcome.await

@@ -1,5 +1,6 @@
-//! Changing the replicas of a shard, which its leader does: learners come, catch up, and become
-//! voters by joint consensus; voters go the same way.
+//! Membership changes of a shard, made by its leader.
+//! A new replica joins as a learner, catches up, and becomes a voter by joint consensus. A voter
+//! leaves the same way.
 
 use std::collections::BTreeSet;
 
@@ -10,35 +11,33 @@ use openraft::errors::{ClientWriteError, RaftError};
 use super::Replica;
 use super::types::{ReplicaId, TypeConfig};
 
-/// The replicas of a shard as one of them knows them.
+/// The replicas of a shard, as one of them knows them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Membership {
-    /// Sets of voters, each of which needs a majority: one, or two while they change.
+    /// Sets of voters, each of which needs a majority: one, or two during a change.
     pub configs: Vec<BTreeSet<ReplicaId>>,
-    /// Replicas that do not vote.
+    /// Replicas that follow the log without a vote.
     pub learners: BTreeSet<ReplicaId>,
-    /// Nothing can take it back.
     pub is_committed: bool,
 }
 
 impl Membership {
-    /// Whether these vote and nobody else is there, for good.
+    /// Returns whether exactly these are the replicas, all vote, and that is committed.
     pub fn is(&self, voters: &BTreeSet<ReplicaId>) -> bool {
         self.is_committed && self.learners.is_empty() && self.configs == [voters.clone()]
     }
 }
 
-type Failure = RaftError<TypeConfig, ClientWriteError<TypeConfig>>;
+type ChangeError = RaftError<TypeConfig, ClientWriteError<TypeConfig>>;
 
-fn text(error: Failure) -> String {
+fn text(error: ChangeError) -> String {
     error.to_string()
 }
 
 impl Replica {
-    /// The membership in force, which is the last one in the log.
+    /// Returns the effective membership, which is the last one in the log.
     pub fn membership(&self) -> Membership {
-        let raft = self.raft();
-        let metrics = raft.server_metrics();
+        let metrics = self.raft.server_metrics();
         let metrics = metrics.borrow_watched();
         let committed = metrics.committed_membership_config.log_id();
         let membership = metrics.membership_config.membership();
@@ -49,8 +48,15 @@ impl Replica {
         }
     }
 
-    /// The voters of a shard that is formed, once openraft has said who they are: just after a
-    /// start, or the forming, it has not yet.
+    /// Returns the voters in the order of their ids.
+    pub fn voters(&self) -> Vec<ReplicaId> {
+        let metrics = self.raft.server_metrics();
+        let metrics = metrics.borrow_watched();
+        let voters: BTreeSet<_> = metrics.membership_config.membership().voter_ids().collect();
+        voters.into_iter().collect()
+    }
+
+    /// Waits for the voters of a formed shard, which openraft publishes shortly after its start.
     pub async fn known_voters(&self) -> Vec<ReplicaId> {
         let mut changes = self.watch_leadership();
         loop {
@@ -61,28 +67,29 @@ impl Replica {
         }
     }
 
-    /// Has a replica follow the log without a vote.
+    /// Adds a replica that follows the log without a vote.
     ///
     /// # Errors
-    /// As of every change here: why it was not made, or not yet, for people.
+    /// Returns, like every change here, why it was not made or is not complete.
     pub async fn add_learner(&self, id: ReplicaId) -> Result<(), String> {
-        self.raft().add_learner(id, (), false).await.map(drop).map_err(text)
+        self.raft.add_learner(id, (), false).await.map(drop).map_err(text)
     }
 
-    /// Makes these replicas the voters. Those that vote no more are dropped.
+    /// Replaces the voters. Replicas that no longer vote are removed.
     pub async fn set_voters(&self, ids: BTreeSet<ReplicaId>) -> Result<(), String> {
         let change = ChangeMembers::ReplaceAllVoters(ids);
-        self.raft().change_membership(change, false).await.map(drop).map_err(text)
+        self.raft.change_membership(change, false).await.map(drop).map_err(text)
     }
 
-    /// Finishes a change of voters that another leader left half done.
+    /// Completes a joint-consensus change that another leader left unfinished.
     pub async fn leave_joint(&self) -> Result<(), String> {
         let change = ChangeMembers::AddVoterIds(BTreeSet::new());
-        self.raft().change_membership(change, false).await.map(drop).map_err(text)
+        self.raft.change_membership(change, false).await.map(drop).map_err(text)
     }
 
+    /// Removes learners.
     pub async fn drop_learners(&self, ids: BTreeSet<ReplicaId>) -> Result<(), String> {
         let change = ChangeMembers::RemoveNodes(ids);
-        self.raft().change_membership(change, false).await.map(drop).map_err(text)
+        self.raft.change_membership(change, false).await.map(drop).map_err(text)
     }
 }

@@ -1,34 +1,34 @@
-//! openraft on the WAL. The only room, with `peer`, that knows openraft; knows nothing of gRPC.
-//! Outside of it a shard is proposed to through [`Raft`] and decided by a [`Machine`].
+//! openraft on the WAL: the only module besides `peer` that uses openraft. It knows no gRPC.
+//! The rest of the server proposes to a [`Replica`] and implements a [`Machine`] that applies.
 
 mod blocking;
 mod codec;
-mod gate;
+mod leadership;
 mod log_store;
 mod membership;
+mod repair_guard;
 mod replica;
 mod runtime;
-mod staging;
+mod snapshot_records;
 mod state_machine;
 mod types;
 
-/// What is worth reading of what openraft logs. One of its errors is none: that the streams of a
-/// shard end which is being closed.
+/// Log filter for openraft. It silences the errors of append streams, which end with every shard
+/// that is closed.
 pub const LOG_FILTER: &str = "openraft=error,openraft::raft::stream_append=off";
 
 pub use blocking::DiskReads;
 pub use codec::decode_head;
-pub(crate) use codec::{as_only_given, decode_checkpoint, from_wal, raft_id, to_wal, wal_id};
-pub use gate::Gate;
+pub(crate) use codec::{as_uncommitted_vote, decode_checkpoint, from_wal, raft_id, to_wal, wal_id};
+pub use leadership::{ElectionState, ShardLeadership, LeadershipWatch, ReplicaRole, TransferError};
 pub use log_store::LogStore;
 pub(crate) use log_store::to_io;
 pub use membership::Membership;
-pub use replica::{
-    HandOverError, Leadership, LeadershipWatch, Outcome, ProposeError, Replica, ReplicaSettings,
-    ReplicaStatus, Role, Stance,
-};
+pub use repair_guard::RepairGuard;
+pub(crate) use replica::ReplicaParts;
+pub use replica::{ProposalOutcome, ProposeError, Replica, ReplicaSettings, ReplicaStatus};
 pub use runtime::{Runtime, seed_this_thread};
-pub use staging::{Fetched, RecordStore, Staging};
+pub use snapshot_records::{FetchedRecords, RecordStore, SnapshotRecords};
 pub use state_machine::{Checkpointer, Machine, StateMachine};
-pub use types::{Command, Held, ReplicaId, Reply, SnapshotData, TypeConfig, node_of, replica_id};
-pub(crate) use types::{Entry, LogId, Vote};
+pub use types::{Command, ProposalGuard, ReplicaId, ProposalResponder, SnapshotData, TypeConfig, node_of, replica_id};
+pub(crate) use types::{RaftEntry, RaftLogId, Vote};

@@ -1,5 +1,5 @@
-//! The async runtime that openraft runs on: tokio, with two differences.
-//! Very short sleeps yield instead, and randomness comes from a source that a test can seed.
+//! The async runtime of openraft: tokio, with two differences.
+//! Very short sleeps yield once instead, and a test can seed the random numbers.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -13,22 +13,23 @@ use openraft_rt_tokio::{
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-/// tokio's timer has a resolution of a millisecond and rounds up. openraft waits a microsecond
-/// between two completion notices, which would become one to two milliseconds of commit latency;
-/// a sleep shorter than this gives way to other tasks once instead.
+/// Sleeps shorter than this yield to other tasks once instead.
+///
+/// tokio's timer has a resolution of 1 ms and rounds up. openraft sleeps 1 µs between two
+/// completion notices, which would add 1 to 2 ms to the commit latency.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(100);
 
 thread_local! {
     static SEED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Makes all later random numbers that openraft draws on this thread a function of `seed`. For
-/// simulations, which run on one thread.
+/// Seeds all later random numbers that openraft draws on this thread.
+/// For simulations, which run on one thread.
 pub fn seed_this_thread(seed: u64) {
     SEED.with(|cell| cell.set(Some(seed)));
 }
 
-/// A generator: from this thread's seed where there is one, else from the operating system.
+/// Returns a generator seeded by this thread's seed, or by the operating system without one.
 fn generator() -> StdRng {
     SEED.with(|cell| match cell.get() {
         Some(seed) => {
@@ -39,6 +40,7 @@ fn generator() -> StdRng {
     })
 }
 
+/// The runtime that [`TypeConfig`](super::TypeConfig) names.
 #[derive(Debug)]
 pub struct Runtime;
 
@@ -102,7 +104,7 @@ impl AsyncRuntime for Runtime {
     type Oneshot = TokioOneshot;
     type Mutex<T: OptionalSend + 'static> = TokioMutex<T>;
 
-    /// openraft calls this in its own tests only; Helix runs on the runtime it is started in.
+    /// Returns a handle. Only openraft's own tests call this; Helix uses the ambient runtime.
     fn new(_threads: usize) -> Self {
         Self
     }
@@ -114,12 +116,12 @@ impl AsyncRuntime for Runtime {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .expect("a runtime on the current thread can be built")
+            .expect("a current-thread runtime can be built")
             .block_on(future)
     }
 }
 
-/// Ready at the second poll.
+/// A future that is ready at the second poll.
 #[derive(Debug, Default)]
 pub struct Yield {
     polled: bool,

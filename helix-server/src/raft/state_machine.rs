@@ -1,5 +1,5 @@
-//! openraft's state machine over a [`Machine`]: apply, checkpoints, snapshots.
-//! The machine is bookkeeping; the records stay in the log.
+//! The state machine of openraft over a [`Machine`]: apply, checkpoints and snapshots.
+//! The machine keeps metadata only; the records stay in the log.
 
 use std::fmt::Debug;
 use std::io;
@@ -17,71 +17,75 @@ use super::blocking::DiskReads;
 use super::codec;
 use super::log_store::to_io;
 use super::runtime::Yield;
-use super::staging::Staging;
-use super::types::{LogId, SnapshotData, StoredMembership, TypeConfig};
+use super::snapshot_records::SnapshotRecords;
+use super::types::{RaftLogId, SnapshotData, StoredMembership, TypeConfig};
 use crate::log::{Head, Verdict};
+use crate::sync;
 
-/// How often a checkpoint looks whether its entries are synced: they are within a sync or two.
-const SYNC_LOOK_INTERVAL: Duration = Duration::from_millis(2);
+/// How often a checkpoint checks whether its entries are synced, which takes a sync or two.
+const SYNC_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// How long to wait where the disk has no room for the state of a snapshot.
+/// Pause before a snapshot is installed again after the disk was full.
 const DISK_FULL_PAUSE: Duration = Duration::from_secs(1);
 
-/// What is decided by apply, and only there. Every entry of the log comes here once, in order
-/// (again after a restart, from the last checkpoint on).
+/// State that applied entries change. Every entry is applied once, in order; after a restart,
+/// entries since the last checkpoint are applied again.
 pub trait Machine: Debug + Send + Sync + 'static {
-    /// Applies an entry: `None` for entries that are openraft's own. Tells the WAL where the
-    /// entry's records belong (`Wal::place`) before any reader can learn of them.
+    /// Applies an entry; `None` stands for openraft's own entries. Registers the entry's records
+    /// with the WAL (`Wal::place`) before any reader can see them.
     fn apply(&self, id: helix_wal::LogId, head: Option<&Head>) -> io::Result<Verdict>;
-    /// The whole state as bytes; equal states give equal bytes.
+    /// Encodes the whole state. Equal states give equal bytes.
     fn encode(&self) -> Bytes;
     /// Replaces the state.
     fn restore(&self, bytes: &[u8]) -> io::Result<()>;
-    /// Whether [`Self::restore`] would take these bytes. A state that came from another node is
-    /// looked at before openraft, which takes a refusal by then for the end of the replica.
+    /// Returns an error where [`Self::restore`] would refuse these bytes. State from another node
+    /// is checked before openraft gets it, since openraft stops the replica on a refusal.
     fn check(&self, bytes: &[u8]) -> io::Result<()>;
 }
 
 type SnapshotOf = openraft::alias::SnapshotOf<TypeConfig, SnapshotData>;
 type Meta = openraft::alias::SnapshotMetaOf<TypeConfig>;
 
-/// Owned by openraft's worker of the shard.
+/// The state machine of one replica, owned by openraft's worker.
 #[derive(Debug)]
 pub struct StateMachine {
     machine: Arc<dyn Machine>,
     wal: Wal,
     reads: DiskReads,
-    applied: Option<LogId>,
+    applied: Option<RaftLogId>,
     membership: StoredMembership,
     /// Term of the last applied entry.
     term: watch::Sender<u64>,
     /// The newest checkpoint on disk.
-    snapshot: Newest,
-    /// Where the records of a snapshot wait for it; `None` where a snapshot speaks of none.
-    staging: Option<Staging>,
+    snapshot: LatestCheckpoint,
+    /// Fetched records of the next snapshot; `None` where snapshots have no records.
+    snapshot_records: Option<SnapshotRecords>,
 }
 
-/// The newest checkpoint on disk, and who may write one: a checkpoint that was begun before a
-/// snapshot was installed must not come after it.
+/// The newest checkpoint on disk, and a lock for its writers. A checkpoint that was begun before a
+/// snapshot was installed must not replace it.
 #[derive(Debug, Clone, Default)]
-struct Newest {
+struct LatestCheckpoint {
     checkpoint: Arc<std::sync::Mutex<Option<(Meta, Bytes)>>>,
     writing: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl Newest {
+impl LatestCheckpoint {
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<(Meta, Bytes)>> {
-        self.checkpoint.lock().expect("no panic while it is held")
+        sync::lock(&self.checkpoint)
     }
 
-    fn at(&self) -> Option<LogId> {
+    fn at(&self) -> Option<RaftLogId> {
         self.lock().as_ref().and_then(|(meta, _)| meta.last_log_id)
     }
 }
 
 impl StateMachine {
-    /// Takes the machine up from a checkpoint that the WAL recovered, and replays what is known
-    /// to be committed. Must run before openraft asks for the applied state.
+    /// Restores the machine from a recovered checkpoint, and replays entries known as committed.
+    /// Must run before openraft asks for the applied state.
+    ///
+    /// # Errors
+    /// Fails where the checkpoint or an entry cannot be read or applied.
     pub async fn recover(
         machine: Arc<dyn Machine>,
         wal: Wal,
@@ -96,8 +100,8 @@ impl StateMachine {
             applied: None,
             membership: StoredMembership::default(),
             term: watch::Sender::new(0),
-            snapshot: Newest::default(),
-            staging: None,
+            snapshot: LatestCheckpoint::default(),
+            snapshot_records: None,
         };
         if let Some((at, bytes)) = checkpoint {
             let at = codec::raft_id(at);
@@ -109,9 +113,9 @@ impl StateMachine {
         Ok(this)
     }
 
-    /// Takes snapshots only together with the records that wait for them here.
-    pub fn with_records(mut self, staging: Staging) -> Self {
-        self.staging = Some(staging);
+    /// Installs snapshots only together with the fetched records in `snapshot_records`.
+    pub fn with_records(mut self, snapshot_records: SnapshotRecords) -> Self {
+        self.snapshot_records = Some(snapshot_records);
         self
     }
 
@@ -132,7 +136,7 @@ impl StateMachine {
         Ok(())
     }
 
-    fn apply_entry(&mut self, entry: super::types::Entry) -> io::Result<Verdict> {
+    fn apply_entry(&mut self, entry: super::types::RaftEntry) -> io::Result<Verdict> {
         let id = codec::wal_id(&entry.log_id);
         debug_assert!(
             self.applied.is_none_or(|applied| applied.index < id.index),
@@ -152,18 +156,18 @@ impl StateMachine {
         Ok(verdict)
     }
 
-    fn on_applied(&mut self, at: LogId) {
+    fn on_applied(&mut self, at: RaftLogId) {
         self.applied = Some(at);
         let new = codec::wal_id(&at).term;
         self.term.send_if_modified(|term| std::mem::replace(term, new) != new);
     }
 
-    /// Follows the term of the last applied entry.
+    /// Watches the term of the last applied entry.
     pub fn watch_term(&self) -> watch::Receiver<u64> {
         self.term.subscribe()
     }
 
-    fn load(&mut self, at: LogId, bytes: Bytes) -> io::Result<()> {
+    fn load(&mut self, at: RaftLogId, bytes: Bytes) -> io::Result<()> {
         let (membership, machine) = codec::decode_checkpoint(bytes)?;
         self.machine.restore(&machine)?;
         self.membership = membership;
@@ -175,15 +179,15 @@ impl StateMachine {
         SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() }
     }
 
-    /// The records that a snapshot at this entry speaks of and this replica does not have.
-    fn records_for(&self, at: &LogId) -> io::Result<Option<ColdSegments>> {
-        let Some(staging) = &self.staging else { return Ok(None) };
+    /// Takes the records that a snapshot at this entry refers to and this replica lacks.
+    fn records_for(&self, at: &RaftLogId) -> io::Result<Option<ColdSegments>> {
+        let Some(snapshot_records) = &self.snapshot_records else { return Ok(None) };
         let applied = self.applied.map_or(0, |id| id.index);
-        match staging.take() {
+        match snapshot_records.take() {
             Some(fetched) if (fetched.after, fetched.at) == (applied, at.index) => {
                 Ok(Some(fetched.segments))
             }
-            // Whoever hands snapshots to openraft sees to it that this does not happen.
+            // `peer` passes a snapshot to openraft only after it has fetched the records.
             _ => Err(io::Error::other(format!(
                 "the records between entries {applied} and {} did not come with the snapshot",
                 at.index
@@ -191,7 +195,7 @@ impl StateMachine {
         }
     }
 
-    /// Waits for room on the disk where there is none: openraft takes a failure for the end.
+    /// Retries while the disk is full, since openraft stops the replica on a failure.
     async fn install<F>(&self, install: F, mut records: Option<ColdSegments>) -> io::Result<()>
     where
         F: Fn(&mut Option<ColdSegments>) -> Result<(), Error> + Send + Sync + 'static,
@@ -203,7 +207,7 @@ impl StateMachine {
             let (installed, left) = self.reads.wait(installing).await?;
             match installed {
                 Err(error @ Error::DiskFull { .. }) => {
-                    tracing::warn!(%error, "a snapshot waits for room on the disk");
+                    tracing::warn!(%error, "waiting for disk space to install a snapshot");
                     tokio::time::sleep(DISK_FULL_PAUSE).await;
                     records = left;
                 }
@@ -223,7 +227,7 @@ impl StateMachine {
     }
 }
 
-/// Ids in the order of their places.
+/// Selects the id with the lower index.
 trait MinByIndex {
     fn min_by_index(self, other: Self) -> Self;
 }
@@ -238,7 +242,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     type SnapshotData = SnapshotData;
     type SnapshotBuilder = Checkpointer;
 
-    async fn applied_state(&mut self) -> io::Result<(Option<LogId>, StoredMembership)> {
+    async fn applied_state(&mut self) -> io::Result<(Option<RaftLogId>, StoredMembership)> {
         Ok((self.applied, self.membership.clone()))
     }
 
@@ -246,17 +250,17 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     where
         S: Stream<Item = io::Result<EntryResponder<TypeConfig>>> + Unpin + OptionalSend,
     {
-        let mut has_told = false;
+        let mut has_responded = false;
         while let Some((entry, responder)) = entries.try_next().await? {
             let verdict = self.apply_entry(entry)?;
             if let Some(responder) = responder {
                 responder.send(verdict);
-                has_told = true;
+                has_responded = true;
             }
         }
-        if has_told {
-            // Only speed: where the node has one async thread, answers go out before openraft hears
-            // of this, which makes it report its state anew.
+        if has_responded {
+            // Only for speed: on a single async thread, responses go out before openraft is
+            // notified, which makes it publish its metrics again.
             Yield::default().await;
         }
         Ok(())
@@ -272,7 +276,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
 
     async fn install_snapshot(&mut self, meta: &Meta, bytes: SnapshotData) -> io::Result<()> {
         let Some(at) = meta.last_log_id else {
-            return Err(codec::damaged("a snapshot without a last entry"));
+            return Err(codec::damaged("snapshot without a last entry"));
         };
         let (_, machine) = codec::decode_checkpoint(bytes)?;
         self.machine.check(&machine)?;
@@ -288,7 +292,7 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
             self.install(install, records).await?;
             *self.snapshot.lock() = Some((meta.clone(), bytes));
         }
-        // Readers learn of the records only now that the log has them.
+        // Readers may see the records only once the log has them.
         self.machine.restore(&machine)?;
         self.membership = meta.last_membership.clone();
         self.on_applied(at);
@@ -301,24 +305,24 @@ impl RaftStateMachine<TypeConfig> for StateMachine {
     }
 }
 
-/// Writes one checkpoint, beside apply.
+/// Writes one checkpoint, concurrently with apply.
 #[derive(Debug)]
 pub struct Checkpointer {
     wal: Wal,
     reads: DiskReads,
     meta: Meta,
     bytes: Bytes,
-    newest: Newest,
+    newest: LatestCheckpoint,
 }
 
 impl Checkpointer {
-    /// A checkpoint covers only what is on this disk, and a leader may apply what its followers
-    /// have synced before its own disk has.
+    /// Waits until the entry is synced here. A checkpoint covers only what is on this disk, and a
+    /// leader may apply what a majority of followers has synced before its own disk has.
     async fn wait_synced(&self, index: u64) -> io::Result<()> {
         let reaches = |id: Option<helix_wal::LogId>| id.is_some_and(|id| id.index >= index);
         loop {
             let state = self.wal.state();
-            // What is not in this log at all came as a snapshot.
+            // An entry that is not in this log came with a snapshot.
             if reaches(state.synced) || !reaches(state.last) {
                 return Ok(());
             }
@@ -328,7 +332,7 @@ impl Checkpointer {
             if self.wal.has_ended() {
                 return Err(to_io(Error::Closed));
             }
-            tokio::time::sleep(SYNC_LOOK_INTERVAL).await;
+            tokio::time::sleep(SYNC_POLL_INTERVAL).await;
         }
     }
 }

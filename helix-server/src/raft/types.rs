@@ -1,5 +1,5 @@
-//! openraft's type parameters, bound once, so that generics stop here.
-//! An entry is a command: a decoded head, and for batches a payload that is never looked into.
+//! Type parameters of openraft, bound once so that generics stop here.
+//! An entry carries a command: a decoded head, and for batches an opaque payload.
 
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -12,22 +12,24 @@ use openraft::raft::responder::Responder;
 use tokio::sync::oneshot;
 
 use super::runtime::Runtime;
-use crate::flow::Share;
+use crate::flow::FlowPermit;
 use crate::log::{Head, Verdict};
+use crate::sync;
 
-/// One replica of one shard, never reused: `node << 32 | generation`.
+/// Id of one replica of a shard, never reused: `node << 32 | generation`.
 pub type ReplicaId = u64;
 
-/// The id of a node's replica of a shard.
+/// Returns the id of a node's replica.
 pub fn replica_id(node_id: u64, generation: u32) -> ReplicaId {
     node_id << 32 | u64::from(generation)
 }
 
-/// The node of a replica.
+/// Returns the node of a replica.
 pub fn node_of(replica_id: ReplicaId) -> u64 {
     replica_id >> 32
 }
 
+/// The types that Helix runs openraft with.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TypeConfig;
 
@@ -35,7 +37,7 @@ impl RaftTypeConfig for TypeConfig {
     type D = Command;
     type R = Verdict;
     type NodeId = ReplicaId;
-    /// Addresses live in the cluster's state, not in the membership.
+    /// Nothing: addresses are in the cluster's state, not in the membership.
     type Node = ();
     type Term = u64;
     type LeaderId = leader_id_std::LeaderId<u64, ReplicaId>;
@@ -44,7 +46,7 @@ impl RaftTypeConfig for TypeConfig {
     type Entry = DefaultEntryOf<Self>;
     type AsyncRuntime = Runtime;
     type Responder<T>
-        = Reply<T>
+        = ProposalResponder<T>
     where
         T: Send + 'static;
     type Batch<T>
@@ -54,25 +56,25 @@ impl RaftTypeConfig for TypeConfig {
     type ErrorSource = openraft::AnyError;
 }
 
-pub(crate) type LogId = LogIdOf<TypeConfig>;
+pub(crate) type RaftLogId = LogIdOf<TypeConfig>;
 pub(crate) type Vote = openraft::alias::VoteOf<TypeConfig>;
-pub(crate) type Entry = openraft::alias::EntryOf<TypeConfig>;
+pub(crate) type RaftEntry = openraft::alias::EntryOf<TypeConfig>;
 pub(crate) type StoredMembership = openraft::alias::StoredMembershipOf<TypeConfig>;
 
-/// What the log carries.
+/// The content of a normal log entry.
 #[derive(Debug, Clone)]
 pub struct Command {
     pub head: Head,
-    /// Empty in entries that are read for apply.
+    /// Empty in entries that are read only to be applied.
     pub payload: helix_wal::Payload,
-    /// Only on the proposing node, between the proposal and the local log.
-    pub held: Option<Arc<Held>>,
+    /// Set only on the proposing node, until the local log has the entry.
+    pub guard: Option<Arc<ProposalGuard>>,
 }
 
 impl Command {
-    /// A command that is all head.
+    /// Returns a command without a payload.
     pub fn control(head: Head) -> Self {
-        Self { head, payload: helix_wal::Payload::default(), held: None }
+        Self { head, payload: helix_wal::Payload::default(), guard: None }
     }
 }
 
@@ -90,53 +92,53 @@ impl Display for Command {
     }
 }
 
-/// What a proposal holds on to: its share of the bytes in flight, until it is both committed (the
-/// reply drops it) and synced here (the log's callback drops it).
+/// Holds the in-flight bytes of a proposal until it is both committed and synced here.
+/// The responder drops it on commit, and the log's callback drops it on sync.
 #[derive(Debug)]
-pub struct Held {
-    share: Share,
+pub struct ProposalGuard {
+    permit: FlowPermit,
     written: std::sync::Mutex<Option<oneshot::Sender<()>>>,
 }
 
-impl Held {
-    pub fn new(share: Share, written: Option<oneshot::Sender<()>>) -> Self {
-        Self { share, written: std::sync::Mutex::new(written) }
+impl ProposalGuard {
+    pub fn new(permit: FlowPermit, written: Option<oneshot::Sender<()>>) -> Self {
+        Self { permit, written: std::sync::Mutex::new(written) }
     }
 
-    /// Says that the entry is on stable storage here.
-    pub fn has_synced(&self) {
-        self.share.has_synced();
+    /// Marks the entry as synced to the local disk.
+    pub fn mark_synced(&self) {
+        self.permit.mark_synced();
     }
 
-    /// Says that the local log has taken the entry.
-    pub fn written(&self) {
-        if let Some(written) = self.written.lock().expect("no panic while it is held").take() {
-            // Ignored: nobody waits for it any more.
+    /// Notifies the proposer that the local log has the entry.
+    pub fn notify_written(&self) {
+        if let Some(written) = sync::lock(&self.written).take() {
+            // Ignored: the proposer no longer waits.
             let _ = written.send(());
         }
     }
 }
 
-/// Hands the outcome of a proposal to whoever waits, and keeps what it holds until then.
+/// Sends the result of a proposal to its proposer, and holds its guard until then.
 #[derive(Debug)]
-pub struct Reply<T> {
+pub struct ProposalResponder<T> {
     sender: oneshot::Sender<T>,
-    _held: Option<Arc<Held>>,
+    _guard: Option<Arc<ProposalGuard>>,
 }
 
-impl<T> Reply<T> {
-    pub fn new(held: Option<Arc<Held>>) -> (Self, oneshot::Receiver<T>) {
+impl<T> ProposalResponder<T> {
+    pub fn new(guard: Option<Arc<ProposalGuard>>) -> (Self, oneshot::Receiver<T>) {
         let (sender, receiver) = oneshot::channel();
-        (Self { sender, _held: held }, receiver)
+        (Self { sender, _guard: guard }, receiver)
     }
 }
 
-impl<T: Send + 'static> Responder<TypeConfig, T> for Reply<T> {
+impl<T: Send + 'static> Responder<TypeConfig, T> for ProposalResponder<T> {
     fn on_complete(self, result: T) {
-        // Ignored: the caller went away; the entry counts all the same.
+        // Ignored: the proposer no longer waits. The entry counts regardless.
         let _ = self.sender.send(result);
     }
 }
 
-/// Bytes of a snapshot: the bookkeeping of a state machine.
+/// Bytes of a snapshot, which is the state of a [`Machine`](super::Machine) without records.
 pub type SnapshotData = Bytes;

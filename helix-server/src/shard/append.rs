@@ -1,5 +1,5 @@
-//! Appending to a shard: a permit, a proposal, an acknowledgement.
-//! What becomes of a batch is decided by apply; here it is only handed in and waited for.
+//! The append path of a shard: a permit, a proposal, an acknowledgement.
+//! Apply decides on a batch; this module only proposes it and waits.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,33 +11,32 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::proposed::Candidate;
-use super::{Shard, deposed};
+use super::sequence_tracker::NextBatch;
+use super::{Shard, leader_changed};
 use crate::error::{Error, Result};
-use crate::flow::{Share, Taken};
+use crate::flow::{FlowPermit, Acquired};
 use crate::limits;
-use crate::load::throttled;
 use crate::log::{
     BatchHead, Condition, Head, PartitionId, ProducerStamp, Refusal, Verdict, Watermarks,
 };
-use crate::raft::{Command, Held, Outcome, ProposeError};
+use crate::raft::{Command, ProposalGuard, ProposalOutcome, ProposeError};
 
-/// What has happened to a batch when it is acknowledged, strongest first.
+/// Durability that a batch has reached when it is acknowledged, strongest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Durability {
-    /// On stable storage of a majority.
+    /// Synced to the disks of a majority.
     QuorumSynced,
-    /// In the logs of a majority, not necessarily on stable storage.
+    /// In the logs of a majority, not necessarily synced.
     QuorumWritten,
     /// In the leader's log.
     LeaderWritten,
-    /// Received.
+    /// Received by the leader.
     None,
 }
 
 impl Durability {
-    /// Whether the acknowledgement comes before the verdict.
-    pub fn is_blind(self) -> bool {
+    /// Returns whether a batch is acknowledged before apply has decided on it.
+    pub fn is_before_apply(self) -> bool {
         match self {
             Self::QuorumSynced | Self::QuorumWritten => false,
             Self::LeaderWritten | Self::None => true,
@@ -45,7 +44,7 @@ impl Durability {
     }
 }
 
-/// A checked batch on its way in.
+/// A validated batch to append.
 #[derive(Debug, Clone)]
 pub struct NewBatch {
     pub partition: PartitionId,
@@ -56,53 +55,53 @@ pub struct NewBatch {
     /// CRC-32 over version, record count, compression and payload; verified by the caller.
     pub crc: u32,
     pub producer: Option<ProducerStamp>,
-    /// Empty where the batch is acknowledged before it is applied: nobody would hear the verdict.
+    /// Empty where the batch is acknowledged before apply, since its verdict is not reported.
     pub condition: Condition,
 }
 
-/// A batch's share of the bytes in flight.
+/// Permit to have a batch in flight.
 #[derive(Debug)]
-pub struct Permit(Share);
+pub struct AppendPermit(FlowPermit);
 
-/// Answer to a batch.
+/// Acknowledgement of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ack {
+pub struct BatchAck {
     /// First and next offset; absent where the acknowledgement came before apply.
     pub offsets: Option<(u64, u64)>,
-    /// Whether the batch had been applied before, with these offsets.
+    /// True if the batch had already been appended, with these offsets.
     pub duplicate: bool,
-    /// What was reached.
+    /// Durability that the batch has reached.
     pub durability: Durability,
     pub watermarks: Watermarks,
 }
 
 impl Shard {
-    /// Takes a share of the bytes in flight, waiting a bounded time for it.
+    /// Acquires the permit for a batch of `bytes`, within a bounded wait.
     ///
     /// # Errors
-    /// [`Error::NotLeader`] and [`Error::NoLeader`] where it could not be used,
-    /// [`Error::Throttled`], [`Error::DiskFull`], [`Error::Draining`].
-    pub async fn permit(&self, bytes: usize) -> Result<Permit> {
+    /// [`Error::NotLeader`] and [`Error::NoLeader`] where this replica cannot append,
+    /// [`Error::Throttled`] after the wait, [`Error::DiskFull`], [`Error::Draining`].
+    pub async fn permit(&self, bytes: usize) -> Result<AppendPermit> {
         match self.check_writable() {
-            // Whoever leads may have room.
-            Ok(()) | Err(Error::DiskFull { .. }) if self.is_cut_off() || !self.leads() => {
+            // The leader may have disk space.
+            Ok(()) | Err(Error::DiskFull { .. }) if self.is_isolated() || !self.is_leader() => {
                 return Err(self.not_leader());
             }
             checked => checked?,
         }
-        let reign = self.reign();
-        let wait = match self.flow.take(bytes) {
-            Taken::Now(share) => return Ok(Permit(share)),
-            Taken::Later(wait) => wait,
+        let leadership_token = self.leadership_token();
+        let wait = match self.flow.acquire(bytes) {
+            Acquired::Now(permit) => return Ok(AppendPermit(permit)),
+            Acquired::Later(wait) => wait,
         };
         tokio::select! {
             biased;
             () = self.draining.cancelled() => Err(Error::Draining),
-            () = reign.cancelled() => Err(self.not_leader()),
-            share = tokio::time::timeout(limits::PERMIT_WAIT_MAX, wait) => match share {
-                Ok(Ok(share)) => Ok(Permit(share)),
+            () = leadership_token.cancelled() => Err(self.not_leader()),
+            waited = tokio::time::timeout(limits::PERMIT_WAIT_MAX, wait) => match waited {
+                Ok(Ok(permit)) => Ok(AppendPermit(permit)),
                 Ok(Err(_)) => Err(Error::Draining),
-                Err(_) => Err(throttled("bytes of this shard")),
+                Err(_) => Err(Error::throttled("bytes of this shard")),
             },
         }
     }
@@ -119,12 +118,16 @@ impl Shard {
     }
 
     /// Appends one batch and waits for its acknowledgement.
+    ///
+    /// # Errors
+    /// [`Error::OutcomeUnknown`] where it was not committed in time, and those of
+    /// [`Self::propose`].
     pub async fn append(
         &self,
         batch: NewBatch,
         durability: Durability,
-        permit: Permit,
-    ) -> Result<Ack> {
+        permit: AppendPermit,
+    ) -> Result<BatchAck> {
         let pending = self.propose(batch, durability, permit).await?;
         match tokio::time::timeout(limits::COMMIT_WAIT_MAX, pending).await {
             Ok(result) => result,
@@ -134,17 +137,20 @@ impl Shard {
         }
     }
 
-    /// Hands one batch to the log. Batches are logged in the order in which this returns.
+    /// Proposes one batch. Batches are logged in the order in which this returns.
     ///
-    /// A batch that is to be acknowledged before it is applied, and of which this leader does not
-    /// know that it leaves no gap, is acknowledged by its verdict instead: a crash, or another
-    /// leader, may have lost what came before it.
+    /// A batch that asks for an acknowledgement before apply still waits for its verdict unless
+    /// this leader knows that it leaves no sequence gap. A crash or another leader may have lost
+    /// its predecessors.
+    ///
+    /// # Errors
+    /// [`Error::NotLeader`], [`Error::NoLeader`], [`Error::StorageFailed`], [`Error::Draining`].
     pub async fn propose(
         &self,
         batch: NewBatch,
         durability: Durability,
-        permit: Permit,
-    ) -> Result<Pending> {
+        permit: AppendPermit,
+    ) -> Result<PendingAck> {
         let head = BatchHead {
             partition: batch.partition,
             record_count: batch.record_count,
@@ -155,18 +161,18 @@ impl Shard {
             producer: batch.producer,
             condition: batch.condition,
         };
-        let candidate = durability.is_blind().then(|| self.candidate(&head)).flatten();
-        let durability = match &candidate {
-            Some(candidate) if !self.proposed.leads_to(candidate) => Durability::QuorumSynced,
+        let next_batch = durability.is_before_apply().then(|| self.next_batch(&head)).flatten();
+        let durability = match &next_batch {
+            Some(next_batch) if !self.sequences.is_contiguous(next_batch) => Durability::QuorumSynced,
             _ => durability,
         };
         let reached = self.reached(durability);
         if (head.producer.is_some() || head.condition.expected_offset.is_some())
             && self.replica.is_ready()
-            && let Some(verdict) = self.machine.foregone(&head)
+            && let Some(verdict) = self.machine.early_verdict(&head)
         {
             let state = State::Known(Some(acknowledge(&self.this, verdict, reached)));
-            return Ok(Pending { state });
+            return Ok(PendingAck { state });
         }
         let (written, wait_written) = match durability {
             Durability::LeaderWritten => {
@@ -178,49 +184,49 @@ impl Shard {
         let payload =
             helix_wal::Payload { crc: batch.crc, crc_seed: crc_seed(&head), bytes: batch.payload };
         let record_count = head.record_count;
-        let command = Command { head: Head::Batch(head), payload, held: None };
-        let held = Arc::new(Held::new(permit.0, written));
-        let reign: Reign = Box::pin(self.reign().cancelled_owned());
+        let command = Command { head: Head::Batch(head), payload, guard: None };
+        let guard = Arc::new(ProposalGuard::new(permit.0, written));
+        let leadership_token: LeadershipLoss = Box::pin(self.leadership_token().cancelled_owned());
         let since = Instant::now();
         let outcome = self
             .replica
-            .propose(command, Some(held))
+            .propose(command, Some(guard))
             .await
             .map_err(|error| self.propose_error(error))?;
-        if let Some(candidate) = &candidate {
-            self.proposed.note(candidate, record_count);
+        if let Some(next_batch) = &next_batch {
+            self.sequences.note(next_batch, record_count);
         }
         let state = match (durability, wait_written) {
-            (Durability::None, _) => State::Known(Some(Ok(self.blind(batch.partition, reached)))),
+            (Durability::None, _) => State::Known(Some(Ok(self.early_ack(batch.partition, reached)))),
             (_, Some(written)) => State::Written {
                 written: Some(written),
                 outcome,
-                reign,
-                ack: self.blind(batch.partition, reached),
+                leadership_token,
+                ack: self.early_ack(batch.partition, reached),
                 shard: self.this.clone(),
             },
             (_, None) => {
-                State::Applied { outcome, since, reign, reached, shard: self.this.clone() }
+                State::Applied { outcome, since, leadership_token, reached, shard: self.this.clone() }
             }
         };
-        Ok(Pending { state })
+        Ok(PendingAck { state })
     }
 
-    /// The batch as [`super::Proposed`] sees it. None without an identity.
-    fn candidate(&self, head: &BatchHead) -> Option<Candidate> {
+    /// Returns the batch for the [`super::SequenceTracker`]; `None` without a producer id.
+    fn next_batch(&self, head: &BatchHead) -> Option<NextBatch> {
         let (partition, stamp) = (head.partition, head.producer?);
         let next_sequence = self.next_sequence(partition, stamp.producer_id, stamp.epoch);
         let applied_sequence = next_sequence.unwrap_or(0);
-        Some(Candidate { term: self.term(), partition, stamp, applied_sequence })
+        Some(NextBatch { term: self.term(), partition, stamp, applied_sequence })
     }
 
-    /// An acknowledgement given before apply.
-    fn blind(&self, partition: PartitionId, durability: Durability) -> Ack {
+    /// Returns an acknowledgement that is given before apply.
+    fn early_ack(&self, partition: PartitionId, durability: Durability) -> BatchAck {
         let watermarks = self.machine.watermarks(partition).unwrap_or_default();
-        Ack { offsets: None, duplicate: false, durability, watermarks }
+        BatchAck { offsets: None, duplicate: false, durability, watermarks }
     }
 
-    /// What this shard can say of a batch for which `asked` was waited.
+    /// Returns the durability that a batch has reached after a wait for `asked`.
     fn reached(&self, asked: Durability) -> Durability {
         match (asked, self.is_durable()) {
             (Durability::QuorumSynced | Durability::QuorumWritten, true) => {
@@ -246,9 +252,9 @@ impl Shard {
             ProposeError::Stopped(reason) => match self.failure() {
                 Some(what) => Error::StorageFailed { what, may_have_applied: false },
                 None if self.draining.is_cancelled() => Error::Draining,
-                // It has stopped, and will be started again; whoever leads by then takes it.
+                // The replica has stopped and will be restarted. The client retries.
                 None => {
-                    tracing::debug!(shard_id = self.id(), reason, "a proposal was not taken");
+                    tracing::debug!(shard_id = self.id(), reason, "rejected a proposal");
                     Error::NoLeader { shard: self.id() }
                 }
             },
@@ -256,7 +262,7 @@ impl Shard {
     }
 }
 
-/// What the checksum of a batch has come to before its payload.
+/// Returns the checksum of a batch's fields, which its payload continues.
 fn crc_seed(head: &BatchHead) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&head.version.to_le_bytes());
@@ -265,15 +271,15 @@ fn crc_seed(head: &BatchHead) -> u32 {
     hasher.finalize()
 }
 
-fn acknowledge(shard: &Weak<Shard>, verdict: Verdict, durability: Durability) -> Result<Ack> {
+fn acknowledge(shard: &Weak<Shard>, verdict: Verdict, durability: Durability) -> Result<BatchAck> {
     match verdict {
-        Verdict::Appended { first_offset, next_offset, watermarks, .. } => Ok(Ack {
+        Verdict::Appended { first_offset, next_offset, watermarks, .. } => Ok(BatchAck {
             offsets: Some((first_offset, next_offset)),
             duplicate: false,
             durability,
             watermarks,
         }),
-        Verdict::Duplicate { first_offset, next_offset, watermarks } => Ok(Ack {
+        Verdict::Duplicate { first_offset, next_offset, watermarks } => Ok(BatchAck {
             offsets: Some((first_offset, next_offset)),
             duplicate: true,
             durability,
@@ -284,50 +290,50 @@ fn acknowledge(shard: &Weak<Shard>, verdict: Verdict, durability: Durability) ->
             .map_or(Error::PartitionDeleted { partition }, |shard| shard.missing(partition))),
         Verdict::Refused(refusal) => Err(refusal.into()),
         Verdict::Nothing | Verdict::Changed | Verdict::Cluster(_) => Err(Error::OutcomeUnknown {
-            reason: "apply answered a batch as if it were a command".to_owned(),
+            reason: "apply returned the result of a command for a batch".to_owned(),
         }),
     }
 }
 
-/// The acknowledgement of a proposed batch, to be awaited.
+/// Resolves to the acknowledgement of a proposed batch.
 #[derive(Debug)]
-pub struct Pending {
+pub struct PendingAck {
     state: State,
 }
 
 #[derive(Debug)]
 enum State {
-    Known(Option<Result<Ack>>),
+    Known(Option<Result<BatchAck>>),
     Applied {
-        outcome: Outcome,
+        outcome: ProposalOutcome,
         since: Instant,
-        reign: Reign,
+        leadership_token: LeadershipLoss,
         reached: Durability,
         shard: Weak<Shard>,
     },
     Written {
         written: Option<oneshot::Receiver<()>>,
-        outcome: Outcome,
-        reign: Reign,
-        ack: Ack,
+        outcome: ProposalOutcome,
+        leadership_token: LeadershipLoss,
+        ack: BatchAck,
         shard: Weak<Shard>,
     },
 }
 
-/// Ready when the replica that proposed has stopped leading.
-type Reign = Pin<Box<WaitForCancellationFutureOwned>>;
+/// Ready when the proposing replica has lost its leadership or is isolated.
+type LeadershipLoss = Pin<Box<WaitForCancellationFutureOwned>>;
 
-/// The outcome, unless nobody here can say it any more.
+/// Polls the outcome, and fails once this replica can no longer learn it.
 fn poll_outcome(
-    outcome: &mut Outcome,
-    reign: &mut Reign,
+    outcome: &mut ProposalOutcome,
+    leadership_token: &mut LeadershipLoss,
     shard: &Weak<Shard>,
     context: &mut Context<'_>,
 ) -> Poll<Result<Verdict>> {
     if let Poll::Ready(outcome) = Pin::new(outcome).poll(context) {
         return Poll::Ready(outcome.map_err(|error| failed(shard, error)));
     }
-    reign.as_mut().poll(context).map(|()| Err(deposed()))
+    leadership_token.as_mut().poll(context).map(|()| Err(leader_changed()))
 }
 
 fn failed(shard: &Weak<Shard>, error: ProposeError) -> Error {
@@ -337,16 +343,16 @@ fn failed(shard: &Weak<Shard>, error: ProposeError) -> Error {
     }
 }
 
-impl Future for Pending {
-    type Output = Result<Ack>;
+impl Future for PendingAck {
+    type Output = Result<BatchAck>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.state {
             State::Known(result) => {
-                Poll::Ready(result.take().expect("a future is not polled after it was ready"))
+                Poll::Ready(result.take().expect("not polled after it was ready"))
             }
-            State::Applied { outcome, since, reign, reached, shard } => {
-                poll_outcome(outcome, reign, shard, context).map(|verdict| {
+            State::Applied { outcome, since, leadership_token, reached, shard } => {
+                poll_outcome(outcome, leadership_token, shard, context).map(|verdict| {
                     let verdict = verdict?;
                     if let Some(shard) = shard.upgrade() {
                         shard.metrics.on_commit(since.elapsed());
@@ -354,17 +360,17 @@ impl Future for Pending {
                     acknowledge(shard, verdict, *reached)
                 })
             }
-            State::Written { written, outcome, reign, ack, shard } => {
+            State::Written { written, outcome, leadership_token, ack, shard } => {
                 if let Some(receiver) = written
                     && let Poll::Ready(taken) = Pin::new(receiver).poll(context)
                 {
                     if taken.is_ok() {
                         return Poll::Ready(Ok(*ack));
                     }
-                    // Dropped without a word: the outcome says why.
+                    // Dropped without a notification: the outcome has the reason.
                     *written = None;
                 }
-                poll_outcome(outcome, reign, shard, context).map_ok(|_| *ack)
+                poll_outcome(outcome, leadership_token, shard, context).map_ok(|_| *ack)
             }
         }
     }

@@ -1,5 +1,5 @@
-//! The bookkeeping of a data shard behind its lock, as apply drives it and as readers see it.
-//! Readers learn of a record only after the WAL knows where it is.
+//! The state of a data shard behind its lock: apply changes it, and readers query it.
+//! Readers see a record only after the WAL has its placement.
 
 use std::collections::HashSet;
 use std::io;
@@ -18,18 +18,19 @@ use crate::log::{
 use crate::peer::Hub;
 use crate::protocol::FORGOTTEN_PRODUCERS;
 use crate::raft::{Machine, to_io};
+use crate::sync;
 
 #[derive(Debug)]
 pub(super) struct ShardMachine {
     wal: Wal,
-    /// Knows what the cluster speaks.
+    /// Has the protocol version of the cluster.
     hub: Arc<Hub>,
     inner: Mutex<Inner>,
     watchers: Arc<Watchers>,
     /// Payload bytes applied since this replica opened.
     bytes: AtomicU64,
-    /// Wakes the upkeep each time that [`limits::UPKEEP_BYTES`] more have been applied.
-    upkeep: Notify,
+    /// Wakes maintenance each time that [`limits::MAINTENANCE_BYTES`] more have been applied.
+    maintenance: Notify,
     /// Control entries applied since this replica opened.
     changes: watch::Sender<u64>,
 }
@@ -37,9 +38,9 @@ pub(super) struct ShardMachine {
 #[derive(Debug)]
 struct Inner {
     state: ShardState,
-    /// Kept between entries, so that an ordinary batch allocates nothing for it.
+    /// Reused, so that a batch allocates nothing for it.
     effects: Effects,
-    /// Partitions appended to since upkeep asked last.
+    /// Partitions appended to since the last round of maintenance.
     touched: HashSet<PartitionId>,
 }
 
@@ -53,13 +54,13 @@ impl ShardMachine {
             inner: Mutex::new(inner),
             watchers: Arc::default(),
             bytes: AtomicU64::new(0),
-            upkeep: Notify::new(),
+            maintenance: Notify::new(),
             changes: watch::Sender::new(0),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("no panic while it is held")
+        sync::lock(&self.inner)
     }
 
     pub(super) fn watchers(&self) -> &Arc<Watchers> {
@@ -78,9 +79,9 @@ impl ShardMachine {
         self.lock().state.partition(partition).map(read)
     }
 
-    /// The verdict on a batch where its place in the log does not matter any more.
-    pub(super) fn foregone(&self, batch: &BatchHead) -> Option<Verdict> {
-        self.lock().state.foregone(batch)
+    /// Returns the verdict on a batch where its log index can no longer change it.
+    pub(super) fn early_verdict(&self, batch: &BatchHead) -> Option<Verdict> {
+        self.lock().state.early_verdict(batch)
     }
 
     pub(super) fn next_sequence(
@@ -105,7 +106,7 @@ impl ShardMachine {
         read(&self.lock().state)
     }
 
-    /// Follows the control entries that have been applied.
+    /// Watches the number of applied control entries.
     pub(super) fn watch_changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -118,14 +119,14 @@ impl ShardMachine {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    pub(super) async fn upkeep_due(&self) {
-        self.upkeep.notified().await;
+    pub(super) async fn maintenance_due(&self) {
+        self.maintenance.notified().await;
     }
 
     fn count(&self, bytes: u64) {
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        if before / limits::UPKEEP_BYTES != (before + bytes) / limits::UPKEEP_BYTES {
-            self.upkeep.notify_one();
+        if before / limits::MAINTENANCE_BYTES != (before + bytes) / limits::MAINTENANCE_BYTES {
+            self.maintenance.notify_one();
         }
     }
 }
@@ -151,7 +152,7 @@ impl Machine for ShardMachine {
         let mut guard = self.lock();
         let inner = &mut *guard;
         let verdict = inner.state.apply(id.index, head, &mut inner.effects);
-        // Still under the lock: whoever sees the new watermark finds the entry in the WAL.
+        // Still under the lock, so that readers of the new watermark find the entry in the WAL.
         self.wal.place(id.index, placement(head, &verdict)).map_err(to_io)?;
         if let Head::Batch(batch) = head {
             if matches!(verdict, Verdict::Appended { .. }) {
@@ -169,7 +170,7 @@ impl Machine for ShardMachine {
             self.watchers.wake(partition);
         }
         inner.effects.clear();
-        // Who follows the changes looks at the state while it holds the channel's own lock.
+        // Watchers read the state while they hold the channel's lock, so this lock goes first.
         drop(guard);
         self.changes.send_modify(|count| *count += 1);
         Ok(verdict)
@@ -188,20 +189,20 @@ impl Machine for ShardMachine {
         let state = decode(bytes)?;
         {
             let mut inner = self.lock();
-            // The WAL forgets trims and dropped streams at a restart, and a snapshot brings others:
-            // their owner tells them again.
+            // The WAL does not keep trims and dropped streams over a restart, and a snapshot has
+            // new ones.
             for partition in state.partitions() {
                 self.wal.trim(partition.id.0, partition.log_start);
             }
             for stream in self.wal.streams() {
-                // One that the state does not know may be created by an entry still to be applied.
+                // An unknown stream may be created by an entry that is not applied yet.
                 if state.is_dropped(PartitionId(stream)) {
                     self.wal.drop_stream(stream);
                 }
             }
             inner.state = state;
         }
-        // A replica that takes a snapshot has readers: any partition may have moved.
+        // A replica that installs a snapshot may have readers of any partition.
         self.watchers.wake_all();
         self.changes.send_modify(|count| *count += 1);
         Ok(())

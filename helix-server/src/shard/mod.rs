@@ -1,12 +1,12 @@
-//! One shard as this node has it: a replicated log that is home to many partitions.
-//! Append, read, wait, trim, status; `append.rs` and `read.rs` hold the two ways of a record.
+//! One shard on this node: a replicated log that holds many partitions.
+//! `append.rs` has the append path and `read.rs` the read path.
 
 mod append;
+mod leadership_watch;
 mod machine;
-mod proposed;
-mod pulse;
+mod maintenance;
 mod read;
-mod upkeep;
+mod sequence_tracker;
 mod watch;
 
 use std::collections::BTreeSet;
@@ -16,52 +16,53 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use bytes::Bytes;
-use helix_wal::{Aside, Wal};
+use helix_wal::{QuarantinedLog, Wal};
 use tokio::sync::watch as channel;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
 use crate::error::{Error, LeaderHint, Result};
-use crate::flow::Flow;
+use crate::flow::FlowControl;
 use crate::limits;
 use crate::log::{
     FencingToken, Head, PartitionId, Refusal, ShardCommand, ShardState, Verdict, Watermarks,
 };
 use crate::metrics::Metrics;
-pub use crate::peer::Fetching;
+pub use crate::peer::FetchProgress;
 use crate::peer::Hub;
 use crate::raft::{
     Command, DiskReads, LeadershipWatch, Replica, ReplicaId, ReplicaSettings, node_of,
 };
+use crate::sync;
 
-pub use append::{Ack, Durability, NewBatch, Pending, Permit};
+pub use append::{BatchAck, Durability, NewBatch, PendingAck, AppendPermit};
 use machine::ShardMachine;
-use proposed::Proposed;
-pub use read::{Read, ReadBatch, ReadFrom};
+use sequence_tracker::SequenceTracker;
+pub use read::{ShardRead, ReadBatch, ReadFrom};
 pub use watch::{WatchGuard, Watcher};
 
-/// Where clients reach a node, for leader hints.
-pub type Directory = Arc<dyn Fn(u64) -> Option<String> + Send + Sync>;
+/// Returns the client endpoint of a node, for leader hints.
+pub type EndpointLookup = Arc<dyn Fn(u64) -> Option<String> + Send + Sync>;
 
-/// What a shard is opened with.
+/// Everything that a shard is opened with.
 pub struct ShardSettings {
     pub shard_id: u64,
     pub replica_id: ReplicaId,
-    /// Replicas that a new shard is formed of.
+    /// Initial replicas of a new shard.
     pub members: BTreeSet<ReplicaId>,
-    pub directory: Directory,
+    pub directory: EndpointLookup,
     pub hub: Arc<Hub>,
     pub wal: Wal,
-    /// As recovered by the WAL.
+    /// Checkpoint that the WAL recovered.
     pub checkpoint: Option<(helix_wal::LogId, Bytes)>,
     pub reads: DiskReads,
-    /// The log that this one takes the place of, where it may still lack something of it.
-    pub repair_of: Option<Aside>,
-    /// Whether acknowledged batches are on stable storage.
+    /// Quarantined log that this one replaces, and from which it may lack acknowledged entries.
+    pub repair_of: Option<QuarantinedLog>,
+    /// True if the log is on a disk, so that acknowledged batches are synced.
     pub durable: bool,
-    /// Bytes of batches in flight, at most.
+    /// Limit of the bytes of batches in flight.
     pub bytes_in_flight: usize,
-    /// How far small batches go before large ones: [`Flow::new`].
+    /// Limit of large batches while small ones arrive: [`FlowControl::new`].
     pub pace: u32,
     pub clock: Arc<dyn Clock>,
     /// Cancelled when the node shuts down.
@@ -70,12 +71,12 @@ pub struct ShardSettings {
     pub log_limits: LogLimits,
 }
 
-/// How much log a shard's replicas keep.
+/// Limits of the log that a shard's replicas keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogLimits {
-    /// Log between two checkpoints of the bookkeeping, at least.
+    /// Smallest amount of log between two checkpoints, in bytes.
     pub checkpoint_bytes: u64,
-    /// Log that is kept for replicas that are behind.
+    /// Log kept for replicas that are behind, in bytes.
     pub catch_up_bytes: u64,
 }
 
@@ -85,38 +86,39 @@ impl Default for LogLimits {
     }
 }
 
-/// A shard. Held by the node; everybody else borrows it for a call.
+/// A shard's replica on this node, and the operations on its partitions.
 pub struct Shard {
     this: Weak<Shard>,
     shard_id: u64,
     replica_id: ReplicaId,
     members: BTreeSet<ReplicaId>,
-    directory: Directory,
+    directory: EndpointLookup,
     hub: Arc<Hub>,
     replica: Replica,
     machine: Arc<ShardMachine>,
     wal: Wal,
     reads: DiskReads,
-    flow: Arc<Flow>,
-    proposed: Proposed,
+    flow: Arc<FlowControl>,
+    sequences: SequenceTracker,
     durable: bool,
     clock: Arc<dyn Clock>,
     draining: CancellationToken,
-    /// Cancelled when nothing comes to this replica any more: it was closed, has stopped, or its
-    /// node was removed. The node may outlive that.
+    /// Cancelled when this replica is closed, has stopped, or its node was removed. The node may
+    /// keep running.
     closed: CancellationToken,
     log_limits: LogLimits,
     metrics: Arc<Metrics>,
-    /// Leads, and no majority has confirmed it for a while: somebody else may lead by now.
-    cut_off: AtomicBool,
-    /// Replicas that the cluster's state wants the shard to have.
+    /// True on a leader that no majority has confirmed for a while: another replica may have been
+    /// elected.
+    isolated: AtomicBool,
+    /// Replicas that the shard should have, by the cluster's state.
     expected: Mutex<BTreeSet<ReplicaId>>,
-    /// Cancelled, and renewed, when this replica stops leading or is cut off: what waits for an
-    /// outcome then waits no longer.
-    reign: channel::Sender<CancellationToken>,
+    /// Cancelled, and replaced, when this replica loses its leadership or is isolated. Requests
+    /// then stop waiting for outcomes.
+    leadership_token: channel::Sender<CancellationToken>,
 }
 
-/// Figures of a shard.
+/// Progress of a shard's replica and of its log.
 #[derive(Debug, Clone)]
 pub struct ShardStatus {
     pub shard_id: u64,
@@ -128,13 +130,16 @@ pub struct ShardStatus {
     pub synced: u64,
     pub purged: u64,
     pub partition_count: u32,
-    /// How far this replica is with records that it lacks.
-    pub fetching: Option<Fetching>,
-    pub wal: helix_wal::Stats,
+    /// Progress of fetching missing records; `None` where none are missing.
+    pub fetching: Option<FetchProgress>,
+    pub wal: helix_wal::WalStats,
 }
 
 impl Shard {
-    /// Recovers the shard and starts its replica and its upkeep.
+    /// Recovers the shard, and starts its replica and its maintenance.
+    ///
+    /// # Errors
+    /// As [`Replica::open`].
     pub async fn open(settings: ShardSettings) -> io::Result<Arc<Self>> {
         let machine = Arc::new(ShardMachine::new(settings.wal.clone(), settings.hub.clone()));
         let replica = Replica::open(
@@ -151,7 +156,7 @@ impl Shard {
             settings.hub.network(settings.shard_id, settings.replica_id, settings.wal.clone()),
         )
         .await?;
-        settings.hub.serve_replica(settings.shard_id, &replica, settings.wal.clone());
+        settings.hub.serve_replica(settings.shard_id, &replica);
         let shard = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             shard_id: settings.shard_id,
@@ -163,21 +168,21 @@ impl Shard {
             machine,
             wal: settings.wal,
             reads: settings.reads,
-            flow: Flow::new(settings.bytes_in_flight, settings.pace),
-            proposed: Proposed::default(),
+            flow: FlowControl::new(settings.bytes_in_flight, settings.pace),
+            sequences: SequenceTracker::default(),
             durable: settings.durable,
             clock: settings.clock,
             closed: settings.draining.child_token(),
             draining: settings.draining,
             log_limits: settings.log_limits,
             metrics: settings.metrics,
-            cut_off: AtomicBool::new(false),
+            isolated: AtomicBool::new(false),
             expected: Mutex::default(),
-            reign: channel::Sender::new(CancellationToken::new()),
+            leadership_token: channel::Sender::new(CancellationToken::new()),
         });
-        tokio::spawn(upkeep::run(shard.clone()));
-        tokio::spawn(pulse::run(Arc::downgrade(&shard)));
-        tokio::spawn(pulse::watch_disk(Arc::downgrade(&shard)));
+        tokio::spawn(maintenance::run(shard.clone()));
+        tokio::spawn(leadership_watch::run(Arc::downgrade(&shard)));
+        tokio::spawn(leadership_watch::watch_disk(Arc::downgrade(&shard)));
         Ok(shard)
     }
 
@@ -189,23 +194,23 @@ impl Shard {
         self.replica.is_formed().await
     }
 
-    /// Gives a new shard its first entry; without effect where it exists.
+    /// Forms a new shard; without effect where it exists.
     pub async fn form(&self) -> io::Result<()> {
         self.replica.form(self.members.clone()).await
     }
 
-    /// Takes up a shard that exists: a single voter need not wait for an election.
-    pub async fn take_up(&self) -> io::Result<()> {
+    /// Resumes an existing shard. A single voter starts an election at once.
+    pub async fn resume(&self) -> io::Result<()> {
         let voters = self.replica.known_voters().await;
         if voters == [self.replica_id] { self.replica.elect().await } else { Ok(()) }
     }
 
-    /// Whether this replica is one of those that a new shard is formed of.
+    /// Returns whether this replica may form a new shard.
     pub fn may_form(&self) -> bool {
         self.members.contains(&self.replica_id) && self.replica.repair_of().is_none()
     }
 
-    /// Whether this is the replica that should form the shard and lead it at first.
+    /// Returns whether this replica should form the shard and be its first leader.
     pub fn is_first_member(&self) -> bool {
         let turn = usize::try_from(self.shard_id).unwrap_or(1).saturating_sub(1);
         let first = self.members.iter().nth(turn % self.members.len().max(1));
@@ -216,14 +221,14 @@ impl Shard {
         self.durable
     }
 
-    /// Where the leader is; `None` while there is none, or none that this node reaches.
+    /// Returns the leader; `None` while there is none that this node reaches.
     pub fn leader_hint(&self) -> Option<LeaderHint> {
-        if self.is_cut_off() {
+        if self.is_isolated() {
             return None;
         }
         let leadership = self.replica.leadership();
         let node_id = node_of(leadership.leader?);
-        // A replica goes by the last leader that it heard of until there is another one.
+        // A replica remembers its last leader until it hears of another one.
         if self.hub.peers().iter().any(|peer| peer.node_id == node_id && !peer.connected) {
             return None;
         }
@@ -231,12 +236,12 @@ impl Shard {
         Some(LeaderHint { node_id, endpoint, term: leadership.term })
     }
 
-    /// Nodes that have a voting replica of this shard.
+    /// Returns the nodes with a voter of this shard.
     pub fn replicas(&self) -> Vec<u64> {
         self.replica.voters().into_iter().map(node_of).collect()
     }
 
-    /// Nodes that have a replica which does not vote yet.
+    /// Returns the nodes with a learner of this shard.
     pub fn learners(&self) -> Vec<u64> {
         self.replica.membership().learners.into_iter().map(node_of).collect()
     }
@@ -245,43 +250,43 @@ impl Shard {
         &self.replica
     }
 
-    /// Says which replicas the shard is to have: log that they lack is kept for them as well.
+    /// Sets the replicas that the shard should have. The log that they lack is kept for them.
     pub fn expect_replicas(&self, replicas: BTreeSet<ReplicaId>) {
-        *self.expected.lock().expect("no panic while it is held") = replicas;
+        *sync::lock(&self.expected) = replicas;
     }
 
-    /// Every other replica that the shard has or is to have.
+    /// Returns every other replica that the shard has or should have.
     fn others(&self) -> BTreeSet<ReplicaId> {
         let membership = self.replica.membership();
         let mut others: BTreeSet<ReplicaId> = membership.configs.into_iter().flatten().collect();
         others.extend(membership.learners);
-        others.extend(self.expected.lock().expect("no panic while it is held").iter());
+        others.extend(sync::lock(&self.expected).iter());
         others.remove(&self.replica_id);
         others
     }
 
-    pub fn leads(&self) -> bool {
-        self.replica.leads()
+    pub fn is_leader(&self) -> bool {
+        self.replica.is_leader()
     }
 
-    /// How many entries each other replica lacks, by node: known to the leader only.
+    /// Returns the entries that each other replica lacks, by node. Empty except on the leader.
     pub fn lags(&self) -> Vec<(u64, u64)> {
         let last = self.replica.status().last_index;
         let matched = self.replica.matched().into_iter();
         matched.map(|(id, index)| (node_of(id), last.saturating_sub(index))).collect()
     }
 
-    /// Leads, but has not been confirmed by a majority for a while.
-    pub fn is_cut_off(&self) -> bool {
-        self.cut_off.load(Ordering::Relaxed)
+    /// Returns whether this is a leader that no majority has confirmed for a while.
+    pub fn is_isolated(&self) -> bool {
+        self.isolated.load(Ordering::Relaxed)
     }
 
-    /// Bytes of batches that are not yet both committed and synced here.
-    pub fn flow(&self) -> &Flow {
+    /// Returns the limit of batches that are not yet both committed and synced here.
+    pub fn flow(&self) -> &FlowControl {
         &self.flow
     }
 
-    /// How long the oldest of what is not synced has waited.
+    /// Returns the age of the oldest append that is not synced.
     pub fn unsynced_for(&self) -> Option<Duration> {
         self.wal.unsynced_for()
     }
@@ -290,19 +295,23 @@ impl Shard {
         self.replica.watch_leadership()
     }
 
-    /// Follows the control entries that have been applied.
+    /// Watches the number of applied control entries.
     pub fn watch_changes(&self) -> channel::Receiver<u64> {
         self.machine.watch_changes()
     }
 
-    /// Hands leadership to `node`, or to the replica that is most caught up, and waits until this
-    /// one does not lead any more.
+    /// Transfers leadership to `node`, or to the most caught-up replica, and waits until this
+    /// replica is no longer the leader.
+    ///
+    /// # Errors
+    /// [`Error::NotLeader`], [`Error::NoLeader`], [`Error::InvalidArgument`] where no such
+    /// replica is reachable, [`Error::OutcomeUnknown`] where it did not take over in time.
     pub async fn transfer(&self, node: Option<u64>) -> Result<()> {
-        if !self.leads() {
+        if !self.is_leader() {
             return Err(self.not_leader());
         }
-        let handed = self.replica.hand_over(node, &self.hub.connected()).await;
-        handed.map_err(|error| Error::of_hand_over(self.shard_id, error))
+        let handed = self.replica.transfer_leadership(node, &self.hub.connected()).await;
+        handed.map_err(|error| Error::of_transfer(self.shard_id, error))
     }
 
     fn not_leader(&self) -> Error {
@@ -312,10 +321,10 @@ impl Shard {
         }
     }
 
-    /// What a caller is told whom this replica does not serve, or does not serve any more. Where
-    /// the shard is about to have another leader it is waited for a moment: a caller that is told
-    /// where to go need not ask around, and one that asks around finds an answer.
-    pub async fn turned_away(&self, error: Error) -> Error {
+    /// Adds the new leader to the error of a request that this replica does not serve.
+    ///
+    /// It waits for a new leader for a moment, so that the client need not probe the other nodes.
+    pub async fn redirect(&self, error: Error) -> Error {
         let is_lead = matches!(
             error,
             Error::NotLeader { .. }
@@ -330,7 +339,7 @@ impl Shard {
         let mut changes = self.watch_leadership();
         let found = async {
             loop {
-                // It goes by itself as the leader until another one says that it is.
+                // Until it hears of another leader, a replica reports itself.
                 let news = |hint: &LeaderHint| hint.node_id != own || hint.term > term;
                 if let Some(hint) = self.leader_hint().filter(news) {
                     return Some(hint);
@@ -350,41 +359,36 @@ impl Shard {
         }
     }
 
-    /// A token that is cancelled when this replica stops leading or is cut off.
-    fn reign(&self) -> CancellationToken {
-        self.reign.borrow().clone()
+    /// Returns a token that is cancelled when this replica loses leadership or is isolated.
+    fn leadership_token(&self) -> CancellationToken {
+        self.leadership_token.borrow().clone()
     }
 
-    /// The replica's log, for those who look at what is stored beneath the API.
-    pub fn wal(&self) -> &Wal {
-        &self.wal
-    }
-
-    /// The term that this replica is in.
+    /// Returns the term of this replica.
     pub fn term(&self) -> u64 {
         self.replica.leadership().term
     }
 
-    /// How far this replica is with records that it lacks; `None` where it lacks none.
-    pub fn fetching(&self) -> Option<Fetching> {
+    /// Returns the progress of fetching missing records; `None` where none are missing.
+    pub fn fetching(&self) -> Option<FetchProgress> {
         self.hub.fetching(self.shard_id)
     }
 
-    /// Ranges of this replica's log that are damaged and withheld.
+    /// Returns descriptions of the damaged ranges of this replica's log, which are not served.
     pub fn damage(&self) -> Vec<String> {
         self.replica.damage()
     }
 
-    /// Why appends are refused now, if they are.
-    pub fn unwell(&self) -> Option<Error> {
-        unwell(&self.wal)
+    /// Returns why the log accepts no appends now.
+    pub fn write_error(&self) -> Option<Error> {
+        write_error(&self.replica)
     }
 
     fn is_disk_full(&self) -> bool {
         matches!(self.wal.writable(), Err(helix_wal::Error::DiskFull { .. }))
     }
 
-    /// Why the log stopped, if it did.
+    /// Returns why the log failed, if it did.
     fn failure(&self) -> Option<String> {
         match self.wal.writable() {
             Err(error @ helix_wal::Error::Poisoned { .. }) => Some(error.to_string()),
@@ -392,18 +396,24 @@ impl Shard {
         }
     }
 
-    /// Moves the log start of a partition up to `offset`, and returns where it is then.
+    /// Raises the log start of a partition to `offset`, and returns the new watermarks.
+    ///
+    /// # Errors
+    /// [`Error::OffsetOutOfRange`] above the high watermark, and those of [`Self::command`].
     pub async fn trim(&self, partition: PartitionId, offset: u64) -> Result<Watermarks> {
         let latest = self.latest(partition).await?;
         if offset > latest.high_watermark {
-            return Err(Error::OffsetOutOfRange { asked: offset, watermarks: latest });
+            return Err(Error::OffsetOutOfRange { requested: offset, watermarks: latest });
         }
         self.command(ShardCommand::Trim { starts: vec![(partition, offset)] }).await?;
         self.watermarks(partition)
     }
 
-    /// Puts a fencing token in force, where `expected` holds if it is given. What the partition
-    /// has by then is at least what was appended before.
+    /// Sets a partition's fencing token, if the current one is `expected` or `expected` is `None`.
+    /// The returned watermarks cover everything that was appended before the new token.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] where another token is in force, and those of [`Self::command`].
     pub async fn set_fencing_token(
         &self,
         partition: PartitionId,
@@ -416,27 +426,31 @@ impl Shard {
         self.watermarks(partition)
     }
 
-    /// The fencing token in force here; the empty one is none.
+    /// Returns a partition's fencing token as applied here; the empty one stands for none.
     pub fn fencing_token(&self, partition: PartitionId) -> Option<FencingToken> {
         self.machine.read_state(|state| Some(state.partition(partition)?.fencing_token.clone()))
     }
 
-    /// The lowest index that the log must keep for replicas that are behind.
+    /// Returns the index up to which the log may be purged, as far as other replicas need it.
     pub fn released(&self) -> u64 {
         self.machine.read_state(ShardState::released)
     }
 
     /// Proposes a control entry and waits until it is applied.
+    ///
+    /// # Errors
+    /// [`Error::NotLeader`], [`Error::NoLeader`], [`Error::OutcomeUnknown`] where the entry was not
+    /// applied in time, or why it was refused.
     pub async fn command(&self, command: ShardCommand) -> Result<()> {
         let command = Command::control(Head::Shard(command));
-        let reign = self.reign();
+        let leadership_token = self.leadership_token();
         let outcome =
             self.replica.propose(command, None).await.map_err(|error| self.propose_error(error))?;
         let outcome = tokio::time::timeout(limits::COMMIT_WAIT_MAX, outcome);
         let outcome = tokio::select! {
             biased;
             outcome = outcome => outcome,
-            () = reign.cancelled() => return Err(deposed()),
+            () = leadership_token.cancelled() => return Err(leader_changed()),
         };
         match outcome {
             Ok(Ok(Verdict::Refused(Refusal::UnknownPartition { partition }))) => {
@@ -451,7 +465,7 @@ impl Shard {
         }
     }
 
-    /// Looks at the bookkeeping.
+    /// Runs `read` on the applied state.
     pub fn read_state<T>(&self, read: impl FnOnce(&ShardState) -> T) -> T {
         self.machine.read_state(read)
     }
@@ -464,7 +478,7 @@ impl Shard {
             purged: status.purged,
             partition_count: u32::try_from(partitions).unwrap_or(u32::MAX),
             shard_id: self.shard_id,
-            leader: status.leads,
+            leader: status.is_leader,
             term: status.term,
             last_index: status.last_index,
             committed: status.committed,
@@ -474,14 +488,14 @@ impl Shard {
         }
     }
 
-    /// Turns away, from now on, also those who would read from any replica.
+    /// Refuses all further requests, including reads from any replica.
     pub fn retire(&self) {
         self.closed.cancel();
-        // Readers that wait here look again.
+        // Waiting readers must notice it.
         self.machine.watchers().wake_all();
     }
 
-    /// Stops the replica and closes the log, which syncs what it still holds.
+    /// Stops the replica and closes the log, which syncs its pending appends.
     pub async fn close(&self) {
         self.retire();
         self.hub.close_shard(self.shard_id).await;
@@ -489,9 +503,9 @@ impl Shard {
     }
 }
 
-/// Why a log takes no appends now, if it does not.
-pub fn unwell(wal: &Wal) -> Option<Error> {
-    match wal.writable() {
+/// Returns why a replica's log accepts no appends now.
+pub fn write_error(replica: &Replica) -> Option<Error> {
+    match replica.writable() {
         Ok(()) => None,
         Err(error @ helix_wal::Error::DiskFull { .. }) => {
             Some(Error::DiskFull { what: error.to_string() })
@@ -502,8 +516,8 @@ pub fn unwell(wal: &Wal) -> Option<Error> {
     }
 }
 
-/// Accepted by a leader that then lost its lead: the next one may have it, or not.
-fn deposed() -> Error {
+/// Returns the error of a proposal whose leader changed. The next leader may have the entry.
+fn leader_changed() -> Error {
     Error::OutcomeUnknown { reason: "the shard's leader changed".to_owned() }
 }
 

@@ -1,11 +1,11 @@
-//! Reading from a shard: committed batches, as they were stored.
+//! The read path of a shard: committed batches, as they were stored.
 //! Nothing at or above the high watermark is ever returned.
 
 use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use helix_wal::{How, LogId};
+use helix_wal::{ReadMode, LogId};
 
 use super::Shard;
 use super::watch::{WatchGuard, Watcher};
@@ -14,19 +14,19 @@ use crate::limits;
 use crate::log::{Head, Partition, PartitionId, Watermarks};
 use crate::raft::{self, ProposeError};
 
-/// Which replicas may answer a read.
+/// Replicas that may serve a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadFrom {
-    /// The leader: everything that was acknowledged before the call.
+    /// Only the leader, which has everything that was acknowledged before the call.
     Leader,
-    /// Any replica: a prefix of that, up to its own high watermark.
+    /// Any replica, which has a prefix of that, up to its own high watermark.
     AnyReplica,
 }
 
 /// A stored batch.
 #[derive(Debug, Clone)]
 pub struct ReadBatch {
-    /// Its entry in the log, the same on every replica.
+    /// Id of its log entry, the same on every replica.
     pub log_id: LogId,
     pub first_offset: u64,
     pub record_count: u32,
@@ -38,37 +38,39 @@ pub struct ReadBatch {
     pub payload: Bytes,
 }
 
-/// Answer to a read.
+/// Result of a read.
 #[derive(Debug, Clone, Default)]
-pub struct Read {
-    /// From the batch that holds the asked offset on.
+pub struct ShardRead {
+    /// Batches, starting with the batch that contains the requested offset.
     pub batches: Vec<ReadBatch>,
-    /// Where to go on.
+    /// Offset of the next read.
     pub next_offset: u64,
     pub watermarks: Watermarks,
 }
 
 impl Shard {
-    /// Waits until this replica may serve what only a leader may. Does not wait for an election
-    /// among several: who leads then is for the caller to find out.
+    /// Waits until this replica may serve requests that only the leader may serve.
     ///
-    /// Judged now, and by how long ago a majority said so: what this replica last knew of itself
-    /// may be from before its process was suspended.
+    /// Does not wait for an election among several replicas. The lease is checked against the
+    /// clock at this moment, since the process may have been suspended.
+    ///
+    /// # Errors
+    /// [`Error::NotLeader`], [`Error::NoLeader`], [`Error::Draining`], [`Error::StorageFailed`].
     pub async fn ready(&self) -> Result<()> {
         if self.replica.is_confirmed() && self.replica.is_ready() {
             return Ok(());
         }
-        // Boxed, since it is rare.
+        // Boxed because it is rare, to keep the common future small.
         Box::pin(async {
-            self.lead().await?;
+            self.wait_leader().await?;
             if self.replica.is_confirmed() { Ok(()) } else { self.confirm().await }
         })
         .await
     }
 
-    /// Waits until this replica leads, as far as it knows.
-    async fn lead(&self) -> Result<()> {
-        if !self.is_cut_off() {
+    /// Waits until this replica is the leader, as far as it knows.
+    async fn wait_leader(&self) -> Result<()> {
+        if !self.is_isolated() {
             let undecided = self.replica.leadership().leader.is_none();
             let wait = if undecided && self.members.len() > 1 {
                 limits::LEADER_WAIT_MAX
@@ -82,43 +84,48 @@ impl Shard {
         match self.failure() {
             Some(what) => Err(Error::StorageFailed { what, may_have_applied: false }),
             None if self.draining.is_cancelled() => Err(Error::Draining),
-            None if self.leads() => Err(Error::NoLeader { shard: self.id() }),
+            None if self.is_leader() => Err(Error::NoLeader { shard: self.id() }),
             None => Err(self.not_leader()),
         }
     }
 
-    /// Has a majority confirm that this replica leads, and waits until it has applied all that was
-    /// acknowledged before the call: by ReadIndex, which looks at no clock.
+    /// Confirms the leadership with a majority, and waits until everything acknowledged before the
+    /// call is applied. Uses ReadIndex, which depends on no clock.
     async fn confirm(&self) -> Result<()> {
         let confirmed = self.replica.read_index();
         let error = match tokio::time::timeout(limits::READ_INDEX_WAIT_MAX, confirmed).await {
             Ok(Ok(())) => return Ok(()),
-            // Who is named may be this replica, or one that does not lead yet.
+            // The hint may name this replica, or a candidate that is not elected yet.
             Ok(Err(ProposeError::NotLeader { .. })) | Err(_) => {
                 Error::NoLeader { shard: self.id() }
             }
             Ok(Err(error)) => self.propose_error(error),
         };
-        Err(self.turned_away(error).await)
+        Err(self.redirect(error).await)
     }
 
-    /// As [`Self::ready`] where only the leader may answer.
+    /// Like [`Self::ready`] where only the leader may serve the read.
+    ///
+    /// # Errors
+    /// As [`Self::ready`].
     pub async fn ready_for(&self, from: ReadFrom) -> Result<()> {
         match from {
             ReadFrom::Leader => self.ready().await,
             ReadFrom::AnyReplica if self.closed.is_cancelled() => {
                 let draining = self.draining.is_cancelled();
-                // Another one takes its place here, and is found where this one was.
+                // A new replica takes its place on this node, so the client retries here.
                 Err(if draining { Error::Draining } else { Error::NoLeader { shard: self.id() } })
             }
-            // What it has told readers before is not all here again.
-            ReadFrom::AnyReplica if !self.replica.gate().is_open() => Err(self.not_leader()),
+            // In repair: it may lack records that readers have seen here before.
+            ReadFrom::AnyReplica if self.replica.repair_of().is_some() => Err(self.not_leader()),
             ReadFrom::AnyReplica => Ok(()),
         }
     }
 
+    /// Returns a partition's watermarks as applied here.
+    ///
     /// # Errors
-    /// [`Error::PartitionDeleted`], or [`Error::NoLeader`] while this replica has not come to the
+    /// [`Error::PartitionDeleted`], or [`Error::NoLeader`] while this replica has not applied the
     /// entry that creates the partition.
     pub fn watermarks(&self, partition: PartitionId) -> Result<Watermarks> {
         self.machine.watermarks(partition).ok_or_else(|| self.missing(partition))
@@ -131,15 +138,18 @@ impl Shard {
         Error::NoLeader { shard: self.id() }
     }
 
-    /// High watermark that covers everything acknowledged before the call, by ReadIndex.
+    /// Returns watermarks that cover everything acknowledged before the call, by ReadIndex.
+    ///
+    /// # Errors
+    /// As [`Self::ready`] and [`Self::watermarks`].
     pub async fn latest(&self, partition: PartitionId) -> Result<Watermarks> {
-        self.lead().await?;
+        self.wait_leader().await?;
         self.confirm().await?;
         self.watermarks(partition)
     }
 
-    /// Batches from the one that holds `offset` on, below `until_offset` where given: at least
-    /// one if there is any, then up to `bytes_max`. None at the high watermark.
+    /// Reads batches, starting at the batch that contains `offset`, below `until_offset` if given.
+    /// Returns at least one if there is any, then up to `bytes_max`; none at the high watermark.
     ///
     /// # Errors
     /// [`Error::OffsetOutOfRange`] below the log start and, from the leader, above the high
@@ -152,66 +162,69 @@ impl Shard {
         until_offset: Option<u64>,
         bytes_max: usize,
         from: ReadFrom,
-    ) -> Result<Read> {
+    ) -> Result<ShardRead> {
         self.ready_for(from).await?;
         let mut watermarks = self.watermarks(partition)?;
         if offset > watermarks.high_watermark && from == ReadFrom::Leader {
-            // Whoever is told so does not ask again: no clock is to have a part in it.
+            // Clients treat OFFSET_OUT_OF_RANGE as final, so the leadership is confirmed with
+            // ReadIndex, not with the lease.
             Box::pin(self.confirm()).await?;
             watermarks = self.watermarks(partition)?;
         }
-        // Another replica may have more than this one: only the leader knows the end.
+        // Only the leader knows the end: another replica may have more than this one.
         let is_beyond = offset > watermarks.high_watermark && from == ReadFrom::Leader;
         if offset < watermarks.log_start || is_beyond {
-            return Err(Error::OffsetOutOfRange { asked: offset, watermarks });
+            return Err(Error::OffsetOutOfRange { requested: offset, watermarks });
         }
         let below = until_offset
             .map_or(watermarks.high_watermark, |until| until.min(watermarks.high_watermark));
         if offset >= below {
-            return Ok(Read { batches: Vec::new(), next_offset: offset, watermarks });
+            return Ok(ShardRead { batches: Vec::new(), next_offset: offset, watermarks });
         }
         let wal = self.wal.clone();
-        let read = move |how: How| wal.read_stream(partition.0, offset, below, bytes_max, how);
+        let read = move |how: ReadMode| wal.read_stream(partition.0, offset, below, bytes_max, how);
         let mut stored = match self.reads.run(read).await {
             Ok(stored) => stored,
-            // Trimmed, or deleted, since we looked.
+            // Trimmed or deleted meanwhile.
             Err(helix_wal::Error::Trimmed { .. }) => {
-                return Err(self.lacks(partition, offset, from));
+                return Err(self.missing_offset(partition, offset, from));
             }
             Err(error) => return Err(self.read_error(error)),
         };
         let is_empty = stored.is_empty();
-        let next_offset = cut_at_gap(&mut stored, offset);
+        let next_offset = truncate_at_gap(&mut stored, offset);
         if stored.is_empty() && !is_empty {
-            return Err(self.lacks(partition, offset, from));
+            return Err(self.missing_offset(partition, offset, from));
         }
         let batches = stored.into_iter().map(batch).collect::<io::Result<_>>();
         let batches = batches.map_err(|error| Error::CorruptLog {
             what: format!("partition {partition} of shard {}: {error}", self.id()),
         })?;
-        Ok(Read { batches, next_offset, watermarks })
+        Ok(ShardRead { batches, next_offset, watermarks })
     }
 
-    /// Why the log does not have an offset that was within the watermarks. On a replica that does
-    /// not lead a snapshot that begins later may just have taken the place of what was there, and
-    /// its watermarks are about to be known.
-    fn lacks(&self, partition: PartitionId, asked: u64, from: ReadFrom) -> Error {
+    /// Returns why the log lacks an offset that was within the watermarks. On a follower, a
+    /// snapshot may just have replaced those entries, before its watermarks are visible.
+    fn missing_offset(&self, partition: PartitionId, requested: u64, from: ReadFrom) -> Error {
         match self.watermarks(partition) {
             Err(error) => error,
-            Ok(watermarks) if asked < watermarks.log_start => {
-                Error::OffsetOutOfRange { asked, watermarks }
+            Ok(watermarks) if requested < watermarks.log_start => {
+                Error::OffsetOutOfRange { requested, watermarks }
             }
             Ok(_) if from == ReadFrom::AnyReplica => self.not_leader(),
             Ok(_) => Error::CorruptLog {
                 what: format!(
-                    "partition {partition} of shard {}: offset {asked} is not in the log",
+                    "partition {partition} of shard {}: offset {requested} is not in the log",
                     self.id()
                 ),
             },
         }
     }
 
-    /// First readable offset whose append time is at or after `time_us`.
+    /// Returns the first readable offset whose append time is at or after `time_us`.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
     pub async fn offset_at_time(
         &self,
         partition: PartitionId,
@@ -221,15 +234,18 @@ impl Shard {
         self.ready_for(from).await?;
         let watermarks = self.watermarks(partition)?;
         let wal = self.wal.clone();
-        let read = move |how: How| wal.search_time(partition.0, time_us, how);
+        let read = move |how: ReadMode| wal.search_time(partition.0, time_us, how);
         let found = self.reads.run(read).await.map_err(|error| self.read_error(error))?;
         Ok(found
             .map(|offset| offset.max(watermarks.log_start))
             .filter(|offset| *offset < watermarks.high_watermark))
     }
 
-    /// Makes the watcher's `tag` ready whenever the partition's high watermark moves or the
-    /// partition is deleted, from now on: look at the watermarks once after this call.
+    /// Registers a watcher: `tag` becomes ready when the high watermark changes or the partition is
+    /// deleted. The caller reads the watermarks once after this call.
+    ///
+    /// # Errors
+    /// As [`Self::watermarks`].
     pub fn watch(
         &self,
         partition: PartitionId,
@@ -250,14 +266,14 @@ impl Shard {
         self.machine.next_sequence(partition, producer_id, epoch)
     }
 
-    /// Nothing that the producer begins on the partition with sequence 0 is taken: it may have
-    /// been there before.
+    /// Returns whether the shard may have forgotten the producer on the partition. Its batches
+    /// with sequence 0 are then refused, since they may be duplicates.
     pub fn has_forgotten(&self, partition: PartitionId, producer_id: u64, epoch: u32) -> bool {
         self.machine.has_forgotten(partition, producer_id, epoch)
     }
 
-    /// Bytes of a partition's frames: those above the log start, as far as that can be told where
-    /// it cuts a share in two, and those still on disk.
+    /// Returns the bytes of a partition's frames above the log start, and those still on disk.
+    /// The first is an estimate where the log start is within a segment.
     pub fn partition_bytes(&self, partition: PartitionId) -> (u64, u64) {
         let Some(log_start) =
             self.machine.with(partition, |p: &Partition| p.watermarks().log_start)
@@ -274,8 +290,8 @@ impl Shard {
         (live, held)
     }
 
-    /// Bytes of the frames above the log starts, of all partitions: so many that others have their
-    /// turn in between.
+    /// Returns the bytes of all partitions' frames above the log starts. Yields to other tasks
+    /// every [`limits::PARTITIONS_PER_TURN`] partitions.
     pub async fn live_bytes(&self) -> u64 {
         let partitions: Vec<PartitionId> =
             self.machine.read_state(|state| state.partitions().map(|p| p.id).collect());
@@ -307,10 +323,11 @@ impl Shard {
     }
 }
 
-/// Takes away whatever does not follow what is before it, from `offset` on, and says where the rest
-/// ends. The log is read in pieces, between which a snapshot may take the place of what was there:
-/// what begins later than the last piece has ended is for the next read to judge.
-fn cut_at_gap(stored: &mut Vec<helix_wal::StoredEntry>, offset: u64) -> u64 {
+/// Truncates batches after the first offset gap, and returns the offset after the last one.
+///
+/// The log is read in pieces, and a snapshot may replace entries between two of them. The next
+/// read handles batches after a gap.
+fn truncate_at_gap(stored: &mut Vec<helix_wal::StoredEntry>, offset: u64) -> u64 {
     let mut next_offset = offset;
     let follow = stored.iter().take_while(|entry| {
         let placement = entry.placement;
@@ -327,7 +344,7 @@ fn cut_at_gap(stored: &mut Vec<helix_wal::StoredEntry>, offset: u64) -> u64 {
 
 fn batch(entry: helix_wal::StoredEntry) -> io::Result<ReadBatch> {
     let Head::Batch(head) = raft::decode_head(&entry.head)? else {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a command among the batches"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the entry of a batch is a command"));
     };
     Ok(ReadBatch {
         log_id: entry.id,
@@ -347,7 +364,7 @@ mod tests {
 
     use super::*;
 
-    /// Entries of so many records each, from these offsets on.
+    /// Returns entries with these first offsets and record counts.
     fn stored(places: &[(u64, u32)]) -> Vec<StoredEntry> {
         let entry = |(index, (first, count)): (u64, &(u64, u32))| StoredEntry {
             id: LogId { term: 1, index },
@@ -360,16 +377,16 @@ mod tests {
 
     fn cut(places: &[(u64, u32)], offset: u64) -> (usize, u64) {
         let mut stored = stored(places);
-        let next_offset = cut_at_gap(&mut stored, offset);
+        let next_offset = truncate_at_gap(&mut stored, offset);
         (stored.len(), next_offset)
     }
 
     #[test]
-    fn what_a_snapshot_put_behind_a_gap_is_not_read_as_if_it_followed() {
+    fn batches_after_an_offset_gap_are_not_returned() {
         assert_eq!(cut(&[(10, 5), (15, 1)], 10), (2, 16));
-        assert_eq!(cut(&[(10, 5), (15, 1)], 12), (2, 16), "from amid a batch on");
-        assert_eq!(cut(&[(10, 5), (15, 1)], 9), (0, 9), "the log begins later");
-        assert_eq!(cut(&[(10, 5), (16, 1), (17, 1)], 10), (1, 15), "a later piece begins later");
+        assert_eq!(cut(&[(10, 5), (15, 1)], 12), (2, 16), "from within a batch");
+        assert_eq!(cut(&[(10, 5), (15, 1)], 9), (0, 9), "the log starts later");
+        assert_eq!(cut(&[(10, 5), (16, 1), (17, 1)], 10), (1, 15), "a later piece starts later");
         assert_eq!(cut(&[], 3), (0, 3));
     }
 }

@@ -1,5 +1,5 @@
-//! Waiting for partitions to grow: one waiter for any number of them.
-//! Edge-triggered and coalescing: however often a partition moves, it is ready once.
+//! Notifies readers of partitions that have grown: one watcher for any number of partitions.
+//! Edge-triggered and coalescing: a partition is reported once for any number of changes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::Notify;
 
 use crate::log::PartitionId;
+use crate::sync;
 
-/// One waiter. Its owner registers it for partitions under tags of its own.
+/// A reader's waiter. The reader registers it for partitions under tags of its choice.
 #[derive(Debug, Default)]
 pub struct Watcher {
     ready: Mutex<Vec<Arc<Registration>>>,
@@ -33,10 +34,10 @@ impl Watcher {
         self.notify.notified().await;
     }
 
-    /// Tags of the partitions that moved since the last call.
+    /// Returns the tags of the partitions that changed since the last call.
     pub fn take_ready(&self) -> Vec<u32> {
-        let ready = std::mem::take(&mut *self.ready.lock().expect("no panic while it is held"));
-        // Cleared before the caller looks at the partition: a later move makes it ready again.
+        let ready = std::mem::take(&mut *sync::lock(&self.ready));
+        // Cleared before the caller reads the partition, so that a later change is reported.
         ready
             .into_iter()
             .map(|registration| {
@@ -51,13 +52,13 @@ impl Registration {
     fn wake(self: &Arc<Self>) {
         let Some(watcher) = self.watcher.upgrade() else { return };
         if !self.queued.swap(true, Ordering::AcqRel) {
-            watcher.ready.lock().expect("no panic while it is held").push(self.clone());
+            sync::lock(&watcher.ready).push(self.clone());
             watcher.notify.notify_one();
         }
     }
 }
 
-/// All registrations of a shard.
+/// All registered watchers of a shard.
 #[derive(Debug, Default)]
 pub(super) struct Watchers {
     count: AtomicUsize,
@@ -78,7 +79,7 @@ impl Watchers {
         WatchGuard { watchers: self.clone(), partition, registration }
     }
 
-    /// Called after the partition's new state can be read.
+    /// Notifies the watchers of a partition. Called once its new state can be read.
     pub(super) fn wake(&self, partition: PartitionId) {
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
@@ -88,7 +89,7 @@ impl Watchers {
         }
     }
 
-    /// For changes that concern every reader of the shard.
+    /// Notifies every watcher of the shard.
     pub(super) fn wake_all(&self) {
         for registration in self.lock().values().flatten() {
             registration.wake();
@@ -96,7 +97,7 @@ impl Watchers {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<PartitionId, Vec<Arc<Registration>>>> {
-        self.by_partition.lock().expect("no panic while it is held")
+        sync::lock(&self.by_partition)
     }
 }
 
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_partition_that_moves_often_is_ready_once() {
+    async fn reports_a_partition_once_for_many_changes() {
         let watchers = Arc::new(Watchers::default());
         let watcher = Watcher::new();
         let _first = watchers.add(PartitionId(1), 10, &watcher);

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use helix_proto::log::v1::{AppendRequest, FetchRequest};
-use helix_server::config::{AdminAddr, Config};
-use helix_server::metrics::ALL;
+use helix_server::config::{AdminAddr, ServerConfig};
+use helix_server::metrics::METRICS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::{TestServer, append_request, from_offset, reason, soon};
-use crate::three_nodes::{Plan, Trio};
+use crate::trio::{Plan, Trio};
 
 /// Sends these bytes and reads until the server closes: status and body.
 async fn send(addr: SocketAddr, request: &str) -> (u16, String) {
@@ -50,12 +50,12 @@ fn addr_of(server: &TestServer) -> SocketAddr {
 }
 
 async fn in_memory() -> TestServer {
-    TestServer::start(Config { admin_addr: any_port(), ..Config::in_memory() }, None).await
+    TestServer::start(ServerConfig { admin_addr: any_port(), ..ServerConfig::in_memory() }, None).await
 }
 
 async fn durable() -> TestServer {
     let folder = tempfile::tempdir().unwrap();
-    let config = Config { admin_addr: any_port(), ..Config::in_folder(folder.path()) };
+    let config = ServerConfig { admin_addr: any_port(), ..ServerConfig::in_dir(folder.path()) };
     TestServer::start(config, Some(folder)).await
 }
 
@@ -117,7 +117,7 @@ async fn more_connections_than_it_takes_wait_for_their_turn() {
 async fn a_port_that_is_taken_is_named_with_the_way_out() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let admin_addr = Some(AdminAddr::At(taken.local_addr().unwrap()));
-    let config = Config { admin_addr, ..Config::in_memory() };
+    let config = ServerConfig { admin_addr, ..ServerConfig::in_memory() };
     let error = helix_server::server::Server::start(config).await.unwrap_err().to_string();
     for part in [&*taken.local_addr().unwrap().to_string(), "--admin-addr off"] {
         assert!(error.contains(part), "{error}");
@@ -208,7 +208,7 @@ async fn nodes_of_one_process_have_figures_of_their_own() {
 #[tokio::test]
 async fn a_cluster_shows_every_metric_of_the_catalog() {
     let mut trio = Trio::durable().await;
-    let names: Vec<&str> = ALL.iter().map(|metric| metric.name).collect();
+    let names: Vec<&str> = METRICS.iter().map(|metric| metric.name).collect();
     let metric = |sample: &str| {
         let name = sample.split('{').next().unwrap_or_default().to_owned();
         let of_histogram = |suffix: &str| name.strip_suffix(suffix).map(str::to_owned);
@@ -240,7 +240,7 @@ async fn a_node_that_waits_to_form_a_cluster_is_not_ready() {
     drop(held);
     let admin_addr = Some(AdminAddr::At(addr));
     let starting =
-        tokio::spawn(helix_server::server::Server::start(Config { admin_addr, ..plan.config(1) }));
+        tokio::spawn(helix_server::server::Server::start(ServerConfig { admin_addr, ..plan.config(1) }));
     let why = soon(async {
         loop {
             if let Ok(stream) = TcpStream::connect(addr).await {

@@ -35,8 +35,8 @@ async fn a_flag_that_makes_no_sense_is_named_with_what_would() {
         (&["--listen-addr", "nowhere"], "write an IP address and a port"),
         (&["--listen-addr", "192.0.2.1:0"], "--insecure"),
         (&["--listen-addr", "0.0.0.0:0"], "--advertise-addr host:port"),
-        (&["--advertise-addr", "n1"], "give it as host:port"),
-        (&["--cluster-id", ""], "give it a name, or leave the flag out"),
+        (&["--advertise-addr", "n1"], "write it as host:port"),
+        (&["--cluster-id", ""], "set a name, or omit the flag"),
         (&["--peer-addr", "9192"], "write an IP address and a port"),
         (&["--peer", "n2:9192"], "write id=host:port"),
         (&["--peer", "0=n2:9192"], "1..=4294967295"),
@@ -57,7 +57,7 @@ async fn a_flag_that_makes_no_sense_is_named_with_what_would() {
         (&["--memory-limit", "-1"], "unexpected argument"),
         (&["--tail-bytes", "1GiB"], "choose less, or --memory-limit"),
         (&["--default-retention-bytes", "x"], "write a number of bytes"),
-        (&["--default-retention-time", "5"], "write a length of time"),
+        (&["--default-retention-time", "5"], "write a duration"),
         (&["--no-such-flag", "1"], "unexpected argument"),
     ];
     for (arguments, way_out) in rows {
@@ -143,7 +143,7 @@ async fn a_folder_or_a_port_that_is_in_use_is_said_and_its_user_goes_on() {
     let taken = address.to_string();
     let (code, said) = fails(&["--storage", "memory", "--listen-addr", &taken]).await;
     assert_eq!(code, Some(1), "{said}");
-    for part in [taken.as_str(), "--listen-addr", "stop what uses the address"] {
+    for part in [taken.as_str(), "--listen-addr", "stop the process that uses the address"] {
         assert!(said.contains(part), "no {part:?} in {said}");
     }
     let peers = ["--peer=2=127.0.0.1:1", "--peer=3=127.0.0.1:2", "--listen-addr=127.0.0.1:0"];

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use helix_client::{NewTopic, ProducerOptions};
 use helix_proto::log::v1::{DeleteTopicRequest, GetTopicRequest, Record};
-use helix_server::config::Config;
+use helix_server::config::ServerConfig;
 
 use crate::process::patient_client;
 use crate::support::{TestServer, earliest, soon};
@@ -41,11 +41,11 @@ async fn reads_back(server: &TestServer, count: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_topic_gives_its_space_back_although_another_shares_its_segments() {
     let folder = tempfile::tempdir().unwrap();
-    let config = Config {
+    let config = ServerConfig {
         segment_bytes: SEGMENT_BYTES,
         tail_bytes: Some(1 << 20),
         checkpoint_bytes: 1 << 20,
-        ..Config::in_folder(folder.path())
+        ..ServerConfig::in_dir(folder.path())
     };
     let server = TestServer::start(config.clone(), None).await;
     let client = patient_client(server.running.local_addr(), 7);

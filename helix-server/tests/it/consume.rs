@@ -116,7 +116,7 @@ async fn what_is_no_record_withholds_only_itself() {
         assert_eq!(values(&read[1].records), ["e"]);
         let refused = server.consume().fetch(fetch(vec![from_offset(0, 2)])).await.unwrap_err();
         assert_eq!(reason(&refused), ErrorReason::CorruptLog);
-        assert!(refused.message().contains("offset 2 has what its producer sent"), "{refused}");
+        assert!(refused.message().contains("invalid record at offset 2"), "{refused}");
         assert_eq!(values(&server.records(0, 3).await), ["d"], "behind it");
         let encoded = FetchRequest { accept_encoded: true, ..fetch(vec![from_offset(0, 2)]) };
         assert_eq!(server.fetch_one(encoded).await.batches.len(), 2, "as they are");

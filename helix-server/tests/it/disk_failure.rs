@@ -4,7 +4,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use helix_client::{FetchOptions, Position, ProducerOptions, Start};
+use helix_client::{FetchOptions, Position, ProducerOptions, ReadStart};
 use helix_proto::log::v1::Record;
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
@@ -77,7 +77,7 @@ async fn a_failed_sync_acknowledges_nothing_and_stops_the_node() {
     let message = message.await.unwrap().unwrap();
     // The log's own words: the rest of the message speaks of syncs whatever has failed.
     assert!(message.contains("sync of ") && message.contains("error 5"), "{message}");
-    assert!(message.contains("look at the disk"), "{message}");
+    assert!(message.contains("check the disk"), "{message}");
     assert!(!acked.is_empty(), "some batches came before the failure");
 
     // On a disk that works again: everything acknowledged is there.
@@ -86,7 +86,7 @@ async fn a_failed_sync_acknowledges_nothing_and_stops_the_node() {
     let mut offset = 0;
     let mut found = Vec::new();
     while offset <= acked.last().unwrap().0 {
-        let start = Start::new("default", 0, Position::Offset(offset));
+        let start = ReadStart::new("default", 0, Position::Offset(offset));
         let fetched = client.consumer().fetch(&[start], &FetchOptions::default()).await.unwrap();
         for record in &fetched[0].records {
             found.push((record.offset, String::from_utf8(record.value.clone().unwrap().to_vec())));

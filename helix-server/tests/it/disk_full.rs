@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use helix_client::{Client, Error, FetchOptions, Position, ProducerOptions, SessionOptions, Start};
+use helix_client::{Client, Error, FetchOptions, Position, ProducerOptions, SessionOptions, ReadStart};
 use helix_proto::log::v1::{ErrorReason, Record};
 use helix_server::error::Error as Refusal;
 use helix_server::log::Watermarks;
@@ -18,7 +18,7 @@ use crate::process;
 use crate::services::serving;
 use crate::simulation;
 use crate::small_disk::SmallDisk;
-use crate::three_nodes::until;
+use crate::trio::until;
 
 async fn append(node: &Node, sequence: u64) -> Result<u64, Refusal> {
     let payload = vec![b'.'; 40_000].into();
@@ -124,7 +124,7 @@ async fn expect_records(client: &Client, first: u64, end: u64) {
     assert_eq!(latest[0].offset, end, "what was refused is not there");
     let mut offset = first;
     while offset < end {
-        let start = Start::new("default", 0, Position::Offset(offset));
+        let start = ReadStart::new("default", 0, Position::Offset(offset));
         let read = client.consumer().fetch(&[start], &FetchOptions::default()).await.unwrap();
         for record in &read[0].records {
             assert_eq!(record.offset, offset);

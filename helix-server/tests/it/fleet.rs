@@ -10,13 +10,13 @@ use helix_client::{Admin, Client, ProducerOptions};
 use helix_proto::log::v1::{
     FetchRequest, MembershipChange, MembershipPhase, Metadata, PartitionRecords,
 };
-use helix_server::config::{AdminAddr, Config, Storage};
+use helix_server::config::{AdminAddr, ServerConfig, StorageMode};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::support::{TestServer, records, values};
-use crate::three_nodes::{free_port, from_any, health, launch, metadata, until};
+use crate::trio::{free_port, from_any, health, launch, metadata, until};
 
 /// Partitions of the default topic.
 pub(crate) const PARTITIONS: u32 = 4;
@@ -62,17 +62,17 @@ impl Fleet {
     }
 
     /// A node that knows `others`, and says where it is dialled itself.
-    pub(crate) fn config(&self, node: u64, others: &[u64]) -> Config {
-        let default = Config::default();
+    pub(crate) fn config(&self, node: u64, others: &[u64]) -> ServerConfig {
+        let default = ServerConfig::default();
         let (catch_up_bytes, checkpoint_bytes) = match self.short_logs {
             true => (2 << 20, 1 << 20),
             false => (default.catch_up_bytes, default.checkpoint_bytes),
         };
         let named = others.iter().copied().filter(|other| *other != node).chain([node]);
-        Config {
+        ServerConfig {
             shards: Some(DATA_SHARDS),
             node_id: node,
-            storage: Storage::Durable,
+            storage: StorageMode::Durable,
             listen_addr: self.listen[&node],
             admin_addr: Some(AdminAddr::Off),
             peer_addr: self.peer[&node],
@@ -286,7 +286,7 @@ const CHANGE_PATIENCE: Duration = Duration::from_secs(120);
 
 /// As [`until`], for what takes longer.
 pub(crate) async fn until_long<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
-    crate::three_nodes::until_within(CHANGE_PATIENCE, what, look).await
+    crate::trio::until_within(CHANGE_PATIENCE, what, look).await
 }
 
 /// One idempotent producer for each partition, which counts up.

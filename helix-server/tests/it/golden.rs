@@ -15,7 +15,7 @@ use helix_proto::log::v1::{
     InitProducerRequest, PartitionStart, ProducerIdentity,
 };
 use helix_server::cluster::TopicSpec;
-use helix_server::config::Config;
+use helix_server::config::ServerConfig;
 use helix_server::log::{Condition, FencingToken, ProducerStamp};
 use helix_server::node::{LogLimits, Node, NodeSettings};
 use helix_server::shard::{Durability, NewBatch};
@@ -24,7 +24,7 @@ use crate::simulation::settings_in;
 use crate::support::{
     TestServer, append_request, earliest, encoded, from_offset, reason, records, values,
 };
-use crate::three_nodes::until;
+use crate::trio::until;
 
 /// Batches of the default topic's first partition, and of the topic that was deleted.
 const ROUNDS: u64 = 30;
@@ -46,7 +46,7 @@ async fn the_golden_folder_of_format_1_is_served_and_gone_on_with() {
         fs::write(&kept, pack(made.path())).unwrap();
     }
     unpack(&fs::read(&kept).unwrap(), folder.path());
-    let server = TestServer::start(Config::in_folder(folder.path()), Some(folder)).await;
+    let server = TestServer::start(ServerConfig::in_dir(folder.path()), Some(folder)).await;
     expect_all(&server, 0).await;
     let server = server.restart().await;
     expect_all(&server, 1).await;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use helix_client::{Client, FetchOptions, Position, SessionOptions, Start};
+use helix_client::{Client, FetchOptions, Position, SessionOptions, ReadStart};
 use helix_proto::log::v1::Record;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -79,7 +79,7 @@ async fn check(client: &Client, writer: u32, told: &Told) {
     let mut offset = 0;
     let mut numbers = Vec::new();
     loop {
-        let start = Start::new("default", writer, Position::Offset(offset));
+        let start = ReadStart::new("default", writer, Position::Offset(offset));
         let mut fetched =
             client.consumer().fetch(&[start], &options).await.expect("it is readable");
         let part = fetched.remove(0);

@@ -12,7 +12,7 @@ use helix_proto::log::v1::{
     ListTopicsRequest, NamedPosition, Record, ResolveOffsetsRequest, StartPosition,
     SubscribeRequest, WatchMetadataRequest,
 };
-use helix_server::config::Config;
+use helix_server::config::ServerConfig;
 use helix_server::limits::{
     HANDSHAKE_WAIT_MAX, HEADER_LIST_BYTES_MAX, PARTITIONS_PER_CALL_MAX, PARTITIONS_PER_PAGE_MAX,
     PARTITIONS_PER_TURN, STREAMS_PER_CONNECTION_MAX,
@@ -37,12 +37,12 @@ pub(crate) const HELLO: &[u8] =
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 
 async fn small() -> TestServer {
-    let config = Config { memory_limit: MEMORY_LIMIT_MIN, ..Config::in_memory() };
+    let config = ServerConfig { memory_limit: MEMORY_LIMIT_MIN, ..ServerConfig::in_memory() };
     TestServer::start(config, None).await
 }
 
 fn count(server: &TestServer, name: &str) -> u64 {
-    let mut counts = server.running.node().load().events().counts();
+    let mut counts = server.running.load().events().counts();
     counts.find(|(it, _)| *it == name).expect("there is such a counter").1
 }
 
@@ -86,7 +86,7 @@ async fn dial(address: SocketAddr) -> TcpStream {
 async fn connections_beyond_the_limit_are_closed_and_make_room_when_they_go() {
     let (log, _guard) = Log::capture();
     let server = small().await;
-    let load = server.running.node().load().clone();
+    let load = server.running.load().clone();
     // The test's own connection has the other place.
     load.limit_connections(2);
     let mut first = dial(server.running.local_addr()).await;
@@ -100,7 +100,7 @@ async fn connections_beyond_the_limit_are_closed_and_make_room_when_they_go() {
     let told: Vec<String> = log
         .text()
         .lines()
-        .filter(|line| line.contains("closed at once"))
+        .filter(|line| line.contains("refused connections over the limit"))
         .map(str::to_owned)
         .collect();
     assert_eq!(told.len(), 1, "the log tells of it, and not each time: {told:?}");
@@ -180,7 +180,7 @@ async fn many_tiny_frames_are_one_request() {
 #[tokio::test]
 async fn calls_beyond_the_limit_are_throttled() {
     let server = small().await;
-    let calls = server.running.node().load().shares().calls;
+    let calls = server.running.load().shares().calls;
     let mut open = Vec::new();
     let mut status = None;
     // More than one connection, since each has a limit of streams too.
@@ -207,16 +207,16 @@ async fn calls_beyond_the_limit_are_throttled() {
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert_eq!((open.len(), count(&server, "calls_refused")), (calls, 1));
     open.truncate(calls / 2);
-    let load = server.running.node().load();
-    until("half of them have gone", || load.call().is_ok()).await;
+    let load = server.running.load();
+    until("half of them have gone", || load.acquire_call().is_ok()).await;
     others_are_served(&server).await;
 }
 
 #[tokio::test]
 async fn partitions_being_read_are_bounded() {
     let server = small().await;
-    let load = server.running.node().load();
-    let most = load.partitions(usize::MAX).unwrap();
+    let load = server.running.load();
+    let most = load.acquire_partitions(usize::MAX).unwrap();
     let fetch = FetchRequest { partitions: vec![earliest(0)], ..FetchRequest::default() };
     let status = soon(server.consume().fetch(fetch.clone())).await.unwrap_err();
     assert_eq!(reason(&status), ErrorReason::Throttled, "{status:?}");
@@ -238,9 +238,9 @@ const WIDE: u32 = 6_000;
 async fn what_describes_many_partitions_takes_its_room_before_it_is_made() {
     let server = small().await;
     create_wide(&server, "wide").await;
-    let load = server.running.node().load().clone();
-    until("what was created is described", || load.answer_bytes() == 0).await;
-    let all = load.answer_now(usize::MAX).unwrap();
+    let load = server.running.load().clone();
+    until("what was created is described", || load.response_bytes() == 0).await;
+    let all = load.try_acquire_response(usize::MAX).unwrap();
     let get = GetTopicRequest { name: "wide".to_owned() };
     let (mut get_one, mut get_all) = (server.topics(), server.topics());
     let (mut routes, mut watch) = (server.cluster(), server.cluster());
@@ -270,7 +270,7 @@ async fn what_describes_many_partitions_takes_its_room_before_it_is_made() {
     assert_eq!(resolved.offsets.len(), WIDE as usize);
     let topic = soon(server.topics().get_topic(get)).await.unwrap().into_inner().topic.unwrap();
     assert_eq!(topic.partitions.len(), WIDE as usize);
-    until("all that they took is free", || load.answer_bytes() == 0).await;
+    until("all that they took is free", || load.response_bytes() == 0).await;
 }
 
 #[tokio::test]
@@ -326,14 +326,14 @@ async fn a_topic_named_twice_is_said_once() {
 #[tokio::test]
 async fn a_long_poll_holds_its_partitions_and_no_longer_its_request() {
     let server = small().await;
-    let load = server.running.node().load().clone();
+    let load = server.running.load().clone();
     let max_wait = Some(prost_types::Duration { seconds: 60, nanos: 0 });
     let partitions = vec![latest(0), latest(1)];
     let mut consume = server.consume();
     let poll = tokio::spawn(async move {
         consume.fetch(FetchRequest { partitions, max_wait, ..FetchRequest::default() }).await
     });
-    until("it waits", || load.partition_count() == 2 && load.received_bytes() == 0).await;
+    until("it waits", || load.partition_count() == 2 && load.request_bytes() == 0).await;
     server.append(&["a"]).await;
     soon(poll).await.unwrap().unwrap();
     until("nothing is held", || load.partition_count() == 0).await;
@@ -346,10 +346,10 @@ async fn a_request_that_does_not_arrive_gives_its_room_up() {
     // Twelve MiB are announced, three bytes come, and the rest never does.
     let head = Bytes::from_static(&[0, 0, 0xC0, 0, 0, 1, 2, 3]);
     let waiting = tokio::spawn(post(channel, "ProduceService/Append", Pieces::and_then_none(head)));
-    let load = server.running.node().load().clone();
-    until("its room is taken", || load.received_bytes() >= 12 << 20).await;
+    let load = server.running.load().clone();
+    until("its room is taken", || load.request_bytes() >= 12 << 20).await;
     others_are_served(&server).await;
-    until("its room is free", || load.received_bytes() == 0).await;
+    until("its room is free", || load.request_bytes() == 0).await;
     let answer = soon(waiting).await.unwrap();
     assert_eq!(answer.headers().get("grpc-status").unwrap(), "4", "{answer:?}");
     assert_eq!(count(&server, "requests_timed_out"), 1);
@@ -358,11 +358,11 @@ async fn a_request_that_does_not_arrive_gives_its_room_up() {
 #[tokio::test]
 async fn requests_beyond_the_memory_are_throttled_and_the_room_comes_back() {
     let server = small().await;
-    let load = server.running.node().load().clone();
+    let load = server.running.load().clone();
     let head = Bytes::from_static(&[0, 0, 0xFF, 0xFF, 0]);
     let mut hogs = JoinSet::new();
     // More than one connection, since each has a share too.
-    for _ in 0..load.shares().received.div_ceil(0xFF_FF00) + 1 {
+    for _ in 0..load.shares().request_bytes.div_ceil(0xFF_FF00) + 1 {
         let channel = connect(&server.running).await;
         let body = Pieces::and_then_none(head.clone());
         hogs.spawn(post(channel, "ProduceService/Append", body));
@@ -373,7 +373,7 @@ async fn requests_beyond_the_memory_are_throttled_and_the_room_comes_back() {
     assert_eq!(refused.headers().get("helix-reason").unwrap(), "THROTTLED", "{refused:?}");
     others_are_served(&server).await;
     hogs.shutdown().await;
-    until("the room is free", || load.received_bytes() == 0).await;
+    until("the room is free", || load.request_bytes() == 0).await;
 }
 
 #[tokio::test]
@@ -424,10 +424,10 @@ async fn fill(server: &TestServer, batches: usize) {
 async fn readers_that_take_nothing_are_ended_when_others_wait_and_those_go_on() {
     let server = small().await;
     fill(&server, 4).await;
-    let load = server.running.node().load().clone();
+    let load = server.running.load().clone();
     let mut stalled = Vec::new();
     // Each holds a batch of 1 MiB at least, and all of them more than there is room for.
-    for _ in 0..load.shares().answers / (1 << 20) + 8 {
+    for _ in 0..load.shares().response_bytes / (1 << 20) + 8 {
         let address = format!("http://{}", server.running.local_addr());
         // A window that takes nothing of an answer but its beginning.
         let endpoint = Endpoint::from_shared(address).unwrap();
@@ -442,7 +442,7 @@ async fn readers_that_take_nothing_are_ended_when_others_wait_and_those_go_on() 
         stalled.push(soon(consume.subscribe(request)).await.unwrap());
     }
     until("some are ended", || count(&server, "stalled_readers_ended") > 0).await;
-    assert!(load.answer_bytes() <= load.shares().answers);
+    assert!(load.response_bytes() <= load.shares().response_bytes);
     let fetch = FetchRequest {
         partitions: vec![earliest(0)],
         accept_encoded: true,
@@ -455,7 +455,7 @@ async fn readers_that_take_nothing_are_ended_when_others_wait_and_those_go_on() 
     let read = tokio::time::timeout(3 * PATIENCE, reader.fetch(fetch)).await.unwrap().unwrap();
     assert!(!read.into_inner().partitions[0].batches.is_empty());
     drop(stalled);
-    until("all that they held is free", || load.answer_bytes() == 0).await;
+    until("all that they held is free", || load.response_bytes() == 0).await;
 }
 
 /// A body of pieces, each a frame of its own; it may never end.

@@ -1,15 +1,15 @@
-//! Clusters of three real Raft replicas over the peer transport, on loopback.
-//! What they have to do: elect, replicate, lose each other, find each other again.
+//! Clusters of three Raft replicas over the peer transport, on loopback: elections, replication,
+//! lost connections and reconnects.
 
 use bytes::Bytes;
-use helix_server::peer::{Form, PeerError};
+use helix_server::peer::{FormCluster, PeerError};
 use openraft::async_runtime::WatchReceiver;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::peer_nodes::{
-    CLUSTER, Node, Port, expect_equal_logs, form, hub, leader, listeners, memory_wal, three_nodes,
+    CLUSTER, PeerNode, Port, expect_equal_logs, form, hub, leader, listeners, memory_wal, three_nodes,
     wait_connected, write,
 };
 use crate::support::PATIENCE;
@@ -21,22 +21,22 @@ async fn three_nodes_elect_and_replicate() {
     let last = write(first, 10_000, 256, &Bytes::from(vec![7; 300])).await;
     for node in &nodes {
         node.wait_applied(last).await;
-        assert_eq!(node.ledger.sums(), first.ledger.sums());
+        assert_eq!(node.counter.sums(), first.counter.sums());
         expect_equal_logs(first, node, 0);
     }
-    assert_eq!(first.ledger.sums().0, 10_000);
+    assert_eq!(first.counter.sums().0, 10_000);
     for node in nodes {
         node.stop().await;
     }
 }
 
-/// It waits for entries to go with, but not for ever.
+/// A commit index waits for the next entries for a limited time only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn followers_hear_of_a_commit_that_nothing_follows() {
+async fn followers_learn_of_a_commit_without_further_appends() {
     let nodes = three_nodes().await;
     let first = leader(&nodes).await;
     for node in &nodes {
-        // A heartbeat would bring it as well.
+        // A heartbeat would carry the commit index too.
         node.raft.runtime_config().heartbeat(false);
         node.raft.runtime_config().elect(false);
     }
@@ -52,7 +52,7 @@ async fn followers_hear_of_a_commit_that_nothing_follows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_follower_that_was_away_catches_up() {
+async fn disconnected_follower_catches_up() {
     let mut nodes = three_nodes().await;
     let leading = leader(&nodes).await.id;
     let away = nodes.iter().position(|node| node.id != leading).unwrap();
@@ -61,7 +61,7 @@ async fn a_follower_that_was_away_catches_up() {
     port.close().await;
 
     let first = nodes.iter().find(|node| node.id == leading).unwrap();
-    // More than may be behind on the live lane, in bytes.
+    // A lag in bytes above the limit of the live lane.
     let last = write(first, 1_000, 64, &Bytes::from(vec![7; 30 << 10])).await;
     assert!(nodes[away].last_index() < last);
 
@@ -78,7 +78,7 @@ async fn a_follower_that_was_away_catches_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_leader_takes_over() {
+async fn new_leader_takes_over() {
     let mut nodes = three_nodes().await;
     let first = leader(&nodes).await;
     let last = write(first, 100, 10, &Bytes::from_static(b"before")).await;
@@ -91,7 +91,7 @@ async fn another_leader_takes_over() {
     let last = write(second, 100, 10, &Bytes::from_static(b"after")).await;
     for node in &nodes {
         node.wait_applied(last).await;
-        assert_eq!(node.ledger.sums().0, 200);
+        assert_eq!(node.counter.sums().0, 200);
     }
     for node in nodes {
         node.stop().await;
@@ -99,7 +99,7 @@ async fn another_leader_takes_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn leadership_is_handed_over() {
+async fn leadership_is_transferred() {
     let nodes = three_nodes().await;
     let first = leader(&nodes).await;
     let last = write(first, 10, 1, &Bytes::from_static(b"x")).await;
@@ -114,13 +114,13 @@ async fn leadership_is_handed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_brings_an_empty_node_up_to_date() {
+async fn empty_node_catches_up_from_snapshot() {
     let (mut listeners, peers) = listeners(3).await;
     let (third, second) = (listeners.pop().unwrap(), listeners.pop().unwrap());
     let first = listeners.pop().unwrap();
     let mut nodes = vec![
-        Node::start(1, &peers, first, memory_wal()).await,
-        Node::start(2, &peers, second, memory_wal()).await,
+        PeerNode::start(1, &peers, first, memory_wal()).await,
+        PeerNode::start(2, &peers, second, memory_wal()).await,
     ];
     form(&nodes[0], 3).await;
     let leading = leader(&nodes).await;
@@ -131,19 +131,19 @@ async fn a_snapshot_brings_an_empty_node_up_to_date() {
     let id = leading.raft.metrics().borrow_watched().last_applied.unwrap();
     wait.purged(Some(id), "the log is purged").await.unwrap();
 
-    nodes.push(Node::start(3, &peers, third, memory_wal()).await);
+    nodes.push(PeerNode::start(3, &peers, third, memory_wal()).await);
     nodes[2].wait_applied(last).await;
     let leading = leader(&nodes).await;
     let last = write(leading, 10, 1, &Bytes::from_static(b"y")).await;
     nodes[2].wait_applied(last).await;
-    assert_eq!(nodes[2].ledger.sums(), leading.ledger.sums());
+    assert_eq!(nodes[2].counter.sums(), leading.counter.sums());
     for node in nodes {
         node.stop().await;
     }
 }
 
 #[tokio::test]
-async fn closing_leaves_no_task_behind() {
+async fn closed_hub_leaves_no_tasks() {
     let tasks = tokio::runtime::Handle::current().metrics();
     let before = tasks.num_alive_tasks();
     let (listeners, peers) = listeners(2).await;
@@ -172,7 +172,7 @@ async fn closing_leaves_no_task_behind() {
 }
 
 #[tokio::test]
-async fn nodes_of_other_clusters_are_refused() {
+async fn refuses_nodes_of_other_clusters() {
     let (listeners, peers) = listeners(2).await;
     let hubs = [hub(1, &peers), hub(2, &peers)];
     let mut listeners = listeners.into_iter();
@@ -203,7 +203,7 @@ async fn nodes_of_other_clusters_are_refused() {
 }
 
 #[tokio::test]
-async fn calls_are_answered_before_there_is_a_cluster() {
+async fn answers_calls_before_cluster_is_formed() {
     let (listeners, peers) = listeners(2).await;
     let hubs = [hub(1, &peers), hub(2, &peers)];
     let mut listeners = listeners.into_iter().skip(1);
@@ -214,7 +214,7 @@ async fn calls_are_answered_before_there_is_a_cluster() {
     assert_eq!(hello.detail, "waiting");
 
     let members = vec![1, 2];
-    let form = Form { cluster: CLUSTER, cluster_name: "test".to_owned(), members, shards: 3 };
+    let form = FormCluster { cluster: CLUSTER, cluster_name: "test".to_owned(), members, shards: 3 };
     hubs[0].form(2, form.clone()).await.unwrap();
     let again = hubs[0].form(2, form).await.unwrap_err();
     assert_eq!(again, PeerError::Refused("this node is not empty".to_owned()));
@@ -227,8 +227,8 @@ async fn calls_are_answered_before_there_is_a_cluster() {
     assert_eq!(call(b"no", PATIENCE).await.unwrap_err(), no);
     let short = std::time::Duration::from_millis(50);
     assert_eq!(call(b"never", short).await.unwrap_err(), PeerError::TimedOut);
-    let stranger = hubs[0].hello(9).await.unwrap_err();
-    assert_eq!(stranger, PeerError::Unknown { node: 9 });
+    let unknown = hubs[0].hello(9).await.unwrap_err();
+    assert_eq!(unknown, PeerError::Unknown { node: 9 });
 
     // A call in flight ends with the port.
     let (lost, ()) = tokio::join!(call(b"never", PATIENCE), port.close());
@@ -239,7 +239,7 @@ async fn calls_are_answered_before_there_is_a_cluster() {
     assert_eq!(hubs[0].hello(2).await.unwrap_err(), PeerError::Closed);
 }
 
-/// Passes bytes on until it is frozen: then it keeps the connections and says nothing more.
+/// Starts a proxy that forwards bytes until it is frozen. It then keeps connections open, but idle.
 async fn freezable(target: String) -> (String, CancellationToken) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -262,7 +262,7 @@ async fn freezable(target: String) -> (String, CancellationToken) {
 }
 
 #[tokio::test]
-async fn a_connection_that_falls_silent_is_given_up() {
+async fn silent_connection_is_closed() {
     let (listeners, mut peers) = listeners(2).await;
     let (address, frozen) = freezable(peers[&2].clone()).await;
     peers.insert(2, address);
@@ -274,7 +274,7 @@ async fn a_connection_that_falls_silent_is_given_up() {
     let start = Instant::now();
     frozen.cancel();
     wait_connected(&hubs[0], false).await;
-    eprintln!("a silent connection was given up after {:?}", start.elapsed());
+    eprintln!("silent connection closed after {:?}", start.elapsed());
     assert!(hubs[0].peers()[0].last_error.is_some());
     hubs.iter().for_each(|hub| hub.close());
 }

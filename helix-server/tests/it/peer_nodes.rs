@@ -1,5 +1,5 @@
-//! Nodes that are nothing but a hub, a peer port, and a replica of shard 0 over a log in memory.
-//! The tests of the peer transport build their clusters of them.
+//! Minimal nodes for tests of the peer transport: a hub, a peer port, and a replica of shard 0 over
+//! an in-memory log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,12 +11,14 @@ use futures_util::future::{BoxFuture, select_all};
 use futures_util::{FutureExt, StreamExt, stream};
 use helix_proto::batch;
 use helix_server::log::{BatchHead, Condition, Head, PartitionId, Verdict};
-use helix_server::peer::{self, Asker, Desk, Form, Hello, Hub, HubSettings, Join};
-use helix_server::protocol::Versions;
-use helix_server::raft::{
-    Command, DiskReads, LogStore, Machine, ReplicaId, Reply, StateMachine, TypeConfig, replica_id,
+use helix_server::peer::{
+    self, FormCluster, Hello, HelloRequest, Hub, HubSettings, JoinCluster, PeerHandler,
 };
-use helix_wal::{How, Options, Wal};
+use helix_server::protocol::ProtocolVersions;
+use helix_server::raft::{
+    Command, DiskReads, LogStore, Machine, ReplicaId, ProposalResponder, StateMachine, TypeConfig, replica_id,
+};
+use helix_wal::{ReadMode, Options, Wal};
 use openraft::async_runtime::WatchReceiver;
 use openraft::{Config, Raft, ReadPolicy, SnapshotPolicy};
 use tokio::net::TcpListener;
@@ -28,17 +30,17 @@ use crate::support::PATIENCE;
 
 pub(crate) const CLUSTER: u128 = 7;
 pub(crate) const SHARD: u64 = 0;
-/// A node that was removed, as every desk here says.
+/// A node that every handler here reports as removed.
 const REMOVED: u64 = 9;
 
-/// Counts what it applies, and sums up the heads so that two of them can be compared.
+/// Counts the applied commands and hashes their heads, to compare two replicas.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct CountingMachine {
     wal: Wal,
     sums: Mutex<(u64, u64)>,
 }
 
-impl Ledger {
+impl CountingMachine {
     pub(crate) fn new(wal: Wal) -> Self {
         Self { wal, sums: Mutex::default() }
     }
@@ -48,7 +50,7 @@ impl Ledger {
     }
 }
 
-impl Machine for Ledger {
+impl Machine for CountingMachine {
     fn apply(&self, id: helix_wal::LogId, head: Option<&Head>) -> io::Result<Verdict> {
         self.wal.place(id.index, None).map_err(io::Error::other)?;
         if let Some(head) = head {
@@ -63,7 +65,7 @@ impl Machine for Ledger {
     fn encode(&self) -> Bytes {
         let (count, sum) = self.sums();
         let mut bytes = [count.to_le_bytes(), sum.to_le_bytes()].concat();
-        // Several chunks on the wire.
+        // Large enough for several snapshot chunks.
         bytes.resize(5 << 19, 7);
         bytes.into()
     }
@@ -79,15 +81,15 @@ impl Machine for Ledger {
     }
 }
 
-/// Answers with what it is given.
+/// Returns preset responses.
 #[derive(Debug, Default)]
-pub(crate) struct TestDesk {
+pub(crate) struct TestPeerHandler {
     pub(crate) hello: Hello,
-    pub(crate) formed: Arc<Mutex<Option<Form>>>,
+    pub(crate) formed: Arc<Mutex<Option<FormCluster>>>,
 }
 
-impl Desk for TestDesk {
-    fn hello(&self, _asker: Asker) -> Hello {
+impl PeerHandler for TestPeerHandler {
+    fn hello(&self, _request: HelloRequest) -> Hello {
         self.hello.clone()
     }
 
@@ -95,12 +97,12 @@ impl Desk for TestDesk {
         (node == REMOVED).then(|| format!("node {node} was removed"))
     }
 
-    fn join(&self, join: Join) -> BoxFuture<'static, Result<(), String>> {
+    fn join(&self, join: JoinCluster) -> BoxFuture<'static, Result<(), String>> {
         let text = format!("not called into cluster {}", join.cluster);
         async move { Err(text) }.boxed()
     }
 
-    fn form(&self, form: Form) -> BoxFuture<'static, Result<(), String>> {
+    fn form(&self, form: FormCluster) -> BoxFuture<'static, Result<(), String>> {
         let formed = Arc::clone(&self.formed);
         async move {
             match formed.lock().unwrap().replace(form) {
@@ -123,7 +125,7 @@ impl Desk for TestDesk {
     }
 }
 
-/// A peer port that can be stopped and started again.
+/// A peer port that can be closed and opened again.
 pub(crate) struct Port {
     pub(crate) address: SocketAddr,
     stop: CancellationToken,
@@ -152,9 +154,9 @@ impl Port {
 pub(crate) fn hub(node_id: u64, peers: &BTreeMap<u64, String>) -> Arc<Hub> {
     let peers = peers.clone();
     let hello = Hello { node_id, detail: "waiting".to_owned(), ..Hello::default() };
-    let desk = TestDesk { hello, ..TestDesk::default() };
-    let versions = Versions::OWN;
-    Hub::new(HubSettings { node_id, peers, versions }, Arc::new(desk))
+    let handler = TestPeerHandler { hello, ..TestPeerHandler::default() };
+    let versions = ProtocolVersions::OWN;
+    Hub::new(HubSettings { node_id, peers, versions }, Arc::new(handler))
 }
 
 pub(crate) fn memory_wal() -> Wal {
@@ -179,16 +181,16 @@ fn config() -> Arc<Config> {
     Arc::new(config.validate().unwrap())
 }
 
-pub(crate) struct Node {
+pub(crate) struct PeerNode {
     pub(crate) id: u64,
     pub(crate) hub: Arc<Hub>,
     pub(crate) wal: Wal,
-    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) counter: Arc<CountingMachine>,
     pub(crate) raft: Raft<TypeConfig, StateMachine>,
     pub(crate) port: Option<Port>,
 }
 
-impl Node {
+impl PeerNode {
     pub(crate) async fn start(
         id: u64,
         peers: &BTreeMap<u64, String>,
@@ -199,8 +201,8 @@ impl Node {
         hub.set_identity(CLUSTER, 1);
         let reads = DiskReads::new(false);
         let mut store = LogStore::new(wal.clone(), reads.clone());
-        let ledger = Arc::new(Ledger::new(wal.clone()));
-        let held = Arc::clone(&ledger) as Arc<dyn Machine>;
+        let counter = Arc::new(CountingMachine::new(wal.clone()));
+        let held = Arc::clone(&counter) as Arc<dyn Machine>;
         let machine = StateMachine::recover(held.clone(), wal.clone(), reads, None, &mut store);
         let machine = machine.await.unwrap();
         let replica = replica_id(id, 1);
@@ -208,7 +210,7 @@ impl Node {
         let raft = Raft::new(replica, config(), link, store, machine).await.unwrap();
         hub.serve_shard(SHARD, replica, raft.clone(), held, wal.clone());
         let port = Some(Port::open(&hub, listener));
-        Self { id, hub, wal, ledger, raft, port }
+        Self { id, hub, wal, counter, raft, port }
     }
 
     pub(crate) fn replica(&self) -> ReplicaId {
@@ -234,7 +236,7 @@ impl Node {
     }
 }
 
-/// Listeners on free ports, and the map of all of them.
+/// Returns listeners on free ports, and their addresses by node id.
 pub(crate) async fn listeners(nodes: u64) -> (Vec<TcpListener>, BTreeMap<u64, String>) {
     let mut listeners = Vec::new();
     let mut peers = BTreeMap::new();
@@ -246,24 +248,24 @@ pub(crate) async fn listeners(nodes: u64) -> (Vec<TcpListener>, BTreeMap<u64, St
     (listeners, peers)
 }
 
-/// Three nodes that have formed shard 0.
-pub(crate) async fn three_nodes() -> Vec<Node> {
+/// Starts three nodes that form shard 0.
+pub(crate) async fn three_nodes() -> Vec<PeerNode> {
     let (listeners, peers) = listeners(3).await;
     let mut nodes = Vec::new();
     for (id, listener) in (1..).zip(listeners) {
-        nodes.push(Node::start(id, &peers, listener, memory_wal()).await);
+        nodes.push(PeerNode::start(id, &peers, listener, memory_wal()).await);
     }
     form(&nodes[0], 3).await;
     nodes
 }
 
-pub(crate) async fn form(first: &Node, nodes: u64) {
+pub(crate) async fn form(first: &PeerNode, nodes: u64) {
     let members: BTreeSet<ReplicaId> = (1..=nodes).map(|id| replica_id(id, 1)).collect();
     first.raft.initialize(members).await.unwrap();
 }
 
-/// The node that leads, once a majority of `nodes` has confirmed that it does.
-pub(crate) async fn leader(nodes: &[Node]) -> &Node {
+/// Waits for a leader that a majority of `nodes` confirms, and returns it.
+pub(crate) async fn leader(nodes: &[PeerNode]) -> &PeerNode {
     let confirmed = async {
         loop {
             for node in nodes.iter().filter(|node| node.raft.is_leader()) {
@@ -271,7 +273,7 @@ pub(crate) async fn leader(nodes: &[Node]) -> &Node {
                     return node;
                 }
             }
-            // Whoever is not there yet says so with the next change of its metrics.
+            // Retries after the next change of any node's metrics.
             let changes = nodes.iter().map(|node| {
                 let mut metrics = node.raft.metrics();
                 async move { metrics.changed().await }.boxed()
@@ -298,15 +300,15 @@ pub(crate) fn command(number: u64, payload: Bytes) -> Command {
         crc_seed: batch::crc_seed(head.version, head.record_count, head.compression),
         bytes: payload,
     };
-    Command { head: Head::Batch(head), payload, held: None }
+    Command { head: Head::Batch(head), payload, guard: None }
 }
 
-/// Writes `count` batches, `at_once` of them in flight; gives the last index.
-pub(crate) async fn write(node: &Node, count: u64, at_once: usize, payload: &Bytes) -> u64 {
+/// Writes `count` batches, `at_once` of them in flight. Returns the last index.
+pub(crate) async fn write(node: &PeerNode, count: u64, at_once: usize, payload: &Bytes) -> u64 {
     let writes = stream::iter(0..count).map(|number| {
         let (raft, payload) = (node.raft.clone(), payload.clone());
         async move {
-            let (reply, written) = Reply::new(None);
+            let (reply, written) = ProposalResponder::new(None);
             raft.write(command(number, payload)).responder(reply).await.unwrap();
             written.await.unwrap().unwrap().log_id.index
         }
@@ -319,7 +321,7 @@ pub(crate) async fn write(node: &Node, count: u64, at_once: usize, payload: &Byt
     last
 }
 
-/// Waits until every peer of the hub is connected, or none is.
+/// Waits until every peer of the hub is connected (or disconnected).
 pub(crate) async fn wait_connected(hub: &Hub, connected: bool) {
     let mut changes: watch::Receiver<u64> = hub.watch_peers();
     let all = async {
@@ -327,16 +329,16 @@ pub(crate) async fn wait_connected(hub: &Hub, connected: bool) {
             changes.changed().await.unwrap();
         }
     };
-    tokio::time::timeout(PATIENCE, all).await.expect("the peers connect or are lost");
+    tokio::time::timeout(PATIENCE, all).await.expect("the peers connect or disconnect");
 }
 
-/// Every entry of both logs from `start` on is the same, bit by bit.
-pub(crate) fn expect_equal_logs(a: &Node, b: &Node, start: u64) {
+/// Asserts that both logs have the same entries from `start` on, bit by bit.
+pub(crate) fn expect_equal_logs(a: &PeerNode, b: &PeerNode, start: u64) {
     let end = a.last_index() + 1;
     assert_eq!(end, b.last_index() + 1, "nodes {} and {}", a.id, b.id);
     for index in start..end {
-        let read = |node: &Node| {
-            let mut found = node.wal.read(index..index + 1, 1 << 20, How::Blocking);
+        let read = |node: &PeerNode| {
+            let mut found = node.wal.read(index..index + 1, 1 << 20, ReadMode::Blocking);
             found.as_mut().unwrap().as_mut().unwrap().pop().unwrap()
         };
         let (left, right) = (read(a), read(b));

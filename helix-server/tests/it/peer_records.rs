@@ -1,5 +1,5 @@
-//! Replicas of a shard with records, and nothing around them: what a replica with an empty log gets
-//! from those that have purged theirs.
+//! Replicas of a shard with records, without a node around them. A replica with an empty log
+//! fetches the records from replicas that have purged their logs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,24 +12,24 @@ use helix_server::log::{Head, Verdict};
 use helix_server::peer::Hub;
 use helix_server::raft::{DiskReads, Machine, Replica, ReplicaSettings, replica_id};
 use helix_wal::storage::{DirStorage, FaultyStorage, Operation};
-use helix_wal::{How, LogId, Options, Placement, StoredEntry, Wal};
+use helix_wal::{ReadMode, LogId, Options, Placement, StoredEntry, Wal};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 
 use crate::peer_nodes::{CLUSTER, Port, command, hub, listeners, memory_wal};
-use crate::three_nodes::until;
+use crate::trio::until;
 
 const SHARD: u64 = 1;
 const STREAM: u64 = 1;
 
-/// Puts every batch behind the one before.
+/// A state machine that appends every batch to one stream.
 #[derive(Debug)]
-struct Pile {
+struct AppendAll {
     wal: Wal,
     next: Mutex<u64>,
 }
 
-impl Machine for Pile {
+impl Machine for AppendAll {
     fn apply(&self, id: LogId, head: Option<&Head>) -> io::Result<Verdict> {
         let mut next = self.next.lock().unwrap();
         let placement = match head {
@@ -59,15 +59,15 @@ impl Machine for Pile {
     }
 }
 
-struct Node {
+struct RecordNode {
     hub: Arc<Hub>,
     port: Port,
     replica: Replica,
-    machine: Arc<Pile>,
+    machine: Arc<AppendAll>,
     wal: Wal,
 }
 
-impl Node {
+impl RecordNode {
     async fn start(
         id: u64,
         peers: &BTreeMap<u64, String>,
@@ -76,7 +76,7 @@ impl Node {
     ) -> Self {
         let hub = hub(id, peers);
         hub.set_identity(CLUSTER, 1);
-        let machine = Arc::new(Pile { wal: wal.clone(), next: Mutex::new(0) });
+        let machine = Arc::new(AppendAll { wal: wal.clone(), next: Mutex::new(0) });
         let settings = ReplicaSettings {
             shard_id: SHARD,
             replica_id: replica_id(id, 1),
@@ -89,7 +89,7 @@ impl Node {
         };
         let link = hub.network(SHARD, replica_id(id, 1), wal.clone());
         let replica = Replica::open(settings, link).await.unwrap();
-        hub.serve_replica(SHARD, &replica, wal.clone());
+        hub.serve_replica(SHARD, &replica);
         let port = Port::open(&hub, listener);
         Self { hub, port, replica, machine, wal }
     }
@@ -102,7 +102,7 @@ impl Node {
         let end = *self.machine.next.lock().unwrap();
         let (mut next, mut found) = (0, Vec::new());
         while next < end {
-            let read = self.wal.read_stream(STREAM, next, end, 1 << 20, How::Blocking);
+            let read = self.wal.read_stream(STREAM, next, end, 1 << 20, ReadMode::Blocking);
             let read = read.unwrap().unwrap();
             let last = read.last().expect("it is not the end").placement;
             next = last.first + u64::from(last.count);
@@ -119,8 +119,8 @@ impl Node {
     }
 }
 
-/// Index of the last of so many batches.
-async fn write(nodes: &[Node], count: u64) -> u64 {
+/// Writes `count` batches and returns the last index.
+async fn write(nodes: &[RecordNode], count: u64) -> u64 {
     let payload = Bytes::from(vec![9; 3000]);
     for number in 0..count {
         until("a leader takes it", async || {
@@ -134,12 +134,12 @@ async fn write(nodes: &[Node], count: u64) -> u64 {
     last.expect("there are nodes")
 }
 
-async fn an_empty_replica_joins(wal: Wal) {
+async fn join_empty_replica(wal: Wal) {
     let (mut listeners, peers) = listeners(3).await;
     let third = listeners.pop().unwrap();
     let mut nodes = Vec::new();
     for (id, listener) in (1..).zip(listeners) {
-        nodes.push(Node::start(id, &peers, listener, memory_wal()).await);
+        nodes.push(RecordNode::start(id, &peers, listener, memory_wal()).await);
     }
     let members: BTreeSet<u64> = (1..=3).map(|id| replica_id(id, 1)).collect();
     nodes[0].replica.form(members).await.unwrap();
@@ -154,11 +154,11 @@ async fn an_empty_replica_joins(wal: Wal) {
         .await;
     }
 
-    nodes.push(Node::start(3, &peers, third, wal).await);
-    until("it has what it never saw", async || (nodes[2].applied() >= last).then_some(())).await;
+    nodes.push(RecordNode::start(3, &peers, third, wal).await);
+    until("it has the purged records", async || (nodes[2].applied() >= last).then_some(())).await;
     let last = write(&nodes, 20).await;
     for node in &nodes {
-        until("it has what came later", async || (node.applied() >= last).then_some(())).await;
+        until("it has the later records", async || (node.applied() >= last).then_some(())).await;
     }
     let place = |it: &StoredEntry| (it.id, it.placement, it.head.clone(), it.payload.crc);
     let first = nodes[0].stored();
@@ -175,32 +175,32 @@ async fn an_empty_replica_joins(wal: Wal) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_with_an_empty_log_gets_everything() {
-    let folder = TempDir::new().unwrap();
-    let storage = Arc::new(DirStorage::open(folder.path()).unwrap());
+async fn empty_replica_on_disk_fetches_all_records() {
+    let directory = TempDir::new().unwrap();
+    let storage = Arc::new(DirStorage::open(directory.path()).unwrap());
     let options = Options { segment_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() };
     let (wal, writer, keeper, _) = Wal::open(storage, options).unwrap();
     writer.spawn().unwrap();
     keeper.spawn().unwrap();
-    an_empty_replica_joins(wal).await;
+    join_empty_replica(wal).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_with_an_empty_log_in_memory_gets_everything() {
-    an_empty_replica_joins(memory_wal()).await;
+async fn empty_replica_in_memory_fetches_all_records() {
+    join_empty_replica(memory_wal()).await;
 }
 
-/// Its own time passes as fast as it can.
+/// Runs on paused time.
 #[tokio::test]
-async fn a_disk_that_hangs_does_not_hold_up_the_stop_for_ever() {
-    let folder = TempDir::new().unwrap();
-    let storage = FaultyStorage::new(Arc::new(DirStorage::open(folder.path()).unwrap()));
+async fn stalled_disk_does_not_block_shutdown() {
+    let directory = TempDir::new().unwrap();
+    let storage = FaultyStorage::new(Arc::new(DirStorage::open(directory.path()).unwrap()));
     let options = Options { segment_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() };
     let (wal, writer, keeper, _) = Wal::open(Arc::new(storage.clone()), options).unwrap();
     writer.spawn().unwrap();
     keeper.spawn().unwrap();
     let (mut listeners, peers) = listeners(1).await;
-    let node = Node::start(1, &peers, listeners.pop().unwrap(), wal).await;
+    let node = RecordNode::start(1, &peers, listeners.pop().unwrap(), wal).await;
     node.replica.form([replica_id(1, 1)].into()).await.unwrap();
     until("it leads", async || node.replica.is_ready().then_some(())).await;
 
@@ -219,7 +219,7 @@ async fn a_disk_that_hangs_does_not_hold_up_the_stop_for_ever() {
         () = time => false,
     };
     tokio::time::resume();
-    // Before anything can fail: the runtime waits for its threads.
+    // Before any assertion: the runtime waits for its threads on exit.
     storage.heal();
     assert!(is_stopped, "it waits for the disk");
     outcome.await.unwrap_err();

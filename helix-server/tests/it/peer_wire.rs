@@ -1,5 +1,5 @@
-//! The peer port as a faulty or hostile peer sees it, spoken to message by message.
-//! Nothing that it sends may reach openraft, end the server, or hold up another shard.
+//! The peer port against a faulty or hostile peer, message by message.
+//! Its messages must not reach openraft, end the server, or delay another shard.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,20 +7,20 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use helix_proto::framing::{Answers, Aside};
-use helix_proto::messages::{Outgoing, Pieces};
+use helix_transport::{DetachedBody, ResponseLayer};
+use helix_transport::{ChunkedBody, ChunkedWriter};
 use helix_proto::raft::v1 as pb;
-use helix_server::protocol::Versions;
+use helix_server::protocol::ProtocolVersions;
 use helix_server::raft::{DiskReads, LogStore, Machine, StateMachine, replica_id};
 use helix_wal::storage::SimulatedDisk;
 use helix_wal::{Options, Wal};
 use openraft::Raft;
-use pb::ack::Result as Acked;
-use pb::answer::Result as Answered;
+use pb::ack::Result as AckResult;
+use pb::answer::Result as UnaryResult;
 use pb::exchange_request::Message;
-use pb::exchange_response::Message as Said;
+use pb::exchange_response::Message as ResponseMessage;
 use pb::peer_service_client::PeerServiceClient;
-use pb::question::Question;
+use pb::question::Question as UnaryRequest;
 use prost::Message as _;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -32,30 +32,31 @@ use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 
-use crate::peer_nodes::{CLUSTER, Ledger, Node, SHARD, command, listeners, memory_wal};
+use crate::peer_nodes::{CLUSTER, CountingMachine, PeerNode, SHARD, command, listeners, memory_wal};
 use crate::support::PATIENCE;
 
 const LIVE: i32 = pb::Lane::Live as i32;
 const CONTROL: i32 = pb::Lane::Control as i32;
 
-/// Node 2 under test; the test is node 1, whose own address nobody answers.
-async fn node() -> Node {
+/// Starts node 2, which is under test. The test is node 1, whose address has no listener.
+async fn node() -> PeerNode {
     let (listeners, peers) = listeners(2).await;
     let listener = listeners.into_iter().nth(1).unwrap();
-    Node::start(2, &peers, listener, memory_wal()).await
+    PeerNode::start(2, &peers, listener, memory_wal()).await
 }
 
-async fn channel(node: &Node) -> Channel {
+async fn channel(node: &PeerNode) -> Channel {
     let address = node.port.as_ref().unwrap().address;
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     endpoint.connect().await.unwrap()
 }
 
-async fn client(node: &Node) -> PeerServiceClient<Channel> {
+async fn client(node: &PeerNode) -> PeerServiceClient<Channel> {
     PeerServiceClient::new(channel(node).await).max_encoding_message_size(16 << 20)
 }
 
-struct Raw {
+/// A stream to the node under test, for arbitrary messages.
+struct RawStream {
     outgoing: mpsc::UnboundedSender<pb::ExchangeRequest>,
     results: Streaming<pb::ExchangeResponse>,
 }
@@ -63,8 +64,8 @@ struct Raw {
 fn opening() -> pb::Opening {
     pb::Opening {
         generation: 1,
-        version_min: Versions::OWN.oldest,
-        version_max: Versions::OWN.newest,
+        version_min: ProtocolVersions::OWN.oldest,
+        version_max: ProtocolVersions::OWN.newest,
         cluster: Bytes::copy_from_slice(&CLUSTER.to_be_bytes()),
         from_node: 1,
         to_node: 2,
@@ -72,8 +73,8 @@ fn opening() -> pb::Opening {
     }
 }
 
-impl Raw {
-    async fn open(node: &Node, opening: pb::Opening) -> Result<Self, Status> {
+impl RawStream {
+    async fn open(node: &PeerNode, opening: pb::Opening) -> Result<Self, Status> {
         let mut client = client(node).await;
         let (outgoing, queue) = mpsc::unbounded_channel();
         let raw = |results| Self { outgoing: outgoing.clone(), results };
@@ -81,10 +82,10 @@ impl Raw {
         outgoing.send(first).unwrap();
         let queue = UnboundedReceiverStream::new(queue);
         let mut raw = raw(client.exchange(queue).await?.into_inner());
-        let Some(Said::Opened(opened)) = raw.next().await?.message else {
+        let Some(ResponseMessage::Opened(opened)) = raw.next().await?.message else {
             panic!("the first message is the handshake");
         };
-        assert_eq!((opened.version, opened.node), (Versions::OWN.newest, 2));
+        assert_eq!((opened.version, opened.node), (ProtocolVersions::OWN.newest, 2));
         Ok(raw)
     }
 
@@ -99,27 +100,27 @@ impl Raw {
 
     async fn results(&mut self) -> pb::Results {
         match self.next().await.unwrap().message {
-            Some(Said::Results(results)) => results,
+            Some(ResponseMessage::Results(results)) => results,
             other => panic!("{other:?}"),
         }
     }
 
-    /// The last ack of the next message, of which all are of this epoch.
-    async fn ack(&mut self, epoch: u64) -> (u64, Acked) {
+    /// Returns the last ack of the next message. All its acks must be of this epoch.
+    async fn ack(&mut self, epoch: u64) -> (u64, AckResult) {
         let mut acks = self.results().await.acks;
         assert!(acks.iter().all(|ack| ack.epoch == epoch), "{acks:?}");
         let ack = acks.pop().unwrap();
         (ack.sequence, ack.result.unwrap())
     }
 
-    async fn append(&mut self, epoch: u64, entries: pb::AppendEntries) -> Acked {
+    async fn append(&mut self, epoch: u64, entries: pb::AppendEntries) -> AckResult {
         self.send(append(route(epoch), 0, entries));
         self.ack(epoch).await.1
     }
 
     async fn expect_refused(&mut self, epoch: u64, entries: pb::AppendEntries, text: &str) {
         match self.append(epoch, entries).await {
-            Acked::Failure(failure) => assert!(failure.text.contains(text), "{}", failure.text),
+            AckResult::Failure(failure) => assert!(failure.text.contains(text), "{}", failure.text),
             other => panic!("expected {text:?}, not {other:?}"),
         }
     }
@@ -172,19 +173,19 @@ fn batch(index: u64, payload: Bytes) -> pb::Entry {
     entry(index, head.into(), command.payload)
 }
 
-/// A leader's request from the beginning of the log.
+/// Returns a leader's append from the start of the log.
 fn entries(entries: Vec<pb::Entry>) -> pb::AppendEntries {
     pb::AppendEntries { vote: vote(1, true), previous: None, committed: None, entries }
 }
 
-fn matched(index: u64) -> Acked {
-    Acked::Matched(pb::Matched { last: Some(pb::LogId { term: 1, index }) })
+fn matched(index: u64) -> AckResult {
+    AckResult::Matched(pb::Matched { last: Some(pb::LogId { term: 1, index }) })
 }
 
 #[tokio::test]
-async fn a_flipped_bit_is_refused_and_the_retry_is_taken() {
+async fn rejects_flipped_bit_and_accepts_retry() {
     let node = node().await;
-    let mut raw = Raw::open(&node, opening()).await.unwrap();
+    let mut raw = RawStream::open(&node, opening()).await.unwrap();
     let good = entries(vec![blank(0), batch(1, Bytes::from_static(b"payload"))]);
 
     let mut flipped = good.clone();
@@ -202,7 +203,7 @@ async fn a_flipped_bit_is_refused_and_the_retry_is_taken() {
 
     assert_eq!(raw.append(4, good).await, matched(1));
     assert_eq!(node.last_index(), 1);
-    // What is left of an epoch that failed or was replaced is dropped without an answer.
+    // Later requests of a failed or replaced epoch are dropped without a response.
     raw.send(append(route(3), 1, entries(vec![blank(0)])));
     let mut next = entries(vec![batch(2, Bytes::from_static(b"next"))]);
     next.previous = Some(pb::LogId { term: 1, index: 1 });
@@ -212,20 +213,20 @@ async fn a_flipped_bit_is_refused_and_the_retry_is_taken() {
 }
 
 #[tokio::test]
-async fn what_openraft_must_not_see_is_refused() {
+async fn rejects_invalid_appends_before_openraft() {
     let node = node().await;
-    let mut raw = Raw::open(&node, opening()).await.unwrap();
+    let mut raw = RawStream::open(&node, opening()).await.unwrap();
     let mut epoch = 0;
-    let mut refused = async |text: &str, spoil: &dyn Fn(&mut pb::AppendEntries)| {
+    let mut refused = async |text: &str, corrupt: &dyn Fn(&mut pb::AppendEntries)| {
         epoch += 1;
         let mut request = entries(vec![blank(0), batch(1, Bytes::from_static(b"x"))]);
-        spoil(&mut request);
+        corrupt(&mut request);
         request.entries.iter_mut().filter(|entry| entry.id.is_some()).for_each(seal);
         raw.expect_refused(epoch, request, text).await;
     };
     refused("a vote is missing", &|r| r.vote = None).await;
     refused("term 0", &|r| r.vote = vote(0, true)).await;
-    refused("not a leader's", &|r| r.vote = vote(1, false)).await;
+    refused("not committed", &|r| r.vote = vote(1, false)).await;
     let foreign = Some(pb::Vote { term: 1, voted_for: replica_id(3, 1), committed: true });
     refused("from replica", &|r| r.vote = foreign).await;
     refused("out of order", &|r| r.entries.swap(0, 1)).await;
@@ -235,11 +236,11 @@ async fn what_openraft_must_not_see_is_refused() {
     refused("out of order", &|r| r.previous = Some(end)).await;
     refused("out of order", &|r| r.committed = Some(pb::LogId { term: 2, index: 0 })).await;
     refused("out of order", &|r| r.entries[1].id = Some(pb::LogId { term: 9, index: 1 })).await;
-    refused("an entry's id is missing", &|r| r.entries[1].id = None).await;
+    refused("the id of an entry is missing", &|r| r.entries[1].id = None).await;
     refused("empty", &|r| r.entries[1].head = Bytes::new()).await;
-    refused("not known", &|r| r.entries[1].head = Bytes::from_static(&[9, 9])).await;
+    refused("is unknown", &|r| r.entries[1].head = Bytes::from_static(&[9, 9])).await;
     refused("bytes", &|r| r.entries[1].head = Bytes::from(vec![2; 70 << 10])).await;
-    refused("what its head says", &|r| {
+    refused("the length in its head", &|r| {
         let head = r.entries[1].head.clone();
         r.entries[1] = batch(1, Bytes::from_static(b"longer"));
         r.entries[1].head = head;
@@ -250,9 +251,9 @@ async fn what_openraft_must_not_see_is_refused() {
 }
 
 #[tokio::test]
-async fn messages_for_other_replicas_are_refused() {
+async fn rejects_messages_for_other_replicas() {
     let node = node().await;
-    let mut raw = Raw::open(&node, opening()).await.unwrap();
+    let mut raw = RawStream::open(&node, opening()).await.unwrap();
     let wrong = [
         ("is not here", pb::Route { target_replica: replica_id(2, 2), ..route(1) }),
         ("is not open here", pb::Route { shard_id: 5, ..route(2) }),
@@ -261,28 +262,28 @@ async fn messages_for_other_replicas_are_refused() {
     for (text, route) in wrong {
         raw.send(append(route, 0, entries(vec![blank(0)])));
         match raw.ack(route.id).await.1 {
-            Acked::Failure(failure) => {
+            AckResult::Failure(failure) => {
                 assert!(failure.text.contains(text) && failure.back_off, "{failure:?}");
             }
             other => panic!("{other:?}"),
         }
         let last = None;
         let vote = pb::VoteRequest { vote: vote(1, false), last, leadership_transfer: false };
-        let question = Some(Question::Vote(vote));
-        raw.send(Message::Question(pb::Question { route: Some(route), question }));
-        let answer = raw.results().await.answers.pop().unwrap();
-        assert_eq!(answer.id, route.id);
-        assert!(matches!(answer.result, Some(Answered::Failure(_))), "{answer:?}");
+        let request = Some(UnaryRequest::Vote(vote));
+        raw.send(Message::Question(pb::Question { route: Some(route), question: request }));
+        let response = raw.results().await.answers.pop().unwrap();
+        assert_eq!(response.id, route.id);
+        assert!(matches!(response.result, Some(UnaryResult::Failure(_))), "{response:?}");
     }
     assert_eq!(node.wal.state().vote, None);
     node.stop().await;
 }
 
 #[tokio::test]
-async fn strangers_are_refused() {
+async fn refuses_invalid_handshakes() {
     let node = node().await;
-    let speaks = format!("speaks protocol {}", Versions::OWN);
-    let next = Versions::OWN.newest + 1;
+    let speaks = format!("speaks protocol {}", ProtocolVersions::OWN);
+    let next = ProtocolVersions::OWN.newest + 1;
     let later = pb::Opening { version_min: next, version_max: next + 1, ..opening() };
     let wrong = [
         (speaks.as_str(), later),
@@ -296,53 +297,53 @@ async fn strangers_are_refused() {
         ("lane", pb::Opening { lane: 0, ..opening() }),
     ];
     for (text, opening) in wrong {
-        let status = Raw::open(&node, opening).await.err().unwrap();
+        let status = RawStream::open(&node, opening).await.err().unwrap();
         assert_eq!(status.code(), Code::FailedPrecondition);
         assert!(status.message().contains(text), "{status:?}");
     }
-    // A later version that still speaks this one is welcome.
-    Raw::open(&node, pb::Opening { version_max: 7, ..opening() }).await.unwrap();
+    // Accepts a later version that still speaks this one.
+    RawStream::open(&node, pb::Opening { version_max: 7, ..opening() }).await.unwrap();
     node.stop().await;
 }
 
 #[tokio::test]
-async fn nonsense_ends_its_stream_and_a_new_one_replaces_it() {
+async fn invalid_message_ends_only_its_stream() {
     let node = node().await;
-    for nonsense in [None, Some(Message::Opening(opening()))] {
-        let mut raw = Raw::open(&node, opening()).await.unwrap();
-        raw.outgoing.send(pb::ExchangeRequest { message: nonsense }).unwrap();
+    for invalid in [None, Some(Message::Opening(opening()))] {
+        let mut raw = RawStream::open(&node, opening()).await.unwrap();
+        raw.outgoing.send(pb::ExchangeRequest { message: invalid }).unwrap();
         assert_eq!(raw.next().await.unwrap_err().code(), Code::InvalidArgument);
     }
-    let mut old = Raw::open(&node, opening()).await.unwrap();
-    let mut new = Raw::open(&node, opening()).await.unwrap();
+    let mut old = RawStream::open(&node, opening()).await.unwrap();
+    let mut new = RawStream::open(&node, opening()).await.unwrap();
     assert_eq!(old.next().await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(new.append(1, entries(vec![blank(0)])).await, matched(0));
     node.stop().await;
 }
 
-/// A replica whose disk never answers.
-async fn stuck(node: &Node, shard_id: u64) {
+/// Serves a replica whose disk never completes a write.
+async fn serve_stalled_replica(node: &PeerNode, shard_id: u64) {
     let disk = Arc::new(SimulatedDisk::new(7));
     let options = Options { segment_bytes: 64 << 20, reserve_bytes: 0, ..Options::default() };
-    // Its writer is never run.
+    // The writer never runs.
     let (wal, writer, keeper, _) = Wal::open(disk, options).unwrap();
     let reads = DiskReads::new(false);
     let mut store = LogStore::new(wal.clone(), reads.clone());
-    let ledger = Arc::new(Ledger::new(wal.clone())) as Arc<dyn Machine>;
-    let machine = StateMachine::recover(ledger.clone(), wal.clone(), reads, None, &mut store);
+    let counter = Arc::new(CountingMachine::new(wal.clone())) as Arc<dyn Machine>;
+    let machine = StateMachine::recover(counter.clone(), wal.clone(), reads, None, &mut store);
     let link = node.hub.network(shard_id, replica_id(2, 1), wal.clone());
     let config = Arc::new(openraft::Config::default().validate().unwrap());
     let machine = machine.await.unwrap();
     let raft = Raft::new(replica_id(2, 1), config, link, store, machine).await.unwrap();
-    node.hub.serve_shard(shard_id, replica_id(2, 1), raft, ledger, wal);
+    node.hub.serve_shard(shard_id, replica_id(2, 1), raft, counter, wal);
     std::mem::forget((writer, keeper));
 }
 
 #[tokio::test]
-async fn a_sender_that_breaks_its_window_loses_only_its_epoch() {
+async fn exceeding_the_window_ends_only_the_epoch() {
     let node = node().await;
-    stuck(&node, 9).await;
-    let mut raw = Raw::open(&node, opening()).await.unwrap();
+    serve_stalled_replica(&node, 9).await;
+    let mut raw = RawStream::open(&node, opening()).await.unwrap();
     let shard_9 = pb::Route { shard_id: 9, ..route(1) };
     let payload = Bytes::from(vec![7; 1 << 20]);
     for index in 0..6 {
@@ -351,12 +352,12 @@ async fn a_sender_that_breaks_its_window_loses_only_its_epoch() {
         raw.send(append(shard_9, index, request));
     }
     match raw.ack(1).await {
-        (3, Acked::Failure(failure)) => assert!(failure.text.contains("in flight")),
+        (3, AckResult::Failure(failure)) => assert!(failure.text.contains("in flight")),
         other => panic!("{other:?}"),
     }
-    // The stream goes on for others, past what is stuck.
+    // The stream still serves other shards.
     assert_eq!(raw.append(2, entries(vec![blank(0)])).await, matched(0));
-    // One request of any size is within every window.
+    // A single request of any size fits the window.
     let large = Bytes::from(vec![7; 8 << 20]);
     let mut request = entries(vec![batch(1, large)]);
     request.previous = Some(pb::LogId { term: 1, index: 0 });
@@ -365,7 +366,7 @@ async fn a_sender_that_breaks_its_window_loses_only_its_epoch() {
     node.hub.close();
 }
 
-/// Any message at all, with small numbers so that some of them fit together.
+/// Returns a random message. Its numbers are small, so that some messages match each other.
 fn random_message(random: &mut StdRng) -> Message {
     let mut small = || random.random_range(0..4_u64);
     let route = pb::Route {
@@ -374,7 +375,7 @@ fn random_message(random: &mut StdRng) -> Message {
         target_replica: replica_id(2, 1),
         id: small() * 100 + small(),
     };
-    // Never a vote that would do: a peer that lies within Raft's rules is out of scope.
+    // Never a valid vote: a peer that lies within Raft's rules is out of scope.
     let vote = Some(pb::Vote { term: small(), voted_for: small(), committed: small() > 1 });
     let id = Some(pb::LogId { term: small(), index: small() });
     let head = Bytes::from(vec![small() as u8; small() as usize * 30]);
@@ -385,13 +386,13 @@ fn random_message(random: &mut StdRng) -> Message {
     match kind {
         0 => Message::Append(pb::Append { route, sequence, entries: Some(entries) }),
         1 => {
-            let question = Some(Question::Beat(entries));
-            Message::Question(pb::Question { route, question })
+            let request = Some(UnaryRequest::Beat(entries));
+            Message::Question(pb::Question { route, question: request })
         }
         2 => {
             let last = id;
             let request = pb::VoteRequest { vote, last, leadership_transfer: small() > 1 };
-            Message::Question(pb::Question { route, question: Some(Question::Vote(request)) })
+            Message::Question(pb::Question { route, question: Some(UnaryRequest::Vote(request)) })
         }
         3 => {
             let data = Bytes::from_static(b"abcdef");
@@ -410,42 +411,42 @@ fn random_message(random: &mut StdRng) -> Message {
         4 => Message::Ending(pb::Ending { route }),
         5 => {
             let request = pb::RecordsRequest { after: small(), upto: small(), bytes_max: u64::MAX };
-            Message::Question(pb::Question { route, question: Some(Question::Records(request)) })
+            Message::Question(pb::Question { route, question: Some(UnaryRequest::Records(request)) })
         }
         _ => Message::Append(pb::Append { route: None, sequence, entries: None }),
     }
 }
 
 #[tokio::test]
-async fn random_messages_do_no_harm() {
+async fn survives_random_messages() {
     let seed = std::env::var("HELIX_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or(20_261_121);
     eprintln!("HELIX_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
     let node = node().await;
     for _ in 0..20 {
-        let mut raw = Raw::open(&node, opening()).await.unwrap();
+        let mut raw = RawStream::open(&node, opening()).await.unwrap();
         for _ in 0..200 {
             raw.send(random_message(&mut random));
         }
-        // Past all of them: the stream may have ended, the node has not.
+        // Reads past all of them. The stream may have ended, but not the node.
         while let Ok(response) = raw.next().await {
-            let Some(Said::Results(results)) = response.message else { panic!("{response:?}") };
+            let Some(ResponseMessage::Results(results)) = response.message else { panic!("{response:?}") };
             if results.acks.iter().any(|ack| ack.epoch == u64::MAX) {
                 break;
             }
-            let nobody = pb::Route { shard_id: 77, ..route(u64::MAX) };
-            raw.send(append(nobody, 0, entries(Vec::new())));
+            let unknown = pb::Route { shard_id: 77, ..route(u64::MAX) };
+            raw.send(append(unknown, 0, entries(Vec::new())));
         }
     }
     assert_eq!(node.wal.state().last, None);
-    let mut raw = Raw::open(&node, opening()).await.unwrap();
+    let mut raw = RawStream::open(&node, opening()).await.unwrap();
     assert_eq!(raw.append(1, entries(vec![blank(0)])).await, matched(0));
     node.stop().await;
 }
 
 #[tokio::test]
-async fn a_silent_caller_is_not_waited_for() {
+async fn handshake_of_silent_caller_times_out() {
     let node = node().await;
     let mut client = client(&node).await;
     let (_silent, queue) = mpsc::unbounded_channel::<pb::ExchangeRequest>();
@@ -454,46 +455,46 @@ async fn a_silent_caller_is_not_waited_for() {
     node.stop().await;
 }
 
-/// Whoever has lost sight of where messages begin takes anything for a length.
+/// A peer that lost track of message boundaries sends an arbitrary length.
 #[tokio::test]
-async fn the_rest_of_a_message_is_not_waited_for_for_ever() {
+async fn stalled_message_ends_the_stream() {
     let node = node().await;
-    let mut idle = Raw::open(&node, pb::Opening { lane: CONTROL, ..opening() }).await.unwrap();
+    let mut idle = RawStream::open(&node, pb::Opening { lane: CONTROL, ..opening() }).await.unwrap();
     let mut first = Some(pb::ExchangeRequest { message: Some(Message::Opening(opening())) });
     let mut length = Some(1 << 20);
-    let body = Outgoing::new(move |_: &mut Context<'_>, pieces: &mut Pieces| {
+    let body = ChunkedBody::new(move |_: &mut Context<'_>, writer: &mut ChunkedWriter| {
         if let Some(first) = first.take() {
-            pieces.begin(first.encoded_len())?;
-            first.encode_raw(pieces.short());
+            writer.begin_message(first.encoded_len())?;
+            first.encode_raw(writer.buffer());
             return Poll::Ready(Some(Ok(())));
         }
-        length.take().map_or(Poll::Pending, |length| Poll::Ready(Some(pieces.begin(length))))
+        length.take().map_or(Poll::Pending, |length| Poll::Ready(Some(writer.begin_message(length))))
     });
     let mut request = Request::new(futures_util::stream::empty());
-    request.extensions_mut().insert(Aside::new(Body::new(body)));
-    let mut client = PeerServiceClient::new(Answers(channel(&node).await));
+    request.extensions_mut().insert(DetachedBody::new(Body::new(body)));
+    let mut client = PeerServiceClient::new(ResponseLayer(channel(&node).await));
     let mut results = client.exchange(request).await.unwrap().into_inner();
-    assert!(matches!(results.message().await.unwrap().unwrap().message, Some(Said::Opened(_))));
+    assert!(matches!(results.message().await.unwrap().unwrap().message, Some(ResponseMessage::Opened(_))));
     let status = timeout(PATIENCE + PATIENCE, results.message()).await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
-    // One that is between messages may say nothing for as long as it likes.
+    // A stream between two messages may stay idle.
     assert_eq!(idle.append(1, entries(vec![blank(0)])).await, matched(0));
     node.stop().await;
 }
 
-/// Two names for one node's peers would be two connections: the node itself is no peer.
+/// The configured peers may include the node itself, which must not dial itself.
 #[tokio::test]
-async fn a_node_is_not_its_own_peer() {
+async fn node_does_not_dial_itself() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let peers = BTreeMap::from([(2, address)]);
-    let node = Node::start(2, &peers, listener, memory_wal()).await;
+    let node = PeerNode::start(2, &peers, listener, memory_wal()).await;
     assert!(node.hub.peers().is_empty());
     node.stop().await;
 }
 
 #[test]
-fn clients_do_not_see_what_nodes_say_to_each_other() {
+fn reflection_hides_peer_services() {
     let set = prost_types::FileDescriptorSet::decode(helix_proto::FILE_DESCRIPTOR_SET).unwrap();
     let names: Vec<_> = set.file.iter().map(|file| file.name()).collect();
     assert!(names.iter().any(|name| name.starts_with("helix/log/v1/")));

@@ -21,7 +21,7 @@ mod leader;
 #[path = "../../../helix-client/examples/ledger.rs"]
 mod ledger;
 
-use leader::lead;
+use leader::take_leadership;
 use ledger::Ledger;
 
 fn client(server: &TestServer) -> Client {
@@ -78,12 +78,12 @@ async fn a_leader_that_was_replaced_writes_nothing_more() {
     let server = TestServer::in_memory().await;
     let client = client(&server);
     let patience = Duration::from_millis(50);
-    let first = soon(lead(&client, "default", "first", patience)).await.unwrap();
-    assert_eq!(first.begins_at, 0);
+    let first = soon(take_leadership(&client, "default", "first", patience)).await.unwrap();
+    assert_eq!(first.start_offset, 0);
     first.producer.append("default", 0, &[record("a")][..]).await.unwrap();
     // It is silent for a moment, and that is enough.
-    let second = soon(lead(&client, "default", "second", patience)).await.unwrap();
-    assert_eq!(second.begins_at, 1);
+    let second = soon(take_leadership(&client, "default", "second", patience)).await.unwrap();
+    assert_eq!(second.start_offset, 1);
     let late = first.producer.append("default", 0, &[record("late")][..]).await.unwrap_err();
     assert!(late.is(ErrorReason::Fenced) && !late.may_have_applied, "{late}");
     assert_eq!(late.fencing_token.as_deref(), Some("second"));
@@ -92,7 +92,7 @@ async fn a_leader_that_was_replaced_writes_nothing_more() {
     // Of several that see the same silence one leads; the others see it replaced in turn.
     let tokens = ["third", "fourth", "fifth"];
     let led = futures_util::future::join_all(
-        tokens.map(|token| lead(&client, "default", token, patience)),
+        tokens.map(|token| take_leadership(&client, "default", token, patience)),
     );
     let led = soon(led).await.into_iter().map(Result::unwrap);
     let mut admitted = 0;

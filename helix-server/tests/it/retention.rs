@@ -8,7 +8,7 @@ use helix_proto::log::v1::{
     AppendRequest, ErrorReason, FetchRequest, GetTopicRequest, PartitionInfo, Record, TopicConfig,
     UpdateTopicRequest,
 };
-use helix_server::config::Config;
+use helix_server::config::ServerConfig;
 use prost_types::FieldMask;
 use tokio::time::Instant;
 
@@ -96,11 +96,11 @@ async fn an_idle_partition_loses_what_is_too_old_and_it_stays_lost() {
 #[tokio::test]
 async fn a_limit_of_bytes_keeps_that_much_and_up_to_a_segment_more() {
     let folder = tempfile::tempdir().unwrap();
-    let config = Config {
+    let config = ServerConfig {
         segment_bytes: SEGMENT_BYTES,
         tail_bytes: Some(1 << 20),
         default_retention_bytes: KEPT_BYTES,
-        ..Config::in_folder(folder.path())
+        ..ServerConfig::in_dir(folder.path())
     };
     let server = TestServer::start(config, None).await;
     let value = Some(Bytes::from(vec![7; 1_000_000]));

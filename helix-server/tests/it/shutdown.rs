@@ -7,7 +7,7 @@ use helix_proto::log::v1::{
     AppendStreamInit, AppendStreamRequest, ErrorReason, FetchRequest, SubscribeRequest,
     WatchMetadataRequest,
 };
-use helix_server::config::Config;
+use helix_server::config::ServerConfig;
 use helix_server::limits::SHUTDOWN_WAIT_MAX;
 use helix_server::server::{Server, StartError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -121,7 +121,7 @@ async fn a_client_that_does_not_say_goodbye_is_cut_off() {
 async fn an_address_in_use_is_named_with_the_way_out() {
     let server = TestServer::in_memory().await;
     let listen_addr = server.running.local_addr();
-    let config = Config { listen_addr, ..Config::in_memory() };
+    let config = ServerConfig { listen_addr, ..ServerConfig::in_memory() };
     let error = Server::start(config).await.map(drop).unwrap_err();
     assert!(matches!(error, StartError::Listen { .. }));
     let message = error.to_string();
@@ -132,7 +132,7 @@ async fn an_address_in_use_is_named_with_the_way_out() {
 #[tokio::test]
 async fn a_folder_has_one_server_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
-    let config = Config::in_folder(folder.path());
+    let config = ServerConfig::in_dir(folder.path());
     let first = Server::start(config.clone()).await.unwrap();
     let error = Server::start(config.clone()).await.map(drop).unwrap_err();
     assert!(matches!(error, StartError::Open(_)), "{error}");

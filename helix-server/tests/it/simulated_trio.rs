@@ -14,7 +14,7 @@ use helix_wal::storage::{SimulatedDisk, Storage};
 use tokio::net::TcpListener;
 
 use crate::simulation::settings_on;
-use crate::three_nodes::{NODES, until};
+use crate::trio::{NODES, until};
 
 /// The data shard that all records are in.
 pub(crate) const SHARD: u64 = 1;
@@ -140,7 +140,7 @@ impl Three {
         until("there is a leader", async || {
             for id in self.nodes.keys() {
                 let Some(shard) = self.nodes[id].shard(SHARD) else { continue };
-                if shard.leads() && shard.ready().await.is_ok() {
+                if shard.is_leader() && shard.ready().await.is_ok() {
                     return Some(*id);
                 }
             }
@@ -152,7 +152,7 @@ impl Three {
     /// The node that leads shard 0.
     pub(crate) async fn first(&self) -> Arc<Node> {
         until("shard 0 has a leader", async || {
-            self.nodes.values().find(|node| node.cluster().leads()).cloned()
+            self.nodes.values().find(|node| node.cluster().is_leader()).cloned()
         })
         .await
     }

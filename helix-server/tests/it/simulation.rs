@@ -10,11 +10,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use helix_server::clock::TokioClock;
 use helix_server::log::{Condition, PartitionSettings, ProducerStamp};
-use helix_server::memory::Shares;
+use helix_server::memory::MemoryShares;
 use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::raft::seed_this_thread;
 use helix_server::shard::{Durability, NewBatch, ReadFrom};
-use helix_wal::storage::{Crash, SimulatedDisk, Step, Storage};
+use helix_wal::storage::{Crash, SimulatedDisk, DiskOperation, Storage};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -48,7 +48,7 @@ impl Disks {
         }
     }
 
-    fn traces(&self) -> Vec<(u64, Vec<Step>)> {
+    fn traces(&self) -> Vec<(u64, Vec<DiskOperation>)> {
         let disks = self.by_shard.lock().unwrap();
         disks.iter().map(|(shard, disk)| (*shard, disk.trace())).collect()
     }
@@ -80,7 +80,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         segment_bytes: 1 << 20,
         tail_bytes: 64 << 10,
         footer_bytes: 8 << 20,
-        shares: Shares::default(),
+        shares: MemoryShares::default(),
         log_limits: LogLimits::default(),
         scrub_rate: 0,
         idle_poll: Duration::ZERO,
@@ -93,7 +93,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
 /// The same in a folder.
 pub(crate) fn settings_in(folder: &Path, seed: u64) -> NodeSettings {
     NodeSettings {
-        storage: NodeStorage::Folder { path: folder.to_owned(), direct_io: false },
+        storage: NodeStorage::DataDir { path: folder.to_owned(), direct_io: false },
         ..settings_on(Arc::new(|shard| unreachable!("shard {shard} is in a folder")), seed)
     }
 }
@@ -123,7 +123,7 @@ pub(crate) fn batch(node: &Node, partition: u32, sequence: u64, payload: Bytes) 
 
 /// One life after the other: append under a deadline, crash with appends in flight, recover, check
 /// that every acknowledged batch is where its ack said. Returns what happened, for comparison.
-async fn lives(seed: u64) -> (Vec<String>, Vec<(u64, Vec<Step>)>) {
+async fn lives(seed: u64) -> (Vec<String>, Vec<(u64, Vec<DiskOperation>)>) {
     seed_this_thread(seed);
     let mut rng = StdRng::seed_from_u64(seed);
     let disks = Disks::new(seed);
@@ -180,7 +180,7 @@ async fn lives(seed: u64) -> (Vec<String>, Vec<(u64, Vec<Step>)>) {
 }
 
 /// Runs the lives on a clock that jumps to the next event whenever everything waits.
-fn run(seed: u64) -> (Vec<String>, Vec<(u64, Vec<Step>)>) {
+fn run(seed: u64) -> (Vec<String>, Vec<(u64, Vec<DiskOperation>)>) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
     runtime.unwrap().block_on(lives(seed))

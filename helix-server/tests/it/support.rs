@@ -18,8 +18,8 @@ use helix_proto::log::v1::{
     NamedPosition, PartitionRecords, PartitionStart, Record, StartPosition, StoredRecord,
 };
 use helix_proto::plain::PlainRecords;
-use helix_server::config::Config;
-use helix_server::server::{Running, Server};
+use helix_server::config::ServerConfig;
+use helix_server::server::{RunningServer, Server};
 use tempfile::TempDir;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
@@ -29,22 +29,22 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
 pub(crate) struct TestServer {
-    pub(crate) running: Running,
+    pub(crate) running: RunningServer,
     pub(crate) channel: Channel,
     folder: Option<TempDir>,
 }
 
 impl TestServer {
     pub(crate) async fn in_memory() -> Self {
-        Self::start(Config::in_memory(), None).await
+        Self::start(ServerConfig::in_memory(), None).await
     }
 
     pub(crate) async fn durable() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Self::start(Config::in_folder(folder.path()), Some(folder)).await
+        Self::start(ServerConfig::in_dir(folder.path()), Some(folder)).await
     }
 
-    pub(crate) async fn start(config: Config, folder: Option<TempDir>) -> Self {
+    pub(crate) async fn start(config: ServerConfig, folder: Option<TempDir>) -> Self {
         let running = Server::start(config).await.unwrap();
         let channel = connect(&running).await;
         Self { running, channel, folder }
@@ -55,7 +55,7 @@ impl TestServer {
         let folder = self.folder.expect("memory does not outlive its server");
         drop(self.channel);
         self.running.shutdown().await;
-        Self::start(Config::in_folder(folder.path()), Some(folder)).await
+        Self::start(ServerConfig::in_dir(folder.path()), Some(folder)).await
     }
 
     pub(crate) fn produce(&self) -> ProduceServiceClient<Channel> {
@@ -98,7 +98,7 @@ impl TestServer {
     }
 }
 
-pub(crate) async fn connect(running: &Running) -> Channel {
+pub(crate) async fn connect(running: &RunningServer) -> Channel {
     let address = format!("http://{}", running.local_addr());
     Endpoint::from_shared(address).unwrap().connect().await.unwrap()
 }

@@ -7,14 +7,14 @@ use helix_client::{Client, Config, ProducerOptions};
 use helix_proto::error::from_status;
 use helix_proto::log::v1::ErrorReason;
 use helix_server::limits;
-use helix_server::shard::{Permit, Shard};
+use helix_server::shard::{AppendPermit, Shard};
 use tonic::Code;
 
 use crate::append_stream::{Session, first_offsets, init};
 use crate::support::{TestServer, append_request, reason, record, soon, values};
 
 /// All that may be in flight: small batches may have half of it, and a large one counts so much.
-async fn all_permits(shard: &Shard) -> Vec<Permit> {
+async fn all_permits(shard: &Shard) -> Vec<AppendPermit> {
     let (_, bytes_max) = shard.flow().bytes();
     let mut permits = vec![shard.permit(bytes_max).await.unwrap()];
     for _ in 0..bytes_max / 2 / limits::SMALL_BATCH_BYTES {

@@ -13,7 +13,7 @@ use helix_proto::log::v1::{
     GetNodeStatusRequest, GetTopicRequest, Metadata, PartitionRecords, ReadSource, ShardStatus,
     StoredBatch, Topic, TransferLeaderRequest,
 };
-use helix_server::config::{AdminAddr, Config, Storage};
+use helix_server::config::{AdminAddr, ServerConfig, StorageMode};
 use helix_server::limits::{CATCH_UP_BYTES, CHECKPOINT_BYTES};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -146,7 +146,7 @@ async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: watch
 /// Where the nodes of a cluster are, and what they are started with.
 pub(crate) struct Plan {
     root: TempDir,
-    storage: Storage,
+    storage: StorageMode,
     listen: BTreeMap<u64, SocketAddr>,
     peer: BTreeMap<u64, SocketAddr>,
     /// By (from, to); none where nothing is to be cut.
@@ -160,7 +160,7 @@ impl Plan {
         let address = || SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         Self {
             root: tempfile::tempdir().unwrap(),
-            storage: Storage::Durable,
+            storage: StorageMode::Durable,
             listen: NODES.map(|node| (node, address())).into(),
             peer: NODES.map(|node| (node, address())).into(),
             links: BTreeMap::new(),
@@ -170,7 +170,7 @@ impl Plan {
     }
 
     pub(crate) fn in_memory() -> Self {
-        Self { storage: Storage::Memory, ..Self::new() }
+        Self { storage: StorageMode::Memory, ..Self::new() }
     }
 
     /// With links that can be cut.
@@ -192,12 +192,12 @@ impl Plan {
         Self { catch_up_bytes: 2 << 20, checkpoint_bytes: 1 << 20, ..self }
     }
 
-    pub(crate) fn config(&self, node: u64) -> Config {
+    pub(crate) fn config(&self, node: u64) -> ServerConfig {
         let way = |to: u64| match self.links.get(&(node, to)) {
             Some(link) => link.address.clone(),
             None => self.peer[&to].to_string(),
         };
-        Config {
+        ServerConfig {
             shards: Some(3),
             node_id: node,
             storage: self.storage,
@@ -210,7 +210,7 @@ impl Plan {
             tail_bytes: Some(2 << 20),
             catch_up_bytes: self.catch_up_bytes,
             checkpoint_bytes: self.checkpoint_bytes,
-            ..Config::default()
+            ..ServerConfig::default()
         }
     }
 
@@ -239,7 +239,7 @@ impl Plan {
     }
 }
 
-pub(crate) fn launch(config: Config) -> JoinHandle<TestServer> {
+pub(crate) fn launch(config: ServerConfig) -> JoinHandle<TestServer> {
     tokio::spawn(TestServer::start(config, None))
 }
 

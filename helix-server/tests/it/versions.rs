@@ -10,19 +10,19 @@ use bytes::Bytes;
 use helix_server::error::{Error, Result};
 use helix_server::node::{Node, NodeSettings};
 use helix_server::peer::Network;
-use helix_server::protocol::Versions;
+use helix_server::protocol::ProtocolVersions;
 use helix_server::shard::Durability;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 
 use crate::simulation::{batch, settings_in};
 use crate::support::soon;
-use crate::three_nodes::{free_port, until};
+use crate::trio::{free_port, until};
 
 /// The program that only spoke the oldest version, this one, and one that has dropped that version.
-const NOW: Versions = Versions { oldest: Versions::OWN.oldest, newest: Versions::OWN.oldest };
-const NEXT: Versions = Versions::OWN;
-const LATER: Versions = Versions { oldest: NOW.newest + 1, newest: NOW.newest + 2 };
+const NOW: ProtocolVersions = ProtocolVersions { oldest: ProtocolVersions::OWN.oldest, newest: ProtocolVersions::OWN.oldest };
+const NEXT: ProtocolVersions = ProtocolVersions::OWN;
+const LATER: ProtocolVersions = ProtocolVersions { oldest: NOW.newest + 1, newest: NOW.newest + 2 };
 
 struct Mixed {
     root: TempDir,
@@ -32,7 +32,7 @@ struct Mixed {
 }
 
 impl Mixed {
-    async fn start(versions: [Versions; 3]) -> Self {
+    async fn start(versions: [ProtocolVersions; 3]) -> Self {
         let address = || SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         let ports = (1..=4).map(|id| (id, address())).collect();
         let root = tempfile::tempdir().unwrap();
@@ -43,7 +43,7 @@ impl Mixed {
         mixed
     }
 
-    async fn open(&self, id: u64, versions: Versions) -> Result<Arc<Node>> {
+    async fn open(&self, id: u64, versions: ProtocolVersions) -> Result<Arc<Node>> {
         let folder = self.root.path().join(format!("node-{id}"));
         let settings = NodeSettings { node_id: id, ..settings_in(&folder, id) };
         let peers = self.ports.iter().filter(|(peer, _)| **peer < 4 || id == 4);
@@ -51,10 +51,10 @@ impl Mixed {
         // One that was refused lets go of it a moment later.
         let bind = async || TcpListener::bind(self.ports[&id]).await.ok();
         let listener = until("the port is free", bind).await;
-        soon(Node::open_among(settings, peers, Network::from(listener).speaking(versions))).await
+        soon(Node::open_among(settings, peers, Network::from(listener).with_versions(versions))).await
     }
 
-    async fn restart(&mut self, id: u64, versions: Versions) {
+    async fn restart(&mut self, id: u64, versions: ProtocolVersions) {
         self.nodes.remove(&id).unwrap().close().await;
         let node = self.open(id, versions).await.unwrap();
         self.nodes.insert(id, node);
@@ -66,7 +66,7 @@ impl Mixed {
         let ack = until("a leader takes a batch", async || {
             let located = self.nodes.values().filter_map(|node| {
                 let located = node.locate("default", 0).ok()?;
-                located.shard.leads().then_some((node, located.shard))
+                located.shard.is_leader().then_some((node, located.shard))
             });
             let (node, shard) = located.into_iter().next()?;
             let batch = batch(node, 0, self.written, payload.clone());
@@ -174,7 +174,7 @@ async fn who_has_no_protocol_version_in_common_is_refused_with_what_to_do() {
         })
         .await;
         assert!(why.contains("version 2") && why.contains("versions 3 to 4"), "{why}");
-        assert!(why.contains("start the older of them with a newer Helix"), "{why}");
+        assert!(why.contains("upgrade the older node to a release that speaks both"), "{why}");
     }
     assert_eq!(protocol, [NOW.newest; 2]);
     stranger.close().await;

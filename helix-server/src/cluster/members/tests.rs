@@ -1,5 +1,5 @@
-//! What the list of members must hold: one change at a time, generations that are never given
-//! twice, and replicas that nobody counts on before they are made.
+//! Invariants of the members: one change at a time, generations that are never reused, and no
+//! target replica before it exists.
 
 use super::*;
 use crate::cluster::members_record::MembersRecord;
@@ -11,22 +11,22 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Of nodes that were formed together.
+    /// Returns a cluster that these nodes have formed together.
     fn of(nodes: &[u64]) -> Self {
         let mut cluster = Self { members: Members::default(), version: 0 };
         let replicas = nodes.iter().map(|node| replica_id(*node, FIRST_GENERATION)).collect();
-        assert_eq!(cluster.apply(MemberCommand::TakeUp(TakeUp { replicas })), Ok(Reply::Done));
+        assert_eq!(cluster.apply(MemberCommand::InitMembers(InitMembers { replicas })), Ok(ClusterReply::Done));
         cluster
     }
 
-    fn apply(&mut self, command: MemberCommand) -> Result<Reply, Reply> {
+    fn apply(&mut self, command: MemberCommand) -> Result<ClusterReply, ClusterReply> {
         let before = self.members.clone();
         match self.members.apply(self.version + 1, &command) {
             Ok(outcome) => {
                 assert_eq!(outcome.is_changed, self.members != before);
                 self.version += u64::from(outcome.is_changed);
                 let record = MembersRecord::from(&self.members);
-                assert_eq!(record.into_members().unwrap(), self.members, "it comes back");
+                assert_eq!(record.into_members().unwrap(), self.members, "survives encoding");
                 Ok(outcome.reply)
             }
             Err(refused) => {
@@ -36,9 +36,9 @@ impl Cluster {
         }
     }
 
-    fn change(&mut self, command: MemberCommand) -> Change {
+    fn change(&mut self, command: MemberCommand) -> MemberChange {
         match self.apply(command) {
-            Ok(Reply::Change(change)) => change,
+            Ok(ClusterReply::MemberChange(change)) => change,
             other => panic!("{other:?}"),
         }
     }
@@ -79,44 +79,44 @@ fn drain(node_id: u64, draining: bool) -> MemberCommand {
 }
 
 #[test]
-fn nobody_counts_on_a_node_before_it_has_joined() {
+fn node_is_not_in_the_target_before_it_has_joined() {
     let mut cluster = Cluster::of(&[1]);
     let change = cluster.change(add(2));
     assert_eq!((change.kind, change.id, change.done), (ChangeKind::Add, 1, false));
     assert_eq!(cluster.target(), [(1, 1)]);
-    assert_eq!(cluster.apply(MemberCommand::Finish(1)), Ok(Reply::Done));
-    assert!(cluster.members.running().is_some(), "it cannot be done yet");
+    assert_eq!(cluster.apply(MemberCommand::Finish(1)), Ok(ClusterReply::Done));
+    assert!(cluster.members.running().is_some(), "it cannot finish yet");
     assert_eq!(cluster.join(2), 2);
     assert_eq!(cluster.target(), [(1, 1), (2, 2)]);
     let version = cluster.members.running().unwrap().version;
     assert_eq!(version, cluster.version, "shards that have seen less have not done it");
     cluster.finish();
-    assert_eq!(cluster.change(add(2)).id, change.id, "asked again it is the same");
+    assert_eq!(cluster.change(add(2)).id, change.id, "a repeated command returns the same change");
 }
 
 #[test]
-fn there_is_one_change_at_a_time() {
+fn only_one_change_runs_at_a_time() {
     let mut cluster = Cluster::of(&[1, 2, 3]);
     let first = cluster.change(add(4));
     assert_eq!(cluster.change(add(4)).id, first.id);
     for other in [add(5), remove(3), replace(3, 3, true), replace(3, 6, false)] {
         let refused = cluster.apply(other).unwrap_err();
-        let Reply::ChangeInProgress { what } = refused else { panic!("{refused:?}") };
+        let ClusterReply::ChangeInProgress { what } = refused else { panic!("{refused:?}") };
         assert!(what.contains("node 4 is being added"), "{what}");
     }
-    // But for its own end.
+    // Removing the node that is being added is the exception.
     let second = cluster.change(remove(4));
     assert_eq!(cluster.change(remove(4)).id, second.id);
-    assert!(cluster.members.is_given_up(first.id));
+    assert!(cluster.members.is_abandoned(first.id));
     assert_eq!(cluster.target(), [(1, 1), (2, 1), (3, 1)]);
     cluster.finish();
     assert_eq!(cluster.members.refusal(4, 2).unwrap(), "node 4 was removed from this cluster");
-    assert_eq!(cluster.members.refusal(4, 3), None, "taken in again, of which this is news here");
-    assert_eq!(cluster.members.refusal(5, 2), None, "of that one nothing is known");
+    assert_eq!(cluster.members.refusal(4, 3), None, "added again, unknown to this state");
+    assert_eq!(cluster.members.refusal(5, 2), None, "this node was never a member");
 }
 
 #[test]
-fn a_generation_is_never_given_twice() {
+fn generations_are_never_reused() {
     let mut cluster = Cluster::of(&[1, 2, 3]);
     let mut generations = Vec::new();
     for _ in 0..3 {
@@ -131,33 +131,33 @@ fn a_generation_is_never_given_twice() {
 }
 
 #[test]
-fn a_lost_disk_gets_a_new_generation_in_one_change() {
+fn lost_disk_gets_a_new_generation_in_one_change() {
     let mut cluster = Cluster::of(&[1, 2, 3]);
     let change = cluster.change(replace(3, 3, true));
-    assert_eq!(cluster.target(), [(1, 1), (2, 1), (3, 1)], "until the new replicas are there");
+    assert_eq!(cluster.target(), [(1, 1), (2, 1), (3, 1)], "until the new replicas exist");
     assert_eq!(cluster.change(replace(3, 3, true)).id, change.id);
     assert!(cluster.members.refusal(3, 1).unwrap().contains("replaced"));
     cluster.join(3);
     assert_eq!(cluster.target(), [(1, 1), (2, 1), (3, 2)]);
-    // Seen with data it is the same change; seen empty once more it is another loss.
+    // A node that has its data repeats the same change; an empty one has lost its data again.
     assert_eq!(cluster.change(replace(3, 3, false)).id, change.id);
     let again = cluster.change(replace(3, 3, true));
     assert_ne!(again.id, change.id);
-    assert!(cluster.members.is_given_up(change.id));
+    assert!(cluster.members.is_abandoned(change.id));
     assert_eq!(cluster.join(3), 3);
     cluster.finish();
     assert_eq!(cluster.target(), [(1, 1), (2, 1), (3, 3)]);
-    assert_ne!(cluster.change(replace(3, 3, true)).id, again.id, "and so after the end");
+    assert_ne!(cluster.change(replace(3, 3, true)).id, again.id, "also after the change is done");
 }
 
 #[test]
-fn a_node_takes_the_place_of_another_at_once() {
+fn node_replaces_another_in_one_change() {
     let mut cluster = Cluster::of(&[1, 2, 3]);
     cluster.change(replace(3, 4, false));
     assert_eq!(cluster.target(), [(1, 1), (2, 1), (3, 1)]);
     cluster.join(4);
     assert_eq!(cluster.target(), [(1, 1), (2, 1), (4, 2)]);
-    // Given up, the old one stays.
+    // If the change is abandoned, the old node stays.
     cluster.change(remove(4));
     assert_eq!(cluster.target(), [(1, 1), (2, 1), (3, 1)]);
     cluster.finish();
@@ -165,43 +165,43 @@ fn a_node_takes_the_place_of_another_at_once() {
     cluster.join(5);
     cluster.finish();
     assert!(cluster.members.get(3).is_none());
-    assert_eq!(cluster.apply(replace(3, 6, false)), Err(Reply::NodeNotFound { node_id: 3 }));
+    assert_eq!(cluster.apply(replace(3, 6, false)), Err(ClusterReply::NodeNotFound { node_id: 3 }));
 }
 
 #[test]
-fn what_would_leave_too_few_is_refused() {
+fn rejects_changes_that_leave_too_few_nodes() {
     let mut cluster = Cluster::of(&[1, 2]);
-    assert!(matches!(cluster.apply(remove(9)), Err(Reply::NodeNotFound { node_id: 9 })));
+    assert!(matches!(cluster.apply(remove(9)), Err(ClusterReply::NodeNotFound { node_id: 9 })));
     cluster.change(remove(2));
     cluster.finish();
-    assert!(matches!(cluster.apply(remove(1)), Err(Reply::NotEnoughNodes { .. })));
-    assert!(matches!(cluster.apply(drain(1, true)), Err(Reply::NotEnoughNodes { .. })));
+    assert!(matches!(cluster.apply(remove(1)), Err(ClusterReply::NotEnoughNodes { .. })));
+    assert!(matches!(cluster.apply(drain(1, true)), Err(ClusterReply::NotEnoughNodes { .. })));
     let mut five = Cluster::of(&[1, 2, 3, 4, 5]);
-    assert!(matches!(five.apply(add(6)), Err(Reply::Invalid { .. })));
+    assert!(matches!(five.apply(add(6)), Err(ClusterReply::Invalid { .. })));
     for node in 1..=4 {
         five.apply(drain(node, true)).unwrap();
     }
-    assert!(matches!(five.apply(drain(5, true)), Err(Reply::NotEnoughNodes { .. })));
+    assert!(matches!(five.apply(drain(5, true)), Err(ClusterReply::NotEnoughNodes { .. })));
     five.apply(drain(4, false)).unwrap();
     five.apply(drain(5, true)).unwrap();
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn rejects_invalid_commands() {
     let mut cluster = Cluster::of(&[1, 2, 3]);
     let at = |node_id, peer_addr: &str| {
         MemberCommand::Add(AddMember { node_id, peer_addr: peer_addr.to_owned() })
     };
     for wrong in [at(0, "n:1"), at(1 << 32, "n:1"), at(4, ""), at(4, "n"), at(4, ":1")] {
-        assert!(matches!(cluster.apply(wrong), Err(Reply::Invalid { .. })));
+        assert!(matches!(cluster.apply(wrong), Err(ClusterReply::Invalid { .. })));
     }
-    assert!(matches!(cluster.apply(replace(3, 2, false)), Err(Reply::Invalid { .. })));
+    assert!(matches!(cluster.apply(replace(3, 2, false)), Err(ClusterReply::Invalid { .. })));
     let mut unknown = Cluster { members: Members::default(), version: 0 };
-    assert!(matches!(unknown.apply(add(4)), Err(Reply::Invalid { .. })));
+    assert!(matches!(unknown.apply(add(4)), Err(ClusterReply::Invalid { .. })));
 }
 
 #[test]
-fn a_member_can_move() {
+fn member_can_change_its_address() {
     let mut cluster = Cluster::of(&[1, 2, 3]);
     let command = AddMember { node_id: 2, peer_addr: "elsewhere:1".to_owned() };
     let change = cluster.change(MemberCommand::Add(command));

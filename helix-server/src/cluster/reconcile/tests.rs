@@ -1,4 +1,4 @@
-//! What a shard's leader does next, case by case.
+//! The next step of a shard's leader, case by case.
 
 use super::*;
 use crate::raft::replica_id;
@@ -11,7 +11,7 @@ fn ids(nodes: &[u64]) -> BTreeSet<ReplicaId> {
     nodes.iter().copied().map(id).collect()
 }
 
-/// A shard that node 1 leads, with voters 1, 2 and 3 that are all well.
+/// A shard led by node 1, with voters 1, 2 and 3 that are all reachable and caught up.
 struct Case {
     membership: Membership,
     target: BTreeSet<ReplicaId>,
@@ -49,7 +49,7 @@ impl Case {
 
     fn next(&self) -> Step {
         let Self { membership, target, reached, lags } = self;
-        Sight { own: id(1), membership, target, reached, lags }.next()
+        ReconcileInput { own: id(1), membership, target, reached, lags }.next()
     }
 }
 
@@ -58,18 +58,18 @@ fn is_blocked(step: &Step, words: &str) -> bool {
 }
 
 #[test]
-fn a_new_replica_learns_before_it_votes() {
+fn new_replica_is_a_learner_before_it_votes() {
     assert_eq!(Case::to(&[1, 2, 3]).next(), Step::Done);
     assert_eq!(Case::to(&[1, 2, 3, 4]).next(), Step::AddLearner(id(4)));
     let behind = Case::to(&[1, 2, 3, 4]).learning(4, 5_000).next();
-    let wait = Step::Wait { phase: Phase::CatchingUp, entries: 5_000, blocked: String::new() };
+    let wait = Step::Wait { phase: ChangePhase::CatchingUp, entries: 5_000, blocked: String::new() };
     assert_eq!(behind, wait);
     let ready = Case::to(&[1, 2, 3, 4]).learning(4, 10);
     assert_eq!(ready.next(), Step::SetVoters(ids(&[1, 2, 3, 4])));
 }
 
 #[test]
-fn a_replica_that_cannot_be_reached_is_waited_for() {
+fn waits_for_an_unreachable_replica() {
     let absent = Case::to(&[1, 2, 3, 4]).lost(4).next();
     assert!(is_blocked(&absent, "node 4 cannot be reached"), "{absent:?}");
     let lost = Case::to(&[1, 2, 3, 4]).learning(4, 5_000).lost(4).next();
@@ -77,30 +77,30 @@ fn a_replica_that_cannot_be_reached_is_waited_for() {
 }
 
 #[test]
-fn a_replacement_comes_before_the_lost_one_goes() {
+fn adds_the_replacement_before_it_removes_the_lost_replica() {
     let case = Case::to(&[1, 2, 4]).lost(3);
     assert_eq!(case.next(), Step::AddLearner(id(4)));
     assert_eq!(case.learning(4, 0).next(), Step::SetVoters(ids(&[1, 2, 4])));
 }
 
 #[test]
-fn what_another_leader_began_is_finished_first() {
+fn finishes_the_change_of_a_previous_leader_first() {
     let mut joint = Case::to(&[1, 2, 3]);
     joint.membership.configs = vec![ids(&[1, 2, 3]), ids(&[1, 2, 4])];
     assert_eq!(joint.next(), Step::LeaveJoint);
     joint.membership.is_committed = false;
     let step = joint.next();
-    assert!(matches!(step, Step::Wait { phase: Phase::ChangingVoters, .. }), "{step:?}");
+    assert!(matches!(step, Step::Wait { phase: ChangePhase::ChangingVoters, .. }), "{step:?}");
 }
 
 #[test]
-fn learners_that_nobody_wants_any_more_are_dropped() {
-    let given_up = Case::to(&[1, 2, 3]).learning(4, 0).next();
-    assert_eq!(given_up, Step::DropLearners(ids(&[4])));
+fn drops_learners_that_are_not_in_the_target() {
+    let abandoned = Case::to(&[1, 2, 3]).learning(4, 0).next();
+    assert_eq!(abandoned, Step::DropLearners(ids(&[4])));
 }
 
 #[test]
-fn voters_do_not_change_without_a_majority_of_those_to_come() {
+fn voters_change_only_with_a_majority_of_the_new_voters() {
     assert_eq!(Case::to(&[1, 2]).next(), Step::SetVoters(ids(&[1, 2])));
     let lost = Case::to(&[1, 2]).lost(2).next();
     assert!(is_blocked(&lost, "leave 1 of 2 voters reachable"), "{lost:?}");
@@ -109,11 +109,11 @@ fn voters_do_not_change_without_a_majority_of_those_to_come() {
 }
 
 #[test]
-fn a_leader_that_goes_hands_over_to_the_one_that_stays_and_lacks_least() {
+fn leaving_leader_transfers_to_the_most_caught_up_remaining_voter() {
     let mut case = Case::to(&[2, 3]);
     case.lags.insert(id(2), 9);
-    assert_eq!(case.next(), Step::HandOver(id(3)));
-    // Where nobody that stays votes yet, they all vote together first.
+    assert_eq!(case.next(), Step::TransferLeadership(id(3)));
+    // If no replica in the target votes yet, the leader first votes together with all of them.
     let case = Case::to(&[4, 5]).learning(4, 0).learning(5, 0);
     assert_eq!(case.next(), Step::SetVoters(ids(&[1, 4, 5])));
 }

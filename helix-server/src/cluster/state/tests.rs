@@ -1,4 +1,4 @@
-//! What the cluster's state must hold, first case by case, then over random logs.
+//! Invariants of the cluster's state, case by case and over random logs.
 
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -17,8 +17,8 @@ fn settings() -> PartitionSettings {
     }
 }
 
-fn new_topic(name: &str, partition_count: u32) -> NewTopic {
-    NewTopic {
+fn new_topic(name: &str, partition_count: u32) -> CreateTopic {
+    CreateTopic {
         name: name.to_owned(),
         partition_count,
         replication_factor: 1,
@@ -54,14 +54,14 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// With the shards 1..=3.
+    /// Returns a cluster with the shards 1..=3.
     fn new(limits: ClusterLimits) -> Self {
         let mut cluster = Self { state: ClusterState::new(limits), index: 0 };
-        assert_eq!(cluster.apply(register_shards(vec![1, 2, 3])), Reply::Done);
+        assert_eq!(cluster.apply(register_shards(vec![1, 2, 3])), ClusterReply::Done);
         cluster
     }
 
-    fn apply(&mut self, command: ClusterCommand) -> Reply {
+    fn apply(&mut self, command: ClusterCommand) -> ClusterReply {
         self.index += 1;
         match self.state.apply(self.index, &Head::Cluster(command)) {
             Verdict::Cluster(reply) => reply,
@@ -71,16 +71,16 @@ impl Cluster {
 
     fn topic(&mut self, command: ClusterCommand) -> Arc<TopicInfo> {
         match self.apply(command) {
-            Reply::Topic(topic) => topic,
+            ClusterReply::Topic(topic) => topic,
             reply => panic!("{reply:?}"),
         }
     }
 
-    /// Applies what must be refused for this field, and change nothing.
+    /// Applies a command that must be rejected for this field and change nothing.
     fn invalid(&mut self, command: ClusterCommand, expected: &str) {
         let before = self.state.clone();
         let reply = self.apply(command);
-        let is_expected = matches!(&reply, Reply::Invalid { field, .. } if *field == expected);
+        let is_expected = matches!(&reply, ClusterReply::Invalid { field, .. } if *field == expected);
         assert!(is_expected, "{reply:?} instead of {expected}");
         assert_eq!(self.state, before);
     }
@@ -91,22 +91,22 @@ fn cluster() -> Cluster {
 }
 
 #[test]
-fn a_topic_is_created_once() {
+fn topic_is_created_once() {
     let mut cluster = cluster();
     let topic = cluster.topic(create("orders", 4));
     assert_eq!((topic.id, topic.partition_count, topic.created_at_us), (1, 4, 5));
     assert_eq!(topic.settings.version, cluster.state.version());
     let before = cluster.state.clone();
-    assert_eq!(cluster.apply(create("orders", 4)), Reply::AlreadyExistsEqual(topic.clone()));
-    let Reply::AlreadyExistsDifferent { name, difference } = cluster.apply(create("orders", 5))
+    assert_eq!(cluster.apply(create("orders", 4)), ClusterReply::AlreadyExistsEqual(topic.clone()));
+    let ClusterReply::AlreadyExistsDifferent { name, difference } = cluster.apply(create("orders", 5))
     else {
         panic!("it differs")
     };
     assert_eq!((&*name, &*difference), ("orders", "partition_count is 4, not 5"));
     assert_eq!(cluster.state, before);
     assert_eq!(cluster.state.topic("orders"), Some(&topic));
-    assert_eq!(cluster.state.preview(&new_topic("orders", 4)), Reply::AlreadyExistsEqual(topic));
-    let Reply::Topic(preview) = cluster.state.preview(&new_topic("other", 4)) else {
+    assert_eq!(cluster.state.preview(&new_topic("orders", 4)), ClusterReply::AlreadyExistsEqual(topic));
+    let ClusterReply::Topic(preview) = cluster.state.preview(&new_topic("other", 4)) else {
         panic!("it can be created")
     };
     assert_eq!(cluster.state, before);
@@ -114,14 +114,14 @@ fn a_topic_is_created_once() {
 }
 
 #[test]
-fn partition_ids_are_never_given_twice() {
+fn partition_ids_are_never_reused() {
     let mut cluster = cluster();
     let a = cluster.topic(create("a", 3));
     let b = cluster.topic(create("b", 2));
     let a = cluster.topic(add(&a.name, 5));
-    assert_eq!(cluster.apply(delete("b")), Reply::Done);
+    assert_eq!(cluster.apply(delete("b")), ClusterReply::Done);
     let c = cluster.topic(create("b", 1));
-    let ids = |topic: &TopicInfo| topic.places().map(|it| it.partition.0).collect::<Vec<_>>();
+    let ids = |topic: &TopicInfo| topic.locations().map(|it| it.partition.0).collect::<Vec<_>>();
     assert_eq!([ids(&a), ids(&b), ids(&c)], [vec![1, 2, 3, 6, 7], vec![4, 5], vec![8]]);
     assert_eq!((a.id, b.id, c.id), (1, 2, 3));
     assert!(cluster.state.is_deleted(b.id));
@@ -130,20 +130,20 @@ fn partition_ids_are_never_given_twice() {
 }
 
 #[test]
-fn partitions_stay_where_they_are_when_more_are_added() {
+fn partitions_keep_their_location_when_more_are_added() {
     let mut cluster = cluster();
     let before = cluster.topic(create("a", 4));
     let after = cluster.topic(add("a", 9));
-    assert!(before.places().eq(after.places().take(4)));
+    assert!(before.locations().eq(after.locations().take(4)));
     assert_eq!(cluster.topic(add("a", 9)), after);
     cluster.invalid(add("a", 8), "partition_count");
     cluster.invalid(add("a", 0), "partition_count");
-    let missing = Reply::TopicNotFound { name: "b".to_owned() };
+    let missing = ClusterReply::TopicNotFound { name: "b".to_owned() };
     assert_eq!(cluster.apply(add("b", 8)), missing);
 }
 
 #[test]
-fn names_follow_the_rules() {
+fn rejects_invalid_topic_names() {
     let mut cluster = cluster();
     let long = "x".repeat(250);
     for name in ["", ".", "..", "a b", "a/b", "é", "a\0", &long] {
@@ -155,12 +155,12 @@ fn names_follow_the_rules() {
 }
 
 #[test]
-fn counts_settings_and_shards_are_checked() {
+fn rejects_invalid_counts_settings_and_shards() {
     let limits = ClusterLimits { partitions_max: 150_000, ..ClusterLimits::default() };
     let mut cluster = Cluster::new(limits);
     cluster.invalid(create("a", 0), "partition_count");
     cluster.invalid(create("a", 100_001), "partition_count");
-    let mut refuse = |field, change: fn(&mut NewTopic)| {
+    let mut refuse = |field, change: fn(&mut CreateTopic)| {
         let mut new = new_topic("a", 1);
         change(&mut new);
         cluster.invalid(ClusterCommand::CreateTopic(new), field);
@@ -181,7 +181,7 @@ fn counts_settings_and_shards_are_checked() {
 }
 
 #[test]
-fn an_update_changes_what_it_names_and_its_version() {
+fn update_changes_only_the_named_settings_and_the_version() {
     let mut cluster = cluster();
     let created = cluster.topic(create("a", 1));
     let update =
@@ -208,7 +208,7 @@ fn an_update_changes_what_it_names_and_its_version() {
 }
 
 #[test]
-fn topics_are_listed_by_name_and_page() {
+fn topics_are_listed_by_name_in_pages() {
     let mut cluster = cluster();
     for name in ["b", "a.2", "a.1", "ab", "a.3"] {
         cluster.topic(create(name, 1));
@@ -226,7 +226,7 @@ fn topics_are_listed_by_name_and_page() {
 }
 
 #[test]
-fn the_version_grows_with_what_clients_see() {
+fn version_grows_with_client_visible_changes() {
     let mut cluster = cluster();
     let register = |endpoint: &str| ClusterCommand::RegisterNode {
         node_id: 1,
@@ -255,12 +255,12 @@ fn the_version_grows_with_what_clients_see() {
         assert_eq!(cluster.state.version() > before, grows, "{name}");
     }
     assert_eq!(cluster.state.node(1).map(|node| &*node.endpoint), Some("a:2"));
-    let nobody = String::new();
+    let empty = String::new();
     let zero = ClusterCommand::RegisterNode {
         node_id: 0,
-        endpoint: nobody.clone(),
-        version: nobody.clone(),
-        peer_addr: nobody,
+        endpoint: empty.clone(),
+        version: empty.clone(),
+        peer_addr: empty,
     };
     cluster.invalid(zero, "node_id");
     cluster.invalid(register_shards(vec![5, 0]), "shards");
@@ -268,17 +268,17 @@ fn the_version_grows_with_what_clients_see() {
 }
 
 #[test]
-fn producer_ids_are_given_once_and_names_keep_theirs() {
+fn producer_ids_are_unique_and_stable_per_name() {
     let limits = ClusterLimits { named_producers_max: 2, ..ClusterLimits::default() };
     let mut cluster = Cluster::new(limits);
     let lease = |count| ClusterCommand::LeaseProducerIds { count };
-    assert_eq!(cluster.apply(lease(10)), Reply::ProducerIds { first: 1, count: 10 });
-    let producer = |producer_id, epoch| Reply::Producer { producer_id, epoch };
+    assert_eq!(cluster.apply(lease(10)), ClusterReply::ProducerIds { first: 1, count: 10 });
+    let producer = |producer_id, epoch| ClusterReply::Producer { producer_id, epoch };
     assert_eq!(cluster.apply(init("a")), producer(11, 0));
     assert_eq!(cluster.apply(init("b")), producer(12, 0));
     assert_eq!(cluster.apply(init("a")), producer(11, 1));
-    assert_eq!(cluster.apply(lease(1)), Reply::ProducerIds { first: 13, count: 1 });
-    // Makes room by forgetting b, which was used longest ago.
+    assert_eq!(cluster.apply(lease(1)), ClusterReply::ProducerIds { first: 13, count: 1 });
+    // Evicts b, the least recently used one.
     assert_eq!(cluster.apply(init("c")), producer(14, 0));
     assert_eq!(cluster.apply(init("a")), producer(11, 2));
     assert_eq!(cluster.apply(init("b")), producer(15, 0));
@@ -293,7 +293,7 @@ fn producer_ids_are_given_once_and_names_keep_theirs() {
 }
 
 #[test]
-fn batches_and_commands_of_shards_are_not_for_shard_zero() {
+fn shard_0_rejects_batches_and_ignores_shard_commands() {
     let mut state = ClusterState::new(ClusterLimits::default());
     let before = state.clone();
     let partition = PartitionId(1);
@@ -344,15 +344,15 @@ fn check_invariants(state: &ClusterState) {
     let sum: u64 = state.all_topics().map(|topic| u64::from(topic.partition_count)).sum();
     assert_eq!(sum, state.partition_count());
     assert!(sum <= state.limits.partitions_max);
-    let mut ids: Vec<_> = state.all_topics().flat_map(|topic| topic.places()).collect();
-    ids.sort_by_key(|place| place.partition);
-    ids.dedup_by_key(|place| place.partition);
+    let mut ids: Vec<_> = state.all_topics().flat_map(|topic| topic.locations()).collect();
+    ids.sort_by_key(|location| location.partition);
+    ids.dedup_by_key(|location| location.partition);
     assert_eq!(ids.len() as u64, sum);
 }
 
 #[test]
-fn random_logs_keep_the_invariants_and_checkpoints_are_exact() {
-    let mut rng = seeded("random_logs_keep_the_invariants_and_checkpoints_are_exact");
+fn random_logs_keep_invariants_and_checkpoints_are_exact() {
+    let mut rng = seeded("random_logs_keep_invariants_and_checkpoints_are_exact");
     let limits = ClusterLimits {
         partitions_per_topic_max: 250,
         partitions_max: 1_000,
@@ -366,7 +366,7 @@ fn random_logs_keep_the_invariants_and_checkpoints_are_exact() {
             let head = Head::Cluster(random_command(&mut rng));
             let before = state.clone();
             let verdict = state.apply(index, &head);
-            if let Verdict::Cluster(Reply::Invalid { .. } | Reply::TopicNotFound { .. }) = verdict {
+            if let Verdict::Cluster(ClusterReply::Invalid { .. } | ClusterReply::TopicNotFound { .. }) = verdict {
                 assert_eq!(state, before);
             }
             assert_eq!(restored.apply(index, &head), verdict);
@@ -383,8 +383,8 @@ fn random_logs_keep_the_invariants_and_checkpoints_are_exact() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_an_error_or_a_state_and_never_a_panic() {
-    let mut rng = seeded("a_damaged_checkpoint_is_an_error_or_a_state_and_never_a_panic");
+fn decoding_a_damaged_checkpoint_never_panics() {
+    let mut rng = seeded("decoding_a_damaged_checkpoint_never_panics");
     assert!(ClusterState::decode(&[]).is_err());
     let mut cluster = cluster();
     for _ in 0..100 {

@@ -1,4 +1,5 @@
-//! Which source overrules which, what is found wrong, and that what is printed can be read again.
+//! Tests the precedence of the sources, the reported problems, and that printed settings can be
+//! read again.
 
 use std::path::Path;
 
@@ -12,7 +13,7 @@ struct Cli {
     flags: Flags,
 }
 
-/// A command line, an environment and a file.
+/// A command line, an environment and the contents of a file.
 struct Sources<'a> {
     arguments: &'a [&'a str],
     environment: &'a [(&'a str, &'a str)],
@@ -22,15 +23,15 @@ struct Sources<'a> {
 const NONE: Sources<'static> = Sources { arguments: &[], environment: &[], file: "" };
 
 impl Sources<'_> {
-    fn resolve(&self) -> Result<Resolved, ConfigError> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("helix.toml");
+    fn resolve(&self) -> Result<ResolvedConfig, ConfigError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("helix.toml");
         #[allow(clippy::disallowed_methods)]
         std::fs::write(&path, self.file).unwrap();
         self.resolve_with(&path)
     }
 
-    fn resolve_with(&self, path: &Path) -> Result<Resolved, ConfigError> {
+    fn resolve_with(&self, path: &Path) -> Result<ResolvedConfig, ConfigError> {
         let program = ["helix-server", "--config", path.to_str().unwrap()];
         let cli = Cli::try_parse_from(program.iter().chain(self.arguments)).unwrap();
         cli.flags.resolve(&|name| {
@@ -39,9 +40,9 @@ impl Sources<'_> {
         })
     }
 
-    fn origins(&self) -> BTreeMap<String, Origin> {
-        let choices = self.resolve().unwrap().choices;
-        choices.into_iter().map(|choice| (choice.setting.key(), choice.origin)).collect()
+    fn origins(&self) -> BTreeMap<String, SettingOrigin> {
+        let settings = self.resolve().unwrap().settings;
+        settings.into_iter().map(|it| (it.setting.key(), it.origin)).collect()
     }
 
     fn problems(&self) -> Vec<String> {
@@ -50,32 +51,36 @@ impl Sources<'_> {
 }
 
 #[test]
-fn the_command_line_overrules_the_environment_which_overrules_the_file() {
+fn the_command_line_overrides_the_environment_which_overrides_the_file() {
     let file = "node_id = 4\nstorage = 'memory'\ntail_bytes = '1MiB'\nno_direct_io = true\n";
     let environment = [("HELIX_NODE_ID", "3"), ("HELIX_STORAGE", "durable")];
     let all = Sources { arguments: &["--node-id", "2"], environment: &environment, file };
     let config = all.resolve().unwrap().config;
     assert_eq!((config.node_id, config.tail_bytes), (2, Some(1 << 20)));
-    assert_eq!(config.storage, super::super::Storage::Durable);
+    assert_eq!(config.storage, super::super::StorageMode::Durable);
     assert!(config.no_direct_io);
     let origins = all.origins();
-    assert_eq!(origins["node_id"], Origin::Flag);
-    assert_eq!(origins["storage"], Origin::Variable("HELIX_STORAGE".to_owned()));
-    assert!(matches!(origins["tail_bytes"], Origin::File { line: 3, .. }));
-    assert_eq!(origins["segment_bytes"], Origin::Default);
+    assert_eq!(origins["node_id"], SettingOrigin::Flag);
+    assert_eq!(origins["storage"], SettingOrigin::Variable("HELIX_STORAGE".to_owned()));
+    assert!(matches!(origins["tail_bytes"], SettingOrigin::File { line: 3, .. }));
+    assert_eq!(origins["segment_bytes"], SettingOrigin::Default);
     let off = Sources { arguments: &["--no-direct-io=false"], ..all };
-    assert!(!off.resolve().unwrap().config.no_direct_io, "a switch can be switched off");
+    assert!(!off.resolve().unwrap().config.no_direct_io, "a switch can be turned off");
 }
 
 #[test]
-fn without_anything_the_defaults_hold() {
-    assert_eq!(NONE.resolve().unwrap().config, Config::default());
+fn without_sources_the_defaults_apply() {
+    assert_eq!(NONE.resolve().unwrap().config, ServerConfig::default());
     let empty = Sources { environment: &[("HELIX_PEER", ""), ("HELIX_NODE_ID", "")], ..NONE };
-    assert_eq!(empty.resolve().unwrap().config, Config::default(), "an empty variable is none");
+    assert_eq!(
+        empty.resolve().unwrap().config,
+        ServerConfig::default(),
+        "an empty variable counts as unset"
+    );
 }
 
 #[test]
-fn lists_come_whole_from_one_source() {
+fn a_list_comes_from_one_source() {
     let file = "peer = ['1=a:1', '2=b:2', '3=c:3']\ntopic = ['x:1', 'y:2']";
     let from_file = Sources { file, ..NONE }.resolve().unwrap().config;
     assert_eq!((from_file.peers.len(), from_file.topics.len()), (3, 2));
@@ -89,7 +94,7 @@ fn lists_come_whole_from_one_source() {
 }
 
 #[test]
-fn an_alias_has_a_variable_too() {
+fn an_alias_has_a_variable() {
     let log = Sources { environment: &[("HELIX_LOG", "warn")], ..NONE };
     assert_eq!(log.resolve().unwrap().config.log_level, "warn");
     let both = [("HELIX_LOG", "warn"), ("HELIX_LOG_LEVEL", "error")];
@@ -98,7 +103,7 @@ fn an_alias_has_a_variable_too() {
 }
 
 #[test]
-fn a_problem_says_where_the_value_was_written() {
+fn a_problem_names_the_origin_of_the_value() {
     let environment = [("HELIX_STORAGE", "papyrus"), ("HELIX_SHARDS", "99")];
     let file = "node_id = 0\nsegment_byte = '1MiB'\n";
     let arguments = ["--listen-addr", "0.0.0.0:9092", "--advertise-addr", "n1:9092"];
@@ -108,7 +113,7 @@ fn a_problem_says_where_the_value_was_written() {
         "HELIX_STORAGE=papyrus: write one of \"durable\", \"memory\"",
         "helix.toml:1: node_id = 0: choose a number",
         "HELIX_SHARDS=99: choose a number",
-        "--listen-addr 0.0.0.0:9092: others than this machine",
+        "--listen-addr 0.0.0.0:9092: other machines can reach",
     ];
     assert_eq!(problems.len(), wanted.len(), "{problems:#?}");
     for (problem, wanted) in problems.iter().zip(wanted) {
@@ -117,16 +122,16 @@ fn a_problem_says_where_the_value_was_written() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_an_error() {
+fn a_missing_file_is_an_error() {
     let missing = Path::new("/nowhere/helix.toml");
     let problems = NONE.resolve_with(missing).unwrap_err().problems;
     assert!(problems[0].starts_with("--config /nowhere/helix.toml: cannot be read"));
 }
 
 #[test]
-fn the_file_can_be_named_in_the_environment() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("helix.toml");
+fn a_variable_can_name_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("helix.toml");
     #[allow(clippy::disallowed_methods)]
     std::fs::write(&path, "node_id = 7").unwrap();
     let cli = Cli::try_parse_from(["helix-server"]).unwrap();
@@ -135,7 +140,7 @@ fn the_file_can_be_named_in_the_environment() {
 }
 
 #[test]
-fn what_is_printed_can_be_read_again() {
+fn printed_settings_can_be_read_again() {
     let environment =
         [("HELIX_TOPIC", "a:1,b:2"), ("HELIX_SHARDS", "03"), ("HELIX_INSECURE", "yes")];
     let arguments = ["--data-dir", "a \"b\"\\\t#ü", "--peer=1=a:1,2=b:2", "--peer", "3=c:3"];
@@ -147,7 +152,7 @@ fn what_is_printed_can_be_read_again() {
     assert_eq!(again.resolve().unwrap().config, first.config, "{printed}");
     for (key, origin) in again.origins() {
         let is_set = printed.contains(&format!("\n{key} = "));
-        assert_eq!(matches!(origin, Origin::File { .. }), is_set, "{key}");
+        assert_eq!(matches!(origin, SettingOrigin::File { .. }), is_set, "{key}");
     }
     for line in [
         "shards = 3 # HELIX_SHARDS",
@@ -163,13 +168,13 @@ fn what_is_printed_can_be_read_again() {
 }
 
 #[test]
-fn a_flag_can_ask_for_something_else_than_a_server() {
-    let asked = |arguments: &[&str]| {
+fn flags_select_the_action() {
+    let action = |arguments: &[&str]| {
         let arguments = ["helix-server"].iter().chain(arguments);
-        Cli::try_parse_from(arguments).map(|cli| cli.flags.asked())
+        Cli::try_parse_from(arguments).map(|cli| cli.flags.action())
     };
-    assert_eq!(asked(&[]).unwrap(), Asked::Run);
-    assert_eq!(asked(&["--print-config"]).unwrap(), Asked::Print);
-    assert_eq!(asked(&["--check-config"]).unwrap(), Asked::Check);
-    assert!(asked(&["--check-config", "--print-config"]).is_err());
+    assert_eq!(action(&[]).unwrap(), ConfigAction::Run);
+    assert_eq!(action(&["--print-config"]).unwrap(), ConfigAction::Print);
+    assert_eq!(action(&["--check-config"]).unwrap(), ConfigAction::Check);
+    assert!(action(&["--check-config", "--print-config"]).is_err());
 }

@@ -1,4 +1,4 @@
-//! Conditions case by case, then against a second implementation that remembers everything.
+//! Tests of conditions: single cases, then against a reference implementation.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use super::*;
 const ID: PartitionId = PartitionId(1);
 
 fn token(text: &str) -> FencingToken {
-    FencingToken::new(text).expect("it is short")
+    FencingToken::new(text).expect("a short token")
 }
 
 fn expecting(expected_offset: u64) -> Condition {
@@ -76,7 +76,7 @@ impl Shard {
         self.apply(&Head::Batch(batch))
     }
 
-    /// The first offset of a batch that counts.
+    /// Appends a batch that must succeed, and returns its first offset.
     fn appended(&mut self, batch: BatchHead) -> u64 {
         match self.append(batch) {
             Verdict::Appended { first_offset, .. } => first_offset,
@@ -91,7 +91,7 @@ impl Shard {
 }
 
 #[test]
-fn a_batch_that_expects_an_offset_counts_only_there() {
+fn expected_offset_must_be_the_next_offset() {
     let mut shard = Shard::new();
     assert_eq!(shard.append(batch(2, expecting(1))), mismatch(1, 0));
     assert_eq!(shard.appended(batch(2, expecting(0))), 0);
@@ -105,7 +105,7 @@ fn a_batch_that_expects_an_offset_counts_only_there() {
 }
 
 #[test]
-fn of_two_that_expect_the_same_offset_the_first_in_the_log_wins() {
+fn first_of_two_batches_with_the_same_expected_offset_wins() {
     let mut shard = Shard::new();
     let ours = stamped(0, 0, 1, expecting(0));
     let mut theirs = ours.clone();
@@ -115,7 +115,7 @@ fn of_two_that_expect_the_same_offset_the_first_in_the_log_wins() {
 }
 
 #[test]
-fn a_batch_that_demands_a_token_counts_only_under_it() {
+fn fencing_token_of_a_batch_must_be_in_force() {
     let mut shard = Shard::new();
     assert_eq!(shard.append(batch(1, demanding("one"))), fenced(""));
     shard.appended(batch(1, demanding("")));
@@ -123,7 +123,7 @@ fn a_batch_that_demands_a_token_counts_only_under_it() {
     shard.appended(batch(1, demanding("one")));
     assert_eq!(shard.append(batch(1, demanding(""))), fenced("one"));
     assert_eq!(shard.append(batch(1, demanding("onE"))), fenced("one"));
-    // Who demands nothing is not kept out, and the other partition has a token of its own.
+    // A batch without a token passes, and the other partition has its own token.
     shard.appended(batch(1, Condition::default()));
     let other = BatchHead { partition: PartitionId(2), ..batch(1, demanding("")) };
     shard.appended(other);
@@ -132,11 +132,11 @@ fn a_batch_that_demands_a_token_counts_only_under_it() {
 }
 
 #[test]
-fn a_token_is_replaced_only_where_the_expected_one_is_in_force() {
+fn replaces_token_only_if_the_expected_one_is_in_force() {
     let mut shard = Shard::new();
     assert_eq!(shard.fence(ID, Some("zero"), "one"), fenced(""));
     assert_eq!(shard.fence(ID, Some(""), "one"), Verdict::Changed);
-    // The second of two that wanted to be the first, and a repetition of the first.
+    // The second of two concurrent writers, and a retry of the first.
     assert_eq!(shard.fence(ID, Some(""), "two"), fenced("one"));
     assert_eq!(shard.fence(ID, Some(""), "one"), fenced("one"));
     assert_eq!(shard.fence(ID, Some("one"), "two"), Verdict::Changed);
@@ -147,7 +147,7 @@ fn a_token_is_replaced_only_where_the_expected_one_is_in_force() {
 }
 
 #[test]
-fn a_repetition_of_a_batch_that_counted_is_a_duplicate_whatever_it_expects() {
+fn retried_batch_is_a_duplicate_regardless_of_its_condition() {
     let mut shard = Shard::new();
     shard.fence(ID, None, "one");
     let condition = Condition { expected_offset: Some(0), fencing_token: Some(token("one")) };
@@ -157,17 +157,17 @@ fn a_repetition_of_a_batch_that_counted_is_a_duplicate_whatever_it_expects() {
     let watermarks = Watermarks { log_start: 0, high_watermark: 3 };
     let duplicate = Verdict::Duplicate { first_offset: 0, next_offset: 3, watermarks };
     assert_eq!(shard.append(first.clone()), duplicate);
-    assert_eq!(shard.state.foregone(&first), Some(duplicate));
+    assert_eq!(shard.state.early_verdict(&first), Some(duplicate));
 }
 
 #[test]
-fn identity_is_judged_before_the_token_and_the_token_before_the_offset() {
+fn checks_producer_then_token_then_offset() {
     let mut shard = Shard::new();
     shard.appended(stamped(1, 0, 1, Condition::default()));
     shard.fence(ID, None, "one");
     let both = |offset, text| Condition { expected_offset: Some(offset), ..demanding(text) };
-    let of_old = stamped(0, 0, 1, both(9, "zero"));
-    let verdict = shard.append(of_old);
+    let old_epoch = stamped(0, 0, 1, both(9, "zero"));
+    let verdict = shard.append(old_epoch);
     assert!(matches!(verdict, Verdict::Refused(Refusal::ProducerFenced { .. })), "{verdict:?}");
     let gap = shard.append(stamped(1, 5, 1, both(9, "zero")));
     assert!(matches!(gap, Verdict::Refused(Refusal::OutOfOrderSequence { .. })), "{gap:?}");
@@ -176,9 +176,9 @@ fn identity_is_judged_before_the_token_and_the_token_before_the_offset() {
     assert_eq!(shard.appended(stamped(1, 1, 1, both(1, "one"))), 1);
 }
 
-/// As in a stream of batches: each has the sequence that follows the one before.
+/// As in an append stream, where each batch continues the sequence of the previous one.
 #[test]
-fn behind_a_refused_batch_none_of_the_same_producer_counts() {
+fn refuses_batches_of_a_producer_after_a_refused_one() {
     let mut shard = Shard::new();
     assert_eq!(shard.appended(stamped(0, 0, 2, expecting(0))), 0);
     assert_eq!(shard.append(stamped(0, 2, 2, expecting(3))), mismatch(3, 2));
@@ -192,22 +192,22 @@ fn behind_a_refused_batch_none_of_the_same_producer_counts() {
 }
 
 #[test]
-fn only_what_is_past_for_good_is_foregone() {
+fn early_verdict_is_given_only_where_it_is_certain() {
     let mut shard = Shard::new();
     shard.appended(batch(5, Condition::default()));
     shard.fence(ID, None, "one");
-    let foregone = |batch: &BatchHead| shard.state.foregone(batch);
-    assert_eq!(foregone(&batch(1, expecting(4))), Some(mismatch(4, 5)));
-    // It may come to that offset, or to that token.
-    assert_eq!(foregone(&batch(1, expecting(6))), None);
-    assert_eq!(foregone(&batch(1, expecting(5))), None);
-    assert_eq!(foregone(&batch(1, demanding("two"))), None);
-    // An earlier copy of it may be in the log by then.
-    assert_eq!(foregone(&stamped(0, 0, 1, expecting(4))), None);
+    let early_verdict = |batch: &BatchHead| shard.state.early_verdict(batch);
+    assert_eq!(early_verdict(&batch(1, expecting(4))), Some(mismatch(4, 5)));
+    // The partition may still reach that offset or get that token.
+    assert_eq!(early_verdict(&batch(1, expecting(6))), None);
+    assert_eq!(early_verdict(&batch(1, expecting(5))), None);
+    assert_eq!(early_verdict(&batch(1, demanding("two"))), None);
+    // An earlier copy of the batch may still be appended.
+    assert_eq!(early_verdict(&stamped(0, 0, 1, expecting(4))), None);
 }
 
 #[test]
-fn a_token_survives_a_checkpoint_also_on_a_partition_without_records() {
+fn token_of_an_empty_partition_survives_a_checkpoint() {
     let mut shard = Shard::new();
     shard.fence(ID, None, &"é".repeat(32));
     let restored = ShardState::decode(&shard.state.encode()).unwrap();
@@ -216,11 +216,11 @@ fn a_token_survives_a_checkpoint_also_on_a_partition_without_records() {
 }
 
 #[test]
-fn checkpoints_from_before_there_were_tokens_can_be_read() {
+fn reads_checkpoints_of_format_one() {
     let mut shard = Shard::new();
     shard.appended(stamped(3, 0, 4, Condition::default()));
     let mut bytes = shard.state.encode().to_vec();
-    assert_eq!(bytes[..2], [8, 2], "the format comes first");
+    assert_eq!(bytes[..2], [8, 2], "the format is the first field");
     bytes[1] = 1;
     assert_eq!(ShardState::decode(&bytes).as_ref(), Ok(&shard.state));
     for unknown in [0, 4] {
@@ -229,26 +229,26 @@ fn checkpoints_from_before_there_were_tokens_can_be_read() {
     }
 }
 
-/// One partition, by a list of everything that ever counted.
+/// Reference model of one partition: a list of all appended batches.
 #[derive(Debug, Default)]
 struct Reference {
-    /// Producer, epoch, first sequence, count and first offset of each batch, oldest first.
+    /// Producer stamp, record count and first offset of each batch, oldest first.
     counted: Vec<(Option<ProducerStamp>, u32, u64)>,
     end: u64,
     token: String,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum ReferenceVerdict {
     Appended(u64),
     Duplicate(u64),
-    OutOfTurn,
+    SequenceRefused,
     Fenced(String),
     Mismatch(u64),
 }
 
 impl Reference {
-    fn append(&mut self, batch: &BatchHead) -> Said {
+    fn append(&mut self, batch: &BatchHead) -> ReferenceVerdict {
         if let Some(stamp) = batch.producer {
             let mine = self.counted.iter().filter_map(|(other, count, offset)| {
                 let other = (*other)?;
@@ -257,7 +257,7 @@ impl Reference {
             let mine: Vec<_> = mine.collect();
             let epoch = mine.iter().map(|(other, ..)| other.epoch).max();
             if epoch.is_some_and(|epoch| stamp.epoch < epoch) {
-                return Said::OutOfTurn;
+                return ReferenceVerdict::SequenceRefused;
             }
             let of_epoch: Vec<_> =
                 mine.iter().filter(|(other, ..)| other.epoch == stamp.epoch).collect();
@@ -266,50 +266,50 @@ impl Reference {
                 let same = of_epoch.iter().find(|(other, count, _)| {
                     other.first_sequence == stamp.first_sequence && *count == batch.record_count
                 });
-                return same.map_or(Said::OutOfTurn, |(.., offset)| Said::Duplicate(*offset));
+                return same.map_or(ReferenceVerdict::SequenceRefused, |(.., offset)| ReferenceVerdict::Duplicate(*offset));
             }
         }
         if let Some(demanded) = &batch.condition.fencing_token
             && demanded.as_str() != self.token
         {
-            return Said::Fenced(self.token.clone());
+            return ReferenceVerdict::Fenced(self.token.clone());
         }
         if batch.condition.expected_offset.is_some_and(|expected| expected != self.end) {
-            return Said::Mismatch(self.end);
+            return ReferenceVerdict::Mismatch(self.end);
         }
         let first_offset = self.end;
         self.end += u64::from(batch.record_count);
         self.counted.push((batch.producer, batch.record_count, first_offset));
-        Said::Appended(first_offset)
+        ReferenceVerdict::Appended(first_offset)
     }
 }
 
-fn said(verdict: Verdict) -> Said {
+fn without_details(verdict: Verdict) -> ReferenceVerdict {
     match verdict {
-        Verdict::Appended { first_offset, .. } => Said::Appended(first_offset),
-        Verdict::Duplicate { first_offset, .. } => Said::Duplicate(first_offset),
-        Verdict::Refused(Refusal::Fenced { in_force }) => Said::Fenced(in_force.as_str().into()),
+        Verdict::Appended { first_offset, .. } => ReferenceVerdict::Appended(first_offset),
+        Verdict::Duplicate { first_offset, .. } => ReferenceVerdict::Duplicate(first_offset),
+        Verdict::Refused(Refusal::Fenced { in_force }) => ReferenceVerdict::Fenced(in_force.as_str().into()),
         Verdict::Refused(Refusal::OffsetMismatch { watermarks, .. }) => {
-            Said::Mismatch(watermarks.high_watermark)
+            ReferenceVerdict::Mismatch(watermarks.high_watermark)
         }
         Verdict::Refused(
             Refusal::ProducerFenced { .. }
             | Refusal::OutOfOrderSequence { .. }
             | Refusal::UnknownProducer { .. },
-        ) => Said::OutOfTurn,
+        ) => ReferenceVerdict::SequenceRefused,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn verdicts_are_those_of_a_reference_that_remembers_everything() {
-    let mut rng = seeded("verdicts_are_those_of_a_reference_that_remembers_everything");
+fn verdicts_match_the_reference() {
+    let mut rng = seeded("verdicts_match_the_reference");
     let mut seen = HashMap::new();
     for _ in 0..300 {
         let mut shard = Shard::new();
         let mut reference = Reference::default();
         let mut sent: Vec<(Option<ProducerStamp>, u32)> = Vec::new();
-        // Fewer than a producer's window holds, so that no duplicate is forgotten.
+        // Fewer than the window of a producer, so that every duplicate is detected.
         for _ in 0..60 {
             let text = ["", "a", "b"][rng.random_range(0..3)];
             if rng.random_bool(0.1) {
@@ -328,7 +328,7 @@ fn verdicts_are_those_of_a_reference_that_remembers_everything() {
             let first_sequence = next + miss;
             let stamp = ProducerStamp { producer_id, epoch, first_sequence };
             let fresh = (rng.random_bool(0.7).then_some(stamp), rng.random_range(1..3));
-            // Now and then one that was sent before, under whatever condition.
+            // Sometimes an earlier batch, with any condition.
             let (producer, count) = match sent.len() {
                 many @ 1.. if rng.random_bool(0.2) => sent[rng.random_range(0..many)],
                 _ => fresh,
@@ -340,17 +340,17 @@ fn verdicts_are_those_of_a_reference_that_remembers_everything() {
                 fencing_token: rng.random_bool(0.4).then(|| token(text)),
             };
             let batch = BatchHead { producer, ..batch(count, condition) };
-            let foregone = shard.state.foregone(&batch);
+            let early_verdict = shard.state.early_verdict(&batch);
             let verdict = shard.append(batch.clone());
             let expected = reference.append(&batch);
             *seen.entry(std::mem::discriminant(&expected)).or_insert(0) += 1;
-            match foregone {
-                // Which of two refusals is said does not matter, and a duplicate is one at once.
+            match early_verdict {
+                // The refusals may differ; a duplicate must be the same.
                 Some(Verdict::Refused(_)) => assert!(matches!(verdict, Verdict::Refused(_))),
                 Some(early) => assert_eq!(early, verdict),
                 None => {}
             }
-            assert_eq!(said(verdict), expected, "{batch:?}");
+            assert_eq!(without_details(verdict), expected, "{batch:?}");
             if rng.random_bool(0.05) {
                 shard.state = ShardState::decode(&shard.state.encode()).unwrap();
             }

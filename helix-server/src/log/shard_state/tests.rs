@@ -1,4 +1,4 @@
-//! What apply must hold, first case by case, then over random logs.
+//! Tests of apply: single cases, then invariants over random logs.
 
 use rand::RngExt;
 use rand::rngs::StdRng;
@@ -94,7 +94,7 @@ fn append_times_never_decrease() {
 }
 
 #[test]
-fn a_refused_batch_changes_nothing() {
+fn refused_batch_changes_nothing() {
     let mut shard = Shard::new();
     shard.append(stamped(1, 2, 0));
     shard.state.partitions.get_mut(&PartitionId(2)).unwrap().next_offset = u64::MAX - 1;
@@ -111,22 +111,22 @@ fn a_refused_batch_changes_nothing() {
 }
 
 #[test]
-fn a_duplicate_gets_the_offsets_of_the_first_time() {
+fn duplicate_gets_its_original_offsets() {
     let mut shard = Shard::new();
     shard.append(batch(1, 10));
-    assert_eq!(shard.state.foregone(&stamped(1, 3, 0)), None);
+    assert_eq!(shard.state.early_verdict(&stamped(1, 3, 0)), None);
     shard.append(stamped(1, 3, 0));
     shard.append(batch(1, 10));
     let watermarks = Watermarks { log_start: 0, high_watermark: 23 };
     let expected = Verdict::Duplicate { first_offset: 10, next_offset: 13, watermarks };
-    assert_eq!(shard.state.foregone(&stamped(1, 3, 0)), Some(expected.clone()));
+    assert_eq!(shard.state.early_verdict(&stamped(1, 3, 0)), Some(expected.clone()));
     assert_eq!(shard.append(stamped(1, 3, 0)), expected);
-    assert_eq!(shard.state.foregone(&stamped(1, 3, 3)), None);
+    assert_eq!(shard.state.early_verdict(&stamped(1, 3, 3)), None);
     assert_eq!(shard.state.next_sequence(PartitionId(1), 9, 0), Some(3));
 }
 
 #[test]
-fn whom_a_shard_has_forgotten_begins_nothing_there_and_checkpoints_say_so() {
+fn refuses_forgotten_producers_also_after_a_checkpoint() {
     let mut shard = Shard::new();
     shard.state = ShardState::new(StateLimits { producers_max: 1 });
     shard.apply(&create(1, 2, run(1, 2)));
@@ -135,7 +135,7 @@ fn whom_a_shard_has_forgotten_begins_nothing_there_and_checkpoints_say_so() {
         BatchHead { producer, ..batch(1, 1) }
     };
     for (producer_id, epoch) in [(5, 0), (6, 3), (7, 0)] {
-        assert_eq!(shard.state.foregone(&by(producer_id, epoch)), None);
+        assert_eq!(shard.state.early_verdict(&by(producer_id, epoch)), None);
         shard.append(by(producer_id, epoch));
     }
     let refused = |producer_id| Some(Verdict::Refused(Refusal::UnknownProducer { producer_id }));
@@ -143,26 +143,26 @@ fn whom_a_shard_has_forgotten_begins_nothing_there_and_checkpoints_say_so() {
     assert_eq!(restored, shard.state);
     for state in [&shard.state, &restored] {
         for (producer_id, epoch) in [(4, 0), (5, 0), (6, 0), (6, 3)] {
-            assert_eq!(state.foregone(&by(producer_id, epoch)), refused(producer_id));
+            assert_eq!(state.early_verdict(&by(producer_id, epoch)), refused(producer_id));
         }
         assert!(state.has_forgotten(PartitionId(2), 5, 0));
         for (producer_id, epoch) in [(6, 4), (8, 0)] {
-            assert_eq!(state.foregone(&by(producer_id, epoch)), None);
+            assert_eq!(state.early_verdict(&by(producer_id, epoch)), None);
         }
     }
-    // As nodes read it that know nothing of that.
+    // As an older node reads it.
     let plain = ShardState::decode(&shard.state.encode_plain()).unwrap();
-    assert_eq!(plain.foregone(&by(5, 0)), None);
+    assert_eq!(plain.early_verdict(&by(5, 0)), None);
     assert!(!plain.has_forgotten(PartitionId(2), 5, 0));
     assert_eq!(plain.partition(PartitionId(1)), shard.state.partition(PartitionId(1)));
-    // It changes no verdict: replicas may differ in it.
+    // It changes no verdict, so replicas may differ in it.
     let [one, other] = [shard.state, plain]
         .map(|mut state| state.apply(9, &Head::Batch(by(5, 0)), &mut Effects::default()));
     assert_eq!(one, other);
 }
 
 #[test]
-fn creating_again_adds_only_what_is_missing() {
+fn repeated_create_adds_only_missing_partitions() {
     let mut shard = Shard::new();
     assert_eq!(shard.effects.created.len(), 4);
     shard.append(batch(1, 3));
@@ -177,7 +177,7 @@ fn creating_again_adds_only_what_is_missing() {
 }
 
 #[test]
-fn ids_of_another_topic_are_left_alone() {
+fn create_ignores_ids_of_another_topic() {
     let mut shard = Shard::new();
     let before = shard.state.clone();
     shard.apply(&create(1, 2, run(3, 2)));
@@ -185,7 +185,7 @@ fn ids_of_another_topic_are_left_alone() {
 }
 
 #[test]
-fn a_dropped_topic_takes_its_producers_along_and_never_comes_back() {
+fn dropped_topic_loses_its_producers_and_never_returns() {
     let mut shard = Shard::new();
     shard.append(stamped(1, 2, 0));
     shard.apply(&drop_topic(5, 1));
@@ -195,13 +195,13 @@ fn a_dropped_topic_takes_its_producers_along_and_never_comes_back() {
     assert!([1, 2, 3, 4].into_iter().all(|id| shard.state.is_dropped(PartitionId(id))));
     assert!([0, 5].into_iter().all(|id| !shard.state.is_dropped(PartitionId(id))));
     let before = shard.state.clone();
-    // From a node that has not seen the drop.
+    // Proposed by a node that has not seen the drop.
     shard.apply(&create(4, 1, run(1, 4)));
     assert!(shard.effects.is_empty());
     shard.apply(&drop_topic(5, 1));
     assert!(shard.effects.is_empty());
     assert_eq!(shard.state, before);
-    // Whatever its proposer saw.
+    // Even with a later version.
     shard.apply(&create(9, 1, run(1, 4)));
     assert_eq!(shard.state, before);
     shard.apply(&create(5, 2, run(5, 1)));
@@ -212,7 +212,7 @@ fn a_dropped_topic_takes_its_producers_along_and_never_comes_back() {
 }
 
 #[test]
-fn a_partition_that_comes_late_is_not_taken_for_dropped() {
+fn late_partition_does_not_count_as_dropped() {
     let mut shard = Shard::new();
     shard.apply(&create(1, 3, run(50, 1)));
     assert!(!shard.state.is_dropped(PartitionId(20)));
@@ -250,12 +250,12 @@ fn trims_raise_the_log_start_up_to_the_high_watermark() {
 }
 
 #[test]
-fn what_may_be_purged_only_grows_and_never_beyond_the_entry_that_says_so() {
+fn released_index_only_grows_and_never_exceeds_its_entry() {
     let mut shard = Shard::new();
     shard.append(batch(1, 1));
     assert_eq!((shard.index, shard.state.released()), (2, 0));
     let release = |index| Head::Shard(ShardCommand::Release { index });
-    // Each is one entry further on than the last: the third is number 5.
+    // The entries have consecutive indices: the third has index 5.
     for (index, expected) in [(1, 1), (0, 1), (99, 5), (3, 5), (7, 7)] {
         assert_eq!(shard.apply(&release(index)), Verdict::Changed);
         assert_eq!(shard.state.released(), expected, "released to {index}");
@@ -267,7 +267,7 @@ fn what_may_be_purged_only_grows_and_never_beyond_the_entry_that_says_so() {
 }
 
 #[test]
-fn commands_of_the_cluster_change_nothing() {
+fn cluster_commands_change_nothing() {
     let mut shard = Shard::new();
     let before = shard.state.clone();
     let command = super::super::ClusterCommand::LeaseProducerIds { count: 1 };
@@ -276,7 +276,7 @@ fn commands_of_the_cluster_change_nothing() {
 }
 
 #[test]
-fn ten_thousand_idle_partitions_are_a_small_checkpoint() {
+fn checkpoint_of_ten_thousand_idle_partitions_is_small() {
     let mut shard = Shard::new();
     shard.apply(&create(1, 2, run(1_000, 10_000)));
     assert_eq!(shard.effects.created.len(), 10_000);
@@ -286,8 +286,8 @@ fn ten_thousand_idle_partitions_are_a_small_checkpoint() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_an_error_or_a_state_and_never_a_panic() {
-    let mut rng = seeded("a_damaged_checkpoint_is_an_error_or_a_state_and_never_a_panic");
+fn damaged_checkpoint_never_panics() {
+    let mut rng = seeded("damaged_checkpoint_never_panics");
     assert!(ShardState::decode(&[]).is_err());
     let (state, _) = random_log(&mut rng, 300);
     let bytes = state.encode();
@@ -303,8 +303,8 @@ fn a_damaged_checkpoint_is_an_error_or_a_state_and_never_a_panic() {
 }
 
 #[test]
-fn a_replayed_log_gives_equal_bytes() {
-    let mut rng = seeded("a_replayed_log_gives_equal_bytes");
+fn replayed_log_gives_equal_bytes() {
+    let mut rng = seeded("replayed_log_gives_equal_bytes");
     for _ in 0..30 {
         let (state, log) = random_log(&mut rng, 500);
         let mut again = ShardState::new(state.limits());
@@ -316,11 +316,10 @@ fn a_replayed_log_gives_equal_bytes() {
     }
 }
 
-/// A replica that comes from a checkpoint gives the same verdicts from there on as one that never
-/// stopped.
+/// A replica restored from a checkpoint gives the same verdicts as the original.
 #[test]
-fn a_state_from_a_checkpoint_goes_on_as_the_first() {
-    let mut rng = seeded("a_state_from_a_checkpoint_goes_on_as_the_first");
+fn restored_state_gives_the_same_verdicts() {
+    let mut rng = seeded("restored_state_gives_the_same_verdicts");
     for _ in 0..30 {
         let (mut state, log) = random_log(&mut rng, 400);
         let mut restored = ShardState::decode(&state.encode()).expect("its own bytes");
@@ -390,10 +389,10 @@ fn random_log(rng: &mut StdRng, entries: u64) -> (ShardState, Vec<Head>) {
     (state, log)
 }
 
-/// Mostly batches for partitions that exist, of producers that are mostly in order. Ids
-/// never serve two topics: a topic's begin at a hundred times its own id.
+/// Returns mostly batches for existing partitions, of producers that are mostly in order.
+/// Topics never share ids: those of a topic start at 100 times its own id.
 fn random_head(rng: &mut StdRng, state: &ShardState) -> Head {
-    // Topics come and go for ever.
+    // New topics keep coming after others were dropped.
     let topic_id = 1 + rng.random_range(0..4) + state.dropped.len() as u64;
     match rng.random_range(0..100) {
         0..6 => {
@@ -442,9 +441,9 @@ fn random_head(rng: &mut StdRng, state: &ShardState) -> Head {
     }
 }
 
-/// One of few, among them that of nobody.
+/// Returns one of a few tokens, including the empty one.
 fn random_token(rng: &mut StdRng) -> FencingToken {
-    FencingToken::new(["", "a", "b"][rng.random_range(0..3)]).expect("it is short")
+    FencingToken::new(["", "a", "b"][rng.random_range(0..3)]).expect("a short token")
 }
 
 fn random_partition(rng: &mut StdRng, state: &ShardState) -> PartitionId {

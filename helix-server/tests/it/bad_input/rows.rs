@@ -85,7 +85,7 @@ impl Producers {
             (
                 &["AppendRequest.producer", "ProducerIdentity.producer_id"],
                 append(by(nobody, Some(0))),
-                Refused(R::InvalidArgument, "producer.producer_id: must be one that InitProducer"),
+                Refused(R::InvalidArgument, "producer.producer_id: must be an id from InitProducer"),
             ),
             (
                 &["ProducerIdentity.producer_id"],
@@ -105,12 +105,12 @@ impl Producers {
             (
                 &["AppendRequest.first_sequence"],
                 append(by(self.fresh, Some(u64::MAX))),
-                Refused(R::InvalidArgument, "leaves no room"),
+                Refused(R::InvalidArgument, "overflows"),
             ),
             (
                 &["AppendRequest.first_sequence"],
                 append(alone),
-                Refused(R::InvalidArgument, "means nothing without a producer"),
+                Refused(R::InvalidArgument, "requires a producer"),
             ),
         ]
     }
@@ -139,12 +139,12 @@ fn appends() -> Vec<Row> {
         (
             &["AppendRequest.partition"],
             to("default", 4),
-            Refused(R::PartitionNotFound, "has 4 partitions, there is no partition 4"),
+            Refused(R::PartitionNotFound, "has no partition 4"),
         ),
         (
             &["AppendRequest.partition"],
             to("default", u32::MAX),
-            Refused(R::PartitionNotFound, "count from 0"),
+            Refused(R::PartitionNotFound, "its partitions are 0..4"),
         ),
         (
             &["AppendRequest.durability"],
@@ -231,30 +231,30 @@ fn batches() -> Vec<Row> {
         (
             &["Record.key"],
             list(&[0x0A, 0x02, 0x08, 0x01]),
-            Refused(R::CorruptBatch, "record 0 of the batch is no Record message"),
+            Refused(R::CorruptBatch, "record 0 of the batch is not a Record message"),
         ),
         (
             &["Header.name"],
             list(&[0x0A, 0x00, 0x0A, 0x05, 0x1A, 0x03, 0x0A, 0x01, 0xFF]),
-            Refused(R::CorruptBatch, "record 1 of the batch is no Record message"),
+            Refused(R::CorruptBatch, "record 1 of the batch is not a Record message"),
         ),
         (
             &["Header.name"],
             with_batch(Some(Batch {
                 form: Some(Form::Records(PlainRecords::from(&[odd.clone()][..]))),
             })),
-            Refused(R::InvalidArgument, "batch.records.headers.name: one of record 0 has 0 bytes"),
+            Refused(R::InvalidArgument, "batch.records.headers.name: record 0 has a header name of 0 bytes"),
         ),
         (odd_fields, with_batch(as_batch(batch::encode(&[odd]))), Fine),
         (
             &["Batch.encoded", "EncodedBatch.version"],
             changed(&|batch| batch.version = 0),
-            Refused(R::CorruptBatch, "batch version 0 is not known"),
+            Refused(R::CorruptBatch, "batch version 0 is unknown"),
         ),
         (
             &["EncodedBatch.version"],
             changed(&|batch| batch.version = u32::MAX),
-            Refused(R::CorruptBatch, "is not known"),
+            Refused(R::CorruptBatch, "is unknown"),
         ),
         (
             &["EncodedBatch.record_count"],
@@ -264,12 +264,12 @@ fn batches() -> Vec<Row> {
         (
             &["EncodedBatch.record_count"],
             with_batch(counted(1)),
-            Refused(R::RecordCountMismatch, "says 1 records, its payload holds 2"),
+            Refused(R::RecordCountMismatch, "record_count is 1 but the payload has 2 records"),
         ),
         (
             &["EncodedBatch.record_count"],
             with_batch(counted(u32::MAX)),
-            Refused(R::RecordCountMismatch, "holds 2; state the true number"),
+            Refused(R::RecordCountMismatch, "but the payload has 2 records"),
         ),
         (
             &["EncodedBatch.compression"],
@@ -396,7 +396,7 @@ fn streams(producers: &Producers) -> Vec<Row> {
         (
             &["AppendStreamBatch.first_sequence"],
             go_on(AppendStreamBatch { first_sequence: Some(5), ..good() }),
-            Refused(R::InvalidArgument, "means nothing without a producer"),
+            Refused(R::InvalidArgument, "requires a producer"),
         ),
         (
             &["AppendStreamBatch.expected_offset"],
@@ -439,7 +439,7 @@ fn reads() -> Vec<Row> {
         (
             &["FetchRequest.partitions"],
             Call::Fetch(fetch(vec![earliest(0), earliest(0)])),
-            Refused(R::InvalidArgument, "default/0 is there twice"),
+            Refused(R::InvalidArgument, "default/0 is named twice"),
         ),
         (
             &["FetchRequest.limits", "ReadLimits.max_records"],
@@ -459,7 +459,7 @@ fn reads() -> Vec<Row> {
         (
             &["FetchRequest.max_wait"],
             wait(-1, 0),
-            Refused(R::InvalidArgument, "max_wait: must be a length of time"),
+            Refused(R::InvalidArgument, "max_wait: must be a duration"),
         ),
         (&["FetchRequest.max_wait"], wait(i64::MAX, 999_999_999), Fine),
         (
@@ -470,12 +470,12 @@ fn reads() -> Vec<Row> {
         (
             &["FetchRequest.source"],
             Call::Fetch(FetchRequest { source: 99, ..one() }),
-            Refused(R::InvalidArgument, "source: 99 is not known"),
+            Refused(R::InvalidArgument, "source: 99 is unknown"),
         ),
         (
             &["FetchRequest.out_of_range"],
             Call::Fetch(FetchRequest { out_of_range: -5, ..one() }),
-            Refused(R::InvalidArgument, "out_of_range: -5 is not known"),
+            Refused(R::InvalidArgument, "out_of_range: -5 is unknown"),
         ),
         (
             &["FetchRequest.accept_encoded"],
@@ -547,7 +547,7 @@ fn places() -> Vec<Row> {
         (
             &["PartitionStart.start"],
             from(unset),
-            Refused(R::InvalidArgument, "start: must say where to start"),
+            Refused(R::InvalidArgument, "start: is required"),
         ),
         (&["PartitionStart.start"], from(empty), Refused(R::InvalidArgument, "EARLIEST")),
         (
@@ -558,7 +558,7 @@ fn places() -> Vec<Row> {
         (
             &["StartPosition.offset"],
             at(Position::Offset(u64::MAX)),
-            Refused(R::OffsetOutOfRange, "default/0: offset 18446744073709551615 is outside of"),
+            Refused(R::OffsetOutOfRange, "default/0: offset 18446744073709551615 is out of range"),
         ),
         (
             &["StartPosition.timestamp"],
@@ -570,7 +570,7 @@ fn places() -> Vec<Row> {
         (
             &["StartPosition.named"],
             at(Position::Named(99)),
-            Refused(R::InvalidArgument, "must say where to start"),
+            Refused(R::InvalidArgument, "is required: an offset"),
         ),
         (&["StartPosition.tail_records"], at(Position::TailRecords(u64::MAX)), Fine),
         (
@@ -596,7 +596,7 @@ fn places() -> Vec<Row> {
         (
             &["ResolveOffsetsRequest.position"],
             resolve("default", vec![0], None),
-            Refused(R::InvalidArgument, "must say where to start"),
+            Refused(R::InvalidArgument, "is required: an offset"),
         ),
     ]
 }
@@ -649,7 +649,7 @@ fn topics() -> Vec<Row> {
         (
             &["CreateTopicRequest.partition_count"],
             counted(u32::MAX),
-            Refused(R::InvalidArgument, "partition_count: 4294967295 is not within 1..=100000"),
+            Refused(R::InvalidArgument, "partition_count: 4294967295 is out of range 1..=100000"),
         ),
         (
             &["CreateTopicRequest.replication_factor"],
@@ -688,7 +688,7 @@ fn topics() -> Vec<Row> {
         (
             &["AddPartitionsRequest.partition_count"],
             add("default", u32::MAX),
-            Refused(R::InvalidArgument, "is not within 1..=100000"),
+            Refused(R::InvalidArgument, "is out of range 1..=100000"),
         ),
         (
             &["DeleteTopicRequest.name"],
@@ -727,7 +727,7 @@ fn configs() -> Vec<Row> {
         (
             &["CreateTopicRequest.config", "TopicConfig.retention_time"],
             time(-1, 0),
-            Refused(R::InvalidArgument, "config.retention_time: must be a length of time"),
+            Refused(R::InvalidArgument, "config.retention_time: must be a duration"),
         ),
         (&["TopicConfig.retention_time"], time(i64::MAX, 0), Fine),
         (
@@ -825,7 +825,7 @@ fn clusters() -> Vec<Row> {
         (
             &["TransferLeaderRequest.target_node_id"],
             transfer(1, 99),
-            Refused(R::NodeNotFound, "node 99 is not one of this cluster"),
+            Refused(R::NodeNotFound, "node 99 is not in this cluster"),
         ),
     ]
 }

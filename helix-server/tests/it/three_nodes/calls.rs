@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tonic::{Code, Status, Streaming};
 
 use crate::support::{TestServer, append_request, detail, from_offset, reason, soon, start};
-use crate::three_nodes::{NODES, Plan, Trio, is_elsewhere, metadata, shard_of, topic, until};
+use crate::trio::{NODES, Plan, Trio, is_elsewhere, metadata, shard_of, topic, until};
 
 fn new_topic(name: &str, replication_factor: u32) -> CreateTopicRequest {
     CreateTopicRequest {
@@ -223,8 +223,8 @@ async fn positions_are_resolved_of_what_the_asked_node_leads() {
         };
         let offsets = node.consume().resolve_offsets(request).await.unwrap().into_inner().offsets;
         let resolved: Vec<u32> = offsets.iter().map(|resolved| resolved.partition).collect();
-        let leads = |partition: &u32| leaders[&shard_of(&routes, "default", *partition)] == id;
-        assert_eq!(resolved, (0..4).filter(leads).collect::<Vec<_>>());
+        let is_leader = |partition: &u32| leaders[&shard_of(&routes, "default", *partition)] == id;
+        assert_eq!(resolved, (0..4).filter(is_leader).collect::<Vec<_>>());
     }
     trio.stop_all().await;
 }
@@ -328,15 +328,15 @@ async fn a_topic_whose_deletion_was_not_heard_of_is_deleted_once() {
     let (leader, asked) = of_the_cluster(&trio);
     for (name, is_made_anew) in [("gone", false), ("anew", true)] {
         let deletion = deleted_unheard(&trio, (leader, asked), name).await;
-        let leads = trio.node(leader);
+        let leader_node = trio.node(leader);
         let made_anew = async {
             if is_made_anew {
-                create(leads, new_topic(name, 0)).await.unwrap();
+                create(leader_node, new_topic(name, 0)).await.unwrap();
             }
         };
         let lost = async {
             until("another one has its name", async || {
-                (leads.running.node().topic(name).is_ok() == is_made_anew).then_some(())
+                (leader_node.running.node().topic(name).is_ok() == is_made_anew).then_some(())
             })
             .await;
             trio.break_connections(asked);
@@ -344,7 +344,7 @@ async fn a_topic_whose_deletion_was_not_heard_of_is_deleted_once() {
         };
         tokio::join!(made_anew, lost);
         deletion.await.unwrap().unwrap();
-        let left = list(leads, name).await;
+        let left = list(leader_node, name).await;
         assert_eq!(left.len(), usize::from(is_made_anew), "it is deleted, another one is not");
     }
     trio.stop_all().await;
@@ -385,7 +385,7 @@ async fn what_a_lost_leader_may_have_done_is_not_denied() {
 
 /// Shard 0's leader, and another node.
 fn of_the_cluster(trio: &Trio) -> (u64, u64) {
-    let leads = |(_, node): &(u64, &TestServer)| node.running.node().cluster().leads();
-    let leader = trio.nodes().find(leads).expect("shard 0 has a leader").0;
+    let is_leader = |(_, node): &(u64, &TestServer)| node.running.node().cluster().is_leader();
+    let leader = trio.nodes().find(is_leader).expect("shard 0 has a leader").0;
     (leader, if leader == 1 { 2 } else { 1 })
 }

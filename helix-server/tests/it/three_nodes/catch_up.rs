@@ -7,10 +7,10 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use helix_client::{NewTopic, ProducerOptions};
 use helix_proto::log::v1::{InitProducerRequest, ProducerIdentity, Record};
-use helix_server::limits::{CHECKPOINT_BYTES, CLUSTER_CHECKPOINT_ENTRIES, UPKEEP_INTERVAL};
+use helix_server::limits::{CHECKPOINT_BYTES, CLUSTER_CHECKPOINT_ENTRIES, MAINTENANCE_INTERVAL};
 
 use crate::support::TestServer;
-use crate::three_nodes::{
+use crate::trio::{
     Trio, expect_equal_replicas, from_any, metadata, shard_status, topic, until,
 };
 
@@ -51,7 +51,7 @@ async fn a_node_that_was_away_gets_what_it_missed_from_the_logs() {
             look.tick().await;
         }
     };
-    let is_released = tokio::time::timeout(4 * UPKEEP_INTERVAL, released).await.is_ok();
+    let is_released = tokio::time::timeout(4 * MAINTENANCE_INTERVAL, released).await.is_ok();
     assert!(!is_released, "node {away} still needs what was released");
     drop(shard_of_leader);
 

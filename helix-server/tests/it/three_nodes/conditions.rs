@@ -10,8 +10,8 @@ use tonic::Code;
 
 use crate::conditions::{append_if, demanding, expecting, fence};
 use crate::support::{TestServer, detail, reason, record};
-use crate::three_nodes::{NODES, Plan, Trio, expect_equal_replicas};
-use crate::three_nodes_failover::read_all;
+use crate::trio::{NODES, Plan, Trio, expect_equal_replicas};
+use crate::three_nodes::failover::read_all;
 
 /// What one writer has come to.
 #[derive(Debug, Default)]

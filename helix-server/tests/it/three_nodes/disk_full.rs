@@ -11,7 +11,7 @@ use crate::small_disk::SmallDisk;
 use crate::support::{
     TestServer, append_request, detail, from_offset, reason, record, records, soon,
 };
-use crate::three_nodes::{
+use crate::trio::{
     Plan, Trio, expect_equal_replicas, health, replica_batches, shard_status, until,
 };
 
@@ -97,8 +97,8 @@ async fn a_node_without_room_takes_no_records_and_goes_on_with_the_rest() {
     trio.stop(rich).await;
     let next = 3 - rich;
     until("the node that has everything leads", async || {
-        let leads = trio.node(next).running.node().shard(shard.into()).unwrap();
-        leads.leads().then_some(())
+        let shard = trio.node(next).running.node().shard(shard.into()).unwrap();
+        shard.is_leader().then_some(())
     })
     .await;
     assert!(trio.node(POOR).running.node().shard(shard.into()).unwrap().lags().is_empty());

@@ -3,7 +3,7 @@
 use helix_proto::log::v1::{ErrorReason, HealthReason};
 
 use crate::fleet::{Fleet, Load};
-use crate::three_nodes::{health, until};
+use crate::trio::{health, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drained_node_leads_nothing_until_it_is_told_to() {

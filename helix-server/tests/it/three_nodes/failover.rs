@@ -21,7 +21,7 @@ use tonic::Status;
 use crate::support::{
     TestServer, append_request, detail, encoded, reason, record, soon, start, values,
 };
-use crate::three_nodes::{
+use crate::trio::{
     NODES, Plan, Trio, expect_equal_replicas, from_any, health, replica_batches, until,
 };
 

@@ -7,12 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use helix_server::config::Config;
+use helix_server::config::ServerConfig;
 use tokio::task::JoinHandle;
 
 use crate::captured_log::Log;
 use crate::support::TestServer;
-use crate::three_nodes::{
+use crate::trio::{
     NODES, Plan, Trio, expect_equal_replicas, launch, metadata, topic, until,
 };
 
@@ -125,7 +125,7 @@ async fn nodes_that_disagree_about_the_cluster_do_not_form_it() {
 
     let plan = Plan::new();
     let named = |node, name: &str| {
-        launch(Config { cluster_id: Some(name.to_owned()), ..plan.config(node) })
+        launch(ServerConfig { cluster_id: Some(name.to_owned()), ..plan.config(node) })
     };
     let starts = [named(1, "blue"), named(2, "green"), named(3, "blue")];
     says(&log, "give all of them the same --cluster-id").await;
@@ -145,7 +145,7 @@ async fn a_node_that_lost_its_folder_is_not_taken_back() {
     trio.stop(3).await;
     std::fs::remove_dir_all(trio.plan.folder(3)).unwrap();
     let wiped = trio.plan.launch(3);
-    says(&log, "has this node already, but the data folder is empty").await;
+    says(&log, "has this node already, but the data directory is empty").await;
     let ack = trio.write(0, &["b"]).await;
     assert_eq!(ack.first_offset, Some(1), "the others go on");
     for partition in 1..4 {
@@ -163,8 +163,8 @@ async fn a_node_that_lost_its_folder_and_is_told_only_of_itself_waits() {
     trio.stop(3).await;
     std::fs::remove_dir_all(trio.plan.folder(3)).unwrap();
     let base = trio.plan.config(3);
-    let wiped = launch(Config { peers: base.peers[2..].to_vec(), ..base });
-    says(&log, "takes this node for a member, but the data folder is empty").await;
+    let wiped = launch(ServerConfig { peers: base.peers[2..].to_vec(), ..base });
+    says(&log, "takes this node for a member, but the data directory is empty").await;
     trio.write(0, &["a"]).await;
     assert!(!trio.plan.folder(3).join("shard-0").exists(), "nothing was made");
     give_up(wiped).await;
@@ -177,7 +177,7 @@ async fn a_stranger_is_not_taken_in() {
     let mut trio = Trio::durable().await;
     let base = trio.plan.config(3);
     let elsewhere = Plan::new();
-    let stranger = Config {
+    let stranger = ServerConfig {
         node_id: 4,
         listen_addr: elsewhere.config(1).listen_addr,
         peer_addr: elsewhere.peer(1),

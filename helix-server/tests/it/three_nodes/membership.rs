@@ -12,14 +12,14 @@ use helix_proto::log::v1::{
     ErrorReason, HealthReason, MembershipChangeKind, MembershipPhase, ReadSource, Record,
     SubscribeRequest,
 };
-use helix_server::config::Config;
+use helix_server::config::ServerConfig;
 use helix_server::node::{LogLimits, Node};
 use helix_server::shard::ReadFrom;
 
 use crate::fleet::{Fleet, Load, until_long};
 use crate::simulated_trio::Three;
 use crate::support::{append_request, earliest, reason, records, soon};
-use crate::three_nodes::{NODES, Plan, Trio, health, launch, shard_status, until};
+use crate::trio::{NODES, Plan, Trio, health, launch, shard_status, until};
 
 /// Records of before, in a topic of their own with a partition in each shard.
 struct Past {
@@ -196,7 +196,7 @@ async fn a_removed_node_notices_refuses_and_disturbs_nobody() {
     let start = fleet.launch(leader, &others);
     let refused = until("it says that it has data", async || {
         let added = admin.add_node(leader, &fleet.peer(leader), true).await;
-        added.err().filter(|error| error.to_string().contains("empty data folder"))
+        added.err().filter(|error| error.to_string().contains("empty data directory"))
     })
     .await;
     assert_eq!(refused.reason, Some(ErrorReason::MembershipChangeRefused));
@@ -242,7 +242,7 @@ async fn a_leader_that_is_behind_with_shard_0_takes_out_nobody_who_has_come_sinc
     let limits = LogLimits { checkpoint_bytes: 64 << 20, catch_up_bytes: 64 << 20 };
     let mut three = Three::start(limits).await;
     three.append(0).await;
-    let is_free = |id: &u64| !three.nodes[id].cluster().leads();
+    let is_free = |id: &u64| !three.nodes[id].cluster().is_leader();
     let behind = NODES.into_iter().find(is_free).unwrap();
     // The list of the members begins with the first command that is about them.
     three.first().await.cluster().set_draining(behind, false, false).await.unwrap();
@@ -271,7 +271,7 @@ async fn a_leader_that_is_behind_with_shard_0_takes_out_nobody_who_has_come_sinc
             // Ignored: looked at again, and repeated.
             let _ = three.shard(leader).transfer(Some(behind)).await;
         }
-        three.shard(behind).leads().then_some(())
+        three.shard(behind).is_leader().then_some(())
     })
     .await;
     // Some rounds of its looking after its replicas.
@@ -403,7 +403,7 @@ async fn a_change_that_cannot_end_well_is_not_begun() {
     assert_eq!(refused.reason, Some(ErrorReason::InvalidArgument));
     // A cluster of its own is not empty.
     let alone = Fleet::new();
-    let own = launch(Config { node_id: 4, ..alone.config(4, &[]) }).await.unwrap();
+    let own = launch(ServerConfig { node_id: 4, ..alone.config(4, &[]) }).await.unwrap();
     let refused = admin.add_node(4, &alone.peer(4), false).await.unwrap_err();
     assert!(refused.to_string().contains("belongs to cluster"), "{refused}");
     own.running.shutdown().await;

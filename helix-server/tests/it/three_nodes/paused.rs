@@ -5,13 +5,13 @@ use std::sync::mpsc;
 
 use helix_server::error::{Error, Result};
 use helix_server::node::LogLimits;
-use helix_server::shard::{Read, ReadFrom};
+use helix_server::shard::{ShardRead, ReadFrom};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
 use crate::simulated_trio::{SHARD, Three};
 use crate::support::soon;
-use crate::three_nodes::until;
+use crate::trio::until;
 
 /// Opens these nodes anew, on one thread of their own: whatever holds that up suspends them.
 async fn on_a_thread_of_their_own(mut three: Three, nodes: &'static [u64]) -> (Three, Runtime) {
@@ -43,7 +43,7 @@ async fn lead(three: &Three, node: u64) {
     three.expect_equal(1).await;
 }
 
-fn is_elsewhere(read: &Result<Read>) -> bool {
+fn is_elsewhere(read: &Result<ShardRead>) -> bool {
     matches!(read, Err(Error::NotLeader { .. } | Error::NoLeader { .. }))
 }
 
@@ -90,7 +90,7 @@ async fn that_an_offset_is_beyond_the_end_is_said_only_with_a_majority() {
         shard.read(partition, offset, None, 1, ReadFrom::Leader).await
     };
     let refused = read(2).await.unwrap_err();
-    assert!(matches!(refused, Error::OffsetOutOfRange { asked: 2, .. }), "{refused}");
+    assert!(matches!(refused, Error::OffsetOutOfRange { requested: 2, .. }), "{refused}");
     let (resume, resumed) = mpsc::channel();
     let (pausing, paused) = oneshot::channel();
     let pause = runtime.spawn(async move {

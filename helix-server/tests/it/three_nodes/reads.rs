@@ -15,7 +15,7 @@ use tonic::Streaming;
 use crate::support::{
     TestServer, detail, earliest, from_offset, reason, record, soon, start, values,
 };
-use crate::three_nodes::{Trio, expect_equal_replicas, from_any, until};
+use crate::trio::{Trio, expect_equal_replicas, from_any, until};
 
 fn wait(millis: i32) -> Option<prost_types::Duration> {
     Some(prost_types::Duration { seconds: 0, nanos: millis * 1_000_000 })

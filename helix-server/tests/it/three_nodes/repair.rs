@@ -14,7 +14,7 @@ use helix_wal::storage::SimulatedDisk;
 use crate::simulated_trio::{Disks, SHARD, Three, one_record};
 use crate::simulation::settings_on;
 use crate::support::soon;
-use crate::three_nodes::{NODES, until};
+use crate::trio::{NODES, until};
 
 /// Longer than an election takes, several times.
 const ELECTIONS: Duration = Duration::from_millis(2_500);
@@ -115,7 +115,7 @@ async fn whatever_is_damaged_is_filled_anew_by_the_others() {
 async fn the_clusters_own_log_is_filled_anew_too() {
     let mut three = Three::start(LIMITS).await;
     three.append(0).await;
-    let hurt = NODES.into_iter().find(|id| !three.nodes[id].cluster().leads()).unwrap();
+    let hurt = NODES.into_iter().find(|id| !three.nodes[id].cluster().is_leader()).unwrap();
     three.stop(hurt).await;
     state_file(&three.disks.of(hurt, 0));
     three.restart(hurt).await;
@@ -129,7 +129,7 @@ async fn the_clusters_own_log_is_filled_anew_too() {
 async fn a_log_that_does_not_say_whose_it_is_any_more_is_known_by_the_others_beside_it() {
     let mut three = Three::start(LIMITS).await;
     three.append(0).await;
-    let hurt = NODES.into_iter().find(|id| !three.nodes[id].cluster().leads()).unwrap();
+    let hurt = NODES.into_iter().find(|id| !three.nodes[id].cluster().is_leader()).unwrap();
     three.stop(hurt).await;
     let disk = three.disks.of(hurt, 0);
     state_file(&disk);
@@ -167,8 +167,8 @@ async fn a_replica_that_lost_what_it_acknowledged_elects_nobody() {
     three.restart(hurt).await;
     let elected = tokio::time::timeout(ELECTIONS, async {
         until("somebody leads", async || {
-            let leads = |id: &u64| three.nodes[id].shard(SHARD).is_some_and(|it| it.leads());
-            [behind, hurt].iter().find(|id| leads(id)).copied()
+            let is_leader = |id: &u64| three.nodes[id].shard(SHARD).is_some_and(|it| it.is_leader());
+            [behind, hurt].iter().find(|id| is_leader(id)).copied()
         })
         .await
     });
@@ -206,7 +206,7 @@ async fn a_leader_that_lost_its_log_does_not_lead_without_it() {
     three.restart(hurt).await;
     assert!(three.nodes[&hurt].in_repair().iter().any(|(shard, _)| *shard == SHARD));
     let led = tokio::time::timeout(ELECTIONS, async {
-        until("it leads", async || three.shard(hurt).leads().then_some(())).await;
+        until("it leads", async || three.shard(hurt).is_leader().then_some(())).await;
     });
     assert!(led.await.is_err(), "a leader without anything of what was acknowledged");
     for node in others {

@@ -4,7 +4,7 @@
 use helix_server::node::LogLimits;
 
 use crate::simulated_trio::{SHARD, Three};
-use crate::three_nodes::{NODES, until};
+use crate::trio::{NODES, until};
 
 const LIMITS: LogLimits = LogLimits { checkpoint_bytes: 64 << 20, catch_up_bytes: 64 << 20 };
 

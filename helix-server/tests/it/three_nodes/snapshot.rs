@@ -9,10 +9,10 @@ use helix_proto::log::v1::{
     AppendRequest, ErrorReason, HealthReason, InitProducerRequest, ProducerIdentity, Record,
 };
 use helix_server::log::Watermarks;
-use helix_server::shard::{Fetching, ReadBatch, ReadFrom};
+use helix_server::shard::{FetchProgress, ReadBatch, ReadFrom};
 
 use crate::support::{TestServer, append_request, reason};
-use crate::three_nodes::{Plan, Trio, from_any, health, shard_status, until};
+use crate::trio::{Plan, Trio, from_any, health, shard_status, until};
 
 /// Partitions of the default topic.
 const PARTITIONS: u32 = 4;
@@ -106,7 +106,7 @@ impl Gap {
         (ack.first_offset.unwrap(), ack.duplicate)
     }
 
-    fn fetching(&self) -> Option<Fetching> {
+    fn fetching(&self) -> Option<FetchProgress> {
         fetching(self.trio.node(self.away), self.shard)
     }
 
@@ -132,7 +132,7 @@ impl Gap {
     }
 }
 
-fn fetching(node: &TestServer, shard: u32) -> Option<Fetching> {
+fn fetching(node: &TestServer, shard: u32) -> Option<FetchProgress> {
     node.running.node().shard(u64::from(shard))?.fetching()
 }
 

@@ -5,7 +5,7 @@ use helix_server::node::LogLimits;
 use helix_server::shard::ReadBatch;
 
 use crate::simulated_trio::{SHARD, Three};
-use crate::three_nodes::{NODES, until};
+use crate::trio::{NODES, until};
 
 /// Nothing fits beside what must stay free.
 const FULL: u64 = 256 << 20;

@@ -7,7 +7,7 @@ use helix_client::{NewTopic, ProducerOptions};
 use helix_proto::log::v1::Record;
 
 use crate::support::TestServer;
-use crate::three_nodes::{Plan, Trio, shard_of, until, until_within};
+use crate::trio::{Plan, Trio, shard_of, until, until_within};
 
 const RECORD_BYTES: usize = 1_000_000;
 const SEGMENT_BYTES: u64 = 16 << 20;
@@ -31,7 +31,7 @@ async fn a_deleted_topic_gives_its_space_back_also_where_a_replica_was_away() {
     for _ in 0..80 {
         producer.append("doomed", 0, &large()[..]).await.unwrap();
     }
-    let metadata = crate::three_nodes::metadata(trio.node(1)).await;
+    let metadata = crate::trio::metadata(trio.node(1)).await;
     let shard = shard_of(&metadata, "doomed", 0);
     let beside = (0..4).find(|it| shard_of(&metadata, "default", *it) == shard);
     let beside = beside.expect("the default topic has a partition in every shard");

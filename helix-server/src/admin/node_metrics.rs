@@ -1,0 +1,168 @@
+//! Builds a node's Prometheus page: its counters, and the state of its parts.
+
+use helix_wal::SYNC_BOUNDS_US;
+use tokio::time::Instant;
+
+use super::ServedNode;
+use crate::metrics::{MetricName, MetricsPage};
+use crate::node::{Node, StorageKind};
+use crate::process;
+use crate::shard::Shard;
+use crate::transport::ClientLoad;
+
+/// Builds the page; without `served` the node is not open yet.
+pub(super) async fn page(
+    served: Option<&ServedNode>,
+    started: Instant,
+    unready: Vec<String>,
+) -> MetricsPage {
+    let mut page = MetricsPage::default();
+    page.put(MetricName::BuildInfo, &[env!("CARGO_PKG_VERSION")], 1);
+    page.put(MetricName::Ready, &[], u64::from(unready.is_empty()));
+    page.put_f64(MetricName::Uptime, &[], started.elapsed().as_secs_f64());
+    page.put_f64(MetricName::CpuTime, &[], process::cpu_time_us() as f64 / 1e6);
+    page.put(MetricName::Memory, &[], process::rss_bytes());
+    let Some(ServedNode { node, load }) = served else { return page };
+    node.metrics().write(&mut page);
+    let mut disk = Disk::default();
+    own_shard(&mut page, node, &mut disk);
+    for shard in node.shards() {
+        // Lets other tasks run: a shard with thousands of partitions takes a while.
+        tokio::task::yield_now().await;
+        data_shard(&mut page, &shard, &mut disk).await;
+    }
+    for (shard, _) in node.damaged_shards() {
+        page.put(MetricName::ShardWithheld, &[&shard.to_string()], 1);
+    }
+    for (shard, restarts) in node.restarts() {
+        let (in_repair, stopped) = (node.in_repair(), node.stopped());
+        let is_in = |shards: &[(u64, String)]| u64::from(shards.iter().any(|it| it.0 == shard));
+        let id = &*shard.to_string();
+        page.put(MetricName::ShardInRepair, &[id], is_in(&in_repair));
+        page.put(MetricName::ShardStopped, &[id], is_in(&stopped));
+        page.put(MetricName::ShardRestarts, &[id], restarts);
+    }
+    if node.info().storage == StorageKind::Durable {
+        page.put(MetricName::DiskFree, &[], disk.free_bytes);
+        page.put(MetricName::DiskUsed, &[], disk.used_bytes);
+    }
+    peers(&mut page, node);
+    clients(&mut page, load);
+    page
+}
+
+/// Usage of the disk, which all logs of a node share.
+#[derive(Default)]
+struct Disk {
+    free_bytes: u64,
+    used_bytes: u64,
+}
+
+impl Disk {
+    fn add(&mut self, wal: &helix_wal::WalStats) {
+        self.free_bytes = wal.free_bytes;
+        self.used_bytes += wal.held_bytes + wal.ready_segments * wal.segment_bytes;
+    }
+}
+
+/// Writes the metrics of shard 0, which has no partitions.
+fn own_shard(page: &mut MetricsPage, node: &Node, disk: &mut Disk) {
+    let cluster = node.cluster();
+    let replica = cluster.replica();
+    let status = replica.status();
+    let shard = "0";
+    page.put(MetricName::ShardDamage, &[shard], replica.damage().len() as u64);
+    page.put(MetricName::ShardLeaderChanges, &[shard], replica.leader_changes());
+    page.put(MetricName::WalWritable, &[shard], u64::from(cluster.write_error().is_none()));
+    let unsynced = replica.unsynced_for().unwrap_or_default();
+    page.put_f64(MetricName::WalUnsynced, &[shard], unsynced.as_secs_f64());
+    page.put(MetricName::ShardLeader, &[shard], u64::from(status.is_leader));
+    page.put(MetricName::ShardHasLeader, &[shard], u64::from(cluster.leader_hint().is_some()));
+    page.put(MetricName::ShardTerm, &[shard], status.term);
+    page.put(MetricName::ShardLastIndex, &[shard], status.last_index);
+    page.put(MetricName::ShardSyncedIndex, &[shard], status.synced);
+    page.put(MetricName::ShardCommittedIndex, &[shard], status.committed);
+    page.put(MetricName::ShardAppliedIndex, &[shard], status.applied);
+    page.put(MetricName::ShardPurgedIndex, &[shard], status.purged);
+    wal(page, shard, &status.wal);
+    disk.add(&status.wal);
+}
+
+async fn data_shard(page: &mut MetricsPage, shard: &Shard, disk: &mut Disk) {
+    let status = shard.status();
+    let id = &*shard.id().to_string();
+    page.put(MetricName::ShardLeader, &[id], u64::from(status.leader));
+    page.put(MetricName::ShardHasLeader, &[id], u64::from(shard.leader_hint().is_some()));
+    page.put(MetricName::ShardWithheld, &[id], 0);
+    page.put(MetricName::ShardDamage, &[id], shard.damage().len() as u64);
+    page.put(MetricName::ShardTerm, &[id], status.term);
+    page.put(MetricName::ShardLeaderChanges, &[id], shard.replica().leader_changes());
+    page.put(MetricName::ShardLastIndex, &[id], status.last_index);
+    page.put(MetricName::ShardSyncedIndex, &[id], status.synced);
+    page.put(MetricName::ShardCommittedIndex, &[id], status.committed);
+    page.put(MetricName::ShardAppliedIndex, &[id], status.applied);
+    page.put(MetricName::ShardPurgedIndex, &[id], status.purged);
+    for (node, lag) in shard.lags() {
+        page.put(MetricName::ShardLag, &[id, &node.to_string()], lag);
+    }
+    let left = status.fetching.map_or(0, |it| it.bytes_total.saturating_sub(it.bytes_done));
+    page.put(MetricName::ShardFetchLeft, &[id], left);
+    let (high_watermarks, log_starts) = shard.read_state(|state| {
+        state.partitions().fold((0_u64, 0_u64), |(high, start), partition| {
+            let watermarks = partition.watermarks();
+            (
+                high.saturating_add(watermarks.high_watermark),
+                start.saturating_add(watermarks.log_start),
+            )
+        })
+    });
+    page.put(MetricName::ShardPartitions, &[id], status.partition_count.into());
+    page.put(MetricName::ShardHighWatermarks, &[id], high_watermarks);
+    page.put(MetricName::ShardLogStarts, &[id], log_starts);
+    page.put(MetricName::ShardLiveBytes, &[id], shard.live_bytes().await);
+    let (in_flight, in_flight_max) = shard.flow().bytes();
+    page.put(MetricName::ShardInFlight, &[id], in_flight as u64);
+    page.put(MetricName::ShardInFlightMax, &[id], in_flight_max as u64);
+    page.put(MetricName::ShardInFlightLargeMax, &[id], shard.flow().large_bytes_max() as u64);
+    page.put(MetricName::WalWritable, &[id], u64::from(shard.write_error().is_none()));
+    let unsynced = shard.unsynced_for().unwrap_or_default();
+    page.put_f64(MetricName::WalUnsynced, &[id], unsynced.as_secs_f64());
+    wal(page, id, &status.wal);
+    disk.add(&status.wal);
+}
+
+fn wal(page: &mut MetricsPage, shard: &str, wal: &helix_wal::WalStats) {
+    let shard = &[shard];
+    page.put(MetricName::WalSegments, shard, wal.segments);
+    page.put(MetricName::WalHeldBytes, shard, wal.held_bytes);
+    page.put(MetricName::WalReadySegments, shard, wal.ready_segments);
+    page.put(MetricName::WalFreedSegments, shard, wal.freed_segments);
+    page.put(MetricName::WalFreedBytes, shard, wal.freed_bytes);
+    page.put(MetricName::WalColdSegments, shard, wal.cold_segments);
+    page.put(MetricName::WalRewrittenBytes, shard, wal.rewritten_bytes);
+    page.put(MetricName::WalQueuedRequests, shard, wal.queued_requests);
+    page.put(MetricName::WalQueuedBytes, shard, wal.queued_bytes);
+    page.put(MetricName::WalGroups, shard, wal.groups);
+    page.put(MetricName::WalGroupBytes, shard, wal.group_bytes);
+    let bounds = SYNC_BOUNDS_US.into_iter().map(u64::from);
+    page.put_buckets(MetricName::WalSyncTimes, shard, bounds, &wal.sync_counts, wal.sync_sum_us);
+}
+
+/// Writes what clients make the node hold, and which limits they met.
+fn clients(page: &mut MetricsPage, load: &ClientLoad) {
+    page.put(MetricName::ClientConnections, &[], load.connection_count() as u64);
+    page.put(MetricName::RequestBytes, &[], load.request_bytes() as u64);
+    page.put(MetricName::ResponseBytes, &[], load.response_bytes() as u64);
+    for (limit, count) in load.events().counts() {
+        page.put(MetricName::LimitEvents, &[limit], count);
+    }
+}
+
+fn peers(page: &mut MetricsPage, node: &Node) {
+    for peer in node.peers() {
+        let id = &*peer.node_id.to_string();
+        page.put(MetricName::PeerConnected, &[id], u64::from(peer.connected));
+        page.put(MetricName::PeerSentBytes, &[id], peer.sent_bytes);
+        page.put(MetricName::PeerReceivedBytes, &[id], peer.received_bytes);
+    }
+}

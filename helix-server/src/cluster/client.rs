@@ -1,0 +1,373 @@
+//! This node's handle on shard 0. Commands are forwarded to shard 0's leader and return its reply.
+//! Reads are local; [`Cluster::catch_up`] first brings the local copy up to date with the leader.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::machine::ClusterMachine;
+use super::member_addresses::MemberAddresses;
+use super::peer_messages::{PeerRequest, PeerResponse};
+use super::reconcile::ShardProgress;
+use super::state::ClusterState;
+use crate::clock::Clock;
+use crate::error::{Error, LeaderHint, Result};
+use crate::limits;
+use crate::log::{ClusterCommand, ClusterReply, Head, Verdict};
+use crate::peer::{Hub, PeerError, PeerStatus};
+use crate::raft::{Command, LeadershipWatch, ProposeError, Replica, node_of};
+use crate::shard::{Shard, write_error};
+use crate::sync;
+
+/// Block of producer ids that this node may issue: `next..end`.
+#[derive(Debug, Default)]
+struct ProducerIdLease {
+    next: u64,
+    end: u64,
+}
+
+/// Handle of this node on shard 0 and on the data shards that are open here.
+#[derive(Debug)]
+pub struct Cluster {
+    /// Replaced when the shard is reopened.
+    replica: RwLock<Arc<Replica>>,
+    machine: Arc<ClusterMachine>,
+    pub(super) hub: Arc<Hub>,
+    /// Peer addresses from this node's configuration.
+    pub(super) seeds: BTreeMap<u64, String>,
+    shards: RwLock<BTreeMap<u64, Arc<Shard>>>,
+    pub(super) clock: Arc<dyn Clock>,
+    lease: Mutex<ProducerIdLease>,
+    /// Start of the last request to the leader that brought this node up to date.
+    up_to_date: tokio::sync::Mutex<Option<Instant>>,
+    /// Replica changes of the shards that this node leads, by shard id.
+    progress: Mutex<BTreeMap<u64, ShardProgress>>,
+    /// Reason why a new node has not joined yet; empty if there is none.
+    pub(super) join_blocked: Mutex<String>,
+    /// Addresses of the members as other nodes report them. They are newer than this node's own
+    /// state if that was lost, or is too old to find the members that would bring it up to date.
+    pub(super) reported_addresses: Mutex<MemberAddresses>,
+}
+
+impl Cluster {
+    pub fn new(
+        replica: Replica,
+        machine: Arc<ClusterMachine>,
+        hub: Arc<Hub>,
+        seeds: BTreeMap<u64, String>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        Self {
+            replica: RwLock::new(Arc::new(replica)),
+            machine,
+            hub,
+            seeds,
+            shards: RwLock::default(),
+            clock,
+            lease: Mutex::default(),
+            up_to_date: tokio::sync::Mutex::default(),
+            progress: Mutex::default(),
+            join_blocked: Mutex::default(),
+            reported_addresses: Mutex::default(),
+        }
+    }
+
+    /// Returns whether other nodes have replicas of this node's shards. A replica of shard 0 that
+    /// is in repair implies it, since only other nodes can repair it.
+    pub async fn has_other_replicas(&self) -> bool {
+        let replica = self.replica();
+        if replica.repair_of().is_some() {
+            return true;
+        }
+        let is_formed = replica.is_formed().await.unwrap_or(false);
+        is_formed && replica.known_voters().await != [replica.id()]
+    }
+
+    /// Returns the error if shard 0's log rejects writes.
+    pub fn write_error(&self) -> Option<Error> {
+        write_error(&self.replica())
+    }
+
+    /// Returns whether this node is the only voter.
+    pub fn is_single_node(&self) -> bool {
+        self.replica().voters() == [self.replica().id()]
+    }
+
+    pub fn node_id(&self) -> u64 {
+        node_of(self.replica().id())
+    }
+
+    pub(super) fn lock_progress(&self) -> MutexGuard<'_, BTreeMap<u64, ShardProgress>> {
+        sync::lock(&self.progress)
+    }
+
+    /// Returns the data shards that are open on this node.
+    pub(super) fn open_shards(&self) -> Vec<Arc<Shard>> {
+        sync::read(&self.shards).values().cloned().collect()
+    }
+
+    /// Sets or, with `None`, removes a data shard that is open on this node.
+    pub fn set_shard(&self, id: u64, shard: Option<Arc<Shard>>) {
+        let mut shards = sync::write(&self.shards);
+        match shard {
+            Some(shard) => shards.insert(id, shard),
+            None => shards.remove(&id),
+        };
+    }
+
+    pub(super) fn shard(&self, id: u64) -> Result<Arc<Shard>> {
+        let shards = sync::read(&self.shards);
+        shards.get(&id).cloned().ok_or_else(|| Error::CorruptLog {
+            what: format!("shard {id} is not open on this node"),
+        })
+    }
+
+    /// Replaces the replica of shard 0; the previous one is closed.
+    pub fn set_replica(&self, replica: Replica) {
+        *sync::write(&self.replica) = Arc::new(replica);
+    }
+
+    pub fn machine(&self) -> &Arc<ClusterMachine> {
+        &self.machine
+    }
+
+    pub fn replica(&self) -> Arc<Replica> {
+        sync::read(&self.replica).clone()
+    }
+
+    /// Returns the voters of shard 0; empty before the cluster is formed.
+    pub fn nodes(&self) -> Vec<u64> {
+        self.replica().voters().into_iter().map(node_of).collect()
+    }
+
+    /// Returns the learners of shard 0.
+    pub fn learners(&self) -> Vec<u64> {
+        self.replica().membership().learners.into_iter().map(node_of).collect()
+    }
+
+    pub fn is_leader(&self) -> bool {
+        self.replica().is_leader()
+    }
+
+    pub fn watch_leadership(&self) -> LeadershipWatch {
+        self.replica().watch_leadership()
+    }
+
+    /// Returns shard 0's leader if it is known and this node is connected to it.
+    pub fn leader_hint(&self) -> Option<LeaderHint> {
+        let leadership = self.replica().leadership();
+        let node_id = node_of(leadership.leader?);
+        let is_isolated = self.is_leader()
+            && self.nodes().len() > 1
+            && self.replica().confirmed_ago().is_none_or(|ago| ago > limits::PARTITIONED_AFTER);
+        let is_lost = |peer: &PeerStatus| peer.node_id == node_id && !peer.connected;
+        if is_isolated || self.hub.peers().iter().any(is_lost) {
+            return None;
+        }
+        let endpoint = self.machine.read(|state| state.node(node_id).map(|n| n.endpoint.clone()));
+        let endpoint = endpoint.unwrap_or_default();
+        Some(LeaderHint { node_id, endpoint, term: leadership.term })
+    }
+
+    /// Transfers leadership of shard 0 to `node`, or else to the most caught-up replica.
+    pub async fn transfer(&self, node: Option<u64>) -> Result<()> {
+        let hint = || match self.leader_hint() {
+            Some(hint) => Error::NotLeader { shard: 0, leader: Some(hint) },
+            None => Error::NoLeader { shard: 0 },
+        };
+        if !self.is_leader() {
+            return Err(hint());
+        }
+        let transferred = self.replica().transfer_leadership(node, &self.hub.connected()).await;
+        transferred.map_err(|error| Error::of_transfer(0, error))
+    }
+
+    /// Sends a command to shard 0's leader and waits for its reply. If the leader changes
+    /// meanwhile, an idempotent command is sent again.
+    ///
+    /// # Errors
+    /// [`Error::OutcomeUnknown`] if an attempt got no response and may still take effect.
+    /// [`Error::NoLeader`] if no attempt reached a leader.
+    pub async fn command(&self, command: ClusterCommand) -> Result<ClusterReply> {
+        match self.send_to_leader(PeerRequest::Command(command)).await? {
+            PeerResponse::ClusterReply(reply) => Ok(reply),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Waits until this node's copy is at least as new as the cluster's state was at the call.
+    pub async fn catch_up(&self) -> Result<()> {
+        let asked = Instant::now();
+        let mut up_to_date = self.up_to_date.lock().await;
+        // A request that another caller began after this call serves this call too.
+        if up_to_date.is_some_and(|began| began >= asked) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let version = match self.send_to_leader(PeerRequest::Version).await? {
+            PeerResponse::Version(version) => version,
+            other => return Err(unexpected(&other)),
+        };
+        self.wait_version(version).await?;
+        *up_to_date = Some(began);
+        Ok(())
+    }
+
+    /// Waits until this node has applied this version of the cluster's state.
+    pub(super) async fn wait_version(&self, version: u64) -> Result<()> {
+        let mut versions = self.machine.watch();
+        let seen = versions.wait_for(|seen| *seen >= version);
+        match tokio::time::timeout(limits::READY_WAIT_MAX, seen).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(Error::Draining),
+            Err(_) => Err(Error::NoLeader { shard: 0 }),
+        }
+    }
+
+    /// Sends a request to the leader, which may be this node, and retries if leadership moves.
+    async fn send_to_leader(&self, request: PeerRequest) -> Result<PeerResponse> {
+        let deadline = Instant::now() + limits::READY_WAIT_MAX;
+        // Reason why the outcome of an attempt is unknown. The response to a later attempt settles
+        // it.
+        let mut open = None;
+        loop {
+            let response = match self.replica().leadership().leader {
+                Some(leader) if leader == self.replica().id() => self.execute(&request).await,
+                Some(leader) => match self.forward(node_of(leader), &request).await {
+                    Ok(response) => response,
+                    Err(error) => {
+                        if error.may_have_acted() && request.is_change() {
+                            open = Some(error.to_string());
+                        }
+                        PeerResponse::NotLeader
+                    }
+                },
+                None => PeerResponse::NotLeader,
+            };
+            match response {
+                PeerResponse::NotLeader => {}
+                PeerResponse::Unknown(reason) => return Err(Error::OutcomeUnknown { reason }),
+                response => return Ok(response),
+            }
+            match open.take() {
+                Some(reason) if Instant::now() >= deadline || !request.is_idempotent() => {
+                    return Err(Error::OutcomeUnknown { reason });
+                }
+                None if Instant::now() >= deadline => return Err(Error::NoLeader { shard: 0 }),
+                still => open = still,
+            }
+            tokio::time::sleep(limits::LEADER_POLL_INTERVAL).await;
+        }
+    }
+
+    async fn forward(&self, node: u64, request: &PeerRequest) -> Result<PeerResponse, PeerError> {
+        let response = self.hub.call(node, request.encode(), limits::COMMIT_WAIT_MAX).await;
+        // An undecodable response may belong to a command that was applied.
+        let undecodable = |why| PeerError::Lost { node, why };
+        response
+            .and_then(|bytes| PeerResponse::decode(bytes).map_err(undecodable))
+            .inspect_err(|error| tracing::debug!(node, %error, "no response from shard 0's leader"))
+    }
+
+    /// Handles an encoded request from another node and returns the encoded response.
+    pub async fn handle_request(&self, request: Bytes) -> Result<Bytes, String> {
+        let request = PeerRequest::decode(request)?;
+        Ok(self.execute(&request).await.encode())
+    }
+
+    async fn execute(&self, request: &PeerRequest) -> PeerResponse {
+        match request {
+            PeerRequest::Progress => PeerResponse::Progress(self.local_progress()),
+            PeerRequest::ReplicaStatus(request) => self.local_replica_status(request).await,
+            PeerRequest::Balance => PeerResponse::Moved(self.balance_local().await),
+            // Only the leader serves the other requests.
+            _ if !self.replica().wait_ready(limits::READY_WAIT_MAX).await => PeerResponse::NotLeader,
+            PeerRequest::Version => {
+                let replica = self.replica();
+                let confirmed = replica.read_index();
+                match tokio::time::timeout(limits::READ_INDEX_WAIT_MAX, confirmed).await {
+                    Ok(Ok(())) => PeerResponse::Version(self.machine.read(ClusterState::version)),
+                    Ok(Err(_)) | Err(_) => PeerResponse::NotLeader,
+                }
+            }
+            PeerRequest::Command(command) => self.propose(command.clone()).await,
+        }
+    }
+
+    async fn propose(&self, command: ClusterCommand) -> PeerResponse {
+        let command = Command::control(Head::Cluster(command));
+        let outcome = match self.replica().propose(command, None).await {
+            Ok(outcome) => tokio::time::timeout(limits::COMMIT_WAIT_MAX, outcome).await,
+            Err(error) => Ok(Err(error)),
+        };
+        match outcome {
+            Ok(Ok(Verdict::Cluster(reply))) => PeerResponse::ClusterReply(reply),
+            Ok(Ok(other)) => PeerResponse::Unknown(format!("unexpected result from shard 0: {other:?}")),
+            Ok(Err(ProposeError::NotLeader { .. })) => PeerResponse::NotLeader,
+            Ok(Err(ProposeError::Unknown(reason) | ProposeError::Stopped(reason))) => {
+                PeerResponse::Unknown(reason)
+            }
+            Err(_) => {
+                PeerResponse::Unknown(format!("not committed within {:?}", limits::COMMIT_WAIT_MAX))
+            }
+        }
+    }
+
+    /// Returns the id of a named producer with its next epoch, which fences earlier epochs.
+    pub async fn init_producer(&self, name: &str) -> Result<(u64, u32)> {
+        let command = ClusterCommand::InitProducer { name: name.to_owned() };
+        match self.command(command).await? {
+            ClusterReply::Producer { producer_id, epoch } => Ok((producer_id, epoch)),
+            ClusterReply::Invalid { field, what } => Err(Error::InvalidArgument { field, what }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Returns a unique producer id, greater than all ids that this node knows to be issued. Shards
+    /// treat lower ids that they do not know as forgotten producers.
+    pub async fn next_producer_id(&self) -> Result<u64> {
+        let newest = self.machine.read(ClusterState::next_producer_id);
+        {
+            let mut lease = sync::lock(&self.lease);
+            // If another node has leased ids since, the rest of this lease is discarded.
+            if lease.next < lease.end && lease.end >= newest {
+                lease.next += 1;
+                return Ok(lease.next - 1);
+            }
+        }
+        self.lease_producer_ids().await
+    }
+
+    /// Leases a block of ids and returns its first id for the caller. All lower ids are issued.
+    async fn lease_producer_ids(&self) -> Result<u64> {
+        let command = ClusterCommand::LeaseProducerIds { count: limits::PRODUCER_IDS_PER_LEASE };
+        let reply = self.command(command).await.map_err(|error| match error {
+            // Ids that were leased without a reply stay unused, so nothing has happened.
+            Error::OutcomeUnknown { .. } => Error::NoLeader { shard: 0 },
+            other => other,
+        })?;
+        match reply {
+            ClusterReply::ProducerIds { first, count } => {
+                let mut lease = sync::lock(&self.lease);
+                *lease = ProducerIdLease { next: first + 1, end: first + u64::from(count) };
+                Ok(first)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Returns whether any node has issued this producer id.
+    pub async fn has_issued_producer_id(&self, producer_id: u64) -> Result<bool> {
+        if producer_id < self.machine.read(ClusterState::next_producer_id) {
+            return Ok(true);
+        }
+        // Another node may have leased it so recently that this node has not applied it yet.
+        Ok(producer_id < self.lease_producer_ids().await?)
+    }
+}
+
+pub(super) fn unexpected(what: &dyn std::fmt::Debug) -> Error {
+    Error::OutcomeUnknown { reason: format!("unexpected response from shard 0: {what:?}") }
+}

@@ -1,0 +1,412 @@
+//! Requests between nodes beside Raft: commands for the cluster's state, and status requests.
+//! Each request has one response. Unknown messages are rejected, never skipped.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use prost::{Message, Oneof};
+
+use super::checkpoint::TopicRecord;
+use super::member_addresses::MemberAddresses;
+use super::members_record::ChangeRecord;
+use super::reconcile::{ProgressRecord, ShardProgress};
+use crate::log::{ClusterCommand, ClusterReply, Head};
+
+/// A request to another node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum PeerRequest {
+    Command(ClusterCommand),
+    /// Asks for the version of the cluster's state, confirmed by a majority.
+    Version,
+    /// Asks for the replica changes of the shards that the receiver leads.
+    Progress,
+    /// Asks the receiver to transfer the shards that it leads to their preferred leaders.
+    Balance,
+    /// Asks for the status of the receiver's replica of a shard.
+    ReplicaStatus(ReplicaStatusRequest),
+}
+
+/// The response to a [`PeerRequest`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum PeerResponse {
+    ClusterReply(ClusterReply),
+    Version(u64),
+    Progress(Vec<ShardProgress>),
+    /// Ids of the shards whose leadership was transferred.
+    Moved(Vec<u64>),
+    ReplicaStatus(ReplicaStatusReport),
+    /// Nothing was done; the request has to go to the leader.
+    NotLeader,
+    /// The outcome is unknown.
+    Unknown(String),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PeerRequestRecord {
+    #[prost(oneof = "PeerRequestKind", tags = "1, 2, 3, 4, 5")]
+    kind: Option<PeerRequestKind>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+enum PeerRequestKind {
+    /// Encoded entry head.
+    #[prost(bytes = "bytes", tag = "1")]
+    Command(Bytes),
+    #[prost(bool, tag = "2")]
+    Version(bool),
+    #[prost(bool, tag = "3")]
+    Progress(bool),
+    #[prost(bool, tag = "4")]
+    Balance(bool),
+    #[prost(message, tag = "5")]
+    ReplicaStatus(ReplicaStatusRequest),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PeerResponseRecord {
+    #[prost(
+        oneof = "PeerResponseKind",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18"
+    )]
+    kind: Option<PeerResponseKind>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+enum PeerResponseKind {
+    #[prost(uint64, tag = "1")]
+    Version(u64),
+    #[prost(bool, tag = "2")]
+    NotLeader(bool),
+    #[prost(string, tag = "3")]
+    Unknown(String),
+    #[prost(message, tag = "4")]
+    Topic(TopicRecord),
+    #[prost(message, tag = "5")]
+    ExistsEqual(TopicRecord),
+    /// Name, difference.
+    #[prost(message, tag = "6")]
+    ExistsDifferent(TextPair),
+    #[prost(string, tag = "7")]
+    TopicNotFound(String),
+    /// First id, count.
+    #[prost(message, tag = "8")]
+    ProducerIds(NumberPair),
+    /// Id, epoch.
+    #[prost(message, tag = "9")]
+    Producer(NumberPair),
+    #[prost(bool, tag = "10")]
+    Done(bool),
+    /// Field, what.
+    #[prost(message, tag = "11")]
+    Invalid(TextPair),
+    #[prost(message, tag = "12")]
+    MemberChange(ChangeRecord),
+    #[prost(uint64, tag = "13")]
+    NodeNotFound(u64),
+    #[prost(string, tag = "14")]
+    ChangeInProgress(String),
+    #[prost(string, tag = "15")]
+    NotEnoughNodes(String),
+    #[prost(message, tag = "16")]
+    Progress(ProgressRecord),
+    #[prost(message, tag = "17")]
+    Moved(ShardIds),
+    #[prost(message, tag = "18")]
+    ReplicaStatus(ReplicaStatusReport),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub(super) struct ReplicaStatusRequest {
+    #[prost(uint64, tag = "1")]
+    pub(super) shard_id: u64,
+    /// The asking replica if it has lost its log and starts again; else 0.
+    #[prost(uint64, tag = "2")]
+    pub(super) resetting_replica: u64,
+}
+
+/// Status of one node's replica of a shard.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ReplicaStatusReport {
+    /// Term of its vote.
+    #[prost(uint64, tag = "1")]
+    pub term: u64,
+    #[prost(bool, tag = "2")]
+    pub is_leader: bool,
+    /// Index of the last entry in its log.
+    #[prost(uint64, tag = "3")]
+    pub last_index: u64,
+    /// Voters that it knows of, including those that an uncommitted change will remove.
+    #[prost(uint64, repeated, tag = "4")]
+    pub voters: Vec<u64>,
+    /// It is in repair and does not vote.
+    #[prost(bool, tag = "5")]
+    pub in_repair: bool,
+    /// It is in repair and has lost its vote, so `term` is meaningless.
+    #[prost(bool, tag = "6")]
+    pub vote_lost: bool,
+    /// It has damage that is not repaired.
+    #[prost(bool, tag = "7")]
+    pub is_damaged: bool,
+    /// No change of the voters is in progress.
+    #[prost(bool, tag = "8")]
+    pub is_settled: bool,
+    /// Addresses of the members; only in the status of shard 0, whose state records them.
+    #[prost(message, optional, tag = "9")]
+    pub addresses: Option<MemberAddresses>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ShardIds {
+    #[prost(uint64, repeated, tag = "1")]
+    ids: Vec<u64>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TextPair {
+    #[prost(string, tag = "1")]
+    first: String,
+    #[prost(string, tag = "2")]
+    second: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct NumberPair {
+    #[prost(uint64, tag = "1")]
+    first: u64,
+    #[prost(uint32, tag = "2")]
+    second: u32,
+}
+
+impl PeerRequest {
+    /// Returns whether this request changes state. A lost response leaves its outcome unknown then.
+    pub(super) fn is_change(&self) -> bool {
+        matches!(self, Self::Command(_))
+    }
+
+    /// Returns whether this request may be sent again while the outcome of an attempt is unknown.
+    /// `DeleteTopic` names its topic only, and a new topic may have the name by then.
+    pub(super) fn is_idempotent(&self) -> bool {
+        !matches!(self, Self::Command(ClusterCommand::DeleteTopic { .. }))
+    }
+
+    pub(super) fn encode(&self) -> Bytes {
+        let kind = match self {
+            Self::Command(command) => {
+                let mut head = BytesMut::new();
+                Head::Cluster(command.clone()).encode_to(&mut head);
+                PeerRequestKind::Command(head.freeze())
+            }
+            Self::Version => PeerRequestKind::Version(true),
+            Self::Progress => PeerRequestKind::Progress(true),
+            Self::Balance => PeerRequestKind::Balance(true),
+            Self::ReplicaStatus(asked) => PeerRequestKind::ReplicaStatus(*asked),
+        };
+        PeerRequestRecord { kind: Some(kind) }.encode_to_vec().into()
+    }
+
+    pub(super) fn decode(bytes: Bytes) -> Result<Self, String> {
+        let record = PeerRequestRecord::decode(bytes).map_err(|error| error.to_string())?;
+        match record.kind {
+            Some(PeerRequestKind::Command(head)) => match Head::decode(&head) {
+                Ok(Head::Cluster(command)) => Ok(Self::Command(command)),
+                Ok(_) => Err("the request is not a command for the cluster's state".to_owned()),
+                Err(error) => Err(error.to_string()),
+            },
+            Some(PeerRequestKind::Version(_)) => Ok(Self::Version),
+            Some(PeerRequestKind::Progress(_)) => Ok(Self::Progress),
+            Some(PeerRequestKind::Balance(_)) => Ok(Self::Balance),
+            Some(PeerRequestKind::ReplicaStatus(asked)) => Ok(Self::ReplicaStatus(asked)),
+            None => Err("the request is unknown to this version".to_owned()),
+        }
+    }
+}
+
+impl PeerResponse {
+    pub(super) fn encode(&self) -> Bytes {
+        let kind = match self {
+            Self::Version(version) => PeerResponseKind::Version(*version),
+            Self::Progress(rows) => PeerResponseKind::Progress(ProgressRecord::from(rows.as_slice())),
+            Self::Moved(ids) => PeerResponseKind::Moved(ShardIds { ids: ids.clone() }),
+            Self::ReplicaStatus(report) => PeerResponseKind::ReplicaStatus(report.clone()),
+            Self::NotLeader => PeerResponseKind::NotLeader(true),
+            Self::Unknown(reason) => PeerResponseKind::Unknown(reason.clone()),
+            Self::ClusterReply(reply) => encode_reply(reply),
+        };
+        PeerResponseRecord { kind: Some(kind) }.encode_to_vec().into()
+    }
+
+    pub(super) fn decode(bytes: Bytes) -> Result<Self, String> {
+        let record = PeerResponseRecord::decode(bytes).map_err(|error| error.to_string())?;
+        let kind = record.kind.ok_or("the response is unknown to this version")?;
+        let topic = |record: TopicRecord| {
+            record.into_topic().map(Arc::new).map_err(|error| error.to_string())
+        };
+        Ok(Self::ClusterReply(match kind {
+            PeerResponseKind::Version(version) => return Ok(Self::Version(version)),
+            PeerResponseKind::Progress(rows) => return rows.into_rows().map(Self::Progress),
+            PeerResponseKind::Moved(it) => return Ok(Self::Moved(it.ids)),
+            PeerResponseKind::ReplicaStatus(report) => return Ok(Self::ReplicaStatus(report)),
+            PeerResponseKind::NotLeader(_) => return Ok(Self::NotLeader),
+            PeerResponseKind::Unknown(reason) => return Ok(Self::Unknown(reason)),
+            PeerResponseKind::Topic(record) => ClusterReply::Topic(topic(record)?),
+            PeerResponseKind::ExistsEqual(record) => ClusterReply::AlreadyExistsEqual(topic(record)?),
+            PeerResponseKind::ExistsDifferent(it) => {
+                ClusterReply::AlreadyExistsDifferent { name: it.first, difference: it.second }
+            }
+            PeerResponseKind::TopicNotFound(name) => ClusterReply::TopicNotFound { name },
+            PeerResponseKind::ProducerIds(it) => ClusterReply::ProducerIds { first: it.first, count: it.second },
+            PeerResponseKind::Producer(it) => ClusterReply::Producer { producer_id: it.first, epoch: it.second },
+            PeerResponseKind::Done(_) => ClusterReply::Done,
+            PeerResponseKind::MemberChange(record) => {
+                ClusterReply::MemberChange(record.into_change().map_err(|error| error.to_string())?)
+            }
+            PeerResponseKind::NodeNotFound(node_id) => ClusterReply::NodeNotFound { node_id },
+            PeerResponseKind::ChangeInProgress(what) => ClusterReply::ChangeInProgress { what },
+            PeerResponseKind::NotEnoughNodes(what) => ClusterReply::NotEnoughNodes { what },
+            PeerResponseKind::Invalid(it) => ClusterReply::Invalid { field: field(&it.first), what: it.second },
+        }))
+    }
+}
+
+fn encode_reply(reply: &ClusterReply) -> PeerResponseKind {
+    let texts = |first: &str, second: &str| TextPair { first: first.into(), second: second.into() };
+    match reply {
+        ClusterReply::Topic(topic) => PeerResponseKind::Topic(TopicRecord::from(&**topic)),
+        ClusterReply::AlreadyExistsEqual(topic) => PeerResponseKind::ExistsEqual(TopicRecord::from(&**topic)),
+        ClusterReply::AlreadyExistsDifferent { name, difference } => {
+            PeerResponseKind::ExistsDifferent(texts(name, difference))
+        }
+        ClusterReply::TopicNotFound { name } => PeerResponseKind::TopicNotFound(name.clone()),
+        ClusterReply::ProducerIds { first, count } => {
+            PeerResponseKind::ProducerIds(NumberPair { first: *first, second: *count })
+        }
+        ClusterReply::Producer { producer_id, epoch } => {
+            PeerResponseKind::Producer(NumberPair { first: *producer_id, second: *epoch })
+        }
+        ClusterReply::Done => PeerResponseKind::Done(true),
+        ClusterReply::MemberChange(change) => PeerResponseKind::MemberChange(ChangeRecord::from(change)),
+        ClusterReply::NodeNotFound { node_id } => PeerResponseKind::NodeNotFound(*node_id),
+        ClusterReply::ChangeInProgress { what } => PeerResponseKind::ChangeInProgress(what.clone()),
+        ClusterReply::NotEnoughNodes { what } => PeerResponseKind::NotEnoughNodes(what.clone()),
+        ClusterReply::Invalid { field, what } => PeerResponseKind::Invalid(texts(field, what)),
+    }
+}
+
+/// Maps a field name of a reply to its static form. The names are part of the public API.
+fn field(name: &str) -> &'static str {
+    const FIELDS: [&str; 13] = [
+        "name",
+        "count",
+        "node_id",
+        "peer_endpoint",
+        "shards",
+        "partition_count",
+        "replication_factor",
+        "producer_name",
+        "config.max_batch_bytes",
+        "config.max_record_bytes",
+        "config.default_durability",
+        "config.min_durability",
+        "config",
+    ];
+    FIELDS.into_iter().find(|field| *field == name).unwrap_or("request")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::reconcile::ChangePhase;
+    use crate::cluster::state::{ClusterLimits, ClusterState};
+    use crate::log::{ChangeKind, CreateTopic, MemberChange, PartitionSettings, Verdict};
+
+    fn topic() -> ClusterReply {
+        let mut state = ClusterState::new(ClusterLimits::default());
+        let shards = vec![1, 2, 3];
+        state.apply(1, &Head::Cluster(ClusterCommand::RegisterShards { shards: shards.clone() }));
+        let settings = PartitionSettings {
+            max_batch_bytes: 1,
+            max_record_bytes: 1,
+            default_durability: 1,
+            min_durability: 1,
+            ..PartitionSettings::default()
+        };
+        let new = CreateTopic {
+            name: "orders".to_owned(),
+            partition_count: 12,
+            replication_factor: 3,
+            settings,
+            shards,
+            requested_at_us: 5,
+        };
+        match state.apply(2, &Head::Cluster(ClusterCommand::CreateTopic(new))) {
+            Verdict::Cluster(reply @ ClusterReply::Topic(_)) => reply,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn replies_and_responses_survive_encoding() {
+        let name = "orders".to_owned();
+        let ClusterReply::Topic(info) = topic() else { unreachable!() };
+        let change = MemberChange {
+            id: 3,
+            kind: ChangeKind::Replace,
+            node_id: 4,
+            lost_node_id: 2,
+            version: 9,
+            done: true,
+        };
+        let replies = [
+            ClusterReply::Topic(info.clone()),
+            ClusterReply::AlreadyExistsEqual(info),
+            ClusterReply::AlreadyExistsDifferent { name: name.clone(), difference: "x".to_owned() },
+            ClusterReply::TopicNotFound { name },
+            ClusterReply::ProducerIds { first: 9, count: 3 },
+            ClusterReply::Producer { producer_id: 7, epoch: 2 },
+            ClusterReply::Done,
+            ClusterReply::MemberChange(change),
+            ClusterReply::NodeNotFound { node_id: 7 },
+            ClusterReply::ChangeInProgress { what: "why".to_owned() },
+            ClusterReply::NotEnoughNodes { what: "why".to_owned() },
+            ClusterReply::Invalid { field: "partition_count", what: "why".to_owned() },
+        ];
+        for reply in replies {
+            let response = PeerResponse::ClusterReply(reply);
+            assert_eq!(PeerResponse::decode(response.encode()).unwrap(), response);
+        }
+        let row = ShardProgress {
+            shard_id: 2,
+            version: 8,
+            phase: ChangePhase::CatchingUp,
+            entries: 5,
+            blocked: "why".to_owned(),
+        };
+        for response in [
+            PeerResponse::Version(4),
+            PeerResponse::NotLeader,
+            PeerResponse::Unknown("x".to_owned()),
+            PeerResponse::Progress(vec![row]),
+            PeerResponse::Moved(vec![1, 3]),
+            PeerResponse::ReplicaStatus(ReplicaStatusReport { term: 3, voters: vec![1, 2], ..ReplicaStatusReport::default() }),
+        ] {
+            assert_eq!(PeerResponse::decode(response.encode()).unwrap(), response);
+        }
+    }
+
+    #[test]
+    fn requests_survive_encoding_and_garbage_is_rejected() {
+        let name = "orders".to_owned();
+        for request in [
+            PeerRequest::Version,
+            PeerRequest::Progress,
+            PeerRequest::Balance,
+            PeerRequest::ReplicaStatus(ReplicaStatusRequest { shard_id: 3, ..ReplicaStatusRequest::default() }),
+            PeerRequest::Command(ClusterCommand::DeleteTopic { name }),
+        ] {
+            assert_eq!(PeerRequest::decode(request.encode()).unwrap(), request);
+        }
+        assert!(PeerRequest::decode(Bytes::new()).is_err());
+        assert!(PeerRequest::decode(Bytes::from_static(&[0xff; 9])).is_err());
+        assert!(PeerResponse::decode(Bytes::new()).is_err());
+    }
+}

@@ -1,0 +1,84 @@
+//! Status of a replica, exchanged between nodes for repair. A node with a damaged replica asks the
+//! other nodes about theirs and learns all that it must know before it takes part again.
+
+use super::client::Cluster;
+use super::member_addresses::MemberAddresses;
+use super::peer_messages::{PeerRequest, PeerResponse, ReplicaStatusReport, ReplicaStatusRequest};
+use crate::limits;
+use crate::raft::{ElectionState, Replica, ReplicaId, ReplicaRole};
+
+impl Cluster {
+    /// Asks a node for the status of its replica of a shard. `resetting_replica` is the replica of
+    /// this node if it has lost its log and starts again. Returns `None` if the node does not
+    /// respond or does not serve the shard.
+    pub async fn ask_replica_status(
+        &self,
+        node: u64,
+        shard_id: u64,
+        resetting_replica: Option<ReplicaId>,
+    ) -> Option<ReplicaStatusReport> {
+        let resetting_replica = resetting_replica.unwrap_or_default();
+        let request = ReplicaStatusRequest { shard_id, resetting_replica };
+        let request = PeerRequest::ReplicaStatus(request).encode();
+        let response = self.hub.call(node, request, limits::PROGRESS_WAIT_MAX).await;
+        match response.map(PeerResponse::decode) {
+            Ok(Ok(PeerResponse::ReplicaStatus(report))) => Some(report),
+            Ok(Ok(_) | Err(_)) | Err(_) => None,
+        }
+    }
+
+    pub(super) async fn local_replica_status(
+        &self,
+        request: &ReplicaStatusRequest,
+    ) -> PeerResponse {
+        let ReplicaStatusRequest { shard_id, resetting_replica } = *request;
+        if shard_id == 0 {
+            let addresses = Some(self.machine().read(MemberAddresses::of));
+            return match report(&self.replica(), resetting_replica).await {
+                Ok(report) => {
+                    PeerResponse::ReplicaStatus(ReplicaStatusReport { addresses, ..report })
+                }
+                Err(why) => PeerResponse::Unknown(why),
+            };
+        }
+        let report = match self.shard(shard_id) {
+            Ok(shard) => report(shard.replica(), resetting_replica).await,
+            Err(error) => Err(error.to_string()),
+        };
+        report.map_or_else(PeerResponse::Unknown, PeerResponse::ReplicaStatus)
+    }
+}
+
+/// Reads the status of a replica of this node.
+///
+/// # Errors
+/// The reason why the status is not available, as text for operators.
+async fn report(
+    replica: &Replica,
+    resetting_replica: ReplicaId,
+) -> Result<ReplicaStatusReport, String> {
+    if let Some(why) = replica.stopped() {
+        return Err(why);
+    }
+    if resetting_replica != 0 && replica.is_leader() {
+        replica.allow_reset(resetting_replica).await;
+    }
+    // The last index is read after the reset is allowed. A leader's log only grows, so every entry
+    // that the leader believes the asking replica to have is at or below this index.
+    let Some(ElectionState { role, last_index }) = replica.election_state().await else {
+        return Err("the replica is stopping".to_owned());
+    };
+    let ReplicaRole { term, is_leader, voters, is_settled } = role;
+    let repair_of = replica.repair_of();
+    Ok(ReplicaStatusReport {
+        term,
+        is_leader,
+        last_index,
+        voters: voters.into_iter().collect(),
+        is_settled,
+        in_repair: repair_of.is_some(),
+        vote_lost: repair_of.is_some_and(|quarantined| quarantined.vote.is_none()),
+        is_damaged: !replica.damage().is_empty(),
+        addresses: None,
+    })
+}

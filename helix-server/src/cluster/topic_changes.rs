@@ -1,0 +1,232 @@
+//! Creates, updates and deletes topics: first a command to shard 0, then control entries in the
+//! data shards. Each data shard's leader derives the second step from shard 0's state and repeats
+//! it until it is applied. So it also happens after a crash between the two steps or a failover.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::client::{Cluster, unexpected};
+use super::state::ClusterState;
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::log::{ClusterCommand, ClusterReply, CreateTopic, PartitionSettings, ROWS_PER_ENTRY_MAX, SettingsMask, ShardCommand, ShardState, TopicInfo};
+use crate::shard::Shard;
+
+/// Name and settings of a topic to create.
+#[derive(Debug, Clone)]
+pub struct TopicSpec {
+    pub name: String,
+    pub partition_count: u32,
+    /// 0 means the default.
+    pub replication_factor: u32,
+    pub settings: PartitionSettings,
+}
+
+impl Cluster {
+    /// Creates a topic. Succeeds without effect if an equal one exists.
+    pub async fn create_topic(
+        &self,
+        spec: TopicSpec,
+        validate_only: bool,
+    ) -> Result<Arc<TopicInfo>> {
+        let nodes = u32::try_from(self.nodes().len()).unwrap_or(u32::MAX);
+        if spec.replication_factor != 0 && spec.replication_factor != nodes {
+            // Every shard has a replica on each node, and a topic has no shards of its own.
+            let what = "a replication_factor other than the number of nodes";
+            return Err(Error::Unimplemented { what });
+        }
+        if self.machine().read(|state| state.shards().is_empty()) {
+            self.catch_up().await?;
+        }
+        let new = CreateTopic {
+            name: spec.name.clone(),
+            partition_count: spec.partition_count,
+            replication_factor: nodes,
+            settings: spec.settings,
+            shards: self.machine().read(|state| state.shards().iter().copied().collect()),
+            requested_at_us: self.clock.now_us(),
+        };
+        if validate_only {
+            self.catch_up().await?;
+            let reply = self.machine().read(|state| state.preview(&new));
+            return topic_from_reply(reply, &spec.name);
+        }
+        let reply = self.command(ClusterCommand::CreateTopic(new)).await?;
+        self.wait_until_open(topic_from_reply(reply, &spec.name)?).await
+    }
+
+    /// Replaces the settings that `fields` names with those in `settings`.
+    pub async fn update_topic(
+        &self,
+        name: &str,
+        settings: PartitionSettings,
+        fields: SettingsMask,
+    ) -> Result<Arc<TopicInfo>> {
+        let command = ClusterCommand::UpdateTopic { name: name.to_owned(), settings, fields };
+        self.wait_until_open(topic_from_reply(self.command(command).await?, name)?).await
+    }
+
+    /// Raises the number of partitions to `partition_count`.
+    pub async fn add_partitions(&self, name: &str, partition_count: u32) -> Result<Arc<TopicInfo>> {
+        let command = ClusterCommand::AddPartitions { name: name.to_owned(), partition_count };
+        self.wait_until_open(topic_from_reply(self.command(command).await?, name)?).await
+    }
+
+    /// Deletes a topic with its data. Succeeds if another attempt has deleted it meanwhile.
+    pub async fn delete_topic(&self, name: &str) -> Result<()> {
+        // The command has the name only. It must delete the topic that has the name now.
+        self.catch_up().await?;
+        let topic = self.topic(name)?;
+        self.delete(&topic).await?;
+        for &shard_id in topic.shards() {
+            // A shard that is not open on this node cannot be checked; its other replicas apply it.
+            let Ok(shard) = self.shard(shard_id) else { continue };
+            let is_gone = |state: &ShardState| state.topic(topic.id).is_none();
+            self.wait_shard(&shard, is_gone).await.map_err(already_applied)?;
+        }
+        // This node may apply shard 0's entry later than the entries that follow from it.
+        if self.machine().read(|state| !state.is_deleted(topic.id)) {
+            self.catch_up().await.map_err(already_applied)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes this topic from shard 0's state. After an attempt with an unknown outcome it retries
+    /// only if the topic still exists.
+    async fn delete(&self, topic: &TopicInfo) -> Result<()> {
+        let deadline = Instant::now() + limits::READY_WAIT_MAX;
+        let mut unsettled: Option<Error> = None;
+        loop {
+            let command = ClusterCommand::DeleteTopic { name: topic.name.clone() };
+            let error = match self.command(command).await {
+                Ok(ClusterReply::Done) => return Ok(()),
+                // An earlier attempt has deleted it.
+                Ok(ClusterReply::TopicNotFound { .. }) if unsettled.is_some() => return Ok(()),
+                Ok(other) => return topic_from_reply(other, &topic.name).map(drop),
+                Err(error @ Error::OutcomeUnknown { .. }) => error,
+                Err(error) => return Err(unsettled.unwrap_or(error)),
+            };
+            if Instant::now() >= deadline || self.catch_up().await.is_err() {
+                return Err(error);
+            }
+            if self.machine().read(|state| state.is_deleted(topic.id)) {
+                return Ok(());
+            }
+            unsettled = Some(error);
+        }
+    }
+
+    pub fn topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
+        self.machine()
+            .read(|state| state.topic(name).cloned())
+            .ok_or_else(|| Error::TopicNotFound { topic: name.to_owned() })
+    }
+
+    /// Waits until this node knows the topic and all its shards have its partitions and settings.
+    async fn wait_until_open(&self, topic: Arc<TopicInfo>) -> Result<Arc<TopicInfo>> {
+        self.wait_version(topic.settings.version).await.map_err(already_applied)?;
+        for &shard_id in topic.shards() {
+            let wanted = partitions_in(&topic, shard_id);
+            if wanted > 0 {
+                let Ok(shard) = self.shard(shard_id) else { continue };
+                let version = topic.settings.version;
+                let is_open = |found: (u64, usize)| found.0 >= version && found.1 >= wanted;
+                let is_complete = |state: &ShardState| state.topic(topic.id).is_some_and(is_open);
+                self.wait_shard(&shard, is_complete).await.map_err(already_applied)?;
+            }
+        }
+        Ok(topic)
+    }
+
+    async fn wait_shard(&self, shard: &Shard, holds: impl Fn(&ShardState) -> bool) -> Result<()> {
+        let mut changes = shard.watch_changes();
+        let settled = changes.wait_for(|_| shard.read_state(&holds));
+        match tokio::time::timeout(limits::READY_WAIT_MAX, settled).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(Error::Draining),
+            Err(_) => Err(Error::OutcomeUnknown {
+                reason: format!(
+                    "the change is committed, but shard {} has not applied it yet",
+                    shard.id()
+                ),
+            }),
+        }
+    }
+
+    /// Propagates all topics to the shards of a single-node cluster.
+    pub async fn propagate_all(&self) -> Result<()> {
+        for shard_id in self.machine().read(|state| state.shards().clone()) {
+            let shard = self.shard(shard_id)?;
+            self.propagate_to_shard(&shard).await?;
+        }
+        Ok(())
+    }
+
+    /// Proposes to a shard that this node leads the partitions and settings that it lacks, and
+    /// drops its deleted topics.
+    pub async fn propagate_to_shard(&self, shard: &Shard) -> Result<()> {
+        let (version, topics): (u64, Vec<Arc<TopicInfo>>) =
+            self.machine().read(|state| (state.version(), state.all_topics().cloned().collect()));
+        for topic in &topics {
+            self.propagate_topic(shard, topic, version).await?;
+        }
+        let existing: Vec<u64> = shard.read_state(|state| state.topics().map(|t| t.0).collect());
+        for topic_id in existing {
+            if self.machine().read(|state| state.is_deleted(topic_id)) {
+                let cluster_version = self.machine().read(ClusterState::version);
+                shard.command(ShardCommand::DropTopic { cluster_version, topic_id }).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn propagate_topic(&self, shard: &Shard, topic: &TopicInfo, version: u64) -> Result<()> {
+        let (topic_id, settings) = (topic.id, topic.settings);
+        let wanted = partitions_in(topic, shard.id());
+        if wanted == 0 {
+            return Ok(());
+        }
+        let existing = shard.read_state(|state| state.topic(topic_id));
+        let (known_version, count) = existing.unwrap_or((settings.version, 0));
+        if count < wanted {
+            for part in topic.runs(shard.id()).chunks(ROWS_PER_ENTRY_MAX) {
+                let runs = part.to_vec();
+                let cluster_version = version;
+                let command =
+                    ShardCommand::CreatePartitions { cluster_version, topic_id, runs, settings };
+                shard.command(command).await?;
+            }
+        }
+        if known_version < settings.version {
+            shard.command(ShardCommand::UpdateSettings { topic_id, settings }).await?;
+        }
+        Ok(())
+    }
+}
+
+fn partitions_in(topic: &TopicInfo, shard_id: u64) -> usize {
+    topic.runs(shard_id).iter().map(|run| run.count as usize).sum()
+}
+
+/// Turns an error after shard 0 has committed a change into [`Error::OutcomeUnknown`].
+fn already_applied(error: Error) -> Error {
+    match error {
+        Error::OutcomeUnknown { .. } => error,
+        other => Error::OutcomeUnknown {
+            reason: format!("the change is committed, but this node has not applied it yet: {other}"),
+        },
+    }
+}
+
+fn topic_from_reply(reply: ClusterReply, name: &str) -> Result<Arc<TopicInfo>> {
+    match reply {
+        ClusterReply::Topic(topic) | ClusterReply::AlreadyExistsEqual(topic) => Ok(topic),
+        ClusterReply::AlreadyExistsDifferent { difference, .. } => {
+            Err(Error::TopicAlreadyExists { topic: name.to_owned(), difference })
+        }
+        ClusterReply::TopicNotFound { .. } => Err(Error::TopicNotFound { topic: name.to_owned() }),
+        ClusterReply::Invalid { field, what } => Err(Error::InvalidArgument { field, what }),
+        other => Err(unexpected(&other)),
+    }
+}

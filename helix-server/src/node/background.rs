@@ -1,0 +1,233 @@
+//! Background tasks of a node: form its shards, propagate topics to the shards that it leads,
+//! register the node, balance leaderships, and checkpoint shard 0.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::Node;
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::raft::LeadershipWatch;
+use crate::shard::Shard;
+
+/// Delay before a failed step is retried. Most steps fail because there is no leader.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
+
+/// Interval between checks of the leader placement.
+const BALANCE_INTERVAL: Duration = Duration::from_secs(1);
+
+pub(super) fn start(node: &Arc<Node>) {
+    for shard in node.shards() {
+        start_shard(node, shard);
+    }
+    start_cluster(node);
+    tokio::spawn(watch_route_inputs(Arc::downgrade(node)));
+    tokio::spawn(balance_leaders(Arc::downgrade(node)));
+}
+
+/// Starts the tasks of an open data shard; they end when it is closed.
+pub(super) fn start_shard(node: &Arc<Node>, shard: Arc<Shard>) {
+    tokio::spawn(follow_leaders(Arc::downgrade(node), shard.watch_leadership()));
+    tokio::spawn(maintain_shard(Arc::downgrade(node), shard));
+}
+
+/// Starts the tasks of shard 0; they end when it is closed.
+pub(super) fn start_cluster(node: &Arc<Node>) {
+    tokio::spawn(follow_leaders(Arc::downgrade(node), node.cluster.watch_leadership()));
+    tokio::spawn(maintain_cluster(Arc::downgrade(node)));
+}
+
+/// Forms a shard if that is due, then propagates topics to it while this node leads it.
+async fn maintain_shard(node: Weak<Node>, shard: Arc<Shard>) {
+    let Some((mut versions, draining)) =
+        node.upgrade().map(|node| (node.cluster.machine().watch(), node.draining.clone()))
+    else {
+        return;
+    };
+    let mut leadership = shard.watch_leadership();
+    let shard_id = shard.id();
+    if let Err(error) = form(&node, &shard).await {
+        tracing::error!(shard_id, %error, "cannot form the shard");
+    }
+    loop {
+        let Some(node) = node.upgrade() else { return };
+        // Marked first, so that a change during the step triggers another one.
+        versions.mark_unchanged();
+        let propagated = if shard.is_leader() { propagate(&node, &shard).await } else { Ok(()) };
+        drop(node);
+        let is_done = propagated.is_ok();
+        if let Err(error) = propagated {
+            tracing::debug!(shard_id, %error, "cannot propagate the topics to the shard yet");
+        }
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return,
+            changed = versions.changed() => if changed.is_err() { return },
+            changed = leadership.changed() => if !changed { return },
+            () = tokio::time::sleep(RETRY_DELAY), if !is_done => {}
+        }
+    }
+}
+
+async fn propagate(node: &Node, shard: &Shard) -> Result<()> {
+    shard.ready().await?;
+    node.cluster.propagate_to_shard(shard).await
+}
+
+/// Forms a shard once the cluster's state names it, when every node has its replica. The preferred
+/// leader does so at once, the other nodes after a delay.
+async fn form(node: &Weak<Node>, shard: &Arc<Shard>) -> std::io::Result<()> {
+    // A replica in repair learns from other nodes that its shard is formed.
+    if shard.replica().repair_of().is_some() {
+        return Ok(());
+    }
+    if shard.is_formed().await? {
+        return shard.resume().await;
+    }
+    // The shards of a node that joined an existing cluster are already formed.
+    if !shard.may_form() {
+        return Ok(());
+    }
+    let Some(mut versions) = node.upgrade().map(|node| node.cluster.machine().watch()) else {
+        return Ok(());
+    };
+    loop {
+        let Some(node) = node.upgrade() else { return Ok(()) };
+        versions.mark_unchanged();
+        if node.cluster.machine().read(|state| state.shards().contains(&shard.id())) {
+            break;
+        }
+        let draining = node.draining.clone();
+        drop(node);
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return Ok(()),
+            changed = versions.changed() => if changed.is_err() { return Ok(()) },
+        }
+    }
+    if !shard.is_first_member() {
+        tokio::time::sleep(limits::FORM_WAIT).await;
+    }
+    shard.form().await
+}
+
+/// Bootstraps a new cluster, and checkpoints and purges shard 0's log.
+async fn maintain_cluster(node: Weak<Node>) {
+    let Some((mut leadership, draining)) =
+        node.upgrade().map(|node| (node.cluster.watch_leadership(), node.draining.clone()))
+    else {
+        return;
+    };
+    let mut tick = tokio::time::interval(limits::MAINTENANCE_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut asked = 0;
+    loop {
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return,
+            changed = leadership.changed() => if !changed { return },
+            _ = tick.tick() => {}
+        }
+        let Some(node) = node.upgrade() else { return };
+        let replica = node.cluster.replica();
+        let is_fresh =
+            node.cluster.machine().read(|s| s.shards().is_empty() || !s.has_had_topics());
+        if is_fresh
+            && !node.is_single_node()
+            && replica.is_ready()
+            && let Err(error) = node.cluster.bootstrap(&node.bootstrap()).await
+        {
+            tracing::debug!(%error, "cannot bootstrap the cluster yet");
+        }
+        let applied = replica.status().applied;
+        let (checkpoint, purged) = replica.checkpointed();
+        if applied.saturating_sub(checkpoint.max(asked)) >= limits::CLUSTER_CHECKPOINT_ENTRIES {
+            asked = applied;
+            replica.checkpoint().await;
+        }
+        // A replica that lags further behind gets a snapshot; the state is small.
+        let upto = checkpoint.saturating_sub(limits::CLUSTER_CHECKPOINT_ENTRIES);
+        if upto > purged {
+            replica.purge(upto).await;
+        }
+    }
+}
+
+/// Notifies watchers of the routes when the leader of a shard changes.
+async fn follow_leaders(node: Weak<Node>, mut leadership: LeadershipWatch) {
+    while leadership.changed().await {
+        let Some(node) = node.upgrade() else { return };
+        node.routes.send_modify(|count| *count += 1);
+    }
+}
+
+/// Notifies watchers of the routes when topics, nodes or peer connections change.
+async fn watch_route_inputs(node: Weak<Node>) {
+    let Some((mut versions, mut peers)) = node.upgrade().map(|node| {
+        let versions = node.cluster.machine().watch();
+        (versions, node.hub.watch_peers())
+    }) else {
+        return;
+    };
+    loop {
+        let is_open = tokio::select! {
+            biased;
+            changed = versions.changed() => changed.is_ok(),
+            // This node reports an unreachable leader as no leader.
+            changed = peers.changed() => changed.is_ok(),
+        };
+        let Some(node) = node.upgrade() else { return };
+        if !is_open {
+            return;
+        }
+        node.routes.send_modify(|count| *count += 1);
+    }
+}
+
+/// Registers this node with the cluster, and retries until there is a leader.
+pub(super) async fn register(node: Weak<Node>) {
+    loop {
+        let Some(node) = node.upgrade() else { return };
+        match node.register().await {
+            Ok(()) | Err(Error::Draining) => return,
+            Err(error) => tracing::debug!(%error, "cannot register this node yet"),
+        }
+        tokio::select! {
+            biased;
+            () = node.draining.cancelled() => return,
+            () = tokio::time::sleep(RETRY_DELAY) => {}
+        }
+    }
+}
+
+/// Transfers shards to their preferred leaders, one at a time. It starts only after all peers have
+/// been connected for a while.
+async fn balance_leaders(node: Weak<Node>) {
+    let mut tick = tokio::time::interval(BALANCE_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut connected_since = Instant::now();
+    loop {
+        tick.tick().await;
+        let Some(node) = node.upgrade() else { return };
+        if node.draining.is_cancelled() {
+            return;
+        }
+        if !node.peers().iter().all(|peer| peer.connected) {
+            connected_since = Instant::now();
+            continue;
+        }
+        if connected_since.elapsed() < limits::BALANCE_AFTER {
+            continue;
+        }
+        if let Some((shard, to)) = node.cluster.misplaced_leadership() {
+            let shard_id = shard.id();
+            match shard.transfer(Some(to)).await {
+                Ok(()) => tracing::info!(shard_id, to, "transferred leadership to the preferred leader"),
+                Err(error) => tracing::info!(shard_id, to, %error, "leadership transfer failed"),
+            }
+            connected_since = Instant::now();
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Handler of peer requests. It exists before the node, since nodes talk while they form a cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::future::ready;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Node, NodeSettings};
+use crate::cluster::FIRST_GENERATION;
+use crate::peer::{FormCluster, Hello, HelloRequest, JoinCluster, PeerHandler};
+use crate::raft::{ReplicaId, replica_id};
+use crate::sync;
+
+/// Request to an empty node to form a new cluster or to join an existing one.
+pub(super) enum BootstrapRequest {
+    Form(FormCluster),
+    Join(JoinCluster),
+}
+
+/// A request, and the sender for its response.
+pub(super) type PendingBootstrap = (BootstrapRequest, oneshot::Sender<Result<(), String>>);
+
+/// Answers the requests of other nodes, before and after this node has opened.
+pub(super) struct BootstrapHandler {
+    node_id: u64,
+    /// The configured cluster name or id.
+    pub(super) cluster_name: Option<String>,
+    /// This node and its configured peers.
+    pub(super) members: BTreeSet<u64>,
+    inner: Mutex<Inner>,
+    request_sender: mpsc::Sender<PendingBootstrap>,
+    pub(super) bootstrap_requests: tokio::sync::Mutex<mpsc::Receiver<PendingBootstrap>>,
+    node: OnceLock<Weak<Node>>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Cluster, and generation of this node's replicas.
+    identity: Option<(u128, u32)>,
+    /// Reason why this node waits, for operators.
+    waits_for: String,
+}
+
+impl BootstrapHandler {
+    pub(super) fn new(settings: &NodeSettings, peers: &BTreeMap<u64, String>) -> Arc<Self> {
+        let mut members: BTreeSet<u64> = peers.keys().copied().collect();
+        members.insert(settings.node_id);
+        // There is one initiator; a second request waits for the first.
+        let (request_sender, bootstrap_requests) = mpsc::channel(1);
+        Arc::new(Self {
+            node_id: settings.node_id,
+            cluster_name: settings.cluster_name.clone(),
+            members,
+            inner: Mutex::default(),
+            request_sender,
+            bootstrap_requests: tokio::sync::Mutex::new(bootstrap_requests),
+            node: OnceLock::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        sync::lock(&self.inner)
+    }
+
+    /// Sets the cluster and generation of this node.
+    pub(super) fn set_identity(&self, cluster: u128, generation: u32) {
+        let identity = Some((cluster, generation));
+        *self.lock() = Inner { identity, waits_for: String::new() };
+    }
+
+    /// Sets the reason why the node waits; returns whether it differs from the previous one.
+    pub(super) fn set_wait_reason(&self, why: &str) -> bool {
+        let mut inner = self.lock();
+        let is_new = inner.waits_for != why;
+        why.clone_into(&mut inner.waits_for);
+        is_new
+    }
+
+    /// Sets the node that answers requests from now on.
+    pub(super) fn attach_node(&self, node: &Arc<Node>) {
+        // Ignored: a node is opened once.
+        let _ = self.node.set(Arc::downgrade(node));
+    }
+
+    /// Returns whether no peers are configured.
+    pub(super) fn is_single_node(&self) -> bool {
+        self.members.len() == 1
+    }
+
+    /// Returns the replicas of each shard of a newly formed cluster.
+    pub(super) fn replica_ids(&self) -> BTreeSet<ReplicaId> {
+        self.members.iter().map(|node| replica_id(*node, FIRST_GENERATION)).collect()
+    }
+
+    fn node(&self) -> Option<Arc<Node>> {
+        self.node.get()?.upgrade()
+    }
+
+    /// Returns whether the cluster exists, and its voters, or else the nodes that are to form it.
+    fn known_members(&self) -> (bool, Vec<u64>) {
+        let voters = self.node().map(|node| node.cluster.nodes()).unwrap_or_default();
+        if voters.is_empty() {
+            return (false, self.members.iter().copied().collect());
+        }
+        (true, voters)
+    }
+
+    /// Passes a request to the formation task and waits for its response.
+    fn enqueue(&self, request: BootstrapRequest) -> BoxFuture<'static, Result<(), String>> {
+        let request_sender = self.request_sender.clone();
+        Box::pin(async move {
+            let (sender, receiver) = oneshot::channel();
+            let gone = || "the node is not waiting to form or join a cluster".to_owned();
+            request_sender.send((request, sender)).await.map_err(|_| gone())?;
+            receiver.await.unwrap_or_else(|_| Err(gone()))
+        })
+    }
+}
+
+impl PeerHandler for BootstrapHandler {
+    fn hello(&self, request: HelloRequest) -> Hello {
+        let (formed, members) = self.known_members();
+        let own = self.lock().identity.map(|(cluster, _)| cluster);
+        let same_cluster = request.identity.filter(|(cluster, _)| Some(*cluster) == own);
+        let removed =
+            same_cluster.and_then(|(_, generation)| self.refusal(request.node_id, generation));
+        let inner = self.lock();
+        Hello {
+            node_id: self.node_id,
+            cluster: own,
+            cluster_name: self.cluster_name.clone().unwrap_or_default(),
+            formed,
+            members,
+            detail: inner.waits_for.clone(),
+            removed,
+            ..Hello::default()
+        }
+    }
+
+    fn refusal(&self, node: u64, generation: u32) -> Option<String> {
+        let machine = self.node()?.cluster.machine().clone();
+        machine.read(|state| state.members().refusal(node, generation))
+    }
+
+    fn form(&self, form: FormCluster) -> BoxFuture<'static, Result<(), String>> {
+        let known = self.lock().identity;
+        match known {
+            Some((cluster, _)) if cluster == form.cluster => Box::pin(ready(Ok(()))),
+            Some((cluster, _)) => Box::pin(ready(Err(belongs_to(cluster)))),
+            None => self.enqueue(BootstrapRequest::Form(form)),
+        }
+    }
+
+    fn join(&self, join: JoinCluster) -> BoxFuture<'static, Result<(), String>> {
+        let known = self.lock().identity;
+        match known {
+            Some(known) if known == (join.cluster, join.generation) => Box::pin(ready(Ok(()))),
+            Some((cluster, generation)) if cluster == join.cluster => {
+                let why = format!(
+                    "its data has generation {generation}, not {}; empty its data directory",
+                    join.generation
+                );
+                Box::pin(ready(Err(why)))
+            }
+            Some((cluster, _)) => Box::pin(ready(Err(belongs_to(cluster)))),
+            None => self.enqueue(BootstrapRequest::Join(join)),
+        }
+    }
+
+    fn call(&self, _from: u64, request: Bytes) -> BoxFuture<'static, Result<Bytes, String>> {
+        let node = self.node();
+        Box::pin(async move {
+            let node = node.ok_or_else(|| "the node is not serving yet".to_owned())?;
+            node.cluster.handle_request(request).await
+        })
+    }
+}
+
+fn belongs_to(cluster: u128) -> String {
+    format!("it belongs to cluster {cluster:032x}")
+}
+
+impl fmt::Debug for BootstrapHandler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Front").field("node_id", &self.node_id).finish_non_exhaustive()
+    }
+}

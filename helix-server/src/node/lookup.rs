@@ -1,0 +1,127 @@
+//! Lookup of topics, partitions and shards on this node.
+
+use std::sync::Arc;
+
+use super::Node;
+use super::shard_slots::ShardSlot;
+use crate::error::{Error, Result};
+use crate::log::{PartitionId, PartitionLocation, PartitionSettings, Refusal, TopicInfo};
+use crate::shard::Shard;
+
+/// A partition with its shard and topic.
+#[derive(Debug, Clone)]
+pub struct LocatedPartition {
+    pub partition: PartitionId,
+    pub shard: Arc<Shard>,
+    pub settings: PartitionSettings,
+    pub topic: Arc<TopicInfo>,
+    pub number: u32,
+}
+
+impl Node {
+    /// Like [`Self::locate`], but catches up with the cluster's state before it fails, since the
+    /// topic or partition may be too new for this node.
+    pub async fn find(&self, topic: &str, partition: u32) -> Result<LocatedPartition> {
+        match self.locate(topic, partition) {
+            Err(Error::TopicNotFound { .. } | Error::PartitionNotFound { .. }) => {
+                self.catch_up().await?;
+                self.locate(topic, partition)
+            }
+            found => found,
+        }
+    }
+
+    /// Like [`Self::topic`], but catches up with the cluster's state before it fails.
+    pub async fn find_topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
+        self.check_member()?;
+        match self.topic(name) {
+            Err(Error::TopicNotFound { .. }) => {
+                self.catch_up().await?;
+                self.topic(name)
+            }
+            found => found,
+        }
+    }
+
+    /// Checks that a batch with sequence 0 of a producer cannot be a duplicate.
+    ///
+    /// # Errors
+    /// [`Refusal::UnknownProducer`] if the producer may have been forgotten, or if its id was never
+    /// issued. Such an id would be higher than all ids that are issued later.
+    pub async fn check_producer(
+        &self,
+        located: &LocatedPartition,
+        producer_id: u64,
+        epoch: u32,
+    ) -> Result<()> {
+        let LocatedPartition { shard, partition, .. } = located;
+        if shard.next_sequence(*partition, producer_id, epoch).is_some() {
+            return Ok(());
+        }
+        // Boxes the rare path so that the future stays small.
+        Box::pin(async {
+            // A follower may lack the producer's entry and reject a retry of a committed batch.
+            shard.ready().await?;
+            let is_known = shard.next_sequence(*partition, producer_id, epoch).is_some();
+            let is_new = !shard.has_forgotten(*partition, producer_id, epoch)
+                && self.cluster.has_issued_producer_id(producer_id).await?;
+            let refused = || Refusal::UnknownProducer { producer_id }.into();
+            if is_known || is_new { Ok(()) } else { Err(refused()) }
+        })
+        .await
+    }
+
+    /// Catches up with the cluster's state. Boxes the rare 4 KiB future so that callers stay small.
+    fn catch_up(&self) -> impl Future<Output = Result<()>> + '_ {
+        Box::pin(self.cluster.catch_up())
+    }
+
+    /// Finds a partition and its shard.
+    pub fn locate(&self, topic: &str, partition: u32) -> Result<LocatedPartition> {
+        self.check_member()?;
+        let info = self.cluster.topic(topic)?;
+        let Some(PartitionLocation { shard_id, partition: id }) = info.location(partition) else {
+            return Err(Error::PartitionNotFound {
+                topic: topic.to_owned(),
+                partition,
+                partition_count: info.partition_count,
+            });
+        };
+        match self.shards.get(shard_id) {
+            Some(ShardSlot::Open(shard)) => Ok(LocatedPartition {
+                partition: id,
+                shard,
+                settings: info.settings,
+                topic: info,
+                number: partition,
+            }),
+            Some(ShardSlot::Damaged(what)) => Err(Error::CorruptLog { what }),
+            Some(ShardSlot::Stopped(_)) | None => Err(Error::NoLeader { shard: shard_id }),
+        }
+    }
+
+    pub fn topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
+        self.cluster.topic(name)
+    }
+
+    /// Returns up to `limit` topics whose names begin with `prefix` and sort after `after`.
+    pub fn topics(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<Arc<TopicInfo>> {
+        self.cluster.machine().read(|state| {
+            let first = after.unwrap_or_default();
+            let topics = state.topics_from(prefix, first).filter(|t| t.name.as_str() != first);
+            topics.take(limit).cloned().collect()
+        })
+    }
+
+    pub fn shard(&self, id: u64) -> Option<Arc<Shard>> {
+        match self.shards.get(id) {
+            Some(ShardSlot::Open(shard)) => Some(shard),
+            Some(ShardSlot::Damaged(_) | ShardSlot::Stopped(_)) | None => None,
+        }
+    }
+
+    /// Returns the open shards.
+    pub fn shards(&self) -> Vec<Arc<Shard>> {
+        self.shards.open()
+    }
+}

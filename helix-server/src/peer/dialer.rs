@@ -1,0 +1,28 @@
+//! Outgoing connections over TCP or a simulated network. Both yield tonic channels.
+
+use std::fmt;
+
+use futures_util::future::BoxFuture;
+use tonic::transport::{Channel, Endpoint, Error};
+
+/// Connects to other nodes.
+pub trait Dialer: fmt::Debug + Send + Sync + 'static {
+    /// Connects now.
+    fn connect(&self, endpoint: Endpoint) -> BoxFuture<'static, Result<Channel, Error>>;
+    /// Returns a channel that connects on its first call, and again after a failure.
+    fn connect_lazily(&self, endpoint: &Endpoint) -> Channel;
+}
+
+/// Dials over TCP.
+#[derive(Debug, Default)]
+pub(super) struct TcpDialer;
+
+impl Dialer for TcpDialer {
+    fn connect(&self, endpoint: Endpoint) -> BoxFuture<'static, Result<Channel, Error>> {
+        Box::pin(async move { endpoint.connect().await })
+    }
+
+    fn connect_lazily(&self, endpoint: &Endpoint) -> Channel {
+        endpoint.connect_lazy()
+    }
+}

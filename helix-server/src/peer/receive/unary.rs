@@ -1,0 +1,166 @@
+//! Answers unary requests of peers: heartbeats, votes, leadership transfers and records; and
+//! installs snapshots. Invalid requests are refused before openraft sees them.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use helix_proto::raft::v1 as pb;
+use openraft::async_runtime::WatchReceiver;
+use openraft::raft::AppendEntriesResponse;
+use pb::answer::Result as UnaryResult;
+use pb::question::Question as UnaryRequest;
+
+use super::epoch::IN_REPAIR;
+use crate::peer::served::ServedReplica;
+use crate::peer::snapshot::assembly::ReceivedSnapshot;
+use crate::peer::snapshot::records;
+use crate::peer::table::PeerTable;
+use crate::peer::wire::{self, WireError};
+use crate::raft::{RaftLogId, RepairGuard, decode_checkpoint};
+
+type ResponseFuture = BoxFuture<'static, pb::Answer>;
+
+fn respond_with<F>(id: u64, future: F) -> ResponseFuture
+where
+    F: Future<Output = Result<UnaryResult, String>> + Send + 'static,
+{
+    async move {
+        let failure = |why| UnaryResult::Failure(wire::failure(why, true));
+        let result = future.await.unwrap_or_else(failure);
+        pb::Answer { id, result: Some(result) }
+    }
+    .boxed()
+}
+
+/// Returns the future response to a request.
+///
+/// # Errors
+/// Returns an error if the request is invalid.
+pub(super) fn respond(
+    table: &Arc<PeerTable>,
+    route: &pb::Route,
+    served: &ServedReplica,
+    request: Option<UnaryRequest>,
+) -> Result<ResponseFuture, WireError> {
+    let (id, source, raft) = (route.id, route.source_replica, served.raft.clone());
+    let request = request.ok_or(WireError::Missing { what: "the content of a request" })?;
+    if !is_admitted(&served.repair_guard, &request) {
+        return Ok(respond_with(id, async { Err(IN_REPAIR.to_owned()) }));
+    }
+    Ok(match request {
+        UnaryRequest::Beat(beat) => {
+            let request = wire::read_append(beat, source)?;
+            if !request.entries.is_empty() {
+                return Err(WireError::HeartbeatWithEntries);
+            }
+            let fetcher = served.fetcher.clone();
+            respond_with(id, async move {
+                let previous = request.prev_log_id;
+                let _permit = match &fetcher {
+                    Some(fetcher) => Some(fetcher.append_permit().await),
+                    None => None,
+                };
+                let response = raft.append_entries(request).await.map_err(|e| e.to_string())?;
+                let conflict = previous.as_ref().map(wire::log_id);
+                Ok(match response {
+                    AppendEntriesResponse::Success => {
+                        UnaryResult::Matched(wire::matched(previous.as_ref()))
+                    }
+                    AppendEntriesResponse::PartialSuccess(last) => {
+                        UnaryResult::Matched(wire::matched(last.as_ref()))
+                    }
+                    AppendEntriesResponse::Conflict => UnaryResult::Conflict(
+                        conflict.ok_or("openraft reported a conflict without a previous entry")?,
+                    ),
+                    AppendEntriesResponse::HigherVote(vote) => {
+                        UnaryResult::HigherVote(wire::vote(&vote))
+                    }
+                })
+            })
+        }
+        UnaryRequest::Vote(request) => {
+            let request = wire::read_vote_request(request, source)?;
+            respond_with(id, async move {
+                let response = raft.vote(request).await.map_err(|error| error.to_string())?;
+                Ok(UnaryResult::Vote(wire::vote_response(&response)))
+            })
+        }
+        UnaryRequest::PreVote(request) => {
+            let request = wire::read_vote_request(request, source)?;
+            respond_with(id, async move {
+                let response = raft.pre_vote(request).await.map_err(|error| error.to_string())?;
+                Ok(UnaryResult::Vote(wire::vote_response(&response)))
+            })
+        }
+        UnaryRequest::Transfer(request) => {
+            let request = wire::read_transfer_request(request, source)?;
+            respond_with(id, async move {
+                let response = raft.handle_transfer_leader(request).await;
+                let response = response.map_err(|error| error.to_string())?;
+                Ok(UnaryResult::Transfer(wire::transfer_response(&response)))
+            })
+        }
+        UnaryRequest::Records(request) => {
+            let (fetcher, table) = (served.fetcher.clone(), table.clone());
+            respond_with(id, async move {
+                let store = fetcher.as_ref().map(|fetcher| &fetcher.store);
+                let store = store.ok_or("the shard has no records")?;
+                let records = records::read(&raft, store, &table.throttle, request);
+                records.await.map(UnaryResult::Records)
+            })
+        }
+    })
+}
+
+/// Returns `true` if the repair guard admits a request.
+/// A replica that may lack acknowledged entries does not vote, but serves the records that it has.
+fn is_admitted(repair_guard: &RepairGuard, request: &UnaryRequest) -> bool {
+    match request {
+        UnaryRequest::Beat(beat) => repair_guard.accepts(beat.vote.map_or(0, |vote| vote.term)),
+        UnaryRequest::Vote(_) | UnaryRequest::PreVote(_) | UnaryRequest::Transfer(_) => {
+            repair_guard.is_open()
+        }
+        UnaryRequest::Records(_) => true,
+    }
+}
+
+/// Installs a snapshot. Returns the future response to its sender.
+pub(super) fn install(
+    table: &Arc<PeerTable>,
+    route: pb::Route,
+    served: &ServedReplica,
+    received: ReceivedSnapshot,
+) -> ResponseFuture {
+    let id = route.id;
+    if !served.repair_guard.accepts(received.vote.leader_id.term) {
+        return respond_with(id, async { Err(IN_REPAIR.to_owned()) });
+    }
+    // openraft stops if it cannot install a snapshot.
+    let read = decode_checkpoint(received.snapshot.snapshot.clone());
+    if let Err(error) = read.and_then(|(_, machine)| served.machine.check(&machine)) {
+        let why = format!("cannot read the snapshot: {error}");
+        return respond_with(id, async { Err(why) });
+    }
+    let raft = served.raft.clone();
+    if let Some(fetcher) = &served.fetcher {
+        let (fetcher, stopped) = (fetcher.clone(), served.stopped.clone());
+        let installing = fetcher.install(table.clone(), raft, stopped, route, received);
+        return respond_with(id, async move {
+            Ok(UnaryResult::Snapshot(wire::vote(&installing.await?)))
+        });
+    }
+    let ReceivedSnapshot { vote, snapshot } = received;
+    respond_with(id, async move {
+        // openraft panics on two entries at one committed index.
+        let last = snapshot.meta.last_log_id;
+        let committed = raft.data_metrics().borrow_watched().local_committed;
+        let index = |id: Option<RaftLogId>| id.map(|id| id.index);
+        if last > committed && index(last) <= index(committed) {
+            return Err("the snapshot contradicts entries that are committed here".to_owned());
+        }
+        let response = raft.install_full_snapshot(vote, snapshot).await;
+        let response = response.map_err(|error| error.to_string())?;
+        Ok(UnaryResult::Snapshot(wire::vote(&response.vote)))
+    })
+}

@@ -1,0 +1,27 @@
+//! A replica whose peers' messages this node answers.
+
+use std::sync::Arc;
+
+use helix_wal::Wal;
+use openraft::Raft;
+use tokio_util::sync::CancellationToken;
+
+use super::snapshot::fetcher::RecordFetcher;
+use crate::raft::{RepairGuard, Machine, ReplicaId, StateMachine, TypeConfig};
+
+/// A local replica and the parts of it that incoming messages need.
+#[derive(Clone)]
+pub(super) struct ServedReplica {
+    pub(super) replica_id: ReplicaId,
+    pub(super) raft: Raft<TypeConfig, StateMachine>,
+    /// Checks that a snapshot can be read: openraft stops if it cannot install one.
+    pub(super) machine: Arc<dyn Machine>,
+    /// Fetches missing records; `None` for a shard without records.
+    pub(super) fetcher: Option<Arc<RecordFetcher>>,
+    /// Decides which messages reach openraft while the log is under repair.
+    pub(super) repair_guard: Arc<RepairGuard>,
+    /// Asked for disk space before an append: openraft stops if it cannot write an entry.
+    pub(super) wal: Wal,
+    /// Ends all incoming work for the replica.
+    pub(super) stopped: CancellationToken,
+}

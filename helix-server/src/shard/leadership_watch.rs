@@ -1,0 +1,95 @@
+//! Watches for lost leadership, isolation from the majority, and a stalled disk.
+//! Requests stop waiting for an outcome once this replica can no longer learn it.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use tokio::time::{Instant, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
+
+use super::Shard;
+use crate::limits;
+
+/// Runs until the shard is gone or openraft has stopped.
+pub(super) async fn run(shard: Weak<Shard>) {
+    let Some(mut leadership) = shard.upgrade().map(|shard| shard.replica.watch_leadership()) else {
+        return;
+    };
+    let mut tick = tokio::time::interval(limits::LEADERSHIP_CHECK_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut leader_in = None;
+    let mut since = (0, Instant::now());
+    loop {
+        let is_running = tokio::select! {
+            biased;
+            _ = tick.tick() => true,
+            changed = leadership.changed() => changed,
+        };
+        let Some(shard) = shard.upgrade() else { return };
+        if !is_running {
+            // Retired before waiters are woken, so that they see it.
+            shard.replica.wait_stopped().await;
+            shard.retire();
+            shard.end_leadership();
+            return;
+        }
+        leader_in = shard.check_leadership(leader_in, &mut since);
+    }
+}
+
+/// Runs until the shard is gone. A task of its own, since a leadership transfer takes a while.
+pub(super) async fn watch_disk(shard: Weak<Shard>) {
+    let mut tick = tokio::time::interval(limits::DISK_CHECK_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let Some(shard) = shard.upgrade() else { return };
+        if shard.closed.is_cancelled() {
+            return;
+        }
+        shard.transfer_if_disk_stalls().await;
+    }
+}
+
+impl Shard {
+    /// Returns the term in which this replica is a leader that is not isolated, if it is.
+    /// `since` is the last term in which it was the leader, and when that was first seen.
+    fn check_leadership(&self, before: Option<u64>, since: &mut (u64, Instant)) -> Option<u64> {
+        let leadership = self.replica.leadership();
+        let is_leader = leadership.leader == Some(self.replica_id);
+        let alone = self.replica.voters().len() <= 1;
+        if is_leader && since.0 != leadership.term {
+            *since = (leadership.term, Instant::now());
+        }
+        // A leader that was isolated right after its election has never been confirmed.
+        let silent = self.replica.confirmed_ago().unwrap_or_else(|| since.1.elapsed());
+        let isolated = is_leader && !alone && silent > limits::PARTITIONED_AFTER;
+        if self.isolated.swap(isolated, Ordering::Relaxed) != isolated && isolated {
+            tracing::warn!(shard_id = self.shard_id, "refusing appends, no majority responds");
+        }
+        let leader_in = (is_leader && !isolated).then_some(leadership.term);
+        if before.is_some() && leader_in != before {
+            self.end_leadership();
+        }
+        leader_in
+    }
+
+    fn end_leadership(&self) {
+        self.leadership_token.send_replace(CancellationToken::new()).cancel();
+        // Waiting readers must notice that they have to read from another node.
+        self.machine.watchers().wake_all();
+    }
+
+    /// Transfers leadership while a sync stalls: another leader can commit without this disk.
+    async fn transfer_if_disk_stalls(self: &Arc<Self>) {
+        let stalled = self.wal.unsynced_for().filter(|time| *time >= limits::DISK_STALLED_AFTER);
+        let Some(stalled) = stalled else { return };
+        if !self.is_leader() || self.replica.voters().len() <= 1 {
+            return;
+        }
+        tracing::warn!(shard_id = self.shard_id, ?stalled, "disk stalls, transferring leadership");
+        if let Err(error) = self.transfer(None).await {
+            tracing::warn!(shard_id = self.shard_id, %error, "leadership transfer failed");
+        }
+    }
+}

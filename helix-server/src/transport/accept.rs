@@ -1,0 +1,293 @@
+//! Accepts client connections and serves HTTP/2 on them.
+//! Bounds their number, their windows and the time for the handshake. Each connection has its own
+//! HTTP/2 server because its window sizes are its own.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use futures_util::{StreamExt, stream};
+use helix_transport::{CoalescedIo, FlushPolicy};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpListener;
+use tokio::time::{Instant, interval, sleep};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+use tonic::transport::server::Connected;
+use tower::Layer;
+
+use super::admission::Admission;
+use super::load::{ClientConnection, ClientLoad};
+use super::meter::{Meter, MeterLayer};
+use super::services::Services;
+use super::socket::CorkedSocket;
+use crate::limits;
+
+/// Source of client connections: a TCP listener, or a simulation's listener.
+pub trait Listener: Send + 'static {
+    type Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// Accepts the next connection; returns it with the client's address.
+    fn accept(&mut self) -> impl Future<Output = io::Result<(Self::Socket, SocketAddr)>> + Send;
+}
+
+impl Listener for TcpListener {
+    type Socket = CorkedSocket;
+
+    async fn accept(&mut self) -> io::Result<(CorkedSocket, SocketAddr)> {
+        let (stream, peer) = Self::accept(self).await?;
+        Ok((CorkedSocket::new(stream), peer))
+    }
+}
+
+/// Serves connections until `closing` is cancelled, and then until the last connection has ended.
+///
+/// Closes connections that are still open after [`limits::SHUTDOWN_WAIT_MAX`].
+pub(crate) async fn serve<L: Listener>(
+    mut listener: L,
+    services: Services,
+    meter: MeterLayer,
+    load: Arc<ClientLoad>,
+    closing: CancellationToken,
+) {
+    // Done once here, not for each connection's clone.
+    let services = services.prepare();
+    let connections = TaskTracker::new();
+    let mut refusals = Refusals::default();
+    let mut tick = interval(limits::STALLED_CHECK_INTERVAL);
+    loop {
+        let accepted = tokio::select! {
+            () = closing.cancelled() => break,
+            _ = tick.tick() => {
+                load.close_stalled();
+                refusals.log(&load);
+                continue;
+            }
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                // At the limit the stream is dropped, so that the client learns of it at once.
+                let Some(connection) = load.connect() else {
+                    refusals.unlogged += 1;
+                    refusals.log(&load);
+                    continue;
+                };
+                connection.set_peer(peer);
+                // The meter is outside, so that it also counts calls that admission rejects.
+                let metered = meter.layer(Admission::new(services.clone(), &load, &connection));
+                connections.spawn(serve_one(stream, connection, load.clone(), metered, &closing));
+            }
+            // No free file descriptor, or a client that gave up: neither ends the server.
+            Err(error) => {
+                tracing::warn!(%error, "failed to accept a connection");
+                sleep(limits::ACCEPT_RETRY_WAIT).await;
+            }
+        }
+    }
+    drop(listener);
+    connections.close();
+    let deadline = sleep(limits::SHUTDOWN_WAIT_MAX);
+    tokio::pin!(deadline);
+    let mut has_closed = false;
+    loop {
+        tokio::select! {
+            () = connections.wait() => return,
+            () = &mut deadline, if !has_closed => {
+                let open = connections.len();
+                tracing::warn!(open, "shutdown deadline exceeded, closing connections");
+                load.close_all();
+                has_closed = true;
+            }
+            _ = tick.tick() => load.close_stalled(),
+        }
+    }
+}
+
+/// Limits the log messages about refused connections.
+///
+/// A refused client gets no reason, so the log informs the operator: the first refusal at once,
+/// later ones together, at most once in [`limits::REFUSAL_LOG_INTERVAL`].
+#[derive(Default)]
+struct Refusals {
+    unlogged: u64,
+    logged_at: Option<Instant>,
+}
+
+impl Refusals {
+    /// Returns the number of refusals to log now, if any.
+    fn due(&mut self) -> Option<u64> {
+        let is_early = self.logged_at.is_some_and(|it| it.elapsed() < limits::REFUSAL_LOG_INTERVAL);
+        if self.unlogged == 0 || is_early {
+            return None;
+        }
+        self.logged_at = Some(Instant::now());
+        Some(std::mem::take(&mut self.unlogged))
+    }
+
+    fn log(&mut self, load: &ClientLoad) {
+        let Some(refused) = self.due() else { return };
+        tracing::warn!(
+            refused,
+            allowed = load.connections_max(),
+            "refused connections over the limit; to allow more, raise --memory-limit, and the \
+             limit of open files if it is lower"
+        );
+    }
+}
+
+/// Serves one connection to its end.
+fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    connection: Arc<ClientConnection>,
+    load: Arc<ClientLoad>,
+    services: Meter<Admission>,
+    closing: &CancellationToken,
+) -> impl Future<Output = ()> + use<S> {
+    let ended = CancellationToken::new();
+    let transport = transport(connection.window_bytes());
+    let stream = CoalescedIo::new(stream, FlushPolicy::DeferAfterFrames);
+    let stream =
+        ClientStream { stream, connection: connection.clone(), _ended: ended.clone().drop_guard() };
+    let closing = closing.clone();
+    async move {
+        let shutdown = async {
+            tokio::select! {
+                () = ended.cancelled() => return,
+                () = closing.cancelled() => return,
+                () = sleep(limits::HANDSHAKE_WAIT_MAX) => {}
+            }
+            if connection.read_bytes() < limits::HANDSHAKE_BYTES {
+                load.events().handshakes_timed_out.add();
+                connection.close();
+            }
+            tokio::select! {
+                () = ended.cancelled() => {}
+                () = closing.cancelled() => {}
+            }
+        };
+        // Never ends: the end of the connection ends the server, not the end of the stream.
+        let incoming = stream::iter([Ok::<_, io::Error>(stream)]).chain(stream::pending());
+        let serving = transport.serve_with_incoming_shutdown(services, incoming, shutdown);
+        if let Err(error) = serving.await {
+            tracing::debug!(%error, "connection failed");
+        }
+    }
+}
+
+fn transport(window: u64) -> tonic::transport::Server {
+    let frame =
+        (window / limits::FRAME_PART).clamp(limits::FRAME_BYTES_MIN, limits::FRAME_BYTES_MAX);
+    let window = u32::try_from(window).unwrap_or(u32::MAX >> 1);
+    tonic::transport::Server::builder()
+        .initial_stream_window_size(window)
+        .initial_connection_window_size(window)
+        .max_frame_size(frame as u32)
+        .max_concurrent_streams(limits::STREAMS_PER_CONNECTION_MAX)
+        .http2_max_header_list_size(limits::HEADER_LIST_BYTES_MAX)
+        .http2_max_pending_accept_reset_streams(Some(limits::RESETS_PENDING_MAX))
+        .http2_max_local_error_reset_streams(Some(limits::RESETS_BY_ERROR_MAX))
+        .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(limits::KEEPALIVE_WAIT_MAX))
+}
+
+/// A client's socket, which [`ClientConnection::close`] can close from another task.
+struct ClientStream<S> {
+    stream: S,
+    connection: Arc<ClientConnection>,
+    /// Cancels `ended` when the HTTP/2 server drops the socket.
+    _ended: DropGuard,
+}
+
+impl<S> ClientStream<S> {
+    fn check(&self) -> io::Result<()> {
+        if self.connection.is_closed() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        Ok(())
+    }
+}
+
+impl<S> Connected for ClientStream<S> {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) -> Self::ConnectInfo {}
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if polled.is_pending() {
+            self.connection.register_reader(context.waker());
+        }
+        // After the waker is registered, so that a close in between is not missed.
+        self.check()?;
+        ready!(polled)?;
+        self.connection.add_read_bytes(buffer.filled().len() - before);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check()?;
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check()?;
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // A closed connection is dropped without a goodbye.
+        if self.connection.is_closed() {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check()?;
+        Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn every_refusal_is_logged_and_never_often() {
+        let mut refusals = Refusals::default();
+        assert_eq!(refusals.due(), None);
+        let mut logged = Vec::new();
+        for _ in 0..3 * limits::REFUSAL_LOG_INTERVAL.as_secs() {
+            refusals.unlogged += 1;
+            logged.extend(refusals.due());
+            tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        }
+        assert_eq!(logged, [1, 10, 10]);
+        assert_eq!(refusals.due(), Some(9), "the last ones need no further refusal");
+        assert_eq!(refusals.due(), None);
+    }
+}

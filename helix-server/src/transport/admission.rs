@@ -1,0 +1,311 @@
+//! Admits calls and their messages, and tracks responses until the client has read them.
+//!
+//! A call needs a call permit; each message needs a permit for its decoded size before it is
+//! decoded. A message is admitted when the permit covers the whole of it, so that half-received
+//! messages cannot block each other. A message that does not arrive in time releases its permit.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::Either;
+use helix_transport::{FramePiece, FrameSplitter, ResponseBody, detach_body};
+use hyper::body::{Frame, SizeHint};
+use tokio::time::{Instant, Sleep, sleep_until};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service, http};
+
+use super::load::{CallMemory, ClientConnection, ClientLoad, LoadPermit, RequestPermit};
+use super::services::Services;
+use crate::error::Result;
+use crate::limits;
+
+const HELIX: &str = "/helix.log.v1.";
+const APPEND: &str = "/helix.log.v1.ProduceService/Append";
+const APPEND_STREAM: &str = "/helix.log.v1.ProduceService/AppendStream";
+
+/// The services of a node behind the admission of one connection's calls.
+#[derive(Clone)]
+pub(super) struct Admission {
+    services: Services,
+    load: Arc<ClientLoad>,
+    connection: Arc<ClientConnection>,
+}
+
+impl Admission {
+    pub(super) fn new(
+        services: Services,
+        load: &Arc<ClientLoad>,
+        connection: &Arc<ClientConnection>,
+    ) -> Self {
+        Self { services, load: load.clone(), connection: connection.clone() }
+    }
+}
+
+impl Service<http::Request<Body>> for Admission {
+    type Response = http::Response<TrackedBody>;
+    type Error = Infallible;
+    type Future =
+        Either<Ready<Result<Self::Response, Infallible>>, BoxFuture<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Service::<http::Request<Body>>::poll_ready(&mut self.services, context)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        let permit = match self.load.acquire_call() {
+            Ok(permit) => permit,
+            Err(error) => {
+                let rejection = ResponseBody::attach_body(Status::from(error).into_http::<Body>());
+                let rejection = rejection.map(|body| TrackedBody { body, call: None });
+                return Either::Left(ready(Ok(rejection)));
+            }
+        };
+        let call = CallMemory::new(&self.load, &self.connection);
+        request.extensions_mut().insert(call.clone());
+        let kind = CallKind::of(request.uri().path());
+        let mut request =
+            request.map(|body| Body::new(AdmittedBody::new(body, kind, call.clone())));
+        detach_body(&mut request);
+        let responding = self.services.call(request);
+        Either::Right(Box::pin(async move {
+            let response = responding.await?;
+            if kind.is_unary {
+                call.release_request();
+            }
+            let response = ResponseBody::attach_body(response);
+            Ok(response.map(|body| TrackedBody { body, call: Some((call, permit)) }))
+        }))
+    }
+}
+
+/// Properties of a call that follow from its path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct CallKind {
+    /// A unary call has one message, which is handled when the call is answered. A message of a
+    /// stream is handled when the handler polls for the next one.
+    is_unary: bool,
+    /// Memory that a decoded message may take, as a multiple of its encoded size.
+    factor: usize,
+}
+
+impl CallKind {
+    fn of(path: &str) -> Self {
+        match path {
+            // Records stay encoded.
+            APPEND => Self { is_unary: true, factor: 1 },
+            APPEND_STREAM => Self { is_unary: false, factor: 1 },
+            // Helix has no other client streams; reflection has.
+            _ => Self { is_unary: path.starts_with(HELIX), factor: limits::DECODED_FACTOR },
+        }
+    }
+
+    fn wait_max(self) -> Duration {
+        // A stream's message waits for those before it, as it does in its shard.
+        if self.is_unary { limits::PERMIT_WAIT_MAX } else { limits::COMMIT_WAIT_MAX }
+    }
+}
+
+type AcquireRequest = Pin<Box<dyn Future<Output = Result<RequestPermit>> + Send>>;
+
+/// Body of a request; yields each message once its permit is acquired.
+struct AdmittedBody {
+    body: Body,
+    kind: CallKind,
+    call: Arc<CallMemory>,
+    splitter: FrameSplitter,
+    /// The first bytes of a message that waits for its permit.
+    waiting: Option<(Bytes, AcquireRequest)>,
+    /// Time by which the current message must have arrived.
+    deadline: Instant,
+    alarm: Option<Pin<Box<Sleep>>>,
+}
+
+impl AdmittedBody {
+    fn new(body: Body, kind: CallKind, call: Arc<CallMemory>) -> Self {
+        Self {
+            body,
+            kind,
+            call,
+            splitter: FrameSplitter::default(),
+            waiting: None,
+            deadline: Instant::now() + limits::MESSAGE_WAIT_MAX,
+            alarm: None,
+        }
+    }
+
+    fn push(&mut self, bytes: Bytes) {
+        if self.splitter.is_at_boundary() && !self.splitter.is_unstarted() {
+            self.deadline = Instant::now() + limits::MESSAGE_WAIT_MAX;
+        }
+        self.splitter.push(bytes);
+    }
+
+    /// Returns the piece once the message that begins with it has its permit.
+    fn poll_admit(&mut self, piece: FramePiece, context: &mut Context<'_>) -> Poll<Result<Bytes>> {
+        let FramePiece { bytes, message_length } = piece;
+        let announced = usize::try_from(message_length.unwrap_or(0)).unwrap_or(usize::MAX);
+        if announced == 0 {
+            return Poll::Ready(Ok(bytes));
+        }
+        // The decoder rejects longer messages by their header.
+        let bytes_decoded =
+            announced.min(limits::MESSAGE_BYTES_MAX).saturating_mul(self.kind.factor);
+        let connection = self.call.connection();
+        if let Some(permit) = connection.try_acquire_request(bytes_decoded) {
+            self.call.keep_request(permit);
+            return Poll::Ready(Ok(bytes));
+        }
+        let acquire = connection.clone().acquire_request(bytes_decoded, self.kind.wait_max());
+        self.waiting = Some((bytes, Box::pin(acquire)));
+        self.poll_waiting(context)
+    }
+
+    fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<Bytes>> {
+        let Some((bytes, acquire)) = &mut self.waiting else { return Poll::Pending };
+        match acquire.as_mut().poll(context) {
+            Poll::Ready(Ok(permit)) => {
+                self.call.keep_request(permit);
+                let bytes = std::mem::take(bytes);
+                self.waiting = None;
+                // The server delayed it, not the client.
+                self.deadline = Instant::now() + limits::MESSAGE_WAIT_MAX;
+                Poll::Ready(Ok(bytes))
+            }
+            Poll::Ready(Err(error)) => {
+                self.waiting = None;
+                Poll::Ready(Err(error))
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// Returns true if the client must send something before the deadline.
+    ///
+    /// True for a unary request, the first message of a stream, and the rest of a begun message.
+    fn has_deadline(&self) -> bool {
+        self.kind.is_unary || self.splitter.is_unstarted() || !self.splitter.is_at_boundary()
+    }
+
+    /// Ready once the deadline has passed.
+    fn poll_deadline(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if !self.has_deadline() {
+            return Poll::Pending;
+        }
+        let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(self.deadline)));
+        if alarm.deadline() != self.deadline {
+            alarm.as_mut().reset(self.deadline);
+        }
+        alarm.as_mut().poll(context)
+    }
+
+    fn deadline_exceeded(&self) -> Status {
+        self.call.load().events().requests_timed_out.add();
+        let wait = limits::MESSAGE_WAIT_MAX;
+        Status::deadline_exceeded(format!("the request did not arrive within {wait:?}"))
+    }
+}
+
+impl hyper::body::Body for AdmittedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        let to_frame = |bytes: Result<Bytes>| Some(bytes.map(Frame::data).map_err(Status::from));
+        if this.waiting.is_some() {
+            return this.poll_waiting(context).map(to_frame);
+        }
+        if !this.kind.is_unary && this.splitter.is_at_boundary() {
+            this.call.release_request();
+        }
+        loop {
+            if let Some(piece) = this.splitter.next() {
+                return this.poll_admit(piece, context).map(to_frame);
+            }
+            match Pin::new(&mut this.body).poll_frame(context) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(bytes) => this.push(bytes),
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                Poll::Ready(end) => return Poll::Ready(end),
+                Poll::Pending => {
+                    let passed = this.poll_deadline(context);
+                    return passed.map(|()| Some(Err(this.deadline_exceeded())));
+                }
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.waiting.is_none() && self.splitter.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // The body no longer counts the bytes that the splitter holds.
+        if self.splitter.is_empty() { self.body.size_hint() } else { SizeHint::default() }
+    }
+}
+
+/// Body of a response; its bytes count as unread until the client has read them.
+pub(super) struct TrackedBody {
+    body: ResponseBody,
+    /// The call and its permit; `None` if the call was rejected.
+    call: Option<(Arc<CallMemory>, LoadPermit)>,
+}
+
+impl hyper::body::Body for TrackedBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        let polled = Pin::new(&mut this.body).poll_frame(context);
+        let Some((call, _)) = &this.call else { return polled };
+        let is_chunked = this.body.is_chunked();
+        polled.map_ok(|frame| {
+            frame.map_data(|bytes| {
+                if is_chunked {
+                    call.track_response_part(bytes)
+                } else {
+                    call.track_response(bytes)
+                }
+            })
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn appends_count_their_encoded_size_and_other_calls_their_decoded_size() {
+        assert_eq!(CallKind::of(APPEND), CallKind { is_unary: true, factor: 1 });
+        assert_eq!(CallKind::of(APPEND_STREAM), CallKind { is_unary: false, factor: 1 });
+        let factor = limits::DECODED_FACTOR;
+        let fetch = CallKind::of("/helix.log.v1.ConsumeService/Fetch");
+        assert_eq!(fetch, CallKind { is_unary: true, factor });
+        let reflection = CallKind::of("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo");
+        assert_eq!(reflection, CallKind { is_unary: false, factor });
+    }
+}

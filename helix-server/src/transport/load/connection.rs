@@ -1,0 +1,291 @@
+//! Tracks one client connection: bytes read, responses its client has not read, its end.
+
+use std::fmt::{self, Display};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::task::Waker;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+
+use super::{ClientLoad, LoadPermit, permits};
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::sync;
+
+/// One open client connection.
+#[derive(Debug)]
+pub struct ClientConnection {
+    load: Arc<ClientLoad>,
+    _permit: LoadPermit,
+    /// Taken from the node's free window bytes; returned on drop.
+    window_bytes: u64,
+    peer: OnceLock<SocketAddr>,
+    /// Request bytes of this connection; those of all connections are in `load`.
+    request_bytes: Arc<Semaphore>,
+    read_bytes: AtomicU64,
+    is_closed: AtomicBool,
+    reader: AtomicWaker,
+    /// Responses that the client has not read: since when, id, bytes.
+    unread: Mutex<Vec<(Instant, u64, usize)>>,
+    next_response: AtomicU64,
+}
+
+/// RAII permit for the bytes of a request, on its connection and on its node.
+#[derive(Debug)]
+pub struct RequestPermit {
+    connection: LoadPermit,
+    node: LoadPermit,
+}
+
+impl RequestPermit {
+    pub fn merge(&mut self, other: Self) {
+        self.connection.merge(other.connection);
+        self.node.merge(other.node);
+    }
+}
+
+impl ClientConnection {
+    pub(super) fn new(load: &Arc<ClientLoad>, permit: LoadPermit, window_bytes: u64) -> Arc<Self> {
+        let request_bytes = Arc::new(Semaphore::new(load.shares.connection_request_bytes));
+        Arc::new(Self {
+            load: load.clone(),
+            _permit: permit,
+            window_bytes,
+            peer: OnceLock::new(),
+            request_bytes,
+            read_bytes: AtomicU64::new(0),
+            is_closed: AtomicBool::new(false),
+            reader: AtomicWaker::new(),
+            unread: Mutex::default(),
+            next_response: AtomicU64::new(0),
+        })
+    }
+
+    /// Sets the client's address, which the log shows.
+    pub fn set_peer(&self, peer: SocketAddr) {
+        // Ignored: a connection has one peer.
+        let _ = self.peer.set(peer);
+    }
+
+    pub fn peer(&self) -> impl Display + '_ {
+        struct Shown<'a>(Option<&'a SocketAddr>);
+        impl Display for Shown<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self.0 {
+                    Some(peer) => peer.fmt(f),
+                    None => f.write_str("unknown"),
+                }
+            }
+        }
+        Shown(self.peer.get())
+    }
+
+    /// Returns the HTTP/2 window of this connection, in bytes.
+    pub fn window_bytes(&self) -> u64 {
+        self.window_bytes.max(limits::WINDOW_BYTES_MIN)
+    }
+
+    /// Counts bytes that arrived.
+    pub fn add_read_bytes(&self, bytes: usize) {
+        self.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Returns the number of bytes that have arrived.
+    pub fn read_bytes(&self) -> u64 {
+        self.read_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Registers the task that waits for bytes; [`Self::close`] wakes it.
+    pub fn register_reader(&self, reader: &Waker) {
+        self.reader.register(reader);
+    }
+
+    /// Closes the connection, with every call on it.
+    pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.reader.wake();
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Returns the age of the oldest unread response, and the bytes of all unread ones.
+    pub fn unread(&self) -> Option<(Duration, usize)> {
+        let unread = self.lock();
+        let oldest = unread.iter().map(|(since, ..)| *since).min()?;
+        Some((oldest.elapsed(), unread.iter().map(|(.., bytes)| bytes).sum()))
+    }
+
+    /// Acquires the permit for `bytes` of a request, if that much is free now.
+    pub fn try_acquire_request(&self, bytes: usize) -> Option<RequestPermit> {
+        let (own, of_node) = self.request_permits(bytes);
+        let own = self.request_bytes.clone().try_acquire_many_owned(own).ok()?;
+        let of_node = self.load.request_bytes.clone().try_acquire_many_owned(of_node).ok()?;
+        Some(RequestPermit { connection: LoadPermit(own), node: LoadPermit(of_node) })
+    }
+
+    /// Acquires the permit for `bytes` of a request, after at most `wait_max`.
+    ///
+    /// # Errors
+    /// [`Error::Throttled`] after that wait.
+    pub async fn acquire_request(
+        self: Arc<Self>,
+        bytes: usize,
+        wait_max: Duration,
+    ) -> Result<RequestPermit> {
+        let (own, of_node) = self.request_permits(bytes);
+        // The connection's permit first: waiting for it delays no other connection.
+        let wait = async {
+            let own = self.request_bytes.clone().acquire_many_owned(own).await.ok()?;
+            let of_node = self.load.request_bytes.clone().acquire_many_owned(of_node).await.ok()?;
+            Some(RequestPermit { connection: LoadPermit(own), node: LoadPermit(of_node) })
+        };
+        timeout(wait_max, wait).await.ok().flatten().ok_or_else(|| {
+            self.load.events.requests_refused.add();
+            Error::throttled("bytes of requests to this node")
+        })
+    }
+
+    /// Returns the permits of the connection and of the node that a request needs.
+    ///
+    /// A request larger than a share needs the whole share, so it is admitted when it is alone.
+    fn request_permits(&self, bytes: usize) -> (u32, u32) {
+        let shares = &self.load.shares;
+        (
+            permits(bytes.min(shares.connection_request_bytes)),
+            permits(bytes.min(shares.request_bytes)),
+        )
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(Instant, u64, usize)>> {
+        sync::lock(&self.unread)
+    }
+}
+
+impl Drop for ClientConnection {
+    fn drop(&mut self) {
+        *self.load.free_window_bytes() += self.window_bytes;
+    }
+}
+
+/// Memory of one call: its requests until they are handled, its responses until they are read.
+#[derive(Debug)]
+pub struct CallMemory {
+    load: Arc<ClientLoad>,
+    connection: Arc<ClientConnection>,
+    /// Covers what was read from the log and not yet sent.
+    response: Mutex<Option<LoadPermit>>,
+    /// Covers what has arrived and is not yet handled.
+    request: Mutex<Option<RequestPermit>>,
+}
+
+impl CallMemory {
+    pub fn new(load: &Arc<ClientLoad>, connection: &Arc<ClientConnection>) -> Arc<Self> {
+        let (load, connection) = (load.clone(), connection.clone());
+        Arc::new(Self { load, connection, response: Mutex::default(), request: Mutex::default() })
+    }
+
+    pub fn load(&self) -> &Arc<ClientLoad> {
+        &self.load
+    }
+
+    pub fn connection(&self) -> &Arc<ClientConnection> {
+        &self.connection
+    }
+
+    /// Keeps the permit of a request until [`Self::release_request`] or the end of the call.
+    pub fn keep_request(&self, permit: RequestPermit) {
+        let mut request = sync::lock(&self.request);
+        match &mut *request {
+            Some(request) => request.merge(permit),
+            None => *request = Some(permit),
+        }
+    }
+
+    /// Releases the permits of the requests so far: they are in a log, or answered.
+    pub fn release_request(&self) {
+        *sync::lock(&self.request) = None;
+    }
+
+    /// Keeps the permit of a response until the response was sent and read.
+    pub fn keep_response(&self, permit: LoadPermit) {
+        let mut response = self.lock();
+        match &mut *response {
+            Some(response) => response.merge(permit),
+            None => *response = Some(permit),
+        }
+    }
+
+    /// Returns bytes of a response that hold their permit, and count as unread, until dropped.
+    pub fn track_response(&self, bytes: Bytes) -> Bytes {
+        let kept = self.lock().take();
+        if kept.is_none() && bytes.len() < limits::RESPONSE_COUNTED_BYTES {
+            return bytes;
+        }
+        let permit = match kept {
+            Some(mut permit) => {
+                permit.shrink_to(bytes.len());
+                Some(permit)
+            }
+            None => self.load.try_acquire_response(bytes.len()),
+        };
+        self.track(bytes, permit)
+    }
+
+    /// Like [`Self::track_response`] for a part of a message.
+    ///
+    /// Each part takes its share of the kept permit, which covers at most all parts together.
+    pub fn track_response_part(&self, bytes: Bytes) -> Bytes {
+        let mut kept = self.lock();
+        let permit = kept.as_mut().map(|permit| permit.split(bytes.len()));
+        let is_last = kept.take_if(|rest| rest.bytes() == 0).is_some();
+        drop(kept);
+        // The call's own share covers a small part, unless it is the last one.
+        if !is_last && bytes.len() < limits::RESPONSE_COUNTED_BYTES {
+            return bytes;
+        }
+        let permit = permit.or_else(|| self.load.try_acquire_response(bytes.len()));
+        self.track(bytes, permit)
+    }
+
+    fn track(&self, bytes: Bytes, permit: Option<LoadPermit>) -> Bytes {
+        let id = self.connection.next_response.fetch_add(1, Ordering::Relaxed);
+        self.connection.lock().push((Instant::now(), id, bytes.len()));
+        let connection = self.connection.clone();
+        Bytes::from_owner(UnreadResponse { bytes, id, connection, _permit: permit })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<LoadPermit>> {
+        sync::lock(&self.response)
+    }
+}
+
+/// Bytes of a response; HTTP/2 drops them once the client's window took them.
+#[derive(Debug)]
+struct UnreadResponse {
+    bytes: Bytes,
+    id: u64,
+    connection: Arc<ClientConnection>,
+    _permit: Option<LoadPermit>,
+}
+
+impl AsRef<[u8]> for UnreadResponse {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for UnreadResponse {
+    fn drop(&mut self) {
+        let mut unread = self.connection.lock();
+        if let Some(position) = unread.iter().position(|(_, id, _)| *id == self.id) {
+            unread.swap_remove(position);
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! The transport: every client request passes it before a handler in `api/`, in this order.
+//! 1. `accept.rs` accepts a connection or closes it at once, and serves HTTP/2 on it.
+//! 2. `socket.rs` is its TCP socket; it sends the end of a response in one packet.
+//! 3. `meter.rs` counts the call, its duration and its outcome.
+//! 4. `admission.rs` admits the call and each of its messages, if memory permits.
+//! 5. `load.rs` holds the permits: connections, calls, request bytes, response bytes.
+//! 6. `services.rs` picks the service by the path of the request.
+//!
+//! A response passes the same parts in reverse.
+
+mod accept;
+mod admission;
+mod load;
+mod meter;
+mod services;
+mod socket;
+
+pub use accept::Listener;
+pub(crate) use accept::serve;
+pub use load::{CallMemory, ClientConnection, ClientLoad, LimitEvents, LoadPermit, RequestPermit};
+pub(crate) use meter::MeterLayer;
+pub use services::Services;
