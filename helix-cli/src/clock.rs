@@ -1,10 +1,10 @@
-//! The wall clock, asked in one place: relative positions such as `@-15m` need it.
-//! Everything that is measured uses tokio's clock instead.
+//! The wall clock, for relative positions such as `@-15m`.
+//! Measurements use tokio's clock instead.
 
 use std::time::SystemTime;
 
-/// The present time.
-#[allow(clippy::disallowed_methods)] // The one place that asks the system.
+/// Returns the current time.
+#[allow(clippy::disallowed_methods)] // The only use of the system clock.
 pub(crate) fn now() -> SystemTime {
     SystemTime::now()
 }

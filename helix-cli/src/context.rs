@@ -1,5 +1,5 @@
-//! Contexts: names for clusters, kept in a file of the user's, and how a command finds its cluster.
-//! `--addr`, then `--context`, then HELIX_ADDR, then the current context, then this machine.
+//! Contexts: named cluster addresses in a file of the user. Also selects the cluster of a command:
+//! `--addr`, then `--context`, then HELIX_ADDR, then the current context, then localhost.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,65 +7,64 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, Exit};
 use crate::files;
 
-/// Where a cluster is looked for if nothing says another place.
+/// Address used if no other is given.
 pub(crate) const DEFAULT_ADDR: &str = "127.0.0.1:9092";
 
-/// Port of an address that names none.
+/// Port of an address without one.
 const PORT: u16 = 9092;
 
-/// Environment variable with addresses, as `--addr` takes them.
+/// Environment variable with addresses in the format of `--addr`.
 const ENV: &str = "HELIX_ADDR";
 
-/// The order, for help and documentation.
+/// Order of the address sources, for help texts and documentation.
 pub(crate) const HELP: &str = "\
-The cluster that a command speaks to is the first of these that is set:
-  --addr HOST:PORT,...   nodes to begin with; the others are learned from them. PORT may be left
-                         out where it is 9092
+A command connects to the first of these that is set:
+  --addr HOST:PORT,...   nodes to contact first; they name the other nodes. PORT defaults to 9092
   --context NAME         a context: helix context add NAME --addr ...
-  HELIX_ADDR             environment variable, as --addr
+  HELIX_ADDR             environment variable, same format as --addr
   the current context    helix context use NAME
-  127.0.0.1:9092         this machine";
+  127.0.0.1:9092         the default";
 
-/// The file.
+/// Content of the contexts file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Contexts {
-    /// Name of the one in use.
+    /// Name of the current context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) current: Option<String>,
-    /// Name of the one that was in use before.
+    /// Name of the previous current context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) previous: Option<String>,
     #[serde(default)]
-    pub(crate) contexts: BTreeMap<String, Cluster>,
+    pub(crate) contexts: BTreeMap<String, ContextEntry>,
 }
 
-/// One cluster.
+/// The cluster of a context.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Cluster {
+pub(crate) struct ContextEntry {
     pub(crate) addr: Vec<String>,
 }
 
-/// Nodes to begin with, and who named them.
+/// Node addresses and the setting that they come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Addresses {
+pub(crate) struct ClusterAddresses {
     pub(crate) addr: Vec<String>,
     pub(crate) source: String,
 }
 
 impl Contexts {
-    /// The user's contexts; none if there is no file yet.
+    /// Loads the user's contexts; empty if there is no file.
     ///
     /// # Errors
-    /// The file cannot be read or is not what this program writes.
+    /// Fails if the file cannot be read or parsed.
     pub(crate) fn load() -> anyhow::Result<Self> {
         match path() {
             Ok(path) => Self::load_from(&path),
-            // Without a home there are no contexts.
+            // Without a home directory there are no contexts.
             Err(_) => Ok(Self::default()),
         }
     }
@@ -74,9 +73,9 @@ impl Contexts {
         let text = files::read_text(path);
         let text = text.with_context(|| format!("read {}", path.display()))?;
         toml::from_str(&text.unwrap_or_default()).map_err(|error| {
-            let failure = Failure::new(Exit::Error, format!("{} is not valid", path.display()));
+            let failure = CliError::new(Exit::Error, format!("{} is not valid", path.display()));
             let failure = failure.why(error.to_string().trim_end().to_owned());
-            failure.hint("correct it, or remove it and add the contexts again").into()
+            failure.hint("correct the file, or remove it and add the contexts again").into()
         })
     }
 
@@ -88,19 +87,19 @@ impl Contexts {
         let text = toml::to_string(self).context("write the contexts as TOML")?;
         let saved = path
             .parent()
-            .map_or(Ok(()), files::make_folder)
+            .map_or(Ok(()), files::create_directory)
             .and_then(|()| files::replace(path, text.as_bytes()));
         saved.with_context(|| format!("write {}", path.display()))
     }
 
-    /// Makes a context the current one; `-` is the one before.
+    /// Makes a context the current one; `-` is the previous one.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// Fails if there is no context of this name.
     pub(crate) fn switch_to(&mut self, name: &str) -> anyhow::Result<()> {
         let name = match name {
             "-" => self.previous.clone().ok_or_else(|| {
-                let failure = Failure::new(Exit::NotFound, "no context was in use before");
+                let failure = CliError::new(Exit::NotFound, "there is no previous context");
                 failure.hint("helix context list")
             })?,
             name => name.to_owned(),
@@ -112,10 +111,10 @@ impl Contexts {
         Ok(())
     }
 
-    /// Removes a context. Removing the current one leaves none in use.
+    /// Removes a context. If it is the current one, no context is current afterwards.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// Fails if there is no context of this name.
     pub(crate) fn remove(&mut self, name: &str) -> anyhow::Result<()> {
         self.get(name)?;
         self.contexts.remove(name);
@@ -124,53 +123,55 @@ impl Contexts {
         Ok(())
     }
 
-    fn get(&self, name: &str) -> anyhow::Result<&Cluster> {
+    fn get(&self, name: &str) -> anyhow::Result<&ContextEntry> {
         self.contexts.get(name).ok_or_else(|| {
-            let failure = Failure::new(Exit::NotFound, format!("there is no context {name:?}"));
+            let failure = CliError::new(Exit::NotFound, format!("there is no context {name:?}"));
             let known: Vec<&str> = self.contexts.keys().map(String::as_str).collect();
             let failure = match known.as_slice() {
-                [] => failure.why("no context has been added yet"),
-                known => failure.why(format!("there are: {}", known.join(", "))),
+                [] => failure.why("no context is defined"),
+                known => failure.why(format!("defined contexts: {}", known.join(", "))),
             };
             failure.hint(format!("helix context add {name} --addr HOST:PORT,...")).into()
         })
     }
 }
 
-/// The file of the contexts.
+/// Returns the path of the contexts file.
 pub(crate) fn path() -> anyhow::Result<PathBuf> {
-    let folder = files::config_folder().ok_or_else(|| {
-        let failure = Failure::new(Exit::Error, "there is no place for contexts");
+    let directory = files::config_directory().ok_or_else(|| {
+        let failure = CliError::new(Exit::Error, "no directory for the contexts file");
         failure.why("neither XDG_CONFIG_HOME nor HOME is set")
     })?;
-    Ok(folder.join("config.toml"))
+    Ok(directory.join("config.toml"))
 }
 
-/// Addresses for a command: those of the flag, of the named context, of the environment, of the
-/// current context, or this machine's.
-/// One without a port is meant with the usual one.
-pub(crate) fn resolve(addr: &[String], context: Option<&str>) -> anyhow::Result<Addresses> {
+/// Selects the addresses of a command, and adds the default port where one is missing.
+///
+/// # Errors
+/// Fails if the context is unknown or the contexts file is needed and unreadable.
+pub(crate) fn resolve(addr: &[String], context: Option<&str>) -> anyhow::Result<ClusterAddresses> {
     let env = std::env::var(ENV).ok();
-    let found = first(addr, context, env.as_deref(), Contexts::load)?;
+    let found = select(addr, context, env.as_deref(), Contexts::load)?;
     let addr = found.addr.iter().map(|address| with_port(address)).collect();
-    Ok(Addresses { addr, ..found })
+    Ok(ClusterAddresses { addr, ..found })
 }
 
 fn with_port(address: &str) -> String {
     let host = address.rsplit_once('/').map_or(address, |(_, host)| host);
-    // The colons of an IPv6 address stand in brackets.
+    // The colons of an IPv6 address are in brackets.
     let after = host.rsplit_once(']').map_or(host, |(_, after)| after);
     if after.contains(':') { address.to_owned() } else { format!("{address}:{PORT}") }
 }
 
-fn first(
+/// Selects the addresses from the first source that is set.
+fn select(
     addr: &[String],
     context: Option<&str>,
     env: Option<&str>,
     contexts: impl FnOnce() -> anyhow::Result<Contexts>,
-) -> anyhow::Result<Addresses> {
+) -> anyhow::Result<ClusterAddresses> {
     if !addr.is_empty() {
-        return Ok(Addresses { addr: addr.to_vec(), source: "--addr".to_owned() });
+        return Ok(ClusterAddresses { addr: addr.to_vec(), source: "--addr".to_owned() });
     }
     if let Some(name) = context {
         return contexts()?.get(name).map(|cluster| of_context(name, cluster));
@@ -178,19 +179,20 @@ fn first(
     let env: Vec<String> =
         env.unwrap_or_default().split(',').map(|it| it.trim().to_owned()).collect();
     if env.iter().any(|address| !address.is_empty()) {
-        return Ok(Addresses { addr: env, source: ENV.to_owned() });
+        return Ok(ClusterAddresses { addr: env, source: ENV.to_owned() });
     }
     let contexts = contexts()?;
     match &contexts.current {
         Some(name) => contexts.get(name).map(|cluster| of_context(name, cluster)),
-        None => {
-            Ok(Addresses { addr: vec![DEFAULT_ADDR.to_owned()], source: "the default".to_owned() })
-        }
+        None => Ok(ClusterAddresses {
+            addr: vec![DEFAULT_ADDR.to_owned()],
+            source: "the default".to_owned(),
+        }),
     }
 }
 
-fn of_context(name: &str, cluster: &Cluster) -> Addresses {
-    Addresses { addr: cluster.addr.clone(), source: format!("context {name}") }
+fn of_context(name: &str, cluster: &ContextEntry) -> ClusterAddresses {
+    ClusterAddresses { addr: cluster.addr.clone(), source: format!("context {name}") }
 }
 
 #[cfg(test)]
@@ -198,7 +200,7 @@ mod tests {
     use super::*;
 
     fn contexts() -> Contexts {
-        let cluster = |addr: &str| Cluster { addr: vec![addr.to_owned()] };
+        let cluster = |addr: &str| ContextEntry { addr: vec![addr.to_owned()] };
         Contexts {
             current: Some("dev".to_owned()),
             previous: None,
@@ -211,12 +213,13 @@ mod tests {
 
     fn found(addr: &[&str], context: Option<&str>, env: Option<&str>) -> (String, String) {
         let addr: Vec<_> = addr.iter().map(|&address| address.to_owned()).collect();
-        let Addresses { addr, source } = first(&addr, context, env, || Ok(contexts())).unwrap();
+        let ClusterAddresses { addr, source } =
+            select(&addr, context, env, || Ok(contexts())).unwrap();
         (addr.join(","), source)
     }
 
     #[test]
-    fn a_flag_goes_before_the_environment_and_that_before_a_context() {
+    fn flag_takes_precedence_over_environment_and_current_context() {
         let all = found(&["f:1", "f:2"], Some("prod"), Some("e:1"));
         assert_eq!(all, ("f:1,f:2".to_owned(), "--addr".to_owned()));
         let named = found(&[], Some("prod"), Some("e:1"));
@@ -224,14 +227,14 @@ mod tests {
         let env = found(&[], None, Some("e:1, e:2"));
         assert_eq!(env, ("e:1,e:2".to_owned(), "HELIX_ADDR".to_owned()));
         assert_eq!(found(&[], None, Some("")), ("d:1".to_owned(), "context dev".to_owned()));
-        let none = first(&[], None, None, || Ok(Contexts::default())).unwrap();
+        let none = select(&[], None, None, || Ok(Contexts::default())).unwrap();
         assert_eq!(none.addr, [DEFAULT_ADDR]);
-        let unknown = first(&[], Some("x"), None, || Ok(contexts())).unwrap_err();
+        let unknown = select(&[], Some("x"), None, || Ok(contexts())).unwrap_err();
         assert_eq!(crate::exit::of(&unknown), Exit::NotFound);
     }
 
     #[test]
-    fn an_address_without_a_port_has_the_usual_one() {
+    fn adds_default_port_to_addresses() {
         for (address, dialled) in [
             ("n1", "n1:9092"),
             ("n1:1", "n1:1"),
@@ -245,15 +248,15 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_needed_only_where_nothing_else_says_where() {
+    fn reads_contexts_file_only_if_needed() {
         let broken = || Err(anyhow::anyhow!("broken"));
-        assert!(first(&["f:1".to_owned()], None, None, broken).is_ok());
-        assert!(first(&[], None, Some("e:1"), broken).is_ok());
-        assert!(first(&[], None, None, broken).is_err());
+        assert!(select(&["f:1".to_owned()], None, None, broken).is_ok());
+        assert!(select(&[], None, Some("e:1"), broken).is_ok());
+        assert!(select(&[], None, None, broken).is_err());
     }
 
     #[test]
-    fn contexts_are_switched_and_back() {
+    fn switches_between_contexts() {
         let mut contexts = contexts();
         assert!(contexts.switch_to("-").is_err());
         contexts.switch_to("prod").unwrap();
@@ -267,15 +270,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_loaded_and_what_is_wrong_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("helix/config.toml");
+    fn contexts_round_trip_and_invalid_file_is_reported() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("helix/config.toml");
         assert_eq!(Contexts::load_from(&path).unwrap(), Contexts::default());
         contexts().save_to(&path).unwrap();
         assert_eq!(Contexts::load_from(&path).unwrap(), contexts());
         files::replace(&path, b"curent = 'dev'\n").unwrap();
         let error = Contexts::load_from(&path).unwrap_err();
-        let failure = error.downcast_ref::<Failure>().unwrap();
+        let failure = error.downcast_ref::<CliError>().unwrap();
         assert!(failure.why.contains("curent"), "{failure:?}");
     }
 }

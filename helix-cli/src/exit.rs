@@ -1,5 +1,5 @@
-//! What a run ends with: the documented exit codes, and which failure gets which.
-//! Scripts rely on these numbers; the texts are in `report`.
+//! Exit codes, and errors that the command line itself detects.
+//! Scripts rely on these numbers. `report` renders the error texts.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,23 +10,23 @@ use helix_client::Error as ClientError;
 use helix_proto::log::v1::ErrorReason;
 use tonic::Code;
 
-/// The codes, for documentation.
+/// Exit codes, for documentation.
 pub(crate) const CODES: &str = "\
-\x20 0    done
-  1    error; of cluster health and check: something is wrong
-  2    wrong usage
+\x20 0    success
+  1    error; for cluster health and check: an issue was found
+  2    invalid usage
   3    not found
-  4    precondition or conflict: exists already, fenced, offset out of range, ...
-  6    unavailable or timed out; trying again later may help
+  4    failed precondition or conflict: already exists, fenced, offset out of range, ...
+  6    unavailable or timed out; retry later
   11   verification failed: data is missing or damaged
   130  interrupted";
 
-/// The codes, for `helix --help`.
+/// Returns the exit codes, for `helix --help`.
 pub(crate) fn help() -> String {
     format!("Exit codes:\n{CODES}")
 }
 
-/// How a run ended.
+/// Outcome of a run; the value is the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
@@ -46,19 +46,19 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// A failure that is found on this side of the wire.
+/// An error detected by the command line itself, not by the service.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct CliError {
     pub(crate) exit: Exit,
-    /// What failed.
+    /// Failed action.
     pub(crate) what: String,
-    /// Why it may be; empty if the first part says it all.
+    /// Cause; may be empty.
     pub(crate) why: String,
-    /// What to try; empty if there is nothing.
+    /// Commands or actions to try, one per line; may be empty.
     pub(crate) hint: String,
 }
 
-impl Failure {
+impl CliError {
     pub(crate) fn new(exit: Exit, what: impl Into<String>) -> Self {
         Self { exit, what: what.into(), why: String::new(), hint: String::new() }
     }
@@ -71,44 +71,44 @@ impl Failure {
         Self { hint: hint.into(), ..self }
     }
 
-    /// The user asked to stop. Nothing is printed for it.
+    /// The user interrupted the command; no error text is printed.
     pub(crate) fn interrupted() -> Self {
         Self::new(Exit::Interrupted, "interrupted")
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CliError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.what)
     }
 }
 
-impl StdError for Failure {}
+impl StdError for CliError {}
 
-/// The code that goes with an error.
+/// Returns the exit code of an error.
 pub(crate) fn of(error: &anyhow::Error) -> Exit {
     for cause in error.chain() {
-        if let Some(failure) = cause.downcast_ref::<Failure>() {
+        if let Some(failure) = cause.downcast_ref::<CliError>() {
             return failure.exit;
         }
         if let Some(error) = cause.downcast_ref::<ClientError>() {
-            return of_call(error.reason, error.code);
+            return of_service_error(error.reason, error.code);
         }
         if let Some(error) = cause.downcast_ref::<io::Error>()
             && error.kind() == io::ErrorKind::BrokenPipe
         {
-            // Whoever reads our output has seen enough: `helix consume ... | head`.
+            // The reader of the output has closed it: `helix consume ... | head`.
             return Exit::Done;
         }
     }
     Exit::Error
 }
 
-fn of_call(reason: Option<ErrorReason>, code: Code) -> Exit {
+fn of_service_error(reason: Option<ErrorReason>, code: Code) -> Exit {
     match reason {
-        // The code alone would say "precondition", but another attempt may well succeed.
+        // Its gRPC code is a failed precondition, but a retry may succeed.
         Some(ErrorReason::NotLeader) => return Exit::Unavailable,
-        // These are about the data, not about how the command was written.
+        // Their gRPC code is invalid argument, but the cause is the data, not the usage.
         Some(
             ErrorReason::BatchTooLarge
             | ErrorReason::RecordTooLarge
@@ -129,7 +129,7 @@ fn of_call(reason: Option<ErrorReason>, code: Code) -> Exit {
     }
 }
 
-/// Resolves when the user, or the system, asks the process to stop.
+/// Resolves when the process receives SIGINT or SIGTERM.
 pub(crate) async fn interrupted() {
     use tokio::signal::unix::{SignalKind, signal};
     let Ok(mut terminate) = signal(SignalKind::terminate()) else {
@@ -148,13 +148,13 @@ mod tests {
 
     use super::*;
 
-    fn refused(reason: ErrorReason) -> anyhow::Error {
+    fn service_error(reason: ErrorReason) -> anyhow::Error {
         let status = wire::to_status(&wire::detail(reason), "", None);
         anyhow::Error::new(ClientError::from(status)).context("doing something")
     }
 
     #[test]
-    fn every_reason_has_the_documented_code() {
+    fn service_errors_have_the_documented_exit_code() {
         use ErrorReason as R;
         for (reason, exit) in [
             (R::TopicNotFound, Exit::NotFound),
@@ -176,26 +176,26 @@ mod tests {
             (R::Unimplemented, Exit::Error),
             (R::Internal, Exit::Error),
         ] {
-            assert_eq!(of(&refused(reason)), exit, "{reason:?}");
+            assert_eq!(of(&service_error(reason)), exit, "{reason:?}");
         }
     }
 
     #[test]
-    fn failures_of_our_own_say_their_code() {
-        let failed = Err::<(), _>(Failure::new(Exit::VerificationFailed, "2 records are missing"));
+    fn cli_errors_keep_their_exit_code() {
+        let failed = Err::<(), _>(CliError::new(Exit::VerificationFailed, "2 records are missing"));
         assert_eq!(of(&failed.context("demo").unwrap_err()), Exit::VerificationFailed);
-        assert_eq!(of(&Failure::interrupted().into()), Exit::Interrupted);
+        assert_eq!(of(&CliError::interrupted().into()), Exit::Interrupted);
         assert_eq!(of(&anyhow::anyhow!("anything else")), Exit::Error);
     }
 
     #[test]
-    fn a_reader_that_has_seen_enough_is_no_error() {
+    fn broken_pipe_is_success() {
         let closed = io::Error::from(io::ErrorKind::BrokenPipe);
         assert_eq!(of(&closed.into()), Exit::Done);
     }
 
     #[test]
-    fn the_help_names_every_code() {
+    fn help_lists_every_exit_code() {
         for exit in [
             Exit::Done,
             Exit::Error,

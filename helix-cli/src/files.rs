@@ -1,7 +1,7 @@
-//! Files of this program's own: its contexts, its backups. Everything that touches them is here.
-//! A file that is replaced is whole at every moment, also after a power loss.
+//! File access for contexts and backups.
+//! Files are replaced atomically, also with respect to power loss.
 
-// The rule keeps the service's files in the log's crate; these are none of the service's.
+// The lint keeps the files of the service in helix-wal; these files belong to the command line.
 #![allow(clippy::disallowed_methods)]
 
 use std::ffi::OsString;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 use tempfile::Builder;
 
-/// What a small file holds. None: there is no such file.
+/// Reads a small file; None if it does not exist.
 pub(crate) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -22,36 +22,36 @@ pub(crate) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// The same, of a file of text.
+/// Reads a small text file; None if it does not exist.
 pub(crate) fn read_text(path: &Path) -> io::Result<Option<String>> {
     let text = read(path)?.map(String::from_utf8).transpose();
     text.map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
-/// Makes a file hold this and nothing else, or leaves it as it was. Its folder must be there.
+/// Replaces the content of a file atomically. Its directory must exist.
 pub(crate) fn replace(path: &Path, data: &[u8]) -> io::Result<()> {
-    let folder = parent(path);
+    let directory = parent(path);
     let mut builder = Builder::new();
-    // As for any other file, what others may do is left to the user's mask.
+    // The user's umask restricts the permissions, as for any new file.
     builder.prefix(".helix-").suffix(".tmp").permissions(Permissions::from_mode(0o666));
-    let mut temporary = builder.tempfile_in(folder)?;
+    let mut temporary = builder.tempfile_in(directory)?;
     temporary.write_all(data)?;
     temporary.as_file().sync_all()?;
     temporary.persist(path).map_err(|error| error.error)?;
-    sync_folder(folder)
+    sync_directory(directory)
 }
 
-/// Makes a folder and those that it lies in, unless they are there.
-pub(crate) fn make_folder(path: &Path) -> io::Result<()> {
+/// Creates a directory and its parents, unless they exist.
+pub(crate) fn create_directory(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
     DirBuilder::new().recursive(true).create(path)?;
-    sync_folder(parent(path))
+    sync_directory(parent(path))
 }
 
-/// Makes the names in a folder survive a power loss.
-pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
+/// Syncs a directory, so that the names in it survive a power loss.
+pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
@@ -60,17 +60,16 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// Opens a file for writing behind its first `length` bytes; what was there beyond is gone. Makes
-/// it if it is not there and `length` is 0.
+/// Truncates a file to `length` bytes and opens it for appending.
+/// Creates a missing file if `length` is 0.
 pub(crate) fn open_at(path: &Path, length: u64) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    // Cut to the length below, not to nothing.
     let file = options.append(true).create(length == 0).open(path)?;
     file.set_len(length)?;
     Ok(file)
 }
 
-/// Names in a folder, in order.
+/// Lists the names in a directory, sorted.
 pub(crate) fn names(path: &Path) -> io::Result<Vec<OsString>> {
     let entries: io::Result<Vec<_>> = fs::read_dir(path)?.collect();
     let mut names: Vec<_> = entries?.iter().map(fs::DirEntry::file_name).collect();
@@ -78,7 +77,7 @@ pub(crate) fn names(path: &Path) -> io::Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// A file that only one process holds at a time, until it is dropped. None: another one holds it.
+/// Locks a file until it is dropped; None if another process holds the lock.
 pub(crate) fn lock(path: &Path) -> io::Result<Option<File>> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).truncate(false).open(path)?;
@@ -96,11 +95,11 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Where this user's settings of this program are. None: the system names no home.
-pub(crate) fn config_folder() -> Option<PathBuf> {
+/// Returns the user's configuration directory of Helix; None without a home directory.
+pub(crate) fn config_directory() -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let base = match variable("XDG_CONFIG_HOME") {
-        Some(folder) => PathBuf::from(folder),
+        Some(directory) => PathBuf::from(directory),
         None => PathBuf::from(variable("HOME")?).join(".config"),
     };
     Some(base.join("helix"))
@@ -111,12 +110,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_as_a_whole_and_nothing_stays_beside_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("one/two/file");
+    fn replaces_file_and_leaves_no_temporary_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("one/two/file");
         assert_eq!(read_text(&path).unwrap(), None);
-        make_folder(path.parent().unwrap()).unwrap();
-        make_folder(path.parent().unwrap()).unwrap();
+        create_directory(path.parent().unwrap()).unwrap();
+        create_directory(path.parent().unwrap()).unwrap();
         replace(&path, b"first").unwrap();
         replace(&path, b"second").unwrap();
         assert_eq!(read_text(&path).unwrap().as_deref(), Some("second"));
@@ -124,9 +123,9 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_held_by_one() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("lock");
+    fn lock_is_exclusive() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
         let held = lock(&path).unwrap();
         assert!(held.is_some() && lock(&path).unwrap().is_none());
         drop(held);
@@ -134,10 +133,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_cut_where_it_goes_on() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
-        assert!(open_at(&path, 3).is_err(), "it is not there");
+    fn open_at_truncates_and_appends() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        assert!(open_at(&path, 3).is_err(), "missing file");
         open_at(&path, 0).unwrap().write_all(b"abcdef").unwrap();
         open_at(&path, 3).unwrap().write_all(b"x").unwrap();
         assert_eq!(read_text(&path).unwrap().as_deref(), Some("abcx"));

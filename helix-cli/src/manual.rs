@@ -1,5 +1,5 @@
-//! docs/cli.md, made from the command line's definitions and the schemas of the results, so that it
-//! cannot say anything else than the program does. `HELIX_BLESS=1` writes it anew.
+//! Generates docs/cli.md from the clap definitions and the result schemas, and tests that the file
+//! is current. `HELIX_BLESS=1` writes the file.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -10,12 +10,12 @@ use prost_types::FileDescriptorSet;
 use serde_json::Value;
 
 use crate::args::Cli;
-use crate::commands::{explain, results};
-use crate::{context, exit, position, schema, template};
+use crate::commands::explain;
+use crate::{context, exit, position, result_schemas, schema, template};
 
 const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli.md");
 
-/// Keys of results that are no field of a message: they name what only this program knows.
+/// Keys of results that are not fields of an API message.
 const OWN_KEYS: &str = "\
 acked_behind acked_records addr backup_start_offset caught_up_ms changed check checkpoint_bytes \
 checkpoint_index cpus crash damaged default dir displaced doubled dropped entries failed_line \
@@ -31,36 +31,36 @@ wanted what why write write_after";
 const INTRODUCTION: &str = "\
 # The command line
 
-One program, `helix`, whose commands are a noun and a verb: `helix topic create`. `helix cheat`
-shows examples of everything, `helix COMMAND --help` what is below, and `helix explain REASON` what
-an error means. Results go to standard output, everything else to standard error; progress is shown
-at a terminal only. This page is made from the program, and a test holds it there.
+The program is `helix`; most commands are a noun and a verb, such as `helix topic create`.
+`helix cheat` prints examples of every command, `helix COMMAND --help` the options below, and
+`helix explain REASON` the explanation of an error. Results go to standard output, messages to
+standard error. Progress is shown only on a terminal. This page is generated from the program, and a
+test checks that it is current.
 
 ## Output
 
-`-o` chooses how results are printed, for every command alike:
+`-o` selects the output format of every command:
 
 | | |
 |---|---|
 | `table` | for people, the default; sizes are rounded |
-| `wide` | the same with the columns that are marked *wide* below |
-| `json` | one document. Keys are the names of the fields in the API's messages, and stay |
-| `jsonl` | a line for each element, for `jq`, `grep` and friends |
+| `wide` | like `table`, plus the columns marked *wide* below |
+| `json` | one document. Keys are the field names of the API messages and are stable |
+| `jsonl` | a line for each element, for `jq`, `grep` and similar tools |
 
-`consume`, `tail` and `cluster health --watch` print as long as there is something to print, so
-theirs is one document after the other. `--schema` prints the JSON Schema of what a command prints
-and does nothing else; below, a `?` stands behind what may be null or absent. `-q` leaves out what
-is said beside results and errors. Colours are used at a terminal only, and not at all where
+`consume`, `tail` and `cluster health --watch` print one JSON document after the other. `--schema`
+prints the JSON Schema of a command's results and exits. Below, a `?` marks fields that may be null
+or absent. `-q` prints only results and errors. Colours are used only on a terminal, and never if
 `NO_COLOR` is set.
 ";
 
 const KEYS: &str = "\
 ## Keys and partitions
 
-`helix produce --key-separator :` takes what is before the first `:` of a line as the record's key.
-A record with a key goes to partition `crc32(key) mod partitions`, CRC-32 as in zlib, in every
-client ([api.md](api.md#partitions-of-keys) has vectors to test with). Records without a key go to
-one partition until a batch is full, and then to the next. `--partition` overrides both.
+With `helix produce --key-separator :`, the text before the first `:` of a line is the record's key.
+A record with a key goes to partition `crc32(key) mod partitions`, with the CRC-32 of zlib, in every
+client ([api.md](api.md#partitions-of-keys) has test vectors). Records without a key go to one
+partition until a batch is full, then to the next. `--partition` overrides both.
 ";
 
 fn manual() -> String {
@@ -69,21 +69,21 @@ fn manual() -> String {
         let _ = write!(text, "\n## {title}\n\n{before}```\n{block}\n```\n");
     };
     section("Clusters and contexts", "", context::HELP);
-    let ranges = "Where `consume`, `offsets` and `topic trim` begin, in each partition:\n\n";
+    let ranges = "Positions of `consume`, `offsets` and `topic trim`, in each partition:\n\n";
     section("Positions", ranges, position::HELP);
-    text += "\n`--from A..B` begins at A and stops before B; either may be left out.\n";
+    text += "\n`--from A..B` starts at A and stops before B; either may be omitted.\n";
     let mut section = |title: &str, before: &str, block: &str| {
         let _ = write!(text, "\n## {title}\n\n{before}```\n{block}\n```\n");
     };
-    let forms = "`consume -f FORMAT` and `tail -F FORMAT` print records in a form of your own, as \
+    let forms = "`consume -f FORMAT` and `tail -F FORMAT` print records in a custom format, like \
                  `'%p %o %t %k %v\\n'`:\n\n";
     section("Format strings", forms, template::HELP);
     let _ = write!(text, "\n{KEYS}");
     let _ = write!(text, "\n## Exit codes\n\n```\n{}\n```\n", exit::CODES);
     text += "\n## Errors\n\n\
-             An error has three parts: what failed, with its reason in brackets; why it may be; \
-             and what to try.\n`helix explain REASON` prints the page of one.\n\n\
-             | reason | gRPC code | says |\n|---|---|---|\n";
+             An error has three parts: the failed action with its reason in brackets, the likely \
+             cause, and what to try.\n`helix explain REASON` explains a reason.\n\n\
+             | reason | gRPC code | meaning |\n|---|---|---|\n";
     for page in explain::pages() {
         let page = serde_json::to_value(page).unwrap();
         let word = |key: &str| page[key].as_str().unwrap_or("").to_owned();
@@ -102,25 +102,32 @@ fn manual() -> String {
 }
 
 fn describe(text: &mut String, before: &[&str], command: &Command) {
-    // Clap's own, with the help of the others.
+    // The help command is clap's.
     if command.get_name() == "help" {
         return;
     }
     let path = [before, &[command.get_name()]].concat();
     let words = path.join(" ");
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    // The long help repeats the short one as its first paragraph.
+    let long_about = command.get_long_about().map(ToString::to_string);
+    let details =
+        long_about.and_then(|long| long.split_once("\n\n").map(|(_, details)| details.to_owned()));
     let has_commands = command.get_subcommands().any(|it| it.get_name() != "help");
-    if !has_commands || results::schema(&words).is_some() {
+    if !has_commands || result_schemas::schema(&words).is_some() {
         let _ = write!(text, "\n### helix {words}\n\n{about}.\n");
+        if let Some(details) = &details {
+            let _ = write!(text, "\n{details}\n");
+        }
         let own = command.get_arguments().filter(|arg| !arg.is_global_set());
         let own: Vec<_> = own.filter(|arg| !arg.is_hide_set() && arg.get_id() != "help").collect();
         if words == "server" {
             *text +=
-                "\nIts options are the settings of a node: [configuration.md](configuration.md).\n";
+                "\nThe options are the settings of a node: [configuration.md](configuration.md).\n";
         } else if !own.is_empty() {
             let _ = write!(text, "\n{}", options(own.into_iter()));
         }
-        if let Some(schema) = results::schema(&words) {
+        if let Some(schema) = result_schemas::schema(&words) {
             let _ = write!(text, "\nPrints {}.\n", shape(&schema));
         }
     }
@@ -151,8 +158,8 @@ fn options<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
         }
         let defaults: Vec<_> =
             arg.get_default_values().iter().map(|it| it.to_string_lossy()).collect();
-        let is_said = arg.is_hide_default_value_set() || defaults.concat().is_empty();
-        if takes_value && !is_said {
+        let is_in_help = arg.is_hide_default_value_set() || defaults.concat().is_empty();
+        if takes_value && !is_in_help {
             let _ = write!(help, " [default: {}]", defaults.join(","));
         }
         let _ = writeln!(text, "| `{}` | {} |", name.trim(), help.replace('|', "\\|"));
@@ -160,7 +167,7 @@ fn options<'a>(args: impl Iterator<Item = &'a Arg>) -> String {
     text
 }
 
-/// The fields of a result in words: nested ones in brackets.
+/// Describes the fields of a result, with nested fields in brackets.
 fn shape(schema: &Value) -> String {
     if schema["type"] == "array" {
         return format!("a list of {}", fields(&schema["items"]));
@@ -190,7 +197,7 @@ fn field(name: &str, field: &Value, is_required: bool) -> String {
     }
 }
 
-/// What a field holds when it is there, and whether it may be null.
+/// Returns the schema of a present field, and true if the field may be null.
 fn not_null(field: &Value) -> (&Value, bool) {
     match field["anyOf"].as_array() {
         Some(forms) => {
@@ -208,7 +215,7 @@ fn kind(schema: &Value) -> String {
     schema["type"].as_str().unwrap_or("a value").to_owned()
 }
 
-/// Commands that print a result, by their words.
+/// Returns the words of every command.
 fn commands(before: &[&str], command: &Command) -> Vec<String> {
     let mut all = Vec::new();
     for inner in command.get_subcommands() {
@@ -220,7 +227,7 @@ fn commands(before: &[&str], command: &Command) -> Vec<String> {
 }
 
 #[test]
-fn the_manual_is_the_programs() {
+fn docs_cli_md_is_current() {
     let manual = manual();
     assert!(manual.contains("### helix topic create"), "{manual}");
     if std::env::var_os("HELIX_BLESS").is_some() {
@@ -230,40 +237,40 @@ fn the_manual_is_the_programs() {
     let differs = written.lines().zip(manual.lines()).find(|(written, made)| written != made);
     assert!(
         written == manual,
-        "docs/cli.md is not what the program says; HELIX_BLESS=1 cargo test -p helix-cli --bins \
-         manual writes it anew. First line that differs: {differs:?}"
+        "docs/cli.md is out of date; run HELIX_BLESS=1 cargo test -p helix-cli --bins manual. \
+         First line that differs: {differs:?}"
     );
 }
 
 #[test]
-fn keys_are_names_of_the_api() {
+fn result_keys_are_api_field_names_or_listed() {
     let files: FileDescriptorSet = prost::Message::decode(FILE_DESCRIPTOR_SET).unwrap();
     let messages = files.file.iter().filter(|file| file.package() == "helix.log.v1");
     let messages = messages.flat_map(|file| &file.message_type);
     let fields = messages.flat_map(|message| &message.field);
-    let of_the_api: BTreeSet<&str> = fields.map(|field| field.name()).collect();
-    assert!(of_the_api.contains("high_watermark"));
+    let api_fields: BTreeSet<&str> = fields.map(|field| field.name()).collect();
+    assert!(api_fields.contains("high_watermark"));
     let own: BTreeSet<&str> = OWN_KEYS.split_whitespace().collect();
-    assert!(own.is_disjoint(&of_the_api), "{:?}", own.intersection(&of_the_api));
+    assert!(own.is_disjoint(&api_fields), "{:?}", own.intersection(&api_fields));
     let mut keys = BTreeSet::new();
     for command in commands(&[], &Cli::command()) {
-        if let Some(found) = results::schema(&command) {
+        if let Some(found) = result_schemas::schema(&command) {
             schema::visit(&found, &mut |name, _| {
                 keys.insert(name.to_owned());
             });
         }
     }
-    let known: BTreeSet<&str> = of_the_api.union(&own).copied().collect();
-    let strange: Vec<_> = keys.iter().filter(|key| !known.contains(key.as_str())).collect();
-    assert!(strange.is_empty(), "neither of the API nor of our own: {strange:?}");
+    let known: BTreeSet<&str> = api_fields.union(&own).copied().collect();
+    let unknown: Vec<_> = keys.iter().filter(|key| !known.contains(key.as_str())).collect();
+    assert!(unknown.is_empty(), "keys that are neither in the API nor listed: {unknown:?}");
     let unused: Vec<_> = own.iter().filter(|key| !keys.contains(**key)).collect();
-    assert!(unused.is_empty(), "no result has these: {unused:?}");
+    assert!(unused.is_empty(), "listed keys without a result: {unused:?}");
 }
 
 #[test]
-fn every_result_is_of_a_command() {
+fn most_commands_have_a_result_schema() {
     let all = commands(&[], &Cli::command());
-    let printing: Vec<_> = all.iter().filter(|it| results::schema(it).is_some()).collect();
+    let printing: Vec<_> = all.iter().filter(|it| result_schemas::schema(it).is_some()).collect();
     assert!(printing.len() > 20, "{printing:?}");
-    assert!(results::schema("server").is_none());
+    assert!(result_schemas::schema("server").is_none());
 }

@@ -1,38 +1,20 @@
-//! The one formatter: every command hands over a serializable value, and the format decides.
-//! Standard output carries data only; what is said beside it goes to standard error.
+//! Formats the results of all commands: serializable values, printed in the selected format.
+//! Standard output carries data only; messages go to standard error.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::format::OutputFormat;
 use crate::{schema, units};
-
-/// How results are printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum Format {
-    // No doc comments: help would spend a paragraph on them.
-    #[default]
-    Table,
-    Wide,
-    Json,
-    Jsonl,
-}
-
-impl Format {
-    /// Whether it is meant for programs.
-    pub(crate) fn is_json(self) -> bool {
-        matches!(self, Self::Json | Self::Jsonl)
-    }
-}
 
 /// Prints results to standard output.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
-    pub(crate) format: Format,
+    pub(crate) format: OutputFormat,
 }
 
 impl Output {
@@ -40,15 +22,15 @@ impl Output {
     pub(crate) fn show<T: Serialize + JsonSchema>(self, result: &T) -> anyhow::Result<()> {
         let result = serde_json::to_value(result)?;
         let text = match self.format {
-            Format::Table => table(&result, &schema::wide_fields(&schema::of::<T>())),
-            Format::Wide => table(&result, &BTreeSet::new()),
-            Format::Json => format!("{result:#}\n"),
-            Format::Jsonl => lines(&result),
+            OutputFormat::Table => table(&result, &schema::wide_fields(&schema::of::<T>())),
+            OutputFormat::Wide => table(&result, &BTreeSet::new()),
+            OutputFormat::Json => format!("{result:#}\n"),
+            OutputFormat::Jsonl => lines(&result),
         };
         Ok(write(text.as_bytes())?)
     }
 
-    /// Prints one result whose form for people is not a table.
+    /// Prints one result that has a human-readable text instead of a table.
     pub(crate) fn show_as<T: Serialize + JsonSchema>(
         self,
         result: &T,
@@ -58,21 +40,21 @@ impl Output {
     }
 }
 
-/// Writes data to standard output, all of it or an error, and out of any buffer.
+/// Writes data to standard output and flushes it.
 pub(crate) fn write(data: &[u8]) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(data)?;
     out.flush()
 }
 
-/// One JSON object on a line of its own, appended to `line`.
+/// Appends an item to `line` as one line of JSON.
 pub(crate) fn json_line(line: &mut Vec<u8>, item: &impl Serialize) -> anyhow::Result<()> {
     serde_json::to_writer(&mut *line, item)?;
     line.push(b'\n');
     Ok(())
 }
 
-/// A line for each element of a list, or one for what is no list.
+/// Returns a line for each element of a list, or one line for another value.
 fn lines(result: &Value) -> String {
     match result {
         Value::Array(items) => items.iter().map(|item| format!("{item}\n")).collect(),
@@ -80,11 +62,11 @@ fn lines(result: &Value) -> String {
     }
 }
 
-/// The fields that a table leaves out.
+/// Names of the fields that a table hides.
 type Hidden = BTreeSet<String>;
 
-/// A list becomes columns, an object one line for each field with its lists below. Objects that
-/// have lists of their own come one after the other.
+/// Formats a value for people. A list becomes columns. An object becomes one line for each field,
+/// with its lists below. Objects that contain lists are printed one after the other.
 fn table(result: &Value, hidden: &Hidden) -> String {
     match result {
         Value::Array(rows) if rows.iter().any(has_lists) => {
@@ -116,7 +98,7 @@ fn object(fields: &Map<String, Value>, hidden: &Hidden) -> String {
     text
 }
 
-/// The leaves of an object, those of nested objects in their place, and its lists of objects.
+/// Collects the leaves of an object, including nested objects, and its lists of objects.
 fn flatten<'a>(
     fields: &'a Map<String, Value>,
     hidden: &Hidden,
@@ -140,7 +122,7 @@ fn has_lists(value: &Value) -> bool {
     !lists.is_empty()
 }
 
-/// Rows under their headings; numbers to the right. Nothing for no rows.
+/// Formats rows below headings, with numbers right-aligned. No rows give an empty text.
 fn columns(rows: &[Value], hidden: &Hidden) -> String {
     let mut names: Vec<&str> = Vec::new();
     let mut lines: Vec<Vec<(&str, String)>> = Vec::new();
@@ -169,7 +151,7 @@ fn columns(rows: &[Value], hidden: &Hidden) -> String {
     text
 }
 
-/// One column: its heading and then its cells.
+/// A column: its heading, followed by its cells.
 struct Column {
     cells: Vec<String>,
     width: usize,
@@ -197,7 +179,7 @@ impl Column {
     }
 }
 
-/// Whether a field is a number of bytes, by its name.
+/// Returns true if a field is a number of bytes, judging by its name.
 fn is_size(name: &str) -> bool {
     name.ends_with("_bytes")
 }
@@ -267,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_lines_and_its_lists_are_columns() {
+    fn table_shows_object_as_lines_and_its_lists_as_columns() {
         let value = serde_json::to_value(topic()).unwrap();
         let expected = "\
 name              orders
@@ -288,7 +270,7 @@ PARTITION  LEADER          LOG START OFFSET  HIGH WATERMARK  REPLICAS
     }
 
     #[test]
-    fn lists_are_one_line_each_as_jsonl() {
+    fn jsonl_prints_one_line_per_list_element() {
         let value = serde_json::json!([{"a": 1}, {"a": [2]}]);
         assert_eq!(lines(&value), "{\"a\":1}\n{\"a\":[2]}\n");
         assert_eq!(lines(&value[0]), "{\"a\":1}\n");
@@ -296,19 +278,19 @@ PARTITION  LEADER          LOG START OFFSET  HIGH WATERMARK  REPLICAS
     }
 
     #[test]
-    fn objects_with_lists_come_one_after_the_other() {
+    fn table_separates_objects_that_contain_lists() {
         let one = table(&serde_json::to_value(topic()).unwrap(), &Hidden::new());
         let two = table(&serde_json::to_value([topic(), topic()]).unwrap(), &Hidden::new());
         assert_eq!(two, format!("{one}\n{one}"));
     }
 
     #[test]
-    fn a_list_of_nothing_is_nothing() {
+    fn table_of_an_empty_list_is_empty() {
         assert_eq!(table(&Value::Array(Vec::new()), &Hidden::new()), "");
     }
 
     #[test]
-    fn json_keeps_nesting_numbers_and_order() {
+    fn json_preserves_nesting_numbers_and_field_order() {
         let mut line = Vec::new();
         json_line(&mut line, &topic().partitions[0]).unwrap();
         let expected = concat!(

@@ -1,5 +1,5 @@
-//! Places in a partition as people write them: `earliest`, `latest`, `1234`, `-100`, `@-15m`,
-//! `@2026-01-31T10:00:00Z`. Pure: what they mean on a partition is the service's to resolve.
+//! Parses positions in a partition: `earliest`, `latest`, `1234`, `-100`, `@-15m`,
+//! `@2026-01-31T10:00:00Z`. `offset_lookup` resolves them to offsets.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,47 +9,47 @@ use prost_types::Timestamp;
 
 use crate::units;
 
-/// How to write a position.
-const FORMS: &str = "earliest, latest, an offset (1234), so many after the start (+100) or before \
-                     the end (-100), a time (@2026-01-31T10:00:00Z, @2026-01-31) or a time ago \
+/// Syntax of a position, for error texts.
+const FORMS: &str = "earliest, latest, an offset (1234), a count after the start (+100) or before \
+                     the end (-100), a time (@2026-01-31T10:00:00Z, @2026-01-31) or an age \
                      (@-15m)";
 
-/// How to write a position, for documentation.
+/// Syntax of a position, for help texts and documentation.
 pub(crate) const HELP: &str = "\
-\x20 earliest                first record that is kept
-  latest                  end: only records that come from now on
+\x20 earliest                first available record
+  latest                  end of the partition: only new records
   1234                    this offset
-  +100                    so many records after the first one that is kept
-  -100                    so many records before the end
+  +100                    this many records after the first available one
+  -100                    this many records before the end
   @2026-01-31T10:00:00Z   first record appended at this time or later; @2026-01-31 is midnight UTC
-  @-15m                   first record appended so long ago or later";
+  @-15m                   first record appended within this time";
 
-/// Help for an argument that is a position: what it is for, and how to write it.
+/// Returns the help text of a position argument: its purpose and the syntax.
 pub(crate) fn help(purpose: &str) -> String {
     format!("{purpose}: a position in each partition\n{HELP}")
 }
 
-/// A place in a partition.
+/// A position in a partition.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Position {
-    /// First record that is kept.
+pub(crate) enum PositionArg {
+    /// First available record.
     Earliest,
     /// One past the last record.
     Latest,
     /// This offset.
     Offset(u64),
-    /// This many records after the first one that is kept.
+    /// This many records after the first available one.
     AfterStart(u64),
     /// This many records before the end.
     BeforeEnd(u64),
     /// First record appended at this time or later.
     At(SystemTime),
-    /// First record appended this long ago or later.
+    /// First record appended within this time before now.
     Ago(Duration),
 }
 
-impl Position {
-    /// The time that it names, if it is one.
+impl PositionArg {
+    /// Returns the time of a time-based position.
     pub(crate) fn time(&self, now: SystemTime) -> Option<SystemTime> {
         match self {
             Self::At(time) => Some(*time),
@@ -59,11 +59,11 @@ impl Position {
     }
 }
 
-/// Where to begin and where to stop: `A..B`, each of which may be left out. `A` alone has no end.
+/// A range of positions: `A..B`, with either side optional. `A` alone has no end.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PositionRange {
-    pub(crate) from: Option<Position>,
-    pub(crate) until: Option<Position>,
+    pub(crate) from: Option<PositionArg>,
+    pub(crate) until: Option<PositionArg>,
 }
 
 impl FromStr for PositionRange {
@@ -75,23 +75,23 @@ impl FromStr for PositionRange {
             side => side.parse().map(Some),
         };
         match text.split_once("..") {
-            Some(("", "")) => Err(format!("\"..\" names no position; write {FORMS}, or A..B")),
+            Some(("", "")) => Err(format!("\"..\" has no position; use {FORMS}, or A..B")),
             Some((from, until)) => Ok(Self { from: side(from)?, until: side(until)? }),
             None => Ok(Self { from: Some(text.parse()?), until: None }),
         }
     }
 }
 
-/// `ago` before `now`, but not before 1970: nothing was appended then.
+/// Returns `now - ago`, but at least the Unix epoch.
 fn before(now: SystemTime, ago: Duration) -> SystemTime {
     now.checked_sub(ago).map_or(SystemTime::UNIX_EPOCH, |time| time.max(SystemTime::UNIX_EPOCH))
 }
 
-impl FromStr for Position {
+impl FromStr for PositionArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let invalid = || format!("{text:?} is no position; write {FORMS}");
+        let invalid = || format!("invalid position {text:?}; use {FORMS}");
         if let Some(ago) = text.strip_prefix("@-") {
             return Ok(Self::Ago(units::parse_duration(ago)?));
         }
@@ -108,7 +108,7 @@ impl FromStr for Position {
             Some(records) => (&text[..1], records),
             None => ("", text),
         };
-        // `u64` would take a sign of its own.
+        // Parsing as `u64` would accept another sign.
         if !records.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(invalid());
         }
@@ -121,7 +121,7 @@ impl FromStr for Position {
     }
 }
 
-impl fmt::Display for Position {
+impl fmt::Display for PositionArg {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Earliest => formatter.write_str("earliest"),
@@ -144,17 +144,17 @@ mod tests {
     }
 
     #[test]
-    fn every_form_is_read_and_printed_back() {
+    fn every_form_round_trips() {
         for (text, position) in [
-            ("earliest", Position::Earliest),
-            ("latest", Position::Latest),
-            ("0", Position::Offset(0)),
-            ("1234", Position::Offset(1234)),
-            ("+100", Position::AfterStart(100)),
-            ("-100", Position::BeforeEnd(100)),
-            ("@-15m", Position::Ago(Duration::from_secs(900))),
-            ("@-1h30m", Position::Ago(Duration::from_secs(5400))),
-            ("@2026-01-31T10:00:00Z", Position::At(time("2026-01-31T10:00:00Z"))),
+            ("earliest", PositionArg::Earliest),
+            ("latest", PositionArg::Latest),
+            ("0", PositionArg::Offset(0)),
+            ("1234", PositionArg::Offset(1234)),
+            ("+100", PositionArg::AfterStart(100)),
+            ("-100", PositionArg::BeforeEnd(100)),
+            ("@-15m", PositionArg::Ago(Duration::from_secs(900))),
+            ("@-1h30m", PositionArg::Ago(Duration::from_secs(5400))),
+            ("@2026-01-31T10:00:00Z", PositionArg::At(time("2026-01-31T10:00:00Z"))),
         ] {
             assert_eq!(text.parse(), Ok(position.clone()));
             assert_eq!(position.to_string(), text);
@@ -162,20 +162,20 @@ mod tests {
     }
 
     #[test]
-    fn times_may_be_short_or_in_another_zone() {
-        assert_eq!("@2026-01-31".parse(), Ok(Position::At(time("2026-01-31T00:00:00Z"))));
+    fn times_may_omit_the_clock_or_have_a_zone() {
+        assert_eq!("@2026-01-31".parse(), Ok(PositionArg::At(time("2026-01-31T00:00:00Z"))));
         assert_eq!(
             "@2026-01-31T10:00:00+02:00".parse(),
-            Ok(Position::At(time("2026-01-31T08:00:00Z")))
+            Ok(PositionArg::At(time("2026-01-31T08:00:00Z")))
         );
         assert_eq!(
             "@2026-01-31T10:00:00.25Z".parse(),
-            Ok(Position::At(time("2026-01-31T10:00:00Z") + Duration::from_millis(250)))
+            Ok(PositionArg::At(time("2026-01-31T10:00:00Z") + Duration::from_millis(250)))
         );
     }
 
     #[test]
-    fn what_is_no_position_is_refused_with_help() {
+    fn rejects_invalid_positions_with_the_syntax() {
         for text in [
             "",
             "-",
@@ -193,22 +193,22 @@ mod tests {
             "18446744073709551616",
             " 5",
         ] {
-            assert!(text.parse::<Position>().is_err(), "{text:?}");
+            assert!(text.parse::<PositionArg>().is_err(), "{text:?}");
         }
-        let error = "first".parse::<Position>().unwrap_err();
+        let error = "first".parse::<PositionArg>().unwrap_err();
         assert!(error.contains("\"first\"") && error.contains("earliest"), "{error}");
     }
 
     #[test]
-    fn ranges_have_one_end_or_both() {
-        let range = |from: Option<Position>, until| Ok(PositionRange { from, until });
-        let (ten, twenty) = (Some(Position::Offset(10)), Some(Position::Offset(20)));
+    fn ranges_have_one_side_or_both() {
+        let range = |from: Option<PositionArg>, until| Ok(PositionRange { from, until });
+        let (ten, twenty) = (Some(PositionArg::Offset(10)), Some(PositionArg::Offset(20)));
         assert_eq!("10..20".parse(), range(ten.clone(), twenty.clone()));
         assert_eq!("10..".parse(), range(ten.clone(), None));
         assert_eq!("..20".parse(), range(None, twenty));
         assert_eq!("10".parse(), range(ten, None));
-        let quarter = Some(Position::Ago(Duration::from_secs(900)));
-        let newest = Some(Position::BeforeEnd(5));
+        let quarter = Some(PositionArg::Ago(Duration::from_secs(900)));
+        let newest = Some(PositionArg::BeforeEnd(5));
         assert_eq!("@-15m..-5".parse(), range(quarter, newest));
         for text in ["..", "", "10..x", "x..10", "1..2..3"] {
             assert!(text.parse::<PositionRange>().is_err(), "{text:?}");
@@ -216,12 +216,12 @@ mod tests {
     }
 
     #[test]
-    fn times_ago_are_counted_from_now() {
+    fn ages_are_relative_to_now() {
         let now = time("2026-01-31T10:00:00Z");
-        let ago = |ago| Position::Ago(ago).time(now);
+        let ago = |ago| PositionArg::Ago(ago).time(now);
         assert_eq!(ago(Duration::from_millis(900_500)), Some(time("2026-01-31T09:44:59.5Z")));
         assert_eq!(ago(Duration::from_secs(u64::MAX)), Some(SystemTime::UNIX_EPOCH));
-        assert_eq!(Position::At(now).time(now), Some(now));
-        assert_eq!(Position::Offset(7).time(now), None);
+        assert_eq!(PositionArg::At(now).time(now), Some(now));
+        assert_eq!(PositionArg::Offset(7).time(now), None);
     }
 }

@@ -1,245 +1,247 @@
-//! What each reason of an error means, why it comes up, and what to do: one text for each, printed
-//! below an error and by `helix explain`. Only texts. `TOPIC` in one stands for the topic at hand.
+//! Texts of error and health reasons: meaning, cause and hints. Printed below errors and by
+//! `helix explain`. `TOPIC` stands for the topic of the command.
 
 use helix_proto::log::v1::{ErrorReason, HealthReason};
 
-/// The text of a reason.
+/// The texts of a reason.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Text {
-    /// What it says.
+pub(crate) struct ReasonText {
+    /// Meaning of the reason.
     pub(crate) meaning: &'static str,
-    /// Why it may be.
+    /// Likely cause.
     pub(crate) why: &'static str,
-    /// What to do: commands, and what else helps.
+    /// Commands and actions to try, one per line.
     pub(crate) hint: &'static str,
 }
 
-fn text(meaning: &'static str, why: &'static str, hint: &'static str) -> Text {
-    Text { meaning, why, hint }
+fn text(meaning: &'static str, why: &'static str, hint: &'static str) -> ReasonText {
+    ReasonText { meaning, why, hint }
 }
 
-/// The text of an error's reason.
+/// Returns the texts of an error reason.
 #[allow(clippy::too_many_lines)] // A table.
-pub(crate) fn of(reason: ErrorReason) -> Text {
+pub(crate) fn of(reason: ErrorReason) -> ReasonText {
     use ErrorReason as R;
     match reason {
         R::Unspecified => text(
-            "the service gave no reason that this program knows",
-            "the server is of a later version than this program",
+            "the error has no reason that this program knows",
+            "the server has a newer version than this program",
             "helix version",
         ),
         R::NotLeader => text(
-            "the node that was asked does not lead the partition's shard",
+            "the contacted node is not the leader of the partition's shard",
             "leadership moved while the command ran",
             "helix cluster shards\nhelix cluster health",
         ),
         R::NoLeader => text(
-            "nobody leads the shard",
-            "an election is under way, which takes about a second, or a majority of the shard's \
+            "the shard has no leader",
+            "an election is running, which takes about a second, or a majority of the shard's \
              replicas is down",
-            "helix cluster health   says which nodes are needed\n\
-             the same command again in a moment\n\
-             helix consume TOPIC --any-replica   reads what a node knows to be committed",
+            "helix cluster health   lists the nodes that are needed\n\
+             retry in a moment\n\
+             helix consume TOPIC --any-replica   reads committed records without a leader",
         ),
         R::Draining => text(
-            "the node takes no new calls",
-            "it shuts down or is being maintained; the other nodes take over",
-            "the same command again in a moment\nhelix cluster health",
+            "the node accepts no new requests",
+            "it is shutting down or in maintenance; other nodes take over",
+            "retry in a moment\nhelix cluster health",
         ),
         R::OutcomeUnknown => text(
-            "a write was under way and its outcome is not known",
-            "the node that took it was lost before it could answer; the write may be there or not",
-            "helix consume TOPIC --from -10   to see whether it is there\n\
+            "the outcome of a write is unknown",
+            "the contacted node failed before it could respond; the write may or may not have \
+             been applied",
+            "helix consume TOPIC --from -10   to look for the write\n\
              helix cluster health\n\
-             a producer with an identity sends it again without making a second copy",
+             use a producer id: its retries create no duplicates",
         ),
         R::StorageFailed => text(
-            "a write or sync of a node's disk failed",
-            "after a failed sync nobody knows what is on the disk, so the node stops, to be safe; \
-             what was under way may survive or not",
-            "helix cluster health   says which node\n\
-             look at its log and its disk, then start it again",
+            "a write to or sync of a node's disk failed",
+            "after a failed sync the content of the disk is unknown, so the node stops; writes \
+             in flight may or may not survive",
+            "helix cluster health   names the node\n\
+             check its log and its disk, then restart it",
         ),
         R::TopicNotFound => text(
-            "there is no topic of this name",
-            "topics are not made by writing to them, and names are case-sensitive",
+            "the topic does not exist",
+            "appends do not create topics, and names are case-sensitive",
             "helix topic list\nhelix topic create TOPIC",
         ),
         R::PartitionNotFound => text(
-            "the topic has no partition of this number",
-            "it has fewer partitions; they count from 0",
+            "the topic has no partition with this number",
+            "it has fewer partitions; numbers start at 0",
             "helix topic describe TOPIC\nhelix topic add-partitions TOPIC --total N",
         ),
         R::TopicAlreadyExists => text(
-            "a topic of this name exists with other settings",
-            "making a topic again succeeds only with equal settings",
+            "the topic exists with other settings",
+            "creating a topic again succeeds only with equal settings",
             "helix topic describe TOPIC\nhelix topic alter TOPIC ...",
         ),
         R::OffsetOutOfRange => text(
             "there is no record at this offset",
-            "the offset is below the first one kept, since retention or a trim has dropped it, or \
-             above the end",
+            "the offset is below the first available record, because retention or a trim deleted \
+             it, or above the end",
             "helix offsets TOPIC\nhelix consume TOPIC --from earliest",
         ),
         R::ExpectedOffsetMismatch => text(
-            "the batch was to be written at one offset and would have got another",
-            "another writer was there first; nothing was written",
+            "the next offset is not the expected offset of the append",
+            "another writer appended first; nothing was written",
             "helix offsets TOPIC   shows the end\n\
-             read what was written meanwhile, decide anew, and append with the new offset",
+             read the new records, then append again with the new expected offset",
         ),
         R::Fenced => text(
-            "the fencing token of the writer is not the partition's",
-            "a newer writer has taken the partition over by setting its own token",
+            "the fencing token of the append is not the partition's token",
+            "a newer writer took over the partition by setting its own token",
             "stop this writer, or take over: helix topic fence --help",
         ),
         R::ProducerFenced => text(
-            "a newer producer of the same name has taken over",
-            "two producers have the same name, or one was started again while the old one lives",
-            "stop this producer; two that are to write at the same time need two names",
+            "a newer producer with the same name took over",
+            "two producers have the same name, or one was restarted while the old one still runs",
+            "stop this producer, or give concurrent producers different names",
         ),
         R::OutOfOrderSequence => text(
-            "a batch of this producer is missing before this one",
-            "a batch before it was refused or lost, and order is kept: nothing after it is written",
-            "open the stream again: it says which sequence is next, and go on from there",
+            "an earlier batch of this producer is missing",
+            "an earlier batch was rejected or lost; later batches are not written, to keep the \
+             order",
+            "open the stream again and continue with the sequence number that it returns",
         ),
         R::UnknownProducer => text(
-            "the partition has no memory of this producer",
-            "it was silent for so long that others have taken its place, or its topic was made \
-             anew",
-            "begin with a new identity (InitProducer); Helix's own clients do so",
+            "the partition has no state of this producer",
+            "it was idle for so long that others replaced it, or its topic was created again",
+            "get a new producer id with InitProducer; the Helix clients do so automatically",
         ),
         R::BatchTooLarge => text(
             "the batch is larger than the topic allows",
-            "the limit is the topic's max_batch_bytes",
-            "smaller batches, or a larger limit: helix topic alter TOPIC --max-batch-bytes 8MiB",
+            "the limit is max_batch_bytes of the topic",
+            "send smaller batches, or raise the limit: \
+             helix topic alter TOPIC --max-batch-bytes 8MiB",
         ),
         R::CorruptBatch => text(
-            "the batch is not what its checksum says",
-            "it was damaged on its way, or the client computes the checksum in another way",
-            "send it again; if that fails too, compare the client with docs/api.md, \"Batches\"",
+            "the batch does not match its checksum",
+            "it was damaged in transit, or the client computes the checksum differently",
+            "retry; if that fails too, compare the client with docs/api.md, \"Batches\"",
         ),
         R::CorruptLog => text(
-            "stored bytes fail their checksum, or are no records; damaged bytes are never served",
-            "the disk has lost or changed what was written; or, as the message then says, a\n\
-             producer wrote what is not a record",
-            "begin behind what is no record\n\
-             read it from another replica\n\
-             helix cluster health   with several nodes the replica is filled anew by the others\n\
+            "stored bytes fail their checksum or are not records; damaged bytes are never served",
+            "the disk lost or changed data; or, if the message says so, a\n\
+             producer wrote a payload that is not records",
+            "skip a payload that is not records: read from the next offset\n\
+             read from another replica\n\
+             helix cluster health   with several nodes, the others rebuild the replica\n\
              stop the node, then: helix wal verify DIR   names file and bytes",
         ),
         R::RecordTooLarge => text(
             "a record is larger than the topic allows",
-            "the limit is the topic's max_record_bytes",
-            "smaller records, or a larger limit: helix topic alter TOPIC --max-record-bytes 4MiB",
+            "the limit is max_record_bytes of the topic",
+            "send smaller records, or raise the limit: \
+             helix topic alter TOPIC --max-record-bytes 4MiB",
         ),
         R::EmptyBatch => text(
             "the batch has no records",
             "an append needs at least one record",
-            "leave the call out when there is nothing to write",
+            "do not send empty batches",
         ),
         R::RecordCountMismatch => text(
-            "the batch has another number of records than it says",
-            "the client counts in another way than the service, or the payload is no RecordList",
+            "record_count differs from the number of records in the payload",
+            "the client counts differently, or the payload is not a RecordList",
             "compare the client with docs/api.md, \"Batches\"",
         ),
         R::UnsupportedCompression => text(
             "the service cannot decode this compression",
-            "it is of a later version, or of no version of the contract",
-            "send the batch without compression\nhelix version   to compare both sides",
+            "the compression is from a newer version, or not part of the API",
+            "send the batch without compression\nhelix version   to compare both versions",
         ),
         R::InvalidArgument => text(
-            "a value is missing or out of its range",
-            "the message before this says which one, and what is allowed",
-            "the same command with --help",
+            "a value is missing or out of range",
+            "the message names the value and its limits",
+            "run the command with --help",
         ),
         R::Unimplemented => text(
-            "the server does not do this yet",
-            "it is part of the contract, and this version has not built it",
-            "helix version   to compare both sides",
+            "the server does not support this operation yet",
+            "it is part of the API, but this version does not implement it",
+            "helix version   to compare both versions",
         ),
         R::Throttled => text(
-            "more is under way than the node takes at once",
-            "the node bounds what it holds in memory, or its disk is slower than its writers",
-            "the same command again in a moment\nfewer writers at once, or larger batches",
+            "the node has too many requests in flight",
+            "its memory limit is reached, or its disk is slower than its writers",
+            "retry in a moment\nuse fewer writers, or larger batches",
         ),
         R::DiskFull => text(
-            "the node's disk is full up to its reserve; appends are refused, reads go on",
-            "nothing deletes records unless a topic has a retention",
-            "free some space; writes resume by themselves\n\
+            "the node's disk is full up to its reserve; appends are rejected, reads continue",
+            "records are deleted only if a topic has a retention",
+            "free some disk space; writes resume automatically\n\
              helix topic alter TOPIC --retention-bytes 1GiB\n\
              helix topic trim TOPIC --to POSITION",
         ),
         R::StaleMemberEpoch => text(
-            "the group has gone on without this member",
-            "it was silent for too long, and its partitions were given to others",
+            "the group continued without this member",
+            "the member was silent for too long, and its partitions were assigned to others",
             "join the group again",
         ),
         R::GroupNotFound => text(
-            "there is no group of this name",
-            "a group is there from its first member or its first committed offset on",
-            "compare the name",
+            "the group does not exist",
+            "a group exists from its first member or its first committed offset on",
+            "check the name",
         ),
         R::GroupNotEmpty => text(
             "the group still has members",
-            "what was asked for is possible only while nobody reads for the group",
-            "stop its members first",
+            "the operation requires a group without members",
+            "stop the members first",
         ),
         R::UnknownMember => text(
-            "the group does not know this member",
+            "the member does not belong to the group",
             "it has left, or was silent for too long",
             "join the group again",
         ),
         R::NodeNotFound => text(
-            "the cluster has no node of this id",
-            "ids are those of --node-id, and count from 1",
+            "the cluster has no node with this id",
+            "node ids are set with --node-id and start at 1",
             "helix cluster nodes",
         ),
         R::MembershipChangeInProgress => text(
-            "the cluster is changing its members already",
-            "one change at a time keeps every majority well defined",
-            "the same command again when the first one is done\nhelix cluster health",
+            "another membership change is in progress",
+            "only one change runs at a time, so that every majority is well defined",
+            "retry when the other change is done\nhelix cluster health",
         ),
         R::MembershipChangeRefused => text(
-            "a check before a change of the cluster's nodes failed",
-            "the message names it: nobody answers at the address, the node has data, or it is not \
-             the one that was meant",
-            "start the node with an empty data folder, --peer-addr, and --peer for each node\n\
-             the same command with --dry-run   checks again and changes nothing",
+            "a check before a membership change failed",
+            "the message names it: the address does not answer, the node has data, or it is \
+             another node than expected",
+            "start the node with an empty data directory, --peer-addr, and --peer for each node\n\
+             run the command with --dry-run   checks again and changes nothing",
         ),
         R::NotEnoughNodes => text(
-            "there are fewer nodes than this needs, or fewer that answer",
-            "a change of the nodes must leave a majority that is there, and a drained node needs \
-             another one that can lead",
-            "helix cluster nodes   shows who answers\nhelix cluster health",
+            "too few nodes exist or answer",
+            "a membership change needs a remaining majority, and a drain needs another node that \
+             can lead",
+            "helix cluster nodes   shows the nodes that answer\nhelix cluster health",
         ),
         R::Internal => text(
-            "the service broke one of its own rules",
-            "this is a bug of Helix; nothing that was acknowledged is in doubt because of it",
-            "report it, with the node's log around this moment",
+            "the service violated one of its invariants",
+            "this is a bug in Helix; acknowledged records are not affected",
+            "report it, with the node's log of this time",
         ),
     }
 }
 
-/// The text of what `helix cluster health` finds. None: the reason of an error of the same name
-/// says it.
-pub(crate) fn of_health(reason: HealthReason) -> Option<Text> {
+/// Returns the texts of a health reason; None if the error reason of the same name has them.
+pub(crate) fn of_health(reason: HealthReason) -> Option<ReasonText> {
     match reason {
         HealthReason::NodeDown => Some(text(
             "a node does not answer",
-            "it is stopped, cut off, or too busy to answer in two seconds",
-            "helix cluster nodes   shows where it should be\n\
-             look at its process and its log; as long as a majority is there, the others go on",
+            "it is stopped, partitioned, or too busy to answer within two seconds",
+            "helix cluster nodes   shows its address\n\
+             check its process and its log; the other nodes continue while they are a majority",
         )),
         HealthReason::UnderReplicated => Some(text(
-            "a shard has fewer replicas that are up to date than it should",
-            "a node is down, or has come back and still catches up",
-            "helix cluster shards   shows how far each replica is\n\
-             wait for it, or bring the node back",
+            "a shard has too few up-to-date replicas",
+            "a node is down, or was restarted and is still catching up",
+            "helix cluster shards   shows the lag of each replica\n\
+             wait until it has caught up, or restart the node",
         )),
         HealthReason::Removed => Some(text(
-            "the node that says so was removed from the cluster",
-            "its place was given up or taken by a replacement; the others refuse it",
-            "stop its process; empty its data folder before it is added again",
+            "the reporting node was removed from the cluster",
+            "it was removed or replaced; the other nodes reject it",
+            "stop its process; empty its data directory before adding it again",
         )),
         HealthReason::Unspecified
         | HealthReason::NoLeader
@@ -250,23 +252,23 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<Text> {
     }
 }
 
-/// The text of a failure that no server has explained: nobody was there, or nobody in time. Its
-/// first hint is `helix cluster health`, which does not go with a failure of that one.
-pub(crate) fn of_silence() -> Text {
+/// Returns the texts of a failure without a response in time. The first hint is
+/// `helix cluster health`; errors of that command omit it.
+pub(crate) fn of_no_response() -> ReasonText {
     text(
-        "no Helix node answers in time",
+        "no Helix node answered in time",
         "the address is wrong, no node runs there, or the network does not reach it",
         "helix cluster health   asks every node\n\
-         helix dev   starts a cluster here\n\
-         --addr HOST:PORT,... or HELIX_ADDR   for one elsewhere",
+         helix dev   starts a local cluster\n\
+         --addr HOST:PORT,... or HELIX_ADDR   selects another cluster",
     )
 }
 
-/// The text of a failure that something else than a Helix node of this version has made up.
-pub(crate) fn of_a_stranger() -> Text {
+/// Returns the texts of a response that no Helix node of this version sends.
+pub(crate) fn of_unknown_server() -> ReasonText {
     text(
-        "an answer that no Helix node of this version gives",
-        "what listens there may not be a Helix node, or one of another version",
+        "the response is not from a Helix node of this version",
+        "the server may be another service, or a Helix node of another version",
         "helix version",
     )
 }

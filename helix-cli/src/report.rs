@@ -1,5 +1,5 @@
-//! Errors in three parts: what failed, with its reason; why it may be; what to try.
-//! Only texts; which exit code goes with an error is decided in `exit`.
+//! Renders errors in three parts: the failed action with its reason, the cause, and what to try.
+//! `exit` maps errors to exit codes.
 
 use std::fmt::Write;
 
@@ -8,25 +8,25 @@ use helix_proto::error::reason_name;
 use helix_proto::log::v1::ErrorReason;
 use tonic::Code;
 
-use crate::exit::Failure;
-use crate::reasons::{self, Text};
+use crate::exit::CliError;
+use crate::reasons::{self, ReasonText};
 use crate::style::Style;
 
-/// What the texts may refer to.
+/// Facts about the command that error texts refer to.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Scene {
-    /// Address of the cluster.
+pub(crate) struct ErrorContext {
+    /// Addresses of the cluster.
     pub(crate) addr: String,
-    /// Who named it; empty if nobody did.
+    /// Setting that the addresses come from; empty if unknown.
     pub(crate) addr_source: String,
     /// Topic that the command is about.
     pub(crate) topic: Option<String>,
-    /// The command is `helix cluster health`, which is no advice then.
+    /// True for `helix cluster health`, which is then not suggested.
     pub(crate) is_health: bool,
 }
 
-impl Scene {
-    /// Who named the address, in brackets.
+impl ErrorContext {
+    /// Returns the source of the addresses in brackets.
     fn source(&self) -> String {
         match self.addr_source.as_str() {
             "" => String::new(),
@@ -35,9 +35,9 @@ impl Scene {
     }
 }
 
-/// The text for standard error, with a newline at its end.
-pub(crate) fn render(error: &anyhow::Error, scene: &Scene, style: Style) -> String {
-    let parts = Parts::new(error, scene);
+/// Returns the error text for standard error, with a final newline.
+pub(crate) fn render(error: &anyhow::Error, context: &ErrorContext, style: Style) -> String {
+    let parts = ErrorParts::new(error, context);
     let mut text = format!("{} {}\n", style.error("error:"), parts.what);
     for (label, part) in [("why", parts.why), ("try", parts.hint)] {
         if !part.is_empty() {
@@ -49,60 +49,64 @@ pub(crate) fn render(error: &anyhow::Error, scene: &Scene, style: Style) -> Stri
     text
 }
 
-struct Parts {
+struct ErrorParts {
     what: String,
     why: String,
     hint: String,
 }
 
-impl Parts {
-    fn new(error: &anyhow::Error, scene: &Scene) -> Self {
+impl ErrorParts {
+    fn new(error: &anyhow::Error, context: &ErrorContext) -> Self {
         let mut contexts: Vec<String> = Vec::new();
         for cause in error.chain() {
-            if let Some(failure) = cause.downcast_ref::<Failure>() {
+            if let Some(failure) = cause.downcast_ref::<CliError>() {
                 contexts.push(failure.what.clone());
                 let (why, hint) = (failure.why.clone(), failure.hint.clone());
                 return Self { what: contexts.join(": "), why, hint };
             }
             if let Some(error) = cause.downcast_ref::<ClientError>() {
-                return Self::of_call(contexts, error, scene);
+                return Self::of_client_error(contexts, error, context);
             }
             contexts.push(cause.to_string());
         }
         Self { what: contexts.join(": "), why: String::new(), hint: String::new() }
     }
 
-    fn of_call(mut contexts: Vec<String>, error: &ClientError, scene: &Scene) -> Self {
+    fn of_client_error(
+        mut contexts: Vec<String>,
+        error: &ClientError,
+        context: &ErrorContext,
+    ) -> Self {
         let (mut why, hint) = match error.reason {
-            Some(reason) => of_reason(reason, error, scene),
-            None => of_transport(error, scene),
+            Some(reason) => of_reason(reason, error, context),
+            None => of_transport(error, context),
         };
         let code = match error.reason {
             Some(reason) => reason_name(reason).to_owned(),
-            None => screaming(error.code),
+            None => grpc_code_name(error.code),
         };
         contexts.push(format!("{} ({code})", error.message));
         if error.may_have_applied {
-            why += "\nit is not known whether the write was applied";
+            why += "\nthe write may or may not have been applied";
         }
         Self { what: contexts.join(": "), why: why.trim_start().to_owned(), hint }
     }
 }
 
-/// Failures that the service explains.
-fn of_reason(reason: ErrorReason, error: &ClientError, scene: &Scene) -> (String, String) {
+/// Returns cause and hint of an error of the service.
+fn of_reason(reason: ErrorReason, error: &ClientError, context: &ErrorContext) -> (String, String) {
     use ErrorReason as R;
-    let Text { why, hint, .. } = reasons::of(reason);
-    // What this failure says beyond its reason.
+    let ReasonText { why, hint, .. } = reasons::of(reason);
+    // Details of the error make some causes more specific.
     let why = match reason {
-        R::TopicNotFound => format!("the cluster at {} has no topic of this name", scene.addr),
+        R::TopicNotFound => format!("the cluster at {} has no topic of this name", context.addr),
         R::OffsetOutOfRange => out_of_range(error, why),
         R::NotLeader => not_leader(error),
         R::Fenced => fenced(error, why),
         R::BatchTooLarge | R::RecordTooLarge => limit(error, why),
         _ => why.to_owned(),
     };
-    let topic = scene.topic.as_deref().unwrap_or("TOPIC");
+    let topic = context.topic.as_deref().unwrap_or("TOPIC");
     let hint = hint.replace("TOPIC", topic);
     (why, format!("{hint}\nhelix explain {}", reason_name(reason)))
 }
@@ -110,27 +114,26 @@ fn of_reason(reason: ErrorReason, error: &ClientError, scene: &Scene) -> (String
 fn not_leader(error: &ClientError) -> String {
     let to = match &error.leader {
         Some(leader) if leader.node_id != 0 => {
-            format!("node {} at {} leads it", leader.node_id, leader.endpoint)
+            format!("node {} at {} is the leader", leader.node_id, leader.endpoint)
         }
-        _ => "it does not know who does".to_owned(),
+        _ => "it does not know the leader".to_owned(),
     };
-    format!("leadership moved while the command ran, and the node that was asked says: {to}")
+    format!("leadership moved while the command ran; the contacted node reports: {to}")
 }
 
 fn out_of_range(error: &ClientError, why: &str) -> String {
     match &error.watermarks {
-        Some(marks) => format!(
-            "offsets {} up to (not including) {} can be read",
-            marks.log_start_offset, marks.high_watermark
-        ),
+        Some(marks) => {
+            format!("offsets {}..{} can be read", marks.log_start_offset, marks.high_watermark)
+        }
         None => why.to_owned(),
     }
 }
 
 fn fenced(error: &ClientError, why: &str) -> String {
     match error.fencing_token.as_deref() {
-        Some("") => "no fencing token is in force".to_owned(),
-        Some(token) => format!("the fencing token {token:?} is in force"),
+        Some("") => "the partition has no fencing token".to_owned(),
+        Some(token) => format!("the current fencing token is {token:?}"),
         None => why.to_owned(),
     }
 }
@@ -138,43 +141,44 @@ fn fenced(error: &ClientError, why: &str) -> String {
 fn limit(error: &ClientError, why: &str) -> String {
     match error.limit {
         Some(limit) if error.origin == Origin::Client => {
-            format!("no message with more than {limit} bytes of records is sent")
+            format!("the client sends at most {limit} bytes of records in a message")
         }
-        Some(limit) => format!("the topic allows {limit} bytes"),
+        Some(limit) => format!("the limit of the topic is {limit} bytes"),
         None => why.to_owned(),
     }
 }
 
-/// Failures that never reached the service, or that something on the way made up.
-fn of_transport(error: &ClientError, scene: &Scene) -> (String, String) {
-    let addr = &scene.addr;
+/// Returns cause and hint of an error that a client or proxy created.
+fn of_transport(error: &ClientError, context: &ErrorContext) -> (String, String) {
+    let addr = &context.addr;
     match (error.origin, error.code) {
         (Origin::Service, _) => {
-            let Text { why, hint, .. } = reasons::of(ErrorReason::Unspecified);
+            let ReasonText { why, hint, .. } = reasons::of(ErrorReason::Unspecified);
             (why.to_owned(), hint.to_owned())
         }
         (_, Code::Unavailable | Code::DeadlineExceeded) => {
-            let Text { hint, .. } = reasons::of_silence();
-            let hint = match scene.is_health {
-                // It has just asked every node.
-                true => hint.split_once('\n').map_or(hint, |(_, others)| others),
+            let ReasonText { hint, .. } = reasons::of_no_response();
+            let hint = match context.is_health {
+                // The command has just asked every node.
+                true => hint.split_once('\n').map_or(hint, |(_, rest)| rest),
                 false => hint,
             };
-            let why = "no Helix node answers in time at";
-            let why = format!("{why} {addr}{}, or at the addresses that they gave", scene.source());
+            let why = "no Helix node answered in time at";
+            let why =
+                format!("{why} {addr}{} or at the addresses that nodes reported", context.source());
             (why, hint.to_owned())
         }
         (_, Code::Unimplemented | Code::Internal | Code::Unknown) => {
-            let Text { hint, .. } = reasons::of_a_stranger();
-            let why = "may not be a Helix node, or one of another version";
-            (format!("what listens at {addr}{} {why}", scene.source()), hint.to_owned())
+            let ReasonText { hint, .. } = reasons::of_unknown_server();
+            let why = "may be another service, or a Helix node of another version";
+            (format!("the server at {addr}{} {why}", context.source()), hint.to_owned())
         }
         _ => (String::new(), String::new()),
     }
 }
 
-/// `NotFound` as gRPC writes it: `NOT_FOUND`.
-pub(crate) fn screaming(code: Code) -> String {
+/// Returns the name of a code in gRPC notation: `NOT_FOUND`.
+pub(crate) fn grpc_code_name(code: Code) -> String {
     let mut name = String::new();
     for letter in format!("{code:?}").chars() {
         if letter.is_uppercase() && !name.is_empty() {
@@ -194,8 +198,8 @@ mod tests {
     use super::*;
     use crate::exit::Exit;
 
-    fn scene() -> Scene {
-        Scene {
+    fn context() -> ErrorContext {
+        ErrorContext {
             addr: "127.0.0.1:9092".to_owned(),
             addr_source: "context dev".to_owned(),
             topic: Some("orders".to_owned()),
@@ -209,50 +213,51 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_has_three_parts() {
+    fn service_error_has_three_parts() {
         let detail = ErrorDetail {
             watermarks: Some(Watermarks { log_start_offset: 5, high_watermark: 9 }),
             ..wire::detail(ErrorReason::OffsetOutOfRange)
         };
         let expected = "\
 error: read orders: offset 12 is above the end (OFFSET_OUT_OF_RANGE)
-  why: offsets 5 up to (not including) 9 can be read
+  why: offsets 5..9 can be read
   try: helix offsets orders
        helix consume orders --from earliest
        helix explain OFFSET_OUT_OF_RANGE
 ";
         assert_eq!(
-            render(&failed(&detail, "offset 12 is above the end"), &scene(), Style::PLAIN),
+            render(&failed(&detail, "offset 12 is above the end"), &context(), Style::PLAIN),
             expected
         );
     }
 
     #[test]
-    fn a_server_that_is_not_there_is_explained() {
+    fn unreachable_server_is_explained() {
         let error = ClientError::from(Status::unavailable("connection refused"));
-        let text = render(&anyhow::Error::new(error), &scene(), Style::PLAIN);
+        let text = render(&anyhow::Error::new(error), &context(), Style::PLAIN);
         assert!(text.starts_with("error: connection refused (UNAVAILABLE)\n"), "{text}");
-        let why = "no Helix node answers in time at 127.0.0.1:9092 (context dev)";
+        let why = "no Helix node answered in time at 127.0.0.1:9092 (context dev)";
         assert!(text.contains(why), "{text}");
         assert!(text.contains("\n  try: helix cluster health"), "{text}");
         assert!(text.contains("\n       helix dev"), "{text}");
         let error = ClientError::from(Status::unavailable("connection refused"));
-        let scene = Scene { is_health: true, ..scene() };
-        let text = render(&anyhow::Error::new(error), &scene, Style::PLAIN);
+        let context = ErrorContext { is_health: true, ..context() };
+        let text = render(&anyhow::Error::new(error), &context, Style::PLAIN);
         assert!(text.contains("\n  try: helix dev"), "{text}");
         assert!(!text.contains("cluster health"), "{text}");
     }
 
     #[test]
-    fn a_leader_that_is_elsewhere_or_nowhere_is_explained() {
+    fn moved_or_missing_leader_is_explained() {
         let leader = LeaderHint { node_id: 3, endpoint: "n3:9092".to_owned(), term: 4 };
         let detail = ErrorDetail { leader: Some(leader), ..wire::detail(ErrorReason::NotLeader) };
-        let text = render(&failed(&detail, "node 1 does not lead shard 2"), &scene(), Style::PLAIN);
+        let text =
+            render(&failed(&detail, "node 1 does not lead shard 2"), &context(), Style::PLAIN);
         assert!(text.contains("(NOT_LEADER)"), "{text}");
-        assert!(text.contains("node 3 at n3:9092 leads it"), "{text}");
+        assert!(text.contains("node 3 at n3:9092 is the leader"), "{text}");
         let text = render(
             &failed(&wire::detail(ErrorReason::NoLeader), "no leader"),
-            &scene(),
+            &context(),
             Style::PLAIN,
         );
         assert!(text.contains("a majority of the shard's replicas is down"), "{text}");
@@ -260,30 +265,30 @@ error: read orders: offset 12 is above the end (OFFSET_OUT_OF_RANGE)
     }
 
     #[test]
-    fn an_open_outcome_is_always_said() {
+    fn unknown_write_outcome_is_always_stated() {
         let detail = wire::detail(ErrorReason::OutcomeUnknown);
-        let text = render(&failed(&detail, "the leader is gone"), &scene(), Style::PLAIN);
-        assert!(text.contains("it is not known whether the write was applied"), "{text}");
+        let text = render(&failed(&detail, "the leader is gone"), &context(), Style::PLAIN);
+        assert!(text.contains("the write may or may not have been applied"), "{text}");
     }
 
     #[test]
-    fn our_own_failures_keep_their_parts() {
-        let failure = Failure::new(Exit::Error, "port 9092 is in use").hint("--port 9093");
+    fn cli_errors_keep_their_parts() {
+        let failure = CliError::new(Exit::Error, "port 9092 is in use").hint("--port 9093");
         let text =
-            render(&anyhow::Error::new(failure).context("start a node"), &scene(), Style::PLAIN);
+            render(&anyhow::Error::new(failure).context("start a node"), &context(), Style::PLAIN);
         assert_eq!(text, "error: start a node: port 9092 is in use\n  try: --port 9093\n");
     }
 
     #[test]
-    fn only_the_labels_are_coloured() {
+    fn colours_only_the_labels() {
         let error = anyhow::anyhow!("nothing helps");
-        let text = render(&error, &scene(), Style { is_coloured: true });
+        let text = render(&error, &context(), Style { is_coloured: true });
         assert_eq!(text, "\x1b[1;31merror:\x1b[0m nothing helps\n");
     }
 
     #[test]
-    fn codes_are_written_as_grpc_writes_them() {
-        assert_eq!(screaming(Code::DeadlineExceeded), "DEADLINE_EXCEEDED");
-        assert_eq!(screaming(Code::Ok), "OK");
+    fn code_names_are_in_grpc_notation() {
+        assert_eq!(grpc_code_name(Code::DeadlineExceeded), "DEADLINE_EXCEEDED");
+        assert_eq!(grpc_code_name(Code::Ok), "OK");
     }
 }

@@ -1,31 +1,26 @@
-//! What the commands print, as JSON Schemas that are made from the types that are printed.
-//! `--schema` shows one, the table leaves out what one marks, and docs/cli.md lists them all.
+//! JSON Schemas of results, generated from the Rust types.
+//! The table format hides the fields that a schema marks as wide.
 
 use std::collections::BTreeSet;
 
-use anyhow::Context;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde_json::Value;
 
-use crate::commands::results;
-use crate::exit::{Exit, Failure};
-use crate::output;
-
-/// Marks a field that only `-o wide` and JSON show: `#[schemars(extend("x-wide" = true))]`.
+/// Marks a field shown only by `-o wide` and JSON: `#[schemars(extend("x-wide" = true))]`.
 const WIDE: &str = "x-wide";
 
-/// Schema of what is printed for a `T`, without references.
+/// Returns the schema of `T`, without references.
 pub(crate) fn of<T: JsonSchema>() -> Value {
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let settings = settings.with(|settings| settings.inline_subschemas = true);
     let mut schema = settings.into_generator().into_root_schema_for::<T>();
-    // Names of types are nobody's business.
+    // Type names are internal.
     schema.remove("title");
     schema.into()
 }
 
-/// Names of the fields that a table leaves out. One name stands for one thing in all of a result.
+/// Returns the names of the fields that a table hides. A name has one meaning in a whole result.
 pub(crate) fn wide_fields(schema: &Value) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     visit(schema, &mut |name, field| {
@@ -36,7 +31,7 @@ pub(crate) fn wide_fields(schema: &Value) -> BTreeSet<String> {
     names
 }
 
-/// Calls with every field of every object in a schema.
+/// Calls `on_field` with every field of every object in a schema.
 pub(crate) fn visit(schema: &Value, on_field: &mut impl FnMut(&str, &Value)) {
     match schema {
         Value::Object(keywords) => {
@@ -55,17 +50,4 @@ pub(crate) fn visit(schema: &Value, on_field: &mut impl FnMut(&str, &Value)) {
         Value::Array(values) => values.iter().for_each(|value| visit(value, on_field)),
         _ => {}
     }
-}
-
-/// Prints the schema of a command's results, `path` being its words: `["topic", "list"]`.
-///
-/// # Errors
-/// It prints none.
-pub(crate) fn show(path: &[&str]) -> anyhow::Result<()> {
-    let command = path.join(" ");
-    let Some(schema) = results::schema(&command) else {
-        let failure = Failure::new(Exit::Usage, format!("helix {command} prints no JSON"));
-        return Err(failure.hint("helix --help").into());
-    };
-    output::write(format!("{schema:#}\n").as_bytes()).context("print the schema")
 }

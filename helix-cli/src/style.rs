@@ -1,9 +1,9 @@
-//! Colours for people at a terminal: only there, and only if they want them (NO_COLOR).
-//! Nothing else than labels is coloured, so that a text without colours says the same.
+//! Terminal colours of error labels. Disabled if standard error is no terminal, NO_COLOR is set or
+//! TERM is `dumb`.
 
 use std::io::{IsTerminal, stderr};
 
-/// Whether texts are coloured.
+/// Colour setting of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Style {
     pub(crate) is_coloured: bool,
@@ -13,7 +13,7 @@ impl Style {
     #[cfg(test)]
     pub(crate) const PLAIN: Self = Self { is_coloured: false };
 
-    /// The style of standard error.
+    /// Returns the style of standard error.
     pub(crate) fn of_stderr() -> Self {
         let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");

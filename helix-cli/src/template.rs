@@ -1,5 +1,5 @@
-//! Format strings for records: `%p %o %t %k %v\n`. Parsed once, rendered for each record. Pure.
-//! A text that is not understood is refused with what can be written.
+//! Format strings for records: `%p %o %t %k %v\n`. Parsed once, then rendered for each record.
+//! Invalid format strings are rejected with the syntax.
 
 use std::str::FromStr;
 use std::time::SystemTime;
@@ -11,18 +11,18 @@ use helix_client::proto::log::v1::Header;
 use prost_types::Timestamp;
 use serde_json::{Map, Value, json};
 
-/// How to write a format string.
+/// Syntax of a format string.
 pub(crate) const HELP: &str = "\
 \x20 %p  partition             %o  offset
-  %t  append time           %e  event time that the producer set
+  %t  append time           %e  event time, set by the producer
   %k  key                   %v  value
   %K  bytes of the key      %V  bytes of the value
   %h  headers: a=1,b=2      %T  topic
   %%  a percent sign
-%k, %v and %h take {hex}, {base64} or {json}: %v{json}. %t and %e take {ms}: milliseconds since
-1970. \\n, \\t, \\r, \\0, \\\\ and \\xHH are the usual characters; nothing is added at the end.";
+%k, %v and %h accept {hex}, {base64} or {json}: %v{json}. %t and %e accept {ms}: milliseconds since
+1970. The escapes \\n, \\t, \\r, \\0, \\\\ and \\xHH are supported; no newline is added.";
 
-/// What stands for everything that a record has but its headers.
+/// Format of `-o wide`: all fields of a record except its headers.
 const WIDE: &str = "%p\\t%o\\t%t\\t%k\\t%v\\n";
 
 /// A format string.
@@ -61,12 +61,12 @@ enum Form {
 }
 
 impl Template {
-    /// The one of `-o wide`.
+    /// Returns the template of `-o wide`.
     pub(crate) fn wide() -> Self {
         WIDE.parse().expect("a valid format string")
     }
 
-    /// Appends a record.
+    /// Renders a record and appends it to `out`.
     pub(crate) fn render(
         &self,
         out: &mut Vec<u8>,
@@ -104,7 +104,7 @@ fn number(out: &mut Vec<u8>, number: u64) {
     out.extend_from_slice(number.to_string().as_bytes());
 }
 
-/// Nothing for a time that is not set.
+/// Appends a time; an absent time is empty.
 fn time(out: &mut Vec<u8>, form: Form, time: Option<SystemTime>) {
     let Some(time) = time else { return };
     match form {
@@ -116,7 +116,7 @@ fn time(out: &mut Vec<u8>, form: Form, time: Option<SystemTime>) {
     }
 }
 
-/// Absent bytes are nothing, save as JSON, where they are null.
+/// Appends bytes. Absent bytes are null in JSON and empty in the other forms.
 fn bytes(out: &mut Vec<u8>, form: Form, bytes: Option<&[u8]>) {
     let present = bytes.unwrap_or_default();
     match form {
@@ -130,7 +130,7 @@ fn bytes(out: &mut Vec<u8>, form: Form, bytes: Option<&[u8]>) {
     }
 }
 
-/// A JSON string: what is not UTF-8 in it is replaced, as every JSON writer has to.
+/// Returns a JSON string; invalid UTF-8 is replaced.
 fn json_text(bytes: Option<&[u8]>) -> Value {
     bytes.map_or(Value::Null, |bytes| json!(String::from_utf8_lossy(bytes)))
 }
@@ -147,8 +147,8 @@ fn headers(out: &mut Vec<u8>, form: Form, headers: &[Header]) {
         out.extend_from_slice(list.to_string().as_bytes());
         return;
     }
-    for (place, header) in headers.iter().enumerate() {
-        if place > 0 {
+    for (index, header) in headers.iter().enumerate() {
+        if index > 0 {
             out.push(b',');
         }
         out.extend_from_slice(header.name.as_bytes());
@@ -207,7 +207,7 @@ fn escape<'a>(text: &'a str, literal: &mut Vec<u8>) -> Result<&'a str, String> {
         }
         other => {
             let other = other.map(String::from).unwrap_or_default();
-            return Err(format!("\\{other} means nothing; \\\\ is a backslash\n{HELP}"));
+            return Err(format!("unknown escape \\{other}; use \\\\ for a backslash\n{HELP}"));
         }
     };
     literal.push(byte);
@@ -229,7 +229,7 @@ fn field(text: &str) -> Result<(Field, &str), String> {
         Some('h') => Field::Headers,
         other => {
             let other = other.map(String::from).unwrap_or_default();
-            return Err(format!("%{other} means nothing; write\n{HELP}"));
+            return Err(format!("unknown field %{other}; use\n{HELP}"));
         }
     };
     Ok((field, letters.as_str()))
@@ -243,7 +243,7 @@ fn form(field: Field, text: &str) -> Result<(Form, &str), String> {
         (Field::Key | Field::Value | Field::Headers, "base64") => Form::Base64,
         (Field::Key | Field::Value | Field::Headers, "json") => Form::Json,
         (Field::AppendTime | Field::EventTime, "ms") => Form::Millis,
-        _ => return Err(format!("{{{name}}} means nothing here; write\n{HELP}")),
+        _ => return Err(format!("invalid form {{{name}}} for this field; use\n{HELP}")),
     };
     Ok((form, after))
 }
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_is_rendered_as_the_help_says() {
+    fn renders_every_field_of_the_help() {
         for (template, expected) in [
             ("%T/%p@%o", "orders/2@7"),
             ("%t %t{ms}", "1970-01-01T00:00:01.500Z 1500"),
@@ -297,17 +297,17 @@ mod tests {
     }
 
     #[test]
-    fn what_a_record_does_not_have_is_nothing() {
+    fn absent_fields_are_empty() {
         let bare = ConsumedRecord { key: None, value: None, headers: Vec::new(), ..record() };
         assert_eq!(rendered("%k|%v|%h|%K|%V|%k{json}", &bare), b"|||0|0|null");
         assert_eq!(rendered(WIDE, &bare), b"2\t7\t1970-01-01T00:00:01.500Z\t\t\n");
     }
 
     #[test]
-    fn what_means_nothing_is_refused_with_help() {
+    fn rejects_invalid_format_strings_with_the_syntax() {
         for template in ["%z", "%", "\\q", "\\", "\\x1", "\\xzz", "%o{hex}", "%v{ms}", "%v{xml}"] {
             let error = template.parse::<Template>().unwrap_err();
-            assert!(error.contains("means nothing") || error.contains("hex digits"), "{error}");
+            assert!(error.contains(HELP) || error.contains("hex digits"), "{error}");
         }
     }
 }

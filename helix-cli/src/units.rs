@@ -1,5 +1,5 @@
-//! Durations, sizes and counts as people write them, in flags and in what is printed.
-//! Pure; parsing and printing agree, so what is printed can be pasted back.
+//! Parses and prints durations, sizes and counts, for flags and results.
+//! The parsers accept printed durations.
 
 use std::time::Duration;
 
@@ -29,9 +29,10 @@ const SIZES: [(&str, u64); 10] = [
     ("", 1),
 ];
 
-/// Reads `500ms`, `10s`, `1h30m`, `7d`.
+/// Parses `500ms`, `10s`, `1h30m`, `7d`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let invalid = || format!("{text:?} is no duration; write it as 500ms, 10s, 5m, 1h30m or 7d");
+    let invalid =
+        || format!("invalid duration {text:?}; use a form such as 500ms, 10s, 5m, 1h30m or 7d");
     let mut rest = text;
     let mut total: u128 = 0;
     while !rest.is_empty() {
@@ -50,9 +51,9 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::new(seconds, nanos))
 }
 
-/// Reads `64KiB`, `1MiB`, `2GB`, `4096`.
+/// Parses `64KiB`, `1MiB`, `2GB`, `4096`.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let invalid = || format!("{text:?} is no size; write it as 4096, 64KiB, 1MiB or 2GB");
+    let invalid = || format!("invalid size {text:?}; use a form such as 4096, 64KiB, 1MiB or 2GB");
     let (number, unit) = split(text, |byte| byte.is_ascii_digit());
     let number: u64 = number.parse().map_err(|_| invalid())?;
     let unit = unit.trim().to_ascii_lowercase();
@@ -65,14 +66,14 @@ fn split(text: &str, is_in: impl Fn(u8) -> bool) -> (&str, &str) {
     text.split_at(end)
 }
 
-/// Exact, as [`parse_duration`] reads it: `1h30m`.
+/// Formats a duration exactly, as [`parse_duration`] accepts it: `1h30m`.
 pub(crate) fn duration(duration: Duration) -> String {
     let mut nanos = duration.as_nanos();
     if nanos == 0 {
         return "0s".to_owned();
     }
     let mut text = String::new();
-    // Weeks are read but not printed: 14d says more to most people than 2w.
+    // Weeks are parsed but not printed; 14d is easier to read than 2w.
     for (name, unit) in DURATIONS.iter().skip(1) {
         if nanos >= *unit {
             text += &format!("{}{name}", nanos / unit);
@@ -82,7 +83,7 @@ pub(crate) fn duration(duration: Duration) -> String {
     text
 }
 
-/// A measured time, rounded to what is worth reading: `0.13 ms`, `2.41 s`.
+/// Formats a measured time, rounded for people: `0.13 ms`, `2.41 s`.
 pub(crate) fn measured(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     match seconds {
@@ -94,7 +95,7 @@ pub(crate) fn measured(duration: Duration) -> String {
     }
 }
 
-/// A size, rounded to what is worth reading: `512 B`, `64 MiB`, `1.5 GiB`.
+/// Formats a size, rounded for people: `512 B`, `64 MiB`, `1.5 GiB`.
 pub(crate) fn bytes(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let Some((name, shift)) = units.into_iter().find(|(_, shift)| bytes >> shift > 0) else {
@@ -108,12 +109,12 @@ pub(crate) fn bytes(bytes: u64) -> String {
     }
 }
 
-/// `1,000,000`.
+/// Formats a count with thousands separators: `1,000,000`.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_and_printed_back() {
+    fn durations_round_trip() {
         for (text, millis) in
             [("0s", 0), ("500ms", 500), ("10s", 10_000), ("1h30m", 5_400_000), ("7d", 604_800_000)]
         {
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration_is_refused() {
+    fn rejects_invalid_durations() {
         for text in ["", "10", "s", "10 s", "-5s", "1.5h", "10x", "99999999999999999999s"] {
             assert!(parse_duration(text).is_err(), "{text:?}");
         }
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read() {
+    fn parses_sizes_and_rejects_invalid_ones() {
         for (text, bytes) in [
             ("0", 0),
             ("4096", 4096),
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_printed_for_people() {
+    fn formats_numbers_for_people() {
         assert_eq!(count(0), "0");
         assert_eq!(count(999), "999");
         assert_eq!(count(1_000_000), "1,000,000");

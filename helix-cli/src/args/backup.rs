@@ -1,5 +1,4 @@
 //! Arguments of `helix backup` and `helix restore`.
-//! Values are parsed here; nothing is done here.
 
 use std::path::PathBuf;
 
@@ -9,28 +8,28 @@ use clap::{Args, Subcommand};
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct BackupArgs {
     #[command(subcommand)]
-    pub(crate) command: Option<BackupCommand>,
+    pub(crate) command: Option<BackupSubcommand>,
     #[command(flatten)]
     pub(crate) create: BackupCreateArgs,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BackupCreateArgs {
-    /// Folder of the backup. One that holds a backup of this cluster gets what has come since
+    /// Directory of the backup; an existing backup is extended
     #[arg(required = true)]
     pub(crate) dir: Option<PathBuf>,
-    /// Topic; may be given more than once [default: all]
+    /// Topic to back up; repeatable [default: all]
     #[arg(long = "topic", value_name = "TOPIC")]
     pub(crate) topics: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum BackupCommand {
-    /// Read every byte of a backup and check it; exit code 11 if anything is damaged
+pub(crate) enum BackupSubcommand {
+    /// Verify every byte of a backup; exit code 11 on damage
     Verify {
-        /// Folder of the backup
+        /// Directory of the backup
         dir: PathBuf,
-        /// Topic; may be given more than once [default: all]
+        /// Topic to verify; repeatable [default: all]
         #[arg(long = "topic", value_name = "TOPIC")]
         topics: Vec<String>,
     },
@@ -38,19 +37,21 @@ pub(crate) enum BackupCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct RestoreArgs {
-    /// Folder of the backup
+    /// Directory of the backup
     pub(crate) dir: PathBuf,
-    /// Topic; may be given more than once [default: all]
+    /// Topic to restore; repeatable [default: all]
     #[arg(long = "topic", value_name = "TOPIC")]
     pub(crate) topics: Vec<String>,
-    /// Name for the one topic that is restored [default: the one that it had]
+    /// New name, when restoring one topic [default: its old name]
     #[arg(long = "as", value_name = "NAME")]
     pub(crate) new_name: Option<String>,
-    /// Give the records the offsets that they had. What was not kept below them is filled with
-    /// empty records, two bytes each, and trimmed
+    /// Keep the offsets of the records
+    ///
+    /// The offsets below the first record are filled with empty records of two bytes, which are
+    /// trimmed again.
     #[arg(long)]
     pub(crate) keep_offsets: bool,
-    /// Go on with a restore that was interrupted
+    /// Resume an interrupted restore
     #[arg(long)]
     pub(crate) resume: bool,
 }

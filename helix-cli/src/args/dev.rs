@@ -1,5 +1,4 @@
 //! Arguments of `helix demo` and `helix dev`.
-//! Values are parsed here; nothing is done here.
 
 use std::path::PathBuf;
 
@@ -7,45 +6,48 @@ use clap::{Args, Subcommand};
 
 use crate::units;
 
+/// Minimum size of a demo record: an id of 8 bytes and a checksum of 4 bytes.
+pub(crate) const RECORD_BYTES_MIN: usize = 12;
+
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// Records to write
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) records: u64,
-    /// Bytes of each record
+    /// Size of each record
     #[arg(long, default_value = "256", value_parser = record_bytes, value_name = "BYTES")]
     pub(crate) size: usize,
-    /// Partitions to spread them over
+    /// Partitions to write to
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) partitions: u32,
     /// Nodes to start: 1, 3 or 5
     #[arg(long, default_value_t = 3, value_parser = cluster_size)]
     pub(crate) nodes: u8,
-    /// Folder to make the nodes' temporary folder in [default: the system's]
+    /// Parent of the temporary data directory [default: the system's]
     #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
-    /// Seed of the records' bytes
+    /// Seed of the record contents
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 }
 
-/// Most nodes of a cluster on one machine.
+/// Maximum number of nodes of a local cluster.
 pub(crate) const NODES_MAX: u8 = 5;
 
-/// From a node's port to that on which the others reach it.
+/// Difference between the peer port and the client port of a node.
 pub(crate) const PEER_PORT_STEP: u16 = 100;
 
-/// Highest port of the first node: the other nodes' and all peer ports lie above it.
+/// Highest client port of the first node; all other ports lie above it.
 const BASE_PORT_MAX: u16 = u16::MAX - PEER_PORT_STEP - NODES_MAX as u16;
 
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
-    after_help = "HELIX_LOG=info shows what the nodes say."
+    after_help = "HELIX_LOG=info shows the log output of the nodes."
 )]
 pub(crate) struct DevArgs {
     #[command(subcommand)]
-    pub(crate) command: Option<DevCommand>,
+    pub(crate) command: Option<DevSubcommand>,
     #[command(flatten)]
     pub(crate) start: DevStartArgs,
 }
@@ -56,22 +58,22 @@ pub(crate) struct DevStartArgs {
     #[arg(long, default_value_t = 3, value_parser = cluster_size)]
     pub(crate) nodes: u8,
     #[command(flatten)]
-    pub(crate) base: DevBase,
-    /// Keep everything in memory: nothing survives, nothing is synced
+    pub(crate) base: DevPortArgs,
+    /// Keep data in memory: nothing is synced, nothing survives
     #[arg(long, conflicts_with_all = ["keep", "dir"])]
     pub(crate) memory: bool,
-    /// Keep the folder at the end
+    /// Keep the data directory on exit
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Folder of the data. One that exists is used as it is, and kept
+    /// Data directory; an existing one is reused and kept
     #[arg(long, alias = "data-dir", default_value = "helix-dev")]
     pub(crate) dir: PathBuf,
 }
 
-/// Which dev cluster.
+/// Selects a dev cluster by its first port.
 #[derive(Debug, Clone, Copy, Args)]
-pub(crate) struct DevBase {
-    /// Port of the first node on 127.0.0.1; the others follow, and peer ports are 100 higher
+pub(crate) struct DevPortArgs {
+    /// Port of node 1 on 127.0.0.1; others follow, peers at +100
     #[arg(
         long,
         default_value_t = 9092,
@@ -80,47 +82,46 @@ pub(crate) struct DevBase {
     pub(crate) port: u16,
 }
 
-/// What can be asked of a dev cluster from another terminal.
+/// Commands that control a running dev cluster from another terminal.
 #[derive(Debug, Subcommand)]
-pub(crate) enum DevCommand {
-    /// Kill a node as a crash would (kill -9)
+pub(crate) enum DevSubcommand {
+    /// Kill a node (kill -9)
     Kill {
         /// Node id
         node: u64,
         #[command(flatten)]
-        base: DevBase,
+        base: DevPortArgs,
     },
-    /// Start a node again on its data; one that runs is stopped first
+    /// Restart a node on its data
     Restart {
         /// Node id
         node: u64,
         #[command(flatten)]
-        base: DevBase,
+        base: DevPortArgs,
     },
-    /// Show the nodes' processes
+    /// List the node processes
     Status {
         #[command(flatten)]
-        base: DevBase,
+        base: DevPortArgs,
     },
-    /// Stop the cluster, as Ctrl-C does
+    /// Stop the cluster, like Ctrl-C
     Stop {
         #[command(flatten)]
-        base: DevBase,
+        base: DevPortArgs,
     },
 }
 
 fn cluster_size(text: &str) -> Result<u8, String> {
     match text.parse() {
         Ok(nodes @ (1 | 3 | NODES_MAX)) => Ok(nodes),
-        _ => Err("a cluster has 1, 3 or 5 nodes".to_owned()),
+        _ => Err("the number of nodes must be 1, 3 or 5".to_owned()),
     }
 }
 
 fn record_bytes(text: &str) -> Result<usize, String> {
-    use crate::demo::workload::RECORD_BYTES_MIN;
     let bytes = units::parse_bytes(text)?;
     match usize::try_from(bytes) {
         Ok(bytes) if (RECORD_BYTES_MIN..=1 << 19).contains(&bytes) => Ok(bytes),
-        _ => Err(format!("a record of the demo has {RECORD_BYTES_MIN} bytes to 512 KiB")),
+        _ => Err(format!("the record size must be {RECORD_BYTES_MIN} bytes to 512 KiB")),
     }
 }

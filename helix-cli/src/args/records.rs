@@ -1,35 +1,34 @@
 //! Arguments of the commands that write and read records: produce, consume, tail and offsets.
-//! Values are parsed here; nothing is done here.
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use helix_client::ReadSource;
 
-use super::DurabilityName;
-use crate::exit::{Exit, Failure};
-use crate::position::{self, Position, PositionRange};
+use crate::durability::DurabilityArg;
+use crate::exit::{CliError, Exit};
+use crate::position::{self, PositionArg, PositionRange};
 use crate::template::{self, Template};
 
 #[derive(Debug, Args)]
 pub(crate) struct ProduceArgs {
     /// Name of the topic
     pub(crate) topic: String,
-    /// Partition for all records [default: by the key's hash; without a key one after the other]
+    /// Partition of all records [default: by hash of the key; without keys, in turn]
     #[arg(short, long, value_name = "N")]
     pub(crate) partition: Option<u32>,
-    /// What stands between key and value. A line without it is a value without a key
+    /// Separator of key and value; a line without it has no key
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) key_separator: Option<String>,
-    /// What an ack has to mean [default: the topic's default]
+    /// Required durability of an ack [default: the topic's]
     #[arg(long, value_enum)]
-    pub(crate) durability: Option<DurabilityName>,
+    pub(crate) durability: Option<DurabilityArg>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ConsumeArgs {
     /// Name of the topic
     pub(crate) topic: String,
-    /// Where to begin [default: earliest, with --follow latest]
+    /// Start position [default: earliest, with --follow latest]
     #[arg(
         long,
         value_name = "POSITION",
@@ -37,21 +36,21 @@ pub(crate) struct ConsumeArgs {
         long_help = from_help()
     )]
     pub(crate) from: Option<PositionRange>,
-    /// Where to stop: before this record [default: at the end as it is now]
+    /// End position, exclusive [default: the current end]
     #[arg(long, value_name = "POSITION", allow_hyphen_values = true)]
-    pub(crate) until: Option<Position>,
+    pub(crate) until: Option<PositionArg>,
     /// Stop after this many records
     #[arg(short = 'n', long, value_name = "COUNT")]
     pub(crate) max_records: Option<u64>,
     /// Partitions [default: all]
     #[arg(short, long = "partitions", value_delimiter = ',', value_name = "N,...")]
     pub(crate) partitions: Vec<u32>,
-    /// Go on with new records as they come
+    /// Keep running and print new records
     #[arg(long)]
     pub(crate) follow: bool,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
-    /// Print records in this form: '%p %o %t %k %v\n'
+    /// Print records in this format: '%p %o %t %k %v\n'
     #[arg(
         short = 'f',
         long,
@@ -66,18 +65,18 @@ pub(crate) struct ConsumeArgs {
 pub(crate) struct TailArgs {
     /// Name of the topic
     pub(crate) topic: String,
-    /// How many records, over all partitions
+    /// Number of records over all partitions
     #[arg(short = 'n', long, default_value_t = 10, value_name = "COUNT")]
     pub(crate) max_records: usize,
     /// Partitions [default: all]
     #[arg(short, long = "partitions", value_delimiter = ',', value_name = "N,...")]
     pub(crate) partitions: Vec<u32>,
-    /// Go on with new records as they come
+    /// Keep running and print new records
     #[arg(short, long)]
     pub(crate) follow: bool,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
-    /// Print records in this form: '%p %o %t %k %v\n'
+    /// Print records in this format: '%p %o %t %k %v\n'
     #[arg(short = 'F', long, value_name = "FORMAT", long_help = format_help())]
     pub(crate) format: Option<Template>,
 }
@@ -86,13 +85,13 @@ pub(crate) struct TailArgs {
 pub(crate) struct OffsetsArgs {
     /// Name of the topic
     pub(crate) topic: String,
-    /// Also show the offset of this position in each partition
+    /// Position to resolve to an offset in each partition
     #[arg(
         value_name = "POSITION",
         allow_hyphen_values = true,
-        long_help = position::help("Also show the offset of this position")
+        long_help = position::help("Position to resolve to an offset")
     )]
-    pub(crate) position: Option<Position>,
+    pub(crate) position: Option<PositionArg>,
     /// Partitions [default: all]
     #[arg(short, long = "partitions", value_delimiter = ',', value_name = "N,...")]
     pub(crate) partitions: Vec<u32>,
@@ -100,10 +99,12 @@ pub(crate) struct OffsetsArgs {
     pub(crate) source: SourceArgs,
 }
 
-/// Which nodes may answer a read.
+/// Selects the nodes that may serve a read.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct SourceArgs {
-    /// Let any replica answer, also while there is no leader: what it knows to be committed
+    /// Read from any replica, even without a leader
+    ///
+    /// A replica serves the records that it knows to be committed.
     #[arg(long)]
     any_replica: bool,
 }
@@ -115,17 +116,17 @@ impl From<SourceArgs> for ReadSource {
 }
 
 impl ConsumeArgs {
-    /// Where to begin and where to stop.
+    /// Returns the start and end position.
     ///
     /// # Errors
-    /// The end is given twice.
-    pub(crate) fn range(&self) -> Result<PositionRange, Failure> {
+    /// Fails if both --from and --until give an end.
+    pub(crate) fn range(&self) -> Result<PositionRange, CliError> {
         let PositionRange { from, until } =
             self.from.clone().unwrap_or(PositionRange { from: None, until: None });
         match (until, self.until.clone()) {
             (Some(_), Some(_)) => {
-                let failure = Failure::new(Exit::Usage, "the end is given twice");
-                Err(failure.why("--from A..B names it, and so does --until"))
+                let failure = CliError::new(Exit::Usage, "two end positions are given");
+                Err(failure.why("both --from A..B and --until set the end"))
             }
             (until, other) => Ok(PositionRange { from, until: until.or(other) }),
         }
@@ -133,11 +134,11 @@ impl ConsumeArgs {
 }
 
 fn from_help() -> String {
-    let purpose = "Where to begin [default: earliest, with --follow latest]";
+    let purpose = "Start position [default: earliest, with --follow latest]";
     let help = position::help(purpose);
-    format!("{help}\nA..B begins at A and stops before B")
+    format!("{help}\nA..B starts at A and stops before B")
 }
 
 fn format_help() -> String {
-    format!("Print records in this form: '%p %o %t %k %v\\n'\n{}", template::HELP)
+    format!("Print records in this format: '%p %o %t %k %v\\n'\n{}", template::HELP)
 }

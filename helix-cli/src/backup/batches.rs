@@ -1,11 +1,11 @@
-//! A file of batches: one partition's, as they were stored, each with a checksum of its own.
-//! What is damaged is named by file and bytes, and nothing behind it is read.
+//! The batch file of a partition: stored batches, each in a frame with a checksum.
+//! Damage is reported as a byte range of the file; reading stops there.
 
-// A frame, all numbers little endian:
+// Frame layout, integers little endian:
 //   0  4  length of the body
-//   4  4  CRC-32 of the four bytes before and of the body
-//   8     body: a serialized StoredBatch, whose batch has the checksum that its producer computed
-// The file begins with MAGIC.
+//   4  4  CRC-32 of the length field and the body
+//   8     body: a serialized StoredBatch; its batch includes the checksum of the producer
+// The file starts with MAGIC.
 
 use std::fmt;
 use std::fs::File;
@@ -22,39 +22,42 @@ use prost::Message;
 use crate::files;
 
 const MAGIC: [u8; 8] = *b"HELIXBK1";
-const HEAD_BYTES: usize = 8;
+const HEADER_BYTES: usize = 8;
 
-/// No batch is larger: no message of the service is.
+/// Maximum size of a frame body: the largest message of the service.
 const BODY_BYTES_MAX: u32 = 16 << 20;
 
-/// Bytes that are read or written at once.
+/// Size of the read and write buffers.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// A file up to a place: how long it is there, and the checksum of all of it.
+/// The valid prefix of a file: its length and the checksum of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub(crate) struct FilePrefix {
     pub(crate) file_bytes: u64,
     pub(crate) crc32: u32,
 }
 
-/// Writes behind the end of a file.
+/// Appends batches to a file.
 #[derive(Debug)]
-pub(crate) struct Writer {
+pub(crate) struct BatchFileWriter {
     file: BufWriter<File>,
     file_bytes: u64,
     crc: Hasher,
 }
 
-impl Writer {
-    /// Begins a file.
+impl BatchFileWriter {
+    /// Creates a file and writes its magic bytes.
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
-        let mut writer = Self::open(path, Extent { file_bytes: 0, crc32: 0 })?;
+        let mut writer = Self::open(path, FilePrefix { file_bytes: 0, crc32: 0 })?;
         writer.put(&MAGIC)?;
         Ok(writer)
     }
 
-    /// Goes on with a file. What is behind the extent, of a run that was interrupted, is gone.
-    pub(crate) fn open(path: &Path, Extent { file_bytes, crc32 }: Extent) -> io::Result<Self> {
+    /// Opens a file and truncates it to the prefix; later bytes are from an interrupted run.
+    pub(crate) fn open(
+        path: &Path,
+        FilePrefix { file_bytes, crc32 }: FilePrefix,
+    ) -> io::Result<Self> {
         let file = files::open_at(path, file_bytes)?;
         let file = BufWriter::with_capacity(BUFFER_BYTES, file);
         Ok(Self { file, file_bytes, crc: Hasher::new_with_initial(crc32) })
@@ -69,11 +72,11 @@ impl Writer {
         self.put(&body)
     }
 
-    /// Makes what was written survive a power loss, and says how far that is.
-    pub(crate) fn sync(&mut self) -> io::Result<Extent> {
+    /// Syncs the file and returns its durable prefix.
+    pub(crate) fn sync(&mut self) -> io::Result<FilePrefix> {
         self.file.flush()?;
         self.file.get_ref().sync_all()?;
-        Ok(Extent { file_bytes: self.file_bytes, crc32: self.crc.clone().finalize() })
+        Ok(FilePrefix { file_bytes: self.file_bytes, crc32: self.crc.clone().finalize() })
     }
 
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -91,40 +94,40 @@ fn frame_crc(length: u32, body: &[u8]) -> u32 {
     crc.finalize()
 }
 
-/// Bytes of a file that are not what was written.
+/// A damaged byte range of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Damage {
+pub(crate) struct FileDamage {
     pub(crate) file: PathBuf,
     pub(crate) bytes: Range<u64>,
     pub(crate) what: String,
 }
 
-impl fmt::Display for Damage {
+impl fmt::Display for FileDamage {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, bytes: Range { start, end }, what } = self;
         write!(formatter, "{} is damaged at bytes {start} to {end}: {what}", file.display())
     }
 }
 
-impl std::error::Error for Damage {}
+impl std::error::Error for FileDamage {}
 
-/// Reads a file from its beginning, and checks it.
+/// Reads a file from its start and verifies it.
 #[derive(Debug)]
-pub(crate) struct Reader {
+pub(crate) struct BatchFileReader {
     path: PathBuf,
     file: BufReader<File>,
-    place: u64,
-    expected: Extent,
+    position: u64,
+    expected: FilePrefix,
     crc: Hasher,
-    /// Offset below which the next batch must not begin.
+    /// Lower bound of the next batch's first offset.
     next_offset: u64,
 }
 
-impl Reader {
+impl BatchFileReader {
     /// # Errors
-    /// The file is not there, or is not what its beginning should be.
-    pub(crate) fn open(path: &Path, expected: Extent) -> Result<Self, Damage> {
-        let file = files::open(path).map_err(|error| Damage {
+    /// Fails if the file is missing or does not start with the magic bytes.
+    pub(crate) fn open(path: &Path, expected: FilePrefix) -> Result<Self, FileDamage> {
+        let file = files::open(path).map_err(|error| FileDamage {
             file: path.to_owned(),
             bytes: 0..expected.file_bytes,
             what: error.to_string(),
@@ -132,7 +135,7 @@ impl Reader {
         let mut reader = Self {
             path: path.to_owned(),
             file: BufReader::with_capacity(BUFFER_BYTES, file),
-            place: 0,
+            position: 0,
             expected,
             crc: Hasher::new(),
             next_offset: 0,
@@ -140,48 +143,48 @@ impl Reader {
         let mut magic = [0; MAGIC.len()];
         reader.fill(&mut magic)?;
         if magic != MAGIC {
-            return Err(reader.damage(0, "this is no file of a backup"));
+            return Err(reader.damage(0, "not a batch file of a backup"));
         }
         Ok(reader)
     }
 
-    /// The next batch. None: the end, and the file's checksum is what it should be.
-    pub(crate) fn next(&mut self) -> Result<Option<StoredBatch>, Damage> {
-        let start = self.place;
+    /// Returns the next batch, or None at the end of a file with the expected checksum.
+    pub(crate) fn next(&mut self) -> Result<Option<StoredBatch>, FileDamage> {
+        let start = self.position;
         if start == self.expected.file_bytes {
-            let is_right = self.crc.clone().finalize() == self.expected.crc32;
-            let what = "the file's checksum differs from the manifest's";
-            return if is_right { Ok(None) } else { Err(self.damage(0, what)) };
+            let is_intact = self.crc.clone().finalize() == self.expected.crc32;
+            let what = "the checksum of the file differs from the manifest";
+            return if is_intact { Ok(None) } else { Err(self.damage(0, what)) };
         }
-        let mut head = [0; HEAD_BYTES];
-        self.fill(&mut head)?;
-        let number =
-            |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        let (length, crc) = (number(0), number(4));
-        let left = self.expected.file_bytes - self.place;
+        let mut header = [0; HEADER_BYTES];
+        self.fill(&mut header)?;
+        let [l0, l1, l2, l3, c0, c1, c2, c3] = header;
+        let length = u32::from_le_bytes([l0, l1, l2, l3]);
+        let crc = u32::from_le_bytes([c0, c1, c2, c3]);
+        let left = self.expected.file_bytes - self.position;
         if length > BODY_BYTES_MAX || u64::from(length) > left {
-            return Err(self.damage(start, "a batch would be longer than what is left"));
+            return Err(self.damage(start, "the length of a batch exceeds the rest of the file"));
         }
         let mut body = vec![0; length as usize];
         self.fill(&mut body)?;
         if frame_crc(length, &body) != crc {
-            return Err(self.damage(start, "a batch's checksum does not fit"));
+            return Err(self.damage(start, "the checksum of a frame does not match"));
         }
         let batch = StoredBatch::decode(Bytes::from(body));
         let batch = batch.map_err(|error| self.damage(start, &error.to_string()))?;
         let end = end_offset(&batch);
         if !batch.batch.as_ref().is_some_and(is_intact) || end.is_none() {
-            return Err(self.damage(start, "a batch is not what its producer wrote"));
+            return Err(self.damage(start, "the checksum of a batch does not match"));
         }
         if batch.first_offset < self.next_offset {
-            return Err(self.damage(start, "a batch lies before the one before it"));
+            return Err(self.damage(start, "a batch overlaps the previous batch"));
         }
         self.next_offset = end.unwrap_or(self.next_offset);
         Ok(Some(batch))
     }
 
-    fn fill(&mut self, buffer: &mut [u8]) -> Result<(), Damage> {
-        let (start, end) = (self.place, self.place + buffer.len() as u64);
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<(), FileDamage> {
+        let (start, end) = (self.position, self.position + buffer.len() as u64);
         let read = match end > self.expected.file_bytes {
             true => Err(ErrorKind::UnexpectedEof.into()),
             false => self.file.read_exact(buffer),
@@ -192,20 +195,20 @@ impl Reader {
                 _ => error.to_string(),
             };
             let bytes = start..self.expected.file_bytes.max(end);
-            return Err(Damage { file: self.path.clone(), bytes, what });
+            return Err(FileDamage { file: self.path.clone(), bytes, what });
         }
-        self.place = end;
+        self.position = end;
         self.crc.update(buffer);
         Ok(())
     }
 
-    /// From a place to where the reader is.
-    fn damage(&self, start: u64, what: &str) -> Damage {
-        Damage { file: self.path.clone(), bytes: start..self.place, what: what.to_owned() }
+    /// Describes damage between `start` and the reader's position.
+    fn damage(&self, start: u64, what: &str) -> FileDamage {
+        FileDamage { file: self.path.clone(), bytes: start..self.position, what: what.to_owned() }
     }
 }
 
-/// One past the last record of a batch. None: it has no records, or their places make no sense.
+/// Returns one past the last offset of a batch; None if it is empty or its deltas are invalid.
 pub(crate) fn end_offset(stored: &StoredBatch) -> Option<u64> {
     let count = stored.batch.as_ref()?.record_count as usize;
     let last = match stored.offset_deltas.as_slice() {
@@ -214,6 +217,19 @@ pub(crate) fn end_offset(stored: &StoredBatch) -> Option<u64> {
         deltas => u64::from(*deltas.last()?),
     };
     stored.first_offset.checked_add(last)?.checked_add(1)
+}
+
+/// Counts the records of a batch at or above an offset.
+pub(super) fn record_count_from(stored: &StoredBatch, offset: u64) -> u64 {
+    let count = stored.batch.as_ref().map_or(0, |batch| u64::from(batch.record_count));
+    if stored.first_offset >= offset {
+        return count;
+    }
+    let below = offset - stored.first_offset;
+    match stored.offset_deltas.as_slice() {
+        [] => count.saturating_sub(below),
+        deltas => deltas.iter().filter(|delta| u64::from(**delta) >= below).count() as u64,
+    }
 }
 
 #[cfg(test)]
@@ -237,19 +253,19 @@ pub(super) mod tests {
         }
     }
 
-    /// Without a sync, of which there would be thousands.
+    /// Overwrites a file without syncing it, because the tests do so thousands of times.
     fn overwrite(path: &Path, bytes: &[u8]) {
         files::open_at(path, 0).unwrap().write_all(bytes).unwrap();
     }
 
-    fn read(path: &Path, expected: Extent) -> Result<Vec<StoredBatch>, Damage> {
-        let mut reader = Reader::open(path, expected)?;
+    fn read(path: &Path, expected: FilePrefix) -> Result<Vec<StoredBatch>, FileDamage> {
+        let mut reader = BatchFileReader::open(path, expected)?;
         std::iter::from_fn(|| reader.next().transpose()).collect()
     }
 
-    fn written(path: &Path) -> (Vec<StoredBatch>, Extent) {
+    fn written(path: &Path) -> (Vec<StoredBatch>, FilePrefix) {
         let batches = vec![stored(3, &["a", "b"]), stored(5, &["c"]), stored(9, &["after a gap"])];
-        let mut writer = Writer::create(path).unwrap();
+        let mut writer = BatchFileWriter::create(path).unwrap();
         for batch in &batches {
             writer.append(batch).unwrap();
         }
@@ -257,38 +273,50 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_gone_on_with() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
-        let (mut batches, extent) = written(&path);
-        assert_eq!(read(&path, extent).unwrap(), batches);
-        // A run that was interrupted leaves something behind the extent.
-        let mut lost = Writer::open(&path, extent).unwrap();
+    fn record_count_skips_records_below_the_offset() {
+        let batch = stored(10, &["a", "b", "c"]);
+        for (offset, records) in [(0, 3), (10, 3), (11, 2), (13, 0), (99, 0)] {
+            assert_eq!(record_count_from(&batch, offset), records, "{offset}");
+        }
+        let sparse = StoredBatch { offset_deltas: vec![0, 5, 9], ..batch };
+        for (offset, records) in [(10, 3), (11, 2), (15, 2), (16, 1), (20, 0)] {
+            assert_eq!(record_count_from(&sparse, offset), records, "{offset}");
+        }
+    }
+
+    #[test]
+    fn reads_written_batches_and_appends_after_the_prefix() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let (mut batches, prefix) = written(&path);
+        assert_eq!(read(&path, prefix).unwrap(), batches);
+        // An interrupted run leaves bytes after the prefix.
+        let mut lost = BatchFileWriter::open(&path, prefix).unwrap();
         lost.append(&stored(10, &["lost"])).unwrap();
         lost.sync().unwrap();
-        assert_eq!(read(&path, extent).unwrap(), batches);
-        let mut writer = Writer::open(&path, extent).unwrap();
+        assert_eq!(read(&path, prefix).unwrap(), batches);
+        let mut writer = BatchFileWriter::open(&path, prefix).unwrap();
         batches.push(stored(10, &["d"]));
         writer.append(batches.last().unwrap()).unwrap();
         assert_eq!(read(&path, writer.sync().unwrap()).unwrap(), batches);
     }
 
     #[test]
-    fn every_damaged_byte_is_found_where_it_is() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
-        let (batches, extent) = written(&path);
+    fn reports_every_damaged_byte_in_its_range() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let (batches, prefix) = written(&path);
         let good = files::read(&path).unwrap().unwrap();
-        assert_eq!(good.len() as u64, extent.file_bytes);
-        for place in 0..good.len() {
+        assert_eq!(good.len() as u64, prefix.file_bytes);
+        for index in 0..good.len() {
             for bit in 0..8 {
                 let mut bad = good.clone();
-                bad[place] ^= 1 << bit;
+                bad[index] ^= 1 << bit;
                 overwrite(&path, &bad);
-                let mut reader = match Reader::open(&path, extent) {
+                let mut reader = match BatchFileReader::open(&path, prefix) {
                     Ok(reader) => reader,
                     Err(damage) => {
-                        assert!(damage.bytes.contains(&(place as u64)), "{place}: {damage}");
+                        assert!(damage.bytes.contains(&(index as u64)), "{index}: {damage}");
                         continue;
                     }
                 };
@@ -296,27 +324,26 @@ pub(super) mod tests {
                 let damage = loop {
                     match reader.next() {
                         Ok(Some(batch)) => read.push(batch),
-                        Ok(None) => panic!("byte {place} was not found"),
+                        Ok(None) => panic!("damage at byte {index} was not found"),
                         Err(damage) => break damage,
                     }
                 };
-                // A length that is wrong is named with the head that it stands in.
-                assert!(damage.bytes.contains(&(place as u64)), "{place}: {damage}");
-                assert!(batches.starts_with(&read), "what came before it is right");
+                assert!(damage.bytes.contains(&(index as u64)), "{index}: {damage}");
+                assert!(batches.starts_with(&read), "batches before the damage are returned");
             }
         }
         for length in 0..good.len() {
             overwrite(&path, &good[..length]);
-            let damage = read(&path, extent).unwrap_err();
-            assert!(damage.bytes.end >= extent.file_bytes, "{length}: {damage}");
+            let damage = read(&path, prefix).unwrap_err();
+            assert!(damage.bytes.end >= prefix.file_bytes, "{length}: {damage}");
         }
         overwrite(&path, &good);
-        let wrong = Extent { crc32: extent.crc32 ^ 1, ..extent };
-        assert!(read(&path, wrong).is_err(), "the manifest's checksum counts");
+        let wrong = FilePrefix { crc32: prefix.crc32 ^ 1, ..prefix };
+        assert!(read(&path, wrong).is_err(), "the checksum of the manifest is compared");
     }
 
     #[test]
-    fn ends_of_batches_are_those_of_their_last_records() {
+    fn end_offset_follows_the_last_record() {
         assert_eq!(end_offset(&stored(3, &["a", "b"])), Some(5));
         let sparse = StoredBatch { offset_deltas: vec![0, 7], ..stored(3, &["a", "b"]) };
         assert_eq!(end_offset(&sparse), Some(11));

@@ -1,36 +1,37 @@
-//! `helix backup DIR`: copies what the topics hold at its beginning, or what has come since the
-//! last time. The manifest is replaced when the files that it names are on disk, never before.
+//! `helix backup DIR`: copies the records that topics have at its start. A later run copies the
+//! records appended since. The manifest is replaced only after the files that it lists are synced.
 
 use std::path::Path;
 
 use anyhow::Context;
 use helix_client::proto::log::v1::{StoredBatch, Topic as TopicStatus, Watermarks};
 use helix_client::{
-    Batches, Client, FetchOptions, Position as ClientPosition, ReadOptions, ReadSource, Start,
+    Batches, Client, FetchOptions, Position as ClientPosition, ReadOptions, ReadSource, ReadStart,
 };
 use prost_types::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::Progress;
-use super::batches::{Reader, Writer, end_offset};
-use super::manifest::{Config, Manifest, Partition, Topic, file, topic_folder};
-use crate::args::Global;
-use crate::commands::spans;
+use super::batches::{BatchFileReader, BatchFileWriter, FileDamage, end_offset, record_count_from};
+use super::manifest::{
+    Manifest, SavedPartition, SavedTopic, SavedTopicConfig, batch_file, topic_directory,
+};
+use super::progress::ProgressLine;
+use crate::args::GlobalArgs;
 use crate::connect::connect;
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, Exit};
 use crate::output::Output;
-use crate::{clock, files};
+use crate::{clock, files, offset_lookup};
 
-/// Payload that is asked for at once.
+/// Payload requested by one fetch.
 const FETCH_BYTES: u64 = 4 << 20;
 
-/// Bytes after which a first run makes what it has so far the place to go on from.
-const KEEP_BYTES: u64 = 256 << 20;
+/// Bytes between two checkpoints, from which an interrupted first run continues.
+const CHECKPOINT_BYTES: u64 = 256 << 20;
 
-/// What a partition's file holds after the run.
+/// The backup of a partition after the run.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Row {
+pub(crate) struct BackupRow {
     topic: String,
     partition: u32,
     /// First offset in the backup
@@ -38,37 +39,42 @@ pub(crate) struct Row {
     /// One past the last offset in the backup
     next_offset: u64,
     record_count: u64,
-    /// Records that this run has added
+    /// Records added by this run
     new_records: u64,
     file_bytes: u64,
 }
 
-/// A topic, and where its partitions ended when the run began.
-struct Source {
+/// A topic and the watermarks of its partitions at the start of the run.
+struct TopicSource {
     status: TopicStatus,
-    ends: Vec<Watermarks>,
+    watermarks: Vec<Watermarks>,
 }
 
-pub(crate) async fn run(global: &Global, folder: &Path, names: &[String]) -> anyhow::Result<()> {
+pub(crate) async fn run(
+    global: &GlobalArgs,
+    directory: &Path,
+    names: &[String],
+) -> anyhow::Result<()> {
     let client = connect(global).await?;
     let begun_at = Timestamp::from(clock::now()).to_string();
-    let metadata = client.admin().metadata(&[]).await.context("ask for the cluster's id")?;
+    let metadata = client.admin().metadata(&[]).await.context("get the cluster id")?;
     let sources = sources(&client, names).await?;
-    let (mut manifest, _lock) = open(folder, &metadata.cluster_id, &begun_at)?;
-    let mut run = Run { folder, client: &client, progress: Progress::new(global, "backing up") };
+    let (mut manifest, _lock) = open(directory, &metadata.cluster_id, &begun_at)?;
+    let mut run =
+        BackupRun { directory, client: &client, progress: ProgressLine::new(global, "backing up") };
     let mut rows = Vec::new();
     for source in &sources {
         run.topic(&mut manifest, source, &mut rows).await?;
     }
     manifest.is_complete = true;
     manifest.begun_at = begun_at;
-    manifest.save(folder)?;
+    manifest.save(directory)?;
     drop(run);
     Output { format: global.output }.show(&rows)
 }
 
-/// The topics as they are now; none named: all.
-async fn sources(client: &Client, names: &[String]) -> anyhow::Result<Vec<Source>> {
+/// Looks up the named topics, or all topics if no name is given.
+async fn sources(client: &Client, names: &[String]) -> anyhow::Result<Vec<TopicSource>> {
     let mut topics = Vec::new();
     if names.is_empty() {
         topics = client.admin().topics("").await.context("list topics")?;
@@ -79,99 +85,103 @@ async fn sources(client: &Client, names: &[String]) -> anyhow::Result<Vec<Source
     }
     let mut sources = Vec::new();
     for status in topics {
-        let extents = spans::extents(client, &status.name, &[], ReadSource::Leader).await?;
-        let ends = extents.iter().map(|extent| extent.watermarks).collect();
-        sources.push(Source { status, ends });
+        let bounds =
+            offset_lookup::partition_bounds(client, &status.name, &[], ReadSource::Leader).await?;
+        let watermarks = bounds.iter().map(|partition| partition.watermarks).collect();
+        sources.push(TopicSource { status, watermarks });
     }
     Ok(sources)
 }
 
-/// The backup in a folder, or a new one, and the lock that keeps others away from it.
+/// Opens or creates the backup in a directory and locks it against other runs.
 ///
 /// # Errors
-/// The folder holds something else, or another cluster's backup.
+/// Fails if the directory is in use, is not a backup, or is the backup of another cluster.
 fn open(
-    folder: &Path,
+    directory: &Path,
     cluster_id: &str,
     begun_at: &str,
 ) -> anyhow::Result<(Manifest, std::fs::File)> {
-    let name = folder.display();
-    let refused = |what: String, why: &str| {
-        let failure = Failure::new(Exit::Precondition, what).why(why);
-        Err(failure.hint("another folder").into())
+    let name = directory.display();
+    let rejected = |what: String, why: &str| {
+        let failure = CliError::new(Exit::Precondition, what).why(why);
+        Err(failure.hint("use another directory").into())
     };
-    files::make_folder(folder).with_context(|| format!("make {name}"))?;
-    let known = Manifest::load(folder)?;
-    let present = files::names(folder).with_context(|| format!("list {name}"))?;
+    files::create_directory(directory).with_context(|| format!("create {name}"))?;
+    let known = Manifest::load(directory)?;
+    let present = files::names(directory).with_context(|| format!("list {name}"))?;
     if known.is_none() && present.iter().any(|name| name != "lock") {
-        return refused(format!("{name} is no backup and not empty"), "its files are not ours");
+        return rejected(format!("{name} is not empty"), "it contains files but no backup");
     }
-    let lock = files::lock(&folder.join("lock")).with_context(|| format!("lock {name}"))?;
+    let lock = files::lock(&directory.join("lock")).with_context(|| format!("lock {name}"))?;
     let Some(lock) = lock else {
-        return refused(format!("{name} is in use"), "another backup to this folder runs");
+        return rejected(
+            format!("{name} is in use"),
+            "another backup to this directory is running",
+        );
     };
     if let Some(manifest) = known {
         if manifest.cluster_id != cluster_id {
             let id = &manifest.cluster_id;
-            let why = format!("it is of cluster {id}, and this is {cluster_id}");
-            return refused(format!("{name} is the backup of another cluster"), &why);
+            let why = format!("the backup is of cluster {id}, this cluster is {cluster_id}");
+            return rejected(format!("{name} is a backup of another cluster"), &why);
         }
         return Ok((manifest, lock));
     }
     let manifest = Manifest::new(cluster_id, begun_at.to_owned());
-    manifest.save(folder)?;
+    manifest.save(directory)?;
     Ok((manifest, lock))
 }
 
-struct Run<'a> {
-    folder: &'a Path,
+struct BackupRun<'a> {
+    directory: &'a Path,
     client: &'a Client,
-    progress: Progress,
+    progress: ProgressLine,
 }
 
-impl Run<'_> {
+impl BackupRun<'_> {
     async fn topic(
         &mut self,
         manifest: &mut Manifest,
-        source: &Source,
-        rows: &mut Vec<Row>,
+        source: &TopicSource,
+        rows: &mut Vec<BackupRow>,
     ) -> anyhow::Result<()> {
         let name = source.status.name.as_str();
-        let path = topic_folder(self.folder, name);
-        files::make_folder(&path).with_context(|| format!("make {}", path.display()))?;
+        let path = topic_directory(self.directory, name);
+        files::create_directory(&path).with_context(|| format!("create {}", path.display()))?;
         let known = manifest.topic(name);
-        let mut topic = Topic {
+        let mut topic = SavedTopic {
             name: name.to_owned(),
             replication_factor: source.status.replication_factor,
-            config: Config::from(&source.status.config.unwrap_or_default()),
+            config: SavedTopicConfig::from(&source.status.config.unwrap_or_default()),
             partitions: known.map(|topic| topic.partitions.clone()).unwrap_or_default(),
         };
-        if topic.partitions.len() > source.ends.len() {
-            return Err(made_anew(name).into());
+        if topic.partitions.len() > source.watermarks.len() {
+            return Err(recreated(name).into());
         }
-        for (place, ends) in source.ends.iter().enumerate() {
-            let before = topic.partitions.get(place).cloned();
-            let mut copy = self.partition(name, place, before.as_ref(), *ends).await?;
+        for (index, watermarks) in source.watermarks.iter().enumerate() {
+            let before = topic.partitions.get(index).cloned();
+            let mut copy = self.partition(name, index, before.as_ref(), *watermarks).await?;
             loop {
                 let is_done = copy.step(self).await?;
-                let partition = copy.keep()?;
-                match topic.partitions.get_mut(place) {
+                let partition = copy.sync()?;
+                match topic.partitions.get_mut(index) {
                     Some(known) => *known = partition,
                     None => topic.partitions.push(partition),
                 }
-                // Until a first run is done there is nothing that an unfinished one could spoil.
+                // Only a first run saves checkpoints: a later one keeps the previous backup valid.
                 if !manifest.is_complete {
                     manifest.put(topic.clone());
-                    manifest.save(self.folder)?;
+                    manifest.save(self.directory)?;
                 }
                 if is_done {
                     break;
                 }
             }
             let kept = &copy.partition;
-            rows.push(Row {
+            rows.push(BackupRow {
                 topic: name.to_owned(),
-                partition: place_number(place),
+                partition: partition_number(index),
                 log_start_offset: kept.log_start_offset,
                 next_offset: kept.next_offset,
                 record_count: kept.record_count,
@@ -179,76 +189,77 @@ impl Run<'_> {
                 file_bytes: kept.file_bytes,
             });
         }
-        files::sync_folder(&path).with_context(|| format!("sync {}", path.display()))?;
+        files::sync_directory(&path).with_context(|| format!("sync {}", path.display()))?;
         manifest.put(topic);
         Ok(())
     }
 
-    /// The copy of a partition, at the place from which it goes on.
+    /// Opens the copy of a partition at the offset from which it continues.
     async fn partition(
         &self,
         topic: &str,
-        place: usize,
-        before: Option<&Partition>,
-        ends: Watermarks,
-    ) -> anyhow::Result<Copy> {
-        let path = file(self.folder, topic, place);
-        let partition = place_number(place);
+        index: usize,
+        before: Option<&SavedPartition>,
+        watermarks: Watermarks,
+    ) -> anyhow::Result<PartitionCopy> {
+        let path = batch_file(self.directory, topic, index);
+        let partition = partition_number(index);
         let started = before.filter(|before| before.file_bytes > 0);
         let (writer, known) = match started {
             Some(before) => {
-                self.compare(topic, partition, &path, before, ends).await?;
-                (Writer::open(&path, before.extent()), before.clone())
+                self.check_continuity(topic, partition, &path, before, watermarks).await?;
+                (BatchFileWriter::open(&path, before.file_prefix()), before.clone())
             }
             None => {
-                let offset = ends.log_start_offset;
+                let offset = watermarks.log_start_offset;
                 let (log_start_offset, next_offset) = (offset, offset);
-                let known = Partition { log_start_offset, next_offset, ..Partition::default() };
-                (Writer::create(&path), known)
+                let known =
+                    SavedPartition { log_start_offset, next_offset, ..SavedPartition::default() };
+                (BatchFileWriter::create(&path), known)
             }
         };
         let writer = writer.with_context(|| format!("write {}", path.display()))?;
-        let place = format!("{topic}/{partition}");
+        let name = format!("{topic}/{partition}");
         let topic = topic.to_owned();
-        let end = ends.high_watermark;
-        Ok(Copy { topic, number: partition, place, writer, partition: known, end })
+        let end = watermarks.high_watermark;
+        Ok(PartitionCopy { topic, number: partition, name, writer, partition: known, end })
     }
 
-    /// Makes sure that the partition goes on from where the backup ends.
+    /// Checks that the partition continues where the backup ends.
     ///
     /// # Errors
-    /// It is another one of the same name, or has dropped what the backup lacks, or the file is
-    /// damaged.
-    async fn compare(
+    /// Fails if the topic was recreated, if records after the backup were deleted, or if the file
+    /// is damaged.
+    async fn check_continuity(
         &self,
         topic: &str,
         partition: u32,
         path: &Path,
-        before: &Partition,
-        ends: Watermarks,
+        before: &SavedPartition,
+        watermarks: Watermarks,
     ) -> anyhow::Result<()> {
         let next = before.next_offset;
-        if ends.high_watermark < next {
-            return Err(made_anew(topic).into());
+        if watermarks.high_watermark < next {
+            return Err(recreated(topic).into());
         }
-        if ends.log_start_offset > next {
+        if watermarks.log_start_offset > next {
             let what = format!(
-                "offsets {next} to {} of {topic}/{partition} are gone",
-                ends.log_start_offset
+                "offsets {next}..{} of {topic}/{partition} are deleted",
+                watermarks.log_start_offset
             );
-            let failure = Failure::new(Exit::Precondition, what);
-            let failure = failure.why("retention or a trim has dropped them since the last backup");
-            return Err(failure.hint("a backup to another folder, and more often").into());
+            let failure = CliError::new(Exit::Precondition, what);
+            let failure = failure.why("retention or a trim deleted them after the last backup");
+            return Err(failure.hint("back up to another directory, and more often").into());
         }
-        let Some(last) = last(path, before)? else { return Ok(()) };
-        if ends.log_start_offset >= next {
-            // Nothing is left of it to compare with.
+        let Some(last) = last_batch(path, before)? else { return Ok(()) };
+        if watermarks.log_start_offset >= next {
+            // The last batch of the backup is deleted in the cluster.
             return Ok(());
         }
         let found = self.fetch(topic, partition, next - 1, next).await?;
         match found.batches.first() {
             Some(found) if *found == last => Ok(()),
-            _ => Err(made_anew(topic).into()),
+            _ => Err(recreated(topic).into()),
         }
     }
 
@@ -259,7 +270,7 @@ impl Run<'_> {
         from: u64,
         until: u64,
     ) -> anyhow::Result<Batches> {
-        let start = Start::new(topic, partition, ClientPosition::Offset(from)).until(until);
+        let start = ReadStart::new(topic, partition, ClientPosition::Offset(from)).until(until);
         let options = FetchOptions {
             bytes_max: Some(FETCH_BYTES),
             read: ReadOptions::default(),
@@ -267,74 +278,74 @@ impl Run<'_> {
         };
         let fetched = self.client.consumer().fetch_encoded(&[start], &options).await;
         let fetched = fetched.with_context(|| format!("read {topic}/{partition} at {from}"))?;
-        fetched.into_iter().next().context("an answer without partitions")
+        fetched.into_iter().next().context("the fetch response has no partition")
     }
 }
 
-/// The last batch of a file, every byte of which is checked on the way.
-fn last(path: &Path, before: &Partition) -> anyhow::Result<Option<StoredBatch>> {
+/// Returns the last batch of a file and verifies the whole file.
+fn last_batch(path: &Path, before: &SavedPartition) -> anyhow::Result<Option<StoredBatch>> {
     let mut last = None;
-    let damaged = |damage: super::batches::Damage| {
-        let failure = Failure::new(Exit::VerificationFailed, damage.to_string());
-        failure.hint("a backup to another folder")
+    let damaged = |damage: FileDamage| {
+        let failure = CliError::new(Exit::VerificationFailed, damage.to_string());
+        failure.hint("back up to another directory")
     };
-    let mut reader = Reader::open(path, before.extent()).map_err(damaged)?;
+    let mut reader = BatchFileReader::open(path, before.file_prefix()).map_err(damaged)?;
     while let Some(batch) = reader.next().map_err(damaged)? {
         last = Some(batch);
     }
     Ok(last)
 }
 
-fn made_anew(topic: &str) -> Failure {
-    let what = format!("{topic} is not the topic that was backed up here before");
-    let failure = Failure::new(Exit::Precondition, what);
-    failure.why("it was deleted and made anew").hint("a backup to another folder")
+fn recreated(topic: &str) -> CliError {
+    let what = format!("{topic} is not the topic in the backup");
+    let failure = CliError::new(Exit::Precondition, what);
+    failure.why("it was deleted and created again").hint("back up to another directory")
 }
 
-fn place_number(place: usize) -> u32 {
-    u32::try_from(place).expect("partitions are counted with 32 bits")
+fn partition_number(index: usize) -> u32 {
+    u32::try_from(index).expect("partition numbers fit in 32 bits")
 }
 
-/// A partition on its way into its file.
-struct Copy {
+/// A running copy of a partition to its batch file.
+struct PartitionCopy {
     topic: String,
     number: u32,
-    /// For people.
-    place: String,
-    writer: Writer,
-    partition: Partition,
-    /// Offset to stop before.
+    /// `topic/partition`, for messages.
+    name: String,
+    writer: BatchFileWriter,
+    partition: SavedPartition,
+    /// End offset, exclusive.
     end: u64,
 }
 
-impl Copy {
-    /// Copies until the end, or until it is time to keep what there is. Whether it is the end.
-    async fn step(&mut self, run: &mut Run<'_>) -> anyhow::Result<bool> {
+impl PartitionCopy {
+    /// Copies up to the end or the next checkpoint. Returns true at the end.
+    async fn step(&mut self, run: &mut BackupRun<'_>) -> anyhow::Result<bool> {
         let mut bytes = 0;
-        while self.partition.next_offset < self.end && bytes < KEEP_BYTES {
+        while self.partition.next_offset < self.end && bytes < CHECKPOINT_BYTES {
             let from = self.partition.next_offset;
             let fetched = run.fetch(&self.topic, self.number, from, self.end).await?;
             for batch in &fetched.batches {
                 bytes += self.add(batch, run)?;
             }
-            // Offsets that compaction has emptied are passed over.
+            // Skips offsets that compaction has removed.
             let next = self.partition.next_offset.max(fetched.next_offset.min(self.end));
-            anyhow::ensure!(next > from, "{}: nothing came from offset {from} on", self.place);
+            anyhow::ensure!(next > from, "{}: no records from offset {from} on", self.name);
             self.partition.next_offset = next;
         }
         Ok(self.partition.next_offset >= self.end)
     }
 
-    /// Bytes of the batch.
-    fn add(&mut self, stored: &StoredBatch, run: &mut Run<'_>) -> anyhow::Result<u64> {
-        let place = &self.place;
+    /// Appends a batch to the file and returns its payload bytes.
+    fn add(&mut self, stored: &StoredBatch, run: &mut BackupRun<'_>) -> anyhow::Result<u64> {
+        let name = &self.name;
         let (Some(batch), Some(end)) = (&stored.batch, end_offset(stored)) else {
-            anyhow::bail!("{place}: a batch at {} makes no sense", stored.first_offset);
+            anyhow::bail!("{name}: the batch at offset {} is malformed", stored.first_offset);
         };
-        self.writer.append(stored).with_context(|| format!("write {place} into the backup"))?;
-        let records = records_from(stored, self.partition.log_start_offset);
+        self.writer.append(stored).with_context(|| format!("write {name} to the backup"))?;
+        let records = record_count_from(stored, self.partition.log_start_offset);
         let bytes = batch.payload.len() as u64;
-        run.progress.add(place, records, bytes);
+        run.progress.add(name, records, bytes);
         let partition = &mut self.partition;
         partition.next_offset = end;
         partition.record_count += records;
@@ -344,62 +355,36 @@ impl Copy {
         Ok(bytes)
     }
 
-    /// Makes what there is so far survive, for the manifest.
-    fn keep(&mut self) -> anyhow::Result<Partition> {
-        let extent = self.writer.sync().with_context(|| format!("sync {}", self.place))?;
-        (self.partition.file_bytes, self.partition.crc32) = (extent.file_bytes, extent.crc32);
+    /// Syncs the file and returns the state to save in the manifest.
+    fn sync(&mut self) -> anyhow::Result<SavedPartition> {
+        let prefix = self.writer.sync().with_context(|| format!("sync {}", self.name))?;
+        (self.partition.file_bytes, self.partition.crc32) = (prefix.file_bytes, prefix.crc32);
         Ok(self.partition.clone())
-    }
-}
-
-/// Records of a batch at or above an offset.
-pub(super) fn records_from(stored: &StoredBatch, offset: u64) -> u64 {
-    let count = stored.batch.as_ref().map_or(0, |batch| u64::from(batch.record_count));
-    if stored.first_offset >= offset {
-        return count;
-    }
-    let below = offset - stored.first_offset;
-    match stored.offset_deltas.as_slice() {
-        [] => count.saturating_sub(below),
-        deltas => deltas.iter().filter(|delta| u64::from(**delta) >= below).count() as u64,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::batches::tests::stored;
     use super::*;
 
     #[test]
-    fn records_below_the_start_do_not_count() {
-        let batch = stored(10, &["a", "b", "c"]);
-        for (offset, records) in [(0, 3), (10, 3), (11, 2), (13, 0), (99, 0)] {
-            assert_eq!(records_from(&batch, offset), records, "{offset}");
-        }
-        let sparse = StoredBatch { offset_deltas: vec![0, 5, 9], ..batch };
-        for (offset, records) in [(10, 3), (11, 2), (15, 2), (16, 1), (20, 0)] {
-            assert_eq!(records_from(&sparse, offset), records, "{offset}");
-        }
-    }
-
-    #[test]
-    fn a_folder_with_something_else_in_it_is_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path();
-        files::replace(&folder.join("letter"), b"dear").unwrap();
-        let error = open(folder, "c", "now").map(drop).unwrap_err();
+    fn rejects_non_empty_directory_without_backup() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        files::replace(&directory.join("letter"), b"dear").unwrap();
+        let error = open(directory, "c", "now").map(drop).unwrap_err();
         assert_eq!(crate::exit::of(&error), Exit::Precondition);
-        assert_eq!(files::names(folder).unwrap(), ["letter"]);
+        assert_eq!(files::names(directory).unwrap(), ["letter"]);
     }
 
     #[test]
-    fn a_folder_belongs_to_one_cluster_and_one_run() {
-        let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path();
-        let held = open(folder, "c", "now").unwrap();
-        assert!(open(folder, "c", "now").is_err(), "it is in use");
+    fn directory_belongs_to_one_cluster_and_one_run() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let held = open(directory, "c", "now").unwrap();
+        assert!(open(directory, "c", "now").is_err(), "directory is in use");
         drop(held);
-        assert!(open(folder, "d", "now").is_err(), "it is of another cluster");
-        assert!(!open(folder, "c", "now").unwrap().0.is_complete);
+        assert!(open(directory, "d", "now").is_err(), "backup is of another cluster");
+        assert!(!open(directory, "c", "now").unwrap().0.is_complete);
     }
 }

@@ -1,5 +1,5 @@
-//! What a backup holds: its manifest, a JSON file that is replaced as a whole and checks itself.
-//! A file that is not in it, and what is behind the end that it names, is no part of the backup.
+//! The manifest of a backup: a JSON file with a checksum, replaced atomically.
+//! Unlisted files, and bytes past a listed length, do not belong to the backup.
 
 use std::path::{Path, PathBuf};
 
@@ -7,20 +7,20 @@ use anyhow::Context;
 use helix_client::proto::log::v1 as proto;
 use serde::{Deserialize, Serialize};
 
-use super::batches::{Damage, Extent};
-use crate::commands::produce::durability_name;
-use crate::exit::{Exit, Failure};
+use super::batches::{FileDamage, FilePrefix};
+use crate::durability::durability_name;
+use crate::exit::{CliError, Exit};
 use crate::{files, units};
 
-/// Version of the layout of manifest and files.
+/// Version of the layout of the manifest and the batch files.
 const FORMAT: u32 = 1;
 
 const NAME: &str = "manifest.json";
 
-/// What is in the file: the manifest, and the checksum of its compact form.
+/// The content of the file: the manifest and the checksum of its compact form.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Sealed {
+struct SealedManifest {
     crc32: u32,
     manifest: Manifest,
 }
@@ -30,30 +30,31 @@ struct Sealed {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     format: u32,
-    /// Of the program that wrote it.
+    /// Version of the program that wrote the manifest.
     version: String,
     pub(crate) cluster_id: String,
-    /// When the run that wrote it began: what was acknowledged before that is in it.
+    /// Start time of the run that wrote the manifest; records acknowledged earlier are included.
     pub(crate) begun_at: String,
-    /// False: the first run has not come to its end yet.
+    /// False until the first run has finished.
     pub(crate) is_complete: bool,
-    pub(crate) topics: Vec<Topic>,
+    pub(crate) topics: Vec<SavedTopic>,
 }
 
+/// A topic in the backup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Topic {
+pub(crate) struct SavedTopic {
     pub(crate) name: String,
     pub(crate) replication_factor: u32,
-    pub(crate) config: Config,
-    /// Of every partition, in order.
-    pub(crate) partitions: Vec<Partition>,
+    pub(crate) config: SavedTopicConfig,
+    /// All partitions, by number.
+    pub(crate) partitions: Vec<SavedPartition>,
 }
 
-/// Settings as people write them. None: unlimited, or the cluster's default.
+/// Settings of a topic, in human-readable form. None means unlimited or the cluster's default.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Config {
+pub(crate) struct SavedTopicConfig {
     retention_time: Option<String>,
     retention_bytes: Option<u64>,
     max_batch_bytes: Option<u32>,
@@ -62,20 +63,20 @@ pub(crate) struct Config {
     default_durability: String,
 }
 
-/// What is there of a partition.
+/// The backed-up part of a partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Partition {
-    /// First offset that belongs to it; the first batch may begin before.
+pub(crate) struct SavedPartition {
+    /// First offset of the backup; the first batch may start below it.
     pub(crate) log_start_offset: u64,
-    /// One past the last.
+    /// One past the last offset.
     pub(crate) next_offset: u64,
     pub(crate) record_count: u64,
     pub(crate) batch_count: u64,
-    /// Payload of the largest batch.
+    /// Payload size of the largest batch.
     pub(crate) batch_bytes_max: u32,
     pub(crate) file_bytes: u64,
-    /// Of the first `file_bytes` bytes of its file.
+    /// Checksum of the first `file_bytes` bytes of the batch file.
     pub(crate) crc32: u32,
 }
 
@@ -91,12 +92,12 @@ impl Manifest {
         }
     }
 
-    /// The manifest of the backup in a folder. None: there is none.
+    /// Loads the manifest of the backup in a directory; None if there is none.
     ///
     /// # Errors
-    /// It is damaged, or of a later version.
-    pub(crate) fn load(folder: &Path) -> anyhow::Result<Option<Self>> {
-        let path = folder.join(NAME);
+    /// Fails if the manifest is damaged or has an unsupported format.
+    pub(crate) fn load(directory: &Path) -> anyhow::Result<Option<Self>> {
+        let path = directory.join(NAME);
         let bytes = files::read(&path).with_context(|| format!("read {}", path.display()))?;
         bytes.map(|bytes| Self::unseal(&path, &bytes)).transpose()
     }
@@ -104,68 +105,113 @@ impl Manifest {
     fn unseal(path: &Path, bytes: &[u8]) -> anyhow::Result<Self> {
         let damaged = |what: String| {
             let all = 0..bytes.len() as u64;
-            let damage = Damage { file: path.to_owned(), bytes: all, what };
-            let failure = Failure::new(Exit::VerificationFailed, damage.to_string());
-            failure.hint("a copy of the file, or another backup")
+            let damage = FileDamage { file: path.to_owned(), bytes: all, what };
+            let failure = CliError::new(Exit::VerificationFailed, damage.to_string());
+            failure.hint("replace the file with a copy, or use another backup")
         };
-        let sealed: Sealed =
+        let sealed: SealedManifest =
             serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))?;
-        // A change that leaves the meaning as it was is still one that nobody has made.
+        // Compares bytes, so that damage which leaves the parsed value equal is found too.
         if seal(&sealed.manifest)? != bytes {
-            return Err(damaged("its checksum does not fit".to_owned()).into());
+            return Err(damaged("the checksum does not match".to_owned()).into());
         }
         if sealed.manifest.format != FORMAT {
             let format = sealed.manifest.format;
-            let failure = Failure::new(Exit::Error, format!("the backup has format {format}"));
-            return Err(failure.why(format!("this program knows format {FORMAT}")).into());
+            let failure =
+                CliError::new(Exit::Error, format!("backup format {format} is not supported"));
+            return Err(failure.why(format!("this program supports format {FORMAT}")).into());
         }
         Ok(sealed.manifest)
     }
 
-    pub(crate) fn save(&self, folder: &Path) -> anyhow::Result<()> {
-        let path = folder.join(NAME);
+    pub(crate) fn save(&self, directory: &Path) -> anyhow::Result<()> {
+        let path = directory.join(NAME);
         files::replace(&path, &seal(self)?).with_context(|| format!("write {}", path.display()))
     }
 
-    pub(crate) fn topic(&self, name: &str) -> Option<&Topic> {
+    pub(crate) fn topic(&self, name: &str) -> Option<&SavedTopic> {
         self.topics.iter().find(|topic| topic.name == name)
     }
 
-    /// Puts a topic in its place, by name.
-    pub(crate) fn put(&mut self, topic: Topic) {
+    /// Inserts or replaces a topic; topics are sorted by name.
+    pub(crate) fn put(&mut self, topic: SavedTopic) {
         match self.topics.binary_search_by(|known| known.name.cmp(&topic.name)) {
-            Ok(place) => self.topics[place] = topic,
-            Err(place) => self.topics.insert(place, topic),
+            Ok(index) => self.topics[index] = topic,
+            Err(index) => self.topics.insert(index, topic),
         }
     }
 }
 
 fn seal(manifest: &Manifest) -> anyhow::Result<Vec<u8>> {
     let crc32 = crc32fast::hash(&serde_json::to_vec(manifest)?);
-    let mut bytes = serde_json::to_vec_pretty(&Sealed { crc32, manifest: manifest.clone() })?;
+    let mut bytes =
+        serde_json::to_vec_pretty(&SealedManifest { crc32, manifest: manifest.clone() })?;
     bytes.push(b'\n');
     Ok(bytes)
 }
 
-impl Partition {
-    pub(crate) fn extent(&self) -> Extent {
-        Extent { file_bytes: self.file_bytes, crc32: self.crc32 }
+/// Loads the backup in a directory.
+///
+/// # Errors
+/// Fails if there is no backup, or if its first run was interrupted.
+pub(super) fn load_complete(directory: &Path) -> anyhow::Result<Manifest> {
+    let Some(manifest) = Manifest::load(directory)? else {
+        let what = format!("{} contains no backup", directory.display());
+        return Err(CliError::new(Exit::NotFound, what).hint("helix backup DIR").into());
+    };
+    if !manifest.is_complete {
+        let what = format!("the backup in {} was interrupted", directory.display());
+        let failure = CliError::new(Exit::Precondition, what);
+        let hint = format!("helix backup {}   continues it", directory.display());
+        return Err(failure.hint(hint).into());
+    }
+    Ok(manifest)
+}
+
+/// Returns the named topics of a backup, or all if no name is given.
+///
+/// # Errors
+/// Fails if the backup does not contain a topic.
+pub(super) fn select_topics(
+    manifest: &Manifest,
+    names: &[String],
+) -> anyhow::Result<Vec<SavedTopic>> {
+    if names.is_empty() {
+        return Ok(manifest.topics.clone());
+    }
+    let find = |name: &String| {
+        let found = manifest.topic(name).cloned();
+        found.ok_or_else(|| {
+            let what = format!("the backup has no topic {name:?}");
+            let known: Vec<_> = manifest.topics.iter().map(|topic| topic.name.as_str()).collect();
+            CliError::new(Exit::NotFound, what)
+                .why(format!("it has the topics {}", known.join(", ")))
+        })
+    };
+    let found: Result<_, _> = names.iter().map(find).collect();
+    found.context("select topics of the backup")
+}
+
+impl SavedPartition {
+    /// Returns the valid prefix of the batch file.
+    pub(crate) fn file_prefix(&self) -> FilePrefix {
+        FilePrefix { file_bytes: self.file_bytes, crc32: self.crc32 }
     }
 }
 
-/// The file of a partition. Names of topics are names of files, but for `.` and `..`, which the
-/// prefix takes care of.
-pub(crate) fn file(folder: &Path, topic: &str, partition: usize) -> PathBuf {
-    topic_folder(folder, topic).join(format!("partition-{partition}"))
+/// Returns the batch file of a partition. The prefix of the directory name keeps the topic names
+/// `.` and `..` valid.
+pub(crate) fn batch_file(directory: &Path, topic: &str, partition: usize) -> PathBuf {
+    topic_directory(directory, topic).join(format!("partition-{partition}"))
 }
 
-pub(crate) fn topic_folder(folder: &Path, topic: &str) -> PathBuf {
-    folder.join(format!("topic-{topic}"))
+pub(crate) fn topic_directory(directory: &Path, topic: &str) -> PathBuf {
+    directory.join(format!("topic-{topic}"))
 }
 
-impl From<&proto::TopicConfig> for Config {
+impl From<&proto::TopicConfig> for SavedTopicConfig {
     fn from(config: &proto::TopicConfig) -> Self {
-        // Every field by name: a setting that a later version adds must not be left behind.
+        // Lists every field, so that a new setting is a compile error here.
         let proto::TopicConfig {
             retention_time,
             retention_bytes,
@@ -186,15 +232,15 @@ impl From<&proto::TopicConfig> for Config {
     }
 }
 
-impl Config {
+impl SavedTopicConfig {
     /// # Errors
-    /// A value is none of those that this program writes.
+    /// Fails if a value is not valid.
     pub(crate) fn to_wire(&self) -> anyhow::Result<proto::TopicConfig> {
         let time = self.retention_time.as_deref().map(units::parse_duration).transpose();
         let time = time.map_err(anyhow::Error::msg)?;
         let durability = |name: &str| {
             let found = proto::Durability::from_str_name(&format!("DURABILITY_{name}"));
-            found.map(i32::from).with_context(|| format!("{name} is no durability"))
+            found.map(i32::from).with_context(|| format!("unknown durability {name}"))
         };
         Ok(proto::TopicConfig {
             retention_time: time.map(prost_types::Duration::try_from).transpose()?,
@@ -221,18 +267,18 @@ mod tests {
         };
         let mut manifest = Manifest::new("c", "2026-01-31T10:00:00Z".to_owned());
         for name in ["orders", "a", "z"] {
-            manifest.put(Topic {
+            manifest.put(SavedTopic {
                 name: name.to_owned(),
                 replication_factor: 3,
-                config: Config::from(&config),
-                partitions: vec![Partition { next_offset: 7, ..Partition::default() }; 2],
+                config: SavedTopicConfig::from(&config),
+                partitions: vec![SavedPartition { next_offset: 7, ..SavedPartition::default() }; 2],
             });
         }
         manifest
     }
 
     #[test]
-    fn topics_are_kept_by_name_and_settings_come_back() {
+    fn topics_are_sorted_by_name_and_settings_round_trip() {
         let mut manifest = manifest();
         let names: Vec<_> = manifest.topics.iter().map(|topic| topic.name.as_str()).collect();
         assert_eq!(names, ["a", "orders", "z"]);
@@ -241,30 +287,30 @@ mod tests {
         assert_eq!((config.retention_bytes, config.max_batch_bytes), (None, Some(4 << 20)));
         assert_eq!(config.min_durability(), proto::Durability::None);
         let orders = manifest.topic("orders").unwrap().clone();
-        manifest.put(Topic { replication_factor: 1, ..orders });
+        manifest.put(SavedTopic { replication_factor: 1, ..orders });
         assert_eq!(manifest.topics.len(), 3);
     }
 
     #[test]
-    fn every_damaged_byte_of_a_manifest_is_found() {
-        let folder = tempfile::tempdir().unwrap();
-        let folder = folder.path();
-        assert_eq!(Manifest::load(folder).unwrap(), None);
-        manifest().save(folder).unwrap();
-        assert_eq!(Manifest::load(folder).unwrap(), Some(manifest()));
-        let path = folder.join(NAME);
+    fn finds_every_damaged_byte_of_a_manifest() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        assert_eq!(Manifest::load(directory).unwrap(), None);
+        manifest().save(directory).unwrap();
+        assert_eq!(Manifest::load(directory).unwrap(), Some(manifest()));
+        let path = directory.join(NAME);
         let good = files::read(&path).unwrap().unwrap();
-        for place in 0..good.len() {
+        for index in 0..good.len() {
             let mut bad = good.clone();
-            bad[place] ^= 1;
+            bad[index] ^= 1;
             let error = Manifest::unseal(&path, &bad).unwrap_err();
-            assert_eq!(crate::exit::of(&error), Exit::VerificationFailed, "byte {place}");
+            assert_eq!(crate::exit::of(&error), Exit::VerificationFailed, "byte {index}");
         }
         assert!(Manifest::unseal(&path, &good[..good.len() - 1]).is_err());
     }
 
     #[test]
-    fn a_manifest_of_a_later_format_is_not_guessed_at() {
+    fn rejects_manifest_of_another_format() {
         let later = Manifest { format: FORMAT + 1, ..manifest() };
         let error = Manifest::unseal(Path::new(NAME), &seal(&later).unwrap()).unwrap_err();
         assert_eq!(crate::exit::of(&error), Exit::Error);

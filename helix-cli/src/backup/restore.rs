@@ -1,5 +1,5 @@
-//! `helix restore DIR`: makes the topics of a backup again, and writes their batches in order.
-//! Every file is checked before anything is made; what a file holds is checked again as it is read.
+//! `helix restore DIR`: recreates the topics of a backup and appends their batches in order.
+//! All files are verified before any change, and again while they are read.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -10,33 +10,33 @@ use helix_client::proto::log::v1::{
     Durability, EncodedBatch, StoredBatch, Topic as TopicStatus, TopicConfig, Watermarks,
 };
 use helix_client::{
-    Acked, Client, FetchOptions, NewTopic, Position as ClientPosition, ReadSource, Session,
-    SessionOptions, Start,
+    AckFuture, Client, FetchOptions, NewTopic, Position as ClientPosition, ReadSource, ReadStart,
+    Session, SessionOptions,
 };
 use schemars::JsonSchema;
 use serde::Serialize;
 use tonic::Code;
 
-use super::batches::{Damage, Reader};
-use super::create::records_from;
-use super::manifest::{Partition, Topic, file};
-use super::{Progress, load, select, verify};
-use crate::args::{Global, RestoreArgs};
-use crate::commands::spans;
+use super::batches::{BatchFileReader, FileDamage, record_count_from};
+use super::manifest::{SavedPartition, SavedTopic, batch_file, load_complete, select_topics};
+use super::progress::ProgressLine;
+use super::verify;
+use crate::args::{GlobalArgs, RestoreArgs};
 use crate::connect::connect;
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, Exit};
+use crate::offset_lookup;
 use crate::output::Output;
 
-/// Acks that are waited for at the same time.
+/// Maximum number of unacknowledged batches.
 const IN_FLIGHT_MAX: usize = 64;
 
-/// Empty records in one batch, at most.
+/// Maximum number of empty records in one batch.
 const FILLERS_MAX: u64 = 1 << 16;
 
-/// An empty record in a payload: a tag, and a length of nothing.
+/// An empty record in a payload: a tag and a length of 0.
 const FILLER: [u8; 2] = [0x0A, 0];
 
-/// Fields of a topic's settings, all of which come from the backup.
+/// Fields of the topic settings; all are restored from the backup.
 const FIELDS: [&str; 6] = [
     "retention_time",
     "retention_bytes",
@@ -46,28 +46,28 @@ const FIELDS: [&str; 6] = [
     "default_durability",
 ];
 
-/// Where the records of a partition are now.
+/// The offsets of a restored partition.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Row {
+pub(crate) struct RestoreRow {
     topic: String,
     partition: u32,
     record_count: u64,
-    /// Records that this run has written; the others were there from one that was interrupted
+    /// Records written by this run; an interrupted run wrote the others
     new_records: u64,
     /// Offset of the first record in the backup
     backup_start_offset: u64,
-    /// Its offset now
+    /// Offset of the same record in the restored topic
     first_offset: u64,
-    /// One past the last offset now
+    /// One past the last offset in the restored topic
     next_offset: u64,
 }
 
-pub(crate) async fn run(global: &Global, args: &RestoreArgs) -> anyhow::Result<()> {
-    let manifest = load(&args.dir)?;
-    let topics = select(&manifest, &args.topics)?;
+pub(crate) async fn run(global: &GlobalArgs, args: &RestoreArgs) -> anyhow::Result<()> {
+    let manifest = load_complete(&args.dir)?;
+    let topics = select_topics(&manifest, &args.topics)?;
     if args.new_name.is_some() && topics.len() != 1 {
-        let failure = Failure::new(Exit::Usage, "--as gives a name to one topic");
-        return Err(failure.hint("--topic NAME   chooses it").into());
+        let failure = CliError::new(Exit::Usage, "--as needs exactly one topic");
+        return Err(failure.hint("--topic NAME   selects it").into());
     }
     verify::check_all(&args.dir, &topics)?;
     let client = connect(global).await?;
@@ -75,12 +75,12 @@ pub(crate) async fn run(global: &Global, args: &RestoreArgs) -> anyhow::Result<(
     for topic in topics {
         let name = args.new_name.clone().unwrap_or_else(|| topic.name.clone());
         let keeps = args.keep_offsets;
-        restores.push(Restore::prepare(&client, topic, name, args.resume, keeps).await?);
+        restores.push(TopicRestore::prepare(&client, topic, name, args.resume, keeps).await?);
     }
     for restore in &restores {
         restore.check(&args.dir).await?;
     }
-    let mut progress = Progress::new(global, "restoring");
+    let mut progress = ProgressLine::new(global, "restoring");
     let mut rows = Vec::new();
     for restore in &restores {
         rows.extend(restore.run(&args.dir, &mut progress).await?);
@@ -89,27 +89,27 @@ pub(crate) async fn run(global: &Global, args: &RestoreArgs) -> anyhow::Result<(
     Output { format: global.output }.show(&rows)
 }
 
-/// One topic that is to be restored.
-struct Restore<'a> {
+/// The restore of one topic.
+struct TopicRestore<'a> {
     client: &'a Client,
-    topic: Topic,
-    /// Name that it gets.
+    topic: SavedTopic,
+    /// Name of the restored topic.
     name: String,
     config: TopicConfig,
     exists: bool,
     keeps_offsets: bool,
-    /// What is there already, by partition.
+    /// Watermarks of the existing topic, by partition.
     present: Vec<Watermarks>,
 }
 
-impl<'a> Restore<'a> {
-    /// Looks whether it can be restored. Changes nothing.
+impl<'a> TopicRestore<'a> {
+    /// Checks that the topic can be restored. Changes nothing.
     ///
     /// # Errors
-    /// There is a topic of this name which is not empty, or has more partitions.
+    /// Fails if a topic of this name exists and is not empty or has more partitions.
     async fn prepare(
         client: &'a Client,
-        topic: Topic,
+        topic: SavedTopic,
         name: String,
         resume: bool,
         keeps_offsets: bool,
@@ -123,9 +123,10 @@ impl<'a> Restore<'a> {
         let mut present = vec![Watermarks::default(); topic.partitions.len()];
         if let Some(found) = &found {
             check_partitions(found, &topic)?;
-            let extents = spans::extents(client, &name, &[], ReadSource::Leader).await?;
-            for (present, extent) in present.iter_mut().zip(extents) {
-                *present = extent.watermarks;
+            let bounds =
+                offset_lookup::partition_bounds(client, &name, &[], ReadSource::Leader).await?;
+            for (present, partition) in present.iter_mut().zip(bounds) {
+                *present = partition.watermarks;
             }
             if !resume && present.iter().any(|marks| marks.high_watermark > 0) {
                 return Err(not_empty(&name).into());
@@ -135,31 +136,35 @@ impl<'a> Restore<'a> {
         Ok(Self { client, topic, name, config, exists, keeps_offsets, present })
     }
 
-    /// Makes sure, before anything is changed, that what is there is the beginning of the backup.
+    /// Checks that the existing records are a prefix of the backup. Changes nothing.
     ///
     /// # Errors
-    /// It is something else.
-    async fn check(&self, folder: &Path) -> anyhow::Result<()> {
-        for (place, partition) in self.topic.partitions.iter().enumerate() {
-            let number = u32::try_from(place).context("count the partitions")?;
-            let path = file(folder, &self.topic.name, place);
-            Target::new(self, number, partition).check(&path).await?;
+    /// Fails if a partition contains other records.
+    async fn check(&self, directory: &Path) -> anyhow::Result<()> {
+        for (index, partition) in self.topic.partitions.iter().enumerate() {
+            let number = u32::try_from(index).context("count the partitions")?;
+            let path = batch_file(directory, &self.topic.name, index);
+            PartitionRestore::new(self, number, partition).check(&path).await?;
         }
         Ok(())
     }
 
-    async fn run(&self, folder: &Path, progress: &mut Progress) -> anyhow::Result<Vec<Row>> {
+    async fn run(
+        &self,
+        directory: &Path,
+        progress: &mut ProgressLine,
+    ) -> anyhow::Result<Vec<RestoreRow>> {
         let name = &self.name;
-        let ample = self.ample_config();
-        self.make(&ample).await.with_context(|| format!("make {name}"))?;
+        let relaxed = self.relaxed_config();
+        self.create(&relaxed).await.with_context(|| format!("create {name}"))?;
         let mut rows = Vec::new();
-        for (place, partition) in self.topic.partitions.iter().enumerate() {
-            let number = u32::try_from(place).context("count the partitions")?;
-            let path = file(folder, &self.topic.name, place);
-            let mut target = Target::new(self, number, partition);
+        for (index, partition) in self.topic.partitions.iter().enumerate() {
+            let number = u32::try_from(index).context("count the partitions")?;
+            let path = batch_file(directory, &self.topic.name, index);
+            let mut target = PartitionRestore::new(self, number, partition);
             let written = target.fill(&path, progress).await;
             let new_records = written.with_context(|| format!("restore {name}/{number}"))?;
-            rows.push(Row {
+            rows.push(RestoreRow {
                 topic: name.clone(),
                 partition: number,
                 record_count: partition.record_count,
@@ -169,16 +174,16 @@ impl<'a> Restore<'a> {
                 next_offset: target.next_offset,
             });
         }
-        if ample != self.config {
+        if relaxed != self.config {
             let changed = self.client.admin().update_topic(name, &self.config, &FIELDS).await;
             changed.with_context(|| format!("set the limits of {name}"))?;
         }
         Ok(rows)
     }
 
-    /// The topic's settings, with room for batches from a time when it allowed more. Nothing is
-    /// dropped by age or size before everything is there.
-    fn ample_config(&self) -> TopicConfig {
+    /// Returns the settings during the restore: without retention, and with batch limits that fit
+    /// batches from a time when the topic allowed larger ones.
+    fn relaxed_config(&self) -> TopicConfig {
         let needed = self.topic.partitions.iter().map(|partition| partition.batch_bytes_max).max();
         let raised = |limit: Option<u32>| limit.map(|limit| limit.max(needed.unwrap_or(0)));
         TopicConfig {
@@ -190,7 +195,7 @@ impl<'a> Restore<'a> {
         }
     }
 
-    async fn make(&self, config: &TopicConfig) -> anyhow::Result<()> {
+    async fn create(&self, config: &TopicConfig) -> anyhow::Result<()> {
         let admin = self.client.admin();
         let partition_count = u32::try_from(self.topic.partitions.len())?;
         if self.exists {
@@ -198,7 +203,7 @@ impl<'a> Restore<'a> {
             admin.update_topic(&self.name, config, &FIELDS).await?;
             return Ok(());
         }
-        // How many replicas there can be is the cluster's affair.
+        // Uses the replication factor of this cluster, not that of the backup.
         let config = *config;
         let topic = NewTopic { config, ..NewTopic::new(&self.name, partition_count) };
         admin.create_topic(&topic).await?;
@@ -207,55 +212,58 @@ impl<'a> Restore<'a> {
 }
 
 /// # Errors
-/// The topic that is there has more partitions.
-fn check_partitions(found: &TopicStatus, topic: &Topic) -> anyhow::Result<()> {
+/// Fails if the existing topic has more partitions than the backup.
+fn check_partitions(found: &TopicStatus, topic: &SavedTopic) -> anyhow::Result<()> {
     let name = &found.name;
     if found.partitions.len() > topic.partitions.len() {
         let (has, had) = (found.partitions.len(), topic.partitions.len());
-        let failure = Failure::new(Exit::Precondition, format!("{name} has {has} partitions"));
-        let failure = failure.why(format!("in the backup it has {had}, and keys would move"));
+        let failure = CliError::new(Exit::Precondition, format!("{name} has {has} partitions"));
+        let failure = failure
+            .why(format!("it has {had} in the backup, and keys would map to other partitions"));
         return Err(failure.hint("--as NAME").into());
     }
     Ok(())
 }
 
-fn not_empty(name: &str) -> Failure {
-    let failure = Failure::new(Exit::Precondition, format!("{name} is there, and not empty"));
+fn not_empty(name: &str) -> CliError {
+    let failure =
+        CliError::new(Exit::Precondition, format!("topic {name} exists and is not empty"));
     failure.hint(
         "--as NAME   restores it under another name\n\
-         --resume    goes on with a restore that was interrupted",
+         --resume    continues an interrupted restore",
     )
 }
 
-/// A partition on its way back.
-struct Target<'a> {
-    restore: &'a Restore<'a>,
+/// The restore of one partition.
+struct PartitionRestore<'a> {
+    restore: &'a TopicRestore<'a>,
     number: u32,
-    partition: &'a Partition,
-    /// Offset of the first record here.
+    partition: &'a SavedPartition,
+    /// Offset of the first record in the restored partition.
     first_offset: u64,
-    /// Offset that the next record of the file gets here.
+    /// Offset of the next record in the restored partition.
     next_offset: u64,
-    acks: VecDeque<(u64, Acked)>,
+    acks: VecDeque<(u64, AckFuture)>,
 }
 
-impl<'a> Target<'a> {
-    fn new(restore: &'a Restore<'_>, number: u32, partition: &'a Partition) -> Self {
+impl<'a> PartitionRestore<'a> {
+    fn new(restore: &'a TopicRestore<'_>, number: u32, partition: &'a SavedPartition) -> Self {
         let offset = if restore.keeps_offsets { partition.log_start_offset } else { 0 };
         let (first_offset, next_offset) = (offset, offset);
         Self { restore, number, partition, first_offset, next_offset, acks: VecDeque::new() }
     }
 
-    /// Writes what is not there yet. Returns how many records that was.
-    async fn fill(&mut self, path: &Path, progress: &mut Progress) -> anyhow::Result<u64> {
-        let place = format!("{}/{}", self.restore.name, self.number);
+    /// Appends the missing records and returns their number.
+    async fn fill(&mut self, path: &Path, progress: &mut ProgressLine) -> anyhow::Result<u64> {
+        let name = format!("{}/{}", self.restore.name, self.number);
         let present = self.pad(self.present().high_watermark, progress).await?;
-        let mut reader = Reader::open(path, self.partition.extent()).map_err(damaged)?;
+        let mut reader =
+            BatchFileReader::open(path, self.partition.file_prefix()).map_err(damaged)?;
         self.skip(&mut reader, present)?;
         let mut session = None;
         let mut new_records = 0;
         while let Some(stored) = reader.next().map_err(damaged)? {
-            let Some(batch) = self.take(&stored)? else { continue };
+            let Some(batch) = self.restorable(&stored)? else { continue };
             let (records, bytes) = (u64::from(batch.record_count), batch.payload.len() as u64);
             let session = match &mut session {
                 Some(session) => session,
@@ -268,7 +276,7 @@ impl<'a> Target<'a> {
             while self.acks.len() >= IN_FLIGHT_MAX {
                 self.confirm().await?;
             }
-            progress.add(&place, records, bytes);
+            progress.add(&name, records, bytes);
         }
         while !self.acks.is_empty() {
             self.confirm().await?;
@@ -279,85 +287,90 @@ impl<'a> Target<'a> {
         Ok(new_records)
     }
 
-    /// What is there already.
+    /// Returns the watermarks of the existing partition.
     fn present(&self) -> Watermarks {
         self.restore.present[self.number as usize]
     }
 
-    /// See [`Restore::check`].
+    /// See [`TopicRestore::check`].
     async fn check(&mut self, path: &Path) -> anyhow::Result<()> {
         let Watermarks { log_start_offset, high_watermark } = self.present();
         let filled = self.first_offset.min(high_watermark);
         if log_start_offset < filled {
-            // Below the first record there are only the empty ones.
+            // Below the first record there may be only empty records.
             let last = self.batch_before(filled).await?;
             if !last.is_some_and(|last| last.payload.chunks(FILLER.len()).all(|it| it == FILLER)) {
-                return Err(self.something_else().into());
+                return Err(self.other_records().into());
             }
         }
         if high_watermark <= self.first_offset {
             return Ok(());
         }
-        let mut reader = Reader::open(path, self.partition.extent()).map_err(damaged)?;
+        let mut reader =
+            BatchFileReader::open(path, self.partition.file_prefix()).map_err(damaged)?;
         let last = self.skip(&mut reader, high_watermark)?;
         if self.next_offset != high_watermark || self.batch_before(high_watermark).await? != last {
-            return Err(self.something_else().into());
+            return Err(self.other_records().into());
         }
         Ok(())
     }
 
-    /// Passes over the batches that are there already. Returns the last of them.
-    fn skip(&mut self, reader: &mut Reader, end: u64) -> anyhow::Result<Option<EncodedBatch>> {
+    /// Skips the batches that exist already and returns the last of them.
+    fn skip(
+        &mut self,
+        reader: &mut BatchFileReader,
+        end: u64,
+    ) -> anyhow::Result<Option<EncodedBatch>> {
         let mut last = None;
         while self.next_offset < end {
             let Some(stored) = reader.next().map_err(damaged)? else { break };
-            let Some(batch) = self.take(&stored)? else { continue };
+            let Some(batch) = self.restorable(&stored)? else { continue };
             self.next_offset += u64::from(batch.record_count);
             last = Some(batch);
         }
         Ok(last)
     }
 
-    /// What is to be written of a batch in the file. None: nothing.
-    fn take(&self, stored: &StoredBatch) -> anyhow::Result<Option<EncodedBatch>> {
-        let batch = from(stored, self.partition.log_start_offset)?;
+    /// Returns the part of a batch that belongs to the restored partition, if any.
+    fn restorable(&self, stored: &StoredBatch) -> anyhow::Result<Option<EncodedBatch>> {
+        let batch = batch_from(stored, self.partition.log_start_offset)?;
         if batch.is_some() && self.restore.keeps_offsets {
             self.expect_no_gap(stored)?;
         }
         Ok(batch)
     }
 
-    /// The batch in the topic that ends at an offset.
+    /// Fetches the batch of the topic that ends at an offset.
     async fn batch_before(&self, end: u64) -> anyhow::Result<Option<EncodedBatch>> {
-        let Restore { client, name, .. } = self.restore;
-        let start = Start::new(name, self.number, ClientPosition::Offset(end - 1)).until(end);
+        let TopicRestore { client, name, .. } = self.restore;
+        let start = ReadStart::new(name, self.number, ClientPosition::Offset(end - 1)).until(end);
         let fetched = client.consumer().fetch_encoded(&[start], &FetchOptions::default()).await;
         let fetched = fetched.with_context(|| format!("read the end of {name}/{}", self.number))?;
         let batches = fetched.into_iter().flat_map(|fetched| fetched.batches);
         Ok(batches.into_iter().next().and_then(|stored| stored.batch))
     }
 
-    fn something_else(&self) -> Failure {
-        let Restore { name, .. } = self.restore;
-        let what = format!("{name}/{} holds something else", self.number);
-        let failure = Failure::new(Exit::Precondition, what);
-        failure.why("it is not what a restore of this backup has begun").hint("--as NAME")
+    fn other_records(&self) -> CliError {
+        let TopicRestore { name, .. } = self.restore;
+        let what = format!("{name}/{} contains other records", self.number);
+        let failure = CliError::new(Exit::Precondition, what);
+        failure.why("they are not from an interrupted restore of this backup").hint("--as NAME")
     }
 
-    /// Makes the partition begin where its first record belongs: fills up to there, and trims.
-    /// Returns where it ends then.
-    async fn pad(&mut self, present: u64, progress: &mut Progress) -> anyhow::Result<u64> {
+    /// Makes the partition start at the first record's offset: appends empty records, then trims.
+    /// Returns the new end offset.
+    async fn pad(&mut self, present: u64, progress: &mut ProgressLine) -> anyhow::Result<u64> {
         if self.first_offset == 0 {
             return Ok(present);
         }
-        let place = format!("{}/{}", self.restore.name, self.number);
+        let name = format!("{}/{}", self.restore.name, self.number);
         if present < self.first_offset {
             let limit = u64::from(self.restore.config.max_batch_bytes.unwrap_or(u32::MAX));
-            let most = FILLERS_MAX.min(limit / FILLER.len() as u64).max(1);
+            let count_max = FILLERS_MAX.min(limit / FILLER.len() as u64).max(1);
             let session = self.open().await?;
             let mut next = present;
             while next < self.first_offset {
-                let count = most.min(self.first_offset - next);
+                let count = count_max.min(self.first_offset - next);
                 let records = u32::try_from(count).context("count the empty records")?;
                 let payload = FILLER.repeat(records as usize);
                 let acked = session.append(batch::from_payload(records, payload.into())).await?;
@@ -366,37 +379,36 @@ impl<'a> Target<'a> {
                 while self.acks.len() >= IN_FLIGHT_MAX {
                     self.confirm().await?;
                 }
-                progress.add(&place, 0, 0);
+                progress.add(&name, 0, 0);
             }
             while !self.acks.is_empty() {
                 self.confirm().await?;
             }
             session.close().await?;
         }
-        let Restore { client, name, .. } = self.restore;
+        let TopicRestore { client, name, .. } = self.restore;
         client.admin().trim(name, self.number, self.first_offset).await?;
         Ok(present.max(self.first_offset))
     }
 
     /// # Errors
-    /// A record of the batch would get another offset than it had.
+    /// Fails if a record of the batch would get another offset than in the backup.
     fn expect_no_gap(&self, stored: &StoredBatch) -> anyhow::Result<()> {
         let first = stored.first_offset.max(self.first_offset);
-        let is_dense = stored.offset_deltas.iter().zip(0..).all(|(delta, place)| *delta == place);
+        let is_dense = stored.offset_deltas.iter().zip(0..).all(|(delta, index)| *delta == index);
         if first == self.next_offset && is_dense {
             return Ok(());
         }
         let what = format!("the backup has no record at offset {}", self.next_offset);
-        let failure = Failure::new(Exit::Precondition, what);
-        let failure = failure.why("compaction has dropped it, and offsets are given without gaps");
-        Err(failure.hint("without --keep-offsets the records move together").into())
+        let failure = CliError::new(Exit::Precondition, what);
+        let failure = failure.why("compaction removed it, and offsets are assigned without gaps");
+        Err(failure.hint("omit --keep-offsets to assign new offsets").into())
     }
 
     async fn open(&self) -> anyhow::Result<Session> {
-        // What is restored is to be as safe as what was lost.
         let durability = Durability::QuorumSynced;
         let options = SessionOptions { durability, ..SessionOptions::default() };
-        let Restore { client, name, .. } = self.restore;
+        let TopicRestore { client, name, .. } = self.restore;
         Ok(client.session(name, self.number, options).await?)
     }
 
@@ -407,17 +419,17 @@ impl<'a> Target<'a> {
         if ack.first_offset == Some(expected) {
             return Ok(());
         }
-        let what = format!("a batch was to get offset {expected} and got {:?}", ack.first_offset);
-        let failure = Failure::new(Exit::Precondition, what);
-        let failure = failure.why("somebody else writes to the topic while it is restored");
+        let what = format!("a batch got offset {:?} instead of {expected}", ack.first_offset);
+        let failure = CliError::new(Exit::Precondition, what);
+        let failure = failure.why("another client writes to the topic during the restore");
         Err(failure.hint("stop the writers, delete the topic, and restore it again").into())
     }
 }
 
-/// The batch as it was stored, or what of it is at or above an offset. None: nothing of it is.
-fn from(stored: &StoredBatch, offset: u64) -> anyhow::Result<Option<EncodedBatch>> {
+/// Returns the records of a batch at or above an offset, if any; a whole batch is unchanged.
+fn batch_from(stored: &StoredBatch, offset: u64) -> anyhow::Result<Option<EncodedBatch>> {
     let Some(encoded) = &stored.batch else { return Ok(None) };
-    let kept = records_from(stored, offset);
+    let kept = record_count_from(stored, offset);
     if kept == u64::from(encoded.record_count) {
         return Ok(Some(encoded.clone()));
     }
@@ -427,9 +439,9 @@ fn from(stored: &StoredBatch, offset: u64) -> anyhow::Result<Option<EncodedBatch
     Ok((!records.is_empty()).then(|| batch::encode(&records)))
 }
 
-fn damaged(damage: Damage) -> Failure {
-    Failure::new(Exit::VerificationFailed, damage.to_string())
-        .why("it was whole a moment ago, when all files were checked")
+fn damaged(damage: FileDamage) -> CliError {
+    CliError::new(Exit::VerificationFailed, damage.to_string())
+        .why("the file changed after it was verified at the start")
 }
 
 #[cfg(test)]
@@ -441,7 +453,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_setting_of_a_topic_is_put_back() {
+    fn restores_every_topic_setting() {
         let files: FileDescriptorSet = prost::Message::decode(FILE_DESCRIPTOR_SET).unwrap();
         let messages = files.file.iter().flat_map(|file| &file.message_type);
         let config = messages.into_iter().find(|message| message.name() == "TopicConfig").unwrap();
@@ -450,13 +462,13 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_begins_too_early_is_cut() {
+    fn drops_records_below_the_offset() {
         let batch = stored(10, &["a", "b", "c"]);
-        assert_eq!(from(&batch, 10).unwrap(), batch.batch);
-        assert_eq!(from(&batch, 3).unwrap(), batch.batch);
-        let cut = from(&batch, 12).unwrap().unwrap();
-        let values: Vec<_> = batch::decode(&cut).unwrap().records;
-        assert_eq!((cut.record_count, values[0].value.as_deref()), (1, Some(&b"c"[..])));
-        assert_eq!(from(&batch, 13).unwrap(), None);
+        assert_eq!(batch_from(&batch, 10).unwrap(), batch.batch);
+        assert_eq!(batch_from(&batch, 3).unwrap(), batch.batch);
+        let kept = batch_from(&batch, 12).unwrap().unwrap();
+        let values: Vec<_> = batch::decode(&kept).unwrap().records;
+        assert_eq!((kept.record_count, values[0].value.as_deref()), (1, Some(&b"c"[..])));
+        assert_eq!(batch_from(&batch, 13).unwrap(), None);
     }
 }

@@ -1,22 +1,21 @@
-//! `helix backup verify DIR`: reads every byte of a backup and checks it. Asks no cluster.
+//! `helix backup verify DIR`: verifies every byte of a backup. Needs no cluster.
 
 use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::batches::{Damage, Reader, end_offset};
-use super::create::records_from;
-use super::manifest::{Partition, Topic, file};
-use crate::args::Global;
-use crate::exit::{Exit, Failure};
+use super::batches::{BatchFileReader, FileDamage, end_offset, record_count_from};
+use super::manifest::{SavedPartition, SavedTopic, batch_file, load_complete, select_topics};
+use crate::args::GlobalArgs;
+use crate::exit::{CliError, Exit};
 use crate::output::Output;
 
-/// The files of a backup, and what is wrong with them.
+/// The batch files of a backup and their damage.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Verified {
+pub(crate) struct BackupVerification {
     files: Vec<VerifiedFile>,
-    findings: Vec<Finding>,
+    findings: Vec<DamagedRange>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -29,28 +28,28 @@ struct VerifiedFile {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Finding {
+struct DamagedRange {
     file: PathBuf,
     first_byte: u64,
-    /// One past the last
+    /// One past the last byte
     next_byte: u64,
     what: String,
 }
 
-pub(crate) fn run(global: &Global, folder: &Path, names: &[String]) -> anyhow::Result<()> {
-    let manifest = super::load(folder)?;
-    let mut verified = Verified { files: Vec::new(), findings: Vec::new() };
-    for topic in super::select(&manifest, names)? {
-        for (place, partition) in topic.partitions.iter().enumerate() {
-            let outcome = check(&file(folder, &topic.name, place), partition);
+pub(crate) fn run(global: &GlobalArgs, directory: &Path, names: &[String]) -> anyhow::Result<()> {
+    let manifest = load_complete(directory)?;
+    let mut verified = BackupVerification { files: Vec::new(), findings: Vec::new() };
+    for topic in select_topics(&manifest, names)? {
+        for (index, partition) in topic.partitions.iter().enumerate() {
+            let outcome = check(&batch_file(directory, &topic.name, index), partition);
             verified.files.push(VerifiedFile {
                 topic: topic.name.clone(),
-                partition: place,
+                partition: index,
                 record_count: partition.record_count,
                 file_bytes: partition.file_bytes,
                 is_damaged: outcome.is_err(),
             });
-            verified.findings.extend(outcome.err().map(Finding::from));
+            verified.findings.extend(outcome.err().map(DamagedRange::from));
         }
     }
     Output { format: global.output }.show(&verified)?;
@@ -60,53 +59,52 @@ pub(crate) fn run(global: &Global, folder: &Path, names: &[String]) -> anyhow::R
     }
 }
 
-fn damaged(count: usize) -> Failure {
+fn damaged(count: usize) -> CliError {
     let plural = if count == 1 { "file is" } else { "files are" };
-    let failure = Failure::new(Exit::VerificationFailed, format!("{count} {plural} damaged"));
-    failure.hint("a copy of the files that are named, or another backup")
+    let failure = CliError::new(Exit::VerificationFailed, format!("{count} {plural} damaged"));
+    failure.hint("replace the named files with copies, or use another backup")
 }
 
-/// Checks the files of some topics.
+/// Verifies the batch files of topics.
 ///
 /// # Errors
-/// What is wrong with each that is damaged.
-pub(super) fn check_all(folder: &Path, topics: &[Topic]) -> anyhow::Result<()> {
+/// Fails if a file is damaged; the error lists the damage of every file.
+pub(super) fn check_all(directory: &Path, topics: &[SavedTopic]) -> anyhow::Result<()> {
     let mut findings = Vec::new();
     for topic in topics {
-        for (place, partition) in topic.partitions.iter().enumerate() {
-            findings.extend(check(&file(folder, &topic.name, place), partition).err());
+        for (index, partition) in topic.partitions.iter().enumerate() {
+            findings.extend(check(&batch_file(directory, &topic.name, index), partition).err());
         }
     }
     if findings.is_empty() {
         return Ok(());
     }
-    let lines: Vec<_> = findings.iter().map(Damage::to_string).collect();
+    let lines: Vec<_> = findings.iter().map(FileDamage::to_string).collect();
     Err(damaged(findings.len()).why(lines.join("\n")).into())
 }
 
-/// Reads a file, and compares it with what the manifest says.
-fn check(path: &Path, partition: &Partition) -> Result<(), Damage> {
-    let mut reader = Reader::open(path, partition.extent())?;
+/// Reads a batch file and compares its counts with the manifest.
+fn check(path: &Path, partition: &SavedPartition) -> Result<(), FileDamage> {
+    let mut reader = BatchFileReader::open(path, partition.file_prefix())?;
     let (mut batches, mut records) = (0, 0);
     let mut end = partition.log_start_offset;
     while let Some(batch) = reader.next()? {
         batches += 1;
-        records += records_from(&batch, partition.log_start_offset);
+        records += record_count_from(&batch, partition.log_start_offset);
         end = end_offset(&batch).unwrap_or(end);
     }
-    let is_as_told = batches == partition.batch_count && records == partition.record_count;
-    if is_as_told && end <= partition.next_offset {
+    let counts_match = batches == partition.batch_count && records == partition.record_count;
+    if counts_match && end <= partition.next_offset {
         return Ok(());
     }
     let what = format!(
-        "{records} records in {batches} batches up to offset {end}, and the \
-                        manifest has others"
+        "{records} records in {batches} batches up to offset {end} differ from the manifest"
     );
-    Err(Damage { file: path.to_owned(), bytes: 0..partition.file_bytes, what })
+    Err(FileDamage { file: path.to_owned(), bytes: 0..partition.file_bytes, what })
 }
 
-impl From<Damage> for Finding {
-    fn from(Damage { file, bytes, what }: Damage) -> Self {
+impl From<FileDamage> for DamagedRange {
+    fn from(FileDamage { file, bytes, what }: FileDamage) -> Self {
         Self { file, first_byte: bytes.start, next_byte: bytes.end, what }
     }
 }

@@ -1,10 +1,10 @@
-//! `helix cheat`: examples of everything, on one page. Each of them is run by a test.
+//! `helix cheat`: a page of examples. A test runs each of them.
 
 use anyhow::Context;
 
 use crate::output;
 
-/// The page. A line that begins with four spaces is a command; `#` begins what is said about it.
+/// The page. Lines indented by four spaces are commands; `#` starts a comment.
 pub(crate) const PAGE: &str = include_str!("cheat.txt");
 
 pub(crate) fn run() -> anyhow::Result<()> {
@@ -18,20 +18,20 @@ mod tests {
     use super::*;
     use crate::args::Cli;
 
-    /// The calls of this program on the page, as words. Quotes are single and stand around a word.
-    fn calls() -> Vec<Vec<String>> {
-        let commands = PAGE.lines().filter_map(|line| line.strip_prefix("    "));
-        let commands = commands.map(|line| line.split("  #").next().unwrap_or_default().trim());
-        let pipes = commands.flat_map(|line| line.split(" | "));
-        let calls = pipes.filter(|call| call.starts_with("helix "));
-        let calls = calls.map(|call| call.split(" > ").next().unwrap_or_default());
-        calls.map(words).collect()
+    /// Returns the `helix` commands of the page as words. Only single quotes around words occur.
+    fn commands() -> Vec<Vec<String>> {
+        let lines = PAGE.lines().filter_map(|line| line.strip_prefix("    "));
+        let lines = lines.map(|line| line.split("  #").next().unwrap_or_default().trim());
+        let pipes = lines.flat_map(|line| line.split(" | "));
+        let commands = pipes.filter(|command| command.starts_with("helix "));
+        let commands = commands.map(|command| command.split(" > ").next().unwrap_or_default());
+        commands.map(words).collect()
     }
 
-    fn words(call: &str) -> Vec<String> {
+    fn words(command: &str) -> Vec<String> {
         let mut words = Vec::new();
-        for (place, part) in call.split('\'').enumerate() {
-            match place % 2 {
+        for (index, part) in command.split('\'').enumerate() {
+            match index % 2 {
                 0 => words.extend(part.split_whitespace().map(str::to_owned)),
                 _ => words.push(part.to_owned()),
             }
@@ -40,18 +40,18 @@ mod tests {
     }
 
     #[test]
-    fn every_example_is_a_command_of_this_program() {
-        let calls = calls();
-        assert!(calls.len() > 40, "{}", calls.len());
-        for call in calls {
-            if let Err(error) = Cli::try_parse_from(&call) {
-                panic!("{call:?}: {error}");
+    fn every_example_parses() {
+        let commands = commands();
+        assert!(commands.len() > 40, "{}", commands.len());
+        for command in commands {
+            if let Err(error) = Cli::try_parse_from(&command) {
+                panic!("{command:?}: {error}");
             }
         }
     }
 
     #[test]
-    fn the_page_fits_a_terminal() {
+    fn page_fits_100_columns() {
         assert!(PAGE.lines().all(|line| line.chars().count() <= 100));
     }
 }

@@ -1,5 +1,5 @@
-//! `helix check`: dials every node and looks at what goes wrong before it does.
-//! Judges what the nodes say of themselves; nothing is changed.
+//! `helix check`: queries every node and reports problems and risks.
+//! Evaluates the status that the nodes report; changes nothing.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,120 +9,141 @@ use helix_client::proto::log::v1::GetNodeStatusResponse;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::cluster::health::Health;
-use super::cluster::view::{Answer, Asked, View};
-use crate::args::Global;
-use crate::exit::{Exit, Failure};
+use super::cluster::health::ClusterHealth;
+use super::cluster::snapshot::{ClusterSnapshot, NodeReport, NodeSnapshot};
+use crate::args::GlobalArgs;
+use crate::exit::{CliError, Exit};
 use crate::output::Output;
 use crate::units;
 
-/// Longest sync of the slowest hundredth that is worth no word: a disk without a write cache that
-/// survives a power loss takes about this long.
+/// Maximum p99 sync time without a warning. A disk without a power-loss-protected write cache takes
+/// about this long.
 const SYNC_MAX: Duration = Duration::from_millis(20);
 
-/// Free space below which there is a word: a node needs room for segments ahead.
+/// Minimum free disk space without a warning; nodes preallocate segments.
 const FREE_BYTES_MIN: u64 = 2 << 30;
 
-/// What was looked at, and what was found.
+/// The result of a check.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub(crate) struct Finding {
+pub(crate) struct CheckResult {
     /// `ok`, `warn` or `fail`
-    status: Status,
-    /// What was looked at
+    status: CheckStatus,
+    /// Name of the check
     check: &'static str,
-    /// Null: it is about the cluster
+    /// Null for checks of the whole cluster
     node_id: Option<u64>,
     message: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-enum Status {
+enum CheckStatus {
     Ok,
     Warn,
     Fail,
 }
 
-pub(crate) async fn run(global: &Global) -> anyhow::Result<()> {
-    let view = View::ask(global).await?;
-    let findings = findings(&view, &global.addr);
+pub(crate) async fn run(global: &GlobalArgs) -> anyhow::Result<()> {
+    let snapshot = ClusterSnapshot::take(global).await?;
+    let findings = findings(&snapshot, &global.addr);
     Output { format: global.output }.show(&findings)?;
-    let failed = findings.iter().filter(|finding| finding.status == Status::Fail).count();
+    let failed = findings.iter().filter(|finding| finding.status == CheckStatus::Fail).count();
     if failed == 0 {
         return Ok(());
     }
-    let plural = if failed == 1 { "check has" } else { "checks have" };
-    let failure = Failure::new(Exit::Error, format!("{failed} {plural} failed"));
+    let plural = if failed == 1 { "check" } else { "checks" };
+    let failure = CliError::new(Exit::Error, format!("{failed} {plural} failed"));
     Err(failure.hint("helix cluster health\nhelix cluster nodes").into())
 }
 
-fn findings(view: &View, dialled: &[String]) -> Vec<Finding> {
-    let mut findings = vec![clusters(view)];
-    for (addr, error) in &view.silent {
-        let message = format!("nobody answers at {addr}: {}", error.message);
-        findings.push(Finding { status: Status::Fail, check: "reach", node_id: None, message });
+fn findings(snapshot: &ClusterSnapshot, dialled: &[String]) -> Vec<CheckResult> {
+    let mut findings = vec![check_cluster_id(snapshot)];
+    for (addr, error) in &snapshot.silent {
+        let message = format!("no node answers at {addr}: {}", error.message);
+        findings.push(CheckResult {
+            status: CheckStatus::Fail,
+            check: "reach",
+            node_id: None,
+            message,
+        });
     }
-    for node in &view.nodes {
-        let about = |check, (status, message)| Finding {
+    for node in &snapshot.nodes {
+        let about = |check, (status, message)| CheckResult {
             status,
             check,
             node_id: Some(node.node_id),
             message,
         };
-        match &node.answer {
+        match &node.report {
             Err(error) => {
                 let message = format!("{} does not answer: {}", node.endpoint, error.message);
-                findings.push(about("reach", (Status::Fail, message)));
+                findings.push(about("reach", (CheckStatus::Fail, message)));
             }
-            Ok(answer) => findings.extend([
-                about("address", address(node, answer, dialled)),
-                about("version", version(&answer.status)),
-                about("storage", storage(&answer.status)),
-                about("sync", sync(&answer.status)),
-                about("space", space(&answer.status)),
+            Ok(report) => findings.extend([
+                about("address", check_address(node, report, dialled)),
+                about("version", check_version(&report.status)),
+                about("storage", check_storage(&report.status)),
+                about("sync", check_sync(&report.status)),
+                about("space", check_space(&report.status)),
             ]),
         }
     }
-    let health = Health::of(view).messages().into_iter();
-    let health: Vec<Finding> = health
-        .map(|message| Finding { status: Status::Fail, check: "health", node_id: None, message })
+    let health = ClusterHealth::of(snapshot).messages().into_iter();
+    let health: Vec<CheckResult> = health
+        .map(|message| CheckResult {
+            status: CheckStatus::Fail,
+            check: "health",
+            node_id: None,
+            message,
+        })
         .collect();
     if health.is_empty() {
-        let message = "no node has an issue".to_owned();
-        findings.push(Finding { status: Status::Ok, check: "health", node_id: None, message });
+        let message = "no node reports an issue".to_owned();
+        findings.push(CheckResult {
+            status: CheckStatus::Ok,
+            check: "health",
+            node_id: None,
+            message,
+        });
     }
     findings.extend(health);
     findings
 }
 
-/// Whether those that answer are of one cluster.
-fn clusters(view: &View) -> Finding {
-    let ids = view.answers().map(|(_, answer)| answer.metadata.cluster_id.as_str());
+/// Checks that all nodes belong to one cluster.
+fn check_cluster_id(snapshot: &ClusterSnapshot) -> CheckResult {
+    let ids = snapshot.reports().map(|(_, report)| report.metadata.cluster_id.as_str());
     let ids: BTreeSet<&str> = ids.collect();
     let names = ids.iter().copied().collect::<Vec<_>>().join(", ");
     let (status, message) = match ids.len() {
-        0 | 1 => (Status::Ok, format!("all nodes that answer are of cluster {names}")),
-        count => (Status::Fail, format!("the nodes that answer are of {count} clusters: {names}")),
+        0 | 1 => (CheckStatus::Ok, format!("all answering nodes belong to cluster {names}")),
+        count => {
+            (CheckStatus::Fail, format!("the answering nodes belong to {count} clusters: {names}"))
+        }
     };
-    Finding { status, check: "cluster", node_id: None, message }
+    CheckResult { status, check: "cluster", node_id: None, message }
 }
 
-/// Whether clients find the node where it says that they do.
-fn address(node: &Asked, answer: &Answer, dialled: &[String]) -> (Status, String) {
+/// Checks that clients reach the node at its advertised address.
+fn check_address(
+    node: &NodeSnapshot,
+    report: &NodeReport,
+    dialled: &[String],
+) -> (CheckStatus, String) {
     let endpoint = &node.endpoint;
-    if answer.status.node_id != node.node_id {
-        let other = answer.status.node_id;
+    if report.status.node_id != node.node_id {
+        let other = report.status.node_id;
         return (
-            Status::Fail,
-            format!("{endpoint} is its address, and node {other} answers there"),
+            CheckStatus::Fail,
+            format!("node {other} answers at its advertised address {endpoint}"),
         );
     }
     let is_remote = dialled.iter().any(|address| !is_loopback(address));
     if is_loopback(endpoint) && is_remote {
-        let message = format!("{endpoint} is its address, which only its own machine can dial");
-        return (Status::Warn, message + "; --advertise-addr changes it");
+        let message = format!("its advertised address {endpoint} is reachable only from its host");
+        return (CheckStatus::Warn, message + "; set --advertise-addr");
     }
-    (Status::Ok, format!("answers at {endpoint}, its advertised address"))
+    (CheckStatus::Ok, format!("answers at its advertised address {endpoint}"))
 }
 
 fn is_loopback(address: &str) -> bool {
@@ -132,103 +153,111 @@ fn is_loopback(address: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-fn version(status: &GetNodeStatusResponse) -> (Status, String) {
+fn check_version(status: &GetNodeStatusResponse) -> (CheckStatus, String) {
     let ours = env!("CARGO_PKG_VERSION");
     let theirs = &status.version;
     if theirs == ours {
-        return (Status::Ok, format!("{theirs}, as this program"));
+        return (CheckStatus::Ok, format!("{theirs}, same as this program"));
     }
-    (Status::Warn, format!("{theirs}, and this program is {ours}"))
+    (CheckStatus::Warn, format!("{theirs}, but this program has {ours}"))
 }
 
-fn storage(status: &GetNodeStatusResponse) -> (Status, String) {
+fn check_storage(status: &GetNodeStatusResponse) -> (CheckStatus, String) {
     match status.storage.as_str() {
-        "memory" => (Status::Warn, "in memory: everything is gone with the process".to_owned()),
-        kind => (Status::Ok, format!("{kind}, in {}: {}", status.data_dir, status.durability)),
+        "memory" => {
+            (CheckStatus::Warn, "memory storage: data is lost when the process ends".to_owned())
+        }
+        kind => (CheckStatus::Ok, format!("{kind}, in {}: {}", status.data_dir, status.durability)),
     }
 }
 
-fn sync(status: &GetNodeStatusResponse) -> (Status, String) {
+fn check_sync(status: &GetNodeStatusResponse) -> (CheckStatus, String) {
     let time = |time: Option<prost_types::Duration>| Duration::try_from(time?).ok();
     let (Some(p50), Some(p99)) = (time(status.sync_p50), time(status.sync_p99)) else {
-        return (Status::Ok, "not measured: there has been no sync yet".to_owned());
+        return (CheckStatus::Ok, "no sync measured yet".to_owned());
     };
     let message = format!("a sync takes {} (p99 {})", units::measured(p50), units::measured(p99));
     if p99 > SYNC_MAX {
-        return (Status::Warn, message + "; every acknowledgement waits for one");
+        return (CheckStatus::Warn, message + "; every quorum-synced ack waits for a sync");
     }
-    (Status::Ok, message)
+    (CheckStatus::Ok, message)
 }
 
-fn space(status: &GetNodeStatusResponse) -> (Status, String) {
+fn check_space(status: &GetNodeStatusResponse) -> (CheckStatus, String) {
     if status.storage == "memory" {
-        return (Status::Ok, "none is used".to_owned());
+        return (CheckStatus::Ok, "no disk used".to_owned());
     }
     let free = units::bytes(status.free_bytes);
     if status.free_bytes < FREE_BYTES_MIN {
-        return (Status::Warn, format!("{free} free; appends are refused when it is full"));
+        return (
+            CheckStatus::Warn,
+            format!("{free} free; appends are rejected when the disk is full"),
+        );
     }
-    (Status::Ok, format!("{free} free"))
+    (CheckStatus::Ok, format!("{free} free"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::cluster::view::tests::view;
+    use super::super::cluster::snapshot::tests::snapshot;
     use super::*;
 
-    fn of<'a>(findings: &'a [Finding], check: &str) -> Vec<&'a Finding> {
+    fn of<'a>(findings: &'a [CheckResult], check: &str) -> Vec<&'a CheckResult> {
         findings.iter().filter(|finding| finding.check == check).collect()
     }
 
     #[test]
-    fn a_node_that_is_silent_fails_and_the_others_are_looked_at() {
-        let findings = findings(&view(), &["n1".to_owned()]);
+    fn silent_node_fails_and_other_nodes_are_checked() {
+        let findings = findings(&snapshot(), &["n1".to_owned()]);
         let reach = of(&findings, "reach");
-        assert_eq!((reach.len(), reach[0].status, reach[0].node_id), (1, Status::Fail, Some(3)));
+        assert_eq!(
+            (reach.len(), reach[0].status, reach[0].node_id),
+            (1, CheckStatus::Fail, Some(3))
+        );
         assert_eq!(of(&findings, "version").len(), 2);
-        assert_eq!(of(&findings, "cluster")[0].status, Status::Ok);
-        assert_eq!(of(&findings, "health")[0].status, Status::Ok, "nobody but us says so");
+        assert_eq!(of(&findings, "cluster")[0].status, CheckStatus::Ok);
+        assert_eq!(of(&findings, "health")[0].status, CheckStatus::Ok, "no node reports it");
     }
 
     #[test]
-    fn another_node_at_an_address_is_found() {
-        let mut view = view();
-        // Answers say node 0 unless they are told otherwise.
-        assert_eq!(of(&findings(&view, &[]), "address")[0].status, Status::Fail);
-        for node in &mut view.nodes {
-            if let Ok(answer) = &mut node.answer {
-                answer.status.node_id = node.node_id;
+    fn finds_another_node_at_an_advertised_address() {
+        let mut snapshot = snapshot();
+        // The reports of the test snapshot have node id 0.
+        assert_eq!(of(&findings(&snapshot, &[]), "address")[0].status, CheckStatus::Fail);
+        for node in &mut snapshot.nodes {
+            if let Ok(report) = &mut node.report {
+                report.status.node_id = node.node_id;
             }
         }
-        assert_eq!(of(&findings(&view, &[]), "address")[0].status, Status::Ok);
+        assert_eq!(of(&findings(&snapshot, &[]), "address")[0].status, CheckStatus::Ok);
     }
 
     #[test]
-    fn clusters_are_not_mixed() {
-        let mut view = view();
-        let Ok(two) = &mut view.nodes[1].answer else { panic!("it answers") };
+    fn finds_nodes_of_different_clusters() {
+        let mut snapshot = snapshot();
+        let Ok(two) = &mut snapshot.nodes[1].report else { panic!("it answers") };
         two.metadata.cluster_id = "d".to_owned();
-        assert_eq!(clusters(&view).status, Status::Fail);
+        assert_eq!(check_cluster_id(&snapshot).status, CheckStatus::Fail);
     }
 
     #[test]
-    fn an_address_of_this_machine_is_of_no_use_to_others() {
+    fn warns_of_loopback_address_if_dialled_remotely() {
         for address in ["127.0.0.1:9092", "localhost:1", "[::1]:9092", "http://127.0.0.1:9092"] {
             assert!(is_loopback(address), "{address}");
         }
         assert!(!is_loopback("n1.example:9092") && !is_loopback("10.0.0.1:9092"));
-        let mut view = view();
-        view.nodes[0].endpoint = "127.0.0.1:9092".to_owned();
-        let Ok(one) = &mut view.nodes[0].answer else { panic!("it answers") };
+        let mut snapshot = snapshot();
+        snapshot.nodes[0].endpoint = "127.0.0.1:9092".to_owned();
+        let Ok(one) = &mut snapshot.nodes[0].report else { panic!("it answers") };
         one.status.node_id = 1;
-        let of_remote = findings(&view, &["10.0.0.1:9092".to_owned()]);
-        assert_eq!(of(&of_remote, "address")[0].status, Status::Warn);
-        let of_local = findings(&view, &["127.0.0.1:9092".to_owned()]);
-        assert_eq!(of(&of_local, "address")[0].status, Status::Ok);
+        let of_remote = findings(&snapshot, &["10.0.0.1:9092".to_owned()]);
+        assert_eq!(of(&of_remote, "address")[0].status, CheckStatus::Warn);
+        let of_local = findings(&snapshot, &["127.0.0.1:9092".to_owned()]);
+        assert_eq!(of(&of_local, "address")[0].status, CheckStatus::Ok);
     }
 
     #[test]
-    fn slow_disks_full_disks_and_no_disks_are_said() {
+    fn warns_of_slow_full_and_missing_disks() {
         let millis = |millis| prost_types::Duration { seconds: 0, nanos: millis * 1_000_000 };
         let slow = GetNodeStatusResponse {
             storage: "disk".to_owned(),
@@ -237,16 +266,19 @@ mod tests {
             free_bytes: 1 << 30,
             ..GetNodeStatusResponse::default()
         };
-        assert_eq!((sync(&slow).0, space(&slow).0), (Status::Warn, Status::Warn));
+        assert_eq!(
+            (check_sync(&slow).0, check_space(&slow).0),
+            (CheckStatus::Warn, CheckStatus::Warn)
+        );
         let fine = GetNodeStatusResponse {
             sync_p99: Some(millis(6)),
             free_bytes: 50 << 30,
             ..slow.clone()
         };
-        assert_eq!((sync(&fine).0, space(&fine).0), (Status::Ok, Status::Ok));
+        assert_eq!((check_sync(&fine).0, check_space(&fine).0), (CheckStatus::Ok, CheckStatus::Ok));
         let memory = GetNodeStatusResponse { storage: "memory".to_owned(), ..slow };
-        assert_eq!(storage(&memory).0, Status::Warn);
-        assert_eq!(sync(&GetNodeStatusResponse::default()).0, Status::Ok);
-        assert_eq!(version(&fine).0, Status::Warn);
+        assert_eq!(check_storage(&memory).0, CheckStatus::Warn);
+        assert_eq!(check_sync(&GetNodeStatusResponse::default()).0, CheckStatus::Ok);
+        assert_eq!(check_version(&fine).0, CheckStatus::Warn);
     }
 }

@@ -1,25 +1,25 @@
-//! `helix config`: the settings of a node, with defaults and what they are.
-//! The list is the server's own; what a running node was started with is in its log.
+//! `helix config`: the settings of a node with their defaults and descriptions.
+//! The list comes from the server; a running node logs its effective settings.
 
-use helix_server::config::{Kind, Setting, settings};
+use helix_server::config::{Setting, SettingKind, settings};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::{ConfigCommand, Global};
-use crate::exit::{Exit, Failure};
+use crate::args::{ConfigSubcommand, GlobalArgs};
+use crate::exit::{CliError, Exit};
 use crate::output::Output;
 
-/// How alike two names must be for one to be meant with the other.
-const LIKENESS_MIN: f64 = 0.8;
+/// Minimum Jaro similarity of a suggested setting name.
+const SIMILARITY_MIN: f64 = 0.8;
 
-/// A setting.
+/// A setting of a node.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Row {
-    /// Its name in the file
+pub(crate) struct SettingRow {
+    /// Key in the configuration file
     key: String,
-    /// Null: it has none
+    /// Null if there is no default
     default: Option<String>,
-    /// What may be written
+    /// Accepted values
     #[schemars(extend("x-wide" = true))]
     wanted: String,
     #[schemars(extend("x-wide" = true))]
@@ -27,48 +27,49 @@ pub(crate) struct Row {
     /// Environment variable
     #[schemars(extend("x-wide" = true))]
     variable: String,
-    /// What it is
+    /// Description
     help: String,
 }
 
-pub(crate) fn run(global: &Global, command: &ConfigCommand) -> anyhow::Result<()> {
+pub(crate) fn run(global: &GlobalArgs, command: &ConfigSubcommand) -> anyhow::Result<()> {
     let output = Output { format: global.output };
-    let rows: Vec<Row> = settings().iter().map(Row::from).collect();
+    let rows: Vec<SettingRow> = settings().iter().map(SettingRow::from).collect();
     match command {
-        ConfigCommand::List => output.show(&rows),
-        ConfigCommand::Explain { key } => {
+        ConfigSubcommand::List => output.show(&rows),
+        ConfigSubcommand::Explain { key } => {
             let row = find(rows, key)?;
             output.show_as(&row, || row.text())
         }
     }
 }
 
-/// The setting of this key, flag or variable.
-fn find(rows: Vec<Row>, asked: &str) -> anyhow::Result<Row> {
-    let key = asked.trim_start_matches('-').to_lowercase().replace('-', "_");
+/// Finds a setting by its key, flag or environment variable.
+fn find(rows: Vec<SettingRow>, setting_name: &str) -> anyhow::Result<SettingRow> {
+    let key = setting_name.trim_start_matches('-').to_lowercase().replace('-', "_");
     let key = key.strip_prefix("helix_").unwrap_or(&key);
-    let alike = |row: &&Row| strsim::jaro(&row.key, key) >= LIKENESS_MIN || row.key.contains(key);
-    let alike: Vec<String> = rows.iter().filter(alike).map(|row| row.key.clone()).collect();
+    let is_similar =
+        |row: &&SettingRow| strsim::jaro(&row.key, key) >= SIMILARITY_MIN || row.key.contains(key);
+    let similar: Vec<String> = rows.iter().filter(is_similar).map(|row| row.key.clone()).collect();
     rows.into_iter().find(|row| row.key == key).ok_or_else(|| {
-        let failure = Failure::new(Exit::NotFound, format!("a node has no setting {asked:?}"));
-        let failure = match alike.as_slice() {
+        let failure = CliError::new(Exit::NotFound, format!("unknown setting {setting_name:?}"));
+        let failure = match similar.as_slice() {
             [] => failure,
-            alike => failure.why(format!("did you mean {}?", alike.join(" or "))),
+            similar => failure.why(format!("did you mean {}?", similar.join(" or "))),
         };
         failure.hint("helix config list").into()
     })
 }
 
-impl From<&Setting> for Row {
+impl From<&Setting> for SettingRow {
     fn from(setting: &Setting) -> Self {
         let values = setting.default_values();
         Self {
             key: setting.key(),
             default: (!values.is_empty()).then(|| values.join(",")),
             wanted: match setting.kind() {
-                // The file has quotes, a command line has none.
-                Kind::Text => "a text".to_owned(),
-                _ => setting.wanted(),
+                // Only the configuration file needs quotes.
+                SettingKind::Text => "a string".to_owned(),
+                _ => setting.expected(),
             },
             flag: format!("--{}", setting.flag()),
             variable: setting.variable(),
@@ -77,14 +78,14 @@ impl From<&Setting> for Row {
     }
 }
 
-impl Row {
+impl SettingRow {
     fn text(&self) -> String {
         let Self { key, default, wanted, flag, variable, help } = self;
         let default = default.as_deref().unwrap_or("none");
         format!(
-            "{key}: {help}\n\n  default:      {default}\n  write:        {wanted}\n  \
+            "{key}: {help}\n\n  default:      {default}\n  values:       {wanted}\n  \
              in the file:  {key} = ...\n  environment:  {variable}\n  command line: {flag}\n\n\
-             helix-server --print-config   shows what is in force, and where it comes from\n"
+             helix-server --print-config   shows effective values and their sources\n"
         )
     }
 }
@@ -93,12 +94,12 @@ impl Row {
 mod tests {
     use super::*;
 
-    fn rows() -> Vec<Row> {
-        settings().iter().map(Row::from).collect()
+    fn rows() -> Vec<SettingRow> {
+        settings().iter().map(SettingRow::from).collect()
     }
 
     #[test]
-    fn a_setting_is_found_by_each_of_its_names() {
+    fn finds_setting_by_key_flag_and_variable() {
         for name in ["listen_addr", "listen-addr", "--listen-addr", "HELIX_LISTEN_ADDR"] {
             assert_eq!(find(rows(), name).unwrap().key, "listen_addr");
         }
@@ -108,9 +109,9 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_almost_right_is_answered_with_the_right_one() {
+    fn suggests_similar_setting() {
         let error = find(rows(), "listen_adr").unwrap_err();
-        let failure = error.downcast_ref::<Failure>().unwrap();
+        let failure = error.downcast_ref::<CliError>().unwrap();
         assert!(failure.why.contains("listen_addr"), "{failure:?}");
         assert_eq!(failure.exit, Exit::NotFound);
     }

@@ -1,113 +1,117 @@
-//! `helix consume`: records from one position on, up to an end or for ever.
-//! Partitions come as they are read; within one of them the order is that of the log.
+//! `helix consume`: prints records from a position on, up to an end or continuously.
+//! Records of a partition are printed in log order; partitions are interleaved.
 
 use anyhow::Context;
-use helix_client::{Client, Event, Position as ClientPosition, ReadOptions, ReadSource, Start};
+use helix_client::{Client, Event, Position as ClientPosition, ReadOptions, ReadSource, ReadStart};
 
-use super::records::Printer;
-use super::spans::{self, Extent};
-use crate::args::{ConsumeArgs, Global};
+use super::records::RecordPrinter;
+use crate::args::{ConsumeArgs, GlobalArgs};
 use crate::connect::connect;
-use crate::exit::{Exit, Failure};
-use crate::position::{Position, PositionRange};
+use crate::exit::{CliError, Exit};
+use crate::offset_lookup::{self, PartitionBounds};
+use crate::position::{PositionArg, PositionRange};
 
-pub(crate) async fn run(global: &Global, args: &ConsumeArgs) -> anyhow::Result<()> {
+pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Result<()> {
     let range = args.range()?;
-    let mut printer = Printer::new(global, args.format.as_ref())?;
+    let mut printer = RecordPrinter::new(global, args.format.as_ref())?;
     let client = connect(global).await?;
-    let extents =
-        spans::extents(&client, &args.topic, &args.partitions, args.source.into()).await?;
-    let spans = plan(&client, args, &range, &extents).await?;
+    let bounds =
+        offset_lookup::partition_bounds(&client, &args.topic, &args.partitions, args.source.into())
+            .await?;
+    let ranges = read_ranges(&client, args, &range, &bounds).await?;
     if !global.quiet {
-        explain(&range, &extents, &spans);
+        warn_of_clamped_start(&range, &bounds, &ranges);
     }
-    let starts = spans.iter().filter_map(|span| span.start(&args.topic)).collect();
+    let starts = ranges.iter().filter_map(|range| range.start(&args.topic)).collect();
     let (limit, source) = (args.max_records, args.source.into());
     read(&client, starts, limit, source, args.follow, &mut printer)
         .await
         .with_context(|| format!("read {}", args.topic))
 }
 
-/// What is read of one partition.
+/// The offsets to read in a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Span {
+struct ReadRange {
     partition: u32,
     from: u64,
-    /// Offset to stop before. None: no end.
+    /// End offset, exclusive; None to read continuously.
     until: Option<u64>,
 }
 
-impl Span {
-    fn start(&self, topic: &str) -> Option<Start> {
+impl ReadRange {
+    /// Returns the start of the read; None if the range is empty.
+    fn start(&self, topic: &str) -> Option<ReadStart> {
         let is_empty = self.until.is_some_and(|until| until <= self.from);
         let from = ClientPosition::Offset(self.from);
-        let start = Start { until: self.until, ..Start::new(topic, self.partition, from) };
+        let start = ReadStart { until: self.until, ..ReadStart::new(topic, self.partition, from) };
         (!is_empty).then_some(start)
     }
 }
 
-async fn plan(
+/// Resolves the requested positions in each partition.
+async fn read_ranges(
     client: &Client,
     args: &ConsumeArgs,
     range: &PositionRange,
-    extents: &[Extent],
-) -> anyhow::Result<Vec<Span>> {
+    bounds: &[PartitionBounds],
+) -> anyhow::Result<Vec<ReadRange>> {
     let source = args.source.into();
-    let default = if args.follow { Position::Latest } else { Position::Earliest };
+    let default = if args.follow { PositionArg::Latest } else { PositionArg::Earliest };
     let from = range.from.as_ref().unwrap_or(&default);
-    let from = spans::offsets(client, &args.topic, extents, from, source).await?;
+    let from = offset_lookup::offsets(client, &args.topic, bounds, from, source).await?;
     let until = match (&range.until, args.follow) {
-        // The end may still be ahead.
-        (Some(Position::Offset(offset)), true) => vec![Some(*offset); extents.len()],
+        // The end may be above the current end of the partition.
+        (Some(PositionArg::Offset(offset)), true) => vec![Some(*offset); bounds.len()],
         (Some(_), true) => {
-            let what = "with --follow, the end is an offset";
-            return Err(Failure::new(Exit::Usage, what).into());
+            let what = "with --follow, --until must be an offset";
+            return Err(CliError::new(Exit::Usage, what).into());
         }
-        (None, true) => vec![None; extents.len()],
+        (None, true) => vec![None; bounds.len()],
         (until, false) => {
-            let until = until.as_ref().unwrap_or(&Position::Latest);
-            let offsets = spans::offsets(client, &args.topic, extents, until, source).await?;
+            let until = until.as_ref().unwrap_or(&PositionArg::Latest);
+            let offsets =
+                offset_lookup::offsets(client, &args.topic, bounds, until, source).await?;
             offsets.into_iter().map(Some).collect()
         }
     };
-    let span = |((extent, from), until): ((&Extent, u64), _)| Span {
-        partition: extent.partition,
+    let read_range = |((bounds, from), until): ((&PartitionBounds, u64), _)| ReadRange {
+        partition: bounds.partition,
         from,
         until,
     };
-    Ok(extents.iter().zip(from).zip(until).map(span).collect())
+    Ok(bounds.iter().zip(from).zip(until).map(read_range).collect())
 }
 
-/// Says where what is read differs from what was asked for.
-fn explain(range: &PositionRange, extents: &[Extent], spans: &[Span]) {
-    let Some(Position::Offset(asked)) = range.from else { return };
-    for (extent, span) in extents.iter().zip(spans) {
-        let partition = extent.partition;
-        if span.from > asked {
+/// Warns of partitions in which the requested start offset does not exist.
+fn warn_of_clamped_start(range: &PositionRange, bounds: &[PartitionBounds], ranges: &[ReadRange]) {
+    let Some(PositionArg::Offset(requested)) = range.from else { return };
+    for (bounds, read) in bounds.iter().zip(ranges) {
+        let partition = bounds.partition;
+        if read.from > requested {
             eprintln!(
-                "partition {partition}: offset {asked} is not kept any more, beginning at {}",
-                span.from
+                "partition {partition}: offset {requested} is deleted, reading from {}",
+                read.from
             );
-        } else if span.from < asked {
-            eprintln!("partition {partition}: ends at {}, before offset {asked}", span.from);
+        } else if read.from < requested {
+            eprintln!("partition {partition}: ends at {}, before offset {requested}", read.from);
         }
     }
 }
 
-/// Reads and prints until every start has reached its end.
+/// Reads and prints records until every partition has reached its end.
 pub(crate) async fn read(
     client: &Client,
-    starts: Vec<Start>,
+    starts: Vec<ReadStart>,
     max_records: Option<u64>,
     source: ReadSource,
     follow: bool,
-    printer: &mut Printer,
+    printer: &mut RecordPrinter,
 ) -> anyhow::Result<()> {
-    let mut left = max_records.unwrap_or(u64::MAX);
-    if starts.is_empty() || left == 0 {
+    let mut remaining = max_records.unwrap_or(u64::MAX);
+    if starts.is_empty() || remaining == 0 {
         return Ok(());
     }
-    // A start can fall out of what is kept after it was looked up.
+    // The start offset may be deleted after it was resolved.
     let options = ReadOptions { clamp: true, source, ..ReadOptions::default() };
     let mut subscription = client.consumer().subscribe(starts, options);
     while let Some(event) = subscription.next().await {
@@ -115,12 +119,12 @@ pub(crate) async fn read(
             Ok(Event::Data(data)) => {
                 for record in &data.records {
                     printer.print(&data.topic, data.partition, record)?;
-                    left -= 1;
-                    if left == 0 {
+                    remaining -= 1;
+                    if remaining == 0 {
                         return printer.flush();
                     }
                 }
-                // Whoever follows wants to see it now.
+                // With --follow, records are shown without delay.
                 if follow {
                     printer.flush()?;
                 }

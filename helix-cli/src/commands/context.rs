@@ -1,73 +1,73 @@
-//! `helix context`: names for clusters, one of which is in use.
-//! Speaks to no cluster; how a command chooses its addresses is in `context`.
+//! `helix context`: manages named cluster addresses.
+//! Connects to no cluster; `crate::context` selects the addresses of a command.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::{ContextCommand, Global};
-use crate::context::{Cluster, Contexts, path};
-use crate::exit::{Exit, Failure};
+use crate::args::{ContextSubcommand, GlobalArgs};
+use crate::context::{ContextEntry, Contexts, path};
+use crate::exit::{CliError, Exit};
 use crate::output::Output;
 
 /// A context.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Row {
+pub(crate) struct ContextRow {
     /// Name of the context
     name: String,
-    /// Whether commands use it that are given nothing else
+    /// True for the context that commands use by default
     is_current: bool,
-    /// Nodes to begin with
+    /// Nodes to contact first
     addr: Vec<String>,
 }
 
-pub(crate) fn run(global: &Global, command: &ContextCommand) -> anyhow::Result<()> {
+pub(crate) fn run(global: &GlobalArgs, command: &ContextSubcommand) -> anyhow::Result<()> {
     let mut contexts = Contexts::load()?;
     match command {
-        ContextCommand::List => {
+        ContextSubcommand::List => {
             if contexts.contexts.is_empty() && !global.quiet {
-                eprintln!("no contexts; helix context add NAME --addr HOST:PORT,... makes one");
+                eprintln!("no contexts; add one with: helix context add NAME --addr HOST:PORT,...");
             }
             return Output { format: global.output }.show(&rows(&contexts));
         }
-        ContextCommand::Add { name, make_current } => {
-            let cluster = cluster(name, &global.addr)?;
-            contexts.contexts.insert(name.clone(), cluster);
+        ContextSubcommand::Add { name, make_current } => {
+            let entry = context_entry(name, &global.addr)?;
+            contexts.contexts.insert(name.clone(), entry);
             if *make_current || contexts.current.is_none() {
                 contexts.switch_to(name)?;
             }
         }
-        ContextCommand::Use { name } => contexts.switch_to(name)?,
-        ContextCommand::Remove { name } => contexts.remove(name)?,
+        ContextSubcommand::Use { name } => contexts.switch_to(name)?,
+        ContextSubcommand::Remove { name } => contexts.remove(name)?,
     }
     contexts.save()?;
     if !global.quiet {
         let current = match &contexts.current {
-            Some(name) => format!("{name} is in use"),
-            None => "none is in use".to_owned(),
+            Some(name) => format!("current: {name}"),
+            None => "no current context".to_owned(),
         };
         eprintln!("{} contexts in {}; {current}", contexts.contexts.len(), path()?.display());
     }
     Ok(())
 }
 
-fn cluster(name: &str, addr: &[String]) -> anyhow::Result<Cluster> {
+fn context_entry(name: &str, addr: &[String]) -> anyhow::Result<ContextEntry> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if name.is_empty() || name == "-" || !name.chars().all(is_name) {
-        let failure = Failure::new(Exit::Usage, format!("{name:?} is no name for a context"));
-        return Err(failure.why("a name has letters, digits, '.', '_' and '-'").into());
+        let failure = CliError::new(Exit::Usage, format!("invalid context name {name:?}"));
+        return Err(failure.why("use letters, digits, '.', '_' and '-'").into());
     }
     if addr.is_empty() {
-        let failure = Failure::new(Exit::Usage, "a context needs the addresses of its nodes");
+        let failure = CliError::new(Exit::Usage, "the addresses of the context are missing");
         return Err(failure.hint(format!("helix context add {name} --addr HOST:PORT,...")).into());
     }
-    Ok(Cluster { addr: addr.to_vec() })
+    Ok(ContextEntry { addr: addr.to_vec() })
 }
 
-fn rows(contexts: &Contexts) -> Vec<Row> {
-    let row = |(name, cluster): (&String, &Cluster)| Row {
+fn rows(contexts: &Contexts) -> Vec<ContextRow> {
+    let row = |(name, entry): (&String, &ContextEntry)| ContextRow {
         name: name.clone(),
         is_current: contexts.current.as_ref() == Some(name),
-        addr: cluster.addr.clone(),
+        addr: entry.addr.clone(),
     };
     contexts.contexts.iter().map(row).collect()
 }
@@ -77,12 +77,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_context_has_a_name_and_addresses() {
+    fn requires_valid_name_and_addresses() {
         let addr = ["n1:9092".to_owned()];
-        assert_eq!(cluster("prod-1.eu", &addr).unwrap().addr, addr);
-        assert!(cluster("prod", &[]).is_err());
+        assert_eq!(context_entry("prod-1.eu", &addr).unwrap().addr, addr);
+        assert!(context_entry("prod", &[]).is_err());
         for name in ["", "-", "a b", "a/b"] {
-            assert!(cluster(name, &addr).is_err(), "{name:?}");
+            assert!(context_entry(name, &addr).is_err(), "{name:?}");
         }
     }
 }

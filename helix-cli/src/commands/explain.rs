@@ -1,94 +1,94 @@
-//! `helix explain`: the page of one reason, or a list of all.
-//! The texts are in `reasons`; what is computed is so by the tables of the service's answers.
+//! `helix explain`: explains a reason, or lists all reasons.
+//! The texts are in `reasons`; gRPC codes and retry flags come from helix-proto.
 
 use helix_proto::error as wire;
 use helix_proto::log::v1::{ErrorReason, HealthReason};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::Global;
-use crate::exit::{Exit, Failure};
+use crate::args::GlobalArgs;
+use crate::exit::{CliError, Exit};
 use crate::output::Output;
-use crate::reasons::{self, Text};
+use crate::reasons::{self, ReasonText};
 use crate::report;
 
-/// Numbers of reasons are below this.
+/// Upper bound of the enum numbers of reasons.
 const REASONS_MAX: i32 = 1000;
 
-/// What there is to know of a reason.
+/// The explanation of a reason.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Page {
-    /// Name, as it stands in brackets behind an error
+pub(crate) struct ReasonPage {
+    /// Name, as shown in brackets after an error
     reason: String,
-    /// gRPC code that goes with it. Null: only `helix cluster health` gives this reason
+    /// gRPC code. Null for reasons that only `helix cluster health` reports
     grpc_code: Option<String>,
-    /// Whether the same request may succeed if it is sent again
+    /// True if a retry of the same request may succeed
     #[schemars(extend("x-wide" = true))]
     retryable: Option<bool>,
-    /// Whether the request may have been applied. Null: each error says so itself
+    /// True if the request may have been applied. Null if each error states it
     #[schemars(extend("x-wide" = true))]
     may_have_applied: Option<bool>,
-    /// What it says
+    /// Meaning
     meaning: &'static str,
-    /// Why it may be
+    /// Likely cause
     #[schemars(extend("x-wide" = true))]
     why: &'static str,
-    /// What to do
+    /// Commands and actions to try
     #[schemars(extend("x-wide" = true))]
     hint: &'static str,
 }
 
-pub(crate) fn run(global: &Global, reason: Option<&str>) -> anyhow::Result<()> {
+pub(crate) fn run(global: &GlobalArgs, reason: Option<&str>) -> anyhow::Result<()> {
     let output = Output { format: global.output };
     let pages = pages();
-    let Some(asked) = reason else { return output.show(&pages) };
-    let name = normal(asked);
-    let found: Vec<Page> = pages.into_iter().filter(|page| page.reason == name).collect();
+    let Some(requested) = reason else { return output.show(&pages) };
+    let name = normalized(requested);
+    let found: Vec<ReasonPage> = pages.into_iter().filter(|page| page.reason == name).collect();
     if found.is_empty() {
-        let failure = Failure::new(Exit::NotFound, format!("there is no reason {asked:?}"));
-        return Err(failure.hint("helix explain   lists all").into());
+        let failure = CliError::new(Exit::NotFound, format!("unknown reason {requested:?}"));
+        return Err(failure.hint("helix explain   lists all reasons").into());
     }
-    output.show_as(&found, || found.iter().map(Page::text).collect())
+    output.show_as(&found, || found.iter().map(ReasonPage::text).collect())
 }
 
-/// `no-leader`, `ERROR_REASON_NO_LEADER` and `NO_LEADER` are the same.
-fn normal(text: &str) -> String {
+/// Normalizes `no-leader` and `ERROR_REASON_NO_LEADER` to `NO_LEADER`.
+fn normalized(text: &str) -> String {
     let name = text.trim().to_uppercase().replace('-', "_");
     name.trim_start_matches("ERROR_REASON_").trim_start_matches("HEALTH_REASON_").to_owned()
 }
 
-/// Of every reason that this version knows.
-pub(crate) fn pages() -> Vec<Page> {
+/// Returns the explanations of all reasons of this version.
+pub(crate) fn pages() -> Vec<ReasonPage> {
     let errors = (1..REASONS_MAX).filter_map(|number| ErrorReason::try_from(number).ok());
-    let mut pages: Vec<Page> = errors.map(of_error).collect();
+    let mut pages: Vec<ReasonPage> = errors.map(of_error).collect();
     let findings = (1..REASONS_MAX).filter_map(|number| HealthReason::try_from(number).ok());
     pages.extend(findings.filter_map(|reason| {
         let name = reason.as_str_name().trim_start_matches("HEALTH_REASON_");
-        reasons::of_health(reason).map(|text| Page::new(name.to_owned(), text))
+        reasons::of_health(reason).map(|text| ReasonPage::new(name.to_owned(), text))
     }));
-    let silence = [tonic::Code::Unavailable, tonic::Code::DeadlineExceeded];
-    pages.extend(silence.map(|code| Page {
-        grpc_code: Some(report::screaming(code)),
+    let no_response = [tonic::Code::Unavailable, tonic::Code::DeadlineExceeded];
+    pages.extend(no_response.map(|code| ReasonPage {
+        grpc_code: Some(report::grpc_code_name(code)),
         retryable: Some(true),
-        ..Page::new(report::screaming(code), reasons::of_silence())
+        ..ReasonPage::new(report::grpc_code_name(code), reasons::of_no_response())
     }));
     pages
 }
 
-fn of_error(reason: ErrorReason) -> Page {
+fn of_error(reason: ErrorReason) -> ReasonPage {
     let detail = wire::detail(reason);
-    Page {
-        grpc_code: Some(report::screaming(wire::code(reason))),
+    ReasonPage {
+        grpc_code: Some(report::grpc_code_name(wire::code(reason))),
         retryable: Some(detail.retryable),
-        // A failed disk leaves some open and some not.
+        // Depends on the request: each error states it.
         may_have_applied: Some(detail.may_have_applied)
             .filter(|_| reason != ErrorReason::StorageFailed),
-        ..Page::new(wire::reason_name(reason).to_owned(), reasons::of(reason))
+        ..ReasonPage::new(wire::reason_name(reason).to_owned(), reasons::of(reason))
     }
 }
 
-impl Page {
-    fn new(reason: String, Text { meaning, why, hint }: Text) -> Self {
+impl ReasonPage {
+    fn new(reason: String, ReasonText { meaning, why, hint }: ReasonText) -> Self {
         let (grpc_code, retryable, may_have_applied) = (None, None, None);
         Self { reason, grpc_code, retryable, may_have_applied, meaning, why, hint }
     }
@@ -97,19 +97,18 @@ impl Page {
         let mut text = format!("{}: {}\n\n  why: {}\n", self.reason, self.meaning, self.why);
         text += &format!("  try: {}\n", self.hint.replace('\n', "\n       "));
         let Some(code) = &self.grpc_code else {
-            return text + "\n  said by helix cluster health\n";
+            return text + "\n  reported by helix cluster health\n";
         };
-        let again = match self.retryable {
+        let retry = match self.retryable {
             Some(true) => "may succeed",
-            _ => "fails until something is changed",
+            _ => "fails until the cause is removed",
         };
         let applied = match self.may_have_applied {
             Some(true) => "may have been applied",
             Some(false) => "was not applied",
-            None => "may have been applied: the error says so",
+            None => "may have been applied; the error states it",
         };
-        text +=
-            &format!("\n  gRPC code {code}; the same request again {again}; a write {applied}\n");
+        text += &format!("\n  gRPC code {code}; a retry {retry}; a write {applied}\n");
         text
     }
 }
@@ -123,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// Names of the values of an enum of the protos, without its prefix and its zero.
+    /// Returns the value names of a proto enum without its prefix and zero value.
     fn values(name: &str, prefix: &str) -> BTreeSet<String> {
         let files: FileDescriptorSet = prost::Message::decode(FILE_DESCRIPTOR_SET).unwrap();
         let enums = files.file.iter().flat_map(|file| &file.enum_type);
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_of_the_contract_has_a_page() {
+    fn every_reason_of_the_api_has_an_explanation() {
         let pages: BTreeSet<String> = pages().into_iter().map(|page| page.reason).collect();
         let errors = values("ErrorReason", "ERROR_REASON_");
         assert!(errors.len() > 30, "{errors:?}");
@@ -143,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_say_what_why_and_what_to_do_and_no_two_say_the_same() {
+    fn explanations_are_complete_and_distinct() {
         let pages = pages();
         for page in &pages {
             for part in [page.meaning, page.why, page.hint] {
@@ -157,9 +156,9 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_found_however_it_is_written() {
+    fn reason_names_are_normalized() {
         for text in ["NO_LEADER", "no_leader", "no-leader", "ERROR_REASON_NO_LEADER"] {
-            assert_eq!(normal(text), "NO_LEADER");
+            assert_eq!(normalized(text), "NO_LEADER");
         }
     }
 }

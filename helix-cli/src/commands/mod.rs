@@ -1,5 +1,5 @@
-//! The commands: each turns its arguments into calls of the client and its answer into a result.
-//! How results and errors look is decided in `output` and `report`.
+//! The commands: each maps its arguments to client calls and the response to a result.
+//! `output` and `report` print results and errors.
 
 pub(crate) mod cheat;
 pub(crate) mod check;
@@ -11,9 +11,7 @@ pub(crate) mod explain;
 pub(crate) mod offsets;
 pub(crate) mod produce;
 pub(crate) mod records;
-pub(crate) mod results;
 pub(crate) mod server;
-pub(crate) mod spans;
 pub(crate) mod tail;
 pub(crate) mod topic;
 pub(crate) mod version;

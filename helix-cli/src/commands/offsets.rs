@@ -1,42 +1,44 @@
-//! `helix offsets`: where each partition begins and ends, and where a position is in it.
+//! `helix offsets`: the start and end offset of each partition, and the offset of a position.
 //! Reads no records.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::spans;
-use crate::args::{Global, OffsetsArgs};
+use crate::args::{GlobalArgs, OffsetsArgs};
 use crate::connect::connect;
+use crate::offset_lookup;
 use crate::output::Output;
 
-/// One partition.
+/// The offsets of a partition.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Row {
+pub(crate) struct OffsetRow {
     partition: u32,
     log_start_offset: u64,
     high_watermark: u64,
-    /// Offset of the position that was asked for.
+    /// Offset of the requested position.
     #[serde(skip_serializing_if = "Option::is_none")]
     offset: Option<u64>,
 }
 
-pub(crate) async fn run(global: &Global, args: &OffsetsArgs) -> anyhow::Result<()> {
+pub(crate) async fn run(global: &GlobalArgs, args: &OffsetsArgs) -> anyhow::Result<()> {
     let client = connect(global).await?;
     let source = args.source.into();
-    let extents = spans::extents(&client, &args.topic, &args.partitions, source).await?;
+    let bounds =
+        offset_lookup::partition_bounds(&client, &args.topic, &args.partitions, source).await?;
     let offsets = match &args.position {
         Some(position) => {
-            let offsets = spans::offsets(&client, &args.topic, &extents, position, source).await?;
+            let offsets =
+                offset_lookup::offsets(&client, &args.topic, &bounds, position, source).await?;
             offsets.into_iter().map(Some).collect()
         }
-        None => vec![None; extents.len()],
+        None => vec![None; bounds.len()],
     };
-    let row = |(extent, offset): (&spans::Extent, _)| Row {
-        partition: extent.partition,
-        log_start_offset: extent.watermarks.log_start_offset,
-        high_watermark: extent.watermarks.high_watermark,
+    let row = |(bounds, offset): (&offset_lookup::PartitionBounds, _)| OffsetRow {
+        partition: bounds.partition,
+        log_start_offset: bounds.watermarks.log_start_offset,
+        high_watermark: bounds.watermarks.high_watermark,
         offset,
     };
-    let rows: Vec<_> = extents.iter().zip(offsets).map(row).collect();
+    let rows: Vec<_> = bounds.iter().zip(offsets).map(row).collect();
     Output { format: global.output }.show(&rows)
 }

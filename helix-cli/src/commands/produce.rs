@@ -1,6 +1,6 @@
-//! `helix produce`: the lines of standard input become records, one each.
-//! Reads on while earlier records are under way; ends when all of them have their ack. The first
-//! batch that fails ends it: nothing that is not under way by then is sent.
+//! `helix produce`: appends each line of standard input as a record.
+//! Sends records while earlier ones await their acks, and ends when all are acked. After the first
+//! failed batch, no further records are sent.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use anyhow::Context;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
-use helix_client::partitioner::{Sticky, of_key};
+use helix_client::partitioner::{StickyPartitioner, of_key};
 use helix_client::proto::batch::record_bytes;
 use helix_client::proto::log::v1::{Durability, Record, Topic};
 use helix_client::{Ack, Client, Producer, ProducerOptions};
@@ -18,32 +18,33 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, BufReader};
 
-use crate::args::{Global, ProduceArgs};
+use crate::args::{GlobalArgs, ProduceArgs};
 use crate::connect::connect;
-use crate::exit::{Exit, Failure, interrupted};
+use crate::durability::durability_name;
+use crate::exit::{CliError, Exit, interrupted};
 use crate::output::Output;
 use crate::units;
 
-/// Longest line: no topic takes larger records.
+/// Maximum length of a line; no topic accepts larger records.
 const LINE_BYTES_MAX: usize = 8 << 20;
 
-/// Partitions named in the summary for people.
-const PARTITIONS_NAMED_MAX: usize = 8;
+/// Maximum number of partitions listed in the text summary.
+const PARTITIONS_LISTED_MAX: usize = 8;
 
-/// Bytes of records without a key that go to one partition before the next one has its turn.
+/// Bytes of records without a key sent to one partition before switching to the next.
 const STICKY_BYTES: usize = 256 << 10;
 
-pub(crate) async fn run(global: &Global, args: &ProduceArgs) -> anyhow::Result<()> {
+pub(crate) async fn run(global: &GlobalArgs, args: &ProduceArgs) -> anyhow::Result<()> {
     let client = connect(global).await?;
     let topic = client.admin().topic(&args.topic).await;
-    let topic = topic.with_context(|| format!("look up the topic {}", args.topic))?;
+    let topic = topic.with_context(|| format!("look up topic {}", args.topic))?;
     if std::io::stdin().is_terminal() && !global.quiet {
-        eprintln!("one record per line; Ctrl-D ends");
+        eprintln!("one record per line; end with Ctrl-D");
     }
-    let mut sender = Sender::new(&client, args, &topic)?;
-    let mut summary = Summary::new(&args.topic);
+    let mut sender = LineSender::new(&client, args, &topic)?;
+    let mut summary = ProduceSummary::new(&args.topic);
     let outcome = sender.send_all(&mut summary).await;
-    // What was acked is said in any case.
+    // Acked records are reported even after a failure.
     if global.output.is_json() {
         Output { format: global.output }.show(&summary)?;
     } else if !global.quiet {
@@ -52,15 +53,15 @@ pub(crate) async fn run(global: &Global, args: &ProduceArgs) -> anyhow::Result<(
     outcome
 }
 
-/// Reads, sends, and waits for acks.
-struct Sender<'a> {
+/// Sends the lines and waits for the acks.
+struct LineSender<'a> {
     args: &'a ProduceArgs,
     producer: Producer,
     partition_count: u32,
-    sticky: Sticky,
+    sticky: StickyPartitioner,
 }
 
-impl<'a> Sender<'a> {
+impl<'a> LineSender<'a> {
     fn new(client: &Client, args: &'a ProduceArgs, topic: &Topic) -> anyhow::Result<Self> {
         let defaults = ProducerOptions::default();
         let allowed = topic.config.and_then(|config| config.max_batch_bytes);
@@ -73,11 +74,11 @@ impl<'a> Sender<'a> {
         };
         let partition_count = u32::try_from(topic.partitions.len())?;
         let producer = client.producer(options);
-        Ok(Self { args, producer, partition_count, sticky: Sticky::default() })
+        Ok(Self { args, producer, partition_count, sticky: StickyPartitioner::default() })
     }
 
-    async fn send_all(&mut self, summary: &mut Summary) -> anyhow::Result<()> {
-        let mut lines = Lines::new(BufReader::new(tokio::io::stdin()));
+    async fn send_all(&mut self, summary: &mut ProduceSummary) -> anyhow::Result<()> {
+        let mut lines = InputLines::new(BufReader::new(tokio::io::stdin()));
         let mut acks = FuturesOrdered::new();
         let stop = interrupted();
         tokio::pin!(stop);
@@ -85,20 +86,20 @@ impl<'a> Sender<'a> {
         let mut failed = None;
         while outcome.is_ok() && failed.is_none() {
             tokio::select! {
-                Some((place, ack)) = acks.next(), if !acks.is_empty() => {
-                    summary.add(place, ack, &mut failed);
+                Some((target, ack)) = acks.next(), if !acks.is_empty() => {
+                    summary.add(target, ack, &mut failed);
                 }
                 line = lines.next() => match line {
                     Ok(Some(line)) => {
-                        let (partition, record) = self.place(line);
-                        let place = Place { line: lines.count, partition };
+                        let (partition, record) = self.record(line);
+                        let target = LineTarget { line: lines.count, partition };
                         let sent = self.producer.send_to(&self.args.topic, partition, record);
                         tokio::select! {
                             sent = sent => match sent {
-                                Ok(sent) => acks.push_back(async move { (place, sent.await) }),
-                                Err(error) => Failed::add(&mut failed, place, error),
+                                Ok(sent) => acks.push_back(async move { (target, sent.await) }),
+                                Err(error) => FailedBatch::add(&mut failed, target, error),
                             },
-                            () = &mut stop => outcome = Err(Failure::interrupted().into()),
+                            () = &mut stop => outcome = Err(CliError::interrupted().into()),
                         }
                     }
                     Ok(None) => break,
@@ -106,21 +107,21 @@ impl<'a> Sender<'a> {
                         outcome = Err(error).with_context(|| format!("line {}", lines.count + 1));
                     }
                 },
-                () = &mut stop => outcome = Err(Failure::interrupted().into()),
+                () = &mut stop => outcome = Err(CliError::interrupted().into()),
             }
         }
-        // What is under way comes to its end, well or not; the first failure counts.
+        // Waits for the records in flight; the first failure is reported.
         let stop = interrupted();
         tokio::pin!(stop);
         loop {
             tokio::select! {
                 ack = acks.next() => match ack {
-                    Some((place, ack)) => summary.add(place, ack, &mut failed),
+                    Some((target, ack)) => summary.add(target, ack, &mut failed),
                     None => break,
                 },
-                // A second time: whoever asks does not want to wait.
+                // A second interrupt ends the wait.
                 () = &mut stop => {
-                    outcome = outcome.and(Err(Failure::interrupted().into()));
+                    outcome = outcome.and(Err(CliError::interrupted().into()));
                     break;
                 }
             }
@@ -132,8 +133,8 @@ impl<'a> Sender<'a> {
         outcome.with_context(|| format!("append to {}", self.args.topic))
     }
 
-    /// Makes a record of a line and chooses its partition.
-    fn place(&mut self, line: Vec<u8>) -> (u32, Record) {
+    /// Makes a record from a line and selects its partition.
+    fn record(&mut self, line: Vec<u8>) -> (u32, Record) {
         let (key, value) = split(Bytes::from(line), self.args.key_separator.as_deref());
         let record = Record { key, value: Some(value), ..Record::default() };
         let partition = match (self.args.partition, &record.key) {
@@ -147,17 +148,17 @@ impl<'a> Sender<'a> {
     }
 }
 
-/// Where a record comes from, and where it goes.
+/// The line of a record and its target partition.
 #[derive(Debug, Clone, Copy)]
-struct Place {
-    /// Lines count from 1.
+struct LineTarget {
+    /// Line number, starting at 1.
     line: u64,
     partition: u32,
 }
 
-/// The batch that has failed first, and with it all that was not under way.
+/// The first failed batch and its lines.
 #[derive(Debug)]
-struct Failed {
+struct FailedBatch {
     error: helix_client::Error,
     partition: u32,
     first_line: u64,
@@ -165,11 +166,11 @@ struct Failed {
     line_count: u64,
 }
 
-impl Failed {
-    /// Notes another failure. The first of those counts that are not there because of another.
+impl FailedBatch {
+    /// Records a failure. The first failure that no earlier batch caused is kept.
     fn add(
         failed: &mut Option<Self>,
-        Place { line, partition }: Place,
+        LineTarget { line, partition }: LineTarget,
         error: helix_client::Error,
     ) {
         match failed {
@@ -177,7 +178,7 @@ impl Failed {
                 first.last_line = line;
                 first.line_count += 1;
             }
-            Some(first) if error.is_of_an_earlier_batch || !first.error.is_of_an_earlier_batch => {}
+            Some(first) if error.is_from_earlier_batch || !first.error.is_from_earlier_batch => {}
             _ => {
                 let (first_line, last_line, line_count) = (line, line, 1);
                 *failed = Some(Self { error, partition, first_line, last_line, line_count });
@@ -195,29 +196,29 @@ impl Failed {
     }
 }
 
-/// Key and value of a line.
+/// Splits a line into key and value.
 fn split(line: Bytes, separator: Option<&str>) -> (Option<Bytes>, Bytes) {
     let Some(separator) = separator.map(str::as_bytes) else { return (None, line) };
     match line.windows(separator.len()).position(|window| window == separator) {
-        Some(place) => (Some(line.slice(..place)), line.slice(place + separator.len()..)),
+        Some(start) => (Some(line.slice(..start)), line.slice(start + separator.len()..)),
         None => (None, line),
     }
 }
 
-/// The lines of an input, without their newlines, of any bytes.
-struct Lines<R> {
+/// Reads lines of arbitrary bytes, without their newlines.
+struct InputLines<R> {
     input: R,
     line: Vec<u8>,
-    /// How many there were.
+    /// Number of lines read.
     count: u64,
 }
 
-impl<R: AsyncBufRead + Unpin> Lines<R> {
+impl<R: AsyncBufRead + Unpin> InputLines<R> {
     fn new(input: R) -> Self {
         Self { input, line: Vec::new(), count: 0 }
     }
 
-    /// The next line; a last one need not end with a newline. Cancel safe.
+    /// Returns the next line; the last one may lack a newline. Cancel safe.
     async fn next(&mut self) -> anyhow::Result<Option<Vec<u8>>> {
         let line = self.read().await?;
         self.count += u64::from(line.is_some());
@@ -236,8 +237,8 @@ impl<R: AsyncBufRead + Unpin> Lines<R> {
             self.line.extend_from_slice(&bytes[..end]);
             self.input.consume(newline.map_or(end, |newline| newline + 1));
             if self.line.len() > LINE_BYTES_MAX {
-                let what = format!("a line has more than {LINE_BYTES_MAX} bytes");
-                let failure = Failure::new(Exit::Error, what);
+                let what = format!("a line exceeds {LINE_BYTES_MAX} bytes");
+                let failure = CliError::new(Exit::Error, what);
                 return Err(failure.why("each line is one record").into());
             }
             if newline.is_some() {
@@ -247,36 +248,36 @@ impl<R: AsyncBufRead + Unpin> Lines<R> {
     }
 }
 
-/// What was acked.
+/// Summary of the acked records.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Summary {
+pub(crate) struct ProduceSummary {
     topic: String,
     record_count: u64,
-    /// The weakest that was reached. None: nothing was acked.
+    /// Weakest durability of all acks. None if no record was acked.
     durability: Option<&'static str>,
     partitions: Vec<PartitionSummary>,
-    /// First line of the batch that failed. None: none has, or its lines were not sent.
+    /// First line of the failed batch. None if no batch failed or its lines were not sent.
     failed_line: Option<u64>,
-    /// Records of later lines among `record_count`, which were under way by then.
+    /// Acked records from lines after the failed one, which were in flight at the failure.
     acked_behind: u64,
     #[serde(skip)]
     weakest: i32,
-    /// Place of each partition in `partitions`.
+    /// Index of each partition in `partitions`.
     #[serde(skip)]
-    places: BTreeMap<u32, usize>,
+    indexes: BTreeMap<u32, usize>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct PartitionSummary {
     partition: u32,
     record_count: u64,
-    /// Of the first record. None where acks carry no offsets.
+    /// Offset of the first record. None if acks carry no offsets.
     first_offset: Option<u64>,
-    /// One past the last record; others may have written in between.
+    /// One past the last record; other clients may have appended in between.
     next_offset: Option<u64>,
 }
 
-impl Summary {
+impl ProduceSummary {
     fn new(topic: &str) -> Self {
         Self {
             topic: topic.to_owned(),
@@ -286,20 +287,25 @@ impl Summary {
             failed_line: None,
             acked_behind: 0,
             weakest: 0,
-            places: BTreeMap::new(),
+            indexes: BTreeMap::new(),
         }
     }
 
-    fn add(&mut self, place: Place, ack: helix_client::Result<Ack>, failed: &mut Option<Failed>) {
+    fn add(
+        &mut self,
+        target: LineTarget,
+        ack: helix_client::Result<Ack>,
+        failed: &mut Option<FailedBatch>,
+    ) {
         match ack {
             Ok(ack) => {
                 self.acked_behind += u64::from(failed.is_some());
-                self.add_ack(place.partition, &ack);
+                self.add_ack(target.partition, &ack);
             }
             Err(error) => {
-                Failed::add(failed, place, error);
-                // In the order of the lines: if this one is the first now, nothing is behind it.
-                if failed.as_ref().is_some_and(|failed| failed.first_line == place.line) {
+                FailedBatch::add(failed, target, error);
+                // Results arrive in line order: no acked line follows a new first failure.
+                if failed.as_ref().is_some_and(|failed| failed.first_line == target.line) {
                     self.acked_behind = 0;
                 }
             }
@@ -308,13 +314,13 @@ impl Summary {
 
     fn add_ack(&mut self, partition: u32, ack: &Ack) {
         self.record_count += 1;
-        // The enum counts from the strongest.
+        // Larger enum numbers are weaker.
         if i32::from(ack.durability) > self.weakest {
             self.weakest = ack.durability.into();
             self.durability = Some(durability_name(ack.durability));
         }
-        let place = *self.places.entry(partition).or_insert(self.partitions.len());
-        if place == self.partitions.len() {
+        let index = *self.indexes.entry(partition).or_insert(self.partitions.len());
+        if index == self.partitions.len() {
             self.partitions.push(PartitionSummary {
                 partition,
                 record_count: 0,
@@ -322,7 +328,7 @@ impl Summary {
                 next_offset: None,
             });
         }
-        let summary = &mut self.partitions[place];
+        let summary = &mut self.partitions[index];
         summary.record_count += 1;
         summary.next_offset = ack.next_offset;
     }
@@ -338,16 +344,16 @@ impl Summary {
             // Writing to a string cannot fail.
             let _ = write!(text, " ({durability})");
         }
-        let places = self.partitions.iter().take(PARTITIONS_NAMED_MAX);
-        let places: Vec<_> = places.map(PartitionSummary::text).collect();
-        text = format!("{text}: {}", places.join(", "));
-        let more = self.partitions.len().saturating_sub(PARTITIONS_NAMED_MAX);
+        let listed = self.partitions.iter().take(PARTITIONS_LISTED_MAX);
+        let listed: Vec<_> = listed.map(PartitionSummary::text).collect();
+        text = format!("{text}: {}", listed.join(", "));
+        let more = self.partitions.len().saturating_sub(PARTITIONS_LISTED_MAX);
         if more > 0 {
             let _ = write!(text, " and {more} more partitions");
         }
         if let (Some(line), 1..) = (self.failed_line, self.acked_behind) {
             let behind = units::count(self.acked_behind);
-            let _ = write!(text, "; {behind} of them from lines behind line {line}, which failed");
+            let _ = write!(text, "; {behind} of them from lines after line {line}, which failed");
         }
         text
     }
@@ -368,12 +374,6 @@ impl PartitionSummary {
     }
 }
 
-/// Name of a durability without its prefix: `QUORUM_SYNCED`.
-pub(crate) fn durability_name(durability: Durability) -> &'static str {
-    let name = durability.as_str_name();
-    name.strip_prefix("DURABILITY_").unwrap_or(name)
-}
-
 #[cfg(test)]
 mod tests {
     use helix_proto::error as wire;
@@ -382,8 +382,8 @@ mod tests {
     use super::*;
 
     async fn lines(input: &[u8]) -> Vec<Vec<u8>> {
-        // Small buffer: lines cross its end.
-        let mut lines = Lines::new(BufReader::with_capacity(3, input));
+        // A small buffer makes lines span several reads.
+        let mut lines = InputLines::new(BufReader::with_capacity(3, input));
         let mut all = Vec::new();
         while let Some(line) = lines.next().await.unwrap() {
             all.push(line);
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_line_is_a_record_of_any_bytes() {
+    async fn reads_lines_of_arbitrary_bytes() {
         assert!(lines(b"").await.is_empty());
         assert_eq!(lines(b"hello\n").await, [b"hello"]);
         assert_eq!(lines(b"hello\n\nlast").await, [&b"hello"[..], b"", b"last"]);
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_stand_before_the_first_separator() {
+    fn key_ends_at_the_first_separator() {
         let parts = |line: &'static str, separator| {
             let (key, value) = split(Bytes::from_static(line.as_bytes()), separator);
             let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).unwrap();
@@ -414,8 +414,8 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_says_where_the_records_are() {
-        let mut summary = Summary::new("orders");
+    fn summary_lists_partitions_and_offsets() {
+        let mut summary = ProduceSummary::new("orders");
         assert_eq!(summary.text(), "nothing was appended to orders");
         let ack = |offset: u64| {
             Ok(Ack {
@@ -428,7 +428,7 @@ mod tests {
         };
         let mut failed = None;
         for (line, partition, offset) in [(1, 2, 7), (2, 0, 4), (3, 2, 8), (4, 2, 9)] {
-            summary.add(Place { line, partition }, ack(offset), &mut failed);
+            summary.add(LineTarget { line, partition }, ack(offset), &mut failed);
         }
         assert!(failed.is_none());
         assert_eq!(
@@ -445,11 +445,11 @@ mod tests {
     }
 
     #[test]
-    fn the_batch_that_failed_first_is_named_by_its_lines() {
-        let refusal = |reason, message: &str, is_of_an_earlier_batch| {
+    fn reports_lines_of_the_first_failed_batch() {
+        let error_of = |reason, message: &str, is_from_earlier_batch| {
             let status = wire::to_status(&wire::detail(reason), message, None);
             let mut failure = (*helix_client::Error::from(status)).clone();
-            failure.is_of_an_earlier_batch = is_of_an_earlier_batch;
+            failure.is_from_earlier_batch = is_from_earlier_batch;
             helix_client::Error::from(failure)
         };
         let mut failed = None;
@@ -461,8 +461,8 @@ mod tests {
             (8, 0, "an earlier batch failed: too large", true),
             (9, 2, "gone", false),
         ] {
-            let error = refusal(ErrorReason::BatchTooLarge, message, is_later);
-            Failed::add(&mut failed, Place { line, partition }, error);
+            let error = error_of(ErrorReason::BatchTooLarge, message, is_later);
+            FailedBatch::add(&mut failed, LineTarget { line, partition }, error);
         }
         let error = failed.unwrap().into_error().unwrap_err();
         assert_eq!(error.to_string(), "2 of the lines 5 to 7, one batch");

@@ -1,6 +1,5 @@
-//! Records on standard output: values as they are, one per line, in a form of the user's, or a
-//! JSON object per line.
-//! Buffers; who reads decides when a reader at the other end should see them.
+//! Prints records to standard output: plain values, a custom format, or one JSON object per line.
+//! Output is buffered; the caller flushes it.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
@@ -13,44 +12,47 @@ use prost_types::Timestamp;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Serialize, Serializer};
 
-use crate::args::Global;
-use crate::exit::{Exit, Failure};
-use crate::output::{self, Format};
+use crate::args::GlobalArgs;
+use crate::exit::{CliError, Exit};
+use crate::format::OutputFormat;
+use crate::output;
 use crate::template::Template;
 
-/// Bytes after which the buffer is written out in any case.
+/// Buffer size that triggers a flush.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// Prints records.
 #[derive(Debug)]
-pub(crate) struct Printer {
-    form: Form,
+pub(crate) struct RecordPrinter {
+    form: RecordForm,
     buffer: Vec<u8>,
 }
 
-/// How each record is written.
+/// Output form of a record.
 #[derive(Debug)]
-enum Form {
-    /// Its value, and the end of the line.
+enum RecordForm {
+    /// The value and a newline.
     Value,
     Template(Template),
-    /// A line of JSON. A topic has no end, so a list of its records would have none either.
+    /// A line of JSON; not a JSON list, because a topic has no end.
     Json,
 }
 
-impl Printer {
+impl RecordPrinter {
     /// # Errors
-    /// A format string was given, and JSON was asked for.
-    pub(crate) fn new(global: &Global, template: Option<&Template>) -> anyhow::Result<Self> {
+    /// Fails if both a format string and JSON output are requested.
+    pub(crate) fn new(global: &GlobalArgs, template: Option<&Template>) -> anyhow::Result<Self> {
         let form = match (global.output, template) {
-            (Format::Json | Format::Jsonl, Some(_)) => {
-                let failure = Failure::new(Exit::Usage, "JSON has a form of its own");
-                return Err(failure.hint("--format, or -o json").into());
+            (OutputFormat::Json | OutputFormat::Jsonl, Some(_)) => {
+                let failure = CliError::new(Exit::Usage, "--format does not apply to JSON output");
+                return Err(failure.hint("use either --format or -o json").into());
             }
-            (Format::Json | Format::Jsonl, None) => Form::Json,
-            (Format::Table | Format::Wide, Some(template)) => Form::Template(template.clone()),
-            (Format::Wide, None) => Form::Template(Template::wide()),
-            (Format::Table, None) => Form::Value,
+            (OutputFormat::Json | OutputFormat::Jsonl, None) => RecordForm::Json,
+            (OutputFormat::Table | OutputFormat::Wide, Some(template)) => {
+                RecordForm::Template(template.clone())
+            }
+            (OutputFormat::Wide, None) => RecordForm::Template(Template::wide()),
+            (OutputFormat::Table, None) => RecordForm::Value,
         };
         Ok(Self { form, buffer: Vec::new() })
     }
@@ -76,44 +78,44 @@ impl Printer {
 
 fn write(
     buffer: &mut Vec<u8>,
-    form: &Form,
+    form: &RecordForm,
     topic: &str,
     partition: u32,
     record: &ConsumedRecord,
 ) -> anyhow::Result<()> {
     match form {
-        Form::Value => {
+        RecordForm::Value => {
             buffer.extend_from_slice(record.value.as_deref().unwrap_or_default());
             buffer.push(b'\n');
             Ok(())
         }
-        Form::Template(template) => {
+        RecordForm::Template(template) => {
             template.render(buffer, topic, partition, record);
             Ok(())
         }
-        Form::Json => output::json_line(buffer, &Row::new(topic, partition, record)),
+        RecordForm::Json => output::json_line(buffer, &RecordRow::new(topic, partition, record)),
     }
 }
 
-/// A record. What is not UTF-8 stands as base64 under a name that says so: `value_base64` in place
-/// of `value`.
+/// A record. Bytes that are not UTF-8 are base64 under another key: `value_base64` instead of
+/// `value`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Row<'a> {
+pub(crate) struct RecordRow<'a> {
     topic: &'a str,
     partition: u32,
     offset: u64,
-    /// When the service appended it
+    /// Time of the append, set by the service
     append_time: String,
-    /// Time that the producer set
+    /// Time set by the producer
     #[serde(skip_serializing_if = "Option::is_none")]
     event_time: Option<String>,
-    /// Null: it has none
-    #[serde(skip_serializing_if = "Text::is_elsewhere")]
+    /// Null if the record has no key
+    #[serde(skip_serializing_if = "Text::is_base64")]
     key: Text<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     key_base64: Option<String>,
-    /// Null: it has none, which marks a deleted key
-    #[serde(skip_serializing_if = "Text::is_elsewhere")]
+    /// Null for a tombstone, which marks a deleted key
+    #[serde(skip_serializing_if = "Text::is_base64")]
     value: Text<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     value_base64: Option<String>,
@@ -124,22 +126,22 @@ pub(crate) struct Row<'a> {
 #[derive(Debug, Serialize, JsonSchema)]
 struct Header<'a> {
     name: &'a str,
-    #[serde(skip_serializing_if = "Text::is_elsewhere")]
+    #[serde(skip_serializing_if = "Text::is_base64")]
     value: Text<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     value_base64: Option<String>,
 }
 
-/// Bytes, if they are text.
+/// Bytes as JSON text.
 #[derive(Debug)]
 enum Text<'a> {
     Absent,
     Present(&'a str),
-    /// They are not, and stand as base64 beside it.
-    Elsewhere,
+    /// Not UTF-8; another field has the bytes as base64.
+    Base64,
 }
 
-impl<'a> Row<'a> {
+impl<'a> RecordRow<'a> {
     fn new(topic: &'a str, partition: u32, record: &'a ConsumedRecord) -> Self {
         let (key, key_base64) = text(record.key.as_deref());
         let (value, value_base64) = text(record.value.as_deref());
@@ -166,8 +168,8 @@ impl<'a> From<&'a WireHeader> for Header<'a> {
 }
 
 impl Text<'_> {
-    fn is_elsewhere(&self) -> bool {
-        matches!(self, Self::Elsewhere)
+    fn is_base64(&self) -> bool {
+        matches!(self, Self::Base64)
     }
 }
 
@@ -175,7 +177,7 @@ impl Serialize for Text<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Present(text) => serializer.serialize_str(text),
-            Self::Absent | Self::Elsewhere => serializer.serialize_none(),
+            Self::Absent | Self::Base64 => serializer.serialize_none(),
         }
     }
 }
@@ -198,7 +200,7 @@ fn text(bytes: Option<&[u8]>) -> (Text<'_>, Option<String>) {
     match bytes.map(|bytes| (bytes, std::str::from_utf8(bytes))) {
         None => (Text::Absent, None),
         Some((_, Ok(text))) => (Text::Present(text), None),
-        Some((bytes, Err(_))) => (Text::Elsewhere, Some(BASE64.encode(bytes))),
+        Some((bytes, Err(_))) => (Text::Base64, Some(BASE64.encode(bytes))),
     }
 }
 
@@ -223,22 +225,23 @@ mod tests {
         }
     }
 
-    fn printed(form: &Form, record: &ConsumedRecord) -> String {
+    fn printed(form: &RecordForm, record: &ConsumedRecord) -> String {
         let mut buffer = Vec::new();
         write(&mut buffer, form, "orders", 2, record).unwrap();
         String::from_utf8(buffer).unwrap()
     }
 
     #[test]
-    fn values_are_printed_as_they_are() {
-        assert_eq!(printed(&Form::Value, &record(Some(b"k"), Some(b"hello"))), "hello\n");
-        assert_eq!(printed(&Form::Value, &record(None, None)), "\n");
-        let wide = printed(&Form::Template(Template::wide()), &record(Some(b"k"), Some(b"v")));
+    fn prints_plain_values() {
+        assert_eq!(printed(&RecordForm::Value, &record(Some(b"k"), Some(b"hello"))), "hello\n");
+        assert_eq!(printed(&RecordForm::Value, &record(None, None)), "\n");
+        let wide =
+            printed(&RecordForm::Template(Template::wide()), &record(Some(b"k"), Some(b"v")));
         assert_eq!(wide, "2\t7\t1970-01-01T00:00:01.500Z\tk\tv\n");
     }
 
     #[test]
-    fn json_has_the_names_of_the_api() {
+    fn json_uses_api_field_names() {
         let expected = concat!(
             r#"{"topic":"orders","partition":2,"offset":7,"#,
             r#""append_time":"1970-01-01T00:00:01.500Z","#,
@@ -246,11 +249,11 @@ mod tests {
             "\n"
         );
         let record = record(Some(b"k"), Some(b"hello \"you\""));
-        assert_eq!(printed(&Form::Json, &record), expected);
+        assert_eq!(printed(&RecordForm::Json, &record), expected);
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_marked() {
+    fn non_utf8_bytes_are_base64() {
         let mut record = record(None, Some(&[0xFF, 0x00]));
         record.headers = vec![
             WireHeader { name: "trace".to_owned(), value: "abc".into() },
@@ -264,12 +267,12 @@ mod tests {
             r#""headers":[{"name":"trace","value":"abc"},{"name":"raw","value_base64":"/g=="}]}"#,
             "\n"
         );
-        assert_eq!(printed(&Form::Json, &record), expected);
+        assert_eq!(printed(&RecordForm::Json, &record), expected);
     }
 
     #[test]
-    fn a_tombstone_is_null() {
-        let text = printed(&Form::Json, &record(Some(b"k"), None));
+    fn tombstone_value_is_null() {
+        let text = printed(&RecordForm::Json, &record(Some(b"k"), None));
         assert!(text.ends_with("\"key\":\"k\",\"value\":null}\n"), "{text}");
     }
 }

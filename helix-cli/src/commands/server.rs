@@ -1,25 +1,16 @@
-//! `helix server`: one node in this process, the same as the binary `helix-server`.
-//! Also what `helix demo` and `helix dev` start as their children.
+//! `helix server`: runs one node in this process, like the binary `helix-server`.
+//! `helix demo` and `helix dev` start it as child processes.
 
 use std::io;
 use std::process::ExitCode;
 use std::thread;
 
-use clap::Args;
-use helix_server::config::Flags;
 use helix_server::daemon;
 use tokio::sync::oneshot;
 
-#[derive(Debug, Args)]
-pub(crate) struct ServerArgs {
-    #[command(flatten)]
-    flags: Flags,
-    /// Stop when standard input closes: whoever holds its other end owns this process
-    #[arg(long, hide = true)]
-    exit_with_stdin: bool,
-}
+use crate::args::ServerArgs;
 
-/// Runs until it is asked to stop. Brings its own runtime.
+/// Runs the node on its own runtime until a signal or the end of standard input stops it.
 pub(crate) fn run(args: ServerArgs) -> ExitCode {
     let ServerArgs { flags, exit_with_stdin } = args;
     let config = match daemon::configure(&flags) {
@@ -29,14 +20,14 @@ pub(crate) fn run(args: ServerArgs) -> ExitCode {
     if !exit_with_stdin {
         return daemon::main(config);
     }
-    let (closed, is_closed) = oneshot::channel::<()>();
+    let (closed_sender, closed) = oneshot::channel::<()>();
     thread::spawn(move || {
-        // An error ends the wait just as the end of the input does.
+        // A read error ends the wait too, like the end of the input.
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-        drop(closed);
+        drop(closed_sender);
     });
     daemon::main_until(config, async {
-        // Always an error: the sender is only ever dropped.
-        let _ = is_closed.await;
+        // Always an error: the sender sends nothing and is dropped.
+        let _ = closed.await;
     })
 }

@@ -1,24 +1,25 @@
-//! `helix tail`: the newest records over all partitions, by append time, and then what comes.
-//! Reads at most that many of each partition.
+//! `helix tail`: prints the newest records of all partitions by append time, then new records.
+//! Reads at most the requested number from each partition.
 
 use anyhow::Context;
 use helix_client::{
-    Client, ConsumedRecord, Event, Position as ClientPosition, ReadOptions, ReadSource, Start,
+    Client, ConsumedRecord, Event, Position as ClientPosition, ReadOptions, ReadSource, ReadStart,
 };
 
 use super::consume;
-use super::records::Printer;
-use super::spans::{self, Extent};
-use crate::args::{Global, TailArgs};
+use super::records::RecordPrinter;
+use crate::args::{GlobalArgs, TailArgs};
 use crate::connect::connect;
-use crate::position::Position;
+use crate::offset_lookup::{self, PartitionBounds};
+use crate::position::PositionArg;
 
-pub(crate) async fn run(global: &Global, args: &TailArgs) -> anyhow::Result<()> {
-    let mut printer = Printer::new(global, args.format.as_ref())?;
+pub(crate) async fn run(global: &GlobalArgs, args: &TailArgs) -> anyhow::Result<()> {
+    let mut printer = RecordPrinter::new(global, args.format.as_ref())?;
     let client = connect(global).await?;
     let source = args.source.into();
-    let extents = spans::extents(&client, &args.topic, &args.partitions, source).await?;
-    let newest = newest(&client, args, &extents, source).await;
+    let bounds =
+        offset_lookup::partition_bounds(&client, &args.topic, &args.partitions, source).await?;
+    let newest = newest(&client, args, &bounds, source).await;
     for (partition, record) in newest.with_context(|| format!("read {}", args.topic))? {
         printer.print(&args.topic, partition, &record)?;
     }
@@ -26,31 +27,31 @@ pub(crate) async fn run(global: &Global, args: &TailArgs) -> anyhow::Result<()> 
     if !args.follow {
         return Ok(());
     }
-    let start = |extent: &Extent| {
-        let from = ClientPosition::Offset(extent.watermarks.high_watermark);
-        Start::new(&args.topic, extent.partition, from)
+    let start = |bounds: &PartitionBounds| {
+        let from = ClientPosition::Offset(bounds.watermarks.high_watermark);
+        ReadStart::new(&args.topic, bounds.partition, from)
     };
-    let starts = extents.iter().map(start).collect();
+    let starts = bounds.iter().map(start).collect();
     consume::read(&client, starts, None, source, true, &mut printer)
         .await
         .with_context(|| format!("follow {}", args.topic))
 }
 
-/// The newest records, oldest first.
+/// Reads the newest records; returns them oldest first.
 async fn newest(
     client: &Client,
     args: &TailArgs,
-    extents: &[Extent],
+    bounds: &[PartitionBounds],
     source: ReadSource,
 ) -> anyhow::Result<Vec<(u32, ConsumedRecord)>> {
-    let count = Position::BeforeEnd(args.max_records as u64);
-    let from = spans::offsets(client, &args.topic, extents, &count, source).await?;
+    let count = PositionArg::BeforeEnd(args.max_records as u64);
+    let from = offset_lookup::offsets(client, &args.topic, bounds, &count, source).await?;
     let mut starts = Vec::new();
-    for (extent, from) in extents.iter().zip(from) {
-        let until = extent.watermarks.high_watermark;
+    for (bounds, from) in bounds.iter().zip(from) {
+        let until = bounds.watermarks.high_watermark;
         if from < until {
             let from = ClientPosition::Offset(from);
-            starts.push(Start::new(&args.topic, extent.partition, from).until(until));
+            starts.push(ReadStart::new(&args.topic, bounds.partition, from).until(until));
         }
     }
     let mut records = Vec::new();
@@ -64,7 +65,7 @@ async fn newest(
             records.extend(data.records.into_iter().map(|record| (data.partition, record)));
         }
     }
-    // Offsets break ties, so that a partition stays in its own order.
+    // Offsets break ties, which keeps the order within a partition.
     records.sort_by_key(|(partition, record)| (record.append_time, *partition, record.offset));
     Ok(records.split_off(records.len().saturating_sub(args.max_records)))
 }

@@ -1,5 +1,5 @@
 //! `helix topic`: create, list, describe, alter, add-partitions, trim, fence and delete.
-//! What loses records asks first, unless it is told not to.
+//! Commands that delete records ask for confirmation, unless --yes is given.
 
 use std::io::{self, BufRead, IsTerminal};
 
@@ -9,60 +9,63 @@ use helix_client::{Client, NewTopic, ReadSource};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::produce::durability_name;
-use super::spans;
-use crate::args::{Global, Setting, Settings, TopicCommand, TopicCreateArgs};
+use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
 use crate::connect::connect;
-use crate::exit::{Exit, Failure};
+use crate::durability::durability_name;
+use crate::exit::{CliError, Exit};
 use crate::output::Output;
-use crate::position::Position;
-use crate::units;
+use crate::position::PositionArg;
+use crate::{offset_lookup, units};
 
-pub(crate) async fn run(global: &Global, command: &TopicCommand) -> anyhow::Result<()> {
+pub(crate) async fn run(global: &GlobalArgs, command: &TopicSubcommand) -> anyhow::Result<()> {
     let client = connect(global).await?;
     let output = Output { format: global.output };
     match command {
-        TopicCommand::Create(args) => output.show(&create(&client, args).await?),
-        TopicCommand::List { prefix } => {
+        TopicSubcommand::Create(args) => output.show(&create(&client, args).await?),
+        TopicSubcommand::List { prefix } => {
             let topics = client.admin().topics(prefix).await.context("list topics")?;
             if topics.is_empty() && !global.quiet {
                 eprintln!("no topics");
             }
-            output.show(&topics.into_iter().map(Row::from).collect::<Vec<_>>())
+            output.show(&topics.into_iter().map(TopicRow::from).collect::<Vec<_>>())
         }
-        TopicCommand::Describe { topic } => {
+        TopicSubcommand::Describe { topic } => {
             let found = client.admin().topic(topic).await;
             let found = found.with_context(|| format!("describe {topic}"))?;
-            output.show(&Description::from(found))
+            output.show(&TopicDescription::from(found))
         }
-        TopicCommand::Alter { topic, settings } => {
+        TopicSubcommand::Alter { topic, settings } => {
             output.show(&alter(&client, topic, settings).await?)
         }
-        TopicCommand::AddPartitions { topic, total } => {
+        TopicSubcommand::AddPartitions { topic, total } => {
             let changed = client.admin().add_partitions(topic, *total).await;
             let changed = changed.with_context(|| format!("add partitions to {topic}"))?;
-            output.show(&Row::from(changed))
+            output.show(&TopicRow::from(changed))
         }
-        TopicCommand::Trim { topic, to, partitions, yes } => {
+        TopicSubcommand::Trim { topic, to, partitions, yes } => {
             output.show(&trim(&client, topic, to, partitions, *yes).await?)
         }
-        TopicCommand::Fence { topic, partition, token, expect } => {
+        TopicSubcommand::Fence { topic, partition, token, expect } => {
             let expected = expect.as_deref();
             let fenced = client.admin().set_fencing_token(topic, *partition, expected, token).await;
             let watermarks = fenced.with_context(|| format!("fence {topic}/{partition}"))?.into();
-            output.show(&Fenced { partition: *partition, fencing_token: token.clone(), watermarks })
+            output.show(&FencedPartition {
+                partition: *partition,
+                fencing_token: token.clone(),
+                watermarks,
+            })
         }
-        TopicCommand::Delete { topic, yes } => {
+        TopicSubcommand::Delete { topic, yes } => {
             delete(&client, topic, *yes).await?;
             if !global.quiet {
-                eprintln!("{topic} is deleted");
+                eprintln!("deleted {topic}");
             }
             Ok(())
         }
     }
 }
 
-async fn create(client: &Client, args: &TopicCreateArgs) -> anyhow::Result<Row> {
+async fn create(client: &Client, args: &TopicCreateArgs) -> anyhow::Result<TopicRow> {
     let topic = NewTopic {
         replication_factor: args.replication_factor,
         config: config(&args.settings).0,
@@ -73,22 +76,26 @@ async fn create(client: &Client, args: &TopicCreateArgs) -> anyhow::Result<Row> 
     Ok(created.with_context(|| format!("create {}", args.topic))?.into())
 }
 
-async fn alter(client: &Client, topic: &str, settings: &Settings) -> anyhow::Result<Description> {
+async fn alter(
+    client: &Client,
+    topic: &str,
+    settings: &TopicSettings,
+) -> anyhow::Result<TopicDescription> {
     let (config, fields) = config(settings);
     if fields.is_empty() {
-        let failure = Failure::new(Exit::Usage, "no setting was given");
+        let failure = CliError::new(Exit::Usage, "no setting is given");
         return Err(failure.hint("helix topic alter --help").into());
     }
     let changed = client.admin().update_topic(topic, &config, &fields).await;
     Ok(changed.with_context(|| format!("alter {topic}"))?.into())
 }
 
-/// The settings that were given, and their names. Those to be set back are named and unset.
-fn config(settings: &Settings) -> (proto::TopicConfig, Vec<&'static str>) {
-    fn value<T>(setting: Option<Setting<T>>) -> Option<T> {
+/// Returns the given settings and their names. Settings to reset are named but unset.
+fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
+    fn value<T>(setting: Option<SettingChange<T>>) -> Option<T> {
         match setting {
-            Some(Setting::Value(value)) => Some(value),
-            Some(Setting::Default) | None => None,
+            Some(SettingChange::Value(value)) => Some(value),
+            Some(SettingChange::Default) | None => None,
         }
     }
     let config = proto::TopicConfig {
@@ -114,63 +121,65 @@ fn config(settings: &Settings) -> (proto::TopicConfig, Vec<&'static str>) {
 async fn trim(
     client: &Client,
     topic: &str,
-    to: &Position,
+    to: &PositionArg,
     partitions: &[u32],
     yes: bool,
-) -> anyhow::Result<Vec<Trimmed>> {
-    let extents = spans::extents(client, topic, partitions, ReadSource::Leader).await?;
-    let offsets = spans::offsets(client, topic, &extents, to, ReadSource::Leader).await?;
-    let lost = |(extent, offset): (&spans::Extent, &u64)| {
-        offset.saturating_sub(extent.watermarks.log_start_offset)
+) -> anyhow::Result<Vec<TrimmedPartition>> {
+    let bounds =
+        offset_lookup::partition_bounds(client, topic, partitions, ReadSource::Leader).await?;
+    let offsets = offset_lookup::offsets(client, topic, &bounds, to, ReadSource::Leader).await?;
+    let dropped = |(bounds, offset): (&offset_lookup::PartitionBounds, &u64)| {
+        offset.saturating_sub(bounds.watermarks.log_start_offset)
     };
-    let lost: u64 = extents.iter().zip(&offsets).map(lost).sum();
-    if lost > 0 && !yes {
-        confirm(topic, &format!("this drops {} records of {topic}", units::count(lost)))?;
+    let dropped: u64 = bounds.iter().zip(&offsets).map(dropped).sum();
+    if dropped > 0 && !yes {
+        confirm(topic, &format!("this deletes {} records of {topic}", units::count(dropped)))?;
     }
     let mut trimmed = Vec::new();
-    for (extent, offset) in extents.iter().zip(offsets) {
-        let watermarks = client.admin().trim(topic, extent.partition, offset).await;
+    for (bounds, offset) in bounds.iter().zip(offsets) {
+        let watermarks = client.admin().trim(topic, bounds.partition, offset).await;
         let watermarks =
-            watermarks.with_context(|| format!("trim {topic}/{}", extent.partition))?;
-        trimmed.push(Trimmed { partition: extent.partition, watermarks: watermarks.into() });
+            watermarks.with_context(|| format!("trim {topic}/{}", bounds.partition))?;
+        trimmed
+            .push(TrimmedPartition { partition: bounds.partition, watermarks: watermarks.into() });
     }
     Ok(trimmed)
 }
 
 async fn delete(client: &Client, topic: &str, yes: bool) -> anyhow::Result<()> {
     let found = client.admin().topic(topic).await;
-    let records = Row::from(found.with_context(|| format!("delete {topic}"))?).record_count;
+    let records = TopicRow::from(found.with_context(|| format!("delete {topic}"))?).record_count;
     if records > 0 && !yes {
         confirm(topic, &format!("this deletes {topic} with {} records", units::count(records)))?;
     }
     client.admin().delete_topic(topic).await.with_context(|| format!("delete {topic}"))
 }
 
-/// Has the user type the topic's name.
+/// Asks the user to confirm by typing the topic name.
 ///
 /// # Errors
-/// There is nobody to ask, or the answer is another one.
+/// Fails if standard input is no terminal or the user types another text.
 fn confirm(topic: &str, what: &str) -> anyhow::Result<()> {
     if !io::stdin().is_terminal() {
-        let failure = Failure::new(Exit::Usage, what).why("there is nobody to ask");
-        return Err(failure.hint("the same command with --yes").into());
+        let failure = CliError::new(Exit::Usage, what).why("a confirmation needs a terminal");
+        return Err(failure.hint("run the command with --yes").into());
     }
-    eprint!("{what}; type the topic's name to go on: ");
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer).context("read the answer")?;
-    if answer.trim() == topic {
+    eprint!("{what}; type the topic name to confirm: ");
+    let mut typed = String::new();
+    io::stdin().lock().read_line(&mut typed).context("read the confirmation")?;
+    if typed.trim() == topic {
         return Ok(());
     }
-    Err(Failure::new(Exit::Error, "nothing was changed").into())
+    Err(CliError::new(Exit::Error, "not confirmed; nothing was changed").into())
 }
 
-/// A topic on one line.
+/// Summary of a topic.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Row {
+pub(crate) struct TopicRow {
     name: String,
     partition_count: usize,
     replication_factor: u32,
-    /// Records that can be read; compaction by key may leave fewer.
+    /// Records between start and end offset; compaction by key may have removed some.
     record_count: u64,
     live_bytes: u64,
     retention_time: Option<String>,
@@ -181,7 +190,7 @@ pub(crate) struct Row {
     default_durability: &'static str,
 }
 
-impl From<proto::Topic> for Row {
+impl From<proto::Topic> for TopicRow {
     fn from(topic: proto::Topic) -> Self {
         let config = Config::from(topic.config.unwrap_or_default());
         let records = |partition: &proto::PartitionInfo| {
@@ -202,16 +211,16 @@ impl From<proto::Topic> for Row {
     }
 }
 
-/// A topic with everything that is known of it.
+/// Settings and partitions of a topic.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Description {
+pub(crate) struct TopicDescription {
     name: String,
     replication_factor: u32,
     config: Config,
     partitions: Vec<Partition>,
 }
 
-/// None: unlimited.
+/// Settings of a topic; None means unlimited.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Config {
     retention_time: Option<String>,
@@ -232,7 +241,7 @@ struct Partition {
     live_bytes: u64,
     #[schemars(extend("x-wide" = true))]
     held_bytes: u64,
-    /// None: no token is set.
+    /// None if no token is set.
     fencing_token: Option<String>,
 }
 
@@ -251,19 +260,19 @@ struct Watermarks {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Trimmed {
+pub(crate) struct TrimmedPartition {
     partition: u32,
     watermarks: Watermarks,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Fenced {
+pub(crate) struct FencedPartition {
     partition: u32,
     fencing_token: String,
     watermarks: Watermarks,
 }
 
-impl From<proto::Topic> for Description {
+impl From<proto::Topic> for TopicDescription {
     fn from(topic: proto::Topic) -> Self {
         Self {
             name: topic.name,
@@ -323,7 +332,7 @@ mod tests {
 
     use super::*;
 
-    const NOTHING: Settings = Settings {
+    const UNCHANGED: TopicSettings = TopicSettings {
         retention_time: None,
         retention_bytes: None,
         max_batch_bytes: None,
@@ -333,13 +342,13 @@ mod tests {
     };
 
     #[test]
-    fn only_settings_that_were_given_are_named() {
-        assert_eq!(config(&NOTHING), (proto::TopicConfig::default(), Vec::new()));
-        let settings = Settings {
-            retention_time: Some(Setting::Value(Duration::from_secs(60))),
-            retention_bytes: Some(Setting::Default),
-            min_durability: Some(Setting::Value(proto::Durability::QuorumSynced)),
-            ..NOTHING
+    fn names_only_given_settings() {
+        assert_eq!(config(&UNCHANGED), (proto::TopicConfig::default(), Vec::new()));
+        let settings = TopicSettings {
+            retention_time: Some(SettingChange::Value(Duration::from_secs(60))),
+            retention_bytes: Some(SettingChange::Default),
+            min_durability: Some(SettingChange::Value(proto::Durability::QuorumSynced)),
+            ..UNCHANGED
         };
         let (config, fields) = config(&settings);
         assert_eq!(fields, ["retention_time", "retention_bytes", "min_durability"]);
@@ -350,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn unlimited_is_null() {
+    fn unlimited_settings_are_null() {
         let zero = proto::TopicConfig {
             retention_time: Some(prost_types::Duration::default()),
             retention_bytes: Some(0),

@@ -1,18 +1,18 @@
-//! `helix version`: of this program, and of the nodes that answer.
-//! A cluster that is not there is no error.
+//! `helix version`: the versions of this program and of the nodes.
+//! An unreachable cluster is not an error.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::Global;
-use crate::connect::connect_at_once;
+use crate::args::GlobalArgs;
+use crate::connect::connect_quickly;
 use crate::output::Output;
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Versions {
-    /// Of this program.
+pub(crate) struct VersionReport {
+    /// Version of this program.
     version: &'static str,
-    /// None: no node answers.
+    /// None if no node answers.
     nodes: Option<Vec<Node>>,
 }
 
@@ -23,16 +23,16 @@ struct Node {
     version: String,
 }
 
-pub(crate) async fn run(global: &Global) -> anyhow::Result<()> {
-    let versions = Versions { version: env!("CARGO_PKG_VERSION"), nodes: nodes(global).await };
+pub(crate) async fn run(global: &GlobalArgs) -> anyhow::Result<()> {
+    let versions = VersionReport { version: env!("CARGO_PKG_VERSION"), nodes: nodes(global).await };
     if versions.nodes.is_none() && !global.quiet {
         eprintln!("no node answers at {}", global.addr.join(","));
     }
     Output { format: global.output }.show(&versions)
 }
 
-async fn nodes(global: &Global) -> Option<Vec<Node>> {
-    let client = connect_at_once(global).await?;
+async fn nodes(global: &GlobalArgs) -> Option<Vec<Node>> {
+    let client = connect_quickly(global).await?;
     let metadata = client.admin().metadata(&[]).await.ok()?;
     let node = |node: helix_client::proto::log::v1::Node| Node {
         node_id: node.node_id,

@@ -1,6 +1,6 @@
-//! `helix wal`: looks into the logs of a node that does not run, and checks every byte of them.
-//! Changes nothing but for the last resort, `repair`. A folder may be that of one log or that of a
-//! node, which has one per shard.
+//! `helix wal`: inspects, verifies and repairs the logs of a stopped node.
+//! Only `repair --drop` changes files. The directory is one log or the data directory of a node,
+//! which has a log for each shard.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,41 +8,41 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use helix_wal::storage::{DirStorage, Storage};
-use helix_wal::{DamagedEnd, Finding, LogId, Report, SegmentReport, Wal};
+use helix_wal::{DamagedEnd, Finding, LogId, LogReport, SegmentReport, Wal};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::args::{Droppable, Global, WalCommand};
-use crate::exit::{Exit, Failure};
+use crate::args::{DroppablePart, GlobalArgs, WalSubcommand};
+use crate::exit::{CliError, Exit};
 use crate::output::Output;
 use crate::units;
 
-/// Waits for the disk: not for a runtime's threads.
-pub(crate) fn run(global: &Global, command: &WalCommand) -> anyhow::Result<()> {
+/// Runs a command. Blocks on the disk, so it must not run on an async runtime.
+pub(crate) fn run(global: &GlobalArgs, command: &WalSubcommand) -> anyhow::Result<()> {
     let output = Output { format: global.output };
     match command {
-        WalCommand::Inspect { dir } => {
-            let logs = open_all(dir)?;
+        WalSubcommand::Inspect { dir } => {
+            let logs = open_logs(dir)?;
             if logs.iter().any(|log| log.is_in_use) && !global.quiet {
-                eprintln!("a node uses these files now: what is said of their ends may be old");
+                eprintln!("a node is using these files; the ends of its logs may be out of date");
             }
             inspect_all(output, &logs)
         }
-        WalCommand::Verify { dir } => {
-            let logs = open_all(dir)?;
+        WalSubcommand::Verify { dir } => {
+            let logs = open_logs(dir)?;
             if logs.iter().any(|log| log.is_in_use) {
                 let what = format!("a node uses {}", dir.display());
-                let failure = Failure::new(Exit::Precondition, what);
-                let why = "what is being written would look like damage";
+                let failure = CliError::new(Exit::Precondition, what);
+                let why = "unfinished writes would look like damage";
                 return Err(failure.why(why).hint("stop the node first").into());
             }
             verify(output, dir, &logs)
         }
-        WalCommand::Repair { dir, drop, yes: _ } => {
-            let logs = open_all(dir)?;
+        WalSubcommand::Repair { dir, drop, yes: _ } => {
+            let logs = open_logs(dir)?;
             if logs.iter().any(|log| log.is_in_use) {
                 let what = format!("a node uses {}", dir.display());
-                let failure = Failure::new(Exit::Precondition, what);
+                let failure = CliError::new(Exit::Precondition, what);
                 return Err(failure.hint("stop the node first").into());
             }
             repair(global, dir, logs, *drop)
@@ -50,19 +50,19 @@ pub(crate) fn run(global: &Global, command: &WalCommand) -> anyhow::Result<()> {
     }
 }
 
-/// Says what is damaged at the ends of these logs, and gives it up where that is asked for.
+/// Shows the damaged ends of logs, and drops them if requested.
 fn repair(
-    global: &Global,
-    asked: &Path,
+    global: &GlobalArgs,
+    root: &Path,
     logs: Vec<Log>,
-    drop: Option<Droppable>,
+    drop: Option<DroppablePart>,
 ) -> anyhow::Result<()> {
     let output = Output { format: global.output };
     let mut ends = Vec::new();
     let mut damage_elsewhere = 0;
     for Log { dir, storage, .. } in logs {
         let storage: Arc<dyn Storage> = Arc::new(storage);
-        let end = Wal::damaged_end(&storage).map_err(|error| beyond_repair(&dir, &error))?;
+        let end = Wal::damaged_end(&storage).map_err(|error| not_repairable(&dir, &error))?;
         if end.is_none() {
             damage_elsewhere += helix_wal::verify(storage.as_ref()).len();
         }
@@ -75,64 +75,65 @@ fn repair(
     output.show(&rows)?;
     if drop.is_some() {
         for (dir, storage, _) in &ends {
-            let cut = Wal::cut_damaged_end(storage);
+            let cut = Wal::truncate_damaged_end(storage);
             cut.with_context(|| format!("repair {}", dir.display()))?;
         }
     }
     match drop {
         _ if damage_elsewhere > 0 => {
-            let places = places(damage_elsewhere);
-            let what = format!("{places} not verify, and not at the end of a log");
-            let failure = Failure::new(Exit::VerificationFailed, what);
-            let why = "only the end of a log can be dropped; the rest is served, but for these";
-            Err(failure.why(why).hint(repair_hint(asked)).into())
+            let ranges = damaged_ranges(damage_elsewhere);
+            let what = format!("{ranges} not verify, none of them at the end of a log");
+            let failure = CliError::new(Exit::VerificationFailed, what);
+            let why = "only the end of a log can be dropped; undamaged records can still be read";
+            Err(failure.why(why).hint(repair_hint(root)).into())
         }
         _ if ends.is_empty() => {
             if !global.quiet {
-                eprintln!("nothing to repair: all of it verifies");
+                eprintln!("nothing to repair: no damage found");
             }
             Ok(())
         }
-        Some(Droppable::End) => Ok(()),
+        Some(DroppablePart::End) => Ok(()),
         None => {
-            let failure = Failure::new(Exit::VerificationFailed, "the end of a log is damaged");
-            let why = "nothing was changed: what is above would be lost for good";
-            let hint = "start the node where others have the shard: they fill it anew\n\
-                        --drop end --yes   where this is the only replica";
+            let failure = CliError::new(Exit::VerificationFailed, "the end of a log is damaged");
+            let why = "nothing was changed; a repair permanently drops the entries listed above";
+            let hint = "if the shard has other replicas, start the node: they rebuild this one\n\
+                        --drop end --yes   if this is the only replica";
             Err(failure.why(why).hint(hint).into())
         }
     }
 }
 
-fn beyond_repair(dir: &Path, error: &helix_wal::Error) -> anyhow::Error {
-    let failure = Failure::new(Exit::VerificationFailed, format!("{}: {error}", dir.display()));
-    let failure =
-        failure.why("this is not the end of the log: nothing less than all could be dropped");
+fn not_repairable(dir: &Path, error: &helix_wal::Error) -> anyhow::Error {
+    let failure = CliError::new(Exit::VerificationFailed, format!("{}: {error}", dir.display()));
+    let failure = failure.why("the damage is not at the end of the log, so it cannot be dropped");
     failure
-        .hint("start the node where others have the shard: they fill it anew\nhelix restore")
+        .hint(
+            "if the shard has other replicas, start the node: they rebuild this one\nhelix restore",
+        )
         .into()
 }
 
-/// What to do about damage that is no end of a log.
+/// Returns hints for damage that is not at the end of a log.
 fn repair_hint(dir: &Path) -> String {
     format!(
         "helix wal verify {}   names file and bytes\n\
-         start the node where others have the shard: they fill it anew\n\
-         helix restore   where there is a backup",
+         if the shard has other replicas, start the node: they rebuild this one\n\
+         helix restore   if there is a backup",
         dir.display()
     )
 }
 
-/// How many places are damaged, as the beginning of a sentence.
-fn places(count: usize) -> String {
+/// Returns the number of damaged ranges as the start of a sentence.
+fn damaged_ranges(count: usize) -> String {
     match count {
-        1 => "1 place does".to_owned(),
-        _ => format!("{} places do", units::count(count as u64)),
+        1 => "1 range does".to_owned(),
+        _ => format!("{} ranges do", units::count(count as u64)),
     }
 }
 
 fn verify(output: Output, dir: &Path, logs: &[Log]) -> anyhow::Result<()> {
-    let mut verified = Verified { logs: Vec::new(), findings: Vec::new() };
+    let mut verified = WalVerification { logs: Vec::new(), findings: Vec::new() };
     for log in logs {
         let findings = helix_wal::verify(&log.storage);
         // A log whose state file is damaged has only findings.
@@ -143,54 +144,55 @@ fn verify(output: Output, dir: &Path, logs: &[Log]) -> anyhow::Result<()> {
             used_bytes: report.segments.iter().map(|segment| segment.used_bytes).sum(),
             damaged: findings.len(),
         });
-        verified.findings.extend(findings.into_iter().map(|finding| Damage::new(log, finding)));
+        verified.findings.extend(findings.into_iter().map(|finding| WalFinding::new(log, finding)));
     }
     output.show(&verified)?;
     let damaged = verified.findings.len();
     if damaged == 0 {
         return Ok(());
     }
-    let what = format!("{} not verify", places(damaged));
-    let failure = Failure::new(Exit::VerificationFailed, what);
-    let why = "the disk has lost or changed what was written; a node never serves such bytes";
+    let what = format!("{} not verify", damaged_ranges(damaged));
+    let failure = CliError::new(Exit::VerificationFailed, what);
+    let why = "the disk lost or changed data; nodes never serve damaged bytes";
     let hint = format!(
-        "start the node where others have the shard: they fill it anew\n\
-         helix wal repair {}   where this is the only replica: says what could be dropped\n\
-         helix restore   where there is a backup",
+        "if the shard has other replicas, start the node: they rebuild this one\n\
+         helix wal repair {}   if this is the only replica: shows what would be dropped\n\
+         helix restore   if there is a backup",
         dir.display()
     );
     Err(failure.why(why).hint(hint).into())
 }
 
-/// A log that can be looked at.
+/// An opened log.
 struct Log {
     dir: PathBuf,
     storage: DirStorage,
     is_in_use: bool,
 }
 
-/// The log in this folder, or those in the folders in it.
-fn open_all(dir: &Path) -> anyhow::Result<Vec<Log>> {
+/// Opens the log in a directory, or the logs in its subdirectories.
+fn open_logs(dir: &Path) -> anyhow::Result<Vec<Log>> {
     let not_found = || {
-        let what = if dir.exists() { "holds no log" } else { "does not exist" };
-        let failure = Failure::new(Exit::NotFound, format!("{} {what}", dir.display()));
-        failure.hint("the data folder of a node, such as ./helix-data, or one of its shard-N")
+        let what = if dir.exists() { "contains no log" } else { "does not exist" };
+        let failure = CliError::new(Exit::NotFound, format!("{} {what}", dir.display()));
+        failure
+            .hint("use the data directory of a node, such as ./helix-data, or one of its shard-N")
     };
-    let mut folders = Vec::new();
+    let mut directories = Vec::new();
     if is_log(dir) {
-        folders.push(dir.to_owned());
+        directories.push(dir.to_owned());
     } else if dir.is_dir() {
-        folders = subfolders(dir).with_context(|| format!("list {}", dir.display()))?;
-        folders.retain(|folder| is_log(folder));
+        directories = subdirectories(dir).with_context(|| format!("list {}", dir.display()))?;
+        directories.retain(|directory| is_log(directory));
     }
-    if folders.is_empty() {
+    if directories.is_empty() {
         return Err(not_found().into());
     }
-    folders.into_iter().map(open).collect()
+    directories.into_iter().map(open).collect()
 }
 
-/// Looks for what every log has, because opening a folder as a log would make one. Segments alone
-/// are one that has lost the rest.
+/// Returns true if a directory has files of a log; opening another directory would create a log. A
+/// log that lost its other files still has segments.
 fn is_log(dir: &Path) -> bool {
     let has = |name: &str| dir.join(name).is_file();
     has("state") || has("lock") || holds_segments(dir)
@@ -201,13 +203,13 @@ fn holds_segments(dir: &Path) -> bool {
     dir.read_dir().is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(|e| is_segment(&e))))
 }
 
-/// In the order of their names.
-fn subfolders(dir: &Path) -> io::Result<Vec<PathBuf>> {
+/// Lists the subdirectories, sorted by name.
+fn subdirectories(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let entries: io::Result<Vec<_>> = dir.read_dir()?.collect();
-    let mut folders: Vec<_> = entries?.iter().map(std::fs::DirEntry::path).collect();
-    folders.retain(|path| path.is_dir());
-    folders.sort();
-    Ok(folders)
+    let mut directories: Vec<_> = entries?.iter().map(std::fs::DirEntry::path).collect();
+    directories.retain(|path| path.is_dir());
+    directories.sort();
+    Ok(directories)
 }
 
 fn open(dir: PathBuf) -> anyhow::Result<Log> {
@@ -218,37 +220,37 @@ fn open(dir: PathBuf) -> anyhow::Result<Log> {
     Ok(Log { dir, storage, is_in_use })
 }
 
-/// Shows the logs that can be looked into, and says what is wrong with the first of the others.
+/// Shows the readable logs. Fails with the error of the first unreadable one.
 fn inspect_all(output: Output, logs: &[Log]) -> anyhow::Result<()> {
     let mut inspected = Vec::new();
     let mut outcome = Ok(());
     for log in logs {
         match helix_wal::inspect(&log.storage) {
-            Ok(report) => inspected.push(Inspected::new(&log.dir, report)),
-            Err(error) => outcome = outcome.and_then(|()| Err(opaque(&log.dir, &error))),
+            Ok(report) => inspected.push(InspectedLog::new(&log.dir, report)),
+            Err(error) => outcome = outcome.and_then(|()| Err(unreadable(&log.dir, &error))),
         }
     }
     output.show(&inspected)?;
     outcome
 }
 
-/// A log of which nothing can be said.
-fn opaque(dir: &Path, error: &helix_wal::Error) -> anyhow::Error {
+/// Returns the error of a log that cannot be inspected.
+fn unreadable(dir: &Path, error: &helix_wal::Error) -> anyhow::Error {
     let what = format!("inspect {}: {error}", dir.display());
     let helix_wal::Error::Damaged { .. } = error else {
-        return Failure::new(Exit::Error, what).into();
+        return CliError::new(Exit::Error, what).into();
     };
-    let failure = Failure::new(Exit::VerificationFailed, what);
-    let why = "the state file names the segments of the log and how far they are known to be \
-               good: without it nobody knows what they hold";
-    let hint = "start the node where others have the shard: they fill it anew\n\
-                helix restore   where there is a backup";
+    let failure = CliError::new(Exit::VerificationFailed, what);
+    let why = "the state file lists the segments and their synced lengths; without it, their \
+               content is unknown";
+    let hint = "if the shard has other replicas, start the node: they rebuild this one\n\
+                helix restore   if there is a backup";
     failure.why(why).hint(hint).into()
 }
 
-/// One log.
+/// State of a log.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Inspected {
+pub(crate) struct InspectedLog {
     dir: PathBuf,
     has_vote: bool,
     purged_index: Option<u64>,
@@ -279,8 +281,8 @@ struct Segment {
     torn_bytes: u64,
 }
 
-impl Inspected {
-    fn new(dir: &Path, report: Report) -> Self {
+impl InspectedLog {
+    fn new(dir: &Path, report: LogReport) -> Self {
         let index = |id: Option<LogId>| id.map(|id| id.index);
         Self {
             dir: dir.to_owned(),
@@ -314,29 +316,29 @@ impl From<SegmentReport> for Segment {
     }
 }
 
-/// The damaged end of a log, which is or would be given up.
+/// The damaged end of a log, dropped or to be dropped.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct DroppedEnd {
     file: PathBuf,
     first_byte: u64,
-    /// One past the last.
+    /// One past the last byte.
     next_byte: u64,
     what: String,
-    /// Whether it is given up now.
+    /// True if this run drops it.
     dropped: bool,
-    /// Last entry that stays.
+    /// Last remaining entry.
     kept_index: Option<u64>,
-    /// Files behind this one, which go too.
+    /// Later files, which are dropped too.
     #[schemars(extend("x-wide" = true))]
     later_files: Vec<String>,
-    /// Of what goes and still verifies.
+    /// Dropped entries that still verify, by partition.
     partitions: Vec<DroppedEntries>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct DroppedEntries {
     partition_id: u64,
-    /// Batches that were appended.
+    /// Number of appended batches.
     entries: u64,
     first_index: u64,
     last_index: u64,
@@ -344,11 +346,11 @@ struct DroppedEntries {
 
 impl DroppedEnd {
     fn new(dir: &Path, end: DamagedEnd, dropped: bool) -> Self {
-        let partitions = end.streams.into_iter().map(|lost| DroppedEntries {
-            partition_id: lost.stream,
-            entries: lost.entries,
-            first_index: lost.first_index,
-            last_index: lost.last_index,
+        let partitions = end.streams.into_iter().map(|dropped| DroppedEntries {
+            partition_id: dropped.stream,
+            entries: dropped.entries,
+            first_index: dropped.first_index,
+            last_index: dropped.last_index,
         });
         Self {
             file: dir.join(end.file),
@@ -364,32 +366,32 @@ impl DroppedEnd {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Verified {
+pub(crate) struct WalVerification {
     logs: Vec<VerifiedLog>,
-    findings: Vec<Damage>,
+    findings: Vec<WalFinding>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct VerifiedLog {
     dir: PathBuf,
     segment_count: usize,
-    /// Bytes that were read and checked.
+    /// Verified bytes.
     used_bytes: u64,
-    /// How many places do not verify.
+    /// Number of damaged ranges.
     damaged: usize,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct Damage {
+struct WalFinding {
     file: PathBuf,
-    /// None: it is about the file as a whole, which may be missing.
+    /// None if the finding is about the whole file, which may be missing.
     first_byte: Option<u64>,
-    /// One past the last.
+    /// One past the last byte.
     next_byte: Option<u64>,
     what: String,
 }
 
-impl Damage {
+impl WalFinding {
     fn new(log: &Log, finding: Finding) -> Self {
         let bytes = Some(finding.bytes).filter(|bytes| !bytes.is_empty());
         Self {
@@ -406,16 +408,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_without_logs_is_left_as_it_is() {
+    fn directory_without_logs_is_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         for (dir, what) in
-            [(dir.path(), "holds no log"), (&dir.path().join("missing"), "does not exist")]
+            [(dir.path(), "contains no log"), (&dir.path().join("missing"), "does not exist")]
         {
-            let error = open_all(dir).map(drop).unwrap_err();
+            let error = open_logs(dir).map(drop).unwrap_err();
             assert_eq!(crate::exit::of(&error), Exit::NotFound);
             assert!(error.to_string().ends_with(what), "{error}");
         }
-        assert!(subfolders(dir.path()).unwrap().is_empty());
+        assert!(subdirectories(dir.path()).unwrap().is_empty());
         assert!(!dir.path().join("lock").exists());
     }
 }

@@ -1,8 +1,8 @@
-//! `helix demo`: writes, kills a leader half way, goes on, restarts the node, reads everything
-//! back and checks it. Every figure is measured; what is checked is in `workload` and `verify`.
+//! `helix demo`: writes records, kills a leader half way, restarts it, reads all records back and
+//! verifies them. `scenario` has the steps, `workload` the records, `verify` the checks.
 
-pub(crate) mod figures;
-mod play;
+pub(crate) mod measurements;
+mod scenario;
 pub(crate) mod verify;
 pub(crate) mod workload;
 mod write;
@@ -12,69 +12,69 @@ use std::path::Path;
 use anyhow::Context;
 use tempfile::TempDir;
 
-use crate::args::{DemoArgs, Global};
-use crate::exit::{Exit, Failure, interrupted};
-use crate::local::{LocalCluster, Plan, Ports};
-use crate::node::free_ports;
+use crate::args::{DemoArgs, GlobalArgs};
+use crate::child_node::free_ports;
+use crate::exit::{CliError, Exit, interrupted};
+use crate::local_cluster::{ClusterPlan, LocalCluster, NodePorts};
 use crate::output::Output;
-use play::Play;
-use workload::Workload;
+use scenario::DemoScenario;
+use workload::DemoWorkload;
 
-/// The topic that is written to.
-const TOPIC: &str = "demo";
-
-pub(crate) async fn run(global: &Global, args: &DemoArgs) -> anyhow::Result<()> {
-    let workload = Workload {
+pub(crate) async fn run(global: &GlobalArgs, args: &DemoArgs) -> anyhow::Result<()> {
+    let workload = DemoWorkload {
         seed: args.seed,
         records: args.records,
         record_bytes: args.size,
         partitions: args.partitions,
     };
-    let folder = folder(args).context("make a folder for the nodes")?;
-    if is_in_memory(folder.path()) && !global.quiet {
+    let directory = directory(args).context("create a directory for the nodes")?;
+    if is_in_memory(directory.path()) && !global.quiet {
         eprintln!(
-            "{} is in memory, where a sync costs nothing; --dir on a disk gives real figures",
-            folder.path().display()
+            "{} is in memory, where a sync is free; use --dir on a disk for real measurements",
+            directory.path().display()
         );
     }
-    let cluster = LocalCluster::start(&plan(args, folder.path())?)?;
-    let mut play = Play::new(workload, cluster, !global.quiet)?;
+    let cluster = LocalCluster::start(&plan(args, directory.path())?)?;
+    let mut scenario = DemoScenario::new(workload, cluster, !global.quiet)?;
     let outcome = tokio::select! {
-        outcome = play.run() => outcome.map_err(|error| play.cluster.explain(error)),
-        () = interrupted() => Err(Failure::interrupted().into()),
+        outcome = scenario.run() => {
+            outcome.map_err(|error| scenario.cluster.with_exit_error(error))
+        }
+        () = interrupted() => Err(CliError::interrupted().into()),
     };
-    // Whatever happened, nothing stays behind.
-    let killed = play.cluster.kill().await;
-    let removed = folder.close().context("remove the nodes' folder");
-    let (figures, findings) = outcome?;
+    // Cleans up before errors are returned.
+    let killed = scenario.cluster.kill().await;
+    let removed = directory.close().context("remove the data directory");
+    let (measurements, findings) = outcome?;
     killed?;
     removed?;
-    Output { format: global.output }.show_as(&figures, || figures.text())?;
+    Output { format: global.output }.show_as(&measurements, || measurements.text())?;
     if findings.total() == 0 {
         return Ok(());
     }
-    let what = format!("what was read is not what was acked: {} findings", findings.total());
-    let failure = Failure::new(Exit::VerificationFailed, what);
+    let what =
+        format!("the records read differ from the acked ones: {} findings", findings.total());
+    let failure = CliError::new(Exit::VerificationFailed, what);
     Err(failure.why(findings.examples.join("\n")).into())
 }
 
-fn plan(args: &DemoArgs, folder: &Path) -> anyhow::Result<Plan> {
+fn plan(args: &DemoArgs, directory: &Path) -> anyhow::Result<ClusterPlan> {
     let ports = free_ports(2 * usize::from(args.nodes))?;
-    let ports = ports.chunks_exact(2).map(|pair| Ports { client: pair[0], peer: pair[1] });
-    let folder = Some(folder.to_owned());
-    Ok(Plan { ports: ports.collect(), folder, is_quiet: true, has_admin: false })
+    let ports = ports.chunks_exact(2).map(|pair| NodePorts { client: pair[0], peer: pair[1] });
+    let directory = Some(directory.to_owned());
+    Ok(ClusterPlan { ports: ports.collect(), directory, is_quiet: true, has_admin: false })
 }
 
-fn folder(args: &DemoArgs) -> std::io::Result<TempDir> {
+fn directory(args: &DemoArgs) -> std::io::Result<TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix("helix-demo-");
     match &args.dir {
-        Some(folder) => builder.tempdir_in(folder),
+        Some(directory) => builder.tempdir_in(directory),
         None => builder.tempdir(),
     }
 }
 
-/// Whether a folder is not on a disk at all, as /tmp on many systems.
+/// Returns true if a directory is on a memory file system, like /tmp on many systems.
 #[cfg(target_os = "linux")]
 fn is_in_memory(path: &Path) -> bool {
     const TMPFS_MAGIC: i128 = 0x0102_1994;

@@ -1,43 +1,43 @@
-//! Compares what was read from one partition with what was acked when it was written.
-//! Pure; a healthy log gives no finding, and every kind of damage gives one of its own.
+//! Compares the records read from a partition with the acks of its writer.
+//! Each kind of damage has a counter; a correct log has no findings.
 
-use super::workload::Workload;
+use super::workload::DemoWorkload;
 
-/// Findings described word for word; the others are counted.
+/// Maximum number of findings with a description; further ones are only counted.
 const EXAMPLES_MAX: usize = 10;
 
-/// No record with this sequence was read.
-const UNSEEN: u64 = u64::MAX;
+/// Marks a sequence number without a record read.
+const UNREAD: u64 = u64::MAX;
 
-/// A batch that the service has acked.
+/// A batch acked by the service.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AckedBatch {
-    /// Sequence of its first record.
+    /// Sequence number of its first record.
     pub(crate) first_sequence: u64,
     pub(crate) record_count: u64,
-    /// Offset that the ack gave to its first record.
+    /// Offset of its first record, from the ack.
     pub(crate) first_offset: u64,
 }
 
-/// What is wrong. Counts of records, save `gaps`.
+/// Findings of the verification. Counts records, except `gaps`.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Findings {
-    /// Acked, but not there.
+pub(crate) struct VerifyFindings {
+    /// Acked records that were not read.
     pub(crate) missing: u64,
-    /// There a second time.
+    /// Records that were read more than once.
     pub(crate) doubled: u64,
-    /// Not the bytes that were written.
+    /// Records with other bytes than written.
     pub(crate) changed: u64,
-    /// Behind a record that was written later.
+    /// Records after a record that was written later.
     pub(crate) out_of_order: u64,
-    /// At another offset than the ack said.
+    /// Records at another offset than in the ack.
     pub(crate) displaced: u64,
-    /// Places where the offsets are not dense.
+    /// Gaps in the offsets.
     pub(crate) gaps: u64,
     pub(crate) examples: Vec<String>,
 }
 
-impl Findings {
+impl VerifyFindings {
     pub(crate) fn total(&self) -> u64 {
         self.missing + self.doubled + self.changed + self.out_of_order + self.displaced + self.gaps
     }
@@ -61,47 +61,48 @@ impl Findings {
     }
 }
 
-/// Takes the records of one partition in the order in which they are read.
+/// Verifies the records of a partition in read order.
 #[derive(Debug)]
 pub(crate) struct Verifier {
-    workload: Workload,
+    workload: DemoWorkload,
     partition: u32,
-    /// Offset of each record that was read, by sequence.
+    /// Offset of each record read, by sequence number.
     offsets: Vec<u64>,
-    /// One past the last sequence read in order.
+    /// One past the highest sequence number read.
     next_sequence: u64,
     next_offset: u64,
     read: u64,
-    findings: Findings,
+    findings: VerifyFindings,
 }
 
 impl Verifier {
-    pub(crate) fn new(workload: Workload, partition: u32) -> Self {
-        let records = usize::try_from(workload.records_of(partition)).expect("it fits memory");
+    pub(crate) fn new(workload: DemoWorkload, partition: u32) -> Self {
+        let records =
+            usize::try_from(workload.records_of(partition)).expect("record count fits in memory");
         Self {
             workload,
             partition,
-            offsets: vec![UNSEEN; records],
+            offsets: vec![UNREAD; records],
             next_sequence: 0,
             next_offset: 0,
             read: 0,
-            findings: Findings::default(),
+            findings: VerifyFindings::default(),
         }
     }
 
-    /// Takes the next record.
-    pub(crate) fn see(&mut self, offset: u64, value: &[u8]) {
+    /// Adds the next record.
+    pub(crate) fn add(&mut self, offset: u64, value: &[u8]) {
         self.read += 1;
         let (partition, expected) = (self.partition, self.next_offset);
         if offset != expected {
             self.findings.gaps += 1;
             self.findings.example(|| {
-                format!("partition {partition}: offset {offset} stands where {expected} should")
+                format!("partition {partition}: offset {offset} instead of {expected}")
             });
         }
         self.next_offset = offset + 1;
         match self.workload.check(partition, value) {
-            Ok(sequence) => self.place(sequence, offset),
+            Ok(sequence) => self.add_sequence(sequence, offset),
             Err(changed) => {
                 self.findings.changed += 1;
                 self.findings.example(|| {
@@ -111,11 +112,11 @@ impl Verifier {
         }
     }
 
-    fn place(&mut self, sequence: u64, offset: u64) {
+    fn add_sequence(&mut self, sequence: u64, offset: u64) {
         let (partition, next) = (self.partition, self.next_sequence);
-        let seen = &mut self.offsets[usize::try_from(sequence).expect("checked by the workload")];
-        if *seen != UNSEEN {
-            let first = *seen;
+        let known = &mut self.offsets[usize::try_from(sequence).expect("checked by the workload")];
+        if *known != UNREAD {
+            let first = *known;
             self.findings.doubled += 1;
             self.findings.example(|| {
                 format!(
@@ -125,7 +126,7 @@ impl Verifier {
             });
             return;
         }
-        *seen = offset;
+        *known = offset;
         if sequence < next {
             self.findings.out_of_order += 1;
             self.findings.example(|| {
@@ -139,16 +140,16 @@ impl Verifier {
         self.next_sequence = next.max(sequence + 1);
     }
 
-    /// How many records were taken.
+    /// Returns the number of records read.
     pub(crate) fn read(&self) -> u64 {
         self.read
     }
 
-    /// Compares with the acks, once everything has been read.
-    pub(crate) fn finish(mut self, acked: &[AckedBatch]) -> Findings {
+    /// Compares the records with the acks, after all records were added.
+    pub(crate) fn finish(mut self, acked: &[AckedBatch]) -> VerifyFindings {
         for batch in acked {
-            for place in 0..batch.record_count {
-                self.compare(batch.first_sequence + place, batch.first_offset + place);
+            for index in 0..batch.record_count {
+                self.compare(batch.first_sequence + index, batch.first_offset + index);
             }
         }
         self.findings
@@ -156,9 +157,9 @@ impl Verifier {
 
     fn compare(&mut self, sequence: u64, acked: u64) {
         let partition = self.partition;
-        let found = usize::try_from(sequence).ok().and_then(|place| self.offsets.get(place));
-        match found.copied().unwrap_or(UNSEEN) {
-            UNSEEN => {
+        let found = usize::try_from(sequence).ok().and_then(|index| self.offsets.get(index));
+        match found.copied().unwrap_or(UNREAD) {
+            UNREAD => {
                 self.findings.missing += 1;
                 self.findings.example(|| {
                     format!(
@@ -187,11 +188,11 @@ mod tests {
 
     const PARTITION: u32 = 1;
 
-    fn workload() -> Workload {
-        Workload { seed: 3, records: 40, record_bytes: 32, partitions: 4 }
+    fn workload() -> DemoWorkload {
+        DemoWorkload { seed: 3, records: 40, record_bytes: 32, partitions: 4 }
     }
 
-    /// All ten records of the partition, in order.
+    /// Returns all ten records of the partition in order.
     fn written() -> Vec<Vec<u8>> {
         (0..10).map(|sequence| workload().value(PARTITION, sequence)).collect()
     }
@@ -206,21 +207,21 @@ mod tests {
             .to_vec()
     }
 
-    fn check(read: &[Vec<u8>]) -> Findings {
+    fn check(read: &[Vec<u8>]) -> VerifyFindings {
         let mut verifier = Verifier::new(workload(), PARTITION);
         for (offset, value) in (0..).zip(read) {
-            verifier.see(offset, value);
+            verifier.add(offset, value);
         }
         verifier.finish(&acked())
     }
 
     #[test]
-    fn what_was_written_is_accepted() {
-        assert_eq!(check(&written()), Findings::default());
+    fn accepts_written_records() {
+        assert_eq!(check(&written()), VerifyFindings::default());
     }
 
     #[test]
-    fn a_missing_record_is_seen() {
+    fn detects_missing_record() {
         let mut read = written();
         read.pop();
         let findings = check(&read);
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_record_in_the_middle_displaces_the_others() {
+    fn missing_record_displaces_later_records() {
         let mut read = written();
         read.remove(4);
         let findings = check(&read);
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_doubled_record_is_seen() {
+    fn detects_duplicate_record() {
         let mut read = written();
         read.push(read[6].clone());
         let findings = check(&read);
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_record_is_seen_and_missing() {
+    fn changed_record_is_also_missing() {
         let mut read = written();
         read[3][20] ^= 1;
         let findings = check(&read);
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn reordered_records_are_seen() {
+    fn detects_reordered_records() {
         let mut read = written();
         read.swap(2, 3);
         let findings = check(&read);
@@ -263,10 +264,10 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_in_the_offsets_is_seen() {
+    fn detects_gap_in_offsets() {
         let mut verifier = Verifier::new(workload(), PARTITION);
         for (sequence, value) in (0..).zip(written()) {
-            verifier.see(if sequence < 8 { sequence } else { sequence + 1 }, &value);
+            verifier.add(if sequence < 8 { sequence } else { sequence + 1 }, &value);
         }
         assert_eq!(verifier.read(), 10);
         let findings = verifier.finish(&acked());
@@ -274,20 +275,20 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_acked_may_be_there_or_not() {
+    fn unacked_records_may_be_present_or_absent() {
         let acked = &acked()[..1];
         for count in [4, 7, 10] {
             let mut verifier = Verifier::new(workload(), PARTITION);
             for (offset, value) in (0..).zip(written()).take(count) {
-                verifier.see(offset, &value);
+                verifier.add(offset, &value);
             }
-            assert_eq!(verifier.finish(acked), Findings::default());
+            assert_eq!(verifier.finish(acked), VerifyFindings::default());
         }
     }
 
     #[test]
-    fn findings_add_up_and_examples_are_bounded() {
-        let mut all = Findings::default();
+    fn findings_are_summed_and_examples_are_bounded() {
+        let mut all = VerifyFindings::default();
         for _ in 0..3 {
             all.add(check(&[]));
         }

@@ -1,5 +1,6 @@
-//! How the other `helix dev` commands reach the one that runs the cluster: a socket file for each
-//! port, in a folder that only this user can enter. One line of JSON each way.
+//! Control socket of a dev cluster: other `helix dev` commands send requests to it.
+//! It is a Unix socket for each port, in a directory that only the user can access.
+//! A request and its response are one line of JSON each.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -14,107 +15,108 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, Exit};
 
-/// Longest request, in bytes.
+/// Maximum size of a request in bytes.
 const REQUEST_BYTES_MAX: u64 = 1024;
 
-/// How long a caller may take to say what it wants.
-const REQUEST_MAX: Duration = Duration::from_secs(5);
+/// Timeout for reading a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long an answer may take. A restart is a stop and a start, each with a bound of its own that
-/// together lie below this.
-const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// Timeout of a response. It exceeds the sum of the stop and start timeouts of a restart.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is asked of a running dev cluster.
+/// A request to a running dev cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Request {
+pub(super) enum ControlRequest {
     Status,
     Kill(u64),
     Restart(u64),
     Stop,
 }
 
-/// The nodes' processes after what was asked, or why it was not done.
+/// The node processes after a request, or the reason why it failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Answer {
-    Nodes(Vec<Process>),
+pub(super) enum ControlResponse {
+    Nodes(Vec<ProcessStatus>),
     Refused { is_not_found: bool, what: String, why: String },
 }
 
-/// One node's process.
+/// Status of a node process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub(crate) struct Process {
+pub(crate) struct ProcessStatus {
     pub(super) node_id: u64,
     pub(super) addr: String,
     pub(super) state: String,
-    /// None: it does not run.
+    /// None if it is not running.
     pub(super) pid: Option<u32>,
 }
 
-/// The side of the cluster.
+/// The socket of the cluster, with the incoming requests.
 #[derive(Debug)]
-pub(super) struct Control {
+pub(super) struct ControlSocket {
     path: PathBuf,
-    calls: mpsc::Receiver<Call>,
+    requests: mpsc::Receiver<PendingRequest>,
 }
 
-/// Somebody who waits for an answer.
+/// A request that waits for its response.
 #[derive(Debug)]
-pub(super) struct Call {
-    pub(super) request: Request,
+pub(super) struct PendingRequest {
+    pub(super) request: ControlRequest,
     stream: UnixStream,
 }
 
-impl Control {
+impl ControlSocket {
+    /// Opens the socket of the dev cluster with this first port.
+    ///
     /// # Errors
-    /// Another dev cluster listens already, or the socket cannot be made.
+    /// Fails if another dev cluster listens, or if the socket cannot be created.
     pub(super) fn listen(port: u16) -> anyhow::Result<Self> {
-        Self::listen_in(&folder()?, port)
+        Self::listen_in(&socket_directory()?, port)
     }
 
-    fn listen_in(folder: &Path, port: u16) -> anyhow::Result<Self> {
-        let path = socket(folder, port);
+    fn listen_in(directory: &Path, port: u16) -> anyhow::Result<Self> {
+        let path = socket(directory, port);
         if std::os::unix::net::UnixStream::connect(&path).is_ok() {
-            let what = format!("a dev cluster runs at port {port} already");
-            let failure = Failure::new(Exit::Precondition, what);
-            return Err(failure.hint(super::with_port("helix dev status", port)).into());
+            let what = format!("a dev cluster is already running on port {port}");
+            let failure = CliError::new(Exit::Precondition, what);
+            return Err(failure.hint(with_port("helix dev status", port)).into());
         }
-        // Nobody answers: whoever made it is gone.
+        // The socket is left over from a dev cluster that has ended.
         remove(&path);
         let listener = UnixListener::bind(&path);
-        let listener = listener.with_context(|| format!("listen at {}", path.display()))?;
-        let (sender, calls) = mpsc::channel(8);
+        let listener = listener.with_context(|| format!("listen on {}", path.display()))?;
+        let (sender, requests) = mpsc::channel(8);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                tokio::spawn(take(stream, sender.clone()));
+                tokio::spawn(read_request(stream, sender.clone()));
             }
         });
-        Ok(Self { path, calls })
+        Ok(Self { path, requests })
     }
 
-    /// The next one who wants something. Dropping the future loses nothing.
-    pub(super) async fn next(&mut self) -> Call {
-        match self.calls.recv().await {
-            Some(call) => call,
-            // The listener has failed: nobody will come.
+    /// Returns the next request. Cancel safe.
+    pub(super) async fn next(&mut self) -> PendingRequest {
+        match self.requests.recv().await {
+            Some(request) => request,
+            // The listener has failed; there are no further requests.
             None => std::future::pending().await,
         }
     }
 }
 
-impl Drop for Control {
+impl Drop for ControlSocket {
     fn drop(&mut self) {
         remove(&self.path);
     }
 }
 
-impl Call {
-    /// Answers. A caller that is gone is no failure.
-    pub(super) async fn answer(mut self, answer: &Answer) {
-        if let Ok(mut line) = serde_json::to_vec(answer) {
+impl PendingRequest {
+    /// Sends the response. Ignores a closed connection.
+    pub(super) async fn respond(mut self, response: &ControlResponse) {
+        if let Ok(mut line) = serde_json::to_vec(response) {
             line.push(b'\n');
             let _ = self.stream.write_all(&line).await;
             let _ = self.stream.shutdown().await;
@@ -122,76 +124,95 @@ impl Call {
     }
 }
 
-/// Reads what a caller wants. One that says nothing, or nonsense, is hung up on.
-async fn take(mut stream: UnixStream, calls: mpsc::Sender<Call>) {
+/// Reads a request. Closes the connection on a timeout or an invalid request.
+async fn read_request(mut stream: UnixStream, requests: mpsc::Sender<PendingRequest>) {
     let mut line = String::new();
     let mut reader = BufReader::new((&mut stream).take(REQUEST_BYTES_MAX));
-    let is_read = matches!(timeout(REQUEST_MAX, reader.read_line(&mut line)).await, Ok(Ok(_)));
+    let is_read = matches!(timeout(REQUEST_TIMEOUT, reader.read_line(&mut line)).await, Ok(Ok(_)));
     if is_read && let Ok(request) = serde_json::from_str(&line) {
-        // Refused only if the cluster is being stopped.
-        let _ = calls.send(Call { request, stream }).await;
+        // Fails only while the cluster stops.
+        let _ = requests.send(PendingRequest { request, stream }).await;
     }
 }
 
-/// Asks the dev cluster at this port. Gives its processes.
+/// Sends a request to the dev cluster on a port and returns its processes.
 ///
 /// # Errors
-/// There is none, or it refuses.
-pub(super) async fn ask(port: u16, request: Request) -> anyhow::Result<Vec<Process>> {
-    ask_in(&folder()?, port, request).await
+/// Fails if no dev cluster runs there, or if it rejects the request.
+pub(super) async fn send(port: u16, request: ControlRequest) -> anyhow::Result<Vec<ProcessStatus>> {
+    send_in(&socket_directory()?, port, request).await
 }
 
-async fn ask_in(folder: &Path, port: u16, request: Request) -> anyhow::Result<Vec<Process>> {
-    let Ok(mut stream) = UnixStream::connect(socket(folder, port)).await else {
-        let what = format!("no dev cluster runs at port {port}");
-        let failure = Failure::new(Exit::NotFound, what);
-        return Err(failure.hint("helix dev   starts one\n--port for that of another").into());
+async fn send_in(
+    directory: &Path,
+    port: u16,
+    request: ControlRequest,
+) -> anyhow::Result<Vec<ProcessStatus>> {
+    let Ok(mut stream) = UnixStream::connect(socket(directory, port)).await else {
+        let what = format!("no dev cluster is running on port {port}");
+        let failure = CliError::new(Exit::NotFound, what);
+        return Err(failure
+            .hint("helix dev   starts one\n--port PORT   selects another one")
+            .into());
     };
     let mut line = serde_json::to_vec(&request)?;
     line.push(b'\n');
     let exchange = async {
         stream.write_all(&line).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok::<_, io::Error>(answer)
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await?;
+        Ok::<_, io::Error>(response)
     };
-    let answer = timeout(ANSWER_MAX, exchange).await.context("the dev cluster does not answer")?;
-    let answer = answer.context("ask the dev cluster")?;
-    ensure!(!answer.is_empty(), "the dev cluster ended without an answer");
-    match serde_json::from_str(&answer).context("read the dev cluster's answer")? {
-        Answer::Nodes(nodes) => Ok(nodes),
-        Answer::Refused { is_not_found, what, why } => {
+    let response = timeout(RESPONSE_TIMEOUT, exchange)
+        .await
+        .context("no response from the dev cluster in time")?;
+    let response = response.context("send the request to the dev cluster")?;
+    ensure!(!response.is_empty(), "the dev cluster closed the connection without a response");
+    match serde_json::from_str(&response).context("parse the response of the dev cluster")? {
+        ControlResponse::Nodes(nodes) => Ok(nodes),
+        ControlResponse::Refused { is_not_found, what, why } => {
             let exit = if is_not_found { Exit::NotFound } else { Exit::Error };
-            Err(Failure::new(exit, what).why(why).into())
+            Err(CliError::new(exit, what).why(why).into())
         }
     }
 }
 
-/// Folder of the sockets, made if it is not there.
-fn folder() -> anyhow::Result<PathBuf> {
+/// Returns the directory of the sockets and creates it if necessary.
+///
+/// # Errors
+/// Fails if other users can access the directory.
+fn socket_directory() -> anyhow::Result<PathBuf> {
     let user = rustix::process::getuid().as_raw();
-    let folder = std::env::temp_dir().join(format!("helix-dev-{user}"));
-    match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+    let directory = std::env::temp_dir().join(format!("helix-dev-{user}"));
+    match std::fs::DirBuilder::new().mode(0o700).create(&directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(error).with_context(|| format!("make {}", folder.display()));
+            return Err(error).with_context(|| format!("create {}", directory.display()));
         }
         _ => {}
     }
-    // Whoever can enter it can stop our nodes.
-    let found = std::fs::symlink_metadata(&folder);
-    let found = found.with_context(|| format!("look at {}", folder.display()))?;
+    // A user with access to the directory can stop the nodes.
+    let found = std::fs::symlink_metadata(&directory);
+    let found = found.with_context(|| format!("check {}", directory.display()))?;
     let is_ours = found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0;
-    ensure!(is_ours, "{} is open to other users; remove it", folder.display());
-    Ok(folder)
+    ensure!(is_ours, "{} is accessible to other users; remove it", directory.display());
+    Ok(directory)
 }
 
-fn socket(folder: &Path, port: u16) -> PathBuf {
-    folder.join(format!("{port}.sock"))
+/// Returns a command for the dev cluster on a port; the default port is omitted.
+pub(super) fn with_port(command: &str, port: u16) -> String {
+    match port {
+        9092 => command.to_owned(),
+        port => format!("{command} --port {port}"),
+    }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a socket's file is no part of any log")]
+fn socket(directory: &Path, port: u16) -> PathBuf {
+    directory.join(format!("{port}.sock"))
+}
+
+#[expect(clippy::disallowed_methods, reason = "a socket file does not belong to a log")]
 fn remove(path: &Path) {
-    // It may not be there.
+    // The file may not exist.
     let _ = std::fs::remove_file(path);
 }
 
@@ -199,8 +220,8 @@ fn remove(path: &Path) {
 mod tests {
     use super::*;
 
-    fn process() -> Process {
-        Process {
+    fn process() -> ProcessStatus {
+        ProcessStatus {
             node_id: 1,
             addr: "127.0.0.1:9092".to_owned(),
             state: "running".to_owned(),
@@ -209,53 +230,54 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_asked_arrives_and_is_answered() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut control = Control::listen_in(folder.path(), 9092).unwrap();
-        let asked = ask_in(folder.path(), 9092, Request::Kill(2));
-        let answered = async {
-            let call = control.next().await;
-            assert_eq!(call.request, Request::Kill(2));
-            call.answer(&Answer::Nodes(vec![process()])).await;
+    async fn request_gets_its_response() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut control = ControlSocket::listen_in(directory.path(), 9092).unwrap();
+        let sent = send_in(directory.path(), 9092, ControlRequest::Kill(2));
+        let served = async {
+            let pending = control.next().await;
+            assert_eq!(pending.request, ControlRequest::Kill(2));
+            pending.respond(&ControlResponse::Nodes(vec![process()])).await;
         };
-        let (nodes, ()) = tokio::join!(asked, answered);
+        let (nodes, ()) = tokio::join!(sent, served);
         assert_eq!(nodes.unwrap(), [process()]);
     }
 
     #[tokio::test]
-    async fn refusals_keep_their_code() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut control = Control::listen_in(folder.path(), 9092).unwrap();
-        let answered = async {
+    async fn rejections_keep_their_exit_code() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut control = ControlSocket::listen_in(directory.path(), 9092).unwrap();
+        let served = async {
             let what = "there is no node 9".to_owned();
-            let refused = Answer::Refused { is_not_found: true, what, why: String::new() };
-            control.next().await.answer(&refused).await;
+            let rejected =
+                ControlResponse::Refused { is_not_found: true, what, why: String::new() };
+            control.next().await.respond(&rejected).await;
         };
-        let asked = ask_in(folder.path(), 9092, Request::Restart(9));
-        let (refused, ()) = tokio::join!(asked, answered);
-        assert_eq!(crate::exit::of(&refused.unwrap_err()), Exit::NotFound);
+        let sent = send_in(directory.path(), 9092, ControlRequest::Restart(9));
+        let (rejected, ()) = tokio::join!(sent, served);
+        assert_eq!(crate::exit::of(&rejected.unwrap_err()), Exit::NotFound);
     }
 
     #[tokio::test]
-    async fn nonsense_is_hung_up_on() {
-        let folder = tempfile::tempdir().unwrap();
-        let _control = Control::listen_in(folder.path(), 9092).unwrap();
-        let mut stream = UnixStream::connect(socket(folder.path(), 9092)).await.unwrap();
+    async fn invalid_request_closes_the_connection() {
+        let directory = tempfile::tempdir().unwrap();
+        let _control = ControlSocket::listen_in(directory.path(), 9092).unwrap();
+        let mut stream = UnixStream::connect(socket(directory.path(), 9092)).await.unwrap();
         stream.write_all(b"{\"kill\": \"everything\"}\n").await.unwrap();
-        let mut answer = Vec::new();
-        assert_eq!(stream.read_to_end(&mut answer).await.unwrap(), 0);
+        let mut response = Vec::new();
+        assert_eq!(stream.read_to_end(&mut response).await.unwrap(), 0);
     }
 
     #[tokio::test]
-    async fn a_socket_that_was_left_behind_is_replaced_and_a_live_one_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        drop(std::os::unix::net::UnixListener::bind(socket(folder.path(), 9092)).unwrap());
-        let error = ask_in(folder.path(), 9092, Request::Status).await.unwrap_err();
+    async fn replaces_stale_socket_but_not_a_live_one() {
+        let directory = tempfile::tempdir().unwrap();
+        drop(std::os::unix::net::UnixListener::bind(socket(directory.path(), 9092)).unwrap());
+        let error = send_in(directory.path(), 9092, ControlRequest::Status).await.unwrap_err();
         assert_eq!(crate::exit::of(&error), Exit::NotFound);
-        let control = Control::listen_in(folder.path(), 9092).unwrap();
-        assert!(Control::listen_in(folder.path(), 9092).is_err());
-        assert!(Control::listen_in(folder.path(), 9300).is_ok());
+        let control = ControlSocket::listen_in(directory.path(), 9092).unwrap();
+        assert!(ControlSocket::listen_in(directory.path(), 9092).is_err());
+        assert!(ControlSocket::listen_in(directory.path(), 9300).is_ok());
         drop(control);
-        assert!(!socket(folder.path(), 9092).exists());
+        assert!(!socket(directory.path(), 9092).exists());
     }
 }

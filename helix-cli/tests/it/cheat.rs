@@ -1,36 +1,36 @@
-//! The page of examples, run line by line against a dev cluster.
-//! What has no end is read until something has come.
+//! Runs the examples of `helix cheat` in order against a dev cluster.
+//! Examples that do not end are stopped after their first output.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::helix::{Dev, Node, Outcome, helix, isolate, outcome};
+use crate::harness::{CommandOutput, DevProcess, ServerProcess, helix, isolate, outcome};
 
-/// Examples that start clusters of their own: `cluster` and `main` do so.
+/// Examples that start clusters; the tests in `cluster` and `main` cover them.
 const CLUSTERS: [&str; 3] = ["helix dev", "helix dev --nodes 1 --memory", "helix demo"];
 
-/// Examples without an end.
+/// Examples that do not end.
 const ENDLESS: [&str; 2] =
     ["helix consume orders --from latest --follow", "helix tail orders -n 3 -f -F '%o %v\\n'"];
 
-fn shell(line: &str, dev: &Dev, folder: &Path) -> Command {
+fn shell(line: &str, dev: &DevProcess, directory: &Path) -> Command {
     let program = Path::new(env!("CARGO_BIN_EXE_helix")).parent().unwrap();
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
     let mut command = Command::new("sh");
-    command.args(["-c", line]).current_dir(folder).env("PATH", path);
+    command.args(["-c", line]).current_dir(directory).env("PATH", path);
     isolate(&mut command);
-    command.env("HELIX_ADDR", dev.address()).env("XDG_CONFIG_HOME", folder);
+    command.env("HELIX_ADDR", dev.address()).env("XDG_CONFIG_HOME", directory);
     command
 }
 
 #[test]
-fn the_examples_work_in_their_order() {
-    let dev = Dev::start(3);
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    // The log of a node that does not run, for the examples that look at one.
-    let node = Node::start_in(&folder.join("helix-data"));
+fn examples_succeed_in_order() {
+    let dev = DevProcess::start(3);
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    // The log of a stopped node, for the `helix wal` examples.
+    let node = ServerProcess::start_in(&directory.join("helix-data"));
     assert_eq!(node.run(&["produce", "default"], "kept\n").code, 0);
     assert!(node.end_by_closing_stdin().success());
 
@@ -45,7 +45,7 @@ fn the_examples_work_in_their_order() {
             continue;
         }
         if ENDLESS.contains(&example) {
-            reads_what_comes(example, &dev, folder);
+            prints_new_records(example, &dev, directory);
             continue;
         }
         let line = match example.strip_prefix("helix dev") {
@@ -55,18 +55,18 @@ fn the_examples_work_in_their_order() {
         if matches!(example, "helix check" | "helix cluster health") {
             dev.ok(&["cluster", "health", "--watch", "--exit-when-healthy", "--timeout", "60s"]);
         }
-        let run: Outcome = outcome(shell(&line, &dev, folder), "");
+        let run: CommandOutput = outcome(shell(&line, &dev, directory), "");
         assert_eq!(run.code, 0, "{line}: {run:?}");
     }
 }
 
-/// Starts an example and writes until it prints something.
-fn reads_what_comes(example: &str, dev: &Dev, folder: &Path) {
-    let mut command = shell(&format!("exec {example}"), dev, folder);
+/// Starts an example and appends records until it prints one.
+fn prints_new_records(example: &str, dev: &DevProcess, directory: &Path) {
+    let mut command = shell(&format!("exec {example}"), dev, directory);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let reader = std::thread::spawn(move || lines.map_while(Result::ok).next());
-    // It may begin to follow only after some of these.
+    // The example may start to follow only after some appends.
     for _ in 0..600 {
         if reader.is_finished() {
             break;

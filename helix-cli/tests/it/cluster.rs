@@ -1,27 +1,27 @@
-//! Three nodes as a user meets them: a dev cluster whose nodes are killed, and the demo.
-//! Waits are those of the commands themselves, each with a bound.
+//! Tests with three nodes: a dev cluster whose nodes are killed, and the demo.
+//! Waits use the commands' own timeouts.
 
 use serde_json::Value;
 
-use crate::helix::{Dev, Outcome, helix, json};
+use crate::harness::{CommandOutput, DevProcess, helix, json};
 
-/// Long enough for an election on a machine that does much else; normally it takes a second.
+/// The timeout allows for an election on a loaded machine; it usually takes a second.
 const HEALTHY: [&str; 6] =
     ["cluster", "health", "--watch", "--exit-when-healthy", "--timeout", "60s"];
 
-fn rows(dev: &Dev, what: &str) -> Vec<Value> {
+fn rows(dev: &DevProcess, what: &str) -> Vec<Value> {
     json(&dev.ok(&["cluster", what, "-o", "json"])).as_array().unwrap().clone()
 }
 
-fn leader_of(dev: &Dev, shard: u64) -> u64 {
+fn leader_of(dev: &DevProcess, shard: u64) -> u64 {
     let rows = rows(dev, "shards");
     let row = rows.iter().find(|row| row["shard_id"] == shard && !row["leader"].is_null());
     row.unwrap()["leader"].as_u64().unwrap()
 }
 
 #[test]
-fn a_dev_cluster_survives_the_loss_of_a_node() {
-    let dev = Dev::start(3);
+fn dev_cluster_survives_a_killed_leader() {
+    let dev = DevProcess::start(3);
     dev.ok(&HEALTHY);
     let topic = ["topic", "create", "orders", "--partitions", "6", "--replication-factor", "3"];
     dev.ok(&topic);
@@ -53,8 +53,8 @@ fn a_dev_cluster_survives_the_loss_of_a_node() {
 }
 
 #[test]
-fn what_is_committed_can_be_read_without_a_majority() {
-    let dev = Dev::start(3);
+fn reads_committed_records_without_a_majority() {
+    let dev = DevProcess::start(3);
     dev.ok(&HEALTHY);
     dev.ok(&["topic", "create", "orders", "--partitions", "2", "--replication-factor", "3"]);
     let lines: String = (0..100).map(|number| format!("record {number}\n")).collect();
@@ -81,8 +81,8 @@ fn what_is_committed_can_be_read_without_a_majority() {
 }
 
 #[test]
-fn a_dev_cluster_is_asked_and_stopped_from_elsewhere() {
-    let mut dev = Dev::start(3);
+fn dev_cluster_is_controlled_from_another_process() {
+    let mut dev = DevProcess::start(3);
     let status = json(&dev.control(&["status", "-o", "json"]).stdout);
     let states: Vec<_> = status.as_array().unwrap().iter().map(|node| &node["state"]).collect();
     assert_eq!(states, ["running", "running", "running"]);
@@ -93,15 +93,15 @@ fn a_dev_cluster_is_asked_and_stopped_from_elsewhere() {
 
     let stopped = dev.control(&["stop"]);
     assert_eq!(stopped.code, 0, "{stopped:?}");
-    assert!(dev.ended().success());
+    assert!(dev.wait().success());
     let gone = dev.control(&["status"]);
     assert_eq!(gone.code, 3, "{gone:?}");
-    assert!(dev.is_folder_removed());
+    assert!(dev.is_directory_removed());
 }
 
 #[test]
-fn leadership_moves_when_asked() {
-    let dev = Dev::start(3);
+fn transfers_leadership() {
+    let dev = DevProcess::start(3);
     dev.ok(&HEALTHY);
     let before = leader_of(&dev, 1);
     let target = before % 3 + 1;
@@ -120,8 +120,8 @@ fn leadership_moves_when_asked() {
 }
 
 #[test]
-fn a_node_is_drained_and_taken_back() {
-    let dev = Dev::start(3);
+fn node_is_drained_and_undrained() {
+    let dev = DevProcess::start(3);
     dev.ok(&HEALTHY);
     let node = leader_of(&dev, 1).to_string();
     let drained = json(&dev.ok(&["cluster", "drain", &node, "-o", "json"]));
@@ -134,33 +134,37 @@ fn a_node_is_drained_and_taken_back() {
     let moved = json(&dev.ok(&["cluster", "balance", "-o", "json"]));
     assert!(moved["shard_ids"].is_array(), "{moved}");
 
-    let nobody = dev.run(&["cluster", "add-node", "9", "127.0.0.1:1", "--dry-run"], "");
-    assert_eq!(nobody.code, 4, "{nobody:?}");
-    assert!(nobody.stderr.contains("cannot be reached"), "{nobody:?}");
+    let unreachable = dev.run(&["cluster", "add-node", "9", "127.0.0.1:1", "--dry-run"], "");
+    assert_eq!(unreachable.code, 4, "{unreachable:?}");
+    assert!(unreachable.stderr.contains("cannot be reached"), "{unreachable:?}");
     let unknown = dev.run(&["cluster", "remove-node", "9"], "");
     assert_eq!(unknown.code, 3, "{unknown:?}");
-    let well = dev.run(&["cluster", "remove-node", "3", "--dry-run"], "");
-    assert!(well.code == 0 && well.stderr.contains("nothing was changed"), "{well:?}");
+    let checked = dev.run(&["cluster", "remove-node", "3", "--dry-run"], "");
+    assert!(checked.code == 0 && checked.stderr.contains("nothing was changed"), "{checked:?}");
 }
 
 #[test]
-fn the_demo_kills_a_leader_and_finds_every_record_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let dir = folder.path().to_str().unwrap();
-    let demo: Outcome = helix(&["demo", "--records", "20000", "--dir", dir, "-o", "json"], "");
+fn demo_kills_a_leader_and_verifies_every_record() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().to_str().unwrap();
+    let demo: CommandOutput =
+        helix(&["demo", "--records", "20000", "--dir", dir, "-o", "json"], "");
     assert_eq!(demo.code, 0, "{demo:?}");
-    let figures = json(&demo.stdout);
-    assert_eq!((&figures["nodes"], &figures["replication_factor"]), (&3.into(), &3.into()));
-    assert_eq!(figures["check"]["records_read"], 20_000);
+    let measurements = json(&demo.stdout);
+    assert_eq!(
+        (&measurements["nodes"], &measurements["replication_factor"]),
+        (&3.into(), &3.into())
+    );
+    assert_eq!(measurements["check"]["records_read"], 20_000);
     for finding in ["missing", "doubled", "changed", "out_of_order", "displaced", "gaps"] {
-        assert_eq!(figures["check"][finding], 0, "{finding}: {figures}");
+        assert_eq!(measurements["check"][finding], 0, "{finding}: {measurements}");
     }
-    assert_eq!(figures["durability"], "QUORUM_SYNCED");
-    assert!(figures["crash"]["partitions_led"].as_u64().unwrap() >= 1);
-    // So few records may all be under way when the node dies; then there is no time to tell.
-    let failover = &figures["crash"]["failover_ms"];
-    assert!(failover.is_null() || failover.as_f64().unwrap() > 0.0, "{figures}");
-    assert!(figures["crash"]["caught_up_ms"].is_f64(), "{figures}");
-    // Nothing stays behind.
-    assert!(folder.path().read_dir().unwrap().next().is_none());
+    assert_eq!(measurements["durability"], "QUORUM_SYNCED");
+    assert!(measurements["crash"]["partitions_led"].as_u64().unwrap() >= 1);
+    // All of these few records may be in flight at the kill; then no failover is measured.
+    let failover = &measurements["crash"]["failover_ms"];
+    assert!(failover.is_null() || failover.as_f64().unwrap() > 0.0, "{measurements}");
+    assert!(measurements["crash"]["caught_up_ms"].is_f64(), "{measurements}");
+    // The data directory is removed.
+    assert!(directory.path().read_dir().unwrap().next().is_none());
 }

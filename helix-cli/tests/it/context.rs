@@ -1,13 +1,13 @@
-//! Contexts, completions and pages: what needs no cluster, or only the wrong one.
+//! Tests of contexts, completions and explanations.
 
 use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::helix::{Node, Outcome, helix, json, outcome};
+use crate::harness::{CommandOutput, ServerProcess, helix, json, outcome};
 
-/// Runs `helix` with settings in a folder, and HELIX_ADDR if there is one.
-fn helix_in(home: &TempDir, addr: Option<&str>, args: &[&str]) -> Outcome {
+/// Runs `helix` with its configuration below `home`, and with HELIX_ADDR if given.
+fn helix_in(home: &TempDir, addr: Option<&str>, args: &[&str]) -> CommandOutput {
     let mut command = Command::new(env!("CARGO_BIN_EXE_helix"));
     command.args(args).env_remove("HELIX_ADDR").env("XDG_CONFIG_HOME", home.path());
     if let Some(addr) = addr {
@@ -17,22 +17,22 @@ fn helix_in(home: &TempDir, addr: Option<&str>, args: &[&str]) -> Outcome {
 }
 
 #[test]
-fn a_context_names_the_cluster_unless_something_nearer_does() {
-    let node = Node::start();
+fn context_selects_the_cluster_with_lowest_precedence() {
+    let node = ServerProcess::start();
     let home = tempfile::tempdir().unwrap();
     let run = |addr, args: &[&str]| helix_in(&home, addr, args);
     let list = ["topic", "list"];
     let nowhere = "127.0.0.1:1";
 
-    assert_eq!(run(None, &["context", "add", "none"]).code, 2, "it has no addresses");
+    assert_eq!(run(None, &["context", "add", "none"]).code, 2, "addresses are missing");
     let added = run(None, &["context", "add", "lab", "--addr", node.address()]);
     assert_eq!(added.code, 0, "{added:?}");
-    assert_eq!(run(None, &list).code, 0, "the first context is used at once");
+    assert_eq!(run(None, &list).code, 0, "the first context is the current one");
     assert_eq!(run(None, &["context", "add", "gone", "--addr", nowhere, "--use"]).code, 0);
     let lost = run(None, &list);
     assert_eq!(lost.code, 6, "{lost:?}");
     assert!(lost.stderr.contains("127.0.0.1:1 (context gone)"), "{lost:?}");
-    assert_eq!(run(Some(node.address()), &list).code, 0, "the environment goes before it");
+    assert_eq!(run(Some(node.address()), &list).code, 0, "the environment takes precedence");
     assert_eq!(run(None, &["topic", "list", "--context", "lab"]).code, 0);
     assert_eq!(run(Some(nowhere), &["topic", "list", "--addr", node.address()]).code, 0);
     assert_eq!(run(Some(node.address()), &["topic", "list", "--context", "gone"]).code, 6);
@@ -48,7 +48,7 @@ fn a_context_names_the_cluster_unless_something_nearer_does() {
 }
 
 #[test]
-fn every_reason_is_explained() {
+fn explains_every_reason() {
     let list = json(&helix(&["explain", "-o", "json"], "").stdout);
     let reasons = list.as_array().unwrap();
     assert!(reasons.len() > 30, "{list}");
@@ -63,7 +63,7 @@ fn every_reason_is_explained() {
 }
 
 #[test]
-fn shells_get_completions() {
+fn prints_completions_for_shells() {
     for (shell, mark) in
         [("bash", "complete -F _helix"), ("zsh", "#compdef helix"), ("fish", "complete -c helix")]
     {

@@ -1,21 +1,21 @@
-//! The program as its users run it: a real node, real processes, standard input and output.
-//! What the commands decide is tested beside them; here is what they do together.
+//! End-to-end tests of the program with real nodes and processes.
+//! Unit tests of the commands are next to their code.
 
-#![allow(clippy::unwrap_used)] // Helpers are no tests to clippy.
+#![allow(clippy::unwrap_used)] // Clippy does not treat test helpers as tests.
 
 mod backup;
 mod cheat;
 mod cluster;
 mod context;
-mod helix;
+mod harness;
 mod output;
 mod wal;
 
-use helix::{Dev, Node, helix, json};
+use harness::{DevProcess, ServerProcess, helix, json};
 
 #[test]
-fn the_first_ten_minutes() {
-    let node = Node::start();
+fn create_produce_consume_trim_and_delete() {
+    let node = ServerProcess::start();
     node.ok(&["topic", "create", "orders", "--partitions", "4"]);
     assert_eq!(node.ok_with(&["produce", "orders"], "hello\n"), "");
     assert_eq!(node.ok(&["consume", "orders", "--from", "earliest"]), "hello\n");
@@ -49,8 +49,8 @@ fn the_first_ten_minutes() {
 }
 
 #[test]
-fn a_token_is_put_in_force_and_replaced_by_who_knows_it() {
-    let node = Node::start();
+fn fencing_token_is_set_and_replaced_by_its_holder() {
+    let node = ServerProcess::start();
     node.ok_with(&["produce", "default", "-p", "1"], "x\n");
     let fence = ["topic", "fence", "default", "1", "-o", "json", "--token"];
     let fenced = json(&node.ok(&[&fence[..], &["one", "--expect", ""]].concat()));
@@ -64,16 +64,16 @@ fn a_token_is_put_in_force_and_replaced_by_who_knows_it() {
     let refused = node.run(&[&fence[..], &["two", "--expect", ""]].concat(), "");
     assert_eq!(refused.code, 4, "{refused:?}");
     assert!(refused.stderr.contains("(FENCED)"), "{refused:?}");
-    assert!(refused.stderr.contains("\"one\" is in force"), "{refused:?}");
+    assert!(refused.stderr.contains("the current fencing token is \"one\""), "{refused:?}");
     node.ok(&[&fence[..], &["", "--expect", "one"]].concat());
     assert_eq!(described(), [serde_json::Value::Null, serde_json::Value::Null]);
-    // Without an expectation, whatever is in force.
+    // Without --expect, any current token is replaced.
     node.ok(&[&fence[..], &["three"]].concat());
 }
 
 #[test]
-fn keys_choose_the_partition_and_come_back() {
-    let node = Node::start();
+fn keys_select_the_partition_and_are_returned() {
+    let node = ServerProcess::start();
     let lines = "customer-7:first\ncustomer-7:second\nno key\n";
     node.ok_with(&["produce", "default", "--key-separator", ":"], lines);
     let records = node.ok(&["consume", "default", "-o", "json"]);
@@ -87,8 +87,8 @@ fn keys_choose_the_partition_and_come_back() {
 }
 
 #[test]
-fn a_refused_line_is_named_and_nothing_behind_it_is_sent() {
-    let node = Node::start();
+fn rejected_line_is_reported_and_later_lines_are_not_sent() {
+    let node = ServerProcess::start();
     let lines = format!("a\nb\n{}\nc\n", "x".repeat(3 << 20));
     let args = ["produce", "default", "-p", "0", "-o", "json"];
     let refused = node.run(&args, &lines);
@@ -101,8 +101,8 @@ fn a_refused_line_is_named_and_nothing_behind_it_is_sent() {
 }
 
 #[test]
-fn settings_can_be_changed_and_set_back() {
-    let node = Node::start();
+fn settings_are_changed_and_reset() {
+    let node = ServerProcess::start();
     let alter = |setting: [&str; 2]| {
         let args = ["topic", "alter", "default", setting[0], setting[1], "-o", "json"];
         json(&node.ok(&args))["config"].clone()
@@ -115,8 +115,8 @@ fn settings_can_be_changed_and_set_back() {
 }
 
 #[test]
-fn failures_say_what_why_and_what_to_try() {
-    let node = Node::start();
+fn errors_state_action_cause_and_hint() {
+    let node = ServerProcess::start();
     let failed = node.run(&["consume", "nowhere"], "");
     assert_eq!(failed.code, 3, "{failed:?}");
     assert!(failed.stderr.contains("(TOPIC_NOT_FOUND)"), "{failed:?}");
@@ -151,8 +151,8 @@ fn failures_say_what_why_and_what_to_try() {
 }
 
 #[test]
-fn a_single_node_is_a_healthy_cluster() {
-    let node = Node::start();
+fn single_node_is_a_healthy_cluster() {
+    let node = ServerProcess::start();
     let health = node.ok(&["cluster", "health", "--watch", "--exit-when-healthy"]);
     assert!(health.starts_with("healthy: "), "{health}");
     let nodes = json(&node.ok(&["cluster", "nodes", "-o", "json"]));
@@ -164,8 +164,8 @@ fn a_single_node_is_a_healthy_cluster() {
 }
 
 #[test]
-fn a_dev_node_is_killed_and_comes_back() {
-    let dev = Dev::start(1);
+fn dev_node_is_killed_and_restarted() {
+    let dev = DevProcess::start(1);
     dev.ok_with(&["produce", "default"], "kept\n");
     let killed = dev.control(&["kill", "1"]);
     assert!(killed.stdout.contains("stopped"), "{killed:?}");
@@ -175,23 +175,23 @@ fn a_dev_node_is_killed_and_comes_back() {
 }
 
 #[test]
-fn a_node_ends_with_its_owner() {
-    let node = Node::start();
+fn node_stops_when_stdin_closes() {
+    let node = ServerProcess::start();
     assert!(node.end_by_closing_stdin().success());
 }
 
 #[test]
-fn the_demo_finds_every_record_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let dir = folder.path().to_str().unwrap();
+fn demo_verifies_every_record() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().to_str().unwrap();
     let args = ["demo", "--nodes", "1", "--records", "20000", "--dir", dir, "-o", "json"];
     let demo = helix(&args, "");
     assert_eq!(demo.code, 0, "{demo:?}");
-    let figures = json(&demo.stdout);
-    assert_eq!(figures["check"]["records_read"], 20_000);
-    assert_eq!(figures["check"]["missing"], 0);
-    assert_eq!(figures["durability"], "QUORUM_SYNCED");
-    assert!(figures["crash"]["acked_records"].as_u64().unwrap() >= 10_000);
-    // Nothing stays behind.
-    assert!(folder.path().read_dir().unwrap().next().is_none());
+    let measurements = json(&demo.stdout);
+    assert_eq!(measurements["check"]["records_read"], 20_000);
+    assert_eq!(measurements["check"]["missing"], 0);
+    assert_eq!(measurements["durability"], "QUORUM_SYNCED");
+    assert!(measurements["crash"]["acked_records"].as_u64().unwrap() >= 10_000);
+    // The data directory is removed.
+    assert!(directory.path().read_dir().unwrap().next().is_none());
 }

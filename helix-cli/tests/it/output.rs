@@ -1,14 +1,14 @@
-//! One formatter for all: every format of every kind of result, and JSON as its schema says.
+//! Tests of the output formats, and of JSON results against their schemas.
 
 use serde_json::Value;
 
-use crate::helix::{Dev, Node, helix, json};
+use crate::harness::{DevProcess, ServerProcess, helix, json};
 
-/// Where a value is not what its schema says; for the keywords that the schemas have.
+/// Returns the violations of a schema by a value. Supports only the keywords in use.
 fn violations(value: &Value, schema: &Value, path: &str) -> Vec<String> {
     if let Some(forms) = schema["anyOf"].as_array() {
         let fits = |form: &Value| violations(value, form, path).is_empty();
-        let none = || vec![format!("{path} is of none of the forms: {value}")];
+        let none = || vec![format!("{path} matches no form: {value}")];
         return if forms.iter().any(fits) { Vec::new() } else { none() };
     }
     let kind = match value {
@@ -30,8 +30,8 @@ fn violations(value: &Value, schema: &Value, path: &str) -> Vec<String> {
         return vec![format!("{path} is {kind}, not {types:?}")];
     }
     let mut all = Vec::new();
-    for (place, item) in value.as_array().into_iter().flatten().enumerate() {
-        all.extend(violations(item, &schema["items"], &format!("{path}[{place}]")));
+    for (index, item) in value.as_array().into_iter().flatten().enumerate() {
+        all.extend(violations(item, &schema["items"], &format!("{path}[{index}]")));
     }
     if let Value::Object(fields) = value {
         for (name, field) in fields {
@@ -55,8 +55,8 @@ fn schema(words: &[&str]) -> Value {
     json(&printed.stdout)
 }
 
-/// The JSON that a command prints, checked in both of its forms.
-fn checked(words: &[&str], json_text: &str, jsonl_text: &str) {
+/// Checks the JSON and JSON Lines output of a command against its schema.
+fn check_schema(words: &[&str], json_text: &str, jsonl_text: &str) {
     let schema = schema(words);
     let value = json(json_text);
     assert_eq!(violations(&value, &schema, "$"), Vec::<String>::new(), "{words:?}: {value:#}");
@@ -67,8 +67,8 @@ fn checked(words: &[&str], json_text: &str, jsonl_text: &str) {
 }
 
 #[test]
-fn json_is_what_its_schema_says() {
-    let dev = Dev::start(3);
+fn json_results_match_their_schemas() {
+    let dev = DevProcess::start(3);
     dev.ok(&["cluster", "health", "--watch", "--exit-when-healthy", "--timeout", "60s"]);
     let records = "k:v\nno key\n:\n";
     for (words, rest, input) in [
@@ -91,13 +91,13 @@ fn json_is_what_its_schema_says() {
         (&["version"], &[], ""),
     ] {
         let run = |format| {
-            // Leadership may have moved by itself, and then some nodes are behind for a moment.
+            // An election may make some nodes lag for a moment.
             let run = dev.run(&[words, rest, &["-o", format]].concat(), input);
             assert!(run.code == 0 || (run.code == 1 && !run.stdout.is_empty()), "{run:?}");
             run.stdout
         };
         let (one, many) = (run("json"), run("jsonl"));
-        checked(words, &one, &many);
+        check_schema(words, &one, &many);
         for format in ["table", "wide"] {
             assert!(!run(format).contains('{') || words == ["explain"], "{words:?}");
         }
@@ -105,15 +105,15 @@ fn json_is_what_its_schema_says() {
     let lines = dev.ok(&["consume", "orders", "-o", "json"]);
     assert!(lines.lines().count() >= 3, "{lines}");
     for line in lines.lines() {
-        checked(&["consume"], line, "");
+        check_schema(&["consume"], line, "");
     }
     let status = |format| dev.control(&["status", "-o", format]).stdout;
-    checked(&["dev", "status"], &status("json"), &status("jsonl"));
+    check_schema(&["dev", "status"], &status("json"), &status("jsonl"));
 }
 
 #[test]
-fn wide_shows_more_than_a_table_and_jsonl_a_line_for_each() {
-    let node = Node::start();
+fn wide_adds_columns_and_jsonl_prints_a_line_per_element() {
+    let node = ServerProcess::start();
     node.ok(&["topic", "create", "other"]);
     let heading = |format| {
         let text = node.ok(&["topic", "list", "-o", format]);
@@ -125,8 +125,8 @@ fn wide_shows_more_than_a_table_and_jsonl_a_line_for_each() {
 }
 
 #[test]
-fn records_are_printed_in_the_form_that_is_asked_for() {
-    let node = Node::start();
+fn records_are_printed_in_the_requested_format() {
+    let node = ServerProcess::start();
     let sent = ["produce", "default", "-p", "1", "--key-separator", ":"];
     node.ok_with(&sent, "k1:v1\nv2\n");
     let form = ["consume", "default", "-f", "%T/%p@%o %k=%v{json} %V\\n"];
@@ -143,7 +143,7 @@ fn records_are_printed_in_the_form_that_is_asked_for() {
 }
 
 #[test]
-fn a_schema_needs_no_cluster_and_no_arguments() {
+fn schema_needs_no_cluster_and_no_arguments() {
     let topic = schema(&["topic", "describe"]);
     assert_eq!(topic["properties"]["partitions"]["type"], "array");
     assert_eq!(helix(&["server", "--schema"], "").code, 2);

@@ -1,5 +1,5 @@
-//! `helix cluster health`: every node's view of what is wrong, merged, with who says so.
-//! A node that does not answer is a finding of our own.
+//! `helix cluster health`: merges the issues that the nodes report, with the reporting nodes.
+//! A node that does not answer is an issue too.
 
 use std::time::Duration;
 
@@ -8,71 +8,72 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use super::view::View;
-use crate::args::{Global, HealthArgs};
-use crate::exit::{self, Exit, Failure};
+use super::snapshot::ClusterSnapshot;
+use crate::args::{GlobalArgs, HealthArgs};
+use crate::exit::{self, CliError, Exit};
 use crate::output::Output;
 
-/// How often the nodes are asked while they are watched.
+/// Poll interval of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The health of a cluster.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub(crate) struct Health {
+pub(crate) struct ClusterHealth {
     healthy: bool,
     nodes: Vec<NodeHealth>,
     issues: Vec<Issue>,
 }
 
-/// What a node says of the cluster.
+/// Health as reported by a node.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 struct NodeHealth {
     node_id: u64,
     endpoint: String,
-    /// Whether it says that all is well. None: it does not answer.
+    /// True if the node reports a healthy cluster. None if it does not answer.
     says_healthy: Option<bool>,
 }
 
-/// One thing that is wrong.
+/// A health issue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 struct Issue {
     reason: String,
     shard_id: Option<u32>,
-    /// Nodes that must come back for it to end.
+    /// Nodes that must return to resolve the issue.
     needed_node_ids: Vec<u64>,
     message: String,
-    /// Nodes that say so. None of them: it was found from here.
+    /// Nodes that report the issue; empty if this program found it.
     reported_by: Vec<u64>,
 }
 
-pub(super) async fn run(global: &Global, args: &HealthArgs) -> anyhow::Result<()> {
+pub(super) async fn run(global: &GlobalArgs, args: &HealthArgs) -> anyhow::Result<()> {
     let output = Output { format: global.output };
     if args.watch {
         return watch(global, args, output).await;
     }
-    let health = Health::of(&View::ask(global).await?);
+    let health = ClusterHealth::of(&ClusterSnapshot::take(global).await?);
     health.show(output)?;
     health.verdict()
 }
 
-/// Shows the health each time it changes.
-async fn watch(global: &Global, args: &HealthArgs, output: Output) -> anyhow::Result<()> {
+/// Prints the health each time it changes.
+async fn watch(global: &GlobalArgs, args: &HealthArgs, output: Output) -> anyhow::Result<()> {
     let started = Instant::now();
-    let mut shown: Option<Health> = None;
+    let mut shown: Option<ClusterHealth> = None;
     let mut is_silent = false;
     loop {
-        let outcome = View::ask(global).await.map(|view| Health::of(&view));
+        let outcome =
+            ClusterSnapshot::take(global).await.map(|snapshot| ClusterHealth::of(&snapshot));
         let verdict = match outcome {
             Ok(health) => {
                 is_silent = false;
                 let verdict = health.verdict();
-                if !shown.as_ref().is_some_and(|shown| shown.says_the_same(&health)) {
+                if !shown.as_ref().is_some_and(|shown| shown.is_same_except_messages(&health)) {
                     health.show(output)?;
                     shown = Some(health);
                 }
                 verdict
             }
-            // It may yet come, or come back.
+            // The cluster may still be starting or restarting.
             Err(error) if exit::of(&error) == Exit::Unavailable => {
                 if !is_silent && !global.quiet {
                     eprintln!("no node answers at {}", global.addr.join(","));
@@ -93,15 +94,17 @@ async fn watch(global: &Global, args: &HealthArgs, output: Output) -> anyhow::Re
     }
 }
 
-impl Health {
-    /// What nodes say is wrong, a line each.
+impl ClusterHealth {
+    /// Returns the issues reported by nodes, one line each.
     pub(crate) fn messages(&self) -> Vec<String> {
-        let said = self.issues.iter().filter(|issue| !issue.reported_by.is_empty());
-        said.map(|issue| format!("{}: {}", issue.reason, issue.message)).collect()
+        let reported = self.issues.iter().filter(|issue| !issue.reported_by.is_empty());
+        reported.map(|issue| format!("{}: {}", issue.reason, issue.message)).collect()
     }
 
-    pub(crate) fn of(view: &View) -> Self {
-        let silent = view.nodes.iter().filter_map(|node| Some((node, node.answer.as_ref().err()?)));
+    /// Merges the reports of a snapshot.
+    pub(crate) fn of(snapshot: &ClusterSnapshot) -> Self {
+        let silent =
+            snapshot.nodes.iter().filter_map(|node| Some((node, node.report.as_ref().err()?)));
         let mut issues: Vec<_> = silent
             .map(|(node, error)| Issue {
                 reason: name(HealthReason::NodeDown),
@@ -114,31 +117,31 @@ impl Health {
                 reported_by: Vec::new(),
             })
             .collect();
-        issues.extend(view.silent.iter().map(|(addr, error)| Issue {
+        issues.extend(snapshot.silent.iter().map(|(addr, error)| Issue {
             reason: name(HealthReason::NodeDown),
             shard_id: None,
             needed_node_ids: Vec::new(),
-            message: format!("nobody answers at {addr}: {}", error.message),
+            message: format!("no node answers at {addr}: {}", error.message),
             reported_by: Vec::new(),
         }));
-        for (node_id, answer) in view.answers() {
-            for issue in &answer.health.issues {
+        for (node_id, report) in snapshot.reports() {
+            for issue in &report.health.issues {
                 add(&mut issues, node_id, issue);
             }
         }
         issues.sort_by(|a, b| (a.shard_id, &a.reason).cmp(&(b.shard_id, &b.reason)));
-        let node = |node: &super::view::Asked| NodeHealth {
+        let node = |node: &super::snapshot::NodeSnapshot| NodeHealth {
             node_id: node.node_id,
             endpoint: node.endpoint.clone(),
-            says_healthy: node.answer.as_ref().ok().map(|answer| answer.health.healthy),
+            says_healthy: node.report.as_ref().ok().map(|report| report.health.healthy),
         };
-        let nodes: Vec<_> = view.nodes.iter().map(node).collect();
+        let nodes: Vec<_> = snapshot.nodes.iter().map(node).collect();
         let healthy = issues.is_empty() && nodes.iter().all(|node| node.says_healthy == Some(true));
         Self { healthy, nodes, issues }
     }
 
-    /// Apart from the texts, which may count on.
-    fn says_the_same(&self, other: &Self) -> bool {
+    /// Compares everything except the messages, which may contain counters.
+    fn is_same_except_messages(&self, other: &Self) -> bool {
         let same = |(one, other): (&Issue, &Issue)| {
             Issue { message: String::new(), ..one.clone() }
                 == Issue { message: String::new(), ..other.clone() }
@@ -153,14 +156,16 @@ impl Health {
     }
 
     fn text(&self) -> String {
-        let answer = self.nodes.iter().filter(|node| node.says_healthy.is_some()).count();
+        let answering = self.nodes.iter().filter(|node| node.says_healthy.is_some()).count();
         let count = self.nodes.len();
         let mut text = match (self.healthy, self.issues.len()) {
             (true, _) if count == 1 => "healthy: the node answers and has no issues\n".to_owned(),
             (true, _) => format!("healthy: all {count} nodes answer and have no issues\n"),
             (false, issues) => {
                 let plural = if issues == 1 { "" } else { "s" };
-                format!("NOT healthy: {issues} issue{plural}; {answer} of {count} nodes answer\n")
+                format!(
+                    "NOT healthy: {issues} issue{plural}; {answering} of {count} nodes answer\n"
+                )
             }
         };
         for issue in &self.issues {
@@ -170,12 +175,12 @@ impl Health {
     }
 
     /// # Errors
-    /// Something is wrong.
+    /// Fails if the cluster is not healthy.
     fn verdict(&self) -> anyhow::Result<()> {
         if self.healthy {
             return Ok(());
         }
-        let failure = Failure::new(Exit::Error, "the cluster is not healthy");
+        let failure = CliError::new(Exit::Error, "the cluster is not healthy");
         let mut needed: Vec<u64> =
             self.issues.iter().flat_map(|issue| &issue.needed_node_ids).copied().collect();
         needed.sort_unstable();
@@ -193,12 +198,12 @@ impl Issue {
         let Self { reason, message, reported_by, .. } = self;
         match reported_by.as_slice() {
             [] => format!("  {reason:17} {message}\n"),
-            nodes => format!("  {reason:17} {message} (says node {})\n", list(nodes)),
+            nodes => format!("  {reason:17} {message} (reported by node {})\n", list(nodes)),
         }
     }
 }
 
-/// Adds what a node says. The same issue, said by several, is one issue.
+/// Adds an issue reported by a node. An issue reported by several nodes is listed once.
 fn add(issues: &mut Vec<Issue>, node_id: u64, issue: &HealthIssue) {
     let reason = name(issue.reason());
     let mut needed_node_ids = issue.needed_node_ids.clone();
@@ -219,7 +224,7 @@ fn add(issues: &mut Vec<Issue>, node_id: u64, issue: &HealthIssue) {
     }
 }
 
-/// `NODE_DOWN`.
+/// Returns the name of a reason without its prefix: `NODE_DOWN`.
 fn name(reason: HealthReason) -> String {
     reason.as_str_name().trim_start_matches("HEALTH_REASON_").to_owned()
 }
@@ -230,7 +235,7 @@ fn list(numbers: &[u64]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::view::tests::view;
+    use super::super::snapshot::tests::snapshot;
     use super::*;
 
     fn down(node_id: u64) -> HealthIssue {
@@ -242,31 +247,31 @@ mod tests {
         }
     }
 
-    fn says(view: &mut View, node: usize, issue: HealthIssue) {
-        let Ok(answer) = &mut view.nodes[node].answer else { panic!("it answers") };
-        answer.health.healthy = false;
-        answer.health.issues.push(issue);
+    fn report_issue(snapshot: &mut ClusterSnapshot, node: usize, issue: HealthIssue) {
+        let Ok(report) = &mut snapshot.nodes[node].report else { panic!("it answers") };
+        report.health.healthy = false;
+        report.health.issues.push(issue);
     }
 
     #[test]
-    fn what_several_nodes_say_is_one_issue() {
-        let mut view = view();
-        view.nodes.pop();
-        assert!(Health::of(&view).healthy);
-        says(&mut view, 0, down(3));
-        says(&mut view, 1, down(3));
-        says(&mut view, 1, HealthIssue { shard_id: Some(1), ..down(3) });
-        let health = Health::of(&view);
+    fn issue_of_several_nodes_is_listed_once() {
+        let mut snapshot = snapshot();
+        snapshot.nodes.pop();
+        assert!(ClusterHealth::of(&snapshot).healthy);
+        report_issue(&mut snapshot, 0, down(3));
+        report_issue(&mut snapshot, 1, down(3));
+        report_issue(&mut snapshot, 1, HealthIssue { shard_id: Some(1), ..down(3) });
+        let health = ClusterHealth::of(&snapshot);
         assert!(!health.healthy && health.verdict().is_err());
-        let said: Vec<_> =
+        let reported: Vec<_> =
             health.issues.iter().map(|issue| (issue.shard_id, issue.reported_by.clone())).collect();
-        assert_eq!(said, [(None, vec![1, 2]), (Some(1), vec![2])]);
-        assert!(health.text().contains("(says node 1, 2)"), "{}", health.text());
+        assert_eq!(reported, [(None, vec![1, 2]), (Some(1), vec![2])]);
+        assert!(health.text().contains("(reported by node 1, 2)"), "{}", health.text());
     }
 
     #[test]
-    fn a_node_that_is_silent_is_an_issue_though_nobody_says_so() {
-        let health = Health::of(&view());
+    fn silent_node_is_an_issue_even_if_unreported() {
+        let health = ClusterHealth::of(&snapshot());
         assert!(!health.healthy);
         assert_eq!(health.issues.len(), 1);
         assert_eq!(health.issues[0].needed_node_ids, [3]);
@@ -275,33 +280,33 @@ mod tests {
     }
 
     #[test]
-    fn an_address_where_nobody_answers_is_an_issue() {
-        let mut view = view();
-        if let Some(down) = view.nodes.pop() {
-            view.silent.push(("n9:9092".to_owned(), down.answer.unwrap_err()));
+    fn address_without_answer_is_an_issue() {
+        let mut snapshot = snapshot();
+        if let Some(down) = snapshot.nodes.pop() {
+            snapshot.silent.push(("n9:9092".to_owned(), down.report.unwrap_err()));
         }
-        let health = Health::of(&view);
+        let health = ClusterHealth::of(&snapshot);
         assert!(!health.healthy);
-        assert!(health.text().contains("nobody answers at n9:9092"), "{}", health.text());
+        assert!(health.text().contains("no node answers at n9:9092"), "{}", health.text());
     }
 
     #[test]
-    fn a_node_that_is_silent_to_all_is_one_issue() {
-        let mut view = view();
-        says(&mut view, 0, down(3));
-        let health = Health::of(&view);
+    fn silent_node_reported_by_others_is_one_issue() {
+        let mut snapshot = snapshot();
+        report_issue(&mut snapshot, 0, down(3));
+        let health = ClusterHealth::of(&snapshot);
         assert_eq!(health.issues.len(), 1);
         assert_eq!(health.issues[0].reported_by, [1]);
     }
 
     #[test]
-    fn texts_that_count_on_are_no_news() {
-        let mut first = view();
-        let mut second = view();
-        says(&mut first, 0, down(3));
-        says(&mut second, 0, HealthIssue { message: "for 2 s".to_owned(), ..down(3) });
-        assert!(Health::of(&first).says_the_same(&Health::of(&second)));
-        says(&mut second, 1, down(3));
-        assert!(!Health::of(&first).says_the_same(&Health::of(&second)));
+    fn changed_messages_are_not_a_change() {
+        let mut first = snapshot();
+        let mut second = snapshot();
+        report_issue(&mut first, 0, down(3));
+        report_issue(&mut second, 0, HealthIssue { message: "for 2 s".to_owned(), ..down(3) });
+        assert!(ClusterHealth::of(&first).is_same_except_messages(&ClusterHealth::of(&second)));
+        report_issue(&mut second, 1, down(3));
+        assert!(!ClusterHealth::of(&first).is_same_except_messages(&ClusterHealth::of(&second)));
     }
 }

@@ -1,5 +1,5 @@
 //! `helix cluster add-node`, `remove-node`, `replace-node`, `drain`, `undrain` and `balance`.
-//! The service makes the changes; here they are begun, and watched until they are done.
+//! Starts changes in the service and waits until they are done.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -11,23 +11,23 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
-use crate::args::{Global, WaitArgs};
+use crate::args::{GlobalArgs, WaitArgs};
 use crate::connect::connect;
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, Exit};
 use crate::output::Output;
 
-/// How often a change is looked at.
-const LOOK_INTERVAL: Duration = Duration::from_millis(300);
+/// Poll interval while waiting for a change.
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
-/// A change that was asked for.
+/// A requested change of the cluster's nodes.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Asked<'a> {
+pub(super) enum RequestedChange<'a> {
     Add { node_id: u64, peer_addr: &'a str },
     Remove { node_id: u64, lost: bool },
     Replace { lost_node_id: u64, node_id: u64, peer_addr: &'a str },
 }
 
-impl Asked<'_> {
+impl RequestedChange<'_> {
     fn describe(self) -> String {
         match self {
             Self::Add { node_id, .. } => format!("add node {node_id}"),
@@ -36,22 +36,22 @@ impl Asked<'_> {
         }
     }
 
-    async fn begin(self, admin: &Admin, dry: bool) -> anyhow::Result<Option<MembershipChange>> {
-        let begun = match self {
-            Self::Add { node_id, peer_addr } => admin.add_node(node_id, peer_addr, dry).await,
-            Self::Remove { node_id, lost } => admin.remove_node(node_id, lost, dry).await,
+    async fn start(self, admin: &Admin, dry_run: bool) -> anyhow::Result<Option<MembershipChange>> {
+        let started = match self {
+            Self::Add { node_id, peer_addr } => admin.add_node(node_id, peer_addr, dry_run).await,
+            Self::Remove { node_id, lost } => admin.remove_node(node_id, lost, dry_run).await,
             Self::Replace { lost_node_id, node_id, peer_addr } => {
-                admin.replace_node(lost_node_id, node_id, peer_addr, dry).await
+                admin.replace_node(lost_node_id, node_id, peer_addr, dry_run).await
             }
         };
-        begun.with_context(|| self.describe())
+        started.with_context(|| self.describe())
     }
 }
 
-/// What came of a change.
+/// Status of a change of the cluster's nodes.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
-pub(crate) struct Change {
-    /// None: it was only checked.
+pub(crate) struct ChangeStatus {
+    /// None for a dry run.
     id: Option<u64>,
     kind: Option<String>,
     node_id: u64,
@@ -59,42 +59,42 @@ pub(crate) struct Change {
     phase: Option<String>,
     entries_remaining: u64,
     blocked_reason: String,
-    shards: Vec<ShardRow>,
+    shards: Vec<ShardChangeRow>,
 }
 
-/// How far it is in one shard.
+/// Status of a change in one shard.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
-struct ShardRow {
+struct ShardChangeRow {
     shard_id: u32,
     phase: String,
     entries_remaining: u64,
     blocked_reason: String,
 }
 
-/// Shards whose leader was moved.
+/// Shards whose leadership was transferred.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub(crate) struct Moved {
+pub(crate) struct BalancedShards {
     shard_ids: Vec<u32>,
 }
 
-/// A node that drains, or does not any more.
+/// Drain state of a node.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub(crate) struct Draining {
+pub(crate) struct DrainingNode {
     node_id: u64,
     draining: bool,
 }
 
-fn short(name: &str, prefix: &str) -> String {
+fn without_prefix(name: &str, prefix: &str) -> String {
     name.strip_prefix(prefix).unwrap_or(name).to_owned()
 }
 
 fn phase_name(phase: MembershipPhase) -> String {
-    short(phase.as_str_name(), "MEMBERSHIP_PHASE_")
+    without_prefix(phase.as_str_name(), "MEMBERSHIP_PHASE_")
 }
 
-impl From<&MembershipChange> for Change {
+impl From<&MembershipChange> for ChangeStatus {
     fn from(change: &MembershipChange) -> Self {
-        let shards = change.shards.iter().map(|shard| ShardRow {
+        let shards = change.shards.iter().map(|shard| ShardChangeRow {
             shard_id: shard.shard_id,
             phase: phase_name(shard.phase()),
             entries_remaining: shard.entries_remaining,
@@ -102,7 +102,7 @@ impl From<&MembershipChange> for Change {
         });
         Self {
             id: Some(change.id),
-            kind: Some(short(change.kind().as_str_name(), "MEMBERSHIP_CHANGE_KIND_")),
+            kind: Some(without_prefix(change.kind().as_str_name(), "MEMBERSHIP_CHANGE_KIND_")),
             node_id: change.node_id,
             lost_node_id: Some(change.lost_node_id).filter(|node| *node != 0),
             phase: Some(phase_name(change.phase())),
@@ -113,45 +113,46 @@ impl From<&MembershipChange> for Change {
     }
 }
 
-/// Makes a change, and unless that is not wanted waits for its end.
+/// Starts a change and, unless `wait` says otherwise, waits until it is done.
 pub(super) async fn change(
-    global: &Global,
-    asked: Asked<'_>,
+    global: &GlobalArgs,
+    requested: RequestedChange<'_>,
     wait: &WaitArgs,
 ) -> anyhow::Result<()> {
     let output = Output { format: global.output };
     let admin = connect(global).await?.admin();
-    let Some(mut change) = asked.begin(&admin, wait.dry_run).await? else {
-        let (Asked::Add { node_id, .. }
-        | Asked::Remove { node_id, .. }
-        | Asked::Replace { node_id, .. }) = asked;
+    let Some(mut change) = requested.start(&admin, wait.dry_run).await? else {
+        let (RequestedChange::Add { node_id, .. }
+        | RequestedChange::Remove { node_id, .. }
+        | RequestedChange::Replace { node_id, .. }) = requested;
         if !global.quiet {
-            eprintln!("nothing is in the way of it; nothing was changed");
+            eprintln!("all checks passed; nothing was changed");
         }
-        return output.show(&Change { node_id, ..Change::default() });
+        return output.show(&ChangeStatus { node_id, ..ChangeStatus::default() });
     };
     let started = Instant::now();
-    let shows = !global.quiet && std::io::stderr().is_terminal();
+    let is_shown = !global.quiet && std::io::stderr().is_terminal();
     let mut shown = String::new();
     while !wait.no_wait && !is_over(&change) {
         let line = progress(&change);
-        if shows && line != shown {
+        if is_shown && line != shown {
             eprintln!("{line}");
             shown = line;
         }
         if wait.timeout.is_some_and(|limit| started.elapsed() >= limit) {
-            let what = format!("{} is not done after {:?}", asked.describe(), started.elapsed());
-            let failure = Failure::new(Exit::Unavailable, what).why(progress(&change));
-            let hint = "it goes on; the same command again waits for it\nhelix cluster health";
+            let what = format!("{}: not done after {:?}", requested.describe(), started.elapsed());
+            let failure = CliError::new(Exit::Unavailable, what).why(progress(&change));
+            let hint = "run the command again to continue waiting\nhelix cluster health";
             return Err(failure.hint(hint).into());
         }
-        sleep(LOOK_INTERVAL).await;
-        let seen = admin.membership_change(change.id).await;
-        change = seen.with_context(|| format!("ask how far it is to {}", asked.describe()))?;
+        sleep(POLL_INTERVAL).await;
+        let status = admin.membership_change(change.id).await;
+        change = status.with_context(|| format!("get the status of: {}", requested.describe()))?;
     }
-    output.show(&Change::from(&change))?;
+    output.show(&ChangeStatus::from(&change))?;
     if change.phase() == MembershipPhase::Failed {
-        let failure = Failure::new(Exit::Precondition, format!("{}: failed", asked.describe()));
+        let failure =
+            CliError::new(Exit::Precondition, format!("{}: failed", requested.describe()));
         return Err(failure.why(change.blocked_reason).into());
     }
     Ok(())
@@ -161,7 +162,7 @@ fn is_over(change: &MembershipChange) -> bool {
     [MembershipPhase::Done, MembershipPhase::Failed].contains(&change.phase())
 }
 
-/// A line for people.
+/// Returns a progress line for people.
 fn progress(change: &MembershipChange) -> String {
     let done = |phase: MembershipPhase| phase == MembershipPhase::Done;
     let count = change.shards.iter().filter(|shard| done(shard.phase())).count();
@@ -171,13 +172,13 @@ fn progress(change: &MembershipChange) -> String {
         line += &format!(", {} entries to fetch", change.entries_remaining);
     }
     if !change.blocked_reason.is_empty() {
-        line += &format!("; waits: {}", change.blocked_reason);
+        line += &format!("; waiting: {}", change.blocked_reason);
     }
     line
 }
 
 pub(super) async fn drain(
-    global: &Global,
+    global: &GlobalArgs,
     node_id: u64,
     draining: bool,
     dry_run: bool,
@@ -187,16 +188,16 @@ pub(super) async fn drain(
     let verb = if draining { "drain" } else { "undrain" };
     set.with_context(|| format!("{verb} node {node_id}"))?;
     if dry_run && !global.quiet {
-        eprintln!("nothing is in the way of it; nothing was changed");
+        eprintln!("all checks passed; nothing was changed");
     }
     let draining = draining && !dry_run;
-    Output { format: global.output }.show(&Draining { node_id, draining })
+    Output { format: global.output }.show(&DrainingNode { node_id, draining })
 }
 
-pub(super) async fn balance(global: &Global) -> anyhow::Result<()> {
+pub(super) async fn balance(global: &GlobalArgs) -> anyhow::Result<()> {
     let admin = connect(global).await?.admin();
-    let shard_ids = admin.balance_leaders().await.context("spread the leaders")?;
-    Output { format: global.output }.show(&Moved { shard_ids })
+    let shard_ids = admin.balance_leaders().await.context("rebalance the leaders")?;
+    Output { format: global.output }.show(&BalancedShards { shard_ids })
 }
 
 #[cfg(test)]
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_how_far_it_is_and_what_is_in_the_way() {
+    fn progress_shows_phase_shards_and_blocked_reason() {
         let mut change = MembershipChange {
             phase: MembershipPhase::CatchingUp.into(),
             shards: vec![shard(0, MembershipPhase::Done), shard(1, MembershipPhase::CatchingUp)],
@@ -222,12 +223,12 @@ mod tests {
         change.blocked_reason = "shard 1: node 4 cannot be reached".to_owned();
         assert_eq!(
             progress(&change),
-            "catching up, 1 of 2 shards done; waits: shard 1: node 4 cannot be reached"
+            "catching up, 1 of 2 shards done; waiting: shard 1: node 4 cannot be reached"
         );
     }
 
     #[test]
-    fn a_change_is_shown_with_the_names_of_the_api() {
+    fn change_status_uses_api_names() {
         let change = MembershipChange {
             id: 3,
             phase: MembershipPhase::Done.into(),
@@ -236,7 +237,7 @@ mod tests {
             lost_node_id: 2,
             ..MembershipChange::default()
         };
-        let shown = Change::from(&change);
+        let shown = ChangeStatus::from(&change);
         assert_eq!((shown.id, shown.lost_node_id), (Some(3), Some(2)));
         assert_eq!(
             (shown.kind.as_deref(), shown.phase.as_deref()),

@@ -1,5 +1,5 @@
-//! Runs the program, and a node or a dev cluster of its own for each test.
-//! They end with the test, whatever happens.
+//! Runs the program, and a node or dev cluster for each test.
+//! Their processes end with the test.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -10,21 +10,21 @@ use std::thread;
 
 use tempfile::TempDir;
 
-/// What a run has said.
+/// Output of a finished run.
 #[derive(Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct CommandOutput {
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
 /// Runs `helix` with these arguments and this input.
-pub(crate) fn helix(args: &[&str], input: &str) -> Outcome {
+pub(crate) fn helix(args: &[&str], input: &str) -> CommandOutput {
     outcome(command(args), input)
 }
 
 /// Runs a command with this input.
-pub(crate) fn outcome(mut command: Command, input: &str) -> Outcome {
+pub(crate) fn outcome(mut command: Command, input: &str) -> CommandOutput {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -33,12 +33,12 @@ pub(crate) fn outcome(mut command: Command, input: &str) -> Outcome {
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_owned();
-    // Ignored: a program that fails early does not read its input.
+    // Ignores the error: a program that fails early does not read its input.
     let writer = thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
-    Outcome {
-        code: output.status.code().expect("it ended by itself"),
+    CommandOutput {
+        code: output.status.code().expect("the process exited with a code"),
         stdout: String::from_utf8(output.stdout).unwrap(),
         stderr: String::from_utf8(output.stderr).unwrap(),
     }
@@ -48,7 +48,7 @@ pub(crate) fn json(text: &str) -> serde_json::Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// The program with these arguments, isolated from the user's settings.
+/// Returns a command of the program, isolated from the user's settings.
 pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_helix"));
     command.args(args);
@@ -56,27 +56,27 @@ pub(crate) fn command(args: &[&str]) -> Command {
     command
 }
 
-/// Keeps what is set for the user's own clusters away.
+/// Removes the user's Helix settings from the environment.
 pub(crate) fn isolate(command: &mut Command) {
     command.env_remove("HELIX_ADDR").env_remove("NO_COLOR");
     command.env("XDG_CONFIG_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/no-settings"));
 }
 
-/// A node.
-pub(crate) struct Node {
+/// A running node.
+pub(crate) struct ServerProcess {
     child: Child,
     address: String,
 }
 
-impl Node {
+impl ServerProcess {
     /// Starts a node in memory and waits until it answers.
     pub(crate) fn start() -> Self {
         Self::start_with(&["--storage", "memory"])
     }
 
-    /// Starts a node with its data in this folder and waits until it answers.
-    pub(crate) fn start_in(folder: &Path) -> Self {
-        Self::start_with(&["--data-dir", folder.to_str().unwrap()])
+    /// Starts a node with this data directory and waits until it answers.
+    pub(crate) fn start_in(directory: &Path) -> Self {
+        Self::start_with(&["--data-dir", directory.to_str().unwrap()])
     }
 
     fn start_with(options: &[&str]) -> Self {
@@ -91,7 +91,7 @@ impl Node {
             .spawn()
             .unwrap();
         let node = Self { child, address };
-        // Each waits a while for an answer.
+        // Each attempt waits for a response.
         for _ in 0..10 {
             if node.run(&["topic", "list"], "").code == 0 {
                 return node;
@@ -100,11 +100,11 @@ impl Node {
         panic!("the node does not answer");
     }
 
-    pub(crate) fn run(&self, args: &[&str], input: &str) -> Outcome {
+    pub(crate) fn run(&self, args: &[&str], input: &str) -> CommandOutput {
         helix(&[args, &["--addr", &self.address]].concat(), input)
     }
 
-    /// Standard output of a run that must succeed.
+    /// Runs a command that must succeed and returns its standard output.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         self.ok_with(args, "")
     }
@@ -125,42 +125,42 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // Ignored: it may have ended already.
+        // Ignores errors: the process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A dev cluster, on disk.
-pub(crate) struct Dev {
+/// A running dev cluster with data on disk.
+pub(crate) struct DevProcess {
     child: Child,
     port: String,
     address: String,
-    folder: TempDir,
+    directory: TempDir,
 }
 
-impl Dev {
-    /// Starts one and waits until it says that it is ready.
+impl DevProcess {
+    /// Starts a cluster and waits until it is ready.
     pub(crate) fn start(nodes: u16) -> Self {
         let port = base_port(nodes);
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let address: Vec<_> =
             (port..port + nodes).map(|port| format!("127.0.0.1:{port}")).collect();
         let (port, nodes) = (port.to_string(), nodes.to_string());
-        let data = folder.path().join("data");
+        let data = directory.path().join("data");
         let args = ["dev", "--nodes", &nodes, "--port", &port, "--dir", data.to_str().unwrap()];
         let mut child = command(&args).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
-        // It gives up by itself if a node does not come up, and then its output ends.
+        // If a node does not start, the program fails and its output ends.
         let is_ready = stdout.lines().any(|line| line.unwrap().starts_with("Ctrl-C"));
-        let dev = Self { child, port, address: address.join(","), folder };
+        let dev = Self { child, port, address: address.join(","), directory };
         assert!(is_ready, "the dev cluster does not start");
         dev
     }
 
-    pub(crate) fn run(&self, args: &[&str], input: &str) -> Outcome {
+    pub(crate) fn run(&self, args: &[&str], input: &str) -> CommandOutput {
         helix(&[args, &["--addr", &self.address]].concat(), input)
     }
 
@@ -182,37 +182,37 @@ impl Dev {
         &self.port
     }
 
-    /// Another `helix dev` command for this cluster.
-    pub(crate) fn control(&self, args: &[&str]) -> Outcome {
+    /// Runs another `helix dev` command for this cluster.
+    pub(crate) fn control(&self, args: &[&str]) -> CommandOutput {
         helix(&[&["dev"], args, &["--port", &self.port]].concat(), "")
     }
 
-    /// The same command once more, while this one runs.
-    pub(crate) fn start_another(&self) -> Outcome {
+    /// Starts a second dev cluster on the same port.
+    pub(crate) fn start_another(&self) -> CommandOutput {
         helix(&["dev", "--memory", "--port", &self.port], "")
     }
 
-    /// Waits for the end of one that was stopped.
-    pub(crate) fn ended(&mut self) -> ExitStatus {
+    /// Waits for the end of a stopped cluster.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
 
-    pub(crate) fn is_folder_removed(&self) -> bool {
-        self.folder.path().read_dir().unwrap().next().is_none()
+    pub(crate) fn is_directory_removed(&self) -> bool {
+        self.directory.path().read_dir().unwrap().next().is_none()
     }
 }
 
-impl Drop for Dev {
+impl Drop for DevProcess {
     fn drop(&mut self) {
-        // Ignored: it may have ended already. The nodes end with it.
+        // Ignores errors: the process may have ended already. The nodes end with it.
         let _ = self.control(&["stop"]);
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A port from which on so many are free, and so many 100 above it. Tests of one process do not
-/// meet; different processes begin at different places.
+/// Returns a port with `nodes` free ports from it on, and as many from 100 above it. Tests of one
+/// process get distinct ports; the process id varies the first port.
 fn base_port(nodes: u16) -> u16 {
     static TURN: AtomicU16 = AtomicU16::new(0);
     let offset = u16::try_from(std::process::id() % 30).unwrap() * 300;

@@ -1,5 +1,5 @@
-//! The demo's course: write, kill a leader half way, go on, restart it, read back, compare.
-//! Measures on the way; says what it does on standard error.
+//! The steps of the demo: write, kill a leader half way, restart it, read back, verify.
+//! Measures each step and reports it on standard error.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,32 +8,31 @@ use std::time::Duration;
 
 use anyhow::Context;
 use helix_client::proto::log::v1::{Durability, GetNodeStatusResponse};
-use helix_client::{Client, Config, Event, NewTopic, Position, ReadOptions, Start};
+use helix_client::{Client, Config, Event, NewTopic, Position, ReadOptions, ReadStart};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::TOPIC;
-use super::figures::{Check, Crash, Figures, Rate};
-use super::verify::{Findings, Verifier};
-use super::workload::Workload;
-use super::write::{Progress, Writers, Written};
-use crate::commands::produce::durability_name;
-use crate::exit::{Exit, Failure};
-use crate::local::LocalCluster;
+use super::measurements::{CrashMeasurement, DemoMeasurements, MeasuredRate, VerifyCounts};
+use super::verify::{Verifier, VerifyFindings};
+use super::workload::{DemoWorkload, TOPIC};
+use super::write::{WriteProgress, WriterTasks, WrittenPartition};
+use crate::durability::durability_name;
+use crate::exit::{CliError, Exit};
+use crate::local_cluster::LocalCluster;
 use crate::units::{count, measured};
 
-/// How long a restarted node may take to get what it has missed.
+/// Maximum time of a restarted node to catch up.
 const CATCH_UP_MAX: Duration = Duration::from_secs(60);
 
-/// How often it is asked.
-const ASK_INTERVAL: Duration = Duration::from_millis(5);
+/// Poll interval during the catch-up.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// One run.
-pub(crate) struct Play {
+/// A run of the demo.
+pub(crate) struct DemoScenario {
     pub(crate) cluster: LocalCluster,
     client: Client,
-    workload: Workload,
-    is_talkative: bool,
+    workload: DemoWorkload,
+    is_verbose: bool,
 }
 
 /// A node and the partitions that it leads.
@@ -42,38 +41,39 @@ struct Leader {
     partitions: Vec<u32>,
 }
 
-/// The writing as a whole.
-struct Writing {
-    written: Vec<Written>,
-    before: Rate,
-    after: Option<Rate>,
-    crash: Crash,
+/// Results of the write phase.
+struct WritePhase {
+    written: Vec<WrittenPartition>,
+    before: MeasuredRate,
+    after: Option<MeasuredRate>,
+    crash: CrashMeasurement,
 }
 
-impl Play {
+impl DemoScenario {
     pub(crate) fn new(
-        workload: Workload,
+        workload: DemoWorkload,
         cluster: LocalCluster,
-        is_talkative: bool,
+        is_verbose: bool,
     ) -> anyhow::Result<Self> {
         let client = Client::new(Config::new(cluster.addresses()))?;
-        Ok(Self { cluster, client, workload, is_talkative })
+        Ok(Self { cluster, client, workload, is_verbose })
     }
 
-    pub(crate) async fn run(&mut self) -> anyhow::Result<(Figures, Findings)> {
+    pub(crate) async fn run(&mut self) -> anyhow::Result<(DemoMeasurements, VerifyFindings)> {
         let nodes = self.cluster.len();
         let plural = if nodes == 1 { "" } else { "s" };
         let addresses = self.cluster.addresses().join(", ");
-        self.say(format!("starting {nodes} node{plural} at {addresses}"));
+        self.log(format!("starting {nodes} node{plural} at {addresses}"));
         self.cluster.ready().await?;
         let topic = NewTopic::new(TOPIC, self.workload.partitions);
         let topic = self.client.admin().create_topic(&topic).await.context("create a topic")?;
 
-        let Writing { written, before, after, crash } = self.write().await?;
-        self.say(format!("reading {} records", count(self.workload.records)));
+        let WritePhase { written, before, after, crash } = self.write().await?;
+        self.log(format!("reading {} records", count(self.workload.records)));
         let started = Instant::now();
-        let (records_read, findings) = self.read(&written).await.context("read it back")?;
-        let read = Rate::new(records_read, &self.workload, started.elapsed());
+        let (records_read, findings) =
+            self.read(&written).await.context("read the records back")?;
+        let read = MeasuredRate::new(records_read, &self.workload, started.elapsed());
 
         let statuses = self.statuses().await?;
         let weakest = written.iter().map(|written| i32::from(written.durability)).max();
@@ -81,7 +81,7 @@ impl Play {
         let slowest = |of: fn(&GetNodeStatusResponse) -> Option<prost_types::Duration>| {
             statuses.iter().filter_map(of).filter_map(micros).max()
         };
-        let figures = Figures {
+        let measurements = DemoMeasurements {
             version: env!("CARGO_PKG_VERSION"),
             nodes,
             replication_factor: topic.replication_factor,
@@ -92,54 +92,54 @@ impl Play {
             write_after: after,
             crash,
             read,
-            check: Check::new(records_read, &findings),
+            check: VerifyCounts::new(records_read, &findings),
             durability: durability_name(durability.unwrap_or_default()),
             storage: statuses[0].storage.clone(),
             sync_p50_us: slowest(|status| status.sync_p50),
             sync_p99_us: slowest(|status| status.sync_p99),
             cpus: std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
         };
-        Ok((figures, findings))
+        Ok((measurements, findings))
     }
 
-    /// Writes everything and kills a leader half way. At the end all nodes run again.
-    async fn write(&mut self) -> anyhow::Result<Writing> {
+    /// Writes all records and kills a leader half way. At the end all nodes run again.
+    async fn write(&mut self) -> anyhow::Result<WritePhase> {
         let records = self.workload.records;
-        self.say(format!("writing {} records", count(records)));
-        let progress = Progress::new();
+        self.log(format!("writing {} records", count(records)));
+        let progress = WriteProgress::new();
         let started = Instant::now();
-        let mut writers = Writers::start(&self.client, self.workload, &progress);
-        // Asked shortly before, so that the kill does not wait for the answer.
+        let mut writers = WriterTasks::start(&self.client, self.workload, &progress);
+        // Looked up early, so that the kill does not wait for the response.
         writers.during(progress.reaches(records.div_ceil(4))).await?;
         let leader = writers.during(self.busiest_leader()).await??;
         writers.during(progress.reaches(records.div_ceil(2))).await?;
-        let before = Rate::new(progress.acked(), &self.workload, started.elapsed());
+        let before = MeasuredRate::new(progress.acked(), &self.workload, started.elapsed());
         let mut crash = self.crash(&leader, &mut writers, &progress).await?;
 
         let (acked, resumed) = (progress.acked(), Instant::now());
         let written = writers.finish().await?;
         let rest = records - acked;
-        let after = (rest > 0).then(|| Rate::new(rest, &self.workload, resumed.elapsed()));
+        let after = (rest > 0).then(|| MeasuredRate::new(rest, &self.workload, resumed.elapsed()));
         if self.cluster.len() > 1 {
-            self.rejoin(&leader, &mut crash).await?;
+            self.restart_and_catch_up(&leader, &mut crash).await?;
         }
-        Ok(Writing { written, before, after, crash })
+        Ok(WritePhase { written, before, after, crash })
     }
 
-    /// Kills the leader and waits until its partitions are written to again. A single node has to
-    /// be started for that.
+    /// Kills the leader and waits until its partitions accept writes again. Restarts a single node
+    /// for that.
     async fn crash(
         &mut self,
         leader: &Leader,
-        writers: &mut Writers,
-        progress: &Progress,
-    ) -> anyhow::Result<Crash> {
+        writers: &mut WriterTasks,
+        progress: &WriteProgress,
+    ) -> anyhow::Result<CrashMeasurement> {
         let killed = Instant::now();
         let (acked_records, in_flight_records) = (progress.acked(), progress.in_flight());
         self.cluster.node(leader.node_id)?.kill().await?;
         progress.note_kill();
         let partitions_led = leader.partitions.len();
-        self.say(format!(
+        self.log(format!(
             "killed node {} (kill -9), leader of {partitions_led} of {} partitions, after {} acks",
             leader.node_id,
             self.workload.partitions,
@@ -153,9 +153,9 @@ impl Play {
         let since_kill = |time: &Instant| milliseconds(*time - killed);
         let failover_ms = resumed.first().map(since_kill);
         if let Some(first) = resumed.first() {
-            self.say(format!("next ack {} after the kill", measured(*first - killed)));
+            self.log(format!("next ack {} after the kill", measured(*first - killed)));
         }
-        Ok(Crash {
+        Ok(CrashMeasurement {
             node_id: leader.node_id,
             partitions_led,
             acked_records,
@@ -167,43 +167,48 @@ impl Play {
         })
     }
 
-    /// Starts the node again. Gives the time until it answers.
+    /// Starts the node again and returns the time until it answers.
     async fn restart(&mut self, node_id: u64) -> anyhow::Result<Duration> {
         let restarted = Instant::now();
         let node = self.cluster.node(node_id)?;
         node.restart()?;
         node.ready(None).await?;
         let time = restarted.elapsed();
-        self.say(format!("restarted node {node_id} in {}", measured(time)));
+        self.log(format!("restarted node {node_id} in {}", measured(time)));
         Ok(time)
     }
 
-    /// Starts the killed node again and waits until it has everything that the others have.
-    async fn rejoin(&mut self, leader: &Leader, crash: &mut Crash) -> anyhow::Result<()> {
+    /// Starts the killed node again and waits until it has caught up with the others.
+    async fn restart_and_catch_up(
+        &mut self,
+        leader: &Leader,
+        crash: &mut CrashMeasurement,
+    ) -> anyhow::Result<()> {
         let goals = self.committed().await?;
         let restarted = Instant::now();
         crash.restart_ms = milliseconds(self.restart(leader.node_id).await?);
         let address = self.cluster.node(leader.node_id)?.address();
         loop {
             let status = self.client.admin().node_status(Some(&address)).await;
-            let lacks = status.as_ref().map_or(goals.len(), |status| lacking(status, &goals));
+            let lagging =
+                status.as_ref().map_or(goals.len(), |status| lagging_shards(status, &goals));
             let time = restarted.elapsed();
-            if lacks == 0 {
+            if lagging == 0 {
                 crash.caught_up_ms = Some(milliseconds(time));
-                self.say(format!("caught up {} after the restart", measured(time)));
+                self.log(format!("caught up {} after the restart", measured(time)));
                 return Ok(());
             }
             if time > CATCH_UP_MAX {
                 let what = format!("node {} has not caught up", leader.node_id);
-                let failure = Failure::new(Exit::Error, what);
-                let why = format!("{lacks} of {} shards lack entries", goals.len());
+                let failure = CliError::new(Exit::Error, what);
+                let why = format!("{lagging} of {} shards lack entries", goals.len());
                 return Err(failure.why(why).into());
             }
-            sleep(ASK_INTERVAL).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// The node that leads most partitions.
+    /// Returns the node that leads the most partitions.
     async fn busiest_leader(&self) -> anyhow::Result<Leader> {
         let metadata = self.client.admin().metadata(&[TOPIC]).await.context("find the leaders")?;
         let leaders: BTreeMap<u32, u64> = metadata
@@ -222,7 +227,7 @@ impl Play {
         Ok(Leader { node_id, partitions })
     }
 
-    /// The last committed index of each shard, of the nodes that run.
+    /// Returns the highest committed index of each shard on the running nodes.
     async fn committed(&self) -> anyhow::Result<BTreeMap<u32, u64>> {
         let mut committed = BTreeMap::new();
         for shard in self.statuses().await?.into_iter().flat_map(|status| status.shards) {
@@ -232,27 +237,27 @@ impl Play {
         Ok(committed)
     }
 
-    /// What each running node says of itself. At least one.
+    /// Returns the status of each running node; at least one runs.
     async fn statuses(&self) -> anyhow::Result<Vec<GetNodeStatusResponse>> {
         let mut statuses = Vec::new();
         for node in self.cluster.nodes().iter().filter(|node| node.is_running()) {
             let status = self.client.admin().node_status(Some(&node.address())).await;
-            statuses.push(status.context("ask for figures")?);
+            statuses.push(status.context("get the status of a node")?);
         }
         anyhow::ensure!(!statuses.is_empty(), "no node runs");
         Ok(statuses)
     }
 
-    /// Reads every partition to its end and compares.
-    async fn read(&self, written: &[Written]) -> anyhow::Result<(u64, Findings)> {
+    /// Reads every partition to its end and compares the records with the acks.
+    async fn read(&self, written: &[WrittenPartition]) -> anyhow::Result<(u64, VerifyFindings)> {
         let ends = self.client.admin().resolve_offsets(TOPIC, &[], &Position::Latest).await?;
         let mut readers = JoinSet::new();
         for end in ends {
-            let start = Start::new(TOPIC, end.partition, Position::Earliest).until(end.offset);
+            let start = ReadStart::new(TOPIC, end.partition, Position::Earliest).until(end.offset);
             readers.spawn(read(self.client.clone(), start, self.workload));
         }
         let mut records_read = 0;
-        let mut findings = Findings::default();
+        let mut findings = VerifyFindings::default();
         while let Some(reader) = readers.join_next().await {
             let (partition, verifier) = reader??;
             records_read += verifier.read();
@@ -264,14 +269,18 @@ impl Play {
         Ok((records_read, findings))
     }
 
-    fn say(&self, what: String) {
-        if self.is_talkative {
-            eprintln!("{what}");
+    fn log(&self, message: String) {
+        if self.is_verbose {
+            eprintln!("{message}");
         }
     }
 }
 
-async fn read(client: Client, start: Start, workload: Workload) -> anyhow::Result<(u32, Verifier)> {
+async fn read(
+    client: Client,
+    start: ReadStart,
+    workload: DemoWorkload,
+) -> anyhow::Result<(u32, Verifier)> {
     let partition = start.partition;
     let mut verifier = Verifier::new(workload, partition);
     if start.until == Some(0) {
@@ -281,20 +290,20 @@ async fn read(client: Client, start: Start, workload: Workload) -> anyhow::Resul
     while let Some(event) = subscription.next().await {
         if let Event::Data(data) = event? {
             for record in &data.records {
-                verifier.see(record.offset, record.value.as_deref().unwrap_or_default());
+                verifier.add(record.offset, record.value.as_deref().unwrap_or_default());
             }
         }
     }
     Ok((partition, verifier))
 }
 
-/// Shards in which a node has not synced and applied everything up to these indexes.
-fn lacking(status: &GetNodeStatusResponse, goals: &BTreeMap<u32, u64>) -> usize {
-    let has = |shard_id: u32, goal: u64| {
+/// Counts the shards in which a node has not synced and applied the entries up to `goals`.
+fn lagging_shards(status: &GetNodeStatusResponse, goals: &BTreeMap<u32, u64>) -> usize {
+    let has_reached = |shard_id: u32, goal: u64| {
         let shard = status.shards.iter().find(|shard| shard.shard_id == shard_id);
         shard.is_some_and(|shard| shard.applied_index >= goal && shard.synced_index >= goal)
     };
-    goals.iter().filter(|(shard_id, goal)| !has(**shard_id, **goal)).count()
+    goals.iter().filter(|(shard_id, goal)| !has_reached(**shard_id, **goal)).count()
 }
 
 fn milliseconds(time: Duration) -> f64 {
@@ -313,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shard_is_caught_up_once_it_has_synced_and_applied() {
+    fn shard_is_caught_up_when_synced_and_applied() {
         let shard = |shard_id, applied_index, synced_index| ShardStatus {
             shard_id,
             applied_index,
@@ -321,11 +330,11 @@ mod tests {
             ..ShardStatus::default()
         };
         let goals = BTreeMap::from([(0, 5), (1, 100)]);
-        let lacks = |shards: Vec<ShardStatus>| {
-            lacking(&GetNodeStatusResponse { shards, ..Default::default() }, &goals)
+        let lagging = |shards: Vec<ShardStatus>| {
+            lagging_shards(&GetNodeStatusResponse { shards, ..Default::default() }, &goals)
         };
-        assert_eq!(lacks(vec![shard(0, 5, 5), shard(1, 100, 120)]), 0);
-        assert_eq!(lacks(vec![shard(0, 5, 4), shard(1, 99, 120)]), 2);
-        assert_eq!(lacks(vec![shard(0, 5, 5)]), 1);
+        assert_eq!(lagging(vec![shard(0, 5, 5), shard(1, 100, 120)]), 0);
+        assert_eq!(lagging(vec![shard(0, 5, 4), shard(1, 99, 120)]), 2);
+        assert_eq!(lagging(vec![shard(0, 5, 5)]), 1);
     }
 }

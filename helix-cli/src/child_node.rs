@@ -1,5 +1,5 @@
-//! A node as a child process of this one: `helix server` in the same binary.
-//! It never outlives us: it stops when its standard input closes, however we end.
+//! A node as a child process: runs `helix server` of the same binary.
+//! The child stops when its standard input closes, so it never outlives this process.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -15,61 +15,61 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, Exit};
 
-/// How long a node may take until it answers.
+/// Maximum time from the start of a node until it is ready.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// How long a node may take to stop by itself; its own bound is below this.
+/// Maximum time of a graceful stop; the shutdown timeout of the node is shorter.
 const STOP_MAX: Duration = Duration::from_secs(15);
 
-/// How often a node that starts is asked.
-const ASK_INTERVAL: Duration = Duration::from_millis(10);
+/// Poll interval while a node starts.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Lines of a node's output that are kept, to be shown if it fails.
+/// Number of output lines that are kept, to be shown if the node fails.
 const LINES_KEPT: usize = 20;
 
-/// Ports to choose from: below those that systems give to outgoing connections, so that a client
-/// that dials a node which is down cannot take its port.
+/// Port range to choose from. It is below the ephemeral ports of usual systems, so that an outgoing
+/// connection cannot take the port of a stopped node.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
-/// What to start.
+/// Options of a child node.
 #[derive(Debug, Clone)]
-pub(crate) struct NodeOptions {
+pub(crate) struct ChildNodeOptions {
     pub(crate) node_id: u64,
     pub(crate) port: u16,
-    /// Node ids and peer ports of the cluster, this node's included. Empty: a cluster of its own.
+    /// Node ids and peer ports of all nodes, including this one. Empty for a single-node cluster.
     pub(crate) peers: Vec<(u64, u16)>,
-    /// None: memory storage.
+    /// Data directory; None for memory storage.
     pub(crate) data_dir: Option<PathBuf>,
-    /// Whether the node's own output is kept to itself.
+    /// Hides the output of the node.
     pub(crate) is_quiet: bool,
-    /// Whether it has an admin port, which follows from its clients' port.
+    /// Enables the admin port, which is derived from the client port.
     pub(crate) has_admin: bool,
 }
 
-/// What has become of a node.
+/// State of a child process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum ProcessState {
     Running,
-    /// We have ended it.
+    /// This program stopped or killed it.
     Stopped,
-    /// It has ended by itself.
-    Ended(ExitStatus),
+    /// It exited on its own.
+    Exited(ExitStatus),
 }
 
-/// A node, running or not.
+/// A node process, running or not.
 #[derive(Debug)]
-pub(crate) struct Node {
-    options: NodeOptions,
-    state: State,
+pub(crate) struct ChildNode {
+    options: ChildNodeOptions,
+    state: ProcessState,
     child: Child,
-    /// Open as long as the node is to run.
+    /// Closing it makes the node stop.
     stdin: Option<ChildStdin>,
     lines: Arc<Mutex<VecDeque<String>>>,
 }
 
-impl NodeOptions {
+impl ChildNodeOptions {
     pub(crate) fn address(&self) -> String {
         loopback(self.port)
     }
@@ -89,23 +89,23 @@ impl NodeOptions {
             flag("--peer", format!("{node_id}={}", loopback(*port)));
         }
         match &self.data_dir {
-            Some(folder) => flag("--data-dir", folder.display().to_string()),
+            Some(directory) => flag("--data-dir", directory.display().to_string()),
             None => flag("--storage", "memory".to_owned()),
         }
         arguments
     }
 }
 
-impl Node {
-    /// Starts the process. It may not answer yet: see [`Node::ready`].
-    pub(crate) fn start(options: NodeOptions) -> anyhow::Result<Self> {
+impl ChildNode {
+    /// Starts the process; [`ChildNode::ready`] waits until it answers.
+    pub(crate) fn start(options: ChildNodeOptions) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("find this program")?;
         let mut command = Command::new(program);
         command.args(options.arguments()).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // Ctrl-C in a terminal is for us alone: we stop the nodes, in order.
+        // In a process group of its own, the node gets no Ctrl-C; this program stops it.
         command.process_group(0);
-        // What is set for the user's own servers is not meant for this one.
+        // The user's server settings do not apply to this node.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("HELIX_") && name != "HELIX_LOG" {
                 command.env_remove(name);
@@ -119,12 +119,12 @@ impl Node {
         let lines = Arc::default();
         let shown = (!options.is_quiet).then_some(options.node_id);
         if let Some(stdout) = child.stdout.take() {
-            keep(stdout, &lines, shown);
+            collect_output(stdout, &lines, shown);
         }
         if let Some(stderr) = child.stderr.take() {
-            keep(stderr, &lines, shown);
+            collect_output(stderr, &lines, shown);
         }
-        Ok(Self { options, state: State::Running, child, stdin, lines })
+        Ok(Self { options, state: ProcessState::Running, child, stdin, lines })
     }
 
     pub(crate) fn node_id(&self) -> u64 {
@@ -135,64 +135,64 @@ impl Node {
         self.options.address()
     }
 
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> ProcessState {
         self.state
     }
 
     pub(crate) fn is_running(&self) -> bool {
-        self.state == State::Running
+        self.state == ProcessState::Running
     }
 
-    /// None: it does not run.
+    /// Returns the process id while the process runs.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.child.id().filter(|_| self.is_running())
     }
 
-    /// Waits until the node answers; where a number of nodes is given, until it knows so many and
-    /// a leader in each shard.
+    /// Waits until the node answers. With a number of nodes, also waits until the node knows that
+    /// many nodes and a leader of each shard.
     ///
     /// # Errors
-    /// It ended instead, or took too long; its last words are in the error.
+    /// Fails if the node exits or the time is up; the error has the last lines of its output.
     pub(crate) async fn ready(&mut self, nodes: Option<usize>) -> anyhow::Result<()> {
         let config = Config { attempt_timeout: START_MAX, ..Config::new([self.address()]) };
         let admin = Client::new(config)?.admin();
         let address = self.address();
         let result = tokio::select! {
-            answers = answers(&admin, &address, nodes) => answers,
+            ready = poll_ready(&admin, &address, nodes) => ready,
             status = self.child.wait() => {
                 let status = status.context("wait for a node")?;
-                self.state = State::Ended(status);
+                self.state = ProcessState::Exited(status);
                 Err(self.failure(status).into())
             }
         };
-        result.map_err(|error| self.with_last_words(error))
+        result.map_err(|error| self.with_last_output(error))
     }
 
-    /// Waits until the node ends by itself, which it should not. Dropping the future loses nothing.
-    pub(crate) async fn ended(&mut self) {
+    /// Waits until the node exits on its own. Cancel safe.
+    pub(crate) async fn exited(&mut self) {
         match self.child.wait().await {
-            Ok(status) => self.state = State::Ended(status),
-            // Nothing more will be known of it.
-            Err(_) => self.state = State::Stopped,
+            Ok(status) => self.state = ProcessState::Exited(status),
+            // The exit status is unknown.
+            Err(_) => self.state = ProcessState::Stopped,
         }
     }
 
-    /// Ends the process as a crash would (SIGKILL): it gets to finish nothing.
+    /// Kills the process (SIGKILL), without a graceful stop.
     pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
-        if self.note_end().is_none() {
+        if self.check_exit().is_none() {
             self.child.kill().await.context("kill a node")?;
-            self.state = State::Stopped;
+            self.state = ProcessState::Stopped;
         }
         Ok(())
     }
 
-    /// Starts the process again, on the same address and data. It must not run.
+    /// Starts the stopped process again, with the same address and data.
     pub(crate) fn restart(&mut self) -> anyhow::Result<()> {
         *self = Self::start(self.options.clone())?;
         Ok(())
     }
 
-    /// Lets the node stop by itself, in bounded time. One that does not run has done so.
+    /// Stops the node gracefully, or kills it after a timeout. Does nothing if it is not running.
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         drop(self.stdin.take());
         if !self.is_running() {
@@ -201,7 +201,7 @@ impl Node {
         match timeout(STOP_MAX, self.child.wait()).await {
             Ok(status) => {
                 status.context("wait for a node")?;
-                self.state = State::Stopped;
+                self.state = ProcessState::Stopped;
                 Ok(())
             }
             Err(_) => {
@@ -212,57 +212,57 @@ impl Node {
         }
     }
 
-    /// Why it is not there, with its last words. None: it runs, or we have ended it.
-    pub(crate) fn explanation(&mut self) -> Option<anyhow::Error> {
-        let status = self.note_end()?;
+    /// Returns an error with the last output if the node exited on its own.
+    pub(crate) fn exit_error(&mut self) -> Option<anyhow::Error> {
+        let status = self.check_exit()?;
         let failure = self.failure(status);
-        Some(self.with_last_words(failure.into()))
+        Some(self.with_last_output(failure.into()))
     }
 
-    /// Looks whether it has ended by itself.
-    fn note_end(&mut self) -> Option<ExitStatus> {
-        if let (State::Running, Ok(Some(status))) = (self.state, self.child.try_wait()) {
-            self.state = State::Ended(status);
+    /// Updates the state and returns the exit status if the node exited on its own.
+    fn check_exit(&mut self) -> Option<ExitStatus> {
+        if let (ProcessState::Running, Ok(Some(status))) = (self.state, self.child.try_wait()) {
+            self.state = ProcessState::Exited(status);
         }
         match self.state {
-            State::Ended(status) => Some(status),
-            State::Running | State::Stopped => None,
+            ProcessState::Exited(status) => Some(status),
+            ProcessState::Running | ProcessState::Stopped => None,
         }
     }
 
-    fn failure(&self, status: ExitStatus) -> Failure {
-        Failure::new(Exit::Error, format!("node {} ended: {status}", self.node_id()))
+    fn failure(&self, status: ExitStatus) -> CliError {
+        CliError::new(Exit::Error, format!("node {} exited: {status}", self.node_id()))
     }
 
-    fn with_last_words(&self, error: anyhow::Error) -> anyhow::Error {
+    fn with_last_output(&self, error: anyhow::Error) -> anyhow::Error {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.is_empty() {
             return error;
         }
-        let words: Vec<&str> = lines.iter().map(String::as_str).collect();
-        let why = format!("its last words were\n{}", words.join("\n"));
-        Failure::new(Exit::Error, format!("{error:#}")).why(why).into()
+        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+        let why = format!("its last output:\n{}", lines.join("\n"));
+        CliError::new(Exit::Error, format!("{error:#}")).why(why).into()
     }
 }
 
-/// Asks one node until it answers, and until it knows the whole cluster where that is wanted.
-async fn answers(admin: &Admin, address: &str, nodes: Option<usize>) -> anyhow::Result<()> {
+/// Polls a node until it answers and, with a number of nodes, knows the whole cluster.
+async fn poll_ready(admin: &Admin, address: &str, nodes: Option<usize>) -> anyhow::Result<()> {
     let started = Instant::now();
     loop {
-        let answer = admin.node_metadata(address).await;
-        let is_enough = |metadata| nodes.is_none_or(|nodes| is_complete(metadata, nodes));
-        if answer.as_ref().is_ok_and(is_enough) {
+        let response = admin.node_metadata(address).await;
+        let is_ready = |metadata| nodes.is_none_or(|nodes| is_complete(metadata, nodes));
+        if response.as_ref().is_ok_and(is_ready) {
             return Ok(());
         }
         if started.elapsed() >= START_MAX {
             let what = format!("the node at {address} was not ready within {START_MAX:?}");
-            let why = match answer {
-                Ok(metadata) => missing(&metadata, nodes),
+            let why = match response {
+                Ok(metadata) => missing_state(&metadata, nodes),
                 Err(error) => error.to_string(),
             };
-            return Err(Failure::new(Exit::Unavailable, what).why(why).into());
+            return Err(CliError::new(Exit::Unavailable, what).why(why).into());
         }
-        sleep(ASK_INTERVAL).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -272,7 +272,7 @@ fn is_complete(metadata: &Metadata, nodes: usize) -> bool {
         && metadata.shards.iter().all(|shard| shard.leader.as_ref().is_some_and(|l| l.node_id != 0))
 }
 
-fn missing(metadata: &Metadata, nodes: Option<usize>) -> String {
+fn missing_state(metadata: &Metadata, nodes: Option<usize>) -> String {
     let led = metadata.shards.iter().filter(|shard| shard.leader.is_some()).count();
     format!(
         "it knows {} of {} nodes, and leaders of {led} of {} shards",
@@ -282,15 +282,15 @@ fn missing(metadata: &Metadata, nodes: Option<usize>) -> String {
     )
 }
 
-/// Keeps the last lines of a node's output, and shows them all under the node's number.
-fn keep(
+/// Keeps the last lines of a node's output, and prints all lines if `shown` has the node id.
+fn collect_output(
     output: impl AsyncRead + Unpin + Send + 'static,
     kept: &Arc<Mutex<VecDeque<String>>>,
     shown: Option<u64>,
 ) {
     let kept = kept.clone();
     let mut lines = BufReader::new(output).lines();
-    // Ends with the process, whose end of the pipe it reads.
+    // The task ends when the process closes the pipe.
     tokio::spawn(async move {
         while let Ok(Some(line)) = lines.next_line().await {
             if let Some(node_id) = shown {
@@ -309,19 +309,19 @@ pub(crate) fn loopback(port: u16) -> String {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string()
 }
 
-/// Whether nobody listens on a port of this machine.
+/// Returns true if a port of this machine is free.
 pub(crate) fn is_free(port: u16) -> bool {
     TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
 }
 
-/// Ports that nobody listens on now.
+/// Returns ports of this machine that are free now.
 pub(crate) fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
-    // Different runs begin at different places, so that they do not meet.
+    // The process id varies the first port, so that concurrent runs rarely collide.
     let span = u32::from(PORTS.end - PORTS.start);
     let first = std::process::id() % span;
     let ports: Vec<u16> = (0..span)
         .filter_map(|step| u16::try_from((first + step) % span).ok())
-        .map(|place| PORTS.start + place)
+        .map(|offset| PORTS.start + offset)
         .filter(|port| is_free(*port))
         .take(count)
         .collect();
@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_ports_differ_and_can_be_taken() {
+    fn free_ports_are_distinct_and_bindable() {
         let mut ports = free_ports(6).unwrap();
         let listeners: Vec<_> =
             ports.iter().map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port))).collect();
@@ -347,8 +347,8 @@ mod tests {
         assert_eq!(ports.len(), 6);
     }
 
-    fn options(peers: Vec<(u64, u16)>) -> NodeOptions {
-        NodeOptions {
+    fn options(peers: Vec<(u64, u16)>) -> ChildNodeOptions {
+        ChildNodeOptions {
             node_id: 2,
             port: 9093,
             peers,
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_told_of_its_peers() {
+    fn arguments_list_all_peers() {
         let arguments = options(vec![(1, 9192), (2, 9193)]).arguments().join(" ");
         let expected = "server --exit-with-stdin --node-id 2 --listen-addr 127.0.0.1:9093 \
                         --admin-addr off --peer 1=127.0.0.1:9192 --peer-addr 127.0.0.1:9193 \
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_is_complete_when_every_shard_is_led() {
+    fn cluster_is_complete_when_every_shard_has_a_leader() {
         let shard = |leader: Option<u64>| ShardRoute {
             leader: leader.map(|node_id| LeaderHint { node_id, ..LeaderHint::default() }),
             ..ShardRoute::default()

@@ -1,5 +1,5 @@
-//! What `helix cluster info`, `nodes` and `shards` print: rows made of a view.
-//! Pure; a value that nobody could tell is absent, never zero.
+//! Results of `helix cluster info`, `nodes` and `shards`, computed from a snapshot.
+//! Unknown values are absent, never zero.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use helix_client::proto::log::v1::{GetNodeStatusResponse, LeaderHint};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::view::View;
+use super::snapshot::ClusterSnapshot;
 
-/// The cluster in a few numbers.
+/// Summary of the cluster.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Info {
+pub(crate) struct ClusterInfo {
     cluster_id: String,
     node_count: usize,
     reachable_nodes: usize,
     shard_count: usize,
-    /// Shards that have a leader.
+    /// Shards with a leader.
     led_shards: usize,
     topic_count: usize,
     partition_count: usize,
-    nodes: Vec<Share>,
+    nodes: Vec<NodeLeadership>,
 }
 
-/// What a node has to lead.
+/// Leaderships of a node.
 #[derive(Debug, Serialize, JsonSchema)]
-struct Share {
+struct NodeLeadership {
     node_id: u64,
     endpoint: String,
     is_reachable: bool,
@@ -34,7 +34,7 @@ struct Share {
     partitions_led: usize,
 }
 
-/// One node.
+/// A node and its status.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct NodeRow {
     node_id: u64,
@@ -52,18 +52,18 @@ pub(crate) struct NodeRow {
     rss_bytes: Option<u64>,
     #[schemars(extend("x-wide" = true))]
     uptime_seconds: Option<u64>,
-    /// Why it does not answer.
+    /// Error of a node that does not answer.
     failure: Option<String>,
 }
 
-/// One replica of a shard.
+/// A replica of a shard.
 #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct ReplicaRow {
     shard_id: u32,
     /// Node id of the shard's leader.
     leader: Option<u64>,
     node_id: u64,
-    /// None: the node answers and says nothing of this replica.
+    /// None if the node answers but does not report this replica.
     role: Option<&'static str>,
     #[schemars(extend("x-wide" = true))]
     term: Option<u64>,
@@ -73,38 +73,41 @@ pub(crate) struct ReplicaRow {
     committed_index: Option<u64>,
     #[schemars(extend("x-wide" = true))]
     applied_index: Option<u64>,
-    /// Entries that the shard has committed and this replica has not synced.
+    /// Committed entries that this replica has not synced.
     lag: Option<u64>,
     partition_count: Option<u32>,
     #[schemars(extend("x-wide" = true))]
     live_bytes: Option<u64>,
     #[schemars(extend("x-wide" = true))]
     held_bytes: Option<u64>,
-    /// Bytes of records that it lacked and has fetched. None: it lacks none.
+    /// Bytes of missing records that it has fetched. None if it lacks none.
     fetched_bytes: Option<u64>,
-    /// About what there will be.
+    /// Estimated total of bytes to fetch.
     total_bytes: Option<u64>,
 }
 
-pub(super) fn info(view: &View) -> Info {
-    let leaders = view.leaders();
-    let metadata = view.metadata();
+pub(super) fn info(snapshot: &ClusterSnapshot) -> ClusterInfo {
+    let leaders = snapshot.leaders();
+    let metadata = snapshot.metadata();
     let topics = metadata.map(|metadata| metadata.topics.as_slice()).unwrap_or_default();
     let leads = |shard_id: &u32, node_id: u64| {
-        leaders.get(shard_id).and_then(Option::as_ref).is_some_and(|l| l.node_id == node_id)
+        leaders
+            .get(shard_id)
+            .and_then(Option::as_ref)
+            .is_some_and(|leader| leader.node_id == node_id)
     };
     let partitions = || topics.iter().flat_map(|topic| &topic.shard_ids);
-    let shares = view.nodes.iter().map(|node| Share {
+    let shares = snapshot.nodes.iter().map(|node| NodeLeadership {
         node_id: node.node_id,
         endpoint: node.endpoint.clone(),
-        is_reachable: node.answer.is_ok(),
+        is_reachable: node.report.is_ok(),
         shards_led: leaders.keys().filter(|shard_id| leads(shard_id, node.node_id)).count(),
         partitions_led: partitions().filter(|shard_id| leads(shard_id, node.node_id)).count(),
     });
-    Info {
+    ClusterInfo {
         cluster_id: metadata.map(|metadata| metadata.cluster_id.clone()).unwrap_or_default(),
-        node_count: view.nodes.len(),
-        reachable_nodes: view.answers().count(),
+        node_count: snapshot.nodes.len(),
+        reachable_nodes: snapshot.reports().count(),
         shard_count: leaders.len(),
         led_shards: leaders.values().flatten().count(),
         topic_count: topics.len(),
@@ -113,14 +116,14 @@ pub(super) fn info(view: &View) -> Info {
     }
 }
 
-pub(super) fn nodes(view: &View) -> Vec<NodeRow> {
-    let leaders: Vec<LeaderHint> = view.leaders().into_values().flatten().collect();
-    let drains = |node_id| {
-        let nodes = view.metadata().map(|it| it.nodes.as_slice()).unwrap_or_default();
+pub(super) fn nodes(snapshot: &ClusterSnapshot) -> Vec<NodeRow> {
+    let leaders: Vec<LeaderHint> = snapshot.leaders().into_values().flatten().collect();
+    let is_draining = |node_id| {
+        let nodes = snapshot.metadata().map(|it| it.nodes.as_slice()).unwrap_or_default();
         nodes.iter().any(|node| node.node_id == node_id && (node.draining || node.leaving))
     };
-    let row = |node: &super::view::Asked| {
-        let status = node.answer.as_ref().ok().map(|answer| &answer.status);
+    let row = |node: &super::snapshot::NodeSnapshot| {
+        let status = node.report.as_ref().ok().map(|report| &report.status);
         let sync = |of: fn(&GetNodeStatusResponse) -> Option<prost_types::Duration>| {
             let time = Duration::try_from(status.and_then(of)?).ok()?;
             u64::try_from(time.as_micros()).ok()
@@ -130,7 +133,7 @@ pub(super) fn nodes(view: &View) -> Vec<NodeRow> {
             endpoint: node.endpoint.clone(),
             is_reachable: status.is_some(),
             version: status.map(|status| status.version.clone()),
-            draining: drains(node.node_id),
+            draining: is_draining(node.node_id),
             shards_led: leaders.iter().filter(|leader| leader.node_id == node.node_id).count(),
             storage: status.map(|status| status.storage.clone()),
             sync_p50_us: sync(|status| status.sync_p50),
@@ -140,31 +143,31 @@ pub(super) fn nodes(view: &View) -> Vec<NodeRow> {
             uptime_seconds: status
                 .and_then(|status| status.uptime)
                 .and_then(|time| u64::try_from(time.seconds).ok()),
-            failure: node.answer.as_ref().err().map(|error| error.message.clone()),
+            failure: node.report.as_ref().err().map(|error| error.message.clone()),
         }
     };
-    view.nodes.iter().map(row).collect()
+    snapshot.nodes.iter().map(row).collect()
 }
 
-pub(super) fn shards(view: &View) -> Vec<ReplicaRow> {
+pub(super) fn shards(snapshot: &ClusterSnapshot) -> Vec<ReplicaRow> {
     let mut rows = Vec::new();
-    for (shard_id, leader) in view.leaders() {
+    for (shard_id, leader) in snapshot.leaders() {
         let leader = leader.map(|leader| leader.node_id);
-        let replicas = replicas(view, shard_id);
-        let statuses = replicas.iter().filter_map(|node_id| view.replica(shard_id, *node_id));
+        let replicas = replicas(snapshot, shard_id);
+        let statuses = replicas.iter().filter_map(|node_id| snapshot.replica(shard_id, *node_id));
         let committed = statuses.map(|status| status.committed_index).max().unwrap_or_default();
         for node_id in replicas {
-            let status = view.replica(shard_id, node_id);
+            let status = snapshot.replica(shard_id, node_id);
             let fetching = status.and_then(|status| status.fetching.as_ref());
             rows.push(ReplicaRow {
                 shard_id,
                 leader,
                 node_id,
                 role: match status {
-                    _ if !view.is_reachable(node_id) => Some("unreachable"),
+                    _ if !snapshot.is_reachable(node_id) => Some("unreachable"),
                     _ if leader == Some(node_id) => Some("leader"),
                     Some(_) if fetching.is_some() => Some("fetching"),
-                    Some(_) if is_learner(view, shard_id, node_id) => Some("learner"),
+                    Some(_) if is_learner(snapshot, shard_id, node_id) => Some("learner"),
                     Some(_) => Some("follower"),
                     None => None,
                 },
@@ -185,28 +188,31 @@ pub(super) fn shards(view: &View) -> Vec<ReplicaRow> {
     rows
 }
 
-/// Nodes that have a replica of the shard: as anyone knows, and those that show one.
-fn replicas(view: &View, shard_id: u32) -> BTreeSet<u64> {
-    let routes = view.answers().flat_map(|(_, answer)| &answer.metadata.shards);
-    let told = routes.filter(|shard| shard.shard_id == shard_id).flat_map(|s| &s.replicas).copied();
-    let shown = view.nodes.iter().map(|node| node.node_id);
-    told.chain(shown.filter(|node_id| view.replica(shard_id, *node_id).is_some())).collect()
+/// Returns the nodes with a replica of the shard: those in any metadata, and those that report one.
+fn replicas(snapshot: &ClusterSnapshot, shard_id: u32) -> BTreeSet<u64> {
+    let routes = snapshot.reports().flat_map(|(_, report)| &report.metadata.shards);
+    let listed = routes.filter(|route| route.shard_id == shard_id);
+    let listed = listed.flat_map(|route| &route.replicas).copied();
+    let reporting = snapshot.nodes.iter().map(|node| node.node_id);
+    listed
+        .chain(reporting.filter(|node_id| snapshot.replica(shard_id, *node_id).is_some()))
+        .collect()
 }
 
-/// Whether anyone says that a node's replica catches up and does not vote yet.
-fn is_learner(view: &View, shard_id: u32, node_id: u64) -> bool {
-    let mut routes = view.answers().flat_map(|(_, answer)| &answer.metadata.shards);
+/// Returns true if any metadata lists a node's replica as a learner, which does not vote yet.
+fn is_learner(snapshot: &ClusterSnapshot, shard_id: u32, node_id: u64) -> bool {
+    let mut routes = snapshot.reports().flat_map(|(_, report)| &report.metadata.shards);
     routes.any(|route| route.shard_id == shard_id && route.learners.contains(&node_id))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::view::tests::view;
+    use super::super::snapshot::tests::snapshot;
     use super::*;
 
     #[test]
-    fn leaders_are_counted_where_they_are() {
-        let info = info(&view());
+    fn info_counts_leaders_per_node() {
+        let info = info(&snapshot());
         assert_eq!((info.node_count, info.reachable_nodes), (3, 2));
         assert_eq!((info.shard_count, info.led_shards, info.partition_count), (2, 2, 3));
         let led: Vec<_> =
@@ -215,8 +221,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_does_not_answer_has_a_reason_and_no_figures() {
-        let rows = nodes(&view());
+    fn silent_node_has_an_error_and_no_status() {
+        let rows = nodes(&snapshot());
         assert!(rows[0].is_reachable && rows[0].failure.is_none());
         assert!(!rows[2].is_reachable && rows[2].version.is_none());
         assert_eq!(rows[2].failure.as_deref(), Some("connection refused"));
@@ -224,7 +230,7 @@ mod tests {
 
     #[test]
     fn every_replica_has_a_row_with_its_lag() {
-        let rows = shards(&view());
+        let rows = shards(&snapshot());
         let of_shard_1: Vec<_> = rows
             .iter()
             .filter(|row| row.shard_id == 1)

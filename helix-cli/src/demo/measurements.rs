@@ -1,5 +1,5 @@
-//! What the demo has measured, and its form for people.
-//! Times are wall clock; a megabyte is 10^6 bytes of record values.
+//! Measurements of the demo, and their text form.
+//! Times are wall-clock times; a megabyte is 10^6 bytes of record values.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -7,28 +7,28 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::verify::Findings;
-use super::workload::Workload;
+use super::verify::VerifyFindings;
+use super::workload::DemoWorkload;
 use crate::units::{count, measured};
 
 /// The result of `helix demo`.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Figures {
+pub(crate) struct DemoMeasurements {
     pub(crate) version: &'static str,
     pub(crate) nodes: usize,
     pub(crate) replication_factor: u32,
     pub(crate) records: u64,
     pub(crate) record_bytes: usize,
     pub(crate) partitions: u32,
-    /// Until the kill.
-    pub(crate) write: Rate,
-    /// From the moment when all partitions were written to again, until the end. None: there was
-    /// nothing left to write.
-    pub(crate) write_after: Option<Rate>,
-    pub(crate) crash: Crash,
-    pub(crate) read: Rate,
-    pub(crate) check: Check,
-    /// The weakest that any ack told.
+    /// Write rate before the kill.
+    pub(crate) write: MeasuredRate,
+    /// Write rate from the time when all partitions accepted writes again, until the end. None if
+    /// nothing was left to write.
+    pub(crate) write_after: Option<MeasuredRate>,
+    pub(crate) crash: CrashMeasurement,
+    pub(crate) read: MeasuredRate,
+    pub(crate) check: VerifyCounts,
+    /// Weakest durability of all acks.
     pub(crate) durability: &'static str,
     pub(crate) storage: String,
     pub(crate) sync_p50_us: Option<u64>,
@@ -37,40 +37,40 @@ pub(crate) struct Figures {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Rate {
+pub(crate) struct MeasuredRate {
     pub(crate) seconds: f64,
-    /// None: the time was too short to say.
+    /// None if the time was too short for a rate.
     pub(crate) records_per_sec: Option<f64>,
     pub(crate) mb_per_sec: Option<f64>,
 }
 
-/// Shortest time from which a rate is made: in less, what was under way at its ends counts more.
+/// Minimum time for a rate; in shorter times, records in flight at the ends dominate.
 const RATE_TIME_MIN: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Crash {
-    /// The node that was killed.
+pub(crate) struct CrashMeasurement {
+    /// The killed node.
     pub(crate) node_id: u64,
-    /// Partitions that it led.
+    /// Number of partitions that it led.
     pub(crate) partitions_led: usize,
-    /// Records that had their ack when the node was killed.
+    /// Records acked at the time of the kill.
     pub(crate) acked_records: u64,
-    /// Records that were under way then.
+    /// Records in flight at the time of the kill.
     pub(crate) in_flight_records: u64,
-    /// From the kill to the first ack of a batch that was handed over after it to one of those
-    /// partitions. A single node has to restart for that. None: there was nothing left to ack.
+    /// Time from the kill to the first ack of a batch sent after it to one of those partitions. A
+    /// single node has to restart first. None if nothing was left to write.
     pub(crate) failover_ms: Option<f64>,
-    /// The same for the last of those partitions.
+    /// Time from the kill until all of those partitions had such an ack.
     pub(crate) failover_all_ms: Option<f64>,
-    /// From the restart to the node's first answer.
+    /// Time from the restart to the node's first response.
     pub(crate) restart_ms: f64,
-    /// From the restart until the node had synced and applied all that the others had committed
-    /// before it. None: there are no others.
+    /// Time from the restart until the node had synced and applied all entries that the other nodes
+    /// had committed before. None for a single node.
     pub(crate) caught_up_ms: Option<f64>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub(crate) struct Check {
+pub(crate) struct VerifyCounts {
     pub(crate) records_read: u64,
     pub(crate) missing: u64,
     pub(crate) doubled: u64,
@@ -80,8 +80,8 @@ pub(crate) struct Check {
     pub(crate) gaps: u64,
 }
 
-impl Rate {
-    pub(crate) fn new(records: u64, workload: &Workload, time: Duration) -> Self {
+impl MeasuredRate {
+    pub(crate) fn new(records: u64, workload: &DemoWorkload, time: Duration) -> Self {
         let seconds = time.as_secs_f64();
         let records_per_sec = (time >= RATE_TIME_MIN).then(|| records as f64 / seconds);
         let mb_per_sec = records_per_sec.map(|rate| rate * workload.record_bytes as f64 / 1e6);
@@ -98,10 +98,17 @@ impl Rate {
     }
 }
 
-impl Check {
-    pub(crate) fn new(records_read: u64, findings: &Findings) -> Self {
-        let Findings { missing, doubled, changed, out_of_order, displaced, gaps, examples: _ } =
-            *findings;
+impl VerifyCounts {
+    pub(crate) fn new(records_read: u64, findings: &VerifyFindings) -> Self {
+        let VerifyFindings {
+            missing,
+            doubled,
+            changed,
+            out_of_order,
+            displaced,
+            gaps,
+            examples: _,
+        } = *findings;
         Self { records_read, missing, doubled, changed, out_of_order, displaced, gaps }
     }
 
@@ -110,22 +117,22 @@ impl Check {
     }
 }
 
-impl Crash {
+impl CrashMeasurement {
     fn failover_text(&self) -> String {
         match (self.failover_ms, self.failover_all_ms) {
             (Some(first), Some(all)) => format!(
-                "{} from the kill to the next ack of these partitions, {} until all had one",
+                "{} from the kill to the next ack of its partitions, {} until all had one",
                 millis(first),
                 millis(all)
             ),
-            _ => "not measured: nothing was left to write to these partitions".to_owned(),
+            _ => "not measured: nothing was left to write to its partitions".to_owned(),
         }
     }
 
     fn recovery_text(&self) -> String {
-        let restart = format!("{} from restart to answer", millis(self.restart_ms));
+        let restart = format!("{} from restart to first response", millis(self.restart_ms));
         match self.caught_up_ms {
-            Some(time) => format!("{restart}, {} until it had all that it missed", millis(time)),
+            Some(time) => format!("{restart}, {} until caught up", millis(time)),
             None => restart,
         }
     }
@@ -135,7 +142,7 @@ fn millis(millis: f64) -> String {
     measured(Duration::from_secs_f64(millis / 1e3))
 }
 
-impl Figures {
+impl DemoMeasurements {
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
@@ -148,7 +155,7 @@ impl Figures {
         line(
             "kill -9",
             format!(
-                "node {}, leader of {} of {} partitions, after {} acks, with {} records under way",
+                "node {}, leader of {} of {} partitions, after {} acks, with {} records in flight",
                 crash.node_id,
                 crash.partitions_led,
                 self.partitions,
@@ -158,14 +165,14 @@ impl Figures {
         );
         line("failover", crash.failover_text());
         line("recovery", crash.recovery_text());
-        line("read", format!("{}, every byte checked", self.read.text()));
+        line("read", format!("{}, every byte verified", self.read.text()));
         line("durability", self.durability_text());
-        line("hardware", format!("{} CPUs, client and all nodes together", self.cpus));
+        line("hardware", format!("{} CPUs, shared by the client and all nodes", self.cpus));
         let check = &self.check;
         line(
             "check",
             format!(
-                "{} acked, {} read: {} missing, {} doubled, {} changed, {} out of order",
+                "{} acked, {} read: {} missing, {} duplicated, {} changed, {} out of order",
                 count(self.records),
                 count(check.records_read),
                 count(check.missing),
@@ -175,7 +182,7 @@ impl Figures {
             ),
         );
         if check.findings() == 0 {
-            text += "\nNothing that was acked is missing, doubled or changed.\n";
+            text += "\nNo acked record is missing, duplicated or changed.\n";
         }
         text
     }
@@ -202,7 +209,7 @@ impl Figures {
         let meaning = match self.durability {
             "QUORUM_SYNCED" => "an ack means synced to disk",
             "QUORUM_WRITTEN" => "an ack means written, not synced",
-            _ => "an ack means little",
+            _ => "an acked record may be lost",
         };
         let time = |us| measured(Duration::from_micros(us));
         let sync = match (self.sync_p50_us, self.sync_p99_us) {
@@ -218,12 +225,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_needs_some_time() {
-        let workload = Workload { seed: 1, records: 1000, record_bytes: 1000, partitions: 1 };
-        let rate = Rate::new(1000, &workload, Duration::from_millis(500));
+    fn rate_needs_a_minimum_time() {
+        let workload = DemoWorkload { seed: 1, records: 1000, record_bytes: 1000, partitions: 1 };
+        let rate = MeasuredRate::new(1000, &workload, Duration::from_millis(500));
         assert_eq!((rate.records_per_sec, rate.mb_per_sec), (Some(2000.0), Some(2.0)));
         assert_eq!(rate.text(), "2,000 records/s, 2 MB/s");
-        let rate = Rate::new(1000, &workload, Duration::from_micros(10));
+        let rate = MeasuredRate::new(1000, &workload, Duration::from_micros(10));
         assert_eq!((rate.records_per_sec, rate.mb_per_sec), (None, None));
         assert!(rate.text().ends_with("too short for a rate"), "{}", rate.text());
     }

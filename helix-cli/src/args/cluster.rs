@@ -1,0 +1,114 @@
+//! Arguments of `helix cluster`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use crate::units;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterSubcommand {
+    /// Show the cluster id, node, shard and topic counts
+    Info,
+    /// Report health issues; exit code 1 if there are any
+    Health(HealthArgs),
+    /// List nodes with their status
+    Nodes,
+    /// List the replicas of each shard and their lag
+    Shards,
+    /// Transfer the leadership of a shard to another node
+    TransferLeader {
+        /// Shard id
+        #[arg(long, value_name = "N")]
+        shard: u32,
+        /// Node to become leader [default: the most up-to-date replica]
+        #[arg(long, value_name = "NODE")]
+        to: Option<u64>,
+    },
+    /// Add a node, or change the peer address of a member
+    ///
+    /// A new node must have been started with an empty data directory.
+    AddNode {
+        /// Node id
+        #[arg(value_name = "NODE")]
+        node: u64,
+        /// Peer address: where the other nodes dial the node
+        #[arg(value_name = "HOST:PORT")]
+        peer_addr: String,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Remove a node: its leaderships first, then its replicas
+    RemoveNode {
+        /// Node id
+        #[arg(value_name = "NODE")]
+        node: u64,
+        /// The node is lost: it does not answer and will not return
+        #[arg(long)]
+        lost: bool,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Replace a lost node with an empty one
+    ReplaceNode {
+        /// Lost node
+        #[arg(value_name = "NODE")]
+        node: u64,
+        /// Replacement node [default: the same id, with an empty data directory]
+        #[arg(long, value_name = "NODE", requires = "peer_addr")]
+        by: Option<u64>,
+        /// Peer address of the replacement [default: unchanged]
+        #[arg(long, value_name = "HOST:PORT")]
+        peer_addr: Option<String>,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Drain a node: transfer its leaderships away and wait
+    ///
+    /// Use this before maintenance. The node leads no shard until `helix cluster undrain`.
+    Drain {
+        /// Node id
+        #[arg(value_name = "NODE")]
+        node: u64,
+        /// Check only; change nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Let a drained node lead shards again
+    Undrain {
+        /// Node id
+        #[arg(value_name = "NODE")]
+        node: u64,
+    },
+    /// Rebalance shard leaders
+    ///
+    /// Transfers each shard's leadership to its preferred node now.
+    Balance,
+}
+
+/// Options of commands that change the cluster's nodes.
+#[derive(Debug, Args)]
+pub(crate) struct WaitArgs {
+    /// Check only; report what prevents the change
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Start the change and return at once
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+    /// Stop waiting after this time; the change continues [default: no limit]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    pub(crate) timeout: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HealthArgs {
+    /// Keep running and print the health when it changes
+    #[arg(long)]
+    pub(crate) watch: bool,
+    /// Exit as soon as the cluster is healthy
+    #[arg(long, requires = "watch")]
+    pub(crate) exit_when_healthy: bool,
+    /// Give up after this time [default: never]
+    #[arg(long, requires = "watch", value_name = "TIME", value_parser = units::parse_duration)]
+    pub(crate) timeout: Option<Duration>,
+}

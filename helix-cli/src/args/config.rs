@@ -1,0 +1,15 @@
+//! Arguments of `helix config`.
+
+use clap::Subcommand;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigSubcommand {
+    /// List settings and their defaults
+    List,
+    /// Explain a setting
+    Explain {
+        /// Key of the file, flag or environment variable
+        #[arg(allow_hyphen_values = true)]
+        key: String,
+    },
+}

@@ -1,0 +1,30 @@
+//! Arguments of `helix context`.
+
+use clap::Subcommand;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ContextSubcommand {
+    /// Add a context, or change its addresses
+    ///
+    /// Stores the addresses of --addr under the name. The first context becomes the current one.
+    Add {
+        /// Name of the context
+        name: String,
+        /// Make it the current context
+        #[arg(long = "use")]
+        make_current: bool,
+    },
+    /// Make a context the current one
+    Use {
+        /// Name of the context; `-` is the previous one
+        #[arg(allow_hyphen_values = true)]
+        name: String,
+    },
+    /// List contexts
+    List,
+    /// Remove a context
+    Remove {
+        /// Name of the context
+        name: String,
+    },
+}

@@ -1,0 +1,28 @@
+//! Options of every command.
+
+use clap::Args;
+
+use crate::format::OutputFormat;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct GlobalArgs {
+    /// Nodes to contact first [env: HELIX_ADDR] [default: the context's, or 127.0.0.1:9092]
+    #[arg(long, global = true, value_delimiter = ',', value_name = "HOST:PORT,...")]
+    pub(crate) addr: Vec<String>,
+    /// Context to use, as added with `helix context add`
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+    /// Print results in this format
+    #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: OutputFormat,
+    /// Print the JSON Schema of the results and exit
+    #[arg(long, global = true)]
+    pub(crate) schema: bool,
+    /// Print only results and errors
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+    /// Setting that the addresses come from, such as `--addr` or `context dev`.
+    #[arg(skip)]
+    pub(crate) addr_source: String,
+}

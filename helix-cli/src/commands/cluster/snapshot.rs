@@ -1,0 +1,259 @@
+//! A snapshot of the cluster: the report of every node, or the error of the request to it.
+//! At least one node has reported.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context;
+use futures_util::future::join_all;
+use helix_client::proto::log::v1::{
+    GetHealthResponse, GetNodeStatusResponse, LeaderHint, Metadata, Node, ShardStatus,
+};
+use helix_client::{Admin, Client, Config, Error};
+
+use crate::args::GlobalArgs;
+
+/// Timeout of a request to a node; a slower node counts as down.
+const REPORT_MAX: Duration = Duration::from_secs(2);
+
+/// The reports of all nodes of a cluster.
+#[derive(Debug)]
+pub(crate) struct ClusterSnapshot {
+    /// Nodes, by id.
+    pub(crate) nodes: Vec<NodeSnapshot>,
+    /// Addresses of the user without an answer that belong to no known node, and the errors.
+    pub(crate) silent: Vec<(String, Error)>,
+}
+
+/// A node and its report.
+#[derive(Debug)]
+pub(crate) struct NodeSnapshot {
+    pub(crate) node_id: u64,
+    pub(crate) endpoint: String,
+    pub(crate) report: Result<NodeReport, Error>,
+}
+
+/// The responses of a node.
+#[derive(Debug)]
+pub(crate) struct NodeReport {
+    pub(crate) metadata: Metadata,
+    pub(crate) status: GetNodeStatusResponse,
+    pub(crate) health: GetHealthResponse,
+}
+
+impl ClusterSnapshot {
+    /// Discovers the nodes through the given addresses and requests a report from each node.
+    ///
+    /// # Errors
+    /// Fails if no node answers.
+    pub(crate) async fn take(global: &GlobalArgs) -> anyhow::Result<Self> {
+        let config = Config {
+            connect_timeout: REPORT_MAX,
+            attempt_timeout: REPORT_MAX,
+            ..Config::new(global.addr.iter().cloned())
+        };
+        let admin = Client::new(config)?.admin();
+        let found = join_all(global.addr.iter().map(|addr| admin.node_metadata(addr))).await;
+        let (found, mut silent) = split(&global.addr, found);
+        if found.is_empty()
+            && let Some((_, error)) = silent.pop()
+        {
+            return Err(error).with_context(|| format!("query {}", global.addr.join(",")));
+        }
+        let known = known_nodes(found);
+        silent.retain(|(addr, _)| !known.values().any(|endpoint| endpoint == addr));
+        let nodes =
+            join_all(known.into_iter().map(|(id, addr)| request_report(&admin, id, addr))).await;
+        Ok(Self { nodes, silent })
+    }
+
+    /// Returns the nodes that answered, with their reports.
+    pub(crate) fn reports(&self) -> impl Iterator<Item = (u64, &NodeReport)> {
+        self.nodes.iter().filter_map(|node| Some((node.node_id, node.report.as_ref().ok()?)))
+    }
+
+    /// Returns the newest metadata.
+    pub(crate) fn metadata(&self) -> Option<&Metadata> {
+        let all = self.reports().map(|(_, report)| &report.metadata);
+        all.max_by_key(|metadata| metadata.version)
+    }
+
+    /// Returns the leader of each shard that any node knows, from the report with the highest term.
+    /// None if no node knows a leader.
+    pub(crate) fn leaders(&self) -> BTreeMap<u32, Option<LeaderHint>> {
+        let mut leaders: BTreeMap<u32, Option<LeaderHint>> = BTreeMap::new();
+        let routes = self.reports().flat_map(|(_, report)| &report.metadata.shards);
+        let routes = routes.map(|shard| (shard.shard_id, shard.leader.as_ref()));
+        let statuses = self.reports().flat_map(|(_, report)| &report.status.shards);
+        let statuses = statuses.map(|shard| (shard.shard_id, shard.leader.as_ref()));
+        for (shard_id, hint) in routes.chain(statuses) {
+            let known = leaders.entry(shard_id).or_default();
+            let hint = hint.filter(|hint| hint.node_id != 0);
+            if hint.map(|hint| hint.term) > known.as_ref().map(|known| known.term) {
+                *known = hint.cloned();
+            }
+        }
+        leaders
+    }
+
+    /// Returns the leader of a shard, if a node knows it.
+    pub(crate) fn leader(&self, shard_id: u32) -> Option<LeaderHint> {
+        self.leaders().remove(&shard_id).flatten()
+    }
+
+    /// Returns true if the node has answered.
+    pub(crate) fn is_reachable(&self, node_id: u64) -> bool {
+        self.reports().any(|(id, _)| id == node_id)
+    }
+
+    /// Returns a node's replica of a shard, if the node has answered and reports one.
+    pub(crate) fn replica(&self, shard_id: u32, node_id: u64) -> Option<&ShardStatus> {
+        let (_, report) = self.reports().find(|(id, _)| *id == node_id)?;
+        report.status.shards.iter().find(|shard| shard.shard_id == shard_id)
+    }
+}
+
+/// Splits the results into responses and the addresses without one.
+fn split(
+    addresses: &[String],
+    found: Vec<Result<Metadata, Error>>,
+) -> (Vec<Metadata>, Vec<(String, Error)>) {
+    let mut responses = Vec::new();
+    let mut silent = Vec::new();
+    for (address, result) in addresses.iter().zip(found) {
+        match result {
+            Ok(metadata) => responses.push(metadata),
+            Err(error) => silent.push((address.clone(), error)),
+        }
+    }
+    (responses, silent)
+}
+
+/// Returns the addresses of all nodes in the metadata; the newest metadata takes precedence.
+fn known_nodes(mut metadata: Vec<Metadata>) -> BTreeMap<u64, String> {
+    metadata.sort_by_key(|metadata| metadata.version);
+    let nodes = metadata.into_iter().flat_map(|metadata| metadata.nodes);
+    nodes.map(|Node { node_id, endpoint, .. }| (node_id, endpoint)).collect()
+}
+
+async fn request_report(admin: &Admin, node_id: u64, endpoint: String) -> NodeSnapshot {
+    let responses = tokio::join!(
+        admin.node_metadata(&endpoint),
+        admin.node_status(Some(&endpoint)),
+        admin.node_health(&endpoint),
+    );
+    let report = match responses {
+        (Ok(metadata), Ok(status), Ok(health)) => Ok(NodeReport { metadata, status, health }),
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => Err(error),
+    };
+    NodeSnapshot { node_id, endpoint, report }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use helix_client::proto::log::v1::{ShardRoute, TopicRoute};
+    use tonic::Status;
+
+    use super::*;
+
+    pub(crate) fn hint(node_id: u64, term: u64) -> Option<LeaderHint> {
+        Some(LeaderHint { node_id, endpoint: format!("n{node_id}"), term })
+    }
+
+    fn metadata(version: u64, leader: Option<LeaderHint>) -> Metadata {
+        Metadata {
+            cluster_id: "c".to_owned(),
+            version,
+            nodes: (1..=3)
+                .map(|id| Node { node_id: id, endpoint: format!("n{id}"), ..Node::default() })
+                .collect(),
+            shards: vec![
+                ShardRoute {
+                    shard_id: 0,
+                    leader: hint(1, 3),
+                    replicas: vec![1, 2, 3],
+                    ..ShardRoute::default()
+                },
+                ShardRoute {
+                    shard_id: 1,
+                    leader,
+                    replicas: vec![1, 2, 3],
+                    ..ShardRoute::default()
+                },
+            ],
+            topics: vec![TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1, 1] }],
+        }
+    }
+
+    fn shard(shard_id: u32, term: u64, last_index: u64, synced_index: u64) -> ShardStatus {
+        let (committed_index, applied_index) = (synced_index, synced_index);
+        ShardStatus {
+            shard_id,
+            term,
+            last_index,
+            synced_index,
+            committed_index,
+            applied_index,
+            ..ShardStatus::default()
+        }
+    }
+
+    /// Three nodes: node 2 leads shard 1, as nodes 1 and 2 report; node 3 does not answer.
+    pub(crate) fn snapshot() -> ClusterSnapshot {
+        let report = |version, leader, shards| NodeReport {
+            metadata: metadata(version, leader),
+            status: GetNodeStatusResponse { shards, ..GetNodeStatusResponse::default() },
+            health: GetHealthResponse { healthy: true, issues: Vec::new() },
+        };
+        let one = report(7, hint(2, 6), vec![shard(0, 3, 9, 9), shard(1, 6, 90, 80)]);
+        let two = report(8, hint(2, 6), vec![shard(0, 3, 9, 9), shard(1, 6, 100, 100)]);
+        let down = Error::from_status(&Status::unavailable("connection refused"));
+        let node =
+            |node_id, report| NodeSnapshot { node_id, endpoint: format!("n{node_id}"), report };
+        let nodes = vec![node(1, Ok(one)), node(2, Ok(two)), node(3, Err(down))];
+        ClusterSnapshot { nodes, silent: Vec::new() }
+    }
+
+    #[test]
+    fn leader_is_taken_from_the_highest_term() {
+        let mut snapshot = snapshot();
+        let leader = |snapshot: &ClusterSnapshot| {
+            snapshot.leaders()[&1].as_ref().map(|leader| leader.node_id)
+        };
+        assert_eq!(leader(&snapshot), Some(2));
+        let Ok(one) = &mut snapshot.nodes[0].report else { panic!("it answers") };
+        one.metadata.shards[1].leader = hint(1, 5);
+        assert_eq!(leader(&snapshot), Some(2));
+        let Ok(one) = &mut snapshot.nodes[0].report else { panic!("it answers") };
+        one.metadata.shards[1].leader = hint(3, 9);
+        assert_eq!(leader(&snapshot), Some(3));
+    }
+
+    #[test]
+    fn shard_without_leader_is_listed() {
+        let mut snapshot = snapshot();
+        for node in &mut snapshot.nodes {
+            if let Ok(report) = &mut node.report {
+                report.metadata.shards[1].leader = None;
+            }
+        }
+        assert_eq!(snapshot.leaders()[&1], None);
+        assert_eq!(snapshot.metadata().unwrap().version, 8);
+    }
+
+    #[test]
+    fn one_response_is_enough_to_know_the_nodes() {
+        let down = Err(Error::from_status(&Status::unavailable("refused")));
+        let addresses = ["n9".to_owned(), "n1".to_owned()];
+        let (metadata, silent) = split(&addresses, vec![down, Ok(metadata(1, None))]);
+        assert_eq!(silent[0].0, "n9");
+        assert_eq!(known_nodes(metadata).into_keys().collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn newest_metadata_has_the_address() {
+        let mut old = metadata(1, None);
+        old.nodes[0].endpoint = "before".to_owned();
+        assert_eq!(known_nodes(vec![metadata(2, None), old])[&1], "n1");
+    }
+}

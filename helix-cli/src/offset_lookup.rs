@@ -1,0 +1,112 @@
+//! Resolves positions to offsets in each partition of a topic.
+//! `consume`, `tail`, `offsets`, `topic trim` and backups use it.
+
+use anyhow::Context;
+use helix_client::proto::log::v1::{ResolvedOffset, Watermarks};
+use helix_client::{
+    Batches, Client, FetchOptions, Position as ClientPosition, ReadOptions, ReadSource, ReadStart,
+};
+
+use crate::clock;
+use crate::position::PositionArg;
+
+/// A partition and its watermarks at the time of the request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PartitionBounds {
+    pub(crate) partition: u32,
+    pub(crate) watermarks: Watermarks,
+}
+
+/// Returns the bounds of the given partitions of a topic, or of all if none is given. The leader's
+/// watermarks are current; those of any replica may lag.
+pub(crate) async fn partition_bounds(
+    client: &Client,
+    topic: &str,
+    partitions: &[u32],
+    source: ReadSource,
+) -> anyhow::Result<Vec<PartitionBounds>> {
+    let resolved = resolve(client, topic, partitions, &ClientPosition::Latest, source).await?;
+    let bounds = |resolved: ResolvedOffset| PartitionBounds {
+        partition: resolved.partition,
+        watermarks: resolved.watermarks.unwrap_or_default(),
+    };
+    Ok(resolved.into_iter().map(bounds).collect())
+}
+
+async fn resolve(
+    client: &Client,
+    topic: &str,
+    partitions: &[u32],
+    position: &ClientPosition,
+    source: ReadSource,
+) -> anyhow::Result<Vec<ResolvedOffset>> {
+    let resolved = match source {
+        ReadSource::Leader => client.admin().resolve_offsets(topic, partitions, position).await,
+        ReadSource::AnyReplica => resolve_by_read(client, topic, partitions, position).await,
+    };
+    resolved.with_context(|| format!("look up the offsets of {topic}"))
+}
+
+/// Resolves a position with a read of any replica, because only leaders resolve offsets.
+async fn resolve_by_read(
+    client: &Client,
+    topic: &str,
+    partitions: &[u32],
+    position: &ClientPosition,
+) -> helix_client::Result<Vec<ResolvedOffset>> {
+    let partitions = match partitions {
+        [] => (0..client.partition_count(topic).await?).collect(),
+        named => named.to_vec(),
+    };
+    let start = |partition: u32| ReadStart::new(topic, partition, position.clone());
+    let starts: Vec<_> = partitions.into_iter().map(start).collect();
+    let read = ReadOptions { clamp: true, source: ReadSource::AnyReplica, ..Default::default() };
+    let options = FetchOptions { bytes_max: Some(1), read, ..Default::default() };
+    let fetched = client.consumer().fetch_encoded(&starts, &options).await?;
+    let resolved = |batches: Batches| ResolvedOffset {
+        partition: batches.partition,
+        offset: batches.start_offset,
+        watermarks: Some(batches.watermarks),
+    };
+    Ok(fetched.into_iter().map(resolved).collect())
+}
+
+/// Resolves a position in each partition to an offset within its bounds.
+pub(crate) async fn offsets(
+    client: &Client,
+    topic: &str,
+    bounds: &[PartitionBounds],
+    position: &PositionArg,
+    source: ReadSource,
+) -> anyhow::Result<Vec<u64>> {
+    let local = |bounds: &PartitionBounds| {
+        let Watermarks { log_start_offset, high_watermark } = bounds.watermarks;
+        match position {
+            PositionArg::Earliest => Some(log_start_offset),
+            PositionArg::Latest => Some(high_watermark),
+            PositionArg::Offset(offset) => Some((*offset).clamp(log_start_offset, high_watermark)),
+            PositionArg::AfterStart(records) => {
+                Some(log_start_offset.saturating_add(*records).min(high_watermark))
+            }
+            PositionArg::BeforeEnd(records) => {
+                Some(high_watermark.saturating_sub(*records).max(log_start_offset))
+            }
+            PositionArg::At(_) | PositionArg::Ago(_) => None,
+        }
+    };
+    let now = clock::now();
+    let Some(time) = position.time(now) else {
+        // All other positions follow from the watermarks.
+        return Ok(bounds.iter().filter_map(local).collect());
+    };
+    let partitions: Vec<_> = bounds.iter().map(|bounds| bounds.partition).collect();
+    let position = ClientPosition::Timestamp(time);
+    let resolved = resolve(client, topic, &partitions, &position, source).await?;
+    let offset = |bounds: &PartitionBounds| {
+        let found = resolved.iter().find(|resolved| resolved.partition == bounds.partition);
+        // Ignores records appended after the bounds were read.
+        let end = bounds.watermarks.high_watermark;
+        found.map_or(end, |resolved| resolved.offset.min(end))
+    };
+    Ok(bounds.iter().map(offset).collect())
+}

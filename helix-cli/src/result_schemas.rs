@@ -1,0 +1,70 @@
+//! JSON Schemas of the results of all commands: the source of `--schema` and docs/cli.md.
+//! A command without an entry here prints no JSON.
+
+use anyhow::Context;
+use serde_json::Value;
+
+use crate::backup::{create, restore, verify};
+use crate::commands::cluster::{TransferredLeader, health, members, tables};
+use crate::commands::{
+    check, config, context, explain, offsets, produce, records, topic, version, wal,
+};
+use crate::demo::measurements::DemoMeasurements;
+use crate::dev::StartedCluster;
+use crate::dev::control::ProcessStatus;
+use crate::exit::{CliError, Exit};
+use crate::output;
+use crate::schema::of;
+
+/// Returns the schema of what a command prints with `-o json`, given its words: `"topic list"`.
+pub(crate) fn schema(command: &str) -> Option<Value> {
+    Some(match command {
+        "demo" => of::<DemoMeasurements>(),
+        "dev" => of::<StartedCluster>(),
+        "dev kill" | "dev restart" | "dev status" | "dev stop" => of::<Vec<ProcessStatus>>(),
+        "cluster info" => of::<tables::ClusterInfo>(),
+        "cluster health" => of::<health::ClusterHealth>(),
+        "cluster nodes" => of::<Vec<tables::NodeRow>>(),
+        "cluster shards" => of::<Vec<tables::ReplicaRow>>(),
+        "cluster transfer-leader" => of::<TransferredLeader>(),
+        "cluster add-node" | "cluster remove-node" | "cluster replace-node" => {
+            of::<members::ChangeStatus>()
+        }
+        "cluster drain" | "cluster undrain" => of::<members::DrainingNode>(),
+        "cluster balance" => of::<members::BalancedShards>(),
+        "topic create" | "topic add-partitions" => of::<topic::TopicRow>(),
+        "topic list" => of::<Vec<topic::TopicRow>>(),
+        "topic describe" | "topic alter" => of::<topic::TopicDescription>(),
+        "topic fence" => of::<topic::FencedPartition>(),
+        "topic trim" => of::<Vec<topic::TrimmedPartition>>(),
+        "produce" => of::<produce::ProduceSummary>(),
+        "consume" | "tail" => of::<records::RecordRow>(),
+        "offsets" => of::<Vec<offsets::OffsetRow>>(),
+        "wal inspect" => of::<Vec<wal::InspectedLog>>(),
+        "wal verify" => of::<wal::WalVerification>(),
+        "wal repair" => of::<Vec<wal::DroppedEnd>>(),
+        "backup" => of::<Vec<create::BackupRow>>(),
+        "backup verify" => of::<verify::BackupVerification>(),
+        "restore" => of::<Vec<restore::RestoreRow>>(),
+        "check" => of::<Vec<check::CheckResult>>(),
+        "config list" => of::<Vec<config::SettingRow>>(),
+        "config explain" => of::<config::SettingRow>(),
+        "context list" => of::<Vec<context::ContextRow>>(),
+        "explain" => of::<Vec<explain::ReasonPage>>(),
+        "version" => of::<version::VersionReport>(),
+        _ => return None,
+    })
+}
+
+/// Prints the schema of a command's results; `path` is its words: `["topic", "list"]`.
+///
+/// # Errors
+/// Fails if the command prints no JSON.
+pub(crate) fn show(path: &[&str]) -> anyhow::Result<()> {
+    let command = path.join(" ");
+    let Some(schema) = schema(&command) else {
+        let failure = CliError::new(Exit::Usage, format!("helix {command} prints no JSON"));
+        return Err(failure.hint("helix --help").into());
+    };
+    output::write(format!("{schema:#}\n").as_bytes()).context("print the schema")
+}
