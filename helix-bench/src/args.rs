@@ -1,5 +1,4 @@
-//! The command line: commands, flags, and how values are written.
-//! Parses only; what a load becomes of the flags is decided in `load`.
+//! Command line: commands, flags and value formats. `load` interprets the flags.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,53 +6,53 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
-/// Measures Helix: throughput, latency and delivery, with percentiles that are never averaged.
+/// Benchmarks Helix: throughput, latency and end-to-end delivery.
 #[derive(Debug, Parser)]
 #[command(name = "helix-bench", version, after_help = EXIT_CODES)]
-pub(crate) struct Cli {
+pub(crate) struct BenchCli {
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: BenchCommand,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, not one request succeeded, or --verify was \
-                          not possible; 2 wrong usage; 11 what was acked is not there, or not as \
-                          it was acked; 130 interrupted.";
+const EXIT_CODES: &str = "Exit codes: 0 success; 1 failure, no request succeeded, or --verify was \
+                          not possible; 2 usage error; 11 acked records are missing or changed; \
+                          130 interrupted.";
 
-/// Longest duration: what is added to a moment must be one.
+/// Longest duration that may be given; adding it to a point in time must not overflow.
 const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    /// Appends batches and waits for their acks.
+pub(crate) enum BenchCommand {
+    /// Append batches and wait for their acks
     Write(LoadArgs),
-    /// Fetches records; with --stream, subscribes to them.
+    /// Fetch records, or subscribe with --stream
     Read(LoadArgs),
-    /// Appends one record and fetches it back, over and over.
+    /// Append one record and fetch it back, repeatedly
     Latency(LoadArgs),
-    /// Publishes records and measures when a subscriber has them.
+    /// Publish records and time their delivery to subscribers
     E2e(LoadArgs),
-    /// Writes to helix-wal itself, without network or Raft.
+    /// Write to helix-wal directly, without network or Raft
     Wal(WalArgs),
-    /// Runs a load against a service that only decodes, checks and answers.
+    /// Run a load against a service that stores nothing
     Ceiling(CeilingArgs),
-    /// Runs a load by turns against the ceiling and a server, and prints medians and ratios.
+    /// Alternate runs against the ceiling and a server
     Compare(CompareArgs),
 }
 
-/// What a run does.
+/// Kind of load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Mode {
+pub(crate) enum LoadMode {
     Write,
     Read,
     Latency,
-    /// As `write --stream`.
+    /// Same as `write --stream`.
     Stream,
     #[value(skip)]
     E2e,
 }
 
-impl Mode {
+impl LoadMode {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Write => "write",
@@ -65,97 +64,96 @@ impl Mode {
     }
 }
 
-/// What a load is made of. Flags that a command has no use for are refused.
+/// Flags of a load. A flag that does not apply to the command is rejected.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct LoadArgs {
-    /// Addresses of nodes [default: 127.0.0.1:9092].
+    /// Node addresses [default: 127.0.0.1:9092]
     #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
     pub(crate) addr: Vec<String>,
     #[arg(long, default_value = "default")]
     pub(crate) topic: String,
-    /// Partition; -1 spreads over all of the topic's partitions.
+    /// Partition; -1 spreads over all partitions of the topic
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) partition: i64,
-    /// read: offset to begin at [default: 0]; -N begins N records before the end.
+    /// read: start offset [default: 0]; -N starts N records before the end
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) offset: Option<i64>,
-    /// Records of the measured part, over all clients [default: 100000; e2e: 10000; none with
-    /// --duration].
+    /// Records in the measured phase, over all clients [default: 100000; e2e: 10000; none with
+    /// --duration]
     #[arg(long)]
     pub(crate) records: Option<u64>,
-    /// latency: operations [default: 1000; none with --duration].
+    /// latency: operations [default: 1000; none with --duration]
     #[arg(long)]
     pub(crate) ops: Option<u64>,
-    /// Length of the measured part: "10s", "500ms", "2m". Whichever of this and the number of
-    /// records is reached first ends it.
+    /// Length of the measured phase: "10s", "500ms", "2m". The phase ends at this or at the record
+    /// limit, whichever is reached first
     #[arg(long, value_parser = duration)]
     pub(crate) duration: Option<Duration>,
-    /// Length of the warm-up, whose requests do not count [default: 1s with --duration, otherwise
-    /// a tenth of the records, for 10s at most].
+    /// Length of the warm-up, which is not measured [default: 1s with --duration, otherwise a tenth
+    /// of the records, at most 10s]
     #[arg(long, value_parser = duration)]
     pub(crate) warmup: Option<Duration>,
-    /// Bytes of a record's value [default: 1024].
+    /// Bytes of a record value [default: 1024]
     #[arg(long, value_parser = bytes)]
     pub(crate) size: Option<usize>,
-    /// Records in a batch [default: 100; latency and e2e: 1].
+    /// Records per batch [default: 100; latency and e2e: 1]
     #[arg(long)]
     pub(crate) batch_size: Option<u32>,
-    /// Clients that work side by side.
+    /// Concurrent clients
     #[arg(long, default_value_t = 1)]
     pub(crate) clients: usize,
-    /// Connections to each node, shared by the clients in turn [default: one per client].
+    /// Connections per node, shared by the clients [default: one per client]
     #[arg(long)]
     pub(crate) connections: Option<usize>,
-    /// Requests in flight per client; with --stream, batches in flight per stream.
+    /// Requests in flight per client; with --stream, batches per stream
     #[arg(long, default_value_t = 1)]
     pub(crate) in_flight: usize,
-    /// write and e2e: AppendStream instead of Append. read: Subscribe instead of Fetch.
+    /// write, e2e: use AppendStream, not Append; read: Subscribe, not Fetch
     #[arg(long)]
     pub(crate) stream: bool,
-    /// Open loop: records per second over all clients, sent when their time has come. Latency
-    /// counts from that time, however late the send.
+    /// Open loop: records per second over all clients. Latency counts from the scheduled send time,
+    /// however late the send is
     #[arg(long, value_name = "RECORDS_PER_SEC")]
     pub(crate) rate: Option<f64>,
-    /// Ack to wait for: all = synced on a majority, quorum-written = in the logs of a majority,
-    /// 1 = in the leader's log, none = received [default: all]. After a write with less than all
-    /// the partitions must have grown by what was acked.
+    /// Ack to wait for: all = synced on a majority, quorum-written = in the logs of a majority, 1 =
+    /// in the leader's log, none = received [default: all]. After a write with less than all, the
+    /// partitions must have grown by the acked records
     #[arg(long, value_name = "all|quorum-written|1|none")]
-    pub(crate) acks: Option<Acks>,
-    /// What values consist of [default: random].
+    pub(crate) acks: Option<AckLevel>,
+    /// Contents of record values [default: random]
     #[arg(long)]
-    pub(crate) payload: Option<Payload>,
-    /// write: send without producer identity. A batch whose fate is unknown is then not sent
-    /// again.
+    pub(crate) payload: Option<PayloadKind>,
+    /// write: send without a producer identity. A batch with an unknown outcome is then not retried
     #[arg(long)]
     pub(crate) no_idempotence: bool,
     /// write: stamp every record, read everything back and compare. read: check checksums and
-    /// offsets.
+    /// offsets
     #[arg(long)]
     pub(crate) verify: bool,
-    /// e2e: subscribers, each of which gets every record [default: 1].
+    /// e2e: subscribers; each receives every record [default: 1]
     #[arg(long)]
     pub(crate) subscribers: Option<usize>,
-    /// Create the topic first, with this many partitions. One that is there must have as many.
+    /// Create the topic first with this many partitions. An existing topic must have the same
+    /// number
     #[arg(long, visible_alias = "partitions", value_name = "PARTITIONS")]
     pub(crate) create_topic: Option<u32>,
-    /// Replicas of the topic that is created [default: the cluster's].
+    /// Replicas of the created topic [default: the cluster's]
     #[arg(long, requires = "create_topic", value_name = "COUNT")]
     pub(crate) replication_factor: Option<u32>,
-    /// Seed of payloads and retries.
+    /// Seed of payloads and retries
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Threads of this process's runtime [default: one per core; 1 where one request at a time is
-    /// in flight].
+    /// Runtime threads of this process [default: one per core; 1 with one request in flight]
     #[arg(long)]
     pub(crate) threads: Option<usize>,
-    /// Write the result to this file as JSON; "-" prints it instead of the table.
+    /// Write the result to this file as JSON; "-" prints JSON, not the table
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }
 
-/// Ack that a write waits for.
+/// Ack level that a write waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-pub(crate) enum Acks {
+pub(crate) enum AckLevel {
     #[value(name = "all")]
     #[serde(rename = "all")]
     All,
@@ -170,8 +168,8 @@ pub(crate) enum Acks {
     None,
 }
 
-impl Acks {
-    /// As it is written on the command line.
+impl AckLevel {
+    /// Returns the value as written on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::All => "all",
@@ -182,99 +180,100 @@ impl Acks {
     }
 }
 
-/// What values consist of.
+/// Contents of record values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Payload {
+pub(crate) enum PayloadKind {
     Random,
     Text,
     Zero,
 }
 
-/// The log alone.
+/// Flags of `wal`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct WalArgs {
-    /// Folder to write in; must be empty or missing [default: a temporary one in this folder].
+    /// Directory to write in; must be empty or missing [default: a temporary one in the working
+    /// directory]
     #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
     #[arg(long, default_value = "disk")]
-    pub(crate) storage: StorageKind,
-    /// Write through the page cache instead of past it.
+    pub(crate) storage: WalStorageKind,
+    /// Write through the page cache, not with direct I/O
     #[arg(long)]
     pub(crate) buffered: bool,
-    /// Bytes of one append, which becomes one group.
+    /// Bytes of one append, which becomes one group
     #[arg(long, default_value = "1MiB", value_parser = bytes)]
     pub(crate) group_size: usize,
-    /// Bytes of one entry.
+    /// Bytes of one entry
     #[arg(long, default_value = "100KiB", value_parser = bytes)]
     pub(crate) entry_size: usize,
-    /// Appends under way at the same time.
+    /// Appends in flight
     #[arg(long, default_value_t = 2)]
     pub(crate) in_flight: usize,
-    /// Bytes of a segment.
+    /// Bytes of a segment
     #[arg(long, default_value = "64MiB", value_parser = bytes)]
     pub(crate) segment_size: usize,
-    /// Bytes kept before the log is trimmed, so that segments recycle. The warm-up lasts at least
-    /// until twice as much is written. 0 never trims: a fresh log, whose files grow.
+    /// Bytes kept before the log is trimmed, so that segments are recycled. The warm-up lasts at
+    /// least until twice as much is written. 0 never trims: the files of a fresh log grow
     #[arg(long, default_value = "512MiB", value_parser = bytes)]
     pub(crate) keep: usize,
-    /// Length of the measured part.
+    /// Length of the measured phase
     #[arg(long, default_value = "5s", value_parser = duration)]
     pub(crate) duration: Duration,
-    /// Shortest warm-up.
+    /// Shortest warm-up
     #[arg(long, default_value = "1s", value_parser = duration)]
     pub(crate) warmup: Duration,
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Write the result to this file as JSON; "-" prints it instead of the table.
+    /// Write the result to this file as JSON; "-" prints JSON, not the table
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
 }
 
-/// Where a log lives.
+/// Storage of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum StorageKind {
+pub(crate) enum WalStorageKind {
     Disk,
     Memory,
 }
 
-/// The service that stores nothing.
+/// Flags of `ceiling`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CeilingArgs {
-    /// Load to run against it.
+    /// Load to run against the service
     #[arg(long, default_value = "write")]
-    pub(crate) mode: Mode,
-    /// Be the service, at this address, until interrupted.
+    pub(crate) mode: LoadMode,
+    /// Serve at this address until interrupted
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) serve: Option<String>,
-    /// End when standard input does: with the parent process.
+    /// Exit when standard input closes, which is when the parent exits
     #[arg(long, hide = true, requires = "serve")]
     pub(crate) end_with_stdin: bool,
-    /// Threads of the service's runtime [default: cores - 1, at least 1, as the server's].
+    /// Runtime threads of the service [default: cores - 1, at least 1, as the server]
     #[arg(long)]
     pub(crate) server_threads: Option<usize>,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
 }
 
-/// The ceiling and a server by turns.
+/// Flags of `compare`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CompareArgs {
-    /// Load to run.
+    /// Load to run
     #[arg(long, default_value = "write")]
-    pub(crate) mode: Mode,
-    /// Runs against each.
+    pub(crate) mode: LoadMode,
+    /// Runs against each side
     #[arg(long, default_value_t = 5)]
     pub(crate) runs: usize,
-    /// Threads of the ceiling's runtime [default: cores - 1, at least 1, as the server's].
+    /// Runtime threads of the ceiling [default: cores - 1, at least 1, as the server]
     #[arg(long)]
     pub(crate) server_threads: Option<usize>,
     #[command(flatten)]
     pub(crate) load: LoadArgs,
 }
 
-/// "1500ms", "2s", "1m", "1h"; a bare number counts seconds.
+/// Parses "1500ms", "2s", "1m" or "1h"; a bare number counts seconds.
 fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split_unit(text);
     let seconds = match unit {
@@ -293,7 +292,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// "1024", "64KiB", "1MiB", "2GB".
+/// Parses "1024", "64KiB", "1MiB" or "2GB".
 fn bytes(text: &str) -> Result<usize, String> {
     let (number, unit) = split_unit(text);
     let factor: usize = match unit {
@@ -332,16 +331,16 @@ mod tests {
     }
 
     #[test]
-    fn acks_are_written_as_they_are_read() {
-        for acks in Acks::value_variants() {
-            assert_eq!(Acks::from_str(acks.name(), false), Ok(*acks));
+    fn ack_names_round_trip() {
+        for acks in AckLevel::value_variants() {
+            assert_eq!(AckLevel::from_str(acks.name(), false), Ok(*acks));
             assert_eq!(serde_json::to_value(acks).unwrap(), acks.name());
         }
-        assert_eq!(Acks::from_str("0", false), Ok(Acks::None));
+        assert_eq!(AckLevel::from_str("0", false), Ok(AckLevel::None));
     }
 
     #[test]
-    fn the_promised_commands_parse() {
+    fn documented_commands_parse() {
         for line in [
             "helix-bench write --records 100000 --size 1024 --batch-size 100 --clients 4",
             "helix-bench read --records 100000 --batch-size 100 --clients 4",
@@ -356,7 +355,8 @@ mod tests {
             "helix-bench write --acks quorum-written",
             "helix-bench write --acks 0",
         ] {
-            Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"));
+            BenchCli::try_parse_from(line.split(' '))
+                .unwrap_or_else(|error| panic!("{line}: {error}"));
         }
     }
 }

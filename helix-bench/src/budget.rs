@@ -1,74 +1,92 @@
-//! What may still be sent in a part of a run, and when: shared by all of its clients.
-//! In an open loop a thread of its own calls the sends, because the runtime's timer is too coarse.
+//! Hands out sends to the clients of a phase, limited by records and time.
+//!
+//! In an open loop a dedicated thread releases the sends, because the runtime's timer is too
+//! coarse.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use serde::{Serialize, Serializer};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::load::Phase;
-
-/// Longest sleep of the pacing thread, so that it notices the end.
+/// Longest sleep of the pacing thread, so that it notices the end of the phase.
 const PACER_SLEEP_MAX: Duration = Duration::from_millis(10);
 
-/// Later than every end, and yet a moment: what lies beyond it is never due.
+/// Cap for computed times: later than any deadline, but still representable as an `Instant`.
 const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Deals out sends until the records or the time are used up.
+/// Limits of one phase; the first one reached ends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct PhaseLimits {
+    pub(crate) records: Option<u64>,
+    #[serde(rename = "seconds", serialize_with = "seconds")]
+    pub(crate) duration: Option<Duration>,
+}
+
+fn seconds<S: Serializer>(duration: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
+    duration.map(|duration| duration.as_secs_f64()).serialize(out)
+}
+
+/// Hands out sends until the record or time limit is reached.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct SendBudget {
     start: Instant,
     deadline: Option<Instant>,
     records_left: AtomicU64,
-    records_given: AtomicU64,
-    pace: Option<Pace>,
+    records_dealt: AtomicU64,
+    pace: Option<SendTimetable>,
 }
 
-/// The timetable of an open loop.
+/// Send schedule of an open loop.
 #[derive(Debug)]
-struct Pace {
+struct SendTimetable {
     /// Seconds between two sends.
     interval: f64,
-    /// One permit for each send whose time has come.
+    /// One permit for each send that is due.
     due: Semaphore,
     taken: AtomicU64,
-    /// When the last one was taken, in nanoseconds since the start.
+    /// Time of the last taken send, in nanoseconds since the start.
     last_taken_ns: AtomicU64,
 }
 
-/// One send.
+/// Permission for one send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Slot {
+pub(crate) struct SendSlot {
     pub(crate) records: u32,
-    /// Number of the send in an open loop.
+    /// Scheduled time of the send; `None` in a closed loop.
     pub(crate) intended: Option<Instant>,
 }
 
-impl Budget {
-    /// A budget that begins now.
-    pub(crate) fn closed_loop(phase: Phase) -> Arc<Self> {
+impl SendBudget {
+    /// Starts an unpaced budget now.
+    pub(crate) fn closed_loop(phase: PhaseLimits) -> Arc<Self> {
         Arc::new(Self::new(phase, Instant::now(), None))
     }
 
-    /// A budget that begins now and gives out `rate` records per second in batches of
-    /// `batch_size`. Its sends come only while the [`Pacer`] lives.
-    pub(crate) fn open_loop(phase: Phase, rate: f64, batch_size: u32) -> (Arc<Self>, Pacer) {
+    /// Starts a budget now that releases `rate` records per second in batches of `batch_size`.
+    ///
+    /// Sends are released only while the [`SendPacer`] lives.
+    pub(crate) fn open_loop(
+        phase: PhaseLimits,
+        rate: f64,
+        batch_size: u32,
+    ) -> (Arc<Self>, SendPacer) {
         let interval = f64::from(batch_size) / rate;
-        let pace = Pace::new(interval);
+        let pace = SendTimetable::new(interval);
         let budget = Arc::new(Self::new(phase, Instant::now(), Some(pace)));
-        let pacer = Pacer::spawn(budget.clone());
+        let pacer = SendPacer::spawn(budget.clone());
         (budget, pacer)
     }
 
-    fn new(phase: Phase, start: Instant, pace: Option<Pace>) -> Self {
+    fn new(phase: PhaseLimits, start: Instant, pace: Option<SendTimetable>) -> Self {
         Self {
             start,
             deadline: phase.duration.map(|duration| start + duration),
             records_left: AtomicU64::new(phase.records.unwrap_or(u64::MAX)),
-            records_given: AtomicU64::new(0),
+            records_dealt: AtomicU64::new(0),
             pace,
         }
     }
@@ -77,14 +95,15 @@ impl Budget {
         self.start
     }
 
-    /// Records dealt out so far.
-    pub(crate) fn records_given(&self) -> u64 {
-        self.records_given.load(Ordering::Relaxed)
+    /// Returns the records handed out so far.
+    pub(crate) fn records_dealt(&self) -> u64 {
+        self.records_dealt.load(Ordering::Relaxed)
     }
 
-    /// The next send, of at most `records_max` records; None when all is used up. Waits for its
-    /// time in an open loop.
-    pub(crate) async fn take(&self, records_max: u32) -> Option<Slot> {
+    /// Takes the next send, of at most `records_max` records; `None` when the budget is used up.
+    ///
+    /// In an open loop it waits until a send is due.
+    pub(crate) async fn take(&self, records_max: u32) -> Option<SendSlot> {
         if self.is_over(Instant::now()) {
             return None;
         }
@@ -93,23 +112,23 @@ impl Budget {
             Some(pace) => Some(pace.next(self.start).await?),
         };
         let records = self.spend(records_max)?;
-        Some(Slot { records, intended })
+        Some(SendSlot { records, intended })
     }
 
-    /// Uses up to `records_max` records; None when there are none left.
+    /// Uses up to `records_max` records; `None` when none are left.
     pub(crate) fn spend(&self, records_max: u32) -> Option<u32> {
         let most = u64::from(records_max);
         let left = self
             .records_left
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| match left {
                 0 => None,
-                // No bound on records: nothing is used up.
+                // Without a record limit nothing is used up.
                 u64::MAX => Some(u64::MAX),
                 left => Some(left.saturating_sub(most)),
             })
             .ok()?;
         let records = left.min(most);
-        self.records_given.fetch_add(records, Ordering::Relaxed);
+        self.records_dealt.fetch_add(records, Ordering::Relaxed);
         Some(u32::try_from(records).expect("at most records_max"))
     }
 
@@ -117,25 +136,26 @@ impl Budget {
         self.is_used_up() || self.deadline.is_some_and(|deadline| now >= deadline)
     }
 
-    /// How far an open loop was behind its timetable at its end: sends whose time had come and
-    /// that nobody was free to make. Where the records ended it, they were made later.
+    /// Counts the due sends that an open loop had not made at its end.
+    ///
+    /// If the record limit ended the phase, those sends were made late.
     pub(crate) fn sends_missed(&self) -> u64 {
         let Some(pace) = &self.pace else { return 0 };
         let due = match self.deadline {
-            // One that falls on the deadline itself would have come too late.
+            // A send that is due exactly at the deadline would be too late.
             Some(deadline) if !self.is_used_up() => pace.due_by(deadline - self.start) - 1,
             _ => pace.due_by(pace.last_taken()),
         };
         due.saturating_sub(pace.taken.load(Ordering::Relaxed))
     }
 
-    /// Whether all records have been dealt out.
+    /// Reports whether all records have been handed out.
     pub(crate) fn is_used_up(&self) -> bool {
         self.records_left.load(Ordering::Relaxed) == 0
     }
 }
 
-impl Pace {
+impl SendTimetable {
     fn new(interval: f64) -> Self {
         let (taken, last_taken_ns) = (AtomicU64::new(0), AtomicU64::new(0));
         let interval = interval.min(FAR.as_secs_f64());
@@ -160,31 +180,31 @@ impl Pace {
         time.map_or(FAR, |time| time.min(FAR))
     }
 
-    /// Sends whose time has come after this long.
+    /// Returns how many sends are due after `elapsed`.
     fn due_by(&self, elapsed: Duration) -> u64 {
         ((elapsed.as_secs_f64() / self.interval) as u64).saturating_add(1)
     }
 }
 
-/// The thread behind an open loop. Ends with its budget or when dropped.
+/// Pacing thread of an open loop. Ends with its budget or when dropped.
 #[derive(Debug)]
-pub(crate) struct Pacer {
-    budget: Arc<Budget>,
+pub(crate) struct SendPacer {
+    budget: Arc<SendBudget>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Pacer {
-    fn spawn(budget: Arc<Budget>) -> Self {
+impl SendPacer {
+    fn spawn(budget: Arc<SendBudget>) -> Self {
         let paced = budget.clone();
         let thread = thread::Builder::new()
             .name("pacer".to_owned())
             .spawn(move || release_when_due(&paced))
-            .expect("a thread can be had");
+            .expect("spawns the pacing thread");
         Self { budget, thread: Some(thread) }
     }
 }
 
-impl Drop for Pacer {
+impl Drop for SendPacer {
     fn drop(&mut self) {
         if let Some(pace) = &self.budget.pace {
             pace.due.close();
@@ -197,7 +217,7 @@ impl Drop for Pacer {
     }
 }
 
-fn release_when_due(budget: &Budget) {
+fn release_when_due(budget: &SendBudget) {
     let Some(pace) = &budget.pace else { return };
     let mut released = 0;
     while !pace.due.is_closed() {
@@ -207,7 +227,7 @@ fn release_when_due(budget: &Budget) {
             return;
         }
         let due = pace.due_by(now - budget.start);
-        // More would only be a backlog that the semaphore cannot count.
+        // A larger step would only be a backlog that the semaphore cannot count.
         let step = due.saturating_sub(released).min(1 << 20);
         pace.due.add_permits(usize::try_from(step).expect("small"));
         released += step;
@@ -223,33 +243,33 @@ fn release_when_due(budget: &Budget) {
 mod tests {
     use super::*;
 
-    fn records(records: u64) -> Phase {
-        Phase { records: Some(records), duration: None }
+    fn records(records: u64) -> PhaseLimits {
+        PhaseLimits { records: Some(records), duration: None }
     }
 
     #[tokio::test]
-    async fn records_are_dealt_out_once() {
-        let budget = Budget::closed_loop(records(250));
+    async fn records_are_handed_out_once() {
+        let budget = SendBudget::closed_loop(records(250));
         let mut sends = Vec::new();
         while let Some(slot) = budget.take(100).await {
             assert_eq!(slot.intended, None);
             sends.push(slot.records);
         }
         assert_eq!(sends, [100, 100, 50]);
-        assert_eq!(budget.records_given(), 250);
+        assert_eq!(budget.records_dealt(), 250);
     }
 
     #[tokio::test]
-    async fn time_ends_a_budget_without_records() {
-        let phase = Phase { records: None, duration: Some(Duration::ZERO) };
-        let budget = Budget::closed_loop(phase);
+    async fn time_limit_ends_a_budget_without_record_limit() {
+        let phase = PhaseLimits { records: None, duration: Some(Duration::ZERO) };
+        let budget = SendBudget::closed_loop(phase);
         assert_eq!(budget.take(1).await, None);
     }
 
     #[tokio::test]
-    async fn a_late_send_keeps_its_intended_time() {
-        // 1,000 sends per second: a taker that comes 20 ms late finds the times as planned.
-        let (budget, _pacer) = Budget::open_loop(records(5), 1_000.0, 1);
+    async fn late_send_keeps_its_scheduled_time() {
+        // 1,000 sends per second, taken 20 ms late: the scheduled times stay as planned.
+        let (budget, _pacer) = SendBudget::open_loop(records(5), 1_000.0, 1);
         tokio::time::sleep(Duration::from_millis(20)).await;
         for number in 0..5 {
             let slot = budget.take(1).await.unwrap();
@@ -261,11 +281,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sends_that_nobody_made_are_counted() {
-        // Long enough for the pacer's thread to begin on a busy machine.
+    async fn missed_sends_are_counted() {
+        // Long enough for the pacing thread to start on a busy machine.
         let duration = Duration::from_millis(500);
-        let phase = Phase { records: None, duration: Some(duration) };
-        let (budget, pacer) = Budget::open_loop(phase, 20.0, 1);
+        let phase = PhaseLimits { records: None, duration: Some(duration) };
+        let (budget, pacer) = SendBudget::open_loop(phase, 20.0, 1);
         assert!(budget.take(1).await.is_some());
         tokio::time::sleep_until(budget.start() + duration).await;
         assert_eq!(budget.take(1).await, None);
@@ -274,21 +294,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_rate_that_records_were_late_for_is_counted() {
-        // Due within 4 ms, taken after 20: by then 15 more would have been.
-        let (budget, _pacer) = Budget::open_loop(records(5), 1_000.0, 1);
+    async fn late_sends_count_as_missed_when_records_end_the_phase() {
+        // The sends are due within 4 ms and taken after 20 ms; 15 more would have been due by then.
+        let (budget, _pacer) = SendBudget::open_loop(records(5), 1_000.0, 1);
         tokio::time::sleep(Duration::from_millis(20)).await;
         while budget.take(1).await.is_some() {}
         assert!(budget.sends_missed() >= 15, "{}", budget.sends_missed());
     }
 
     #[tokio::test]
-    async fn no_rate_breaks_the_timetable() {
+    async fn extreme_rates_do_not_overflow() {
         for rate in [1e-20, f64::MIN_POSITIVE, 1e9] {
-            let (budget, pacer) = Budget::open_loop(records(u64::from(u32::MAX)), rate, 100);
+            let (budget, pacer) = SendBudget::open_loop(records(u64::from(u32::MAX)), rate, 100);
             assert!(budget.take(100).await.is_some());
             drop(pacer);
-            assert!(budget.start() + Pace::new(100.0 / rate).time_of(u64::MAX) > budget.start());
+            assert!(
+                budget.start() + SendTimetable::new(100.0 / rate).time_of(u64::MAX)
+                    > budget.start()
+            );
         }
     }
 }

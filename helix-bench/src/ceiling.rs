@@ -1,5 +1,6 @@
-//! The ceiling as a process: starts it, finds its address, and ends it with this one.
-//! A process of its own, because a server has one too.
+//! Child process that serves the ceiling: starts it, reads its address and ends it.
+//!
+//! The ceiling gets its own process because a server has one too.
 
 mod service;
 mod state;
@@ -11,28 +12,30 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 
-use crate::args::{CeilingArgs, LoadArgs, Payload};
-use crate::load::Load;
+use crate::args::{CeilingArgs, LoadArgs, PayloadKind};
+use crate::host::cores;
+use crate::load::BenchLoad;
 use crate::output;
-use crate::payload::Pool;
-use crate::report::cores;
+use crate::payload::BatchPool;
 
-/// What the child prints before its address.
+/// Prefix of the line in which the child prints its address.
 const GREETING: &str = "ceiling at ";
 
-/// A ceiling that runs until this is dropped.
+/// Ceiling process that runs until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Ceiling {
-    /// Its standard input stays open as long as this lives, so that it ends with us, however.
+pub(crate) struct CeilingProcess {
+    /// Holds the child's standard input open, so that the child exits when this process does.
     _child: Child,
     pub(crate) address: String,
 }
 
-impl Ceiling {
+impl CeilingProcess {
+    /// Starts the child process and waits for its address.
+    ///
     /// # Errors
-    /// Why it could not be started.
-    pub(crate) async fn start(load: &Load, server_threads: Option<usize>) -> Result<Self> {
-        let program = std::env::current_exe().context("find this program")?;
+    /// The child could not be started.
+    pub(crate) async fn start(load: &BenchLoad, server_threads: Option<usize>) -> Result<Self> {
+        let program = std::env::current_exe().context("find this executable")?;
         let mut command = Command::new(program);
         command
             .args(["ceiling", "--serve", "127.0.0.1:0", "--end-with-stdin"])
@@ -53,25 +56,25 @@ impl Ceiling {
         Ok(Self { _child: child, address })
     }
 
-    /// The same load, against the ceiling.
-    pub(crate) fn load(&self, load: &Load) -> Load {
-        Load { addr: vec![self.address.clone()], ..load.clone() }
+    /// Returns the same load against the ceiling.
+    pub(crate) fn load(&self, load: &BenchLoad) -> BenchLoad {
+        BenchLoad { addr: vec![self.address.clone()], ..load.clone() }
     }
 }
 
-/// Threads of the ceiling's runtime: as many as the server gives its own.
+/// Returns the ceiling's runtime threads; the default is the server's.
 pub(crate) fn server_threads(asked: Option<usize>) -> usize {
     asked.unwrap_or_else(|| cores().saturating_sub(1)).max(1)
 }
 
-/// Is the ceiling, until interrupted.
+/// Serves the ceiling until interrupted.
 ///
 /// # Errors
-/// Why the address could not be served.
+/// The address could not be served.
 pub(crate) async fn serve(args: &CeilingArgs, address: &str) -> Result<()> {
     let LoadArgs { size, batch_size, payload, seed, .. } = &args.load;
-    let payload = payload.unwrap_or(Payload::Random);
-    let pool = Pool::new(payload, size.unwrap_or(1024), batch_size.unwrap_or(100), *seed, 1);
+    let payload = payload.unwrap_or(PayloadKind::Random);
+    let pool = BatchPool::new(payload, size.unwrap_or(1024), batch_size.unwrap_or(100), *seed, 1);
     let listener = TcpListener::bind(address).await.with_context(|| format!("bind {address}"))?;
     let address = listener.local_addr().context("look up the address")?;
     output::print(&format!("{GREETING}{address}\n"))?;
@@ -84,6 +87,6 @@ pub(crate) async fn serve(args: &CeilingArgs, address: &str) -> Result<()> {
 
 async fn end_of_stdin() {
     let mut nothing = [0; 64];
-    // Whatever comes: only the end, or a failure, which is one too, counts.
+    // Input is discarded; only its end, or a read error, matters.
     while matches!(tokio::io::stdin().read(&mut nothing).await, Ok(bytes) if bytes > 0) {}
 }

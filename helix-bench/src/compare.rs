@@ -1,5 +1,7 @@
-//! The ceiling and a server by turns, in one sitting: machines drift by more than most changes
-//! gain, so only the ratio of neighbours says something. Medians, never means.
+//! Interleaved runs against the ceiling and a server.
+//!
+//! Performance of a host drifts by more than most changes gain, so only ratios of adjacent runs are
+//! meaningful. Reports medians, never means.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -7,53 +9,55 @@ use std::io::Write as _;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-use crate::ceiling::Ceiling;
-use crate::load::Load;
+use crate::ceiling::CeilingProcess;
+use crate::format::{grouped, known, replication_text};
+use crate::host::HostInfo;
+use crate::load::BenchLoad;
 use crate::meter::weakest;
-use crate::report::{Machine, Report, grouped, known, replication_text};
+use crate::report::BenchReport;
 
 /// Result of a comparison.
 #[derive(Debug, Serialize)]
 pub(crate) struct Comparison {
-    /// The command line.
+    /// Command line of the comparison.
     pub(crate) command: String,
     pub(crate) mode: &'static str,
-    /// Server over ceiling, pair by pair: records per second. Higher is better.
-    pub(crate) throughput_ratio: Spread,
-    /// Server over ceiling, pair by pair: median latency. Lower is better.
-    pub(crate) p50_ratio: Option<Spread>,
-    pub(crate) p99_ratio: Option<Spread>,
-    pub(crate) ceiling: Side,
-    pub(crate) server: Side,
+    /// Records per second, server over ceiling, for each pair. Higher is better.
+    pub(crate) throughput_ratio: MedianRange,
+    /// Median latency, server over ceiling, for each pair. Lower is better.
+    pub(crate) p50_ratio: Option<MedianRange>,
+    pub(crate) p99_ratio: Option<MedianRange>,
+    pub(crate) ceiling: SideSummary,
+    pub(crate) server: SideSummary,
     pub(crate) server_threads: usize,
-    pub(crate) machine: Machine,
-    /// Every run, in the order in which they were made.
-    pub(crate) runs: Vec<Pair>,
+    pub(crate) machine: HostInfo,
+    /// All runs in order.
+    pub(crate) runs: Vec<RunPair>,
 }
 
-/// Two neighbouring runs.
+/// Two adjacent runs.
 #[derive(Debug, Serialize)]
-pub(crate) struct Pair {
+pub(crate) struct RunPair {
     pub(crate) throughput_ratio: f64,
-    pub(crate) ceiling: Report,
-    pub(crate) server: Report,
+    pub(crate) ceiling: BenchReport,
+    pub(crate) server: BenchReport,
 }
 
 /// Figures of one side over all runs.
 #[derive(Debug, Serialize)]
-pub(crate) struct Side {
-    pub(crate) records_per_sec: Spread,
-    pub(crate) mb_per_sec: Spread,
-    pub(crate) requests_per_sec: Spread,
+pub(crate) struct SideSummary {
+    pub(crate) records_per_sec: MedianRange,
+    pub(crate) mb_per_sec: MedianRange,
+    pub(crate) requests_per_sec: MedianRange,
     /// Medians of the runs' percentiles, in microseconds.
-    pub(crate) p50_us: Option<Spread>,
-    pub(crate) p99_us: Option<Spread>,
-    pub(crate) p999_us: Option<Spread>,
-    /// None if no run could tell.
-    pub(crate) server_us_per_request: Option<Spread>,
-    pub(crate) client_us_per_request: Option<Spread>,
+    pub(crate) p50_us: Option<MedianRange>,
+    pub(crate) p99_us: Option<MedianRange>,
+    pub(crate) p999_us: Option<MedianRange>,
+    /// `None` if no run reported it.
+    pub(crate) server_us_per_request: Option<MedianRange>,
+    pub(crate) client_us_per_request: Option<MedianRange>,
     pub(crate) errors: u64,
-    /// The weakest of any run.
+    /// Weakest durability of any run.
     pub(crate) durability: String,
     pub(crate) storage: String,
     pub(crate) node_count: usize,
@@ -63,16 +67,16 @@ pub(crate) struct Side {
     pub(crate) sync_p99_us: Option<f64>,
 }
 
-/// A median with its range.
+/// Median with its range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(crate) struct Spread {
+pub(crate) struct MedianRange {
     pub(crate) median: f64,
     pub(crate) min: f64,
     pub(crate) max: f64,
 }
 
-impl Spread {
-    /// None without values.
+impl MedianRange {
+    /// Returns `None` without values.
     fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -86,21 +90,21 @@ impl Spread {
     }
 }
 
-/// Runs the load `runs` times against each side. Which one goes first changes from pair to pair.
+/// Runs the load `runs` times against each side. The first side alternates between pairs.
 ///
 /// # Errors
-/// Why a run could not be made.
+/// A run failed.
 pub(crate) async fn run(
-    load: &Load,
+    load: &BenchLoad,
     runs: usize,
     server_threads: usize,
-    run: impl AsyncFn(&Load) -> Result<Report>,
+    run: impl AsyncFn(&BenchLoad) -> Result<BenchReport>,
 ) -> Result<Comparison> {
-    let ceiling = Ceiling::start(load, Some(server_threads)).await?;
+    let ceiling = CeilingProcess::start(load, Some(server_threads)).await?;
     let against_ceiling = ceiling.load(load);
     let mut pairs = Vec::with_capacity(runs);
     for number in 0..runs {
-        // Ignored: without standard error there is nobody to tell.
+        // Ignored: without standard error there is nowhere to report.
         let _ = writeln!(std::io::stderr(), "run {} of {runs}", number + 1);
         let (ceiling, server) = if number % 2 == 0 {
             let ceiling = run(&against_ceiling).await?;
@@ -109,30 +113,30 @@ pub(crate) async fn run(
             let server = run(load).await?;
             (run(&against_ceiling).await?, server)
         };
-        ensure!(ceiling.requests > 0, "nothing succeeded against the ceiling");
+        ensure!(ceiling.requests > 0, "no request succeeded against the ceiling");
         let throughput_ratio = server.records_per_sec / ceiling.records_per_sec;
-        pairs.push(Pair { throughput_ratio, ceiling, server });
+        pairs.push(RunPair { throughput_ratio, ceiling, server });
     }
     Ok(Comparison::new(load, server_threads, pairs))
 }
 
 impl Comparison {
-    fn new(load: &Load, server_threads: usize, runs: Vec<Pair>) -> Self {
-        let ratio = |of: fn(&Report) -> Option<f64>| {
-            let of_pair = |pair: &Pair| Some(of(&pair.server)? / of(&pair.ceiling)?);
-            Spread::of(runs.iter().filter_map(of_pair))
+    fn new(load: &BenchLoad, server_threads: usize, runs: Vec<RunPair>) -> Self {
+        let ratio = |of: fn(&BenchReport) -> Option<f64>| {
+            let of_pair = |pair: &RunPair| Some(of(&pair.server)? / of(&pair.ceiling)?);
+            MedianRange::of(runs.iter().filter_map(of_pair))
         };
-        let throughput = Spread::of(runs.iter().map(|pair| pair.throughput_ratio));
+        let throughput = MedianRange::of(runs.iter().map(|pair| pair.throughput_ratio));
         Self {
             command: String::new(),
             mode: load.mode.name(),
             throughput_ratio: throughput.expect("at least one run"),
             p50_ratio: ratio(|report| report.latency_us.map(|latency| latency.p50)),
             p99_ratio: ratio(|report| report.latency_us.map(|latency| latency.p99)),
-            ceiling: Side::new(runs.iter().map(|pair| &pair.ceiling).collect()),
-            server: Side::new(runs.iter().map(|pair| &pair.server).collect()),
+            ceiling: SideSummary::new(runs.iter().map(|pair| &pair.ceiling).collect()),
+            server: SideSummary::new(runs.iter().map(|pair| &pair.server).collect()),
             server_threads,
-            machine: Machine::here(),
+            machine: HostInfo::here(),
             runs,
         }
     }
@@ -142,7 +146,7 @@ impl Comparison {
         codes.max().unwrap_or(1)
     }
 
-    /// The comparison for people.
+    /// Returns the comparison as a table.
     pub(crate) fn table(&self) -> String {
         let mut out = String::new();
         // Ignored throughout: writing to a string does not fail.
@@ -182,13 +186,13 @@ impl Comparison {
     }
 }
 
-impl Side {
-    fn new(reports: Vec<&Report>) -> Self {
-        let spread = |of: fn(&Report) -> f64| {
-            Spread::of(reports.iter().map(|report| of(report))).expect("at least one run")
+impl SideSummary {
+    fn new(reports: Vec<&BenchReport>) -> Self {
+        let spread = |of: fn(&BenchReport) -> f64| {
+            MedianRange::of(reports.iter().map(|report| of(report))).expect("at least one run")
         };
-        let some = |of: fn(&Report) -> Option<f64>| {
-            Spread::of(reports.iter().filter_map(|report| of(report)))
+        let some = |of: fn(&BenchReport) -> Option<f64>| {
+            MedianRange::of(reports.iter().filter_map(|report| of(report)))
         };
         let last = reports.last().expect("at least one run");
         Self {
@@ -215,7 +219,7 @@ impl Side {
         let rate = self.records_per_sec;
         let rate =
             format!("{} ({}-{})", grouped(rate.median), grouped(rate.min), grouped(rate.max));
-        let ms = |spread: Option<Spread>| match spread {
+        let ms = |spread: Option<MedianRange>| match spread {
             Some(spread) => format!("{:.3}", spread.median / 1e3),
             None => "-".to_owned(),
         };
@@ -231,12 +235,12 @@ impl Side {
     }
 }
 
-/// One run whose acks reached less makes the comparison one of less.
+/// Returns the weakest durability of all runs.
 fn weakest_of<'a>(durabilities: impl Iterator<Item = &'a str>) -> String {
     weakest(durabilities).unwrap_or("unknown").to_owned()
 }
 
-impl Spread {
+impl MedianRange {
     fn ratio(self) -> String {
         format!("{:.3} ({:.3}-{:.3})", self.median, self.min, self.max)
     }
@@ -247,15 +251,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_do_not_follow_outliers() {
-        let spread = Spread::of([3.0, 1.0, 1000.0]).unwrap();
-        assert_eq!(spread, Spread { median: 3.0, min: 1.0, max: 1000.0 });
-        assert_eq!(Spread::of([4.0, 2.0]).unwrap().median, 3.0);
-        assert_eq!(Spread::of([]), None);
+    fn medians_ignore_outliers() {
+        let spread = MedianRange::of([3.0, 1.0, 1000.0]).unwrap();
+        assert_eq!(spread, MedianRange { median: 3.0, min: 1.0, max: 1000.0 });
+        assert_eq!(MedianRange::of([4.0, 2.0]).unwrap().median, 3.0);
+        assert_eq!(MedianRange::of([]), None);
     }
 
     #[test]
-    fn a_comparison_is_as_durable_as_its_weakest_run() {
+    fn durability_is_that_of_the_weakest_run() {
         let runs = ["quorum-synced", "leader-written", "quorum-synced"];
         assert_eq!(weakest_of(runs.into_iter()), "leader-written");
         assert_eq!(weakest_of([].into_iter()), "unknown");

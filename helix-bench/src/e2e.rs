@@ -1,36 +1,38 @@
-//! From publish to delivery: every record carries its intended send time, and each subscriber
-//! notes how old it is on arrival. Publishers and subscribers are one process with one clock.
+//! End-to-end latency: each record carries its scheduled send time, and subscribers measure its age
+//! on arrival.
+//!
+//! Publishers and subscribers share one process and one clock.
 
 use std::future::Future;
 
 use anyhow::Context;
-use helix_client::{Error, Event, Position, ReadOptions, Records, Start, Subscription};
+use helix_client::{Error, Event, Position, ReadOptions, ReadStart, Records, Subscription};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant, sleep_until};
 
-use crate::load::Load;
-use crate::meter::Meter;
-use crate::phase::{self, Outcome, Part};
-use crate::report::{NOT_DELIVERED, Report};
+use crate::load::BenchLoad;
+use crate::meter::LoadMeter;
+use crate::phase::{self, PhaseResult, RunPhase};
+use crate::report::{BenchReport, NOT_DELIVERED};
 use crate::stamp::{Stamp, Stamper};
-use crate::target::Target;
-use crate::write::{self, Source};
+use crate::target::BenchTarget;
+use crate::write::{self, BatchSource};
 
-/// Longest time without a record before what is missing is called missing.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest time without a record before the outstanding ones count as missing.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs an end-to-end load.
 ///
 /// # Errors
-/// Why it could not begin.
-pub(crate) async fn run(load: &Load) -> anyhow::Result<Report> {
-    let target = Target::connect(load).await?;
+/// The run could not start.
+pub(crate) async fn run(load: &BenchLoad) -> anyhow::Result<BenchReport> {
+    let target = BenchTarget::connect(load).await?;
     let epoch = Instant::now();
-    let (delivered, mut warmup) = publish(load, &target, epoch, Part::Warmup).await?;
+    let (delivered, mut warmup) = publish(load, &target, epoch, RunPhase::Warmup).await?;
     warmup.meter.failures.merge(&delivered.failures);
     let before = target.observe().await;
-    let (delivered, mut outcome) = publish(load, &target, epoch, Part::Measured).await?;
+    let (delivered, mut outcome) = publish(load, &target, epoch, RunPhase::Measured).await?;
     let after = target.observe().await;
     outcome
         .meter
@@ -38,7 +40,7 @@ pub(crate) async fn run(load: &Load) -> anyhow::Result<Report> {
         .insert("ack", std::mem::replace(&mut outcome.meter.latency, delivered.latency));
     let expected = outcome.meter.records * load.subscribers as u64;
     outcome.meter.failures.merge(&delivered.failures);
-    let mut report = Report::new(load, &target, &before, &after, &warmup, &outcome);
+    let mut report = BenchReport::new(load, &target, &before, &after, &warmup, &outcome);
     report.notes.push(format!(
         "latency is from the intended send to the delivery at each of {} subscribers; throughput \
          is what was published and acked",
@@ -46,45 +48,46 @@ pub(crate) async fn run(load: &Load) -> anyhow::Result<Report> {
     ));
     if delivered.records > expected {
         report.notes.push(format!(
-            "{} deliveries of records whose acks did not come, or came twice",
+            "{} deliveries of records without an ack, or duplicate deliveries",
             delivered.records - expected
         ));
     }
     Ok(report)
 }
 
-/// One part: new subscribers, from the present ends on, and new publishers. Gives what was
-/// delivered and what was published.
+/// Runs one phase with new subscribers, which start at the current ends, and new publishers.
+///
+/// Returns what was delivered and what was published.
 async fn publish(
-    load: &Load,
-    target: &Target,
+    load: &BenchLoad,
+    target: &BenchTarget,
     epoch: Instant,
-    part: Part,
-) -> anyhow::Result<(Meter, Outcome)> {
-    let marks = target.ends().await?;
-    let run = write::run_id(load, marks.iter().map(|mark| mark.offset));
+    part: RunPhase,
+) -> anyhow::Result<(LoadMeter, PhaseResult)> {
+    let initial_ends = target.ends().await?;
+    let run = write::run_id(load, initial_ends.iter().map(|end| end.offset));
     let (published, expected) = watch::channel(None);
     let mut subscribers = JoinSet::new();
     for number in 0..load.subscribers {
-        // Connections of their own where there are enough, as a consumer would have.
+        // Subscribers get their own connections, as a consumer would, if there are enough.
         let client = target.client(load.clients + number);
-        let starts = marks
+        let starts = initial_ends
             .iter()
-            .map(|mark| Start::new(&load.topic, mark.partition, Position::Offset(mark.offset)));
+            .map(|end| ReadStart::new(&load.topic, end.partition, Position::Offset(end.offset)));
         let deliveries = client.consumer().subscribe(starts.collect(), ReadOptions::default());
         let expected = expected.clone();
-        let subscriber = Subscriber { run, epoch, expected, patience: PATIENCE };
+        let subscriber = Subscriber { run, epoch, expected, progress_timeout: PROGRESS_TIMEOUT };
         subscribers.spawn(subscriber.run(deliveries));
     }
     let lanes = write::lanes(load, target, |lane| {
-        let lane = u32::try_from(lane).expect("fewer lanes than that");
+        let lane = u32::try_from(lane).expect("the number of lanes is limited");
         let stamper = Stamper::new(load.seed, run, lane, load.size);
-        Source::Timed { stamper, epoch, next_sequence: 0 }
+        BatchSource::Timed { stamper, epoch, next_sequence: 0 }
     });
     let (_, outcome) = phase::run(lanes, load, part).await?;
-    // Ignored: a subscriber that failed has said why.
+    // Ignored: a failed subscriber has reported its error.
     let _ = published.send(Some(outcome.meter.records));
-    let mut delivered = Meter::new();
+    let mut delivered = LoadMeter::new();
     while let Some(ended) = subscribers.join_next().await {
         let mut meter = ended.context("a subscriber has failed")?;
         note_undelivered(&mut meter, outcome.meter.records);
@@ -93,8 +96,8 @@ async fn publish(
     Ok((delivered, outcome))
 }
 
-/// Each acked record that one subscriber did not get is an error.
-fn note_undelivered(meter: &mut Meter, published: u64) {
+/// Counts each acked record that one subscriber did not receive as an error.
+fn note_undelivered(meter: &mut LoadMeter, published: u64) {
     let missing = published.saturating_sub(meter.records);
     if missing > 0 {
         let message = format!("{} of {published} acked records were delivered", meter.records);
@@ -102,7 +105,7 @@ fn note_undelivered(meter: &mut Meter, published: u64) {
     }
 }
 
-/// Where a subscriber's records come from.
+/// Source of a subscriber's records.
 trait Deliveries: Send {
     fn next(&mut self) -> impl Future<Output = Option<Result<Event<Records>, Error>>> + Send;
 }
@@ -116,17 +119,18 @@ impl Deliveries for Subscription {
 struct Subscriber {
     run: u64,
     epoch: Instant,
-    /// Records that were published, once that is known.
+    /// Number of published records, once it is known.
     expected: watch::Receiver<Option<u64>>,
-    patience: Duration,
+    progress_timeout: Duration,
 }
 
 impl Subscriber {
-    /// Receives until everything is there, or none of this run's records has come for too long.
-    /// Signs of life, and what others publish, are no reason to wait.
-    async fn run(mut self, mut deliveries: impl Deliveries) -> Meter {
-        let mut meter = Meter::new();
-        let mut well_at = Instant::now();
+    /// Receives until all records arrived, or none of this run's records arrived for too long.
+    ///
+    /// Heartbeats and records of other writers do not extend the wait.
+    async fn run(mut self, mut deliveries: impl Deliveries) -> LoadMeter {
+        let mut meter = LoadMeter::new();
+        let mut last_progress_at = Instant::now();
         loop {
             let expected = *self.expected.borrow_and_update();
             if expected.is_some_and(|expected| meter.records >= expected) {
@@ -135,11 +139,15 @@ impl Subscriber {
             let event = tokio::select! {
                 event = deliveries.next() => event,
                 Ok(()) = self.expected.changed() => {
-                    // Until now the publishers may simply have been slow.
-                    well_at = Instant::now();
+                    // The publishers may have been slow until now, so the wait starts here.
+                    last_progress_at = Instant::now();
                     continue;
                 }
-                () = sleep_until(well_at + self.patience), if expected.is_some() => return meter,
+                () = sleep_until(last_progress_at + self.progress_timeout),
+                    if expected.is_some() =>
+                {
+                    return meter;
+                }
             };
             match event {
                 Some(Ok(Event::Data(records))) => {
@@ -148,7 +156,7 @@ impl Subscriber {
                         self.receive(record.value.as_deref().unwrap_or(&[]), now, &mut meter);
                     }
                     if meter.records > before {
-                        well_at = now;
+                        last_progress_at = now;
                     }
                 }
                 Some(Ok(Event::CaughtUp { .. } | Event::Heartbeat(_))) => {}
@@ -161,7 +169,7 @@ impl Subscriber {
         }
     }
 
-    fn receive(&self, value: &[u8], now: Instant, meter: &mut Meter) {
+    fn receive(&self, value: &[u8], now: Instant, meter: &mut LoadMeter) {
         let Some(stamp) = Stamp::read(value).filter(|stamp| stamp.run == self.run) else { return };
         let sent = self.epoch + Duration::from_nanos(stamp.sent_ns);
         meter.succeed(now.saturating_duration_since(sent), 1, value.len() as u64);
@@ -182,10 +190,10 @@ mod tests {
 
     const RUN: u64 = 7;
 
-    /// Records of runs, and then signs of life for ever.
-    struct Alive(VecDeque<u64>);
+    /// Delivers one record of each run, then heartbeats without end.
+    struct RecordsThenHeartbeats(VecDeque<u64>);
 
-    impl Deliveries for Alive {
+    impl Deliveries for RecordsThenHeartbeats {
         async fn next(&mut self) -> Option<Result<Event<Records>, Error>> {
             sleep(Duration::from_millis(1)).await;
             let Some(run) = self.0.pop_front() else {
@@ -210,13 +218,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn signs_of_life_do_not_make_up_for_a_lost_record() {
+    async fn heartbeats_do_not_hide_a_lost_record() {
         let (published, expected) = watch::channel(None);
-        let patience = Duration::from_millis(50);
-        let subscriber = Subscriber { run: RUN, epoch: Instant::now(), expected, patience };
+        let progress_timeout = Duration::from_millis(50);
+        let subscriber = Subscriber { run: RUN, epoch: Instant::now(), expected, progress_timeout };
         published.send_replace(Some(3));
-        // One of another run in between: it is nobody's here.
-        let run = subscriber.run(Alive([RUN, RUN + 1, RUN].into()));
+        // The record of another run in between is ignored.
+        let run = subscriber.run(RecordsThenHeartbeats([RUN, RUN + 1, RUN].into()));
         let mut meter = timeout(Duration::from_secs(30), run).await.unwrap();
         assert_eq!(meter.records, 2);
         note_undelivered(&mut meter, 3);
@@ -226,12 +234,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_publishers_are_waited_for() {
+    async fn waits_for_slow_publishers() {
         let (published, expected) = watch::channel(None);
-        let patience = Duration::from_millis(20);
-        let subscriber = Subscriber { run: RUN, epoch: Instant::now(), expected, patience };
-        let run = tokio::spawn(subscriber.run(Alive([RUN; 100].into())));
-        // Several times what it has patience for, but nobody has said that this is all.
+        let progress_timeout = Duration::from_millis(20);
+        let subscriber = Subscriber { run: RUN, epoch: Instant::now(), expected, progress_timeout };
+        let run = tokio::spawn(subscriber.run(RecordsThenHeartbeats([RUN; 100].into())));
+        // Several times the timeout, but the number of published records is not known yet.
         sleep(Duration::from_millis(100)).await;
         published.send_replace(Some(100));
         let meter = timeout(Duration::from_secs(30), run).await.unwrap().unwrap();

@@ -1,36 +1,38 @@
-//! What one record costs from end to end: append it, wait for the ack, fetch it back.
-//! Each lane does one thing at a time, so this is latency without a queue.
+//! Latency of one record: append it, wait for the ack, fetch it back.
+//!
+//! Each lane has one request in flight, so this is latency without queueing.
 
 use std::sync::Arc;
 
 use anyhow::Result;
-use helix_client::{Client, Error, FetchOptions, Position, Producer, Start};
+use helix_client::{Client, Error, FetchOptions, Position, Producer, ReadStart};
 use tokio::time::{Duration, Instant};
 
-use crate::budget::{Budget, Slot};
-use crate::load::Load;
-use crate::meter::Meter;
-use crate::payload::Pool;
-use crate::phase::{self, FAILURES_IN_A_ROW_MAX, Lane, Part};
-use crate::place::partitions_of;
-use crate::report::Report;
-use crate::target::Target;
+use crate::assignment::partitions_of;
+use crate::budget::{SendBudget, SendSlot};
+use crate::load::BenchLoad;
+use crate::meter::LoadMeter;
+use crate::payload::BatchPool;
+use crate::phase::{self, FAILURES_IN_A_ROW_MAX, LoadLane, RunPhase};
+use crate::report::BenchReport;
+use crate::target::BenchTarget;
 use crate::write::producer;
 
-/// Wait of a fetch for a record that was acked: what is acked is readable, so none is needed.
+/// Longest wait of a fetch for an acked record. Acked records are readable, so none should be
+/// needed.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Runs a latency load.
 ///
 /// # Errors
-/// Why it could not begin.
-pub(crate) async fn run(load: &Load) -> Result<Report> {
-    let target = Target::connect(load).await?;
-    let pool = Pool::new(load.payload, load.size, 1, load.seed, load.clients);
+/// The run could not start.
+pub(crate) async fn run(load: &BenchLoad) -> Result<BenchReport> {
+    let target = BenchTarget::connect(load).await?;
+    let pool = BatchPool::new(load.payload, load.size, 1, load.seed, load.clients);
     let lanes = (0..load.clients)
         .map(|lane| {
             let client = target.client(lane);
-            PingPong {
+            LatencyLane {
                 topic: load.topic.clone(),
                 partitions: partitions_of(lane, load.clients, &target.partitions),
                 turn: 0,
@@ -40,29 +42,29 @@ pub(crate) async fn run(load: &Load) -> Result<Report> {
             }
         })
         .collect();
-    let (lanes, warmup) = phase::run(lanes, load, Part::Warmup).await?;
+    let (lanes, warmup) = phase::run(lanes, load, RunPhase::Warmup).await?;
     let before = target.observe().await;
-    let (_, outcome) = phase::run(lanes, load, Part::Measured).await?;
+    let (_, outcome) = phase::run(lanes, load, RunPhase::Measured).await?;
     let after = target.observe().await;
-    let mut report = Report::new(load, &target, &before, &after, &warmup, &outcome);
+    let mut report = BenchReport::new(load, &target, &before, &after, &warmup, &outcome);
     report.notes.push("one operation = append, ack, and fetch of the same record".to_owned());
     Ok(report)
 }
 
-/// One lane.
+/// Lane that appends and fetches one record at a time.
 #[derive(Debug)]
-struct PingPong {
+struct LatencyLane {
     topic: String,
     partitions: Vec<u32>,
     turn: usize,
     client: Client,
     producer: Producer,
-    pool: Pool,
+    pool: BatchPool,
 }
 
-impl Lane for PingPong {
-    async fn run(mut self, budget: Arc<Budget>, _: Part) -> (Self, Meter) {
-        let mut meter = Meter::new();
+impl LoadLane for LatencyLane {
+    async fn run(mut self, budget: Arc<SendBudget>, _: RunPhase) -> (Self, LoadMeter) {
+        let mut meter = LoadMeter::new();
         let mut failures_in_a_row = 0;
         while failures_in_a_row < FAILURES_IN_A_ROW_MAX
             && let Some(slot) = budget.take(1).await
@@ -82,8 +84,8 @@ impl Lane for PingPong {
     }
 }
 
-impl PingPong {
-    async fn operate(&mut self, slot: Slot, meter: &mut Meter) -> Result<(), Error> {
+impl LatencyLane {
+    async fn operate(&mut self, slot: SendSlot, meter: &mut LoadMeter) -> Result<(), Error> {
         let partition = self.partitions[self.turn % self.partitions.len()];
         self.turn += 1;
         let batch = self.pool.next(1);
@@ -97,13 +99,13 @@ impl PingPong {
             return Ok(());
         };
         let start =
-            [Start::new(&self.topic, partition, Position::Offset(offset)).until(offset + 1)];
+            [ReadStart::new(&self.topic, partition, Position::Offset(offset)).until(offset + 1)];
         let options =
             FetchOptions { records_max: Some(1), wait_max: WAIT_MAX, ..FetchOptions::default() };
         let fetched = self.client.consumer().fetch_encoded(&start, &options).await?;
         let now = Instant::now();
         if fetched.iter().all(|batches| batches.batches.is_empty()) {
-            meter.fail_as("EMPTY".into(), format!("an acked record was not there: {offset}"));
+            meter.fail_as("EMPTY".into(), format!("the acked record at {offset} is missing"));
             return Ok(());
         }
         meter.succeed(now - since, 1, bytes);

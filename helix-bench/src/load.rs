@@ -1,25 +1,27 @@
-//! A load, complete and checked: what the flags of a command come down to.
-//! Says what is to be done; `budget` deals it out and the commands do it.
+//! Load specification: the validated result of a command's flags.
+//!
+//! `budget` hands out the sends and the command modules make them.
 
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use helix_proto::log::v1::Durability;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
-use crate::args::{Acks, LoadArgs, Mode, Payload};
-use crate::report::cores;
+use crate::args::{AckLevel, LoadArgs, LoadMode, PayloadKind};
+use crate::budget::PhaseLimits;
+use crate::host::cores;
 use crate::stamp::STAMP_BYTES;
 
-/// Everything that describes a run, and nothing that it finds out.
+/// Complete description of a run.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Load {
-    pub(crate) mode: Mode,
+pub(crate) struct BenchLoad {
+    pub(crate) mode: LoadMode,
     pub(crate) addr: Vec<String>,
     pub(crate) topic: String,
-    /// None: all partitions of the topic.
+    /// `None` selects all partitions of the topic.
     pub(crate) partition: Option<u32>,
-    /// Negative: so many records before the end.
+    /// Negative values count records back from the end.
     pub(crate) offset: i64,
     pub(crate) size: usize,
     pub(crate) batch_size: u32,
@@ -27,77 +29,69 @@ pub(crate) struct Load {
     pub(crate) connections: usize,
     pub(crate) in_flight: usize,
     pub(crate) stream: bool,
-    /// Records per second; None: closed loop.
+    /// Records per second; `None` is a closed loop.
     pub(crate) rate: Option<f64>,
-    pub(crate) acks: Acks,
-    pub(crate) payload: Payload,
+    pub(crate) acks: AckLevel,
+    pub(crate) payload: PayloadKind,
     pub(crate) idempotent: bool,
     pub(crate) verify: bool,
     pub(crate) subscribers: usize,
     pub(crate) create_topic: Option<u32>,
     pub(crate) replication_factor: Option<u32>,
     pub(crate) seed: u64,
-    /// Of this process's runtime.
+    /// Runtime threads of this process.
     pub(crate) threads: usize,
-    pub(crate) warmup: Phase,
-    pub(crate) run: Phase,
-}
-
-/// Bounds of one part of a run: whichever is reached first ends it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub(crate) struct Phase {
-    pub(crate) records: Option<u64>,
-    #[serde(rename = "seconds", serialize_with = "seconds")]
-    pub(crate) duration: Option<Duration>,
-}
-
-fn seconds<S: Serializer>(duration: &Option<Duration>, out: S) -> Result<S::Ok, S::Error> {
-    duration.map(|duration| duration.as_secs_f64()).serialize(out)
+    pub(crate) warmup: PhaseLimits,
+    pub(crate) run: PhaseLimits,
 }
 
 /// Warm-up of a run that is bounded by time.
 const WARMUP_DEFAULT: Duration = Duration::from_secs(1);
-/// Share of the records that is written or read as a warm-up where they bound the run.
+/// Divisor for the warm-up's records in a run that is bounded by records.
 const WARMUP_SHARE: u64 = 10;
-/// Longest warm-up of a run that is bounded by records, however many.
+/// Longest warm-up of a run that is bounded by records.
 const WARMUP_MAX: Duration = Duration::from_secs(10);
-/// Batches of a warm-up at least, per request in flight: the first ones look up the way.
+/// Fewest warm-up batches per request in flight; the first ones look up the leaders.
 const WARMUP_ROUNDS: u64 = 5;
 
-/// Where nobody says.
+/// Address used when none is given.
 const ADDR_DEFAULT: &str = "127.0.0.1:9092";
 
-/// Most clients, connections and requests in flight that a flag may ask for.
+/// Highest value of the flags for clients, connections and requests in flight.
 pub(crate) const COUNT_MAX: usize = 65_536;
 /// Most requests in flight over all clients.
 const LANES_MAX: usize = 1 << 20;
-/// Most records per second: above what anything here can time.
+/// Most records per second, above any rate that can be timed here.
 const RATE_MAX: f64 = 1e9;
 
+/// Checks the value of a count flag.
+///
 /// # Errors
-/// Names the flag whose value is out of range.
+/// The flag is out of range.
 pub(crate) fn check_count(flag: &str, count: usize) -> Result<()> {
     ensure!((1..=COUNT_MAX).contains(&count), "{flag} must be from 1 to {COUNT_MAX}");
     Ok(())
 }
 
-impl Load {
+impl BenchLoad {
+    /// Builds and validates the load.
+    ///
     /// # Errors
-    /// Which flag is missing, out of range, or of no use to the command.
-    pub(crate) fn new(mode: Mode, args: &LoadArgs) -> Result<Self> {
-        refuse_useless(mode, args)?;
+    /// A flag is missing, out of range or not valid for the command.
+    pub(crate) fn new(mode: LoadMode, args: &LoadArgs) -> Result<Self> {
+        reject_unused_flags(mode, args)?;
         let partition = match args.partition {
             -1 => None,
             number => match u32::try_from(number) {
                 Ok(number) => Some(number),
-                Err(_) => bail!("--partition is -1 (all) or a partition's number"),
+                Err(_) => bail!("--partition must be -1 (all partitions) or a partition number"),
             },
         };
         let batch_size_default = match mode {
-            Mode::Latency | Mode::E2e => 1,
-            Mode::Write | Mode::Stream | Mode::Read => 100,
+            LoadMode::Latency | LoadMode::E2e => 1,
+            LoadMode::Write | LoadMode::Stream | LoadMode::Read => 100,
         };
-        let subscribers = if mode == Mode::E2e { args.subscribers.unwrap_or(1) } else { 0 };
+        let subscribers = if mode == LoadMode::E2e { args.subscribers.unwrap_or(1) } else { 0 };
         let load = Self {
             mode,
             addr: match args.addr.as_slice() {
@@ -112,10 +106,10 @@ impl Load {
             clients: args.clients,
             connections: args.connections.unwrap_or(args.clients.saturating_add(subscribers)),
             in_flight: args.in_flight,
-            stream: args.stream || mode == Mode::Stream,
+            stream: args.stream || mode == LoadMode::Stream,
             rate: args.rate,
-            acks: args.acks.unwrap_or(Acks::All),
-            payload: args.payload.unwrap_or(Payload::Random),
+            acks: args.acks.unwrap_or(AckLevel::All),
+            payload: args.payload.unwrap_or(PayloadKind::Random),
             idempotent: !args.no_idempotence,
             verify: args.verify,
             subscribers,
@@ -124,7 +118,7 @@ impl Load {
             seed: args.seed,
             threads: args.threads.unwrap_or_else(|| threads(mode, args)),
             warmup: warmup(mode, args, batch_size_default),
-            run: Phase { records: records(mode, args), duration: args.duration },
+            run: PhaseLimits { records: records(mode, args), duration: args.duration },
         };
         load.check()?;
         Ok(load)
@@ -137,7 +131,7 @@ impl Load {
             self.lanes() <= LANES_MAX,
             "--clients times --in-flight must be at most {LANES_MAX}"
         );
-        if self.mode == Mode::E2e {
+        if self.mode == LoadMode::E2e {
             check_count("--subscribers", self.subscribers)?;
         }
         ensure!(
@@ -147,29 +141,24 @@ impl Load {
         );
         check_count("--threads", self.threads)?;
         ensure!(self.batch_size > 0, "--batch-size must be at least 1");
-        ensure!(
-            self.run.records != Some(0),
-            "there is nothing to do: --records and --ops must be above 0"
-        );
-        ensure!(
-            self.run.duration != Some(Duration::ZERO),
-            "there is nothing to do: --duration must be above 0"
-        );
+        ensure!(self.run.records != Some(0), "--records and --ops must be above 0");
+        ensure!(self.run.duration != Some(Duration::ZERO), "--duration must be above 0");
         ensure!(
             self.rate.is_none_or(|rate| rate > 0.0 && rate <= RATE_MAX),
             "--rate must be above 0 and at most {RATE_MAX}"
         );
-        let is_stamped = self.verify && self.is_write() || self.mode == Mode::E2e;
+        let is_stamped = self.verify && self.is_write() || self.mode == LoadMode::E2e;
         ensure!(
             !is_stamped || self.size >= STAMP_BYTES,
-            "records carry a stamp of {STAMP_BYTES} bytes here: --size must be at least that"
+            "--size must be at least {STAMP_BYTES}: records carry a stamp of that size"
         );
         ensure!(
-            self.mode != Mode::Latency || self.in_flight == 1,
-            "latency has one request in flight per client: use --clients"
+            self.mode != LoadMode::Latency || self.in_flight == 1,
+            "latency allows one request in flight per client; use --clients"
         );
         ensure!(
-            self.mode != Mode::Latency || matches!(self.acks, Acks::All | Acks::QuorumWritten),
+            self.mode != LoadMode::Latency
+                || matches!(self.acks, AckLevel::All | AckLevel::QuorumWritten),
             "latency fetches what it wrote at the offset in the ack, which only --acks all and \
              quorum-written have"
         );
@@ -177,16 +166,16 @@ impl Load {
     }
 
     pub(crate) fn is_write(&self) -> bool {
-        matches!(self.mode, Mode::Write | Mode::Stream)
+        matches!(self.mode, LoadMode::Write | LoadMode::Stream)
     }
 
-    /// Requests in flight over all clients.
+    /// Returns the requests in flight over all clients.
     pub(crate) fn lanes(&self) -> usize {
         self.clients.saturating_mul(self.in_flight)
     }
 
-    /// The same load with a warm-up that is over when the records that are there have been read.
-    pub(crate) fn with_records_there(&self, there: u64) -> Self {
+    /// Caps the warm-up at the number of records that are available to read.
+    pub(crate) fn with_available_records(&self, there: u64) -> Self {
         let mut load = self.clone();
         load.warmup.records = load.warmup.records.map(|records| records.min(there));
         load
@@ -194,70 +183,74 @@ impl Load {
 
     pub(crate) fn durability(&self) -> Durability {
         match self.acks {
-            Acks::All => Durability::QuorumSynced,
-            Acks::QuorumWritten => Durability::QuorumWritten,
-            Acks::One => Durability::LeaderWritten,
-            Acks::None => Durability::None,
+            AckLevel::All => Durability::QuorumSynced,
+            AckLevel::QuorumWritten => Durability::QuorumWritten,
+            AckLevel::One => Durability::LeaderWritten,
+            AckLevel::None => Durability::None,
         }
     }
 }
 
-/// One request at a time keeps one thread busy. A second one would not help, but the executor wakes
-/// it to take a task over, so that requests go from one core to the other, or do not: with both,
-/// medians of the same run against the same server are a fifth apart.
-fn threads(mode: Mode, args: &LoadArgs) -> usize {
+/// Returns the default number of runtime threads.
+///
+/// One request at a time keeps only one thread busy. With a second thread the executor sometimes
+/// moves the task between cores, and medians of the same run then differ by up to 20%.
+fn threads(mode: LoadMode, args: &LoadArgs) -> usize {
     let is_one_at_a_time = args.clients == 1
         && args.in_flight == 1
         && !args.stream
-        && matches!(mode, Mode::Write | Mode::Read | Mode::Latency);
+        && matches!(mode, LoadMode::Write | LoadMode::Read | LoadMode::Latency);
     if is_one_at_a_time { 1 } else { cores() }
 }
 
-fn records(mode: Mode, args: &LoadArgs) -> Option<u64> {
+fn records(mode: LoadMode, args: &LoadArgs) -> Option<u64> {
     let default = match mode {
-        Mode::Latency => 1_000,
-        Mode::E2e => 10_000,
-        Mode::Write | Mode::Stream | Mode::Read => 100_000,
+        LoadMode::Latency => 1_000,
+        LoadMode::E2e => 10_000,
+        LoadMode::Write | LoadMode::Stream | LoadMode::Read => 100_000,
     };
     let asked = args.records.or(args.ops);
     asked.or_else(|| args.duration.is_none().then_some(default))
 }
 
-fn warmup(mode: Mode, args: &LoadArgs, batch_size_default: u32) -> Phase {
+fn warmup(mode: LoadMode, args: &LoadArgs, batch_size_default: u32) -> PhaseLimits {
     match (args.warmup, args.duration, records(mode, args)) {
-        (Some(duration), _, _) => Phase { records: None, duration: Some(duration) },
+        (Some(duration), _, _) => PhaseLimits { records: None, duration: Some(duration) },
         (None, None, Some(records)) => {
             let batch = u64::from(args.batch_size.unwrap_or(batch_size_default));
             let lanes = (args.clients as u64).saturating_mul(args.in_flight as u64);
             let least = batch.saturating_mul(lanes).saturating_mul(WARMUP_ROUNDS);
             let records = (records / WARMUP_SHARE).max(least);
-            Phase { records: Some(records), duration: Some(WARMUP_MAX) }
+            PhaseLimits { records: Some(records), duration: Some(WARMUP_MAX) }
         }
-        (None, _, _) => Phase { records: None, duration: Some(WARMUP_DEFAULT) },
+        (None, _, _) => PhaseLimits { records: None, duration: Some(WARMUP_DEFAULT) },
     }
 }
 
-/// A flag that is silently without effect makes a figure that is not what it says.
-fn refuse_useless(mode: Mode, args: &LoadArgs) -> Result<()> {
-    let is_write = matches!(mode, Mode::Write | Mode::Stream);
-    let writes = mode != Mode::Read;
+/// Rejects flags without effect, because the report would claim a setting that was not used.
+fn reject_unused_flags(mode: LoadMode, args: &LoadArgs) -> Result<()> {
+    let is_write = matches!(mode, LoadMode::Write | LoadMode::Stream);
+    let writes = mode != LoadMode::Read;
     let useless = [
         ("--offset", args.offset.is_some() && writes),
-        ("--ops", args.ops.is_some() && mode != Mode::Latency),
-        ("--records", args.records.is_some() && mode == Mode::Latency),
-        ("--batch-size", args.batch_size.is_some_and(|size| size != 1) && mode == Mode::Latency),
-        ("--stream", args.stream && mode == Mode::Latency),
+        ("--ops", args.ops.is_some() && mode != LoadMode::Latency),
+        ("--records", args.records.is_some() && mode == LoadMode::Latency),
+        (
+            "--batch-size",
+            args.batch_size.is_some_and(|size| size != 1) && mode == LoadMode::Latency,
+        ),
+        ("--stream", args.stream && mode == LoadMode::Latency),
         ("--rate", args.rate.is_some() && !writes),
         ("--acks", args.acks.is_some() && !writes),
-        ("--payload", args.payload.is_some() && (!writes || mode == Mode::E2e)),
+        ("--payload", args.payload.is_some() && (!writes || mode == LoadMode::E2e)),
         ("--payload with --verify", args.payload.is_some() && args.verify),
         ("--no-idempotence", args.no_idempotence && !writes),
-        ("--verify", args.verify && !(is_write || mode == Mode::Read)),
-        ("--subscribers", args.subscribers.is_some() && mode != Mode::E2e),
-        ("--in-flight with --stream", args.stream && args.in_flight > 1 && mode == Mode::Read),
+        ("--verify", args.verify && !(is_write || mode == LoadMode::Read)),
+        ("--subscribers", args.subscribers.is_some() && mode != LoadMode::E2e),
+        ("--in-flight with --stream", args.stream && args.in_flight > 1 && mode == LoadMode::Read),
     ];
     for (flag, is_useless) in useless {
-        ensure!(!is_useless, "{flag} has no meaning for {}", mode.name());
+        ensure!(!is_useless, "{flag} is not valid for {}", mode.name());
     }
     Ok(())
 }
@@ -271,57 +264,57 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_write_is_bounded_by_records() {
-        let load = Load::new(Mode::Write, &args()).unwrap();
-        assert_eq!(load.run, Phase { records: Some(100_000), duration: None });
-        assert_eq!(load.warmup, Phase { records: Some(10_000), duration: Some(WARMUP_MAX) });
+    fn write_defaults_to_a_record_limit() {
+        let load = BenchLoad::new(LoadMode::Write, &args()).unwrap();
+        assert_eq!(load.run, PhaseLimits { records: Some(100_000), duration: None });
+        assert_eq!(load.warmup, PhaseLimits { records: Some(10_000), duration: Some(WARMUP_MAX) });
         assert_eq!((load.batch_size, load.size, load.partition), (100, 1024, Some(0)));
     }
 
     #[test]
-    fn a_duration_takes_the_place_of_the_default_records() {
+    fn duration_replaces_the_default_record_limit() {
         let duration = Some(Duration::from_secs(3));
-        let load = Load::new(Mode::Read, &LoadArgs { duration, ..args() }).unwrap();
-        assert_eq!(load.run, Phase { records: None, duration });
-        assert_eq!(load.warmup, Phase { records: None, duration: Some(WARMUP_DEFAULT) });
+        let load = BenchLoad::new(LoadMode::Read, &LoadArgs { duration, ..args() }).unwrap();
+        assert_eq!(load.run, PhaseLimits { records: None, duration });
+        assert_eq!(load.warmup, PhaseLimits { records: None, duration: Some(WARMUP_DEFAULT) });
         let both = LoadArgs { duration, records: Some(7), ..args() };
-        let load = Load::new(Mode::Write, &both).unwrap();
-        assert_eq!(load.run, Phase { records: Some(7), duration });
+        let load = BenchLoad::new(LoadMode::Write, &both).unwrap();
+        assert_eq!(load.run, PhaseLimits { records: Some(7), duration });
     }
 
     #[test]
-    fn one_request_at_a_time_has_one_thread() {
-        for mode in [Mode::Write, Mode::Read, Mode::Latency] {
-            assert_eq!(Load::new(mode, &args()).unwrap().threads, 1);
+    fn one_request_at_a_time_uses_one_thread() {
+        for mode in [LoadMode::Write, LoadMode::Read, LoadMode::Latency] {
+            assert_eq!(BenchLoad::new(mode, &args()).unwrap().threads, 1);
         }
         let many = [
-            (Mode::Write, LoadArgs { clients: 2, ..args() }),
-            (Mode::Write, LoadArgs { in_flight: 2, ..args() }),
-            (Mode::Read, LoadArgs { stream: true, ..args() }),
-            (Mode::E2e, args()),
+            (LoadMode::Write, LoadArgs { clients: 2, ..args() }),
+            (LoadMode::Write, LoadArgs { in_flight: 2, ..args() }),
+            (LoadMode::Read, LoadArgs { stream: true, ..args() }),
+            (LoadMode::E2e, args()),
         ];
         for (mode, args) in many {
-            assert_eq!(Load::new(mode, &args).unwrap().threads, cores());
+            assert_eq!(BenchLoad::new(mode, &args).unwrap().threads, cores());
             let asked = LoadArgs { threads: Some(3), ..args };
-            assert_eq!(Load::new(mode, &asked).unwrap().threads, 3);
+            assert_eq!(BenchLoad::new(mode, &asked).unwrap().threads, 3);
         }
-        assert!(Load::new(Mode::Write, &LoadArgs { threads: Some(0), ..args() }).is_err());
+        assert!(BenchLoad::new(LoadMode::Write, &LoadArgs { threads: Some(0), ..args() }).is_err());
     }
 
     #[test]
-    fn flags_without_effect_are_refused() {
+    fn rejects_flags_without_effect() {
         let offset = LoadArgs { offset: Some(1), ..args() };
-        assert!(Load::new(Mode::Write, &offset).is_err());
-        assert!(Load::new(Mode::Read, &offset).is_ok());
+        assert!(BenchLoad::new(LoadMode::Write, &offset).is_err());
+        assert!(BenchLoad::new(LoadMode::Read, &offset).is_ok());
         let rate = LoadArgs { rate: Some(10.0), ..args() };
-        assert!(Load::new(Mode::Read, &rate).is_err());
+        assert!(BenchLoad::new(LoadMode::Read, &rate).is_err());
         let tiny = LoadArgs { verify: true, size: Some(8), ..args() };
-        assert!(Load::new(Mode::Write, &tiny).is_err());
-        assert!(Load::new(Mode::Write, &LoadArgs { partition: -2, ..args() }).is_err());
+        assert!(BenchLoad::new(LoadMode::Write, &tiny).is_err());
+        assert!(BenchLoad::new(LoadMode::Write, &LoadArgs { partition: -2, ..args() }).is_err());
     }
 
     #[test]
-    fn what_cannot_be_done_is_refused() {
+    fn rejects_values_out_of_range() {
         let odd = [
             LoadArgs { rate: Some(0.0), ..args() },
             LoadArgs { rate: Some(1e300), ..args() },
@@ -336,18 +329,18 @@ mod tests {
             LoadArgs { duration: Some(Duration::ZERO), ..args() },
         ];
         for args in odd {
-            assert!(Load::new(Mode::Write, &args).is_err(), "{args:?}");
+            assert!(BenchLoad::new(LoadMode::Write, &args).is_err(), "{args:?}");
         }
         let slow = LoadArgs { rate: Some(1e-20), clients: COUNT_MAX, ..args() };
-        assert!(Load::new(Mode::Write, &slow).is_ok());
+        assert!(BenchLoad::new(LoadMode::Write, &slow).is_ok());
         let many = LoadArgs { subscribers: Some(COUNT_MAX + 1), ..args() };
-        assert!(Load::new(Mode::E2e, &many).is_err());
+        assert!(BenchLoad::new(LoadMode::E2e, &many).is_err());
     }
 
     #[test]
-    fn a_warm_up_has_an_end() {
+    fn warm_up_is_bounded() {
         let many = LoadArgs { records: Some(10_000_000_000), ..args() };
-        let load = Load::new(Mode::Read, &many).unwrap().with_records_there(300);
-        assert_eq!(load.warmup, Phase { records: Some(300), duration: Some(WARMUP_MAX) });
+        let load = BenchLoad::new(LoadMode::Read, &many).unwrap().with_available_records(300);
+        assert_eq!(load.warmup, PhaseLimits { records: Some(300), duration: Some(WARMUP_MAX) });
     }
 }

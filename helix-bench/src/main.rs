@@ -1,12 +1,16 @@
-//! `helix-bench`: loads a Helix cluster as its clients do, and says what came of it and what
-//! that is worth. A client like any other: it knows the server only by its API.
+//! `helix-bench`: loads a Helix cluster, measures it and reports the results.
+//!
+//! It is an ordinary client and knows the server only by its public API.
 
 mod args;
+mod assignment;
 mod budget;
 mod ceiling;
 mod compare;
 mod e2e;
 mod exit;
+mod format;
+mod host;
 mod latency;
 mod load;
 mod meter;
@@ -14,7 +18,6 @@ mod nodes;
 mod output;
 mod payload;
 mod phase;
-mod place;
 mod read;
 mod readback;
 mod report;
@@ -22,7 +25,7 @@ mod stamp;
 mod target;
 mod verify;
 mod wal;
-mod weak;
+mod weak_acks;
 mod write;
 
 use std::io::Write;
@@ -32,54 +35,54 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use args::{CeilingArgs, Cli, Command, CompareArgs, LoadArgs, Mode, WalArgs};
-use ceiling::Ceiling;
-use load::Load;
-use output::Output;
-use report::Report;
+use args::{BenchCli, BenchCommand, CeilingArgs, CompareArgs, LoadArgs, LoadMode, WalArgs};
+use ceiling::CeilingProcess;
+use load::BenchLoad;
+use output::ReportOutput;
+use report::BenchReport;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    match run(Cli::parse().command) {
+    match run(BenchCli::parse().command) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            // Ignored: without standard error there is nobody to tell.
+            // Ignored: without standard error there is nowhere to report.
             let _ = write!(std::io::stderr(), "{}", exit::text(&error));
             ExitCode::from(exit::code(&error))
         }
     }
 }
 
-fn run(command: Command) -> Result<u8> {
+fn run(command: BenchCommand) -> Result<u8> {
     match command {
-        Command::Write(args) => measure(Mode::Write, &args),
-        Command::Read(args) => measure(Mode::Read, &args),
-        Command::Latency(args) => measure(Mode::Latency, &args),
-        Command::E2e(args) => measure(Mode::E2e, &args),
-        Command::Wal(args) => log_alone(&args),
-        Command::Ceiling(args) => {
+        BenchCommand::Write(args) => measure(LoadMode::Write, &args),
+        BenchCommand::Read(args) => measure(LoadMode::Read, &args),
+        BenchCommand::Latency(args) => measure(LoadMode::Latency, &args),
+        BenchCommand::E2e(args) => measure(LoadMode::E2e, &args),
+        BenchCommand::Wal(args) => run_wal(&args),
+        BenchCommand::Ceiling(args) => {
             at_least_one("--server-threads", args.server_threads)?;
             match &args.serve {
                 Some(address) => serve_ceiling(&args, address),
-                None => under_ceiling(&args),
+                None => run_against_ceiling(&args),
             }
         }
-        Command::Compare(args) => compare(&args),
+        BenchCommand::Compare(args) => compare(&args),
     }
 }
 
-fn measure(mode: Mode, args: &LoadArgs) -> Result<u8> {
+fn measure(mode: LoadMode, args: &LoadArgs) -> Result<u8> {
     let load = load(mode, args)?;
-    let output = Output::open(args.json.as_deref())?;
+    let output = ReportOutput::open(args.json.as_deref())?;
     let report = runtime(load.threads)?.block_on(run_load(&load))?;
     finish(&report, output)
 }
 
-fn log_alone(args: &WalArgs) -> Result<u8> {
+fn run_wal(args: &WalArgs) -> Result<u8> {
     wal::check(args).map_err(exit::usage)?;
-    let output = Output::open(args.json.as_deref())?;
+    let output = ReportOutput::open(args.json.as_deref())?;
     let mut report = wal::run(args)?;
     report.command = command_line();
     output.deliver(&report, || report.table())?;
@@ -89,24 +92,24 @@ fn log_alone(args: &WalArgs) -> Result<u8> {
 fn serve_ceiling(args: &CeilingArgs, address: &str) -> Result<u8> {
     let runtime = runtime(ceiling::server_threads(args.server_threads))?;
     let result = runtime.block_on(ceiling::serve(args, address));
-    // Reading standard input cannot be interrupted: it is left behind.
+    // A blocking read of standard input cannot be interrupted, so its thread is left running.
     runtime.shutdown_background();
     result.map(|()| 0)
 }
 
-fn under_ceiling(args: &CeilingArgs) -> Result<u8> {
+fn run_against_ceiling(args: &CeilingArgs) -> Result<u8> {
     let load = load_with_ceiling(args.mode, &args.load)?;
     if !args.load.addr.is_empty() {
-        return Err(exit::usage("--addr has no meaning for ceiling: it starts its own service"));
+        return Err(exit::usage("--addr is not valid for ceiling: it starts its own service"));
     }
-    let output = Output::open(args.load.json.as_deref())?;
+    let output = ReportOutput::open(args.load.json.as_deref())?;
     let report = runtime(load.threads)?.block_on(async {
         let threads = ceiling::server_threads(args.server_threads);
-        let ceiling = Ceiling::start(&load, Some(threads)).await?;
+        let ceiling = CeilingProcess::start(&load, Some(threads)).await?;
         let mut report = run_load(&ceiling.load(&load)).await?;
         report.notes.push(format!(
-            "against a service that only decodes, checks and answers, in a process of its own \
-             with {threads} runtime threads"
+            "against a service without storage, in its own process with {threads} runtime \
+             threads"
         ));
         anyhow::Ok(report)
     })?;
@@ -117,7 +120,7 @@ fn compare(args: &CompareArgs) -> Result<u8> {
     let load = load_with_ceiling(args.mode, &args.load)?;
     at_least_one("--server-threads", args.server_threads)?;
     at_least_one("--runs", Some(args.runs))?;
-    let output = Output::open(args.load.json.as_deref())?;
+    let output = ReportOutput::open(args.load.json.as_deref())?;
     let threads = ceiling::server_threads(args.server_threads);
     let mut comparison =
         runtime(load.threads)?.block_on(compare::run(&load, args.runs, threads, run_load))?;
@@ -126,14 +129,14 @@ fn compare(args: &CompareArgs) -> Result<u8> {
     Ok(comparison.exit_code())
 }
 
-fn load(mode: Mode, args: &LoadArgs) -> Result<Load> {
-    Load::new(mode, args).map_err(exit::usage)
+fn load(mode: LoadMode, args: &LoadArgs) -> Result<BenchLoad> {
+    BenchLoad::new(mode, args).map_err(exit::usage)
 }
 
-fn load_with_ceiling(mode: Mode, args: &LoadArgs) -> Result<Load> {
+fn load_with_ceiling(mode: LoadMode, args: &LoadArgs) -> Result<BenchLoad> {
     let load = load(mode, args)?;
     if load.verify {
-        return Err(exit::usage("--verify has no meaning here: the ceiling stores nothing"));
+        return Err(exit::usage("--verify is not valid here: the ceiling stores nothing"));
     }
     Ok(load)
 }
@@ -145,18 +148,18 @@ fn at_least_one(flag: &str, value: Option<usize>) -> Result<()> {
     }
 }
 
-async fn run_load(load: &Load) -> Result<Report> {
+async fn run_load(load: &BenchLoad) -> Result<BenchReport> {
     let mut report = match load.mode {
-        Mode::Write | Mode::Stream => write::run(load).await,
-        Mode::Read => read::run(load).await,
-        Mode::Latency => latency::run(load).await,
-        Mode::E2e => e2e::run(load).await,
+        LoadMode::Write | LoadMode::Stream => write::run(load).await,
+        LoadMode::Read => read::run(load).await,
+        LoadMode::Latency => latency::run(load).await,
+        LoadMode::E2e => e2e::run(load).await,
     }?;
     report.command = command_line();
     Ok(report)
 }
 
-fn finish(report: &Report, output: Output) -> Result<u8> {
+fn finish(report: &BenchReport, output: ReportOutput) -> Result<u8> {
     output.deliver(report, || report.table())?;
     Ok(report.exit_code())
 }

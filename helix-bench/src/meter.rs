@@ -1,5 +1,7 @@
-//! What one client has measured, and how that of many becomes one: histograms are added up,
-//! percentiles never averaged, and a failed request counts as a failure and as nothing else.
+//! Measurements of one lane, and how they are merged.
+//!
+//! Histograms are added and percentiles are never averaged. A failed request counts only as a
+//! failure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,14 +10,14 @@ use hdrhistogram::Histogram;
 use helix_proto::log::v1::Durability;
 use serde::Serialize;
 
-/// Longest time that is told apart, in nanoseconds: two minutes, above every deadline.
+/// Highest recorded time in nanoseconds: two minutes, above every deadline.
 const LATENCY_NS_MAX: u64 = 120_000_000_000;
 
-/// A distribution of times, in nanoseconds to three digits.
+/// Histogram of times in nanoseconds, to three significant digits.
 #[derive(Debug, Clone)]
-pub(crate) struct Latencies(Histogram<u64>);
+pub(crate) struct LatencyHistogram(Histogram<u64>);
 
-impl Latencies {
+impl LatencyHistogram {
     pub(crate) fn new() -> Self {
         Self(Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("bounds in order"))
     }
@@ -29,7 +31,7 @@ impl Latencies {
         self.0.add(&other.0).expect("equal bounds");
     }
 
-    /// None if nothing was recorded.
+    /// Returns `None` if nothing was recorded.
     pub(crate) fn percentiles(&self) -> Option<Percentiles> {
         let us = |ns: u64| (ns as f64 / 100.0).round() / 10.0;
         let at = |quantile| us(self.0.value_at_quantile(quantile));
@@ -47,7 +49,7 @@ impl Latencies {
     }
 }
 
-/// A distribution in numbers, in microseconds.
+/// Percentiles of a distribution, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Percentiles {
     pub(crate) p50: f64,
@@ -61,25 +63,25 @@ pub(crate) struct Percentiles {
     pub(crate) count: u64,
 }
 
-/// Tally of one client, or of many.
+/// Measurements of one or more lanes.
 #[derive(Debug, Clone)]
-pub(crate) struct Meter {
-    /// From the intended send time in an open loop, else from the send.
-    pub(crate) latency: Latencies,
+pub(crate) struct LoadMeter {
+    /// From the scheduled send time in an open loop, else from the send.
+    pub(crate) latency: LatencyHistogram,
     /// Further distributions, by name.
-    pub(crate) parts: BTreeMap<&'static str, Latencies>,
+    pub(crate) parts: BTreeMap<&'static str, LatencyHistogram>,
     pub(crate) requests: u64,
     pub(crate) records: u64,
     pub(crate) bytes: u64,
-    /// Acks by the durability that they said was reached.
+    /// Acks by the durability that they report.
     pub(crate) acks: BTreeMap<&'static str, u64>,
-    /// Batches that the service had applied before: sent again after a failure.
+    /// Batches that the service had already applied: retries after a failure.
     pub(crate) duplicates: u64,
-    /// Records that were acked, by partition.
+    /// Acked records by partition.
     pub(crate) acked: BTreeMap<u32, u64>,
-    /// Times that retention had overtaken a reader, which went on at the log start.
+    /// Reads that retention overtook and that continued at the log start.
     pub(crate) starts_moved: u64,
-    /// Lanes that ended early, and when the first one did.
+    /// Lanes that stopped early, and the time of the first one.
     pub(crate) gave_up: u64,
     pub(crate) gave_up_after: Option<Duration>,
     pub(crate) failures: Failures,
@@ -90,14 +92,14 @@ pub(crate) struct Meter {
 pub(crate) struct Failures {
     pub(crate) count: u64,
     pub(crate) by_kind: BTreeMap<String, u64>,
-    /// What the first one said.
+    /// Message of the first failure.
     pub(crate) first: Option<String>,
 }
 
-impl Meter {
+impl LoadMeter {
     pub(crate) fn new() -> Self {
         Self {
-            latency: Latencies::new(),
+            latency: LatencyHistogram::new(),
             parts: BTreeMap::new(),
             requests: 0,
             records: 0,
@@ -112,13 +114,13 @@ impl Meter {
         }
     }
 
-    /// Notes a request that succeeded.
+    /// Notes a successful request.
     pub(crate) fn succeed(&mut self, latency: Duration, records: u64, bytes: u64) {
         self.latency.record(latency);
         self.count(records, bytes);
     }
 
-    /// Notes records that came without being asked for, so that there is no latency.
+    /// Counts pushed records, which have no latency.
     pub(crate) fn count(&mut self, records: u64, bytes: u64) {
         self.requests += 1;
         self.records += records;
@@ -126,7 +128,7 @@ impl Meter {
     }
 
     pub(crate) fn part(&mut self, name: &'static str, time: Duration) {
-        self.parts.entry(name).or_insert_with(Latencies::new).record(time);
+        self.parts.entry(name).or_insert_with(LatencyHistogram::new).record(time);
     }
 
     pub(crate) fn ack(&mut self, durability: Durability, duplicate: bool) {
@@ -150,7 +152,7 @@ impl Meter {
         *self.acked.entry(partition).or_default() += records;
     }
 
-    /// Notes that a lane has failed too often to go on.
+    /// Notes that a lane stopped after too many failures.
     pub(crate) fn give_up(&mut self, after: Duration) {
         self.gave_up += 1;
         self.gave_up_after = Some(after);
@@ -159,7 +161,7 @@ impl Meter {
     pub(crate) fn merge(&mut self, other: &Self) {
         self.latency.merge(&other.latency);
         for (name, part) in &other.parts {
-            self.parts.entry(name).or_insert_with(Latencies::new).merge(part);
+            self.parts.entry(name).or_insert_with(LatencyHistogram::new).merge(part);
         }
         self.requests += other.requests;
         self.records += other.records;
@@ -178,13 +180,13 @@ impl Meter {
         self.failures.merge(&other.failures);
     }
 
-    /// The weakest durability that an ack reached.
+    /// Returns the weakest durability of any ack.
     pub(crate) fn durability(&self) -> Option<&'static str> {
         weakest(self.acks.keys().copied())
     }
 }
 
-/// The weakest of some durabilities.
+/// Returns the weakest of some durabilities.
 pub(crate) fn weakest<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'static str> {
     let names: Vec<&str> = names.collect();
     let mut weakest_first = STRONGEST_FIRST.iter().rev().copied().map(durability_name);
@@ -231,8 +233,8 @@ pub(crate) fn durability_name(durability: Durability) -> &'static str {
 mod tests {
     use super::*;
 
-    fn meter(times_ms: impl IntoIterator<Item = u64>) -> Meter {
-        let mut meter = Meter::new();
+    fn meter(times_ms: impl IntoIterator<Item = u64>) -> LoadMeter {
+        let mut meter = LoadMeter::new();
         for time in times_ms {
             meter.succeed(Duration::from_millis(time), 10, 1000);
         }
@@ -241,8 +243,8 @@ mod tests {
 
     #[test]
     fn merged_percentiles_are_not_averages() {
-        // One client with 990 fast requests, one with 10 slow ones: the average of their medians
-        // would be 50 ms, of their p99s 50 ms too.
+        // One client with 990 fast requests and one with 10 slow ones: the averages of their
+        // medians and of their p99s would be 50 ms.
         let mut all = meter(std::iter::repeat_n(1, 990));
         all.merge(&meter(std::iter::repeat_n(100, 10)));
         let merged = all.latency.percentiles().unwrap();
@@ -259,20 +261,20 @@ mod tests {
         meter.fail_as("THROTTLED".to_owned(), "slow down again".to_owned());
         assert_eq!((meter.requests, meter.records, meter.bytes), (2, 20, 2000));
         assert_eq!(meter.latency.percentiles().unwrap().count, 2);
-        let mut all = Meter::new();
+        let mut all = LoadMeter::new();
         all.merge(&meter);
         assert_eq!((all.failures.count, all.failures.by_kind["THROTTLED"]), (2, 2));
         assert_eq!(all.failures.first.as_deref(), Some("slow down"));
     }
 
     #[test]
-    fn nothing_recorded_has_no_percentiles() {
-        assert_eq!(Meter::new().latency.percentiles(), None);
+    fn percentiles_of_nothing_are_none() {
+        assert_eq!(LoadMeter::new().latency.percentiles(), None);
     }
 
     #[test]
-    fn who_gave_up_first_is_known() {
-        let (mut all, mut one, mut two) = (Meter::new(), meter([1]), meter([1]));
+    fn merge_keeps_the_earliest_give_up_time() {
+        let (mut all, mut one, mut two) = (LoadMeter::new(), meter([1]), meter([1]));
         two.give_up(Duration::from_secs(2));
         one.give_up(Duration::from_secs(3));
         for part in [&one, &two, &meter([1])] {
@@ -282,8 +284,8 @@ mod tests {
     }
 
     #[test]
-    fn the_weakest_ack_is_what_was_reached() {
-        let mut meter = Meter::new();
+    fn durability_is_that_of_the_weakest_ack() {
+        let mut meter = LoadMeter::new();
         assert_eq!(meter.durability(), None);
         meter.ack(Durability::QuorumSynced, false);
         assert_eq!(meter.durability(), Some("quorum-synced"));

@@ -1,51 +1,52 @@
-//! What the nodes used while a run was measured, from what they said before and after it.
-//! What they did not say is unknown, not nothing.
+//! Resource use of the nodes during the measured phase, from their status before and after it.
+//!
+//! Figures that a node does not report are `None`, not zero.
 
 use std::time::Duration;
 
 use helix_proto::log::v1::GetNodeStatusResponse;
 use serde::Serialize;
 
-use crate::meter::Meter;
-use crate::target::{Observation, Seen};
+use crate::meter::LoadMeter;
+use crate::target::{NodeObservation, Observation};
 
-/// Time by which what a node says of its uptime may lag behind the clock here.
+/// Tolerance for a reported uptime that lags behind this host's clock.
 const UPTIME_LAG_MAX: Duration = Duration::from_secs(1);
 
-/// CPU time of the measured part.
+/// CPU use during the measured phase.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Cpu {
-    /// Cores that this process kept busy.
+pub(crate) struct CpuUsage {
+    /// Average number of cores that this process kept busy.
     pub(crate) client_cores: f64,
-    /// None where no request succeeded.
+    /// `None` if no request succeeded.
     pub(crate) client_us_per_request: Option<f64>,
-    /// The same of all nodes together. None if no node could be measured.
+    /// Sum over all nodes; `None` if no node could be measured.
     pub(crate) server_cores: Option<f64>,
     pub(crate) server_us_per_request: Option<f64>,
 }
 
-/// One node, as it described itself after the run.
+/// Status of one node after the run, and its use of resources.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Node {
+pub(crate) struct NodeUsage {
     pub(crate) address: String,
     pub(crate) version: String,
     pub(crate) storage: String,
     pub(crate) durability: String,
     pub(crate) sync_p50_us: Option<f64>,
     pub(crate) sync_p99_us: Option<f64>,
-    /// None: it did not answer before the run, or was restarted during it.
+    /// `None` if the node did not answer before the run or was restarted during it.
     pub(crate) cpu_seconds: Option<f64>,
-    /// None: it does not say.
+    /// `None` if the node does not report it.
     pub(crate) rss_bytes: Option<u64>,
     pub(crate) shards: usize,
 }
 
-impl Cpu {
+impl CpuUsage {
     pub(crate) fn new(
         before: &Observation,
         after: &Observation,
-        nodes: &[Node],
-        meter: &Meter,
+        nodes: &[NodeUsage],
+        meter: &LoadMeter,
     ) -> Self {
         let seconds = (after.at - before.at).as_secs_f64().max(1e-9);
         let client = after.cpu.saturating_sub(before.cpu).as_secs_f64();
@@ -61,16 +62,17 @@ impl Cpu {
     }
 }
 
-/// Resident memory of all nodes together; None if none says.
-pub(crate) fn rss_bytes(nodes: &[Node]) -> Option<u64> {
+/// Returns the resident memory of all nodes together; `None` if no node reports it.
+pub(crate) fn rss_bytes(nodes: &[NodeUsage]) -> Option<u64> {
     nodes.iter().filter_map(|node| node.rss_bytes).reduce(|sum, one| sum + one)
 }
 
-pub(crate) fn nodes(before: &Observation, after: &Observation) -> Vec<Node> {
-    let node = |seen: &Seen| {
-        let Seen { address, status, .. } = seen;
+/// Combines the observations before and after a run.
+pub(crate) fn nodes(before: &Observation, after: &Observation) -> Vec<NodeUsage> {
+    let node = |seen: &NodeObservation| {
+        let NodeObservation { address, status, .. } = seen;
         let earlier = before.nodes.iter().find(|earlier| earlier.address == *address);
-        Node {
+        NodeUsage {
             address: address.clone(),
             version: status.version.clone(),
             storage: status.storage.clone(),
@@ -85,10 +87,10 @@ pub(crate) fn nodes(before: &Observation, after: &Observation) -> Vec<Node> {
     after.nodes.iter().map(node).collect()
 }
 
-/// None if another process answered than before.
-fn cpu_seconds(before: &Seen, after: &Seen) -> Option<f64> {
+/// Returns `None` if the process was restarted in between.
+fn cpu_seconds(before: &NodeObservation, after: &NodeObservation) -> Option<f64> {
     let used = after.status.cpu_time_us.checked_sub(before.status.cpu_time_us)?;
-    // One that was restarted early in a long run may have used more by now than the one before.
+    // A node restarted early in a long run may have used more CPU than the process before it.
     if let (Some(up_before), Some(up_after)) = (uptime(&before.status), uptime(&after.status)) {
         let expected = up_before + (after.at - before.at);
         if up_after + UPTIME_LAG_MAX < expected {
@@ -117,29 +119,29 @@ mod tests {
             let uptime = Duration::from_secs(seconds).try_into().ok();
             let status =
                 GetNodeStatusResponse { cpu_time_us, uptime, ..GetNodeStatusResponse::default() };
-            Seen { address: format!("n{number}"), at, status }
+            NodeObservation { address: format!("n{number}"), at, status }
         };
         let nodes = nodes.iter().enumerate().map(seen).collect();
         Observation { at, cpu: Duration::ZERO, nodes }
     }
 
     #[test]
-    fn the_cpu_of_all_nodes_is_added_up() {
+    fn cpu_is_summed_over_all_nodes() {
         let start = Instant::now();
         let before = observation(start, &[(5, 10), (7, 10)]);
         let end = start + Duration::from_secs(2);
         let after = observation(end, &[(1_000_005, 12), (2_000_007, 12), (9, 1)]);
         let nodes = nodes(&before, &after);
-        // The third was not there before: what it has used since its start is not the run's.
+        // The third node was not observed before the run, so its CPU time is not the run's.
         assert_eq!(nodes[2].cpu_seconds, None);
-        let cpu = Cpu::new(&before, &after, &nodes, &Meter::new());
+        let cpu = CpuUsage::new(&before, &after, &nodes, &LoadMeter::new());
         assert!((cpu.server_cores.unwrap() - 1.5).abs() < 1e-6, "{cpu:?}");
-        // Nothing succeeded: nothing can be divided by that.
+        // No request succeeded, so there is no time per request.
         assert_eq!((cpu.client_us_per_request, cpu.server_us_per_request), (None, None));
     }
 
     #[test]
-    fn a_restart_is_noticed() {
+    fn restart_is_detected() {
         let start = Instant::now();
         let end = start + Duration::from_secs(60);
         let before = observation(start, &[(500, 5)]);
@@ -150,12 +152,12 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_are_gone_used_what_nobody_knows() {
+    fn missing_nodes_have_unknown_usage() {
         let now = Instant::now();
         let (before, after) = (observation(now, &[(5, 1)]), observation(now, &[]));
-        let cpu = Cpu::new(&before, &after, &nodes(&before, &after), &Meter::new());
+        let cpu = CpuUsage::new(&before, &after, &nodes(&before, &after), &LoadMeter::new());
         assert_eq!((cpu.server_cores, rss_bytes(&[])), (None, None));
-        // The ceiling does not say what it holds.
+        // The ceiling does not report its memory.
         assert_eq!(rss_bytes(&nodes(&after, &before)), None);
     }
 }

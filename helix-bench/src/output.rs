@@ -1,5 +1,6 @@
-//! Where a result goes: a table on standard output, JSON there or in a file.
-//! The file is opened before the run, so that a run is not made for nothing.
+//! Output of a result: a table on standard output, JSON there or in a file.
+//!
+//! The file is opened before the run, so that no run is wasted.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -8,24 +9,26 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-/// Where a result goes.
+/// Destination of a result.
 #[derive(Debug)]
-pub(crate) enum Output {
+pub(crate) enum ReportOutput {
     Table,
     Json,
-    /// The table, and the JSON into a file.
+    /// The table on standard output, and JSON in a file.
     Both(File, String),
 }
 
-impl Output {
+impl ReportOutput {
+    /// Opens the destination.
+    ///
     /// # Errors
-    /// Why the file cannot be written.
+    /// The file cannot be written.
     pub(crate) fn open(json: Option<&Path>) -> Result<Self> {
         match json {
             None => Ok(Self::Table),
             Some(path) if path == Path::new("-") => Ok(Self::Json),
             Some(path) => {
-                // What is in it stays until there is something to take its place.
+                // The old contents stay until the new ones are written.
                 let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path);
                 let name = path.display().to_string();
                 Ok(Self::Both(opened.with_context(|| format!("--json {name}"))?, name))
@@ -33,8 +36,10 @@ impl Output {
         }
     }
 
+    /// Writes the result.
+    ///
     /// # Errors
-    /// Why the result could not be written. That nobody reads standard output any more is none.
+    /// The result could not be written. A closed standard output is not an error.
     pub(crate) fn deliver(
         self,
         result: &impl Serialize,
@@ -44,7 +49,7 @@ impl Output {
             Self::Table => print(&table()),
             Self::Json => print(&json(result)?),
             Self::Both(file, name) => {
-                // The file first: standard output may fail.
+                // The file first, because standard output may fail.
                 replace(&file, &json(result)?).with_context(|| format!("write {name}"))?;
                 print(&table())
             }
@@ -52,8 +57,10 @@ impl Output {
     }
 }
 
+/// Prints to standard output.
+///
 /// # Errors
-/// Why it could not be written, except that whoever reads has seen enough.
+/// Writing failed, except because the reader has closed the pipe.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -84,18 +91,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_that_has_seen_enough_is_no_error() {
+    fn closed_pipe_is_not_an_error() {
         assert!(unless_closed(Err(ErrorKind::BrokenPipe.into())).is_ok());
         assert!(unless_closed(Err(ErrorKind::StorageFull.into())).is_err());
     }
 
     #[test]
-    fn a_file_that_cannot_be_written_is_said_before_the_run() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(Output::open(Some(&folder.path().join("none/result"))).is_err());
-        let path = folder.path().join("result");
+    fn unwritable_file_is_reported_before_the_run() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(ReportOutput::open(Some(&dir.path().join("none/result"))).is_err());
+        let path = dir.path().join("result");
         for result in ["a long one", "short"] {
-            let Output::Both(file, _) = Output::open(Some(&path)).unwrap() else { panic!() };
+            let ReportOutput::Both(file, _) = ReportOutput::open(Some(&path)).unwrap() else {
+                panic!()
+            };
             replace(&file, &json(&result).unwrap()).unwrap();
             let mut written = String::new();
             io::Read::read_to_string(

@@ -1,4 +1,5 @@
-//! Batches made before they are needed, so that a run measures sending and not making them.
+//! Prebuilt batches, so that a run measures sending and not building them.
+//!
 //! Seeded: the same flags give the same bytes.
 
 use std::sync::Arc;
@@ -9,16 +10,16 @@ use helix_proto::log::v1::{EncodedBatch, Record};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::args::Payload;
+use crate::args::PayloadKind;
 
-/// Bytes of prebuilt batches for each lane: enough that they are not all in the processor's cache.
+/// Bytes of prebuilt batches per lane, more than fits into the CPU caches.
 const LANE_BYTES: usize = 4 << 20;
-/// Bytes of them over all lanes, which share them: larger than every cache.
+/// Bytes of prebuilt batches over all lanes, which share them; larger than any CPU cache.
 const POOL_BYTES_MAX: usize = 64 << 20;
-/// Bounds of their number, the upper one for each lane.
+/// Limits of the number of batches; the upper one is per lane.
 const POOL_BATCHES_MIN: usize = 2;
 const POOL_BATCHES_MAX: usize = 64;
-/// Batches between the beginnings of two lanes.
+/// Distance between the first batches of two lanes.
 const LANE_STEP: usize = 37;
 
 const WORDS: [&str; 16] = [
@@ -26,17 +27,17 @@ const WORDS: [&str; 16] = [
     "offset", "quorum", "record", "segment", "shard", "sync",
 ];
 
-/// Batches, given out in turn. Lanes share them and begin at different ones.
+/// Batches that are returned in turn. Lanes share them, with different first batches.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct BatchPool {
     batches: Arc<[EncodedBatch]>,
     batch_size: u32,
     next: usize,
 }
 
-impl Pool {
+impl BatchPool {
     pub(crate) fn new(
-        kind: Payload,
+        kind: PayloadKind,
         size: usize,
         batch_size: u32,
         seed: u64,
@@ -45,22 +46,22 @@ impl Pool {
         let mut rng = StdRng::seed_from_u64(seed);
         let bytes = size.saturating_mul(batch_size as usize).max(1);
         let wanted = LANE_BYTES.saturating_mul(lanes).min(POOL_BYTES_MAX) / bytes;
-        // Small ones take more than their values' bytes, and lanes are many.
+        // Small batches take more than their values' bytes, and there may be many lanes.
         let most = POOL_BATCHES_MAX.saturating_mul(lanes).min(POOL_BATCHES_MAX * 64);
         let count = wanted.clamp(POOL_BATCHES_MIN, most);
         let batches = (0..count).map(|_| build(kind, size, batch_size, &mut rng)).collect();
         Self { batches, batch_size, next: 0 }
     }
 
-    /// The same batches for a lane, from one on that its neighbours do not begin with.
+    /// Returns the pool for a lane, which starts at another batch than its neighbours.
     pub(crate) fn lane(&self, lane: usize) -> Self {
         let batches = self.batches.clone();
-        // A prime step: lanes are apart whatever the number of batches, unless it is a multiple.
+        // A prime step spreads the lanes, unless the number of batches is a multiple of it.
         let next = lane.wrapping_mul(LANE_STEP) % batches.len();
         Self { batches, batch_size: self.batch_size, next }
     }
 
-    /// The next batch, of `records` records, at most the pool's batch size.
+    /// Returns the next batch with `records` records, at most the pool's batch size.
     pub(crate) fn next(&mut self, records: u32) -> EncodedBatch {
         let batch = &self.batches[self.next];
         self.next = (self.next + 1) % self.batches.len();
@@ -72,7 +73,7 @@ impl Pool {
     }
 }
 
-fn build(kind: Payload, size: usize, batch_size: u32, rng: &mut StdRng) -> EncodedBatch {
+fn build(kind: PayloadKind, size: usize, batch_size: u32, rng: &mut StdRng) -> EncodedBatch {
     let records: Vec<Record> = (0..batch_size).map(|_| record(value(kind, size, rng))).collect();
     batch::encode(&records)
 }
@@ -81,12 +82,12 @@ pub(crate) fn record(value: Bytes) -> Record {
     Record { value: Some(value), ..Record::default() }
 }
 
-fn value(kind: Payload, size: usize, rng: &mut StdRng) -> Bytes {
+fn value(kind: PayloadKind, size: usize, rng: &mut StdRng) -> Bytes {
     let mut value = vec![0; size];
     match kind {
-        Payload::Zero => {}
-        Payload::Random => rng.fill(&mut value[..]),
-        Payload::Text => {
+        PayloadKind::Zero => {}
+        PayloadKind::Random => rng.fill(&mut value[..]),
+        PayloadKind::Text => {
             let mut at = 0;
             while at < size {
                 let word = WORDS[rng.random_range(0..WORDS.len())].as_bytes();
@@ -102,13 +103,13 @@ fn value(kind: Payload, size: usize, rng: &mut StdRng) -> Bytes {
     value.into()
 }
 
-/// The first records of a batch, as a batch.
+/// Returns the first records of a batch as a batch.
 fn head(whole: &EncodedBatch, records: u32) -> EncodedBatch {
     let last = records.checked_sub(1).expect("at least one record") as usize;
     let end = batch::walk(&whole.payload, usize::MAX)
         .nth(last)
-        .expect("at most as many as the whole has")
-        .expect("built here")
+        .expect("the batch has at least that many records")
+        .expect("the batch was built here")
         .end;
     batch::from_payload(records, whole.payload.slice(..end))
 }
@@ -118,9 +119,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_have_the_asked_shape() {
-        for kind in [Payload::Random, Payload::Text, Payload::Zero] {
-            let mut pool = Pool::new(kind, 100, 5, 1, 1);
+    fn batches_have_the_requested_shape() {
+        for kind in [PayloadKind::Random, PayloadKind::Text, PayloadKind::Zero] {
+            let mut pool = BatchPool::new(kind, 100, 5, 1, 1);
             let (whole, part) = (pool.next(5), pool.next(3));
             for (batch, count) in [(whole, 5), (part, 3)] {
                 let records = batch::decode(&batch).unwrap().records;
@@ -132,18 +133,18 @@ mod tests {
 
     #[test]
     fn contents_differ_but_repeat_with_the_seed() {
-        let mut pool = Pool::new(Payload::Random, 100, 5, 1, 1);
+        let mut pool = BatchPool::new(PayloadKind::Random, 100, 5, 1, 1);
         let (first, second) = (pool.next(5), pool.next(5));
         assert_ne!(first.payload, second.payload);
-        assert_eq!(Pool::new(Payload::Random, 100, 5, 1, 1).next(5), first);
-        assert_ne!(Pool::new(Payload::Random, 100, 5, 2, 1).next(5), first);
+        assert_eq!(BatchPool::new(PayloadKind::Random, 100, 5, 1, 1).next(5), first);
+        assert_ne!(BatchPool::new(PayloadKind::Random, 100, 5, 2, 1).next(5), first);
     }
 
     #[test]
-    fn a_pool_is_bounded_and_goes_round() {
-        let mut large = Pool::new(Payload::Zero, 16 << 20, 1, 1, 1);
+    fn pool_is_bounded_and_wraps_around() {
+        let mut large = BatchPool::new(PayloadKind::Zero, 16 << 20, 1, 1, 1);
         assert_eq!(large.batches.len(), POOL_BATCHES_MIN);
-        let mut small = Pool::new(Payload::Random, 1, 1, 1, 1);
+        let mut small = BatchPool::new(PayloadKind::Random, 1, 1, 1, 1);
         assert_eq!(small.batches.len(), POOL_BATCHES_MAX);
         let first = small.next(1);
         for _ in 1..POOL_BATCHES_MAX {
@@ -153,16 +154,17 @@ mod tests {
         assert_eq!(large.next(1).record_count, 1);
     }
     #[test]
-    fn many_lanes_share_what_few_have() {
-        let bytes =
-            |pool: &Pool| -> usize { pool.batches.iter().map(|batch| batch.payload.len()).sum() };
-        let many = Pool::new(Payload::Zero, 1024, 100, 1, 1024);
+    fn lanes_share_the_pool() {
+        let bytes = |pool: &BatchPool| -> usize {
+            pool.batches.iter().map(|batch| batch.payload.len()).sum()
+        };
+        let many = BatchPool::new(PayloadKind::Zero, 1024, 100, 1, 1024);
         assert!(bytes(&many) <= POOL_BYTES_MAX + (POOL_BYTES_MAX >> 4), "{}", bytes(&many));
         let (mut first, mut second) = (many.lane(0), many.lane(1));
         assert!(Arc::ptr_eq(&first.batches, &second.batches));
         assert_ne!(first.next, second.next);
         assert_eq!(first.next(100).record_count, second.next(100).record_count);
-        let tiny = Pool::new(Payload::Zero, 1, 1, 1, 65_536);
+        let tiny = BatchPool::new(PayloadKind::Zero, 1, 1, 1, 65_536);
         assert!(tiny.batches.len() <= POOL_BATCHES_MAX * 64);
     }
 }

@@ -1,5 +1,7 @@
-//! One part of a run: all lanes begin at once, and it ends when the last one has.
-//! Lanes come back afterwards, so that the measured part goes on where the warm-up ended.
+//! Runs one phase of a load: all lanes start together, and the phase ends with the last one.
+//!
+//! A lane is one sequential worker. Lanes are returned afterwards, so the measured phase continues
+//! where the warm-up ended.
 
 use std::future::Future;
 use std::io::{IsTerminal, Write};
@@ -10,72 +12,76 @@ use anyhow::{Context, Result};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, interval};
 
-use crate::budget::Budget;
-use crate::load::{Load, Phase};
-use crate::meter::Meter;
+use crate::budget::{PhaseLimits, SendBudget};
+use crate::load::BenchLoad;
+use crate::meter::LoadMeter;
 
-/// A lane that has failed this often in a row stops.
+/// A lane stops after this many failures in a row.
 pub(crate) const FAILURES_IN_A_ROW_MAX: u32 = 10;
 
-/// How often progress is shown.
+/// Interval between progress updates.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Which part of a run.
+/// Phase of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum RunPhase {
     Warmup,
     Measured,
 }
 
-/// One strand of a load, with at most one thing to wait for at a time.
-pub(crate) trait Lane: Send + Sized + 'static {
+/// Sequential worker of a load; awaits one thing at a time.
+pub(crate) trait LoadLane: Send + Sized + 'static {
     /// Works until the budget is used up.
-    fn run(self, budget: Arc<Budget>, part: Part) -> impl Future<Output = (Self, Meter)> + Send;
+    fn run(
+        self,
+        budget: Arc<SendBudget>,
+        part: RunPhase,
+    ) -> impl Future<Output = (Self, LoadMeter)> + Send;
 }
 
-/// What came of a part.
+/// Result of one phase.
 #[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) meter: Meter,
+pub(crate) struct PhaseResult {
+    pub(crate) meter: LoadMeter,
     pub(crate) elapsed: Duration,
-    /// As [`Budget::sends_missed`].
+    /// See [`SendBudget::sends_missed`].
     pub(crate) sends_missed: u64,
     pub(crate) lanes: usize,
 }
 
-/// Runs a part with all lanes.
+/// Runs one phase with all lanes.
 ///
 /// # Errors
-/// A lane has panicked.
-pub(crate) async fn run<L: Lane>(
+/// A lane panicked.
+pub(crate) async fn run<L: LoadLane>(
     lanes: Vec<L>,
-    load: &Load,
-    part: Part,
-) -> Result<(Vec<L>, Outcome)> {
+    load: &BenchLoad,
+    part: RunPhase,
+) -> Result<(Vec<L>, PhaseResult)> {
     let phase = match part {
-        Part::Warmup => load.warmup,
-        Part::Measured => load.run,
+        RunPhase::Warmup => load.warmup,
+        RunPhase::Measured => load.run,
     };
     let (budget, pacer) = match load.rate {
-        None => (Budget::closed_loop(phase), None),
+        None => (SendBudget::closed_loop(phase), None),
         Some(rate) => {
-            let (budget, pacer) = Budget::open_loop(phase, rate, load.batch_size);
+            let (budget, pacer) = SendBudget::open_loop(phase, rate, load.batch_size);
             (budget, Some(pacer))
         }
     };
     let progress = show_progress(&budget, phase, part);
     let mut running = JoinSet::new();
     let count = lanes.len();
-    for (place, lane) in lanes.into_iter().enumerate() {
+    for (index, lane) in lanes.into_iter().enumerate() {
         let budget = budget.clone();
-        running.spawn(async move { (place, lane.run(budget, part).await) });
+        running.spawn(async move { (index, lane.run(budget, part).await) });
     }
     let mut back: Vec<Option<L>> = (0..count).map(|_| None).collect();
-    let mut meter = Meter::new();
+    let mut meter = LoadMeter::new();
     while let Some(ended) = running.join_next().await {
-        let (place, (lane, measured)) = ended.context("a client has failed")?;
+        let (index, (lane, measured)) = ended.context("a client has failed")?;
         meter.merge(&measured);
-        back[place] = Some(lane);
+        back[index] = Some(lane);
     }
     let elapsed = budget.start().elapsed();
     drop(pacer);
@@ -83,34 +89,38 @@ pub(crate) async fn run<L: Lane>(
         progress.abort();
         clear_line();
     }
-    let outcome = Outcome { meter, elapsed, sends_missed: budget.sends_missed(), lanes: count };
+    let outcome = PhaseResult { meter, elapsed, sends_missed: budget.sends_missed(), lanes: count };
     Ok((back.into_iter().flatten().collect(), outcome))
 }
 
-/// Rewrites one line on the terminal, if there is one.
-fn show_progress(budget: &Arc<Budget>, phase: Phase, part: Part) -> Option<JoinHandle<()>> {
+/// Rewrites a progress line on standard error if that is a terminal.
+fn show_progress(
+    budget: &Arc<SendBudget>,
+    phase: PhaseLimits,
+    part: RunPhase,
+) -> Option<JoinHandle<()>> {
     if !std::io::stderr().is_terminal() {
         return None;
     }
     let budget = budget.clone();
     let what = match part {
-        Part::Warmup => "warming up",
-        Part::Measured => "measuring",
+        RunPhase::Warmup => "warming up",
+        RunPhase::Measured => "measuring",
     };
     let of = match phase {
-        Phase { records: Some(records), .. } => format!(" of {records} records"),
-        Phase { duration: Some(duration), .. } => format!(" records, {duration:?}"),
-        Phase { .. } => " records".to_owned(),
+        PhaseLimits { records: Some(records), .. } => format!(" of {records} records"),
+        PhaseLimits { duration: Some(duration), .. } => format!(" records, {duration:?}"),
+        PhaseLimits { .. } => " records".to_owned(),
     };
     Some(tokio::spawn(async move {
         let mut ticks = interval(PROGRESS_INTERVAL);
         let start = Instant::now();
         loop {
             ticks.tick().await;
-            let records = budget.records_given();
+            let records = budget.records_dealt();
             let seconds = start.elapsed().as_secs_f64();
             let mut stderr = std::io::stderr();
-            // Ignored: without a terminal there is nobody to tell.
+            // Ignored: the progress line is only informative.
             let _ = write!(stderr, "\r\x1b[K{what}: {records}{of}, {seconds:.1} s");
             let _ = stderr.flush();
         }
@@ -118,6 +128,6 @@ fn show_progress(budget: &Arc<Budget>, phase: Phase, part: Part) -> Option<JoinH
 }
 
 fn clear_line() {
-    // Ignored: without a terminal there is nothing to clear.
+    // Ignored: the progress line is only informative.
     let _ = write!(std::io::stderr(), "\r\x1b[K");
 }

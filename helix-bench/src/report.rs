@@ -1,5 +1,6 @@
-//! What a run found, as one value: printed as a short table, or written as JSON.
-//! Everything needed to judge the figures stands beside them.
+//! Result of a run: printed as a short table or written as JSON.
+//!
+//! It includes everything that is needed to judge the numbers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,46 +8,48 @@ use std::fmt::Write as _;
 use helix_proto::log::v1::{Durability, TopicConfig};
 use serde::Serialize;
 
-use crate::args::{Acks, Mode};
+use crate::args::{AckLevel, LoadMode};
 use crate::exit;
-use crate::load::Load;
-use crate::meter::{Latencies, Meter, Percentiles, durability_name};
-use crate::nodes::{Cpu, Node, nodes, rss_bytes};
-use crate::phase::{FAILURES_IN_A_ROW_MAX, Outcome};
-use crate::target::{Observation, Target};
+use crate::format::{grouped, known, replication_text};
+use crate::host::HostInfo;
+use crate::load::BenchLoad;
+use crate::meter::{LatencyHistogram, LoadMeter, Percentiles, durability_name};
+use crate::nodes::{CpuUsage, NodeUsage, nodes, rss_bytes};
+use crate::phase::{FAILURES_IN_A_ROW_MAX, PhaseResult};
+use crate::target::{BenchTarget, Observation};
 use crate::verify::Verification;
 
-/// Failures of this kind are acked records that a subscriber did not get.
+/// Error kind for acked records that a subscriber did not receive.
 pub(crate) const NOT_DELIVERED: &str = "NOT_DELIVERED";
 
-/// A run shorter than this says little about the next one.
+/// A run shorter than this many seconds is too short to be repeatable.
 const SECONDS_MIN: f64 = 2.0;
 
-/// One in so many sends may be missed at the end of an open loop before the rate counts as missed.
+/// Divisor for the share of sends that an open loop may miss before a note is added.
 const SENDS_MISSED_SHARE: u64 = 1000;
 
-/// Share of all cores above which the machine is what was measured.
+/// Share of all cores above which the client itself may be the bottleneck.
 const BUSY_CORES_SHARE: f64 = 0.95;
 
 /// Result of a run.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Report {
-    /// The command line.
+pub(crate) struct BenchReport {
+    /// Command line of the run.
     pub(crate) command: String,
     pub(crate) records_per_sec: f64,
-    /// Payload bytes: records as they travel, in units of 10^6.
+    /// Payload bytes as sent, in units of 10^6 bytes.
     pub(crate) mb_per_sec: f64,
     pub(crate) requests_per_sec: f64,
-    /// Requests that failed, after the client's own retries. Not part of any other figure.
+    /// Requests that failed after the client's own retries. They count in no other figure.
     pub(crate) errors: u64,
-    /// None where nothing was asked for, so that nothing could be late.
+    /// `None` for a subscription, which has no requests to time.
     pub(crate) latency_us: Option<Percentiles>,
-    /// Weakest that an ack reached; of a read, what the topic's acks promise by default.
+    /// Weakest durability of any ack; for reads, the topic's default durability.
     pub(crate) durability: String,
     pub(crate) storage: String,
     /// Nodes of the cluster.
     pub(crate) node_count: usize,
-    /// Replicas of the topic, as the cluster tells it.
+    /// Replication factor of the topic, as reported by the cluster.
     pub(crate) replication: u32,
     pub(crate) idempotent: Option<bool>,
     pub(crate) server_version: String,
@@ -56,81 +59,57 @@ pub(crate) struct Report {
     pub(crate) records: u64,
     pub(crate) requests: u64,
     pub(crate) bytes: u64,
-    /// As they came; None without records.
+    /// Measured, not configured; `None` without records.
     pub(crate) bytes_per_record: Option<f64>,
     pub(crate) seconds: f64,
-    pub(crate) warmup: Warmup,
+    pub(crate) warmup: WarmupSummary,
     /// Further distributions, by name.
     pub(crate) latency_parts_us: BTreeMap<&'static str, Percentiles>,
-    /// Number of acks, by durability reached.
+    /// Number of acks by durability.
     pub(crate) acks: BTreeMap<&'static str, u64>,
     pub(crate) duplicates: u64,
     pub(crate) sends_missed: u64,
-    /// Clients, or requests and streams in flight, that failed too often to go on.
+    /// Clients, or lanes of clients, that stopped after too many failures.
     pub(crate) gave_up: u64,
-    /// Acked by weak acks and not there afterwards. None where that was not looked at.
+    /// Records that were acked by weak acks and are missing. `None` if that was not checked.
     pub(crate) records_missing: Option<u64>,
     pub(crate) errors_by_kind: BTreeMap<String, u64>,
     pub(crate) first_error: Option<String>,
-    pub(crate) cpu: Cpu,
-    /// Resident memory of all nodes together, after the run. None if none says.
+    pub(crate) cpu: CpuUsage,
+    /// Resident memory of all nodes together after the run; `None` if no node reports it.
     pub(crate) server_rss_bytes: Option<u64>,
-    /// Those that answered.
-    pub(crate) nodes: Vec<Node>,
+    /// Nodes that answered after the run.
+    pub(crate) nodes: Vec<NodeUsage>,
     pub(crate) verify: Option<Verification>,
-    pub(crate) machine: Machine,
-    pub(crate) load: Load,
+    pub(crate) machine: HostInfo,
+    pub(crate) load: BenchLoad,
     pub(crate) notes: Vec<String>,
 }
 
-/// What was done before the measured part.
+/// Counts of the warm-up.
 #[derive(Debug, Clone, Serialize)]
-pub(crate) struct Warmup {
+pub(crate) struct WarmupSummary {
     pub(crate) records: u64,
     pub(crate) seconds: f64,
     pub(crate) errors: u64,
 }
 
-/// Where the client ran.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Machine {
-    pub(crate) cores: usize,
-    pub(crate) os: &'static str,
-    pub(crate) arch: &'static str,
-    pub(crate) kernel: String,
-}
-
-impl Machine {
-    pub(crate) fn here() -> Self {
-        let kernel = rustix::system::uname();
-        Self {
-            cores: cores(),
-            os: std::env::consts::OS,
-            arch: std::env::consts::ARCH,
-            kernel: kernel.release().to_string_lossy().into_owned(),
-        }
-    }
-}
-
-pub(crate) fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-impl Report {
+impl BenchReport {
     pub(crate) fn new(
-        load: &Load,
-        target: &Target,
+        load: &BenchLoad,
+        target: &BenchTarget,
         before: &Observation,
         after: &Observation,
-        warmup: &Outcome,
-        outcome: &Outcome,
+        warmup: &PhaseResult,
+        outcome: &PhaseResult,
     ) -> Self {
-        let Outcome { meter, elapsed, sends_missed, lanes } = outcome;
+        let PhaseResult { meter, elapsed, sends_missed, lanes } = outcome;
         let seconds = elapsed.as_secs_f64().max(1e-9);
         let nodes = nodes(before, after);
         let storages: Vec<_> = nodes.iter().map(|node| node.storage.clone()).collect();
         let versions: Vec<_> = nodes.iter().map(|node| node.version.clone()).collect();
-        let worst = |of: fn(&Node) -> Option<f64>| nodes.iter().filter_map(of).reduce(f64::max);
+        let worst =
+            |of: fn(&NodeUsage) -> Option<f64>| nodes.iter().filter_map(of).reduce(f64::max);
         let mut report = Self {
             command: String::new(),
             records_per_sec: rate(meter.records, seconds),
@@ -139,14 +118,14 @@ impl Report {
             errors: meter.failures.count,
             latency_us: meter.latency.percentiles(),
             durability: match load.mode {
-                Mode::Read => stored_durability(target, &nodes),
+                LoadMode::Read => stored_durability(target, &nodes),
                 _ => meter.durability().unwrap_or("unknown"),
             }
             .to_owned(),
             storage: distinct(storages),
             node_count: target.addresses.len(),
             replication: target.topic.replication_factor,
-            idempotent: (load.mode != Mode::Read).then_some(load.idempotent),
+            idempotent: (load.mode != LoadMode::Read).then_some(load.idempotent),
             server_version: distinct(versions),
             client_version: env!("CARGO_PKG_VERSION"),
             sync_p50_us: worst(|node| node.sync_p50_us),
@@ -157,7 +136,7 @@ impl Report {
             bytes_per_record: (meter.records > 0)
                 .then(|| meter.bytes as f64 / meter.records as f64),
             seconds,
-            warmup: Warmup {
+            warmup: WarmupSummary {
                 records: warmup.meter.records,
                 seconds: warmup.elapsed.as_secs_f64(),
                 errors: warmup.meter.failures.count,
@@ -170,48 +149,49 @@ impl Report {
             records_missing: None,
             errors_by_kind: meter.failures.by_kind.clone(),
             first_error: meter.failures.first.clone(),
-            cpu: Cpu::new(before, after, &nodes, meter),
+            cpu: CpuUsage::new(before, after, &nodes, meter),
             server_rss_bytes: rss_bytes(&nodes),
             nodes,
             verify: None,
-            machine: Machine::here(),
+            machine: HostInfo::here(),
             load: load.clone(),
             notes: Vec::new(),
         };
-        report.notes = report.reservations();
-        report.note_who_gave_up(meter, *lanes);
+        report.notes = report.caveats();
+        report.note_lanes_that_gave_up(meter, *lanes);
         if meter.starts_moved > 0 {
             report.notes.push(format!(
-                "retention overtook reads {} times: they went on at the log start",
+                "retention overtook {} reads: they continued at the log start",
                 meter.starts_moved
             ));
         }
         report
     }
 
-    /// What keeps the figures from meaning what they seem to.
-    fn reservations(&self) -> Vec<String> {
+    /// Lists the reasons why the figures may be misleading.
+    fn caveats(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.seconds < SECONDS_MIN {
             notes.push(format!(
-                "a run of {:.2} s says little: use --duration or more records",
+                "a run of {:.2} s is too short: use --duration or more records",
                 self.seconds
             ));
         }
         let failed_before = self.warmup.errors;
         if failed_before > 0 {
-            notes.push(format!("{failed_before} requests of the warm-up failed"));
+            notes.push(format!("{failed_before} warm-up requests failed"));
         }
         if self.errors > 0 {
             let first = self.first_error.as_deref().unwrap_or_default();
-            notes.push(format!("requests failed and are in no other figure; the first: {first}"));
+            notes.push(format!(
+                "failed requests are not counted in other figures; first error: {first}"
+            ));
         }
         if self.sends_missed > self.requests / SENDS_MISSED_SHARE {
             let ends_with_records = self.load.run.records.is_some_and(|most| self.records >= most);
             notes.push(match ends_with_records {
                 true => format!(
-                    "the rate was not reached: {} sends more had been due when the last one was \
-                     made",
+                    "the rate was not reached: {} more sends were due when the last one was made",
                     self.sends_missed
                 ),
                 false => format!(
@@ -224,62 +204,62 @@ impl Report {
         let silent = self.node_count - self.nodes.len().min(self.node_count);
         if silent > 0 {
             notes.push(format!(
-                "{silent} of {} nodes did not say what they used: cpu and memory lack theirs",
+                "{silent} of {} nodes did not report usage: cpu and memory exclude them",
                 self.node_count
             ));
         }
         let unmeasured = self.nodes.iter().filter(|node| node.cpu_seconds.is_none()).count();
         if unmeasured > 0 {
-            notes.push(format!("{unmeasured} nodes came or were restarted: cpu lacks theirs"));
+            notes.push(format!("{unmeasured} nodes joined or restarted: cpu excludes them"));
         }
-        let is_weaker = self.load.acks == Acks::All
-            && self.load.mode != Mode::Read
+        let is_weaker = self.load.acks == AckLevel::All
+            && self.load.mode != LoadMode::Read
             && self.requests > 0
             && self.storage != "none"
             && self.durability != "quorum-synced";
         if is_weaker {
-            notes.push(format!("acks reached {} only, not quorum-synced", self.durability));
+            notes.push(format!("acks were only {}, not quorum-synced", self.durability));
         }
         let busy = self.cpu.client_cores / self.machine.cores as f64;
         if busy > BUSY_CORES_SHARE {
-            notes.push("the client alone kept every core busy: it may be what was measured".into());
+            notes.push("the client kept every core busy: it may be the bottleneck".into());
         }
         notes
     }
 
-    fn note_who_gave_up(&mut self, meter: &Meter, lanes: usize) {
+    fn note_lanes_that_gave_up(&mut self, meter: &LoadMeter, lanes: usize) {
         let Some(after) = meter.gave_up_after else { return };
-        let who = if lanes == self.load.clients { "clients" } else { "lanes of the clients" };
+        let unit = if lanes == self.load.clients { "clients" } else { "lanes of the clients" };
         let of = self.load.run.duration.map_or(self.seconds, |duration| duration.as_secs_f64());
         self.notes.push(format!(
-            "{} of {lanes} {who} gave up after {FAILURES_IN_A_ROW_MAX} failures in a row, the \
+            "{} of {lanes} {unit} gave up after {FAILURES_IN_A_ROW_MAX} failures in a row, the \
              first after {:.2} of {of:.2} s",
             meter.gave_up,
             after.as_secs_f64()
         ));
     }
 
-    /// Notes what became of the records that weak acks were given for.
+    /// Notes how many records with weak acks are missing.
     pub(crate) fn note_missing(&mut self, acked: u64, missing: anyhow::Result<u64>) {
         match missing {
             Ok(missing) => {
                 self.records_missing = Some(missing);
                 if missing > 0 {
                     self.notes.push(format!(
-                        "{missing} of {acked} records that were acked, warm-up included, are not \
-                         there: --acks {} promises no more, and the throughput counts them",
+                        "{missing} of {acked} acked records, warm-up included, are missing: \
+                         --acks {} does not promise more, and the throughput counts them",
                         self.load.acks.name()
                     ));
                 }
             }
             Err(error) => self.notes.push(format!(
-                "whether what was acked with --acks {} is there could not be looked at: {error:#}",
+                "could not check the records that were acked with --acks {}: {error:#}",
                 self.load.acks.name()
             )),
         }
     }
 
-    pub(crate) fn note_in_flight_per_stream(&mut self, streams: usize) {
+    pub(crate) fn note_stream_count(&mut self, streams: usize) {
         if streams > self.load.clients {
             self.notes.push(format!(
                 "{streams} streams, one per partition of each client, with up to {} batches in \
@@ -294,13 +274,13 @@ impl Report {
             || self.errors_by_kind.contains_key(NOT_DELIVERED);
         match &self.verify {
             _ if is_lost => exit::NOT_AS_ACKED,
-            Some(verification) if !verification.is_good() => verification.exit_code(),
+            Some(verification) if !verification.is_clean() => verification.exit_code(),
             _ if self.requests == 0 => exit::FAILED,
             _ => 0,
         }
     }
 
-    /// The report for people.
+    /// Returns the report as a table.
     pub(crate) fn table(&self) -> String {
         let mut out = String::new();
         let Self { load, .. } = self;
@@ -350,7 +330,7 @@ impl Report {
     }
 
     pub(crate) fn headline(&self) -> String {
-        let Load { topic, clients, in_flight, acks, .. } = &self.load;
+        let BenchLoad { topic, clients, in_flight, acks, .. } = &self.load;
         let load = &self.load;
         let partition = match load.partition {
             Some(partition) => format!("{topic}/{partition}"),
@@ -364,12 +344,12 @@ impl Report {
             self.shape(),
         );
         let path = match (load.mode, load.stream) {
-            (Mode::Read, true) => "subscribe",
+            (LoadMode::Read, true) => "subscribe",
             (_, true) => "stream",
             (_, false) => "unary",
         };
         let _ = write!(line, ", {path}");
-        if load.mode != Mode::Read {
+        if load.mode != LoadMode::Read {
             let acks = acks.name();
             let producer = if load.idempotent { "idempotent" } else { "not idempotent" };
             let _ = write!(line, ", acks {acks}, {producer}");
@@ -380,15 +360,15 @@ impl Report {
         line
     }
 
-    /// Of what is written, how large; of what is read, how large it was found.
+    /// Describes the record size and batch size: configured for writes, measured for reads.
     fn shape(&self) -> String {
-        let Load { size, batch_size, .. } = &self.load;
+        let BenchLoad { size, batch_size, .. } = &self.load;
         match (self.load.mode, self.bytes_per_record) {
-            (Mode::Read, Some(bytes)) => {
+            (LoadMode::Read, Some(bytes)) => {
                 let records = self.records as f64 / self.requests.max(1) as f64;
-                format!("{bytes:.0} B x {records:.0} as they came")
+                format!("{bytes:.0} B x {records:.0} measured")
             }
-            (Mode::Read, None) => "nothing came".to_owned(),
+            (LoadMode::Read, None) => "no records".to_owned(),
             _ => format!("{size} B x {batch_size}"),
         }
     }
@@ -403,7 +383,7 @@ impl Report {
     }
 
     fn totals(&self) -> String {
-        let Cpu { client_cores, client_us_per_request, server_cores, server_us_per_request } =
+        let CpuUsage { client_cores, client_us_per_request, server_cores, server_us_per_request } =
             &self.cpu;
         format!(
             "{} records in {:.2} s after a warm-up of {} in {:.2} s; cpu: client {client_cores:.2} \
@@ -421,13 +401,8 @@ impl Report {
     }
 }
 
-/// A number with so many decimals; "-" if it is not known.
-pub(crate) fn known(value: Option<f64>, decimals: usize) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.decimals$}"))
-}
-
-/// What the acks of the topic promise by default: memory cannot keep more than is written.
-fn stored_durability(target: &Target, nodes: &[Node]) -> &'static str {
+/// Returns the topic's default durability. Memory storage reaches at most quorum-written.
+fn stored_durability(target: &BenchTarget, nodes: &[NodeUsage]) -> &'static str {
     let default = target.topic.config.as_ref().map(TopicConfig::default_durability);
     let is_memory = nodes.iter().any(|node| node.storage == "memory");
     match default.unwrap_or_default() {
@@ -436,14 +411,8 @@ fn stored_durability(target: &Target, nodes: &[Node]) -> &'static str {
     }
 }
 
-/// How many nodes there are and how many of them have each record.
-pub(crate) fn replication_text(nodes: usize, replication: u32) -> String {
-    let plural = if nodes == 1 { "" } else { "s" };
-    format!("{nodes} node{plural}, replication {replication}")
-}
-
-fn parts(meter: &Meter) -> BTreeMap<&'static str, Percentiles> {
-    let of = |part: &Latencies| part.percentiles();
+fn parts(meter: &LoadMeter) -> BTreeMap<&'static str, Percentiles> {
+    let of = |part: &LatencyHistogram| part.percentiles();
     meter.parts.iter().filter_map(|(name, part)| Some((*name, of(part)?))).collect()
 }
 
@@ -469,44 +438,4 @@ fn percentile_cells(percentiles: Option<&Percentiles>) -> String {
         let _ = write!(out, " {:>11.3}", us / 1e3);
     }
     out
-}
-
-/// A number with its thousands set apart; small ones with one decimal.
-pub(crate) fn grouped(value: f64) -> String {
-    if value < 100.0 && value.fract() != 0.0 {
-        return format!("{value:.1}");
-    }
-    let digits = format!("{value:.0}");
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place) % 3 == 0 {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_grouped() {
-        assert_eq!(grouped(0.0), "0");
-        assert_eq!(grouped(12.34), "12.3");
-        assert_eq!(grouped(999.6), "1,000");
-        assert_eq!(grouped(1_234_567.8), "1,234,568");
-    }
-
-    #[test]
-    fn replication_is_said_with_the_nodes() {
-        assert_eq!(replication_text(1, 1), "1 node, replication 1");
-        assert_eq!(replication_text(5, 3), "5 nodes, replication 3");
-    }
-
-    #[test]
-    fn what_is_not_known_is_no_number() {
-        assert_eq!((known(None, 2), known(Some(1.234), 2)), ("-".to_owned(), "1.23".to_owned()));
-    }
 }

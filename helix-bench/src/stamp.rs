@@ -1,5 +1,6 @@
-//! Records that can be recognised: who wrote them, as which one, when, and with which bytes.
-//! The bytes follow from the stamp, so that a reader can compare them without having kept them.
+//! Self-describing records: a stamp names the run, lane, sequence and send time.
+//!
+//! The bytes that follow are derived from the stamp, so a reader can verify them without a copy.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use rand::rngs::StdRng;
@@ -8,24 +9,24 @@ use rand::{RngExt, SeedableRng};
 /// Bytes of a stamp: run (8), lane (4), sequence (8) and send time (8), little endian.
 pub(crate) const STAMP_BYTES: usize = 28;
 
-/// Places in a lane's block at which a body may begin: neighbours in a lane differ.
-const PLACES: usize = 4096;
+/// Start offsets of a body within a lane's block; consecutive records differ.
+const BODY_OFFSETS: usize = 4096;
 
-/// Head of a record's value.
+/// Header of a record's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stamp {
-    /// Tells this run's records from all others.
+    /// Identifies the records of one run.
     pub(crate) run: u64,
     /// Writer within the run.
     pub(crate) lane: u32,
     /// Number of the record within its lane.
     pub(crate) sequence: u64,
-    /// Intended send time in nanoseconds since the run began; 0 where nobody asks.
+    /// Scheduled send time in nanoseconds since the run began; 0 if unused.
     pub(crate) sent_ns: u64,
 }
 
 impl Stamp {
-    /// None if the value is too short for one.
+    /// Returns `None` if the value is too short for a stamp.
     pub(crate) fn read(value: &[u8]) -> Option<Self> {
         let stamp = value.get(..STAMP_BYTES)?;
         let number =
@@ -46,7 +47,7 @@ impl Stamp {
     }
 }
 
-/// Makes the values of one lane, and knows what they must be.
+/// Creates and verifies the values of one lane.
 #[derive(Debug, Clone)]
 pub(crate) struct Stamper {
     run: u64,
@@ -60,7 +61,7 @@ impl Stamper {
     pub(crate) fn new(seed: u64, run: u64, lane: u32, size: usize) -> Self {
         assert!(size >= STAMP_BYTES, "checked with the flags");
         let mut rng = StdRng::seed_from_u64(seed ^ u64::from(lane).rotate_left(32));
-        let mut block = vec![0; size - STAMP_BYTES + PLACES];
+        let mut block = vec![0; size - STAMP_BYTES + BODY_OFFSETS];
         rng.fill(&mut block[..]);
         Self { run, lane, size, block: block.into() }
     }
@@ -72,16 +73,16 @@ impl Stamper {
         value.freeze()
     }
 
-    /// Whether a value with this stamp has the bytes that this lane gave it.
+    /// Reports whether a value with this stamp has the bytes that this lane wrote.
     pub(crate) fn is_intact(&self, stamp: &Stamp, value: &[u8]) -> bool {
         (stamp.run, stamp.lane) == (self.run, self.lane)
             && value.get(STAMP_BYTES..) == Some(self.body(stamp.sequence))
     }
 
     fn body(&self, sequence: u64) -> &[u8] {
-        // A prime step, so that equal bodies are far apart whatever the batch size.
-        let place = (sequence % PLACES as u64) as usize * 1021 % PLACES;
-        &self.block[place..place + self.size - STAMP_BYTES]
+        // A prime step keeps equal bodies far apart for any batch size.
+        let start = (sequence % BODY_OFFSETS as u64) as usize * 1021 % BODY_OFFSETS;
+        &self.block[start..start + self.size - STAMP_BYTES]
     }
 }
 
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_recognised_and_a_changed_one_is_not() {
+    fn recognises_values_and_detects_changes() {
         let stamper = Stamper::new(1, 7, 3, 100);
         let value = stamper.value(42, 5);
         assert_eq!(value.len(), 100);
@@ -103,12 +104,12 @@ mod tests {
             changed[at] ^= 1;
             assert!(!stamper.is_intact(&stamp, &changed));
         }
-        // The right bytes under another number are not right.
+        // The right bytes with another sequence are wrong.
         assert!(!stamper.is_intact(&Stamp { sequence: 43, ..stamp }, &value));
     }
 
     #[test]
-    fn neighbours_and_lanes_differ() {
+    fn consecutive_records_and_lanes_differ() {
         let (one, two) = (Stamper::new(1, 7, 1, 64), Stamper::new(1, 7, 2, 64));
         assert_ne!(one.value(0, 0)[STAMP_BYTES..], one.value(1, 0)[STAMP_BYTES..]);
         assert_ne!(one.value(0, 0)[STAMP_BYTES..], two.value(0, 0)[STAMP_BYTES..]);

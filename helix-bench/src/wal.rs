@@ -1,5 +1,5 @@
-//! The log alone: appends groups to helix-wal and lets it trim, checkpoint and recycle as a server
-//! would, without network, Raft or a runtime.
+//! Drives helix-wal alone: appends groups, trims, checkpoints and recycles as a server would,
+//! without network, Raft or an async runtime.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use helix_proto::batch;
 use helix_wal::storage::{BLOCK, DirStorage, Storage};
-use helix_wal::{Entry, LogId, Options, Payload, Placement, Stats, Wal};
+use helix_wal::{Entry, LogId, Options, Payload, Placement, Wal, WalStats};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::Serialize;
@@ -21,31 +21,31 @@ use tempfile::TempDir;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Duration, Instant};
 
-use crate::args::{StorageKind, WalArgs};
-use crate::exit::{self, Failure};
+use crate::args::{WalArgs, WalStorageKind};
+use crate::exit::{self, BenchFailure};
+use crate::format::grouped;
+use crate::host::{HostInfo, process_cpu_time};
 use crate::load::check_count;
-use crate::meter::{Latencies, Percentiles};
-use crate::report::{Machine, grouped};
-use crate::target::process_cpu_time;
+use crate::meter::{LatencyHistogram, Percentiles};
 
 const TERM: u64 = 1;
 const STREAM: u64 = 1;
-/// As large as what a server keeps of a batch beside its payload.
+/// As large as the metadata that a server stores with a batch.
 const HEAD: [u8; 48] = [7; 48];
-/// Bytes of a frame beside its payload, at most.
+/// Upper bound of the bytes of a frame beside its payload.
 const FRAME_OVERHEAD: usize = 256;
-/// Log between two checkpoints, as in the server.
+/// Log bytes between two checkpoints, as in the server.
 const CHECKPOINT_BYTES: u64 = 64 << 20;
-/// Names of what is in the way that are told.
+/// Existing file names shown in an error.
 const NAMES_SHOWN: usize = 3;
-/// Different payloads, so that they are not all in the processor's cache.
+/// Bytes of different payloads, more than fits into the CPU caches.
 const POOL_BYTES: usize = 16 << 20;
 
 /// Result of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct WalReport {
     pub(crate) command: String,
-    /// Payload bytes, in units of 10^6.
+    /// Payload bytes, in units of 10^6 bytes.
     mb_per_sec: f64,
     appends_per_sec: f64,
     records_per_sec: f64,
@@ -53,18 +53,18 @@ pub(crate) struct WalReport {
     /// From an append to its callback.
     latency_us: Option<Percentiles>,
     durability: &'static str,
-    storage: StorageKind,
+    storage: WalStorageKind,
     dir: Option<PathBuf>,
     direct_io: bool,
-    /// Segments that trimming freed, for use again, while it was measured.
+    /// Segments that trimming freed for reuse during the measured phase.
     recycled_segments: u64,
-    /// Whether there were any.
+    /// True if segments were recycled.
     is_steady: bool,
-    /// Times of recent syncs as the log itself measures them.
+    /// Recent sync times as measured by the log.
     sync_p50_us: u64,
     sync_p99_us: u64,
     syncs_per_sec: f64,
-    /// Mean bytes of what was written and synced together.
+    /// Mean bytes that were written and synced together.
     group_bytes_mean: f64,
     group_size: usize,
     entry_size: usize,
@@ -78,29 +78,31 @@ pub(crate) struct WalReport {
     warmup_bytes: u64,
     cpu_cores: f64,
     client_version: &'static str,
-    machine: Machine,
+    machine: HostInfo,
     notes: Vec<String>,
 }
 
+/// Checks the flags and the target directory.
+///
 /// # Errors
-/// Which flag is out of range, or what is in the way.
+/// A flag is out of range, or the directory is not empty.
 pub(crate) fn check(args: &WalArgs) -> Result<()> {
     ensure!(args.entry_size > 0, "--entry-size must be at least 1");
     ensure!(
         args.group_size >= args.entry_size,
-        "--group-size must be at least --entry-size, which is {}: a group is of whole entries",
+        "--group-size must be at least --entry-size ({}): a group has whole entries",
         args.entry_size
     );
     check_count("--in-flight", args.in_flight)?;
     ensure!(!args.duration.is_zero(), "--duration must be above 0");
     match &args.dir {
-        Some(dir) if args.storage == StorageKind::Disk => check_empty(dir),
+        Some(dir) if args.storage == WalStorageKind::Disk => check_empty(dir),
         _ => Ok(()),
     }
 }
 
-/// Whatever is in a folder is somebody's: a log that is written beside it would mix with it.
-#[expect(clippy::disallowed_methods, reason = "looks whether there is anything at all")]
+/// Rejects a directory that is not empty: the log would mix with files of another owner.
+#[expect(clippy::disallowed_methods, reason = "checks whether the directory is empty")]
 fn check_empty(dir: &Path) -> Result<()> {
     let entries = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -116,29 +118,29 @@ fn check_empty(dir: &Path) -> Result<()> {
     };
     ensure!(
         names.is_empty(),
-        "--dir {} is not empty: there is {}{more}; name a folder that is empty or missing",
+        "--dir {} is not empty: it has {}{more}; name a directory that is empty or missing",
         dir.display(),
         names[..shown].join(", ")
     );
     Ok(())
 }
 
-/// Runs it.
+/// Runs the benchmark.
 ///
 /// # Errors
-/// Why the log could not be opened, or what broke it.
+/// The log could not be opened, or it failed.
 pub(crate) fn run(args: &WalArgs) -> Result<WalReport> {
     let interrupt = Interrupt::watch()?;
-    let place = Place::open(args)?;
-    let mut feed = Feed::new(place.wal.clone(), args, interrupt);
+    let log = WalUnderTest::open(args)?;
+    let mut feed = WalDriver::new(log.wal.clone(), args, interrupt);
     let warmup_bytes = 2 * args.keep as u64;
     feed.run(|feed, elapsed| elapsed < args.warmup || feed.bytes < warmup_bytes)?;
     let warmup_bytes = feed.bytes;
     feed.reset();
-    let (before, cpu, start) = (place.wal.stats(), process_cpu_time(), Instant::now());
+    let (before, cpu, start) = (log.wal.stats(), process_cpu_time(), Instant::now());
     feed.run(|_, elapsed| elapsed < args.duration)?;
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), process_cpu_time().saturating_sub(cpu));
-    let after = place.wal.stats();
+    let after = log.wal.stats();
     let recycled_segments = after.freed_segments - before.freed_segments;
     let report = WalReport {
         command: String::new(),
@@ -148,11 +150,11 @@ pub(crate) fn run(args: &WalArgs) -> Result<WalReport> {
         errors: 0,
         latency_us: feed.latency.percentiles(),
         durability: match args.storage {
-            StorageKind::Disk => "synced",
-            StorageKind::Memory => "memory",
+            WalStorageKind::Disk => "synced",
+            WalStorageKind::Memory => "memory",
         },
         storage: args.storage,
-        dir: place.path.clone(),
+        dir: log.path.clone(),
         direct_io: after.direct_io,
         recycled_segments,
         is_steady: recycled_segments > 0,
@@ -172,21 +174,21 @@ pub(crate) fn run(args: &WalArgs) -> Result<WalReport> {
         warmup_bytes,
         cpu_cores: cpu.as_secs_f64() / seconds,
         client_version: env!("CARGO_PKG_VERSION"),
-        machine: Machine::here(),
+        machine: HostInfo::here(),
         notes: notes(args, &after, recycled_segments),
     };
     feed.end()?;
     Ok(report)
 }
 
-fn notes(args: &WalArgs, after: &Stats, recycled_segments: u64) -> Vec<String> {
+fn notes(args: &WalArgs, after: &WalStats, recycled_segments: u64) -> Vec<String> {
     let mut notes = Vec::new();
-    if args.storage == StorageKind::Disk && !after.direct_io && !args.buffered {
-        notes.push("this file system takes no direct writes: they went through the cache".into());
+    if args.storage == WalStorageKind::Disk && !after.direct_io && !args.buffered {
+        notes.push("the file system has no direct I/O: writes went through the page cache".into());
     }
     if args.keep == 0 {
-        notes.push("nothing is trimmed: a fresh log, whose files grow".to_owned());
-    } else if recycled_segments == 0 && args.storage == StorageKind::Disk {
+        notes.push("nothing is trimmed: the files of a fresh log grow".to_owned());
+    } else if recycled_segments == 0 && args.storage == WalStorageKind::Disk {
         notes.push(
             "no segment was recycled while it was measured: not a steady state, use a longer \
              --duration"
@@ -196,65 +198,66 @@ fn notes(args: &WalArgs, after: &Stats, recycled_segments: u64) -> Vec<String> {
     notes
 }
 
-fn group_bytes_mean(before: &Stats, after: &Stats) -> f64 {
+fn group_bytes_mean(before: &WalStats, after: &WalStats) -> f64 {
     let groups = after.groups.saturating_sub(before.groups).max(1);
     after.group_bytes.saturating_sub(before.group_bytes) as f64 / groups as f64
 }
 
-/// Bound of a group that takes one append with its frames' headers, and not two.
+/// Returns a group limit that fits one append with its frame headers, but not two.
 fn group_bytes(args: &WalArgs) -> usize {
     let entries = args.group_size / args.entry_size;
     args.group_size + entries * FRAME_OVERHEAD + BLOCK
 }
 
-/// The log and where it is.
-struct Place {
+/// The log and its directory.
+struct WalUnderTest {
     wal: Wal,
     path: Option<PathBuf>,
-    /// Removed with everything in it.
+    /// Removed with its contents on drop.
     _temporary: Option<TempDir>,
 }
 
-impl Place {
+impl WalUnderTest {
     fn open(args: &WalArgs) -> Result<Self> {
         let options = Options {
             segment_bytes: args.segment_size as u64,
             group_bytes: group_bytes(args),
             ..Options::default()
         };
-        if args.storage == StorageKind::Memory {
+        if args.storage == WalStorageKind::Memory {
             return Ok(Self { wal: Wal::open_memory(options), path: None, _temporary: None });
         }
         let (path, temporary) = match &args.dir {
             Some(path) => (path.clone(), None),
             None => {
-                // Here and not in the system's folder for such, which may be memory.
-                let folder = tempfile::Builder::new().prefix("helix-bench-wal-").tempdir_in(".");
-                let folder = folder.context("make a temporary folder")?;
-                (folder.path().to_owned(), Some(folder))
+                // In the working directory, because the system's temporary directory may be in
+                // memory.
+                let dir = tempfile::Builder::new().prefix("helix-bench-wal-").tempdir_in(".");
+                let dir = dir.context("make a temporary directory")?;
+                (dir.path().to_owned(), Some(dir))
             }
         };
         let storage = match args.buffered {
             true => DirStorage::open_buffered(&path),
             false => DirStorage::open(&path),
         };
-        let storage: Arc<dyn Storage> = Arc::new(storage.context("open the folder")?);
+        let storage: Arc<dyn Storage> = Arc::new(storage.context("open the directory")?);
         let (wal, writer, keeper, recovered) = Wal::open(storage, options).context("open")?;
-        ensure!(recovered.created, "{} holds a log already", path.display());
+        ensure!(recovered.created, "{} already contains a log", path.display());
         writer.spawn().context("start the writer")?;
         keeper.spawn().context("start the keeper")?;
         Ok(Self { wal, path: Some(path), _temporary: temporary })
     }
 }
 
-impl Drop for Place {
-    /// The log's threads end before its folder goes, or they would make new files in it.
+impl Drop for WalUnderTest {
+    /// Stops the log's threads before the directory is removed; they would create new files in it.
     fn drop(&mut self) {
         self.wal.close();
     }
 }
 
-/// Whether the user, or the system, asked to stop: then a temporary folder is still to be removed.
+/// Records a request to stop, so that the temporary directory is removed before the exit.
 #[derive(Debug, Clone)]
 struct Interrupt(Arc<AtomicBool>);
 
@@ -267,9 +270,9 @@ impl Interrupt {
         let (is_watched, watched) = channel();
         let watch = async move {
             let (mut interrupted, mut terminated) = signals()?;
-            // Ignored: nobody waits for it any more.
+            // Ignored: the receiver may be gone.
             let _ = is_watched.send(());
-            // Who asks twice does not want to wait for anything.
+            // A second signal exits at once.
             for is_last in [false, true] {
                 tokio::select! {
                     _ = interrupted.recv() => {}
@@ -291,10 +294,10 @@ impl Interrupt {
     fn check(&self) -> Result<()> {
         match self.0.load(Ordering::Relaxed) {
             false => Ok(()),
-            true => Err(Failure {
+            true => Err(BenchFailure {
                 code: exit::INTERRUPTED,
                 what: "interrupted".to_owned(),
-                ..Failure::default()
+                ..BenchFailure::default()
             }
             .into()),
         }
@@ -305,44 +308,44 @@ fn signals() -> std::io::Result<(Signal, Signal)> {
     Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?))
 }
 
-/// The end of one append.
-struct Done {
+/// Completion of one append.
+struct AppendCompletion {
     group: u64,
     sent: Instant,
     result: Result<(), helix_wal::Error>,
 }
 
-/// Keeps appends under way and plays the state machine: places, trims and checkpoints.
-struct Feed {
+/// Keeps appends in flight and acts as the state machine: places, trims and checkpoints.
+struct WalDriver {
     wal: Wal,
     entries_per_group: u64,
     entry_bytes: u64,
     in_flight: u64,
     keep: u64,
     payloads: Vec<Payload>,
-    done: Receiver<Done>,
-    on_done: Sender<Done>,
+    done: Receiver<AppendCompletion>,
+    on_done: Sender<AppendCompletion>,
     next_group: u64,
-    /// Groups that are durable; those below are placed.
+    /// Groups that are placed. Later groups may be durable but out of order.
     placed_groups: u64,
     durable: BTreeSet<u64>,
     unsaved_bytes: u64,
-    checkpoints: Option<Checkpoints>,
+    checkpoints: Option<CheckpointThread>,
     interrupt: Interrupt,
-    latency: Latencies,
+    latency: LatencyHistogram,
     appends: u64,
     entries: u64,
     bytes: u64,
 }
 
-impl Feed {
+impl WalDriver {
     fn new(wal: Wal, args: &WalArgs, interrupt: Interrupt) -> Self {
         let mut rng = StdRng::seed_from_u64(args.seed);
         let count = (POOL_BYTES / args.entry_size).clamp(2, 256);
         let payloads = (0..count).map(|_| payload(args.entry_size, &mut rng)).collect();
         let (on_done, done) = channel();
         Self {
-            checkpoints: Some(Checkpoints::spawn(wal.clone())),
+            checkpoints: Some(CheckpointThread::spawn(wal.clone())),
             wal,
             entries_per_group: (args.group_size / args.entry_size) as u64,
             entry_bytes: args.entry_size as u64,
@@ -356,7 +359,7 @@ impl Feed {
             durable: BTreeSet::new(),
             unsaved_bytes: 0,
             interrupt,
-            latency: Latencies::new(),
+            latency: LatencyHistogram::new(),
             appends: 0,
             entries: 0,
             bytes: 0,
@@ -364,21 +367,21 @@ impl Feed {
     }
 
     fn reset(&mut self) {
-        self.latency = Latencies::new();
+        self.latency = LatencyHistogram::new();
         (self.appends, self.entries, self.bytes) = (0, 0, 0);
     }
 
-    /// Appends while `goes_on`, and then waits for what is under way.
+    /// Appends while `goes_on` is true, then waits for the appends in flight.
     fn run(&mut self, goes_on: impl Fn(&Self, Duration) -> bool) -> Result<()> {
         let start = Instant::now();
         loop {
             self.interrupt.check()?;
             let is_over = !goes_on(self, start.elapsed());
-            let under_way = self.next_group - self.placed_groups - self.durable.len() as u64;
-            if is_over && under_way == 0 {
+            let in_flight = self.next_group - self.placed_groups - self.durable.len() as u64;
+            if is_over && in_flight == 0 {
                 return Ok(());
             }
-            if !is_over && under_way < self.in_flight {
+            if !is_over && in_flight < self.in_flight {
                 self.append();
             } else {
                 let done = self.done.recv().context("the log has dropped an append")?;
@@ -395,8 +398,8 @@ impl Feed {
         self.wal.append(
             entries,
             Box::new(move |result| {
-                // Ignored: nobody waits any more once the run has failed.
-                let _ = on_done.send(Done { group, sent, result });
+                // Ignored: the receiver is gone if the run has failed.
+                let _ = on_done.send(AppendCompletion { group, sent, result });
             }),
         );
     }
@@ -412,13 +415,13 @@ impl Feed {
         }
     }
 
-    fn on_durable(&mut self, done: Done) -> Result<()> {
+    fn on_durable(&mut self, done: AppendCompletion) -> Result<()> {
         done.result.context("append")?;
         self.latency.record(done.sent.elapsed());
         self.appends += 1;
         self.entries += self.entries_per_group;
         self.bytes += self.entries_per_group * self.entry_bytes;
-        // Callbacks come newest first; placing goes in order.
+        // Callbacks come newest first, but groups are placed in order.
         self.durable.insert(done.group);
         while self.durable.remove(&self.placed_groups) {
             self.place_group()?;
@@ -451,7 +454,9 @@ impl Feed {
 
     /// Waits for the last checkpoint.
     fn end(&mut self) -> Result<()> {
-        let Some(Checkpoints { asked, thread }) = self.checkpoints.take() else { return Ok(()) };
+        let Some(CheckpointThread { asked, thread }) = self.checkpoints.take() else {
+            return Ok(());
+        };
         drop(asked);
         match thread.join() {
             Ok(result) => result.context("checkpoint"),
@@ -468,13 +473,13 @@ fn payload(size: usize, rng: &mut StdRng) -> Payload {
     Payload { bytes, crc, crc_seed }
 }
 
-/// Checkpoints block: they get a thread, as in the server.
-struct Checkpoints {
+/// Thread for checkpoints, which block, as in the server.
+struct CheckpointThread {
     asked: Sender<LogId>,
     thread: JoinHandle<Result<(), helix_wal::Error>>,
 }
 
-impl Checkpoints {
+impl CheckpointThread {
     fn spawn(wal: Wal) -> Self {
         let (asked, to_do) = channel();
         let thread = thread::Builder::new()
@@ -482,20 +487,20 @@ impl Checkpoints {
             .spawn(move || {
                 for at in to_do {
                     wal.checkpoint(at, Bytes::from_static(b"state"))?;
-                    // Ignored: a failure poisons the log, and every later append says so.
+                    // Ignored: a failure poisons the log, and later appends report it.
                     wal.purge(at, Box::new(|_| {}));
                 }
                 Ok(())
             })
-            .expect("a thread can be had");
+            .expect("spawns the checkpoint thread");
         Self { asked, thread }
     }
 }
 
 impl WalReport {
-    /// The report for people.
+    /// Returns the report as a table.
     pub(crate) fn table(&self) -> String {
-        let place = match &self.dir {
+        let log = match &self.dir {
             Some(dir) => format!(
                 "{} in {}",
                 if self.direct_io { "direct" } else { "buffered" },
@@ -509,7 +514,7 @@ impl WalReport {
         };
         let us = |of: fn(&Percentiles) -> f64| self.latency_us.as_ref().map_or(0.0, of);
         let mut out = format!(
-            "wal    {place}: appends of {} KiB in entries of {} KiB, {} in flight, {kept}\n\n\
+            "wal    {log}: appends of {} KiB in entries of {} KiB, {} in flight, {kept}\n\n\
              {:>12} {:>12} {:>12} {:>12} {:>12} {:>12} {:>12}\n\
              {:>12} {:>12} {:>12.3} {:>12.3} {:>12.3} {:>12.3} {:>12.3}\n\n\
              durability {}, {} syncs/s, {:.0} KiB per group, {:.2} cores, {:.1} s after a warm-up \
@@ -550,11 +555,12 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::args::{BenchCli, BenchCommand};
 
     fn args(line: &str) -> WalArgs {
         let line = format!("helix-bench wal {line}");
-        let Command::Wal(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command
+        let BenchCommand::Wal(args) =
+            BenchCli::try_parse_from(line.split_whitespace()).unwrap().command
         else {
             panic!("another command");
         };
@@ -562,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_is_refused() {
+    fn rejects_values_out_of_range() {
         assert!(check(&args("")).is_ok());
         for line in ["--group-size 0", "--entry-size 0", "--in-flight 0", "--duration 0"] {
             let error = check(&args(line)).unwrap_err().to_string();
@@ -572,19 +578,19 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_with_anything_in_it_is_refused_by_name() {
-        let folder = tempfile::tempdir().unwrap();
-        check_empty(folder.path()).unwrap();
-        check_empty(&folder.path().join("missing")).unwrap();
+    fn rejects_a_directory_that_is_not_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        check_empty(dir.path()).unwrap();
+        check_empty(&dir.path().join("missing")).unwrap();
         for name in ["d", "b", "a", "c"] {
             let _ = tempfile::Builder::new()
                 .prefix(name)
                 .rand_bytes(0)
-                .tempdir_in(folder.path())
+                .tempdir_in(dir.path())
                 .unwrap()
                 .keep();
         }
-        let error = check_empty(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("there is a, b, c and 1 more"), "{error}");
+        let error = check_empty(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("it has a, b, c and 1 more"), "{error}");
     }
 }

@@ -1,70 +1,76 @@
-//! Appends: one lane for each request in flight, or one for each stream.
-//! A lane has one producer of its own, so that its batches stay in order.
+//! Write load: one lane for each request in flight, or one for each stream.
+//!
+//! Each lane has its own producer, so its batches stay in order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use anyhow::Result;
-use helix_client::{Ack, Acked, Client, Error, Producer, ProducerOptions, Session, SessionOptions};
+use helix_client::{
+    Ack, AckFuture, Client, Error, Producer, ProducerOptions, Session, SessionOptions,
+};
 use helix_proto::batch;
 use helix_proto::log::v1::{EncodedBatch, Record};
 use tokio::time::Instant;
 
-use crate::args::Acks;
-use crate::budget::{Budget, Slot};
-use crate::load::Load;
-use crate::meter::Meter;
-use crate::payload::{Pool, record};
-use crate::phase::{self, FAILURES_IN_A_ROW_MAX, Lane, Part};
-use crate::place::partitions_of;
+use crate::args::AckLevel;
+use crate::assignment::partitions_of;
+use crate::budget::{SendBudget, SendSlot};
+use crate::load::BenchLoad;
+use crate::meter::LoadMeter;
+use crate::payload::{BatchPool, record};
+use crate::phase::{self, FAILURES_IN_A_ROW_MAX, LoadLane, RunPhase};
 use crate::readback::read_back;
-use crate::report::Report;
+use crate::report::BenchReport;
 use crate::stamp::Stamper;
-use crate::target::Target;
-use crate::verify::{Fate, Ledger, Verification};
-use crate::weak;
+use crate::target::BenchTarget;
+use crate::verify::{SendOutcome, SentBatches, Verification};
+use crate::weak_acks;
 
-/// Bytes that a stream may always have in flight.
-const STREAM_BYTES_MIN: usize = 8 << 20;
+/// Least in-flight byte limit of a stream.
+const STREAM_BYTES_IN_FLIGHT_MIN: usize = 8 << 20;
 
 /// Runs a write load.
 ///
 /// # Errors
-/// Why it could not begin.
-pub(crate) async fn run(load: &Load) -> Result<Report> {
-    let target = Target::connect(load).await?;
-    let is_weak = load.acks != Acks::All;
-    let marks = if load.verify || is_weak { target.ends().await? } else { Vec::new() };
-    let run = run_id(load, marks.iter().map(|mark| mark.offset));
+/// The run could not start.
+pub(crate) async fn run(load: &BenchLoad) -> Result<BenchReport> {
+    let target = BenchTarget::connect(load).await?;
+    let is_weak = load.acks != AckLevel::All;
+    let initial_ends = if load.verify || is_weak { target.ends().await? } else { Vec::new() };
+    let run = run_id(load, initial_ends.iter().map(|end| end.offset));
     let pool = (!load.verify)
-        .then(|| Pool::new(load.payload, load.size, load.batch_size, load.seed, load.lanes()));
+        .then(|| BatchPool::new(load.payload, load.size, load.batch_size, load.seed, load.lanes()));
     let source = |lane: usize| match &pool {
-        Some(pool) => Source::Pool(pool.lane(lane)),
+        Some(pool) => BatchSource::BatchPool(pool.lane(lane)),
         None => {
-            let lane = u32::try_from(lane).expect("fewer lanes than that");
-            Source::Stamped(Ledger::new(Stamper::new(load.seed, run, lane, load.size), lane))
+            let lane = u32::try_from(lane).expect("the number of lanes is limited");
+            BatchSource::Stamped(SentBatches::new(
+                Stamper::new(load.seed, run, lane, load.size),
+                lane,
+            ))
         }
     };
     let lanes = lanes(load, &target, source);
-    let (lanes, warmup) = phase::run(lanes, load, Part::Warmup).await?;
+    let (lanes, warmup) = phase::run(lanes, load, RunPhase::Warmup).await?;
     let before = target.observe().await;
-    let (lanes, outcome) = phase::run(lanes, load, Part::Measured).await?;
+    let (lanes, outcome) = phase::run(lanes, load, RunPhase::Measured).await?;
     let after = target.observe().await;
-    let mut report = Report::new(load, &target, &before, &after, &warmup, &outcome);
+    let mut report = BenchReport::new(load, &target, &before, &after, &warmup, &outcome);
     if load.stream {
-        report.note_in_flight_per_stream(lanes.len());
+        report.note_stream_count(lanes.len());
     }
-    // The ceiling, which says so, stores nothing.
+    // The ceiling stores nothing and reports storage "none".
     if is_weak && report.storage != "none" {
         let mut all = warmup.meter.clone();
         all.merge(&outcome.meter);
-        let missing = weak::count_missing(&target, &marks, &all.acked).await;
+        let missing = weak_acks::count_missing(&target, &initial_ends, &all.acked).await;
         report.note_missing(all.acked.values().sum(), missing);
     }
     if load.verify {
-        let ledgers = lanes.into_iter().filter_map(Writer::into_ledger).collect();
-        // What was measured stays measured, whatever comes of looking at it afterwards.
-        report.verify = Some(match read_back(&target, &marks, run, ledgers).await {
+        let sent_batches = lanes.into_iter().filter_map(WriteLane::into_sent_batches).collect();
+        // A failed verification does not invalidate the measurement.
+        report.verify = Some(match read_back(&target, &initial_ends, run, sent_batches).await {
             Ok(findings) => Verification::Written(findings),
             Err(error) => Verification::not_possible(&error),
         });
@@ -76,22 +82,26 @@ pub(crate) async fn run(load: &Load) -> Result<Report> {
     Ok(report)
 }
 
-/// A number that no other run against these partitions has, without asking for chance.
-pub(crate) fn run_id(load: &Load, ends: impl Iterator<Item = u64>) -> u64 {
+/// Returns a number that differs between runs against the same partitions, without randomness.
+pub(crate) fn run_id(load: &BenchLoad, ends: impl Iterator<Item = u64>) -> u64 {
     let seed = load.seed ^ u64::from(std::process::id()).rotate_left(32);
-    // FNV-1a over the ends: every run that has written anything has moved one.
+    // FNV-1a over the end offsets: a run that writes moves at least one of them.
     ends.fold(seed ^ 0xCBF2_9CE4_8422_2325, |hash, end| {
         (hash ^ end).wrapping_mul(0x0000_0100_0000_01B3)
     })
 }
 
-/// The lanes of a load. `source` gives each its batches.
-pub(crate) fn lanes(load: &Load, target: &Target, source: impl Fn(usize) -> Source) -> Vec<Writer> {
+/// Creates the lanes of a load. `source` supplies the batches of each.
+pub(crate) fn lanes(
+    load: &BenchLoad,
+    target: &BenchTarget,
+    source: impl Fn(usize) -> BatchSource,
+) -> Vec<WriteLane> {
     let mut lanes = Vec::new();
     for client in 0..load.clients {
         let partitions = partitions_of(client, load.clients, &target.partitions);
         let mut add = |partitions: Vec<u32>, path| {
-            lanes.push(Writer {
+            lanes.push(WriteLane {
                 topic: load.topic.clone(),
                 batch_size: load.batch_size,
                 partitions,
@@ -106,7 +116,7 @@ pub(crate) fn lanes(load: &Load, target: &Target, source: impl Fn(usize) -> Sour
             for partition in partitions {
                 add(
                     vec![partition],
-                    Path::Stream(Box::new(Pipe::new(load, connection, partition))),
+                    AppendPath::Stream(Box::new(StreamPipeline::new(load, connection, partition))),
                 );
             }
         } else {
@@ -114,14 +124,14 @@ pub(crate) fn lanes(load: &Load, target: &Target, source: impl Fn(usize) -> Sour
                 let mut partitions = partitions.clone();
                 let start = lane * partitions.len() / load.in_flight;
                 partitions.rotate_left(start);
-                add(partitions, Path::Unary(producer(load, connection)));
+                add(partitions, AppendPath::Unary(producer(load, connection)));
             }
         }
     }
     lanes
 }
 
-pub(crate) fn producer(load: &Load, client: &Client) -> Producer {
+pub(crate) fn producer(load: &BenchLoad, client: &Client) -> Producer {
     client.producer(ProducerOptions {
         durability: load.durability(),
         idempotent: load.idempotent,
@@ -129,51 +139,51 @@ pub(crate) fn producer(load: &Load, client: &Client) -> Producer {
     })
 }
 
-/// One lane.
+/// Lane that appends batches.
 #[derive(Debug)]
-pub(crate) struct Writer {
+pub(crate) struct WriteLane {
     topic: String,
     batch_size: u32,
     partitions: Vec<u32>,
     turn: usize,
-    source: Source,
-    path: Path,
+    source: BatchSource,
+    path: AppendPath,
     failures_in_a_row: u32,
 }
 
 #[derive(Debug)]
-enum Path {
+enum AppendPath {
     Unary(Producer),
-    Stream(Box<Pipe>),
+    Stream(Box<StreamPipeline>),
 }
 
-/// Where a lane's batches come from.
+/// Source of a lane's batches.
 #[derive(Debug)]
-pub(crate) enum Source {
-    /// Made beforehand.
-    Pool(Pool),
-    /// Stamped, and kept account of.
-    Stamped(Ledger),
-    /// Stamped with the time of the send.
+pub(crate) enum BatchSource {
+    /// Built in advance.
+    BatchPool(BatchPool),
+    /// Stamped and noted for verification.
+    Stamped(SentBatches),
+    /// Stamped with the send time.
     Timed { stamper: Stamper, epoch: Instant, next_sequence: u64 },
 }
 
-/// A batch on its way.
+/// Batch whose ack is outstanding.
 #[derive(Debug)]
-struct Sent {
-    /// What latency counts from.
+struct InFlightBatch {
+    /// Start of the latency measurement.
     since: Instant,
     sent: Instant,
     is_paced: bool,
     partition: u32,
     records: u32,
     bytes: usize,
-    /// Number in the ledger.
+    /// Number in [`SentBatches`].
     number: usize,
 }
 
-impl Sent {
-    fn note(&self, now: Instant, meter: &mut Meter) {
+impl InFlightBatch {
+    fn note(&self, now: Instant, meter: &mut LoadMeter) {
         meter.succeed(now - self.since, u64::from(self.records), self.bytes as u64);
         if self.is_paced {
             meter.part("service", now - self.sent);
@@ -182,15 +192,15 @@ impl Sent {
     }
 }
 
-impl Source {
-    /// The next batch and its number.
+impl BatchSource {
+    /// Returns the next batch and its number.
     fn next(&mut self, partition: u32, records: u32, since: Instant) -> (EncodedBatch, usize) {
         match self {
-            Self::Pool(pool) => (pool.next(records), 0),
-            Self::Stamped(ledger) => {
-                let first = ledger.next_sequence();
-                let number = ledger.send(partition, records);
-                (stamped(&ledger.stamper, first, records, 0), number)
+            Self::BatchPool(pool) => (pool.next(records), 0),
+            Self::Stamped(sent_batches) => {
+                let first = sent_batches.next_sequence();
+                let number = sent_batches.send(partition, records);
+                (stamped(&sent_batches.stamper, first, records, 0), number)
             }
             Self::Timed { stamper, epoch, next_sequence } => {
                 let sent_ns = u64::try_from((since - *epoch).as_nanos()).unwrap_or(u64::MAX);
@@ -202,13 +212,13 @@ impl Source {
     }
 
     fn settle(&mut self, number: usize, result: &Result<Ack, Error>) {
-        let Self::Stamped(ledger) = self else { return };
-        let fate = match result {
-            Ok(ack) => Fate::Acked { first_offset: ack.first_offset },
-            Err(error) if error.may_have_applied => Fate::Open,
-            Err(_) => Fate::Refused,
+        let Self::Stamped(sent_batches) = self else { return };
+        let outcome = match result {
+            Ok(ack) => SendOutcome::Acked { first_offset: ack.first_offset },
+            Err(error) if error.may_have_applied => SendOutcome::Open,
+            Err(_) => SendOutcome::Refused,
         };
-        ledger.settle(number, fate);
+        sent_batches.settle(number, outcome);
     }
 }
 
@@ -219,16 +229,16 @@ fn stamped(stamper: &Stamper, first: u64, records: u32, sent_ns: u64) -> Encoded
     batch::encode(&records)
 }
 
-impl Lane for Writer {
-    async fn run(mut self, budget: Arc<Budget>, _: Part) -> (Self, Meter) {
-        let mut meter = Meter::new();
+impl LoadLane for WriteLane {
+    async fn run(mut self, budget: Arc<SendBudget>, _: RunPhase) -> (Self, LoadMeter) {
+        let mut meter = LoadMeter::new();
         self.failures_in_a_row = 0;
         match &mut self.path {
-            Path::Unary(producer) => {
+            AppendPath::Unary(producer) => {
                 let producer = producer.clone();
                 self.run_unary(&producer, &budget, &mut meter).await;
             }
-            Path::Stream(_) => self.run_stream(&budget, &mut meter).await,
+            AppendPath::Stream(_) => self.run_stream(&budget, &mut meter).await,
         }
         if self.failures_in_a_row >= FAILURES_IN_A_ROW_MAX {
             meter.give_up(budget.start().elapsed());
@@ -237,15 +247,15 @@ impl Lane for Writer {
     }
 }
 
-impl Writer {
-    fn into_ledger(self) -> Option<Ledger> {
+impl WriteLane {
+    fn into_sent_batches(self) -> Option<SentBatches> {
         match self.source {
-            Source::Stamped(ledger) => Some(ledger),
-            Source::Pool(_) | Source::Timed { .. } => None,
+            BatchSource::Stamped(sent_batches) => Some(sent_batches),
+            BatchSource::BatchPool(_) | BatchSource::Timed { .. } => None,
         }
     }
 
-    async fn run_unary(&mut self, producer: &Producer, budget: &Budget, meter: &mut Meter) {
+    async fn run_unary(&mut self, producer: &Producer, budget: &SendBudget, meter: &mut LoadMeter) {
         while self.failures_in_a_row < FAILURES_IN_A_ROW_MAX
             && let Some(slot) = budget.take(self.batch_size).await
         {
@@ -256,13 +266,13 @@ impl Writer {
         }
     }
 
-    /// Keeps the pipe full. Acks come in the order of the sends, so only the oldest is waited for.
-    async fn run_stream(&mut self, budget: &Budget, meter: &mut Meter) {
+    /// Keeps the pipeline full. Acks come in send order, so only the oldest is awaited.
+    async fn run_stream(&mut self, budget: &SendBudget, meter: &mut LoadMeter) {
         let mut is_over = false;
         loop {
             is_over |= self.failures_in_a_row >= FAILURES_IN_A_ROW_MAX;
-            let Path::Stream(pipe) = &mut self.path else { return };
-            if !is_over && pipe.has_room() {
+            let AppendPath::Stream(pipe) = &mut self.path else { return };
+            if !is_over && pipe.has_capacity() {
                 tokio::select! {
                     biased;
                     slot = budget.take(self.batch_size) => match slot {
@@ -282,18 +292,23 @@ impl Writer {
         }
     }
 
-    /// Puts a batch into the pipe, which is opened first if it is not open.
-    async fn send(&mut self, slot: Slot, meter: &mut Meter) {
+    /// Sends a batch through the pipeline, opening its session first if necessary.
+    async fn send(&mut self, slot: SendSlot, meter: &mut LoadMeter) {
         let partition = self.partition();
         let (batch, sent) = self.prepare(slot, partition);
-        let Path::Stream(pipe) = &mut self.path else { return };
+        let AppendPath::Stream(pipe) = &mut self.path else { return };
         if let Err(error) = pipe.send(batch, sent).await {
             let (sent, error) = *error;
             self.conclude(&sent, Err(error), meter);
         }
     }
 
-    fn conclude(&mut self, sent: &Sent, result: Result<Ack, Error>, meter: &mut Meter) {
+    fn conclude(
+        &mut self,
+        sent: &InFlightBatch,
+        result: Result<Ack, Error>,
+        meter: &mut LoadMeter,
+    ) {
         self.failures_in_a_row = if result.is_ok() { 0 } else { self.failures_in_a_row + 1 };
         self.source.settle(sent.number, &result);
         match result {
@@ -312,12 +327,12 @@ impl Writer {
         partition
     }
 
-    fn prepare(&mut self, slot: Slot, partition: u32) -> (EncodedBatch, Sent) {
+    fn prepare(&mut self, slot: SendSlot, partition: u32) -> (EncodedBatch, InFlightBatch) {
         let since = slot.intended.unwrap_or_else(Instant::now);
         let (batch, number) = self.source.next(partition, slot.records, since);
-        // What it took to make the batch is not the service's; a late send is.
+        // The time to build the batch is not the service's; the delay of a late send is.
         let sent = Instant::now();
-        let sent = Sent {
+        let sent = InFlightBatch {
             since: slot.intended.unwrap_or(sent),
             sent,
             is_paced: slot.intended.is_some(),
@@ -330,26 +345,26 @@ impl Writer {
     }
 }
 
-/// A session and what is in it. After a failure the next send opens another one.
+/// Session with its unacked batches. After a failure the next send opens a new session.
 #[derive(Debug)]
-struct Pipe {
+struct StreamPipeline {
     client: Client,
     topic: String,
     partition: u32,
     options: SessionOptions,
     session: Option<Session>,
-    under_way: VecDeque<(Sent, Acked)>,
+    in_flight: VecDeque<(InFlightBatch, AckFuture)>,
 }
 
-impl Pipe {
-    fn new(load: &Load, client: &Client, partition: u32) -> Self {
+impl StreamPipeline {
+    fn new(load: &BenchLoad, client: &Client, partition: u32) -> Self {
         let bytes = load.in_flight.saturating_mul(load.size + 64);
         let bytes = bytes.saturating_mul(load.batch_size as usize);
         let options = SessionOptions {
             durability: load.durability(),
             idempotent: load.idempotent,
             in_flight_batches: load.in_flight,
-            in_flight_bytes: bytes.max(STREAM_BYTES_MIN),
+            in_flight_bytes: bytes.max(STREAM_BYTES_IN_FLIGHT_MIN),
             ..SessionOptions::default()
         };
         Self {
@@ -358,19 +373,23 @@ impl Pipe {
             partition,
             options,
             session: None,
-            under_way: VecDeque::with_capacity(load.in_flight),
+            in_flight: VecDeque::with_capacity(load.in_flight),
         }
     }
 
-    fn has_room(&self) -> bool {
-        self.under_way.len() < self.options.in_flight_batches
+    fn has_capacity(&self) -> bool {
+        self.in_flight.len() < self.options.in_flight_batches
     }
 
     fn is_empty(&self) -> bool {
-        self.under_way.is_empty()
+        self.in_flight.is_empty()
     }
 
-    async fn send(&mut self, batch: EncodedBatch, sent: Sent) -> Result<(), Box<(Sent, Error)>> {
+    async fn send(
+        &mut self,
+        batch: EncodedBatch,
+        sent: InFlightBatch,
+    ) -> Result<(), Box<(InFlightBatch, Error)>> {
         let session = match self.session.take() {
             Some(session) => session,
             None => {
@@ -383,7 +402,7 @@ impl Pipe {
         };
         match session.append(batch).await {
             Ok(acked) => {
-                self.under_way.push_back((sent, acked));
+                self.in_flight.push_back((sent, acked));
                 self.session = Some(session);
                 Ok(())
             }
@@ -391,12 +410,13 @@ impl Pipe {
         }
     }
 
-    /// The ack of the oldest batch, which is not empty-handed only if there is one. Nothing is lost
-    /// if the future is dropped.
-    async fn oldest(&mut self) -> (Sent, Result<Ack, Error>) {
-        let (_, acked) = self.under_way.front_mut().expect("asked only if not empty");
+    /// Waits for the ack of the oldest batch.
+    ///
+    /// Panics if the pipeline is empty. Cancel safe.
+    async fn oldest(&mut self) -> (InFlightBatch, Result<Ack, Error>) {
+        let (_, acked) = self.in_flight.front_mut().expect("the pipeline is not empty");
         let result = acked.await;
-        let (sent, _) = self.under_way.pop_front().expect("as above");
+        let (sent, _) = self.in_flight.pop_front().expect("the pipeline is not empty");
         if result.is_err() {
             self.session = None;
         }
@@ -411,11 +431,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn open_loop_latency_counts_from_the_intended_time() {
-        // Due at 0, sent 50 ms late because the one before was slow, answered 1 ms later.
+    fn open_loop_latency_counts_from_the_scheduled_time() {
+        // Due at 0, sent 50 ms late because the previous send was slow, answered 1 ms later.
         let since = Instant::now();
         let sent = since + Duration::from_millis(50);
-        let batch = Sent {
+        let batch = InFlightBatch {
             since,
             sent,
             is_paced: true,
@@ -424,9 +444,9 @@ mod tests {
             bytes: 1000,
             number: 0,
         };
-        let mut meter = Meter::new();
+        let mut meter = LoadMeter::new();
         batch.note(sent + Duration::from_millis(1), &mut meter);
-        let ms = |latencies: &crate::meter::Latencies| {
+        let ms = |latencies: &crate::meter::LatencyHistogram| {
             (latencies.percentiles().unwrap().max / 1000.0).round()
         };
         assert_eq!(ms(&meter.latency), 51.0);

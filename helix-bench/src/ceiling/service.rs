@@ -1,20 +1,20 @@
-//! The public API over nothing: decodes, checks as a server must, and answers. What it costs is
-//! what any server costs that speaks this API, so it is the ceiling for all of them.
+//! Public API without storage: decodes, makes the checks that a server must make, and answers.
+//!
+//! Any server with this API pays at least this cost, so its throughput is the ceiling.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use helix_proto::framing::Requests;
 use helix_proto::log::v1 as pb;
 use helix_proto::log::v1::append_stream_request::Message as StreamRequest;
-use helix_proto::log::v1::append_stream_response::Message as StreamAnswer;
+use helix_proto::log::v1::append_stream_response::Message as StreamResponse;
 use helix_proto::log::v1::cluster_service_server::{ClusterService, ClusterServiceServer};
 use helix_proto::log::v1::consume_service_server::{ConsumeService, ConsumeServiceServer};
 use helix_proto::log::v1::produce_service_server::{ProduceService, ProduceServiceServer};
 use helix_proto::log::v1::topic_service_server::{TopicService, TopicServiceServer};
 use helix_proto::log::v1::{EncodedBatch, ErrorReason};
-use helix_proto::messages::{self, Messages};
+use helix_transport::{MessageStream, RequestLayer};
 use tokio::net::TcpListener;
 use tokio_stream::Stream;
 use tonic::transport::Server;
@@ -22,11 +22,12 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::state::{
-    Bounds, NODE_ID, RECORDS, State, WATERMARKS, check, no_such_call, refuse, resolve,
+    CeilingState, FetchBounds, NODE_ID, RECORDS, WATERMARKS, check, error_status, resolve,
+    unimplemented_call,
 };
-use crate::target::process_cpu_time;
+use crate::host::process_cpu_time;
 
-/// As in the server: `limits.rs` there has the reasons.
+/// Same values as in the server's `limits.rs`, which documents the reasons.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 const BATCH_BYTES_MAX: u32 = 4 << 20;
 const STREAM_BATCHES_IN_FLIGHT_MAX: u32 = 64;
@@ -39,20 +40,20 @@ const FRAME_BYTES: u32 = 256 << 10;
 /// Serves until the process ends.
 ///
 /// # Errors
-/// Why the connection could not be served.
+/// The listener failed.
 pub(crate) async fn serve(
     listener: TcpListener,
     batches: Vec<EncodedBatch>,
 ) -> Result<(), tonic::transport::Error> {
-    let address = listener.local_addr().expect("it is bound");
-    let ceiling = Ceiling(Arc::new(State::new(address, batches)));
+    let address = listener.local_addr().expect("the listener is bound");
+    let ceiling = CeilingService(Arc::new(CeilingState::new(address, batches)));
     Server::builder()
         .tcp_nodelay(true)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES)
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
-        .add_service(Requests(
+        .add_service(RequestLayer(
             ProduceServiceServer::new(ceiling.clone())
                 .max_decoding_message_size(MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
@@ -69,10 +70,10 @@ pub(crate) async fn serve(
 }
 
 #[derive(Debug, Clone)]
-struct Ceiling(Arc<State>);
+struct CeilingService(Arc<CeilingState>);
 
 #[tonic::async_trait]
-impl ProduceService for Ceiling {
+impl ProduceService for CeilingService {
     async fn init_producer(
         &self,
         _request: Request<pb::InitProducerRequest>,
@@ -85,34 +86,34 @@ impl ProduceService for Ceiling {
         &self,
         request: Request<pb::AppendRequest>,
     ) -> Result<Response<pb::AppendResponse>, Status> {
-        let request = messages::single(request, MESSAGE_BYTES_MAX).await?;
+        let request = helix_transport::read_unary(request, MESSAGE_BYTES_MAX).await?;
         let records = check(request.batch.as_ref())?;
         let ack = Some(self.0.ack(request.partition, records));
         Ok(Response::new(pb::AppendResponse { ack, watermarks: Some(WATERMARKS) }))
     }
 
-    type AppendStreamStream = Acks;
+    type AppendStreamStream = AckStream;
 
     async fn append_stream(
         &self,
         request: Request<Streaming<pb::AppendStreamRequest>>,
-    ) -> Result<Response<Acks>, Status> {
-        let batches = messages::stream(&request, MESSAGE_BYTES_MAX);
-        let acks = Acks { state: self.0.clone(), batches, partition: None };
+    ) -> Result<Response<AckStream>, Status> {
+        let batches = helix_transport::read_messages(&request, MESSAGE_BYTES_MAX);
+        let acks = AckStream { state: self.0.clone(), batches, partition: None };
         Ok(Response::new(acks))
     }
 }
 
-/// Answers of one append stream: all acks that are due when the transport asks go in one message.
+/// Responses of one append stream. All acks that are ready when polled share one message.
 #[derive(Debug)]
-struct Acks {
-    state: Arc<State>,
-    batches: Messages<pb::AppendStreamRequest>,
-    /// None before the first message.
+struct AckStream {
+    state: Arc<CeilingState>,
+    batches: MessageStream<pb::AppendStreamRequest>,
+    /// `None` before the first message.
     partition: Option<u32>,
 }
 
-impl Stream for Acks {
+impl Stream for AckStream {
     type Item = Result<pb::AppendStreamResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -121,7 +122,7 @@ impl Stream for Acks {
             let message = match self.batches.poll_message(context) {
                 Poll::Ready(Ok(Some(request))) => request.message,
                 Poll::Ready(Err(status)) => return Poll::Ready(Some(Err(status))),
-                // The end is asked for again once these acks are out.
+                // The end is polled again after these acks are sent.
                 Poll::Ready(Ok(None)) | Poll::Pending if !acks.is_empty() => {
                     return Poll::Ready(Some(Ok(acked(acks))));
                 }
@@ -143,7 +144,7 @@ impl Stream for Acks {
                     }
                 }
                 _ => {
-                    let status = refuse(ErrorReason::InvalidArgument, "message out of turn");
+                    let status = error_status(ErrorReason::InvalidArgument, "message out of turn");
                     return Poll::Ready(Some(Err(status)));
                 }
             }
@@ -159,38 +160,44 @@ fn opened() -> pb::AppendStreamResponse {
         max_in_flight_batches: STREAM_BATCHES_IN_FLIGHT_MAX,
         max_in_flight_bytes: STREAM_BYTES_IN_FLIGHT_MAX,
     };
-    pb::AppendStreamResponse { message: Some(StreamAnswer::Opened(opened)) }
+    pb::AppendStreamResponse { message: Some(StreamResponse::Opened(opened)) }
 }
 
 fn acked(acks: Vec<pb::AppendAck>) -> pb::AppendStreamResponse {
     let acks = pb::AppendAcks { acks, watermarks: Some(WATERMARKS) };
-    pb::AppendStreamResponse { message: Some(StreamAnswer::Acks(acks)) }
+    pb::AppendStreamResponse { message: Some(StreamResponse::Acks(acks)) }
 }
 
 #[tonic::async_trait]
-impl ConsumeService for Ceiling {
+impl ConsumeService for CeilingService {
     async fn fetch(
         &self,
         request: Request<pb::FetchRequest>,
     ) -> Result<Response<pb::FetchResponse>, Status> {
         let request = request.into_inner();
-        let bounds = Bounds::new(request.limits.as_ref());
+        let bounds = FetchBounds::new(request.limits.as_ref());
         let reads = request.partitions.into_iter().map(|start| self.0.read(start, bounds));
         let partitions = reads.collect::<Result<_, _>>()?;
         Ok(Response::new(pb::FetchResponse { partitions }))
     }
 
-    type SubscribeStream = Deliveries;
+    type SubscribeStream = DeliveryStream;
 
     async fn subscribe(
         &self,
         request: Request<pb::SubscribeRequest>,
-    ) -> Result<Response<Deliveries>, Status> {
+    ) -> Result<Response<DeliveryStream>, Status> {
         let request = request.into_inner();
-        let bytes = Bounds::new(None).bytes;
-        let most = Bounds::new(request.limits.as_ref()).records;
+        let bytes = FetchBounds::new(None).bytes;
+        let most = FetchBounds::new(request.limits.as_ref()).records;
         let partitions = request.partitions;
-        Ok(Response::new(Deliveries { state: self.0.clone(), partitions, bytes, most, turn: 0 }))
+        Ok(Response::new(DeliveryStream {
+            state: self.0.clone(),
+            partitions,
+            bytes,
+            most,
+            turn: 0,
+        }))
     }
 
     async fn resolve_offsets(
@@ -211,19 +218,19 @@ impl ConsumeService for Ceiling {
     }
 }
 
-/// One subscription: its partitions in turn, as fast as the reader takes them.
+/// One subscription: serves its partitions in turn, as fast as the reader accepts.
 #[derive(Debug)]
-struct Deliveries {
-    state: Arc<State>,
-    /// Those that have not reached their ends.
+struct DeliveryStream {
+    state: Arc<CeilingState>,
+    /// Partitions that have not reached their end.
     partitions: Vec<pb::PartitionStart>,
     bytes: u64,
-    /// Records still to be delivered.
+    /// Records left to deliver.
     most: u64,
     turn: usize,
 }
 
-impl Stream for Deliveries {
+impl Stream for DeliveryStream {
     type Item = Result<pb::SubscribeResponse, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -233,7 +240,7 @@ impl Stream for Deliveries {
         let turn = self.turn % self.partitions.len();
         let start = self.partitions[turn].clone();
         let until = start.until_offset.unwrap_or(RECORDS);
-        let bounds = Bounds { records: self.most, bytes: self.bytes, until: RECORDS };
+        let bounds = FetchBounds { records: self.most, bytes: self.bytes, until: RECORDS };
         let data = match self.state.read(start, bounds) {
             Ok(data) => data,
             Err(status) => return Poll::Ready(Some(Err(status))),
@@ -252,7 +259,7 @@ impl Stream for Deliveries {
 }
 
 #[tonic::async_trait]
-impl TopicService for Ceiling {
+impl TopicService for CeilingService {
     async fn create_topic(
         &self,
         request: Request<pb::CreateTopicRequest>,
@@ -275,50 +282,50 @@ impl TopicService for Ceiling {
         &self,
         _: Request<pb::ListTopicsRequest>,
     ) -> Result<Response<pb::ListTopicsResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
     async fn update_topic(
         &self,
         _: Request<pb::UpdateTopicRequest>,
     ) -> Result<Response<pb::UpdateTopicResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
     async fn add_partitions(
         &self,
         _: Request<pb::AddPartitionsRequest>,
     ) -> Result<Response<pb::AddPartitionsResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
     async fn delete_topic(
         &self,
         _: Request<pb::DeleteTopicRequest>,
     ) -> Result<Response<pb::DeleteTopicResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
     async fn trim_partition(
         &self,
         _: Request<pb::TrimPartitionRequest>,
     ) -> Result<Response<pb::TrimPartitionResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
     async fn set_fencing_token(
         &self,
         _: Request<pb::SetFencingTokenRequest>,
     ) -> Result<Response<pb::SetFencingTokenResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 }
 
-/// A stream that nobody gets.
-type Never<T> = tokio_stream::Empty<Result<T, Status>>;
+/// Response stream type of methods that are not implemented.
+type EmptyStream<T> = tokio_stream::Empty<Result<T, Status>>;
 
 #[tonic::async_trait]
-impl ClusterService for Ceiling {
+impl ClusterService for CeilingService {
     async fn get_metadata(
         &self,
         request: Request<pb::GetMetadataRequest>,
@@ -364,70 +371,70 @@ impl ClusterService for Ceiling {
         }))
     }
 
-    type WatchMetadataStream = Never<pb::WatchMetadataResponse>;
+    type WatchMetadataStream = EmptyStream<pb::WatchMetadataResponse>;
 
     async fn watch_metadata(
         &self,
         _: Request<pb::WatchMetadataRequest>,
     ) -> Result<Response<Self::WatchMetadataStream>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
     async fn get_health(
         &self,
         _: Request<pb::GetHealthRequest>,
     ) -> Result<Response<pb::GetHealthResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
     async fn add_node(
         &self,
         _: Request<pb::AddNodeRequest>,
     ) -> Result<Response<pb::AddNodeResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
     async fn remove_node(
         &self,
         _: Request<pb::RemoveNodeRequest>,
     ) -> Result<Response<pb::RemoveNodeResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
     async fn replace_node(
         &self,
         _: Request<pb::ReplaceNodeRequest>,
     ) -> Result<Response<pb::ReplaceNodeResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
-    type WatchMembershipChangeStream = Never<pb::WatchMembershipChangeResponse>;
+    type WatchMembershipChangeStream = EmptyStream<pb::WatchMembershipChangeResponse>;
 
     async fn watch_membership_change(
         &self,
         _: Request<pb::WatchMembershipChangeRequest>,
     ) -> Result<Response<Self::WatchMembershipChangeStream>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
     async fn set_draining(
         &self,
         _: Request<pb::SetDrainingRequest>,
     ) -> Result<Response<pb::SetDrainingResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
     async fn balance_leaders(
         &self,
         _: Request<pb::BalanceLeadersRequest>,
     ) -> Result<Response<pb::BalanceLeadersResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 
     async fn transfer_leader(
         &self,
         _: Request<pb::TransferLeaderRequest>,
     ) -> Result<Response<pb::TransferLeaderResponse>, Status> {
-        no_such_call()
+        unimplemented_call()
     }
 }

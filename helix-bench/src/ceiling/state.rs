@@ -1,4 +1,4 @@
-//! What the ceiling pretends to hold, and what it looks at before it answers.
+//! State that the ceiling pretends to have, and the checks that it makes before it answers.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -12,32 +12,32 @@ use helix_proto::log::v1::{EncodedBatch, ErrorReason, Watermarks};
 use tokio::time::Instant;
 use tonic::Status;
 
-/// As in the server: `limits.rs` there has the reasons.
+/// Same values as in the server's `limits.rs`, which documents the reasons.
 const RECORD_BYTES_MAX: usize = 1 << 20;
 const FETCH_BYTES_DEFAULT: u64 = 1 << 20;
 const FETCH_BYTES_MAX: u64 = 8 << 20;
 
-/// Records that each partition seems to have.
+/// Records that each partition appears to have.
 pub(super) const RECORDS: u64 = 1 << 40;
-/// Partitions of a topic that nobody has created.
+/// Partitions of a topic that was not created.
 const PARTITIONS_DEFAULT: u32 = 4;
-/// Partitions that count offsets of their own; higher ones share.
+/// Partitions with their own offset counter; higher partitions share them.
 const COUNTERS: usize = 1 << 12;
 pub(super) const NODE_ID: u64 = 1;
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct CeilingState {
     pub(super) endpoint: String,
     pub(super) started: Instant,
-    /// What every fetch gives: one after the other, for ever.
+    /// Batches that fetches return in an endless cycle.
     batches: Vec<EncodedBatch>,
     /// Next offset of each partition, for acks only.
     next_offsets: Vec<AtomicU64>,
-    /// Partitions of the topics that were created.
+    /// Partitions of the created topics.
     topics: Mutex<HashMap<String, u32>>,
 }
 
-impl State {
+impl CeilingState {
     pub(super) fn new(address: SocketAddr, batches: Vec<EncodedBatch>) -> Self {
         assert!(!batches.is_empty(), "there is something to fetch");
         Self {
@@ -60,22 +60,22 @@ impl State {
         }
     }
 
-    /// Batches from the one that holds `offset` on, and the offset after them.
-    fn fetch(&self, offset: u64, bounds: Bounds) -> (Vec<pb::StoredBatch>, u64) {
+    /// Returns the batches from that with `offset` on, and the offset after them.
+    fn fetch(&self, offset: u64, bounds: FetchBounds) -> (Vec<pb::StoredBatch>, u64) {
         let batch_records = u64::from(self.batches[0].record_count);
         let mut number = offset / batch_records;
         let (mut records, mut bytes) = (0, 0);
         let mut found = Vec::with_capacity(1);
         loop {
-            let place = number % self.batches.len() as u64;
-            let batch = &self.batches[usize::try_from(place).expect("below a length")];
+            let index = number % self.batches.len() as u64;
+            let batch = &self.batches[usize::try_from(index).expect("index is in range")];
             let first_offset = number * batch_records;
             let is_full = records >= bounds.records
                 || bytes + batch.payload.len() as u64 > bounds.bytes && !found.is_empty();
             if is_full || offset.max(first_offset) >= bounds.until {
                 return (found, offset.max(first_offset).min(bounds.until.max(offset)));
             }
-            // The first one counts from the asked offset on, as in the server.
+            // The first batch counts from the requested offset on, as in the server.
             records += first_offset + batch_records - offset.max(first_offset);
             bytes += batch.payload.len() as u64;
             found.push(pb::StoredBatch {
@@ -91,7 +91,7 @@ impl State {
     pub(super) fn read(
         &self,
         start: pb::PartitionStart,
-        mut bounds: Bounds,
+        mut bounds: FetchBounds,
     ) -> Result<pb::PartitionRecords, Status> {
         let offset = resolve(start.start.as_ref())?;
         bounds.until = bounds.until.min(start.until_offset.unwrap_or(RECORDS));
@@ -144,15 +144,15 @@ impl State {
 pub(super) const WATERMARKS: Watermarks =
     Watermarks { log_start_offset: 0, high_watermark: RECORDS };
 
-/// How much one answer may hold.
+/// Limits of one response.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bounds {
+pub(super) struct FetchBounds {
     pub(super) records: u64,
     pub(super) bytes: u64,
     pub(super) until: u64,
 }
 
-impl Bounds {
+impl FetchBounds {
     pub(super) fn new(limits: Option<&pb::ReadLimits>) -> Self {
         let records = limits.and_then(|limits| limits.max_records).unwrap_or(u64::MAX);
         let bytes = limits.and_then(|limits| limits.max_bytes).unwrap_or(FETCH_BYTES_DEFAULT);
@@ -167,66 +167,69 @@ pub(super) fn resolve(start: Option<&pb::StartPosition>) -> Result<u64, Status> 
         Some(Position::Named(named)) => match pb::NamedPosition::try_from(*named) {
             Ok(pb::NamedPosition::Earliest) => Ok(0),
             Ok(pb::NamedPosition::Latest) => Ok(RECORDS),
-            _ => Err(refuse(ErrorReason::InvalidArgument, "no position")),
+            _ => Err(error_status(ErrorReason::InvalidArgument, "no position")),
         },
-        _ => Err(refuse(ErrorReason::Unimplemented, "the ceiling knows offsets only")),
+        _ => Err(error_status(ErrorReason::Unimplemented, "the ceiling knows offsets only")),
     }
 }
 
-/// What a server has to look at before it may store a batch. Gives the number of records.
+/// Makes the checks that a server needs before it may store a batch. Returns the record count.
 pub(super) fn check(batch: Option<&pb::Batch>) -> Result<u32, Status> {
     use pb::batch::Form;
     let Some(Form::Encoded(batch)) = batch.and_then(|batch| batch.form.as_ref()) else {
-        return Err(refuse(ErrorReason::Unimplemented, "the ceiling takes encoded batches only"));
+        return Err(error_status(
+            ErrorReason::Unimplemented,
+            "the ceiling takes encoded batches only",
+        ));
     };
     if !batch::is_intact(batch) {
-        return Err(refuse(ErrorReason::CorruptBatch, "checksum mismatch"));
+        return Err(error_status(ErrorReason::CorruptBatch, "checksum mismatch"));
     }
     batch::scan(&batch.payload, batch.record_count, RECORD_BYTES_MAX)
-        .map_err(|error| refuse(ErrorReason::RecordCountMismatch, &error.to_string()))?;
+        .map_err(|error| error_status(ErrorReason::RecordCountMismatch, &error.to_string()))?;
     Ok(batch.record_count)
 }
 
-pub(super) fn refuse(reason: ErrorReason, message: &str) -> Status {
+pub(super) fn error_status(reason: ErrorReason, message: &str) -> Status {
     wire::to_status(&wire::detail(reason), message, None)
 }
 
-pub(super) fn no_such_call<T>() -> Result<T, Status> {
-    Err(refuse(ErrorReason::Unimplemented, "the ceiling has no such call"))
+pub(super) fn unimplemented_call<T>() -> Result<T, Status> {
+    Err(error_status(ErrorReason::Unimplemented, "the ceiling does not implement this method"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Payload;
-    use crate::payload::Pool;
+    use crate::args::PayloadKind;
+    use crate::payload::BatchPool;
 
-    fn state() -> State {
-        let batches = Pool::new(Payload::Zero, 10, 100, 1, 1).into_batches();
-        State::new(([127, 0, 0, 1], 1).into(), batches)
+    fn state() -> CeilingState {
+        let batches = BatchPool::new(PayloadKind::Zero, 10, 100, 1, 1).into_batches();
+        CeilingState::new(([127, 0, 0, 1], 1).into(), batches)
     }
 
-    fn bounds(records: u64) -> Bounds {
-        Bounds { records, bytes: FETCH_BYTES_DEFAULT, until: RECORDS }
+    fn bounds(records: u64) -> FetchBounds {
+        FetchBounds { records, bytes: FETCH_BYTES_DEFAULT, until: RECORDS }
     }
 
     #[test]
-    fn a_fetch_gives_whole_batches_that_hold_the_offset() {
+    fn fetch_returns_whole_batches_from_the_offset_on() {
         let state = state();
         let (batches, next) = state.fetch(200, bounds(100));
         assert_eq!((batches.len(), batches[0].first_offset, next), (1, 200, 300));
         let (batches, next) = state.fetch(250, bounds(100));
         assert_eq!((batches.len(), batches[0].first_offset, next), (2, 200, 400));
-        let (batches, next) = state.fetch(0, Bounds { bytes: 1, ..bounds(1000) });
+        let (batches, next) = state.fetch(0, FetchBounds { bytes: 1, ..bounds(1000) });
         assert_eq!((batches.len(), next), (1, 100));
-        let (batches, next) = state.fetch(200, Bounds { until: 250, ..bounds(1000) });
+        let (batches, next) = state.fetch(200, FetchBounds { until: 250, ..bounds(1000) });
         assert_eq!((batches.len(), next), (1, 250));
         let (batches, next) = state.fetch(RECORDS, bounds(1));
         assert_eq!((batches.len(), next), (0, RECORDS));
     }
 
     #[test]
-    fn acks_count_per_partition() {
+    fn offsets_are_counted_per_partition() {
         let state = state();
         assert_eq!(state.ack(3, 100).first_offset, Some(0));
         assert_eq!(state.ack(3, 100).first_offset, Some(100));
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_batch_is_refused() {
+    fn rejects_damaged_batches() {
         let mut batch = state().batches[0].clone();
         let form = |batch| pb::Batch { form: Some(pb::batch::Form::Encoded(batch)) };
         assert_eq!(check(Some(&form(batch.clone()))).unwrap(), 100);

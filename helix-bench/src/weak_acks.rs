@@ -1,5 +1,6 @@
-//! Whether what a run was told of by weak acks has stayed: an ack that comes before the records are
-//! synced on a majority promises less, and a crash takes them back without a word.
+//! Counts records that were acked before they were synced on a majority and have since been lost.
+//!
+//! Such an ack does not promise durability, so a crash may lose the records silently.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,40 +9,41 @@ use anyhow::Result;
 use helix_proto::log::v1::ResolvedOffset;
 use tokio::time::Instant;
 
-use crate::target::Target;
+use crate::target::BenchTarget;
 
-/// Longest wait for partitions to grow: weak acks come before the commit, and a leader may have to
-/// be elected first.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two looks.
+/// Longest wait for partitions to grow: weak acks precede the commit, and a leader may have to be
+/// elected first.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause between two polls.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Counts the acked records that are not there: see [`missing`].
+/// Counts the acked records that are missing; see [`missing`].
 ///
 /// # Errors
-/// Why the partitions could not be looked at.
+/// The end offsets cannot be looked up.
 pub(crate) async fn count_missing(
-    target: &Target,
+    target: &BenchTarget,
     before: &[ResolvedOffset],
     acked: &BTreeMap<u32, u64>,
 ) -> Result<u64> {
     let mut least = u64::MAX;
-    let mut well_at = Instant::now();
+    let mut last_progress_at = Instant::now();
     loop {
         let missing = missing(before, &target.ends().await?, acked);
         if missing < least {
-            (least, well_at) = (missing, Instant::now());
+            (least, last_progress_at) = (missing, Instant::now());
         }
-        if missing == 0 || well_at.elapsed() > PATIENCE {
+        if missing == 0 || last_progress_at.elapsed() > PROGRESS_TIMEOUT {
             return Ok(missing);
         }
         tokio::time::sleep(POLL).await;
     }
 }
 
-/// By how much less partitions have grown than was acked in them, all together: that many records
-/// are certainly not there. What others write meanwhile can only hide that records are missing, and
-/// never makes it look so.
+/// Returns by how much the partitions have grown less than was acked.
+///
+/// At least that many records are missing. Concurrent writers can hide missing records but cannot
+/// cause a false count.
 fn missing(before: &[ResolvedOffset], after: &[ResolvedOffset], acked: &BTreeMap<u32, u64>) -> u64 {
     let end = |ends: &[ResolvedOffset], partition: u32| {
         ends.iter().find(|end| end.partition == partition).map_or(0, |end| end.offset)
@@ -62,14 +64,14 @@ mod tests {
     }
 
     #[test]
-    fn partitions_must_have_grown_by_what_was_acked() {
+    fn partitions_must_grow_by_the_acked_records() {
         let acked = BTreeMap::from([(0, 100), (1, 50)]);
         let before = ends([10, 20, 30]);
         assert_eq!(missing(&before, &ends([110, 70, 30]), &acked), 0);
         assert_eq!(missing(&before, &ends([109, 40, 30]), &acked), 1 + 30);
-        // What others wrote to one partition does not make up for another one.
+        // Records of others in one partition do not make up for missing ones in another.
         assert_eq!(missing(&before, &ends([500, 60, 30]), &acked), 10);
-        // An end that fell back takes no more than all that was acked.
+        // An end that moved back counts at most the acked records as missing.
         assert_eq!(missing(&before, &ends([0, 70, 30]), &acked), 100);
     }
 }

@@ -1,8 +1,9 @@
-//! Who works where: partitions for writers, ranges of offsets for readers.
-//! Pure arithmetic.
+//! Assigns work to lanes: partitions to writers, offset ranges to readers.
 
-/// Partitions that lane `lane` of `lanes` writes to in turn. With fewer partitions than lanes,
-/// several lanes share one; otherwise each partition has one writer.
+/// Returns the partitions that lane `lane` of `lanes` writes to in turn.
+///
+/// With fewer partitions than lanes, several lanes share a partition; otherwise each partition has
+/// one writer.
 pub(crate) fn partitions_of(lane: usize, lanes: usize, partitions: &[u32]) -> Vec<u32> {
     if lanes >= partitions.len() {
         vec![partitions[lane % partitions.len()]]
@@ -11,18 +12,19 @@ pub(crate) fn partitions_of(lane: usize, lanes: usize, partitions: &[u32]) -> Ve
     }
 }
 
-/// A range of offsets in a partition, half open.
+/// Half-open range of offsets in a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Share {
+pub(crate) struct OffsetRange {
     pub(crate) partition: u32,
     pub(crate) from: u64,
     pub(crate) until: u64,
 }
 
-/// Splits ranges over lanes so that each record is read once: lane by lane, a list of shares.
-/// Inside a partition shares begin at multiples of `step` from its start, so that they do not cut
-/// batches in two. A lane may get nothing.
-pub(crate) fn split(ranges: &[Share], lanes: usize, step: u64) -> Vec<Vec<Share>> {
+/// Splits ranges over lanes so that each record is read once.
+///
+/// Returns a list of ranges for each lane, which may be empty. Within a partition the ranges begin
+/// at multiples of `step` from its start, so that they do not split batches.
+pub(crate) fn split(ranges: &[OffsetRange], lanes: usize, step: u64) -> Vec<Vec<OffsetRange>> {
     let mut shares = vec![Vec::new(); lanes];
     if lanes <= ranges.len() {
         for (number, range) in ranges.iter().enumerate() {
@@ -40,11 +42,11 @@ pub(crate) fn split(ranges: &[Share], lanes: usize, step: u64) -> Vec<Vec<Share>
 }
 
 /// Cuts a range into at most `parts` ranges of nearly equal length.
-fn cut(range: Share, parts: u64, step: u64) -> Vec<Share> {
+fn cut(range: OffsetRange, parts: u64, step: u64) -> Vec<OffsetRange> {
     let steps = (range.until - range.from).div_ceil(step);
     let edge = |part: u64| range.until.min(range.from + steps * part / parts * step);
     (0..parts)
-        .map(|part| Share { from: edge(part), until: edge(part + 1), ..range })
+        .map(|part| OffsetRange { from: edge(part), until: edge(part + 1), ..range })
         .filter(|share| share.from < share.until)
         .collect()
 }
@@ -53,12 +55,12 @@ fn cut(range: Share, parts: u64, step: u64) -> Vec<Share> {
 mod tests {
     use super::*;
 
-    fn range(partition: u32, from: u64, until: u64) -> Share {
-        Share { partition, from, until }
+    fn range(partition: u32, from: u64, until: u64) -> OffsetRange {
+        OffsetRange { partition, from, until }
     }
 
     #[test]
-    fn every_partition_is_written_once_when_there_are_enough() {
+    fn each_partition_has_one_writer_if_there_are_enough() {
         let partitions: Vec<u32> = (0..1000).collect();
         let mut all: Vec<u32> =
             (0..64).flat_map(|lane| partitions_of(lane, 64, &partitions)).collect();
@@ -75,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn one_range_is_cut_at_batches() {
+    fn range_is_split_at_batch_boundaries() {
         let shares = split(&[range(0, 50, 1050)], 4, 100);
         assert_eq!(
             shares.concat(),
@@ -84,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_cover_each_record_once() {
+    fn split_ranges_cover_each_record_once() {
         for lanes in 1..9 {
             let ranges = [range(0, 0, 1003), range(1, 7, 500), range(2, 0, 1)];
             let mut all = split(&ranges, lanes, 100).concat();
