@@ -1,8 +1,8 @@
-# helix-server, helix and helix-bench on Debian. Builds with BuildKit and with the legacy builder,
-# which is why nothing here mounts a cache. scripts/docker/local-image.sh takes the last stage as it is.
+# helix-server, helix and helix-bench on Debian. No cache mounts, so that the legacy builder works
+# too. scripts/docker/local-image.sh uses the last stage as it is.
 
-# What decides about the dependencies: the manifests, with empty sources beside them.
-# (`{ }`: find would put the name of the file in place of `{}`.)
+# The manifests with empty sources: the input of the dependency layer.
+# (`{ }`, because find replaces `{}` with the file name.)
 FROM rust:1.95-bookworm AS manifests
 WORKDIR /src
 COPY . .
@@ -13,10 +13,10 @@ RUN find . -type f ! -name 'Cargo.*' ! -path './*/build.rs' ! -path './*/src/lib
 
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
-# The dependencies are a layer of their own, which stays while those files do.
+# Dependencies are a layer of their own, cached while the manifests are unchanged.
 COPY --from=manifests /src .
-# Files that are copied keep their old times: without the last step cargo would take what it has
-# made of the empty sources for current.
+# Copied files keep their old times: without the last step cargo would treat the builds of the
+# empty sources as current.
 RUN cargo build --release --locked -p helix-server -p helix-cli -p helix-bench \
     && rm -rf target/release/.fingerprint/helix-*
 COPY . .
@@ -30,15 +30,15 @@ FROM debian:bookworm-slim
 LABEL org.opencontainers.image.title="Helix" \
       org.opencontainers.image.description="Replicated append-only logs over gRPC" \
       org.opencontainers.image.licenses="Apache-2.0"
-# A volume that is empty takes the owner of the folder it covers.
+# An empty volume takes the owner of the directory that it covers.
 RUN groupadd --gid 10001 helix \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/helix \
         --shell /usr/sbin/nologin helix \
     && install -d -o helix -g helix -m 0750 /var/lib/helix
 COPY --from=build /programs/ /usr/local/bin/
-# In a container all addresses means: whatever network it is given. What clients dial is said
-# per node; this default is right for one node whose port 9092 is published as it is.
-# What is not there yet, TLS and authentication, is to be made up for by that network.
+# Listens on every address of the container's network. The advertised address is set per node; this
+# default fits one node whose port 9092 is published unchanged. There is no TLS or authentication
+# yet, so that network must be trusted.
 ENV HELIX_INSECURE=true \
     HELIX_LISTEN_ADDR=0.0.0.0:9092 \
     HELIX_ADVERTISE_ADDR=localhost:9092 \
@@ -48,13 +48,13 @@ ENV HELIX_INSECURE=true \
 USER 10001:10001
 WORKDIR /var/lib/helix
 VOLUME /var/lib/helix
-# Clients, the other nodes, and probes and scrapers.
+# Clients; other nodes; probes and metrics.
 EXPOSE 9092 9192 9644
-# A node that gets it hands its leaderships over, syncs and ends with 0.
+# On SIGTERM a node transfers its leaderships, syncs and exits with 0.
 STOPSIGNAL SIGTERM
-# Asks this node for the cluster's topics: it answers once it is part of a cluster. The state of
-# the other nodes does not make this one unhealthy.
+# Lists topics at this node: it answers once it is part of a cluster. Other nodes' state does not
+# make this one unhealthy.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=60s --retries=3 \
     CMD ["helix", "--quiet", "--addr", "127.0.0.1:9092", "topic", "list"]
-# No entry point: `docker run IMAGE helix-bench write ...` runs the other programs.
+# No entry point, so that `docker run IMAGE helix-bench write ...` runs the other programs.
 CMD ["helix-server"]
