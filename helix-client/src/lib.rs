@@ -70,3 +70,8 @@ pub use session::{AckFuture, Session, SessionOptions};
 
 /// The wire types, for requests and responses that this crate passes through.
 pub use helix_proto as proto;
+
+/// Compiles the Rust code of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct ReadmeExamples;
