@@ -217,7 +217,7 @@ impl Walk<'_> {
     }
 }
 
-/// Reads a length prefix. Returns its value and size, or `None` if it is truncated or exceeds `u32`.
+/// Reads a length prefix. Returns its value and size, or `None` if truncated or above `u32`.
 fn length(bytes: &[u8]) -> Option<(usize, usize)> {
     let mut value = 0u64;
     for (index, byte) in bytes.iter().take(LENGTH_BYTES_MAX).enumerate() {

@@ -1,5 +1,5 @@
 //! Appends and fetches through a whole server in this process, over loopback gRPC.
-//! `helix-bench` is the measure of the product; this shows what a change does to it quickly.
+//! `helix-bench` measures the product; this benchmark shows the effect of a change quickly.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -32,12 +32,12 @@ async fn start(mut config: ServerConfig) -> (RunningServer, Client) {
 
 fn throughput(criterion: &mut Criterion) {
     let runtime = Runtime::new().expect("a runtime");
-    let folder = tempfile::tempdir().expect("a folder");
+    let directory = tempfile::tempdir().expect("a directory");
     let mut group = criterion.benchmark_group("server");
     group.throughput(Throughput::Bytes((RECORDS * RECORD_BYTES) as u64));
     group.measurement_time(Duration::from_secs(5));
     for (name, config) in
-        [("memory", ServerConfig::in_memory()), ("durable", ServerConfig::in_dir(folder.path()))]
+        [("memory", ServerConfig::in_memory()), ("durable", ServerConfig::in_dir(directory.path()))]
     {
         let (running, client) = runtime.block_on(start(config));
         let producer = client.producer(ProducerOptions::default());

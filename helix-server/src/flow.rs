@@ -78,14 +78,17 @@ impl FlowControl {
 
     /// Acquires a permit for `bytes`, counted as at most half the limit so that every batch fits.
     pub fn acquire(self: &Arc<Self>, bytes: usize) -> Acquired {
-        let size = if bytes <= limits::SMALL_BATCH_BYTES { SizeClass::Small } else { SizeClass::Large };
+        let size =
+            if bytes <= limits::SMALL_BATCH_BYTES { SizeClass::Small } else { SizeClass::Large };
         let bytes = bytes.clamp(1, self.bytes_max / 2);
         let now = Instant::now();
         let mut state = self.lock();
         if size == SizeClass::Small {
             state.pacer.on_small(now);
         }
-        if state.lane(size).waiting.is_empty() && state.has_capacity(self.bytes_max, size, bytes, now) {
+        if state.lane(size).waiting.is_empty()
+            && state.has_capacity(self.bytes_max, size, bytes, now)
+        {
             state.lane(size).in_flight += bytes;
             return Acquired::Now(self.permit(bytes, size, now));
         }
@@ -106,7 +109,13 @@ impl FlowControl {
     }
 
     fn permit(self: &Arc<Self>, bytes: usize, size: SizeClass, since: Instant) -> FlowPermit {
-        FlowPermit { flow: Some(self.clone()), bytes, size, since, is_synced: AtomicBool::new(false) }
+        FlowPermit {
+            flow: Some(self.clone()),
+            bytes,
+            size,
+            since,
+            is_synced: AtomicBool::new(false),
+        }
     }
 
     fn release(self: &Arc<Self>, permit: &FlowPermit) {
@@ -147,7 +156,13 @@ impl FlowState {
         }
     }
 
-    fn has_capacity(&mut self, bytes_max: usize, size: SizeClass, bytes: usize, now: Instant) -> bool {
+    fn has_capacity(
+        &mut self,
+        bytes_max: usize,
+        size: SizeClass,
+        bytes: usize,
+        now: Instant,
+    ) -> bool {
         let fits = match size {
             SizeClass::Small => self.small.in_flight + bytes <= bytes_max / 2,
             // A single large batch is always let through, since it may exceed the window.

@@ -14,14 +14,14 @@
 //! | [`node`] | the shards of this node, and their background tasks |
 //! | [`cluster`] | shard 0: topics, placement, nodes, producer ids |
 //! | [`shard`] | one replicated log: append, read, wait, maintenance |
-//! | [`flow`] | bytes in flight of a shard: small batches first, large ones paced |
 //! | [`peer`] | node to node: connections, replication, snapshots |
 //! | [`raft`] | openraft on the WAL |
+//! | [`flow`] | bytes in flight of a shard: small batches first, large ones paced |
 //! | [`log`] | the domain, pure: how an entry changes the bookkeeping |
 //!
-//! Imports point down this list; `tests/it/tidy.rs` checks it. All of them may use the other
-//! modules, such as [`limits`] and [`memory`]. `docs/ARCHITECTURE.md` describes the append path
-//! and the read path.
+//! Imports point down this list, except that [`api`] and [`admin`] use [`transport`];
+//! `tests/it/tidy.rs` checks it. All of them may use the other modules, such as [`limits`] and
+//! [`memory`]. `docs/ARCHITECTURE.md` describes the append path and the read path.
 
 pub mod daemon;
 pub mod server;
@@ -37,12 +37,13 @@ pub mod node;
 
 pub mod cluster;
 
-pub mod flow;
 pub mod shard;
 
 pub mod peer;
 
 pub mod raft;
+
+pub mod flow;
 
 pub mod log;
 

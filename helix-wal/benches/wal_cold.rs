@@ -1,5 +1,5 @@
-//! What a reader gets from a log that is in no cache, alone and beside a writer, and what it
-//! leaves to the writer. The log is 2 GiB, or `HELIX_COLD_MIB`; it is evicted before every pass.
+//! Throughput of reads of an uncached log, alone and beside a writer, and of the writer meanwhile.
+//! The log has 2 GiB or `HELIX_COLD_MIB`. It is evicted from the page cache before every pass.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
@@ -18,15 +18,15 @@ use rustix::fs::{Advice, fadvise};
 
 const ENTRY_BYTES: usize = 100 << 10;
 const STREAMS: u64 = 4;
-/// One fetch of a consumer, one request of a follower.
+/// Size of a consumer fetch or a follower request.
 const FETCH_BYTES: usize = 1 << 20;
-/// What the writer beside the readers appends at once.
+/// Entries per append of the concurrent writer.
 const GROUP_ENTRIES: u64 = 10;
-/// Old entries are kept for the readers, and the new ones only so long.
+/// Entries that the concurrent writer keeps.
 const KEPT_ENTRIES: u64 = 1000;
 
 type Results = (Sender<()>, Receiver<()>);
-/// Reads from a place on: bytes, and where to go on.
+/// Reads from a position. Returns the bytes read and the next position.
 type Read<'a> = dyn Fn(u64) -> (usize, u64) + 'a;
 
 struct Log {
@@ -47,7 +47,7 @@ impl Log {
         Self { wal, payload, next: 0, done: channel() }
     }
 
-    /// Appends some entries, the streams taking turns, and waits for them.
+    /// Appends entries of interleaved streams and waits for them.
     fn append(&mut self, count: u64, streams: u64) {
         let entry = |index: u64| Entry {
             id: LogId { term: 1, index },
@@ -57,11 +57,11 @@ impl Log {
         };
         let entries = (self.next..self.next + count).map(entry).collect();
         let done = self.done.0.clone();
-        let told = move |result: Result<(), helix_wal::Error>| {
+        let on_durable = move |result: Result<(), helix_wal::Error>| {
             result.unwrap();
             done.send(()).unwrap();
         };
-        self.wal.append(entries, Box::new(told));
+        self.wal.append(entries, Box::new(on_durable));
         self.done.1.recv().unwrap();
         for index in self.next..self.next + count {
             let stream = 1 + index % streams;
@@ -79,30 +79,30 @@ impl Log {
     }
 }
 
-/// Takes a folder's files out of the page cache.
-fn evict(folder: &Path) {
-    for file in std::fs::read_dir(folder).unwrap() {
+/// Evicts a directory's files from the page cache.
+fn evict(directory: &Path) {
+    for file in std::fs::read_dir(directory).unwrap() {
         let file = std::fs::File::open(file.unwrap().path()).unwrap();
         fadvise(&file, 0, None, Advice::DontNeed).unwrap();
     }
 }
 
-/// A reader that goes round and round, and evicts the log before every round.
+/// A reader that reads the log repeatedly and evicts it before every pass.
 struct Reader<'a> {
-    folder: &'a Path,
+    directory: &'a Path,
     end: u64,
     next: u64,
     read: &'a Read<'a>,
 }
 
 impl Reader<'_> {
-    /// Time of reading so many bytes.
+    /// Returns the time to read this many bytes.
     fn run(&mut self, bytes: u64) -> Duration {
         let (mut spent, mut got) = (Duration::ZERO, 0);
         while got < bytes {
             if self.next >= self.end {
                 self.next = 0;
-                evict(self.folder);
+                evict(self.directory);
             }
             let start = Instant::now();
             let (some, next) = (self.read)(self.next);
@@ -110,19 +110,19 @@ impl Reader<'_> {
             assert!(some > 0, "nothing at {}", self.next);
             (got, self.next) = (got + some as u64, next);
         }
-        // Whole fetches are a little more or less than was asked for.
+        // Whole fetches read slightly more than requested.
         spent.mul_f64(bytes as f64 / got as f64)
     }
 }
 
-/// Appends to a log of its own while it lives, and counts.
-struct Beside {
+/// Appends to another log until it is dropped, and counts the bytes.
+struct ConcurrentWriter {
     stop: Arc<AtomicBool>,
     bytes: Arc<AtomicU64>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Beside {
+impl ConcurrentWriter {
     fn start(mut log: Log) -> Self {
         let (stop, bytes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, written) = (Arc::clone(&stop), Arc::clone(&bytes));
@@ -139,7 +139,7 @@ impl Beside {
         Self { stop, bytes, thread: Some(thread) }
     }
 
-    /// What it writes in this time, in MB/s.
+    /// Returns the write rate while `run` executes, in MB/s.
     fn rate(&self, run: impl FnOnce()) -> f64 {
         let (start, before) = (Instant::now(), self.bytes.load(Ordering::Relaxed));
         run();
@@ -148,35 +148,37 @@ impl Beside {
     }
 }
 
-impl Drop for Beside {
+impl Drop for ConcurrentWriter {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap();
     }
 }
 
-/// Waits for the disk only where it must, as a server does.
-fn waiting<T>(read: impl Fn(ReadMode) -> Option<T>) -> T {
+/// Tries a cached read first, as the server does.
+fn read_cached_first<T>(read: impl Fn(ReadMode) -> Option<T>) -> T {
     read(ReadMode::CachedOnly).or_else(|| read(ReadMode::Blocking)).unwrap()
 }
 
 fn cold(c: &mut Criterion) {
     let temporary = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let folder = temporary.path().join("log");
+    let directory = temporary.path().join("log");
     let mib = std::env::var("HELIX_COLD_MIB").map_or(2048, |mib| mib.parse::<u64>().unwrap());
-    let mut log = Log::open(&folder);
+    let mut log = Log::open(&directory);
     while log.next * (ENTRY_BYTES as u64) < mib << 20 {
         log.append(GROUP_ENTRIES * STREAMS, STREAMS);
     }
     let (wal, end) = (log.wal.clone(), log.next);
-    // What the tail still has in memory is left out.
+    // Excludes the tail, which is in memory.
     let end = end - 2 * (Options::default().tail_bytes / ENTRY_BYTES) as u64;
     let by_index = |at: u64| {
-        let got = waiting(|how| wal.read(at..end, FETCH_BYTES, how).unwrap());
+        let got = read_cached_first(|read_mode| wal.read(at..end, FETCH_BYTES, read_mode).unwrap());
         (got.iter().map(|entry| entry.payload.bytes.len()).sum(), at + got.len() as u64)
     };
     let by_stream = |at: u64| {
-        let got = waiting(|how| wal.read_stream(1, at / STREAMS, end, FETCH_BYTES, how).unwrap());
+        let got = read_cached_first(|read_mode| {
+            wal.read_stream(1, at / STREAMS, end, FETCH_BYTES, read_mode).unwrap()
+        });
         let bytes = got.iter().map(|entry| entry.payload.bytes.len()).sum();
         (bytes, at + got.len() as u64 * STREAMS)
     };
@@ -184,7 +186,7 @@ fn cold(c: &mut Criterion) {
     for beside in [false, true] {
         if beside {
             let log = Log::open(&temporary.path().join("beside"));
-            let log = writer.lock().unwrap().insert(Beside::start(log)).rate(|| {
+            let log = writer.lock().unwrap().insert(ConcurrentWriter::start(log)).rate(|| {
                 thread::sleep(Duration::from_secs(4));
             });
             println!("the writer alone: {log:.0} MB/s");
@@ -195,7 +197,7 @@ fn cold(c: &mut Criterion) {
         let reads: [(&str, &Read<'_>); 2] =
             [("by index", &by_index), ("one stream of four", &by_stream)];
         for (name, read) in reads {
-            let mut reader = Reader { folder: &folder, end, next: end, read };
+            let mut reader = Reader { directory: &directory, end, next: end, read };
             let mut run = || {
                 group.bench_function(name, |b| {
                     b.iter_custom(|rounds| reader.run(rounds * FETCH_BYTES as u64));

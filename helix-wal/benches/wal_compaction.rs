@@ -1,9 +1,9 @@
-//! What compaction gives and takes on a real disk: the space that ten topics of different retention
-//! hold in one log, what rewriting does to the writer beside it, and how fast one stream of a
-//! thousand is read from a disk that has nothing cached, before and after.
+//! Costs and benefits of compaction on a real disk: space held by ten streams with different
+//! retention, append latency during rewrites, and uncached reads of one stream of a thousand before
+//! and after.
 //!
-//! `cargo bench -p helix-wal --bench wal_compaction`; `HELIX_COMPACTION_MIB` is the size of each
-//! log, 1280 unless told.
+//! `cargo bench -p helix-wal --bench wal_compaction`; `HELIX_COMPACTION_MIB` sets the size of each
+//! log (1280).
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
@@ -20,7 +20,7 @@ use rustix::fs::{Advice, fadvise};
 
 const MIB: u64 = 1 << 20;
 const FETCH_BYTES: usize = 1 << 20;
-/// Entries of one append.
+/// Entries per append.
 const GROUP: u64 = 64;
 
 struct Log {
@@ -42,7 +42,7 @@ impl Log {
         Self { wal, payload, streams, next: 0, appends: Vec::new() }
     }
 
-    /// Appends some entries, the streams taking turns, and waits for them.
+    /// Appends entries of interleaved streams and waits for them.
     fn append(&mut self) {
         let entry = |index: u64| Entry {
             id: LogId { term: 1, index },
@@ -51,9 +51,9 @@ impl Log {
             payload: self.payload.clone(),
         };
         let entries = (self.next..self.next + GROUP).map(entry).collect();
-        let (told, done) = channel();
+        let (durable, done) = channel();
         let start = Instant::now();
-        self.wal.append(entries, Box::new(move |result| told.send(result).unwrap()));
+        self.wal.append(entries, Box::new(move |result| durable.send(result).unwrap()));
         done.recv().unwrap().unwrap();
         self.appends.push(start.elapsed());
         for index in self.next..self.next + GROUP {
@@ -74,8 +74,8 @@ impl Log {
         self.wal.purge(at, Box::new(|result| result.unwrap()));
     }
 
-    /// Waits until compaction has had nothing to do for a second.
-    fn rest(&self) {
+    /// Waits until compaction has been idle for two seconds.
+    fn wait_for_compaction(&self) {
         let (mut last, mut since) = (u64::MAX, Instant::now());
         while since.elapsed() < Duration::from_secs(2) {
             thread::sleep(Duration::from_millis(50));
@@ -92,24 +92,25 @@ impl Log {
     }
 }
 
-/// Takes a folder's files out of the page cache.
-fn evict(folder: &Path) {
-    for file in std::fs::read_dir(folder).unwrap() {
+/// Evicts a directory's files from the page cache.
+fn evict(directory: &Path) {
+    for file in std::fs::read_dir(directory).unwrap() {
         let file = std::fs::File::open(file.unwrap().path()).unwrap();
         fadvise(&file, 0, None, Advice::DontNeed).unwrap();
     }
 }
 
-/// Reads the first `count` entries of some streams, each from a cold disk: MB/s.
-fn read_cold(log: &Log, folder: &Path, streams: impl Iterator<Item = u64>, count: u64) -> f64 {
+/// Reads the first `count` entries of each stream uncached. Returns MB/s.
+fn read_cold(log: &Log, directory: &Path, streams: impl Iterator<Item = u64>, count: u64) -> f64 {
     let (mut bytes, mut spent) = (0, Duration::ZERO);
     for stream in streams {
-        evict(folder);
+        evict(directory);
         let start = Instant::now();
         let mut position = 0;
         while position < count {
-            let read =
-                |how| log.wal.read_stream(stream, position, count, FETCH_BYTES, how).unwrap();
+            let read = |read_mode| {
+                log.wal.read_stream(stream, position, count, FETCH_BYTES, read_mode).unwrap()
+            };
             let got = read(ReadMode::CachedOnly).or_else(|| read(ReadMode::Blocking)).unwrap();
             position += got.len() as u64;
             bytes += got.iter().map(|entry| entry.payload.bytes.len()).sum::<usize>();
@@ -119,13 +120,13 @@ fn read_cold(log: &Log, folder: &Path, streams: impl Iterator<Item = u64>, count
     bytes as f64 / spent.as_secs_f64() / 1e6
 }
 
-/// Ten topics, each kept for twice as long as the one before every second one.
-fn ten_retentions(folder: &Path, mib: u64, rate: u64) {
+/// Ten streams; the retention doubles with every second stream.
+fn ten_retentions(directory: &Path, mib: u64, rate: u64) {
     let options = Options { compaction_bytes_per_second: rate, ..Options::default() };
-    let mut log = Log::open(folder, 16 << 10, 10, options);
+    let mut log = Log::open(directory, 16 << 10, 10, options);
     let per_stream = mib * MIB / 10 / (16 << 10);
     let start = Instant::now();
-    // Three times the size, so that the shorter ones have gone round.
+    // Three times the size, so that most streams are trimmed repeatedly.
     let mut purged = 0;
     while log.bytes() < 3 * mib * MIB {
         log.append();
@@ -140,7 +141,7 @@ fn ten_retentions(folder: &Path, mib: u64, rate: u64) {
     }
     let took = start.elapsed();
     let during = log.wal.stats();
-    log.rest();
+    log.wait_for_compaction();
     let stats = log.wal.stats();
     let (p50, p99) = (log.percentile(50), log.percentile(99));
     let mb = |bytes: u64| bytes / 1_000_000;
@@ -161,10 +162,10 @@ fn ten_retentions(folder: &Path, mib: u64, rate: u64) {
     log.wal.close();
 }
 
-/// One stream of a thousand against one that has the log to itself.
-fn one_of_a_thousand(folder: &Path, mib: u64, entry_bytes: usize) {
+/// Compares reads of one stream of a thousand with reads of a log with one stream.
+fn one_of_a_thousand(directory: &Path, mib: u64, entry_bytes: usize) {
     const STREAMS: u64 = 1000;
-    let alone = folder.join("alone");
+    let alone = directory.join("alone");
     let mut log = Log::open(&alone, entry_bytes, 1, Options::default());
     while log.bytes() < 512 * MIB {
         log.append();
@@ -174,14 +175,14 @@ fn one_of_a_thousand(folder: &Path, mib: u64, entry_bytes: usize) {
     drop(log);
     std::fs::remove_dir_all(&alone).unwrap();
 
-    let scattered = folder.join("scattered");
+    let scattered = directory.join("scattered");
     let options = Options { compaction_bytes_per_second: 0, ..Options::default() };
     let mut log = Log::open(&scattered, entry_bytes, STREAMS, options);
     while log.bytes() < mib * MIB {
         log.append();
     }
     log.purge();
-    // What is gathered: eight segments; the newest ones wait.
+    // Compaction gathers eight segments; the newest ones wait.
     let count = 8 * 64 * MIB * 9 / 10 / entry_bytes as u64 / STREAMS;
     let some = || (0..STREAMS).step_by(37);
     let before = read_cold(&log, &scattered, some(), count);
@@ -190,7 +191,7 @@ fn one_of_a_thousand(folder: &Path, mib: u64, entry_bytes: usize) {
     let options = Options { compaction_bytes_per_second: u64::MAX, ..Options::default() };
     let log = Log::open(&scattered, entry_bytes, STREAMS, options);
     let start = Instant::now();
-    log.rest();
+    log.wait_for_compaction();
     let (took, stats) = (start.elapsed(), log.wal.stats());
     let after = read_cold(&log, &scattered, some(), count);
     println!(
@@ -211,11 +212,11 @@ fn main() {
         tempfile::Builder::new().prefix(name).tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
     };
     for rate in [0, Options::default().compaction_bytes_per_second] {
-        let folder = temporary("retentions");
-        ten_retentions(&folder.path().join("log"), mib, rate);
+        let directory = temporary("retentions");
+        ten_retentions(&directory.path().join("log"), mib, rate);
     }
     for entry_bytes in [4 << 10, 16 << 10] {
-        let folder = temporary("scattered");
-        one_of_a_thousand(folder.path(), mib, entry_bytes);
+        let directory = temporary("scattered");
+        one_of_a_thousand(directory.path(), mib, entry_bytes);
     }
 }

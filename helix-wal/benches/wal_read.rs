@@ -1,4 +1,4 @@
-//! What a read of a stream costs where the bytes come from: memory, the page cache, the device.
+//! Cost of stream reads from memory, from the page cache and from the device.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,17 +14,17 @@ use helix_wal::{Entry, LogId, Options, Payload, Placement, ReadMode, Wal};
 
 const ENTRY_BYTES: usize = 100 << 10;
 const ENTRIES: u64 = 1000;
-/// One fetch of a consumer.
+/// Size of a consumer fetch.
 const FETCH_BYTES: usize = 1 << 20;
 
-/// A folder whose reads always go to the device.
+/// A directory whose reads always go to the device.
 #[derive(Debug)]
-struct Cold(DirStorage);
+struct UncachedStorage(DirStorage);
 
 #[derive(Debug)]
-struct ColdFile(Arc<dyn File>);
+struct UncachedFile(Arc<dyn File>);
 
-impl Storage for Cold {
+impl Storage for UncachedStorage {
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
         self.0.lock()
     }
@@ -32,10 +32,10 @@ impl Storage for Cold {
         self.0.list()
     }
     fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn File>> {
-        Ok(Arc::new(ColdFile(self.0.create(name, len)?)))
+        Ok(Arc::new(UncachedFile(self.0.create(name, len)?)))
     }
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
-        Ok(Arc::new(ColdFile(self.0.open(name)?)))
+        Ok(Arc::new(UncachedFile(self.0.open(name)?)))
     }
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.0.rename(from, to)
@@ -57,7 +57,7 @@ impl Storage for Cold {
     }
 }
 
-impl File for ColdFile {
+impl File for UncachedFile {
     fn len(&self) -> io::Result<u64> {
         self.0.len()
     }
@@ -78,7 +78,7 @@ impl File for ColdFile {
     }
 }
 
-/// A log of one stream with one position per entry.
+/// Builds a log of one stream with one position per entry.
 fn filled(storage: Arc<dyn Storage>, tail_bytes: usize) -> Wal {
     let options = Options { tail_bytes, ..Options::default() };
     let (wal, writer, keeper, _) = Wal::open(storage, options).unwrap();
@@ -92,8 +92,8 @@ fn filled(storage: Arc<dyn Storage>, tail_bytes: usize) -> Wal {
         let head = Bytes::from_static(&[7; 48]);
         let entry = Entry { id: LogId { term: 1, index }, stream: 1, head, payload };
         let sender = sender.clone();
-        let told = move |result| sender.send(result).unwrap();
-        wal.append(vec![entry], Box::new(told));
+        let on_durable = move |result| sender.send(result).unwrap();
+        wal.append(vec![entry], Box::new(on_durable));
         done.recv().unwrap().unwrap();
         let placement = Placement { stream: 1, first: index, count: 1, time: index };
         wal.place(index, Some(placement)).unwrap();
@@ -101,16 +101,16 @@ fn filled(storage: Arc<dyn Storage>, tail_bytes: usize) -> Wal {
     wal
 }
 
-/// Fetches round and round, and hands out the bytes it got.
-fn fetch(wal: &Wal, position: &mut u64, how: ReadMode) -> usize {
-    let got = wal.read_stream(1, *position, ENTRIES, FETCH_BYTES, how).unwrap().unwrap();
+/// Fetches from `position`, wrapping at the end. Returns the bytes read.
+fn fetch(wal: &Wal, position: &mut u64, read_mode: ReadMode) -> usize {
+    let got = wal.read_stream(1, *position, ENTRIES, FETCH_BYTES, read_mode).unwrap().unwrap();
     *position = got.last().map_or(0, |last| (last.id.index + 1) % ENTRIES);
     got.iter().map(|entry| entry.payload.bytes.len()).sum()
 }
 
 fn read(c: &mut Criterion) {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let open = |name: &str| DirStorage::open(folder.path().join(name)).unwrap();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let open = |name: &str| DirStorage::open(directory.path().join(name)).unwrap();
     let mut group = c.benchmark_group("fetch 1 MiB of 100 KiB entries");
     // Ten entries of 100 KiB fit below 1 MiB.
     group.throughput(Throughput::Bytes(10 * ENTRY_BYTES as u64));
@@ -132,7 +132,7 @@ fn read(c: &mut Criterion) {
     });
     wal.close();
 
-    let wal = filled(Arc::new(Cold(open("cold"))), 0);
+    let wal = filled(Arc::new(UncachedStorage(open("cold"))), 0);
     let mut position = 0;
     group.bench_function("device", |b| {
         b.iter(|| black_box(fetch(&wal, &mut position, ReadMode::Blocking)));

@@ -1,5 +1,5 @@
-//! What one durable append costs, alone and steady: retention is on and segments are recycled.
-//! Limits on latency belong here and not in tests; see docs/benchmarks.md.
+//! Cost of one durable append at steady state: with retention and recycled segments.
+//! Latency limits are checked here, not in tests; see docs/benchmarks.md.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
@@ -13,10 +13,10 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use helix_wal::storage::{DirStorage, Storage};
 use helix_wal::{Entry, LogId, Options, Payload, Placement, Wal};
 
-/// Log that is written between two checkpoints, after which what came before them is let go.
+/// Bytes between two checkpoints. Each checkpoint purges and trims everything before it.
 const KEPT_BYTES: u64 = 64 << 20;
 
-/// A log with one stream, and what its owner would do besides appending.
+/// A log with one stream that is placed, checkpointed and trimmed like a server does.
 struct Steady {
     wal: Wal,
     payload: Payload,
@@ -37,22 +37,22 @@ impl Steady {
         let head = Bytes::from_static(&[7; 48]);
         let entry = Entry { id, stream: 1, head, payload: self.payload.clone() };
         let done = self.done.0.clone();
-        let told = move |result: Result<(), helix_wal::Error>| {
+        let on_durable = move |result: Result<(), helix_wal::Error>| {
             result.unwrap();
             done.send(()).unwrap();
         };
-        self.wal.append(vec![entry], Box::new(told));
+        self.wal.append(vec![entry], Box::new(on_durable));
         self.done.1.recv().unwrap();
         let placement = Placement { stream: 1, first: self.next, count: 1, time: self.next };
         self.wal.place(self.next, Some(placement)).unwrap();
         self.next += 1;
         self.since += self.payload.bytes.len() as u64;
         if self.since > KEPT_BYTES {
-            self.retire(id);
+            self.checkpoint_and_trim(id);
         }
     }
 
-    fn retire(&mut self, at: LogId) {
+    fn checkpoint_and_trim(&mut self, at: LogId) {
         self.since = 0;
         self.wal.checkpoint(at, Bytes::from_static(&[1; 512])).unwrap();
         self.wal.purge(at, Box::new(|result| result.unwrap()));
@@ -60,8 +60,8 @@ impl Steady {
     }
 }
 
-fn durable(folder: &tempfile::TempDir, name: &str, direct: bool) -> Wal {
-    let path = folder.path().join(name);
+fn durable(directory: &tempfile::TempDir, name: &str, direct: bool) -> Wal {
+    let path = directory.path().join(name);
     let storage = if direct { DirStorage::open(path) } else { DirStorage::open_buffered(path) };
     let storage: Arc<dyn Storage> = Arc::new(storage.unwrap());
     let (wal, writer, keeper, _) = Wal::open(storage, Options::default()).unwrap();
@@ -79,14 +79,14 @@ fn time(steady: &mut Steady, rounds: u64) -> Duration {
 }
 
 fn write(c: &mut Criterion) {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut group = c.benchmark_group("append and sync");
     for bytes in [4 << 10, 100 << 10, 1 << 20] {
         group.throughput(Throughput::Bytes(bytes as u64));
         for (kind, direct) in [("direct", true), ("buffered", false)] {
-            let wal = durable(&folder, &format!("{kind}-{bytes}"), direct);
+            let wal = durable(&directory, &format!("{kind}-{bytes}"), direct);
             let mut steady = Steady::new(wal.clone(), bytes);
-            // Fills the pool with segments that have been written before.
+            // Fills the pool with recycled segments.
             for _ in 0..(4 * KEPT_BYTES) / (bytes as u64).max(100 << 10) {
                 steady.append();
             }

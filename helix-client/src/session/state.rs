@@ -29,7 +29,7 @@ pub(super) struct Pipeline {
     batches: Semaphore,
     bytes: Semaphore,
     bytes_max: usize,
-    /// Notified when the session is closed, when its last batch is acked after that, and on failure.
+    /// Notified on close, on the last ack after the close, and on failure.
     changed: Notify,
 }
 
@@ -287,8 +287,8 @@ impl Pipeline {
 
     /// Reduces the pipeline capacity to the service's limits, on the first stream only.
     ///
-    /// On later streams batches may already wait for capacity; a service with lower limits throttles
-    /// them.
+    /// On later streams batches may already wait for capacity; a service with lower limits
+    /// throttles them.
     fn apply_limits(&self, state: &mut State, opened: &AppendStreamOpened) {
         state.batch_bytes_max = opened.max_batch_bytes as usize;
         if state.bytes_allowed.is_none() {

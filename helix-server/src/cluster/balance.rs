@@ -5,15 +5,19 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 
-use super::peer_messages::{PeerResponse, PeerRequest};
 use super::client::Cluster;
+use super::peer_messages::{PeerRequest, PeerResponse};
 use crate::error::Result;
 use crate::limits;
 use crate::raft::{ReplicaId, node_of};
 use crate::shard::Shard;
 
 /// Returns the preferred leader of a shard: round-robin by shard id, over the nodes that may lead.
-fn preferred_leader(shard_id: u64, replicas: &[u64], may_lead: impl Fn(u64) -> bool) -> Option<u64> {
+fn preferred_leader(
+    shard_id: u64,
+    replicas: &[u64],
+    may_lead: impl Fn(u64) -> bool,
+) -> Option<u64> {
     let first = usize::try_from(shard_id).ok()?.checked_sub(1)?;
     let count = replicas.len();
     let turns = (0..count).filter_map(|more| replicas.get((first + more) % count));
@@ -47,7 +51,9 @@ impl Cluster {
     /// transferred shards.
     pub async fn balance_local(&self) -> Vec<u64> {
         let mut moved = Vec::new();
-        while let Some((shard, to)) = self.misplaced_leadership().filter(|it| !moved.contains(&it.0.id())) {
+        while let Some((shard, to)) =
+            self.misplaced_leadership().filter(|it| !moved.contains(&it.0.id()))
+        {
             let shard_id = shard.id();
             match shard.transfer(Some(to)).await {
                 Ok(()) => moved.push(shard_id),
@@ -82,7 +88,11 @@ impl Cluster {
 
     /// Returns the node that should take over leadership from this node: the most caught-up voter
     /// that is connected and may lead.
-    pub fn successor(&self, voters: &[ReplicaId], matched: &BTreeMap<ReplicaId, u64>) -> Option<u64> {
+    pub fn successor(
+        &self,
+        voters: &[ReplicaId],
+        matched: &BTreeMap<ReplicaId, u64>,
+    ) -> Option<u64> {
         let own = self.node_id();
         let is_eligible = |id: &ReplicaId| {
             let node = node_of(*id);

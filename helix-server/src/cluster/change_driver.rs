@@ -145,7 +145,7 @@ impl Cluster {
         match self.command(ClusterCommand::Members(command)).await {
             Ok(_) if is_end => {
                 tracing::info!(change = %change.describe(), "completed membership change");
-            },
+            }
             Ok(_) => {}
             Err(error) => tracing::debug!(%error, "cannot advance the membership change yet"),
         }
@@ -195,7 +195,8 @@ impl Cluster {
         };
         let mut rows: BTreeMap<u64, ShardProgress> =
             shards.into_iter().chain([0]).map(|id| (id, pending(id))).collect();
-        for row in reported.chain(self.local_progress()).filter(|row| row.version >= change.version) {
+        for row in reported.chain(self.local_progress()).filter(|row| row.version >= change.version)
+        {
             // A deposed leader may report outdated progress.
             if let Some(known) = rows.get_mut(&row.shard_id)
                 && (row.version, row.phase) >= (known.version, known.phase)

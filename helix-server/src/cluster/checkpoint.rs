@@ -8,7 +8,9 @@ use prost::Message;
 
 use super::members_record::MembersRecord;
 use super::state::{ClusterLimits, ClusterState, NamedProducer, RegisteredNode};
-use crate::log::{CheckpointError, PartitionExtent, PartitionSettings, TopicInfo, has_no_unknown_fields};
+use crate::log::{
+    CheckpointError, PartitionExtent, PartitionSettings, TopicInfo, has_no_unknown_fields,
+};
 use crate::protocol;
 
 /// Format that is written. Format 1, without members and peer addresses, is still read.
@@ -180,12 +182,13 @@ impl ClusterState {
         let record = StateRecord::decode(bytes).map_err(|e| CheckpointError::new(e.to_string()))?;
         if !FORMATS.contains(&record.format) {
             let format = record.format;
-            let what =
-                format!("format {format} of the cluster's state is unknown to this version");
+            let what = format!("format {format} of the cluster's state is unknown to this version");
             return Err(CheckpointError::new(what));
         }
         if !has_no_unknown_fields(&record, bytes) {
-            return Err(CheckpointError::new("the cluster's state has fields that are unknown to this version"));
+            return Err(CheckpointError::new(
+                "the cluster's state has fields that are unknown to this version",
+            ));
         }
         let mut state = Self::new(ClusterLimits {
             partitions_per_topic_max: record.partitions_per_topic_max,

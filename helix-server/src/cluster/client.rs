@@ -283,7 +283,9 @@ impl Cluster {
             PeerRequest::ReplicaStatus(request) => self.local_replica_status(request).await,
             PeerRequest::Balance => PeerResponse::Moved(self.balance_local().await),
             // Only the leader serves the other requests.
-            _ if !self.replica().wait_ready(limits::READY_WAIT_MAX).await => PeerResponse::NotLeader,
+            _ if !self.replica().wait_ready(limits::READY_WAIT_MAX).await => {
+                PeerResponse::NotLeader
+            }
             PeerRequest::Version => {
                 let replica = self.replica();
                 let confirmed = replica.read_index();
@@ -304,7 +306,9 @@ impl Cluster {
         };
         match outcome {
             Ok(Ok(Verdict::Cluster(reply))) => PeerResponse::ClusterReply(reply),
-            Ok(Ok(other)) => PeerResponse::Unknown(format!("unexpected result from shard 0: {other:?}")),
+            Ok(Ok(other)) => {
+                PeerResponse::Unknown(format!("unexpected result from shard 0: {other:?}"))
+            }
             Ok(Err(ProposeError::NotLeader { .. })) => PeerResponse::NotLeader,
             Ok(Err(ProposeError::Unknown(reason) | ProposeError::Stopped(reason))) => {
                 PeerResponse::Unknown(reason)

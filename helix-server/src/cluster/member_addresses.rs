@@ -99,6 +99,9 @@ mod tests {
         ];
         let expected = [(1, "c1"), (2, "s2"), (3, "a3")].map(|(id, it)| (id, it.to_owned()));
         assert_eq!(addresses(3, &rows).addresses(&seeds), expected.into());
-        assert!(addresses(4, &[]).is_newer(&addresses(3, &rows)) && !addresses(3, &[]).is_newer(&addresses(3, &rows)));
+        assert!(
+            addresses(4, &[]).is_newer(&addresses(3, &rows))
+                && !addresses(3, &[]).is_newer(&addresses(3, &rows))
+        );
     }
 }

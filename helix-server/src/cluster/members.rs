@@ -10,7 +10,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::limits::{ADDRESS_BYTES_MAX, MEMBERS_MAX};
-use crate::log::{AddMember, ChangeKind, ClusterReply, Joined, MemberChange, MemberCommand, ReplaceMember, SetDraining, InitMembers};
+use crate::log::{
+    AddMember, ChangeKind, ClusterReply, InitMembers, Joined, MemberChange, MemberCommand,
+    ReplaceMember, SetDraining,
+};
 use crate::raft::{ReplicaId, node_of, replica_id};
 
 /// Generation of the nodes that form a cluster together. Nodes that join later start with the next.
@@ -109,11 +112,13 @@ impl Members {
             None if last.is_some_and(|last| generation <= last) => {
                 Some(format!("node {node_id} was removed from this cluster"))
             }
-            Some(member) if generation > 0 && generation < member.latest_generation() => Some(format!(
-                "node {node_id} was replaced: its replicas have generation {generation}, the \
+            Some(member) if generation > 0 && generation < member.latest_generation() => {
+                Some(format!(
+                    "node {node_id} was replaced: its replicas have generation {generation}, the \
                  current one is {}",
-                member.latest_generation()
-            )),
+                    member.latest_generation()
+                ))
+            }
             _ => None,
         }
     }
@@ -221,7 +226,11 @@ impl Members {
         Ok(self.begin(version, ChangeKind::Remove, node_id, 0))
     }
 
-    fn replace(&mut self, version: u64, replace: &ReplaceMember) -> Result<ClusterReply, ClusterReply> {
+    fn replace(
+        &mut self,
+        version: u64,
+        replace: &ReplaceMember,
+    ) -> Result<ClusterReply, ClusterReply> {
         let ReplaceMember { lost_node_id, node_id, ref peer_addr, emptied } = *replace;
         check_node(node_id)?;
         self.check_known()?;
@@ -345,7 +354,8 @@ impl Members {
     fn next_generation(&mut self, node_id: u64) -> Result<u32, ClusterReply> {
         let last = self.generations.get(&node_id).copied().unwrap_or(FIRST_GENERATION);
         let next = last.max(FIRST_GENERATION).checked_add(1);
-        let next = next.ok_or_else(|| invalid("node_id", "the node has used up its generations"))?;
+        let next =
+            next.ok_or_else(|| invalid("node_id", "the node has used up its generations"))?;
         self.generations.insert(node_id, next);
         Ok(next)
     }

@@ -85,7 +85,9 @@ impl ChangeRecord {
             2 => ChangeKind::Remove,
             3 => ChangeKind::Replace,
             other => {
-                return Err(CheckpointError::new(format!("membership change of unknown kind {other}")));
+                return Err(CheckpointError::new(format!(
+                    "membership change of unknown kind {other}"
+                )));
             }
         };
         let Self { id, node_id, lost_node_id, version, done, .. } = self;

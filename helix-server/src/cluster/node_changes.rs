@@ -43,7 +43,11 @@ impl Cluster {
         if !is_member {
             self.check_newcomer(node_id, &peer_addr).await?;
             let voters = members.iter().map(|it| it.node_id).collect();
-            self.check_change(CheckedChange { command: command.clone(), voters, newcomer: Some(node_id) })?;
+            self.check_change(CheckedChange {
+                command: command.clone(),
+                voters,
+                newcomer: Some(node_id),
+            })?;
         }
         self.submit_unless_validating(command, validate_only).await
     }
@@ -114,7 +118,11 @@ impl Cluster {
         // reachable.
         let remains = |it: &&Member| it.node_id != lost_node_id || node_id == lost_node_id;
         let voters = after.iter().filter(remains).map(|it| it.node_id).collect();
-        self.check_change(CheckedChange { command: command.clone(), voters, newcomer: Some(node_id) })?;
+        self.check_change(CheckedChange {
+            command: command.clone(),
+            voters,
+            newcomer: Some(node_id),
+        })?;
         let before = members.iter().filter(|it| it.generation > 0).map(|it| it.node_id);
         let before: BTreeSet<u64> = before.collect();
         let gone = Some(lost_node_id);
@@ -170,7 +178,8 @@ impl Cluster {
 
     /// Returns the shards that `node_id` leads, as far as this node knows.
     fn led_by(&self, node_id: u64) -> Vec<u64> {
-        let is_leader = |replica: &Replica| replica.leadership().leader.map(node_of) == Some(node_id);
+        let is_leader =
+            |replica: &Replica| replica.leadership().leader.map(node_of) == Some(node_id);
         let own = is_leader(&self.replica()).then_some(0);
         let shards = self.open_shards();
         let led = shards.iter().filter(|shard| is_leader(shard.replica())).map(|shard| shard.id());
@@ -255,7 +264,8 @@ impl Cluster {
         gone: Option<u64>,
     ) -> Result<()> {
         let is_lost = |node: &u64| {
-            gone == Some(*node) || newcomer != Some(*node) && self.unreachable_reason(*node).is_some()
+            gone == Some(*node)
+                || newcomer != Some(*node) && self.unreachable_reason(*node).is_some()
         };
         let lost: Vec<u64> = voters.iter().copied().filter(is_lost).collect();
         let (count, reachable) = (voters.len(), voters.len() - lost.len());
@@ -297,7 +307,6 @@ impl Cluster {
         let hello = self.ask_newcomer(node_id, address).await?;
         check_empty(node_id, address, &hello)
     }
-
 }
 
 fn check_empty(node_id: u64, address: &str, hello: &Hello) -> Result<()> {
@@ -309,7 +318,7 @@ fn check_empty(node_id: u64, address: &str, hello: &Hello) -> Result<()> {
     Err(Error::ChangeRefused { what })
 }
 
-/// Answers a request to replace a node with one that already has the cluster's data.
+/// Responds to a replacement by a node that already has the cluster's data.
 /// Returns the last change if it is this replacement.
 fn previous_replace(
     members: &Members,

@@ -225,7 +225,9 @@ impl PeerResponse {
     pub(super) fn encode(&self) -> Bytes {
         let kind = match self {
             Self::Version(version) => PeerResponseKind::Version(*version),
-            Self::Progress(rows) => PeerResponseKind::Progress(ProgressRecord::from(rows.as_slice())),
+            Self::Progress(rows) => {
+                PeerResponseKind::Progress(ProgressRecord::from(rows.as_slice()))
+            }
             Self::Moved(ids) => PeerResponseKind::Moved(ShardIds { ids: ids.clone() }),
             Self::ReplicaStatus(report) => PeerResponseKind::ReplicaStatus(report.clone()),
             Self::NotLeader => PeerResponseKind::NotLeader(true),
@@ -249,13 +251,19 @@ impl PeerResponse {
             PeerResponseKind::NotLeader(_) => return Ok(Self::NotLeader),
             PeerResponseKind::Unknown(reason) => return Ok(Self::Unknown(reason)),
             PeerResponseKind::Topic(record) => ClusterReply::Topic(topic(record)?),
-            PeerResponseKind::ExistsEqual(record) => ClusterReply::AlreadyExistsEqual(topic(record)?),
+            PeerResponseKind::ExistsEqual(record) => {
+                ClusterReply::AlreadyExistsEqual(topic(record)?)
+            }
             PeerResponseKind::ExistsDifferent(it) => {
                 ClusterReply::AlreadyExistsDifferent { name: it.first, difference: it.second }
             }
             PeerResponseKind::TopicNotFound(name) => ClusterReply::TopicNotFound { name },
-            PeerResponseKind::ProducerIds(it) => ClusterReply::ProducerIds { first: it.first, count: it.second },
-            PeerResponseKind::Producer(it) => ClusterReply::Producer { producer_id: it.first, epoch: it.second },
+            PeerResponseKind::ProducerIds(it) => {
+                ClusterReply::ProducerIds { first: it.first, count: it.second }
+            }
+            PeerResponseKind::Producer(it) => {
+                ClusterReply::Producer { producer_id: it.first, epoch: it.second }
+            }
             PeerResponseKind::Done(_) => ClusterReply::Done,
             PeerResponseKind::MemberChange(record) => {
                 ClusterReply::MemberChange(record.into_change().map_err(|error| error.to_string())?)
@@ -263,7 +271,9 @@ impl PeerResponse {
             PeerResponseKind::NodeNotFound(node_id) => ClusterReply::NodeNotFound { node_id },
             PeerResponseKind::ChangeInProgress(what) => ClusterReply::ChangeInProgress { what },
             PeerResponseKind::NotEnoughNodes(what) => ClusterReply::NotEnoughNodes { what },
-            PeerResponseKind::Invalid(it) => ClusterReply::Invalid { field: field(&it.first), what: it.second },
+            PeerResponseKind::Invalid(it) => {
+                ClusterReply::Invalid { field: field(&it.first), what: it.second }
+            }
         }))
     }
 }
@@ -272,7 +282,9 @@ fn encode_reply(reply: &ClusterReply) -> PeerResponseKind {
     let texts = |first: &str, second: &str| TextPair { first: first.into(), second: second.into() };
     match reply {
         ClusterReply::Topic(topic) => PeerResponseKind::Topic(TopicRecord::from(&**topic)),
-        ClusterReply::AlreadyExistsEqual(topic) => PeerResponseKind::ExistsEqual(TopicRecord::from(&**topic)),
+        ClusterReply::AlreadyExistsEqual(topic) => {
+            PeerResponseKind::ExistsEqual(TopicRecord::from(&**topic))
+        }
         ClusterReply::AlreadyExistsDifferent { name, difference } => {
             PeerResponseKind::ExistsDifferent(texts(name, difference))
         }
@@ -284,7 +296,9 @@ fn encode_reply(reply: &ClusterReply) -> PeerResponseKind {
             PeerResponseKind::Producer(NumberPair { first: *producer_id, second: *epoch })
         }
         ClusterReply::Done => PeerResponseKind::Done(true),
-        ClusterReply::MemberChange(change) => PeerResponseKind::MemberChange(ChangeRecord::from(change)),
+        ClusterReply::MemberChange(change) => {
+            PeerResponseKind::MemberChange(ChangeRecord::from(change))
+        }
         ClusterReply::NodeNotFound { node_id } => PeerResponseKind::NodeNotFound(*node_id),
         ClusterReply::ChangeInProgress { what } => PeerResponseKind::ChangeInProgress(what.clone()),
         ClusterReply::NotEnoughNodes { what } => PeerResponseKind::NotEnoughNodes(what.clone()),
@@ -387,7 +401,11 @@ mod tests {
             PeerResponse::Unknown("x".to_owned()),
             PeerResponse::Progress(vec![row]),
             PeerResponse::Moved(vec![1, 3]),
-            PeerResponse::ReplicaStatus(ReplicaStatusReport { term: 3, voters: vec![1, 2], ..ReplicaStatusReport::default() }),
+            PeerResponse::ReplicaStatus(ReplicaStatusReport {
+                term: 3,
+                voters: vec![1, 2],
+                ..ReplicaStatusReport::default()
+            }),
         ] {
             assert_eq!(PeerResponse::decode(response.encode()).unwrap(), response);
         }
@@ -400,7 +418,10 @@ mod tests {
             PeerRequest::Version,
             PeerRequest::Progress,
             PeerRequest::Balance,
-            PeerRequest::ReplicaStatus(ReplicaStatusRequest { shard_id: 3, ..ReplicaStatusRequest::default() }),
+            PeerRequest::ReplicaStatus(ReplicaStatusRequest {
+                shard_id: 3,
+                ..ReplicaStatusRequest::default()
+            }),
             PeerRequest::Command(ClusterCommand::DeleteTopic { name }),
         ] {
             assert_eq!(PeerRequest::decode(request.encode()).unwrap(), request);

@@ -55,8 +55,13 @@ struct ShardProgressRecord {
     blocked: String,
 }
 
-const PHASES: [ChangePhase; 5] =
-    [ChangePhase::Pending, ChangePhase::CatchingUp, ChangePhase::ChangingVoters, ChangePhase::Done, ChangePhase::Failed];
+const PHASES: [ChangePhase; 5] = [
+    ChangePhase::Pending,
+    ChangePhase::CatchingUp,
+    ChangePhase::ChangingVoters,
+    ChangePhase::Done,
+    ChangePhase::Failed,
+];
 
 impl From<&[ShardProgress]> for ProgressRecord {
     fn from(rows: &[ShardProgress]) -> Self {
@@ -79,7 +84,8 @@ impl ProgressRecord {
             Ok(ShardProgress {
                 shard_id: row.shard_id,
                 version: row.version,
-                phase: phase.ok_or_else(|| format!("phase {} is unknown to this version", row.phase))?,
+                phase: phase
+                    .ok_or_else(|| format!("phase {} is unknown to this version", row.phase))?,
                 entries: row.entries,
                 blocked: row.blocked,
             })
@@ -170,7 +176,11 @@ impl ReconcileInput<'_> {
         let blocked = lost.map(|id| format!("node {} cannot be reached", node_of(*id)));
         let entries = lagging.iter().filter_map(|id| self.lag(*id)).sum();
         let blocked = blocked.unwrap_or_default();
-        (!lagging.is_empty()).then_some(Step::Wait { phase: ChangePhase::CatchingUp, entries, blocked })
+        (!lagging.is_empty()).then_some(Step::Wait {
+            phase: ChangePhase::CatchingUp,
+            entries,
+            blocked,
+        })
     }
 
     /// Returns the step that changes the voters. A voter change needs a majority of the new voters,

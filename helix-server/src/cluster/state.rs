@@ -10,7 +10,10 @@ use crate::limits::{
     NAMED_PRODUCERS_MAX, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX, PRODUCER_NAME_BYTES_MAX,
     SHARDS_PER_TOPIC_MAX, TOPIC_NAME_BYTES_MAX,
 };
-use crate::log::{ClusterCommand, ClusterReply, CreateTopic, Head, MemberCommand, PartitionSettings, Refusal, SettingsMask, TopicInfo, Verdict};
+use crate::log::{
+    ClusterCommand, ClusterReply, CreateTopic, Head, MemberCommand, PartitionSettings, Refusal,
+    SettingsMask, TopicInfo, Verdict,
+};
 use crate::protocol;
 
 /// Limits that apply enforces. They are equal on all replicas and stored in checkpoints.
@@ -226,7 +229,8 @@ impl ClusterState {
             return Err(invalid("partition_count", format!("{to} is out of range 1..={most}")));
         }
         if to < from {
-            let what = format!("{to} is less than the current {from}; partitions cannot be removed");
+            let what =
+                format!("{to} is less than the current {from}; partitions cannot be removed");
             return Err(invalid("partition_count", what));
         }
         let (sum, most) = (self.partitions + u64::from(to - from), self.limits.partitions_max);
@@ -290,7 +294,8 @@ impl ClusterState {
     }
 
     fn change_members(&mut self, command: &MemberCommand) -> CommandResult {
-        let MembersUpdate { reply, is_changed, removed } = self.members.apply(self.version + 1, command)?;
+        let MembersUpdate { reply, is_changed, removed } =
+            self.members.apply(self.version + 1, command)?;
         for node_id in removed {
             self.nodes.remove(&node_id);
         }
@@ -324,7 +329,10 @@ impl ClusterState {
     ) -> CommandResult {
         let topic = self.find(name)?;
         if fields.0 == 0 || !SettingsMask::ALL.contains(fields) {
-            return Err(invalid("update_mask", "name at least one field; all named fields must exist"));
+            return Err(invalid(
+                "update_mask",
+                "name at least one field; all named fields must exist",
+            ));
         }
         let settings = topic.settings.with(settings, fields);
         check_settings(&settings)?;

@@ -10,7 +10,10 @@ use super::client::{Cluster, unexpected};
 use super::state::ClusterState;
 use crate::error::{Error, Result};
 use crate::limits;
-use crate::log::{ClusterCommand, ClusterReply, CreateTopic, PartitionSettings, ROWS_PER_ENTRY_MAX, SettingsMask, ShardCommand, ShardState, TopicInfo};
+use crate::log::{
+    ClusterCommand, ClusterReply, CreateTopic, PartitionSettings, ROWS_PER_ENTRY_MAX, SettingsMask,
+    ShardCommand, ShardState, TopicInfo,
+};
 use crate::shard::Shard;
 
 /// Name and settings of a topic to create.
@@ -214,7 +217,9 @@ fn already_applied(error: Error) -> Error {
     match error {
         Error::OutcomeUnknown { .. } => error,
         other => Error::OutcomeUnknown {
-            reason: format!("the change is committed, but this node has not applied it yet: {other}"),
+            reason: format!(
+                "the change is committed, but this node has not applied it yet: {other}"
+            ),
         },
     }
 }

@@ -60,7 +60,9 @@ impl Cluster {
             return true;
         };
         match self.command(ClusterCommand::RaiseProtocol { version }).await {
-            Ok(_) => tracing::info!(version, "raised the protocol version: every member supports it"),
+            Ok(_) => {
+                tracing::info!(version, "raised the protocol version: every member supports it")
+            }
             Err(error) => tracing::debug!(%error, "cannot raise the protocol version yet"),
         }
         self.protocol() >= version

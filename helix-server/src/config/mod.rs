@@ -155,14 +155,13 @@ pub struct ServerConfig {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "8MiB")]
     pub scrub_rate: u64,
 
-    /// In-flight limit for batches over 16 KiB while smaller ones are arriving, as a multiple of
-    /// the log's bandwidth-delay product; 2 keeps the latency of small batches, more gives large
-    /// ones more throughput, 0 turns the limit off
+    /// In-flight limit for batches over 16 KiB while smaller ones arrive, in multiples of the log's
+    /// bandwidth-delay product; 0 turns it off
     #[arg(long, value_name = "TIMES", default_value_t = PACE)]
     pub pace: u32,
 
-    /// Microseconds that a log's writer busy-polls for the next batch while batches arrive that
-    /// often; 0 turns it off and saves CPU time at the cost of latency
+    /// Microseconds that a log's writer busy-polls for the next batch while batches arrive often; 0
+    /// turns it off, which saves CPU time
     #[arg(long, value_name = "MICROSECONDS", default_value_t = IDLE_POLL_US)]
     pub idle_poll_us: u32,
 

@@ -90,7 +90,10 @@ struct SimulatedLog {
 }
 
 impl SimulatedLog {
-    async fn run(self, mut batches: mpsc::UnboundedReceiver<(usize, FlowPermit, oneshot::Sender<()>)>) {
+    async fn run(
+        self,
+        mut batches: mpsc::UnboundedReceiver<(usize, FlowPermit, oneshot::Sender<()>)>,
+    ) {
         let mut group = Vec::new();
         while batches.recv_many(&mut group, 64).await > 0 {
             let bytes: usize = group.iter().map(|(bytes, ..)| bytes).sum();
@@ -189,7 +192,10 @@ async fn pacing_bounds_small_batch_latency_and_keeps_throughput() {
             before = paced.p50;
         }
         let is_near = log.round_trip.is_zero();
-        assert!(!is_near || unpaced.p99 > before * 2, "without pacing, large batches must delay small ones");
+        assert!(
+            !is_near || unpaced.p99 > before * 2,
+            "without pacing, large batches must delay small ones"
+        );
     }
 }
 

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message;
 
-use super::producers::{DedupEntry, DEDUP_WINDOW_BATCHES, ForgottenProducers, ProducerState};
+use super::producers::{DEDUP_WINDOW_BATCHES, DedupEntry, ForgottenProducers, ProducerState};
 use super::shard_state::{ShardState, ShardTopic, StateLimits};
 use super::{
-    FencingToken, Partition, PartitionId, PartitionRun, PartitionSettings, ProducerTable, has_no_unknown_fields,
+    FencingToken, Partition, PartitionId, PartitionRun, PartitionSettings, ProducerTable,
+    has_no_unknown_fields,
 };
 
 /// Why a checkpoint cannot be decoded.

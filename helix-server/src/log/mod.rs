@@ -28,11 +28,11 @@ pub use condition::{Condition, FENCING_TOKEN_BYTES_MAX, FencingToken};
 pub use head::{BatchHead, HEAD_BYTES_MAX, Head, HeadError, ProducerStamp};
 pub use member_change::{ChangeKind, MemberChange};
 pub use member_command::{
-    AddMember, Joined, MemberCommand, RemoveMember, ReplaceMember, SetDraining, InitMembers,
+    AddMember, InitMembers, Joined, MemberCommand, RemoveMember, ReplaceMember, SetDraining,
 };
 pub use partition::Partition;
-pub use producers::{DEDUP_WINDOW_BATCHES, SequenceVerdict, ProducerTable};
-pub use retention::{RetentionPolicy, PartitionSegment, log_start_after_retention};
+pub use producers::{DEDUP_WINDOW_BATCHES, ProducerTable, SequenceVerdict};
+pub use retention::{PartitionSegment, RetentionPolicy, log_start_after_retention};
 pub use shard_state::{Effects, ShardState, StateLimits};
 pub(crate) use topic::PartitionExtent;
 pub use topic::{PartitionLocation, TopicInfo};

@@ -78,17 +78,30 @@ impl ProducerTable {
     }
 
     /// Checks a batch against the applied batches of its producer.
-    pub fn check_sequence(&self, id: PartitionId, stamp: &ProducerStamp, record_count: u32) -> SequenceVerdict {
+    pub fn check_sequence(
+        &self,
+        id: PartitionId,
+        stamp: &ProducerStamp,
+        record_count: u32,
+    ) -> SequenceVerdict {
         let ProducerStamp { producer_id, epoch, first_sequence: sequence } = *stamp;
         let out_of_order = |next_sequence| {
-            SequenceVerdict::Refuse(Refusal::OutOfOrderSequence { producer_id, sequence, next_sequence })
+            SequenceVerdict::Refuse(Refusal::OutOfOrderSequence {
+                producer_id,
+                sequence,
+                next_sequence,
+            })
         };
         match self.rows.get(&(id, producer_id)) {
             None if sequence == 0 => SequenceVerdict::Accept,
             None => SequenceVerdict::Refuse(Refusal::UnknownProducer { producer_id }),
             Some(row) if epoch < row.epoch => {
                 let current_epoch = row.epoch;
-                SequenceVerdict::Refuse(Refusal::ProducerFenced { producer_id, epoch, current_epoch })
+                SequenceVerdict::Refuse(Refusal::ProducerFenced {
+                    producer_id,
+                    epoch,
+                    current_epoch,
+                })
             }
             Some(row) if epoch > row.epoch => {
                 if sequence == 0 {
@@ -182,12 +195,19 @@ impl ProducerTable {
         fits
     }
 
-    pub(super) fn rows(&self) -> impl ExactSizeIterator<Item = (&(PartitionId, u64), &ProducerState)> {
+    pub(super) fn rows(
+        &self,
+    ) -> impl ExactSizeIterator<Item = (&(PartitionId, u64), &ProducerState)> {
         self.rows.iter()
     }
 
     /// Restores a producer of a checkpoint. Returns whether it was new and within bounds.
-    pub(super) fn restore(&mut self, id: PartitionId, producer_id: u64, row: ProducerState) -> bool {
+    pub(super) fn restore(
+        &mut self,
+        id: PartitionId,
+        producer_id: u64,
+        row: ProducerState,
+    ) -> bool {
         self.by_use.insert((row.last_used, id, producer_id));
         self.rows.insert((id, producer_id), row).is_none() && self.rows.len() <= self.rows_max
     }
@@ -297,7 +317,11 @@ mod tests {
             ("higher epoch not from its start", 6, 60, 1, out_of_order(60, 0)),
         ];
         for (what, epoch, sequence, count, expected) in rules {
-            assert_eq!(table.check_sequence(ID, &stamp(epoch, sequence), count), expected, "{what}");
+            assert_eq!(
+                table.check_sequence(ID, &stamp(epoch, sequence), count),
+                expected,
+                "{what}"
+            );
         }
     }
 
@@ -319,7 +343,10 @@ mod tests {
             table.record(index, ID, &stamp(producer_id, 0), 1, index);
         }
         for producer_id in [0, 3] {
-            assert!(!table.may_be_duplicate(ID, &stamp(producer_id, 0)), "nothing was forgotten yet");
+            assert!(
+                !table.may_be_duplicate(ID, &stamp(producer_id, 0)),
+                "nothing was forgotten yet"
+            );
         }
         table.record(3, ID, &stamp(6, 0), 1, 3);
         assert!(table.may_be_duplicate(ID, &stamp(4, 0)), "it was forgotten");

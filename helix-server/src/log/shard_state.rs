@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{
-    BatchHead, Head, SequenceVerdict, Partition, PartitionId, PartitionRun, PartitionSettings,
-    ProducerTable, Refusal, ShardCommand, Verdict,
+    BatchHead, Head, Partition, PartitionId, PartitionRun, PartitionSettings, ProducerTable,
+    Refusal, SequenceVerdict, ShardCommand, Verdict,
 };
 
 /// Limits that decide verdicts of apply. They must be equal on every replica, so they are kept in

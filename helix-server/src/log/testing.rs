@@ -5,9 +5,9 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
 use super::{
-    AddMember, BatchHead, ClusterCommand, Condition, FencingToken, Head, Joined, MemberCommand,
-    CreateTopic, PartitionId, PartitionRun, PartitionSettings, ProducerStamp, RemoveMember,
-    ReplaceMember, SetDraining, SettingsMask, ShardCommand, InitMembers,
+    AddMember, BatchHead, ClusterCommand, Condition, CreateTopic, FencingToken, Head, InitMembers,
+    Joined, MemberCommand, PartitionId, PartitionRun, PartitionSettings, ProducerStamp,
+    RemoveMember, ReplaceMember, SetDraining, SettingsMask, ShardCommand,
 };
 
 /// Returns the generator of the test `name`, seeded by `HELIX_SEED` or a new seed.

@@ -137,7 +137,10 @@ mod tests {
                     for (number, partition) in
                         topic.runs(shard_id).iter().flat_map(|r| r.partitions())
                     {
-                        assert_eq!(by_number.insert(number, PartitionLocation { shard_id, partition }), None);
+                        assert_eq!(
+                            by_number.insert(number, PartitionLocation { shard_id, partition }),
+                            None
+                        );
                     }
                 }
                 let by_place = (0..16).map(|number| topic.location(number).unwrap());

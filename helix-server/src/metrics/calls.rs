@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::{Counter, Metrics, MetricName, MetricsPage};
+use super::{Counter, MetricName, Metrics, MetricsPage};
 
 /// Label of unknown methods and reasons.
 const OTHER: &str = "other";
@@ -76,12 +76,17 @@ impl NameIndex {
 impl CallMetrics {
     /// Registers the methods ("package.Service/Method") and reasons; later calls have no effect.
     pub fn register(&self, methods: Vec<String>, reasons: Vec<String>) {
-        let rows = || std::iter::repeat_with(MethodCalls::default).take(methods.len() + 1).collect();
+        let rows =
+            || std::iter::repeat_with(MethodCalls::default).take(methods.len() + 1).collect();
         let failures =
             || std::iter::repeat_with(Counter::default).take(reasons.len() + 1).collect();
         let (rows, failures) = (rows(), failures());
-        let table =
-            CallTable { methods: NameIndex::new(methods), rows, reasons: NameIndex::new(reasons), failures };
+        let table = CallTable {
+            methods: NameIndex::new(methods),
+            rows,
+            reasons: NameIndex::new(reasons),
+            failures,
+        };
         // Ignored: later calls register the same names.
         let _ = self.0.set(table);
     }

@@ -11,7 +11,7 @@ mod values;
 use std::time::Duration;
 
 pub use calls::{CallMetrics, OpenCall};
-pub use catalog::{METRICS, MetricKind, Metric, MetricName};
+pub use catalog::{METRICS, Metric, MetricKind, MetricName};
 pub use page::{CONTENT_TYPE, MetricsPage};
 pub use values::{BOUNDS_US, Counter, Histogram};
 

@@ -142,7 +142,10 @@ mod tests {
     #[test]
     fn catalog_order_matches_metric_names() {
         assert_eq!(METRICS[MetricName::BuildInfo as usize].name, "helix_build_info");
-        assert_eq!(METRICS[MetricName::PeerReceivedBytes as usize].name, "helix_peer_received_bytes_total");
+        assert_eq!(
+            METRICS[MetricName::PeerReceivedBytes as usize].name,
+            "helix_peer_received_bytes_total"
+        );
         assert_eq!(METRICS[MetricName::CommitTimes as usize].kind, MetricKind::Histogram);
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use super::{METRICS, MetricKind, Metric};
+use super::{METRICS, Metric, MetricKind};
 use crate::doc_tables::{expect_table, path};
 
 #[test]

@@ -224,7 +224,9 @@ async fn balance_leaders(node: Weak<Node>) {
         if let Some((shard, to)) = node.cluster.misplaced_leadership() {
             let shard_id = shard.id();
             match shard.transfer(Some(to)).await {
-                Ok(()) => tracing::info!(shard_id, to, "transferred leadership to the preferred leader"),
+                Ok(()) => {
+                    tracing::info!(shard_id, to, "transferred leadership to the preferred leader")
+                }
                 Err(error) => tracing::info!(shard_id, to, %error, "leadership transfer failed"),
             }
             connected_since = Instant::now();

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::Node;
-use super::bootstrap_handler::{BootstrapRequest, BootstrapHandler};
+use super::bootstrap_handler::{BootstrapHandler, BootstrapRequest};
 use super::logs::{LogIdentity, NodeLogs, OpenLog};
 use crate::cluster::FIRST_GENERATION;
 use crate::error::Result;
@@ -66,7 +66,7 @@ enum FormDecision {
     Wait(String),
 }
 
-/// Finds the cluster of this node: the one on its disk, or one that it forms or joins.
+/// Opens the cluster on this node's disk, or forms or joins a cluster.
 pub(super) async fn form(
     logs: &NodeLogs<'_>,
     handler: &BootstrapHandler,
@@ -77,7 +77,8 @@ pub(super) async fn form(
     let node_id = logs.settings.node_id;
     let is_initiator = !handler.is_single_node() && handler.members.first() == Some(&node_id);
     if logs.exists(0).await? {
-        let unknown = LogIdentity { cluster: 0, node_id, generation: FIRST_GENERATION, shard_id: 0 };
+        let unknown =
+            LogIdentity { cluster: 0, node_id, generation: FIRST_GENERATION, shard_id: 0 };
         // In a cluster of several nodes, other nodes can rebuild a damaged log.
         let log = logs.open_or_quarantine(unknown, handler.is_single_node()).await?;
         let identity = log.identity.clone();
@@ -157,7 +158,10 @@ fn check_name(logs: &NodeLogs<'_>, handler: &BootstrapHandler, cluster: u128) ->
     }
 }
 
-async fn ask_peers(handler: &BootstrapHandler, hub: &Arc<Hub>) -> BTreeMap<u64, Result<Hello, PeerError>> {
+async fn ask_peers(
+    handler: &BootstrapHandler,
+    hub: &Arc<Hub>,
+) -> BTreeMap<u64, Result<Hello, PeerError>> {
     let others = hub.peers().into_iter().map(|peer| peer.node_id);
     let requests = others.map(|node| async move { (node, hub.hello(node).await) });
     let responses = futures_util::future::join_all(requests).await;
@@ -292,7 +296,10 @@ async fn handle_join(
     reply: oneshot::Sender<Result<(), String>>,
 ) -> Result<Option<Formation>> {
     let is_bounded = |shard: &u64| (1..=limits::SHARDS_MAX).contains(shard);
-    let refusal = if handler.cluster_name.as_deref().is_some_and(|it| cluster_of(it) != join.cluster)
+    let refusal = if handler
+        .cluster_name
+        .as_deref()
+        .is_some_and(|it| cluster_of(it) != join.cluster)
     {
         Some(format!("the node has the cluster id {:?}", handler.cluster_name))
     } else if join.generation <= FIRST_GENERATION {
@@ -350,7 +357,11 @@ async fn create(
 
 /// Makes the other nodes create their logs, then gives shard 0 its first entry. Retries until it is
 /// done. Has no effect if the cluster exists.
-pub(super) async fn lead_formation(node: Weak<Node>, handler: Arc<BootstrapHandler>, identity: LogIdentity) {
+pub(super) async fn lead_formation(
+    node: Weak<Node>,
+    handler: Arc<BootstrapHandler>,
+    identity: LogIdentity,
+) {
     let mut last = String::new();
     loop {
         let Some(node) = node.upgrade() else { return };
@@ -371,7 +382,11 @@ pub(super) async fn lead_formation(node: Weak<Node>, handler: Arc<BootstrapHandl
     }
 }
 
-async fn try_form(node: &Node, handler: &BootstrapHandler, identity: &LogIdentity) -> Result<(), String> {
+async fn try_form(
+    node: &Node,
+    handler: &BootstrapHandler,
+    identity: &LogIdentity,
+) -> Result<(), String> {
     let replica = node.cluster.replica();
     let broken = |error: std::io::Error| error.to_string();
     if replica.is_formed().await.map_err(broken)? {

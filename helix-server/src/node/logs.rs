@@ -11,9 +11,9 @@ use helix_wal::{QuarantinedLog, Wal};
 use tokio::sync::{oneshot, watch};
 
 use super::{NodeSettings, NodeStorage};
-use crate::log_threads::{self, LogThreads};
 use crate::error::{Error, Result};
 use crate::limits;
+use crate::log_threads::{self, LogThreads};
 use crate::raft::{DiskReads, as_uncommitted_vote};
 
 /// Owner of a log, recorded in each of its files.
@@ -234,8 +234,8 @@ impl NodeLogs<'_> {
 
     /// Copies the vote of the quarantined log into the log that replaces it.
     async fn keep_vote(&self, shard_id: u64, wal: &Wal, vote: Bytes) -> Result<()> {
-        let vote =
-            as_uncommitted_vote(&vote).map_err(|error| self.unusable(shard_id, &error.to_string()))?;
+        let vote = as_uncommitted_vote(&vote)
+            .map_err(|error| self.unusable(shard_id, &error.to_string()))?;
         let (done, kept) = oneshot::channel();
         // Ignored: the receiver is dropped only with the node.
         wal.save_vote(vote, Box::new(move |result| drop(done.send(result))));
@@ -277,7 +277,8 @@ impl NodeLogs<'_> {
         let owner = owner.map(LogIdentity::encode).unwrap_or_default();
         let Some(storage) = self.storage(shard_id)? else { return Ok(()) };
         let why = why.to_owned();
-        let quarantined = self.on_disk(shard_id, move || Wal::quarantine(&*storage, &why, owner)).await?;
+        let quarantined =
+            self.on_disk(shard_id, move || Wal::quarantine(&*storage, &why, owner)).await?;
         let vote = if quarantined.vote.is_some() { "known" } else { "lost" };
         tracing::warn!(shard_id, vote, "quarantined the damaged log; other nodes have its entries");
         Ok(())

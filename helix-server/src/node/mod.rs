@@ -44,13 +44,13 @@ use crate::peer::{Hub, HubSettings, Network};
 use crate::protocol::ProtocolVersions;
 use crate::random::Random;
 pub use crate::shard::LogLimits;
-pub use lookup::LocatedPartition;
 use bootstrap_handler::BootstrapHandler;
 use logs::{LogIdentity, NodeLogs};
-use open::{StartupPeers, ShardContext, directory, open_cluster, open_or_rebuild, existing_shards};
+pub use lookup::LocatedPartition;
+use open::{ShardContext, StartupPeers, directory, existing_shards, open_cluster, open_or_rebuild};
+pub use readiness::Unready;
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
 use shard_slots::{ShardSlot, ShardSlots};
-pub use readiness::Unready;
 
 /// Durability of the node's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,8 +186,10 @@ impl Node {
         }
         hub.set_peers(&seeds);
         let existing = existing_shards(&logs, &formed).await?;
-        let startup_peers = StartupPeers { is_single_node: handler.is_single_node(), listens, seeds };
-        let cluster = open_cluster(&logs, &mut formed, &hub, startup_peers, existing.len() as u64).await?;
+        let startup_peers =
+            StartupPeers { is_single_node: handler.is_single_node(), listens, seeds };
+        let cluster =
+            open_cluster(&logs, &mut formed, &hub, startup_peers, existing.len() as u64).await?;
         if let Some(what) = cluster.protocol_mismatch() {
             return Err(logs.unusable(0, &what));
         }
@@ -255,7 +257,11 @@ impl Node {
         repair::start(&node);
         scrub::start(&node);
         if formed.is_initiator && node.cluster.replica().repair_of().is_none() {
-            tokio::spawn(formation::lead_formation(Arc::downgrade(&node), handler, formed.identity));
+            tokio::spawn(formation::lead_formation(
+                Arc::downgrade(&node),
+                handler,
+                formed.identity,
+            ));
         }
         Ok(node)
     }
@@ -467,10 +473,9 @@ impl Node {
 
     /// Transfers all leaderships to other nodes, if there are any.
     pub async fn transfer_leadership(&self) {
-        let led = self
-            .shards()
-            .into_iter()
-            .filter(|shard| shard.is_leader() && !shard.is_isolated() && shard.replicas().len() > 1);
+        let led = self.shards().into_iter().filter(|shard| {
+            shard.is_leader() && !shard.is_isolated() && shard.replicas().len() > 1
+        });
         let transfers = led.map(|shard| async move {
             let replica = shard.replica();
             let successor = self.cluster.successor(&replica.voters(), &replica.matched());

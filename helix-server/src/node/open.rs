@@ -96,7 +96,10 @@ pub(super) async fn open_shard0_replica(
 
 /// Returns the data shards whose logs exist on this node. They are created together, before the log
 /// of shard 0. So a shard that the cluster's state names and that has no log here has lost it.
-pub(super) async fn existing_shards(logs: &NodeLogs<'_>, formed: &Formation) -> Result<BTreeSet<u64>> {
+pub(super) async fn existing_shards(
+    logs: &NodeLogs<'_>,
+    formed: &Formation,
+) -> Result<BTreeSet<u64>> {
     if formed.is_new {
         return Ok(formed.shards().collect());
     }

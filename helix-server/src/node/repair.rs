@@ -26,7 +26,8 @@ const REOPEN_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) fn start(node: &Arc<Node>) {
     for shard_id in node.shards.ids().into_iter().chain([0]) {
-        let supervisor = ShardSupervisor { shard_id, repair: None, reopened: None, last_warning: String::new() };
+        let supervisor =
+            ShardSupervisor { shard_id, repair: None, reopened: None, last_warning: String::new() };
         tokio::spawn(supervisor.run(Arc::downgrade(node)));
     }
 }
@@ -157,7 +158,8 @@ async fn may_rebuild(node: &Node, shard_id: u64, replica: &Replica) -> Result<()
         let successor = successor.ok_or("no other replica is undamaged")?;
         tracing::info!(shard_id, successor, "transferring leadership before the log is rebuilt");
         let transferred = replica.transfer_leadership(Some(successor), &[]).await;
-        transferred.map_err(|error| format!("leadership transfer to node {successor} failed: {error}"))?;
+        transferred
+            .map_err(|error| format!("leadership transfer to node {successor} failed: {error}"))?;
         return Err(format!("node {successor} has just become the leader"));
     }
     if let Some((id, _)) = reports.iter().find(|(id, it)| it.is_damaged && **id < own) {
@@ -175,8 +177,9 @@ async fn ask_replicas(
     shard_id: u64,
     nodes: impl Iterator<Item = u64>,
 ) -> BTreeMap<u64, ReplicaStatusReport> {
-    let requests = nodes
-        .map(|id| async move { Some((id, node.cluster.ask_replica_status(id, shard_id, None).await?)) });
+    let requests = nodes.map(|id| async move {
+        Some((id, node.cluster.ask_replica_status(id, shard_id, None).await?))
+    });
     futures_util::future::join_all(requests).await.into_iter().flatten().collect()
 }
 
@@ -225,7 +228,8 @@ impl Repair {
             Some((_, target)) => target,
             None => {
                 let resetting_replica = Some(replica.id());
-                let response = node.cluster.ask_replica_status(leader, shard_id, resetting_replica).await;
+                let response =
+                    node.cluster.ask_replica_status(leader, shard_id, resetting_replica).await;
                 let Some(report) = response.filter(|it| it.is_leader && it.term == term) else {
                     return Ok(Some(format!("node {leader} does not respond as the leader")));
                 };
@@ -238,11 +242,16 @@ impl Repair {
         let follows = replica.follows().is_some_and(|(_, of)| of == term);
         if !follows || status.applied < target || status.synced < target {
             let has = status.applied.min(status.synced);
-            return Ok(Some(format!("the replica has entries up to {has} of {target} on node {leader}")));
+            return Ok(Some(format!(
+                "the replica has entries up to {has} of {target} on node {leader}"
+            )));
         }
         node.logs().end_repair(shard_id).await?;
         replica.rejoin();
-        tracing::info!(shard_id, "repaired the replica: it has all acknowledged entries and votes again");
+        tracing::info!(
+            shard_id,
+            "repaired the replica: it has all acknowledged entries and votes again"
+        );
         Ok(None)
     }
 
@@ -377,8 +386,16 @@ mod tests {
     fn check(voters: &[u64], terms: &[(u64, u64)], lost: &[u64], is_settled: bool) -> bool {
         let repair = Repair { terms: terms.iter().copied().collect(), target: None };
         let voters = voters.iter().map(|node| replica_id(*node, 1)).collect();
-        let leader = ReplicaStatusReport { term: 5, is_leader: true, voters, is_settled, ..ReplicaStatusReport::default() };
-        let lost = lost.iter().map(|id| (*id, ReplicaStatusReport { vote_lost: true, ..ReplicaStatusReport::default() }));
+        let leader = ReplicaStatusReport {
+            term: 5,
+            is_leader: true,
+            voters,
+            is_settled,
+            ..ReplicaStatusReport::default()
+        };
+        let lost = lost.iter().map(|id| {
+            (*id, ReplicaStatusReport { vote_lost: true, ..ReplicaStatusReport::default() })
+        });
         repair.check_vote(1, &leader, &lost.collect()).is_ok()
     }
 
@@ -398,7 +415,10 @@ mod tests {
         assert!(!check(&[1, 2, 3, 4, 5], &[(2, 5), (3, 5)], &[4], true), "node 5 is silent");
         assert!(!check(&[1, 2, 3, 4, 5], &[(2, 5), (3, 6), (4, 5)], &[5], true), "3 knows more");
         assert!(!check(&[1, 2, 3, 4, 5], &[(2, 5), (3, 5)], &[4, 5], true), "three of five");
-        assert!(!check(&[1, 2, 3, 4, 5], &[(2, 5), (3, 5), (4, 5)], &[5], false), "or of fewer voters");
+        assert!(
+            !check(&[1, 2, 3, 4, 5], &[(2, 5), (3, 5), (4, 5)], &[5], false),
+            "or of fewer voters"
+        );
         assert!(check(&[1, 2, 3, 4, 5], &[(2, 5), (3, 5), (4, 5)], &[5], true));
     }
 }

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use helix_transport::ResponseLayer;
 use helix_proto::raft::v1 as pb;
+use helix_transport::ResponseLayer;
 use pb::peer_service_client::PeerServiceClient;
 use tokio::time::timeout;
 use tonic::transport::Channel;

@@ -146,7 +146,8 @@ impl Hub {
     ) {
         let stopped = self.table.closed.child_token();
         let (fetcher, repair_guard) = (None, Arc::default());
-        let served = ServedReplica { replica_id, raft, machine, fetcher, repair_guard, wal, stopped };
+        let served =
+            ServedReplica { replica_id, raft, machine, fetcher, repair_guard, wal, stopped };
         self.serve(shard_id, served);
     }
 

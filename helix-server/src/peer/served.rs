@@ -7,7 +7,7 @@ use openraft::Raft;
 use tokio_util::sync::CancellationToken;
 
 use super::snapshot::fetcher::RecordFetcher;
-use crate::raft::{RepairGuard, Machine, ReplicaId, StateMachine, TypeConfig};
+use crate::raft::{Machine, RepairGuard, ReplicaId, StateMachine, TypeConfig};
 
 /// A local replica and the parts of it that incoming messages need.
 #[derive(Clone)]

@@ -45,7 +45,8 @@ impl LogStore {
     async fn entries(&self, start: u64, end: u64) -> io::Result<Vec<RaftEntry>> {
         let wal = self.wal.clone();
         let read = move |how: ReadMode| {
-            let bytes_max = if how == ReadMode::MemoryOnly { READ_BYTES_MAX } else { COLD_READ_BYTES_MAX };
+            let bytes_max =
+                if how == ReadMode::MemoryOnly { READ_BYTES_MAX } else { COLD_READ_BYTES_MAX };
             wal.read(start..end, bytes_max, how)
         };
         let entries = self.reads.run_direct(read).await.map_err(to_io)?;
@@ -127,7 +128,11 @@ impl RaftLogReader<TypeConfig> for LogStore {
         Ok(entries)
     }
 
-    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> io::Result<Vec<RaftEntry>> {
+    async fn limited_get_log_entries(
+        &mut self,
+        start: u64,
+        end: u64,
+    ) -> io::Result<Vec<RaftEntry>> {
         self.entries(start, end).await
     }
 
@@ -156,7 +161,9 @@ impl RaftLogReader<TypeConfig> for LogStore {
                     }
                     Ok(_) if store.wal.is_open() || !range.contains(&start) => return None,
                     Ok(_) => {
-                        let what = format!("entry {start} cannot be read: the log was closed or has failed");
+                        let what = format!(
+                            "entry {start} cannot be read: the log was closed or has failed"
+                        );
                         (vec![Err(io::Error::other(what))], None)
                     }
                     Err(error) => (vec![Err(error)], None),
@@ -172,7 +179,10 @@ impl RaftLogReader<TypeConfig> for LogStore {
     }
 
     /// Returns the last id of each term, by bisection, since terms only grow.
-    async fn get_key_log_ids(&mut self, range: RangeInclusive<RaftLogId>) -> io::Result<Vec<RaftLogId>> {
+    async fn get_key_log_ids(
+        &mut self,
+        range: RangeInclusive<RaftLogId>,
+    ) -> io::Result<Vec<RaftLogId>> {
         let (mut at, last) = range.into_inner();
         let mut keys = Vec::new();
         while at.committed_leader_id() != last.committed_leader_id() {

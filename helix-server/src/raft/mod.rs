@@ -20,7 +20,7 @@ pub const LOG_FILTER: &str = "openraft=error,openraft::raft::stream_append=off";
 pub use blocking::DiskReads;
 pub use codec::decode_head;
 pub(crate) use codec::{as_uncommitted_vote, decode_checkpoint, from_wal, raft_id, to_wal, wal_id};
-pub use leadership::{ElectionState, ShardLeadership, LeadershipWatch, ReplicaRole, TransferError};
+pub use leadership::{ElectionState, LeadershipWatch, ReplicaRole, ShardLeadership, TransferError};
 pub use log_store::LogStore;
 pub(crate) use log_store::to_io;
 pub use membership::Membership;
@@ -30,5 +30,8 @@ pub use replica::{ProposalOutcome, ProposeError, Replica, ReplicaSettings, Repli
 pub use runtime::{Runtime, seed_this_thread};
 pub use snapshot_records::{FetchedRecords, RecordStore, SnapshotRecords};
 pub use state_machine::{Checkpointer, Machine, StateMachine};
-pub use types::{Command, ProposalGuard, ReplicaId, ProposalResponder, SnapshotData, TypeConfig, node_of, replica_id};
+pub use types::{
+    Command, ProposalGuard, ProposalResponder, ReplicaId, SnapshotData, TypeConfig, node_of,
+    replica_id,
+};
 pub(crate) use types::{RaftEntry, RaftLogId, Vote};

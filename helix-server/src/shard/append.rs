@@ -14,7 +14,7 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use super::sequence_tracker::NextBatch;
 use super::{Shard, leader_changed};
 use crate::error::{Error, Result};
-use crate::flow::{FlowPermit, Acquired};
+use crate::flow::{Acquired, FlowPermit};
 use crate::limits;
 use crate::log::{
     BatchHead, Condition, Head, PartitionId, ProducerStamp, Refusal, Verdict, Watermarks,
@@ -163,7 +163,9 @@ impl Shard {
         };
         let next_batch = durability.is_before_apply().then(|| self.next_batch(&head)).flatten();
         let durability = match &next_batch {
-            Some(next_batch) if !self.sequences.is_contiguous(next_batch) => Durability::QuorumSynced,
+            Some(next_batch) if !self.sequences.is_contiguous(next_batch) => {
+                Durability::QuorumSynced
+            }
             _ => durability,
         };
         let reached = self.reached(durability);
@@ -197,7 +199,9 @@ impl Shard {
             self.sequences.note(next_batch, record_count);
         }
         let state = match (durability, wait_written) {
-            (Durability::None, _) => State::Known(Some(Ok(self.early_ack(batch.partition, reached)))),
+            (Durability::None, _) => {
+                State::Known(Some(Ok(self.early_ack(batch.partition, reached))))
+            }
             (_, Some(written)) => State::Written {
                 written: Some(written),
                 outcome,
@@ -205,9 +209,13 @@ impl Shard {
                 ack: self.early_ack(batch.partition, reached),
                 shard: self.this.clone(),
             },
-            (_, None) => {
-                State::Applied { outcome, since, leadership_token, reached, shard: self.this.clone() }
-            }
+            (_, None) => State::Applied {
+                outcome,
+                since,
+                leadership_token,
+                reached,
+                shard: self.this.clone(),
+            },
         };
         Ok(PendingAck { state })
     }

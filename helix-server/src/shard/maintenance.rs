@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::{LogLimits, Shard};
 use crate::limits;
 use crate::log::{
-    Head, Partition, PartitionId, ROWS_PER_ENTRY_MAX, RetentionPolicy, PartitionSegment, ShardCommand,
-    log_start_after_retention,
+    Head, Partition, PartitionId, PartitionSegment, ROWS_PER_ENTRY_MAX, RetentionPolicy,
+    ShardCommand, log_start_after_retention,
 };
 use crate::raft::Command;
 
@@ -146,7 +146,8 @@ async fn retain(shard: &Shard, touched: Option<HashSet<PartitionId>>) {
     });
     let mut starts = Vec::new();
     for (id, policy, log_start) in candidates {
-        let segments: Vec<PartitionSegment> = shard.wal.stream_rows(id.0).iter().map(segment).collect();
+        let segments: Vec<PartitionSegment> =
+            shard.wal.stream_rows(id.0).iter().map(segment).collect();
         let target = log_start_after_retention(policy, now_us, log_start, &segments);
         if target > log_start {
             starts.push((id, target));

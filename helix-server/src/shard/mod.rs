@@ -35,10 +35,10 @@ use crate::raft::{
 };
 use crate::sync;
 
-pub use append::{BatchAck, Durability, NewBatch, PendingAck, AppendPermit};
+pub use append::{AppendPermit, BatchAck, Durability, NewBatch, PendingAck};
 use machine::ShardMachine;
+pub use read::{ReadBatch, ReadFrom, ShardRead};
 use sequence_tracker::SequenceTracker;
-pub use read::{ShardRead, ReadBatch, ReadFrom};
 pub use watch::{WatchGuard, Watcher};
 
 /// Returns the client endpoint of a node, for leader hints.

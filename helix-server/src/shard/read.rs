@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use helix_wal::{ReadMode, LogId};
+use helix_wal::{LogId, ReadMode};
 
 use super::Shard;
 use super::watch::{WatchGuard, Watcher};
@@ -344,7 +344,10 @@ fn truncate_at_gap(stored: &mut Vec<helix_wal::StoredEntry>, offset: u64) -> u64
 
 fn batch(entry: helix_wal::StoredEntry) -> io::Result<ReadBatch> {
     let Head::Batch(head) = raft::decode_head(&entry.head)? else {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the entry of a batch is a command"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the entry of a batch is a command",
+        ));
     };
     Ok(ReadBatch {
         log_id: entry.id,

@@ -1,4 +1,4 @@
-//! The admin port: probes, figures that move, and bounds. Raw HTTP, as any tool would speak it.
+//! The admin port: probes, metrics that count, and limits. Raw HTTP, as any tool speaks it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,12 +10,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::{TestServer, append_request, from_offset, reason, soon};
-use crate::trio::{Plan, Trio};
+use crate::trio::{Trio, TrioPlan};
 
 /// Sends these bytes and reads until the server closes: status and body.
 async fn send(addr: SocketAddr, request: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(addr).await.unwrap();
-    // A server that refuses early may have closed its end by now.
+    // A server that refuses early may have closed the connection already.
     let _ = stream.write_all(request.as_bytes()).await;
     let mut answer = Vec::new();
     let _ = soon(stream.read_to_end(&mut answer)).await;
@@ -29,8 +29,8 @@ async fn get(addr: SocketAddr, path: &str) -> (u16, String) {
     send(addr, &format!("GET {path} HTTP/1.1\r\nHost: helix\r\n\r\n")).await
 }
 
-/// Samples by name and labels, as they stand on the page.
-async fn figures(addr: SocketAddr) -> BTreeMap<String, f64> {
+/// Returns the samples of the metrics page by name and labels.
+async fn metrics(addr: SocketAddr) -> BTreeMap<String, f64> {
     let (status, page) = get(addr, "/metrics").await;
     assert_eq!(status, 200);
     let lines = page.lines().filter(|line| !line.starts_with('#'));
@@ -50,17 +50,18 @@ fn addr_of(server: &TestServer) -> SocketAddr {
 }
 
 async fn in_memory() -> TestServer {
-    TestServer::start(ServerConfig { admin_addr: any_port(), ..ServerConfig::in_memory() }, None).await
+    TestServer::start(ServerConfig { admin_addr: any_port(), ..ServerConfig::in_memory() }, None)
+        .await
 }
 
 async fn durable() -> TestServer {
-    let folder = tempfile::tempdir().unwrap();
-    let config = ServerConfig { admin_addr: any_port(), ..ServerConfig::in_dir(folder.path()) };
-    TestServer::start(config, Some(folder)).await
+    let directory = tempfile::tempdir().unwrap();
+    let config = ServerConfig { admin_addr: any_port(), ..ServerConfig::in_dir(directory.path()) };
+    TestServer::start(config, Some(directory)).await
 }
 
 #[tokio::test]
-async fn a_node_that_serves_is_alive_and_ready() {
+async fn serving_node_is_alive_and_ready() {
     let server = in_memory().await;
     let addr = addr_of(&server);
     assert_eq!(get(addr, "/livez").await, (200, "alive\n".to_owned()));
@@ -80,14 +81,14 @@ async fn a_node_that_serves_is_alive_and_ready() {
     let body: serde_json::Value = serde_json::from_str(&body).unwrap();
     assert_eq!(body["ready"], false);
     assert_eq!(body["reasons"][0], "the node is shutting down");
-    assert_eq!(figures(addr).await["helix_ready"], 0.0);
+    assert_eq!(metrics(addr).await["helix_ready"], 0.0);
 
     server.running.shutdown().await;
     assert!(TcpStream::connect(addr).await.is_err(), "the port ends with its server");
 }
 
 #[tokio::test]
-async fn it_shows_and_never_changes() {
+async fn admin_port_is_read_only() {
     let server = in_memory().await;
     let addr = addr_of(&server);
     for method in ["POST", "PUT", "DELETE", "HEAD", "OPTIONS"] {
@@ -98,23 +99,23 @@ async fn it_shows_and_never_changes() {
     let long = format!("GET / HTTP/1.1\r\nHost: helix\r\nX: {}\r\n\r\n", "x".repeat(64 << 10));
     assert_eq!(send(addr, &long).await.0, 431);
     assert_eq!(send(addr, "nonsense\r\n\r\n").await.0, 400);
-    assert_eq!(get(addr, "/livez").await.0, 200, "it goes on serving");
+    assert_eq!(get(addr, "/livez").await.0, 200, "it still serves");
 }
 
 #[tokio::test]
-async fn more_connections_than_it_takes_wait_for_their_turn() {
+async fn connections_over_the_limit_wait() {
     let server = in_memory().await;
     let addr = addr_of(&server);
     let mut idle = Vec::new();
     for _ in 0..20 {
         idle.push(TcpStream::connect(addr).await.unwrap());
     }
-    // Connections that say nothing are ended, and make way.
+    // Connections without a request are closed, and waiting ones are served.
     assert_eq!(get(addr, "/livez").await.0, 200);
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_named_with_the_way_out() {
+async fn error_names_admin_port_in_use() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let admin_addr = Some(AdminAddr::At(taken.local_addr().unwrap()));
     let config = ServerConfig { admin_addr, ..ServerConfig::in_memory() };
@@ -125,12 +126,12 @@ async fn a_port_that_is_taken_is_named_with_the_way_out() {
 }
 
 #[tokio::test]
-async fn figures_move_with_what_happens() {
+async fn metrics_count_requests() {
     let server = durable().await;
     let addr = addr_of(&server);
-    let before = figures(addr).await;
-    let count = |figures: &BTreeMap<String, f64>, name: &str| {
-        *figures.get(name).unwrap_or_else(|| panic!("there is no {name}"))
+    let before = metrics(addr).await;
+    let count = |metrics: &BTreeMap<String, f64>, name: &str| {
+        *metrics.get(name).unwrap_or_else(|| panic!("there is no {name}"))
     };
     const BATCHES: usize = 7;
     for _ in 0..BATCHES {
@@ -144,7 +145,7 @@ async fn figures_move_with_what_happens() {
         FetchRequest { partitions: vec![start], accept_encoded: true, ..FetchRequest::default() };
     assert_eq!(server.fetch_one(request).await.batches.len(), BATCHES);
 
-    let after = figures(addr).await;
+    let after = metrics(addr).await;
     let moved = |name: &str| count(&after, name) - count(&before, name);
     let batches = BATCHES as f64;
     let append = "helix_calls_total{method=\"helix.log.v1.ProduceService/Append\",code=\"OK\"}";
@@ -196,17 +197,17 @@ async fn figures_move_with_what_happens() {
 }
 
 #[tokio::test]
-async fn nodes_of_one_process_have_figures_of_their_own() {
+async fn nodes_in_one_process_have_separate_metrics() {
     let (busy, idle) = (in_memory().await, in_memory().await);
     busy.append(&["a"]).await;
     let name = "helix_appended_batches_total";
-    assert_eq!(figures(addr_of(&busy)).await[name], 1.0);
-    assert_eq!(figures(addr_of(&idle)).await[name], 0.0);
+    assert_eq!(metrics(addr_of(&busy)).await[name], 1.0);
+    assert_eq!(metrics(addr_of(&idle)).await[name], 0.0);
 }
 
-/// The catalog's metrics are all there in a cluster, and nothing else is.
+/// A cluster exports exactly the metrics of the catalog.
 #[tokio::test]
-async fn a_cluster_shows_every_metric_of_the_catalog() {
+async fn cluster_exports_every_metric_of_the_catalog() {
     let mut trio = Trio::durable().await;
     let names: Vec<&str> = METRICS.iter().map(|metric| metric.name).collect();
     let metric = |sample: &str| {
@@ -218,29 +219,31 @@ async fn a_cluster_shows_every_metric_of_the_catalog() {
     let mut seen = std::collections::BTreeSet::new();
     let mut traffic = 0.0;
     for (_, node) in trio.nodes() {
-        let figures = figures(addr_of(node)).await;
-        traffic += figures
+        let metrics = metrics(addr_of(node)).await;
+        traffic += metrics
             .iter()
             .filter(|(name, _)| name.starts_with("helix_peer_sent_bytes_total"))
             .map(|(_, bytes)| bytes)
             .sum::<f64>();
-        seen.extend(figures.keys().map(|sample| metric(sample)));
+        seen.extend(metrics.keys().map(|sample| metric(sample)));
     }
     assert_eq!(seen, names.iter().map(|name| (*name).to_owned()).collect());
-    assert!(traffic > 0.0, "nodes speak to each other");
+    assert!(traffic > 0.0, "nodes exchange messages");
     trio.stop_all().await;
 }
 
-/// A node that waits for the others says so, and is alive.
+/// A node that waits for its peers is alive but not ready.
 #[tokio::test]
-async fn a_node_that_waits_to_form_a_cluster_is_not_ready() {
-    let plan = Plan::new();
+async fn node_that_waits_for_formation_is_not_ready() {
+    let plan = TrioPlan::new();
     let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = held.local_addr().unwrap();
     drop(held);
     let admin_addr = Some(AdminAddr::At(addr));
-    let starting =
-        tokio::spawn(helix_server::server::Server::start(ServerConfig { admin_addr, ..plan.config(1) }));
+    let starting = tokio::spawn(helix_server::server::Server::start(ServerConfig {
+        admin_addr,
+        ..plan.config(1)
+    }));
     let why = soon(async {
         loop {
             if let Ok(stream) = TcpStream::connect(addr).await {
@@ -254,6 +257,6 @@ async fn a_node_that_waits_to_form_a_cluster_is_not_ready() {
     assert_eq!(why.0, 503);
     assert!(why.1.contains("starting"), "{}", why.1);
     assert_eq!(get(addr, "/livez").await.0, 200);
-    assert_eq!(figures(addr).await["helix_ready"], 0.0);
+    assert_eq!(metrics(addr).await["helix_ready"], 0.0);
     starting.abort();
 }

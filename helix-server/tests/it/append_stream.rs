@@ -1,4 +1,4 @@
-//! AppendStream: order, coalesced acks, and how a session ends.
+//! AppendStream: order, coalesced acks, and the end of a session.
 
 use helix_proto::log::v1::append_stream_request::Message as Sent;
 use helix_proto::log::v1::append_stream_response::Message as Received;
@@ -14,14 +14,14 @@ use tonic::{Code, Status, Streaming};
 
 use crate::support::{TestServer, detail, encoded, on_both, reason, soon, values};
 
-/// One session, message by message.
-pub(crate) struct Session {
+/// A raw append session, message by message.
+pub(crate) struct AppendSession {
     sender: Option<mpsc::Sender<AppendStreamRequest>>,
     answers: Streaming<AppendStreamResponse>,
 }
 
-impl Session {
-    /// Opens without a word.
+impl AppendSession {
+    /// Opens the stream without sending `init`.
     pub(crate) async fn silent(server: &TestServer) -> Self {
         let (sender, receiver) = mpsc::channel(1000);
         let stream = server.produce().append_stream(ReceiverStream::new(receiver)).await;
@@ -50,7 +50,7 @@ impl Session {
         self.send(Sent::Batch(batch)).await;
     }
 
-    /// The next acks.
+    /// Receives the next acks.
     pub(crate) async fn acks(&mut self) -> Vec<AppendAck> {
         match soon(self.answers.message()).await.unwrap().unwrap().message {
             Some(Received::Acks(acks)) => acks.acks,
@@ -58,7 +58,7 @@ impl Session {
         }
     }
 
-    /// All acks until the end of the stream, and the end.
+    /// Receives all acks until the end of the stream, and the final status.
     pub(crate) async fn finish(mut self) -> (Vec<AppendAck>, Result<(), Status>) {
         drop(self.sender.take());
         let mut acks = Vec::new();
@@ -95,7 +95,7 @@ fn numbered(first_sequence: u64, values: &[&str]) -> Sent {
     })
 }
 
-/// Changes these settings of the default topic.
+/// Updates these fields of the default topic's configuration.
 async fn update(server: &TestServer, fields: &[&str], config: TopicConfig) {
     let paths = fields.iter().map(|field| (*field).to_owned()).collect();
     let update = UpdateTopicRequest {
@@ -111,9 +111,9 @@ pub(crate) fn first_offsets(acks: &[AppendAck]) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn batches_are_acked_in_the_order_they_were_sent() {
+async fn acks_batches_in_send_order() {
     on_both(async |server: TestServer| {
-        let (session, opened) = Session::open(&server, init()).await;
+        let (session, opened) = AppendSession::open(&server, init()).await;
         assert_eq!(opened.watermarks.unwrap().high_watermark, 0);
         assert!(opened.max_batch_bytes > 0 && opened.max_in_flight_batches > 0);
         assert!(opened.max_in_flight_bytes > 0);
@@ -133,15 +133,15 @@ async fn batches_are_acked_in_the_order_they_were_sent() {
 }
 
 #[tokio::test]
-async fn the_first_failure_ends_the_session_and_nothing_after_it_is_applied() {
+async fn first_failure_ends_the_session_and_drops_later_batches() {
     on_both(async |server: TestServer| {
-        let (session, _) = Session::open(&server, init()).await;
+        let (session, _) = AppendSession::open(&server, init()).await;
         session.send_batch(&["a"]).await;
         session.send_batch(&["b"]).await;
         session.send_batch(&[]).await;
         session.send_batch(&["never"]).await;
         let (acks, end) = session.finish().await;
-        assert_eq!(first_offsets(&acks), [0, 1], "what came before is acked first");
+        assert_eq!(first_offsets(&acks), [0, 1], "earlier batches are acked first");
         assert_eq!(reason(&end.unwrap_err()), ErrorReason::EmptyBatch);
         assert_eq!(values(&server.records(0, 0).await), ["a", "b"]);
     })
@@ -149,11 +149,11 @@ async fn the_first_failure_ends_the_session_and_nothing_after_it_is_applied() {
 }
 
 #[tokio::test]
-async fn a_producer_goes_on_where_a_broken_session_ended() {
+async fn producer_resumes_after_a_broken_session() {
     on_both(async |server: TestServer| {
         let init = AppendStreamInit { producer: Some(new_producer(&server).await), ..init() };
-        let (session, opened) = Session::open(&server, init.clone()).await;
-        assert_eq!(opened.next_sequence, None, "nothing is known of it yet");
+        let (session, opened) = AppendSession::open(&server, init.clone()).await;
+        assert_eq!(opened.next_sequence, None, "the producer is unknown yet");
         session.send(numbered(0, &["a", "b"])).await;
         session.send(numbered(9, &["j"])).await;
         session.send(numbered(2, &["void"])).await;
@@ -163,8 +163,8 @@ async fn a_producer_goes_on_where_a_broken_session_ended() {
         assert_eq!(reason(&status), ErrorReason::OutOfOrderSequence);
         assert_eq!(status.code(), Code::FailedPrecondition);
 
-        let (session, opened) = Session::open(&server, init).await;
-        assert_eq!(opened.next_sequence, Some(2), "nothing behind the failure was applied");
+        let (session, opened) = AppendSession::open(&server, init).await;
+        assert_eq!(opened.next_sequence, Some(2), "no batch after the failure was applied");
         session.send(numbered(0, &["a", "b"])).await;
         session.send(numbered(2, &["c"])).await;
         let (acks, end) = session.finish().await;
@@ -175,45 +175,45 @@ async fn a_producer_goes_on_where_a_broken_session_ended() {
 }
 
 #[tokio::test]
-async fn where_acks_come_before_the_verdict_a_sequence_that_does_not_follow_is_the_end() {
+async fn sequence_gap_ends_a_session_with_early_acks() {
     for durability in [Durability::LeaderWritten, Durability::None] {
         on_both(async |server: TestServer| {
             let producer = Some(new_producer(&server).await);
             let blind = AppendStreamInit { producer, durability: durability.into(), ..init() };
-            let (session, _) = Session::open(&server, blind.clone()).await;
+            let (session, _) = AppendSession::open(&server, blind.clone()).await;
             session.send(numbered(0, &["a"])).await;
             session.send(numbered(50, &["refused"])).await;
             session.send(numbered(1, &["void"])).await;
             let (acks, end) = session.finish().await;
-            assert_eq!(acks.len(), 1, "what came before is acked");
+            assert_eq!(acks.len(), 1, "earlier batches are acked");
             let status = end.unwrap_err();
             assert_eq!(reason(&status), ErrorReason::OutOfOrderSequence);
             assert_eq!(detail(&status).next_sequence, Some(1));
             assert!(!detail(&status).may_have_applied);
 
             let (session, _) =
-                Session::open(&server, AppendStreamInit { producer, ..init() }).await;
+                AppendSession::open(&server, AppendStreamInit { producer, ..init() }).await;
             session.send(numbered(1, &["b"])).await;
             let (acks, end) = session.finish().await;
             end.unwrap();
             assert_eq!((acks[0].duplicate, first_offsets(&acks)), (false, vec![1]));
 
-            let (session, _) = Session::open(&server, blind).await;
+            let (session, _) = AppendSession::open(&server, blind).await;
             session.send(numbered(2, &["c"])).await;
             session.send(numbered(3, &["d"])).await;
             let (acks, end) = session.finish().await;
             end.unwrap();
-            assert_eq!(acks.len(), 2, "it begins anywhere");
+            assert_eq!(acks.len(), 2, "it may start anywhere");
         })
         .await;
     }
 }
 
 #[tokio::test]
-async fn an_open_session_follows_its_topics_settings() {
+async fn open_session_applies_changed_topic_settings() {
     on_both(async |server: TestServer| {
         let weak = AppendStreamInit { durability: Durability::None.into(), ..init() };
-        let (mut session, _) = Session::open(&server, weak).await;
+        let (mut session, _) = AppendSession::open(&server, weak).await;
         let long = "x".repeat(5_000);
         session.send_batch(&[&long]).await;
         let acks = session.acks().await;
@@ -247,25 +247,25 @@ async fn an_open_session_follows_its_topics_settings() {
 }
 
 #[tokio::test]
-async fn a_session_begins_with_init() {
+async fn session_starts_with_init() {
     let server = TestServer::in_memory().await;
-    let session = Session::silent(&server).await;
+    let session = AppendSession::silent(&server).await;
     session.send_batch(&["a"]).await;
     let (_, end) = session.finish().await;
     assert_eq!(reason(&end.unwrap_err()), ErrorReason::InvalidArgument);
-    let (_, end) = Session::silent(&server).await.finish().await;
+    let (_, end) = AppendSession::silent(&server).await.finish().await;
     assert_eq!(reason(&end.unwrap_err()), ErrorReason::InvalidArgument);
-    let (session, _) = Session::open(&server, init()).await;
+    let (session, _) = AppendSession::open(&server, init()).await;
     session.send(Sent::Init(init())).await;
     let (_, end) = session.finish().await;
     assert_eq!(reason(&end.unwrap_err()), ErrorReason::InvalidArgument);
 }
 
 #[tokio::test]
-async fn init_is_checked_before_anything_is_read() {
+async fn init_is_validated_first() {
     let server = TestServer::in_memory().await;
     let refused = async |init| {
-        let session = Session::silent(&server).await;
+        let session = AppendSession::silent(&server).await;
         session.send(Sent::Init(init)).await;
         session.finish().await.1.unwrap_err()
     };
@@ -276,14 +276,14 @@ async fn init_is_checked_before_anything_is_read() {
 }
 
 #[tokio::test]
-async fn a_sequence_without_a_producer_ends_the_session() {
+async fn sequence_without_a_producer_ends_the_session() {
     let server = TestServer::in_memory().await;
     let batch = AppendStreamBatch {
         batch: encoded(&["a"]),
         expected_offset: None,
         first_sequence: Some(0),
     };
-    let (session, _) = Session::open(&server, init()).await;
+    let (session, _) = AppendSession::open(&server, init()).await;
     session.send(Sent::Batch(batch)).await;
     let (acks, end) = session.finish().await;
     assert!(acks.is_empty());
@@ -294,9 +294,9 @@ async fn a_sequence_without_a_producer_ends_the_session() {
 }
 
 #[tokio::test]
-async fn more_than_the_window_of_large_batches_gets_through() {
+async fn accepts_large_batches_beyond_the_window() {
     let server = TestServer::durable().await;
-    let (session, opened) = Session::open(&server, init()).await;
+    let (session, opened) = AppendSession::open(&server, init()).await;
     let value = "x".repeat(1 << 20 >> 1);
     let count = 4 * opened.max_in_flight_bytes / (1 << 20);
     let sender = async {

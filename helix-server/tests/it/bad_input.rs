@@ -1,5 +1,5 @@
-//! Nonsense in every field of every request: what it is answered, and that nobody else notices.
-//! The descriptors say which fields there are, so that none is left out.
+//! Invalid values in every field of every request: the documented error is returned, and other
+//! clients are served. The descriptors list the fields, so that none is left out.
 
 mod rows;
 mod wire;
@@ -27,9 +27,9 @@ use tonic::transport::Channel;
 
 use crate::support::{TestServer, append_request, connect, detail, from_offset, soon};
 
-/// One call with nonsense in it.
+/// A call with an invalid value.
 #[derive(Debug, Clone)]
-enum Call {
+enum InvalidCall {
     InitProducer(InitProducerRequest),
     Append(Box<AppendRequest>),
     AppendStream(Vec<Option<Streamed>>),
@@ -54,8 +54,8 @@ enum Call {
     WatchMembershipChange(WatchMembershipChangeRequest),
 }
 
-impl Call {
-    /// Ends with the first answer: for a call that streams its answers, the first of them.
+impl InvalidCall {
+    /// Sends the call and waits for the first response.
     async fn send(self, channel: &Channel) -> Result<(), Status> {
         let mut produce = ProduceServiceClient::new(channel.clone());
         let mut consume = ConsumeServiceClient::new(channel.clone());
@@ -103,38 +103,38 @@ impl Call {
     }
 }
 
-/// What the answer must be.
+/// The expected result of a call.
 #[derive(Debug, Clone, Copy)]
-enum Answer {
-    /// Any value makes sense there.
+enum Expected {
+    /// Any value is valid.
     Fine,
-    /// Refused for this reason, with these words.
+    /// Refused for this reason, with these words in the message.
     Refused(ErrorReason, &'static str),
-    /// Of a feature that may be there or not: refused in either case, for one of these reasons.
+    /// Refused for one of these reasons, with or without the optional feature.
     RefusedFor(&'static [ErrorReason]),
 }
 
-/// Fields as "Message.field", the call with nonsense in them, and its answer.
-type Row = (&'static [&'static str], Call, Answer);
+/// Fields as "Message.field", a call with an invalid value in them, and its expected result.
+type FieldCase = (&'static [&'static str], InvalidCall, Expected);
 
-fn check(place: &str, outcome: &Result<(), Status>, expected: Answer) {
+fn check(place: &str, outcome: &Result<(), Status>, expected: Expected) {
     match (outcome, expected) {
-        (Ok(()), Answer::Fine) => {}
-        (Err(status), Answer::Refused(reason, words)) => {
+        (Ok(()), Expected::Fine) => {}
+        (Err(status), Expected::Refused(reason, words)) => {
             let found = detail(status);
             assert_eq!(found.reason(), reason, "{place}: {status:?}");
             assert_eq!(status.code(), helix_proto::error::code(reason), "{place}");
             assert!(status.message().contains(words), "{place}: no {words:?} in {status:?}");
             assert!(!found.may_have_applied, "{place}: {status:?}");
         }
-        (Err(status), Answer::RefusedFor(reasons)) => {
+        (Err(status), Expected::RefusedFor(reasons)) => {
             assert!(reasons.contains(&detail(status).reason()), "{place}: {status:?}");
         }
         _ => panic!("{place}: {outcome:?} instead of {expected:?}"),
     }
 }
 
-/// Another client writes a record and reads it.
+/// Checks that another client can append and read a record.
 async fn others_are_served(channel: &Channel, written: &mut u64, place: &str) {
     let mut produce = ProduceServiceClient::new(channel.clone());
     let request = AppendRequest { partition: 3, ..append_request(&["another"]) };
@@ -149,7 +149,7 @@ async fn others_are_served(channel: &Channel, written: &mut u64, place: &str) {
 }
 
 #[tokio::test]
-async fn nonsense_in_any_field_is_answered_as_documented_and_others_are_served() {
+async fn invalid_values_get_documented_errors_and_other_clients_are_served() {
     let server = TestServer::in_memory().await;
     server.append(&["a", "b", "c"]).await;
     let another = connect(&server.running).await;
@@ -162,17 +162,18 @@ async fn nonsense_in_any_field_is_answered_as_documented_and_others_are_served()
         others_are_served(&another, &mut written, &place).await;
     }
     let stored = server.records(0, 0).await.len();
-    assert_eq!(stored, 3 + rows::APPENDED, "nothing that was refused is stored");
+    assert_eq!(stored, 3 + rows::APPENDED, "no refused record is stored");
 }
 
-/// Messages that stand in others under their own name.
+/// Well-known messages that are fields of our messages.
 const LEAVES: [&str; 3] =
     [".google.protobuf.Timestamp", ".google.protobuf.Duration", ".google.protobuf.FieldMask"];
 
 fn fields_of(set: &FileDescriptorSet, type_name: &str, into: &mut BTreeSet<String>) {
     let name = type_name.strip_prefix(".helix.log.v1.").expect("a message of ours");
     let mut messages = set.file.iter().flat_map(|file| &file.message_type);
-    let message = messages.find(|message| message.name() == name).expect("it is described");
+    let message =
+        messages.find(|message| message.name() == name).expect("the message is described");
     for field in &message.field {
         if into.insert(format!("{name}.{}", field.name()))
             && field.type_name.as_deref().is_some_and(|it| !it.is_empty())
@@ -197,7 +198,7 @@ fn methods(set: &FileDescriptorSet) -> Vec<(String, MethodDescriptorProto)> {
 }
 
 #[tokio::test]
-async fn no_field_of_a_call_that_is_built_is_left_out() {
+async fn every_request_field_has_a_case() {
     let server = TestServer::in_memory().await;
     let set = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap();
     let rows = rows::all(&server).await;
@@ -215,7 +216,7 @@ async fn no_field_of_a_call_that_is_built_is_left_out() {
         }
         missing.extend(fields.into_iter().filter(|field| !covered.contains(field.as_str())));
     }
-    assert!(missing.is_empty(), "no row has nonsense in {missing:?}");
+    assert!(missing.is_empty(), "no case has an invalid value in {missing:?}");
     let gone: Vec<_> = covered.iter().filter(|field| !known.contains(**field)).collect();
     assert!(gone.is_empty(), "there are no such fields: {gone:?}");
 }

@@ -1,7 +1,7 @@
-//! Starts that cannot be: what the program says, and how it ends. 2 for what is wrong with its
-//! flags, 1 for what is wrong with the world; each message names the place and a way out.
+//! Starts that fail: exit code 2 for invalid flags, 1 for other errors. Each message names the
+//! problem and a way out.
 
-// What a test does to a folder that is not open.
+// Tests change directories that are not open.
 #![allow(clippy::disallowed_methods)]
 
 use std::fs;
@@ -21,14 +21,14 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// The exit code and what was said.
+/// Returns the exit code and the output.
 async fn fails(arguments: &[&str]) -> (Option<i32>, String) {
     let output = soon(command(arguments).stderr(Stdio::piped()).output()).await.unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
 }
 
 #[tokio::test]
-async fn a_flag_that_makes_no_sense_is_named_with_what_would() {
+async fn invalid_flag_is_named_with_valid_values() {
     let rows: &[(&[&str], &str)] = &[
         (&["--node-id", "0"], "choose a number in 1..=4294967295"),
         (&["--node-id", "one"], "invalid digit"),
@@ -69,8 +69,8 @@ async fn a_flag_that_makes_no_sense_is_named_with_what_would() {
     }
 }
 
-/// Waits until a server answers there.
-async fn answers(address: SocketAddr) {
+/// Waits until a server responds at the address.
+async fn until_serving(address: SocketAddr) {
     let client = process::patient_client(address, 1);
     let answer = async {
         while client.route("default", 0).await.is_err() {
@@ -80,63 +80,63 @@ async fn answers(address: SocketAddr) {
     tokio::time::timeout(3 * PATIENCE, answer).await.expect("it should answer by now");
 }
 
-/// Starts a server on the folder, and stops it when it has answered.
-async fn made_by_node(node_id: &str, folder: &Path) {
+/// Starts a server on the directory and stops it once it serves.
+async fn create_data_dir(node_id: &str, directory: &Path) {
     let address = free_address();
-    let mut arguments = process::arguments(address, folder);
+    let mut arguments = process::arguments(address, directory);
     arguments[0] = format!("--node-id={node_id}");
     let server = process::start(&arguments);
-    answers(address).await;
+    until_serving(address).await;
     process::kill(server).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_folder_that_is_not_this_nodes_is_left_alone() {
-    let folder = tempfile::tempdir().unwrap();
-    made_by_node("1", folder.path()).await;
-    let shown = folder.path().to_str().unwrap();
+async fn rejects_data_directory_of_another_node() {
+    let directory = tempfile::tempdir().unwrap();
+    create_data_dir("1", directory.path()).await;
+    let shown = directory.path().to_str().unwrap();
     let arguments = ["--node-id=2", "--listen-addr=127.0.0.1:0", "--data-dir", shown];
     let (code, said) = fails(&arguments).await;
     assert_eq!(code, Some(1), "{said}");
     for part in [shown, "of node 1", "this is node 2", "--data-dir", "--node-id 1"] {
         assert!(said.contains(part), "no {part:?} in {said}");
     }
-    // It is as good as before to the node that it belongs to.
-    made_by_node("1", folder.path()).await;
+    // The directory still works for its own node.
+    create_data_dir("1", directory.path()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_folder_of_a_newer_format_is_left_alone() {
-    let folder = tempfile::tempdir().unwrap();
-    made_by_node("1", folder.path()).await;
-    let state = folder.path().join("shard-1/state");
+async fn rejects_data_directory_of_a_newer_format() {
+    let directory = tempfile::tempdir().unwrap();
+    create_data_dir("1", directory.path()).await;
+    let state = directory.path().join("shard-1/state");
     let mut bytes = fs::read(&state).unwrap();
-    // docs/wal-format.md: the version that a reader must know, and the checksum over all behind it.
+    // docs/wal-format.md: the minimum reader version, and the checksum over the bytes after it.
     bytes[14..16].copy_from_slice(&9_u16.to_le_bytes());
     let length = u64::from_le_bytes(bytes[16..24].try_into().unwrap());
     let crc = crc32fast::hash(&bytes[12..usize::try_from(length).unwrap()]);
     bytes[8..12].copy_from_slice(&crc.to_le_bytes());
     fs::write(&state, &bytes).unwrap();
-    let shown = folder.path().to_str().unwrap();
+    let shown = directory.path().to_str().unwrap();
     let (code, said) = fails(&["--listen-addr=127.0.0.1:0", "--data-dir", shown]).await;
     assert_eq!(code, Some(1), "{said}");
     for part in [shown, "version 9", "newer program", "use the program that wrote it"] {
         assert!(said.contains(part), "no {part:?} in {said}");
     }
-    assert_eq!(fs::read(&state).unwrap(), bytes, "and nothing was changed");
+    assert_eq!(fs::read(&state).unwrap(), bytes, "the file is unchanged");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_folder_or_a_port_that_is_in_use_is_said_and_its_user_goes_on() {
-    let folder = tempfile::tempdir().unwrap();
+async fn rejects_data_directory_or_port_in_use() {
+    let directory = tempfile::tempdir().unwrap();
     let address = free_address();
-    let server = process::start(&process::arguments(address, folder.path()));
-    answers(address).await;
+    let server = process::start(&process::arguments(address, directory.path()));
+    until_serving(address).await;
 
-    let shown = folder.path().to_str().unwrap();
+    let shown = directory.path().to_str().unwrap();
     let (code, said) = fails(&["--listen-addr=127.0.0.1:0", "--data-dir", shown]).await;
     assert_eq!(code, Some(1), "{said}");
-    for part in [shown, "in use by another process", "stop that one"] {
+    for part in [shown, "in use by another process", "stop it"] {
         assert!(said.contains(part), "no {part:?} in {said}");
     }
 
@@ -154,15 +154,15 @@ async fn a_folder_or_a_port_that_is_in_use_is_said_and_its_user_goes_on() {
         assert!(said.contains(part), "no {part:?} in {said}");
     }
 
-    answers(address).await;
+    until_serving(address).await;
     process::kill(server).await;
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_made_or_is_a_file_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("file");
-    fs::write(&file, b"not a folder").unwrap();
+async fn error_names_data_directory_that_cannot_be_created() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    fs::write(&file, b"not a directory").unwrap();
     let shown = file.to_str().unwrap();
     let (code, said) = fails(&["--listen-addr=127.0.0.1:0", "--data-dir", shown]).await;
     assert_eq!(code, Some(1), "{said}");

@@ -1,5 +1,5 @@
 //! The program `helix-server` itself: its banner, its signals and its exit codes.
-//! Starts that fail are in `bad_start.rs`; all else is tested inside the test's process.
+//! Failing starts are in `bad_start.rs`; the rest is tested inside the test's process.
 
 use std::process::{ExitStatus, Stdio};
 
@@ -25,7 +25,7 @@ struct Process {
 }
 
 impl Process {
-    /// Starts, and reads the banner up to the address.
+    /// Starts the server and reads its banner up to the address.
     async fn start(arguments: &[&str]) -> Self {
         let mut child = server(arguments).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -59,7 +59,7 @@ impl Process {
 }
 
 #[tokio::test]
-async fn a_stop_that_is_asked_for_is_a_success() {
+async fn requested_stop_exits_with_success() {
     for signal in [Signal::TERM, Signal::INT] {
         let memory = ["--storage", "memory", "--listen-addr", "127.0.0.1:0"];
         let process = Process::start(&memory).await;
@@ -71,9 +71,9 @@ async fn a_stop_that_is_asked_for_is_a_success() {
 }
 
 #[tokio::test]
-async fn a_durable_server_says_where_and_how() {
-    let folder = tempfile::tempdir().unwrap();
-    let data_dir = folder.path().join("data");
+async fn durable_banner_names_directory_and_sync_latency() {
+    let directory = tempfile::tempdir().unwrap();
+    let data_dir = directory.path().join("data");
     let data_dir = data_dir.to_str().unwrap();
     let arguments =
         ["--data-dir", data_dir, "--listen-addr", "127.0.0.1:0", "--topic", "default:1"];
@@ -87,11 +87,11 @@ async fn a_durable_server_says_where_and_how() {
 }
 
 #[tokio::test]
-async fn a_configuration_can_be_checked_and_printed() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("helix.toml");
+async fn checks_and_prints_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("helix.toml");
     let path = file.to_str().unwrap();
-    // The server's own file, not the WAL's.
+    // The server's configuration file; the WAL's rule does not apply.
     #[allow(clippy::disallowed_methods)]
     let write = |text: &str| std::fs::write(&file, text).unwrap();
     let run = async |arguments: &[&str]| {
@@ -123,8 +123,8 @@ async fn a_configuration_can_be_checked_and_printed() {
 }
 
 #[tokio::test]
-async fn a_server_that_others_can_reach_warns_of_it() {
-    // An address of documentation, which no machine has: the warning comes before the failure.
+async fn warns_about_an_insecure_public_address() {
+    // A documentation address that no machine has: the warning comes before the failure.
     let arguments = ["--storage=memory", "--listen-addr=192.0.2.1:0", "--insecure"];
     let output = soon(server(&arguments).output()).await.unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -136,7 +136,7 @@ async fn a_server_that_others_can_reach_warns_of_it() {
 }
 
 #[tokio::test]
-async fn every_line_of_a_log_in_json_is_json() {
+async fn json_log_has_one_object_per_line() {
     let arguments = ["--storage=memory", "--listen-addr=127.0.0.1:0", "--log-format=json"];
     let mut child = server(&arguments).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -144,7 +144,8 @@ async fn every_line_of_a_log_in_json_is_json() {
     while let Some(line) = soon(lines.next_line()).await.unwrap() {
         let line: serde_json::Value = serde_json::from_str(&line).expect("a line of JSON");
         assert!(line["timestamp"].is_string() && line["level"].is_string(), "{line}");
-        let message = line["fields"]["message"].as_str().expect("it says something").to_owned();
+        let message =
+            line["fields"]["message"].as_str().expect("the line has a message").to_owned();
         if message == "serving" {
             assert_eq!(line["fields"]["node_id"], 1);
             assert!(line["fields"]["listening"].as_str().unwrap().starts_with("127.0.0.1:"));
@@ -169,7 +170,7 @@ async fn every_line_of_a_log_in_json_is_json() {
 }
 
 #[tokio::test]
-async fn a_level_says_what_is_logged() {
+async fn log_level_filters_messages() {
     for (level, is_there) in [("info", true), ("warn", false)] {
         let arguments = ["--storage=memory", "--listen-addr=127.0.0.1:0", "--log-level", level];
         let (status, log) = Process::start(&arguments).await.end(Signal::TERM).await;
@@ -179,7 +180,7 @@ async fn a_level_says_what_is_logged() {
 }
 
 #[tokio::test]
-async fn help_and_version_are_data() {
+async fn help_and_version_go_to_standard_output() {
     for flag in ["--help", "--version"] {
         let output = soon(server(&[flag]).output()).await.unwrap();
         assert_eq!(output.status.code(), Some(0));

@@ -1,4 +1,4 @@
-//! What the servers of a test's thread log.
+//! Captures the log of the servers on a test's thread.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use tracing_subscriber::fmt::MakeWriter;
 
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
-impl Log {
+impl CapturedLog {
     pub(crate) fn capture() -> (Self, tracing::subscriber::DefaultGuard) {
         let log = Self::default();
         let subscriber =
@@ -21,7 +21,7 @@ impl Log {
     }
 }
 
-impl io::Write for Log {
+impl io::Write for CapturedLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -32,7 +32,7 @@ impl io::Write for Log {
     }
 }
 
-impl<'a> MakeWriter<'a> for Log {
+impl<'a> MakeWriter<'a> for CapturedLog {
     type Writer = Self;
 
     fn make_writer(&'a self) -> Self {

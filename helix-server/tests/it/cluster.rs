@@ -1,4 +1,4 @@
-//! ClusterService: routing data, health, and a node's own figures.
+//! ClusterService: metadata, health, and node status.
 
 use helix_proto::log::v1::{
     AddNodeRequest, CreateTopicRequest, ErrorReason, GetHealthRequest, GetMetadataRequest,
@@ -9,7 +9,7 @@ use helix_proto::log::v1::{
 use crate::support::{TestServer, reason, soon};
 
 #[tokio::test]
-async fn metadata_leads_from_a_partition_to_an_address() {
+async fn metadata_maps_a_partition_to_an_address() {
     let server = TestServer::in_memory().await;
     let request = GetMetadataRequest::default();
     let response = server.cluster().get_metadata(request).await.unwrap().into_inner();
@@ -32,7 +32,7 @@ async fn metadata_leads_from_a_partition_to_an_address() {
 }
 
 #[tokio::test]
-async fn a_watcher_sees_the_metadata_and_its_changes() {
+async fn watch_streams_metadata_and_its_changes() {
     let server = TestServer::in_memory().await;
     let request = WatchMetadataRequest::default();
     let mut watch = server.cluster().watch_metadata(request).await.unwrap().into_inner();
@@ -53,7 +53,7 @@ async fn a_watcher_sees_the_metadata_and_its_changes() {
 }
 
 #[tokio::test]
-async fn a_running_server_is_healthy() {
+async fn running_server_is_healthy() {
     let server = TestServer::durable().await;
     let request = GetHealthRequest::default();
     let health = server.cluster().get_health(request).await.unwrap().into_inner();
@@ -62,7 +62,7 @@ async fn a_running_server_is_healthy() {
 }
 
 #[tokio::test]
-async fn a_node_says_what_it_is() {
+async fn node_status_describes_the_node() {
     let durable = TestServer::durable().await;
     durable.append(&["a", "b"]).await;
     let status = durable.cluster().get_node_status(GetNodeStatusRequest {}).await.unwrap();
@@ -85,7 +85,7 @@ async fn a_node_says_what_it_is() {
 }
 
 #[tokio::test]
-async fn a_node_without_a_peer_port_says_how_it_could_get_others() {
+async fn node_without_a_peer_port_refuses_membership_changes() {
     let server = TestServer::in_memory().await;
     let mut cluster = server.cluster();
     let add = |peer_endpoint: &str, rack: &str| AddNodeRequest {
@@ -118,7 +118,7 @@ async fn a_node_without_a_peer_port_says_how_it_could_get_others() {
 }
 
 #[tokio::test]
-async fn a_lead_cannot_go_where_nobody_is() {
+async fn rejects_leadership_transfer_to_an_unknown_node() {
     let server = TestServer::in_memory().await;
     let mut cluster = server.cluster();
     let transfer = |shard_id, target_node_id| TransferLeaderRequest { shard_id, target_node_id };

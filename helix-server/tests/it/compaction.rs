@@ -1,5 +1,5 @@
-//! Topics share segments: what one of them no longer needs goes back to the disk although another
-//! one does, and that one is read as before.
+//! Topics share segments: space of a deleted topic is freed although another topic uses the same
+//! segments, and that topic stays readable.
 
 use std::time::Duration;
 
@@ -39,19 +39,19 @@ async fn reads_back(server: &TestServer, count: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deleted_topic_gives_its_space_back_although_another_shares_its_segments() {
-    let folder = tempfile::tempdir().unwrap();
+async fn deleted_topic_frees_space_in_shared_segments() {
+    let directory = tempfile::tempdir().unwrap();
     let config = ServerConfig {
         segment_bytes: SEGMENT_BYTES,
         tail_bytes: Some(1 << 20),
         checkpoint_bytes: 1 << 20,
-        ..ServerConfig::in_dir(folder.path())
+        ..ServerConfig::in_dir(directory.path())
     };
     let server = TestServer::start(config.clone(), None).await;
     let client = patient_client(server.running.local_addr(), 7);
     client.admin().create_topic(&NewTopic::new("doomed", 1)).await.unwrap();
     let producer = client.producer(ProducerOptions::default());
-    // Three records of the one beside each of the other.
+    // Three records of the deleted topic for each of the other.
     let count = 64;
     for number in 0..count {
         producer.append("default", 0, &large(number)[..]).await.unwrap();
@@ -68,7 +68,7 @@ async fn a_deleted_topic_gives_its_space_back_although_another_shares_its_segmen
     assert!(before >= 4 * count * RECORD_BYTES as u64);
     let delete = DeleteTopicRequest { name: "doomed".to_owned() };
     server.topics().delete_topic(delete).await.unwrap();
-    // What stays: the other topic, half as much again, and what lies above the checkpoint.
+    // Remaining: the other topic, half as much again, and the log above the checkpoint.
     let bound = count * RECORD_BYTES as u64 * 3 / 2 + 16 * (1 << 20) + 6 * SEGMENT_BYTES;
     assert!(bound < before * 7 / 8, "{bound} of {before}");
     let freed = async {

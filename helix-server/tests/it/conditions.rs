@@ -1,5 +1,5 @@
-//! Expected offsets and fencing tokens on one node: what counts, what is refused, and what the
-//! refusal tells.
+//! Expected offsets and fencing tokens on one node: admitted and refused appends, and the details
+//! of the errors.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use helix_proto::log::v1::{
 use prost_types::FieldMask;
 use tonic::{Code, Status};
 
-use crate::append_stream::{Session, first_offsets, init};
+use crate::append_stream::{AppendSession, first_offsets, init};
 use crate::support::{
     TestServer, append_request, detail, encoded, on_both, reason, record, records, values,
 };
@@ -71,7 +71,7 @@ fn expect_fenced(status: &Status, in_force: &str) {
 }
 
 #[tokio::test]
-async fn a_batch_goes_where_it_is_expected_or_nowhere() {
+async fn batch_is_appended_at_its_expected_offset_or_refused() {
     on_both(async |server: TestServer| {
         expect_mismatch(&append_if(&server, "early", expecting(1)).await.unwrap_err(), 0);
         assert_eq!(first_offset(&append_if(&server, "a", expecting(0)).await.unwrap()), 0);
@@ -79,7 +79,7 @@ async fn a_batch_goes_where_it_is_expected_or_nowhere() {
         server.append(&["b", "c"]).await;
         expect_mismatch(&append_if(&server, "late", expecting(1)).await.unwrap_err(), 3);
         assert_eq!(first_offset(&append_if(&server, "d", expecting(3)).await.unwrap()), 3);
-        // Nothing that was set is no condition.
+        // An empty condition admits everything.
         append_if(&server, "e", AppendCondition::default()).await.unwrap();
         assert_eq!(values(&server.records(0, 0).await), ["a", "b", "c", "d", "e"]);
     })
@@ -87,7 +87,7 @@ async fn a_batch_goes_where_it_is_expected_or_nowhere() {
 }
 
 #[tokio::test]
-async fn a_retry_of_a_batch_that_counted_gets_its_first_offset() {
+async fn retry_returns_the_first_offset() {
     on_both(async |server: TestServer| {
         let request = InitProducerRequest::default();
         let producer = server.produce().init_producer(request).await.unwrap().into_inner().producer;
@@ -102,7 +102,7 @@ async fn a_retry_of_a_batch_that_counted_gets_its_first_offset() {
         let again = server.produce().append(request.clone()).await.unwrap().into_inner();
         assert_eq!(first_offset(&again), first_offset(&first));
         assert!(again.ack.unwrap().duplicate);
-        // The next one of the same producer is no retry.
+        // The producer's next batch is no retry.
         let next = AppendRequest { first_sequence: Some(1), ..request };
         expect_mismatch(&server.produce().append(next.clone()).await.unwrap_err(), 2);
         let next = AppendRequest { condition: Some(expecting(2)), ..next };
@@ -113,7 +113,7 @@ async fn a_retry_of_a_batch_that_counted_gets_its_first_offset() {
 }
 
 #[tokio::test]
-async fn a_token_admits_those_who_know_it() {
+async fn fencing_token_admits_matching_appends() {
     on_both(async |server: TestServer| {
         append_if(&server, "a", demanding("")).await.unwrap();
         expect_fenced(&append_if(&server, "no", demanding("one")).await.unwrap_err(), "");
@@ -122,7 +122,7 @@ async fn a_token_admits_those_who_know_it() {
         append_if(&server, "b", demanding("one")).await.unwrap();
         expect_fenced(&append_if(&server, "no", demanding("")).await.unwrap_err(), "one");
         expect_fenced(&append_if(&server, "no", demanding("two")).await.unwrap_err(), "one");
-        // Both must hold, and the token is told first.
+        // Both must hold; the token is checked first.
         let both = |offset, token: &str| AppendCondition {
             expected_offset: Some(offset),
             fencing_token: Some(token.to_owned()),
@@ -130,7 +130,7 @@ async fn a_token_admits_those_who_know_it() {
         expect_fenced(&append_if(&server, "no", both(9, "two")).await.unwrap_err(), "one");
         expect_mismatch(&append_if(&server, "no", both(9, "one")).await.unwrap_err(), 2);
         append_if(&server, "c", both(2, "one")).await.unwrap();
-        // Who demands nothing is admitted.
+        // An append without a condition is admitted.
         server.append(&["d"]).await;
         fence(&server, None, "").await.unwrap();
         append_if(&server, "e", demanding("")).await.unwrap();
@@ -140,7 +140,7 @@ async fn a_token_admits_those_who_know_it() {
 }
 
 #[tokio::test]
-async fn of_two_that_replace_the_same_token_one_is_refused() {
+async fn one_of_two_concurrent_token_changes_is_refused() {
     on_both(async |server: TestServer| {
         fence(&server, Some(""), "one").await.unwrap();
         expect_fenced(&fence(&server, Some(""), "two").await.unwrap_err(), "one");
@@ -157,7 +157,7 @@ async fn of_two_that_replace_the_same_token_one_is_refused() {
 }
 
 #[tokio::test]
-async fn a_token_has_at_most_64_bytes_and_a_partition() {
+async fn token_has_at_most_64_bytes_and_a_partition() {
     let server = TestServer::in_memory().await;
     let longest = "x".repeat(64);
     fence(&server, None, &longest).await.unwrap();
@@ -180,7 +180,7 @@ async fn a_token_has_at_most_64_bytes_and_a_partition() {
 }
 
 #[tokio::test]
-async fn a_condition_needs_an_ack_that_comes_behind_the_verdict() {
+async fn condition_needs_an_ack_after_the_verdict() {
     let server = TestServer::in_memory().await;
     let refused = |status: Status| assert_eq!(reason(&status), ErrorReason::InvalidArgument);
     for durability in [Durability::LeaderWritten, Durability::None] {
@@ -192,15 +192,15 @@ async fn a_condition_needs_an_ack_that_comes_behind_the_verdict() {
         }
         let fencing_token = Some(String::new());
         let fenced = AppendStreamInit { durability, fencing_token, ..init() };
-        let session = Session::silent(&server).await;
+        let session = AppendSession::silent(&server).await;
         session.send(Sent::Init(fenced)).await;
         refused(session.finish().await.1.unwrap_err());
         let plain = AppendStreamInit { durability, ..init() };
-        let (session, _) = Session::open(&server, plain).await;
+        let (session, _) = AppendSession::open(&server, plain).await;
         session.send(batch("no", 0)).await;
         refused(session.finish().await.1.unwrap_err());
     }
-    // Where the topic's minimum makes more of it, there is a verdict to wait for.
+    // A stronger minimum of the topic makes the ack wait for the verdict.
     let config =
         TopicConfig { min_durability: Durability::QuorumSynced.into(), ..TopicConfig::default() };
     let update = UpdateTopicRequest {
@@ -227,14 +227,14 @@ fn batch(value: &str, expected_offset: u64) -> Sent {
 }
 
 #[tokio::test]
-async fn in_a_stream_nothing_behind_a_failed_condition_counts() {
+async fn stream_drops_batches_after_a_failed_condition() {
     on_both(async |server: TestServer| {
-        let (session, _) = Session::open(&server, init()).await;
+        let (session, _) = AppendSession::open(&server, init()).await;
         for offset in 0..10 {
             session.send(batch("a", offset)).await;
         }
         session.send(batch("mismatch", 11)).await;
-        // Each would be right if the one before it were not there.
+        // Each would be admitted if the batch before it did not exist.
         for offset in 10..20 {
             session.send(batch("behind", offset)).await;
         }
@@ -249,7 +249,7 @@ async fn in_a_stream_nothing_behind_a_failed_condition_counts() {
 }
 
 #[tokio::test]
-async fn in_a_stream_a_sequence_that_is_used_again_waits_for_the_verdict() {
+async fn stream_reuses_a_sequence_only_after_the_verdict() {
     on_both(async |server: TestServer| {
         let request = InitProducerRequest::default();
         let producer = server.produce().init_producer(request).await.unwrap().into_inner().producer;
@@ -260,7 +260,8 @@ async fn in_a_stream_a_sequence_that_is_used_again_waits_for_the_verdict() {
                 expected_offset: Some(expected_offset),
             })
         };
-        let (session, _) = Session::open(&server, AppendStreamInit { producer, ..init() }).await;
+        let (session, _) =
+            AppendSession::open(&server, AppendStreamInit { producer, ..init() }).await;
         session.send(batch("mismatch", 7)).await;
         session.send(batch("behind", 0)).await;
         let (acks, end) = session.finish().await;
@@ -273,12 +274,12 @@ async fn in_a_stream_a_sequence_that_is_used_again_waits_for_the_verdict() {
 }
 
 #[tokio::test]
-async fn a_stream_is_fenced_in_the_middle() {
+async fn open_stream_is_fenced() {
     on_both(async |server: TestServer| {
         fence(&server, None, "one").await.unwrap();
         let fencing_token = Some("one".to_owned());
         let (mut session, _) =
-            Session::open(&server, AppendStreamInit { fencing_token, ..init() }).await;
+            AppendSession::open(&server, AppendStreamInit { fencing_token, ..init() }).await;
         session.send_batch(&["a"]).await;
         assert_eq!(first_offsets(&session.acks().await), [0]);
         fence(&server, Some("one"), "two").await.unwrap();
@@ -293,7 +294,7 @@ async fn a_stream_is_fenced_in_the_middle() {
 }
 
 #[tokio::test]
-async fn tokens_and_refusals_outlive_the_process() {
+async fn tokens_and_verdicts_survive_a_restart() {
     let server = TestServer::durable().await;
     append_if(&server, "a", expecting(0)).await.unwrap();
     append_if(&server, "no", expecting(5)).await.unwrap_err();
@@ -308,7 +309,7 @@ async fn tokens_and_refusals_outlive_the_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_clients_session_and_producer_say_what_they_demand() {
+async fn client_session_and_producer_send_conditions() {
     let server = TestServer::in_memory().await;
     let address = server.running.local_addr().to_string();
     let client = Client::new(Config::new([address])).unwrap();
@@ -330,7 +331,7 @@ async fn the_clients_session_and_producer_say_what_they_demand() {
     let sent = producer.send_to("default", 0, record("b")).await.unwrap();
     assert_eq!(sent.await.unwrap().first_offset, Some(3));
     client.admin().set_fencing_token("default", 0, Some("one"), "two").await.unwrap();
-    // Whatever else it demands, its token goes with it, unless another one is named.
+    // The session's token is sent with each condition unless the condition names another.
     let here = AppendOptions::default().expecting(4);
     let fenced = producer.append_with("default", 0, &batch, &here).await.unwrap_err();
     assert!(fenced.is(ErrorReason::Fenced) && !fenced.may_have_applied, "{fenced}");
@@ -340,9 +341,9 @@ async fn the_clients_session_and_producer_say_what_they_demand() {
     assert_eq!(ack.first_offset, Some(4));
 }
 
-/// Each writer reads the end and appends there: every offset has one winner, who knows it.
+/// Each writer reads the end and appends there: each offset has one winner, which knows it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_racing_writers_one_wins_each_offset() {
+async fn one_of_several_racing_writers_wins_each_offset() {
     on_both(async |server: TestServer| {
         let write = async |writer: u64| {
             let (mut won, mut lost, mut at) = (Vec::new(), 0, 0);
@@ -366,7 +367,7 @@ async fn of_racing_writers_one_wins_each_offset() {
         let writers = futures_util::future::join_all((0..4).map(write)).await;
         let lost: u64 = writers.iter().map(|(.., lost)| *lost).sum();
         println!("100 wins, {lost} losses");
-        assert!(lost > 0, "they never met");
+        assert!(lost > 0, "the writers never competed");
         let mut seen = BTreeSet::new();
         let read = values(&server.records(0, 0).await);
         for (writer, won, _) in writers {

@@ -1,4 +1,4 @@
-//! Fetch and ResolveOffsets: places, limits, long polls, and what is out of range.
+//! Fetch and ResolveOffsets: positions, limits, long polls, and offsets out of range.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn trim(server: &TestServer, trim_offset: u64) {
 }
 
 #[tokio::test]
-async fn encoded_batches_come_back_as_they_were_sent() {
+async fn fetch_returns_encoded_batches_unchanged() {
     on_both(async |server: TestServer| {
         server.append(&["a", "b", "c"]).await;
         server.append(&["d", "e"]).await;
@@ -41,7 +41,7 @@ async fn encoded_batches_come_back_as_they_were_sent() {
         assert!(read.records.is_empty());
         assert_eq!((read.start_offset, read.next_offset), (1, 5));
         let firsts: Vec<u64> = read.batches.iter().map(|stored| stored.first_offset).collect();
-        assert_eq!(firsts, [0, 3], "the reader skips what is below its start");
+        assert_eq!(firsts, [0, 3], "the reader skips records below its start");
         let times: Vec<_> = read.batches.iter().map(|stored| stored.append_time.unwrap()).collect();
         assert!(times[0].seconds > 0);
         assert!((times[0].seconds, times[0].nanos) <= (times[1].seconds, times[1].nanos));
@@ -54,7 +54,7 @@ async fn encoded_batches_come_back_as_they_were_sent() {
 }
 
 #[tokio::test]
-async fn plain_records_begin_and_end_exactly_where_asked() {
+async fn plain_records_start_and_end_at_the_requested_offsets() {
     on_both(async |server: TestServer| {
         server.append(&["a", "b", "c"]).await;
         server.append(&["d", "e", "f"]).await;
@@ -73,7 +73,7 @@ async fn plain_records_begin_and_end_exactly_where_asked() {
 }
 
 #[tokio::test]
-async fn limits_of_encoded_reads_round_up_to_a_batch() {
+async fn encoded_read_limits_round_up_to_a_batch() {
     let server = TestServer::in_memory().await;
     for _ in 0..3 {
         server.append(&["aaaa", "bbbb", "cccc"]).await;
@@ -94,9 +94,9 @@ async fn limits_of_encoded_reads_round_up_to_a_batch() {
 }
 
 #[tokio::test]
-async fn what_is_no_record_withholds_only_itself() {
+async fn invalid_record_fails_only_its_own_read() {
     on_both(async |server: TestServer| {
-        // A field of number 0, which no message has.
+        // Field number 0 is invalid in every message.
         let garbage = [0x0A, 2, 0, 0];
         let records = batch::encode(&records(&["a", "b"])).payload;
         let payload = [&records[..], &garbage].concat();
@@ -108,7 +108,7 @@ async fn what_is_no_record_withholds_only_itself() {
         let read = server.fetch_one(fetch(vec![earliest(0)])).await;
         assert_eq!((values(&read.records), read.next_offset), (vec!["a".into(), "b".into()], 2));
         let both = fetch(vec![earliest(0), earliest(1)]);
-        // More than there is: it reads again, and again comes to what it cannot take.
+        // A larger minimum: it reads again and meets the invalid record again.
         let wait = prost_types::Duration { seconds: 0, nanos: 50_000_000 };
         let both = FetchRequest { min_bytes: 1_000_000, max_wait: Some(wait), ..both };
         let read = server.consume().fetch(both).await.unwrap().into_inner().partitions;
@@ -117,7 +117,7 @@ async fn what_is_no_record_withholds_only_itself() {
         let refused = server.consume().fetch(fetch(vec![from_offset(0, 2)])).await.unwrap_err();
         assert_eq!(reason(&refused), ErrorReason::CorruptLog);
         assert!(refused.message().contains("invalid record at offset 2"), "{refused}");
-        assert_eq!(values(&server.records(0, 3).await), ["d"], "behind it");
+        assert_eq!(values(&server.records(0, 3).await), ["d"], "the record after it");
         let encoded = FetchRequest { accept_encoded: true, ..fetch(vec![from_offset(0, 2)]) };
         assert_eq!(server.fetch_one(encoded).await.batches.len(), 2, "as they are");
         let request =
@@ -151,7 +151,7 @@ async fn one_fetch_reads_many_partitions_within_one_budget() {
 }
 
 #[tokio::test]
-async fn a_long_poll_wakes_when_records_come() {
+async fn long_poll_returns_when_records_arrive() {
     on_both(async |server: TestServer| {
         let wait = prost_types::Duration { seconds: 15, nanos: 0 };
         let all = || fetch(vec![earliest(0), earliest(1), earliest(2)]);
@@ -159,7 +159,7 @@ async fn a_long_poll_wakes_when_records_come() {
         let mut consume = server.consume();
         let poll = consume.fetch(request);
         let append = async {
-            // Answered on the same connection: the poll, sent before it, has arrived by then.
+            // On the same connection: the poll, sent earlier, has arrived before this response.
             assert!(server.consume().fetch(all()).await.is_ok());
             server.append_to(1, &["news"]).await;
         };
@@ -172,7 +172,7 @@ async fn a_long_poll_wakes_when_records_come() {
 }
 
 #[tokio::test]
-async fn a_long_poll_waits_for_enough_and_not_beyond_its_time() {
+async fn long_poll_waits_for_min_bytes_until_its_deadline() {
     let server = TestServer::in_memory().await;
     server.append(&["a"]).await;
     let request = FetchRequest {
@@ -182,7 +182,7 @@ async fn a_long_poll_waits_for_enough_and_not_beyond_its_time() {
     };
     let begin = Instant::now();
     let read = server.fetch_one(request).await;
-    assert_eq!(values(&read.records), ["a"], "what is there is given when the time is over");
+    assert_eq!(values(&read.records), ["a"], "available records are returned at the deadline");
     assert!(begin.elapsed() >= Duration::from_millis(200));
     let at_once = server.fetch_one(fetch(vec![latest(0)])).await;
     assert!(at_once.records.is_empty());
@@ -190,7 +190,7 @@ async fn a_long_poll_waits_for_enough_and_not_beyond_its_time() {
 }
 
 #[tokio::test]
-async fn out_of_range_fails_or_moves_as_the_client_chose() {
+async fn out_of_range_follows_the_clients_policy() {
     on_both(async |server: TestServer| {
         server.append(&["a", "b", "c"]).await;
         server.append(&["d"]).await;
@@ -215,7 +215,7 @@ async fn out_of_range_fails_or_moves_as_the_client_chose() {
 }
 
 #[tokio::test]
-async fn places_resolve_to_offsets() {
+async fn positions_resolve_to_offsets() {
     on_both(async |server: TestServer| {
         server.append(&["a", "b", "c"]).await;
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -253,7 +253,7 @@ async fn places_resolve_to_offsets() {
 }
 
 #[tokio::test]
-async fn resolving_without_partitions_means_all_of_them() {
+async fn resolve_without_partitions_returns_all() {
     let server = TestServer::in_memory().await;
     server.append_to(2, &["a", "b"]).await;
     let resolve = |topic: &str, position| ResolveOffsetsRequest {

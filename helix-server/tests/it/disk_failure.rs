@@ -1,5 +1,5 @@
-//! A sync that fails: nothing is acknowledged, the node stops with a clear message, and what had
-//! been acknowledged before is there after a restart.
+//! A failed sync: nothing is acknowledged, the node stops with a clear message, and records acked
+//! before survive a restart.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn record(text: String) -> Record {
     Record { value: Some(text.into_bytes().into()), ..Record::default() }
 }
 
-/// Whether system calls can be made to fail here; says so where they cannot.
+/// Returns true if strace can inject failing system calls here; reports a skip otherwise.
 async fn can_inject() -> bool {
     let probe = Command::new("strace")
         .args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "true"])
@@ -26,17 +26,17 @@ async fn can_inject() -> bool {
         .await;
     let can = probe.is_ok_and(|status| status.success());
     if !can {
-        skipped("strace is not here or may not trace: a failed sync was not injected");
+        skipped("strace is missing or may not trace: no failed sync was injected");
     }
     can
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failed_sync_acknowledges_nothing_and_stops_the_node() {
+async fn failed_sync_acknowledges_nothing_and_stops_the_node() {
     if !can_inject().await {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let address = process::free_address();
     // The count of `when` is per thread: it hits the thread that writes the data shard's log,
     // which makes nearly all syncs.
@@ -44,7 +44,7 @@ async fn a_failed_sync_acknowledges_nothing_and_stops_the_node() {
         .args(["-f", "-qq", "-o", "/dev/null"])
         .args(["-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=200+"])
         .arg(env!("CARGO_BIN_EXE_helix-server"))
-        .args(process::arguments(address, folder.path()))
+        .args(process::arguments(address, directory.path()))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -72,16 +72,16 @@ async fn a_failed_sync_acknowledges_nothing_and_stops_the_node() {
     };
     println!("{} batches acknowledged, then: {failure}", acked.len());
     let status = tokio::time::timeout(Duration::from_secs(20), server.wait()).await;
-    let status = status.expect("the node stops by itself").unwrap();
+    let status = status.expect("the node stops").unwrap();
     assert_eq!(status.code(), Some(70), "{status}");
     let message = message.await.unwrap().unwrap();
-    // The log's own words: the rest of the message speaks of syncs whatever has failed.
+    // Words of the log itself: the rest of the message mentions syncs for every failure.
     assert!(message.contains("sync of ") && message.contains("error 5"), "{message}");
     assert!(message.contains("check the disk"), "{message}");
     assert!(!acked.is_empty(), "some batches came before the failure");
 
-    // On a disk that works again: everything acknowledged is there.
-    let server = process::start(&process::arguments(address, folder.path()));
+    // On a working disk all acked records are there.
+    let server = process::start(&process::arguments(address, directory.path()));
     let client = process::patient_client(address, 2);
     let mut offset = 0;
     let mut found = Vec::new();

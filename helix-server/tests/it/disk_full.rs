@@ -1,10 +1,12 @@
-//! A disk without room: appends are refused before anything of them is written, reads go on, and
-//! writes resume by themselves. On a simulated disk, and with the real program on a real one.
+//! A full disk: appends are refused before anything is written, reads continue, and appends resume
+//! automatically. On a simulated disk, and with the real program on a real one.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use helix_client::{Client, Error, FetchOptions, Position, ProducerOptions, SessionOptions, ReadStart};
+use helix_client::{
+    Client, Error, FetchOptions, Position, ProducerOptions, ReadStart, SessionOptions,
+};
 use helix_proto::log::v1::{ErrorReason, Record};
 use helix_server::error::Error as Refusal;
 use helix_server::log::Watermarks;
@@ -71,14 +73,14 @@ async fn on_a_simulated_disk(disk: SimulatedDisk, cluster: SimulatedDisk) {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         });
-        resumed.await.expect("writes resume by themselves");
+        resumed.await.expect("appends resume");
         count += 1;
     }
     node.close().await;
 }
 
 #[test]
-fn a_simulated_disk_that_is_full_refuses_serves_and_resumes() {
+fn full_simulated_disk_refuses_appends_and_resumes() {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
     helix_server::raft::seed_this_thread(5);
@@ -88,8 +90,7 @@ fn a_simulated_disk_that_is_full_refuses_serves_and_resumes() {
 
 const MIB: u64 = 1 << 20;
 
-/// What a node keeps free for votes and what else must go on, and a segment that it could not
-/// make then.
+/// Space that a node reserves for votes and other entries, plus a segment that no longer fits.
 const LITTLE: u64 = 200 * MIB;
 
 fn value(number: u64) -> Vec<u8> {
@@ -98,7 +99,7 @@ fn value(number: u64) -> Vec<u8> {
     value
 }
 
-/// Appends megabytes until one is refused; the number of the next one, and why.
+/// Appends megabytes until one is refused; returns the next number and the error.
 async fn write_until_refused(client: &Client, from: u64) -> (u64, Error) {
     let producer = client.producer(ProducerOptions::default());
     for number in from.. {
@@ -118,10 +119,10 @@ fn expect_full(error: &Error) {
     assert!(!error.may_have_applied, "{error}");
 }
 
-/// Everything from the log start to the end is there, and the end is where the acks say.
+/// Expects all records from the log start to the acked end.
 async fn expect_records(client: &Client, first: u64, end: u64) {
     let latest = client.admin().resolve_offsets("default", &[0], &Position::Latest).await.unwrap();
-    assert_eq!(latest[0].offset, end, "what was refused is not there");
+    assert_eq!(latest[0].offset, end, "no refused record is stored");
     let mut offset = first;
     while offset < end {
         let start = ReadStart::new("default", 0, Position::Offset(offset));
@@ -137,7 +138,7 @@ async fn expect_records(client: &Client, first: u64, end: u64) {
 async fn resume(client: &Client, number: u64) {
     let producer = client.producer(ProducerOptions::default());
     let record = Record { value: Some(value(number).into()), ..Record::default() };
-    let ack = until("writes resume by themselves", async || {
+    let ack = until("appends resume", async || {
         match producer.append("default", 0, &[record.clone()][..]).await {
             Ok(ack) => Some(ack),
             Err(error) => {
@@ -150,12 +151,12 @@ async fn resume(client: &Client, number: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_program_refuses_on_a_full_disk_serves_and_resumes() {
+async fn full_real_disk_refuses_appends_and_resumes() {
     let root = tempfile::tempdir().unwrap();
-    let folder = root.path().join("data");
-    let Some(disk) = SmallDisk::mount(&folder, 640 * MIB) else { return };
+    let directory = root.path().join("data");
+    let Some(disk) = SmallDisk::mount(&directory, 640 * MIB) else { return };
     let address = process::free_address();
-    let mut arguments = process::arguments(address, &folder);
+    let mut arguments = process::arguments(address, &directory);
     arguments.push("--segment-bytes=16MiB".to_owned());
     let server = process::start(&arguments);
     let client = process::patient_client(address, 1);
@@ -169,12 +170,12 @@ async fn the_program_refuses_on_a_full_disk_serves_and_resumes() {
     let batch = [Record { value: Some(value(end).into()), ..Record::default() }];
     expect_full(&session.append(&batch[..]).await.unwrap().await.unwrap_err());
     expect_records(&client, 0, end).await;
-    // The node, its cluster and reads are well; topics and appends, which write, are not.
+    // Cluster and read services are serving; topic and produce services, which write, are not.
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     let channel = endpoint.connect().await.unwrap();
     assert_eq!(serving(&channel).await, [true, true, true, false, false]);
 
-    // A start is no way around it, and needs no room that is not kept for it.
+    // A restart does not change it, and needs only reserved space.
     process::kill(server).await;
     let server = process::start(&arguments);
     expect_records(&client, 0, end).await;
@@ -182,13 +183,13 @@ async fn the_program_refuses_on_a_full_disk_serves_and_resumes() {
     expect_full(&refused);
     expect_records(&client, 0, still).await;
 
-    // Room made by the program itself: what nobody needs any more goes.
+    // Space freed by the program: retention removes records.
     let trimmed = client.admin().trim("default", 0, still - 1).await.unwrap();
     assert_eq!(trimmed.log_start_offset, still - 1);
     resume(&client, still).await;
     expect_records(&client, still - 1, still + 1).await;
 
-    // And by somebody else.
+    // Space freed from outside.
     let (end, refused) = write_until_refused(&client, still + 1).await;
     expect_full(&refused);
     disk.relieve();

@@ -1,5 +1,5 @@
-//! A cluster in the test's own process whose nodes come and go, and a load that runs meanwhile:
-//! every record must be there once, in order, on every node, and no append may fail at the client.
+//! A cluster in the test's own process whose nodes are added and removed, and a load that runs
+//! meanwhile: every record is stored once, in order, on every node, and no append fails.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,7 +24,7 @@ pub(crate) const PARTITIONS: u32 = 4;
 const DATA_SHARDS: u64 = 2;
 
 pub(crate) struct Fleet {
-    /// Whether nodes keep little log, so that who comes later does not find its beginning.
+    /// Nodes keep little log, so that a node added later does not find its start.
     short_logs: bool,
     root: TempDir,
     listen: BTreeMap<u64, SocketAddr>,
@@ -33,7 +33,7 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Nothing runs yet; there are places for the nodes 1 to 6.
+    /// Reserves addresses for the nodes 1 to 6; none runs yet.
     pub(crate) fn new() -> Self {
         let address = || SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         Self {
@@ -45,7 +45,7 @@ impl Fleet {
         }
     }
 
-    /// A cluster of these, formed and well.
+    /// Starts a cluster of these nodes and waits until it is healthy.
     pub(crate) async fn of(nodes: &[u64]) -> Self {
         let mut fleet = Self::new();
         fleet.start_nodes(nodes, nodes).await;
@@ -53,7 +53,7 @@ impl Fleet {
         fleet
     }
 
-    /// The same, with logs that are purged after some megabytes.
+    /// As [`Self::of`], with logs that are purged after some megabytes.
     pub(crate) async fn with_short_logs(nodes: &[u64]) -> Self {
         let mut fleet = Self { short_logs: true, ..Self::new() };
         fleet.start_nodes(nodes, nodes).await;
@@ -61,7 +61,7 @@ impl Fleet {
         fleet
     }
 
-    /// A node that knows `others`, and says where it is dialled itself.
+    /// Configuration of a node with `others` and itself as peers.
     pub(crate) fn config(&self, node: u64, others: &[u64]) -> ServerConfig {
         let default = ServerConfig::default();
         let (catch_up_bytes, checkpoint_bytes) = match self.short_logs {
@@ -77,7 +77,7 @@ impl Fleet {
             admin_addr: Some(AdminAddr::Off),
             peer_addr: self.peer[&node],
             peers: named.map(|id| (id, self.peer(id))).collect(),
-            data_dir: self.folder(node),
+            data_dir: self.data_dir(node),
             segment_bytes: 16 << 20,
             tail_bytes: Some(2 << 20),
             catch_up_bytes,
@@ -90,11 +90,11 @@ impl Fleet {
         self.peer[&node].to_string()
     }
 
-    pub(crate) fn folder(&self, node: u64) -> PathBuf {
+    pub(crate) fn data_dir(&self, node: u64) -> PathBuf {
         self.root.path().join(format!("node-{node}"))
     }
 
-    /// Begins to start a node, which may wait to be taken in.
+    /// Starts a node in the background; it may wait to be added.
     pub(crate) fn launch(&self, node: u64, others: &[u64]) -> JoinHandle<TestServer> {
         launch(self.config(node, others))
     }
@@ -131,7 +131,7 @@ impl Fleet {
         self.nodes.keys().copied().collect()
     }
 
-    /// A client that is told of the nodes that run now, and learns of others by itself.
+    /// A client configured with the running nodes; it discovers others.
     pub(crate) fn client(&self) -> Client {
         let addresses = self.nodes.keys().map(|node| self.listen[node].to_string());
         let config = helix_client::Config {
@@ -147,16 +147,16 @@ impl Fleet {
         self.client().admin()
     }
 
-    /// What a node that runs knows.
+    /// Metadata of a running node.
     pub(crate) async fn metadata(&self) -> Metadata {
         metadata(self.nodes.values().next().expect("a node runs")).await
     }
 
-    /// Waits until those that run are all that vote, everywhere, and are well.
+    /// Waits until exactly the running nodes vote in every shard and are healthy.
     pub(crate) async fn settle(&self) {
         let running = self.ids();
         let mut last = String::new();
-        let settled = until_long("the nodes that run vote, and are well", async || {
+        let settled = until_long("the running nodes vote and are healthy", async || {
             for (id, node) in &self.nodes {
                 let metadata = metadata(node).await;
                 let voters = |replicas: &[u64]| replicas == running;
@@ -179,7 +179,7 @@ impl Fleet {
         settled.await;
     }
 
-    /// Adds a node that starts now, and waits until it votes everywhere.
+    /// Starts and adds a node, and waits until it votes in every shard.
     pub(crate) async fn grow(&mut self, node: u64) {
         let others = self.ids();
         let start = self.launch(node, &others);
@@ -195,7 +195,7 @@ impl Fleet {
         self.settle().await;
     }
 
-    /// Removes a node and waits until it is gone; it goes on running.
+    /// Removes a node from the cluster and returns its server, which still runs.
     pub(crate) async fn shrink(&mut self, node: u64) -> TestServer {
         let change = self.admin().remove_node(node, false, false).await.unwrap().unwrap();
         let removed = self.nodes.remove(&node).unwrap();
@@ -204,7 +204,7 @@ impl Fleet {
         removed
     }
 
-    /// Waits until a change is over.
+    /// Waits until a change is done or failed.
     pub(crate) async fn done(&self, id: u64) -> MembershipChange {
         let admin = self.admin();
         let mut last = String::new();
@@ -221,9 +221,9 @@ impl Fleet {
         .await
     }
 
-    /// The node that leads a shard, once those that run agree.
+    /// Waits until the running nodes agree on the leader of a shard, and returns it.
     pub(crate) async fn leader(&self, shard: u32) -> u64 {
-        until("all know the same leader", async || {
+        until("all nodes know the same leader", async || {
             let mut agreed = None;
             for node in self.nodes.values() {
                 let shards = metadata(node).await.shards;
@@ -238,7 +238,7 @@ impl Fleet {
         .await
     }
 
-    /// Shards that a node leads, as all that run know.
+    /// Shards whose leader is this node, as all running nodes know.
     pub(crate) async fn led_by(&self, node: u64) -> Vec<u32> {
         let mut led = Vec::new();
         for shard in 0..=u32::try_from(DATA_SHARDS).unwrap() {
@@ -249,7 +249,7 @@ impl Fleet {
         led
     }
 
-    /// Every node that runs has the records 0..count of each partition, each once and in order.
+    /// Expects records 0..count of each partition, once and in order, on every running node.
     pub(crate) async fn expect_all(&self, counts: &[u64]) {
         for (partition, &count) in (0..).zip(counts) {
             for (id, node) in &self.nodes {
@@ -261,10 +261,10 @@ impl Fleet {
     }
 }
 
-/// The values of the first `count` records on a node; waits until it has them.
+/// Waits for the first `count` records on a node and returns their values.
 async fn all_values(node: &TestServer, partition: u32, count: u64) -> Vec<String> {
     let (mut next, mut found) = (0, Vec::new());
-    until("the replica has it all", async || {
+    until("the replica has all records", async || {
         while next < count {
             let request: FetchRequest = from_any(partition, next);
             let mut answer = node.consume().fetch(request).await.ok()?.into_inner();
@@ -281,21 +281,21 @@ async fn all_values(node: &TestServer, partition: u32, count: u64) -> Vec<String
     found
 }
 
-/// A change of the cluster waits for catch-up, elections and syncs on a busy machine.
+/// Deadline of a membership change, which waits for catch-up, elections and syncs.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(120);
 
-/// As [`until`], for what takes longer.
-pub(crate) async fn until_long<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
-    crate::trio::until_within(CHANGE_PATIENCE, what, look).await
+/// As [`until`], with [`CHANGE_PATIENCE`].
+pub(crate) async fn until_long<T>(what: &str, poll: impl AsyncFnMut() -> Option<T>) -> T {
+    crate::trio::until_within(CHANGE_PATIENCE, what, poll).await
 }
 
-/// One idempotent producer for each partition, which counts up.
-pub(crate) struct Load {
+/// One idempotent producer per partition, which appends ascending numbers.
+pub(crate) struct AppendLoad {
     stop: watch::Sender<bool>,
     writers: JoinSet<(u32, u64)>,
 }
 
-impl Load {
+impl AppendLoad {
     pub(crate) fn start(client: &Client) -> Self {
         let (stop, stopped) = watch::channel(false);
         let mut writers = JoinSet::new();
@@ -317,7 +317,7 @@ impl Load {
         Self { stop, writers }
     }
 
-    /// How many records each partition got.
+    /// Stops the load and returns the number of records in each partition.
     pub(crate) async fn stop(self) -> Vec<u64> {
         self.stop.send_replace(true);
         let mut counts = self.writers.join_all().await;

@@ -1,8 +1,10 @@
-//! A node's data folder as each released version wrote it, kept, and read by every later one
-//! through the API. `HELIX_GOLDEN=1` writes the one of format 1 anew, which is right only until it
-//! is released; after that a change of any format gets a folder of its own beside it.
+//! A node's data directory as each released version wrote it; every later version must read it
+//! through the API.
+//!
+//! `HELIX_GOLDEN=1` rewrites the directory of format 1, which is allowed only until its release.
+//! Later, a change of any format adds a directory.
 
-// A test may read and write files.
+// The test reads and writes files.
 #![allow(clippy::disallowed_methods)]
 
 use std::fs;
@@ -26,18 +28,18 @@ use crate::support::{
 };
 use crate::trio::until;
 
-/// Batches of the default topic's first partition, and of the topic that was deleted.
+/// Batches of the default topic's first partition, and of the deleted topic.
 const ROUNDS: u64 = 30;
 const TRIMMED: u64 = 20;
 
-/// The record at an offset of the default topic.
+/// Value of the record at an offset of the default topic.
 fn text(partition: u32, offset: u64) -> String {
     format!("record {offset} of partition {partition} {}", "x".repeat(2_000))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_golden_folder_of_format_1_is_served_and_gone_on_with() {
-    let folder = tempfile::tempdir().unwrap();
+async fn serves_and_continues_a_data_directory_of_format_1() {
+    let directory = tempfile::tempdir().unwrap();
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/node-v1.pack");
     if std::env::var("HELIX_GOLDEN").is_ok_and(|value| value == "1") {
         let made = tempfile::tempdir().unwrap();
@@ -45,14 +47,14 @@ async fn the_golden_folder_of_format_1_is_served_and_gone_on_with() {
         fs::create_dir_all(kept.parent().unwrap()).unwrap();
         fs::write(&kept, pack(made.path())).unwrap();
     }
-    unpack(&fs::read(&kept).unwrap(), folder.path());
-    let server = TestServer::start(ServerConfig::in_dir(folder.path()), Some(folder)).await;
+    unpack(&fs::read(&kept).unwrap(), directory.path());
+    let server = TestServer::start(ServerConfig::in_dir(directory.path()), Some(directory)).await;
     expect_all(&server, 0).await;
     let server = server.restart().await;
     expect_all(&server, 1).await;
 }
 
-/// Everything that was written, and on each visit one record more.
+/// Expects everything that was written, and one more record per visit.
 async fn expect_all(server: &TestServer, visits: u64) {
     for (partition, first) in [(0, 0), (2, TRIMMED)] {
         let mut next = first;
@@ -88,7 +90,7 @@ async fn expect_all(server: &TestServer, visits: u64) {
     let refused = server.produce().append(fenced("writer-2")).await.unwrap_err();
     assert_eq!(reason(&refused), ErrorReason::Fenced);
 
-    // Of the producers all is known.
+    // All producers are known.
     let known = ProducerIdentity { producer_id: 7_000, epoch: 0 };
     let again = AppendRequest {
         batch: encoded(&[&text(0, ROUNDS - 1)]),
@@ -102,7 +104,7 @@ async fn expect_all(server: &TestServer, visits: u64) {
     let named = server.produce().init_producer(init).await.unwrap().into_inner();
     assert_eq!(u64::from(named.producer.unwrap().epoch), 1 + visits, "one more than before");
 
-    // Topics are there, or are not.
+    // One topic exists, the deleted one does not.
     let orders = PartitionStart { topic: "orders".to_owned(), ..earliest(1) };
     let orders = FetchRequest { partitions: vec![orders], ..FetchRequest::default() };
     assert_eq!(values(&server.fetch_one(orders).await.records), ["a", "b", "c"]);
@@ -111,19 +113,19 @@ async fn expect_all(server: &TestServer, visits: u64) {
     assert_eq!(reason(&refused), ErrorReason::TopicNotFound);
 }
 
-/// A node with segments so small that everything happens within kilobytes.
-fn settings(folder: &Path) -> NodeSettings {
+/// A node with small segments, so that kilobytes suffice to roll, seal and compact.
+fn settings(directory: &Path) -> NodeSettings {
     NodeSettings {
         segment_bytes: 64 << 10,
         log_limits: LogLimits { checkpoint_bytes: 32 << 10, catch_up_bytes: 32 << 10 },
-        ..settings_in(folder, 1)
+        ..settings_in(directory, 1)
     }
 }
 
-/// Fills a folder: named and numbered producers, a token, a trim, a topic that was deleted, sealed
-/// and cold segments, a purged log, and an open end.
-async fn write(folder: &Path) {
-    let node = Node::open(settings(folder)).await.unwrap();
+/// Fills a directory: named and numbered producers, a token, a trim, a deleted topic, sealed and
+/// cold segments, a purged log, and an active segment.
+async fn write(directory: &Path) {
+    let node = Node::open(settings(directory)).await.unwrap();
     for (name, partition_count) in [("gone", 1), ("orders", 2)] {
         let (name, settings) = (name.to_owned(), *node.topic_settings());
         let spec = TopicSpec { name, partition_count, replication_factor: 0, settings };
@@ -143,8 +145,10 @@ async fn write(folder: &Path) {
     shard.trim(partition(2), TRIMMED).await.unwrap();
     let token = FencingToken::new("writer-1").unwrap();
     shard.set_fencing_token(partition(1), None, token).await.unwrap();
-    until("something was compacted", async || (shard.status().wal.cold_segments > 0).then_some(()))
-        .await;
+    until("a cold segment was written", async || {
+        (shard.status().wal.cold_segments > 0).then_some(())
+    })
+    .await;
     drop(shard);
     node.close().await;
 }
@@ -172,21 +176,21 @@ async fn append(
     located.shard.append(new, Durability::QuorumSynced, permit).await.unwrap();
 }
 
-// A folder in one file: most of a segment is zeroes, and only blocks with something else are kept.
+// A directory packed in one file. Most blocks of a segment are zero and are left out.
 
 const BLOCK: usize = 4096;
 
-/// Files that mean something, by their names below the folder.
-fn files(folder: &Path) -> Vec<PathBuf> {
+/// Relevant files, relative to the directory.
+fn files(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
+    let mut directories = vec![directory.to_owned()];
+    while let Some(next) = directories.pop() {
         for entry in fs::read_dir(next).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap();
             let is_needed = !name.starts_with("ready-") && !["lock", "state.tmp"].contains(&name);
             if path.is_dir() {
-                folders.push(path);
+                directories.push(path);
             } else if is_needed {
                 found.push(path);
             }
@@ -196,10 +200,10 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn pack(folder: &Path) -> Vec<u8> {
+fn pack(directory: &Path) -> Vec<u8> {
     let mut packed = Vec::new();
-    for path in files(folder) {
-        let name = path.strip_prefix(folder).unwrap().to_str().unwrap();
+    for path in files(directory) {
+        let name = path.strip_prefix(directory).unwrap().to_str().unwrap();
         let bytes = fs::read(&path).unwrap();
         let blocks: Vec<_> = bytes.chunks(BLOCK).zip(0_u32..).collect();
         let used = || blocks.iter().filter(|(block, _)| block.iter().any(|byte| *byte != 0));
@@ -216,7 +220,7 @@ fn pack(folder: &Path) -> Vec<u8> {
     packed
 }
 
-fn unpack(packed: &[u8], folder: &Path) {
+fn unpack(packed: &[u8], directory: &Path) {
     let mut packed = Bytes::copy_from_slice(packed);
     while packed.has_remaining() {
         let name = usize::from(packed.get_u16_le());
@@ -227,7 +231,7 @@ fn unpack(packed: &[u8], folder: &Path) {
             let len = usize::from(packed.get_u16_le());
             bytes[start..start + len].copy_from_slice(&packed.split_to(len));
         }
-        let path = folder.join(name);
+        let path = directory.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();
     }

@@ -1,4 +1,4 @@
-//! `kill -9` during writes, again and again: what was acknowledged is there, once, with its bytes.
+//! Repeated `kill -9` during writes: acked records are stored once, with their bytes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use helix_client::{Client, FetchOptions, Position, SessionOptions, ReadStart};
+use helix_client::{Client, FetchOptions, Position, ReadStart, SessionOptions};
 use helix_proto::log::v1::Record;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -19,7 +19,7 @@ const PARTITIONS: u32 = 4;
 const RECORDS_PER_BATCH: u64 = 5;
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Bytes that follow from the writer and the number of the record, of varying length.
+/// Bytes of varying length that follow from the writer and the number of the record.
 fn value(writer: u32, number: u64) -> Bytes {
     let mut rng = StdRng::seed_from_u64(u64::from(writer) << 40 | number);
     let length = 16 + rng.random_range(0..600);
@@ -37,44 +37,49 @@ fn read_number(value: &[u8]) -> (u32, u64) {
     (writer, u64::from_le_bytes(value[4..12].try_into().unwrap()))
 }
 
-/// What one writer was told: the first offset of each acknowledged batch.
+/// The first offset of each acked batch of one writer.
 #[derive(Debug, Default)]
-struct Told {
+struct AckedBatches {
     sent: u64,
     acked: HashMap<u64, u64>,
 }
 
-/// Writes numbered records to its own partition, pipelined, until told to stop.
-async fn write(client: Client, writer: u32, stop: Arc<AtomicBool>, acks: Arc<AtomicU64>) -> Told {
-    let mut told = Told::default();
+/// Appends numbered records to the writer's own partition, pipelined, until stopped.
+async fn write(
+    client: Client,
+    writer: u32,
+    stop: Arc<AtomicBool>,
+    acks: Arc<AtomicU64>,
+) -> AckedBatches {
+    let mut written = AckedBatches::default();
     let options = SessionOptions { in_flight_batches: 8, ..SessionOptions::default() };
     let session = client.session("default", writer, options).await.expect("the session opens");
     let mut waiting = std::collections::VecDeque::new();
     while !stop.load(Ordering::Relaxed) {
-        let first = told.sent;
+        let first = written.sent;
         let records: Vec<Record> = (first..first + RECORDS_PER_BATCH)
             .map(|number| Record { value: Some(value(writer, number)), ..Record::default() })
             .collect();
         let acked = session.append(helix_proto::batch::encode(&records)).await.expect("no refusal");
-        told.sent += RECORDS_PER_BATCH;
+        written.sent += RECORDS_PER_BATCH;
         waiting.push_back((first, acked));
         if waiting.len() >= 8 {
             let (first, acked) = waiting.pop_front().unwrap();
             let ack = acked.await.expect("the retry succeeds");
-            told.acked.insert(first, ack.first_offset.expect("a synced ack has an offset"));
+            written.acked.insert(first, ack.first_offset.expect("a synced ack has an offset"));
             acks.fetch_add(1, Ordering::Relaxed);
         }
     }
     for (first, acked) in waiting {
         let ack = acked.await.expect("the retry succeeds");
-        told.acked.insert(first, ack.first_offset.expect("a synced ack has an offset"));
+        written.acked.insert(first, ack.first_offset.expect("a synced ack has an offset"));
     }
-    told
+    written
 }
 
-/// Reads a partition from the start: offsets dense, records in the writer's order, each once,
-/// with its bytes, and every acknowledged batch at the offset that the ack named.
-async fn check(client: &Client, writer: u32, told: &Told) {
+/// Reads a partition from the start: offsets are dense, and each record is there once, in the
+/// writer's order, with its bytes, and at the offset of its ack.
+async fn check(client: &Client, writer: u32, written: &AckedBatches) {
     let options = FetchOptions::default();
     let mut offset = 0;
     let mut numbers = Vec::new();
@@ -96,34 +101,34 @@ async fn check(client: &Client, writer: u32, told: &Told) {
             break;
         }
     }
-    // Every batch was acknowledged in the end, so each number is there once and in order.
-    let expected: Vec<u64> = (0..told.sent).collect();
+    // Every batch was acked in the end, so each number is there once and in order.
+    let expected: Vec<u64> = (0..written.sent).collect();
     assert_eq!(numbers, expected, "partition {writer}: nothing missing, doubled or reordered");
-    for (first, offset) in &told.acked {
+    for (first, offset) in &written.acked {
         assert_eq!(numbers[usize::try_from(*offset).unwrap()], *first, "acked offset {offset}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_acknowledged_is_lost_or_doubled_by_fifty_kills() {
+async fn acked_records_survive_fifty_kills_exactly_once() {
     let kills: u64 = std::env::var("HELIX_KILLS").ok().and_then(|k| k.parse().ok()).unwrap_or(50);
     let mut rng = StdRng::seed_from_u64(process::seed(20_261_121));
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let address = process::free_address();
-    let mut arguments = process::arguments(address, folder.path());
+    let mut arguments = process::arguments(address, directory.path());
     // Small segments, so that kills also meet rolls, seals and checkpoints.
     arguments.push("--segment-bytes=33554432".to_owned());
     let mut server = process::start(&arguments);
     let stop = Arc::new(AtomicBool::new(false));
     let acks = Arc::new(AtomicU64::new(0));
-    let writers: Vec<JoinHandle<Told>> = (0..PARTITIONS)
+    let writers: Vec<JoinHandle<AckedBatches>> = (0..PARTITIONS)
         .map(|writer| {
             let client = process::patient_client(address, u64::from(writer));
             tokio::spawn(write(client, writer, stop.clone(), acks.clone()))
         })
         .collect();
     for round in 0..kills {
-        // Each round gets as far as an ack, so that every kill finds writes in progress.
+        // Each round reaches an ack, so that every kill finds writes in progress.
         let before = acks.load(Ordering::Relaxed);
         let deadline = Instant::now() + DEADLINE;
         while acks.load(Ordering::Relaxed) == before {
@@ -136,10 +141,10 @@ async fn nothing_acknowledged_is_lost_or_doubled_by_fifty_kills() {
     }
     stop.store(true, Ordering::Relaxed);
     let reader = process::patient_client(address, 99);
-    for (writer, told) in writers.into_iter().enumerate() {
-        let told = tokio::time::timeout(DEADLINE, told).await.expect("in time").unwrap();
-        assert!(!told.acked.is_empty());
-        check(&reader, u32::try_from(writer).unwrap(), &told).await;
+    for (writer, written) in writers.into_iter().enumerate() {
+        let written = tokio::time::timeout(DEADLINE, written).await.expect("in time").unwrap();
+        assert!(!written.acked.is_empty());
+        check(&reader, u32::try_from(writer).unwrap(), &written).await;
     }
     println!("{kills} kills, {} batches acknowledged", acks.load(Ordering::Relaxed));
     process::kill(server).await;

@@ -1,5 +1,5 @@
-//! What clients may make a node hold: connections, calls, requests, answers. Each limit is met by
-//! somebody who goes beyond it, and another client goes on beside.
+//! Limits on what clients can make a node hold: connections, calls, requests, responses. One client
+//! exceeds each limit while another client is served.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -25,14 +25,14 @@ use tonic::codegen::http;
 use tonic::transport::Endpoint;
 use tonic::{Code, Request};
 
-use crate::captured_log::Log;
+use crate::captured_log::CapturedLog;
 use crate::process::patient_client;
 use crate::support::{
     PATIENCE, TestServer, append_request, as_batch, connect, earliest, from_offset, latest, plain,
     reason, soon, values,
 };
 
-/// What a client says first: the preface, and settings without a word.
+/// HTTP/2 preface with an empty settings frame.
 pub(crate) const HELLO: &[u8] =
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 
@@ -46,7 +46,7 @@ fn count(server: &TestServer, name: &str) -> u64 {
     counts.find(|(it, _)| *it == name).expect("there is such a counter").1
 }
 
-/// Waits until it is so.
+/// Polls until the condition holds.
 async fn until(what: &str, is_so: impl Fn() -> bool) {
     let wait = async {
         while !is_so() {
@@ -56,7 +56,7 @@ async fn until(what: &str, is_so: impl Fn() -> bool) {
     tokio::time::timeout(3 * PATIENCE, wait).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
-/// Another client, with a connection of its own, is served as if nothing was.
+/// Checks that another client, with its own connection, is served.
 async fn others_are_served(server: &TestServer) {
     let channel = soon(connect(&server.running)).await;
     let mut produce =
@@ -64,7 +64,7 @@ async fn others_are_served(server: &TestServer) {
     soon(produce.append(append_request(&["another"]))).await.unwrap();
 }
 
-/// Reads until the other end closes; false if it never does.
+/// Reads until the server closes the connection; false if it does not.
 async fn is_closed(stream: &mut TcpStream) -> bool {
     let mut sink = [0; 4096];
     let end = async {
@@ -83,36 +83,36 @@ async fn dial(address: SocketAddr) -> TcpStream {
 }
 
 #[tokio::test]
-async fn connections_beyond_the_limit_are_closed_and_make_room_when_they_go() {
-    let (log, _guard) = Log::capture();
+async fn closes_connections_over_the_limit() {
+    let (log, _guard) = CapturedLog::capture();
     let server = small().await;
     let load = server.running.load().clone();
-    // The test's own connection has the other place.
+    // The test's own connection is the other one.
     load.limit_connections(2);
     let mut first = dial(server.running.local_addr()).await;
     first.write_all(HELLO).await.unwrap();
     until("two are open", || load.connection_count() == 2).await;
     let mut beyond = dial(server.running.local_addr()).await;
-    assert!(is_closed(&mut beyond).await, "it is told at once");
+    assert!(is_closed(&mut beyond).await, "it is closed at once");
     let mut another = dial(server.running.local_addr()).await;
     assert!(is_closed(&mut another).await);
     assert_eq!(count(&server, "connections_refused"), 2);
-    let told: Vec<String> = log
+    let lines: Vec<String> = log
         .text()
         .lines()
         .filter(|line| line.contains("refused connections over the limit"))
         .map(str::to_owned)
         .collect();
-    assert_eq!(told.len(), 1, "the log tells of it, and not each time: {told:?}");
+    assert_eq!(lines.len(), 1, "one log line for all of them: {lines:?}");
     let words = ["refused=1", "allowed=2", "--memory-limit"];
-    assert!(words.iter().all(|word| told[0].contains(word)), "{told:?}");
+    assert!(words.iter().all(|word| lines[0].contains(word)), "{lines:?}");
     drop(first);
-    until("one has gone", || load.connection_count() < 2).await;
+    until("one connection is closed", || load.connection_count() < 2).await;
     others_are_served(&server).await;
 }
 
 #[tokio::test]
-async fn a_connection_that_says_nothing_is_dropped() {
+async fn drops_connections_without_a_handshake() {
     let server = small().await;
     let mut silent = dial(server.running.local_addr()).await;
     let mut half = dial(server.running.local_addr()).await;
@@ -122,16 +122,19 @@ async fn a_connection_that_says_nothing_is_dropped() {
     others_are_served(&server).await;
     let begun = tokio::time::Instant::now();
     assert!(is_closed(&mut silent).await && is_closed(&mut half).await);
-    assert!(begun.elapsed() + Duration::from_secs(1) >= HANDSHAKE_WAIT_MAX, "they had their time");
+    assert!(
+        begun.elapsed() + Duration::from_secs(1) >= HANDSHAKE_WAIT_MAX,
+        "they were given the full wait"
+    );
     until("both are counted", || count(&server, "handshakes_timed_out") == 2).await;
-    // One that has said hello may have nothing to say.
+    // A connection after its handshake may be idle.
     idle.write_all(b"\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678").await.unwrap();
     let mut answer = [0; 64];
     assert!(soon(idle.read(&mut answer)).await.unwrap() > 0);
 }
 
 #[tokio::test]
-async fn giant_headers_are_refused_and_only_their_call_fails() {
+async fn rejects_oversized_headers() {
     let server = small().await;
     let big = "x".repeat(HEADER_LIST_BYTES_MAX as usize);
     let mut request = Request::new(append_request(&["a"]));
@@ -143,7 +146,7 @@ async fn giant_headers_are_refused_and_only_their_call_fails() {
 }
 
 #[tokio::test]
-async fn streams_that_are_reset_at_once_end_their_connection() {
+async fn rapid_resets_end_the_connection() {
     let server = small().await;
     let mut stream = dial(server.running.local_addr()).await;
     stream.write_all(HELLO).await.unwrap();
@@ -157,14 +160,14 @@ async fn streams_that_are_reset_at_once_end_their_connection() {
         flood.extend(id.to_be_bytes());
         flood.extend(8_u32.to_be_bytes());
     }
-    // It may be closed before all of it was sent.
+    // The server may close it before all frames are sent.
     let _ = stream.write_all(&flood).await;
     assert!(is_closed(&mut stream).await);
     others_are_served(&server).await;
 }
 
 #[tokio::test]
-async fn many_tiny_frames_are_one_request() {
+async fn accepts_a_request_in_many_tiny_frames() {
     let server = small().await;
     let channel = connect(&server.running).await;
     let request = append_request(&["in little pieces"]);
@@ -172,13 +175,13 @@ async fn many_tiny_frames_are_one_request() {
     let head = [&[0][..], &u32::try_from(message.len()).unwrap().to_be_bytes()].concat();
     let body = [head, message].concat();
     let pieces = body.into_iter().map(|byte| Ok::<_, tonic::Status>(vec![byte].into()));
-    let answer = soon(post(channel, "ProduceService/Append", Pieces::of(pieces))).await;
+    let answer = soon(post(channel, "ProduceService/Append", Chunks::of(pieces))).await;
     assert_eq!(answer.headers().get("grpc-status"), None, "{answer:?}");
     assert_eq!(values(&server.records(0, 0).await), ["in little pieces"]);
 }
 
 #[tokio::test]
-async fn calls_beyond_the_limit_are_throttled() {
+async fn throttles_calls_over_the_limit() {
     let server = small().await;
     let calls = server.running.load().shares().calls;
     let mut open = Vec::new();
@@ -208,12 +211,12 @@ async fn calls_beyond_the_limit_are_throttled() {
     assert_eq!((open.len(), count(&server, "calls_refused")), (calls, 1));
     open.truncate(calls / 2);
     let load = server.running.load();
-    until("half of them have gone", || load.acquire_call().is_ok()).await;
+    until("half of the calls have ended", || load.acquire_call().is_ok()).await;
     others_are_served(&server).await;
 }
 
 #[tokio::test]
-async fn partitions_being_read_are_bounded() {
+async fn limits_partitions_being_read() {
     let server = small().await;
     let load = server.running.load();
     let most = load.acquire_partitions(usize::MAX).unwrap();
@@ -225,7 +228,7 @@ async fn partitions_being_read_are_bounded() {
     assert_eq!(count(&server, "partitions_refused"), 1);
 }
 
-/// A topic with so many partitions that all that is said of it is long.
+/// Creates a topic with so many partitions that its description is long.
 async fn create_wide(server: &TestServer, name: &str) {
     let name = name.to_owned();
     let request = CreateTopicRequest { name, partition_count: WIDE, ..Default::default() };
@@ -235,11 +238,11 @@ async fn create_wide(server: &TestServer, name: &str) {
 const WIDE: u32 = 6_000;
 
 #[tokio::test]
-async fn what_describes_many_partitions_takes_its_room_before_it_is_made() {
+async fn descriptions_of_many_partitions_reserve_memory_first() {
     let server = small().await;
     create_wide(&server, "wide").await;
     let load = server.running.load().clone();
-    until("what was created is described", || load.response_bytes() == 0).await;
+    until("the response of the creation is sent", || load.response_bytes() == 0).await;
     let all = load.try_acquire_response(usize::MAX).unwrap();
     let get = GetTopicRequest { name: "wide".to_owned() };
     let (mut get_one, mut get_all) = (server.topics(), server.topics());
@@ -270,11 +273,11 @@ async fn what_describes_many_partitions_takes_its_room_before_it_is_made() {
     assert_eq!(resolved.offsets.len(), WIDE as usize);
     let topic = soon(server.topics().get_topic(get)).await.unwrap().into_inner().topic.unwrap();
     assert_eq!(topic.partitions.len(), WIDE as usize);
-    until("all that they took is free", || load.response_bytes() == 0).await;
+    until("all response memory is free", || load.response_bytes() == 0).await;
 }
 
 #[tokio::test]
-async fn a_page_ends_with_its_partitions_and_the_next_one_goes_on() {
+async fn topic_pages_are_limited_by_partitions() {
     let server = small().await;
     for name in ["a", "b", "c"] {
         create_wide(&server, name).await;
@@ -293,7 +296,7 @@ async fn a_page_ends_with_its_partitions_and_the_next_one_goes_on() {
         }
     }
     assert_eq!(pages, [vec!["a"], vec!["b"], vec!["c", "default"]]);
-    // The client's list has all of them.
+    // The client's list has all topics.
     let client = patient_client(server.running.local_addr(), 7);
     let topics = soon(client.admin().topics("")).await.unwrap();
     let names: Vec<_> = topics.iter().map(|topic| topic.name.as_str()).collect();
@@ -301,7 +304,7 @@ async fn a_page_ends_with_its_partitions_and_the_next_one_goes_on() {
 }
 
 #[tokio::test]
-async fn who_counts_many_partitions_lets_others_have_their_turn() {
+async fn counting_many_partitions_yields_to_other_tasks() {
     let server = small().await;
     create_wide(&server, "wide").await;
     for shard in server.running.node().shards() {
@@ -316,7 +319,7 @@ async fn who_counts_many_partitions_lets_others_have_their_turn() {
 }
 
 #[tokio::test]
-async fn a_topic_named_twice_is_said_once() {
+async fn topic_named_twice_is_returned_once() {
     let server = small().await;
     let topics = vec!["default".to_owned(); 3];
     let answer = soon(server.cluster().get_metadata(GetMetadataRequest { topics })).await.unwrap();
@@ -324,7 +327,7 @@ async fn a_topic_named_twice_is_said_once() {
 }
 
 #[tokio::test]
-async fn a_long_poll_holds_its_partitions_and_no_longer_its_request() {
+async fn long_poll_holds_partitions_but_not_request_memory() {
     let server = small().await;
     let load = server.running.load().clone();
     let max_wait = Some(prost_types::Duration { seconds: 60, nanos: 0 });
@@ -333,51 +336,51 @@ async fn a_long_poll_holds_its_partitions_and_no_longer_its_request() {
     let poll = tokio::spawn(async move {
         consume.fetch(FetchRequest { partitions, max_wait, ..FetchRequest::default() }).await
     });
-    until("it waits", || load.partition_count() == 2 && load.request_bytes() == 0).await;
+    until("the poll waits", || load.partition_count() == 2 && load.request_bytes() == 0).await;
     server.append(&["a"]).await;
     soon(poll).await.unwrap().unwrap();
-    until("nothing is held", || load.partition_count() == 0).await;
+    until("no partition is held", || load.partition_count() == 0).await;
 }
 
 #[tokio::test]
-async fn a_request_that_does_not_arrive_gives_its_room_up() {
+async fn incomplete_request_releases_its_memory() {
     let server = small().await;
     let channel = connect(&server.running).await;
-    // Twelve MiB are announced, three bytes come, and the rest never does.
+    // Twelve MiB are announced, three bytes arrive, and the rest never does.
     let head = Bytes::from_static(&[0, 0, 0xC0, 0, 0, 1, 2, 3]);
-    let waiting = tokio::spawn(post(channel, "ProduceService/Append", Pieces::and_then_none(head)));
+    let waiting = tokio::spawn(post(channel, "ProduceService/Append", Chunks::and_then_none(head)));
     let load = server.running.load().clone();
-    until("its room is taken", || load.request_bytes() >= 12 << 20).await;
+    until("its memory is reserved", || load.request_bytes() >= 12 << 20).await;
     others_are_served(&server).await;
-    until("its room is free", || load.request_bytes() == 0).await;
+    until("its memory is released", || load.request_bytes() == 0).await;
     let answer = soon(waiting).await.unwrap();
     assert_eq!(answer.headers().get("grpc-status").unwrap(), "4", "{answer:?}");
     assert_eq!(count(&server, "requests_timed_out"), 1);
 }
 
 #[tokio::test]
-async fn requests_beyond_the_memory_are_throttled_and_the_room_comes_back() {
+async fn throttles_requests_over_the_memory_limit() {
     let server = small().await;
     let load = server.running.load().clone();
     let head = Bytes::from_static(&[0, 0, 0xFF, 0xFF, 0]);
     let mut hogs = JoinSet::new();
-    // More than one connection, since each has a share too.
+    // More than one connection, because each has a share too.
     for _ in 0..load.shares().request_bytes.div_ceil(0xFF_FF00) + 1 {
         let channel = connect(&server.running).await;
-        let body = Pieces::and_then_none(head.clone());
+        let body = Chunks::and_then_none(head.clone());
         hogs.spawn(post(channel, "ProduceService/Append", body));
     }
-    // All but what a small request still fits in, or one of them was refused.
-    until("there is no room", || count(&server, "requests_refused") > 0).await;
+    // Either only a small request fits, or one of them was refused.
+    until("a request was refused", || count(&server, "requests_refused") > 0).await;
     let refused = soon(hogs.join_next()).await.unwrap().unwrap();
     assert_eq!(refused.headers().get("helix-reason").unwrap(), "THROTTLED", "{refused:?}");
     others_are_served(&server).await;
     hogs.shutdown().await;
-    until("the room is free", || load.request_bytes() == 0).await;
+    until("the request memory is free", || load.request_bytes() == 0).await;
 }
 
 #[tokio::test]
-async fn a_list_of_a_million_nothings_is_refused_before_it_is_decoded() {
+async fn rejects_a_million_empty_items_before_decoding() {
     let server = small().await;
     let request = ResolveOffsetsRequest {
         topic: "default".to_owned(),
@@ -386,7 +389,7 @@ async fn a_list_of_a_million_nothings_is_refused_before_it_is_decoded() {
     };
     let status = soon(server.consume().resolve_offsets(request)).await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
-    // Within the size, beyond the number.
+    // Within the size limit, over the number limit.
     let position = Some(Position::Named(NamedPosition::Latest.into()));
     let request = ResolveOffsetsRequest {
         topic: "default".to_owned(),
@@ -398,7 +401,7 @@ async fn a_list_of_a_million_nothings_is_refused_before_it_is_decoded() {
 }
 
 #[tokio::test]
-async fn plain_records_by_the_million_are_taken_as_they_are() {
+async fn accepts_a_million_plain_records() {
     let server = small().await;
     let empty = vec![""; 1_000_000];
     let request =
@@ -408,7 +411,7 @@ async fn plain_records_by_the_million_are_taken_as_they_are() {
     assert_eq!(server.fetch_one(fetch).await.next_offset, 1_000_000);
 }
 
-/// Batches of 1 MiB, so many of them.
+/// Appends batches of 1 MiB.
 async fn fill(server: &TestServer, batches: usize) {
     let value = Some(Bytes::from(vec![7; 512 << 10]));
     let one = Record { value, ..Record::default() };
@@ -421,15 +424,15 @@ async fn fill(server: &TestServer, batches: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_that_take_nothing_are_ended_when_others_wait_and_those_go_on() {
+async fn stalled_readers_are_ended_when_others_wait() {
     let server = small().await;
     fill(&server, 4).await;
     let load = server.running.load().clone();
     let mut stalled = Vec::new();
-    // Each holds a batch of 1 MiB at least, and all of them more than there is room for.
+    // Each holds at least a batch of 1 MiB, and together more than the limit.
     for _ in 0..load.shares().response_bytes / (1 << 20) + 8 {
         let address = format!("http://{}", server.running.local_addr());
-        // A window that takes nothing of an answer but its beginning.
+        // A window that takes only the start of a response.
         let endpoint = Endpoint::from_shared(address).unwrap();
         let channel = endpoint.initial_stream_window_size(Some(65_535)).connect().await.unwrap();
         let mut consume =
@@ -441,7 +444,7 @@ async fn readers_that_take_nothing_are_ended_when_others_wait_and_those_go_on() 
         };
         stalled.push(soon(consume.subscribe(request)).await.unwrap());
     }
-    until("some are ended", || count(&server, "stalled_readers_ended") > 0).await;
+    until("some readers are ended", || count(&server, "stalled_readers_ended") > 0).await;
     assert!(load.response_bytes() <= load.shares().response_bytes);
     let fetch = FetchRequest {
         partitions: vec![earliest(0)],
@@ -455,16 +458,16 @@ async fn readers_that_take_nothing_are_ended_when_others_wait_and_those_go_on() 
     let read = tokio::time::timeout(3 * PATIENCE, reader.fetch(fetch)).await.unwrap().unwrap();
     assert!(!read.into_inner().partitions[0].batches.is_empty());
     drop(stalled);
-    until("all that they held is free", || load.response_bytes() == 0).await;
+    until("their response memory is free", || load.response_bytes() == 0).await;
 }
 
-/// A body of pieces, each a frame of its own; it may never end.
-struct Pieces {
+/// A body of chunks, each its own frame; it may never end.
+struct Chunks {
     pieces: std::collections::VecDeque<Bytes>,
     ends: bool,
 }
 
-impl Pieces {
+impl Chunks {
     fn of(pieces: impl Iterator<Item = Result<Bytes, tonic::Status>>) -> Self {
         Self { pieces: pieces.map(Result::unwrap).collect(), ends: true }
     }
@@ -474,7 +477,7 @@ impl Pieces {
     }
 }
 
-impl hyper::body::Body for Pieces {
+impl hyper::body::Body for Chunks {
     type Data = Bytes;
     type Error = tonic::Status;
 
@@ -490,11 +493,11 @@ impl hyper::body::Body for Pieces {
     }
 }
 
-/// Sends a body as it is; the head of the answer.
+/// Sends a raw body and returns the head of the response.
 async fn post(
     mut channel: tonic::transport::Channel,
     call: &str,
-    body: Pieces,
+    body: Chunks,
 ) -> http::Response<tonic::body::Body> {
     use tonic::codegen::Service;
 

@@ -1,8 +1,7 @@
-//! Tests of the server as its clients see it, and of the rules its source keeps.
-//! One binary: each module is one subject.
+//! Tests of the server as clients see it, and of the rules of its source. One module per subject.
 
-// In a test, what must not fail is unwrapped: the panic is the report. Clippy's own exception
-// covers the test functions, not what they share.
+// Tests unwrap: the panic is the report. Clippy's own exception covers test functions only, not
+// their helpers.
 #![allow(clippy::unwrap_used)]
 
 mod admin;

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::peer_nodes::{
-    CLUSTER, PeerNode, Port, expect_equal_logs, form, hub, leader, listeners, memory_wal, three_nodes,
-    wait_connected, write,
+    CLUSTER, PeerNode, Port, expect_equal_logs, form, hub, leader, listeners, memory_wal,
+    three_nodes, wait_connected, write,
 };
 use crate::support::PATIENCE;
 
@@ -214,7 +214,8 @@ async fn answers_calls_before_cluster_is_formed() {
     assert_eq!(hello.detail, "waiting");
 
     let members = vec![1, 2];
-    let form = FormCluster { cluster: CLUSTER, cluster_name: "test".to_owned(), members, shards: 3 };
+    let form =
+        FormCluster { cluster: CLUSTER, cluster_name: "test".to_owned(), members, shards: 3 };
     hubs[0].form(2, form.clone()).await.unwrap();
     let again = hubs[0].form(2, form).await.unwrap_err();
     assert_eq!(again, PeerError::Refused("this node is not empty".to_owned()));

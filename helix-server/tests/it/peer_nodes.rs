@@ -16,9 +16,10 @@ use helix_server::peer::{
 };
 use helix_server::protocol::ProtocolVersions;
 use helix_server::raft::{
-    Command, DiskReads, LogStore, Machine, ReplicaId, ProposalResponder, StateMachine, TypeConfig, replica_id,
+    Command, DiskReads, LogStore, Machine, ProposalResponder, ReplicaId, StateMachine, TypeConfig,
+    replica_id,
 };
-use helix_wal::{ReadMode, Options, Wal};
+use helix_wal::{Options, ReadMode, Wal};
 use openraft::async_runtime::WatchReceiver;
 use openraft::{Config, Raft, ReadPolicy, SnapshotPolicy};
 use tokio::net::TcpListener;

@@ -12,7 +12,7 @@ use helix_server::log::{Head, Verdict};
 use helix_server::peer::Hub;
 use helix_server::raft::{DiskReads, Machine, Replica, ReplicaSettings, replica_id};
 use helix_wal::storage::{DirStorage, FaultyStorage, Operation};
-use helix_wal::{ReadMode, LogId, Options, Placement, StoredEntry, Wal};
+use helix_wal::{LogId, Options, Placement, ReadMode, StoredEntry, Wal};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 

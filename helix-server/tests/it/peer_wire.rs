@@ -7,11 +7,11 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use helix_transport::{DetachedBody, ResponseLayer};
-use helix_transport::{ChunkedBody, ChunkedWriter};
 use helix_proto::raft::v1 as pb;
 use helix_server::protocol::ProtocolVersions;
 use helix_server::raft::{DiskReads, LogStore, Machine, StateMachine, replica_id};
+use helix_transport::{ChunkedBody, ChunkedWriter};
+use helix_transport::{DetachedBody, ResponseLayer};
 use helix_wal::storage::SimulatedDisk;
 use helix_wal::{Options, Wal};
 use openraft::Raft;
@@ -32,7 +32,9 @@ use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 
-use crate::peer_nodes::{CLUSTER, CountingMachine, PeerNode, SHARD, command, listeners, memory_wal};
+use crate::peer_nodes::{
+    CLUSTER, CountingMachine, PeerNode, SHARD, command, listeners, memory_wal,
+};
 use crate::support::PATIENCE;
 
 const LIVE: i32 = pb::Lane::Live as i32;
@@ -411,7 +413,10 @@ fn random_message(random: &mut StdRng) -> Message {
         4 => Message::Ending(pb::Ending { route }),
         5 => {
             let request = pb::RecordsRequest { after: small(), upto: small(), bytes_max: u64::MAX };
-            Message::Question(pb::Question { route, question: Some(UnaryRequest::Records(request)) })
+            Message::Question(pb::Question {
+                route,
+                question: Some(UnaryRequest::Records(request)),
+            })
         }
         _ => Message::Append(pb::Append { route: None, sequence, entries: None }),
     }
@@ -431,7 +436,9 @@ async fn survives_random_messages() {
         }
         // Reads past all of them. The stream may have ended, but not the node.
         while let Ok(response) = raw.next().await {
-            let Some(ResponseMessage::Results(results)) = response.message else { panic!("{response:?}") };
+            let Some(ResponseMessage::Results(results)) = response.message else {
+                panic!("{response:?}")
+            };
             if results.acks.iter().any(|ack| ack.epoch == u64::MAX) {
                 break;
             }
@@ -459,7 +466,8 @@ async fn handshake_of_silent_caller_times_out() {
 #[tokio::test]
 async fn stalled_message_ends_the_stream() {
     let node = node().await;
-    let mut idle = RawStream::open(&node, pb::Opening { lane: CONTROL, ..opening() }).await.unwrap();
+    let mut idle =
+        RawStream::open(&node, pb::Opening { lane: CONTROL, ..opening() }).await.unwrap();
     let mut first = Some(pb::ExchangeRequest { message: Some(Message::Opening(opening())) });
     let mut length = Some(1 << 20);
     let body = ChunkedBody::new(move |_: &mut Context<'_>, writer: &mut ChunkedWriter| {
@@ -468,13 +476,18 @@ async fn stalled_message_ends_the_stream() {
             first.encode_raw(writer.buffer());
             return Poll::Ready(Some(Ok(())));
         }
-        length.take().map_or(Poll::Pending, |length| Poll::Ready(Some(writer.begin_message(length))))
+        length
+            .take()
+            .map_or(Poll::Pending, |length| Poll::Ready(Some(writer.begin_message(length))))
     });
     let mut request = Request::new(futures_util::stream::empty());
     request.extensions_mut().insert(DetachedBody::new(Body::new(body)));
     let mut client = PeerServiceClient::new(ResponseLayer(channel(&node).await));
     let mut results = client.exchange(request).await.unwrap().into_inner();
-    assert!(matches!(results.message().await.unwrap().unwrap().message, Some(ResponseMessage::Opened(_))));
+    assert!(matches!(
+        results.message().await.unwrap().unwrap().message,
+        Some(ResponseMessage::Opened(_))
+    ));
     let status = timeout(PATIENCE + PATIENCE, results.message()).await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded);
     // A stream between two messages may stay idle.

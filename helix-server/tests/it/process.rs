@@ -1,4 +1,4 @@
-//! A real server process for tests: started on a free port, killed at will, never left behind.
+//! A real server process for tests, on a free port; it is killed when the test ends.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -8,20 +8,20 @@ use std::time::Duration;
 use helix_client::{Client, Config};
 use tokio::process::{Child, Command};
 
-/// A free port on loopback. Nothing holds it: a test that is unlucky fails to start its server.
+/// Returns a free port on loopback. Nothing reserves it: rarely, a server fails to start.
 pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// The server's command line over a folder.
-pub(crate) fn arguments(address: SocketAddr, folder: &Path) -> Vec<String> {
-    let folder = folder.display();
+/// The server's command line for a data directory.
+pub(crate) fn arguments(address: SocketAddr, directory: &Path) -> Vec<String> {
+    let directory = directory.display();
     vec![
         "--node-id=1".to_owned(),
         format!("--listen-addr={address}"),
-        // Its default follows from the address, and need not be free.
+        // The default port derives from the address and may not be free.
         "--admin-addr=off".to_owned(),
-        format!("--data-dir={folder}"),
+        format!("--data-dir={directory}"),
     ]
 }
 
@@ -42,7 +42,7 @@ pub(crate) async fn kill(mut server: Child) {
     server.wait().await.unwrap();
 }
 
-/// A client that waits out restarts.
+/// A client that retries across restarts.
 pub(crate) fn patient_client(address: SocketAddr, seed: u64) -> Client {
     let mut config = Config::new([address.to_string()]);
     config.request_timeout = Duration::from_secs(60);
@@ -53,7 +53,7 @@ pub(crate) fn patient_client(address: SocketAddr, seed: u64) -> Client {
     Client::new(config).unwrap()
 }
 
-/// A seed from `HELIX_SEED`, else fixed; printed, so that a failure can be repeated.
+/// Returns the seed of `HELIX_SEED` or the default, and prints it for reproduction.
 pub(crate) fn seed(default: u64) -> u64 {
     let seed = std::env::var("HELIX_SEED").ok().and_then(|text| text.parse().ok());
     let seed = seed.unwrap_or(default);

@@ -1,4 +1,4 @@
-//! Append and InitProducer: what is accepted, what is refused and why, and what an ack says.
+//! Append and InitProducer: accepted and refused batches, and the contents of acks.
 
 use futures_util::StreamExt;
 use helix_proto::log::v1::append_stream_request::Message as Sent;
@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 use crate::support::{TestServer, append_request, detail, on_both, plain, reason, values};
 
 #[tokio::test]
-async fn offsets_are_dense_and_records_come_back() {
+async fn offsets_are_dense_and_records_are_readable() {
     on_both(async |server: TestServer| {
         let first = server.append(&["a", "b", "c"]).await;
         let ack = first.ack.unwrap();
@@ -33,7 +33,7 @@ async fn offsets_are_dense_and_records_come_back() {
 }
 
 #[tokio::test]
-async fn the_ack_says_what_was_reached() {
+async fn ack_reports_the_reached_durability() {
     let reached = async |server: &TestServer, asked: Durability| {
         let request = AppendRequest { durability: asked.into(), ..append_request(&["a"]) };
         server.produce().append(request).await.unwrap().into_inner().ack.unwrap()
@@ -52,7 +52,7 @@ async fn the_ack_says_what_was_reached() {
 }
 
 #[tokio::test]
-async fn a_topics_minimum_raises_weaker_requests() {
+async fn topic_minimum_raises_weaker_durability() {
     let server = TestServer::durable().await;
     let config =
         TopicConfig { min_durability: Durability::QuorumSynced.into(), ..TopicConfig::default() };
@@ -78,7 +78,7 @@ async fn plain_records_are_stored_as_an_encoded_batch() {
 }
 
 #[tokio::test]
-async fn a_known_duplicate_has_its_offsets_whatever_it_waits_for() {
+async fn duplicate_returns_its_offsets_at_every_durability() {
     let server = TestServer::durable().await;
     let request = InitProducerRequest::default();
     let producer = server.produce().init_producer(request).await.unwrap().into_inner().producer;
@@ -100,7 +100,7 @@ async fn a_known_duplicate_has_its_offsets_whatever_it_waits_for() {
 }
 
 #[tokio::test]
-async fn a_batch_sent_again_is_the_same_batch() {
+async fn retried_batch_is_stored_once() {
     on_both(async |server: TestServer| {
         let producer = anonymous(&server).await;
         let send = async |first_sequence, values: &[&str]| {
@@ -126,7 +126,7 @@ async fn a_batch_sent_again_is_the_same_batch() {
 }
 
 #[tokio::test]
-async fn a_gap_is_refused_also_where_acks_come_before_apply() {
+async fn sequence_gap_is_refused_even_with_early_acks() {
     on_both(async |server: TestServer| {
         for weak in [Durability::LeaderWritten, Durability::None] {
             let producer = anonymous(&server).await;
@@ -163,7 +163,7 @@ async fn a_gap_is_refused_also_where_acks_come_before_apply() {
 }
 
 #[tokio::test]
-async fn a_new_instance_of_a_named_producer_fences_the_old_one() {
+async fn new_instance_of_a_named_producer_fences_the_old_one() {
     let server = TestServer::in_memory().await;
     let init = async |producer_name: &str| {
         let request = InitProducerRequest { producer_name: producer_name.to_owned() };
@@ -192,7 +192,7 @@ async fn a_new_instance_of_a_named_producer_fences_the_old_one() {
 }
 
 #[tokio::test]
-async fn what_was_acked_is_there_after_a_restart() {
+async fn acked_records_survive_a_restart() {
     let server = TestServer::durable().await;
     let producer = anonymous(&server).await;
     let request = AppendRequest {
@@ -204,14 +204,14 @@ async fn what_was_acked_is_there_after_a_restart() {
     let server = server.restart().await;
     assert_eq!(values(&server.records(0, 0).await), ["a", "b"]);
     let again = server.produce().append(request).await.unwrap().into_inner().ack.unwrap();
-    assert!(again.duplicate, "the dedup window outlives the process");
+    assert!(again.duplicate, "the dedup window survives the restart");
     assert_eq!(server.append(&["c"]).await.ack.unwrap().first_offset, Some(2));
 }
 
-/// A shard remembers 16,384 pairs of a producer and a partition. When there were more, a first
-/// batch that comes again is no new one.
+/// A shard remembers 16,384 pairs of producer and partition. Beyond that a retried first batch must
+/// not count as new.
 #[tokio::test]
-async fn a_retry_of_a_first_batch_is_refused_once_its_producer_was_forgotten() {
+async fn retry_of_first_batch_is_refused_after_its_producer_was_forgotten() {
     const ROWS: u64 = 16_384;
     let server = TestServer::in_memory().await;
     let first = |partition, producer| AppendRequest {
@@ -242,11 +242,11 @@ async fn a_retry_of_a_first_batch_is_refused_once_its_producer_was_forgotten() {
         let refused = open_stream(&server, init).await.unwrap_err();
         assert_eq!(reason(&refused), ErrorReason::UnknownProducer);
     }
-    assert_eq!(values(&server.records(0, 0).await), ["x"], "no second copy");
-    // A new identity is above what was forgotten.
+    assert_eq!(values(&server.records(0, 0).await), ["x"], "no duplicate");
+    // A new identity has a higher id than all forgotten ones.
     let new = anonymous(&server).await;
     server.produce().append(first(0, new)).await.unwrap();
-    // One that was never handed out would stand above all others.
+    // An id that was never issued would be higher than all others.
     let made_up = ProducerIdentity { producer_id: new.producer_id + 1_000_000, epoch: 0 };
     let refused = server.produce().append(first(0, made_up)).await.unwrap_err();
     assert_eq!(reason(&refused), ErrorReason::UnknownProducer);

@@ -1,7 +1,7 @@
-//! The recipes of `docs/recipes.md`: that the document shows the code of the examples, and that
-//! the code does what the document says.
+//! The recipes of `docs/recipes.md`: the page shows the code of the examples, and the code does
+//! what the page says.
 
-// Reads the repository itself.
+// The test reads the repository itself.
 #![allow(clippy::disallowed_methods)]
 
 use std::fs;
@@ -13,7 +13,7 @@ use helix_proto::log::v1::{ErrorReason, Record};
 
 use crate::support::{TestServer, soon, values};
 
-// Their `main` is for people.
+// Their `main` functions are unused here.
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../helix-client/examples/leader.rs"]
 mod leader;
@@ -29,7 +29,7 @@ fn client(server: &TestServer) -> Client {
 }
 
 #[test]
-fn the_document_shows_the_code_of_the_examples() {
+fn docs_show_the_code_of_the_examples() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let document = fs::read_to_string(root.join("docs/recipes.md")).unwrap();
     for name in ["ledger", "leader"] {
@@ -43,11 +43,11 @@ fn the_document_shows_the_code_of_the_examples() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ledger_is_never_overdrawn() {
+async fn ledger_is_never_overdrawn() {
     let server = TestServer::in_memory().await;
     let client = client(&server);
     assert_eq!(Ledger::new(&client, "default").book(100).await.unwrap(), Some(100));
-    // Together they want 160 of the 100 that are there.
+    // Together they request 160 of 100.
     let book = async |_| {
         let mut ledger = Ledger::new(&client, "default");
         let mut booked = 0;
@@ -74,14 +74,14 @@ fn record(text: &str) -> Record {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_was_replaced_writes_nothing_more() {
+async fn replaced_leader_cannot_write() {
     let server = TestServer::in_memory().await;
     let client = client(&server);
     let patience = Duration::from_millis(50);
     let first = soon(take_leadership(&client, "default", "first", patience)).await.unwrap();
     assert_eq!(first.start_offset, 0);
     first.producer.append("default", 0, &[record("a")][..]).await.unwrap();
-    // It is silent for a moment, and that is enough.
+    // A short silence of the first leader is enough.
     let second = soon(take_leadership(&client, "default", "second", patience)).await.unwrap();
     assert_eq!(second.start_offset, 1);
     let late = first.producer.append("default", 0, &[record("late")][..]).await.unwrap_err();
@@ -89,7 +89,7 @@ async fn a_leader_that_was_replaced_writes_nothing_more() {
     assert_eq!(late.fencing_token.as_deref(), Some("second"));
     second.producer.append("default", 0, &[record("b")][..]).await.unwrap();
     assert_eq!(values(&server.records(0, 0).await), ["a", "b"]);
-    // Of several that see the same silence one leads; the others see it replaced in turn.
+    // Several candidates see the same silence, and one token remains in force.
     let tokens = ["third", "fourth", "fifth"];
     let led = futures_util::future::join_all(
         tokens.map(|token| take_leadership(&client, "default", token, patience)),

@@ -1,7 +1,7 @@
-//! A client that knows nothing of our types: it asks the server what there is, builds its messages
-//! from that, and makes the calls that docs/api.md shows for grpcurl, as they stand there.
+//! A client without generated types: it builds its messages from server reflection and makes the
+//! grpcurl calls of docs/api.md.
 
-// The documentation is read: what it shows is what is called.
+// The test reads the documentation.
 #![allow(clippy::disallowed_methods)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,19 +24,19 @@ use tonic_reflection::pb::v1::{FileDescriptorResponse, ServerReflectionRequest};
 
 use crate::support::{TestServer, soon};
 
-/// What the server says of itself.
+/// Services and descriptors from server reflection.
 struct Reflected {
     channel: Channel,
     services: BTreeSet<String>,
     pool: DescriptorPool,
 }
 
-async fn ask(channel: &Channel, question: MessageRequest) -> MessageResponse {
+async fn ask(channel: &Channel, request: MessageRequest) -> MessageResponse {
     let mut client = ServerReflectionClient::new(channel.clone());
-    let request = ServerReflectionRequest { host: String::new(), message_request: Some(question) };
+    let request = ServerReflectionRequest { host: String::new(), message_request: Some(request) };
     let answers = client.server_reflection_info(tokio_stream::once(request)).await.unwrap();
     let answer = answers.into_inner().message().await.unwrap().expect("an answer");
-    answer.message_response.expect("it says something")
+    answer.message_response.expect("the response has a message")
 }
 
 fn files(answer: MessageResponse) -> Vec<FileDescriptorProto> {
@@ -80,7 +80,7 @@ impl Reflected {
         service.methods().find(|it| it.name() == method).expect("the method is described")
     }
 
-    /// The answer, or the first one of a stream.
+    /// Returns the response, or the first of a stream.
     async fn call(&self, path: &str, request: &Value) -> Result<Value, Status> {
         let method = self.method(path);
         let request = DynamicMessage::deserialize(method.input(), request).unwrap();
@@ -101,7 +101,7 @@ impl Reflected {
     }
 }
 
-/// Messages of which only the description is known.
+/// A codec of dynamic messages.
 struct Dynamic {
     output: MessageDescriptor,
 }
@@ -161,7 +161,7 @@ fn documented() -> Vec<(String, Value)> {
 }
 
 #[tokio::test]
-async fn a_client_without_our_types_finds_and_calls_everything() {
+async fn client_without_generated_types_calls_every_service() {
     let server = TestServer::in_memory().await;
     let reflected = soon(Reflected::new(server.channel.clone())).await;
     for service in ["Produce", "Consume", "Topic", "Cluster", "Group"] {
@@ -170,7 +170,7 @@ async fn a_client_without_our_types_finds_and_calls_everything() {
     }
     assert!(
         !reflected.services.iter().any(|name| name.contains("raft")),
-        "what nodes say to each other is no part of it"
+        "the protocol between nodes is not listed"
     );
     let call = async |path: &str, request: Value| {
         soon(reflected.call(&format!("helix.log.v1.{path}"), &request)).await
@@ -200,7 +200,7 @@ async fn a_client_without_our_types_finds_and_calls_everything() {
 }
 
 #[tokio::test]
-async fn the_documented_calls_are_answered() {
+async fn documented_calls_succeed() {
     let server = TestServer::in_memory().await;
     let reflected = soon(Reflected::new(server.channel.clone())).await;
     let calls = documented();

@@ -1,4 +1,4 @@
-//! What a topic's settings say may go is gone for readers, and nothing else is.
+//! Retention by time and by size removes old records for readers, and nothing else.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const AGE: Duration = Duration::from_secs(1);
 const SEGMENT_BYTES: u64 = 16 << 20;
 const KEPT_BYTES: u64 = 20 << 20;
 
-/// What the server says of partition 0 of the default topic.
+/// Describes partition 0 of the default topic.
 async fn described(server: &TestServer) -> PartitionInfo {
     let get = GetTopicRequest { name: "default".to_owned() };
     let topic = server.topics().get_topic(get).await.unwrap().into_inner().topic.unwrap();
@@ -31,7 +31,7 @@ fn log_start(partition: &PartitionInfo) -> u64 {
     partition.watermarks.unwrap().log_start_offset
 }
 
-/// The partition once it is so.
+/// Waits until the condition holds and returns the partition.
 async fn until(server: &TestServer, is_so: impl Fn(&PartitionInfo) -> bool) -> PartitionInfo {
     let begun = Instant::now();
     let mut look = tokio::time::interval(Duration::from_millis(20));
@@ -55,52 +55,52 @@ async fn keep_for(server: &TestServer, time: Duration) {
     server.topics().update_topic(request).await.unwrap();
 }
 
-async fn what_is_there(server: &TestServer) -> Vec<String> {
+async fn stored_values(server: &TestServer) -> Vec<String> {
     let request = FetchRequest { partitions: vec![earliest(0)], ..FetchRequest::default() };
     values(&server.fetch_one(request).await.records)
 }
 
-/// Three records that are too old go, although their segment is far from full.
+/// Expects three old records to be removed although their segment is far from full.
 async fn grow_old(server: &TestServer) {
     server.append(&["a", "b"]).await;
     let begun = Instant::now();
     server.append(&["c"]).await;
     keep_for(server, AGE).await;
     until(server, |partition| log_start(partition) == 3).await;
-    assert!(begun.elapsed() >= AGE, "not before their time");
+    assert!(begun.elapsed() >= AGE, "not before the retention time");
     let gone = FetchRequest { partitions: vec![from_offset(0, 0)], ..FetchRequest::default() };
     let status = server.consume().fetch(gone).await.unwrap_err();
     assert_eq!(reason(&status), ErrorReason::OffsetOutOfRange);
-    assert!(what_is_there(server).await.is_empty());
-    // From now on everything stays.
+    assert!(stored_values(server).await.is_empty());
+    // From now on all records are kept.
     keep_for(server, Duration::ZERO).await;
     assert_eq!(server.append(&["d"]).await.ack.unwrap().first_offset, Some(3));
-    assert_eq!(what_is_there(server).await, ["d"]);
+    assert_eq!(stored_values(server).await, ["d"]);
 }
 
 #[tokio::test]
-async fn an_idle_partition_in_memory_loses_what_is_too_old() {
+async fn idle_memory_partition_drops_old_records() {
     grow_old(&TestServer::in_memory().await).await;
 }
 
 #[tokio::test]
-async fn an_idle_partition_loses_what_is_too_old_and_it_stays_lost() {
+async fn idle_partition_drops_old_records_permanently() {
     let server = TestServer::durable().await;
     grow_old(&server).await;
     let server = soon(server.restart()).await;
     assert_eq!(log_start(&described(&server).await), 3);
-    assert_eq!(what_is_there(&server).await, ["d"]);
+    assert_eq!(stored_values(&server).await, ["d"]);
     assert_eq!(server.append(&["e"]).await.ack.unwrap().first_offset, Some(4));
 }
 
 #[tokio::test]
-async fn a_limit_of_bytes_keeps_that_much_and_up_to_a_segment_more() {
-    let folder = tempfile::tempdir().unwrap();
+async fn byte_retention_keeps_its_limit_and_at_most_a_segment_more() {
+    let directory = tempfile::tempdir().unwrap();
     let config = ServerConfig {
         segment_bytes: SEGMENT_BYTES,
         tail_bytes: Some(1 << 20),
         default_retention_bytes: KEPT_BYTES,
-        ..ServerConfig::in_dir(folder.path())
+        ..ServerConfig::in_dir(directory.path())
     };
     let server = TestServer::start(config, None).await;
     let value = Some(Bytes::from(vec![7; 1_000_000]));

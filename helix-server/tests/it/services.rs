@@ -1,4 +1,4 @@
-//! The services around Helix's own: health and reflection. And Groups, which only answer.
+//! The standard services health and reflection, and the unimplemented GroupService.
 
 use std::future::poll_fn;
 
@@ -16,7 +16,7 @@ use tonic_reflection::pb::{v1, v1alpha};
 
 use crate::support::{TestServer, reason, soon};
 
-/// What a node says of itself as a whole, and of each service that is built.
+/// Health of the whole node and of each implemented service.
 pub(crate) async fn serving(channel: &Channel) -> [bool; 5] {
     let mut serving = [false; 5];
     let names = ["", "Cluster", "Consume", "Topic", "Produce"];
@@ -34,7 +34,7 @@ fn full_name(service: &str) -> String {
 }
 
 #[tokio::test]
-async fn health_is_known_of_each_service() {
+async fn each_service_has_a_health_status() {
     let server = TestServer::in_memory().await;
     assert_eq!(serving(&server.channel).await, [true; 5]);
     let mut health = HealthClient::new(server.channel.clone());
@@ -51,7 +51,7 @@ async fn health_is_known_of_each_service() {
 }
 
 #[tokio::test]
-async fn who_watches_health_hears_of_the_stop() {
+async fn health_watch_reports_shutdown() {
     let server = TestServer::in_memory().await;
     let mut health = HealthClient::new(server.channel.clone());
     let mut watches = Vec::new();
@@ -112,7 +112,7 @@ async fn reflection_lists_the_services_in_both_versions() {
 }
 
 #[tokio::test]
-async fn groups_answer_that_they_are_not_there_yet() {
+async fn group_service_is_unimplemented() {
     let server = TestServer::in_memory().await;
     let mut groups = GroupServiceClient::new(server.channel.clone());
     let heartbeat = groups.heartbeat(HeartbeatRequest::default()).await.unwrap_err();
@@ -124,7 +124,7 @@ async fn groups_answer_that_they_are_not_there_yet() {
 }
 
 #[tokio::test]
-async fn a_call_that_there_is_not_is_unimplemented() {
+async fn unknown_method_is_unimplemented() {
     let mut server = TestServer::in_memory().await;
     let paths = [
         "ProduceService/Nothing",

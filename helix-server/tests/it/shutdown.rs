@@ -1,4 +1,4 @@
-//! Starting and stopping: open calls end, in bounded time, with a word of why.
+//! Start and shutdown: open calls end in bounded time, with a reason.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::limits::HELLO;
 use crate::support::{TestServer, append_request, latest, on_both, reason, soon};
 
 #[tokio::test]
-async fn open_streams_end_with_draining_when_the_server_stops() {
+async fn open_streams_end_with_draining_at_shutdown() {
     on_both(async |server: TestServer| {
         server.append(&["a"]).await;
         let request =
@@ -46,7 +46,7 @@ async fn open_streams_end_with_draining_when_the_server_stops() {
         let now = FetchRequest { max_wait: None, ..poll.clone() };
         let poll = tokio::spawn(async move { consume.fetch(poll).await.map(drop) });
         tokio::task::yield_now().await;
-        // Answered on the same connection: the poll, sent before it, has arrived by then.
+        // On the same connection: the poll, sent earlier, has arrived before this response.
         assert!(soon(server.consume().fetch(now)).await.is_ok());
 
         let begin = Instant::now();
@@ -64,7 +64,7 @@ async fn open_streams_end_with_draining_when_the_server_stops() {
 }
 
 #[tokio::test]
-async fn a_client_that_stays_does_not_hold_up_the_stop() {
+async fn connected_client_does_not_delay_shutdown() {
     let server = TestServer::in_memory().await;
     let request = SubscribeRequest { partitions: vec![latest(0)], ..SubscribeRequest::default() };
     // Neither read nor dropped.
@@ -80,7 +80,7 @@ async fn a_client_that_stays_does_not_hold_up_the_stop() {
 }
 
 #[tokio::test]
-async fn a_stream_of_questions_ends_behind_its_answers_when_the_server_stops() {
+async fn request_stream_ends_after_its_responses_at_shutdown() {
     let server = TestServer::in_memory().await;
     let mut reflection = ServerReflectionClient::new(server.channel.clone());
     let question = MessageRequest::ListServices(String::new());
@@ -100,25 +100,25 @@ async fn a_stream_of_questions_ends_behind_its_answers_when_the_server_stops() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_say_goodbye_is_cut_off() {
+async fn unresponsive_client_is_disconnected_at_shutdown() {
     let server = TestServer::in_memory().await;
     let mut client = TcpStream::connect(server.running.local_addr()).await.unwrap();
     client.write_all(HELLO).await.unwrap();
     soon(client.read_u8()).await.expect("it is served");
     let TestServer { running, channel, .. } = server;
     drop(channel);
-    // Nothing is left to be done but to wait.
+    // The server can only wait for the client now.
     tokio::time::pause();
     running.shutdown().await;
     tokio::time::resume();
     let mut rest = Vec::new();
     let end = tokio::time::timeout(Duration::from_secs(5), client.read_to_end(&mut rest)).await;
-    // However it ends.
+    // Ignored: any end is accepted.
     let _ = end.expect("its connection has ended");
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_named_with_the_way_out() {
+async fn error_names_listen_address_in_use() {
     let server = TestServer::in_memory().await;
     let listen_addr = server.running.local_addr();
     let config = ServerConfig { listen_addr, ..ServerConfig::in_memory() };
@@ -130,9 +130,9 @@ async fn an_address_in_use_is_named_with_the_way_out() {
 }
 
 #[tokio::test]
-async fn a_folder_has_one_server_at_a_time() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = ServerConfig::in_dir(folder.path());
+async fn data_directory_has_one_server_at_a_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = ServerConfig::in_dir(directory.path());
     let first = Server::start(config.clone()).await.unwrap();
     let error = Server::start(config.clone()).await.map(drop).unwrap_err();
     assert!(matches!(error, StartError::Open(_)), "{error}");
@@ -141,7 +141,7 @@ async fn a_folder_has_one_server_at_a_time() {
 }
 
 #[tokio::test]
-async fn the_banner_says_what_an_ack_means() {
+async fn banner_states_what_an_ack_means() {
     let memory = TestServer::in_memory().await;
     let banner = memory.running.banner().to_string();
     assert!(banner.contains("all data is lost"), "{banner}");
@@ -153,7 +153,7 @@ async fn the_banner_says_what_an_ack_means() {
     }
 }
 
-/// The status that ends a stream, whatever comes before it.
+/// Reads to the end of a stream and returns its final status.
 async fn end<T>(stream: &mut tonic::Streaming<T>) -> Status {
     soon(async {
         loop {

@@ -1,5 +1,5 @@
-//! Three nodes in the test's own process on simulated disks, which can be filled and
-//! damaged at will, and which outlive their nodes.
+//! Three nodes in the test's own process on simulated disks, which can be filled and damaged and
+//! which outlive their nodes.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,10 +16,10 @@ use tokio::net::TcpListener;
 use crate::simulation::settings_on;
 use crate::trio::{NODES, until};
 
-/// The data shard that all records are in.
+/// The data shard with all records.
 pub(crate) const SHARD: u64 = 1;
 
-/// Disks outlive their nodes.
+/// Disks by node and shard; they outlive their nodes.
 #[derive(Clone, Default)]
 pub(crate) struct Disks(Arc<Mutex<BTreeMap<(u64, u64), SimulatedDisk>>>);
 
@@ -36,7 +36,7 @@ impl Disks {
     }
 }
 
-/// A batch of one record, compressed as far as anybody can tell.
+/// A batch of one record. Its payload may be any bytes: a shard does not decode it.
 pub(crate) fn one_record(partition: PartitionId, payload: Bytes) -> NewBatch {
     NewBatch {
         partition,
@@ -50,16 +50,16 @@ pub(crate) fn one_record(partition: PartitionId, payload: Bytes) -> NewBatch {
     }
 }
 
-pub(crate) struct Three {
+pub(crate) struct SimulatedTrio {
     pub(crate) disks: Disks,
     addresses: BTreeMap<u64, SocketAddr>,
     pub(crate) nodes: BTreeMap<u64, Arc<Node>>,
     log_limits: LogLimits,
-    /// Of nodes that are opened from now on.
+    /// Scrub rate of nodes that are opened from now on.
     pub(crate) scrub_rate: u64,
 }
 
-impl Three {
+impl SimulatedTrio {
     pub(crate) async fn start(log_limits: LogLimits) -> Self {
         let mut listeners = Vec::new();
         let mut addresses = BTreeMap::new();
@@ -96,7 +96,7 @@ impl Three {
         Node::open_among(settings, others, listener).await.unwrap()
     }
 
-    /// Adds a node, and waits until it votes for the data shard.
+    /// Adds a node and waits until it votes in the data shard.
     pub(crate) async fn grow(&mut self, node: u64) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -149,7 +149,7 @@ impl Three {
         .await
     }
 
-    /// The node that leads shard 0.
+    /// Returns the leader of shard 0.
     pub(crate) async fn first(&self) -> Arc<Node> {
         until("shard 0 has a leader", async || {
             self.nodes.values().find(|node| node.cluster().is_leader()).cloned()
@@ -157,7 +157,7 @@ impl Three {
         .await
     }
 
-    /// Appends a batch, wherever the leader is.
+    /// Appends a batch at the leader.
     pub(crate) async fn append(&self, number: u64) {
         let payload = Bytes::from(vec![u8::try_from(number % 251).unwrap(); 20_000]);
         until("it is appended", async || {
@@ -170,9 +170,9 @@ impl Three {
         .await;
     }
 
-    /// All batches of a node's replica, once it has as many as this.
+    /// Waits until a node's replica has `end` batches, and returns them.
     pub(crate) async fn stored(&self, node: u64, end: u64) -> Vec<ReadBatch> {
-        until("the replica has it all", async || {
+        until("the replica has all records", async || {
             let located = self.nodes[&node].locate("default", 0).ok()?;
             let (mut next, mut found) = (0, Vec::new());
             while next < end {
@@ -192,7 +192,7 @@ impl Three {
         .await
     }
 
-    /// Every node that runs has the same of the first `end` records.
+    /// Expects equal records up to `end` on all running nodes.
     pub(crate) async fn expect_equal(&self, end: u64) {
         let place = |it: &ReadBatch| (it.log_id, it.first_offset, it.crc, it.payload.clone());
         let mut first = None;

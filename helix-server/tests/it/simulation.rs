@@ -1,6 +1,6 @@
-//! A whole node on a simulated disk under a simulated clock: append, crash, recover. The same seed
-//! gives the same trace of the disk and the same answers, so the seams hold: no product code
-//! reaches around them for time, randomness or files.
+//! A whole node on a simulated disk and a simulated clock: append, crash, recover. The same seed
+//! gives the same disk trace and the same results, so no product code bypasses the interfaces for
+//! time, randomness and files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,13 +14,13 @@ use helix_server::memory::MemoryShares;
 use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::raft::seed_this_thread;
 use helix_server::shard::{Durability, NewBatch, ReadFrom};
-use helix_wal::storage::{Crash, SimulatedDisk, DiskOperation, Storage};
+use helix_wal::storage::{Crash, DiskOperation, SimulatedDisk, Storage};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::process;
 
-/// The disks of one node, one for each shard, that outlive its crashes.
+/// Disks of one node, one per shard, which outlive its crashes.
 #[derive(Debug, Clone)]
 struct Disks {
     seed: u64,
@@ -90,11 +90,11 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
     }
 }
 
-/// The same in a folder.
-pub(crate) fn settings_in(folder: &Path, seed: u64) -> NodeSettings {
+/// As [`settings_on`], in a directory.
+pub(crate) fn settings_in(directory: &Path, seed: u64) -> NodeSettings {
     NodeSettings {
-        storage: NodeStorage::DataDir { path: folder.to_owned(), direct_io: false },
-        ..settings_on(Arc::new(|shard| unreachable!("shard {shard} is in a folder")), seed)
+        storage: NodeStorage::DataDir { path: directory.to_owned(), direct_io: false },
+        ..settings_on(Arc::new(|shard| unreachable!("shard {shard} is in a directory")), seed)
     }
 }
 
@@ -121,13 +121,13 @@ pub(crate) fn batch(node: &Node, partition: u32, sequence: u64, payload: Bytes) 
     }
 }
 
-/// One life after the other: append under a deadline, crash with appends in flight, recover, check
-/// that every acknowledged batch is where its ack said. Returns what happened, for comparison.
+/// Repeatedly appends, crashes with appends in flight, recovers, and checks that every acked batch
+/// is at its offset. Returns events and disk traces for comparison.
 async fn lives(seed: u64) -> (Vec<String>, Vec<(u64, Vec<DiskOperation>)>) {
     seed_this_thread(seed);
     let mut rng = StdRng::seed_from_u64(seed);
     let disks = Disks::new(seed);
-    let mut told = Vec::new();
+    let mut events = Vec::new();
     let mut acked: Vec<BTreeMap<u64, Bytes>> = vec![BTreeMap::new(); 4];
     let mut next = [0_u64; 4];
     for life in 0..4 {
@@ -135,7 +135,7 @@ async fn lives(seed: u64) -> (Vec<String>, Vec<(u64, Vec<DiskOperation>)>) {
         for partition in 0..4_u32 {
             let located = node.locate("default", partition).unwrap();
             let watermarks = located.shard.latest(located.partition).await.unwrap();
-            told.push(format!("life {life} partition {partition}: {watermarks:?}"));
+            events.push(format!("life {life} partition {partition}: {watermarks:?}"));
             for (offset, payload) in &acked[partition as usize] {
                 let read = located
                     .shard
@@ -144,7 +144,7 @@ async fn lives(seed: u64) -> (Vec<String>, Vec<(u64, Vec<DiskOperation>)>) {
                     .unwrap();
                 assert_eq!(&read.batches[0].payload, payload, "acked offset {offset}");
             }
-            // What was in flight may have been kept: the producer asks where to go on.
+            // Batches in flight may have been kept: the producer asks for the next sequence.
             let kept =
                 located.shard.next_sequence(located.partition, 7_000 + u64::from(partition), 0);
             next[partition as usize] = kept.unwrap_or(0);
@@ -159,12 +159,12 @@ async fn lives(seed: u64) -> (Vec<String>, Vec<(u64, Vec<DiskOperation>)>) {
             let batch = batch(&node, partition, sequence, payload.clone());
             let ack = shard.append(batch, Durability::QuorumSynced, permit).await.unwrap();
             let (first, _) = ack.offsets.unwrap();
-            told.push(format!("life {life} ack {partition}/{first}"));
+            events.push(format!("life {life} ack {partition}/{first}"));
             assert!(acked[partition as usize].insert(first, payload).is_none());
             next[partition as usize] = sequence + 1;
             tokio::time::sleep(Duration::from_millis(rng.random_range(0..20))).await;
         }
-        // In flight at the crash: neither acknowledged nor forgotten for sure.
+        // In flight at the crash: neither acked nor certainly lost.
         for partition in 0..4_u32 {
             let sequence = next[partition as usize];
             let payload = payload(u64::from(partition), sequence, &mut rng);
@@ -176,10 +176,10 @@ async fn lives(seed: u64) -> (Vec<String>, Vec<(u64, Vec<DiskOperation>)>) {
         disks.crash(life);
         node.close().await;
     }
-    (told, disks.traces())
+    (events, disks.traces())
 }
 
-/// Runs the lives on a clock that jumps to the next event whenever everything waits.
+/// Runs all lives on a paused clock, which jumps to the next event when all tasks wait.
 fn run(seed: u64) -> (Vec<String>, Vec<(u64, Vec<DiskOperation>)>) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
@@ -189,16 +189,16 @@ fn run(seed: u64) -> (Vec<String>, Vec<(u64, Vec<DiskOperation>)>) {
 #[test]
 fn the_same_seed_gives_the_same_trace() {
     let seed = process::seed(42);
-    let (told, traces) = run(seed);
-    assert!(told.len() > 50);
-    // Beyond the two shards the node only looked whether there are more.
+    let (events, traces) = run(seed);
+    assert!(events.len() > 50);
+    // On further shards' disks the node only checked for existing logs.
     let of_shards = traces.iter().filter(|(shard, _)| *shard <= 1);
     assert!(of_shards.clone().count() == 2 && of_shards.into_iter().all(|(_, it)| it.len() > 20));
-    let (told_again, traces_again) = run(seed);
-    assert_eq!(told, told_again);
+    let (events_again, traces_again) = run(seed);
+    assert_eq!(events, events_again);
     assert!(traces == traces_again, "the disks saw other operations");
     let (_, other) = run(seed + 1);
-    assert!(traces != other, "another seed goes another way");
+    assert!(traces != other, "another seed gives another trace");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A real file system of a few hundred megabytes that a test can fill: ext4 in a file, mounted
-//! over a loop device. It takes root; where it cannot be had the test is told so.
+//! over a loop device. It needs root; tests are skipped without it.
 
-// What it does to the disk is what an operator would do.
+// Tests fill the disk as an operator would.
 #![allow(clippy::disallowed_methods)]
 
 use std::fs;
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::skipped;
 
-/// Unmounted when dropped.
+/// A mounted file system; it is unmounted on drop.
 #[derive(Debug)]
 pub(crate) struct SmallDisk {
     image: PathBuf,
@@ -18,16 +18,17 @@ pub(crate) struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// Mounts a fresh one over `folder`, which is created. `None`, and aloud, where that cannot be
-    /// done here.
-    pub(crate) fn mount(folder: &Path, bytes: u64) -> Option<Self> {
-        fs::create_dir_all(folder).unwrap();
-        let image = folder.with_extension("image");
+    /// Creates `directory` and mounts a new file system on it.
+    ///
+    /// Returns `None` and reports a skip if that is not possible here.
+    pub(crate) fn mount(directory: &Path, bytes: u64) -> Option<Self> {
+        fs::create_dir_all(directory).unwrap();
+        let image = directory.with_extension("image");
         fs::File::create(&image).unwrap().set_len(bytes).unwrap();
-        let disk = Self { image, mounted: folder.to_owned() };
+        let disk = Self { image, mounted: directory.to_owned() };
         let image = disk.image.to_str().unwrap();
-        let at = folder.to_str().unwrap();
-        // Without blocks for root only, and with everything laid out at once.
+        let at = directory.to_str().unwrap();
+        // No blocks reserved for root, and no lazy initialization.
         let options = "lazy_itable_init=0,lazy_journal_init=0";
         let is_made = run("mkfs.ext4", &["-q", "-F", "-m", "0", "-E", options, image])
             && run("mount", &["-o", "loop", image, at]);
@@ -35,7 +36,7 @@ impl SmallDisk {
             skipped("no file system can be mounted here: a full disk was not tried");
             return None;
         }
-        fs::remove_dir(folder.join("lost+found")).unwrap();
+        fs::remove_dir(directory.join("lost+found")).unwrap();
         Some(disk)
     }
 
@@ -45,7 +46,7 @@ impl SmallDisk {
         shown.lines().last().and_then(|line| line.trim().parse().ok()).expect("df shows a number")
     }
 
-    /// Has something else take the space, but for `left_bytes`.
+    /// Fills the disk with another file, except for `left_bytes`.
     pub(crate) fn fill(&self, left_bytes: u64) {
         let bytes = self.free_bytes().checked_sub(left_bytes).expect("there is more than that");
         let file = self.ballast();
@@ -55,7 +56,7 @@ impl SmallDisk {
         assert!(free_bytes <= left_bytes, "{free_bytes} bytes are left");
     }
 
-    /// Takes it away again.
+    /// Removes the file of [`Self::fill`].
     pub(crate) fn relieve(&self) {
         fs::remove_file(self.ballast()).unwrap();
     }
@@ -67,8 +68,8 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily: a server that is being stopped may still have files open. Ignored: the test has
-        // its result, and the image goes all the same.
+        // Lazy: a stopping server may still have files open. Ignored: the test has its result, and
+        // the image is removed anyway.
         let _ = run("umount", &["-l", self.mounted.to_str().unwrap()]);
         let _ = fs::remove_file(&self.image);
     }

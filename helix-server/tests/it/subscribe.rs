@@ -1,4 +1,4 @@
-//! Subscribe: what is there, then what comes; ends, heartbeats, and what ends a subscription.
+//! Subscribe: existing records, then new ones; heartbeats, and the ends of a subscription.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,7 +26,7 @@ async fn open(server: &TestServer, request: SubscribeRequest) -> Streaming<Subsc
 }
 
 async fn next(stream: &mut Streaming<SubscribeResponse>) -> Message {
-    soon(stream.message()).await.unwrap().expect("the stream goes on").message.unwrap()
+    soon(stream.message()).await.unwrap().expect("the stream continues").message.unwrap()
 }
 
 /// Values of the next data message.
@@ -40,7 +40,7 @@ async fn next_values(stream: &mut Streaming<SubscribeResponse>) -> Vec<String> {
     }
 }
 
-/// Everything until the service ends the stream with OK.
+/// Receives all messages until the server ends the stream with OK.
 async fn drain(mut stream: Streaming<SubscribeResponse>) -> Vec<Message> {
     let mut messages = Vec::new();
     while let Some(response) = soon(stream.message()).await.unwrap() {
@@ -50,7 +50,7 @@ async fn drain(mut stream: Streaming<SubscribeResponse>) -> Vec<Message> {
 }
 
 #[tokio::test]
-async fn what_is_there_comes_first_then_caught_up_then_what_is_new() {
+async fn existing_records_come_before_caught_up_and_new_records() {
     on_both(async |server: TestServer| {
         server.append(&["a", "b"]).await;
         let mut stream = open(&server, subscribe(vec![earliest(0)])).await;
@@ -67,7 +67,7 @@ async fn what_is_there_comes_first_then_caught_up_then_what_is_new() {
 }
 
 #[tokio::test]
-async fn a_subscription_of_an_empty_partition_is_caught_up_at_once() {
+async fn subscription_to_an_empty_partition_is_caught_up_at_once() {
     let server = TestServer::in_memory().await;
     let mut stream = open(&server, subscribe(vec![latest(3)])).await;
     let Message::CaughtUp(caught_up) = next(&mut stream).await else { panic!() };
@@ -93,7 +93,7 @@ async fn many_partitions_share_one_stream() {
         for message in messages {
             if let Message::Data(data) = message {
                 let next = next_offsets.insert(data.partition, data.next_offset);
-                assert_eq!(next, Some(data.start_offset), "nothing is left out or doubled");
+                assert_eq!(next, Some(data.start_offset), "no record is missing or duplicated");
                 read.entry(data.partition).or_default().extend(values(&data.records));
             }
         }
@@ -107,7 +107,7 @@ async fn many_partitions_share_one_stream() {
 }
 
 #[tokio::test]
-async fn a_busy_partition_does_not_starve_a_quiet_one() {
+async fn busy_partition_does_not_starve_a_quiet_one() {
     let server = TestServer::in_memory().await;
     let value = "x".repeat(512 << 10);
     for _ in 0..16 {
@@ -154,7 +154,7 @@ async fn limits_end_the_stream_with_ok() {
 }
 
 #[tokio::test]
-async fn an_idle_subscription_gives_signs_of_life() {
+async fn idle_subscription_sends_heartbeats() {
     let server = TestServer::in_memory().await;
     server.append(&["a"]).await;
     let mut stream = open(&server, subscribe(vec![latest(0), latest(1)])).await;
@@ -174,7 +174,7 @@ async fn an_idle_subscription_gives_signs_of_life() {
 }
 
 #[tokio::test]
-async fn a_deleted_topic_ends_its_subscriptions() {
+async fn deleted_topic_ends_its_subscriptions() {
     on_both(async |server: TestServer| {
         let plain = subscribe(vec![latest(0)]);
         let encoded = SubscribeRequest { accept_encoded: true, ..plain.clone() };
@@ -203,7 +203,7 @@ async fn a_deleted_topic_ends_its_subscriptions() {
 }
 
 #[tokio::test]
-async fn a_start_that_was_trimmed_fails_or_moves() {
+async fn trimmed_start_fails_or_moves() {
     let server = TestServer::in_memory().await;
     server.append(&["a", "b", "c"]).await;
     let topic = "default".to_owned();
@@ -218,7 +218,7 @@ async fn a_start_that_was_trimmed_fails_or_moves() {
 }
 
 #[tokio::test]
-async fn what_is_not_built_or_not_there_is_refused_at_once() {
+async fn rejects_unimplemented_and_unknown_targets() {
     let server = TestServer::in_memory().await;
     let member = SubscribeRequest {
         membership: Some(GroupMembership::default()),
@@ -239,7 +239,7 @@ async fn what_is_not_built_or_not_there_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn encoded_batches_can_be_followed_too() {
+async fn subscription_delivers_encoded_batches() {
     let server = TestServer::in_memory().await;
     server.append(&["a", "b"]).await;
     let request = SubscribeRequest { accept_encoded: true, ..subscribe(vec![from_offset(0, 1)]) };
@@ -248,7 +248,7 @@ async fn encoded_batches_can_be_followed_too() {
     assert_eq!((data.start_offset, data.next_offset, data.batches.len()), (1, 2, 1));
     assert_eq!(data.batches[0].first_offset, 0);
     assert!(matches!(next(&mut stream).await, Message::CaughtUp(_)));
-    // What is long goes another way out of the server, alone and among what is short.
+    // Long batches take another path out of the server, alone and between short ones.
     for lengths in [&[100_000][..], &[1, 5_000, 2, 300_000]] {
         let long: Vec<String> = lengths.iter().map(|length| "x".repeat(*length)).collect();
         for value in &long {
@@ -262,14 +262,14 @@ async fn encoded_batches_can_be_followed_too() {
                 found.extend(records.into_iter().map(|record| record.value.unwrap()));
             }
         }
-        assert!(found == long, "they are not the same");
+        assert!(found == long, "the batches differ");
     }
 }
 
-/// A subscriber that takes its time, and a trim that overtakes it: it gets what it had not got yet,
-/// without a gap, or is told that this is out of range; and whoever begins anew goes on behind.
+/// A trim overtakes a slow subscriber: it gets the remaining records without a gap, or
+/// OFFSET_OUT_OF_RANGE; a new subscription continues after the trim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_trim_under_a_slow_subscriber_leaves_no_gap_in_silence() {
+async fn trim_under_a_slow_subscriber_is_reported() {
     const COUNT: u64 = 2_000;
     let server = TestServer::durable().await;
     let padding = "x".repeat(8_000);
@@ -281,7 +281,7 @@ async fn a_trim_under_a_slow_subscriber_leaves_no_gap_in_silence() {
     while next < COUNT {
         let begin = PartitionStart { until_offset: Some(COUNT), ..from_offset(0, next) };
         let mut stream = open(&server, subscribe(vec![begin])).await;
-        // Trimmed far ahead of what it has taken, a little at the end.
+        // Trims far ahead of the reader, leaving a few records at the end.
         let trim_offset = (next + 900).min(COUNT - 10);
         let topic = "default".to_owned();
         let request = TrimPartitionRequest { topic, partition: 0, trim_offset };
@@ -301,7 +301,7 @@ async fn a_trim_under_a_slow_subscriber_leaves_no_gap_in_silence() {
             };
             for value in values(&data.records) {
                 let number = value.split(':').next().unwrap();
-                assert_eq!(number, next.to_string(), "a gap, or twice");
+                assert_eq!(number, next.to_string(), "a gap or a duplicate");
                 next += 1;
             }
         }

@@ -18,11 +18,11 @@ use openraft::testing::log::{StoreBuilder, Suite};
 use openraft::{OptionalSend, RaftLogReader, StorageError};
 use tokio::sync::oneshot;
 
-/// The suite applies entries that were never logged, so its machine keeps no place for them.
+/// A machine without state: the suite applies entries that were never logged.
 #[derive(Debug)]
-struct Forgetful;
+struct NullMachine;
 
-impl Machine for Forgetful {
+impl Machine for NullMachine {
     fn apply(&self, _id: helix_wal::LogId, _head: Option<&Head>) -> io::Result<Verdict> {
         Ok(Verdict::Nothing)
     }
@@ -39,9 +39,9 @@ impl Machine for Forgetful {
 }
 
 #[derive(Debug, Clone)]
-enum Disk {
+enum SuiteDisk {
     Memory,
-    Folder(Arc<tempfile::TempDir>),
+    Directory(Arc<tempfile::TempDir>),
     Simulated(SimulatedDisk),
 }
 
@@ -56,11 +56,11 @@ fn options() -> Options {
     }
 }
 
-impl Disk {
+impl SuiteDisk {
     fn open(&self) -> Wal {
         let storage: Arc<dyn Storage> = match self {
             Self::Memory => return Wal::open_memory(options()),
-            Self::Folder(folder) => Arc::new(DirStorage::open(folder.path()).unwrap()),
+            Self::Directory(directory) => Arc::new(DirStorage::open(directory.path()).unwrap()),
             Self::Simulated(disk) => Arc::new(disk.clone()),
         };
         let (wal, writer, keeper, _) = Wal::open(storage, options()).unwrap();
@@ -72,73 +72,75 @@ impl Disk {
 
 async fn machine(wal: &Wal, store: &mut LogStore) -> StateMachine {
     let reads = DiskReads::new(false);
-    StateMachine::recover(Arc::new(Forgetful), wal.clone(), reads, None, store).await.unwrap()
+    StateMachine::recover(Arc::new(NullMachine), wal.clone(), reads, None, store).await.unwrap()
 }
 
-fn folder() -> Disk {
-    Disk::Folder(Arc::new(tempfile::tempdir().unwrap()))
+fn directory() -> SuiteDisk {
+    SuiteDisk::Directory(Arc::new(tempfile::tempdir().unwrap()))
 }
 
-fn simulated() -> Disk {
-    Disk::Simulated(SimulatedDisk::new(7))
+fn simulated() -> SuiteDisk {
+    SuiteDisk::Simulated(SimulatedDisk::new(7))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn passes_in_memory() {
-    Suite::test_all(Builder { disk: || Disk::Memory, reopens: false }).await.unwrap();
+    Suite::test_all(SuiteBuilder { disk: || SuiteDisk::Memory, reopens: false }).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn passes_on_a_folder() {
-    Suite::test_all(Builder { disk: folder, reopens: false }).await.unwrap();
+async fn passes_on_a_directory() {
+    Suite::test_all(SuiteBuilder { disk: directory, reopens: false }).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn passes_on_a_simulated_disk() {
-    Suite::test_all(Builder { disk: simulated, reopens: false }).await.unwrap();
+    Suite::test_all(SuiteBuilder { disk: simulated, reopens: false }).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn passes_on_a_folder_with_a_reopen_after_each_change() {
-    Suite::test_all(Builder { disk: folder, reopens: true }).await.unwrap();
+async fn passes_on_a_directory_with_a_reopen_after_each_change() {
+    Suite::test_all(SuiteBuilder { disk: directory, reopens: true }).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn passes_on_a_simulated_disk_with_a_reopen_after_each_change() {
-    Suite::test_all(Builder { disk: simulated, reopens: true }).await.unwrap();
+    Suite::test_all(SuiteBuilder { disk: simulated, reopens: true }).await.unwrap();
 }
 
-/// The store under test, with what openraft's core does and the suite leaves out: a checkpoint
-/// before a purge. Where it reopens, after each call that changes something.
-struct Store {
-    disk: Disk,
+/// The store under test. It writes a checkpoint before a purge, as openraft's core does and the
+/// suite does not. With `reopens` it reopens the log after each mutating call.
+struct SuiteStore {
+    disk: SuiteDisk,
     reopens: bool,
     wal: Wal,
     store: LogStore,
-    /// Readers that were handed out follow the reopened log.
+    /// Readers use the reopened log through this.
     current: Arc<std::sync::Mutex<LogStore>>,
 }
 
-struct Builder {
-    disk: fn() -> Disk,
+struct SuiteBuilder {
+    disk: fn() -> SuiteDisk,
     reopens: bool,
 }
 
-impl StoreBuilder<TypeConfig, Store, StateMachine, [Disk; 2]> for Builder {
-    async fn build(&self) -> Result<([Disk; 2], Store, StateMachine), StorageError<TypeConfig>> {
+impl StoreBuilder<TypeConfig, SuiteStore, StateMachine, [SuiteDisk; 2]> for SuiteBuilder {
+    async fn build(
+        &self,
+    ) -> Result<([SuiteDisk; 2], SuiteStore, StateMachine), StorageError<TypeConfig>> {
         let [disk, beside] = [(self.disk)(), (self.disk)()];
         let wal = disk.open();
         let mut store = LogStore::new(wal.clone(), DiskReads::new(false));
-        // The state machine's checkpoints go to a log of their own, on a disk of the same kind: the
-        // suite applies entries that the first has not got.
+        // The state machine's checkpoints go to a second log on a disk of the same kind: the suite
+        // applies entries that the first log does not have.
         let machine = machine(&beside.open(), &mut store).await;
         let current = Arc::new(std::sync::Mutex::new(store.clone()));
         let reopens = self.reopens;
-        Ok(([disk.clone(), beside], Store { disk, reopens, wal, store, current }, machine))
+        Ok(([disk.clone(), beside], SuiteStore { disk, reopens, wal, store, current }, machine))
     }
 }
 
-impl Store {
+impl SuiteStore {
     fn reopen(&mut self) {
         if !self.reopens {
             return;
@@ -151,15 +153,15 @@ impl Store {
 }
 
 #[derive(Debug, Clone)]
-struct Following(Arc<std::sync::Mutex<LogStore>>);
+struct ReopenedReader(Arc<std::sync::Mutex<LogStore>>);
 
-impl Following {
+impl ReopenedReader {
     fn store(&self) -> LogStore {
         self.0.lock().unwrap().clone()
     }
 }
 
-impl RaftLogReader<TypeConfig> for Following {
+impl RaftLogReader<TypeConfig> for ReopenedReader {
     async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
         &mut self,
         range: RB,
@@ -198,14 +200,14 @@ impl RaftLogReader<TypeConfig> for Following {
     }
 }
 
-impl RaftLogStorage<TypeConfig> for Store {
-    type LogReader = Following;
+impl RaftLogStorage<TypeConfig> for SuiteStore {
+    type LogReader = ReopenedReader;
 
     async fn get_log_state(&mut self) -> io::Result<LogState<TypeConfig>> {
         self.store.get_log_state().await
     }
-    async fn get_log_reader(&mut self) -> Following {
-        Following(self.current.clone())
+    async fn get_log_reader(&mut self) -> ReopenedReader {
+        ReopenedReader(self.current.clone())
     }
     async fn save_vote(&mut self, vote: &VoteOf<TypeConfig>) -> io::Result<()> {
         self.store.save_vote(vote).await?;
@@ -248,7 +250,7 @@ impl RaftLogStorage<TypeConfig> for Store {
 
 type Signal = openraft::alias::OneshotSenderOf<TypeConfig, io::Result<()>>;
 
-/// openraft's sender of a flush result, fed into a channel of our own.
+/// openraft's sender of a flush result, connected to a tokio channel.
 fn into_signal(sender: oneshot::Sender<io::Result<()>>) -> Signal {
     use openraft::async_runtime::Oneshot;
     let (signal, flushed) =
@@ -261,13 +263,12 @@ fn into_signal(sender: oneshot::Sender<io::Result<()>>) -> Signal {
     signal
 }
 
-/// What is not there because a log has failed is not the end of it: whoever applies a range has to
-/// hear that it did not get all of it.
+/// A failed log must not look like the end of the log: the reader of a range gets an error.
 #[tokio::test]
-async fn a_range_of_a_log_that_has_ended_is_not_empty_without_a_word() {
+async fn reading_a_failed_log_returns_an_error() {
     use futures_util::StreamExt;
 
-    let wal = Disk::Simulated(SimulatedDisk::new(1)).open();
+    let wal = SuiteDisk::Simulated(SimulatedDisk::new(1)).open();
     let mut store = LogStore::new(wal.clone(), DiskReads::new(false));
     let count = async |store: &mut LogStore| {
         let entries: Vec<_> = store.entries_stream(0..3).await.collect().await;

@@ -1,5 +1,5 @@
 //! A server inside the test's own process, and raw clients of its API.
-//! Nothing here retries or hides anything: tests see what a client in any language sees.
+//! Nothing here retries or hides errors: tests see what a client in any language sees.
 
 use std::io::Write;
 use std::time::Duration;
@@ -24,14 +24,14 @@ use tempfile::TempDir;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
-/// Nothing that a test waits for takes this long.
+/// Deadline of a wait in a test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
 pub(crate) struct TestServer {
     pub(crate) running: RunningServer,
     pub(crate) channel: Channel,
-    folder: Option<TempDir>,
+    directory: Option<TempDir>,
 }
 
 impl TestServer {
@@ -40,22 +40,22 @@ impl TestServer {
     }
 
     pub(crate) async fn durable() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        Self::start(ServerConfig::in_dir(folder.path()), Some(folder)).await
+        let directory = tempfile::tempdir().unwrap();
+        Self::start(ServerConfig::in_dir(directory.path()), Some(directory)).await
     }
 
-    pub(crate) async fn start(config: ServerConfig, folder: Option<TempDir>) -> Self {
+    pub(crate) async fn start(config: ServerConfig, directory: Option<TempDir>) -> Self {
         let running = Server::start(config).await.unwrap();
         let channel = connect(&running).await;
-        Self { running, channel, folder }
+        Self { running, channel, directory }
     }
 
-    /// Stops the server and starts it again on the same folder.
+    /// Stops the server and starts it again on the same directory.
     pub(crate) async fn restart(self) -> Self {
-        let folder = self.folder.expect("memory does not outlive its server");
+        let directory = self.directory.expect("memory does not outlive its server");
         drop(self.channel);
         self.running.shutdown().await;
-        Self::start(ServerConfig::in_dir(folder.path()), Some(folder)).await
+        Self::start(ServerConfig::in_dir(directory.path()), Some(directory)).await
     }
 
     pub(crate) fn produce(&self) -> ProduceServiceClient<Channel> {
@@ -109,12 +109,12 @@ pub(crate) async fn on_both(check: impl AsyncFn(TestServer)) {
     check(TestServer::durable().await).await;
 }
 
-/// Says aloud what was not tried here: past the macros, whose output a test that passes keeps.
+/// Reports a skipped part. Writes directly to stderr, because passing tests capture macros' output.
 pub(crate) fn skipped(what: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {what}");
 }
 
-/// The result of a future that must not take for ever.
+/// Awaits a future and panics after [`PATIENCE`].
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.expect("it should not take that long")
 }
@@ -169,7 +169,7 @@ pub(crate) fn latest(partition: u32) -> PartitionStart {
     start(partition, Position::Named(NamedPosition::Latest.into()))
 }
 
-/// The typed detail that every failure of the service itself carries.
+/// Returns the typed detail that every error of the service carries.
 pub(crate) fn detail(status: &Status) -> ErrorDetail {
     let received = from_status(status);
     received.unwrap_or_else(|| panic!("not one of the service's errors: {status:?}")).detail

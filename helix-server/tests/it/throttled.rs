@@ -1,5 +1,4 @@
-//! More in flight than a shard takes: who comes too many is told to wait, waits, and is served;
-//! nothing is lost or doubled on the way.
+//! More bytes in flight than a shard permits: appends are throttled, retried and stored once.
 
 use std::time::Duration;
 
@@ -10,10 +9,10 @@ use helix_server::limits;
 use helix_server::shard::{AppendPermit, Shard};
 use tonic::Code;
 
-use crate::append_stream::{Session, first_offsets, init};
+use crate::append_stream::{AppendSession, first_offsets, init};
 use crate::support::{TestServer, append_request, reason, record, soon, values};
 
-/// All that may be in flight: small batches may have half of it, and a large one counts so much.
+/// Takes all permits: a large batch counts for half of the bytes, small ones take the other half.
 async fn all_permits(shard: &Shard) -> Vec<AppendPermit> {
     let (_, bytes_max) = shard.flow().bytes();
     let mut permits = vec![shard.permit(bytes_max).await.unwrap()];
@@ -25,9 +24,9 @@ async fn all_permits(shard: &Shard) -> Vec<AppendPermit> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_comes_too_many_waits_and_is_served_once() {
+async fn throttled_append_waits_and_is_stored_once() {
     let server = TestServer::in_memory().await;
-    // All that may be in flight is, and stays so.
+    // All permits are taken and stay taken.
     let located = server.running.node().locate("default", 0).unwrap();
     let permits = all_permits(&located.shard).await;
     let address = server.running.local_addr().to_string();
@@ -42,7 +41,7 @@ async fn who_comes_too_many_waits_and_is_served_once() {
         }
         acks
     });
-    // Twice as long as the service lets one wait: the client has been sent away by then, too.
+    // Twice the server's longest wait: by then the client was throttled as well.
     for _ in 0..2 {
         let request = append_request(&["never"]);
         let status = soon(server.produce().append(request)).await.unwrap_err();
@@ -52,25 +51,25 @@ async fn who_comes_too_many_waits_and_is_served_once() {
         assert!(received.detail.retryable && !received.detail.may_have_applied);
         assert!(received.retry_after.is_some_and(|wait| wait > Duration::ZERO));
     }
-    assert!(!appending.is_finished(), "there is no room for it");
+    assert!(!appending.is_finished(), "there is no permit for it");
     drop(permits);
     assert_eq!(soon(appending).await.unwrap(), [Some(0), Some(1)]);
     assert_eq!(values(&server.records(0, 0).await), ["a", "b"]);
 }
 
-/// A stream is held back instead: its batches wait behind each other anyway.
+/// A stream waits instead: its batches are in order anyway.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_is_held_back_until_there_is_room() {
+async fn stream_waits_for_flow_permits() {
     let server = TestServer::in_memory().await;
     let located = server.running.node().locate("default", 0).unwrap();
     let permits = all_permits(&located.shard).await;
-    let (mut session, _) = Session::open(&server, init()).await;
+    let (mut session, _) = AppendSession::open(&server, init()).await;
     for value in ["a", "b", "c"] {
         session.send_batch(&[value]).await;
     }
     let wait = limits::PERMIT_WAIT_MAX + Duration::from_millis(500);
     let early = tokio::time::timeout(wait, session.acks()).await;
-    assert!(early.is_err(), "{early:?} without room");
+    assert!(early.is_err(), "{early:?} without permits");
     drop(permits);
     let (acks, end) = session.finish().await;
     end.unwrap();

@@ -1,4 +1,4 @@
-//! TopicService: making, describing, changing, trimming and deleting topics.
+//! TopicService: creating, describing, updating, trimming and deleting topics.
 
 use helix_proto::log::v1::{
     AddPartitionsRequest, CreateTopicRequest, DeleteTopicRequest, Durability, ErrorReason,
@@ -31,7 +31,7 @@ async fn listed(server: &TestServer, request: ListTopicsRequest) -> (Vec<String>
 }
 
 #[tokio::test]
-async fn a_fresh_server_has_the_default_topic() {
+async fn new_server_has_the_default_topic() {
     let server = TestServer::in_memory().await;
     let topic = described(&server, "default").await.unwrap();
     assert_eq!(topic.partitions.len(), 4);
@@ -50,7 +50,7 @@ async fn a_fresh_server_has_the_default_topic() {
 }
 
 #[tokio::test]
-async fn a_created_topic_is_there_for_use_at_once() {
+async fn created_topic_is_usable_at_once() {
     on_both(async |server: TestServer| {
         let config = TopicConfig {
             retention_time: Some(prost_types::Duration { seconds: 3600, nanos: 0 }),
@@ -64,7 +64,7 @@ async fn a_created_topic_is_there_for_use_at_once() {
         assert_eq!(config.retention_time.unwrap().seconds, 3600);
         assert_eq!(config.max_batch_bytes, Some(1 << 20));
         assert!(config.max_record_bytes.unwrap() > 0, "defaults are filled in");
-        // The same again is the same; another one of that name is not.
+        // An equal request succeeds again; a different one with the name is refused.
         created(&server, request.clone()).await.unwrap();
         let other = CreateTopicRequest { partition_count: 4, ..request };
         let status = created(&server, other).await.unwrap_err();
@@ -108,7 +108,7 @@ async fn topics_are_listed_by_name_page_by_page() {
 }
 
 #[tokio::test]
-async fn an_update_changes_what_its_mask_names_and_nothing_else() {
+async fn update_changes_only_the_fields_of_its_mask() {
     let server = TestServer::in_memory().await;
     let update = async |config: TopicConfig, paths: &[&str]| {
         let paths = paths.iter().map(|path| (*path).to_owned()).collect();
@@ -132,7 +132,7 @@ async fn an_update_changes_what_its_mask_names_and_nothing_else() {
     update(config, &["max_record_bytes"]).await.unwrap();
     let long = crate::support::append_request(&["longer than ten bytes"]);
     let status = server.produce().append(long).await.unwrap_err();
-    assert_eq!(reason(&status), ErrorReason::RecordTooLarge, "and it holds at once");
+    assert_eq!(reason(&status), ErrorReason::RecordTooLarge, "the limit applies at once");
     for paths in [&[][..], &["partition_count"]] {
         let status = update(config, paths).await.unwrap_err();
         assert_eq!(reason(&status), ErrorReason::InvalidArgument);
@@ -140,7 +140,7 @@ async fn an_update_changes_what_its_mask_names_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn partitions_can_be_added_but_not_taken_away() {
+async fn partitions_can_be_added_but_not_removed() {
     on_both(async |server: TestServer| {
         let add = async |partition_count| {
             let request = AddPartitionsRequest { name: "default".to_owned(), partition_count };
@@ -155,7 +155,7 @@ async fn partitions_can_be_added_but_not_taken_away() {
 }
 
 #[tokio::test]
-async fn a_deleted_topic_is_gone_and_its_name_is_free() {
+async fn deleted_topic_is_gone_and_its_name_is_free() {
     on_both(async |server: TestServer| {
         server.append(&["old"]).await;
         let delete = async || {

@@ -1,5 +1,5 @@
-//! Three servers in the test's own process that are one cluster, on loopback and real disks.
-//! What the tests of the cluster share; where asked, the links between the nodes can be cut.
+//! A cluster of three servers in the test's own process, on loopback and real disks.
+//! On request the links between the nodes go through proxies that can be cut or slowed.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdTcpListener};
@@ -28,37 +28,37 @@ use crate::support::{TestServer, from_offset, reason, records};
 
 pub(crate) const NODES: [u64; 3] = [1, 2, 3];
 
-/// Elections and restarts on a busy machine are over long before.
+/// Deadline of a wait. Elections and restarts on a busy machine take far less.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Looks again and again until there is something to see.
-pub(crate) async fn until<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
-    until_within(PATIENCE, what, look).await
+/// Polls until the condition returns a value. Panics after [`PATIENCE`].
+pub(crate) async fn until<T>(what: &str, poll: impl AsyncFnMut() -> Option<T>) -> T {
+    until_within(PATIENCE, what, poll).await
 }
 
 pub(crate) async fn until_within<T>(
     patience: Duration,
     what: &str,
-    mut look: impl AsyncFnMut() -> Option<T>,
+    mut poll: impl AsyncFnMut() -> Option<T>,
 ) -> T {
     let deadline = Instant::now() + patience;
     loop {
-        if let Some(seen) = look().await {
+        if let Some(seen) = poll().await {
             return seen;
         }
         assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
-        tokio::time::sleep(LOOK_INTERVAL).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Ports below those that the system hands out by itself, each given out once in this process.
+/// Returns a free port below the system's ephemeral range, each once in this process.
 pub(crate) fn free_port() -> u16 {
     const PORTS: std::ops::Range<u32> = 12_000..20_000;
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let span = PORTS.end - PORTS.start;
-    // Test processes begin at different places, so that they do not meet.
+    // Test processes start at different ports so that they do not collide.
     let first = std::process::id().wrapping_mul(61) % span;
     for _ in 0..span {
         let place = (first + NEXT.fetch_add(1, Ordering::Relaxed)) % span;
@@ -70,21 +70,22 @@ pub(crate) fn free_port() -> u16 {
     panic!("no free port on 127.0.0.1");
 }
 
-/// The way from one node to another: a TCP proxy. What is sent while it is cut arrives after it
-/// is healed, as with a network that repeats what was lost.
+/// A TCP proxy from one node to another.
+///
+/// Bytes sent while it is cut arrive once it is healed, as after retransmission.
 struct Link {
     address: String,
-    way: watch::Sender<Way>,
+    state: watch::Sender<LinkState>,
     serving: JoinHandle<()>,
 }
 
-/// How a link is.
+/// State of a link.
 #[derive(Clone, Copy, Default)]
-struct Way {
+struct LinkState {
     is_cut: bool,
     /// Pause after each piece of at most 64 KiB.
     pause: Duration,
-    /// Connections made before the last change of it have ended.
+    /// Number of breaks. A break ends all connections made before it.
     breaks: u64,
 }
 
@@ -92,13 +93,13 @@ impl Link {
     async fn to(target: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (way, changes) = watch::channel(Way::default());
+        let (state, changes) = watch::channel(LinkState::default());
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 tokio::spawn(carry(stream, target, changes.clone()));
             }
         });
-        Self { address, way, serving }
+        Self { address, state, serving }
     }
 }
 
@@ -108,9 +109,9 @@ impl Drop for Link {
     }
 }
 
-async fn carry(near: TcpStream, target: SocketAddr, mut way: watch::Receiver<Way>) {
-    let breaks = way.borrow().breaks;
-    if way.wait_for(|way| !way.is_cut).await.is_err() {
+async fn carry(near: TcpStream, target: SocketAddr, mut state: watch::Receiver<LinkState>) {
+    let breaks = state.borrow().breaks;
+    if state.wait_for(|state| !state.is_cut).await.is_err() {
         return;
     }
     let Ok(far) = TcpStream::connect(target).await else { return };
@@ -118,23 +119,27 @@ async fn carry(near: TcpStream, target: SocketAddr, mut way: watch::Receiver<Way
     far.set_nodelay(true).unwrap();
     let (near_read, near_write) = near.into_split();
     let (far_read, far_write) = far.into_split();
-    let mut broken = way.clone();
+    let mut broken = state.clone();
     tokio::select! {
-        () = forward(near_read, far_write, way.clone()) => {}
-        () = forward(far_read, near_write, way) => {}
-        _ = broken.wait_for(|way| way.breaks > breaks) => {}
+        () = forward(near_read, far_write, state.clone()) => {}
+        () = forward(far_read, near_write, state) => {}
+        _ = broken.wait_for(|state| state.breaks > breaks) => {}
     }
 }
 
-async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: watch::Receiver<Way>) {
+async fn forward(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut state: watch::Receiver<LinkState>,
+) {
     let mut bytes = vec![0; 64 << 10];
     loop {
         let Ok(count @ 1..) = from.read(&mut bytes).await else { return };
-        let pause = way.borrow().pause;
+        let pause = state.borrow().pause;
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
-        if way.wait_for(|way| !way.is_cut).await.is_err() {
+        if state.wait_for(|state| !state.is_cut).await.is_err() {
             return;
         }
         if to.write_all(&bytes[..count]).await.is_err() {
@@ -143,19 +148,19 @@ async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: watch
     }
 }
 
-/// Where the nodes of a cluster are, and what they are started with.
-pub(crate) struct Plan {
+/// Addresses and configuration of the nodes of a cluster.
+pub(crate) struct TrioPlan {
     root: TempDir,
     storage: StorageMode,
     listen: BTreeMap<u64, SocketAddr>,
     peer: BTreeMap<u64, SocketAddr>,
-    /// By (from, to); none where nothing is to be cut.
+    /// Links by (from, to); empty if links need not be cut.
     links: BTreeMap<(u64, u64), Link>,
     catch_up_bytes: u64,
     checkpoint_bytes: u64,
 }
 
-impl Plan {
+impl TrioPlan {
     pub(crate) fn new() -> Self {
         let address = || SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         Self {
@@ -173,7 +178,7 @@ impl Plan {
         Self { storage: StorageMode::Memory, ..Self::new() }
     }
 
-    /// With links that can be cut.
+    /// A plan with links that can be cut.
     pub(crate) async fn linked() -> Self {
         Self::new().with_links().await
     }
@@ -187,13 +192,13 @@ impl Plan {
         self
     }
 
-    /// With nodes that hardly keep log for one that is away.
+    /// Makes the nodes keep little log for an absent follower.
     pub(crate) fn with_short_logs(self) -> Self {
         Self { catch_up_bytes: 2 << 20, checkpoint_bytes: 1 << 20, ..self }
     }
 
     pub(crate) fn config(&self, node: u64) -> ServerConfig {
-        let way = |to: u64| match self.links.get(&(node, to)) {
+        let peer_addr = |to: u64| match self.links.get(&(node, to)) {
             Some(link) => link.address.clone(),
             None => self.peer[&to].to_string(),
         };
@@ -204,8 +209,8 @@ impl Plan {
             listen_addr: self.listen[&node],
             peer_addr: self.peer[&node],
             admin_addr: Some(AdminAddr::At(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))),
-            peers: NODES.map(|to| (to, way(to))).into(),
-            data_dir: self.folder(node),
+            peers: NODES.map(|to| (to, peer_addr(to))).into(),
+            data_dir: self.data_dir(node),
             segment_bytes: 16 << 20,
             tail_bytes: Some(2 << 20),
             catch_up_bytes: self.catch_up_bytes,
@@ -219,21 +224,21 @@ impl Plan {
         self.peer[&node]
     }
 
-    pub(crate) fn folder(&self, node: u64) -> PathBuf {
+    pub(crate) fn data_dir(&self, node: u64) -> PathBuf {
         self.root.path().join(format!("node-{node}"))
     }
 
-    /// Begins to start a node, which may wait for others.
+    /// Starts a node in the background; it may wait for other nodes.
     pub(crate) fn launch(&self, node: u64) -> JoinHandle<TestServer> {
         launch(self.config(node))
     }
 
-    fn change_links(&self, node: u64, change: impl Fn(&mut Way)) {
+    fn change_links(&self, node: u64, change: impl Fn(&mut LinkState)) {
         assert!(!self.links.is_empty(), "the plan has no links");
         let of_node = |(from, to): (u64, u64)| from == node || to == node;
         for (ends, link) in &self.links {
             if of_node(*ends) {
-                link.way.send_modify(&change);
+                link.state.send_modify(&change);
             }
         }
     }
@@ -243,27 +248,27 @@ pub(crate) fn launch(config: ServerConfig) -> JoinHandle<TestServer> {
     tokio::spawn(TestServer::start(config, None))
 }
 
-/// The nodes of a cluster that run.
+/// The running nodes of a cluster.
 pub(crate) struct Trio {
-    pub(crate) plan: Plan,
+    pub(crate) plan: TrioPlan,
     nodes: BTreeMap<u64, TestServer>,
 }
 
 impl Trio {
-    /// Three nodes on disks, formed and well.
+    /// Starts three nodes on disks and waits until they are healthy.
     pub(crate) async fn durable() -> Self {
-        Self::start(Plan::new()).await
+        Self::start(TrioPlan::new()).await
     }
 
-    pub(crate) async fn start(plan: Plan) -> Self {
+    pub(crate) async fn start(plan: TrioPlan) -> Self {
         let mut trio = Self { plan, nodes: BTreeMap::new() };
         trio.start_nodes(&NODES).await;
         trio.settle().await;
         trio
     }
 
-    /// Nodes that were started already.
-    pub(crate) fn of(plan: Plan, nodes: BTreeMap<u64, TestServer>) -> Self {
+    /// Wraps nodes that were started already.
+    pub(crate) fn of(plan: TrioPlan, nodes: BTreeMap<u64, TestServer>) -> Self {
         Self { plan, nodes }
     }
 
@@ -287,59 +292,57 @@ impl Trio {
         futures_util::future::join_all(nodes.map(|node| node.running.shutdown())).await;
     }
 
-    /// Cuts all links of a node.
-    pub(crate) fn cut_off(&self, node: u64) {
-        self.plan.change_links(node, |way| way.is_cut = true);
+    /// Isolates a node: cuts all its links until [`Self::heal`].
+    pub(crate) fn isolate(&self, node: u64) {
+        self.plan.change_links(node, |state| state.is_cut = true);
     }
 
     pub(crate) fn heal(&self, node: u64) {
-        self.plan.change_links(node, |way| way.is_cut = false);
+        self.plan.change_links(node, |state| state.is_cut = false);
     }
 
-    /// Cuts two nodes off from each other, or joins them again.
-    pub(crate) fn part(&self, one: u64, other: u64, is_cut: bool) {
+    /// Cuts or heals the links between two nodes.
+    pub(crate) fn cut_between(&self, one: u64, other: u64, is_cut: bool) {
         for ends in [(one, other), (other, one)] {
-            self.plan.links[&ends].way.send_modify(|way| way.is_cut = is_cut);
+            self.plan.links[&ends].state.send_modify(|state| state.is_cut = is_cut);
         }
     }
 
-    /// Slows down all links of a node: some 64 KiB each time.
+    /// Slows down all links of a node: pauses after each 64 KiB.
     pub(crate) fn slow_down(&self, node: u64, pause: Duration) {
-        self.plan.change_links(node, |way| way.pause = pause);
+        self.plan.change_links(node, |state| state.pause = pause);
     }
 
-    /// Slows down the connections that one node makes to another, as [`Self::slow_down`] does, or
-    /// cuts them.
-    pub(crate) fn hinder(&self, from: u64, to: u64, pause: Duration, is_cut: bool) {
-        self.plan.links[&(from, to)].way.send_modify(|way| {
-            way.pause = pause;
-            way.is_cut = is_cut;
+    /// Slows down or cuts the link from one node to another.
+    pub(crate) fn set_link(&self, from: u64, to: u64, pause: Duration, is_cut: bool) {
+        self.plan.links[&(from, to)].state.send_modify(|state| {
+            state.pause = pause;
+            state.is_cut = is_cut;
         });
     }
 
-    /// Takes away all links of a node: connections over them end, and others are refused.
-    pub(crate) fn isolate(&mut self, node: u64) {
+    /// Removes all links of a node: their connections end, and new ones are refused.
+    pub(crate) fn remove_links(&mut self, node: u64) {
         self.plan.links.retain(|(from, to), _| *from != node && *to != node);
     }
 
-    /// Ends all connections of a node. They are made anew at once.
+    /// Ends all connections of a node, which reconnect at once.
     pub(crate) fn break_connections(&self, node: u64) {
-        self.plan.change_links(node, |way| way.breaks += 1);
+        self.plan.change_links(node, |state| state.breaks += 1);
     }
 
     pub(crate) fn node(&self, node: u64) -> &TestServer {
         &self.nodes[&node]
     }
 
-    /// The nodes that run, with their ids.
+    /// Running nodes with their ids.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (u64, &TestServer)> {
         self.nodes.iter().map(|(id, node)| (*id, node))
     }
 
-    /// Waits until the nodes that run are all there are, agree on the leaders, and serve the
-    /// default topic.
+    /// Waits until all nodes know each other, agree on the leaders and serve the default topic.
     pub(crate) async fn settle(&self) {
-        until("all nodes are well and serve the default topic", async || {
+        until("all nodes are healthy and serve the default topic", async || {
             for node in self.nodes.values() {
                 let metadata = metadata(node).await;
                 let is_known = metadata.topics.iter().any(|route| route.topic == "default");
@@ -359,7 +362,7 @@ impl Trio {
         .await;
     }
 
-    /// Leader of each shard, where all nodes that run say the same.
+    /// Returns the leader of each shard if all running nodes agree.
     async fn agreed_leaders(&self) -> Option<BTreeMap<u32, u64>> {
         let mut agreed: Option<BTreeMap<u32, u64>> = None;
         for node in self.nodes.values() {
@@ -372,7 +375,7 @@ impl Trio {
         agreed
     }
 
-    /// Leader of each shard, once all nodes that run say the same and it is one of them.
+    /// Waits until all running nodes agree on running leaders; returns the leader of each shard.
     pub(crate) async fn leaders(&self) -> BTreeMap<u32, u64> {
         until("all nodes know the same leaders", async || {
             let leaders = self.agreed_leaders().await?;
@@ -381,7 +384,7 @@ impl Trio {
         .await
     }
 
-    /// Leader of the shard that a partition of the default topic is in, and the shard.
+    /// Returns the leader and the shard of a partition of the default topic.
     pub(crate) async fn leader_of(&self, partition: u32) -> (u64, u32) {
         let leaders = self.leaders().await;
         let (_, node) = self.nodes().next().expect("a node runs");
@@ -389,14 +392,14 @@ impl Trio {
         (leaders[&shard], shard)
     }
 
-    /// Nodes that run and do not lead the partition.
+    /// Running nodes that are followers of the partition.
     pub(crate) async fn followers_of(&self, partition: u32) -> Vec<u64> {
         let (leader, _) = self.leader_of(partition).await;
         self.nodes.keys().copied().filter(|node| *node != leader).collect()
     }
 
-    /// What the leader of a partition answers, whoever that is by then.
-    pub(crate) async fn ask_leader<T>(
+    /// Calls the current leader of a partition, and retries after redirects.
+    pub(crate) async fn call_leader<T>(
         &self,
         partition: u32,
         ask: impl AsyncFn(&TestServer) -> Result<T, Status>,
@@ -404,29 +407,29 @@ impl Trio {
         until("the leader answers", async || {
             let (leader, _) = self.leader_of(partition).await;
             match ask(self.node(leader)).await {
-                Err(status) if is_elsewhere(&status) => None,
+                Err(status) if is_redirect(&status) => None,
                 answer => Some(answer),
             }
         })
         .await
     }
 
-    /// Asks the leader of a shard to hand over to `target`, and waits until all know it.
+    /// Transfers leadership of a shard to `target` and waits until all nodes know it.
     pub(crate) async fn transfer(&self, shard_id: u32, target: u64) {
-        until("the lead is handed over", async || {
+        until("leadership is transferred", async || {
             let leader = self.leaders().await[&shard_id];
             if leader == target {
                 return Some(());
             }
             let request = TransferLeaderRequest { shard_id, target_node_id: target };
-            // Ignored: looked at again, and repeated, until the target leads.
+            // Ignored: retried until the target is the leader.
             let _ = self.nodes[&leader].cluster().transfer_leader(request).await;
             None
         })
         .await;
     }
 
-    /// A client that knows all nodes and finds its way by itself.
+    /// A client that knows all nodes and follows redirects.
     pub(crate) fn client(&self) -> Client {
         let config = helix_client::Config {
             backoff_max: Duration::from_millis(50),
@@ -436,15 +439,15 @@ impl Trio {
         Client::new(config).unwrap()
     }
 
-    /// Appends to a partition of the default topic, wherever its leader is.
+    /// Appends to the leader of a partition of the default topic.
     pub(crate) async fn write(&self, partition: u32, values: &[&str]) -> Ack {
         let producer = self.client().producer(ProducerOptions::default());
         producer.append("default", partition, &records(values)[..]).await.unwrap()
     }
 }
 
-/// Whether the lead has just moved.
-pub(crate) fn is_elsewhere(status: &Status) -> bool {
+/// Returns true if the node is not the leader, or knows none.
+pub(crate) fn is_redirect(status: &Status) -> bool {
     [ErrorReason::NotLeader, ErrorReason::NoLeader].contains(&reason(status))
 }
 
@@ -469,7 +472,7 @@ pub(crate) async fn shard_status(node: &TestServer, shard: u32) -> ShardStatus {
     shards.find(|status| status.shard_id == shard).expect("the shard is here")
 }
 
-/// Leader of each shard, where each has one.
+/// Returns the leader of each shard if every shard has one.
 fn leaders(metadata: &Metadata) -> Option<BTreeMap<u32, u64>> {
     let leader = |route: &helix_proto::log::v1::ShardRoute| {
         let node = route.leader.as_ref().map(|leader| leader.node_id).filter(|node| *node > 0)?;
@@ -492,8 +495,7 @@ pub(crate) fn from_any(partition: u32, offset: u64) -> FetchRequest {
     }
 }
 
-/// What a replica has of a partition, whether it leads or not, from `offset` up to `end`: waits
-/// until it has that much.
+/// Reads the batches from `offset` to `end` on any replica; waits until it has them.
 pub(crate) async fn replica_batches(
     node: &TestServer,
     partition: u32,
@@ -501,7 +503,7 @@ pub(crate) async fn replica_batches(
     end: u64,
 ) -> Vec<StoredBatch> {
     let (mut next, mut found) = (offset, Vec::new());
-    until("the replica has it all", async || {
+    until("the replica has all records", async || {
         while next < end {
             let request = FetchRequest { accept_encoded: true, ..from_any(partition, next) };
             let PartitionRecords { batches, next_offset, .. } = node.fetch_one(request).await;
@@ -517,7 +519,7 @@ pub(crate) async fn replica_batches(
     found
 }
 
-/// Every node that runs has the same bytes at the same offsets.
+/// Expects the same bytes at the same offsets on all running nodes.
 pub(crate) async fn expect_equal_replicas(trio: &Trio, partition: u32, end: u64) {
     let mut first: Option<Vec<StoredBatch>> = None;
     for (id, node) in trio.nodes() {

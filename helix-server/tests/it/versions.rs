@@ -1,6 +1,6 @@
-//! Clusters of nodes that speak different protocol versions: they work together in what all of them
-//! speak, a newer version is used once the last node has it, and who has none in common with the
-//! others is refused with what to do.
+//! Clusters of nodes with different protocol versions: they use a version that all of them speak, a
+//! newer version is used once the last node speaks it, and a node without a common version is
+//! rejected.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,19 +19,20 @@ use crate::simulation::{batch, settings_in};
 use crate::support::soon;
 use crate::trio::{free_port, until};
 
-/// The program that only spoke the oldest version, this one, and one that has dropped that version.
-const NOW: ProtocolVersions = ProtocolVersions { oldest: ProtocolVersions::OWN.oldest, newest: ProtocolVersions::OWN.oldest };
+/// Releases that speak only the oldest version, this one, and one without the oldest version.
+const NOW: ProtocolVersions =
+    ProtocolVersions { oldest: ProtocolVersions::OWN.oldest, newest: ProtocolVersions::OWN.oldest };
 const NEXT: ProtocolVersions = ProtocolVersions::OWN;
 const LATER: ProtocolVersions = ProtocolVersions { oldest: NOW.newest + 1, newest: NOW.newest + 2 };
 
-struct Mixed {
+struct MixedCluster {
     root: TempDir,
     ports: BTreeMap<u64, SocketAddr>,
     nodes: BTreeMap<u64, Arc<Node>>,
     written: u64,
 }
 
-impl Mixed {
+impl MixedCluster {
     async fn start(versions: [ProtocolVersions; 3]) -> Self {
         let address = || SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
         let ports = (1..=4).map(|id| (id, address())).collect();
@@ -44,14 +45,15 @@ impl Mixed {
     }
 
     async fn open(&self, id: u64, versions: ProtocolVersions) -> Result<Arc<Node>> {
-        let folder = self.root.path().join(format!("node-{id}"));
-        let settings = NodeSettings { node_id: id, ..settings_in(&folder, id) };
+        let directory = self.root.path().join(format!("node-{id}"));
+        let settings = NodeSettings { node_id: id, ..settings_in(&directory, id) };
         let peers = self.ports.iter().filter(|(peer, _)| **peer < 4 || id == 4);
         let peers = peers.map(|(peer, address)| (*peer, address.to_string())).collect();
-        // One that was refused lets go of it a moment later.
+        // A rejected node releases the port a moment later.
         let bind = async || TcpListener::bind(self.ports[&id]).await.ok();
         let listener = until("the port is free", bind).await;
-        soon(Node::open_among(settings, peers, Network::from(listener).with_versions(versions))).await
+        soon(Node::open_among(settings, peers, Network::from(listener).with_versions(versions)))
+            .await
     }
 
     async fn restart(&mut self, id: u64, versions: ProtocolVersions) {
@@ -60,7 +62,7 @@ impl Mixed {
         self.nodes.insert(id, node);
     }
 
-    /// Appends to the default topic, wherever its leader is, and waits until every node has it.
+    /// Appends to the default topic at its leader and waits until every node has the record.
     async fn write(&mut self) {
         let payload = Bytes::from(format!("record {}", self.written));
         let ack = until("a leader takes a batch", async || {
@@ -76,7 +78,7 @@ impl Mixed {
         .await;
         assert_eq!(ack.offsets.unwrap().0, self.written);
         self.written += 1;
-        until("every node has it", async || {
+        until("every node has the record", async || {
             let has_all = |node: &Arc<Node>| {
                 let located = node.locate("default", 0).ok()?;
                 let watermarks = located.shard.watermarks(located.partition).ok()?;
@@ -87,7 +89,7 @@ impl Mixed {
         .await;
     }
 
-    /// Waits until all nodes are connected, each pair in a version that the two speak.
+    /// Waits until all nodes are connected, each pair with a common version.
     async fn connected(&self) {
         until("all are connected", async || {
             let is_whole = |node: &Arc<Node>| {
@@ -111,12 +113,12 @@ impl Mixed {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_newer_protocol_is_used_once_the_last_node_speaks_it() {
-    let mut mixed = Mixed::start([NOW, NOW, NEXT]).await;
+async fn newer_protocol_is_used_once_the_last_node_speaks_it() {
+    let mut mixed = MixedCluster::start([NOW, NOW, NEXT]).await;
     for upgraded in [1, 2] {
         mixed.write().await;
         mixed.connected().await;
-        // A change of the members' state behind which a raise would have come.
+        // A membership command, after which the version would have been raised.
         mixed.write().await;
         assert_eq!(mixed.protocols(), [NOW.newest; 3], "before node {upgraded} is upgraded");
         mixed.restart(upgraded, NEXT).await;
@@ -124,8 +126,8 @@ async fn a_newer_protocol_is_used_once_the_last_node_speaks_it() {
     until("all use it", async || (mixed.protocols() == [NEXT.newest; 3]).then_some(())).await;
     mixed.write().await;
 
-    // There is no way back, and the data says so.
-    until("it is in a checkpoint", async || {
+    // There is no downgrade: the data requires the new version.
+    until("the version is in a checkpoint", async || {
         (mixed.nodes[&1].cluster().replica().checkpointed().0 > 0).then_some(())
     })
     .await;
@@ -135,18 +137,18 @@ async fn a_newer_protocol_is_used_once_the_last_node_speaks_it() {
     assert!(matches!(refused, Error::Unusable { .. }), "{text}");
     assert!(text.contains(&format!("uses protocol version {}", NEXT.newest)), "{text}");
     assert!(text.contains(&format!("speaks version {}", NOW.newest)), "{text}");
-    // The one after that reads it all.
+    // The next release reads everything.
     let node = mixed.open(1, LATER).await.unwrap();
     mixed.nodes.insert(1, node);
     mixed.write().await;
 
-    // Nobody is taken in who would not understand.
+    // A node that does not speak the version is not added.
     let peer_addr = mixed.ports[&4].to_string();
     let waiting = {
         let settings = mixed.open(4, NOW);
         tokio::select! {
             joined = settings => panic!("{joined:?}"),
-            refused = until("it answers", async || {
+            refused = until("the node responds", async || {
                 let cluster = mixed.nodes[&2].cluster();
                 let refused = cluster.add_node(4, peer_addr.clone(), true).await.unwrap_err();
                 (!refused.to_string().contains("cannot be reached")).then_some(refused)
@@ -162,13 +164,13 @@ async fn a_newer_protocol_is_used_once_the_last_node_speaks_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_has_no_protocol_version_in_common_is_refused_with_what_to_do() {
-    let mut mixed = Mixed::start([NOW, NOW, LATER]).await;
+async fn node_without_a_common_protocol_version_is_rejected() {
+    let mut mixed = MixedCluster::start([NOW, NOW, LATER]).await;
     let stranger = mixed.nodes.remove(&3).unwrap();
     mixed.write().await;
     let (one, protocol) = (mixed.nodes[&1].clone(), mixed.protocols());
     for (node, peer) in [(&one, 3), (&stranger, 1)] {
-        let why = until("it is refused", async || {
+        let why = until("the node is rejected", async || {
             let peer = node.peers().into_iter().find(|it| it.node_id == peer)?;
             peer.last_error.filter(|why| why.contains("in common"))
         })

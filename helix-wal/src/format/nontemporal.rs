@@ -5,7 +5,7 @@
 //! Only the device reads a group, and the buffer is overwritten as soon as it has done so. Ordinary
 //! stores must first load each line of the buffer into the cache of this CPU. Behind a virtual disk
 //! the line is probably in the cache of the host CPU that read it last, and copying 100 KiB can
-//! take 25 to 55 µs instead of 5 to 10 (`docs/decisions/0031-stores-past-the-caches.md`).
+//! take 25 to 55 µs instead of 5 to 10 (`docs/decisions/0031-non-temporal-stores.md`).
 #![allow(unsafe_code)]
 
 /// Shorter payloads are copied with ordinary stores.

@@ -1,5 +1,5 @@
-//! Small things that all tests need: seeded draws, entries, and a log driven by hand.
-//! No expectations; those are in `truth`.
+//! Helpers of all tests: seeded random numbers, entries, and a log whose threads are stepped manually.
+//! Expectations are in `truth`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use helix_wal::{Entry, Error, Keeper, LogId, NextStep, Options, Payload, Recover
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
-/// Seeded draws.
+/// Seeded random numbers.
 pub struct TestRng(StdRng);
 
 impl TestRng {
@@ -18,12 +18,12 @@ impl TestRng {
         Self(StdRng::seed_from_u64(seed))
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.0.random_range(0..end)
     }
 
-    /// True once in `n`.
+    /// Returns true with probability 1/`n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
@@ -33,8 +33,8 @@ impl TestRng {
     }
 }
 
-/// The seed of a randomized test: `HELIX_SEED`, or a fixed one. Printed either way, so that a
-/// failure can be run again.
+/// Returns the seed of a randomized test: `HELIX_SEED` or a fixed one. Prints it, so that a failure
+/// can be reproduced.
 pub fn seed(test: &str) -> u64 {
     let seed = match std::env::var("HELIX_SEED") {
         Ok(text) => text.parse().expect("HELIX_SEED is a number"),
@@ -44,12 +44,12 @@ pub fn seed(test: &str) -> u64 {
     seed
 }
 
-/// How often the long tests go round: 1, or `HELIX_ROUNDS`.
+/// Returns the number of rounds of long tests: `HELIX_ROUNDS`, or 1.
 pub fn rounds() -> u64 {
     std::env::var("HELIX_ROUNDS").map_or(1, |text| text.parse().expect("a number of rounds"))
 }
 
-/// Prints what was going on if the test fails while this is alive.
+/// Guard that prints its text if the test panics while it is alive.
 pub struct PrintOnPanic(pub String);
 
 impl Drop for PrintOnPanic {
@@ -60,7 +60,7 @@ impl Drop for PrintOnPanic {
     }
 }
 
-/// Settings under which every mechanism shows within a few kilobytes.
+/// Returns options with which a few kilobytes exercise every mechanism.
 pub fn small_options() -> Options {
     Options {
         segment_bytes: 64 << 10,
@@ -77,7 +77,7 @@ pub fn small_options() -> Options {
     }
 }
 
-/// An entry whose bytes follow from its identity, the stream and the lengths alone.
+/// Builds an entry whose bytes are derived from its id, stream and lengths.
 pub fn entry(id: LogId, stream: u64, head_len: usize, payload_len: usize) -> Entry {
     let mix = id.term.wrapping_mul(0x9e37_79b9).wrapping_add(id.index.wrapping_mul(0x85eb_ca6b));
     let bytes = |salt: u64, len: usize| -> Bytes {
@@ -92,7 +92,7 @@ pub fn entry(id: LogId, stream: u64, head_len: usize, payload_len: usize) -> Ent
         }
         out.into()
     };
-    // A checksum that goes on from something before the payload, as the batches of a server do.
+    // A checksum with a seed, as the server has for its batches.
     let crc_seed = mix as u32;
     let payload = bytes(1, payload_len);
     let mut hasher = crc32fast::Hasher::new_with_initial(crc_seed);
@@ -101,7 +101,7 @@ pub fn entry(id: LogId, stream: u64, head_len: usize, payload_len: usize) -> Ent
     Entry { id, stream, head: bytes(2, head_len), payload }
 }
 
-/// Whether two entries are the same to the last byte.
+/// Tells whether two entries are equal in all bytes.
 pub fn same_entry(a: &Entry, b: &Entry) -> bool {
     a.id == b.id
         && a.stream == b.stream
@@ -111,7 +111,7 @@ pub fn same_entry(a: &Entry, b: &Entry) -> bool {
         && a.payload.crc_seed == b.payload.crc_seed
 }
 
-/// A log with its writer and keeper in hand and a clock of its own: nothing runs unless told to.
+/// A log whose writer, keeper and clock are stepped by the test.
 pub struct ManualWal {
     pub wal: Wal,
     pub writer: Writer,
@@ -134,7 +134,7 @@ impl ManualWal {
         self.keeper.step(self.now)
     }
 
-    /// Runs both until neither has anything to do at once.
+    /// Runs writer and keeper until neither has work that is due.
     pub fn settle(&mut self) {
         for _ in 0..10_000 {
             let writer = self.step_writer();
@@ -143,10 +143,10 @@ impl ManualWal {
                 return;
             }
         }
-        panic!("the log does not come to rest");
+        panic!("the log does not settle");
     }
 
-    /// The same after a while of idleness: the last group gets its mark, late work is done.
+    /// Settles twice with 20 ms between: the last group gets its sync marker, deferred work is done.
     pub fn idle(&mut self) {
         self.settle();
         self.now += Duration::from_millis(20);

@@ -1,5 +1,5 @@
-//! Compaction: what is live stays where its readers look for it, what is dead gives its space back,
-//! and nothing is rewritten that would have gone by itself.
+//! Compaction keeps live entries readable, frees the space of dead ones, and does not rewrite segments
+//! that become free without it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use helix_wal::{
 
 use crate::common::{ManualWal, PrintOnPanic, entry, small_options};
 
-/// A log that is written, placed, checkpointed and purged as it goes, and what it must hold.
-struct Log {
+/// A log with appends, placements, checkpoints and purges, and its expected contents.
+struct CompactedLog {
     disk: SimulatedDisk,
     options: Options,
     manual: Option<ManualWal>,
@@ -24,17 +24,27 @@ struct Log {
     next: BTreeMap<u64, u64>,
     trims: BTreeMap<u64, u64>,
     index: u64,
-    /// Waits to be appended with others: alone an entry fills a whole block.
+    /// Entries to append together, because an append alone fills a whole block.
     batch: Vec<(u64, usize)>,
     batch_max: usize,
 }
 
-impl Log {
+impl CompactedLog {
     fn new(options: Options) -> Self {
         let disk = SimulatedDisk::new(5);
         let manual = Some(ManualWal::open(Arc::new(disk.clone()), options.clone()).unwrap());
         let (kept, next, trims) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { disk, options, manual, kept, next, trims, index: 0, batch: Vec::new(), batch_max: 10 }
+        Self {
+            disk,
+            options,
+            manual,
+            kept,
+            next,
+            trims,
+            index: 0,
+            batch: Vec::new(),
+            batch_max: 10,
+        }
     }
 
     fn manual(&mut self) -> &mut ManualWal {
@@ -86,7 +96,7 @@ impl Log {
         self.manual().idle();
     }
 
-    /// Keeps so many of a stream's newest entries.
+    /// Trims a stream to its newest entries.
     fn retain(&mut self, stream: u64, entries: u64) {
         self.flush();
         let trim = self.next[&stream].saturating_sub(3 * entries);
@@ -100,8 +110,8 @@ impl Log {
         self.wal().drop_stream(stream);
     }
 
-    /// Until nothing more is to be done.
-    fn rest(&mut self) {
+    /// Runs the log until no work is left.
+    fn finish_work(&mut self) {
         for _ in 0..40 {
             self.manual().idle();
         }
@@ -112,14 +122,15 @@ impl Log {
         self.disk.crash(Crash::LoseAll);
         self.disk = self.disk.reopen();
         assert_eq!(verify(&self.disk), []);
-        self.manual = Some(ManualWal::open(Arc::new(self.disk.clone()), self.options.clone()).unwrap());
+        self.manual =
+            Some(ManualWal::open(Arc::new(self.disk.clone()), self.options.clone()).unwrap());
         assert!(self.manual().recovered.quarantined.is_empty());
         for (stream, trim) in self.trims.clone() {
             self.wal().trim(stream, trim);
         }
     }
 
-    /// Every entry that is kept, by stream, by time and by index.
+    /// Reads every kept entry by stream, by time and by index.
     fn check(&self) {
         let wal = self.wal();
         for (made, placement) in self.kept.values() {
@@ -142,7 +153,7 @@ impl Log {
         assert_eq!(found, by_index);
     }
 
-    /// What the segments of the log take beyond one and a half times what is live in them.
+    /// Returns the held bytes beyond 1.5 times the live bytes.
     fn excess(&self) -> u64 {
         let WalStats { held_bytes, live_bytes, .. } = self.stats();
         held_bytes.saturating_sub(live_bytes * 3 / 2)
@@ -153,10 +164,10 @@ fn options() -> Options {
     Options { tail_bytes: 0, ..small_options() }
 }
 
-/// Ten topics in one shard, each kept for another time.
+/// Ten streams with different retention.
 #[test]
-fn space_follows_what_is_live_with_ten_retentions_in_one_log() {
-    let mut log = Log::new(Options { segment_bytes: 256 << 10, ..options() });
+fn space_follows_live_bytes_with_ten_retentions() {
+    let mut log = CompactedLog::new(Options { segment_bytes: 256 << 10, ..options() });
     let kept = |stream: u64| 10 << (stream / 2);
     let mut worst = 0;
     for round in 0..2400 {
@@ -166,7 +177,7 @@ fn space_follows_what_is_live_with_ten_retentions_in_one_log() {
             for stream in 0..10 {
                 log.retain(stream, kept(stream));
             }
-            log.rest();
+            log.finish_work();
             if round > 400 {
                 worst = worst.max(log.excess());
             }
@@ -183,23 +194,23 @@ fn space_follows_what_is_live_with_ten_retentions_in_one_log() {
         stats.group_bytes
     );
     assert!(stats.rewritten_bytes > 0, "nothing was rewritten");
-    // The growing segment and the one before it, and what the last small ones take for themselves.
+    // The active segment, the one before it, and the overhead of small segments.
     assert!(worst < 6 * (256 << 10), "{worst}");
     log.check();
     log.reopen();
     log.check();
-    log.rest();
+    log.finish_work();
     log.check();
     assert!(log.excess() < 6 * (256 << 10));
 }
 
-/// The rule: whole segments become free, and nothing is ever written twice.
+/// Whole segments become free, so nothing is rewritten.
 #[test]
-fn a_few_busy_streams_that_are_kept_equally_long_are_never_rewritten() {
-    // Two segments, as a server has it: the front and the end of what is kept.
+fn streams_with_equal_retention_are_never_rewritten() {
+    // Two segments, as in the server: the first and the last one of the kept range.
     let (segment_bytes, slack) = (256 << 10, 512 << 10);
     let bounds = Options { segment_bytes, compaction_slack_bytes: slack, ..options() };
-    let mut log = Log::new(bounds);
+    let mut log = CompactedLog::new(bounds);
     for round in 0..1500 {
         log.append(round % 3, 1500);
         if round % 10 == 9 {
@@ -207,7 +218,7 @@ fn a_few_busy_streams_that_are_kept_equally_long_are_never_rewritten() {
             for stream in 0..3 {
                 log.retain(stream, 60);
             }
-            log.rest();
+            log.finish_work();
         }
     }
     let stats = log.stats();
@@ -217,18 +228,18 @@ fn a_few_busy_streams_that_are_kept_equally_long_are_never_rewritten() {
 }
 
 #[test]
-fn a_stream_that_is_dropped_gives_its_space_back() {
-    let mut log = Log::new(options());
+fn dropped_stream_frees_its_space() {
+    let mut log = CompactedLog::new(options());
     for round in 0..600 {
         log.append(round % 6, 1500);
     }
     log.checkpoint_and_purge();
-    log.rest();
+    log.finish_work();
     let before = log.stats();
     for stream in 1..6 {
         log.drop_stream(stream);
     }
-    log.rest();
+    log.finish_work();
     let after = log.stats();
     assert!(after.held_bytes < before.held_bytes / 2, "{before:?} {after:?}");
     assert!(after.rewritten_bytes >= after.live_bytes - (128 << 10));
@@ -238,26 +249,26 @@ fn a_stream_that_is_dropped_gives_its_space_back() {
         assert!(matches!(read, Err(Error::Trimmed { .. })));
     }
     log.drop_stream(0);
-    log.rest();
+    log.finish_work();
     assert!(log.stats().segments <= 4, "{:?}", log.stats());
 }
 
-/// Hundreds of streams in every segment: each ends up in few pieces, and files stay few.
+/// With hundreds of streams in every segment, each ends up in few segments, and files stay few.
 #[test]
-fn streams_that_lie_scattered_are_gathered() {
+fn scattered_streams_are_gathered() {
     const STREAMS: u64 = 300;
     let options = Options { segment_bytes: 256 << 10, ..options() };
-    let mut log = Log::new(options);
+    let mut log = CompactedLog::new(options);
     log.batch_max = 300;
-    // Eighteen segments or so.
+    // About eighteen segments.
     for round in 0..18 * 1100 {
         log.append(round * 7 % STREAMS, 40);
         if round % 600 == 599 {
             log.checkpoint_and_purge();
-            log.rest();
+            log.finish_work();
         }
     }
-    log.rest();
+    log.finish_work();
     log.check();
     let report = inspect(&log.disk).unwrap();
     let cold = report.segments.iter().filter(|segment| segment.state == SegmentState::Cold);
@@ -273,15 +284,15 @@ fn streams_that_lie_scattered_are_gathered() {
     assert!(rewritten < 3 * log.stats().live_bytes, "{rewritten}");
     log.reopen();
     log.check();
-    log.rest();
-    // One more may have been sealed meanwhile; the others are not touched again.
-    assert!(log.stats().rewritten_bytes < 256 << 10, "once is enough");
+    log.finish_work();
+    // One more segment may have been sealed; the others are not rewritten again.
+    assert!(log.stats().rewritten_bytes < 256 << 10, "segments are rewritten once");
 }
 
-/// A reader sees the same before, during and after, at every step.
+/// Reads return the same before, during and after every step.
 #[test]
-fn readers_see_no_difference_at_any_step() {
-    let mut log = Log::new(options());
+fn reads_are_unaffected_at_every_step() {
+    let mut log = CompactedLog::new(options());
     for round in 0..200 {
         log.append(round % 5, 1500);
     }
@@ -293,7 +304,7 @@ fn readers_see_no_difference_at_any_step() {
     loop {
         let next = log.manual().step_keeper();
         log.check();
-        // A trim in the middle of it.
+        // A trim during compaction.
         if steps % 9 == 4 && log.kept.len() > 30 {
             let left = log.kept.keys().filter(|(stream, _)| *stream == 4).count() as u64;
             log.retain(4, left - 1);
@@ -307,22 +318,22 @@ fn readers_see_no_difference_at_any_step() {
         }
     }
     assert!(rewritten > 0 && steps > 20, "{rewritten} in {steps}");
-    log.rest();
+    log.finish_work();
     log.check();
     log.reopen();
     log.check();
 }
 
 #[test]
-fn damage_is_not_rewritten_and_the_rest_is_served() {
-    let mut log = Log::new(options());
+fn damaged_entries_are_not_rewritten_and_others_are_served() {
+    let mut log = CompactedLog::new(options());
     for round in 0..240 {
         log.append(round % 4, 1500);
     }
     log.checkpoint_and_purge();
-    let (_, (spoiled, placement)) = log.kept.iter().find(|((s, _), _)| *s == 3).unwrap();
-    let (spoiled, placement) = (spoiled.clone(), *placement);
-    let needle = &spoiled.payload.bytes[100..116];
+    let (_, (damaged, placement)) = log.kept.iter().find(|((s, _), _)| *s == 3).unwrap();
+    let (damaged, placement) = (damaged.clone(), *placement);
+    let needle = &damaged.payload.bytes[100..116];
     let files: Vec<String> =
         log.disk.files().into_iter().filter(|name| name.ends_with(".seg")).collect();
     let (file, at) = files
@@ -336,8 +347,8 @@ fn damage_is_not_rewritten_and_the_rest_is_served() {
     for stream in 0..3 {
         log.retain(stream, 2);
     }
-    log.rest();
-    assert!(log.stats().rewritten_bytes > 0, "others are compacted");
+    log.finish_work();
+    assert!(log.stats().rewritten_bytes > 0, "other segments are compacted");
     let still = log.disk.files().contains(&file);
     assert!(still, "{file} is kept");
     let read = |first: u64| log.wal().read_stream(3, first, first + 1, 1, ReadMode::Blocking);
@@ -349,7 +360,7 @@ fn damage_is_not_rewritten_and_the_rest_is_served() {
     }
     let mut others = 0;
     for ((stream, first), (made, _)) in &log.kept {
-        if made.id != spoiled.id && *stream == 3 {
+        if made.id != damaged.id && *stream == 3 {
             assert_eq!(read(*first).unwrap().unwrap()[0].id, made.id);
             others += 1;
         }
@@ -358,9 +369,9 @@ fn damage_is_not_rewritten_and_the_rest_is_served() {
 }
 
 #[test]
-fn the_reserve_is_left_alone() {
+fn compaction_leaves_the_reserve_free() {
     let reserve_bytes = 1 << 20;
-    let mut log = Log::new(Options { reserve_bytes, ready_segments: 0, ..options() });
+    let mut log = CompactedLog::new(Options { reserve_bytes, ready_segments: 0, ..options() });
     for round in 0..240 {
         log.append(round % 4, 1500);
     }
@@ -369,10 +380,10 @@ fn the_reserve_is_left_alone() {
     for stream in 0..3 {
         log.retain(stream, 2);
     }
-    log.rest();
-    assert_eq!(log.stats().cold_segments, 0, "not even the smallest one fits");
+    log.finish_work();
+    assert_eq!(log.stats().cold_segments, 0, "not even the smallest segment fits");
     log.check();
-    // Room for one small segment at a time is enough, because each frees more.
+    // Space for one small segment is enough, because each frees more.
     log.disk.set_free_bytes(Some(reserve_bytes + (64 << 10)));
     let mut least = u64::MAX;
     for _ in 0..2000 {
@@ -386,9 +397,9 @@ fn the_reserve_is_left_alone() {
 }
 
 #[test]
-fn it_takes_the_time_that_it_is_given() {
+fn compaction_respects_its_rate() {
     let rate = 100_000;
-    let mut log = Log::new(Options { compaction_bytes_per_second: rate, ..options() });
+    let mut log = CompactedLog::new(Options { compaction_bytes_per_second: rate, ..options() });
     for round in 0..240 {
         log.append(round % 4, 1500);
     }
@@ -407,15 +418,15 @@ fn it_takes_the_time_that_it_is_given() {
     let (took, bytes) = (log.manual().now - start, log.stats().rewritten_bytes);
     let least = Duration::from_secs_f64(bytes as f64 / rate as f64);
     assert!(bytes > 10_000 && took >= least, "{bytes} bytes in {took:?}");
-    let mut never = Log::new(Options { compaction_bytes_per_second: 0, ..options() });
+    let mut disabled = CompactedLog::new(Options { compaction_bytes_per_second: 0, ..options() });
     for round in 0..240 {
-        never.append(round % 4, 1500);
+        disabled.append(round % 4, 1500);
     }
-    never.checkpoint_and_purge();
+    disabled.checkpoint_and_purge();
     for stream in 0..3 {
-        never.retain(stream, 2);
+        disabled.retain(stream, 2);
     }
-    never.rest();
-    let _context = PrintOnPanic(format!("{:?}", never.stats()));
-    assert_eq!(never.stats().cold_segments, 0);
+    disabled.finish_work();
+    let _context = PrintOnPanic(format!("{:?}", disabled.stats()));
+    assert_eq!(disabled.stats().cold_segments, 0);
 }

@@ -1,5 +1,5 @@
-//! Real threads on a real folder: appends, reads, placements and trims at the same time.
-//! Bytes are always right, and closing waits for what was queued.
+//! Concurrent appends, reads, placements and trims with real threads in a real directory.
+//! Reads return the right bytes, and close waits for queued requests.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -12,7 +12,7 @@ use helix_wal::{Error, LogId, Options, Placement, ReadMode, Wal};
 
 use crate::common::{TestRng, entry, same_entry, seed};
 
-/// Far longer than anything takes; a test that gets there hangs.
+/// Timeout of all waits, far above their normal duration.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn options() -> Options {
@@ -32,7 +32,7 @@ fn start(storage: Arc<dyn Storage>) -> Wal {
     wal
 }
 
-/// A number that only grows, and that others wait for.
+/// A growing number that threads can wait for.
 #[derive(Default)]
 struct Progress {
     value: Mutex<u64>,
@@ -50,7 +50,7 @@ impl Progress {
         *self.value.lock().unwrap()
     }
 
-    /// Waits until the number is above `seen`; what it is then.
+    /// Waits until the number is above `seen` and returns it.
     fn above(&self, seen: u64) -> u64 {
         let value = self.value.lock().unwrap();
         let (value, timeout) =
@@ -73,11 +73,11 @@ fn placed(index: u64) -> Placement {
 }
 
 #[test]
-fn appends_reads_and_trims_at_once_give_the_right_bytes() {
+fn concurrent_appends_reads_and_trims_return_right_bytes() {
     const ENTRIES: u64 = 8000;
     let seed = seed("threads");
-    let folder = tempfile::tempdir().unwrap();
-    let wal = start(Arc::new(DirStorage::open(folder.path()).unwrap()));
+    let directory = tempfile::tempdir().unwrap();
+    let wal = start(Arc::new(DirStorage::open(directory.path()).unwrap()));
     let synced = Arc::new(Progress::default());
     let applied = Arc::new(Progress::default());
     let trimmed = Arc::new(AtomicU64::new(0));
@@ -103,12 +103,12 @@ fn appends_reads_and_trims_at_once_give_the_right_bytes() {
         println!("{reads} entries read along the way");
         assert!(reads > 0);
     });
-    // Retention frees whole segments: what is held is near what is kept, not all that was written.
+    // Trims free whole segments: the held bytes are near the kept ones.
     let held = || wal.stats().held_bytes;
     wait_for("segments to be freed", || held() <= 16 << 20);
     wal.close();
     drop(wal);
-    let storage = Arc::new(DirStorage::open_buffered(folder.path()).unwrap());
+    let storage = Arc::new(DirStorage::open_buffered(directory.path()).unwrap());
     let (wal, _writer, _keeper, _) = Wal::open(storage, options()).unwrap();
     assert_eq!(wal.state().last, Some(LogId { term: 1, index: ENTRIES - 1 }));
 }
@@ -121,7 +121,7 @@ fn append_along(wal: &Wal, synced: &Arc<Progress>, entries: u64) {
         next += some.len() as u64;
         let (upto, progress) = (next, Arc::clone(synced));
         wal.append(some, Box::new(move |result| result.map(|()| progress.raise(upto)).unwrap()));
-        // What is in flight is bounded, as a server bounds it.
+        // Bounds the entries in flight, as a server does.
         if next - synced.get() > 200 {
             synced.above(next - 200);
         }
@@ -138,17 +138,17 @@ fn apply(wal: &Wal, synced: &Progress, applied: &Progress, trimmed: &AtomicU64, 
         next = upto;
         applied.raise(next);
         if next % 1000 < 200 && next > 1500 {
-            retire(wal, trimmed, next - 1, next - 1000);
+            checkpoint_and_trim(wal, trimmed, next - 1, next - 1000);
         }
     }
-    retire(wal, trimmed, entries - 1, entries - 1000);
+    checkpoint_and_trim(wal, trimmed, entries - 1, entries - 1000);
 }
 
-/// A checkpoint at `at`, and everything before `kept` is let go.
-fn retire(wal: &Wal, trimmed: &AtomicU64, at: u64, kept: u64) {
+/// Writes a checkpoint at `at`, and purges and trims everything before `kept`.
+fn checkpoint_and_trim(wal: &Wal, trimmed: &AtomicU64, at: u64, kept: u64) {
     let at = LogId { term: 1, index: at };
     wal.checkpoint(at, Bytes::from_static(b"state")).unwrap();
-    // Readers are told first: what they look for after this may be gone.
+    // Notifies readers first: entries below may be gone from now on.
     trimmed.fetch_max(kept, Ordering::SeqCst);
     wal.purge(LogId { term: 1, index: kept - 1 }, Box::new(|result| result.unwrap()));
     for stream in 1..5 {
@@ -178,12 +178,12 @@ fn read_along(
     reads
 }
 
-fn how(rng: &mut TestRng) -> ReadMode {
+fn read_mode(rng: &mut TestRng) -> ReadMode {
     if rng.one_in(2) { ReadMode::CachedOnly } else { ReadMode::Blocking }
 }
 
 fn read_by_index(wal: &Wal, index: u64, end: u64, trimmed: &AtomicU64, rng: &mut TestRng) -> u64 {
-    match wal.read(index..end, 30_000, how(rng)) {
+    match wal.read(index..end, 30_000, read_mode(rng)) {
         Ok(None) => 0,
         Ok(Some(entries)) => {
             for (got, index) in entries.iter().zip(index..) {
@@ -199,7 +199,7 @@ fn read_by_index(wal: &Wal, index: u64, end: u64, trimmed: &AtomicU64, rng: &mut
 
 fn read_by_stream(wal: &Wal, index: u64, trimmed: &AtomicU64, rng: &mut TestRng) -> u64 {
     let wanted = placed(index);
-    match wal.read_stream(wanted.stream, wanted.first, u64::MAX, 30_000, how(rng)) {
+    match wal.read_stream(wanted.stream, wanted.first, u64::MAX, 30_000, read_mode(rng)) {
         Ok(None) => 0,
         Ok(Some(entries)) => {
             assert!(!entries.is_empty());
@@ -215,20 +215,20 @@ fn read_by_stream(wal: &Wal, index: u64, trimmed: &AtomicU64, rng: &mut TestRng)
     }
 }
 
-/// Watches a condition that the log's own threads bring about.
+/// Waits for a condition that the log's threads establish.
 fn wait_for(what: &str, condition: impl Fn() -> bool) {
     let deadline = Instant::now() + DEADLINE;
     while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for {what}");
         std::thread::yield_now();
     }
 }
 
 #[test]
-fn closing_finishes_what_is_queued_and_takes_no_more() {
-    let folder = tempfile::tempdir().unwrap();
+fn close_completes_queued_requests_and_rejects_new_ones() {
+    let directory = tempfile::tempdir().unwrap();
     for round in 0..20 {
-        let wal = start(Arc::new(DirStorage::open(folder.path()).unwrap()));
+        let wal = start(Arc::new(DirStorage::open(directory.path()).unwrap()));
         let first = wal.state().last.map_or(0, |last| last.index + 1);
         let ended = Arc::new(AtomicUsize::new(0));
         for index in first..first + 50 {
@@ -244,12 +244,12 @@ fn closing_finishes_what_is_queued_and_takes_no_more() {
         wal.close();
         assert_eq!(ended.load(Ordering::SeqCst), 50, "round {round}");
         let late = Arc::new(Mutex::new(None));
-        let heard = Arc::clone(&late);
-        wal.append(vec![made(first + 50)], Box::new(move |r| *heard.lock().unwrap() = Some(r)));
+        let received = Arc::clone(&late);
+        wal.append(vec![made(first + 50)], Box::new(move |r| *received.lock().unwrap() = Some(r)));
         assert!(matches!(*late.lock().unwrap(), Some(Err(Error::Closed))));
         drop(wal);
     }
-    let storage = Arc::new(DirStorage::open(folder.path()).unwrap());
+    let storage = Arc::new(DirStorage::open(directory.path()).unwrap());
     let (wal, _writer, _keeper, recovered) = Wal::open(storage, options()).unwrap();
     assert_eq!(recovered.torn_bytes, 0);
     assert_eq!(wal.state().last, Some(LogId { term: 1, index: 999 }));
@@ -264,40 +264,40 @@ fn closing_finishes_what_is_queued_and_takes_no_more() {
 }
 
 #[test]
-fn a_failing_disk_ends_the_threads_and_everybody_is_told() {
+fn failing_disk_fails_all_callers() {
     for operation in [Operation::Write, Operation::Sync] {
-        let folder = tempfile::tempdir().unwrap();
-        let storage = FaultyStorage::new(Arc::new(DirStorage::open(folder.path()).unwrap()));
+        let directory = tempfile::tempdir().unwrap();
+        let storage = FaultyStorage::new(Arc::new(DirStorage::open(directory.path()).unwrap()));
         let wal = start(Arc::new(storage.clone()));
         let (poisoned, report) = channel();
         wal.on_poisoned(Box::new(move |error| poisoned.send(error).unwrap()));
         storage.fail(Fault::next(operation).after(20).lasting());
-        let (sender, answers) = channel();
+        let (sender, results) = channel();
         let mut acknowledged = 0;
         for index in 0..200 {
             let sender = sender.clone();
             wal.append(vec![made(index)], Box::new(move |result| sender.send(result).unwrap()));
-            // One at a time at first, so that there is something before the failure.
+            // The first ones one by one, so that some succeed before the failure.
             if index < 5 {
-                answers.recv_timeout(DEADLINE).unwrap().unwrap();
+                results.recv_timeout(DEADLINE).unwrap().unwrap();
                 acknowledged += 1;
             }
         }
         drop(sender);
         let mut failed = 0;
-        while let Ok(answer) = answers.recv_timeout(DEADLINE) {
-            match answer {
+        while let Ok(result) = results.recv_timeout(DEADLINE) {
+            match result {
                 Ok(()) => acknowledged += 1,
                 Err(Error::Poisoned { .. }) => failed += 1,
                 Err(error) => panic!("{error}"),
             }
         }
-        // Not every write fails before the last append has been taken.
+        // The failure may come after the last append was accepted.
         while failed == 0 {
-            let (sender, answer) = channel();
+            let (sender, result) = channel();
             let next = wal.state().last.map_or(0, |last| last.index + 1);
             wal.append(vec![made(next)], Box::new(move |result| sender.send(result).unwrap()));
-            match answer.recv_timeout(DEADLINE).unwrap() {
+            match result.recv_timeout(DEADLINE).unwrap() {
                 Ok(()) => acknowledged += 1,
                 Err(_) => failed += 1,
             }
@@ -317,16 +317,16 @@ fn a_failing_disk_ends_the_threads_and_everybody_is_told() {
 }
 
 #[test]
-fn many_callers_wait_for_their_own_append_only() {
+fn callers_wait_for_their_own_append_only() {
     const CALLERS: u64 = 8;
-    let folder = tempfile::tempdir().unwrap();
-    let wal = start(Arc::new(DirStorage::open(folder.path()).unwrap()));
+    let directory = tempfile::tempdir().unwrap();
+    let wal = start(Arc::new(DirStorage::open(directory.path()).unwrap()));
     let next = Mutex::new(0_u64);
     std::thread::scope(|scope| {
         for _ in 0..CALLERS {
             scope.spawn(|| {
                 for _ in 0..100 {
-                    let (sender, answer) = channel();
+                    let (sender, result) = channel();
                     {
                         // Indexes are handed out and queued under one lock, as a Raft core does.
                         let mut next = next.lock().unwrap();
@@ -334,7 +334,7 @@ fn many_callers_wait_for_their_own_append_only() {
                         wal.append(vec![made(*next)], done);
                         *next += 1;
                     }
-                    answer.recv_timeout(DEADLINE).expect("an answer").unwrap();
+                    result.recv_timeout(DEADLINE).expect("a result").unwrap();
                 }
             });
         }
@@ -342,38 +342,38 @@ fn many_callers_wait_for_their_own_append_only() {
     wal.close();
 }
 
-/// Group commit: what comes while a sync is under way shares the next one.
+/// Group commit: requests that arrive during a sync share the next one.
 #[test]
-fn what_waits_for_a_sync_shares_the_next_one() {
+fn requests_during_a_sync_share_the_next_one() {
     const WAITING: u64 = 50;
-    let folder = tempfile::tempdir().unwrap();
-    let storage = FaultyStorage::new(Arc::new(DirStorage::open(folder.path()).unwrap()));
-    // All that waits fits a group, and no mark at the end becomes one of its own.
+    let directory = tempfile::tempdir().unwrap();
+    let storage = FaultyStorage::new(Arc::new(DirStorage::open(directory.path()).unwrap()));
+    // All waiting requests fit a group, and no sync marker adds a group.
     let options = Options { group_bytes: 512 << 10, mark_delay: DEADLINE, ..options() };
     let (wal, writer, keeper, _) = Wal::open(Arc::new(storage.clone()), options).unwrap();
     writer.spawn().unwrap();
     keeper.spawn().unwrap();
-    let (sender, answer) = channel();
+    let (sender, result) = channel();
     let append = |index| {
         let sender = sender.clone();
         wal.append(vec![made(index)], Box::new(move |result| sender.send(result).unwrap()));
     };
     append(0);
-    answer.recv_timeout(DEADLINE).expect("an answer").unwrap();
+    result.recv_timeout(DEADLINE).expect("a result").unwrap();
     let before = wal.stats().groups;
 
     storage.stall(Operation::Sync);
     append(1);
     let began = Instant::now();
     while wal.stats().queued_requests > 0 {
-        assert!(began.elapsed() < DEADLINE, "the writer never took it");
+        assert!(began.elapsed() < DEADLINE, "the writer did not take the request");
         std::thread::yield_now();
     }
     (2..2 + WAITING).for_each(append);
-    assert!(answer.try_recv().is_err(), "nothing is acknowledged before its sync");
+    assert!(result.try_recv().is_err(), "nothing is acknowledged before its sync");
     storage.heal();
     for _ in 0..=WAITING {
-        answer.recv_timeout(DEADLINE).expect("an answer").unwrap();
+        result.recv_timeout(DEADLINE).expect("a result").unwrap();
     }
     assert_eq!(wal.stats().groups - before, 2);
     wal.close();

@@ -1,5 +1,5 @@
-//! Damage at rest: every bit, every length, every sector of a small log. Whatever it is, nothing
-//! wrong is read, nothing that was known to be durable goes missing unnoticed, nothing panics.
+//! Damage at rest: flipped bits, truncated files and lost sectors of a small log. No read returns wrong
+//! data, no entry known to be durable goes missing silently, and nothing panics.
 
 use std::sync::Arc;
 
@@ -9,10 +9,12 @@ use helix_wal::{
     Entry, Error, LiveEntry, LogId, Options, Placement, ReadMode, Wal, inspect, verify,
 };
 
-use crate::common::{TestRng, ManualWal, PrintOnPanic, entry, rounds, same_entry, seed, small_options};
+use crate::common::{
+    ManualWal, PrintOnPanic, TestRng, entry, rounds, same_entry, seed, small_options,
+};
 use crate::truth::{CallbackResults, QueuedOp, Truth};
 
-/// A log with something of everything in it, the same every time and in every version.
+/// A deterministic log with every feature of the format, equal in every version.
 pub struct Golden {
     pub disk: SimulatedDisk,
     manual: Option<ManualWal>,
@@ -56,7 +58,7 @@ impl Golden {
     }
 
     fn append(&mut self, payload: usize) {
-        let index = self.truth.seen.next();
+        let index = self.truth.queued.next();
         let id = LogId { term: self.term, index };
         self.queue(QueuedOp::Append(sparse(id, index % 4, index as usize % 30, payload)));
     }
@@ -95,8 +97,8 @@ impl Golden {
         self.truth.checkpoint = Some(checkpoint);
     }
 
-    /// Three segments or more: sealed ones, a conflict, a purge, and an open one with entries that
-    /// are not placed yet.
+    /// Builds sealed segments, a conflict, a purge, and an active segment with entries that are not
+    /// placed yet.
     fn build() -> Self {
         let mut golden = Self::new();
         golden.vote("first vote");
@@ -134,27 +136,27 @@ impl Golden {
         golden
     }
 
-    /// At rest, with the last group marked.
+    /// Returns a closed log whose last group has a sync marker.
     pub fn marked() -> Self {
         let mut golden = Self::build();
         golden.manual().idle();
-        golden.rest()
+        golden.close()
     }
 
-    /// A log whose older entries are in a cold segment, as far as anybody needs them.
+    /// Returns a closed log with the live older entries in a cold segment.
     pub fn compacted() -> Self {
-        Self::with_cold().rest()
+        Self::with_cold().close()
     }
 
-    /// The same, while it receives these entries from elsewhere: they wait for their snapshot.
-    pub fn receiving(after: u64, entries: &[LiveEntry]) -> Self {
+    /// Like `compacted`, with these staged entries that wait for their snapshot.
+    pub fn with_staged(after: u64, entries: &[LiveEntry]) -> Self {
         let mut golden = Self::with_cold();
         let wal = golden.manual().wal.clone();
         let mut writer = wal.cold_writer().unwrap();
         entries.iter().for_each(|live| writer.write(live.clone()).unwrap());
         wal.retain(after, &mut writer.finish().unwrap()).unwrap();
         drop(wal);
-        golden.rest()
+        golden.close()
     }
 
     fn with_cold() -> Self {
@@ -187,16 +189,16 @@ impl Golden {
         golden
     }
 
-    /// At rest, with a last group that nothing follows.
+    /// Returns a closed log whose last group has no sync marker.
     pub fn unmarked() -> Self {
         let mut golden = Self::build();
         golden.manual().idle();
         golden.append(1500);
         golden.settle();
-        golden.rest()
+        golden.close()
     }
 
-    fn rest(mut self) -> Self {
+    fn close(mut self) -> Self {
         self.truth.collect_results(&self.acks, false, false);
         assert!(self.truth.open.is_empty());
         self.manual = None;
@@ -206,7 +208,7 @@ impl Golden {
     }
 }
 
-/// An entry whose payload is zeroes but for its beginning: damage in them is all the same.
+/// Builds an entry with a payload of zeroes after its start, where all damage is equivalent.
 fn sparse(id: LogId, stream: u64, head_len: usize, payload_len: usize) -> Entry {
     let mut made = entry(id, stream, head_len, payload_len.min(200));
     let mut bytes = made.payload.bytes.to_vec();
@@ -218,28 +220,28 @@ fn sparse(id: LogId, stream: u64, head_len: usize, payload_len: usize) -> Entry 
     made
 }
 
-/// How a damaged log presented itself.
+/// Detected result of a damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DamageClass {
-    /// All there, all right.
+    /// All entries are readable and right.
     Equal,
-    /// All there; something that was damaged says so when it is read.
+    /// The log opens; reads of damaged entries fail.
     Reported,
-    /// The last group, which nothing marked, was cut.
+    /// The last group, without a sync marker, was truncated.
     Truncated,
-    /// Does not open, and says why.
+    /// The log does not open, with a reason.
     Refused,
 }
 
-/// Opens and reads everything. Panics on the one thing that must never be: something wrong.
+/// Opens and reads everything. Panics on wrong data.
 pub fn classify(disk: &SimulatedDisk, truth: &Truth) -> DamageClass {
-    // Looking comes first, because opening changes the folder.
+    // Inspects first, because opening changes files.
     let report = inspect(disk);
     let findings = verify(disk);
     let class = open_and_read(disk, truth);
     if matches!(class, DamageClass::Reported | DamageClass::Refused) {
         let found = findings.len();
-        assert!(found > 0, "a close look finds nothing: {class:?}, {report:?}");
+        assert!(found > 0, "verify finds nothing: {class:?}, {report:?}");
     }
     class
 }
@@ -256,16 +258,16 @@ fn open_and_read(disk: &SimulatedDisk, truth: &Truth) -> DamageClass {
     assert_eq!(state.vote, truth.durable.vote, "the vote");
     assert_eq!(state.purged, truth.durable.purged, "the purge point");
     assert_eq!(manual.recovered.checkpoint, truth.checkpoint, "the checkpoint");
-    assert!(!manual.recovered.created, "taken for empty");
+    assert!(!manual.recovered.created, "the log was opened as empty");
     let committed = state.committed;
     let known = committed.and_then(|id| truth.committed.get(&id.index).copied());
     assert_eq!(committed, known, "the commit point");
     let last = truth.durable.last();
-    let cut = state.last != last;
-    if cut {
+    let truncated = state.last != last;
+    if truncated {
         let before = truth.durable.entries.values().rev().nth(1).map(|entry| entry.id);
         assert_eq!(state.last, before, "more than the last group is missing");
-        assert!(manual.recovered.torn_bytes > 0, "cut in silence");
+        assert!(manual.recovered.torn_bytes > 0, "truncated silently");
     }
     let mut reported = false;
     for entry in truth.durable.entries.values() {
@@ -274,14 +276,14 @@ fn open_and_read(disk: &SimulatedDisk, truth: &Truth) -> DamageClass {
         }
     }
     reported |= !streams_are_right(&manual.wal, truth);
-    match (cut, reported) {
+    match (truncated, reported) {
         (true, _) => DamageClass::Truncated,
         (false, true) => DamageClass::Reported,
         (false, false) => DamageClass::Equal,
     }
 }
 
-/// True if the entry reads back, false if it is reported as damaged.
+/// Returns true if the entry reads back, false if it is reported as damaged.
 pub fn is_right(wal: &Wal, wanted: &Entry) -> bool {
     let index = wanted.id.index;
     let mut right = true;
@@ -301,7 +303,7 @@ pub fn is_right(wal: &Wal, wanted: &Entry) -> bool {
     right
 }
 
-/// True if all streams read back, false if something of them is reported as damaged.
+/// Returns true if all streams read back, false if some entry is reported as damaged.
 pub fn streams_are_right(wal: &Wal, truth: &Truth) -> bool {
     let checkpoint = truth.checkpoint.as_ref().map(|(at, _)| at.index);
     for (index, (_, placement)) in &truth.placed {
@@ -347,8 +349,8 @@ pub fn streams_are_right(wal: &Wal, truth: &Truth) -> bool {
     right
 }
 
-/// Places in a file to damage one by one: all, but in the middle of zeroes one in nine.
-fn places(bytes: &[u8]) -> impl Iterator<Item = usize> + '_ {
+/// Returns the bytes of a file to damage: all, but only every ninth between zeroes.
+fn positions(bytes: &[u8]) -> impl Iterator<Item = usize> + '_ {
     let near = |at: usize| {
         let start = at.saturating_sub(4);
         let end = (at + 5).min(bytes.len());
@@ -357,7 +359,7 @@ fn places(bytes: &[u8]) -> impl Iterator<Item = usize> + '_ {
     (0..bytes.len()).filter(move |at| near(*at) || at % 9 == 0)
 }
 
-/// The bits of those places; in the middle of zeroes it is one of each.
+/// Returns the bits of these bytes to flip: all, but only one per byte between zeroes.
 fn bits(bytes: &[u8]) -> impl Iterator<Item = (usize, u64)> + '_ {
     let of_byte = |at: usize| {
         let one = at as u64 / 9 % 8;
@@ -365,10 +367,10 @@ fn bits(bytes: &[u8]) -> impl Iterator<Item = (usize, u64)> + '_ {
         let bits = if is_empty { one..one + 1 } else { 0..8 };
         bits.map(move |bit| (at, bit))
     };
-    places(bytes).flat_map(of_byte)
+    positions(bytes).flat_map(of_byte)
 }
 
-/// Counts how damages were classified.
+/// Counts damages by class.
 #[derive(Debug, Default)]
 struct Tally(std::collections::BTreeMap<String, u64>);
 
@@ -382,8 +384,8 @@ impl Tally {
     }
 }
 
-/// The files that make up the log. Damage to prepared segments and to the next state file is
-/// damage to nothing.
+/// Returns the files of the log, without prepared segments and the temporary state file, whose
+/// damage has no effect.
 pub fn files(disk: &SimulatedDisk) -> Vec<(String, Vec<u8>)> {
     let names = disk
         .files()
@@ -410,56 +412,56 @@ fn flip_bits(golden: &Golden, share: u64) -> Tally {
 }
 
 #[test]
-fn an_undamaged_log_reads_back() {
+fn undamaged_log_reads_back() {
     for golden in [Golden::marked(), Golden::unmarked(), Golden::compacted()] {
         assert_eq!(classify(&golden.disk, &golden.truth), DamageClass::Equal);
     }
 }
 
 #[test]
-fn no_flipped_bit_goes_unnoticed_where_it_matters() {
+fn detects_every_relevant_bit_flip() {
     let tally = flip_bits(&Golden::marked(), 1);
     println!("{tally:?}");
-    assert_eq!(tally.of(DamageClass::Truncated), 0, "all was marked as durable");
+    assert_eq!(tally.of(DamageClass::Truncated), 0, "every group has a sync marker");
     assert!(tally.of(DamageClass::Refused) > 0 && tally.of(DamageClass::Reported) > 0);
 }
 
 #[test]
-fn no_flipped_bit_of_a_compacted_log_goes_unnoticed_where_it_matters() {
+fn detects_every_relevant_bit_flip_of_compacted_log() {
     let tally = flip_bits(&Golden::compacted(), 60_u64.saturating_sub(10 * rounds()).max(2));
     println!("{tally:?}");
-    assert_eq!(tally.of(DamageClass::Truncated), 0, "all was marked as durable");
+    assert_eq!(tally.of(DamageClass::Truncated), 0, "every group has a sync marker");
     assert!(tally.of(DamageClass::Refused) > 0 && tally.of(DamageClass::Reported) > 0);
 }
 
 #[test]
-fn a_flipped_bit_before_the_mark_costs_the_last_group_at_most() {
+fn bit_flip_truncates_at_most_the_unmarked_last_group() {
     let tally = flip_bits(&Golden::unmarked(), 20);
     println!("{tally:?}");
-    assert!(tally.of(DamageClass::Truncated) > 0, "the stated limit");
+    assert!(tally.of(DamageClass::Truncated) > 0, "the documented limit");
 }
 
 #[test]
-fn no_shortened_file_goes_unnoticed() {
-    for (golden, may_cut) in [(Golden::marked(), false), (Golden::unmarked(), true)] {
+fn detects_every_shortened_file() {
+    for (golden, may_truncate) in [(Golden::marked(), false), (Golden::unmarked(), true)] {
         let mut tally = Tally::default();
         for (name, bytes) in files(&golden.disk) {
             let is_edge = |at: &usize| !(2..=509).contains(&(at % 512)) || at.is_multiple_of(37);
-            for len in places(&bytes).filter(|at| !may_cut || is_edge(at)) {
-                let _context = PrintOnPanic(format!("{name} cut to {len}"));
+            for len in positions(&bytes).filter(|at| !may_truncate || is_edge(at)) {
+                let _context = PrintOnPanic(format!("{name} truncated to {len}"));
                 let disk = golden.disk.fork();
                 disk.truncate(&name, len as u64);
                 tally.add(classify(&disk, &golden.truth));
             }
         }
         println!("{tally:?}");
-        assert!(may_cut || tally.of(DamageClass::Truncated) == 0);
+        assert!(may_truncate || tally.of(DamageClass::Truncated) == 0);
     }
 }
 
-/// Sectors zeroed, or replaced by one from elsewhere: what a misdirected or a lost write leaves.
+/// Zeroes sectors or replaces them by others, like lost and misdirected writes.
 #[test]
-fn no_lost_or_misdirected_sector_goes_unnoticed() {
+fn detects_lost_and_misdirected_sectors() {
     let golden = Golden::marked();
     let all = files(&golden.disk);
     let mut rng = TestRng::new(seed("sectors"));
@@ -473,7 +475,7 @@ fn no_lost_or_misdirected_sector_goes_unnoticed() {
             tally.add(classify(&disk, &golden.truth));
             let (other, source) = &all[rng.below(all.len() as u64) as usize];
             let from = 512 * rng.below(source.len() as u64 / 512) as usize;
-            // The same place in another segment is the likeliest mistake of all.
+            // The same offset in another segment is the most likely mistake.
             let from = if rng.one_in(2) { start.min(source.len() - 512) } else { from };
             let mut changed = bytes.clone();
             changed[start..end].copy_from_slice(&source[from..from + end - start]);
@@ -488,7 +490,7 @@ fn no_lost_or_misdirected_sector_goes_unnoticed() {
 }
 
 #[test]
-fn a_missing_file_of_a_compacted_log_is_noticed() {
+fn detects_missing_files_of_compacted_log() {
     let golden = Golden::compacted();
     for (name, _) in files(&golden.disk) {
         let disk = golden.disk.fork();
@@ -499,7 +501,7 @@ fn a_missing_file_of_a_compacted_log_is_noticed() {
 }
 
 #[test]
-fn missing_swapped_and_doubled_files_are_noticed() {
+fn detects_missing_swapped_and_duplicated_files() {
     let golden = Golden::marked();
     let all = files(&golden.disk);
     for (name, _) in &all {
@@ -515,13 +517,13 @@ fn missing_swapped_and_doubled_files_are_noticed() {
             disk.write_file(b, a_bytes.clone());
             let _context = PrintOnPanic(format!("{a} and {b} swapped"));
             let class = classify(&disk, &golden.truth);
-            // Sealed ones are withheld; nothing of either is taken for the other.
+            // Sealed segments are quarantined; neither is read as the other.
             let sealed = a != b && class == DamageClass::Reported;
             let wanted = if a == b { DamageClass::Equal } else { DamageClass::Refused };
             assert!(sealed || class == wanted, "{class:?}");
         }
     }
-    // A copy under a name that the log could have given: never a second truth.
+    // A copy under another valid name must not be used.
     for (name, bytes) in &all {
         for copy in ["00000000000000ff.seg", "00000000000000ff.new", "ready-7", "state.tmp"] {
             let disk = golden.disk.fork();
@@ -532,9 +534,9 @@ fn missing_swapped_and_doubled_files_are_noticed() {
     }
 }
 
-/// Damage in one place must not stop what does not need it, and a close look finds it.
+/// Damage is found, and does not affect reads of other entries.
 #[test]
-fn damage_in_a_sealed_segment_is_reported_and_the_rest_is_served() {
+fn damage_in_sealed_segment_is_reported_and_others_are_served() {
     let golden = Golden::marked();
     let first = golden.truth.placed[&3].0.payload.bytes.clone();
     let (name, at) = files(&golden.disk)
@@ -575,8 +577,10 @@ fn damage_in_a_sealed_segment_is_reported_and_the_rest_is_served() {
 }
 
 #[test]
-fn the_last_group_can_be_told_from_a_torn_one_after_its_mark_only() {
-    for (golden, wanted) in [(Golden::unmarked(), DamageClass::Truncated), (Golden::marked(), DamageClass::Refused)] {
+fn damaged_last_group_is_torn_only_without_sync_marker() {
+    for (golden, wanted) in
+        [(Golden::unmarked(), DamageClass::Truncated), (Golden::marked(), DamageClass::Refused)]
+    {
         let last = golden.truth.durable.entries.values().next_back().unwrap();
         let needle: &[u8] =
             if last.payload.bytes.len() > 16 { &last.payload.bytes[..16] } else { &last.head };
@@ -592,15 +596,15 @@ fn the_last_group_can_be_told_from_a_torn_one_after_its_mark_only() {
             let _context = PrintOnPanic(format!("{name} at {at}, {wanted:?}"));
             assert_eq!(classify(&disk, &golden.truth), wanted);
             if wanted == DamageClass::Truncated {
-                goes_on_after_cut(&disk, &golden.truth);
+                continues_after_truncation(&disk, &golden.truth);
             }
         }
     }
 }
 
-/// A cut group stays away, also once something shorter stands in its place.
-fn goes_on_after_cut(disk: &SimulatedDisk, truth: &Truth) {
-    // `classify` has opened the log already, so the cut itself is done.
+/// A truncated group does not return, also after a shorter group replaces it.
+fn continues_after_truncation(disk: &SimulatedDisk, truth: &Truth) {
+    // `classify` has opened the log, which truncated it.
     disk.crash(Crash::LoseAll);
     let disk = disk.reopen();
     let mut manual = ManualWal::open(Arc::new(disk.clone()), options()).unwrap();
@@ -617,7 +621,7 @@ fn goes_on_after_cut(disk: &SimulatedDisk, truth: &Truth) {
 }
 
 #[test]
-fn a_freed_segment_takes_no_vote_with_it() {
+fn vote_survives_free_of_its_segment() {
     let mut golden = Golden::new();
     golden.vote("the only vote");
     golden.settle();
@@ -642,7 +646,7 @@ fn a_freed_segment_takes_no_vote_with_it() {
     let now = segments(&golden.disk);
     assert!(oldest.iter().all(|name| !now.contains(name)), "{oldest:?} still in {now:?}");
     assert!(now.len() < 5, "{} segments are kept: {now:?}", now.len());
-    let golden = golden.rest();
+    let golden = golden.close();
     let manual = ManualWal::open(Arc::new(golden.disk.clone()), options()).unwrap();
     assert_eq!(manual.wal.state().vote.as_deref(), Some(&b"the only vote"[..]));
     assert_eq!(manual.wal.state().last, golden.truth.durable.last());

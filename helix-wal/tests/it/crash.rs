@@ -1,15 +1,14 @@
-//! A crash at every change that some sequences make to the disk, and at each of them with every
-//! way in which the unsynced sectors, sizes and names can have come through. Each sequence is there
-//! for a mechanism; `explore` crashes all short ones.
+//! Crashes at every disk change of selected sequences, with every combination of surviving unsynced
+//! sectors, sizes and names. Each sequence covers one mechanism; `explore` covers all short sequences.
 
 use helix_wal::Options;
 
-use crate::common::{TestRng, PrintOnPanic, rounds, seed, small_options};
+use crate::common::{PrintOnPanic, TestRng, rounds, seed, small_options};
 use crate::explore::ScriptAction::{self, *};
 use crate::explore::{changes, crash_at, play};
 use crate::model::ModelDriver;
 
-/// `skipped` actions are only played: what they do is explored elsewhere.
+/// Explores crashes of a script, except during its first `skipped` actions.
 fn explore(name: &str, script: &[ScriptAction], skipped: usize, options: &Options) -> u64 {
     let base = seed(name);
     let mut rng = TestRng::new(base);
@@ -25,9 +24,9 @@ fn explore(name: &str, script: &[ScriptAction], skipped: usize, options: &Option
     states
 }
 
-/// Groups of up to eight sectors that matter, truncation, votes.
+/// Covers groups of up to eight sectors, truncation and votes.
 #[test]
-fn groups_survive_in_every_way() {
+fn groups_survive_every_crash() {
     let script = [
         Append(&[30, 400, 700]),
         Settle,
@@ -44,19 +43,11 @@ fn groups_survive_in_every_way() {
     explore("groups", &script, 0, &small_options());
 }
 
-/// The same on blocks that held something else before.
+/// Covers segments whose blocks held other data before.
 #[test]
-fn recycled_segments_survive_in_every_way() {
-    let round = [
-        Append(&[14_000, 14_000]),
-        Settle,
-        Place(9),
-        Commit,
-        Checkpoint,
-        Purge,
-        TrimAll,
-        Idle,
-    ];
+fn recycled_segments_survive_every_crash() {
+    let round =
+        [Append(&[14_000, 14_000]), Settle, Place(9), Commit, Checkpoint, Purge, TrimAll, Idle];
     let mut script = Vec::new();
     for _ in 0..4 {
         script.extend(round);
@@ -67,7 +58,7 @@ fn recycled_segments_survive_in_every_way() {
 }
 
 #[test]
-fn rolling_sealing_and_checkpoints_survive_in_every_way() {
+fn rolls_seals_and_checkpoints_survive_every_crash() {
     let script = [
         Vote,
         Append(&[14_000, 14_000, 500]),
@@ -89,7 +80,7 @@ fn rolling_sealing_and_checkpoints_survive_in_every_way() {
 }
 
 #[test]
-fn reopening_survives_in_every_way() {
+fn reopen_survives_every_crash() {
     let script = [
         Append(&[300, 300]),
         Vote,
@@ -110,16 +101,16 @@ fn reopening_survives_in_every_way() {
 }
 
 #[test]
-fn an_append_of_many_groups_survives_in_every_way() {
+fn append_of_many_groups_survives_every_crash() {
     let script = [Append(&[6000, 6000, 6000, 100]), Vote, Append(&[30]), Settle, Truncate, Settle];
     let options = Options { group_bytes: 8 << 10, ..small_options() };
     explore("many groups", &script, 0, &options);
 }
 
-/// Sealed segments are rewritten, the state file names others, the old ones go: at every moment of
-/// that the old ones or the new ones are there, and each entry once.
+/// Compaction rewrites sealed segments, names them in the state file and removes the old ones. At
+/// every point either the old or the new segments exist, and each entry exists once.
 #[test]
-fn compaction_survives_in_every_way() {
+fn compaction_survives_every_crash() {
     let round = [Append(&[5000, 300, 9000, 300]), Settle, Place(4), Idle];
     let mut script = Vec::new();
     for _ in 0..16 {
@@ -134,9 +125,9 @@ fn compaction_survives_in_every_way() {
     explore("compaction", &script, skipped, &options);
 }
 
-/// A snapshot with its records: all of it or nothing, and nothing is left lying about.
+/// A snapshot with its records is installed completely or not at all, without leftovers.
 #[test]
-fn a_snapshot_with_records_survives_in_every_way() {
+fn snapshot_with_records_survives_every_crash() {
     let script = [
         Append(&[300, 300, 300]),
         Settle,
@@ -152,9 +143,9 @@ fn a_snapshot_with_records_survives_in_every_way() {
     explore("snapshot", &script, 0, &small_options());
 }
 
-/// What was received outlives every crash once that was said, until its snapshot is installed.
+/// Staged entries survive every crash after they were acknowledged, until their snapshot is installed.
 #[test]
-fn what_was_received_survives_in_every_way() {
+fn staged_entries_survive_every_crash() {
     let script = [
         Append(&[300, 300]),
         Settle,
@@ -169,21 +160,21 @@ fn what_was_received_survives_in_every_way() {
         Append(&[70]),
         Idle,
     ];
-    explore("received", &script, 0, &small_options());
+    explore("staged", &script, 0, &small_options());
 }
 
-/// Cut, a shorter group over the same place, crash again: nothing of the first may come back.
+/// Entries of a truncated group never return, also after a shorter group in the same place.
 #[test]
-fn what_was_cut_never_comes_back() {
-    let base = seed("cut");
+fn truncated_entries_never_return() {
+    let base = seed("truncated");
     for n in 0..300 {
-        let _context = PrintOnPanic(format!("cut: HELIX_SEED={base}, round {n}"));
+        let _context = PrintOnPanic(format!("truncated: HELIX_SEED={base}, round {n}"));
         let mut driver = ModelDriver::new(base + n, small_options());
         driver.open();
         driver.append(&[200]);
         driver.settle();
         for _ in 0..6 {
-            // A long group that loses power before its sync, a short one in its place.
+            // A long group loses power before its sync; a short one replaces it.
             let sync = driver.disk.changes() + 1;
             driver.disk.stop_at_change(Some(sync));
             let long: Vec<usize> = (0..8).map(|_| 200 + driver.rng.below(600) as usize).collect();

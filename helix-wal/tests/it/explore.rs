@@ -1,8 +1,8 @@
-//! Explores what a crash can leave behind: every short sequence of actions, stopped at every change
-//! that its last action makes to the disk, with every way in which what was not synced can have
-//! come through. Each state is opened and held against the model, and crashes again meanwhile.
+//! Explores the states that a crash can leave: runs every short sequence of actions, stops at every
+//! disk change of its last action, and applies every combination of surviving unsynced changes. Each
+//! state is opened, compared with the model, and crashed again.
 //!
-//! Sequences are numbered, the short ones first, so that a part of them is always the same part.
+//! Sequences are numbered, short ones first, so that a given number of them is deterministic.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -32,14 +32,14 @@ pub enum ScriptAction {
     TrimButOne,
     Settle,
     Idle,
-    /// Loses power between two actions, keeps everything, and opens again.
+    /// Crashes, keeps all unsynced changes, and reopens.
     Reopen,
-    /// The same, and loses everything that was not synced.
+    /// Crashes, loses all unsynced changes, and reopens.
     ReopenLost,
 }
 
-fn act(driver: &mut ModelDriver, act: ScriptAction) {
-    match act {
+fn run_action(driver: &mut ModelDriver, run_action: ScriptAction) {
+    match run_action {
         ScriptAction::Append(sizes) => driver.append(sizes),
         ScriptAction::Vote => driver.vote(),
         ScriptAction::Truncate => driver.truncate(),
@@ -59,7 +59,11 @@ fn act(driver: &mut ModelDriver, act: ScriptAction) {
         ScriptAction::Reopen | ScriptAction::ReopenLost => {
             driver.drop_log();
             let stop = driver.disk.stop_at();
-            let crash = if matches!(act, ScriptAction::Reopen) { Crash::KeepAll } else { Crash::LoseAll };
+            let crash = if matches!(run_action, ScriptAction::Reopen) {
+                Crash::KeepAll
+            } else {
+                Crash::LoseAll
+            };
             driver.disk.crash(crash);
             driver.disk = driver.disk.reopen();
             driver.term += 1;
@@ -69,14 +73,14 @@ fn act(driver: &mut ModelDriver, act: ScriptAction) {
     }
 }
 
-/// Runs the sequence until the disk stops or the sequence ends.
+/// Runs a script until the disk stops or the script ends.
 pub fn play(script: &[ScriptAction], options: &Options, stop: Option<u64>) -> ModelDriver {
     let mut driver = ModelDriver::new(77, options.clone());
     driver.disk.record(true);
     driver.disk.stop_at_change(stop);
     if driver.try_open() {
         for next in script {
-            act(&mut driver, *next);
+            run_action(&mut driver, *next);
             if driver.disk.stopped() {
                 break;
             }
@@ -90,18 +94,18 @@ pub fn changes(script: &[ScriptAction], options: &Options) -> u64 {
     play(script, options, None).disk.changes()
 }
 
-/// All ways through for up to 8 changes that matter, and draws for more.
-fn ways(pending: &[PendingChange], rng: &mut TestRng) -> Vec<Vec<CrashEffect>> {
-    let places: Vec<usize> = (0..pending.len()).filter(|i| matters(&pending[*i])).collect();
-    let mut ways = Vec::new();
-    if places.len() <= 4 {
-        for code in 0..1 << (2 * places.len()) {
-            ways.push(choose(pending.len(), &places, |i| ALL[(code >> (2 * i)) & 3]));
+/// Returns all crash outcomes for up to 8 relevant changes, and a selection for more.
+fn crash_outcomes(pending: &[PendingChange], rng: &mut TestRng) -> Vec<Vec<CrashEffect>> {
+    let relevant: Vec<usize> = (0..pending.len()).filter(|i| is_relevant(&pending[*i])).collect();
+    let mut crash_outcomes = Vec::new();
+    if relevant.len() <= 4 {
+        for code in 0..1 << (2 * relevant.len()) {
+            crash_outcomes.push(choose(pending.len(), &relevant, |i| ALL[(code >> (2 * i)) & 3]));
         }
     }
-    let rest = places.len().saturating_sub(8);
+    let rest = relevant.len().saturating_sub(8);
     for other in [CrashEffect::Lost, CrashEffect::Torn, CrashEffect::Garbled] {
-        // Beyond eight, the rest all came through or all did not, before or after those eight.
+        // With more than eight, the others are all kept or all lost, before or after those eight.
         let windows: &[(usize, CrashEffect)] = match rest {
             0 => &[(0, CrashEffect::Kept)],
             _ => &[
@@ -112,92 +116,105 @@ fn ways(pending: &[PendingChange], rng: &mut TestRng) -> Vec<Vec<CrashEffect>> {
             ],
         };
         for (start, outside) in windows {
-            for mask in 0..1u32 << places.len().min(8) {
-                ways.push(choose(pending.len(), &places, |i| match i.checked_sub(*start) {
-                    Some(bit @ 0..8) if mask >> bit & 1 == 1 => CrashEffect::Kept,
-                    Some(0..8) => other,
-                    _ => *outside,
+            for mask in 0..1u32 << relevant.len().min(8) {
+                crash_outcomes.push(choose(pending.len(), &relevant, |i| {
+                    match i.checked_sub(*start) {
+                        Some(bit @ 0..8) if mask >> bit & 1 == 1 => CrashEffect::Kept,
+                        Some(0..8) => other,
+                        _ => *outside,
+                    }
                 }));
             }
         }
     }
-    // Sectors that were written with what they held already can still come out as garbage.
+    // Sectors that were written with equal contents can still become garbage.
     for _ in 0..16 {
-        ways.push((0..pending.len()).map(|_| ALL[rng.below(4) as usize]).collect());
+        crash_outcomes.push((0..pending.len()).map(|_| ALL[rng.below(4) as usize]).collect());
     }
-    ways.sort_unstable_by_key(|way| way.iter().map(|fate| *fate as u8).collect::<Vec<_>>());
-    ways.dedup();
-    ways
+    crash_outcomes.sort_unstable_by_key(|outcome| {
+        outcome.iter().map(|effect| *effect as u8).collect::<Vec<_>>()
+    });
+    crash_outcomes.dedup();
+    crash_outcomes
 }
 
-/// Whether keeping and losing it differ.
-fn matters(change: &PendingChange) -> bool {
+/// Tells whether keeping and losing a change differ.
+fn is_relevant(change: &PendingChange) -> bool {
     !matches!(change, PendingChange::Sector { changes: false, .. })
 }
 
 const ALL: [CrashEffect; 4] =
     [CrashEffect::Kept, CrashEffect::Lost, CrashEffect::Torn, CrashEffect::Garbled];
 
-fn choose(len: usize, places: &[usize], fate: impl Fn(usize) -> CrashEffect) -> Vec<CrashEffect> {
-    let mut way = vec![CrashEffect::Kept; len];
-    for (i, place) in places.iter().enumerate() {
-        way[*place] = fate(i);
+fn choose(
+    len: usize,
+    relevant: &[usize],
+    effect: impl Fn(usize) -> CrashEffect,
+) -> Vec<CrashEffect> {
+    let mut outcome = vec![CrashEffect::Kept; len];
+    for (i, place) in relevant.iter().enumerate() {
+        outcome[*place] = effect(i);
     }
-    way
+    outcome
 }
 
-/// Ways through a crash here, all of them or up to `max` drawn ones; how many states that were.
-pub fn crash_at(crashed: &ModelDriver, rng: &mut TestRng, max: Option<usize>, context: &str) -> u64 {
-    // What led here is of no use to those that go on from here.
+/// Explores the outcomes of a crash, all or about `max` of them. Returns the number of states.
+pub fn crash_at(
+    crashed: &ModelDriver,
+    rng: &mut TestRng,
+    max: Option<usize>,
+    context: &str,
+) -> u64 {
+    // The states explored from here need no trace.
     crashed.disk.record(false);
     let pending = crashed.disk.pending();
-    let ways = ways(&pending, rng);
-    let step = max.map_or(1, |max| ways.len().div_ceil(max));
+    let crash_outcomes = crash_outcomes(&pending, rng);
+    let step = max.map_or(1, |max| crash_outcomes.len().div_ceil(max));
     let first = rng.below(step as u64) as usize;
     let mut states = 0;
-    for (n, way) in ways.iter().skip(first).step_by(step).enumerate() {
+    for (n, outcome) in crash_outcomes.iter().skip(first).step_by(step).enumerate() {
         let seed = rng.seed();
-        let _told = OnFailure { context, pending: &pending, way, seed };
+        let _context = OnFailure { context, pending: &pending, outcome, seed };
         states += 1;
         match n {
-            n if n % 64 == 3 => states += crash_again(crashed, way, seed),
-            n if n.is_multiple_of(4) => survive(crashed, way, seed),
-            _ => after_crash(crashed, way, seed).open(),
+            n if n % 64 == 3 => states += crash_in_recovery(crashed, outcome, seed),
+            n if n.is_multiple_of(4) => crash_again_soon(crashed, outcome, seed),
+            _ => after_crash(crashed, outcome, seed).open(),
         }
     }
     states
 }
 
-/// Says what state it was, if the test fails in it. Nothing is formatted where it does not.
+/// Guard that describes the state if the test fails. Formats lazily.
 struct OnFailure<'a> {
     context: &'a str,
     pending: &'a [PendingChange],
-    way: &'a [CrashEffect],
+    outcome: &'a [CrashEffect],
     seed: u64,
 }
 
 impl Drop for OnFailure<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let Self { context, pending, way, seed } = self;
-            eprintln!("{context}\n{pending:#?}\n{way:?}, fork {seed}");
+            let Self { context, pending, outcome, seed } = self;
+            eprintln!("{context}\n{pending:#?}\n{outcome:?}, fork {seed}");
         }
     }
 }
 
-/// The log after power came back, not opened yet.
-fn after_crash(crashed: &ModelDriver, way: &[CrashEffect], seed: u64) -> ModelDriver {
+/// Returns the log after the crash, not opened yet.
+fn after_crash(crashed: &ModelDriver, outcome: &[CrashEffect], seed: u64) -> ModelDriver {
     let mut driver = crashed.fork(seed);
-    driver.disk.crash(Crash::Chosen(way));
+    driver.disk.crash(Crash::Chosen(outcome));
     driver.disk = driver.disk.reopen();
     driver.term += 1;
     driver
 }
 
-/// The log opens, is right, takes a shorter group, and survives another crash at any point of that.
-fn survive(crashed: &ModelDriver, way: &[CrashEffect], seed: u64) {
-    let mut driver = after_crash(crashed, way, seed);
-    // The second crash comes while the first is being recovered from, or soon after.
+/// Opens the log, checks it, appends a shorter group, and crashes again at a random point.
+fn crash_again_soon(crashed: &ModelDriver, outcome: &[CrashEffect], seed: u64) {
+    let mut driver = after_crash(crashed, outcome, seed);
+    // The second crash comes during the recovery from the first, or soon after.
     let stop = driver.disk.changes() + driver.rng.below(24);
     driver.disk.stop_at_change(Some(stop));
     if driver.try_open() {
@@ -212,16 +229,16 @@ fn survive(crashed: &ModelDriver, way: &[CrashEffect], seed: u64) {
     driver.check();
 }
 
-/// A second crash at every change that the recovery from the first one makes; how many.
-fn crash_again(crashed: &ModelDriver, way: &[CrashEffect], seed: u64) -> u64 {
-    let mut driver = after_crash(crashed, way, seed);
+/// Crashes at every disk change of the recovery. Returns the number of states.
+fn crash_in_recovery(crashed: &ModelDriver, outcome: &[CrashEffect], seed: u64) -> u64 {
+    let mut driver = after_crash(crashed, outcome, seed);
     let first = driver.disk.changes();
     driver.open();
     let end = driver.disk.changes();
     let mut states = 0;
     for stop in first..end {
         for second in [Crash::LoseAll, Crash::KeepAll, Crash::Seeded(seed ^ stop)] {
-            let mut driver = after_crash(crashed, way, seed);
+            let mut driver = after_crash(crashed, outcome, seed);
             driver.disk.stop_at_change(Some(stop));
             assert!(!driver.try_open(), "change {stop} of the recovery was not reached");
             driver.disk.crash(second);
@@ -233,9 +250,9 @@ fn crash_again(crashed: &ModelDriver, way: &[CrashEffect], seed: u64) -> u64 {
     states
 }
 
-// All short sequences.
+// Enumeration of all short sequences.
 
-/// What a sequence is made of.
+/// Actions of a sequence.
 const ALPHABET: [ScriptAction; 15] = [
     ScriptAction::Append(&[300]),
     ScriptAction::Append(&[14_000, 20_000]),
@@ -254,26 +271,18 @@ const ALPHABET: [ScriptAction; 15] = [
     ScriptAction::ReopenLost,
 ];
 
-/// So many of them, at the end, change the disk themselves: a sequence ends with one of these.
+/// Number of actions at the end of the list that change the disk: a sequence ends with one of them.
 const CHANGING: u64 = 6;
 
-/// An empty disk; sealed segments; recycled ones; ones to be compacted; a log opened before.
-fn beginnings() -> [Vec<ScriptAction>; 5] {
+/// Initial states: empty, sealed segments, recycled segments, segments to compact, a reopened log.
+fn initial_scripts() -> [Vec<ScriptAction>; 5] {
     use ScriptAction::*;
     let sealed = [
         &[Vote, Append(&[14_000, 14_000, 500]), Settle, Append(&[14_000, 14_000, 500])][..],
         &[Settle, Place(9), Idle, Checkpoint, Append(&[14_000]), Settle],
     ];
-    let round = [
-        Append(&[14_000, 14_000]),
-        Settle,
-        Place(9),
-        Commit,
-        Checkpoint,
-        Purge,
-        TrimAll,
-        Idle,
-    ];
+    let round =
+        [Append(&[14_000, 14_000]), Settle, Place(9), Commit, Checkpoint, Purge, TrimAll, Idle];
     let scattered = [Append(&[5000, 300, 9000, 300]), Settle, Place(4), Idle];
     let mut cold = scattered.repeat(16);
     cold.extend([Checkpoint, Purge, Settle, TrimButOne]);
@@ -281,12 +290,15 @@ fn beginnings() -> [Vec<ScriptAction>; 5] {
     [Vec::new(), sealed.concat(), round.repeat(3), cold, reopened]
 }
 
-/// The sequence of this number, how many of its actions are its beginning, and its length without.
-fn sequence(beginnings: &[Vec<ScriptAction>], mut number: u64) -> (Vec<ScriptAction>, usize, u32) {
+/// Returns the script of a number, the length of its initial part, and the length of the rest.
+fn sequence(
+    initial_scripts: &[Vec<ScriptAction>],
+    mut number: u64,
+) -> (Vec<ScriptAction>, usize, u32) {
     let mut length = 1;
     loop {
         let before = (ALPHABET.len() as u64).pow(length - 1);
-        let count = beginnings.len() as u64 * before * CHANGING;
+        let count = initial_scripts.len() as u64 * before * CHANGING;
         if number < count {
             break;
         }
@@ -298,7 +310,7 @@ fn sequence(beginnings: &[Vec<ScriptAction>], mut number: u64) -> (Vec<ScriptAct
         number /= of as u64;
         taken as usize
     };
-    let mut script = beginnings[take(beginnings.len())].clone();
+    let mut script = initial_scripts[take(initial_scripts.len())].clone();
     let skipped = script.len();
     for _ in 1..length {
         script.push(ALPHABET[take(ALPHABET.len())]);
@@ -307,20 +319,20 @@ fn sequence(beginnings: &[Vec<ScriptAction>], mut number: u64) -> (Vec<ScriptAct
     (script, skipped, length)
 }
 
-/// What the workers share.
+/// State shared by the workers.
 struct Exploration {
-    beginnings: [Vec<ScriptAction>; 5],
+    initial_scripts: [Vec<ScriptAction>; 5],
     options: Options,
     seed: u64,
     wanted: u64,
-    /// Whether only a part of all is wanted, and of each crash too.
+    /// Explores only a part of the outcomes of each crash.
     is_slice: bool,
     next: AtomicU64,
     states: AtomicU64,
     crashes: AtomicU64,
     longest: AtomicU64,
-    /// Crashes that were met: another sequence may have led there.
-    seen: Mutex<HashSet<u64>>,
+    /// Signatures of explored crashes. Different sequences may lead to the same crash.
+    explored: Mutex<HashSet<u64>>,
     begun: Instant,
 }
 
@@ -337,18 +349,19 @@ impl Exploration {
         }
     }
 
-    /// Of more than eight changes not every subset can be tried: what counts then is to meet many
-    /// different ones.
-    fn ways_max(&self, pending: &[PendingChange]) -> Option<usize> {
+    /// Returns the limit of outcomes per crash. With more than eight relevant changes not every
+    /// subset is tested, to reach more crashes.
+    fn outcomes_max(&self, pending: &[PendingChange]) -> Option<usize> {
         match self.is_slice {
-            true => Some(WAYS_OF_SLICE),
-            false => (pending.iter().filter(|it| matters(it)).count() > 8).then_some(WAYS_OF_MANY),
+            true => Some(OUTCOMES_OF_SLICE),
+            false => (pending.iter().filter(|it| is_relevant(it)).count() > 8)
+                .then_some(OUTCOMES_OF_MANY),
         }
     }
 
-    /// All crashes during the last action of a sequence; those before it are of shorter ones.
+    /// Explores all crashes during the last action of a sequence. Shorter sequences cover the rest.
     fn explore(&self, number: u64) -> u64 {
-        let (script, skipped, length) = sequence(&self.beginnings, number);
+        let (script, skipped, length) = sequence(&self.initial_scripts, number);
         self.longest.fetch_max(u64::from(length), Ordering::Relaxed);
         let first = changes(&script[..script.len() - 1], &self.options);
         let end = changes(&script, &self.options);
@@ -357,11 +370,11 @@ impl Exploration {
         for stop in first..end {
             let crashed = play(&script, &self.options, Some(stop));
             assert!(crashed.disk.stopped(), "change {stop} of {end} was not reached");
-            if self.seen.lock().unwrap().insert(signature(&crashed)) {
+            if self.explored.lock().unwrap().insert(signature(&crashed)) {
                 let Self { seed, .. } = self;
                 let what = &script[skipped..];
                 let context = format!("explore: HELIX_SEED={seed}, sequence {number}, {stop}");
-                let max = self.ways_max(&crashed.disk.pending());
+                let max = self.outcomes_max(&crashed.disk.pending());
                 states += crash_at(&crashed, &mut rng, max, &format!("{context}: {what:?}"));
                 self.crashes.fetch_add(1, Ordering::Relaxed);
             }
@@ -370,7 +383,7 @@ impl Exploration {
     }
 }
 
-/// Equal for crashes with the same disk and the same to be expected of it.
+/// Returns a hash that is equal for crashes with equal disks and expectations.
 fn signature(crashed: &ModelDriver) -> u64 {
     let mut hasher = DefaultHasher::new();
     crashed.disk.trace().hash(&mut hasher);
@@ -378,18 +391,18 @@ fn signature(crashed: &ModelDriver) -> u64 {
     hasher.finish()
 }
 
-/// How many states are explored here; `HELIX_STATES` asks for more: `just explore-wal`.
+/// Default number of states. `HELIX_STATES` sets another one (`just explore-wal`).
 const STATES: u64 = 8_000;
-/// Ways through one crash: here, and at length where there are too many for all of them.
-const WAYS_OF_SLICE: usize = 8;
-const WAYS_OF_MANY: usize = 256;
+/// Outcomes per crash: in a default run, and in a long run for crashes with too many outcomes.
+const OUTCOMES_OF_SLICE: usize = 8;
+const OUTCOMES_OF_MANY: usize = 256;
 
 #[test]
-fn short_sequences_survive_in_every_way() {
+fn short_sequences_survive_every_crash() {
     let asked: Option<u64> = std::env::var("HELIX_STATES").ok().map(|text| text.parse().unwrap());
     let wanted = asked.unwrap_or(STATES);
     let exploration = Exploration {
-        beginnings: beginnings(),
+        initial_scripts: initial_scripts(),
         options: Options { tail_bytes: 0, ..small_options() },
         seed: seed("explore"),
         wanted,
@@ -398,7 +411,7 @@ fn short_sequences_survive_in_every_way() {
         states: AtomicU64::new(0),
         crashes: AtomicU64::new(0),
         longest: AtomicU64::new(0),
-        seen: Mutex::default(),
+        explored: Mutex::default(),
         begun: Instant::now(),
     };
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get());

@@ -1,5 +1,5 @@
-//! Operations that fail while power is on: nothing is acknowledged that is not durable, the first
-//! failure is the last, a full disk is no failure, and nobody waits for ever.
+//! Failing disk operations: only durable requests are acknowledged, the first failure poisons the log,
+//! a full disk does not, and every caller gets a result.
 
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,10 +33,10 @@ fn open(disk: &SimulatedDisk, options: Options) -> ManualWal {
     ManualWal::open(Arc::new(disk.clone()), options).unwrap()
 }
 
-/// One failure of each kind on the way of an append: none is acknowledged, the log stays poisoned
-/// although the disk works again, and after a crash everything acknowledged before is there.
+/// After a failed write or sync no append is acknowledged and the log stays poisoned, although the
+/// disk works again. After a crash all acknowledged entries exist.
 #[test]
-fn a_failed_write_or_sync_poisons_for_good() {
+fn failed_write_or_sync_poisons_permanently() {
     for operation in [Operation::Write, Operation::Sync] {
         for seed in 0..20 {
             let disk = SimulatedDisk::new(seed);
@@ -57,7 +57,7 @@ fn a_failed_write_or_sync_poisons_for_good() {
             append(&manual.wal, &results, 200);
             append(&manual.wal, &results, 5000);
             assert_eq!(manual.step_writer(), NextStep::Done);
-            // The disk is well again, the log is not.
+            // The disk works again, the log stays poisoned.
             append(&manual.wal, &results, 10);
             manual.wal.save_vote(Bytes::from_static(b"v"), {
                 let results = Arc::clone(&results);
@@ -66,7 +66,7 @@ fn a_failed_write_or_sync_poisons_for_good() {
             assert_eq!(manual.step_writer(), NextStep::Done);
             manual.settle();
             let after = take(&results);
-            assert_eq!(after.len(), 4, "everybody is told");
+            assert_eq!(after.len(), 4, "every caller gets a result");
             for result in after {
                 assert!(matches!(result, Err(Error::Poisoned { .. })), "{result:?}");
             }
@@ -82,10 +82,10 @@ fn a_failed_write_or_sync_poisons_for_good() {
     }
 }
 
-/// Fails the n-th operation of each kind in a life with rolls, seals, checkpoints and frees, and
-/// looks at what is left after a crash.
+/// Fails the n-th operation of each kind during appends, rolls, seals, checkpoints and frees, and
+/// checks the log after a crash.
 #[test]
-fn a_failure_anywhere_loses_nothing_that_was_acknowledged() {
+fn failure_of_any_operation_loses_no_acknowledged_entry() {
     let base = seed("failures");
     let kinds = [
         Operation::Write,
@@ -104,18 +104,18 @@ fn a_failure_anywhere_loses_nothing_that_was_acknowledged() {
             let mut driver = ModelDriver::new(base + after, options);
             driver.open();
             driver.disk.fail(Fault::next(kind).after(after));
-            poisoned += u64::from(driver.live_with_failures());
+            poisoned += u64::from(driver.run_until_failure());
             driver.disk.heal();
             driver.crash();
             driver.check();
         }
     }
-    assert!(poisoned > 100, "the failures were hardly ever reached: {poisoned}");
+    assert!(poisoned > 100, "too few failures were reached: {poisoned}");
 }
 
 impl ModelDriver {
-    /// Some rounds of everything; ends at the first failure. Whether there was one.
-    fn live_with_failures(&mut self) -> bool {
+    /// Runs all operations until the first failure. Returns whether there was one.
+    fn run_until_failure(&mut self) -> bool {
         self.may_fail = true;
         for _ in 0..4 {
             for _ in 0..3 {
@@ -130,7 +130,7 @@ impl ModelDriver {
             self.manual().idle();
             self.collect_results();
             if matches!(self.wal().writable(), Err(Error::Poisoned { .. })) {
-                // Whoever comes later hears the same.
+                // Later callers get the same error.
                 self.append(&[10]);
                 self.manual().settle();
                 self.collect_results();
@@ -144,9 +144,9 @@ impl ModelDriver {
     }
 }
 
-/// The order of a roll: a name that was not made durable is not written to.
+/// A roll does not write to a file whose name is not durable.
 #[test]
-fn a_failed_sync_of_the_folder_acknowledges_nothing_after_it() {
+fn failed_directory_sync_stops_acknowledgements() {
     for ready_segments in [0, 2] {
         let disk = SimulatedDisk::new(5);
         let options = Options { ready_segments, ..small_options() };
@@ -177,7 +177,7 @@ fn a_failed_sync_of_the_folder_acknowledges_nothing_after_it() {
 }
 
 #[test]
-fn a_full_disk_refuses_appends_serves_reads_and_resumes_by_itself() {
+fn full_disk_rejects_appends_serves_reads_and_resumes() {
     for ready_segments in [0, 1] {
         let disk = SimulatedDisk::new(3);
         let options = Options { ready_segments, ..small_options() };
@@ -185,27 +185,27 @@ fn a_full_disk_refuses_appends_serves_reads_and_resumes_by_itself() {
         manual.idle();
         let results = Results::default();
         disk.set_free_bytes(Some(0));
-        let mut kept = Vec::new();
+        let mut accepted = Vec::new();
         let refused = loop {
             let entry = append(&manual.wal, &results, 3000);
             manual.idle();
             match take(&results).pop().expect("an answer") {
-                Ok(()) => kept.push(entry),
+                Ok(()) => accepted.push(entry),
                 Err(error) => break error,
             }
-            assert!(kept.len() < 100, "the disk never fills up");
+            assert!(accepted.len() < 100, "the disk never fills up");
         };
         assert!(matches!(refused, Error::DiskFull { .. }), "{refused}");
         assert!(matches!(manual.wal.writable(), Err(Error::DiskFull { .. })));
-        // Nothing of the refused one is in the log, and what was there can be read.
-        let last = kept.last().unwrap().id;
+        // The rejected entry is not in the log, and earlier ones are readable.
+        let last = accepted.last().unwrap().id;
         assert_eq!(manual.wal.state().last, Some(last));
-        for entry in &kept {
+        for entry in &accepted {
             let at = entry.id.index;
             let found = manual.wal.read(at..at + 1, 10_000, ReadMode::Blocking).unwrap().unwrap();
             assert_eq!(found[0].payload.bytes, entry.payload.bytes);
         }
-        // A vote still goes through: elections go on while appends are refused.
+        // Votes are still accepted, so that elections work while appends are rejected.
         manual.wal.save_vote(Bytes::from_static(b"a vote on a full disk"), {
             let results = Arc::clone(&results);
             Box::new(move |result| results.lock().unwrap().push(result))
@@ -220,65 +220,66 @@ fn a_full_disk_refuses_appends_serves_reads_and_resumes_by_itself() {
         let entry = append(&manual.wal, &results, 3000);
         manual.settle();
         assert!(matches!(take(&results)[..], [Ok(())]));
-        kept.push(entry);
+        accepted.push(entry);
         drop(manual);
         disk.crash(Crash::LoseAll);
         let manual = open(&disk.reopen(), options);
         let state = manual.wal.state();
-        assert_eq!(state.last, Some(kept.last().unwrap().id));
+        assert_eq!(state.last, Some(accepted.last().unwrap().id));
         assert_eq!(state.vote.as_deref(), Some(&b"a vote on a full disk"[..]));
     }
 }
 
-/// The writer asks the keeper for room at each attempt. Woken by that itself, it would try again at
-/// once, and for ever: who drives the steps as tasks would do nothing else.
+/// The writer requests disk space from the keeper at each attempt. The request must not wake the
+/// writer itself, which would then retry in a busy loop.
 #[test]
-fn who_waits_for_room_is_not_woken_by_asking_for_it() {
+fn request_for_disk_space_does_not_wake_the_writer() {
     let disk = SimulatedDisk::new(3);
     let mut manual = open(&disk, Options { ready_segments: 0, ..small_options() });
-    let (of_writer, of_keeper) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (writer_wakes, keeper_wakes) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let count = |wakes: &Arc<AtomicUsize>| {
         let wakes = Arc::clone(wakes);
         Box::new(move || {
             wakes.fetch_add(1, Ordering::SeqCst);
         })
     };
-    manual.wal.set_wakers(count(&of_writer), count(&of_keeper));
+    manual.wal.set_wakers(count(&writer_wakes), count(&keeper_wakes));
     manual.idle();
     disk.set_free_bytes(Some(0));
     let results = Results::default();
     let mut votes = 0;
-    let waits = loop {
-        let told = Arc::clone(&results);
-        let done = Box::new(move |result| told.lock().unwrap().push(result));
+    let wait = loop {
+        let sent = Arc::clone(&results);
+        let done = Box::new(move |result| sent.lock().unwrap().push(result));
         manual.wal.save_vote(Bytes::from(vec![7; 200]), done);
         votes += 1;
-        let before = [&of_writer, &of_keeper].map(|wakes| wakes.load(Ordering::SeqCst));
+        let before = [&writer_wakes, &keeper_wakes].map(|wakes| wakes.load(Ordering::SeqCst));
         let next = manual.step_writer();
-        let woken = [&of_writer, &of_keeper].map(|wakes| wakes.load(Ordering::SeqCst));
+        let woken = [&writer_wakes, &keeper_wakes].map(|wakes| wakes.load(Ordering::SeqCst));
         assert_eq!(woken[0], before[0], "the writer wakes itself after {votes} votes");
-        let told = take(&results);
-        if told.is_empty() {
-            assert!(woken[1] > before[1], "the keeper is asked for room");
+        let sent = take(&results);
+        if sent.is_empty() {
+            assert!(woken[1] > before[1], "the keeper is woken");
             break next;
         }
-        assert!(matches!(told[..], [Ok(())]), "{told:?}");
+        assert!(matches!(sent[..], [Ok(())]), "{sent:?}");
         assert!(votes < 1000, "the disk never fills up");
     };
-    assert!(matches!(waits, NextStep::After(time) if !time.is_zero()), "{waits:?}");
+    assert!(matches!(wait, NextStep::After(time) if !time.is_zero()), "{wait:?}");
     disk.set_free_bytes(None);
     manual.idle();
     assert!(matches!(take(&results)[..], [Ok(())]));
 }
 
-/// Room that was seen may be gone again before anything was made of it. The keeper finds that out
-/// while the segment in use has place, not only when it would have looked by itself.
+/// Free space may be gone again before it is used. `writable` wakes the keeper, which checks at once
+/// instead of at its next poll.
 #[test]
-fn who_sees_room_again_has_the_keeper_look_at_once() {
+fn writable_after_full_disk_wakes_the_keeper() {
     let disk = SimulatedDisk::new(3);
     let mut manual = open(&disk, small_options());
-    let of_keeper = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&of_keeper);
+    let keeper_wakes = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&keeper_wakes);
     let waker = move || {
         count.fetch_add(1, Ordering::SeqCst);
     };
@@ -296,17 +297,17 @@ fn who_sees_room_again_has_the_keeper_look_at_once() {
     }
     assert!(take(&results).iter().all(Result::is_ok));
     disk.set_free_bytes(None);
-    let before = of_keeper.load(Ordering::SeqCst);
+    let before = keeper_wakes.load(Ordering::SeqCst);
     manual.wal.writable().unwrap();
-    assert!(of_keeper.load(Ordering::SeqCst) > before);
+    assert!(keeper_wakes.load(Ordering::SeqCst) > before);
     disk.set_free_bytes(Some(0));
     manual.step_keeper();
     assert!(matches!(manual.wal.writable(), Err(Error::DiskFull { .. })));
 }
 
 #[test]
-fn no_room_is_noticed_by_the_error_too_not_only_by_the_figure() {
-    // Quotas refuse what the figure of free bytes promises.
+fn storage_full_error_counts_as_full_disk() {
+    // With quotas, a creation may fail although the reported free bytes suffice.
     let disk = SimulatedDisk::new(3);
     let options = Options { ready_segments: 0, ..small_options() };
     let mut manual = open(&disk, options);
@@ -332,7 +333,7 @@ fn no_room_is_noticed_by_the_error_too_not_only_by_the_figure() {
 }
 
 #[test]
-fn a_writer_that_is_dropped_tells_everybody() {
+fn dropped_writer_fails_all_callers() {
     let disk = SimulatedDisk::new(4);
     let manual = open(&disk, small_options());
     let results = Results::default();
@@ -340,18 +341,18 @@ fn a_writer_that_is_dropped_tells_everybody() {
     append(&manual.wal, &results, 10);
     let ManualWal { wal, writer, keeper, .. } = manual;
     drop(writer);
-    let told = take(&results);
-    assert_eq!(told.len(), 2);
-    assert!(told.iter().all(Result::is_err));
+    let sent = take(&results);
+    assert_eq!(sent.len(), 2);
+    assert!(sent.iter().all(Result::is_err));
     append(&wal, &results, 10);
     assert!(matches!(take(&results)[..], [Err(_)]), "a later one too");
     assert!(wal.writable().is_err());
     drop(keeper);
 }
 
-/// A callback that panics takes the writer with it; the others are told nevertheless.
+/// A panic in a callback ends the writer; all other callers get a result.
 #[test]
-fn a_writer_that_panics_tells_everybody() {
+fn panicking_writer_fails_all_callers() {
     let disk = SimulatedDisk::new(4);
     let manual = open(&disk, small_options());
     let results = Results::default();
@@ -365,13 +366,13 @@ fn a_writer_that_panics_tells_everybody() {
     });
     assert!(died.join().is_err());
     append(&wal, &results, 10);
-    assert_eq!(take(&results).len(), 3, "everybody is told");
+    assert_eq!(take(&results).len(), 3, "every caller gets a result");
     assert!(wal.writable().is_err());
     drop(keeper);
 }
 
 #[test]
-fn an_entry_larger_than_a_segment_is_refused_alone() {
+fn rejects_only_the_entry_larger_than_a_segment() {
     let disk = SimulatedDisk::new(4);
     let mut manual = open(&disk, small_options());
     let results = Results::default();
@@ -384,7 +385,7 @@ fn an_entry_larger_than_a_segment_is_refused_alone() {
 }
 
 #[test]
-fn read_errors_are_told_and_poison_nothing() {
+fn read_errors_do_not_poison_the_log() {
     let disk = SimulatedDisk::new(9);
     let options = Options { tail_bytes: 0, ..small_options() };
     let mut manual = open(&disk, options);
@@ -402,7 +403,7 @@ fn read_errors_are_told_and_poison_nothing() {
 }
 
 #[test]
-fn a_folder_that_is_in_use_or_belongs_to_someone_else_is_refused() {
+fn rejects_directory_in_use_or_with_other_identity() {
     let disk = SimulatedDisk::new(9);
     let manual = open(&disk, small_options());
     let second = ManualWal::open(Arc::new(disk.clone()), small_options());
@@ -418,7 +419,7 @@ fn a_folder_that_is_in_use_or_belongs_to_someone_else_is_refused() {
 }
 
 #[test]
-fn reads_of_an_open_may_fail_but_never_change_what_is_there() {
+fn failed_open_changes_nothing() {
     let base = ModelDriver::new(12, small_options());
     let mut driver = base;
     driver.open();
@@ -447,23 +448,23 @@ fn reads_of_an_open_may_fail_but_never_change_what_is_there() {
     }
 }
 
-/// What the server looks at to see that its disk has stalled.
+/// The server uses `unsynced_for` to detect a stalled disk.
 #[test]
-fn what_waits_for_the_disk_says_for_how_long() {
+fn unsynced_for_is_age_of_oldest_request() {
     let disk = SimulatedDisk::new(1);
     let mut manual = open(&disk, small_options());
     let results = Results::default();
     assert_eq!(manual.wal.unsynced_for(), None);
     append(&manual.wal, &results, 10);
     assert_eq!(manual.wal.unsynced_for(), Some(Duration::ZERO));
-    // Nobody steps the writer: as far as the log can tell, the disk does not answer.
+    // The writer is not stepped, which looks like a stalled disk.
     manual.now += Duration::from_secs(3);
     manual.step_keeper();
     append(&manual.wal, &results, 10);
     assert_eq!(manual.wal.unsynced_for(), Some(Duration::from_secs(3)), "the oldest counts");
     manual.settle();
     assert_eq!(manual.wal.unsynced_for(), None);
-    // Votes wait too, and what does not fit into the first group waits on, from its own time.
+    // Requests that do not fit the first group keep their own start time.
     for _ in 0..4 {
         append(&manual.wal, &results, 12 << 10);
         manual.now += Duration::from_secs(1);
@@ -475,7 +476,7 @@ fn what_waits_for_the_disk_says_for_how_long() {
         manual.step_writer();
     }
     assert_eq!(waits, [4, 3, 2, 1]);
-    // A clock of the caller's counts between the steps too.
+    // A clock set by the caller advances between steps too.
     let clock = Arc::new(AtomicUsize::new(100));
     let seconds = Arc::clone(&clock);
     let now = move || Duration::from_secs(seconds.load(Ordering::SeqCst) as u64);
@@ -483,7 +484,7 @@ fn what_waits_for_the_disk_says_for_how_long() {
     manual.wal.save_vote(Bytes::from_static(b"v"), Box::new(|_| {}));
     clock.store(107, Ordering::SeqCst);
     assert_eq!(manual.wal.unsynced_for(), Some(Duration::from_secs(7)));
-    // A poisoned log waits for nothing any more.
+    // A poisoned log has no waiting requests.
     disk.fail(Fault::next(Operation::Sync));
     append(&manual.wal, &results, 10);
     let _ = manual.writer.step(Duration::from_secs(107));
@@ -491,17 +492,17 @@ fn what_waits_for_the_disk_says_for_how_long() {
 }
 
 #[test]
-fn a_stalled_sync_shows_while_it_lasts() {
+fn stalled_sync_is_visible_while_it_lasts() {
     let storage = FaultyStorage::new(Arc::new(SimulatedDisk::new(1)));
     let (wal, writer, keeper, _) = Wal::open(Arc::new(storage.clone()), small_options()).unwrap();
     writer.spawn().unwrap();
     keeper.spawn().unwrap();
     storage.stall(Operation::Sync);
-    let (told, result) = mpsc::channel();
+    let (sent, result) = mpsc::channel();
     let entry = entry(LogId { term: 1, index: 0 }, 1, 0, 10);
-    wal.append(vec![entry], Box::new(move |durable| told.send(durable).unwrap()));
+    wal.append(vec![entry], Box::new(move |durable| sent.send(durable).unwrap()));
     let shown = (0..10_000).any(|_| {
-        // A wait with a deadline that cannot come true before the disk goes on.
+        // The result cannot arrive before the sync continues.
         assert!(result.recv_timeout(Duration::from_millis(1)).is_err(), "it was not synced");
         wal.unsynced_for() > Some(Duration::from_millis(20))
     });
@@ -512,21 +513,21 @@ fn a_stalled_sync_shows_while_it_lasts() {
     wal.close();
 }
 
-/// What others had room for may be applied here before it is written.
+/// Entries that other replicas had space for may be applied before they are written here.
 #[test]
-fn a_log_without_room_for_what_is_placed_ends_and_can_be_opened_again() {
+fn log_without_space_for_placed_entries_ends_and_reopens() {
     let disk = SimulatedDisk::new(1);
     let mut manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
     disk.set_free_bytes(Some(0));
-    let (told, results) = mpsc::channel();
+    let (sent, results) = mpsc::channel();
     for index in 0..60 {
-        let told = told.clone();
-        let done = Box::new(move |result| told.send((index, result)).unwrap());
+        let sent = sent.clone();
+        let done = Box::new(move |result| sent.send((index, result)).unwrap());
         manual.wal.append(vec![entry(LogId { term: 1, index }, 3, 30, 5000)], done);
         manual.wal.place(index, None).unwrap();
     }
     manual.settle();
-    drop(told);
+    drop(sent);
     let results: Vec<_> = results.iter().collect();
     let durable = results.iter().filter(|(_, result)| result.is_ok()).count() as u64;
     assert!((1..60).contains(&durable), "{durable}");
@@ -541,10 +542,9 @@ fn a_log_without_room_for_what_is_placed_ends_and_can_be_opened_again() {
     assert_eq!(manual.wal.state().last, Some(LogId { term: 1, index: durable - 1 }));
 }
 
-/// Entries that are appended together are all there or none is, also where some would still fit
-/// into the segment in use.
+/// Entries of one append are all kept or all rejected, even if some would fit the active segment.
 #[test]
-fn a_batch_that_finds_no_room_leaves_nothing_behind() {
+fn append_rejected_by_full_disk_leaves_no_entries() {
     let mut refused = 0;
     for before in 1..100 {
         let disk = SimulatedDisk::new(6);
@@ -562,8 +562,8 @@ fn a_batch_that_finds_no_room_leaves_nothing_behind() {
         }
         let last = manual.wal.state().last.unwrap().index;
         let id = |more| LogId { term: 1, index: last + more };
-        let told = Arc::clone(&results);
-        let done = Box::new(move |result| told.lock().unwrap().push(result));
+        let sent = Arc::clone(&results);
+        let done = Box::new(move |result| sent.lock().unwrap().push(result));
         manual.wal.append((1..=5).map(|more| entry(id(more), 1, 10, 3000)).collect(), done);
         manual.idle();
         let expected = match &take(&results)[..] {
@@ -581,5 +581,5 @@ fn a_batch_that_finds_no_room_leaves_nothing_behind() {
         let state = open(&disk.reopen(), options).wal.state();
         assert_eq!(state.last.map(|id| id.index), Some(expected), "after {before} entries");
     }
-    assert!(refused >= 2, "where there is room for some of them, {refused} were refused");
+    assert!(refused >= 2, "{refused} appends of which some entries would fit were rejected");
 }

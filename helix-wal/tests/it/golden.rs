@@ -1,7 +1,6 @@
-//! A folder of each version of the format, written once by it and kept (that of version 2 by
-//! version 3, less the bytes that it adds): every later version reads it, and goes on with it.
-//! `HELIX_GOLDEN=3` writes the one of version 3 anew, which is right only until that version is
-//! released.
+//! Golden directories: one log per format version, written by that version (the one of version 2 by
+//! version 3, without the bytes that it adds). Every later version must read and continue them.
+//! `HELIX_GOLDEN=3` rewrites the one of version 3, which is allowed only until its release.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,50 +10,53 @@ use helix_wal::storage::{DirStorage, SimulatedDisk};
 use helix_wal::{Entry, LiveEntry, LogId, Placement, ReadMode, Wal, verify};
 
 use crate::common::{ManualWal, entry};
-use crate::corruption::{DamageClass, Golden, classify, files, is_right, options, streams_are_right};
+use crate::corruption::{
+    DamageClass, Golden, classify, files, is_right, options, streams_are_right,
+};
 use crate::truth::Truth;
 
-/// Votes, a truncation, a purge, sealed segments and an open one.
+/// Has votes, a truncation, a purge, sealed segments and an active one.
 #[test]
-fn the_golden_folder_of_version_1_is_readable() {
+fn reads_golden_directory_of_version_1() {
     golden_is_readable(1, &Golden::marked());
 }
 
-/// And cold segments, and trims.
+/// Also has cold segments and trims.
 #[test]
-fn the_golden_folder_of_version_2_is_readable() {
+fn reads_golden_directory_of_version_2() {
     golden_is_readable(2, &Golden::compacted());
 }
 
-/// And what waits for a snapshot.
+/// Also has staged entries that wait for a snapshot.
 #[test]
-fn the_golden_folder_of_version_3_is_readable() {
-    let received = received();
-    golden_is_readable(3, &Golden::receiving(AFTER, &received));
+fn reads_golden_directory_of_version_3() {
+    let staged_entries = staged_entries();
+    golden_is_readable(3, &Golden::with_staged(AFTER, &staged_entries));
     let manual = ManualWal::open(Arc::new(disk_of(3)), options()).unwrap();
     let (after, mut segments) = manual.wal.take_staged().unwrap();
     assert_eq!((after, segments.first(), segments.last()), (AFTER, Some(200), Some(208)));
     let at = LogId { term: 3, index: 210 };
     manual.wal.install(at, Bytes::from_static(b"a later state"), &mut segments).unwrap();
-    for live in &received {
+    for live in &staged_entries {
         let Placement { stream, first, .. } = live.placement;
         let got = manual.wal.read_stream(stream, first, first + 1, 1, ReadMode::Blocking);
         assert_eq!(got.unwrap().unwrap()[0].payload.bytes, live.payload.bytes);
     }
 }
 
-/// The folders that are kept, with what is in them.
-pub fn kept() -> Vec<(&'static str, SimulatedDisk, Truth)> {
-    let golden = [Golden::marked(), Golden::compacted(), Golden::receiving(AFTER, &received())];
+/// Returns all golden logs with their expected contents.
+pub fn golden_logs() -> Vec<(&'static str, SimulatedDisk, Truth)> {
+    let golden =
+        [Golden::marked(), Golden::compacted(), Golden::with_staged(AFTER, &staged_entries())];
     let names = ["version 1", "version 2", "version 3"];
-    let kept = (1..).zip(names).zip(golden);
-    kept.map(|((version, name), golden)| (name, disk_of(version), golden.truth)).collect()
+    let golden_logs = (1..).zip(names).zip(golden);
+    golden_logs.map(|((version, name), golden)| (name, disk_of(version), golden.truth)).collect()
 }
 
 const AFTER: u64 = 97;
 
-/// Entries of a stream that the log does not have.
-fn received() -> Vec<LiveEntry> {
+/// Builds entries of a stream that the log does not have.
+fn staged_entries() -> Vec<LiveEntry> {
     let live = |n: u64| {
         let id = LogId { term: 3, index: 200 + 2 * n };
         let Entry { head, payload, .. } = entry(id, 9, 10, 700);
@@ -68,13 +70,13 @@ fn received() -> Vec<LiveEntry> {
     (0..5).map(live).collect()
 }
 
-fn folder(version: u32) -> PathBuf {
+fn directory(version: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/v{version}"))
 }
 
 fn disk_of(version: u32) -> SimulatedDisk {
     let disk = SimulatedDisk::new(1);
-    for entry in std::fs::read_dir(folder(version)).unwrap() {
+    for entry in std::fs::read_dir(directory(version)).unwrap() {
         let entry = entry.unwrap();
         let name = entry.file_name().into_string().unwrap();
         disk.write_file(&name, std::fs::read(entry.path()).unwrap());
@@ -82,21 +84,21 @@ fn disk_of(version: u32) -> SimulatedDisk {
     disk
 }
 
-/// Writes the folder if `HELIX_GOLDEN` is its version; in any case it must be there and whole.
+/// Rewrites the directory if `HELIX_GOLDEN` is its version. Checks that it is intact.
 fn golden_is_readable(version: u32, golden: &Golden) {
-    let folder = folder(version);
+    let directory = directory(version);
     if std::env::var("HELIX_GOLDEN").is_ok_and(|value| value == version.to_string()) {
-        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::create_dir_all(&directory).unwrap();
         for (name, bytes) in files(&golden.disk) {
-            std::fs::write(folder.join(name), bytes).unwrap();
+            std::fs::write(directory.join(name), bytes).unwrap();
         }
     }
     let disk = disk_of(version);
     assert_eq!(verify(&disk), []);
     assert_eq!(classify(&disk, &golden.truth), DamageClass::Equal);
-    // The same on a real folder, where an open may not change the one that is kept.
+    // The same in a real directory: a copy, because opening changes files.
     let copy = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(&folder).unwrap() {
+    for entry in std::fs::read_dir(&directory).unwrap() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
     }
@@ -106,7 +108,7 @@ fn golden_is_readable(version: u32, golden: &Golden) {
     };
     let mut manual = open();
     expect_all(&manual.wal, golden);
-    // And it can be gone on with.
+    // The log can be continued.
     let last = golden.truth.durable.last().unwrap();
     let next = entry(LogId { term: 9, index: last.index + 1 }, 1, 3, 3000);
     manual.wal.append(vec![next.clone()], Box::new(|durable| durable.unwrap()));

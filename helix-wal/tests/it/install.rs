@@ -1,5 +1,5 @@
-//! Entries that come from elsewhere: segments written at once, which count from the moment that a
-//! state file names them, and reading what another log still needs.
+//! Installation of a snapshot with records of another log: cold segments that become part of the log
+//! when the state file names them. Also reads of the live entries that such a log needs.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use helix_wal::{
     inspect, verify,
 };
 
-use crate::common::{TestRng, ManualWal, PrintOnPanic, entry, seed, small_options};
+use crate::common::{ManualWal, PrintOnPanic, TestRng, entry, seed, small_options};
 
-const STATE: &[u8] = b"a state from elsewhere";
+const STATE: &[u8] = b"state of another replica";
 
-/// A log in hand, or one in memory, and where each stream ends.
-struct Log {
+/// A manually stepped log, or one in memory, with the end of each stream.
+struct TestLog {
     wal: Wal,
     manual: Option<ManualWal>,
     next: [u64; 4],
     term: u64,
 }
 
-impl Log {
+impl TestLog {
     fn on(disk: &SimulatedDisk) -> Self {
         let manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
         Self { wal: manual.wal.clone(), manual: Some(manual), next: [0; 4], term: 1 }
@@ -39,7 +39,7 @@ impl Log {
         }
     }
 
-    /// Appends entries of three streams in turn, some of them void, and places them.
+    /// Appends entries of three interleaved streams and places them. Every fifth has no placement.
     fn fill(&mut self, sizes: &[usize]) {
         for size in sizes {
             let index = self.wal.state().last.map_or(1, |last| last.index + 1);
@@ -92,11 +92,11 @@ fn assert_same(found: &[LiveEntry], wanted: &[LiveEntry]) {
     }
 }
 
-/// Streams and times lead to the same entries.
+/// Asserts that reads by stream and by time return the same entries.
 fn assert_streams(wal: &Wal, wanted: &[LiveEntry]) {
     for live in wanted {
         let Placement { stream, first, time, .. } = live.placement;
-        // The first entry that is kept may reach below the trim point.
+        // The first kept entry may start below the trim point.
         let at = first + 1;
         let got = wal.read_stream(stream, at, at + 1, 1, ReadMode::Blocking).unwrap().unwrap();
         assert_eq!((got.len(), got[0].id), (1, live.id), "{:?}", live.placement);
@@ -121,7 +121,7 @@ fn assert_streams(wal: &Wal, wanted: &[LiveEntry]) {
     }
 }
 
-fn write(wal: &Wal, entries: &[LiveEntry]) -> Result<ColdSegments, Error> {
+fn write_cold(wal: &Wal, entries: &[LiveEntry]) -> Result<ColdSegments, Error> {
     let mut writer = wal.cold_writer()?;
     for live in entries {
         writer.write(live.clone())?;
@@ -136,8 +136,8 @@ fn sizes(count: usize) -> Vec<usize> {
     SIZES.iter().copied().cycle().take(count).collect()
 }
 
-/// A log with trimmed, void and live entries, most of them below the purge point.
-fn source(mut log: Log) -> Log {
+/// Builds a log with trimmed, unplaced and live entries, most of them below the purge point.
+fn source_log(mut log: TestLog) -> TestLog {
     log.fill(&sizes(30));
     log.checkpoint_and_purge();
     log.wal.trim(1, 7);
@@ -148,19 +148,19 @@ fn source(mut log: Log) -> Log {
 }
 
 #[test]
-fn what_streams_need_goes_from_one_log_to_another_and_on() {
+fn live_entries_are_copied_to_another_log() {
     for (from_disk, to_disk) in [(true, true), (true, false), (false, true), (false, false)] {
         let _context = PrintOnPanic(format!("from disk {from_disk}, to disk {to_disk}"));
         let disk = SimulatedDisk::new(3);
-        let from = source(if from_disk { Log::on(&disk) } else { Log::in_memory() });
+        let from = source_log(if from_disk { TestLog::on(&disk) } else { TestLog::in_memory() });
         let wanted = from.live();
         assert!(wanted.len() > 10, "{}", wanted.len());
         assert!(wanted.iter().all(|live| live.placement.stream != 2));
 
         let disk = SimulatedDisk::new(4);
         disk.set_cache(CacheMode::Sometimes);
-        let mut to = if to_disk { Log::on(&disk) } else { Log::in_memory() };
-        // The beginning is here too, and placed; then a branch that nobody else has.
+        let mut to = if to_disk { TestLog::on(&disk) } else { TestLog::in_memory() };
+        // The target has the first entries, placed, and then an entry of another branch.
         to.fill(&sizes(4));
         to.term = 7;
         let index = to.wal.state().last.unwrap().index + 1;
@@ -168,7 +168,7 @@ fn what_streams_need_goes_from_one_log_to_another_and_on() {
         to.wal.append(vec![stray], Box::new(|result| result.unwrap()));
         to.idle();
         let missing: Vec<_> = wanted.iter().filter(|e| e.id.index > 4).cloned().collect();
-        let mut cold = write(&to.wal, &missing).unwrap();
+        let mut cold = write_cold(&to.wal, &missing).unwrap();
         let at = from.wal.state().last.unwrap();
         to.wal.install(at, Bytes::from_static(STATE), &mut cold).unwrap();
         drop(cold);
@@ -178,7 +178,7 @@ fn what_streams_need_goes_from_one_log_to_another_and_on() {
         to.wal.drop_stream(2);
         assert_same(&to.live(), &wanted);
         assert_streams(&to.wal, &wanted);
-        // It goes on behind it, over sealing and opening.
+        // The log continues after it, also after sealing and reopening.
         to.next = from.next;
         to.fill(&sizes(14));
         to.idle();
@@ -194,7 +194,7 @@ fn what_streams_need_goes_from_one_log_to_another_and_on() {
             disk.crash(Crash::LoseAll);
             let disk = disk.reopen();
             assert_eq!(verify(&disk), []);
-            let to = Log::on(&disk);
+            let to = TestLog::on(&disk);
             to.wal.trim(1, 7);
             to.wal.drop_stream(2);
             assert_same(&to.live(), &all);
@@ -212,23 +212,23 @@ fn live_entry(index: u64, stream: u64, first: u64, size: usize) -> LiveEntry {
     LiveEntry { id, placement: Placement { stream, first, count: 2, time: index }, head, payload }
 }
 
-/// Before the snapshot and behind it the log is in the same segment, which has two shares of each
-/// stream once it is sealed.
+/// Entries before and after the snapshot are in the same segment. Once sealed, it has two rows per
+/// stream.
 #[test]
-fn a_snapshot_in_the_middle_of_a_segment_is_read_in_its_place() {
+fn snapshot_inside_a_segment_is_read_in_order() {
     let disk = SimulatedDisk::new(1);
-    let mut log = Log::on(&disk);
+    let mut log = TestLog::on(&disk);
     log.fill(&[100, 100, 100, 100]);
     log.idle();
     let before = log.live();
     let next = log.next;
-    let arrived: Vec<_> = (0..6)
+    let installed: Vec<_> = (0..6)
         .map(|i| {
             let stream = 1 + i % 3;
             live_entry(10 + i, stream, next[stream as usize] + 2 * (i / 3), 700)
         })
         .collect();
-    let mut cold = write(&log.wal, &arrived).unwrap();
+    let mut cold = write_cold(&log.wal, &installed).unwrap();
     let at = LogId { term: 1, index: 30 };
     log.wal.install(at, Bytes::from_static(STATE), &mut cold).unwrap();
     for stream in 1..4 {
@@ -238,7 +238,7 @@ fn a_snapshot_in_the_middle_of_a_segment_is_read_in_its_place() {
     let all = log.live();
     assert_eq!(all.len(), before.len() + 6 + 3);
     assert_streams(&log.wal, &all);
-    // Two segments more, so that the first is sealed and leaves memory.
+    // Two more segments, so that the first one is sealed and evicted from memory.
     log.fill(&sizes(20));
     log.idle();
     let all = log.live();
@@ -250,42 +250,42 @@ fn a_snapshot_in_the_middle_of_a_segment_is_read_in_its_place() {
     disk.crash(Crash::LoseAll);
     let disk = disk.reopen();
     assert_eq!(verify(&disk), []);
-    let log = Log::on(&disk);
+    let log = TestLog::on(&disk);
     let wanted: Vec<_> = all.iter().filter(|live| live.id.index <= at.index).cloned().collect();
     assert_same(&read_live(&log.wal, 0, at.index, 1), &wanted);
 }
 
 #[test]
-fn what_was_not_installed_leaves_nothing_behind() {
+fn entries_that_are_not_installed_leave_no_files() {
     let disk = SimulatedDisk::new(1);
-    let mut log = Log::on(&disk);
+    let mut log = TestLog::on(&disk);
     log.fill(&[10, 10]);
     let mut writer = log.wal.cold_writer().unwrap();
     writer.write(live_entry(5, 1, 50, 3000)).unwrap();
     assert_eq!(cold_files(&disk).len(), 1);
     drop(writer);
     assert_eq!(cold_files(&disk), [""; 0]);
-    let cold = write(&log.wal, &[live_entry(5, 1, 50, 3000)]).unwrap();
+    let cold = write_cold(&log.wal, &[live_entry(5, 1, 50, 3000)]).unwrap();
     assert_eq!(cold_files(&disk).len(), 1);
     assert_eq!((cold.first(), cold.last()), (Some(5), Some(5)));
-    // A process that ends has no time for that: the next open does it.
+    // After a crash the next open removes them.
     std::mem::forget(cold);
     drop(log);
     disk.crash(Crash::KeepAll);
     let disk = disk.reopen();
     assert_eq!(inspect(&disk).unwrap().leftovers, cold_files(&disk));
-    let log = Log::on(&disk);
+    let log = TestLog::on(&disk);
     assert_eq!(cold_files(&disk), [""; 0]);
     assert!(log.wal.read_stream(1, 50, 52, 1, ReadMode::Blocking).unwrap().unwrap().is_empty());
 }
 
 #[test]
-fn entries_that_cannot_be_right_are_refused() {
+fn rejects_invalid_entries() {
     let disk = SimulatedDisk::new(1);
-    for mut log in [Log::on(&disk), Log::in_memory()] {
+    for mut log in [TestLog::on(&disk), TestLog::in_memory()] {
         log.fill(&[10, 10, 10]);
         let install = |at: u64, entries: &[LiveEntry]| {
-            let mut cold = write(&log.wal, entries)?;
+            let mut cold = write_cold(&log.wal, entries)?;
             log.wal.install(LogId { term: 1, index: at }, Bytes::new(), &mut cold)
         };
         let placed_here = install(9, &[live_entry(3, 1, 50, 10)]);
@@ -302,7 +302,7 @@ fn entries_that_cannot_be_right_are_refused() {
         let mut empty = live_entry(8, 1, 62, 10);
         empty.placement.count = 0;
         assert!(matches!(writer.write(empty), Err(Error::Unusable(_))));
-        // And the log is as it was.
+        // The log is unchanged.
         log.fill(&[10]);
         assert_eq!(log.wal.state().last, Some(LogId { term: 1, index: 4 }));
         let beyond = log.wal.read_live(0, 5, 100);
@@ -312,12 +312,12 @@ fn entries_that_cannot_be_right_are_refused() {
 }
 
 #[test]
-fn two_checkpoints_that_cannot_both_be_committed_are_refused() {
+fn rejects_contradicting_checkpoints() {
     let disk = SimulatedDisk::new(1);
-    for mut log in [Log::on(&disk), Log::in_memory()] {
+    for mut log in [TestLog::on(&disk), TestLog::in_memory()] {
         log.fill(&[10, 10, 10]);
         let install = |term: u64, index: u64| {
-            let mut cold = write(&log.wal, &[])?;
+            let mut cold = write_cold(&log.wal, &[])?;
             log.wal.install(LogId { term, index }, Bytes::new(), &mut cold)
         };
         install(2, 9).unwrap();
@@ -328,18 +328,18 @@ fn two_checkpoints_that_cannot_both_be_committed_are_refused() {
         install(2, 9).unwrap();
         assert_eq!(log.wal.state().last, Some(LogId { term: 2, index: 9 }));
     }
-    let log = Log::on(&disk.reopen());
+    let log = TestLog::on(&disk.reopen());
     assert_eq!(log.wal.state().last, Some(LogId { term: 2, index: 9 }));
 }
 
 #[test]
-fn a_full_disk_refuses_an_entry_or_an_install_and_either_can_be_tried_again() {
+fn full_disk_rejects_entry_or_install_until_space_is_free() {
     let disk = SimulatedDisk::new(1);
     let options = Options { reserve_bytes: 256 << 10, ready_segments: 0, ..small_options() };
     let manual = ManualWal::open(Arc::new(disk.clone()), options).unwrap();
     let wal = manual.wal;
     let mut writer = wal.cold_writer().unwrap();
-    // Room for a segment, but not beside the reserve.
+    // Space for a segment, but not in addition to the reserve.
     disk.set_free_bytes(Some((256 << 10) + (63 << 10)));
     let refused = writer.write(live_entry(1, 1, 0, 3000));
     assert!(matches!(refused, Err(Error::DiskFull { .. })), "{refused:?}");
@@ -360,10 +360,10 @@ fn a_full_disk_refuses_an_entry_or_an_install_and_either_can_be_tried_again() {
 }
 
 #[test]
-fn a_disk_that_fails_beneath_it_ends_the_log() {
+fn disk_failure_poisons_the_log() {
     for operation in [Operation::Write, Operation::Sync, Operation::SyncDir] {
         let disk = SimulatedDisk::new(1);
-        let log = Log::on(&disk);
+        let log = TestLog::on(&disk);
         let mut writer = log.wal.cold_writer().unwrap();
         writer.write(live_entry(1, 1, 0, 100)).unwrap();
         disk.fail(Fault::next(operation));
@@ -374,24 +374,24 @@ fn a_disk_that_fails_beneath_it_ends_the_log() {
     }
 }
 
-/// Any bit of a cold segment: what is read is right, or an error that names the file. Entries of
-/// other segments are read all the same.
+/// After any bit flip in a cold segment, reads return right entries or an error that names the file.
+/// Entries of other segments are served.
 #[test]
-fn damage_to_a_cold_segment_is_reported_and_the_rest_is_served() {
+fn damaged_cold_segment_is_reported_and_others_are_served() {
     let base = seed("cold damage");
     let mut rng = TestRng::new(base);
     let disk = SimulatedDisk::new(1);
-    let mut log = Log::on(&disk);
+    let mut log = TestLog::on(&disk);
     log.fill(&[300, 300, 300, 300]);
     log.idle();
     let next = log.next;
-    let arrived: Vec<_> = (0..9)
+    let installed: Vec<_> = (0..9)
         .map(|i| {
             let stream = 1 + i % 3;
             live_entry(10 + i, stream, next[stream as usize] + 2 * (i / 3), 900)
         })
         .collect();
-    let mut cold = write(&log.wal, &arrived).unwrap();
+    let mut cold = write_cold(&log.wal, &installed).unwrap();
     let at = LogId { term: 1, index: 20 };
     log.wal.install(at, Bytes::from_static(STATE), &mut cold).unwrap();
     for stream in 1..4 {
@@ -406,21 +406,22 @@ fn damage_to_a_cold_segment_is_reported_and_the_rest_is_served() {
     let name = cold_files(&disk).pop().unwrap();
     let bytes = disk.read_file(&name).unwrap();
     let used = |at: &usize| bytes[at.saturating_sub(8)..(at + 8).min(bytes.len())] != [0; 16];
-    let places: Vec<usize> = (8..bytes.len() - 8).filter(used).collect();
-    let (mut reported, mut withheld) = (0, 0);
+    let positions: Vec<usize> = (8..bytes.len() - 8).filter(used).collect();
+    let (mut reported, mut quarantined) = (0, 0);
     for round in 0..600 {
-        let at = places[rng.below(places.len() as u64) as usize];
+        let at = positions[rng.below(positions.len() as u64) as usize];
         let bit = 8 * at as u64 + rng.below(8);
-        let _context = PrintOnPanic(format!("HELIX_SEED={base}, round {round}: bit {bit} of {name}"));
+        let _context =
+            PrintOnPanic(format!("HELIX_SEED={base}, round {round}: bit {bit} of {name}"));
         let disk = disk.fork();
         disk.flip_bit(&name, bit);
         let found = verify(&disk).len() + usize::from(inspect(&disk).is_err());
         let manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
-        withheld += manual.recovered.quarantined.len();
+        quarantined += manual.recovered.quarantined.len();
         let placements = all.iter().filter(|live| live.id.index > 20);
         for live in placements {
             manual.wal.place(live.id.index, Some(live.placement)).unwrap_or_else(|_| {
-                // The void one in between.
+                // The entry without placement in between.
                 manual.wal.place(live.id.index - 1, None).unwrap();
                 manual.wal.place(live.id.index, Some(live.placement)).unwrap();
             });
@@ -431,13 +432,13 @@ fn damage_to_a_cold_segment_is_reported_and_the_rest_is_served() {
             match manual.wal.read_stream(stream, first, first + 1, 1, ReadMode::Blocking) {
                 Ok(got) => {
                     let got = got.unwrap();
-                    assert_eq!(got.len(), 1, "{:?} is passed over", live.placement);
+                    assert_eq!(got.len(), 1, "{:?} is skipped", live.placement);
                     assert_eq!((got[0].id, &got[0].head), (live.id, &live.head));
                     assert_eq!(got[0].payload.bytes, live.payload.bytes);
                 }
                 Err(Error::Damaged { file, .. }) => {
                     assert!(file.contains(&name), "{file}");
-                    let here = arrived.iter().any(|arrived| arrived.id == live.id);
+                    let here = installed.iter().any(|installed| installed.id == live.id);
                     assert!(here, "{} is in another segment", live.id.index);
                     damaged += 1;
                 }
@@ -445,20 +446,20 @@ fn damage_to_a_cold_segment_is_reported_and_the_rest_is_served() {
             }
         }
         if damaged > 0 {
-            assert!(found > 0, "a close look finds nothing");
+            assert!(found > 0, "verify finds nothing");
             reported += 1;
             let mut after = 0;
             let error = loop {
                 match manual.wal.read_live(after, 20, 2000) {
                     Ok(found) if found.upto < 20 => after = found.upto,
-                    Ok(_) => panic!("{damaged} entries are damaged and none is missed"),
+                    Ok(_) => panic!("{damaged} entries are damaged but none is reported"),
                     Err(error) => break error,
                 }
             };
             assert!(matches!(&error, Error::Damaged { file, .. } if *file == name), "{error}");
         }
     }
-    assert!(reported > 100 && withheld > 5, "{reported} reported, {withheld} withheld");
+    assert!(reported > 100 && quarantined > 5, "{reported} reported, {quarantined} withheld");
     let state = inspect(&disk).unwrap().segments.pop().unwrap().state;
     assert_eq!(state, SegmentState::Cold);
 }

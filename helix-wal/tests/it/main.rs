@@ -1,12 +1,10 @@
-//! What the log promises, held against disks that forget, tear, garble, fill up and fail.
-//! One binary; each module is one kind of trouble.
+//! Tests of the log's guarantees on disks that lose, tear and garble data, fill up and fail.
+//! One binary; each module covers one kind of fault.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
-// Nothing outside can reach into a test binary.
+// A test binary has no users.
 #![allow(unreachable_pub)]
 
-mod aside;
-mod cold;
 mod common;
 mod compaction;
 mod concurrency;
@@ -15,11 +13,13 @@ mod crash;
 mod explore;
 mod faults;
 mod golden;
+mod install;
 #[cfg(shuttle)]
 mod interleavings;
 mod matrix;
 mod model;
+mod quarantine;
+mod quarantined_segments;
 mod reads;
 mod reopened;
 mod truth;
-mod withheld;

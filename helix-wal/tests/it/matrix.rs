@@ -1,6 +1,6 @@
-//! The corruption matrix: every bit and every length of every file of a log, one at a time, of each
-//! version of the format. Each damage falls into one of four classes, and `classify` panics on what
-//! is none of them: a wrong payload, another vote, entries that are missing without a word.
+//! Corruption matrix: flips every bit and truncates to every length each file of a log, one at a time,
+//! for each format version. Every damage must fall into one of four classes. `classify` panics on a
+//! wrong payload, a different vote, or silently missing entries.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -9,49 +9,59 @@ use std::time::Instant;
 
 use helix_wal::storage::SimulatedDisk;
 
-use crate::common::{TestRng, PrintOnPanic, seed};
+use crate::common::{PrintOnPanic, TestRng, seed};
 use crate::corruption::{DamageClass, Golden, classify, files};
 use crate::golden;
 use crate::truth::Truth;
 
-/// One damage in so many is tried here; `HELIX_SHARE=1` tries all: `just corruption-matrix`.
+/// One damage in this many is tested by default. `HELIX_SHARE=1` tests all (`just corruption-matrix`).
 const SHARE: u64 = 1000;
 
-/// Bytes of a file that are one piece of work.
+/// Bytes of a file in one unit of work.
 const PIECE: usize = 1024;
 
-/// How often each class was met, for bits and for lengths.
+/// Counts by kind of damage (bits, lengths) and class.
 type Counts = BTreeMap<(&'static str, DamageClass), u64>;
 
-/// A log at rest, what it holds, and whether its last group may be cut.
+/// A closed log, its expected contents, and whether its last group may be truncated.
 struct Case {
     name: &'static str,
     disk: SimulatedDisk,
     truth: Truth,
-    may_cut: bool,
+    may_truncate: bool,
 }
 
-/// Each version as its own program wrote it, and what is written today without a mark at its end.
+/// Returns the log of each format version, and a current log without a sync marker at its end.
 fn cases() -> Vec<Case> {
     let Golden { disk, truth, .. } = Golden::unmarked();
-    let unmarked = Case { name: "not marked", disk, truth, may_cut: true };
-    let kept = golden::kept().into_iter().map(|(name, disk, truth)| Case {
+    let unmarked = Case { name: "not marked", disk, truth, may_truncate: true };
+    let golden_logs = golden::golden_logs().into_iter().map(|(name, disk, truth)| Case {
         name,
         disk,
         truth,
-        may_cut: false,
+        may_truncate: false,
     });
-    kept.chain([unmarked]).collect()
+    golden_logs.chain([unmarked]).collect()
 }
 
 impl Case {
-    /// All damages of one piece of a file, or the drawn ones.
-    fn damage(&self, name: &str, start: usize, len: usize, share: u64, rng: &mut TestRng) -> Counts {
+    /// Tests all damages in a range of a file, or one in `share`.
+    fn damage(
+        &self,
+        name: &str,
+        start: usize,
+        len: usize,
+        share: u64,
+        rng: &mut TestRng,
+    ) -> Counts {
         let mut counts = Counts::new();
         let mut tried = |kind, what: String, disk: SimulatedDisk| {
             let _context = PrintOnPanic(format!("{}: {name}, {what}", self.name));
             let class = classify(&disk, &self.truth);
-            assert!(self.may_cut || class != DamageClass::Truncated, "what was marked as durable was cut");
+            assert!(
+                self.may_truncate || class != DamageClass::Truncated,
+                "a group with a sync marker was truncated"
+            );
             *counts.entry((kind, class)).or_default() += 1;
         };
         for at in start..start + len {
@@ -65,7 +75,7 @@ impl Case {
             if rng.one_in(share) {
                 let disk = self.disk.fork();
                 disk.truncate(name, at as u64);
-                tried("lengths", format!("cut to {at} bytes"), disk);
+                tried("lengths", format!("truncated to {at} bytes"), disk);
             }
         }
         counts
@@ -101,7 +111,7 @@ impl Case {
 }
 
 #[test]
-fn every_damage_to_every_version_is_told_from_what_is_right() {
+fn every_damage_to_every_version_is_classified() {
     let share = std::env::var("HELIX_SHARE").map_or(SHARE, |text| text.parse().expect("a number"));
     let base = seed("matrix");
     for case in cases() {
@@ -114,6 +124,10 @@ fn every_damage_to_every_version_is_told_from_what_is_right() {
             begun.elapsed().as_secs_f64()
         );
         let of = |class| counts.get(&("bits", class)).copied().unwrap_or(0);
-        assert!(of(DamageClass::Equal) > 0 && of(DamageClass::Reported) > 0 && of(DamageClass::Refused) > 0);
+        assert!(
+            of(DamageClass::Equal) > 0
+                && of(DamageClass::Reported) > 0
+                && of(DamageClass::Refused) > 0
+        );
     }
 }

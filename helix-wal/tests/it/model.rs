@@ -1,5 +1,5 @@
-//! Random sequences of everything a log can be asked, with crashes in between, against the model.
-//! Single-threaded and driven by hand: a seed decides everything.
+//! Random sequences of all operations, with crashes in between, compared with the model.
+//! Single-threaded and stepped manually: a seed decides everything.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use helix_wal::{
     DurableCallback, Entry, Error, LiveEntry, LogId, Options, Placement, ReadMode, Wal, verify,
 };
 
-use crate::common::{TestRng, ManualWal, PrintOnPanic, entry, rounds, seed, small_options};
+use crate::common::{ManualWal, PrintOnPanic, TestRng, entry, rounds, seed, small_options};
 use crate::truth::{CallbackResults, QueuedOp, Truth};
 
-/// Streams in use; a dropped one is replaced by a new number.
+/// Streams in use. A dropped one is replaced by a new one.
 const STREAMS: u64 = 3;
 
-/// A log, what it must hold, and the draws that decide what happens next.
+/// A log, its model, and the random numbers that choose the next action.
 pub struct ModelDriver {
     pub disk: SimulatedDisk,
     pub options: Options,
@@ -26,17 +26,17 @@ pub struct ModelDriver {
     pub term: u64,
     streams: Vec<u64>,
     next_stream: u64,
-    /// What the next open may find that waits for a snapshot: above which entry, and up to which.
+    /// Allowed staged entries at the next open: (after index, last index).
     staged: Vec<Option<(u64, u64)>>,
-    /// Whether operations may fail although the power is on.
+    /// Operations may fail without a crash.
     pub may_fail: bool,
-    /// Whether the disk has had little room since the log was opened.
+    /// The disk has had limited space since the log was opened.
     full: bool,
-    /// Bytes that compactions have rewritten.
+    /// Bytes rewritten by compaction.
     pub rewritten: u64,
-    /// Whether to print every action.
-    pub tell: bool,
-    /// What was done, for whoever has to find out why it failed.
+    /// Prints every action.
+    pub verbose: bool,
+    /// Actions so far, to debug a failure.
     pub action_log: Vec<String>,
 }
 
@@ -58,12 +58,12 @@ impl ModelDriver {
             may_fail: false,
             full: false,
             rewritten: 0,
-            tell: false,
+            verbose: false,
             action_log: Vec::new(),
         }
     }
 
-    /// The same log on a disk of its own, closed, with other draws to come.
+    /// Returns a closed copy of the log on its own disk, with another seed.
     pub fn fork(&self, seed: u64) -> Self {
         let disk = self.disk.fork();
         disk.reseed(seed);
@@ -81,14 +81,14 @@ impl ModelDriver {
             may_fail: false,
             full: false,
             rewritten: 0,
-            tell: false,
+            verbose: false,
             action_log: self.action_log.clone(),
         }
     }
 
-    /// The disk gets little room, or all it wants.
+    /// Limits the free space of the disk, or removes the limit.
     fn resize_disk(&mut self) {
-        // Appends larger than a segment may be written in part; those go first.
+        // Settles first, because appends larger than a segment may be written in part.
         self.settle();
         if self.full && self.rng.one_in(2) {
             self.disk.set_free_bytes(None);
@@ -99,12 +99,12 @@ impl ModelDriver {
         }
     }
 
-    /// Opens the log and holds it against the truth.
+    /// Opens the log and compares it with the model.
     pub fn open(&mut self) {
         self.acks = CallbackResults::default();
         let mut opened = ManualWal::open(Arc::new(self.disk.clone()), self.options.clone());
         if self.full && matches!(opened, Err(Error::DiskFull { .. })) {
-            // Nothing is lost by it: the next attempt, with room, finds all of it.
+            // The failed open loses nothing: the next one has enough space.
             self.disk.set_free_bytes(None);
             opened = ManualWal::open(Arc::new(self.disk.clone()), self.options.clone());
         }
@@ -123,7 +123,7 @@ impl ModelDriver {
         self.replay_placements();
     }
 
-    /// The same on a disk that may stop meanwhile; whether it did not.
+    /// Opens the log on a disk that may stop. Returns whether it succeeded.
     pub fn try_open(&mut self) -> bool {
         match ManualWal::open(Arc::new(self.disk.clone()), self.options.clone()) {
             Ok(manual) => {
@@ -138,17 +138,17 @@ impl ModelDriver {
         }
     }
 
-    /// The log is dropped with whatever is under way; what that tells its callers is heard.
+    /// Drops the log with requests in flight, and collects their results.
     pub fn drop_log(&mut self) {
         self.collect_results();
         if let Some(manual) = self.manual.take() {
             self.rewritten += manual.wal.stats().rewritten_bytes;
         }
-        // What a dropped writer says to its callers is a failure, and changes nothing.
+        // A dropped writer fails its callers, which changes nothing.
         self.truth.collect_results(&self.acks, true, self.full);
     }
 
-    /// What an owner does after an open: trims and placements again.
+    /// Repeats trims and placements after an open, as the owner of a log does.
     fn replay_placements(&mut self) {
         if self.disk.stopped() {
             return;
@@ -166,13 +166,13 @@ impl ModelDriver {
         }
         let placed = self.truth.placed.last_key_value().map(|(index, _)| *index);
         self.truth.placed_upto = self.truth.placed_upto.max(placed);
-        // A snapshot that was stored before the log had caught up with it.
+        // The snapshot was stored, but the log was not purged up to it.
         if let Some((at, _)) = self.truth.checkpoint.clone()
-            && self.truth.seen.purged.is_none_or(|purged| purged.index < at.index)
-            && self.truth.seen.entries.get(&at.index).is_none_or(|entry| entry.id != at)
+            && self.truth.queued.purged.is_none_or(|purged| purged.index < at.index)
+            && self.truth.queued.entries.get(&at.index).is_none_or(|entry| entry.id != at)
         {
             let number = self.truth.queue(QueuedOp::Purge(at));
-            wal.purge(at, self.done(number));
+            wal.purge(at, self.result_callback(number));
         }
     }
 
@@ -184,7 +184,7 @@ impl ModelDriver {
         self.manual.as_mut().expect("open")
     }
 
-    fn done(&self, number: usize) -> DurableCallback {
+    fn result_callback(&self, number: usize) -> DurableCallback {
         let acks = Arc::clone(&self.acks);
         Box::new(move |result| acks.lock().unwrap().push((number, result)))
     }
@@ -196,14 +196,14 @@ impl ModelDriver {
     pub fn collect_results(&mut self) {
         let may_fail = self.is_failing();
         if self.truth.collect_results(&self.acks, may_fail, self.full) {
-            // What is appended in its place is another entry.
+            // Replacements of rejected entries must differ.
             self.term += 1;
         }
     }
 
     pub fn append(&mut self, sizes: &[usize]) {
         let mut entries = Vec::new();
-        for (size, index) in sizes.iter().zip(self.truth.seen.next()..) {
+        for (size, index) in sizes.iter().zip(self.truth.queued.next()..) {
             let id = LogId { term: self.term, index };
             let stream = match self.rng.below(STREAMS + 1) {
                 0 => 0,
@@ -214,44 +214,44 @@ impl ModelDriver {
             entries.push(entry);
         }
         let number = self.truth.queue_all(entries.iter().cloned().map(QueuedOp::Append));
-        self.wal().append(entries, self.done(number));
+        self.wal().append(entries, self.result_callback(number));
     }
 
     pub fn vote(&mut self) {
         let vote = Bytes::from(format!("vote {} {}", self.term, self.rng.below(1000)));
         let number = self.truth.queue(QueuedOp::Vote(vote.clone()));
-        self.wal().save_vote(vote, self.done(number));
+        self.wal().save_vote(vote, self.result_callback(number));
     }
 
-    /// Entries that were placed are committed: a conflict never reaches below them.
+    /// Truncates above the placed entries, which are committed and never conflict.
     pub fn truncate(&mut self) {
         let placed = self.truth.placed.last_key_value().map(|(index, _)| *index);
         let committed = self.truth.committed.last_key_value().map(|(index, _)| *index);
         let floor = placed
             .max(committed)
             .max(self.truth.placed_upto)
-            .max(self.truth.seen.purged.map(|purged| purged.index));
+            .max(self.truth.queued.purged.map(|purged| purged.index));
         let first = floor.map_or(0, |floor| floor + 1);
-        let next = self.truth.seen.next();
+        let next = self.truth.queued.next();
         if first >= next {
             return;
         }
         let first = first + self.rng.below(next - first);
         let last = first.checked_sub(1);
         let number = self.truth.queue(QueuedOp::Truncate(last));
-        self.wal().truncate_after(last, self.done(number));
+        self.wal().truncate_after(last, self.result_callback(number));
         self.term += 1;
     }
 
-    /// Tells where up to `count` acknowledged entries went.
+    /// Places up to `count` acknowledged entries.
     pub fn place(&mut self, count: u64) {
         self.collect_results();
         let wal = self.wal();
         for _ in 0..count {
             let index = self.truth.placed_upto.map_or(0, |placed_upto| placed_upto + 1);
             let Some(entry) = self.truth.durable.entries.get(&index).cloned() else { return };
-            // A truncation is on its way: it may not be of an acknowledged entry for long.
-            if self.truth.seen.entries.get(&index).map(|e| e.id) != Some(entry.id) {
+            // A queued truncation may remove the entry.
+            if self.truth.queued.entries.get(&index).map(|e| e.id) != Some(entry.id) {
                 return;
             }
             let stays = self.streams.contains(&entry.stream) && !self.rng.one_in(6);
@@ -274,22 +274,22 @@ impl ModelDriver {
         Placement { stream, first, count, time: 10 * (index / 3) }
     }
 
-    /// A majority may have an entry before this disk has.
+    /// Commits a random entry: a majority may have it before this disk does.
     pub fn commit(&mut self) {
-        let next = self.truth.seen.next();
-        let first = self.truth.seen.first();
+        let next = self.truth.queued.next();
+        let first = self.truth.queued.first();
         if first == next {
             return;
         }
         let index = first + self.rng.below(next - first);
-        let id = self.truth.seen.entries[&index].id;
+        let id = self.truth.queued.entries[&index].id;
         self.truth.commit(id);
         self.wal().set_committed(id);
     }
 
     pub fn checkpoint(&mut self) {
         if self.truth.checkpoint_open.is_some() {
-            // The disk has failed during the last one already.
+            // The disk failed during the last checkpoint.
             return;
         }
         let Some(placed_upto) = self.truth.placed_upto else { return };
@@ -313,25 +313,26 @@ impl ModelDriver {
 
     pub fn purge(&mut self) {
         let Some((at, _)) = self.truth.checkpoint.clone() else { return };
-        let first = self.truth.seen.first();
+        let first = self.truth.queued.first();
         if at.index < first {
             return;
         }
         let index = at.index - self.rng.below(at.index - first + 1);
-        let Some(upto) = self.truth.seen.entries.get(&index).map(|entry| entry.id) else { return };
+        let Some(upto) = self.truth.queued.entries.get(&index).map(|entry| entry.id) else {
+            return;
+        };
         let number = self.truth.queue(QueuedOp::Purge(upto));
-        self.wal().purge(upto, self.done(number));
+        self.wal().purge(upto, self.result_callback(number));
     }
 
-    /// A snapshot from elsewhere: the state machine is further on than the log, which begins anew
-    /// behind it.
+    /// Installs a snapshot of another replica without records. The log continues after it.
     pub fn install(&mut self) {
-        // On a full disk nothing that waits may be written over by a snapshot.
+        // On a full disk, queued requests may be lost to the snapshot.
         if self.truth.checkpoint_open.is_some() || self.full {
             return;
         }
         let checkpoint = self.truth.checkpoint.as_ref().map_or(0, |(at, _)| at.index);
-        let index = self.truth.seen.next().max(checkpoint) + self.rng.below(3);
+        let index = self.truth.queued.next().max(checkpoint) + self.rng.below(3);
         let at = LogId { term: self.term, index };
         let checkpoint = (at, Bytes::from_static(b"snapshot"));
         self.truth.checkpoint_open = Some(checkpoint.clone());
@@ -342,7 +343,7 @@ impl ModelDriver {
             }
             Err(Error::DiskFull { .. }) if self.full => {
                 self.truth.checkpoint_open = None;
-                // It will be tried again: the entries before it count for nothing already.
+                // The install is retried; the entries before it no longer count.
                 self.truth.placed_upto = Some(index);
                 return;
             }
@@ -353,34 +354,36 @@ impl ModelDriver {
         }
         self.truth.placed_upto = Some(index);
         let number = self.truth.queue(QueuedOp::Purge(at));
-        self.wal().purge(at, self.done(number));
+        self.wal().purge(at, self.result_callback(number));
     }
 
-    /// The same with the entries that streams still need, of these sizes.
-    /// Entries that wait for a snapshot from now on, each in a segment of its own, and outlive the
-    /// process.
+    /// Stages entries of these sizes for a snapshot. They survive the process.
     pub fn retain_with(&mut self, sizes: &[usize]) {
         let after = self.truth.placed_upto.unwrap_or(0);
-        let Some(mut writer) = self.must(self.wal().cold_writer()) else { return };
+        let Some(mut writer) = self.expect_unless_failing(self.wal().cold_writer()) else { return };
         let mut last = after + 1000;
         for size in sizes {
             last += 1;
             let id = LogId { term: self.term, index: last };
             let Entry { head, payload, .. } = entry(id, 99, 10, *size);
             let placement = Placement { stream: 99, first: last, count: 1, time: last };
-            if self.must(writer.write(LiveEntry { id, placement, head, payload })).is_none() {
+            if self
+                .expect_unless_failing(writer.write(LiveEntry { id, placement, head, payload }))
+                .is_none()
+            {
                 return;
             }
         }
-        let Some(mut cold) = self.must(writer.finish()) else { return };
+        let Some(mut cold) = self.expect_unless_failing(writer.finish()) else { return };
         self.staged.push(Some((after, last)));
-        if self.must(self.wal().retain(after, &mut cold)).is_some() {
+        if self.expect_unless_failing(self.wal().retain(after, &mut cold)).is_some() {
             self.staged = vec![Some((after, last))];
         }
     }
 
+    /// Installs a snapshot with entries of these sizes that streams still need.
     pub fn install_with(&mut self, sizes: &[usize]) {
-        // What was placed here is the same there.
+        // Entries placed here are equal on the other replica.
         if self.truth.checkpoint_open.is_some() || self.full || self.disk.stopped() {
             return;
         }
@@ -389,7 +392,7 @@ impl ModelDriver {
         if self.truth.placed_upto < placed {
             return;
         }
-        let Some(mut writer) = self.must(self.wal().cold_writer()) else { return };
+        let Some(mut writer) = self.expect_unless_failing(self.wal().cold_writer()) else { return };
         let mut index = self.truth.placed_upto.map_or(1, |placed_upto| placed_upto + 1);
         for size in sizes {
             index += self.rng.below(3);
@@ -398,24 +401,27 @@ impl ModelDriver {
             let placement = self.next_placement(stream, index);
             let (id, head, payload) = (made.id, made.head.clone(), made.payload.clone());
             self.truth.arriving.insert(index, (made, Some(placement)));
-            if self.must(writer.write(LiveEntry { id, placement, head, payload })).is_none() {
+            if self
+                .expect_unless_failing(writer.write(LiveEntry { id, placement, head, payload }))
+                .is_none()
+            {
                 return;
             }
             index += 1;
         }
         if self.rng.one_in(8) {
-            // Thought better of: as if it had never been.
+            // Discards the prepared entries.
             self.truth.arriving.clear();
             return;
         }
-        let Some(mut cold) = self.must(writer.finish()) else { return };
+        let Some(mut cold) = self.expect_unless_failing(writer.finish()) else { return };
         let at = LogId { term: self.term, index: index + self.rng.below(3) };
         let checkpoint = (at, Bytes::from_static(b"snapshot with records"));
         self.truth.checkpoint_open = Some(checkpoint.clone());
         let number = self.truth.queue(QueuedOp::Purge(at));
         self.staged.push(None);
         let installed = self.wal().install(at, checkpoint.1.clone(), &mut cold);
-        if self.must(installed).is_none() {
+        if self.expect_unless_failing(installed).is_none() {
             return;
         }
         self.staged = vec![None];
@@ -425,12 +431,12 @@ impl ModelDriver {
         self.truth.placed.extend(arrived);
         self.truth.placed_upto = Some(at.index);
         self.term += 1;
-        // As Raft does; it has happened already.
-        self.wal().purge(at, self.done(number));
+        // As Raft does, although the install has purged already.
+        self.wal().purge(at, self.result_callback(number));
     }
 
-    /// What a call came to, on a disk that may have stopped meanwhile.
-    fn must<T>(&self, result: Result<T, Error>) -> Option<T> {
+    /// Unwraps a result, unless the disk has stopped or may fail.
+    fn expect_unless_failing<T>(&self, result: Result<T, Error>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
             Err(error) => {
@@ -440,7 +446,7 @@ impl ModelDriver {
         }
     }
 
-    /// Where an entry that is to come goes, behind what has a place already.
+    /// Returns the next placement in a stream, after placed and arriving entries.
     fn next_placement(&mut self, stream: u64, index: u64) -> Placement {
         let arriving = self.truth.arriving.values().rev().filter_map(|(_, placement)| *placement);
         let before = arriving.into_iter().find(|placement| placement.stream == stream);
@@ -451,16 +457,16 @@ impl ModelDriver {
         placement
     }
 
-    /// Purges all that the checkpoint covers.
+    /// Purges all entries that the checkpoint covers.
     pub fn purge_all(&mut self) {
         let Some((at, _)) = self.truth.checkpoint.clone() else { return };
-        if self.truth.seen.entries.get(&at.index).is_some_and(|entry| entry.id == at) {
+        if self.truth.queued.entries.get(&at.index).is_some_and(|entry| entry.id == at) {
             let number = self.truth.queue(QueuedOp::Purge(at));
-            self.wal().purge(at, self.done(number));
+            self.wal().purge(at, self.result_callback(number));
         }
     }
 
-    /// Trims all streams but one to their ends.
+    /// Trims all streams but the first to their ends.
     pub fn trim_but_one(&mut self) {
         let kept = self.streams[0];
         let ends: Vec<(u64, u64)> = self
@@ -497,7 +503,7 @@ impl ModelDriver {
         });
         let Some((stream, end)) = ends.nth(self.rng.below(STREAMS) as usize) else { return };
         let old = self.truth.trims.get(&stream).copied().unwrap_or(0);
-        // Often all of it, or segments would hardly ever become free.
+        // Often trims everything, so that segments become free.
         let position = if self.rng.one_in(2) { end } else { old + self.rng.below(end - old + 1) };
         self.truth.trims.insert(stream, position);
         self.wal().trim(stream, position);
@@ -511,7 +517,7 @@ impl ModelDriver {
         self.wal().drop_stream(stream);
     }
 
-    /// Power goes with whatever is under way, and the log is opened again.
+    /// Loses power with requests in flight and reopens the log.
     pub fn crash(&mut self) {
         self.drop_log();
         let crash = match self.rng.below(6) {
@@ -522,12 +528,12 @@ impl ModelDriver {
         self.disk.crash(crash);
         self.disk = self.disk.reopen();
         self.may_fail = false;
-        // Whoever leads after that has a new term.
+        // The next leader has a new term.
         self.term += 1;
         self.open();
     }
 
-    /// Closes in an orderly way and opens again: nothing may be missing then.
+    /// Closes cleanly and reopens: nothing may be missing.
     pub fn close(&mut self) {
         self.disk.set_free_bytes(None);
         self.manual().idle();
@@ -535,7 +541,7 @@ impl ModelDriver {
         self.collect_results();
         assert!(self.truth.open.is_empty(), "operations never ended");
         self.drop_log();
-        // Whatever was not synced does not matter by now.
+        // Unsynced data is irrelevant after a clean close.
         self.disk.crash(Crash::LoseAll);
         self.disk = self.disk.reopen();
         self.open();
@@ -558,23 +564,23 @@ impl ModelDriver {
         self.check_cached();
     }
 
-    /// Reads that may not block give the same bytes or nothing.
+    /// Checks that non-blocking reads return the same bytes or nothing.
     fn check_cached(&mut self) {
-        let (first, next) = (self.truth.seen.first(), self.truth.seen.next());
+        let (first, next) = (self.truth.queued.first(), self.truth.queued.next());
         if first == next {
             return;
         }
         let from = first + self.rng.below(next - first);
         let got = self.wal().read(from..next, 5000, ReadMode::CachedOnly).unwrap();
-        for (got, wanted) in got.iter().flatten().zip(self.truth.seen.entries.range(from..)) {
+        for (got, wanted) in got.iter().flatten().zip(self.truth.queued.entries.range(from..)) {
             assert!(crate::common::same_entry(got, wanted.1), "a cached read differs");
         }
     }
 
-    fn act(&mut self) {
+    fn run_action(&mut self) {
         let action = self.rng.below(100);
         self.action_log.push(format!("{action}@{}", self.disk.changes()));
-        if self.tell {
+        if self.verbose {
             println!("{action} at change {}: {:?}", self.disk.changes(), self.wal().state());
         }
         match action {
@@ -603,7 +609,7 @@ impl ModelDriver {
             71 => self.resize_disk(),
             72..80 => {
                 self.manual().step_writer();
-                // An append that found no room must be known before the next one.
+                // A rejected append must be known before the next one.
                 self.collect_results();
             }
             80..85 => {
@@ -632,11 +638,11 @@ impl ModelDriver {
         }
     }
 
-    /// One sequence: some actions, a crash, and a last look.
+    /// Runs one sequence: random actions, a crash, and a final check.
     pub fn sequence(&mut self, actions: u64) {
         self.open();
         for _ in 0..actions {
-            self.act();
+            self.run_action();
             if self.disk.stopped() && self.rng.one_in(3) {
                 self.crash();
             }
@@ -671,8 +677,8 @@ fn run(
         let options = options(&mut rng);
         let _context = PrintOnPanic(format!("{test}: HELIX_SEED={base} HELIX_SEQUENCE={n}"));
         let mut driver = ModelDriver::new(rng.seed(), options);
-        // With one sequence chosen, what it does is shown as it goes.
-        driver.tell = only.is_some();
+        // With a selected sequence, prints its actions.
+        driver.verbose = only.is_some();
         driver.sequence(actions);
         driver.drop_log();
         rewritten += u64::from(driver.rewritten > 0);
@@ -695,7 +701,7 @@ fn varied(rng: &mut TestRng) -> Options {
     }
 }
 
-// Split in two, so that two cores share the work.
+// Two tests, so that two cores share the work.
 
 #[test]
 fn short_random_sequences_agree_with_the_model() {
@@ -708,7 +714,7 @@ fn long_random_sequences_agree_with_the_model() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_operations_twice() {
+fn equal_seeds_give_equal_disk_operations() {
     let base = seed("determinism");
     let trace = |seed: u64| -> (Vec<DiskOperation>, Vec<String>) {
         let mut rng = TestRng::new(seed);
@@ -720,7 +726,7 @@ fn the_same_seed_gives_the_same_operations_twice() {
     };
     for n in 0..40 {
         let (a, b) = (trace(base + n), trace(base + n));
-        assert_eq!(a.1, b.1, "other actions");
+        assert_eq!(a.1, b.1, "different actions");
         let differs = a.0.iter().zip(&b.0).position(|(a, b)| a != b);
         assert_eq!(differs, None, "seed {}", base + n);
         assert_eq!(a.0.len(), b.0.len());
@@ -728,7 +734,7 @@ fn the_same_seed_gives_the_same_operations_twice() {
 }
 
 #[test]
-fn a_log_in_memory_agrees_with_the_model() {
+fn memory_log_agrees_with_the_model() {
     let base = seed("memory");
     for n in 0..500 {
         let _context = PrintOnPanic(format!("memory: HELIX_SEED={base}, sequence {n}"));
@@ -739,7 +745,7 @@ fn a_log_in_memory_agrees_with_the_model() {
 }
 
 impl ModelDriver {
-    /// The same calls on a log without a disk, which answers before `append` returns.
+    /// Runs a sequence on a log in memory, whose callbacks run before `append` returns.
     fn memory_sequence(&mut self, wal: &Wal) {
         for _ in 0..60 {
             match self.rng.below(10) {
@@ -747,18 +753,18 @@ impl ModelDriver {
                 4 => {
                     let vote = Bytes::from(self.rng.seed().to_string());
                     let number = self.truth.queue(QueuedOp::Vote(vote.clone()));
-                    wal.save_vote(vote, self.done(number));
+                    wal.save_vote(vote, self.result_callback(number));
                 }
                 5..7 => self.memory_place(wal),
                 7 => self.memory_checkpoint(wal),
                 8 => {
-                    let next = self.truth.seen.next();
+                    let next = self.truth.queued.next();
                     if self.truth.placed.len() as u64 == next || next == 0 {
                         continue;
                     }
                     let last = self.truth.placed.last_key_value().map(|(index, _)| *index);
                     let number = self.truth.queue(QueuedOp::Truncate(last));
-                    wal.truncate_after(last, self.done(number));
+                    wal.truncate_after(last, self.result_callback(number));
                     self.term += 1;
                 }
                 _ => self.memory_trim(wal),
@@ -769,11 +775,11 @@ impl ModelDriver {
     }
 
     fn memory_append(&mut self, wal: &Wal) {
-        let id = LogId { term: self.term, index: self.truth.seen.next() };
+        let id = LogId { term: self.term, index: self.truth.queued.next() };
         let stream = self.rng.below(STREAMS + 1);
         let entry = entry(id, stream, 20, self.rng.below(9000) as usize);
         let number = self.truth.queue(QueuedOp::Append(entry.clone()));
-        wal.append(vec![entry], self.done(number));
+        wal.append(vec![entry], self.result_callback(number));
         assert_eq!(self.acks.lock().unwrap().len(), 1, "done before it returns");
     }
 
@@ -789,12 +795,12 @@ impl ModelDriver {
     fn memory_checkpoint(&mut self, wal: &Wal) {
         let Some(placed_upto) = self.truth.placed_upto else { return };
         let at = self.truth.placed[&placed_upto].0.id;
-        if self.truth.seen.purged.is_some_and(|purged| purged >= at) {
+        if self.truth.queued.purged.is_some_and(|purged| purged >= at) {
             return;
         }
         wal.checkpoint(at, Bytes::new()).unwrap();
         let number = self.truth.queue(QueuedOp::Purge(at));
-        wal.purge(at, self.done(number));
+        wal.purge(at, self.result_callback(number));
     }
 
     fn memory_trim(&mut self, wal: &Wal) {
@@ -806,7 +812,7 @@ impl ModelDriver {
     }
 }
 
-/// Whoever waits for the last of a group has then waited for all of it.
+/// A caller that waits for the last callback of a group has then waited for all of them.
 #[test]
 fn callbacks_of_a_group_run_newest_first() {
     let mut driver = ModelDriver::new(1, small_options());
@@ -831,7 +837,7 @@ fn reads_outside_the_log_are_errors_that_say_so() {
     driver.checkpoint();
     let id = driver.truth.durable.entries[&2].id;
     let number = driver.truth.queue(QueuedOp::Purge(id));
-    driver.wal().purge(id, driver.done(number));
+    driver.wal().purge(id, driver.result_callback(number));
     driver.settle();
     let wal = driver.wal();
     assert!(matches!(
@@ -840,6 +846,6 @@ fn reads_outside_the_log_are_errors_that_say_so() {
     ));
     assert_eq!(wal.log_id(1, ReadMode::Blocking).unwrap(), Some(None));
     assert_eq!(wal.log_id(6, ReadMode::Blocking).unwrap(), Some(None));
-    // Below the purge point streams are served all the same.
+    // Streams are served below the purge point too.
     driver.truth.check(&wal, true);
 }

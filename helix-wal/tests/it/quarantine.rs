@@ -1,6 +1,6 @@
-//! A damaged log that is put aside for a new one: whatever cuts that short, whose it was and its
-//! vote are not forgotten, and nothing takes the new log for the old one. And what is sealed, read
-//! anew: every damage is found.
+//! Quarantine of a damaged log, which is replaced by a new one. A crash at any point keeps the identity
+//! and the vote, and never mixes up the two logs. Also scrubs: every damage to sealed segments is
+//! found.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use bytes::Bytes;
 use helix_wal::storage::{Crash, SimulatedDisk};
 use helix_wal::{Error, LogId, Placement, QuarantinedLog, SegmentState, Wal, inspect};
 
-use crate::common::{TestRng, ManualWal, PrintOnPanic, entry, rounds, seed, small_options};
+use crate::common::{ManualWal, PrintOnPanic, TestRng, entry, rounds, seed, small_options};
 
 const VOTE: Bytes = Bytes::from_static(b"term 7, for 2");
 
-/// A log of some segments, sealed ones among them, with a vote.
+/// Builds a log with sealed segments and a vote.
 fn golden() -> SimulatedDisk {
     let disk = SimulatedDisk::new(1);
     let mut manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
@@ -22,7 +22,8 @@ fn golden() -> SimulatedDisk {
             manual.wal.save_vote(VOTE, Box::new(drop));
         }
         manual.settle();
-        manual.wal
+        manual
+            .wal
             .place(index, Some(Placement { stream: 3, first: index, count: 1, time: 1 }))
             .unwrap();
     }
@@ -44,33 +45,33 @@ fn is_damaged(disk: &SimulatedDisk) -> bool {
     matches!(ManualWal::open(Arc::new(disk.reopen()), small_options()), Err(Error::Damaged { .. }))
 }
 
-fn put_aside(disk: &SimulatedDisk) -> Result<QuarantinedLog, Error> {
-    Wal::quarantine(disk, "a bit is another", Bytes::new())
+fn quarantine(disk: &SimulatedDisk) -> Result<QuarantinedLog, Error> {
+    Wal::quarantine(disk, "a bit is flipped", Bytes::new())
 }
 
 #[test]
-fn a_log_that_is_put_aside_makes_way_and_is_gone_at_the_end() {
+fn quarantined_log_is_replaced_and_finally_removed() {
     let disk = golden();
     disk.remove_file("0000000000000001.seg");
     assert!(is_damaged(&disk));
-    let aside = put_aside(&disk).unwrap();
-    let whose = small_options().identity;
-    // What is missing was sealed: the newest vote cannot have been in it.
-    assert_eq!((&aside.identity, &aside.vote), (&whose, &Some(VOTE)));
-    assert_eq!(Wal::quarantined_log(&disk).unwrap(), Some(aside.clone()));
+    let quarantined = quarantine(&disk).unwrap();
+    let identity = small_options().identity;
+    // The missing segment was sealed, so it cannot have the newest vote.
+    assert_eq!((&quarantined.identity, &quarantined.vote), (&identity, &Some(VOTE)));
+    assert_eq!(Wal::quarantined_log(&disk).unwrap(), Some(quarantined.clone()));
     assert!(Wal::exists(&disk).unwrap());
     let manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
     assert!(manual.recovered.created);
     assert_eq!(manual.wal.state().last, None);
     drop(manual);
-    assert_eq!(Wal::quarantined_log(&disk).unwrap(), Some(aside), "until it is said to be over");
+    assert_eq!(Wal::quarantined_log(&disk).unwrap(), Some(quarantined), "until the repair ends");
     Wal::end_repair(&disk).unwrap();
     assert_eq!(Wal::quarantined_log(&disk).unwrap(), None);
     assert!(!disk.files().iter().any(|name| name.starts_with("aside")), "{:?}", disk.files());
 }
 
 #[test]
-fn a_vote_that_may_be_in_what_is_damaged_is_not_known() {
+fn vote_is_unknown_if_it_may_be_damaged() {
     for spoil in [
         |disk: &SimulatedDisk| disk.flip_bit(&newest(disk), (4096 + 300) * 8),
         |disk: &SimulatedDisk| disk.flip_bit("state", 400),
@@ -79,84 +80,88 @@ fn a_vote_that_may_be_in_what_is_damaged_is_not_known() {
         let disk = golden();
         spoil(&disk);
         assert!(is_damaged(&disk));
-        let aside = put_aside(&disk).unwrap();
-        assert_eq!((aside.identity, aside.vote), (small_options().identity, None));
+        let quarantined = quarantine(&disk).unwrap();
+        assert_eq!((quarantined.identity, quarantined.vote), (small_options().identity, None));
     }
 }
 
 #[test]
-fn a_folder_that_says_nothing_of_its_owner_is_told() {
+fn quarantine_takes_given_identity_if_none_is_readable() {
     let disk = SimulatedDisk::new(1);
-    assert!(matches!(put_aside(&disk), Err(Error::Damaged { .. })));
-    let aside = Wal::quarantine(&disk, "all is gone", small_options().identity).unwrap();
-    assert_eq!((aside.identity, aside.vote), (small_options().identity, None));
+    assert!(matches!(quarantine(&disk), Err(Error::Damaged { .. })));
+    let quarantined =
+        Wal::quarantine(&disk, "all files are lost", small_options().identity).unwrap();
+    assert_eq!((quarantined.identity, quarantined.vote), (small_options().identity, None));
 }
 
 #[test]
-fn any_file_of_a_log_says_whose_it_is() {
-    let whose = Some(small_options().identity);
+fn any_file_of_a_log_has_its_identity() {
+    let identity = Some(small_options().identity);
     let disk = golden();
-    assert_eq!(Wal::identity(&disk).unwrap(), whose);
+    assert_eq!(Wal::identity(&disk).unwrap(), identity);
     disk.flip_bit("state", 400);
-    assert_eq!(Wal::identity(&disk).unwrap(), whose, "a segment does");
+    assert_eq!(Wal::identity(&disk).unwrap(), identity, "read from a segment");
     let mut segments = disk.files();
     segments.retain(|name| name.ends_with(".seg"));
     for (at, name) in segments.iter().enumerate() {
         disk.flip_bit(name, 4 * 8);
         let is_last = at + 1 == segments.len();
-        assert_eq!(Wal::identity(&disk).unwrap(), whose.clone().filter(|_| !is_last), "{name}");
+        assert_eq!(Wal::identity(&disk).unwrap(), identity.clone().filter(|_| !is_last), "{name}");
     }
 }
 
 #[test]
-fn a_crash_while_a_log_is_put_aside_forgets_nothing() {
+fn crash_during_quarantine_loses_nothing() {
     let golden = golden();
     golden.remove_file("0000000000000001.seg");
-    let mut rng = TestRng::new(seed("a_crash_while_a_log_is_put_aside_forgets_nothing"));
+    let mut rng = TestRng::new(seed("crash_during_quarantine_loses_nothing"));
     let whole = golden.fork();
     let before = whole.changes();
-    put_aside(&whole).unwrap();
+    quarantine(&whole).unwrap();
     let steps = whole.changes() - before;
     assert!(steps > 5);
     for step in (0..steps).cycle().take(usize::try_from(steps * 4 * rounds()).unwrap()) {
         let disk = golden.fork();
         disk.stop_at_change(Some(before + step));
-        let put = put_aside(&disk);
-        let _context = PrintOnPanic(format!("stopped at change {step} of {steps}: {put:?}"));
+        let result = quarantine(&disk);
+        let _context = PrintOnPanic(format!("stopped at change {step} of {steps}: {result:?}"));
         disk.crash(Crash::Seeded(rng.seed()));
         let disk = disk.reopen();
-        let aside = match Wal::quarantined_log(&disk).unwrap() {
-            Some(aside) => aside,
-            // Nothing has come of it.
+        let quarantined = match Wal::quarantined_log(&disk).unwrap() {
+            Some(quarantined) => quarantined,
+            // The quarantine did not take effect.
             None => {
                 assert!(is_damaged(&disk));
-                put_aside(&disk).unwrap()
+                quarantine(&disk).unwrap()
             }
         };
-        assert_eq!((aside.identity, aside.vote), (small_options().identity, Some(VOTE)));
+        assert_eq!(
+            (quarantined.identity, quarantined.vote),
+            (small_options().identity, Some(VOTE))
+        );
         let manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
-        assert!(manual.recovered.created, "nothing of the old log is left in the way");
+        assert!(manual.recovered.created, "no file of the old log is left in its place");
     }
 }
 
-/// What a new log is damaged by is another matter than what the one before was.
+/// A new log that is damaged too is quarantined with its own vote.
 #[test]
-fn a_new_log_that_is_damaged_too_is_put_aside_with_a_vote_of_its_own() {
+fn damaged_replacement_is_quarantined_with_its_own_vote() {
     let disk = golden();
     disk.flip_bit("state", 400);
-    assert_eq!(put_aside(&disk).unwrap().vote, None);
+    assert_eq!(quarantine(&disk).unwrap().vote, None);
     let mut manual = ManualWal::open(Arc::new(disk.clone()), small_options()).unwrap();
     manual.wal.save_vote(Bytes::from_static(b"term 8"), Box::new(drop));
     manual.idle();
     drop(manual);
     let disk = disk.reopen();
-    let aside = put_aside(&disk).unwrap();
-    assert_eq!(aside.vote.as_deref(), Some(&b"term 8"[..]));
-    let asides = disk.files().iter().filter(|name| name.ends_with("-state")).count();
-    assert_eq!(asides, 2, "both are kept: {:?}", disk.files());
+    let quarantined = quarantine(&disk).unwrap();
+    assert_eq!(quarantined.vote.as_deref(), Some(&b"term 8"[..]));
+    let quarantined_states = disk.files().iter().filter(|name| name.ends_with("-state")).count();
+    assert_eq!(quarantined_states, 2, "both are kept: {:?}", disk.files());
 }
 
-/// All damage that one round finds, and the bytes that it has read.
+/// Runs one round of scrubbing. Returns all damage and the number of bytes read.
 fn scrub(disk: &SimulatedDisk) -> (Vec<Error>, u64) {
     let manual = ManualWal::open(Arc::new(disk.reopen()), small_options()).unwrap();
     let (mut scrub, mut found, mut bytes) = (manual.wal.scrub(), Vec::new(), 0);
@@ -171,7 +176,7 @@ fn scrub(disk: &SimulatedDisk) -> (Vec<Error>, u64) {
 }
 
 #[test]
-fn whatever_is_damaged_in_a_sealed_segment_is_found() {
+fn scrub_finds_every_damage_to_sealed_segments() {
     let golden = golden();
     let (found, bytes) = scrub(&golden);
     assert!(found.is_empty(), "{found:?}");
@@ -180,7 +185,7 @@ fn whatever_is_damaged_in_a_sealed_segment_is_found() {
     assert!(sealed.len() > 1);
     let used: u64 = sealed.iter().map(|it| it.used_bytes).sum();
     assert!(bytes >= used - sealed.len() as u64 * 4096, "{bytes} of {used}");
-    let mut rng = TestRng::new(seed("whatever_is_damaged_in_a_sealed_segment_is_found"));
+    let mut rng = TestRng::new(seed("scrub_finds_every_damage_to_sealed_segments"));
     for segment in &sealed {
         let spans = [(0, segment.used_bytes), (segment.file_bytes - 4096, segment.file_bytes)];
         for _ in 0..30 * rounds() {
@@ -190,7 +195,9 @@ fn whatever_is_damaged_in_a_sealed_segment_is_found() {
             disk.flip_bit(&segment.file, byte * 8 + rng.below(8));
             let damaged = matches!(helix_wal::verify(&disk).as_slice(), [_, ..]);
             let _context = PrintOnPanic(format!("byte {byte} of {}", segment.file));
-            let Ok(manual) = ManualWal::open(Arc::new(disk.reopen()), small_options()) else { continue };
+            let Ok(manual) = ManualWal::open(Arc::new(disk.reopen()), small_options()) else {
+                continue;
+            };
             let is_known = !manual.recovered.quarantined.is_empty();
             drop(manual);
             let (found, _) = scrub(&disk);
@@ -199,7 +206,7 @@ fn whatever_is_damaged_in_a_sealed_segment_is_found() {
     }
 }
 
-/// All entries of a log that can be read.
+/// Returns the indexes of all readable entries.
 fn indexes(manual: &ManualWal) -> Vec<u64> {
     let last = manual.wal.state().last.map_or(0, |id| id.index);
     let is_there = |index: &u64| {
@@ -210,13 +217,13 @@ fn indexes(manual: &ManualWal) -> Vec<u64> {
 }
 
 #[test]
-fn a_damaged_end_is_named_and_given_up_only_when_asked_for() {
+fn damaged_end_is_truncated_only_on_request() {
     let golden = golden();
-    let well: Arc<dyn helix_wal::storage::Storage> = Arc::new(golden.fork());
-    assert!(Wal::damaged_end(&well).unwrap().is_none());
+    let intact: Arc<dyn helix_wal::storage::Storage> = Arc::new(golden.fork());
+    assert!(Wal::damaged_end(&intact).unwrap().is_none());
     let disk = golden.fork();
     let newest = newest(&disk);
-    // Another entry behind the damage.
+    // The damage has entries after it.
     let segment = inspect(&disk).unwrap().segments.pop().unwrap();
     assert_eq!(segment.file, newest);
     disk.flip_bit(&newest, (4096 + 300) * 8);
@@ -227,12 +234,12 @@ fn a_damaged_end_is_named_and_given_up_only_when_asked_for() {
     assert_eq!((&end.file, end.bytes.start), (&newest, 4096));
     let (first, last) = segment.entries.unwrap();
     assert_eq!(end.kept.map(|id| id.index), Some(first - 1));
-    let lost = end.streams.first().expect("some of it verifies");
+    let lost = end.streams.first().expect("some entries verify");
     assert_eq!((lost.stream, lost.last_index), (3, last.index));
-    assert!(is_damaged(&disk), "nothing was changed");
+    assert!(is_damaged(&disk), "the log is unchanged");
     assert_eq!(disk.files(), files);
     let before = disk.changes();
-    let mut rng = TestRng::new(seed("a_damaged_end_is_named_and_given_up_only_when_asked_for"));
+    let mut rng = TestRng::new(seed("damaged_end_is_truncated_only_on_request"));
     let whole = disk.fork();
     Wal::truncate_damaged_end(&(Arc::new(whole.clone()) as _)).unwrap();
     let steps = whole.changes() - before;

@@ -1,4 +1,4 @@
-//! Sealed segments with a damaged footer: they are withheld, by name, and everything else is there.
+//! Sealed segments with a damaged footer are quarantined by name; all other segments are served.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use crate::corruption::{DamageClass, Golden, classify, is_right, options};
 
 const BLOCK: u64 = 4096;
 
-/// Where a footer is damaged.
+/// Damaged part of a footer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum FooterPart {
     Trailer,
-    /// The last page before it.
+    /// Last page before the trailer.
     Directory,
 }
 
-fn damage(disk: &SimulatedDisk, segment: &SegmentReport, part: Part) {
-    let from_end = if part == Part::Trailer { BLOCK } else { 2 * BLOCK };
+fn damage(disk: &SimulatedDisk, segment: &SegmentReport, part: FooterPart) {
+    let from_end = if part == FooterPart::Trailer { BLOCK } else { 2 * BLOCK };
     disk.flip_bit(&segment.file, 8 * (segment.file_bytes - from_end + 100));
 }
 
@@ -31,19 +31,24 @@ fn sealed(golden: &Golden) -> Vec<SegmentReport> {
     sealed
 }
 
-fn names(error: &Error, segment: &SegmentReport) -> bool {
+fn is_damage_of(error: &Error, segment: &SegmentReport) -> bool {
     matches!(error, Error::Damaged { file, bytes, .. }
         if *file == segment.file && bytes.end <= segment.file_bytes)
 }
 
-/// The last sealed segment, if the state file does not know yet that it is, is read by its groups
-/// when it has no trailer: nothing of it is missing.
-fn is_unsealed(manual: &ManualWal, segment: &SegmentReport, golden: &Golden, part: Part) -> bool {
+/// Tells whether the segment is read by its groups, because the state file does not list it as sealed
+/// yet and its trailer is missing. No entry is lost then.
+fn is_unsealed(
+    manual: &ManualWal,
+    segment: &SegmentReport,
+    golden: &Golden,
+    part: FooterPart,
+) -> bool {
     let last = sealed(golden).pop().is_some_and(|last| last.id == segment.id);
-    last && part == Part::Trailer && manual.recovered.quarantined.is_empty()
+    last && part == FooterPart::Trailer && manual.recovered.quarantined.is_empty()
 }
 
-/// Reads every entry of the log: those of the segment are withheld, all others are right.
+/// Reads all entries: those of the segment fail with its name, all others are right.
 fn check(manual: &ManualWal, golden: &Golden, segment: &SegmentReport) {
     let (first, last) = segment.entries.unwrap();
     let purged = golden.truth.durable.purged.map_or(0, |id| id.index + 1);
@@ -51,9 +56,9 @@ fn check(manual: &ManualWal, golden: &Golden, segment: &SegmentReport) {
         let index = entry.id.index;
         if (first..=last.index).contains(&index) {
             let error = manual.wal.read(index..index + 1, 1, ReadMode::Blocking).unwrap_err();
-            assert!(names(&error, segment), "{index}: {error}");
+            assert!(is_damage_of(&error, segment), "{index}: {error}");
             let error = manual.wal.heads(index..index + 1, 1, ReadMode::Blocking).unwrap_err();
-            assert!(names(&error, segment), "{index}: {error}");
+            assert!(is_damage_of(&error, segment), "{index}: {error}");
         } else {
             assert!(is_right(&manual.wal, entry), "{index} is not in {}", segment.file);
         }
@@ -61,29 +66,34 @@ fn check(manual: &ManualWal, golden: &Golden, segment: &SegmentReport) {
 }
 
 #[test]
-fn a_segment_whose_footer_is_damaged_is_withheld_alone() {
+fn damaged_footer_quarantines_only_its_segment() {
     let golden = Golden::marked();
-    let mut withheld = 0;
+    let mut quarantined = 0;
     for segment in sealed(&golden) {
-        for part in [Part::Trailer, Part::Directory] {
+        for part in [FooterPart::Trailer, FooterPart::Directory] {
             let _context = PrintOnPanic(format!("{part:?} of {}", segment.file));
             let disk = golden.disk.fork();
             damage(&disk, &segment, part);
             let mut manual = match ManualWal::open(Arc::new(disk.clone()), options()) {
                 Ok(manual) => manual,
-                // Something was cut later, and its footer alone knew what was left.
+                // A later truncation is known only from its footer.
                 Err(error) => {
-                    assert!(part == Part::Trailer && names(&error, &segment), "{error}");
+                    assert!(
+                        part == FooterPart::Trailer && is_damage_of(&error, &segment),
+                        "{error}"
+                    );
                     continue;
                 }
             };
             if is_unsealed(&manual, &segment, &golden, part) {
                 continue;
             }
-            withheld += 1;
-            assert!(matches!(&manual.recovered.quarantined[..], [error] if names(error, &segment)));
+            quarantined += 1;
+            assert!(
+                matches!(&manual.recovered.quarantined[..], [error] if is_damage_of(error, &segment))
+            );
             check(&manual, &golden, &segment);
-            // The log goes on, and the next open finds the same.
+            // The log accepts appends, and the next open finds the same damage.
             let last = manual.wal.state().last.unwrap();
             let next = entry(LogId { term: 9, index: last.index + 1 }, 1, 3, 3);
             manual.wal.append(vec![next.clone()], Box::new(|result| result.unwrap()));
@@ -96,16 +106,16 @@ fn a_segment_whose_footer_is_damaged_is_withheld_alone() {
             assert!(is_right(&manual.wal, &next));
         }
     }
-    assert!(withheld > 3, "{withheld}");
+    assert!(quarantined > 3, "{quarantined}");
 }
 
-/// A position that may have been in a withheld segment is never taken for trimmed, for one that is
-/// not there yet, or for the next one that can be read.
+/// A position that may be in a quarantined segment is never reported as trimmed or as beyond the end,
+/// and reads never skip it.
 #[test]
-fn no_position_of_a_withheld_segment_is_passed_over() {
+fn reads_never_skip_positions_of_quarantined_segment() {
     let golden = Golden::marked();
     for segment in sealed(&golden) {
-        for part in [Part::Trailer, Part::Directory] {
+        for part in [FooterPart::Trailer, FooterPart::Directory] {
             let _context = PrintOnPanic(format!("{part:?} of {}", segment.file));
             let disk = golden.disk.fork();
             damage(&disk, &segment, part);
@@ -119,7 +129,10 @@ fn no_position_of_a_withheld_segment_is_passed_over() {
                 }
                 Ok(manual) => manual,
                 Err(error) => {
-                    assert!(part == Part::Trailer && names(&error, &segment), "{error}");
+                    assert!(
+                        part == FooterPart::Trailer && is_damage_of(&error, &segment),
+                        "{error}"
+                    );
                     continue;
                 }
             };
@@ -129,10 +142,10 @@ fn no_position_of_a_withheld_segment_is_passed_over() {
                 let Some(placement) = placement else { continue };
                 let (stream, first) = (placement.stream, placement.first);
                 let read = manual.wal.read_stream(stream, first, u64::MAX, 1, ReadMode::Blocking);
-                assert!(names(&read.unwrap_err(), &segment), "{placement:?}");
+                assert!(is_damage_of(&read.unwrap_err(), &segment), "{placement:?}");
                 let search = manual.wal.search_time(stream, placement.time, ReadMode::Blocking);
-                assert!(names(&search.unwrap_err(), &segment), "{placement:?}");
-                // What was trimmed is not missed.
+                assert!(is_damage_of(&search.unwrap_err(), &segment), "{placement:?}");
+                // Trimmed positions are not reported as damaged.
                 manual.wal.trim(stream, first + u64::from(placement.count));
                 let read = manual.wal.read_stream(stream, first, u64::MAX, 1, ReadMode::Blocking);
                 assert!(matches!(read, Err(Error::Trimmed { .. })), "{read:?}");

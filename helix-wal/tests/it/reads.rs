@@ -1,5 +1,5 @@
-//! How old entries are fetched: few and large reads, and some of what comes next in advance.
-//! What they return is the business of the other tests.
+//! Read patterns for old entries: few large reads, and read-ahead.
+//! Other tests check what reads return.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -13,11 +13,11 @@ use crate::common::{ManualWal, entry, same_entry, small_options};
 const PAYLOAD: usize = 40 << 10;
 const STREAMS: u64 = 4;
 const ENTRIES: u64 = 400;
-/// Frames of one stream so far apart are worth a read each.
+/// Fetch size with which frames of one stream are far enough apart for a read each.
 const FETCH: usize = 5 * PAYLOAD + 1000;
 
-/// A log of which nothing is in memory, with the streams taking turns.
-fn cold() -> (SimulatedDisk, ManualWal) {
+/// Builds a log with nothing in memory and interleaved streams.
+fn uncached_log() -> (SimulatedDisk, ManualWal) {
     let disk = SimulatedDisk::new(1);
     let options =
         Options { segment_bytes: 8 << 20, group_bytes: 1 << 20, tail_bytes: 0, ..small_options() };
@@ -37,7 +37,7 @@ fn cold() -> (SimulatedDisk, ManualWal) {
     (disk, manual)
 }
 
-/// The reads of entries, and what was told in advance, in the order of the calls.
+/// Returns all reads and read-ahead hints of entries, in order.
 fn steps(disk: &SimulatedDisk, run: impl FnOnce()) -> Vec<(Operation, Range<u64>)> {
     disk.record(true);
     run();
@@ -48,8 +48,8 @@ fn steps(disk: &SimulatedDisk, run: impl FnOnce()) -> Vec<(Operation, Range<u64>
 }
 
 #[test]
-fn neighbours_are_fetched_by_one_read() {
-    let (disk, manual) = cold();
+fn adjacent_entries_are_fetched_by_one_read() {
+    let (disk, manual) = uncached_log();
     let read = |start: u64| {
         let mut got = 0;
         let steps = steps(&disk, || {
@@ -62,17 +62,17 @@ fn neighbours_are_fetched_by_one_read() {
     let (first, alone) = read(0);
     assert!(first > 20, "{first}");
     assert!(matches!(alone[..], [(Operation::Read, _)]), "{alone:?}");
-    // It comes back: the storage reads ahead by itself of what lies in a row.
+    // A sequential read: the storage reads ahead automatically.
     let (second, more) = read(first);
     assert!(matches!(more[..], [(Operation::Read, _)]), "{more:?}");
-    // One that starts elsewhere gets what it asks for.
+    // A read at another position reads only what it needs.
     let (_, elsewhere) = read(first + second + 100);
     assert!(matches!(elsewhere[..], [(Operation::Read, _)]), "{elsewhere:?}");
 }
 
 #[test]
-fn scattered_entries_are_fetched_at_once() {
-    let (disk, manual) = cold();
+fn scattered_entries_are_read_ahead_together() {
+    let (disk, manual) = uncached_log();
     let read = |position: u64| {
         steps(&disk, || {
             let got = manual.wal.read_stream(2, position, ENTRIES, FETCH, ReadMode::Blocking);
@@ -80,24 +80,24 @@ fn scattered_entries_are_fetched_at_once() {
         })
     };
     let first = read(0);
-    let (told, read_now) = first.split_at(5);
-    assert!(told.iter().all(|step| step.0 == Operation::WillRead), "{first:?}");
+    let (hints, read_now) = first.split_at(5);
+    assert!(hints.iter().all(|step| step.0 == Operation::WillRead), "{first:?}");
     assert_eq!(read_now.len(), 5, "{first:?}");
-    for (told, read) in told.iter().zip(read_now) {
-        assert_eq!((read.0, &read.1), (Operation::Read, &told.1));
+    for (hints, read) in hints.iter().zip(read_now) {
+        assert_eq!((read.0, &read.1), (Operation::Read, &hints.1));
     }
     let second = read(5);
-    let told = second.iter().filter(|step| step.0 == Operation::WillRead).count();
-    assert!((10..=20).contains(&told), "{second:?}");
+    let hints = second.iter().filter(|step| step.0 == Operation::WillRead).count();
+    assert!((10..=20).contains(&hints), "{second:?}");
     let cached = steps(&disk, || {
         let found = manual.wal.read_stream(2, 10, ENTRIES, FETCH, ReadMode::CachedOnly).unwrap();
         assert!(found.is_none());
     });
-    assert!(cached.is_empty(), "who may not wait asks for nothing: {cached:?}");
+    assert!(cached.is_empty(), "a cached read issues no I/O: {cached:?}");
 }
 
-/// A log of many segments, of which nothing is in memory.
-fn long(disk: &SimulatedDisk, options: &Options) -> ManualWal {
+/// Builds a log of many segments with nothing in memory.
+fn long_log(disk: &SimulatedDisk, options: &Options) -> ManualWal {
     let mut manual = ManualWal::open(Arc::new(disk.clone()), options.clone()).unwrap();
     for index in 0..ENTRIES {
         manual.wal.append(vec![long_entry(index)], Box::new(|r| r.unwrap()));
@@ -113,12 +113,12 @@ fn long_entry(index: u64) -> Entry {
     entry(LogId { term: 1, index }, 1, 10, 20 << 10)
 }
 
-/// A log of many segments needs few open files, and all of it can be read.
+/// A log of many segments keeps few files open and is completely readable.
 #[test]
-fn a_long_log_keeps_few_files_open() {
+fn long_log_keeps_few_files_open() {
     let disk = SimulatedDisk::new(1);
     let options = Options { tail_bytes: 0, ..small_options() };
-    let mut manual = long(&disk, &options);
+    let mut manual = long_log(&disk, &options);
     for _ in 0..2 {
         assert!(manual.wal.stats().segments > 150);
         assert!(disk.open_files() < 80, "{} files are open", disk.open_files());
@@ -133,9 +133,9 @@ fn a_long_log_keeps_few_files_open() {
 }
 
 #[test]
-fn a_piece_of_a_long_log_is_looked_for_where_it_is() {
+fn live_reads_open_only_needed_segments() {
     let disk = SimulatedDisk::new(1);
-    let manual = long(&disk, &Options { tail_bytes: 0, ..small_options() });
+    let manual = long_log(&disk, &Options { tail_bytes: 0, ..small_options() });
     let (mut after, last) = (0, ENTRIES - 1);
     while after < last {
         disk.record(true);

@@ -1,5 +1,5 @@
-//! What opens once opens again, and what would be refused then is refused at once: an open writes
-//! the end of the log anew, so nothing may be taken over that cannot be read back.
+//! A log that opens once opens again; a log that cannot be read back later is rejected at once.
+//! An open rewrites the end of the log, so it must not keep data that cannot be read back.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use helix_wal::{Error, LiveEntry, LogId, Placement, ReadMode, Wal};
 use crate::common::{ManualWal, entry, same_entry};
 use crate::corruption::options;
 
-/// Past every index, position and number of a segment.
+/// Upper bound of indexes, positions and segment numbers.
 const NUMBERS_END: u64 = 1 << 62;
 
 fn open(disk: &SimulatedDisk) -> Result<ManualWal, Error> {
@@ -21,7 +21,7 @@ fn id(index: u64) -> LogId {
     LogId { term: 1, index }
 }
 
-/// Entries 0 to 7 in two segments.
+/// Builds a log with entries 0 to 7 in two segments.
 fn two_segments() -> (SimulatedDisk, ManualWal) {
     let disk = SimulatedDisk::new(1);
     let mut manual = open(&disk).unwrap();
@@ -49,7 +49,7 @@ fn segments(disk: &SimulatedDisk) -> Vec<String> {
     disk.files().into_iter().filter(|name| name.ends_with(".seg")).collect()
 }
 
-/// Changes the state file and makes it verify.
+/// Changes the state file and updates its checksum.
 fn forge_state(disk: &SimulatedDisk, change: impl Fn(&mut Vec<u8>)) {
     let mut bytes = disk.read_file("state").unwrap();
     let len = u64::from_le_bytes(bytes[16..24].try_into().unwrap()) as usize;
@@ -62,16 +62,15 @@ fn forge_state(disk: &SimulatedDisk, change: impl Fn(&mut Vec<u8>)) {
     disk.write_file("state", bytes);
 }
 
-/// Behind the identity.
+/// Offset of the next segment id, after the identity.
 fn next_id_at(state: &[u8]) -> usize {
     28 + u32::from_le_bytes(state[24..28].try_into().unwrap()) as usize
 }
 
-/// A sealed segment has fewer entries than its successor was begun behind: a truncation was
-/// durable. Where the group that said so is gone, though it was the last one, the entries between
-/// are not made up.
+/// A sealed segment with fewer entries than its successor starts after shows a durable truncation.
+/// If the group with the truncation is lost, the log must not open with a gap.
 #[test]
-fn a_truncation_that_a_sealed_segment_knows_of_is_not_taken_back() {
+fn truncation_shown_by_sealed_segment_is_not_undone() {
     let (disk, mut manual) = two_segments();
     let sealed = segments(&disk)[0].clone();
     place(&manual.wal, 0);
@@ -79,7 +78,7 @@ fn a_truncation_that_a_sealed_segment_knows_of_is_not_taken_back() {
     manual.wal.truncate_after(Some(1), Box::new(|result| result.unwrap()));
     manual.settle();
     let disk = at_rest(&disk, manual);
-    // Sealed, and the truncation has no mark.
+    // The segment is sealed, and the truncation has no sync marker.
     let trailer = disk.read_file(&sealed).unwrap();
     assert!(trailer[trailer.len() - 4096..].starts_with(b"HLXTRAIL"));
     assert_eq!(open(&disk.fork()).unwrap().wal.state().last, Some(id(1)));
@@ -89,7 +88,7 @@ fn a_truncation_that_a_sealed_segment_knows_of_is_not_taken_back() {
     disk.zero(&newest, group.unwrap() as u64..group.unwrap() as u64 + 4096);
     let refused = open(&disk.fork());
     assert!(matches!(refused, Err(Error::Damaged { .. })), "{:?}", refused.err());
-    // And whoever gives the end up gets what is left without a gap.
+    // Truncating the damaged end leaves a log without a gap.
     let storage = Arc::new(disk.clone()) as Arc<dyn helix_wal::storage::Storage>;
     let end = Wal::damaged_end(&storage).unwrap().expect("it is damaged");
     assert_eq!(end.kept, Some(id(1)));
@@ -104,16 +103,18 @@ fn a_truncation_that_a_sealed_segment_knows_of_is_not_taken_back() {
         let next = entry(id(last.index + 1), 1, 3, 3);
         manual.wal.append(vec![next.clone()], Box::new(|result| result.unwrap()));
         manual.idle();
-        let read = manual.wal.read(next.id.index..next.id.index + 1, 1, ReadMode::Blocking).unwrap();
+        let read =
+            manual.wal.read(next.id.index..next.id.index + 1, 1, ReadMode::Blocking).unwrap();
         assert!(same_entry(&read.unwrap()[0], &next));
     }
 }
 
-/// Only what is committed is placed, and only what is placed is sealed. Where nothing else of the
-/// commit point came through, whoever opens the log must go on behind that: what a snapshot brings
-/// of it would be there twice.
+/// Only committed entries are placed, and only placed entries are sealed.
+///
+/// If the commit point was lost otherwise, it must be recovered from sealed segments: a snapshot
+/// would else install their entries twice.
 #[test]
-fn what_is_sealed_was_committed() {
+fn sealed_entries_count_as_committed() {
     let (disk, mut manual) = two_segments();
     (0..8).for_each(|index| place(&manual.wal, index));
     manual.idle();
@@ -124,10 +125,10 @@ fn what_is_sealed_was_committed() {
     assert!(rows[0].sealed && committed.index < 7, "{rows:?}");
 }
 
-/// A checkpoint that came from elsewhere goes past entries that nobody has placed: they may be of
-/// another branch.
+/// Entries below a checkpoint of another replica that were never placed here may be of another
+/// branch.
 #[test]
-fn what_a_checkpoint_ran_ahead_of_was_not_committed() {
+fn unplaced_entries_below_a_checkpoint_are_not_committed() {
     let (disk, mut manual) = two_segments();
     let sealed = segments(&disk)[0].clone();
     manual.wal.checkpoint(LogId { term: 2, index: 6 }, Bytes::new()).unwrap();
@@ -138,9 +139,9 @@ fn what_a_checkpoint_ran_ahead_of_was_not_committed() {
     assert_eq!(open(&disk).unwrap().wal.state().committed, None);
 }
 
-/// A file with the number of a segment that is sealed takes nothing away from it.
+/// A prepared file with the number of a sealed segment must not replace it.
 #[test]
-fn a_stray_file_never_takes_the_name_of_a_segment() {
+fn stray_file_never_replaces_a_segment() {
     let (disk, mut manual) = two_segments();
     (0..8).for_each(|index| place(&manual.wal, index));
     manual.idle();
@@ -151,7 +152,7 @@ fn a_stray_file_never_takes_the_name_of_a_segment() {
     disk.write_file(&stray, vec![7; bytes.len()]);
     drop(open(&disk).unwrap());
     assert_eq!(disk.read_file(&sealed).unwrap(), bytes);
-    assert!(disk.read_file(&stray).is_none(), "it is of no use");
+    assert!(disk.read_file(&stray).is_none(), "the stray file is removed");
     let manual = open(&disk).unwrap();
     for index in 0..8 {
         let found = manual.wal.read(index..index + 1, usize::MAX, ReadMode::Blocking).unwrap();
@@ -159,15 +160,15 @@ fn a_stray_file_never_takes_the_name_of_a_segment() {
     }
 }
 
-/// A state file is never written without the segment that the log goes on in.
+/// A state file always names at least the active segment.
 #[test]
-fn a_state_without_segments_is_no_empty_log() {
+fn rejects_state_file_without_segments() {
     let (disk, mut manual) = two_segments();
     manual.wal.save_vote(Bytes::from_static(b"a vote"), Box::new(|result| result.unwrap()));
     manual.idle();
     let disk = at_rest(&disk, manual);
     forge_state(&disk, |state| {
-        // Next id, `synced`, flags, two ids, and an empty or a short vote.
+        // Next id, `synced`, flags, two ids, and an empty or short vote.
         let vote = next_id_at(state) + 24 + 4 + 32;
         let len = u32::from_le_bytes(state[vote..vote + 4].try_into().unwrap()) as usize;
         let count = vote + 4 + len;
@@ -179,9 +180,9 @@ fn a_state_without_segments_is_no_empty_log() {
     assert!(matches!(open(&disk), Err(Error::Damaged { .. })));
 }
 
-/// Numbers of segments end before a state file could no longer name the next one.
+/// Segment numbers end before the state file could not name the next one.
 #[test]
-fn a_log_without_a_number_for_its_next_segment_is_refused_unchanged() {
+fn rejects_log_without_next_segment_number() {
     let (disk, manual) = two_segments();
     let disk = at_rest(&disk, manual);
     let last = |disk: &SimulatedDisk, next_id: u64| {
@@ -190,7 +191,7 @@ fn a_log_without_a_number_for_its_next_segment_is_refused_unchanged() {
             state[at..at + 8].copy_from_slice(&next_id.to_le_bytes());
         });
     };
-    // The last that there is: it opens, and is refused from then on.
+    // The last number: the log opens once, and is rejected from then on.
     last(&disk, NUMBERS_END - 2);
     assert_eq!(open(&disk).unwrap().wal.state().last, Some(id(7)));
     let before = disk.files();
@@ -200,9 +201,9 @@ fn a_log_without_a_number_for_its_next_segment_is_refused_unchanged() {
     }
 }
 
-/// The position after the last one of an entry has to be within bounds, too.
+/// The position after an entry must be within bounds too.
 #[test]
-fn positions_that_end_beyond_all_bounds_are_refused() {
+fn rejects_positions_out_of_bounds() {
     let (_disk, manual) = two_segments();
     let at = |first, count| Placement { stream: 1, first, count, time: 0 };
     let refused = [at(NUMBERS_END - 1, 1), at(NUMBERS_END - 5, 5), at(u64::MAX, u32::MAX)];

@@ -1,5 +1,5 @@
-//! What a log must hold: a plain model beside the real one, with all that a crash leaves open.
-//! Knows the public interface only.
+//! Model of a log: its expected contents, including all outcomes that a crash leaves open.
+//! Uses the public interface only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -9,8 +9,8 @@ use helix_wal::{Entry, Error, LogId, LogState, Placement, ReadMode, Recovered, W
 
 use crate::common::same_entry;
 
-/// One thing that a caller queued. An append of many entries is one `Append` each, because a crash
-/// may keep the first ones only.
+/// A queued operation. An append of many entries is one `Append` per entry, because a crash may keep
+/// a prefix of them.
 #[derive(Clone)]
 pub enum QueuedOp {
     Append(Entry),
@@ -39,7 +39,7 @@ impl RaftLog {
                 self.entries.split_off(&first);
             }
             QueuedOp::Purge(upto) => {
-                // Behind another entry in that place is another branch.
+                // A different entry at this index belongs to another branch.
                 let conflicts = self.entries.get(&upto.index).is_some_and(|e| e.id != *upto);
                 let kept = self.entries.split_off(&(upto.index + 1));
                 self.entries = if conflicts { BTreeMap::new() } else { kept };
@@ -54,7 +54,7 @@ impl RaftLog {
         self.entries.last_key_value().map(|(_, entry)| entry.id).or(self.purged)
     }
 
-    /// First index that the log could have next.
+    /// Returns the index of the next entry.
     pub fn next(&self) -> u64 {
         self.last().map_or(0, |last| last.index + 1)
     }
@@ -64,38 +64,38 @@ impl RaftLog {
     }
 }
 
-/// What a callback reported: the number of the last operation it stands for, and how it went.
+/// Results of callbacks: the number of the last operation covered, and its result.
 pub type CallbackResults = Arc<Mutex<Vec<(usize, Result<(), Error>)>>>;
 
-/// All that is known about a log.
+/// Expected state of a log.
 #[derive(Clone, Default)]
 pub struct Truth {
     /// The log up to the last acknowledged operation.
     pub durable: RaftLog,
-    /// Operations after that with the number of the call, oldest first: a crash may keep any
-    /// number of the first ones. The entries of one append have one number.
+    /// Later operations with the number of their call, oldest first. A crash may keep any prefix of
+    /// them. The entries of one append share a number.
     pub open: Vec<(usize, QueuedOp)>,
-    /// How many calls there have been.
+    /// Number of calls so far.
     pub calls: usize,
-    /// The log with all operations, as readers see it.
-    pub seen: RaftLog,
-    /// Every entry that was ever placed, by index. Placed entries are acknowledged, so they stay.
+    /// The log with all queued operations, as readers see it.
+    pub queued: RaftLog,
+    /// All placed entries by index. Placed entries are acknowledged, so they are permanent.
     pub placed: BTreeMap<u64, (Entry, Option<Placement>)>,
-    /// How far the log has been told placements since it was opened.
+    /// Last index that was placed since the log was opened.
     pub placed_upto: Option<u64>,
     pub trims: BTreeMap<u64, u64>,
     pub dropped: BTreeSet<u64>,
     pub checkpoint: Option<(LogId, Bytes)>,
-    /// A checkpoint whose outcome is not known.
+    /// Checkpoint with an unknown outcome.
     pub checkpoint_open: Option<(LogId, Bytes)>,
-    /// Entries from elsewhere that come with that checkpoint, or not at all.
+    /// Installed entries that become part of the log with that checkpoint, or not at all.
     pub arriving: BTreeMap<u64, (Entry, Option<Placement>)>,
-    /// Every entry that was known to be committed and is still in the log, by index.
+    /// Committed entries that are still in the log, by index.
     pub committed: BTreeMap<u64, LogId>,
 }
 
 impl Truth {
-    /// Notes a call that queues something; its number.
+    /// Records a call that queues an operation. Returns its number.
     pub fn queue(&mut self, op: QueuedOp) -> usize {
         self.queue_all([op])
     }
@@ -103,19 +103,24 @@ impl Truth {
     pub fn queue_all(&mut self, ops: impl IntoIterator<Item = QueuedOp>) -> usize {
         self.calls += 1;
         for op in ops {
-            self.seen.apply(&op);
+            self.queued.apply(&op);
             self.open.push((self.calls, op));
         }
         self.calls
     }
 
-    /// Takes in what the callbacks have said. A success stands for all before it, except for
-    /// appends that found no room. Whether there were any.
-    pub fn collect_results(&mut self, acks: &CallbackResults, may_fail: bool, may_be_full: bool) -> bool {
-        let heard = std::mem::take(&mut *acks.lock().unwrap());
-        let newest = heard.iter().filter(|(_, result)| result.is_ok()).map(|(n, _)| *n).max();
+    /// Processes the results of callbacks. A success covers all earlier calls, except appends that
+    /// were rejected by a full disk. Returns whether there were any.
+    pub fn collect_results(
+        &mut self,
+        acks: &CallbackResults,
+        may_fail: bool,
+        may_be_full: bool,
+    ) -> bool {
+        let results = std::mem::take(&mut *acks.lock().unwrap());
+        let newest = results.iter().filter(|(_, result)| result.is_ok()).map(|(n, _)| *n).max();
         let mut refused = false;
-        for (n, result) in &heard {
+        for (n, result) in &results {
             match result {
                 Ok(()) => {}
                 Err(Error::DiskFull { .. }) if may_be_full => {
@@ -133,16 +138,16 @@ impl Truth {
             self.durable.apply(&op);
         }
         if refused {
-            self.seen = self.durable.clone();
+            self.queued = self.durable.clone();
             for (_, op) in &self.open {
-                self.seen.apply(op);
+                self.queued.apply(op);
             }
-            self.forget_lost_commits(&self.seen.clone());
+            self.forget_lost_commits(&self.queued.clone());
         }
         refused
     }
 
-    /// Compares an opened log with what may have survived, and goes on from what did.
+    /// Compares a recovered log with all allowed states, and continues from the matching one.
     pub fn recover(&mut self, wal: &Wal, recovered: &Recovered) {
         let state = wal.state();
         assert_eq!(state, recovered.state, "the report differs from the log");
@@ -166,27 +171,27 @@ impl Truth {
             survived.apply(op);
             kept += 1;
         }
-        assert_eq!(state.synced, state.last, "what was recovered is durable");
+        assert_eq!(state.synced, state.last, "recovered entries are durable");
         self.recover_committed(state.committed, &survived);
         self.recover_checkpoint(recovered);
         self.durable = survived.clone();
-        self.seen = survived;
+        self.queued = survived;
         self.open.clear();
         self.placed_upto = self.checkpoint.as_ref().map(|(at, _)| at.index);
     }
 
-    /// The entry and all before it are on a majority.
+    /// Marks the entry and all before it as committed.
     pub fn commit(&mut self, upto: LogId) {
-        let entries = self.seen.entries.range(..=upto.index);
+        let entries = self.queued.entries.range(..=upto.index);
         self.committed.extend(entries.map(|(index, entry)| (*index, entry.id)));
     }
 
-    /// Only what was committed may be taken for it. Commit points whose entries were lost here are
-    /// forgotten: another leader may have put something else in their place.
+    /// Checks that the recovered commit point was committed. Forgets commit points of lost entries,
+    /// which another leader may replace.
     fn recover_committed(&mut self, found: Option<LogId>, survived: &RaftLog) {
         if let Some(id) = found {
             let known = self.committed.get(&id.index).copied().or(self.placed_id(id.index));
-            assert_eq!(known, Some(id), "a commit point that nobody set");
+            assert_eq!(known, Some(id), "a commit point that was never set");
         }
         self.forget_lost_commits(survived);
     }
@@ -203,10 +208,11 @@ impl Truth {
         self.placed.get(&index).map(|(entry, _)| entry.id)
     }
 
-    /// A purge that was asked for, and that a checkpoint covers.
+    /// Returns a queued purge that a checkpoint covers, if the log has applied it.
     fn purged_ahead(&self, state: &LogState) -> Option<LogId> {
         let purged = state.purged?;
-        let asked = |(_, op): &(usize, QueuedOp)| matches!(op, QueuedOp::Purge(upto) if *upto == purged);
+        let asked =
+            |(_, op): &(usize, QueuedOp)| matches!(op, QueuedOp::Purge(upto) if *upto == purged);
         let covers = |at: &Option<(LogId, Bytes)>| at.as_ref().is_some_and(|(at, _)| *at >= purged);
         let covered = covers(&self.checkpoint) || covers(&self.checkpoint_open);
         (covered && self.open.iter().any(asked)).then_some(purged)
@@ -235,27 +241,27 @@ impl Truth {
             format!("vote {:?}, purged {:?}, entries {ends:?}", log.vote, log.purged)
         };
         panic!(
-            "recovered neither what was acknowledged nor anything after it\n\
+            "recovered state matches neither the acknowledged operations nor any prefix of the rest\n\
              acknowledged: {}\nqueued:       {}\nrecovered:    {state:?}, {} entries from {:?}",
             describe(&self.durable),
-            describe(&self.seen),
+            describe(&self.queued),
             found.len(),
             found.first().map(|entry| entry.id),
         );
     }
 
-    /// Everything that can be asked without a fault in between.
+    /// Compares all reads with the model.
     pub fn check(&self, wal: &Wal, acknowledged: bool) {
         let state = wal.state();
-        assert_eq!(state.last, self.seen.last());
-        assert_eq!(state.purged, self.seen.purged);
+        assert_eq!(state.last, self.queued.last());
+        assert_eq!(state.purged, self.queued.purged);
         if acknowledged {
             assert!(self.open.is_empty(), "{} operations never ended", self.open.len());
-            assert_eq!(state.vote, self.seen.vote);
+            assert_eq!(state.vote, self.queued.vote);
             assert_eq!(state.synced, state.last);
         }
         let found = read_all(wal, &state);
-        assert!(matches_entries(&self.seen, &found), "entries differ");
+        assert!(matches_entries(&self.queued, &found), "entries differ");
         self.check_ids(wal);
         if self.placed_upto >= self.placed.last_key_value().map(|(index, _)| *index) {
             self.check_streams(wal);
@@ -263,23 +269,23 @@ impl Truth {
     }
 
     fn check_ids(&self, wal: &Wal) {
-        for (index, entry) in &self.seen.entries {
+        for (index, entry) in &self.queued.entries {
             assert_eq!(wal.log_id(*index, ReadMode::Blocking).unwrap(), Some(Some(entry.id)));
         }
-        if let Some(purged) = self.seen.purged {
+        if let Some(purged) = self.queued.purged {
             let found = wal.log_id(purged.index, ReadMode::Blocking).unwrap();
             assert_eq!(found, Some(Some(purged)));
         }
-        assert_eq!(wal.log_id(self.seen.next(), ReadMode::Blocking).unwrap(), Some(None));
+        assert_eq!(wal.log_id(self.queued.next(), ReadMode::Blocking).unwrap(), Some(None));
         let mut heads = Vec::new();
-        while let next = self.seen.first() + heads.len() as u64
-            && next < self.seen.next()
+        while let next = self.queued.first() + heads.len() as u64
+            && next < self.queued.next()
         {
-            let some = wal.heads(next..self.seen.next(), 5, ReadMode::Blocking).unwrap().unwrap();
+            let some = wal.heads(next..self.queued.next(), 5, ReadMode::Blocking).unwrap().unwrap();
             assert!(!some.is_empty() && some.len() <= 5, "{} heads at {next}", some.len());
             heads.extend(some);
         }
-        for (head, entry) in heads.iter().zip(self.seen.entries.values()) {
+        for (head, entry) in heads.iter().zip(self.queued.entries.values()) {
             assert_eq!((head.id, head.stream, &head.head), (entry.id, entry.stream, &entry.head));
             assert!(head.payload.bytes.is_empty());
             assert_eq!(head.payload.crc, entry.payload.crc);
@@ -287,7 +293,7 @@ impl Truth {
         }
     }
 
-    /// Streams that were told of, with their placed entries from the trim point on.
+    /// Returns the streams with their placed entries from the trim point on.
     pub fn streams(&self) -> BTreeMap<u64, Vec<(&Entry, Placement)>> {
         let mut streams: BTreeMap<u64, Vec<(&Entry, Placement)>> = BTreeMap::new();
         for (entry, placement) in self.placed.values() {
@@ -312,10 +318,10 @@ impl Truth {
             let mut wanted = rows.iter();
             while position < end {
                 let got = wal.read_stream(stream, position, end, 3000, ReadMode::Blocking);
-                let got = got.unwrap().expect("a blocking read has an answer");
+                let got = got.unwrap().expect("a blocking read has a result");
                 assert!(!got.is_empty(), "nothing of stream {stream} at {position} of {end}");
                 let bytes: usize = got.iter().map(|entry| entry.payload.bytes.len()).sum();
-                // The first one is given whatever its size.
+                // The first entry is returned regardless of its size.
                 let most = got[0].payload.bytes.len().max(3000);
                 assert!(bytes <= most, "{bytes} bytes of {most}");
                 for stored in got {
@@ -324,7 +330,10 @@ impl Truth {
                     let id = stored.id;
                     let (head, payload) = (stored.head, stored.payload);
                     let stored = Entry { id, stream: entry.stream, head, payload };
-                    assert!(same_entry(&stored, entry), "other bytes at {position} of {stream}");
+                    assert!(
+                        same_entry(&stored, entry),
+                        "different bytes at {position} of {stream}"
+                    );
                     position = placement.first + u64::from(placement.count);
                 }
             }
@@ -334,7 +343,7 @@ impl Truth {
         self.check_live(wal);
     }
 
-    /// All that streams still need, by index, a few bytes at a time.
+    /// Checks `read_live` with small reads.
     fn check_live(&self, wal: &Wal) {
         let Some(upto) = self.placed_upto.filter(|upto| *upto > 0) else { return };
         let trim = |stream| self.trims.get(&stream).copied().unwrap_or(0);
@@ -357,7 +366,7 @@ impl Truth {
                 assert_eq!(live.placement, *placement);
                 let (id, head, payload) = (live.id, live.head, live.payload);
                 let live = Entry { id, stream: entry.stream, head, payload };
-                assert!(same_entry(&live, entry), "other bytes at index {after}");
+                assert!(same_entry(&live, entry), "different bytes at index {after}");
             }
             after = found.upto;
         }
@@ -370,14 +379,14 @@ impl Truth {
         for time in times.flat_map(|time| [time, time + 1]) {
             let found = wal.search_time(stream, time, ReadMode::Blocking).unwrap().unwrap();
             let wanted = rows.iter().find(|(_, placement)| placement.time >= time);
-            // The first entry that is kept may reach below the trim point.
+            // The first kept entry may start below the trim point.
             let wanted = wanted.map(|(_, placement)| placement.first.max(trim));
             assert_eq!(found, wanted, "time {time} of stream {stream}");
         }
     }
 }
 
-/// All entries of the Raft log.
+/// Reads all entries of the Raft log.
 pub fn read_all(wal: &Wal, state: &LogState) -> Vec<Entry> {
     try_read_all(wal, state).unwrap()
 }
@@ -388,7 +397,7 @@ pub fn try_read_all(wal: &Wal, state: &LogState) -> Result<Vec<Entry>, Error> {
     let mut all = Vec::new();
     while next < end {
         let some = wal.read(next..end, 20_000, ReadMode::Blocking)?;
-        let some = some.expect("a blocking read has an answer");
+        let some = some.expect("a blocking read has a result");
         assert!(!some.is_empty(), "nothing at {next} of {end}");
         for entry in some {
             assert_eq!(entry.id.index, next, "entries out of order");
@@ -407,5 +416,6 @@ fn matches(log: &RaftLog, state: &LogState, found: &[Entry]) -> bool {
 }
 
 fn matches_entries(log: &RaftLog, found: &[Entry]) -> bool {
-    log.entries.len() == found.len() && log.entries.values().zip(found).all(|(a, b)| same_entry(a, b))
+    log.entries.len() == found.len()
+        && log.entries.values().zip(found).all(|(a, b)| same_entry(a, b))
 }

@@ -15,7 +15,10 @@ impl Cluster {
     fn of(nodes: &[u64]) -> Self {
         let mut cluster = Self { members: Members::default(), version: 0 };
         let replicas = nodes.iter().map(|node| replica_id(*node, FIRST_GENERATION)).collect();
-        assert_eq!(cluster.apply(MemberCommand::InitMembers(InitMembers { replicas })), Ok(ClusterReply::Done));
+        assert_eq!(
+            cluster.apply(MemberCommand::InitMembers(InitMembers { replicas })),
+            Ok(ClusterReply::Done)
+        );
         cluster
     }
 

@@ -62,7 +62,8 @@ fn new_replica_is_a_learner_before_it_votes() {
     assert_eq!(Case::to(&[1, 2, 3]).next(), Step::Done);
     assert_eq!(Case::to(&[1, 2, 3, 4]).next(), Step::AddLearner(id(4)));
     let behind = Case::to(&[1, 2, 3, 4]).learning(4, 5_000).next();
-    let wait = Step::Wait { phase: ChangePhase::CatchingUp, entries: 5_000, blocked: String::new() };
+    let wait =
+        Step::Wait { phase: ChangePhase::CatchingUp, entries: 5_000, blocked: String::new() };
     assert_eq!(behind, wait);
     let ready = Case::to(&[1, 2, 3, 4]).learning(4, 10);
     assert_eq!(ready.next(), Step::SetVoters(ids(&[1, 2, 3, 4])));

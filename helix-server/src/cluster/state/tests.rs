@@ -80,7 +80,8 @@ impl Cluster {
     fn invalid(&mut self, command: ClusterCommand, expected: &str) {
         let before = self.state.clone();
         let reply = self.apply(command);
-        let is_expected = matches!(&reply, ClusterReply::Invalid { field, .. } if *field == expected);
+        let is_expected =
+            matches!(&reply, ClusterReply::Invalid { field, .. } if *field == expected);
         assert!(is_expected, "{reply:?} instead of {expected}");
         assert_eq!(self.state, before);
     }
@@ -98,14 +99,18 @@ fn topic_is_created_once() {
     assert_eq!(topic.settings.version, cluster.state.version());
     let before = cluster.state.clone();
     assert_eq!(cluster.apply(create("orders", 4)), ClusterReply::AlreadyExistsEqual(topic.clone()));
-    let ClusterReply::AlreadyExistsDifferent { name, difference } = cluster.apply(create("orders", 5))
+    let ClusterReply::AlreadyExistsDifferent { name, difference } =
+        cluster.apply(create("orders", 5))
     else {
         panic!("it differs")
     };
     assert_eq!((&*name, &*difference), ("orders", "partition_count is 4, not 5"));
     assert_eq!(cluster.state, before);
     assert_eq!(cluster.state.topic("orders"), Some(&topic));
-    assert_eq!(cluster.state.preview(&new_topic("orders", 4)), ClusterReply::AlreadyExistsEqual(topic));
+    assert_eq!(
+        cluster.state.preview(&new_topic("orders", 4)),
+        ClusterReply::AlreadyExistsEqual(topic)
+    );
     let ClusterReply::Topic(preview) = cluster.state.preview(&new_topic("other", 4)) else {
         panic!("it can be created")
     };
@@ -366,7 +371,10 @@ fn random_logs_keep_invariants_and_checkpoints_are_exact() {
             let head = Head::Cluster(random_command(&mut rng));
             let before = state.clone();
             let verdict = state.apply(index, &head);
-            if let Verdict::Cluster(ClusterReply::Invalid { .. } | ClusterReply::TopicNotFound { .. }) = verdict {
+            if let Verdict::Cluster(
+                ClusterReply::Invalid { .. } | ClusterReply::TopicNotFound { .. },
+            ) = verdict
+            {
                 assert_eq!(state, before);
             }
             assert_eq!(restored.apply(index, &head), verdict);

@@ -266,7 +266,9 @@ impl Reference {
                 let same = of_epoch.iter().find(|(other, count, _)| {
                     other.first_sequence == stamp.first_sequence && *count == batch.record_count
                 });
-                return same.map_or(ReferenceVerdict::SequenceRefused, |(.., offset)| ReferenceVerdict::Duplicate(*offset));
+                return same.map_or(ReferenceVerdict::SequenceRefused, |(.., offset)| {
+                    ReferenceVerdict::Duplicate(*offset)
+                });
             }
         }
         if let Some(demanded) = &batch.condition.fencing_token
@@ -288,7 +290,9 @@ fn without_details(verdict: Verdict) -> ReferenceVerdict {
     match verdict {
         Verdict::Appended { first_offset, .. } => ReferenceVerdict::Appended(first_offset),
         Verdict::Duplicate { first_offset, .. } => ReferenceVerdict::Duplicate(first_offset),
-        Verdict::Refused(Refusal::Fenced { in_force }) => ReferenceVerdict::Fenced(in_force.as_str().into()),
+        Verdict::Refused(Refusal::Fenced { in_force }) => {
+            ReferenceVerdict::Fenced(in_force.as_str().into())
+        }
         Verdict::Refused(Refusal::OffsetMismatch { watermarks, .. }) => {
             ReferenceVerdict::Mismatch(watermarks.high_watermark)
         }

@@ -2,8 +2,8 @@
 
 use std::task::{Context, Poll};
 
-use helix_transport::{ChunkedBody, ChunkedWriter, ZERO_COPY_BYTES_MIN};
 use helix_proto::raft::v1 as pb;
+use helix_transport::{ChunkedBody, ChunkedWriter, ZERO_COPY_BYTES_MIN};
 use pb::exchange_request::Message;
 use prost::Message as _;
 use tokio::sync::mpsc;
@@ -129,7 +129,8 @@ mod tests {
             outgoing.send(request.clone()).expect("the queue is open");
         }
         drop(outgoing);
-        let mut read = MessageStream::new(body(PeerLane::Live, sent[0].clone(), queue), MESSAGE_BYTES_MAX);
+        let mut read =
+            MessageStream::new(body(PeerLane::Live, sent[0].clone(), queue), MESSAGE_BYTES_MAX);
         for request in sent {
             assert_eq!(read.message().await.expect("valid"), Some(request));
         }

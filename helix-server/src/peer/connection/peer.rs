@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use helix_transport::{DetachedBody, ResponseLayer};
 use helix_proto::raft::v1 as pb;
+use helix_transport::{DetachedBody, ResponseLayer};
 use pb::exchange_request::Message;
 use pb::exchange_response::Message as ResponseMessage;
 use pb::peer_service_client::PeerServiceClient;

@@ -236,8 +236,8 @@ impl PeerService for Service {
     ) -> Result<Response<pb::FormResponse>, Status> {
         let request = request.into_inner();
         let handler = self.handler_for_peer(request.from_node, request.to_node)?;
-        let cluster = wire::read_cluster(&request.cluster)
-            .ok_or_else(|| refused(CLUSTER_ID_BYTES))?;
+        let cluster =
+            wire::read_cluster(&request.cluster).ok_or_else(|| refused(CLUSTER_ID_BYTES))?;
         let form = FormCluster {
             cluster,
             cluster_name: request.cluster_name,
@@ -254,8 +254,8 @@ impl PeerService for Service {
     ) -> Result<Response<pb::JoinResponse>, Status> {
         let request = request.into_inner();
         let handler = self.handler_for(request.from_node, request.to_node)?;
-        let cluster = wire::read_cluster(&request.cluster)
-            .ok_or_else(|| refused(CLUSTER_ID_BYTES))?;
+        let cluster =
+            wire::read_cluster(&request.cluster).ok_or_else(|| refused(CLUSTER_ID_BYTES))?;
         let peer_addrs = request.neighbours.into_iter();
         let join = JoinCluster {
             cluster,

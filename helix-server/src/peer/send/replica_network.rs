@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, stream};
+use helix_proto::raft::v1 as pb;
 use helix_wal::Wal;
 use openraft::alias::{SnapshotOf, VoteOf};
 use openraft::base::{BoxFuture, BoxStream};
@@ -18,7 +19,6 @@ use openraft::network::{
 use openraft::raft::{
     SnapshotResponse, TransferLeaderRequest, TransferLeaderResponse, VoteRequest, VoteResponse,
 };
-use helix_proto::raft::v1 as pb;
 use pb::answer::Result as UnaryResult;
 use pb::question::Question as UnaryRequest;
 

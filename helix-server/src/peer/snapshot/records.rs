@@ -8,10 +8,10 @@ use openraft::Raft;
 use openraft::async_runtime::WatchReceiver;
 use tokio::time::sleep_until;
 
+use crate::log::Head;
 use crate::peer::limits::RECORDS_BYTES;
 use crate::peer::throttle::Throttle;
 use crate::peer::wire::{self, WireError};
-use crate::log::Head;
 use crate::raft::{RecordStore, StateMachine, TypeConfig, decode_head};
 
 /// Encodes a live entry.
@@ -160,7 +160,10 @@ pub(super) mod tests {
     #[test]
     fn live_entry_round_trips() {
         let (sent, received) = (live(), read_live_entry(live_entry(live())).unwrap());
-        assert_eq!((received.id, received.placement, &received.head), (sent.id, sent.placement, &sent.head));
+        assert_eq!(
+            (received.id, received.placement, &received.head),
+            (sent.id, sent.placement, &sent.head)
+        );
         assert_eq!(received.payload.bytes, sent.payload.bytes);
         assert_eq!(
             (received.payload.crc, received.payload.crc_seed),
@@ -184,7 +187,8 @@ pub(super) mod tests {
         let payload = Bytes::from_static(b"some recards");
         let error = read_corrupted(&|m| m.entry.as_mut().unwrap().payload = payload.clone());
         assert_eq!(error, WireError::PayloadChecksum { index });
-        let error = read_corrupted(&|m| m.entry.as_mut().unwrap().head = Bytes::from_static(b"head"));
+        let error =
+            read_corrupted(&|m| m.entry.as_mut().unwrap().head = Bytes::from_static(b"head"));
         assert_eq!(error, WireError::HeadChecksum { index });
         // A valid checksum, but the placement of another batch.
         let other = read_corrupted(&|m| {

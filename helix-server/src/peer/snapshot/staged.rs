@@ -156,7 +156,7 @@ mod tests {
     use std::sync::Arc;
 
     use helix_wal::storage::{Crash, SimulatedDisk};
-    use helix_wal::{ReadMode, Keeper, LogId, Options, Writer};
+    use helix_wal::{Keeper, LogId, Options, ReadMode, Writer};
 
     use super::super::records::live_entry;
     use super::super::records::tests::{live_at, live_with};
@@ -194,7 +194,11 @@ mod tests {
         staged.write(&wal, &chunk(&[5, 7], 20).unwrap()).unwrap();
         assert_eq!(staged.bytes(), bytes, "a repeated chunk is not written again");
         assert_eq!(staged.prepare(&wal, 4, 60), (20, bytes), "a later snapshot resumes");
-        assert_eq!(staged.prepare(&wal, 4, 19), (4, 0), "an older snapshot must not find later entries");
+        assert_eq!(
+            staged.prepare(&wal, 4, 19),
+            (4, 0),
+            "an older snapshot must not find later entries"
+        );
         staged.write(&wal, &chunk(&[5, 7], 19).unwrap()).unwrap();
         assert_eq!(staged.prepare(&wal, 6, 60), (6, 0), "the log advanced without them");
     }
@@ -272,8 +276,8 @@ mod tests {
         wal.install(at, "state".into(), &mut fetched.segments)
     }
 
-    /// Crashes after each change to the disk. The next process must resume from synced segments, end
-    /// with every entry, and fetch little twice.
+    /// Crashes after each change to the disk. The next process must resume from synced segments,
+    /// end with every entry, and fetch little twice.
     #[test]
     fn fetch_resumes_after_crash_at_any_change() {
         let missing = missing();
@@ -312,7 +316,8 @@ mod tests {
         let live = wal.read_live(AFTER, AT, usize::MAX).unwrap();
         let ids = |all: &[LiveEntry]| all.iter().map(|it| it.id).collect::<Vec<_>>();
         assert_eq!(ids(&live.entries), ids(missing));
-        let read = wal.read_stream(7, 0, u64::MAX, usize::MAX, ReadMode::Blocking).unwrap().unwrap();
+        let read =
+            wal.read_stream(7, 0, u64::MAX, usize::MAX, ReadMode::Blocking).unwrap().unwrap();
         assert!(read.iter().zip(missing).all(|(a, b)| a.payload.bytes == b.payload.bytes));
     }
 

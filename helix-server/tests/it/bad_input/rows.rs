@@ -1,4 +1,4 @@
-//! The table: fields, a call with nonsense in them, and what it is answered.
+//! The table of cases: fields, a call with an invalid value in them, and its expected result.
 
 use bytes::Bytes;
 use helix_proto::batch;
@@ -19,19 +19,19 @@ use helix_server::limits::{BATCH_BYTES_MAX, PARTITIONS_PER_CALL_MAX};
 use prost::Message;
 use prost_types::{Duration, FieldMask, Timestamp};
 
-use super::Answer::{Fine, Refused, RefusedFor};
-use super::{Call, Row};
+use super::Expected::{Fine, Refused, RefusedFor};
+use super::{FieldCase, InvalidCall};
 use crate::support::{
     TestServer, append_request, as_batch, earliest, encoded, plain, records, start,
 };
 
-/// Records that the rows below append to partition 0: those whose nonsense is the client's own.
+/// Records that the cases below append to partition 0: values that only clients interpret.
 pub(super) const APPENDED: usize = 1;
 
-/// Nothing that was ever a name.
+/// A name of nothing.
 const NOWHERE: &str = "no/where\u{0}";
 
-pub(super) async fn all(server: &TestServer) -> Vec<Row> {
+pub(super) async fn all(server: &TestServer) -> Vec<FieldCase> {
     let producers = Producers::of(server).await;
     let groups =
         [appends(), batches(), producers.rows(), streams(&producers), reads(), places(), topics()];
@@ -41,7 +41,7 @@ pub(super) async fn all(server: &TestServer) -> Vec<Row> {
 
 struct Producers {
     fresh: ProducerIdentity,
-    /// Of an instance that has been replaced.
+    /// Identity of an instance that has been replaced.
     fenced: ProducerIdentity,
 }
 
@@ -53,7 +53,7 @@ impl Producers {
         };
         let fenced = init("replaced").await;
         let current = init("replaced").await;
-        // The partition learns of the new one by its first batch; another one than is counted.
+        // A partition learns of the new epoch by its first batch; this partition is not counted.
         let request = AppendRequest {
             partition: 1,
             producer: Some(current),
@@ -64,7 +64,7 @@ impl Producers {
         Self { fresh: init("").await, fenced }
     }
 
-    fn rows(&self) -> Vec<Row> {
+    fn rows(&self) -> Vec<FieldCase> {
         let by = |producer, first_sequence| AppendRequest {
             partition: 1,
             producer: Some(producer),
@@ -74,7 +74,8 @@ impl Producers {
         let nobody = ProducerIdentity { producer_id: 0, epoch: 0 };
         let never = ProducerIdentity { producer_id: u64::MAX, epoch: 0 };
         let alone = AppendRequest { first_sequence: Some(0), ..append_request(&["x"]) };
-        let name = |name: String| Call::InitProducer(InitProducerRequest { producer_name: name });
+        let name =
+            |name: String| InvalidCall::InitProducer(InitProducerRequest { producer_name: name });
         vec![
             (
                 &["InitProducerRequest.producer_name"],
@@ -85,7 +86,10 @@ impl Producers {
             (
                 &["AppendRequest.producer", "ProducerIdentity.producer_id"],
                 append(by(nobody, Some(0))),
-                Refused(R::InvalidArgument, "producer.producer_id: must be an id from InitProducer"),
+                Refused(
+                    R::InvalidArgument,
+                    "producer.producer_id: must be an id from InitProducer",
+                ),
             ),
             (
                 &["ProducerIdentity.producer_id"],
@@ -116,15 +120,15 @@ impl Producers {
     }
 }
 
-fn append(request: AppendRequest) -> Call {
-    Call::Append(Box::new(request))
+fn append(request: AppendRequest) -> InvalidCall {
+    InvalidCall::Append(Box::new(request))
 }
 
-fn with_batch(batch: Option<Batch>) -> Call {
+fn with_batch(batch: Option<Batch>) -> InvalidCall {
     append(AppendRequest { batch, ..append_request(&[]) })
 }
 
-fn appends() -> Vec<Row> {
+fn appends() -> Vec<FieldCase> {
     let to = |topic: &str, partition| {
         append(AppendRequest { topic: topic.to_owned(), partition, ..append_request(&["x"]) })
     };
@@ -169,7 +173,7 @@ fn appends() -> Vec<Row> {
     ]
 }
 
-fn batches() -> Vec<Row> {
+fn batches() -> Vec<FieldCase> {
     let good = batch::encode(&records(&["a", "b"]));
     let counted = |count| as_batch(batch::from_payload(count, good.payload.clone()));
     let changed = |change: &dyn Fn(&mut EncodedBatch)| {
@@ -186,7 +190,7 @@ fn batches() -> Vec<Row> {
     };
     let long = "x".repeat((1 << 20) + 1);
     let half = "x".repeat(1 << 19);
-    // A key, a value and a header as no one would write them; they are the client's own.
+    // An odd key, value and header: only clients interpret them.
     let odd = Record {
         key: Some(Bytes::new()),
         value: None,
@@ -243,7 +247,10 @@ fn batches() -> Vec<Row> {
             with_batch(Some(Batch {
                 form: Some(Form::Records(PlainRecords::from(&[odd.clone()][..]))),
             })),
-            Refused(R::InvalidArgument, "batch.records.headers.name: record 0 has a header name of 0 bytes"),
+            Refused(
+                R::InvalidArgument,
+                "batch.records.headers.name: record 0 has a header name of 0 bytes",
+            ),
         ),
         (odd_fields, with_batch(as_batch(batch::encode(&[odd]))), Fine),
         (
@@ -319,38 +326,39 @@ fn batches() -> Vec<Row> {
     ]
 }
 
-fn streams(producers: &Producers) -> Vec<Row> {
+fn streams(producers: &Producers) -> Vec<FieldCase> {
     let init = || AppendStreamInit { topic: "default".to_owned(), ..Default::default() };
-    let begin = |init: AppendStreamInit| Call::AppendStream(vec![Some(Streamed::Init(init))]);
+    let begin =
+        |init: AppendStreamInit| InvalidCall::AppendStream(vec![Some(Streamed::Init(init))]);
     let go_on = |batch: AppendStreamBatch| {
-        Call::AppendStream(vec![Some(Streamed::Init(init())), Some(Streamed::Batch(batch))])
+        InvalidCall::AppendStream(vec![Some(Streamed::Init(init())), Some(Streamed::Batch(batch))])
     };
     let good = || AppendStreamBatch { batch: encoded(&["x"]), ..Default::default() };
     let nobody = ProducerIdentity { producer_id: 0, epoch: 0 };
-    let by_nobody = Call::AppendStream(vec![
+    let by_nobody = InvalidCall::AppendStream(vec![
         Some(Streamed::Init(AppendStreamInit { producer: Some(nobody), ..init() })),
         Some(Streamed::Batch(AppendStreamBatch { first_sequence: Some(0), ..good() })),
     ]);
-    let without_sequence = Call::AppendStream(vec![
+    let without_sequence = InvalidCall::AppendStream(vec![
         Some(Streamed::Init(AppendStreamInit { producer: Some(producers.fresh), ..init() })),
         Some(Streamed::Batch(good())),
     ]);
     let again = || Some(Streamed::Init(init()));
-    let twice = Call::AppendStream(vec![again(), again()]);
+    let twice = InvalidCall::AppendStream(vec![again(), again()]);
     vec![
         (
             &["AppendStreamRequest.init"],
-            Call::AppendStream(vec![Some(Streamed::Batch(good()))]),
+            InvalidCall::AppendStream(vec![Some(Streamed::Batch(good()))]),
             Refused(R::InvalidArgument, "message: the first message must be init"),
         ),
         (
             &["AppendStreamRequest.init"],
-            Call::AppendStream(vec![None]),
+            InvalidCall::AppendStream(vec![None]),
             Refused(R::InvalidArgument, "the first message must be init"),
         ),
         (
             &["AppendStreamRequest.init"],
-            Call::AppendStream(Vec::new()),
+            InvalidCall::AppendStream(Vec::new()),
             Refused(R::InvalidArgument, "the first message must be init"),
         ),
         (
@@ -410,14 +418,14 @@ fn fetch(partitions: Vec<PartitionStart>) -> FetchRequest {
     FetchRequest { partitions, ..Default::default() }
 }
 
-fn reads() -> Vec<Row> {
+fn reads() -> Vec<FieldCase> {
     let one = || fetch(vec![earliest(0)]);
-    let limits = |limits| Call::Fetch(FetchRequest { limits: Some(limits), ..one() });
+    let limits = |limits| InvalidCall::Fetch(FetchRequest { limits: Some(limits), ..one() });
     let follow = || SubscribeRequest { partitions: vec![earliest(0)], ..Default::default() };
     let none = ReadLimits::default();
     let bad_time = Some(Timestamp { seconds: 1, nanos: i32::MAX });
     let wait = |seconds, nanos| {
-        Call::Fetch(FetchRequest { max_wait: Some(Duration { seconds, nanos }), ..one() })
+        InvalidCall::Fetch(FetchRequest { max_wait: Some(Duration { seconds, nanos }), ..one() })
     };
     let member = GroupMembership {
         group: NOWHERE.to_owned(),
@@ -428,17 +436,17 @@ fn reads() -> Vec<Row> {
     vec![
         (
             &["FetchRequest.partitions"],
-            Call::Fetch(fetch(vec![])),
+            InvalidCall::Fetch(fetch(vec![])),
             Refused(R::InvalidArgument, "partitions: must be 1..=10000 partitions, not 0"),
         ),
         (
             &["FetchRequest.partitions"],
-            Call::Fetch(fetch(vec![earliest(0); PARTITIONS_PER_CALL_MAX + 1])),
+            InvalidCall::Fetch(fetch(vec![earliest(0); PARTITIONS_PER_CALL_MAX + 1])),
             Refused(R::InvalidArgument, "not 10001"),
         ),
         (
             &["FetchRequest.partitions"],
-            Call::Fetch(fetch(vec![earliest(0), earliest(0)])),
+            InvalidCall::Fetch(fetch(vec![earliest(0), earliest(0)])),
             Refused(R::InvalidArgument, "default/0 is named twice"),
         ),
         (
@@ -464,47 +472,47 @@ fn reads() -> Vec<Row> {
         (&["FetchRequest.max_wait"], wait(i64::MAX, 999_999_999), Fine),
         (
             &["FetchRequest.min_bytes"],
-            Call::Fetch(FetchRequest { min_bytes: u32::MAX, ..one() }),
+            InvalidCall::Fetch(FetchRequest { min_bytes: u32::MAX, ..one() }),
             Fine,
         ),
         (
             &["FetchRequest.source"],
-            Call::Fetch(FetchRequest { source: 99, ..one() }),
+            InvalidCall::Fetch(FetchRequest { source: 99, ..one() }),
             Refused(R::InvalidArgument, "source: 99 is unknown"),
         ),
         (
             &["FetchRequest.out_of_range"],
-            Call::Fetch(FetchRequest { out_of_range: -5, ..one() }),
+            InvalidCall::Fetch(FetchRequest { out_of_range: -5, ..one() }),
             Refused(R::InvalidArgument, "out_of_range: -5 is unknown"),
         ),
         (
             &["FetchRequest.accept_encoded"],
-            Call::Fetch(FetchRequest { accept_encoded: true, ..one() }),
+            InvalidCall::Fetch(FetchRequest { accept_encoded: true, ..one() }),
             Fine,
         ),
         (
             &["SubscribeRequest.partitions"],
-            Call::Subscribe(SubscribeRequest::default()),
+            InvalidCall::Subscribe(SubscribeRequest::default()),
             Refused(R::InvalidArgument, "partitions: must be 1..=10000"),
         ),
         (
             &["SubscribeRequest.limits"],
-            Call::Subscribe(SubscribeRequest { limits: Some(bad_limits), ..follow() }),
+            InvalidCall::Subscribe(SubscribeRequest { limits: Some(bad_limits), ..follow() }),
             Refused(R::InvalidArgument, "limits.until_timestamp"),
         ),
         (
             &["SubscribeRequest.source"],
-            Call::Subscribe(SubscribeRequest { source: 99, ..follow() }),
+            InvalidCall::Subscribe(SubscribeRequest { source: 99, ..follow() }),
             Refused(R::InvalidArgument, "source: 99"),
         ),
         (
             &["SubscribeRequest.out_of_range"],
-            Call::Subscribe(SubscribeRequest { out_of_range: 99, ..follow() }),
+            InvalidCall::Subscribe(SubscribeRequest { out_of_range: 99, ..follow() }),
             Refused(R::InvalidArgument, "out_of_range: 99"),
         ),
         (
             &["SubscribeRequest.accept_encoded"],
-            Call::Subscribe(SubscribeRequest { accept_encoded: true, ..follow() }),
+            InvalidCall::Subscribe(SubscribeRequest { accept_encoded: true, ..follow() }),
             Fine,
         ),
         (
@@ -514,20 +522,20 @@ fn reads() -> Vec<Row> {
                 "GroupMembership.member_id",
                 "GroupMembership.member_epoch",
             ],
-            Call::Subscribe(SubscribeRequest { membership: Some(member), ..follow() }),
+            InvalidCall::Subscribe(SubscribeRequest { membership: Some(member), ..follow() }),
             RefusedFor(&[R::Unimplemented, R::GroupNotFound, R::InvalidArgument]),
         ),
     ]
 }
 
-fn places() -> Vec<Row> {
-    let at = |position| Call::Fetch(fetch(vec![start(0, position)]));
-    let from = |start: PartitionStart| Call::Fetch(fetch(vec![start]));
+fn places() -> Vec<FieldCase> {
+    let at = |position| InvalidCall::Fetch(fetch(vec![start(0, position)]));
+    let from = |start: PartitionStart| InvalidCall::Fetch(fetch(vec![start]));
     let unset = PartitionStart { start: None, ..earliest(0) };
     let empty = PartitionStart { start: Some(StartPosition::default()), ..earliest(0) };
     let timestamp = |seconds, nanos| at(Position::Timestamp(Timestamp { seconds, nanos }));
     let resolve = |topic: &str, partitions: Vec<u32>, position| {
-        Call::ResolveOffsets(ResolveOffsetsRequest {
+        InvalidCall::ResolveOffsets(ResolveOffsetsRequest {
             topic: topic.to_owned(),
             partitions,
             position,
@@ -544,11 +552,7 @@ fn places() -> Vec<Row> {
             from(earliest(77)),
             Refused(R::PartitionNotFound, "default/77: "),
         ),
-        (
-            &["PartitionStart.start"],
-            from(unset),
-            Refused(R::InvalidArgument, "start: is required"),
-        ),
+        (&["PartitionStart.start"], from(unset), Refused(R::InvalidArgument, "start: is required")),
         (&["PartitionStart.start"], from(empty), Refused(R::InvalidArgument, "EARLIEST")),
         (
             &["PartitionStart.until_offset"],
@@ -610,29 +614,29 @@ fn create(name: &str) -> CreateTopicRequest {
     }
 }
 
-fn topics() -> Vec<Row> {
-    let named = |name: &str| Call::CreateTopic(create(name));
+fn topics() -> Vec<FieldCase> {
+    let named = |name: &str| InvalidCall::CreateTopic(create(name));
     let counted = |partition_count| {
-        Call::CreateTopic(CreateTopicRequest { partition_count, ..create("new") })
+        InvalidCall::CreateTopic(CreateTopicRequest { partition_count, ..create("new") })
     };
     let list = |prefix: &str, page_size, page_token: &str| {
         let (prefix, page_token) = (prefix.to_owned(), page_token.to_owned());
-        Call::ListTopics(ListTopicsRequest { prefix, page_size, page_token })
+        InvalidCall::ListTopics(ListTopicsRequest { prefix, page_size, page_token })
     };
     let update = |name: &str, paths: Option<&[&str]>| {
         let paths = paths.map(|paths| paths.iter().map(|path| (*path).to_owned()).collect());
-        Call::UpdateTopic(UpdateTopicRequest {
+        InvalidCall::UpdateTopic(UpdateTopicRequest {
             name: name.to_owned(),
             config: None,
             update_mask: paths.map(|paths| FieldMask { paths }),
         })
     };
     let add = |name: &str, partition_count| {
-        Call::AddPartitions(AddPartitionsRequest { name: name.to_owned(), partition_count })
+        InvalidCall::AddPartitions(AddPartitionsRequest { name: name.to_owned(), partition_count })
     };
     let trim = |topic: &str, partition, trim_offset| {
         let topic = topic.to_owned();
-        Call::TrimPartition(TrimPartitionRequest { topic, partition, trim_offset })
+        InvalidCall::TrimPartition(TrimPartitionRequest { topic, partition, trim_offset })
     };
     let nowhere = || NOWHERE.to_owned();
     let missing = Refused(R::TopicNotFound, "does not exist");
@@ -653,11 +657,18 @@ fn topics() -> Vec<Row> {
         ),
         (
             &["CreateTopicRequest.replication_factor"],
-            Call::CreateTopic(CreateTopicRequest { replication_factor: 99, ..create("new") }),
+            InvalidCall::CreateTopic(CreateTopicRequest {
+                replication_factor: 99,
+                ..create("new")
+            }),
             Refused(R::Unimplemented, "a replication_factor other than the number of nodes"),
         ),
         (&["CreateTopicRequest.validate_only"], named("new"), Fine),
-        (&["GetTopicRequest.name"], Call::GetTopic(GetTopicRequest { name: nowhere() }), missing),
+        (
+            &["GetTopicRequest.name"],
+            InvalidCall::GetTopic(GetTopicRequest { name: nowhere() }),
+            missing,
+        ),
         (
             &["ListTopicsRequest.page_size"],
             list("", -1, ""),
@@ -683,7 +694,7 @@ fn topics() -> Vec<Row> {
         (
             &["AddPartitionsRequest.partition_count"],
             add("default", 3),
-            Refused(R::InvalidArgument, "3 is less than the present 4"),
+            Refused(R::InvalidArgument, "3 is less than the current 4"),
         ),
         (
             &["AddPartitionsRequest.partition_count"],
@@ -692,7 +703,7 @@ fn topics() -> Vec<Row> {
         ),
         (
             &["DeleteTopicRequest.name"],
-            Call::DeleteTopic(DeleteTopicRequest { name: nowhere() }),
+            InvalidCall::DeleteTopic(DeleteTopicRequest { name: nowhere() }),
             missing,
         ),
         (&["TrimPartitionRequest.topic"], trim(NOWHERE, 0, 0), missing),
@@ -704,21 +715,24 @@ fn topics() -> Vec<Row> {
         (
             &["TrimPartitionRequest.trim_offset"],
             trim("default", 0, u64::MAX),
-            Refused(R::OffsetOutOfRange, "is outside of 0.."),
+            Refused(R::OffsetOutOfRange, "is out of range 0.."),
         ),
     ]
 }
 
-fn configs() -> Vec<Row> {
+fn configs() -> Vec<FieldCase> {
     let with = |config| {
-        Call::CreateTopic(CreateTopicRequest { config: Some(config), ..create("configured") })
+        InvalidCall::CreateTopic(CreateTopicRequest {
+            config: Some(config),
+            ..create("configured")
+        })
     };
     let none = TopicConfig::default();
     let time = |seconds, nanos| {
         with(TopicConfig { retention_time: Some(Duration { seconds, nanos }), ..none })
     };
     let most = BATCH_BYTES_MAX + 1;
-    let update = Call::UpdateTopic(UpdateTopicRequest {
+    let update = InvalidCall::UpdateTopic(UpdateTopicRequest {
         name: "default".to_owned(),
         config: Some(TopicConfig { max_batch_bytes: Some(0), ..none }),
         update_mask: Some(FieldMask { paths: vec!["max_batch_bytes".to_owned()] }),
@@ -768,9 +782,9 @@ fn configs() -> Vec<Row> {
     ]
 }
 
-fn tokens() -> Vec<Row> {
+fn tokens() -> Vec<FieldCase> {
     let set = |topic: &str, partition, expected_token: Option<&str>, token: String| {
-        Call::SetFencingToken(SetFencingTokenRequest {
+        InvalidCall::SetFencingToken(SetFencingTokenRequest {
             topic: topic.to_owned(),
             partition,
             expected_token: expected_token.map(str::to_owned),
@@ -801,20 +815,20 @@ fn tokens() -> Vec<Row> {
     ]
 }
 
-fn clusters() -> Vec<Row> {
+fn clusters() -> Vec<FieldCase> {
     let topics = || vec![NOWHERE.to_owned(), String::new()];
     let transfer = |shard_id, target_node_id| {
-        Call::TransferLeader(TransferLeaderRequest { shard_id, target_node_id })
+        InvalidCall::TransferLeader(TransferLeaderRequest { shard_id, target_node_id })
     };
     vec![
         (
             &["GetMetadataRequest.topics"],
-            Call::GetMetadata(GetMetadataRequest { topics: topics() }),
+            InvalidCall::GetMetadata(GetMetadataRequest { topics: topics() }),
             Fine,
         ),
         (
             &["WatchMetadataRequest.topics"],
-            Call::WatchMetadata(WatchMetadataRequest { topics: topics() }),
+            InvalidCall::WatchMetadata(WatchMetadataRequest { topics: topics() }),
             Fine,
         ),
         (
@@ -830,8 +844,8 @@ fn clusters() -> Vec<Row> {
     ]
 }
 
-/// Why a change of the cluster's nodes that makes no sense is refused.
-const NO_CHANGE: super::Answer = RefusedFor(&[
+/// Reasons for which an invalid membership change is refused.
+const NO_CHANGE: super::Expected = RefusedFor(&[
     R::InvalidArgument,
     R::NodeNotFound,
     R::NotEnoughNodes,
@@ -839,9 +853,9 @@ const NO_CHANGE: super::Answer = RefusedFor(&[
     R::Unimplemented,
 ]);
 
-fn members() -> Vec<Row> {
+fn members() -> Vec<FieldCase> {
     let add = |node_id, peer_endpoint: &str, rack: &str| {
-        Call::AddNode(AddNodeRequest {
+        InvalidCall::AddNode(AddNodeRequest {
             node_id,
             peer_endpoint: peer_endpoint.to_owned(),
             rack: rack.to_owned(),
@@ -849,7 +863,7 @@ fn members() -> Vec<Row> {
         })
     };
     let replace = |lost_node_id, node_id, peer_endpoint: &str, rack: &str| {
-        Call::ReplaceNode(ReplaceNodeRequest {
+        InvalidCall::ReplaceNode(ReplaceNodeRequest {
             lost_node_id,
             node_id,
             peer_endpoint: peer_endpoint.to_owned(),
@@ -857,12 +871,13 @@ fn members() -> Vec<Row> {
             validate_only: true,
         })
     };
-    let remove =
-        |node_id, lost| Call::RemoveNode(RemoveNodeRequest { node_id, lost, validate_only: true });
-    let drain = |node_id, draining| {
-        Call::SetDraining(SetDrainingRequest { node_id, draining, validate_only: true })
+    let remove = |node_id, lost| {
+        InvalidCall::RemoveNode(RemoveNodeRequest { node_id, lost, validate_only: true })
     };
-    let watch = Call::WatchMembershipChange(WatchMembershipChangeRequest { id: u64::MAX });
+    let drain = |node_id, draining| {
+        InvalidCall::SetDraining(SetDrainingRequest { node_id, draining, validate_only: true })
+    };
+    let watch = InvalidCall::WatchMembershipChange(WatchMembershipChangeRequest { id: u64::MAX });
     vec![
         (
             &["AddNodeRequest.node_id", "AddNodeRequest.validate_only"],

@@ -1,4 +1,4 @@
-//! Bytes instead of messages: what no client of ours would send.
+//! Corrupted messages, sent as raw bytes.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use super::others_are_served;
 use crate::process::seed;
 use crate::support::{TestServer, append_request, connect, earliest, plain, soon};
 
-/// Sends and receives messages as the bytes that they are.
+/// A codec that sends and receives messages as raw bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Raw;
 
@@ -58,22 +58,22 @@ impl Decoder for Raw {
     }
 }
 
-/// What a call may take, whatever it asks for.
+/// Deadline of a call, whatever wait the message asks for.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Sends one message to a call, and waits for its first answer.
+/// Sends one message to a method and waits for its first response.
 pub(super) async fn call(channel: &Channel, path: &str, message: Bytes) -> Result<(), Status> {
     let mut grpc = Grpc::new(channel.clone()).max_encoding_message_size(usize::MAX);
     grpc.ready().await.unwrap();
     let path = PathAndQuery::try_from(path).unwrap();
     let mut requests = Request::new(tokio_stream::once(message));
-    // Broken bytes may ask for a long wait.
+    // Corrupted bytes may request a long wait.
     requests.set_timeout(WAIT_MAX);
     let mut answers = grpc.streaming(requests, path, Raw).await?.into_inner();
     answers.message().await.map(drop)
 }
 
-/// Messages of calls that are worth breaking: each with much in it.
+/// Valid messages with many fields, to be corrupted.
 fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let append = append_request(&["one", "two"]);
     let by_hand = AppendRequest { batch: plain(&["one", "two"]), ..append_request(&[]) };
@@ -100,7 +100,7 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn broken_bytes_are_answered_and_break_nothing() {
+async fn corrupted_messages_get_errors_and_break_nothing() {
     let server = TestServer::in_memory().await;
     let another = connect(&server.running).await;
     let mut rng = StdRng::seed_from_u64(seed(0xBAD));
@@ -116,7 +116,7 @@ async fn broken_bytes_are_answered_and_break_nothing() {
                 _ => message.truncate(place.max(1)),
             }
         }
-        // It may still be a topic that is there, and partition 3 is the other client's.
+        // The topic may still exist, and partition 3 belongs to the other client.
         let shown = format!("{path} {message:02x?}");
         match soon(call(&server.channel, path, message.into())).await {
             Ok(()) => {}
@@ -135,7 +135,7 @@ async fn broken_bytes_are_answered_and_break_nothing() {
     }
 }
 
-/// As [`others_are_served`]; broken bytes may have been an append to the same partition.
+/// As [`others_are_served`], but a corrupted append may have moved the partition's end.
 async fn others_may_have_moved(channel: &Channel, written: &mut u64, least: u64, place: &str) {
     use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 
@@ -149,7 +149,7 @@ async fn others_may_have_moved(channel: &Channel, written: &mut u64, least: u64,
 }
 
 #[tokio::test]
-async fn messages_beyond_the_limit_are_refused_by_their_length() {
+async fn rejects_messages_over_the_size_limit() {
     let server = TestServer::in_memory().await;
     let another = connect(&server.running).await;
     let mut written = 0;

@@ -1,5 +1,5 @@
-//! What any node of a cluster answers, and what only a leader does: topics and producers from
-//! everywhere, data calls where the leader is, routes and their changes.
+//! Calls that any node of a cluster serves (topics, producers, routes) and calls that only a leader
+//! serves (data).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tonic::{Code, Status, Streaming};
 
 use crate::support::{TestServer, append_request, detail, from_offset, reason, soon, start};
-use crate::trio::{NODES, Plan, Trio, is_elsewhere, metadata, shard_of, topic, until};
+use crate::trio::{NODES, Trio, TrioPlan, is_redirect, metadata, shard_of, topic, until};
 
 fn new_topic(name: &str, replication_factor: u32) -> CreateTopicRequest {
     CreateTopicRequest {
@@ -37,18 +37,18 @@ async fn list(node: &TestServer, prefix: &str) -> Vec<String> {
     topics.into_iter().map(|topic| topic.name).collect()
 }
 
-/// Appends to each partition where `node` says that its leader is.
+/// Appends to each partition at the leader that `node` reports.
 async fn append_as_described(trio: &Trio, node: &TestServer, name: &str) {
     let count = topic(node, name).await.unwrap().partitions.len();
     for place in 0..count {
-        until("the partition can be appended to", async || {
+        until("the partition accepts appends", async || {
             let described = topic(node, name).await.unwrap();
             let leader = described.partitions[place].leader.as_ref()?.node_id;
             let partition = described.partitions[place].partition;
             let batch = append_request(&["a"]);
             let request = AppendRequest { topic: name.to_owned(), partition, ..batch };
             match trio.node(leader).produce().append(request).await {
-                Err(status) if is_elsewhere(&status) => None,
+                Err(status) if is_redirect(&status) => None,
                 answer => Some(answer.unwrap()),
             }
         })
@@ -57,7 +57,7 @@ async fn append_as_described(trio: &Trio, node: &TestServer, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn topics_are_changed_from_any_node_and_seen_there_at_once() {
+async fn any_node_changes_topics_and_sees_them_at_once() {
     let mut trio = Trio::durable().await;
     for id in NODES {
         let node = trio.node(id);
@@ -69,7 +69,7 @@ async fn topics_are_changed_from_any_node_and_seen_there_at_once() {
         assert_eq!(list(node, &name).await, [name.as_str()]);
         append_as_described(&trio, node, &name).await;
         let again = create(node, new_topic(&name, replication_factor)).await.unwrap();
-        assert_eq!(again.partitions.len(), 3, "an equal one may be made again");
+        assert_eq!(again.partitions.len(), 3, "creating an equal topic succeeds");
         let other = CreateTopicRequest { partition_count: 5, ..new_topic(&name, 0) };
         let refused = create(node, other).await.unwrap_err();
         assert_eq!(reason(&refused), ErrorReason::TopicAlreadyExists);
@@ -102,7 +102,7 @@ async fn topics_are_changed_from_any_node_and_seen_there_at_once() {
         let gone = node.topics().delete_topic(delete).await.unwrap_err();
         assert_eq!(reason(&gone), ErrorReason::TopicNotFound);
         for (_, other) in trio.nodes() {
-            until("all nodes know that it is gone", async || {
+            until("all nodes know the deletion", async || {
                 list(other, &name).await.is_empty().then_some(())
             })
             .await;
@@ -112,7 +112,7 @@ async fn topics_are_changed_from_any_node_and_seen_there_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_topic_of_another_replication_factor_is_refused() {
+async fn rejects_other_replication_factors() {
     let mut trio = Trio::durable().await;
     for (_, node) in trio.nodes() {
         for replication_factor in [1, 2, 5] {
@@ -122,13 +122,13 @@ async fn a_topic_of_another_replication_factor_is_refused() {
         }
         let check = CreateTopicRequest { validate_only: true, ..new_topic("odd", 3) };
         create(node, check).await.unwrap();
-        assert!(list(node, "odd").await.is_empty(), "it was only checked");
+        assert!(list(node, "odd").await.is_empty(), "it was only validated");
     }
     trio.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn producers_are_made_by_any_node() {
+async fn any_node_creates_producers() {
     let mut trio = Trio::durable().await;
     let init = async |node: u64, name: &str| {
         let request = InitProducerRequest { producer_name: name.to_owned() };
@@ -139,7 +139,7 @@ async fn producers_are_made_by_any_node() {
     let mut named = Vec::new();
     for node in [1, 2, 3, 2, 1] {
         for _ in 0..3 {
-            assert!(ids.insert(init(node, "").await.producer_id), "no id is given out twice");
+            assert!(ids.insert(init(node, "").await.producer_id), "each id is unique");
         }
         named.push(init(node, "worker").await);
     }
@@ -155,7 +155,7 @@ async fn producers_are_made_by_any_node() {
             let request = AppendRequest { producer, first_sequence, ..batch };
             node.produce().append(request).await
         };
-        trio.ask_leader(0, ask).await
+        trio.call_leader(0, ask).await
     };
     append(named[4]).await.unwrap();
     let fenced = append(named[3]).await.unwrap_err();
@@ -178,7 +178,7 @@ fn expect_hint(status: &Status, leader: u64, endpoint: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_does_not_lead_says_who_does() {
+async fn follower_redirects_to_the_leader() {
     let mut trio = Trio::durable().await;
     let (leader, shard_id) = trio.leader_of(0).await;
     let endpoint = trio.plan.config(leader).listen_addr.to_string();
@@ -210,7 +210,7 @@ async fn a_node_that_does_not_lead_says_who_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn positions_are_resolved_of_what_the_asked_node_leads() {
+async fn resolves_positions_of_partitions_led_by_the_node() {
     let mut trio = Trio::durable().await;
     let routes = metadata(trio.node(1)).await;
     let leaders = trio.leaders().await;
@@ -230,7 +230,7 @@ async fn positions_are_resolved_of_what_the_asked_node_leads() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_made_on_one_node_is_found_on_the_others() {
+async fn topic_created_on_one_node_is_found_on_the_others() {
     let mut trio = Trio::durable().await;
     for round in 0..5 {
         let name = format!("round-{round}");
@@ -250,13 +250,13 @@ async fn what_was_made_on_one_node_is_found_on_the_others() {
     trio.stop_all().await;
 }
 
-/// The next metadata that shows what is waited for.
+/// Waits for metadata that satisfies the condition.
 async fn shown(
     stream: &mut Streaming<WatchMetadataResponse>,
     shows: impl Fn(&Metadata) -> bool,
 ) -> Metadata {
     loop {
-        let response = soon(stream.message()).await.unwrap().expect("the stream goes on");
+        let response = soon(stream.message()).await.unwrap().expect("the stream continues");
         let metadata = response.metadata.unwrap();
         if shows(&metadata) {
             return metadata;
@@ -292,19 +292,18 @@ async fn watchers_on_any_node_see_new_topics_and_new_leaders() {
     trio.stop_all().await;
 }
 
-/// Slow enough for an answer to be lost on its way, and not given up for silence.
+/// Slow enough for a response to be lost on its way, too fast for a timeout.
 const SLOWLY: Duration = Duration::from_millis(400);
 
-/// Has a topic of this name deleted by way of `asked`; the answer of the leader, which has done it,
-/// is on its way and does not arrive.
-async fn deleted_unheard(
+/// Deletes a topic through node `asked` so that the leader's response is lost on its way.
+async fn delete_without_response(
     trio: &Trio,
     (leader, asked): (u64, u64),
     name: &str,
 ) -> JoinHandle<Result<(), Status>> {
     loop {
         create(trio.node(asked), new_topic(name, 0)).await.unwrap();
-        trio.hinder(asked, leader, SLOWLY, false);
+        trio.set_link(asked, leader, SLOWLY, false);
         let mut topics = trio.node(asked).topics();
         let request = DeleteTopicRequest { name: name.to_owned() };
         let deletion = tokio::spawn(async move { topics.delete_topic(request).await.map(drop) });
@@ -312,55 +311,55 @@ async fn deleted_unheard(
             trio.node(leader).running.node().topic(name).is_err().then_some(())
         })
         .await;
-        trio.hinder(asked, leader, SLOWLY, true);
-        // The answer was faster where this machine was slow.
+        trio.set_link(asked, leader, SLOWLY, true);
+        // On a slow machine the response may have arrived first.
         if !deletion.is_finished() {
             return deletion;
         }
-        trio.hinder(asked, leader, Duration::ZERO, false);
+        trio.set_link(asked, leader, Duration::ZERO, false);
         deletion.await.unwrap().unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_topic_whose_deletion_was_not_heard_of_is_deleted_once() {
-    let mut trio = Trio::start(Plan::linked().await).await;
-    let (leader, asked) = of_the_cluster(&trio);
-    for (name, is_made_anew) in [("gone", false), ("anew", true)] {
-        let deletion = deleted_unheard(&trio, (leader, asked), name).await;
+async fn topic_is_deleted_once_when_the_response_is_lost() {
+    let mut trio = Trio::start(TrioPlan::linked().await).await;
+    let (leader, asked) = leader_and_other(&trio);
+    for (name, is_recreated) in [("gone", false), ("recreated", true)] {
+        let deletion = delete_without_response(&trio, (leader, asked), name).await;
         let leader_node = trio.node(leader);
         let made_anew = async {
-            if is_made_anew {
+            if is_recreated {
                 create(leader_node, new_topic(name, 0)).await.unwrap();
             }
         };
         let lost = async {
-            until("another one has its name", async || {
-                (leader_node.running.node().topic(name).is_ok() == is_made_anew).then_some(())
+            until("a new topic has its name", async || {
+                (leader_node.running.node().topic(name).is_ok() == is_recreated).then_some(())
             })
             .await;
             trio.break_connections(asked);
-            trio.hinder(asked, leader, Duration::ZERO, false);
+            trio.set_link(asked, leader, Duration::ZERO, false);
         };
         tokio::join!(made_anew, lost);
         deletion.await.unwrap().unwrap();
         let left = list(leader_node, name).await;
-        assert_eq!(left.len(), usize::from(is_made_anew), "it is deleted, another one is not");
+        assert_eq!(left.len(), usize::from(is_recreated), "only the first topic is deleted");
     }
     trio.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_lost_leader_may_have_done_is_not_denied() {
-    let mut trio = Trio::start(Plan::linked().await).await;
-    let (leader, asked) = of_the_cluster(&trio);
+async fn request_to_a_lost_leader_may_have_applied() {
+    let mut trio = Trio::start(TrioPlan::linked().await).await;
+    let (leader, asked) = leader_and_other(&trio);
     let mut names = (0..).map(|number| format!("made-{number}"));
     let creation = loop {
         let name = names.next().expect("they never end");
-        trio.hinder(asked, leader, SLOWLY, false);
+        trio.set_link(asked, leader, SLOWLY, false);
         let (mut topics, request) = (trio.node(asked).topics(), new_topic(&name, 0));
         let creation = tokio::spawn(async move { topics.create_topic(request).await });
-        until("the leader has made it", async || {
+        until("the leader has created it", async || {
             trio.node(leader).running.node().topic(&name).ok()
         })
         .await;
@@ -370,12 +369,12 @@ async fn what_a_lost_leader_may_have_done_is_not_denied() {
         }
         creation.await.unwrap().unwrap();
     };
-    trio.isolate(asked);
+    trio.remove_links(asked);
     let status = creation.await.unwrap().unwrap_err();
     assert_eq!(reason(&status), ErrorReason::OutcomeUnknown);
     assert!(detail(&status).may_have_applied);
 
-    // Where nothing was sent, nothing was done.
+    // A request that was not sent has no effect.
     let request = new_topic("never", 0);
     let status = create(trio.node(asked), request).await.unwrap_err();
     assert_eq!(reason(&status), ErrorReason::NoLeader);
@@ -383,8 +382,8 @@ async fn what_a_lost_leader_may_have_done_is_not_denied() {
     trio.stop_all().await;
 }
 
-/// Shard 0's leader, and another node.
-fn of_the_cluster(trio: &Trio) -> (u64, u64) {
+/// Returns the leader of shard 0, and another node.
+fn leader_and_other(trio: &Trio) -> (u64, u64) {
     let is_leader = |(_, node): &(u64, &TestServer)| node.running.node().cluster().is_leader();
     let leader = trio.nodes().find(is_leader).expect("shard 0 has a leader").0;
     (leader, if leader == 1 { 2 } else { 1 })

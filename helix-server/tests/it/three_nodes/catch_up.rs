@@ -1,5 +1,5 @@
-//! A node that was away: it gets what it missed from the logs of the others, which keep it for as
-//! long as that takes, or, of the cluster's own state, the whole state.
+//! A node that was absent catches up from the logs of the others, which keep enough of them, or for
+//! shard 0 by a snapshot of the cluster state.
 
 use std::time::Duration;
 
@@ -10,14 +10,12 @@ use helix_proto::log::v1::{InitProducerRequest, ProducerIdentity, Record};
 use helix_server::limits::{CHECKPOINT_BYTES, CLUSTER_CHECKPOINT_ENTRIES, MAINTENANCE_INTERVAL};
 
 use crate::support::TestServer;
-use crate::trio::{
-    Trio, expect_equal_replicas, from_any, metadata, shard_status, topic, until,
-};
+use crate::trio::{Trio, expect_equal_replicas, from_any, metadata, shard_status, topic, until};
 
 /// A little less than the largest record.
 const RECORD_BYTES: usize = 1_000_000;
 
-/// A record whose bytes follow from its number.
+/// A record with bytes derived from its number.
 fn large(number: u64) -> [Record; 1] {
     let mut value = vec![u8::try_from(number % 251).unwrap(); RECORD_BYTES];
     value[..8].copy_from_slice(&number.to_le_bytes());
@@ -25,7 +23,7 @@ fn large(number: u64) -> [Record; 1] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_was_away_gets_what_it_missed_from_the_logs() {
+async fn absent_node_catches_up_from_the_logs() {
     let mut trio = Trio::durable().await;
     trio.write(0, &["before"]).await;
     expect_equal_replicas(&trio, 0, 1).await;
@@ -43,7 +41,7 @@ async fn a_node_that_was_away_gets_what_it_missed_from_the_logs() {
     let status = shard_status(trio.node(leader), shard).await;
     assert!(status.purged_index <= had, "{status:?} is purged of what node {away} lacks");
     assert!(status.segment_count > 4, "{status:?}");
-    // The checkpoint comes with one round of upkeep, what it would release with the next.
+    // One maintenance round writes the checkpoint, the next releases log.
     let shard_of_leader = trio.node(leader).running.node().shard(u64::from(shard)).unwrap();
     let released = async {
         let mut look = tokio::time::interval(Duration::from_millis(20));
@@ -52,25 +50,25 @@ async fn a_node_that_was_away_gets_what_it_missed_from_the_logs() {
         }
     };
     let is_released = tokio::time::timeout(4 * MAINTENANCE_INTERVAL, released).await.is_ok();
-    assert!(!is_released, "node {away} still needs what was released");
+    assert!(!is_released, "node {away} still needs the released log");
     drop(shard_of_leader);
 
     trio.start_nodes(&[away]).await;
     trio.settle().await;
     expect_equal_replicas(&trio, 0, count + 1).await;
     for (_, node) in trio.nodes() {
-        until("the log is purged once all have it", async || {
+        until("the log is purged once all nodes have it", async || {
             (shard_status(node, shard).await.purged_index > had).then_some(())
         })
         .await;
     }
-    // What is purged from the log is still there to be read.
+    // Records that were purged from the log are still readable.
     let read = trio.node(away).fetch_one(from_any(0, 0)).await;
     assert_eq!(read.records[0].offset, 0);
     trio.stop_all().await;
 }
 
-/// Up to which index a node's log of shard 0 is purged.
+/// Index up to which a node's log of shard 0 is purged.
 fn purged(node: &TestServer) -> u64 {
     node.running.node().cluster().replica().checkpointed().1
 }
@@ -80,7 +78,7 @@ fn last_index(node: &TestServer) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_missed_much_gets_the_whole_state_of_the_cluster() {
+async fn absent_node_catches_up_by_cluster_snapshot() {
     let mut trio = Trio::durable().await;
     let admin = trio.client().admin();
     admin.create_topic(&NewTopic::new("doomed", 2)).await.unwrap();
@@ -106,7 +104,10 @@ async fn a_node_that_missed_much_gets_the_whole_state_of_the_cluster() {
     commands.buffer_unordered(64).collect::<Vec<()>>().await;
     admin.create_topic(&NewTopic::new("late", 3)).await.unwrap();
     for (_, node) in trio.nodes() {
-        until("what the node lacks is purged", async || (purged(node) > had).then_some(())).await;
+        until("the entries that the node lacks are purged", async || {
+            (purged(node) > had).then_some(())
+        })
+        .await;
     }
 
     trio.start_nodes(&[away]).await;
@@ -115,7 +116,7 @@ async fn a_node_that_missed_much_gets_the_whole_state_of_the_cluster() {
     assert_eq!(topic(node, "early").await.unwrap().partitions.len(), 2);
     assert_eq!(topic(node, "late").await.unwrap().partitions.len(), 3);
     assert!(topic(node, "doomed").await.is_err());
-    until("its state is that of the others", async || {
+    until("its state equals that of the others", async || {
         let own = metadata(node).await;
         let other = metadata(trio.node(leader)).await;
         (own.version == other.version && own.topics == other.topics).then_some(())
@@ -123,8 +124,8 @@ async fn a_node_that_missed_much_gets_the_whole_state_of_the_cluster() {
     .await;
     let next = ProducerIdentity { producer_id, epoch: epoch + 1 };
     let again = node.produce().init_producer(init).await.unwrap().into_inner().producer;
-    assert_eq!(again, Some(next), "the producers are those of before");
-    // What came by a snapshot outlives a restart as well.
+    assert_eq!(again, Some(next), "the producers are kept");
+    // State from a snapshot survives a restart.
     trio.stop(away).await;
     trio.start_nodes(&[away]).await;
     trio.settle().await;

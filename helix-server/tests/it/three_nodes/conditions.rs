@@ -1,4 +1,4 @@
-//! Expected offsets and fencing tokens on three nodes: the verdict is the log's, whoever leads.
+//! Expected offsets and fencing tokens on three nodes: the the log decides, not the leader.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,54 +10,55 @@ use tonic::Code;
 
 use crate::conditions::{append_if, demanding, expecting, fence};
 use crate::support::{TestServer, detail, reason, record};
-use crate::trio::{NODES, Plan, Trio, expect_equal_replicas};
 use crate::three_nodes::failover::read_all;
+use crate::trio::{NODES, Trio, TrioPlan, expect_equal_replicas};
 
-/// What one writer has come to.
+/// Results of one writer.
 #[derive(Debug, Default)]
-struct Account {
-    /// By offset.
+struct WriterResult {
+    /// Values by offset.
     won: BTreeMap<u64, String>,
     lost: u64,
 }
 
-/// Appends at the end that it knows, and looks where the end is when it was wrong, until told to
-/// stop. An answer that is not certain is a failure of the test.
+/// Appends at the last known end until stopped; after a mismatch it continues at the end that the
+/// error states. An uncertain outcome fails the test.
 async fn compare_and_append(
     client: helix_client::Client,
     writer: u64,
     stop: watch::Receiver<bool>,
-) -> Account {
+) -> WriterResult {
     let producer = client.producer(ProducerOptions::default());
-    let (mut account, mut at) = (Account::default(), 0);
+    let (mut result, mut at) = (WriterResult::default(), 0);
     while !*stop.borrow() {
-        let value = format!("{writer}/{at}/{}", account.lost);
+        let value = format!("{writer}/{at}/{}", result.lost);
         let batch = [record(&value)];
         let options = AppendOptions::default().expecting(at);
         match producer.append_with("default", 0, &batch[..], &options).await {
             Ok(ack) => {
                 assert_eq!(ack.first_offset, Some(at));
-                account.won.insert(at, value);
+                result.won.insert(at, value);
                 at += 1;
             }
             Err(error) => {
                 assert!(error.is(ErrorReason::ExpectedOffsetMismatch), "{error}");
                 assert_eq!(error.code, Code::Aborted);
-                assert!(!error.may_have_applied, "who has lost knows it: {error}");
+                assert!(!error.may_have_applied, "a losing writer knows the outcome: {error}");
                 let next = error.next_offset.expect("the error says where the end is");
                 assert!(next > at, "{next} after {at}");
-                (at, account.lost) = (next, account.lost + 1);
+                (at, result.lost) = (next, result.lost + 1);
             }
         }
     }
-    account
+    result
 }
 
-/// Of several that append at the same offset exactly one wins, and each knows how it went, also
-/// where the answer was lost with its leader and the batch was sent again to the next one.
+/// Of several appends at the same offset exactly one wins, and each writer knows the outcome.
+///
+/// That holds also if the response was lost with the leader and the batch was retried.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_offset_has_one_winner_also_when_the_leader_changes() {
-    let mut trio = Trio::start(Plan::linked().await).await;
+async fn each_offset_has_one_winner_across_leader_changes() {
+    let mut trio = Trio::start(TrioPlan::linked().await).await;
     let (done, stop) = watch::channel(false);
     let writers: Vec<_> = (0..3)
         .map(|writer| tokio::spawn(compare_and_append(trio.client(), writer, stop.clone())))
@@ -67,7 +68,7 @@ async fn each_offset_has_one_winner_also_when_the_leader_changes() {
         if round % 2 == 0 {
             trio.transfer(shard, leader % 3 + 1).await;
         } else {
-            trio.cut_off(leader);
+            trio.isolate(leader);
             trio.write(0, &["mark"]).await;
             trio.heal(leader);
             trio.settle().await;
@@ -76,21 +77,21 @@ async fn each_offset_has_one_winner_also_when_the_leader_changes() {
     done.send_replace(true);
     let (mut won, mut lost) = (BTreeMap::new(), 0);
     for writer in writers {
-        let account = tokio::time::timeout(Duration::from_secs(60), writer).await;
-        let account = account.expect("it stops").unwrap();
-        lost += account.lost;
-        for (offset, value) in account.won {
+        let result = tokio::time::timeout(Duration::from_secs(60), writer).await;
+        let result = result.expect("it stops").unwrap();
+        lost += result.lost;
+        for (offset, value) in result.won {
             assert_eq!(won.insert(offset, value), None, "offset {offset} was won twice");
         }
     }
     println!("{} wins, {lost} losses", won.len());
-    assert!(lost > 0, "they never met");
-    let end = *won.last_key_value().expect("somebody has won").0 + 1;
+    assert!(lost > 0, "the writers never competed");
+    let end = *won.last_key_value().expect("a writer has won").0 + 1;
     let read = read_all(&trio, 0, end).await;
     for (offset, value) in &won {
         assert_eq!(&read[usize::try_from(*offset).unwrap()], value);
     }
-    // The marks that were written without a condition are all that nobody has won.
+    // The only other records are the marks, which were written without a condition.
     let marks = read.iter().filter(|value| *value == "mark").count();
     assert_eq!(won.len() + marks, read.len());
     expect_equal_replicas(&trio, 0, end).await;
@@ -98,14 +99,14 @@ async fn each_offset_has_one_winner_also_when_the_leader_changes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_is_in_force_whoever_leads_and_after_all_have_been_down() {
+async fn token_survives_leader_changes_and_full_restarts() {
     let mut trio = Trio::durable().await;
     let set = async |trio: &Trio, expected: Option<&str>, token: &str| {
-        trio.ask_leader(0, async |node: &TestServer| fence(node, expected, token).await).await
+        trio.call_leader(0, async |node: &TestServer| fence(node, expected, token).await).await
     };
     let append = async |trio: &Trio, value: &str, token: &str| {
         let append = async |node: &TestServer| append_if(node, value, demanding(token)).await;
-        trio.ask_leader(0, append).await
+        trio.call_leader(0, append).await
     };
     set(&trio, Some(""), "one").await.unwrap();
     append(&trio, "a", "one").await.unwrap();
@@ -130,21 +131,21 @@ async fn a_token_is_in_force_whoever_leads_and_after_all_have_been_down() {
     assert_eq!(reason(&refused), ErrorReason::Fenced);
     append(&trio, "d", "two").await.unwrap();
     let again = async |node: &TestServer| append_if(node, "no", expecting(3)).await;
-    let refused = trio.ask_leader(0, again).await.unwrap_err();
+    let refused = trio.call_leader(0, again).await.unwrap_err();
     assert_eq!(detail(&refused).next_offset, Some(4));
     assert_eq!(read_all(&trio, 0, 4).await, ["a", "b", "c", "d"]);
     expect_equal_replicas(&trio, 0, 4).await;
     trio.stop_all().await;
 }
 
-/// The old leader does not know yet that there is another one: it must not say that a batch
-/// counts, and what it says early must be true all the same.
+/// The old leader does not know the new one yet: it must not acknowledge a batch, and its early
+/// verdicts must be true.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_is_cut_off_admits_nobody() {
-    let mut trio = Trio::start(Plan::linked().await).await;
+async fn isolated_leader_admits_no_append() {
+    let mut trio = Trio::start(TrioPlan::linked().await).await;
     trio.write(0, &["a"]).await;
     let (old, _) = trio.leader_of(0).await;
-    trio.cut_off(old);
+    trio.isolate(old);
     let node = trio.node(old);
     let (open, past) =
         tokio::join!(append_if(node, "open", expecting(1)), append_if(node, "past", expecting(0)));
@@ -158,7 +159,7 @@ async fn a_leader_that_is_cut_off_admits_nobody() {
     trio.heal(old);
     trio.settle().await;
     let append = async |node: &TestServer| append_if(node, "b", expecting(2)).await;
-    trio.ask_leader(0, append).await.unwrap();
+    trio.call_leader(0, append).await.unwrap();
     assert_eq!(read_all(&trio, 0, 3).await, ["a", "mark", "b"]);
     trio.stop_all().await;
 }

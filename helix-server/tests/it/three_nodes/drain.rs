@@ -1,12 +1,12 @@
-//! Draining a node, spreading the lead again, and restarting one node after the other under load.
+//! Draining a node, rebalancing leadership, and rolling restarts under load.
 
 use helix_proto::log::v1::{ErrorReason, HealthReason};
 
-use crate::fleet::{Fleet, Load};
+use crate::fleet::{AppendLoad, Fleet};
 use crate::trio::{health, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drained_node_leads_nothing_until_it_is_told_to() {
+async fn drained_node_leads_nothing_until_undrained() {
     let mut fleet = Fleet::of(&[1, 2, 3]).await;
     let admin = fleet.admin();
     let leader = fleet.leader(1).await;
@@ -25,18 +25,18 @@ async fn a_drained_node_leads_nothing_until_it_is_told_to() {
     })
     .await;
     assert!(fleet.metadata().await.nodes.iter().all(|it| it.draining == (it.node_id == leader)));
-    // It outlives restarts, of that node and of the others.
+    // The setting survives restarts of that node and of others.
     for node in [leader, other] {
         fleet.stop(node).await;
         fleet.start_nodes(&[node], &[1, 2, 3]).await;
     }
-    until("all are back", async || {
+    until("all nodes are back", async || {
         let health = health(fleet.node(other)).await;
         (health.issues.len() == 1).then_some(())
     })
     .await;
     admin.balance_leaders().await.unwrap();
-    // It may have been elected while the others were away: then it hands over.
+    // It may have been elected while others were down: then it transfers leadership.
     until("the drained node leads nothing", async || {
         fleet.led_by(leader).await.is_empty().then_some(())
     })
@@ -50,8 +50,8 @@ async fn a_drained_node_leads_nothing_until_it_is_told_to() {
         admin.set_draining(node, false, false).await.unwrap();
     }
     fleet.settle().await;
-    // The data shards 1 and 2 are to be led by the nodes 1 and 2.
-    until("the lead is spread", async || {
+    // Nodes 1 and 2 are the preferred leaders of the data shards 1 and 2.
+    until("leadership is balanced", async || {
         admin.balance_leaders().await.unwrap();
         let led = [fleet.leader(1).await, fleet.leader(2).await];
         (led == [1, 2]).then_some(())
@@ -64,9 +64,9 @@ async fn a_drained_node_leads_nothing_until_it_is_told_to() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_are_restarted_one_by_one_under_load() {
+async fn rolling_restart_under_load_fails_no_append() {
     let mut fleet = Fleet::of(&[1, 2, 3]).await;
-    let load = Load::start(&fleet.client());
+    let load = AppendLoad::start(&fleet.client());
     let admin = fleet.admin();
     for drains in [true, false] {
         for node in [1, 2, 3] {

@@ -1,5 +1,5 @@
-//! Losing and changing leaders: what a leader that is cut off may still say, what a minority may,
-//! and that nothing acknowledged is lost, doubled or reordered when somebody else leads.
+//! Failover: isolated leaders and minorities acknowledge nothing, and no acked record is lost,
+//! duplicated or reordered by a leader change.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::support::{
     TestServer, append_request, detail, encoded, reason, record, soon, start, values,
 };
 use crate::trio::{
-    NODES, Plan, Trio, expect_equal_replicas, from_any, health, replica_batches, until,
+    NODES, Trio, TrioPlan, expect_equal_replicas, from_any, health, replica_batches, until,
 };
 
 /// Resolves the latest offset of partition 0.
@@ -50,7 +50,7 @@ async fn try_append(node: &TestServer, value: &str) -> Result<AppendResponse, St
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_latest_offset_covers_everything_acknowledged() {
+async fn latest_offset_covers_all_acked_records() {
     let mut trio = Trio::durable().await;
     let (leader, shard) = trio.leader_of(0).await;
     for round in 1..=20 {
@@ -58,27 +58,27 @@ async fn the_latest_offset_covers_everything_acknowledged() {
             trio.transfer(shard, leader % 3 + 1).await;
         }
         let ack = trio.write(0, &["a"]).await;
-        let latest = trio.ask_leader(0, latest).await.unwrap();
+        let latest = trio.call_leader(0, latest).await.unwrap();
         assert_eq!(Some(latest), ack.next_offset);
     }
     trio.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_is_cut_off_says_nothing_that_may_be_wrong() {
-    let mut trio = Trio::start(Plan::linked().await).await;
+async fn isolated_leader_neither_acks_nor_confirms_reads() {
+    let mut trio = Trio::start(TrioPlan::linked().await).await;
     trio.write(0, &["before"]).await;
     let (old, _) = trio.leader_of(0).await;
-    trio.cut_off(old);
+    trio.isolate(old);
     let node = trio.node(old);
     let began = Instant::now();
-    // Taken in while nothing is wrong yet as far as the leader knows.
+    // Accepted before the leader notices its isolation.
     let mut produce = node.produce();
     let pending = tokio::spawn(async move { produce.append(append_request(&["open"])).await });
     let refused = latest(node).await.expect_err("a read needs a majority");
     assert_eq!(reason(&refused), ErrorReason::NoLeader);
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-    let open = soon(pending).await.unwrap().expect_err("nobody can have acknowledged it");
+    let open = soon(pending).await.unwrap().expect_err("no majority can have acknowledged it");
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     assert_eq!(reason(&open), ErrorReason::OutcomeUnknown);
     assert!(detail(&open).may_have_applied);
@@ -88,9 +88,9 @@ async fn a_leader_that_is_cut_off_says_nothing_that_may_be_wrong() {
     let issues = health(node).await.issues;
     assert!(issues.iter().any(|issue| issue.reason() == HealthReason::NoLeader), "{issues:?}");
 
-    // The two others elect one of them, and go on.
+    // The two others elect a leader and continue.
     let others: Vec<u64> = NODES.into_iter().filter(|id| *id != old).collect();
-    let acked = until("one of the others takes over", async || {
+    let acked = until("another node becomes the leader", async || {
         for other in &others {
             if let Ok(answer) = try_append(trio.node(*other), "after").await {
                 return answer.ack;
@@ -99,8 +99,8 @@ async fn a_leader_that_is_cut_off_says_nothing_that_may_be_wrong() {
         None
     })
     .await;
-    assert_eq!(acked.first_offset, Some(1), "the one that is open was never committed");
-    let stale = latest(node).await.expect_err("it is not the leader any more");
+    assert_eq!(acked.first_offset, Some(1), "the open batch was never committed");
+    let stale = latest(node).await.expect_err("it is no longer the leader");
     assert!([ErrorReason::NoLeader, ErrorReason::NotLeader].contains(&reason(&stale)));
     let read = node.fetch_one(from_any(0, 0)).await;
     assert_eq!(values(&read.records), ["before"], "what was committed can be read");
@@ -115,15 +115,15 @@ async fn a_leader_that_is_cut_off_says_nothing_that_may_be_wrong() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_follower_that_is_cut_off_disturbs_nobody_and_catches_up() {
-    let mut trio = Trio::start(Plan::linked().await).await;
+async fn isolated_follower_catches_up_without_disruption() {
+    let mut trio = Trio::start(TrioPlan::linked().await).await;
     trio.write(0, &["a"]).await;
     let away = trio.followers_of(0).await[0];
-    trio.cut_off(away);
+    trio.isolate(away);
     for value in ["b", "c"] {
         trio.write(0, &[value]).await;
     }
-    let down = until("it notices that it hears nobody", async || {
+    let down = until("it notices that it is isolated", async || {
         let (down, _) = lost(&health(trio.node(away)).await.issues);
         (down.len() == 2).then_some(down)
     })
@@ -137,7 +137,7 @@ async fn a_follower_that_is_cut_off_disturbs_nobody_and_catches_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_node_alone_refuses_writes_and_serves_what_is_committed() {
+async fn single_remaining_node_refuses_writes_and_serves_committed_records() {
     let mut trio = Trio::durable().await;
     for partition in 0..4 {
         trio.write(partition, &["a", "b"]).await;
@@ -147,7 +147,7 @@ async fn one_node_alone_refuses_writes_and_serves_what_is_committed() {
     trio.stop(2).await;
     let node = trio.node(3);
     until("it knows that it has no majority", async || {
-        let status = try_append(node, "x").await.expect_err("nobody can acknowledge it");
+        let status = try_append(node, "x").await.expect_err("no majority can acknowledge it");
         (reason(&status) == ErrorReason::NoLeader).then_some(())
     })
     .await;
@@ -176,7 +176,7 @@ async fn one_node_alone_refuses_writes_and_serves_what_is_committed() {
     for partition in 0..4 {
         let end = trio.write(partition, &["c"]).await.next_offset.unwrap();
         expect_equal_replicas(&trio, partition, end).await;
-        // What was taken in before the loss was noticed, with an open outcome, may be there.
+        // Batches accepted before the loss was noticed may be there: their outcome was unknown.
         let mut read = read_all(&trio, partition, end).await;
         read.retain(|value| value != "x");
         assert_eq!(read, ["a", "b", "c"]);
@@ -185,11 +185,11 @@ async fn one_node_alone_refuses_writes_and_serves_what_is_committed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_that_reach_nobody_point_at_nobody() {
-    let mut trio = Trio::start(Plan::linked().await).await;
+async fn isolated_nodes_name_no_leader() {
+    let mut trio = Trio::start(TrioPlan::linked().await).await;
     trio.write(0, &["a"]).await;
-    trio.cut_off(1);
-    trio.cut_off(2);
+    trio.isolate(1);
+    trio.isolate(2);
     for (id, node) in trio.nodes() {
         let others: BTreeSet<u64> = NODES.into_iter().filter(|other| *other != id).collect();
         until("it knows no leader of any shard", async || {
@@ -197,7 +197,7 @@ async fn nodes_that_reach_nobody_point_at_nobody() {
             (down == others && leaderless == (0..4).collect()).then_some(())
         })
         .await;
-        let status = try_append(node, "x").await.expect_err("nobody can acknowledge it");
+        let status = try_append(node, "x").await.expect_err("no majority can acknowledge it");
         assert_eq!(reason(&status), ErrorReason::NoLeader);
     }
     trio.heal(1);
@@ -209,14 +209,14 @@ async fn nodes_that_reach_nobody_point_at_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_lead_can_be_moved_and_goes_back_to_where_it_belongs() {
+async fn transferred_leadership_is_rebalanced_later() {
     let mut trio = Trio::durable().await;
     let (leader, shard) = trio.leader_of(0).await;
     let target = leader % 3 + 1;
     trio.transfer(shard, target).await;
     assert_eq!(trio.leader_of(0).await.0, target);
     assert_eq!(trio.write(0, &["a"]).await.first_offset, Some(0));
-    // Shard 0 too, to whoever its leader chooses.
+    // Shard 0 too; its leader may choose any target.
     let own = trio.leaders().await[&0];
     trio.transfer(0, own % 3 + 1).await;
     until("each node leads one data shard again", async || {
@@ -233,7 +233,7 @@ fn numbers(count: usize) -> Vec<String> {
     (0..count).map(|number| number.to_string()).collect()
 }
 
-/// Everything that the leader has of a partition.
+/// Reads a partition from the leader, up to `end`.
 pub(crate) async fn read_all(trio: &Trio, partition: u32, end: u64) -> Vec<String> {
     let (leader, _) = trio.leader_of(partition).await;
     let batches = replica_batches(trio.node(leader), partition, 0, end).await;
@@ -247,13 +247,13 @@ pub(crate) async fn read_all(trio: &Trio, partition: u32, end: u64) -> Vec<Strin
         };
         read.extend(list.records.into_iter().map(value));
     }
-    // The last batch may go on behind the end.
+    // The last batch may extend beyond the end.
     read.truncate(usize::try_from(end).unwrap());
     read
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_planned_stop_under_load_fails_no_append() {
+async fn planned_stop_under_load_fails_no_append() {
     let mut trio = Trio::durable().await;
     let client = trio.client();
     let (done, mut stop) = tokio::sync::watch::channel(false);
@@ -266,7 +266,7 @@ async fn a_planned_stop_under_load_fails_no_append() {
                 while !*done.borrow() {
                     let batch = [record(&count.to_string())];
                     let ack = producer.append("default", partition, &batch[..]).await;
-                    assert_eq!(ack.unwrap().first_offset, Some(count), "no gap, no second copy");
+                    assert_eq!(ack.unwrap().first_offset, Some(count), "no gap and no duplicate");
                     count += 1;
                 }
                 count
@@ -295,7 +295,7 @@ async fn new_producer(node: &TestServer) -> ProducerIdentity {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_that_is_sent_again_to_the_next_leader_is_not_a_second_one() {
+async fn batch_retried_at_the_next_leader_is_stored_once() {
     let mut trio = Trio::durable().await;
     let producer = new_producer(trio.node(1)).await;
     let request = |sequence: u64, values: &[&str]| AppendRequest {
@@ -307,7 +307,7 @@ async fn a_batch_that_is_sent_again_to_the_next_leader_is_not_a_second_one() {
         let append = async |node: &TestServer| {
             node.produce().append(request(sequence, values)).await.map(tonic::Response::into_inner)
         };
-        trio.ask_leader(0, append).await
+        trio.call_leader(0, append).await
     };
     let send = async |sequence: u64, values: &[&str]| {
         let ack = append(sequence, values).await.unwrap().ack.unwrap();
@@ -327,8 +327,7 @@ async fn a_batch_that_is_sent_again_to_the_next_leader_is_not_a_second_one() {
     trio.stop_all().await;
 }
 
-/// Sends numbered batches without waiting until the session ends, and returns how many of them
-/// were acknowledged.
+/// Sends numbered batches without waiting until the session ends; returns the number of acks.
 async fn pump(node: &TestServer) -> u64 {
     let (sender, receiver) = mpsc::channel(8);
     let stream = node.produce().append_stream(ReceiverStream::new(receiver)).await;
@@ -357,9 +356,9 @@ async fn pump(node: &TestServer) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_keeps_its_order_when_the_leader_changes() {
-    let mut trio = Trio::start(Plan::linked().await).await;
-    // A planned change first, then one that the old leader does not know of.
+async fn session_keeps_its_order_across_leader_changes() {
+    let mut trio = Trio::start(TrioPlan::linked().await).await;
+    // A planned transfer first, then one by isolating the leader.
     for is_cut in [false, true] {
         let end = trio.write(0, &["mark"]).await.next_offset.unwrap();
         let (leader, shard) = trio.leader_of(0).await;
@@ -371,7 +370,7 @@ async fn a_session_keeps_its_order_when_the_leader_changes() {
             })
             .await;
             if is_cut {
-                trio.cut_off(leader);
+                trio.isolate(leader);
             } else {
                 trio.transfer(shard, leader % 3 + 1).await;
             }
@@ -386,14 +385,14 @@ async fn a_session_keeps_its_order_when_the_leader_changes() {
         assert!(acked <= count, "{acked} acknowledged, {count} there");
         let read = read_all(&trio, 0, mark).await;
         let at = usize::try_from(end).unwrap();
-        assert_eq!(read[at..], numbers(read.len() - at)[..], "all of them up to one, in order");
+        assert_eq!(read[at..], numbers(read.len() - at)[..], "a prefix of them, in order");
     }
     trio.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_nodes_in_memory_replicate_too() {
-    let mut trio = Trio::start(Plan::in_memory()).await;
+async fn memory_nodes_replicate() {
+    let mut trio = Trio::start(TrioPlan::in_memory()).await;
     for partition in 0..4 {
         let ack = trio.write(partition, &["a", "b"]).await;
         assert_eq!((ack.first_offset, ack.durability), (Some(0), Durability::QuorumWritten));

@@ -1,20 +1,23 @@
-//! Nodes that are suspended and go on later, as after SIGSTOP or the move of a virtual machine: a
-//! leader that does not know yet what happened meanwhile must not answer from its past.
+//! Nodes that are suspended and resumed, as by SIGSTOP or the migration of a virtual machine: a
+//! resumed leader must not serve stale reads.
 
 use std::sync::mpsc;
 
 use helix_server::error::{Error, Result};
 use helix_server::node::LogLimits;
-use helix_server::shard::{ShardRead, ReadFrom};
+use helix_server::shard::{ReadFrom, ShardRead};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-use crate::simulated_trio::{SHARD, Three};
+use crate::simulated_trio::{SHARD, SimulatedTrio};
 use crate::support::soon;
 use crate::trio::until;
 
-/// Opens these nodes anew, on one thread of their own: whatever holds that up suspends them.
-async fn on_a_thread_of_their_own(mut three: Three, nodes: &'static [u64]) -> (Three, Runtime) {
+/// Reopens these nodes on one thread of their own: blocking that thread suspends them.
+async fn move_to_own_thread(
+    mut three: SimulatedTrio,
+    nodes: &'static [u64],
+) -> (SimulatedTrio, Runtime) {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     for node in nodes {
         three.stop(*node).await;
@@ -27,14 +30,14 @@ async fn on_a_thread_of_their_own(mut three: Three, nodes: &'static [u64]) -> (T
     (three, runtime)
 }
 
-/// Waits until this node leads, and all have the one record that there is.
-async fn lead(three: &Three, node: u64) {
-    until("it leads", async || {
+/// Makes this node the leader, appends one record, and waits until all nodes have it.
+async fn make_leader(three: &SimulatedTrio, node: u64) {
+    until("the node is the leader", async || {
         let leader = three.leader().await;
         if leader == node {
             return Some(());
         }
-        // Ignored: it is tried again.
+        // Ignored: retried.
         let _ = three.shard(leader).transfer(Some(node)).await;
         None
     })
@@ -43,15 +46,15 @@ async fn lead(three: &Three, node: u64) {
     three.expect_equal(1).await;
 }
 
-fn is_elsewhere(read: &Result<ShardRead>) -> bool {
+fn is_redirect(read: &Result<ShardRead>) -> bool {
     matches!(read, Err(Error::NotLeader { .. } | Error::NoLeader { .. }))
 }
 
 #[tokio::test]
-async fn a_leader_that_goes_on_after_a_pause_does_not_answer_from_its_past() {
-    let three = Three::start(LogLimits::default()).await;
-    let (mut three, runtime) = on_a_thread_of_their_own(three, &[1]).await;
-    lead(&three, 1).await;
+async fn resumed_leader_serves_no_stale_reads() {
+    let three = SimulatedTrio::start(LogLimits::default()).await;
+    let (mut three, runtime) = move_to_own_thread(three, &[1]).await;
+    make_leader(&three, 1).await;
     let node = three.nodes.remove(&1).unwrap();
     let located = node.locate("default", 0).unwrap();
     let (resume, resumed) = mpsc::channel();
@@ -59,7 +62,7 @@ async fn a_leader_that_goes_on_after_a_pause_does_not_answer_from_its_past() {
     let reading = runtime.spawn(async move {
         pausing.send(()).unwrap();
         resumed.recv().unwrap();
-        // Before anything else on this node goes on.
+        // Before any other task of this node runs.
         let (shard, partition) = (&located.shard, located.partition);
         let read = async |offset| shard.read(partition, offset, None, 1, ReadFrom::Leader).await;
         tokio::join!(read(0), read(1), read(2))
@@ -70,9 +73,9 @@ async fn a_leader_that_goes_on_after_a_pause_does_not_answer_from_its_past() {
     }
     resume.send(()).unwrap();
     let (below, at_end, beyond) = soon(reading).await.unwrap();
-    assert!(is_elsewhere(&below), "it does not know how much there is: {below:?}");
-    assert!(is_elsewhere(&at_end), "it is not the end any more: {at_end:?}");
-    assert!(is_elsewhere(&beyond), "it is there: {beyond:?}");
+    assert!(is_redirect(&below), "it does not know the end: {below:?}");
+    assert!(is_redirect(&at_end), "it is no longer the end: {at_end:?}");
+    assert!(is_redirect(&beyond), "the record exists: {beyond:?}");
     three.nodes.insert(1, node);
     three.expect_equal(4).await;
     three.stop_all().await;
@@ -80,10 +83,10 @@ async fn a_leader_that_goes_on_after_a_pause_does_not_answer_from_its_past() {
 }
 
 #[tokio::test]
-async fn that_an_offset_is_beyond_the_end_is_said_only_with_a_majority() {
-    let three = Three::start(LogLimits::default()).await;
-    let (three, runtime) = on_a_thread_of_their_own(three, &[2, 3]).await;
-    lead(&three, 1).await;
+async fn offset_out_of_range_needs_a_majority() {
+    let three = SimulatedTrio::start(LogLimits::default()).await;
+    let (three, runtime) = move_to_own_thread(three, &[2, 3]).await;
+    make_leader(&three, 1).await;
     let located = three.nodes[&1].locate("default", 0).unwrap();
     let read = async |offset| {
         let (shard, partition) = (&located.shard, located.partition);
@@ -98,9 +101,9 @@ async fn that_an_offset_is_beyond_the_end_is_said_only_with_a_majority() {
         resumed.recv().unwrap();
     });
     paused.await.unwrap();
-    // Those who confirmed it a moment ago may have been silent for long, if clocks mislead.
+    // Earlier confirmations do not count: clocks may mislead about their age.
     let beyond = read(2).await;
-    assert!(is_elsewhere(&beyond), "nobody has said that it still leads: {beyond:?}");
+    assert!(is_redirect(&beyond), "leadership was not confirmed: {beyond:?}");
     resume.send(()).unwrap();
     pause.await.unwrap();
     until("it is confirmed again", async || {

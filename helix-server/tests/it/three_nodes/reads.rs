@@ -1,4 +1,4 @@
-//! Reading from replicas that do not lead: what is committed, up to their own end, and no more.
+//! Reads from followers: they serve committed records up to their own end.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn wait(millis: i32) -> Option<prost_types::Duration> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_follower_serves_what_is_committed_and_waits_at_its_end() {
+async fn follower_serves_committed_records_and_waits_at_its_end() {
     let mut trio = Trio::durable().await;
     trio.write(0, &["a", "b", "c"]).await;
     expect_equal_replicas(&trio, 0, 3).await;
@@ -46,7 +46,7 @@ async fn a_follower_serves_what_is_committed_and_waits_at_its_end() {
             assert_eq!(values(&read.records)[0], first);
         }
     }
-    // One that waits on a follower is woken by what the leader appends.
+    // A fetch that waits on a follower returns when the leader appends.
     let follower = trio.followers_of(0).await[0];
     let mut consume = trio.node(follower).consume();
     let seconds = Some(prost_types::Duration { seconds: 30, nanos: 0 });
@@ -68,7 +68,7 @@ async fn follow(node: &TestServer, partition: u32) -> Streaming<SubscribeRespons
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn subscriptions_of_followers_see_everything_once_and_in_order() {
+async fn follower_subscriptions_deliver_all_records_once_in_order() {
     let mut trio = Trio::durable().await;
     trio.write(1, &["0"]).await;
     let mut streams = Vec::new();
@@ -78,7 +78,7 @@ async fn subscriptions_of_followers_see_everything_once_and_in_order() {
     let expected: Vec<String> = (0..60).map(|number| number.to_string()).collect();
     for (count, value) in (1..).zip(&expected[1..]) {
         trio.write(1, &[value]).await;
-        // Readers do not care who leads.
+        // Leader changes do not disturb the readers.
         if count % 25 == 0 {
             let (leader, shard) = trio.leader_of(1).await;
             trio.transfer(shard, leader % 3 + 1).await;
@@ -87,7 +87,7 @@ async fn subscriptions_of_followers_see_everything_once_and_in_order() {
     for stream in &mut streams {
         let mut seen = Vec::new();
         while seen.len() < expected.len() {
-            let message = soon(stream.message()).await.unwrap().expect("the stream goes on");
+            let message = soon(stream.message()).await.unwrap().expect("the stream continues");
             if let Some(Message::Data(data)) = message.message {
                 seen.extend(values(&data.records));
             }
@@ -98,14 +98,14 @@ async fn subscriptions_of_followers_see_everything_once_and_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_trim_is_seen_on_all_replicas() {
+async fn trim_is_seen_on_all_replicas() {
     let mut trio = Trio::durable().await;
     for value in ["a", "b", "c", "d"] {
         trio.write(2, &[value]).await;
     }
     let trim = TrimPartitionRequest { topic: "default".to_owned(), partition: 2, trim_offset: 2 };
     let trim = async |node: &TestServer| node.topics().trim_partition(trim.clone()).await;
-    trio.ask_leader(2, trim).await.unwrap();
+    trio.call_leader(2, trim).await.unwrap();
     for (id, node) in trio.nodes() {
         let status = until("the replica has trimmed", async || {
             node.consume().fetch(from_any(2, 1)).await.err()
@@ -115,7 +115,7 @@ async fn a_trim_is_seen_on_all_replicas() {
         let watermarks = detail(&status).watermarks.unwrap();
         assert_eq!(watermarks.log_start_offset, 2, "node {id}");
         let request = FetchRequest { partitions: vec![earliest(2)], ..from_any(2, 0) };
-        let read = until("the replica has it all", async || {
+        let read = until("the replica has all records", async || {
             let read = node.fetch_one(request.clone()).await;
             (read.records.len() == 2).then_some(read)
         })
@@ -125,14 +125,14 @@ async fn a_trim_is_seen_on_all_replicas() {
     // Only the leader knows the end.
     let beyond = FetchRequest { partitions: vec![from_offset(2, 9)], ..FetchRequest::default() };
     let beyond = async |node: &TestServer| node.consume().fetch(beyond.clone()).await;
-    let status = trio.ask_leader(2, beyond).await.unwrap_err();
+    let status = trio.call_leader(2, beyond).await.unwrap_err();
     assert_eq!(reason(&status), ErrorReason::OffsetOutOfRange);
     trio.stop_all().await;
 }
 
-/// Reads a partition of one node from its start on: a record is there with its own number, or has
-/// been trimmed; nothing is skipped otherwise. Gives where it has come to and how often it was
-/// overtaken.
+/// Reads a partition of one node from its start: each record has its number or has been trimmed.
+///
+/// Returns the offset reached and how many trims overtook the reader.
 async fn read_under_trims(node: &TestServer, partition: u32, end: u64) -> (u64, u64) {
     let (mut offset, mut overtaken) = (0, 0);
     while offset < end {
@@ -167,7 +167,7 @@ async fn trims_under_readers_leave_all_replicas_equal() {
             let answer = node.topics().trim_partition(request.clone()).await?.into_inner();
             Ok(answer.watermarks.unwrap().log_start_offset)
         };
-        trio.ask_leader(1, trim).await
+        trio.call_leader(1, trim).await
     };
     let writing = async {
         let producer = trio.client().producer(ProducerOptions::default());
@@ -177,7 +177,7 @@ async fn trims_under_readers_leave_all_replicas_equal() {
             assert_eq!(ack.first_offset, Some(number));
             if number % 40 == 39 {
                 assert_eq!(trim(number - 10).await.unwrap(), number - 10);
-                // Again, and one that comes late: the log start is where it was.
+                // A repeated and a late trim leave the log start unchanged.
                 assert_eq!(trim(number - 10).await.unwrap(), number - 10);
                 assert_eq!(trim(0).await.unwrap(), number - 10);
             }
@@ -196,7 +196,7 @@ async fn trims_under_readers_leave_all_replicas_equal() {
     let mut kept = Vec::new();
     for (id, node) in trio.nodes() {
         let request = FetchRequest { partitions: vec![earliest(1)], ..from_any(1, 0) };
-        let read = until("the replica is where the others are", async || {
+        let read = until("the replica is up to date", async || {
             let read = node.fetch_one(request.clone()).await;
             let marks = read.watermarks.unwrap();
             (marks.log_start_offset == 269 && marks.high_watermark == END).then_some(read)

@@ -1,6 +1,6 @@
-//! A replica whose log is damaged where it may have acknowledged something: the others fill it
-//! anew, nothing that was acknowledged is lost, and it does not vote before it has all of it. Three
-//! nodes on simulated disks, one of which forgets.
+//! A replica whose log may have lost acknowledged entries is rebuilt from the others. No acked
+//! record is lost, and the replica does not vote before it has everything that it acknowledged.
+//! Three nodes on simulated disks, one of which is damaged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,18 +11,18 @@ use helix_server::node::{LogLimits, Node, NodeSettings};
 use helix_server::shard::{Durability, ReadFrom, Watcher};
 use helix_wal::storage::SimulatedDisk;
 
-use crate::simulated_trio::{Disks, SHARD, Three, one_record};
+use crate::simulated_trio::{Disks, SHARD, SimulatedTrio, one_record};
 use crate::simulation::settings_on;
 use crate::support::soon;
 use crate::trio::{NODES, until};
 
-/// Longer than an election takes, several times.
+/// Several times as long as an election takes.
 const ELECTIONS: Duration = Duration::from_millis(2_500);
 
-/// Checkpoints after some segments, and no purging meanwhile.
+/// A checkpoint every few segments, and no purging meanwhile.
 const LIMITS: LogLimits = LogLimits { checkpoint_bytes: 1 << 20, catch_up_bytes: 64 << 20 };
 
-/// Files of the log whose names end like this, oldest first.
+/// Files of the log with this ending, oldest first.
 fn files(disk: &SimulatedDisk, ending: &str) -> Vec<String> {
     let mut names = disk.files();
     names.retain(|name| name.ends_with(ending) && !name.starts_with("aside"));
@@ -30,17 +30,16 @@ fn files(disk: &SimulatedDisk, ending: &str) -> Vec<String> {
     names
 }
 
-/// Turns a bit over in the middle of the first batch of a segment: batches are long runs of one
-/// byte.
-fn spoil(disk: &SimulatedDisk, segment: &str) {
+/// Flips a bit in the middle of the first batch of a segment. Batches are runs of one byte.
+fn flip_bit(disk: &SimulatedDisk, segment: &str) {
     let bytes = disk.read_file(segment).expect("it is there");
     let is_batch = |run: &[u8]| run.iter().all(|byte| *byte == run[0]) && run[0] != 0;
     let batch = bytes.windows(2000).position(is_batch).expect("it has a batch");
     disk.flip_bit(segment, (batch as u64 + 1000) * 8);
 }
 
-async fn whole_again(three: &Three, node: u64) {
-    until("the replica is whole again", async || {
+async fn until_repaired(three: &SimulatedTrio, node: u64) {
+    until("the replica is repaired", async || {
         let node = &three.nodes[&node];
         let is_whole = node.shard(SHARD).is_some_and(|shard| shard.damage().is_empty())
             && node.in_repair().is_empty()
@@ -51,36 +50,36 @@ async fn whole_again(three: &Three, node: u64) {
     .await;
 }
 
-/// What a shard's disk meets while its node is down.
+/// Damages a shard's disk while its node is down.
 type Damage = fn(&SimulatedDisk);
 
-fn newest_segment(disk: &SimulatedDisk) {
-    spoil(disk, files(disk, ".seg").last().expect("there is one"));
+fn damage_newest_segment(disk: &SimulatedDisk) {
+    flip_bit(disk, files(disk, ".seg").last().expect("there is one"));
 }
 
-fn state_file(disk: &SimulatedDisk) {
+fn damage_state_file(disk: &SimulatedDisk) {
     disk.flip_bit("state", 30 * 8);
 }
 
-fn segment_gone(disk: &SimulatedDisk) {
+fn remove_oldest_segment(disk: &SimulatedDisk) {
     disk.remove_file(files(disk, ".seg").first().expect("there is one"));
 }
 
-fn everything_gone(disk: &SimulatedDisk) {
+fn remove_everything(disk: &SimulatedDisk) {
     for name in disk.files() {
         disk.remove_file(&name);
     }
 }
 
 #[tokio::test]
-async fn whatever_is_damaged_is_filled_anew_by_the_others() {
-    let mut three = Three::start(LIMITS).await;
+async fn damaged_replica_is_rebuilt_from_the_others() {
+    let mut three = SimulatedTrio::start(LIMITS).await;
     let mut count = 0;
     let damages: [(&str, Damage); 4] = [
-        ("a group of the newest segment", newest_segment),
-        ("the state file", state_file),
-        ("a segment that is gone", segment_gone),
-        ("a folder that is gone", everything_gone),
+        ("a group of the newest segment", damage_newest_segment),
+        ("the state file", damage_state_file),
+        ("a removed segment", remove_oldest_segment),
+        ("a removed directory", remove_everything),
     ];
     for (what, damage) in damages {
         for _ in 0..60 {
@@ -97,58 +96,58 @@ async fn whatever_is_damaged_is_filled_anew_by_the_others() {
         three.restart(hurt).await;
         let repaired = three.nodes[&hurt].in_repair();
         assert!(repaired.iter().any(|(shard, _)| *shard == SHARD), "{what}: {repaired:?}");
-        whole_again(&three, hurt).await;
+        until_repaired(&three, hurt).await;
         three.expect_equal(count).await;
         let left = three.disks.of(hurt, SHARD).files();
         let is_left = |name: &String| name.starts_with("aside") || name == "repair";
         assert!(!left.iter().any(is_left), "{what}: {left:?}");
-        // It keeps what it promised, also by itself.
+        // The replica serves its records after a restart, too.
         three.stop(hurt).await;
         three.restart(hurt).await;
-        whole_again(&three, hurt).await;
+        until_repaired(&three, hurt).await;
         three.expect_equal(count).await;
     }
     three.stop_all().await;
 }
 
 #[tokio::test]
-async fn the_clusters_own_log_is_filled_anew_too() {
-    let mut three = Three::start(LIMITS).await;
+async fn damaged_cluster_log_is_rebuilt() {
+    let mut three = SimulatedTrio::start(LIMITS).await;
     three.append(0).await;
     let hurt = NODES.into_iter().find(|id| !three.nodes[id].cluster().is_leader()).unwrap();
     three.stop(hurt).await;
-    state_file(&three.disks.of(hurt, 0));
+    damage_state_file(&three.disks.of(hurt, 0));
     three.restart(hurt).await;
     assert_eq!(three.nodes[&hurt].in_repair().first().map(|(shard, _)| *shard), Some(0));
-    whole_again(&three, hurt).await;
+    until_repaired(&three, hurt).await;
     three.expect_equal(1).await;
     three.stop_all().await;
 }
 
 #[tokio::test]
-async fn a_log_that_does_not_say_whose_it_is_any_more_is_known_by_the_others_beside_it() {
-    let mut three = Three::start(LIMITS).await;
+async fn log_without_identity_is_recognized_by_the_nodes_other_logs() {
+    let mut three = SimulatedTrio::start(LIMITS).await;
     three.append(0).await;
     let hurt = NODES.into_iter().find(|id| !three.nodes[id].cluster().is_leader()).unwrap();
     three.stop(hurt).await;
     let disk = three.disks.of(hurt, 0);
-    state_file(&disk);
+    damage_state_file(&disk);
     for segment in files(&disk, ".seg") {
         // In its header.
         disk.flip_bit(&segment, 4 * 8);
     }
     three.restart(hurt).await;
     assert_eq!(three.nodes[&hurt].in_repair().first().map(|(shard, _)| *shard), Some(0));
-    whole_again(&three, hurt).await;
+    until_repaired(&three, hurt).await;
     three.expect_equal(1).await;
     three.stop_all().await;
 }
 
-/// Of three replicas two have a record that was acknowledged; one of these loses it. With the one
+/// Two of three replicas have an acked record, and one of them loses it. Together with the replica
 /// that never had it, it would be a majority.
 #[tokio::test]
-async fn a_replica_that_lost_what_it_acknowledged_elects_nobody() {
-    let mut three = Three::start(LIMITS).await;
+async fn replica_that_lost_acked_entries_does_not_vote() {
+    let mut three = SimulatedTrio::start(LIMITS).await;
     three.append(0).await;
     let leader = three.leader().await;
     let others: Vec<u64> = NODES.into_iter().filter(|id| *id != leader).collect();
@@ -162,33 +161,34 @@ async fn a_replica_that_lost_what_it_acknowledged_elects_nobody() {
     three.stored(hurt, 5).await;
     three.stop(hurt).await;
     three.stop(leader).await;
-    newest_segment(&three.disks.of(hurt, SHARD));
+    damage_newest_segment(&three.disks.of(hurt, SHARD));
     three.restart(behind).await;
     three.restart(hurt).await;
     let elected = tokio::time::timeout(ELECTIONS, async {
-        until("somebody leads", async || {
-            let is_leader = |id: &u64| three.nodes[id].shard(SHARD).is_some_and(|it| it.is_leader());
+        until("a node is elected", async || {
+            let is_leader =
+                |id: &u64| three.nodes[id].shard(SHARD).is_some_and(|it| it.is_leader());
             [behind, hurt].iter().find(|id| is_leader(id)).copied()
         })
         .await
     });
-    assert!(elected.await.is_err(), "a leader without what was acknowledged");
+    assert!(elected.await.is_err(), "a leader without the acked record was elected");
     assert!(three.nodes[&hurt].in_repair().iter().any(|(shard, _)| *shard == SHARD));
-    // Nor does it serve: what it says is committed would be less than what it said before.
+    // It does not serve either: its commit index would be lower than before.
     let shard = three.nodes[&hurt].shard(SHARD).expect("it is open");
     let refused = shard.ready_for(ReadFrom::AnyReplica).await;
     assert!(matches!(refused, Err(Error::NoLeader { .. })), "{refused:?}");
     three.restart(leader).await;
-    whole_again(&three, hurt).await;
+    until_repaired(&three, hurt).await;
     three.append(5).await;
     three.expect_equal(6).await;
     three.stop_all().await;
 }
 
-/// The vote that its log ended with was for itself, and it had won.
+/// The last vote in its log was for itself, and it had won that election.
 #[tokio::test]
-async fn a_leader_that_lost_its_log_does_not_lead_without_it() {
-    let mut three = Three::start(LIMITS).await;
+async fn leader_that_lost_its_log_is_not_leader_without_it() {
+    let mut three = SimulatedTrio::start(LIMITS).await;
     for number in 0..60 {
         three.append(number).await;
     }
@@ -196,31 +196,31 @@ async fn a_leader_that_lost_its_log_does_not_lead_without_it() {
     for node in NODES {
         three.stored(node, 60).await;
     }
-    // Last, so that it hands over to nobody.
+    // The leader stops last, so that it transfers leadership to no node.
     let others = NODES.into_iter().filter(|id| *id != hurt);
     for node in others.clone().chain([hurt]) {
         three.stop(node).await;
     }
-    // The end is whole, and with it the vote.
-    segment_gone(&three.disks.of(hurt, SHARD));
+    // The end of the log, with the vote, is intact.
+    remove_oldest_segment(&three.disks.of(hurt, SHARD));
     three.restart(hurt).await;
     assert!(three.nodes[&hurt].in_repair().iter().any(|(shard, _)| *shard == SHARD));
     let led = tokio::time::timeout(ELECTIONS, async {
-        until("it leads", async || three.shard(hurt).is_leader().then_some(())).await;
+        until("the node is the leader", async || three.shard(hurt).is_leader().then_some(())).await;
     });
-    assert!(led.await.is_err(), "a leader without anything of what was acknowledged");
+    assert!(led.await.is_err(), "a leader without the acked records was elected");
     for node in others {
         three.restart(node).await;
     }
-    whole_again(&three, hurt).await;
+    until_repaired(&three, hurt).await;
     three.expect_equal(60).await;
     three.stop_all().await;
 }
 
-/// A node that is cut short in the middle of its repair goes on with it.
+/// A node that is stopped during its repair resumes it.
 #[tokio::test]
-async fn a_repair_that_is_cut_short_is_taken_up() {
-    let mut three = Three::start(LIMITS).await;
+async fn interrupted_repair_is_resumed() {
+    let mut three = SimulatedTrio::start(LIMITS).await;
     for number in 0..30 {
         three.append(number).await;
     }
@@ -231,9 +231,9 @@ async fn a_repair_that_is_cut_short_is_taken_up() {
     three.stored(away, 30).await;
     three.stop(hurt).await;
     three.stop(away).await;
-    state_file(&three.disks.of(hurt, SHARD));
+    damage_state_file(&three.disks.of(hurt, SHARD));
     three.restart(hurt).await;
-    until("it waits for the one that is away", async || {
+    until("it waits for the absent node", async || {
         let repair = three.nodes[&hurt].in_repair();
         let waits = format!("node {away}");
         repair.iter().any(|(_, what)| what.contains(&waits)).then_some(())
@@ -241,17 +241,17 @@ async fn a_repair_that_is_cut_short_is_taken_up() {
     .await;
     three.stop(hurt).await;
     three.restart(hurt).await;
-    assert!(!three.nodes[&hurt].in_repair().is_empty(), "it has not forgotten");
+    assert!(!three.nodes[&hurt].in_repair().is_empty(), "the repair is remembered");
     three.restart(away).await;
-    whole_again(&three, hurt).await;
+    until_repaired(&three, hurt).await;
     three.expect_equal(30).await;
     three.stop_all().await;
 }
 
 /// Damage that is found by a read while the replica runs.
 #[tokio::test]
-async fn damage_that_a_reader_meets_is_repaired() {
-    let three = Three::start(LIMITS).await;
+async fn damage_found_by_a_read_is_repaired() {
+    let three = SimulatedTrio::start(LIMITS).await;
     let mut count = 0;
     let leader = three.leader().await;
     until("there are sealed segments", async || {
@@ -262,23 +262,23 @@ async fn damage_that_a_reader_meets_is_repaired() {
         (files(&three.disks.of(leader, SHARD), ".seg").len() > 3).then_some(())
     })
     .await;
-    // Also where it leads, which it then does no longer.
+    // Also on the leader, which then loses leadership.
     for hurt in [leader, NODES.into_iter().find(|id| *id != leader).unwrap()] {
         three.stored(hurt, count).await;
         let disk = three.disks.of(hurt, SHARD);
-        spoil(&disk, &files(&disk, ".seg")[0]);
+        flip_bit(&disk, &files(&disk, ".seg")[0]);
         let restarts = || three.nodes[&hurt].restarts().into_iter().find(|(id, _)| *id == SHARD);
         let before = restarts();
-        until("a reader meets the damage, and it is repaired", async || {
+        until("a read finds the damage, and it is repaired", async || {
             let located = three.nodes[&hurt].locate("default", 0).ok()?;
             let read =
                 located.shard.read(located.partition, 1, None, 1 << 20, ReadFrom::AnyReplica);
-            // Ignored: what it says is for the next one to read too.
+            // Ignored: the read is repeated.
             let _ = read.await;
             (restarts() > before).then_some(())
         })
         .await;
-        whole_again(&three, hurt).await;
+        until_repaired(&three, hurt).await;
         three.expect_equal(count).await;
     }
     three.append(count).await;
@@ -286,10 +286,10 @@ async fn damage_that_a_reader_meets_is_repaired() {
     three.stop_all().await;
 }
 
-/// Its reader would wait for ever: another replica takes its place, and this one grows no more.
+/// The reader would wait without end: the old replica object gets no more entries.
 #[tokio::test]
-async fn who_waits_on_a_replica_that_is_opened_anew_is_turned_away() {
-    let three = Three::start(LIMITS).await;
+async fn reader_waiting_on_a_reopened_replica_is_redirected() {
+    let three = SimulatedTrio::start(LIMITS).await;
     let mut count = 0;
     let leader = three.leader().await;
     let hurt = NODES.into_iter().find(|id| *id != leader).unwrap();
@@ -311,15 +311,15 @@ async fn who_waits_on_a_replica_that_is_opened_anew_is_turned_away() {
     let guard = located.shard.watch(located.partition, 0, &watcher).unwrap();
     assert!(read(count).await.unwrap().batches.is_empty());
     let disk = three.disks.of(hurt, SHARD);
-    spoil(&disk, &files(&disk, ".seg")[0]);
-    until("the damage is met, and repaired", async || {
-        // Ignored: what it says is for the next one to read too.
+    flip_bit(&disk, &files(&disk, ".seg")[0]);
+    until("the damage is found and repaired", async || {
+        // Ignored: the read is repeated.
         let _ = read(1).await;
         let restarts = three.nodes[&hurt].restarts();
         restarts.iter().any(|(shard, count)| *shard == SHARD && *count > 0).then_some(())
     })
     .await;
-    let turned_away = soon(async {
+    let redirected = soon(async {
         loop {
             watcher.changed().await;
             if let Err(error) = read(count).await {
@@ -327,18 +327,18 @@ async fn who_waits_on_a_replica_that_is_opened_anew_is_turned_away() {
             }
         }
     });
-    let turned_away = turned_away.await;
-    assert!(matches!(turned_away, Error::NoLeader { .. }), "{turned_away}");
+    let redirected = redirected.await;
+    assert!(matches!(redirected, Error::NoLeader { .. }), "{redirected}");
     drop((guard, located));
-    whole_again(&three, hurt).await;
+    until_repaired(&three, hurt).await;
     three.expect_equal(count).await;
     three.stop_all().await;
 }
 
-/// Damage that nobody asks for.
+/// Damage in records that no client reads.
 #[tokio::test]
-async fn damage_that_nobody_meets_is_found_by_the_scrub() {
-    let mut three = Three::start(LIMITS).await;
+async fn unread_damage_is_found_by_the_scrub() {
+    let mut three = SimulatedTrio::start(LIMITS).await;
     let leader = three.leader().await;
     let hurt = NODES.into_iter().find(|id| *id != leader).unwrap();
     let mut count = 0;
@@ -353,23 +353,23 @@ async fn damage_that_nobody_meets_is_found_by_the_scrub() {
     three.stored(hurt, count).await;
     three.stop(hurt).await;
     let disk = three.disks.of(hurt, SHARD);
-    spoil(&disk, &files(&disk, ".seg")[0]);
+    flip_bit(&disk, &files(&disk, ".seg")[0]);
     three.scrub_rate = 1 << 30;
     three.restart(hurt).await;
-    until("it is found, and repaired", async || {
+    until("the scrub finds the damage, and it is repaired", async || {
         let restarts = three.nodes[&hurt].restarts();
         restarts.iter().any(|(shard, count)| *shard == SHARD && *count > 0).then_some(())
     })
     .await;
-    whole_again(&three, hurt).await;
+    until_repaired(&three, hurt).await;
     three.expect_equal(count).await;
     three.stop_all().await;
 }
 
-/// With a single replica there is nobody to ask: what is damaged is withheld, by name, and nothing
-/// else is.
+/// A single replica cannot be rebuilt: reads of damaged records fail and name the file; other reads
+/// succeed.
 #[tokio::test]
-async fn a_single_node_withholds_what_is_damaged_and_serves_the_rest() {
+async fn single_node_refuses_damaged_records_and_serves_the_rest() {
     let disks = Disks::default();
     let open = async || {
         let disks = disks.clone();
@@ -388,7 +388,7 @@ async fn a_single_node_withholds_what_is_damaged_and_serves_the_rest() {
     node.close().await;
     let disk = disks.of(1, SHARD);
     let spoiled = files(&disk, ".seg")[0].clone();
-    spoil(&disk, &spoiled);
+    flip_bit(&disk, &spoiled);
     let node = open().await;
     let shard = node.shard(SHARD).unwrap();
     until("the damage is found", async || (!shard.damage().is_empty()).then_some(())).await;

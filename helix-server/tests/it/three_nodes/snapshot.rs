@@ -1,5 +1,5 @@
-//! A replica that lacks what the others' logs do not have any more: it gets the bookkeeping, and
-//! the records by themselves, and ends equal to the others, whatever happens meanwhile.
+//! A replica that lacks purged log fetches the records, installs the snapshot and ends equal to
+//! the others, despite restarts, leader changes, trims and writes meanwhile.
 
 use std::time::Duration;
 
@@ -12,58 +12,58 @@ use helix_server::log::Watermarks;
 use helix_server::shard::{FetchProgress, ReadBatch, ReadFrom};
 
 use crate::support::{TestServer, append_request, reason};
-use crate::trio::{Plan, Trio, from_any, health, shard_status, until};
+use crate::trio::{Trio, TrioPlan, from_any, health, shard_status, until};
 
 /// Partitions of the default topic.
 const PARTITIONS: u32 = 4;
 
-/// Bytes of a batch. A piece of what is fetched holds a few.
+/// Bytes of a batch. A fetched chunk holds a few.
 const BATCH_BYTES: usize = 500_000;
 
-/// At least so many batches are written while a node is away.
+/// Least number of batches written while the node is away.
 const BATCHES: u64 = 100;
 
-/// At such a pace what it lacks takes some seconds.
+/// Pause per 64 KiB at which the fetch takes some seconds.
 const SLOW: Duration = Duration::from_millis(4);
 
-/// A record whose bytes follow from its number.
+/// A record with bytes derived from its number.
 fn large(number: u64) -> [Record; 1] {
     let mut value = vec![u8::try_from(number % 251).unwrap(); BATCH_BYTES];
     value[..8].copy_from_slice(&number.to_le_bytes());
     [Record { value: Some(Bytes::from(value)), ..Record::default() }]
 }
 
-/// A node that is away while the others purge what it lacks.
-struct Gap {
+/// A node that is absent while the others purge what it lacks.
+struct AbsentNode {
     trio: Trio,
     away: u64,
     shard: u32,
-    /// Batches in partition 0, of a record each.
+    /// Batches in partition 0, one record each.
     count: u64,
-    /// Its first batch, which is the last that the absent node has, has sequence 0.
+    /// Its batch with sequence 0 is the last that the absent node has.
     producer: ProducerIdentity,
 }
 
-impl Gap {
-    /// Takes a node away with `leave`, and writes until the others have purged what it lacks.
-    async fn make(plan: Plan, leave: impl AsyncFnOnce(&mut Trio, u64)) -> Self {
+impl AbsentNode {
+    /// Stops or isolates a node by `leave`, and writes until the others have purged what it lacks.
+    async fn make(plan: TrioPlan, leave: impl AsyncFnOnce(&mut Trio, u64)) -> Self {
         let trio = Trio::start(plan).await;
         let init = InitProducerRequest::default();
         let producer = trio.node(1).produce().init_producer(init).await.unwrap();
         let producer = producer.into_inner().producer.unwrap();
-        let mut gap =
+        let mut absent =
             Self { away: trio.followers_of(0).await[0], shard: 0, count: 1, trio, producer };
-        assert_eq!(gap.send(0, "before").await, (0, false));
-        let trio = &mut gap.trio;
+        assert_eq!(absent.send(0, "before").await, (0, false));
+        let trio = &mut absent.trio;
         equal(trio, 0, 1).await;
-        let away = gap.away;
-        gap.shard = trio.leader_of(0).await.1;
-        let had = shard_status(trio.node(away), gap.shard).await.last_index;
+        let away = absent.away;
+        absent.shard = trio.leader_of(0).await.1;
+        let had = shard_status(trio.node(away), absent.shard).await.last_index;
         leave(trio, away).await;
 
-        assert_eq!(gap.send(1, "while away").await, (1, false));
-        gap.count = 2;
-        let client = gap.trio.client();
+        assert_eq!(absent.send(1, "while away").await, (1, false));
+        absent.count = 2;
+        let client = absent.trio.client();
         let producer = client.producer(ProducerOptions::default());
         let mut written = 0;
         until("the log is purged of what the node lacks", async || {
@@ -73,8 +73,8 @@ impl Gap {
             }
             producer.append("default", 0, &large(written)[..]).await.unwrap();
             written += 1;
-            for (id, node) in gap.trio.nodes().filter(|(id, _)| *id != away) {
-                if shard_status(node, gap.shard).await.purged_index <= had {
+            for (id, node) in absent.trio.nodes().filter(|(id, _)| *id != away) {
+                if shard_status(node, absent.shard).await.purged_index <= had {
                     return None;
                 }
                 assert_ne!(id, away);
@@ -82,19 +82,19 @@ impl Gap {
             Some(())
         })
         .await;
-        gap.count += written;
+        absent.count += written;
         for partition in 1..PARTITIONS {
             producer.append("default", partition, &large(7)[..]).await.unwrap();
         }
-        gap
+        absent
     }
 
-    /// A node that was stopped.
-    async fn of_a_stopped_node(plan: Plan) -> Self {
+    /// Stops a node and writes until the others have purged what it lacks.
+    async fn of_a_stopped_node(plan: TrioPlan) -> Self {
         Self::make(plan.with_short_logs(), async |trio, away| trio.stop(away).await).await
     }
 
-    /// Sends a batch of one record to partition 0; its offset, and whether it was there already.
+    /// Sends a batch of one record to partition 0; returns its offset and if it is a duplicate.
     async fn send(&self, sequence: u64, value: &str) -> (u64, bool) {
         let request = AppendRequest {
             producer: Some(self.producer),
@@ -102,7 +102,7 @@ impl Gap {
             ..append_request(&[value])
         };
         let append = async |node: &TestServer| node.produce().append(request.clone()).await;
-        let ack = self.trio.ask_leader(0, append).await.unwrap().into_inner().ack.unwrap();
+        let ack = self.trio.call_leader(0, append).await.unwrap().into_inner().ack.unwrap();
         (ack.first_offset.unwrap(), ack.duplicate)
     }
 
@@ -110,7 +110,7 @@ impl Gap {
         fetching(self.trio.node(self.away), self.shard)
     }
 
-    /// Waits until the node has fetched so much more, and is not done.
+    /// Waits until the node has fetched `more` bytes and is not done.
     async fn fetched(&self, what: &str, more: u64) {
         let before = self.fetching().map_or(0, |it| it.bytes_done);
         let trio = &self.trio;
@@ -121,7 +121,7 @@ impl Gap {
         .await;
     }
 
-    /// Waits until all is well, and every node has the same.
+    /// Waits until all nodes are healthy and have equal records.
     async fn expect_equal(&self) {
         self.trio.settle().await;
         equal(&self.trio, 0, self.count).await;
@@ -141,9 +141,9 @@ fn watermarks(node: &TestServer, partition: u32) -> Option<Watermarks> {
     located.shard.watermarks(located.partition).ok()
 }
 
-/// What a replica has of a partition, from its log start up to `end`, once it has that much.
+/// Waits for `end`; returns the log start of a replica's partition and its batches up to `end`.
 async fn stored(node: &TestServer, partition: u32, end: u64) -> (u64, Vec<ReadBatch>) {
-    until("the replica has it all", async || {
+    until("the replica has all records", async || {
         let watermarks = watermarks(node, partition)?;
         if watermarks.high_watermark < end {
             return None;
@@ -162,7 +162,7 @@ async fn stored(node: &TestServer, partition: u32, end: u64) -> (u64, Vec<ReadBa
     .await
 }
 
-/// Every node that runs has the same bytes, in the same entries, at the same offsets.
+/// Expects the same bytes in the same entries at the same offsets on all running nodes.
 async fn equal(trio: &Trio, partition: u32, end: u64) {
     let mut first: Option<(u64, Vec<ReadBatch>)> = None;
     for (id, node) in trio.nodes() {
@@ -183,130 +183,130 @@ async fn equal(trio: &Trio, partition: u32, end: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_that_lacks_purged_log_gets_the_records_and_goes_on() {
-    let mut gap = Gap::of_a_stopped_node(Plan::new()).await;
-    gap.trio.start_nodes(&[gap.away]).await;
-    gap.expect_equal().await;
-    // What came that way outlives a restart, and is all that it would be by the log.
-    gap.trio.stop(gap.away).await;
-    gap.trio.start_nodes(&[gap.away]).await;
-    gap.expect_equal().await;
-    let read = gap.trio.node(gap.away).fetch_one(from_any(0, 0)).await;
+async fn replica_that_lacks_purged_log_fetches_records() {
+    let mut absent = AbsentNode::of_a_stopped_node(TrioPlan::new()).await;
+    absent.trio.start_nodes(&[absent.away]).await;
+    absent.expect_equal().await;
+    // Fetched records survive a restart and equal those of the log.
+    absent.trio.stop(absent.away).await;
+    absent.trio.start_nodes(&[absent.away]).await;
+    absent.expect_equal().await;
+    let read = absent.trio.node(absent.away).fetch_one(from_any(0, 0)).await;
     assert_eq!(read.records[0].offset, 0);
 
-    gap.trio.transfer(gap.shard, gap.away).await;
-    assert_eq!(gap.send(0, "before").await, (0, true), "from before it was away");
-    assert_eq!(gap.send(1, "while away").await, (1, true), "it was away then");
-    assert_eq!(gap.send(2, "after").await, (gap.count, false));
-    gap.count += 1;
-    gap.expect_equal().await;
-    gap.trio.stop_all().await;
+    absent.trio.transfer(absent.shard, absent.away).await;
+    assert_eq!(absent.send(0, "before").await, (0, true), "written before it was away");
+    assert_eq!(absent.send(1, "while away").await, (1, true), "written while it was away");
+    assert_eq!(absent.send(2, "after").await, (absent.count, false));
+    absent.count += 1;
+    absent.expect_equal().await;
+    absent.trio.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fetch_goes_on_where_a_connection_was_lost() {
-    let mut gap = Gap::of_a_stopped_node(Plan::linked().await).await;
-    gap.trio.slow_down(gap.away, SLOW);
-    gap.trio.start_nodes(&[gap.away]).await;
+async fn fetch_resumes_after_a_lost_connection() {
+    let mut absent = AbsentNode::of_a_stopped_node(TrioPlan::linked().await).await;
+    absent.trio.slow_down(absent.away, SLOW);
+    absent.trio.start_nodes(&[absent.away]).await;
     for round in 0..3 {
-        gap.fetched("it fetches", 5 << 20).await;
-        let before = gap.fetching().expect("it is not done").bytes_done;
-        let issues = health(gap.trio.node(gap.away)).await.issues;
-        let is_told = |issue: &&_| {
+        absent.fetched("the fetch has started", 5 << 20).await;
+        let before = absent.fetching().expect("the fetch is not done").bytes_done;
+        let issues = health(absent.trio.node(absent.away)).await.issues;
+        let is_reported = |issue: &&_| {
             let issue: &helix_proto::log::v1::HealthIssue = issue;
             issue.reason() == HealthReason::UnderReplicated && issue.message.contains("fetching")
         };
-        assert!(issues.iter().any(|issue| is_told(&issue)), "{issues:?}");
-        let status = shard_status(gap.trio.node(gap.away), gap.shard).await;
-        let told = status.fetching.expect("it is not done");
-        assert!(told.fetched_bytes >= before && told.total_bytes > before, "{told:?}");
-        gap.trio.break_connections(gap.away);
-        gap.fetched("it goes on", 1 << 20).await;
-        let after = gap.fetching().expect("it is not done").bytes_done;
+        assert!(issues.iter().any(|issue| is_reported(&issue)), "{issues:?}");
+        let status = shard_status(absent.trio.node(absent.away), absent.shard).await;
+        let fetching = status.fetching.expect("the fetch is not done");
+        assert!(fetching.fetched_bytes >= before && fetching.total_bytes > before, "{fetching:?}");
+        absent.trio.break_connections(absent.away);
+        absent.fetched("the fetch resumes", 1 << 20).await;
+        let after = absent.fetching().expect("the fetch is not done").bytes_done;
         assert!(after > before, "round {round}: {after} bytes after {before}");
     }
-    gap.trio.slow_down(gap.away, Duration::ZERO);
-    gap.expect_equal().await;
-    gap.trio.stop_all().await;
+    absent.trio.slow_down(absent.away, Duration::ZERO);
+    absent.expect_equal().await;
+    absent.trio.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_fetch_goes_on_with_the_next_leader() {
-    let mut gap = Gap::of_a_stopped_node(Plan::linked().await).await;
-    gap.trio.slow_down(gap.away, SLOW);
-    gap.trio.start_nodes(&[gap.away]).await;
-    gap.fetched("it fetches", 10 << 20).await;
-    let before = gap.fetching().expect("it is not done").bytes_done;
-    let (leader, _) = gap.trio.leader_of(0).await;
-    let next = (1..=3).find(|id| *id != leader && *id != gap.away).unwrap();
-    gap.trio.transfer(gap.shard, next).await;
-    gap.fetched("the next leader's snapshot goes on there", 1 << 20).await;
-    let after = gap.fetching().expect("it is not done").bytes_done;
+async fn fetch_resumes_from_the_next_leader() {
+    let mut absent = AbsentNode::of_a_stopped_node(TrioPlan::linked().await).await;
+    absent.trio.slow_down(absent.away, SLOW);
+    absent.trio.start_nodes(&[absent.away]).await;
+    absent.fetched("the fetch has started", 10 << 20).await;
+    let before = absent.fetching().expect("the fetch is not done").bytes_done;
+    let (leader, _) = absent.trio.leader_of(0).await;
+    let next = (1..=3).find(|id| *id != leader && *id != absent.away).unwrap();
+    absent.trio.transfer(absent.shard, next).await;
+    absent.fetched("the fetch resumes from the next leader", 1 << 20).await;
+    let after = absent.fetching().expect("the fetch is not done").bytes_done;
     assert!(after > before, "{after} bytes after {before}");
-    gap.trio.slow_down(gap.away, Duration::ZERO);
-    gap.expect_equal().await;
-    gap.trio.stop_all().await;
+    absent.trio.slow_down(absent.away, Duration::ZERO);
+    absent.expect_equal().await;
+    absent.trio.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_half_fetched_is_not_there_after_a_restart() {
-    let mut gap = Gap::of_a_stopped_node(Plan::linked().await).await;
-    gap.trio.slow_down(gap.away, SLOW);
+async fn partial_fetch_is_invisible_and_kept_across_restarts() {
+    let mut absent = AbsentNode::of_a_stopped_node(TrioPlan::linked().await).await;
+    absent.trio.slow_down(absent.away, SLOW);
     for round in 0..2 {
-        gap.trio.start_nodes(&[gap.away]).await;
+        absent.trio.start_nodes(&[absent.away]).await;
         if round > 0 {
-            let kept = gap.fetching().expect("it is not done").bytes_done;
-            assert!(kept > 5 << 20, "{kept} bytes of what was fetched outlived the restart");
+            let kept = absent.fetching().expect("the fetch is not done").bytes_done;
+            assert!(kept > 5 << 20, "{kept} fetched bytes survived the restart");
         }
-        gap.fetched("it fetches", 10 << 20).await;
-        // Of what is half here nothing is seen.
-        let node = gap.trio.node(gap.away);
+        absent.fetched("the fetch has started", 10 << 20).await;
+        // A partial fetch is invisible.
+        let node = absent.trio.node(absent.away);
         assert_eq!(watermarks(node, 0).unwrap().high_watermark, 1);
         let read = node.fetch_one(from_any(0, 0)).await;
         assert_eq!(read.records.len(), 1);
-        gap.trio.stop(gap.away).await;
+        absent.trio.stop(absent.away).await;
     }
-    gap.trio.slow_down(gap.away, Duration::ZERO);
-    gap.trio.start_nodes(&[gap.away]).await;
-    gap.expect_equal().await;
-    gap.trio.stop_all().await;
+    absent.trio.slow_down(absent.away, Duration::ZERO);
+    absent.trio.start_nodes(&[absent.away]).await;
+    absent.expect_equal().await;
+    absent.trio.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_trimmed_meanwhile_is_left_out() {
-    let mut gap = Gap::of_a_stopped_node(Plan::linked().await).await;
-    gap.trio.slow_down(gap.away, SLOW);
-    gap.trio.start_nodes(&[gap.away]).await;
-    gap.fetched("it fetches", 5 << 20).await;
-    let start = gap.count - 10;
-    gap.trio.client().admin().trim("default", 0, start).await.unwrap();
-    gap.trio.slow_down(gap.away, Duration::ZERO);
-    gap.expect_equal().await;
-    let node = gap.trio.node(gap.away);
+async fn records_trimmed_during_a_fetch_are_skipped() {
+    let mut absent = AbsentNode::of_a_stopped_node(TrioPlan::linked().await).await;
+    absent.trio.slow_down(absent.away, SLOW);
+    absent.trio.start_nodes(&[absent.away]).await;
+    absent.fetched("the fetch has started", 5 << 20).await;
+    let start = absent.count - 10;
+    absent.trio.client().admin().trim("default", 0, start).await.unwrap();
+    absent.trio.slow_down(absent.away, Duration::ZERO);
+    absent.expect_equal().await;
+    let node = absent.trio.node(absent.away);
     assert_eq!(watermarks(node, 0).unwrap().log_start, start);
     let refused = node.consume().fetch(from_any(0, 1)).await.unwrap_err();
     assert_eq!(reason(&refused), ErrorReason::OffsetOutOfRange);
-    assert_eq!(gap.send(1, "while away").await, (1, true), "trimmed, and known all the same");
-    gap.trio.stop_all().await;
+    assert_eq!(absent.send(1, "while away").await, (1, true), "trimmed, and still a duplicate");
+    absent.trio.stop_all().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writes_go_on_beside_a_fetch_and_arrive_by_the_log() {
-    let mut gap = Gap::of_a_stopped_node(Plan::linked().await).await;
-    gap.trio.slow_down(gap.away, SLOW);
-    gap.trio.start_nodes(&[gap.away]).await;
-    gap.fetched("it fetches", 5 << 20).await;
-    let client = gap.trio.client();
+async fn writes_during_a_fetch_arrive_through_the_log() {
+    let mut absent = AbsentNode::of_a_stopped_node(TrioPlan::linked().await).await;
+    absent.trio.slow_down(absent.away, SLOW);
+    absent.trio.start_nodes(&[absent.away]).await;
+    absent.fetched("the fetch has started", 5 << 20).await;
+    let client = absent.trio.client();
     let producer = client.producer(ProducerOptions::default());
     for _ in 0..50 {
         let ack = producer.append("default", 0, &meanwhile()).await.unwrap();
-        assert_eq!(ack.first_offset, Some(gap.count));
-        gap.count += 1;
+        assert_eq!(ack.first_offset, Some(absent.count));
+        absent.count += 1;
     }
-    assert!(gap.fetching().is_some(), "it is not done");
-    gap.trio.slow_down(gap.away, Duration::ZERO);
-    gap.expect_equal().await;
-    gap.trio.stop_all().await;
+    assert!(absent.fetching().is_some(), "the fetch is not done");
+    absent.trio.slow_down(absent.away, Duration::ZERO);
+    absent.expect_equal().await;
+    absent.trio.stop_all().await;
 }
 
 fn meanwhile() -> Vec<Record> {
@@ -314,13 +314,13 @@ fn meanwhile() -> Vec<Record> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_in_memory_gets_the_records_as_well() {
-    let plan = Plan::in_memory().with_links().await.with_short_logs();
-    let mut gap = Gap::make(plan, async |trio, away| trio.cut_off(away)).await;
-    gap.trio.heal(gap.away);
-    gap.expect_equal().await;
-    gap.trio.transfer(gap.shard, gap.away).await;
-    assert_eq!(gap.send(1, "while away").await, (1, true), "it was away then");
-    assert_eq!(gap.send(2, "after").await, (gap.count, false));
-    gap.trio.stop_all().await;
+async fn memory_replica_fetches_records() {
+    let plan = TrioPlan::in_memory().with_links().await.with_short_logs();
+    let mut absent = AbsentNode::make(plan, async |trio, away| trio.isolate(away)).await;
+    absent.trio.heal(absent.away);
+    absent.expect_equal().await;
+    absent.trio.transfer(absent.shard, absent.away).await;
+    assert_eq!(absent.send(1, "while away").await, (1, true), "written while it was away");
+    assert_eq!(absent.send(2, "after").await, (absent.count, false));
+    absent.trio.stop_all().await;
 }

@@ -1,21 +1,21 @@
-//! A replica that fetches records and whose disk is full: it waits, takes part in everything else,
-//! and goes on by itself. Three nodes on simulated disks, which can be filled at will.
+//! A replica that fetches records while its disk is full: it waits, still follows leaders, and
+//! resumes automatically. Three nodes on simulated disks that can be filled.
 
 use helix_server::node::LogLimits;
 use helix_server::shard::ReadBatch;
 
-use crate::simulated_trio::{SHARD, Three};
+use crate::simulated_trio::{SHARD, SimulatedTrio};
 use crate::trio::{NODES, until};
 
-/// Nothing fits beside what must stay free.
+/// As much as a node reserves: nothing else fits.
 const FULL: u64 = 256 << 20;
 
-/// Little log, so that it is soon purged.
+/// Little log, so that it is purged soon.
 const SHORT: LogLimits = LogLimits { checkpoint_bytes: 64 << 10, catch_up_bytes: 64 << 10 };
 
 #[tokio::test]
-async fn a_fetch_waits_for_room_on_the_disk_and_goes_on_by_itself() {
-    let mut three = Three::start(SHORT).await;
+async fn fetch_waits_for_disk_space_and_resumes() {
+    let mut three = SimulatedTrio::start(SHORT).await;
     three.append(0).await;
     let leader = three.leader().await;
     let away = NODES.into_iter().find(|id| *id != leader).unwrap();
@@ -35,15 +35,15 @@ async fn a_fetch_waits_for_room_on_the_disk_and_goes_on_by_itself() {
     let disk = three.disks.of(away, SHARD);
     disk.set_free_bytes(Some(FULL));
     three.restart(away).await;
-    let waits = async |three: &Three| {
-        until("it waits for room", async || {
+    let waits = async |three: &SimulatedTrio| {
+        until("the fetch waits for disk space", async || {
             let waits_for = three.shard(away).fetching()?.waits_for?;
-            waits_for.contains("room on this node's disk").then_some(())
+            waits_for.contains("disk of this node is full").then_some(())
         })
         .await;
     };
     waits(&three).await;
-    // It hears of other leaders, and of what they do, all the same.
+    // It still follows new leaders and their commits.
     let leader = three.leader().await;
     let next = NODES.into_iter().find(|id| *id != leader && *id != away).unwrap();
     let term = three.shard(away).status().term;
@@ -56,8 +56,8 @@ async fn a_fetch_waits_for_room_on_the_disk_and_goes_on_by_itself() {
     })
     .await;
     waits(&three).await;
-    // The last of what it had may not have been known to be committed when it stopped.
-    assert!(three.shard(away).status().applied <= had, "nothing is half there");
+    // Its last entries may not have been known as committed when it stopped.
+    assert!(three.shard(away).status().applied <= had, "no partial state is visible");
 
     three.disks.of(away, SHARD).set_free_bytes(None);
     let first = three.stored(next, count).await;

@@ -1,4 +1,4 @@
-//! Space that comes back on every replica, also on one that was away when it was given up.
+//! Freed space on every replica, also on a replica that was absent when the topic was deleted.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use helix_client::{NewTopic, ProducerOptions};
 use helix_proto::log::v1::Record;
 
 use crate::support::TestServer;
-use crate::trio::{Plan, Trio, shard_of, until, until_within};
+use crate::trio::{Trio, TrioPlan, shard_of, until, until_within};
 
 const RECORD_BYTES: usize = 1_000_000;
 const SEGMENT_BYTES: u64 = 16 << 20;
@@ -20,11 +20,10 @@ fn held_bytes(node: &TestServer, shard: u32) -> u64 {
     node.running.node().shard(shard.into()).map_or(0, |shard| shard.status().wal.held_bytes)
 }
 
-/// One replica has the topic on its disk and is away while it is deleted, and while the others
-/// purge the log that says so.
+/// One replica is absent while a topic is deleted and the others purge the log with the deletion.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deleted_topic_gives_its_space_back_also_where_a_replica_was_away() {
-    let mut trio = Trio::start(Plan::new().with_short_logs()).await;
+async fn deleted_topic_frees_space_on_absent_replicas_too() {
+    let mut trio = Trio::start(TrioPlan::new().with_short_logs()).await;
     let client = trio.client();
     client.admin().create_topic(&NewTopic::new("doomed", 1)).await.unwrap();
     let producer = client.producer(ProducerOptions::default());
@@ -36,7 +35,7 @@ async fn a_deleted_topic_gives_its_space_back_also_where_a_replica_was_away() {
     let beside = (0..4).find(|it| shard_of(&metadata, "default", *it) == shard);
     let beside = beside.expect("the default topic has a partition in every shard");
     let before = 80 * RECORD_BYTES as u64;
-    until("every replica has it on its disk", async || {
+    until("every replica has the topic on its disk", async || {
         trio.nodes().all(|(_, node)| held_bytes(node, shard) > before).then_some(())
     })
     .await;
@@ -44,7 +43,7 @@ async fn a_deleted_topic_gives_its_space_back_also_where_a_replica_was_away() {
     let away = (1..=3).find(|id| *id != leader).unwrap();
     trio.stop(away).await;
     client.admin().delete_topic("doomed").await.unwrap();
-    // What the log needs to go on from, so that its beginning is purged.
+    // Enough log after it for the deletion to be purged.
     for _ in 0..8 {
         producer.append("default", beside, &large()[..]).await.unwrap();
     }
@@ -55,9 +54,9 @@ async fn a_deleted_topic_gives_its_space_back_also_where_a_replica_was_away() {
         })
         .await;
     };
-    is_free(&trio, "those that are there have their space back").await;
+    is_free(&trio, "the running replicas have freed the space").await;
     trio.start_nodes(&[away]).await;
-    is_free(&trio, "the one that was away has its space back").await;
+    is_free(&trio, "the absent replica has freed the space").await;
     trio.settle().await;
     trio.stop_all().await;
 }
