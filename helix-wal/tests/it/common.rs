@@ -1,5 +1,5 @@
-//! Helpers of all tests: seeded random numbers, entries, and a log whose threads are stepped manually.
-//! Expectations are in `truth`.
+//! Helpers of all tests: seeded random numbers, entries, and a log whose threads are stepped
+//! manually. Expectations are in `truth`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -146,7 +146,8 @@ impl ManualWal {
         panic!("the log does not settle");
     }
 
-    /// Settles twice with 20 ms between: the last group gets its sync marker, deferred work is done.
+    /// Settles twice with 20 ms between: the last group gets its sync marker, deferred work is
+    /// done.
     pub fn idle(&mut self) {
         self.settle();
         self.now += Duration::from_millis(20);

@@ -1,5 +1,5 @@
-//! Compaction keeps live entries readable, frees the space of dead ones, and does not rewrite segments
-//! that become free without it.
+//! Compaction keeps live entries readable, frees the space of dead ones, and does not rewrite
+//! segments that become free without it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

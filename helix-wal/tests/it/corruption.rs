@@ -1,5 +1,5 @@
-//! Damage at rest: flipped bits, truncated files and lost sectors of a small log. No read returns wrong
-//! data, no entry known to be durable goes missing silently, and nothing panics.
+//! Damage at rest: flipped bits, truncated files and lost sectors of a small log. No read returns
+//! wrong data, no entry known to be durable goes missing silently, and nothing panics.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
 //! Crashes at every disk change of selected sequences, with every combination of surviving unsynced
-//! sectors, sizes and names. Each sequence covers one mechanism; `explore` covers all short sequences.
+//! sectors, sizes and names. Each sequence covers one mechanism; `explore` covers all short
+//! sequences.
 
 use helix_wal::Options;
 
@@ -143,7 +144,8 @@ fn snapshot_with_records_survives_every_crash() {
     explore("snapshot", &script, 0, &small_options());
 }
 
-/// Staged entries survive every crash after they were acknowledged, until their snapshot is installed.
+/// Staged entries survive every crash after they were acknowledged, until their snapshot is
+/// installed.
 #[test]
 fn staged_entries_survive_every_crash() {
     let script = [

@@ -1,6 +1,6 @@
 //! Explores the states that a crash can leave: runs every short sequence of actions, stops at every
-//! disk change of its last action, and applies every combination of surviving unsynced changes. Each
-//! state is opened, compared with the model, and crashed again.
+//! disk change of its last action, and applies every combination of surviving unsynced changes.
+//! Each state is opened, compared with the model, and crashed again.
 //!
 //! Sequences are numbered, short ones first, so that a given number of them is deterministic.
 
@@ -399,14 +399,14 @@ const OUTCOMES_OF_MANY: usize = 256;
 
 #[test]
 fn short_sequences_survive_every_crash() {
-    let asked: Option<u64> = std::env::var("HELIX_STATES").ok().map(|text| text.parse().unwrap());
-    let wanted = asked.unwrap_or(STATES);
+    let requested: Option<u64> = std::env::var("HELIX_STATES").ok().map(|text| text.parse().unwrap());
+    let wanted = requested.unwrap_or(STATES);
     let exploration = Exploration {
         initial_scripts: initial_scripts(),
         options: Options { tail_bytes: 0, ..small_options() },
         seed: seed("explore"),
         wanted,
-        is_slice: asked.is_none(),
+        is_slice: requested.is_none(),
         next: AtomicU64::new(0),
         states: AtomicU64::new(0),
         crashes: AtomicU64::new(0),

@@ -1,5 +1,5 @@
-//! Failing disk operations: only durable requests are acknowledged, the first failure poisons the log,
-//! a full disk does not, and every caller gets a result.
+//! Failing disk operations: only durable requests are acknowledged, the first failure poisons the
+//! log, a full disk does not, and every caller gets a result.
 
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -189,7 +189,7 @@ fn full_disk_rejects_appends_serves_reads_and_resumes() {
         let refused = loop {
             let entry = append(&manual.wal, &results, 3000);
             manual.idle();
-            match take(&results).pop().expect("an answer") {
+            match take(&results).pop().expect("a result") {
                 Ok(()) => accepted.push(entry),
                 Err(error) => break error,
             }
@@ -272,8 +272,8 @@ fn request_for_disk_space_does_not_wake_the_writer() {
     assert!(matches!(take(&results)[..], [Ok(())]));
 }
 
-/// Free space may be gone again before it is used. `writable` wakes the keeper, which checks at once
-/// instead of at its next poll.
+/// Free space may be gone again before it is used. `writable` wakes the keeper, which checks at
+/// once instead of at its next poll.
 #[test]
 fn writable_after_full_disk_wakes_the_keeper() {
     let disk = SimulatedDisk::new(3);

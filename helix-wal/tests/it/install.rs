@@ -1,5 +1,5 @@
-//! Installation of a snapshot with records of another log: cold segments that become part of the log
-//! when the state file names them. Also reads of the live entries that such a log needs.
+//! Installation of a snapshot with records of another log: cold segments that become part of the
+//! log when the state file names them. Also reads of the live entries that such a log needs.
 
 use std::sync::Arc;
 
@@ -374,8 +374,8 @@ fn disk_failure_poisons_the_log() {
     }
 }
 
-/// After any bit flip in a cold segment, reads return right entries or an error that names the file.
-/// Entries of other segments are served.
+/// After any bit flip in a cold segment, reads return right entries or an error that names the
+/// file. Entries of other segments are served.
 #[test]
 fn damaged_cold_segment_is_reported_and_others_are_served() {
     let base = seed("cold damage");

@@ -1,8 +1,8 @@
 //! Runs the log's threads under a scheduler that tries different orders of their steps.
 //!
 //! Callers, writer and keeper synchronize with the primitives of `src/sync.rs`; each use of one may
-//! switch threads. Built only with `--cfg shuttle` (`just interleavings`). Waits never time out, so a
-//! lost wake-up is a deadlock, which the scheduler reports with a schedule to reproduce it.
+//! switch threads. Built only with `--cfg shuttle` (`just interleavings`). Waits never time out, so
+//! a lost wake-up is a deadlock, which the scheduler reports with a schedule to reproduce it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -220,8 +220,8 @@ fn closing() {
     log.end(true);
 }
 
-/// The writer wakes for the first request and for each one that arrives while it goes to sleep. The
-/// last group gets its sync marker without further requests.
+/// The writer wakes for the first request and for each request that arrives while it goes to
+/// sleep. The last group gets its sync marker without further requests.
 fn one_by_one() {
     let log = RunningLog::begin();
     for index in 0..3 {

@@ -1,6 +1,6 @@
-//! Corruption matrix: flips every bit and truncates to every length each file of a log, one at a time,
-//! for each format version. Every damage must fall into one of four classes. `classify` panics on a
-//! wrong payload, a different vote, or silently missing entries.
+//! Corruption matrix: flips every bit and truncates to every length each file of a log, one at a
+//! time, for each format version. Every damage must fall into one of four classes. `classify`
+//! panics on a wrong payload, a different vote, or silently missing entries.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -14,7 +14,8 @@ use crate::corruption::{DamageClass, Golden, classify, files};
 use crate::golden;
 use crate::truth::Truth;
 
-/// One damage in this many is tested by default. `HELIX_SHARE=1` tests all (`just corruption-matrix`).
+/// One damage in this many is tested by default. `HELIX_SHARE=1` tests all (`just
+/// corruption-matrix`).
 const SHARE: u64 = 1000;
 
 /// Bytes of a file in one unit of work.

@@ -1,6 +1,6 @@
-//! Quarantine of a damaged log, which is replaced by a new one. A crash at any point keeps the identity
-//! and the vote, and never mixes up the two logs. Also scrubs: every damage to sealed segments is
-//! found.
+//! Quarantine of a damaged log, which is replaced by a new one. A crash at any point keeps the
+//! identity and the vote, and never mixes up the two logs. Also scrubs: every damage to sealed
+//! segments is found.
 
 use std::sync::Arc;
 

@@ -36,8 +36,8 @@ fn is_damage_of(error: &Error, segment: &SegmentReport) -> bool {
         if *file == segment.file && bytes.end <= segment.file_bytes)
 }
 
-/// Tells whether the segment is read by its groups, because the state file does not list it as sealed
-/// yet and its trailer is missing. No entry is lost then.
+/// Tells whether the segment is read by its groups, because the state file does not list it as
+/// sealed yet and its trailer is missing. No entry is lost then.
 fn is_unsealed(
     manual: &ManualWal,
     segment: &SegmentReport,
@@ -109,8 +109,8 @@ fn damaged_footer_quarantines_only_its_segment() {
     assert!(quarantined > 3, "{quarantined}");
 }
 
-/// A position that may be in a quarantined segment is never reported as trimmed or as beyond the end,
-/// and reads never skip it.
+/// A position that may be in a quarantined segment is never reported as trimmed or as beyond the
+/// end, and reads never skip it.
 #[test]
 fn reads_never_skip_positions_of_quarantined_segment() {
     let golden = Golden::marked();

@@ -1,4 +1,4 @@
-//! Model of a log: its expected contents, including all outcomes that a crash leaves open.
+//! Ground truth of a log: its expected contents, including all outcomes that a crash leaves open.
 //! Uses the public interface only.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,8 +9,8 @@ use helix_wal::{Entry, Error, LogId, LogState, Placement, ReadMode, Recovered, W
 
 use crate::common::same_entry;
 
-/// A queued operation. An append of many entries is one `Append` per entry, because a crash may keep
-/// a prefix of them.
+/// A queued operation. An append of many entries is one `Append` per entry, because a crash may
+/// keep a prefix of them.
 #[derive(Clone)]
 pub enum QueuedOp {
     Append(Entry),
@@ -211,11 +211,11 @@ impl Truth {
     /// Returns a queued purge that a checkpoint covers, if the log has applied it.
     fn purged_ahead(&self, state: &LogState) -> Option<LogId> {
         let purged = state.purged?;
-        let asked =
+        let is_queued =
             |(_, op): &(usize, QueuedOp)| matches!(op, QueuedOp::Purge(upto) if *upto == purged);
         let covers = |at: &Option<(LogId, Bytes)>| at.as_ref().is_some_and(|(at, _)| *at >= purged);
         let covered = covers(&self.checkpoint) || covers(&self.checkpoint_open);
-        (covered && self.open.iter().any(asked)).then_some(purged)
+        (covered && self.open.iter().any(is_queued)).then_some(purged)
     }
 
     fn recover_checkpoint(&mut self, recovered: &Recovered) {
