@@ -32,9 +32,9 @@ interleavings rounds="1":
     RUSTFLAGS="--cfg shuttle" CARGO_TARGET_DIR=target/shuttle HELIX_ROUNDS={{rounds}} \
         cargo test -p helix-wal --test it -- interleavings
 
-# Plant bugs of the log's threads in a copy of the tree; report the order that finds each.
-interleavings-bugs rounds="10":
-    bash helix-wal/tests/bugs/run.sh {{rounds}}
+# Plant bugs of the log's threads; report the order that finds each: `--rounds 10`.
+interleavings-bugs *args:
+    bash testing/bugs/run.sh interleavings {{args}}
 
 # Run a fuzz target (listed in testing/fuzz/src/lib.rs): `just fuzz wal_damage --seconds 600`.
 fuzz target *args:
@@ -75,11 +75,11 @@ sim *args:
 
 # Plant known bugs in a copy of the tree; report the seed that finds each.
 sim-bugs *args:
-    bash testing/sim/bugs.sh {{args}}
+    bash testing/bugs/run.sh sim {{args}}
 
 # Run the planted bugs under real processes; report which are found.
 chaos-bugs *args:
-    bash testing/chaos/bugs.sh {{args}}
+    bash testing/bugs/run.sh chaos {{args}}
 
 # Overload a node; check its memory limit and that other clients are served.
 flood *args:

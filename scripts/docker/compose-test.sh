@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# docker-compose.yml for real: three nodes, of which one after the other is stopped, killed and cut
-# off the network while helix-bench writes. Every write run reads back what was acked and fails if
-# a record is missing, doubled or changed.
+# Tests docker-compose.yml: stops, kills and isolates one of three nodes at a time while helix-bench
+# writes. Every write run reads acknowledged records back, and fails if a record is missing,
+# duplicated or changed.
 #   scripts/docker/compose-test.sh            about two minutes
-# HELIX_IMAGE (helix:latest) must be there: `docker compose build` or scripts/docker/local-image.sh.
-# HELIX_TEST_SECONDS (8) is the length of one write run; its fault comes in the middle.
-# Says so and ends with 0 where there is no engine, no Compose or no image.
+# HELIX_IMAGE (helix:latest) must exist: `docker compose build` or scripts/docker/local-image.sh.
+# HELIX_TEST_SECONDS (8) is the duration of a write run; its fault comes in the middle.
+# Exits with 0 and a note if there is no engine, no Compose or no image.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 export HELIX_IMAGE=${HELIX_IMAGE:-helix:latest}
-# Ports of its own: a cluster of the user's goes on beside it.
+# Separate ports, so that a running cluster is not affected.
 export HELIX_PORT_1=${HELIX_PORT_1:-19092} HELIX_PORT_2=${HELIX_PORT_2:-19093}
 export HELIX_PORT_3=${HELIX_PORT_3:-19094}
 export HELIX_ADMIN_PORT_1=${HELIX_ADMIN_PORT_1:-19644}
@@ -27,13 +27,13 @@ skip() {
     echo "compose-test: SKIPPED, nothing was tested: $*" >&2
     exit 0
 }
-docker info >/dev/null 2>&1 || skip "no Docker engine answers"
+docker info >/dev/null 2>&1 || skip "no Docker engine responds"
 if docker compose version >/dev/null 2>&1; then
     compose=(docker compose)
 elif command -v docker-compose >/dev/null; then
     compose=(docker-compose)
 else
-    skip "neither docker compose nor docker-compose is here"
+    skip "neither docker compose nor docker-compose is installed"
 fi
 docker image inspect "$HELIX_IMAGE" >/dev/null 2>&1 \
     || skip "no image $HELIX_IMAGE; see scripts/docker/local-image.sh"
@@ -49,7 +49,7 @@ end() {
         compose logs --tail=40 --no-color >&2 || true
     fi
     docker rm -f "$project-bench" >/dev/null 2>&1 || true
-    compose down -v >/dev/null 2>&1 || echo "compose-test: $project could not be removed" >&2
+    compose down -v >/dev/null 2>&1 || echo "compose-test: cannot remove $project" >&2
     rm -rf "$work"
     exit "$status"
 }
@@ -62,12 +62,12 @@ fail() {
     exit 1
 }
 
-# What the image brings, where the nodes' addresses hold: on the host.
+# Runs a program of the image on the host network, where the nodes' addresses are valid.
 on_host() { docker run --rm --network host -e HELIX_ADDR="$addr" "$HELIX_IMAGE" "$@"; }
-# The container of a node, running or not, whatever this Compose calls it.
+# Prints the container id of a node, running or not.
 container() { compose ps -a -q "helix-$1"; }
 
-# Repeats a command until it succeeds, for at most a minute.
+# Retries a command until it succeeds, for at most a minute.
 within_a_minute() {
     local what=$1 deadline=$((SECONDS + 60))
     shift
@@ -85,20 +85,20 @@ is_healthy() {
     echo "helix-$1 is $state"
     [ "$state" = healthy ]
 }
-# Every node answers, every shard has a leader, every replica has caught up.
+# Succeeds if every node responds, every shard has a leader, and every replica has caught up.
 cluster_is_healthy() { on_host helix cluster health; }
-all_well() {
+wait_healthy() {
     for node in 1 2 3; do within_a_minute "helix-$node healthy" is_healthy "$node"; done
     within_a_minute "the cluster healthy" cluster_is_healthy
 }
-# The node that leads partition 0: the first that the description names.
+# Prints the leader of partition 0: the first node id in the description.
 leader() {
-    local answer
-    answer=$(on_host helix -o json topic describe "$topic")
-    grep -m 1 '"node_id"' <<<"$answer" | grep -oE '[0-9]+' || fail "no leader in: $answer"
+    local topic_json
+    topic_json=$(on_host helix -o json topic describe "$topic")
+    grep -m 1 '"node_id"' <<<"$topic_json" | grep -oE '[0-9]+' || fail "no leader in: $topic_json"
 }
 
-# bench NAME ARGS..: writes, reads back what was acked, and counts it. The report goes to a file.
+# bench NAME ARGS..: writes, then reads acknowledged records back. The report goes to file NAME.
 bench() {
     local report=$work/$1
     shift
@@ -106,7 +106,7 @@ bench() {
         helix-bench write --addr "$addr" --topic "$topic" --partition -1 --clients 4 \
         --batch-size 10 --size 256 --verify "$@" >"$report" 2>&1 || { cat "$report" >&2; return 1; }
 }
-# What was read back, one copy of each; a run whose every write failed is none.
+# Prints the number of verified records of a report.
 verified() { sed -n 's/^verified: \([0-9,]*\) records.*/\1/p' "$work/$1" | tr -d ,; }
 count() {
     local records
@@ -115,7 +115,7 @@ count() {
     written=$((written + records))
     grep -E '^ *(records/s|write  *[0-9]|verified)' "$work/$1"
 }
-# write FAULT ARGS..: writes with the fault in the middle, then, while it lasts, to every partition.
+# write FAULT ARGS..: writes with the fault in the middle, then to every partition during the fault.
 write() {
     bench during --rate 1000 --duration "${seconds}s" &
     local pid=$!
@@ -129,40 +129,40 @@ write() {
 stop() { compose stop "helix-$1" >/dev/null 2>&1; }
 kill_node() { docker kill "$(container "$1")" >/dev/null; }
 start() { compose start "helix-$1" >/dev/null 2>&1; }
-cut() { docker network disconnect "$network" "$(container "$1")"; }
+isolate() { docker network disconnect "$network" "$(container "$1")"; }
 heal() { docker network connect --alias "helix-$1" "$network" "$(container "$1")"; }
 say "three nodes, ${compose[*]}"
 compose up -d --no-build >/dev/null 2>&1 || { compose up -d --no-build || fail "up failed"; }
-all_well
+wait_healthy
 for node in 1 2 3; do
     docker run --rm --network "$network" "$HELIX_IMAGE" getent hosts "helix-$node" >/dev/null \
         || fail "helix-$node has no name in the network"
 done
 on_host helix topic create "$topic" --partitions 12 --replication-factor 3
-say "nothing happens"
+say "no fault"
 write true
 
 node=$(leader)
-say "docker stop helix-$node, which leads partition 0"
+say "docker stop helix-$node, the leader of partition 0"
 write stop "$node"
 [ "$(docker inspect -f '{{.State.ExitCode}}' "$(container "$node")")" = 0 ] \
-    || fail "helix-$node did not end with 0"
+    || fail "helix-$node did not exit with 0"
 start "$node"
-all_well
+wait_healthy
 
 node=$(leader)
-say "docker kill helix-$node, which leads partition 0"
+say "docker kill helix-$node, the leader of partition 0"
 write kill_node "$node"
 start "$node"
-all_well
+wait_healthy
 
 node=$(leader)
-say "docker network disconnect helix-$node, which leads partition 0"
-write cut "$node"
+say "docker network disconnect helix-$node, the leader of partition 0"
+write isolate "$node"
 heal "$node"
-all_well
+wait_healthy
 
-say "down and up with the same volumes, now with addresses for clients in the network"
+say "down and up with the same volumes, with addresses for clients in the network"
 compose down >/dev/null 2>&1
 files+=(-f scripts/docker/inside.yml)
 compose up -d --no-build >/dev/null 2>&1 || fail "up after down failed"
@@ -172,8 +172,8 @@ within_a_minute "the cluster healthy" in_node helix cluster health
 # Two reads of everything: the bench checks checksums and offsets, the CLI counts.
 in_node helix-bench read --addr helix-1:9092 --topic "$topic" --partition -1 --clients 12 \
     --records "$((written * 12))" --warmup 0s --batch-size 1000 --size 256 --verify \
-    >"$work/read" 2>&1 || { cat "$work/read" >&2; fail "what was written cannot be read"; }
+    >"$work/read" 2>&1 || { cat "$work/read" >&2; fail "cannot read the written records"; }
 [ "$(verified read)" = "$written" ] || fail "$written written, $(verified read) read by the bench"
 lines=$(in_node helix -q -o json consume "$topic" | wc -l)
 [ "$lines" = "$written" ] || fail "$written written, $lines read by the CLI"
-say "done: $written records, none missing, none twice"
+say "done: $written records, none missing or duplicated"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes the image of docker-compose.yml where no image can be pulled: the Dockerfile's last stage
-# on a base from Debian's package mirror, with programs that were built on this machine.
-#   scripts/docker/local-image.sh             builds the release programs first
-#   scripts/docker/local-image.sh FOLDER      takes helix-server, helix and helix-bench from FOLDER
-# HELIX_IMAGE names the result (helix:latest), DEBIAN_MIRROR the mirror. The base needs root and
-# debootstrap, once. The programs must come from a system whose C library is not newer than the
-# base's; the last step runs one of them to see.
+# Builds the image of docker-compose.yml without an image registry: the Dockerfile's last stage on a
+# base from Debian's package mirror, with programs that were built on this machine.
+#   scripts/docker/local-image.sh           builds the release programs first
+#   scripts/docker/local-image.sh DIR       takes helix-server, helix and helix-bench from DIR
+# HELIX_IMAGE names the result (helix:latest), DEBIAN_MIRROR the mirror. Building the base needs root
+# and debootstrap, once. The programs must not need a newer C library than that of the base; the last
+# step runs one of them to check.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -23,11 +23,11 @@ fail() {
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# What debian:*-slim is: a minimal system without documentation and package lists.
+# Builds a base like debian:*-slim: a minimal system without documentation and package lists.
 make_base() {
-    command -v debootstrap >/dev/null || fail "$base is not here; apt-get install debootstrap"
-    [ "$(id -u)" = 0 ] || fail "$base is not here; debootstrap needs root"
-    echo "making $base from $mirror"
+    command -v debootstrap >/dev/null || fail "no image $base; install debootstrap to build it"
+    [ "$(id -u)" = 0 ] || fail "no image $base; building it needs root"
+    echo "building $base from $mirror"
     debootstrap --variant=minbase "$suite" "$work/root" "$mirror" >"$work/log" 2>&1 \
         || { tail -n 20 "$work/log" >&2; fail "debootstrap failed"; }
     (cd "$work/root" && rm -rf usr/share/{doc,info,locale,man}/* \
@@ -37,7 +37,7 @@ make_base() {
     rm -rf "$work/root"
 }
 
-docker info >/dev/null 2>&1 || fail "no Docker engine answers"
+docker info >/dev/null 2>&1 || fail "no Docker engine responds"
 docker image inspect "$base" >/dev/null 2>&1 \
     || docker pull --quiet "$base" 2>/dev/null \
     || make_base
@@ -50,14 +50,14 @@ fi
 
 mkdir -p "$work/context/programs"
 for program in helix-server helix helix-bench; do
-    [ -f "$from/$program" ] || fail "$from/$program is not there"
+    [ -f "$from/$program" ] || fail "$from/$program does not exist"
     strip --strip-debug -o "$work/context/programs/$program" "$from/$program"
 done
-# The last stage, with its one copy from the first taken from the context instead.
+# The last stage, which copies the programs from the context instead of the first stage.
 awk '$1 == "FROM" { stage = "" } { stage = stage $0 "\n" } END { printf "%s", stage }' Dockerfile \
     | sed 's|^COPY --from=build /programs/|COPY programs/|' >"$work/context/Dockerfile"
-grep -q '^COPY programs/' "$work/context/Dockerfile" || fail "the Dockerfile has changed shape"
+grep -q '^COPY programs/' "$work/context/Dockerfile" || fail "the Dockerfile no longer has COPY --from=build /programs/"
 
 docker build --quiet --tag "$image" "$work/context" >/dev/null
 docker run --rm "$image" helix-server --version
-echo "made $image"
+echo "built $image"

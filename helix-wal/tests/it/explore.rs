@@ -399,7 +399,8 @@ const OUTCOMES_OF_MANY: usize = 256;
 
 #[test]
 fn short_sequences_survive_every_crash() {
-    let requested: Option<u64> = std::env::var("HELIX_STATES").ok().map(|text| text.parse().unwrap());
+    let requested: Option<u64> =
+        std::env::var("HELIX_STATES").ok().map(|text| text.parse().unwrap());
     let wanted = requested.unwrap_or(STATES);
     let exploration = Exploration {
         initial_scripts: initial_scripts(),

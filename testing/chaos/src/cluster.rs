@@ -1,5 +1,6 @@
-//! Real nodes on loopback, each link between them and to them through a proxy of its own.
-//! What can be done to them, and what they say when they are asked one by one.
+//! Cluster of real nodes on loopback, with a proxy on each link between nodes and to clients.
+//!
+//! Controls the nodes and queries them one by one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -12,78 +13,80 @@ use anyhow::{Context, bail, ensure};
 use helix_proto::log::v1::{HealthIssue, HealthReason};
 use tokio::time::{Instant, sleep};
 
-use crate::direct::Direct;
-use crate::disk::SmallDisk;
+use crate::disk::LoopbackDisk;
 use crate::metrics;
-use crate::node::{Node, NodeOptions};
+use crate::node_client::NodeClient;
+use crate::node_process::{NodeProcess, NodeProcessOptions};
 use crate::ports;
-use crate::proxy::{Mode, Proxy};
+use crate::proxy::{LinkMode, Proxy};
 
-/// Between two looks at a condition.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Interval between polls of a condition.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Data shards: leaders on different nodes, and more than one log to lose.
+/// Data shards, so that leaders are on different nodes and more than one log can be lost.
 const SHARDS: u64 = 3;
 
-/// What to start.
+/// Options of a cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterOptions {
-    /// The program that becomes a node with the argument `node`.
+    /// Program that runs a node with the subcommand `node`.
     pub(crate) program: PathBuf,
     /// Nodes: 1, 3 or 5.
     pub(crate) nodes: u64,
-    /// Folder for data and logs.
-    pub(crate) folder: PathBuf,
-    /// Whether clients go through proxies too.
+    /// Directory for data and logs.
+    pub(crate) dir: PathBuf,
+    /// Puts proxies between clients and nodes too.
     pub(crate) has_client_proxies: bool,
-    /// Log that nodes keep for others, and between checkpoints.
+    /// Log that nodes keep for lagging replicas, and between checkpoints.
     pub(crate) log_kib: Option<u64>,
-    /// Give each node a file system of its own of so many bytes, where that can be done.
+    /// Size of a file system for each node, if file systems can be mounted.
     pub(crate) disk_bytes: Option<u64>,
 }
 
-/// Times that each node was started; shared with whoever must notice a restart.
-pub(crate) type Starts = Arc<BTreeMap<u64, AtomicU32>>;
+/// Start counts of the nodes, shared with readers that must notice a restart.
+pub(crate) type StartCounts = Arc<BTreeMap<u64, AtomicU32>>;
 
 /// Leader and term of each shard.
-pub(crate) type Leaders = BTreeMap<u32, (u64, u64)>;
+pub(crate) type ShardLeaders = BTreeMap<u32, (u64, u64)>;
 
-/// How far the replicas are: shard, term, last, committed and applied index, by node.
-pub(crate) type Marks = Vec<(u64, Vec<[u64; 4]>)>;
+/// Positions of all replicas, by node: shard, last, committed and applied index.
+pub(crate) type ReplicaPositions = Vec<(u64, Vec<[u64; 4]>)>;
 
-/// A running cluster. Dropping it kills its nodes.
+/// Running cluster. Dropping it kills its nodes.
 #[derive(Debug)]
-pub(crate) struct Cluster {
-    nodes: BTreeMap<u64, Member>,
-    /// From a node to another. From [`ANYONE`] to a node that joined later: that is the address
-    /// which others are told, until they are started again with one of their own.
+pub(crate) struct ChaosCluster {
+    nodes: BTreeMap<u64, ClusterNode>,
+    /// Links from one node to another.
+    ///
+    /// The link from [`ANYONE`] leads to a node that joined later: its address is advertised to the
+    /// others until they restart with a link of their own.
     links: BTreeMap<(u64, u64), Proxy>,
-    /// From clients to a node.
+    /// Links from clients to a node.
     client_links: BTreeMap<u64, Proxy>,
-    starts: Starts,
+    starts: StartCounts,
     options: ClusterOptions,
 }
 
-/// Highest number of a node in the life of a cluster.
+/// Highest node id in the lifetime of a cluster.
 pub(crate) const NODES_MAX: u64 = 9;
 
-/// No node's number.
+/// Not a node id.
 const ANYONE: u64 = 0;
 
 #[derive(Debug)]
-struct Member {
-    process: Node,
-    /// Where other nodes reach it, past all proxies.
+struct ClusterNode {
+    process: NodeProcess,
+    /// Peer address, without proxies.
     peer: SocketAddr,
-    direct: Direct,
-    /// Where clients begin.
+    node_client: NodeClient,
+    /// Address for clients.
     endpoint: SocketAddr,
-    /// Where it says how it is.
+    /// Admin address.
     admin: SocketAddr,
-    disk: Option<SmallDisk>,
+    disk: Option<LoopbackDisk>,
 }
 
-impl Cluster {
+impl ChaosCluster {
     /// Starts all nodes with empty data.
     pub(crate) fn start(options: &ClusterOptions) -> anyhow::Result<Self> {
         ensure!(matches!(options.nodes, 1 | 3 | 5), "a cluster has 1, 3 or 5 nodes");
@@ -113,9 +116,9 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts a node that waits to be added, and gives the address at which others dial it.
+    /// Starts a node that waits to be added, and returns its peer address for the others.
     pub(crate) fn join(&mut self, id: u64) -> anyhow::Result<SocketAddr> {
-        ensure!((1..=NODES_MAX).contains(&id), "there is no place for node {id}");
+        ensure!((1..=NODES_MAX).contains(&id), "node id {id} is not in 1..={NODES_MAX}");
         let peer = ports::free()?;
         for (other, member) in &self.nodes {
             self.links.insert((*other, id), Proxy::start(peer)?);
@@ -129,7 +132,7 @@ impl Cluster {
         Ok(address)
     }
 
-    /// Ends the process of a node that was removed, and forgets it and its data.
+    /// Stops a node that was removed, and deletes its data.
     pub(crate) async fn leave(&mut self, id: u64) -> anyhow::Result<()> {
         self.terminate(id).await?;
         self.wipe(id).await?;
@@ -139,16 +142,16 @@ impl Cluster {
         Ok(())
     }
 
-    /// Where a node's data is.
+    /// Returns the data directory of a node.
     pub(crate) fn data_dir(&self, id: u64) -> PathBuf {
-        self.options.folder.join(format!("node-{id}"))
+        self.options.dir.join(format!("node-{id}"))
     }
 
     /// Deletes the data of a node that is not running.
     pub(crate) async fn wipe(&self, id: u64) -> anyhow::Result<()> {
-        let folder = self.data_dir(id);
-        let mut entries = tokio::fs::read_dir(&folder).await.context("the folder of a node")?;
-        // Not the folder itself: it may be a file system of its own.
+        let dir = self.data_dir(id);
+        let mut entries = tokio::fs::read_dir(&dir).await.context("read the data directory")?;
+        // The directory itself stays, because it may be a mount point.
         while let Some(entry) = entries.next_entry().await? {
             let path = entry.path();
             let removed = match entry.file_type().await?.is_dir() {
@@ -170,11 +173,11 @@ impl Cluster {
         }
         let data_dir = self.data_dir(id);
         let disk = match self.options.disk_bytes {
-            Some(bytes) => SmallDisk::mount(&data_dir, bytes)?,
+            Some(bytes) => LoopbackDisk::mount(&data_dir, bytes)?,
             None => None,
         };
         let options = &self.options;
-        let node = NodeOptions {
+        let node = NodeProcessOptions {
             program: options.program.clone(),
             node_id: id,
             address,
@@ -185,15 +188,15 @@ impl Cluster {
             shards: Some(SHARDS),
             log_kib: options.log_kib,
             data_dir,
-            log: options.folder.join(format!("node-{id}.log")),
+            log: options.dir.join(format!("node-{id}.log")),
         };
-        let direct = Direct::new(id, address)?;
-        let process = Node::new(node);
-        self.nodes.insert(id, Member { process, peer, direct, endpoint, admin, disk });
+        let node_client = NodeClient::new(id, address)?;
+        let process = NodeProcess::new(node);
+        self.nodes.insert(id, ClusterNode { process, peer, node_client, endpoint, admin, disk });
         Ok(())
     }
 
-    /// The nodes that there are now, as this one is told of them: each by its own link, and itself.
+    /// Returns the peers of a node, each with its own link, and the node itself.
     fn peers(&self, id: u64) -> Vec<(u64, SocketAddr)> {
         let links = self.links.iter().filter(|((from, _), _)| *from == id);
         let links = links.map(|((_, to), proxy)| (*to, proxy.address()));
@@ -204,42 +207,42 @@ impl Cluster {
         self.nodes.keys().copied().collect()
     }
 
-    /// Nodes that may be down while the rest is a majority.
+    /// Returns how many nodes may be down while the others are a majority.
     pub(crate) fn minority(&self) -> usize {
         (self.nodes.len() - 1) / 2
     }
 
-    /// Addresses that clients begin with.
+    /// Returns the bootstrap addresses for clients.
     pub(crate) fn endpoints(&self) -> Vec<String> {
         self.nodes.values().map(|node| node.endpoint.to_string()).collect()
     }
 
-    pub(crate) fn direct(&self) -> Vec<Direct> {
-        self.nodes.values().map(|node| node.direct.clone()).collect()
+    pub(crate) fn node_clients(&self) -> Vec<NodeClient> {
+        self.nodes.values().map(|node| node.node_client.clone()).collect()
     }
 
-    pub(crate) fn starts(&self) -> Starts {
+    pub(crate) fn starts(&self) -> StartCounts {
         self.starts.clone()
     }
 
-    fn node(&mut self, id: u64) -> &mut Node {
-        &mut self.nodes.get_mut(&id).expect("only nodes of the cluster are named").process
+    fn node(&mut self, id: u64) -> &mut NodeProcess {
+        &mut self.nodes.get_mut(&id).expect("the node is in the cluster").process
     }
 
-    /// Starts a node that is not running, on its data, and tells it of the nodes that there are.
+    /// Starts a node on its data with the current peers.
     pub(crate) fn start_node(&mut self, id: u64) -> anyhow::Result<()> {
         self.starts[&id].fetch_add(1, Ordering::SeqCst);
         let peers = self.peers(id);
         self.node(id).start(peers)
     }
 
-    /// Id of a node's process, if it runs.
+    /// Returns the process id of a running node.
     pub(crate) fn process_id(&mut self, id: u64) -> Option<u32> {
         self.node(id).process_id()
     }
 
-    /// Waits until a node has ended by itself, and gives its exit code.
-    pub(crate) async fn ends_by_itself(
+    /// Waits until a node has exited without a request, and returns its exit code.
+    pub(crate) async fn wait_for_exit(
         &mut self,
         id: u64,
         limit: Duration,
@@ -249,34 +252,35 @@ impl Cluster {
             if let Some(status) = self.node(id).ended() {
                 return Ok(status.code());
             }
-            ensure!(Instant::now() < deadline, "node {id} goes on after {limit:?}");
-            sleep(LOOK_EVERY).await;
+            ensure!(Instant::now() < deadline, "node {id} still runs after {limit:?}");
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// The file system that a node has for itself.
-    pub(crate) fn disk(&self, id: u64) -> Option<&SmallDisk> {
+    /// Returns the file system of a node, if it has its own.
+    pub(crate) fn disk(&self, id: u64) -> Option<&LoopbackDisk> {
         self.nodes.get(&id)?.disk.as_ref()
     }
 
-    /// What one node says of its health, past all proxies.
-    pub(crate) fn one(&self, id: u64) -> anyhow::Result<Direct> {
+    /// Returns a client for one node, without proxies.
+    pub(crate) fn client_of(&self, id: u64) -> anyhow::Result<NodeClient> {
         let member = self.nodes.get(&id).with_context(|| format!("there is no node {id}"))?;
-        Ok(member.direct.clone())
+        Ok(member.node_client.clone())
     }
 
-    /// A metric of all running nodes, added up.
+    /// Returns the sum of a metric over all running nodes.
     pub(crate) async fn metric(&self, name: &str) -> u64 {
         let mut sum = 0;
-        for node in self.nodes.values().filter(|node| !node.process.is_silent()) {
+        for node in self.nodes.values().filter(|node| !node.process.is_unresponsive()) {
             sum += metrics::sum(node.admin, name).await.unwrap_or(0);
         }
         sum
     }
 
-    /// Waits until a node has read all that is sealed once since its start, and all of it is whole
-    /// and everything else well. Gives the shards that were not for a while.
-    pub(crate) async fn whole(
+    /// Waits until a node has scrubbed all sealed segments since its start and is fully repaired.
+    ///
+    /// Returns the shards that were damaged meanwhile.
+    pub(crate) async fn wait_until_repaired(
         &mut self,
         id: u64,
         limit: Duration,
@@ -284,22 +288,22 @@ impl Cluster {
         let deadline = Instant::now() + limit;
         let mut hurt = BTreeSet::new();
         loop {
-            self.none_has_ended()?;
-            let is_whole = self.is_whole(id, &mut hurt).await;
-            let Err(error) = is_whole else { break };
+            self.check_running()?;
+            let check_repaired = self.check_repaired(id, &mut hurt).await;
+            let Err(error) = check_repaired else { break };
             if Instant::now() > deadline {
-                let what = format!("NOT REPAIRED: node {id} is not whole after {limit:?}");
+                let what = format!("NOT REPAIRED: node {id} is still damaged after {limit:?}");
                 return Err(error.context(what));
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
-        self.healthy(deadline.saturating_duration_since(Instant::now())).await?;
+        self.wait_until_healthy(deadline.saturating_duration_since(Instant::now())).await?;
         Ok(hurt)
     }
 
-    async fn is_whole(&self, id: u64, hurt: &mut BTreeSet<u32>) -> anyhow::Result<()> {
+    async fn check_repaired(&self, id: u64, hurt: &mut BTreeSet<u32>) -> anyhow::Result<()> {
         let node = self.nodes.get(&id).with_context(|| format!("there is no node {id}"))?;
-        let health = node.direct.health().await?;
+        let health = node.node_client.health().await?;
         let is_hurt = |it: &&HealthIssue| {
             matches!(it.reason(), HealthReason::CorruptLog | HealthReason::StorageFailed)
         };
@@ -308,15 +312,15 @@ impl Cluster {
         if let Some(issue) = issues.first() {
             bail!("{}", issue.message);
         }
-        // The cluster's own log says of its damage here only.
+        // For the cluster's own log only this metric reports damage.
         let damaged = metrics::sum(node.admin, "helix_shard_damaged_ranges").await?;
         ensure!(damaged == 0, "{damaged} ranges are damaged");
         let rounds = metrics::sum(node.admin, "helix_scrub_rounds_total").await?;
-        ensure!(rounds > 0, "it has not read all of its logs yet");
+        ensure!(rounds > 0, "the first scrub round is not complete");
         Ok(())
     }
 
-    /// SIGKILL to all of these at once; returns when they are gone.
+    /// Sends SIGKILL to these nodes at once and waits until they are gone.
     pub(crate) async fn kill(&mut self, ids: &[u64]) -> anyhow::Result<()> {
         for id in ids {
             self.node(*id).begin_kill()?;
@@ -339,35 +343,35 @@ impl Cluster {
         self.node(id).resume()
     }
 
-    /// What the link between two nodes does, in the direction in which it is dialled and data of
-    /// the one that leads flows.
-    pub(crate) fn set_link(&self, from: u64, to: u64, mode: Mode) {
+    /// Sets the mode of the link between two nodes. `from` is the node that dials, and the
+    /// direction of the leader's data.
+    pub(crate) fn set_link(&self, from: u64, to: u64, mode: LinkMode) {
         if let Some(link) = self.links.get(&(from, to)) {
             link.set(mode);
         }
     }
 
-    /// What all links between nodes do.
-    pub(crate) fn set_links(&self, mode: Mode) {
+    /// Sets the mode of all links between nodes.
+    pub(crate) fn set_links(&self, mode: LinkMode) {
         self.links.values().for_each(|link| link.set(mode));
     }
 
-    /// What the link from clients to a node does.
-    pub(crate) fn set_client_link(&self, to: u64, mode: Mode) {
+    /// Sets the mode of the link from clients to a node.
+    pub(crate) fn set_client_link(&self, to: u64, mode: LinkMode) {
         if let Some(link) = self.client_links.get(&to) {
             link.set(mode);
         }
     }
 
-    /// Bytes of answers of a node that clients did not get.
-    pub(crate) fn swallowed(&self, id: u64) -> u64 {
-        self.client_links.get(&id).map_or(0, Proxy::swallowed)
+    /// Returns the response bytes of a node that were dropped.
+    pub(crate) fn bytes_dropped(&self, id: u64) -> u64 {
+        self.client_links.get(&id).map_or(0, Proxy::bytes_dropped)
     }
 
     /// Lets every link pass and every node run.
     pub(crate) fn heal(&mut self) -> anyhow::Result<()> {
-        self.set_links(Mode::Pass);
-        self.client_links.values().for_each(|link| link.set(Mode::Pass));
+        self.set_links(LinkMode::Pass);
+        self.client_links.values().for_each(|link| link.set(LinkMode::Pass));
         for id in self.ids() {
             self.resume(id)?;
             if !self.node(id).is_running() {
@@ -377,22 +381,24 @@ impl Cluster {
         Ok(())
     }
 
+    /// Checks that all nodes that should run do.
+    ///
     /// # Errors
-    /// A node has ended although nobody asked it to.
-    pub(crate) fn none_has_ended(&mut self) -> anyhow::Result<()> {
+    /// A node has exited unexpectedly.
+    pub(crate) fn check_running(&mut self) -> anyhow::Result<()> {
         for (id, node) in &mut self.nodes {
             if let Some(status) = node.process.ended() {
-                bail!("node {id} ended by itself: {status}; see node-{id}.log");
+                bail!("node {id} exited unexpectedly: {status}; see node-{id}.log");
             }
         }
         Ok(())
     }
 
-    /// Leaders as the running nodes tell them; the highest term counts.
-    pub(crate) async fn leaders(&self) -> Leaders {
-        let mut leaders = Leaders::new();
-        for node in self.nodes.values().filter(|node| !node.process.is_silent()) {
-            let Ok(metadata) = node.direct.metadata().await else { continue };
+    /// Returns the leaders that the running nodes report; the highest term counts.
+    pub(crate) async fn leaders(&self) -> ShardLeaders {
+        let mut leaders = ShardLeaders::new();
+        for node in self.nodes.values().filter(|node| !node.process.is_unresponsive()) {
+            let Ok(metadata) = node.node_client.metadata().await else { continue };
             for shard in metadata.shards {
                 let hint = shard.leader.unwrap_or_default();
                 let known = leaders.entry(shard.shard_id).or_insert((0, 0));
@@ -405,44 +411,44 @@ impl Cluster {
         leaders
     }
 
-    /// Waits until every node says that everything is well.
-    pub(crate) async fn healthy(&mut self, limit: Duration) -> anyhow::Result<()> {
+    /// Waits until every node reports that it is healthy.
+    pub(crate) async fn wait_until_healthy(&mut self, limit: Duration) -> anyhow::Result<()> {
         let deadline = Instant::now() + limit;
         loop {
-            self.none_has_ended()?;
-            let Err(error) = self.is_healthy().await else { return Ok(()) };
+            self.check_running()?;
+            let Err(error) = self.check_healthy().await else { return Ok(()) };
             if Instant::now() > deadline {
                 return Err(error.context(format!("not healthy after {limit:?}")));
             }
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    async fn is_healthy(&self) -> anyhow::Result<()> {
+    async fn check_healthy(&self) -> anyhow::Result<()> {
         for node in self.nodes.values() {
-            let health = node.direct.health().await?;
+            let health = node.node_client.health().await?;
             if !health.healthy {
                 let issues = health.issues.iter();
                 let issues: Vec<_> = issues
                     .map(|issue| format!("{:?}: {}", issue.reason(), issue.message))
                     .collect();
-                bail!("node {} says {}", node.direct.node_id, issues.join("; "));
+                bail!("node {} reports {}", node.node_client.node_id, issues.join("; "));
             }
         }
         Ok(())
     }
 
-    /// Last index of each data shard's log on a node.
+    /// Returns the last index of each data shard's log on a node.
     pub(crate) async fn last_indexes(&self, id: u64) -> anyhow::Result<BTreeMap<u32, u64>> {
-        let status = self.nodes[&id].direct.status().await?;
+        let status = self.nodes[&id].node_client.status().await?;
         let shards = status.shards.into_iter().filter(|shard| shard.shard_id != 0);
         Ok(shards.map(|shard| (shard.shard_id, shard.last_index)).collect())
     }
 
-    /// Whether every running node has purged its logs of the entry after each of these.
+    /// Reports whether every running node has purged the entry after each of these from its logs.
     pub(crate) async fn has_purged(&self, had: &BTreeMap<u32, u64>) -> bool {
-        for node in self.nodes.values().filter(|node| !node.process.is_silent()) {
-            let Ok(status) = node.direct.status().await else { return false };
+        for node in self.nodes.values().filter(|node| !node.process.is_unresponsive()) {
+            let Ok(status) = node.node_client.status().await else { return false };
             let shards = status.shards.into_iter().filter(|shard| shard.shard_id != 0);
             let mut lacked =
                 shards.map(|s| had.get(&s.shard_id).is_none_or(|had| s.purged_index > *had));
@@ -453,11 +459,11 @@ impl Cluster {
         true
     }
 
-    /// How far every replica is, if each has applied all that it has and all are equally far.
-    pub(crate) async fn level(&self) -> anyhow::Result<Marks> {
-        let mut marks = Marks::new();
+    /// Returns the positions of all replicas if each has applied its whole log and all are equal.
+    pub(crate) async fn level(&self) -> anyhow::Result<ReplicaPositions> {
+        let mut positions = ReplicaPositions::new();
         for node in self.nodes.values() {
-            let status = node.direct.status().await?;
+            let status = node.node_client.status().await?;
             let mut shards = Vec::new();
             for shard in status.shards {
                 let far = [shard.last_index, shard.committed_index, shard.applied_index];
@@ -470,36 +476,39 @@ impl Cluster {
                 shards.push([u64::from(shard.shard_id), far[0], far[1], far[2]]);
             }
             shards.sort_unstable();
-            marks.push((status.node_id, shards));
+            positions.push((status.node_id, shards));
         }
-        let (first, shards) = marks.first().context("no nodes")?;
-        for (other, theirs) in &marks {
+        let (first, shards) = positions.first().context("no nodes")?;
+        for (other, theirs) in &positions {
             ensure!(
                 shards == theirs,
                 "[shard, last, committed, applied] of node {first} are {shards:?}, of node \
                  {other} {theirs:?}"
             );
         }
-        Ok(marks)
+        Ok(positions)
     }
 
     /// Waits until all replicas are level.
-    pub(crate) async fn caught_up(&mut self, limit: Duration) -> anyhow::Result<Marks> {
+    pub(crate) async fn wait_until_level(
+        &mut self,
+        limit: Duration,
+    ) -> anyhow::Result<ReplicaPositions> {
         let deadline = Instant::now() + limit;
         loop {
-            self.none_has_ended()?;
+            self.check_running()?;
             match self.level().await {
-                Ok(marks) => return Ok(marks),
+                Ok(positions) => return Ok(positions),
                 Err(error) if Instant::now() > deadline => {
                     return Err(error.context(format!("not caught up after {limit:?}")));
                 }
-                Err(_) => sleep(LOOK_EVERY).await,
+                Err(_) => sleep(POLL_INTERVAL).await,
             }
         }
     }
 }
 
-/// All ordered pairs.
+/// Returns all ordered pairs.
 pub(crate) fn pairs(ids: &[u64]) -> impl Iterator<Item = (u64, u64)> {
     ids.iter().flat_map(|from| ids.iter().filter(move |to| *to != from).map(move |to| (*from, *to)))
 }

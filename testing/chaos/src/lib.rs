@@ -1,21 +1,22 @@
-//! Faults on real processes under load, and a check of everything that the clients were told.
-//! `helix-checker` is the judge; `commands` are what the binary does.
+//! Injects faults into real processes under load and checks everything that clients received.
+//!
+//! `helix-checker` judges the history; `commands` holds the subcommands of the binary.
 
-mod ailments;
 mod cluster;
 pub mod commands;
-mod direct;
 mod disk;
-mod files;
+mod disk_faults;
+mod final_check;
 mod flood;
+mod history;
+mod logger;
 mod metrics;
 mod nemesis;
-mod node;
+mod node_client;
+mod node_process;
 mod operator;
 mod ports;
 pub mod proxy;
-mod recorder;
 mod schedule;
-mod settle;
-mod voice;
+mod segment_damage;
 mod workload;

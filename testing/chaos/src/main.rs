@@ -1,5 +1,6 @@
-//! `helix-chaos`: breaks a real cluster under load and checks what it said; see its commands.
-//! The same binary is also the node that it starts, kills and starts again.
+//! `helix-chaos`: injects faults into a real cluster under load and checks its responses.
+//!
+//! The same binary also runs as the nodes that it starts, kills and restarts.
 
 use std::io;
 use std::process::ExitCode;
@@ -14,7 +15,7 @@ use tokio::sync::oneshot;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Faults on a real cluster under load, and a check of everything that its clients were told
+/// Inject faults into a real cluster and check its promises
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Cli {
@@ -25,8 +26,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Role {
     #[command(flatten)]
-    Chaos(commands::Command),
-    /// One node, which ends when standard input closes
+    Chaos(commands::ChaosCommand),
+    /// Run one node, which exits when standard input closes
     #[command(hide = true)]
     Node(NodeArgs),
 }
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs until told to stop, or until whoever started us is gone. Brings its own runtime.
+/// Runs a node until it is stopped or its parent exits. Starts its own runtime.
 fn node(flags: &Flags) -> ExitCode {
     let config = match daemon::configure(flags) {
         Ok(config) => config,

@@ -1,4 +1,4 @@
-//! What a node says of itself on its admin port. Plain HTTP/1, one question a connection.
+//! Reads metrics from a node's admin port over HTTP/1.1, with one request per connection.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,26 +9,26 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Also of a node that is flooded.
-const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// Long enough for a node that is being flooded.
+const RESPONSE_MAX: Duration = Duration::from_secs(10);
 
-/// A metric, added up over its labels.
+/// Returns a metric, summed over its labels.
 pub(crate) async fn sum(admin: SocketAddr, name: &str) -> anyhow::Result<u64> {
     Ok(sum_f64(admin, name).await? as u64)
 }
 
-/// The same, with its fraction.
+/// Returns a metric with its fraction, summed over its labels.
 pub(crate) async fn sum_f64(admin: SocketAddr, name: &str) -> anyhow::Result<f64> {
-    let page = timeout(ANSWER_MAX, page(admin)).await.context("no answer")??;
+    let page = timeout(RESPONSE_MAX, page(admin)).await.context("no response")??;
     Ok(add(&page, name))
 }
 
-/// A metric with one label, by the value of that; without those that are 0.
+/// Returns the non-zero values of a metric with one label, by the value of the label.
 pub(crate) async fn by_label(
     admin: SocketAddr,
     name: &str,
 ) -> anyhow::Result<BTreeMap<String, u64>> {
-    let page = timeout(ANSWER_MAX, page(admin)).await.context("no answer")??;
+    let page = timeout(RESPONSE_MAX, page(admin)).await.context("no response")??;
     let values = page.lines().filter_map(|line| {
         let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
         let (_, label) = labels.split_once('=')?;
@@ -39,8 +39,8 @@ pub(crate) async fn by_label(
 
 async fn page(admin: SocketAddr) -> anyhow::Result<String> {
     let mut stream = TcpStream::connect(admin).await?;
-    let question = format!("GET /metrics HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n");
-    stream.write_all(question.as_bytes()).await?;
+    let request = format!("GET /metrics HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
     let mut page = String::new();
     stream.read_to_string(&mut page).await?;
     Ok(page)
@@ -53,7 +53,7 @@ fn add(page: &str, name: &str) -> f64 {
             Some(labels) => labels.rsplit_once('}')?.1,
             None => rest,
         };
-        // Another metric whose name begins the same has more before the space.
+        // A metric with a longer name has more characters before the space.
         value.strip_prefix(' ')?.trim().parse::<f64>().ok()
     });
     values.sum()

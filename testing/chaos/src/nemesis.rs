@@ -1,181 +1,198 @@
-//! Does to the cluster what the schedule has drawn, and undoes it.
+//! Injects the scheduled faults and undoes them.
 
 use std::time::Duration;
 
 use anyhow::bail;
-use helix_checker::Event;
+use helix_checker::HistoryEvent;
 use tokio::time::{Instant, sleep};
 
-use crate::cluster::Cluster;
-use crate::files::Shelf;
-use crate::proxy::Mode;
-use crate::schedule::{Fault, What};
-use crate::voice::Voice;
-use crate::workload::{Scene, TOPIC};
-use crate::{ailments, operator};
+use crate::cluster::ChaosCluster;
+use crate::logger::Logger;
+use crate::proxy::LinkMode;
+use crate::schedule::{ChaosFault, FaultAction};
+use crate::segment_damage::SegmentBackup;
+use crate::workload::{TOPIC, WorkloadContext};
+use crate::{disk_faults, operator};
 
-/// How long the logs may take to be purged of what a node lacks.
+/// Longest wait until the logs are purged of the entries that a node lacks.
 const PURGE_MAX: Duration = Duration::from_secs(120);
 
-/// How long a replica that has no majority may take to answer a read of what it has.
-const LONE_READ_MAX: Duration = Duration::from_secs(10);
+/// Longest wait for a read from a replica without a majority.
+const READ_WITHOUT_MAJORITY_MAX: Duration = Duration::from_secs(10);
 
-/// Does it, and undoes it.
+/// Injects a fault and undoes it.
 ///
-/// While a majority is down the history says so, and, where `is_settled` says that the replicas
-/// had been up for a while, those that are left must give what they have.
-pub(crate) async fn strike(
-    cluster: &mut Cluster,
-    scene: &Scene,
-    (voice, shelf): (Voice, &Shelf),
-    fault: &Fault,
+/// The history notes while a majority is down. If `is_settled`, the replicas had caught up before,
+/// and the remaining ones must serve the committed records that they have.
+pub(crate) async fn inject(
+    cluster: &mut ChaosCluster,
+    context: &WorkloadContext,
+    (logger, backup): (Logger, &SegmentBackup),
+    fault: &ChaosFault,
     is_settled: bool,
 ) -> anyhow::Result<()> {
     let lasting = fault.lasting;
     match fault.what {
-        // Someone else does that, see `Scene::trim`.
-        What::Trim { .. } => Ok(()),
-        What::Delete(node) => operator::delete_behind(cluster, scene, voice, node, lasting).await,
-        What::Drain(node) => operator::restart(cluster, node).await,
-        What::Wipe { node, kills_leader } => operator::wipe(cluster, node, kills_leader).await,
-        What::Change { joins, leaves, is_lost, kills_leader } => {
-            operator::exchange(cluster, (joins, leaves), is_lost, kills_leader).await
+        // `WorkloadContext::trim` does that concurrently.
+        FaultAction::Trim { .. } => Ok(()),
+        FaultAction::Delete(node) => {
+            operator::delete_while_down(cluster, context, logger, node, lasting).await
         }
-        What::SlowSyncs(node, time) => {
-            ailments::slow_syncs(cluster, node, time, lasting).await?;
-            cluster.none_has_ended()
+        FaultAction::Drain(node) => operator::restart(cluster, node).await,
+        FaultAction::Wipe { node, kills_leader } => {
+            operator::wipe(cluster, node, kills_leader).await
         }
-        What::FillDisk { node, left_mib } => {
-            if !ailments::fill_disk(cluster, scene, node, left_mib, lasting).await? {
-                voice.say("  the disk was not full");
+        FaultAction::Change { joins, leaves, is_lost, kills_leader } => {
+            operator::change_members(cluster, (joins, leaves), is_lost, kills_leader).await
+        }
+        FaultAction::SlowSyncs(node, time) => {
+            disk_faults::slow_syncs(cluster, node, time, lasting).await?;
+            cluster.check_running()
+        }
+        FaultAction::FillDisk { node, left_mib } => {
+            if !disk_faults::fill_disk(cluster, context, node, left_mib, lasting).await? {
+                logger.log("  the disk did not become full");
             }
-            cluster.none_has_ended()
+            cluster.check_running()
         }
-        What::Damage { node, what, is_running, seed } => {
+        FaultAction::Damage { node, what, is_running, seed } => {
             let (which, how) = ((node, what), (is_running, seed));
-            ailments::harm(cluster, scene, voice, which, how, lasting).await
+            disk_faults::damage_files(cluster, context, logger, which, how, lasting).await
         }
-        What::Restore { node, seed } => {
-            if !ailments::restore(cluster, scene, voice, shelf, (node, seed)).await? {
-                voice.say("  there was no segment to put back");
+        FaultAction::Restore { node, seed } => {
+            if !disk_faults::restore(cluster, context, logger, backup, (node, seed)).await? {
+                logger.log("  no segment to restore");
             }
             Ok(())
         }
-        _ => hold(cluster, scene, fault, is_settled).await,
+        _ => inject_for_a_while(cluster, context, fault, is_settled).await,
     }
 }
 
-/// Breaks, waits, and heals.
-async fn hold(
-    cluster: &mut Cluster,
-    scene: &Scene,
-    fault: &Fault,
+/// Starts a fault, waits and heals the cluster.
+async fn inject_for_a_while(
+    cluster: &mut ChaosCluster,
+    context: &WorkloadContext,
+    fault: &ChaosFault,
     is_settled: bool,
 ) -> anyhow::Result<()> {
     let takes_majority = fault.takes_majority(cluster.minority());
     let ends = Instant::now() + fault.lasting;
-    begin(cluster, &fault.what).await?;
-    if let What::Outlast(node) = fault.what {
-        outlast(cluster, node).await?;
+    start_fault(cluster, &fault.what).await?;
+    if let FaultAction::AwayUntilPurged(node) = fault.what {
+        keep_away_until_purged(cluster, node).await?;
     }
     if takes_majority {
-        scene.recorder.add(Event::QuorumLost);
+        context.recorder.add(HistoryEvent::QuorumLost);
         if is_settled {
-            lone_reads(cluster, scene, &fault.what).await?;
+            check_reads_without_majority(cluster, context, &fault.what).await?;
         }
     }
     tokio::time::sleep_until(ends).await;
     if takes_majority {
-        scene.recorder.add(Event::QuorumBack);
+        context.recorder.add(HistoryEvent::QuorumBack);
     }
     let ends_nodes = matches!(
         fault.what,
-        What::Kill(_) | What::Terminate(_) | What::Outlast(_) | What::FailSyncs(_)
+        FaultAction::Kill(_)
+            | FaultAction::Terminate(_)
+            | FaultAction::AwayUntilPurged(_)
+            | FaultAction::FailSyncs(_)
     );
     if !ends_nodes {
-        cluster.none_has_ended()?;
+        cluster.check_running()?;
     }
     cluster.heal()
 }
 
-async fn begin(cluster: &mut Cluster, what: &What) -> anyhow::Result<()> {
+async fn start_fault(cluster: &mut ChaosCluster, what: &FaultAction) -> anyhow::Result<()> {
     let others = |node: u64| {
         let ids = cluster.ids().into_iter();
         ids.filter(move |other| *other != node).collect::<Vec<_>>()
     };
     match what {
-        What::Kill(nodes) => cluster.kill(nodes).await?,
-        What::Terminate(node) => cluster.terminate(*node).await?,
-        What::FailSyncs(node) => ailments::fail_syncs(cluster, *node).await?,
-        What::Pause(nodes) => nodes.iter().try_for_each(|node| cluster.pause(*node))?,
-        What::Isolate(node) => {
+        FaultAction::Kill(nodes) => cluster.kill(nodes).await?,
+        FaultAction::Terminate(node) => cluster.terminate(*node).await?,
+        FaultAction::FailSyncs(node) => disk_faults::fail_syncs(cluster, *node).await?,
+        FaultAction::Pause(nodes) => nodes.iter().try_for_each(|node| cluster.pause(*node))?,
+        FaultAction::Isolate(node) => {
             for other in others(*node) {
-                cluster.set_link(*node, other, Mode::Stall);
-                cluster.set_link(other, *node, Mode::Stall);
+                cluster.set_link(*node, other, LinkMode::HoldAll);
+                cluster.set_link(other, *node, LinkMode::HoldAll);
             }
         }
-        What::Mute(node) => {
+        FaultAction::BlockOutgoing(node) => {
             for other in others(*node) {
-                cluster.set_link(*node, other, Mode::StallForward);
-                cluster.set_link(other, *node, Mode::StallBackward);
+                cluster.set_link(*node, other, LinkMode::HoldForward);
+                cluster.set_link(other, *node, LinkMode::HoldBackward);
             }
         }
-        What::Deafen(node) => {
+        FaultAction::BlockIncoming(node) => {
             for other in others(*node) {
-                cluster.set_link(*node, other, Mode::StallBackward);
-                cluster.set_link(other, *node, Mode::StallForward);
+                cluster.set_link(*node, other, LinkMode::HoldBackward);
+                cluster.set_link(other, *node, LinkMode::HoldForward);
             }
         }
-        What::Part(a, b) => {
-            cluster.set_link(*a, *b, Mode::Stall);
-            cluster.set_link(*b, *a, Mode::Stall);
+        FaultAction::PartitionPair(a, b) => {
+            cluster.set_link(*a, *b, LinkMode::HoldAll);
+            cluster.set_link(*b, *a, LinkMode::HoldAll);
         }
-        What::Scatter => cluster.set_links(Mode::Stall),
-        What::Slow(wait) => cluster.set_links(Mode::Delay(*wait)),
-        What::Clients(node, mode) => cluster.set_client_link(*node, *mode),
-        // With what it has, see `outlast`; the rest is done elsewhere, see `strike`.
-        What::Outlast(_)
-        | What::Trim { .. }
-        | What::Delete(_)
-        | What::Drain(_)
-        | What::Wipe { .. }
-        | What::Change { .. }
-        | What::SlowSyncs(..)
-        | What::FillDisk { .. }
-        | What::Damage { .. }
-        | What::Restore { .. } => {}
+        FaultAction::PartitionAll => cluster.set_links(LinkMode::HoldAll),
+        FaultAction::Slow(wait) => cluster.set_links(LinkMode::Delay(*wait)),
+        FaultAction::Clients(node, mode) => cluster.set_client_link(*node, *mode),
+        // Handled by `keep_away_until_purged` and `inject`.
+        FaultAction::AwayUntilPurged(_)
+        | FaultAction::Trim { .. }
+        | FaultAction::Delete(_)
+        | FaultAction::Drain(_)
+        | FaultAction::Wipe { .. }
+        | FaultAction::Change { .. }
+        | FaultAction::SlowSyncs(..)
+        | FaultAction::FillDisk { .. }
+        | FaultAction::Damage { .. }
+        | FaultAction::Restore { .. } => {}
     }
     Ok(())
 }
 
-/// Kills a node, and waits until the logs of the others are purged of what it lacks.
-async fn outlast(cluster: &mut Cluster, node: u64) -> anyhow::Result<()> {
-    let had = cluster.last_indexes(node).await?;
+/// Kills a node and waits until the other logs are purged of the entries that it lacks.
+async fn keep_away_until_purged(cluster: &mut ChaosCluster, node: u64) -> anyhow::Result<()> {
+    let last_indexes = cluster.last_indexes(node).await?;
     cluster.kill(&[node]).await?;
     let deadline = Instant::now() + PURGE_MAX;
-    while !cluster.has_purged(&had).await {
+    while !cluster.has_purged(&last_indexes).await {
         if Instant::now() > deadline {
-            bail!("STUCK: after {PURGE_MAX:?} the logs still have what node {node} lacks: {had:?}");
+            bail!(
+                "STUCK: the logs still have what node {node} lacks after {PURGE_MAX:?}: \
+                 {last_indexes:?}"
+            );
         }
         sleep(Duration::from_millis(100)).await;
     }
     Ok(())
 }
 
-/// A replica without a majority still gives the committed records that it has.
-async fn lone_reads(cluster: &Cluster, scene: &Scene, what: &What) -> anyhow::Result<()> {
+/// Checks that replicas without a majority still serve their committed records.
+async fn check_reads_without_majority(
+    cluster: &ChaosCluster,
+    context: &WorkloadContext,
+    what: &FaultAction,
+) -> anyhow::Result<()> {
     let silent = match what {
-        What::Kill(nodes) | What::Pause(nodes) => nodes.clone(),
+        FaultAction::Kill(nodes) | FaultAction::Pause(nodes) => nodes.clone(),
         _ => Vec::new(),
     };
-    for direct in cluster.direct().into_iter().filter(|node| !silent.contains(&node.node_id)) {
-        for partition in 0..scene.partitions {
-            let deadline = Instant::now() + LONE_READ_MAX;
-            while let Err(error) = direct.fetch((TOPIC, partition), 0, Duration::ZERO).await {
+    for node_client in
+        cluster.node_clients().into_iter().filter(|node| !silent.contains(&node.node_id))
+    {
+        for partition in 0..context.partitions {
+            let deadline = Instant::now() + READ_WITHOUT_MAJORITY_MAX;
+            while let Err(error) = node_client.fetch((TOPIC, partition), 0, Duration::ZERO).await {
                 if Instant::now() > deadline {
-                    let node = direct.node_id;
+                    let node = node_client.node_id;
                     bail!(
-                        "NO READ: node {node}, alone, does not give partition {partition}: {error}"
+                        "NO READ: node {node}, without a majority, does not serve partition \
+                         {partition}: {error}"
                     )
                 }
                 sleep(Duration::from_millis(50)).await;

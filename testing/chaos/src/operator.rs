@@ -1,5 +1,5 @@
-//! What people do to a cluster that is written to and read: they drain, restart, add, remove and
-//! replace nodes, by the documented procedures, and delete topics.
+//! Operator actions on a cluster under load: drain, restart, add, remove and replace nodes by the
+//! documented procedures, and delete topics.
 
 use std::time::Duration;
 
@@ -9,34 +9,34 @@ use helix_client::{Admin, Client, Config, NewTopic, Producer, ProducerOptions};
 use helix_proto::log::v1::{ErrorReason, MembershipChange, MembershipPhase, StoredBatch};
 use tokio::time::{Instant, sleep};
 
-use crate::cluster::Cluster;
-use crate::direct::{Direct, FetchError};
-use crate::voice::Voice;
-use crate::workload::Scene;
+use crate::cluster::ChaosCluster;
+use crate::logger::Logger;
+use crate::node_client::{NodeClient, NodeFetchError};
+use crate::workload::WorkloadContext;
 
-/// How long a change may take, and how long its begin may be refused.
+/// Longest time for a membership change, or for its start to be accepted.
 const CHANGE_MAX: Duration = Duration::from_secs(120);
 
-/// How long everything may take to be well after it.
-pub(crate) const WELL_MAX: Duration = Duration::from_secs(60);
+/// Longest wait for the cluster to be healthy again.
+pub(crate) const HEALTHY_MAX: Duration = Duration::from_secs(60);
 
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The topic that is deleted and made again.
-const DOOMED: &str = "doomed";
+/// Topic that is deleted and created again.
+const DELETED_TOPIC: &str = "doomed";
 
-/// Batches that are written to it each time.
-const DOOMED_BATCHES: u64 = 10;
+/// Batches written to it each time.
+const DELETED_TOPIC_BATCHES: u64 = 10;
 
-/// The nodes of a cluster as an operator's next command finds them.
-pub(crate) fn admin(cluster: &Cluster) -> anyhow::Result<Admin> {
+/// Returns an admin client for the current nodes.
+pub(crate) fn admin(cluster: &ChaosCluster) -> anyhow::Result<Admin> {
     let config = Config { seed: Some(1), ..Config::new(cluster.endpoints()) };
     Ok(Client::new(config)?.admin())
 }
 
-/// Asks until it is done: a node that has just been started may not answer yet, and a shard may be
-/// between two leaders.
-pub(crate) async fn until_done<T, F, Fut>(ask: F) -> anyhow::Result<T>
+/// Retries a request until it succeeds: a started node may not answer yet, and a shard may have no
+/// leader.
+pub(crate) async fn retry_until_ok<T, F, Fut>(ask: F) -> anyhow::Result<T>
 where
     F: Fn() -> Fut,
     Fut: Future<Output = helix_client::Result<T>>,
@@ -46,20 +46,21 @@ where
         match ask().await {
             Ok(done) => return Ok(done),
             Err(error) if Instant::now() > deadline => return Err(error.into()),
-            Err(_) => sleep(LOOK_EVERY).await,
+            Err(_) => sleep(POLL_INTERVAL).await,
         }
     }
 }
 
-/// Has a change begun. Where the answer was lost, it is the one that there was not before: nobody
-/// else makes any.
-async fn begun<F, Fut>(admin: &Admin, ask: F) -> anyhow::Result<MembershipChange>
+/// Starts a membership change.
+///
+/// If the response was lost, finds the change by its new id; no other changes are made.
+async fn start_change<F, Fut>(admin: &Admin, ask: F) -> anyhow::Result<MembershipChange>
 where
     F: Fn() -> Fut,
     Fut: Future<Output = helix_client::Result<Option<MembershipChange>>>,
 {
-    let before = until_done(|| latest(admin)).await?;
-    until_done(|| async {
+    let before = retry_until_ok(|| latest(admin)).await?;
+    retry_until_ok(|| async {
         let error = match ask().await {
             Ok(change) => return Ok(change),
             Err(error) => error,
@@ -71,10 +72,10 @@ where
         }
     })
     .await?
-    .context("a change that was only checked")
+    .context("the change was only validated")
 }
 
-/// The change that runs, or was the last.
+/// Returns the current or last membership change.
 async fn latest(admin: &Admin) -> helix_client::Result<Option<MembershipChange>> {
     match admin.membership_change(0).await {
         Ok(change) => Ok(Some(change)),
@@ -83,43 +84,51 @@ async fn latest(admin: &Admin) -> helix_client::Result<Option<MembershipChange>>
     }
 }
 
-/// Adds a node that has been started and waits, and follows that to its end.
-pub(crate) async fn add(cluster: &mut Cluster, id: u64, kills_leader: bool) -> anyhow::Result<()> {
+/// Starts a node, adds it and waits for the change to finish.
+pub(crate) async fn add(
+    cluster: &mut ChaosCluster,
+    id: u64,
+    kills_leader: bool,
+) -> anyhow::Result<()> {
     let peer = cluster.join(id)?.to_string();
     let admin = admin(cluster)?;
-    let change = begun(&admin, || admin.add_node(id, &peer, false)).await?;
+    let change = start_change(&admin, || admin.add_node(id, &peer, false)).await?;
     finish(cluster, &admin, change, &[id], kills_leader).await
 }
 
-/// Removes a node that runs, and follows that to its end.
+/// Removes a running node and waits for the change to finish.
 pub(crate) async fn remove(
-    cluster: &mut Cluster,
+    cluster: &mut ChaosCluster,
     id: u64,
     kills_leader: bool,
 ) -> anyhow::Result<()> {
     let admin = admin(cluster)?;
-    let change = begun(&admin, || admin.remove_node(id, false, false)).await?;
+    let change = start_change(&admin, || admin.remove_node(id, false, false)).await?;
     if kills_leader {
         kill_leader(cluster, &[id]).await?;
     }
-    watch(&admin, &change).await?;
+    wait_until_done(&admin, &change).await?;
     cluster.leave(id).await?;
-    cluster.healthy(WELL_MAX).await
+    cluster.wait_until_healthy(HEALTHY_MAX).await
 }
 
-/// A node loses its disk and comes back with an empty one, as a new generation.
-pub(crate) async fn wipe(cluster: &mut Cluster, id: u64, kills_leader: bool) -> anyhow::Result<()> {
+/// Wipes the disk of a node and replaces it under the same id, with empty data.
+pub(crate) async fn wipe(
+    cluster: &mut ChaosCluster,
+    id: u64,
+    kills_leader: bool,
+) -> anyhow::Result<()> {
     cluster.kill(&[id]).await?;
     cluster.wipe(id).await?;
     cluster.start_node(id)?;
     let admin = admin(cluster)?;
-    let change = begun(&admin, || admin.replace_node(id, id, "", false)).await?;
+    let change = start_change(&admin, || admin.replace_node(id, id, "", false)).await?;
     finish(cluster, &admin, change, &[id], kills_leader).await
 }
 
-/// A node is lost, and another one takes its place.
+/// Replaces a lost node by another one.
 async fn replace(
-    cluster: &mut Cluster,
+    cluster: &mut ChaosCluster,
     lost: u64,
     by: u64,
     kills_leader: bool,
@@ -127,18 +136,18 @@ async fn replace(
     cluster.kill(&[lost]).await?;
     let peer = cluster.join(by)?.to_string();
     let admin = admin(cluster)?;
-    let change = begun(&admin, || admin.replace_node(lost, by, &peer, false)).await?;
+    let change = start_change(&admin, || admin.replace_node(lost, by, &peer, false)).await?;
     if kills_leader {
         kill_leader(cluster, &[lost, by]).await?;
     }
-    watch(&admin, &change).await?;
+    wait_until_done(&admin, &change).await?;
     cluster.leave(lost).await?;
-    cluster.healthy(WELL_MAX).await
+    cluster.wait_until_healthy(HEALTHY_MAX).await
 }
 
-/// One node comes, another one goes.
-pub(crate) async fn exchange(
-    cluster: &mut Cluster,
+/// Adds one node and removes another.
+pub(crate) async fn change_members(
+    cluster: &mut ChaosCluster,
     (joins, leaves): (u64, u64),
     is_lost: bool,
     kills_leader: bool,
@@ -146,7 +155,7 @@ pub(crate) async fn exchange(
     if is_lost {
         return replace(cluster, leaves, joins, kills_leader).await;
     }
-    // More than five are refused.
+    // A cluster has at most five nodes.
     if cluster.ids().len() < 5 {
         add(cluster, joins, kills_leader).await?;
         remove(cluster, leaves, false).await
@@ -156,18 +165,18 @@ pub(crate) async fn exchange(
     }
 }
 
-/// Drained, stopped, started, taken back.
-pub(crate) async fn restart(cluster: &mut Cluster, id: u64) -> anyhow::Result<()> {
+/// Drains a node, restarts it and ends the drain.
+pub(crate) async fn restart(cluster: &mut ChaosCluster, id: u64) -> anyhow::Result<()> {
     let admin = admin(cluster)?;
-    until_done(|| admin.set_draining(id, true, false)).await?;
+    retry_until_ok(|| admin.set_draining(id, true, false)).await?;
     cluster.terminate(id).await?;
     cluster.start_node(id)?;
-    until_done(|| admin.set_draining(id, false, false)).await?;
-    cluster.healthy(WELL_MAX).await
+    retry_until_ok(|| admin.set_draining(id, false, false)).await?;
+    cluster.wait_until_healthy(HEALTHY_MAX).await
 }
 
 async fn finish(
-    cluster: &mut Cluster,
+    cluster: &mut ChaosCluster,
     admin: &Admin,
     change: MembershipChange,
     spared: &[u64],
@@ -176,14 +185,14 @@ async fn finish(
     if kills_leader {
         kill_leader(cluster, spared).await?;
     }
-    watch(admin, &change).await?;
-    cluster.healthy(WELL_MAX).await
+    wait_until_done(admin, &change).await?;
+    cluster.wait_until_healthy(HEALTHY_MAX).await
 }
 
-/// Kills whoever drives a change, and starts it again.
-async fn kill_leader(cluster: &mut Cluster, spared: &[u64]) -> anyhow::Result<()> {
+/// Kills the leader that drives a membership change, and restarts it.
+async fn kill_leader(cluster: &mut ChaosCluster, spared: &[u64]) -> anyhow::Result<()> {
     let leader = cluster.leaders().await.get(&0).map(|(node, _)| *node);
-    // Of two, none can be missed.
+    // A cluster of two nodes cannot lose one.
     if let Some(leader) = leader.filter(|id| !spared.contains(id) && cluster.ids().len() > 2) {
         cluster.kill(&[leader]).await?;
         cluster.start_node(leader)?;
@@ -191,69 +200,72 @@ async fn kill_leader(cluster: &mut Cluster, spared: &[u64]) -> anyhow::Result<()
     Ok(())
 }
 
-/// Waits until a change is done.
-async fn watch(admin: &Admin, change: &MembershipChange) -> anyhow::Result<()> {
+/// Waits until a membership change is done.
+async fn wait_until_done(admin: &Admin, change: &MembershipChange) -> anyhow::Result<()> {
     let deadline = Instant::now() + CHANGE_MAX;
     loop {
         let seen = admin.membership_change(change.id).await;
         match &seen {
             Ok(seen) if seen.phase() == MembershipPhase::Done => return Ok(()),
             Ok(seen) => {
-                ensure!(seen.phase() != MembershipPhase::Failed, "given up: {seen:?}");
+                ensure!(seen.phase() != MembershipPhase::Failed, "the change failed: {seen:?}");
             }
             Err(_) => {}
         }
         if Instant::now() > deadline {
             bail!("NO PROGRESS: change {} is not done after {CHANGE_MAX:?}: {seen:?}", change.id);
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-/// A topic is deleted and made again while a node is down. When it is back, each node must have
-/// the new one, whole and from offset 0, and nothing of the old one.
-pub(crate) async fn delete_behind(
-    cluster: &mut Cluster,
-    scene: &Scene,
-    voice: Voice,
+/// Deletes a topic and creates it again while a node is down.
+///
+/// Afterwards every node must have the whole new topic from offset 0, and nothing of the old one.
+pub(crate) async fn delete_while_down(
+    cluster: &mut ChaosCluster,
+    context: &WorkloadContext,
+    logger: Logger,
     absent: u64,
     down: Duration,
 ) -> anyhow::Result<()> {
-    let client = scene.client()?;
+    let client = context.client()?;
     let (admin, producer) = (client.admin(), client.producer(ProducerOptions::default()));
-    let topic = NewTopic::new(DOOMED, 1);
-    until_done(|| admin.create_topic(&topic)).await?;
-    write(&producer, scene.id(), 0..DOOMED_BATCHES).await?;
+    let topic = NewTopic::new(DELETED_TOPIC, 1);
+    retry_until_ok(|| admin.create_topic(&topic)).await?;
+    write(&producer, context.id(), 0..DELETED_TOPIC_BATCHES).await?;
     cluster.kill(&[absent]).await?;
     let begin = Instant::now();
     let ends = begin + down;
-    until_gone(&admin).await?;
-    voice.say_if_long("  it is gone", begin);
-    until_done(|| admin.create_topic(&topic)).await?;
-    voice.say_if_long("  it is made again", begin);
-    let writer = scene.id();
-    write(&producer, writer, 0..DOOMED_BATCHES).await?;
-    voice.say_if_long("  it is written to", begin);
+    delete_topic_until_ok(&admin).await?;
+    logger.log_if_slow("  topic is deleted", begin);
+    retry_until_ok(|| admin.create_topic(&topic)).await?;
+    logger.log_if_slow("  topic is created again", begin);
+    let writer = context.id();
+    write(&producer, writer, 0..DELETED_TOPIC_BATCHES).await?;
+    logger.log_if_slow("  topic is written", begin);
     tokio::time::sleep_until(ends).await;
     let begin = Instant::now();
     cluster.heal()?;
-    cluster.healthy(WELL_MAX).await?;
-    voice.say_if_long("  everything is well", begin);
-    for direct in cluster.direct() {
-        let node = direct.node_id;
-        has_only(&direct, writer).await.with_context(|| format!("node {node}, {DOOMED}"))?;
+    cluster.wait_until_healthy(HEALTHY_MAX).await?;
+    logger.log_if_slow("  cluster is healthy", begin);
+    for node_client in cluster.node_clients() {
+        let node = node_client.node_id;
+        wait_until_only(&node_client, writer)
+            .await
+            .with_context(|| format!("node {node}, {DELETED_TOPIC}"))?;
     }
-    until_gone(&admin).await?;
-    for direct in cluster.direct() {
-        is_without(&direct).await?;
+    delete_topic_until_ok(&admin).await?;
+    for node_client in cluster.node_clients() {
+        wait_until_deleted(&node_client).await?;
     }
     Ok(())
 }
 
-/// Deletes the topic. One that is gone was deleted by an attempt whose answer was lost.
-async fn until_gone(admin: &Admin) -> anyhow::Result<()> {
-    until_done(|| async {
-        match admin.delete_topic(DOOMED).await {
+/// Deletes the topic. It may be gone already if the response of an earlier attempt was lost.
+async fn delete_topic_until_ok(admin: &Admin) -> anyhow::Result<()> {
+    retry_until_ok(|| async {
+        match admin.delete_topic(DELETED_TOPIC).await {
             Err(error) if error.is(ErrorReason::TopicNotFound) => Ok(()),
             other => other,
         }
@@ -269,61 +281,65 @@ async fn write(
     for number in numbers {
         let batch = payload::build(BatchKey { producer: writer, number }, 3);
         let deadline = Instant::now() + CHANGE_MAX;
-        // Sent again with the same sequence by the client, which gives up after some time; what
-        // has an open outcome then may be there, and is not written twice.
+        // The client retries with the same sequence up to its timeout. A batch with an unknown
+        // outcome is not written again.
         loop {
-            match producer.append(DOOMED, 0, batch.clone()).await {
+            match producer.append(DELETED_TOPIC, 0, batch.clone()).await {
                 Ok(_) => break,
                 Err(error) if error.may_have_applied || Instant::now() > deadline => {
                     return Err(error.into());
                 }
-                Err(_) => sleep(LOOK_EVERY).await,
+                Err(_) => sleep(POLL_INTERVAL).await,
             }
         }
     }
     Ok(())
 }
 
-/// Waits until a replica has what was written to the new topic, and nothing else. One that has not
-/// heard of the deletion yet still gives the old one.
-async fn has_only(direct: &Direct, writer: u32) -> anyhow::Result<()> {
-    let deadline = Instant::now() + WELL_MAX;
+/// Waits until a replica has exactly the batches of the new topic. A replica that has not applied
+/// the deletion yet still serves the old topic.
+async fn wait_until_only(node_client: &NodeClient, writer: u32) -> anyhow::Result<()> {
+    let deadline = Instant::now() + HEALTHY_MAX;
     loop {
-        let wrong = match direct.fetch((DOOMED, 0), 0, Duration::ZERO).await {
+        let wrong = match node_client.fetch((DELETED_TOPIC, 0), 0, Duration::ZERO).await {
             Ok(read) => difference(&read.batches, writer),
             Err(error) => Some(error.to_string()),
         };
         let Some(wrong) = wrong else { return Ok(()) };
-        ensure!(Instant::now() < deadline, "VIOLATION: after {WELL_MAX:?}: {wrong}");
-        sleep(LOOK_EVERY).await;
+        ensure!(Instant::now() < deadline, "VIOLATION: after {HEALTHY_MAX:?}: {wrong}");
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-/// In what this is not all that was written.
+/// Describes how the batches differ from those that were written.
 fn difference(batches: &[StoredBatch], writer: u32) -> Option<String> {
     for (number, stored) in (0..).zip(batches) {
         let wanted = BatchKey { producer: writer, number };
         let found = payload::read(&stored.batch.clone().unwrap_or_default());
         if found != Ok((wanted, 3)) || stored.first_offset != 3 * number {
-            return Some(format!("at {} stands {found:?}, not {wanted}", stored.first_offset));
+            return Some(format!("{found:?} at {}, expected {wanted}", stored.first_offset));
         }
     }
     let count = batches.len() as u64;
-    (count != DOOMED_BATCHES).then(|| format!("{count} batches of {DOOMED_BATCHES}"))
+    (count != DELETED_TOPIC_BATCHES)
+        .then(|| format!("{count} batches, expected {DELETED_TOPIC_BATCHES}"))
 }
 
-async fn is_without(direct: &Direct) -> anyhow::Result<()> {
-    let deadline = Instant::now() + WELL_MAX;
+async fn wait_until_deleted(node_client: &NodeClient) -> anyhow::Result<()> {
+    let deadline = Instant::now() + HEALTHY_MAX;
     loop {
-        let said = direct.fetch((DOOMED, 0), 0, Duration::ZERO).await;
+        let result = node_client.fetch((DELETED_TOPIC, 0), 0, Duration::ZERO).await;
         let is_gone = |error: &helix_client::Error| error.is(ErrorReason::TopicNotFound);
-        if let Err(FetchError::Said(error)) = &said
+        if let Err(NodeFetchError::Rejected(error)) = &result
             && is_gone(error)
         {
             return Ok(());
         }
-        let node = direct.node_id;
-        ensure!(Instant::now() < deadline, "STUCK: node {node} still has {DOOMED}: {said:?}");
-        sleep(LOOK_EVERY).await;
+        let node = node_client.node_id;
+        ensure!(
+            Instant::now() < deadline,
+            "STUCK: node {node} still has {DELETED_TOPIC}: {result:?}"
+        );
+        sleep(POLL_INTERVAL).await;
     }
 }

@@ -1,6 +1,8 @@
-//! One directed link between two processes that can be cut, slowed and made to lose answers.
-//! TCP as it is: a cut link holds bytes back as a network does that is repaired later; it never
-//! takes bytes out of a connection that lives on. What loses bytes is reset afterwards.
+//! Proxy for one directed link between two processes, which can be held, slowed or made to lose
+//! responses.
+//!
+//! It behaves like TCP: a held link delays bytes as a network does that recovers later, and never
+//! drops bytes from a surviving connection. A connection that lost bytes is reset.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,7 +19,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::ports;
 
-/// Bytes that one direction of a connection holds at most, on top of the kernel's buffers.
+/// Bytes held per direction of a connection, in addition to the kernel's buffers.
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// Connections through one proxy; more are closed at once.
@@ -25,25 +27,25 @@ const CONNECTIONS_MAX: usize = 256;
 
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 
-/// What a link does. "Forward" is from the side that dials to the one that is dialled.
+/// Mode of a link. "Forward" is the direction from the dialling side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
+pub enum LinkMode {
     /// Passes everything.
     #[default]
     Pass,
-    /// Holds everything back, in silence: a black hole for as long as it lasts.
-    Stall,
-    /// Holds back what goes forward; answers pass.
-    StallForward,
-    /// Holds back what comes back; requests pass.
-    StallBackward,
-    /// Resets connections, and new ones as soon as they are made.
-    Refuse,
-    /// Holds each piece of at most 64 KiB back for this long, which also limits the throughput.
+    /// Holds everything silently.
+    HoldAll,
+    /// Holds the forward direction; responses pass.
+    HoldForward,
+    /// Holds the backward direction; requests pass.
+    HoldBackward,
+    /// Resets existing connections, and new ones when they are made.
+    Reset,
+    /// Delays each chunk of at most 64 KiB by this time, which also limits the throughput.
     Delay(Duration),
-    /// Requests pass and answers are lost. The next change of mode resets the connections that
+    /// Requests pass and responses are dropped. The next mode change resets the connections that
     /// lost some.
-    Swallow,
+    DropResponses,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,28 +54,28 @@ enum Direction {
     Backward,
 }
 
-impl Mode {
-    fn stalls(self, direction: Direction) -> bool {
+impl LinkMode {
+    fn holds(self, direction: Direction) -> bool {
         match self {
-            Self::Stall => true,
-            Self::StallForward => direction == Direction::Forward,
-            Self::StallBackward => direction == Direction::Backward,
-            Self::Pass | Self::Refuse | Self::Delay(_) | Self::Swallow => false,
+            Self::HoldAll => true,
+            Self::HoldForward => direction == Direction::Forward,
+            Self::HoldBackward => direction == Direction::Backward,
+            Self::Pass | Self::Reset | Self::Delay(_) | Self::DropResponses => false,
         }
     }
 }
 
-/// A running proxy. Dropping it ends its connections.
+/// Running proxy. Dropping it ends its connections.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
-    mode: watch::Sender<Mode>,
-    swallowed: Arc<AtomicU64>,
+    mode: watch::Sender<LinkMode>,
+    bytes_dropped: Arc<AtomicU64>,
     acceptor: JoinHandle<()>,
 }
 
 impl Proxy {
-    /// Listens on a loopback port of its own and passes connections on to `target`.
+    /// Listens on a loopback port and forwards connections to `target`.
     ///
     /// # Errors
     /// No port is free.
@@ -82,33 +84,33 @@ impl Proxy {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let listener = TcpListener::from_std(listener)?;
-        let (mode, modes) = watch::channel(Mode::Pass);
-        let swallowed = Arc::new(AtomicU64::new(0));
-        let link = Link { target, modes, swallowed: swallowed.clone() };
+        let (mode, modes) = watch::channel(LinkMode::Pass);
+        let bytes_dropped = Arc::new(AtomicU64::new(0));
+        let link = Link { target, modes, bytes_dropped: bytes_dropped.clone() };
         let acceptor = tokio::spawn(accept(listener, link));
-        Ok(Self { address, mode, swallowed, acceptor })
+        Ok(Self { address, mode, bytes_dropped, acceptor })
     }
 
-    /// Where to dial.
+    /// Returns the address to dial.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Changes what the link does, for open connections too. What is sent after this returns is
-    /// subject to the new mode, and most of what was under way.
-    pub fn set(&self, mode: Mode) {
+    /// Changes the mode, also for open connections. It applies to everything that is sent
+    /// afterwards and to most bytes in flight.
+    pub fn set(&self, mode: LinkMode) {
         self.mode.send_replace(mode);
     }
 
-    /// Bytes of answers that were lost so far.
-    pub fn swallowed(&self) -> u64 {
-        self.swallowed.load(Ordering::Relaxed)
+    /// Returns the response bytes dropped so far.
+    pub fn bytes_dropped(&self) -> u64 {
+        self.bytes_dropped.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // Its connections are in a set of its own and end with it.
+        // The connections are in the acceptor's task set and end with it.
         self.acceptor.abort();
     }
 }
@@ -116,8 +118,8 @@ impl Drop for Proxy {
 #[derive(Debug, Clone)]
 struct Link {
     target: SocketAddr,
-    modes: watch::Receiver<Mode>,
-    swallowed: Arc<AtomicU64>,
+    modes: watch::Receiver<LinkMode>,
+    bytes_dropped: Arc<AtomicU64>,
 }
 
 async fn accept(listener: TcpListener, link: Link) {
@@ -128,7 +130,7 @@ async fn accept(listener: TcpListener, link: Link) {
             Some(_) = connections.join_next() => continue,
         };
         let Ok((client, _)) = accepted else {
-            // Out of descriptors: others may end.
+            // Out of file descriptors: wait for other connections to end.
             sleep(Duration::from_millis(10)).await;
             continue;
         };
@@ -138,13 +140,13 @@ async fn accept(listener: TcpListener, link: Link) {
     }
 }
 
-/// One connection, from its first byte to its end.
+/// Relays one connection until its end.
 async fn relay(mut client: TcpStream, mut link: Link) {
-    if link.modes.wait_for(|mode| !mode.stalls(Direction::Forward)).await.is_err() {
+    if link.modes.wait_for(|mode| !mode.holds(Direction::Forward)).await.is_err() {
         return;
     }
     let connecting = timeout(CONNECT_MAX, TcpStream::connect(link.target));
-    let is_refused = *link.modes.borrow() == Mode::Refuse;
+    let is_refused = *link.modes.borrow() == LinkMode::Reset;
     let Ok(Ok(mut server)) = (if is_refused { Ok(Err(refused())) } else { connecting.await })
     else {
         return reset(&client);
@@ -159,7 +161,7 @@ async fn relay(mut client: TcpStream, mut link: Link) {
         let backward = pump(from_server, to_client, Direction::Backward, link.clone(), &has_lost);
         tokio::select! {
             both = async { tokio::try_join!(forward, backward) } => both.is_ok(),
-            () = torn(link.modes, &has_lost) => false,
+            () = wait_for_reset(link.modes, &has_lost) => false,
         }
     };
     if !is_over {
@@ -172,24 +174,24 @@ fn refused() -> io::Error {
     io::ErrorKind::ConnectionRefused.into()
 }
 
-/// Waits until the link resets its connections.
-async fn torn(mut modes: watch::Receiver<Mode>, has_lost: &AtomicBool) {
-    let is_torn = |mode: &Mode| match mode {
-        Mode::Refuse => true,
-        Mode::Swallow => false,
+/// Waits until the mode requires a reset of the connection.
+async fn wait_for_reset(mut modes: watch::Receiver<LinkMode>, has_lost: &AtomicBool) {
+    let is_torn = |mode: &LinkMode| match mode {
+        LinkMode::Reset => true,
+        LinkMode::DropResponses => false,
         _ => has_lost.load(Ordering::Relaxed),
     };
-    // An error is the end of the proxy.
+    // An error means that the proxy was dropped.
     let _ = modes.wait_for(is_torn).await;
 }
 
-/// Closes without a farewell, as a machine does that has forgotten the connection.
+/// Makes the close send a reset, as a host does that has forgotten the connection.
 fn reset(stream: &TcpStream) {
-    // If that fails it is closed in the usual way.
+    // If this fails, the connection is closed normally.
     let _ = stream.set_zero_linger();
 }
 
-/// Passes one direction on until its end.
+/// Forwards one direction until its end.
 async fn pump(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
@@ -203,23 +205,22 @@ async fn pump(
         if count == 0 {
             return to.shutdown().await;
         }
-        // What was read is held until the link lets it pass: the mode counts that is in force
-        // when the bytes leave.
+        // The bytes are held until the link lets them pass; the mode at that moment applies.
         let mode = loop {
             let mode = *passing(&mut link.modes, direction).await?;
-            let Mode::Delay(wait) = mode else { break mode };
+            let LinkMode::Delay(wait) = mode else { break mode };
             sleep(wait).await;
-            if !link.modes.borrow().stalls(direction) {
+            if !link.modes.borrow().holds(direction) {
                 break mode;
             }
         };
-        if mode == Mode::Swallow && direction == Direction::Backward {
+        if mode == LinkMode::DropResponses && direction == Direction::Backward {
             has_lost.store(true, Ordering::Relaxed);
-            link.swallowed.fetch_add(count as u64, Ordering::Relaxed);
+            link.bytes_dropped.fetch_add(count as u64, Ordering::Relaxed);
             continue;
         }
         if has_lost.load(Ordering::Relaxed) && direction == Direction::Backward {
-            // A stream with a hole must not go on; `torn` is about to end it.
+            // A stream with a hole must not continue; `wait_for_reset` is about to end it.
             return Err(refused());
         }
         to.write_all(&chunk[..count]).await?;
@@ -227,10 +228,10 @@ async fn pump(
 }
 
 async fn passing(
-    modes: &mut watch::Receiver<Mode>,
+    modes: &mut watch::Receiver<LinkMode>,
     direction: Direction,
-) -> io::Result<watch::Ref<'_, Mode>> {
-    modes.wait_for(|mode| !mode.stalls(direction)).await.map_err(|_| refused())
+) -> io::Result<watch::Ref<'_, LinkMode>> {
+    modes.wait_for(|mode| !mode.holds(direction)).await.map_err(|_| refused())
 }
 
 #[cfg(test)]
@@ -240,7 +241,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
     const SHORT: Duration = Duration::from_millis(60);
 
-    /// A server that answers every piece with the same bytes.
+    /// Starts a server that echoes all bytes.
     async fn echo() -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -268,95 +269,95 @@ mod tests {
     }
 
     async fn hear(stream: &mut TcpStream, count: usize) -> io::Result<Vec<u8>> {
-        let mut answer = vec![0; count];
-        timeout(LONG, stream.read_exact(&mut answer)).await.expect("an answer in time")?;
-        Ok(answer)
+        let mut response = vec![0; count];
+        timeout(LONG, stream.read_exact(&mut response)).await.expect("a response in time")?;
+        Ok(response)
     }
 
-    /// Nothing comes for a while.
+    /// Reports whether no bytes arrive for a while.
     async fn is_silent(stream: &mut TcpStream) -> bool {
         timeout(SHORT, stream.read(&mut [0; 8])).await.is_err()
     }
 
     #[tokio::test]
-    async fn a_stalled_link_is_silent_and_goes_on_where_it_was() {
+    async fn held_link_is_silent_and_resumes_where_it_was() {
         let (proxy, mut stream) = through().await;
-        proxy.set(Mode::Stall);
+        proxy.set(LinkMode::HoldAll);
         stream.write_all(b"later").await.unwrap();
         assert!(is_silent(&mut stream).await);
         // A new connection gets no further.
         let mut other = TcpStream::connect(proxy.address()).await.unwrap();
         other.write_all(b"x").await.unwrap();
         assert!(is_silent(&mut other).await);
-        proxy.set(Mode::Pass);
+        proxy.set(LinkMode::Pass);
         assert_eq!(hear(&mut stream, 5).await.unwrap(), b"later");
         assert_eq!(hear(&mut other, 1).await.unwrap(), b"x");
     }
 
     #[tokio::test]
-    async fn one_way_stalls_hold_one_way() {
-        // A server that counts what reaches it and speaks first.
+    async fn one_way_hold_affects_one_direction() {
+        // The server sends first.
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = Proxy::start(listener.local_addr().unwrap()).unwrap();
         let mut client = TcpStream::connect(proxy.address()).await.unwrap();
         let (mut server, _) = listener.accept().await.unwrap();
-        proxy.set(Mode::StallForward);
+        proxy.set(LinkMode::HoldForward);
         client.write_all(b"held").await.unwrap();
         server.write_all(b"passes").await.unwrap();
         assert_eq!(hear(&mut client, 6).await.unwrap(), b"passes");
         assert!(is_silent(&mut server).await);
-        proxy.set(Mode::StallBackward);
+        proxy.set(LinkMode::HoldBackward);
         assert_eq!(hear(&mut server, 4).await.unwrap(), b"held");
         server.write_all(b"held").await.unwrap();
         assert!(is_silent(&mut client).await);
-        proxy.set(Mode::Pass);
+        proxy.set(LinkMode::Pass);
         assert_eq!(hear(&mut client, 4).await.unwrap(), b"held");
     }
 
     #[tokio::test]
-    async fn a_refusing_link_resets_old_and_new_connections() {
+    async fn reset_mode_resets_old_and_new_connections() {
         let (proxy, mut stream) = through().await;
-        proxy.set(Mode::Refuse);
+        proxy.set(LinkMode::Reset);
         let ended = timeout(LONG, stream.read(&mut [0; 8])).await.unwrap();
         assert!(matches!(ended, Ok(0) | Err(_)));
         let mut other = TcpStream::connect(proxy.address()).await.unwrap();
         let ended = timeout(LONG, other.read(&mut [0; 8])).await.unwrap();
         assert!(matches!(ended, Ok(0) | Err(_)));
-        proxy.set(Mode::Pass);
+        proxy.set(LinkMode::Pass);
         let mut other = TcpStream::connect(proxy.address()).await.unwrap();
         assert_eq!(ask(&mut other, b"again").await.unwrap(), b"again");
     }
 
     #[tokio::test]
-    async fn swallowed_answers_are_lost_and_the_connection_with_them() {
+    async fn connection_with_dropped_responses_is_reset() {
         let (proxy, mut stream) = through().await;
-        proxy.set(Mode::Swallow);
+        proxy.set(LinkMode::DropResponses);
         stream.write_all(b"vanishes").await.unwrap();
         let counted = async {
-            while proxy.swallowed() < 8 {
+            while proxy.bytes_dropped() < 8 {
                 sleep(Duration::from_millis(1)).await;
             }
         };
-        timeout(LONG, counted).await.expect("the answer came and was lost");
+        timeout(LONG, counted).await.expect("the response was dropped");
         assert!(is_silent(&mut stream).await);
-        proxy.set(Mode::Pass);
+        proxy.set(LinkMode::Pass);
         let ended = timeout(LONG, stream.read(&mut [0; 8])).await.unwrap();
-        assert!(matches!(ended, Ok(0) | Err(_)), "nothing comes after a hole");
+        assert!(matches!(ended, Ok(0) | Err(_)), "no bytes follow a hole");
     }
 
     #[tokio::test]
-    async fn a_delay_takes_its_time_both_ways() {
+    async fn delay_applies_to_both_directions() {
         let (proxy, mut stream) = through().await;
-        proxy.set(Mode::Delay(SHORT));
+        proxy.set(LinkMode::Delay(SHORT));
         let begin = tokio::time::Instant::now();
         assert_eq!(ask(&mut stream, b"slow").await.unwrap(), b"slow");
         assert!(begin.elapsed() >= 2 * SHORT);
     }
 
     #[tokio::test]
-    async fn much_passes_unchanged_and_ends_as_it_should() {
+    async fn large_transfers_pass_unchanged() {
         let (_proxy, stream) = through().await;
-        let sent: Vec<u8> = (0..1_000_000_u32).map(|place| (place % 251) as u8).collect();
+        let sent: Vec<u8> = (0..1_000_000_u32).map(|index| (index % 251) as u8).collect();
         let (mut from, mut to) = stream.into_split();
         let expected = sent.clone();
         let writer = tokio::spawn(async move {

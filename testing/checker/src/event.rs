@@ -1,14 +1,14 @@
-//! What a history is made of: one line for each thing that a producer or reader did or was told.
-//! Kept small, since there are millions; written as one JSON object each.
+//! Events of a history: one line for each request or response of a producer or reader.
+//! Small, because a history has millions of lines. Each is written as one JSON object.
 
 use serde::{Deserialize, Serialize};
 
-/// A batch, for ever: who made it, and its number among those that the same producer made.
+/// Permanent identity of a batch: its producer and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BatchKey {
-    /// Producer; never used again after it has stopped.
+    /// Producer id; never reused.
     pub producer: u32,
-    /// Number of the batch, growing in the order in which the producer hands them over.
+    /// Number of the batch, in the order of sending.
     pub number: u64,
 }
 
@@ -20,20 +20,19 @@ impl std::fmt::Display for BatchKey {
 
 /// A line of a history.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Line {
-    /// Microseconds since the start. For people: the checker looks at the order only.
+pub struct HistoryLine {
+    /// Microseconds since the start. For people: the checker uses the order only.
     pub at_us: u64,
-    /// What happened.
+    /// Event.
     #[serde(flatten)]
-    pub event: Event,
+    pub event: HistoryEvent,
 }
 
-/// What happened. Offsets are those of the first record.
+/// Event of a history. Offsets are those of the first record of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
-    /// A batch is about to be handed to the client. `stream` names the session it goes through;
-    /// None goes alone.
+pub enum HistoryEvent {
+    /// A producer is about to send a batch. `stream` is its session; `None` is a unary append.
     Invoked {
         #[serde(flatten)]
         key: BatchKey,
@@ -41,27 +40,27 @@ pub enum Event {
         records: u32,
         stream: Option<u32>,
     },
-    /// Its ack came.
+    /// The batch was acknowledged.
     Acked {
         #[serde(flatten)]
         key: BatchKey,
         offset: u64,
     },
-    /// It failed, and the error promises that it was not applied.
+    /// The batch failed with an error that promises that it was not applied.
     Failed {
         #[serde(flatten)]
         key: BatchKey,
     },
-    /// It failed with an open outcome.
+    /// The batch failed with an unknown outcome.
     Unknown {
         #[serde(flatten)]
         key: BatchKey,
     },
-    /// A reader begins at this offset of a partition.
+    /// A reader starts at this offset of a partition.
     Opened { reader: u32, partition: u32, offset: u64 },
-    /// A reader begins a final read of one replica, from offset 0, with all writers at rest.
+    /// A reader starts a final read of one replica from offset 0, with all producers stopped.
     FinalOpened { reader: u32, partition: u32, round: u32, replica: u64 },
-    /// A reader got a batch, or, where `records` is less than the batch has, a part of it.
+    /// A reader got a batch, or a part of it if `records` is less than its record count.
     Read {
         reader: u32,
         partition: u32,
@@ -70,47 +69,47 @@ pub enum Event {
         key: BatchKey,
         records: u32,
     },
-    /// A reader got bytes that are no batch of ours.
+    /// A reader got data that no producer has written.
     Foreign { reader: u32, partition: u32, offset: u64, what: String },
-    /// A reader was told that this offset, which it had reached, is out of range: it was trimmed.
+    /// A reader got "out of range" for its next offset, because it was trimmed.
     OutOfRange { reader: u32, partition: u32, offset: u64 },
-    /// Someone was told that the log starts here.
+    /// A response says that the log starts here.
     Starts { partition: u32, offset: u64 },
-    /// A final read has come to what the replica gave as its high watermark.
+    /// A final read reached the high watermark of the replica.
     FinalEnded { reader: u32, partition: u32, high_watermark: u64 },
-    /// A replica told its high watermark. A session is one reader of one node between two starts.
+    /// A response had this high watermark. A session is one reader of one node between two starts.
     Watermark { session: u32, partition: u32, high_watermark: u64 },
-    /// A probe asks for the latest offset. What it asked before and got no answer to is void.
+    /// A probe requests the latest offset. Cancels its previous request without a response.
     LatestAsked { probe: u32, partition: u32 },
-    /// The answer.
+    /// The response to a probe.
     Latest { probe: u32, partition: u32, offset: u64 },
-    /// What a batch demands, said right after its invocation: that it gets this offset, that this
-    /// is the token in force where it stands. Tokens of a partition grow in the order of setting.
+    /// Condition of a batch, recorded after its invocation: the expected offset, and the expected
+    /// fencing token. Tokens of a partition grow in the order in which they are set.
     Condition {
         #[serde(flatten)]
         key: BatchKey,
         expected: Option<u64>,
         token: Option<u64>,
     },
-    /// It failed, since it would not have got the offset that it demanded but this one.
+    /// The batch failed because the next offset was this one, not the expected one.
     Refused {
         #[serde(flatten)]
         key: BatchKey,
         next_offset: u64,
     },
-    /// This token is in force: whoever set it was told so.
+    /// Setting this token was acknowledged.
     TokenSet { partition: u32, token: u64 },
-    /// From here on the log may start anywhere up to this offset: someone asks for a trim, or
-    /// retention allows it.
+    /// The log may start anywhere up to this offset from now on, because of a trim request or
+    /// retention.
     MayTrim { partition: u32, offset: u64 },
-    /// A trim was acknowledged: the log starts here, or later.
+    /// A trim was acknowledged: the log starts here or later.
     Trimmed { partition: u32, offset: u64 },
-    /// A final read begins here, at what its replica gave as the log's start, and not at 0.
+    /// A final read starts at the log start of its replica instead of 0.
     FinalStarts { reader: u32, partition: u32, offset: u64 },
-    /// A reader was told when the batch at this offset was appended.
+    /// A reader got the append time of the batch at this offset.
     Stamped { partition: u32, offset: u64, time_us: u64 },
-    /// A majority is held down from here on.
+    /// A majority of the nodes is kept down from now on.
     QuorumLost,
-    /// It is about to be let go.
+    /// The majority is about to be restarted.
     QuorumBack,
 }

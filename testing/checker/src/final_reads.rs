@@ -1,16 +1,16 @@
-//! What a final read must show: everything that was known before it began, and the same as the
-//! other replicas' reads of the same round.
+//! Rules of final reads: each has everything that was known before it began, and equals the reads
+//! of other replicas in the same round.
 
 use super::event::BatchKey;
-use super::state::{Checker, Outcome, Partition};
-use super::verdict::Class;
+use super::state::{AppendOutcome, HistoryChecker, PartitionHistory};
+use super::verdict::ViolationClass;
 
-/// A read of one partition of one replica, from 0 to its high watermark, with writers at rest.
+/// Read of one partition of one replica up to its high watermark, with all producers stopped.
 #[derive(Debug)]
 pub(super) struct FinalRead {
     round: u32,
     replica: u64,
-    /// Line at which it began.
+    /// Line of its start.
     pub(super) opened: u64,
     batches: Vec<(u64, BatchKey, u32)>,
     /// Log start.
@@ -28,8 +28,8 @@ impl FinalRead {
         self.batches.push((offset, key, records));
     }
 
-    /// What was known before it began and is not in it: (offset, batch, line).
-    fn missing(&self, partition: &Partition) -> Vec<(u64, BatchKey, u64)> {
+    /// Returns batches known before the read began that are not in it: (offset, batch, line).
+    fn missing(&self, partition: &PartitionHistory) -> Vec<(u64, BatchKey, u64)> {
         let mut sorted = self.batches.clone();
         sorted.sort_unstable();
         let mut here = sorted.into_iter().peekable();
@@ -44,7 +44,7 @@ impl FinalRead {
             .collect()
     }
 
-    /// The first thing in which it differs from another one.
+    /// Describes the first difference to another read.
     fn difference(&self, other: &Self) -> Option<String> {
         let (mine, theirs) = (self.batches.iter(), other.batches.iter());
         if let Some((a, b)) = mine.zip(theirs).find(|(a, b)| a != b) {
@@ -58,7 +58,7 @@ impl FinalRead {
     }
 }
 
-impl Checker {
+impl HistoryChecker {
     pub(super) fn judge_final(&mut self, partition: u32, read: FinalRead) {
         let FinalRead { replica, opened, end, .. } = read;
         let place = self.partitions.entry(partition).or_default();
@@ -67,12 +67,12 @@ impl Checker {
         for (offset, key, line) in missing {
             let outcome = self.appends.get(&key).map(|append| append.outcome);
             let (class, how) = match outcome {
-                Some(Outcome::Acked(_)) => (Class::AckedLost, "acked"),
-                _ => (Class::Vanished, "read"),
+                Some(AppendOutcome::Acked(_)) => (ViolationClass::AckedLost, "acked"),
+                _ => (ViolationClass::Vanished, "read"),
             };
             let what = format!(
                 "{key} was {how} at {partition}@{offset}; node {replica}, which ends at {end}, \
-                 has not got it there"
+                 does not have it there"
             );
             self.found(class, what, &[line, opened]);
         }
@@ -81,7 +81,7 @@ impl Checker {
                 "partition {partition} was committed up to {}; node {replica} ends at {end}",
                 committed.offset
             );
-            self.found(Class::Vanished, what, &[committed.line, opened]);
+            self.found(ViolationClass::Vanished, what, &[committed.line, opened]);
         }
         self.compare(partition, read);
     }
@@ -97,6 +97,6 @@ impl Checker {
         let lines = [reference.opened, read.opened];
         let (first, second) = (reference.replica, read.replica);
         let what = format!("partition {partition}, nodes {first} and {second}: {what}");
-        self.found(Class::ReplicasDiffer, what, &lines);
+        self.found(ViolationClass::ReplicasDiffer, what, &lines);
     }
 }

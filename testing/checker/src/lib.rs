@@ -1,52 +1,52 @@
-//! Decides whether what producers and readers were told can be the story of a correct log. Pure.
+//! Decides whether the responses to producers and readers are possible with a correct log. Pure.
 //!
-//! A history is a list of lines in the order in which they happened at the clients: a line that
-//! stands before another was over before that other began. That order is all the time that there
-//! is; every rule below is an order or an equality. n lines take O(n log n).
+//! A history is a list of lines in the order in which clients observed them. A line before another
+//! one ended before the other one began. The checker uses no other notion of time: every rule below
+//! is an order or an equality. Checking n lines takes O(n log n).
 //!
-//! What is demanded, and of whom:
+//! Rules:
 //!
-//! - An acknowledged batch stands at the offset that its ack named, in every final read.
-//! - A batch stands in the log once. A batch that surely failed never does. Nobody reads what
-//!   nobody wrote, or half a batch.
-//! - One offset has one content, for everyone and for ever. What was read once, or lay below a
-//!   high watermark that anyone was told, is in every final read.
-//! - A reader gets offsets without gap or step back, and is told that an offset it has reached is
-//!   out of range only where the log may have been trimmed beyond it.
-//! - Batches of one producer that were acked in one partition stand there in the order in which
-//!   they were sent. Of a stream (a pipelined session) even the batches with open outcomes do, and
-//!   none is there if one before it is missing. (A unary retry that was given up may land late.)
-//! - A batch that was invoked after something was acked or read stands behind it.
-//! - "Latest" is linearizable: it is not below anything acked, read or told as latest before the
-//!   question was asked. An ordinary read promises less: it may lag, and a high watermark may be
-//!   lower on another node or after a restart. Only within one session (one reader, one node
-//!   between two starts) it never goes back.
-//! - While the harness holds a majority down, nothing is acked that was invoked meanwhile.
-//! - A batch that demands an offset is acked only there, and is refused only with another end,
-//!   which is not below what was known before it was invoked. A batch with a token is not acked
-//!   if it was invoked after a later token was in force.
-//! - A log starts nowhere but where a trim was acknowledged or may have reached, whoever is told.
-//! - Append times never step back from one batch to the next, and every reader is told the same.
-//! - Final reads of all replicas are equal, and each ends where its high watermark says.
+//! - An acknowledged batch is at the offset of its ack in every final read.
+//! - A batch is in the log at most once. A batch that failed for certain is not in the log. Readers
+//!   get only whole batches that were written.
+//! - An offset has the same content for all readers, permanently. Every final read has all content
+//!   that was read before, or was below a high watermark of a response.
+//! - A reader gets offsets without gaps or steps back. Its next offset is out of range only if the
+//!   log may have been trimmed beyond it.
+//! - Acknowledged batches of one producer in one partition are in the order of sending. In a stream
+//!   (a pipelined session) this includes batches with unknown outcomes, and no batch follows a
+//!   missing one. An abandoned unary retry may be appended late.
+//! - A batch that was invoked after another one was acked or read has a higher offset.
+//! - "Latest" is linearizable: not below any offset that was acked, read or returned as latest
+//!   before the request. Other reads may lag, and a high watermark may be lower on another node or
+//!   after a restart. It never goes back within a session (one reader of one node between two
+//!   starts).
+//! - While the harness keeps a majority down, no batch that was invoked meanwhile is acked.
+//! - A batch with an expected offset is acked only there. It is rejected only if the next offset is
+//!   another one, not below the end known before its invocation. A batch with a fencing token is
+//!   not acked if it was invoked after a later token was set.
+//! - A log starts at an acknowledged trim or at an offset that a trim may have reached.
+//! - Append times never decrease from batch to batch, and are equal for all readers.
+//! - Final reads of all replicas are equal, and each ends at its high watermark.
 
 mod event;
-mod finals;
-mod orders;
+mod final_reads;
+mod ordering;
 pub mod payload;
-mod state;
 #[cfg(test)]
-mod testing;
+mod random_history;
+mod state;
 #[cfg(test)]
 mod tests;
 mod verdict;
 
-pub use event::{BatchKey, Event, Line};
-pub use state::Checker;
-pub use verdict::{Class, Verdict, Violation};
+pub use event::{BatchKey, HistoryEvent, HistoryLine};
+pub use state::HistoryChecker;
+pub use verdict::{HistoryVerdict, Violation, ViolationClass};
 
-/// Checks a whole history.
-pub fn check(lines: &[Line]) -> Verdict {
-    let mut checker = Checker::default();
+/// Checks a complete history.
+pub fn check(lines: &[HistoryLine]) -> HistoryVerdict {
+    let mut checker = HistoryChecker::default();
     for line in lines {
         checker.on(&line.event);
     }

@@ -1,39 +1,40 @@
-//! Batches that say who they are: each record names its producer, batch and place, and its other
-//! bytes follow from these. What comes back is compared byte for byte.
+//! Self-describing batches: each record has its producer, batch number and position, and its other
+//! bytes are derived from these. Batches that are read are compared byte for byte.
 
 use bytes::Bytes;
 use helix_proto::batch;
 use helix_proto::log::v1::{EncodedBatch, Record, StoredBatch};
 
-use crate::{BatchKey, Event};
+use crate::{BatchKey, HistoryEvent};
 
-/// Producer, number, place, records of the batch.
-const HEAD_BYTES: usize = 4 + 8 + 4 + 4;
+/// Length of the header: producer, batch number, position, record count.
+const HEADER_BYTES: usize = 4 + 8 + 4 + 4;
 
-/// Most bytes that follow the head.
-const FILL_BYTES_MAX: usize = 400;
+/// Maximum bytes after the header.
+const FILLER_BYTES_MAX: usize = 400;
 
-/// The batch of this name.
+/// Builds the batch with this key.
 pub fn build(key: BatchKey, records: u32) -> EncodedBatch {
     let records: Vec<Record> = (0..records)
-        .map(|place| Record { value: Some(value(key, place, records)), ..Record::default() })
+        .map(|position| Record { value: Some(value(key, position, records)), ..Record::default() })
         .collect();
     batch::encode(&records)
 }
 
-/// Which batch this is, and how many of its records are here.
+/// Returns the key of a batch and the number of its records that are present.
 ///
 /// # Errors
-/// What is wrong with it, if it is none of ours.
+/// The batch was not made by [`build`].
 pub fn read(encoded: &EncodedBatch) -> Result<(BatchKey, u32), String> {
-    let list = batch::decode(encoded).map_err(|error| format!("a bad batch ({error})"))?;
+    let list = batch::decode(encoded).map_err(|error| format!("an invalid batch ({error})"))?;
     let values = list.records.iter().map(|record| record.value.as_ref());
     let values: Option<Vec<&Bytes>> = values.collect();
     let values = values.ok_or("a record without a value")?;
-    let (key, records) = values.first().and_then(|value| head(value)).ok_or("a foreign record")?;
-    for (place, found) in (0..records).zip(&values) {
-        if **found != value(key, place, records) {
-            return Err(format!("a record that is not number {place} of {key}"));
+    let (key, records) =
+        values.first().and_then(|value| header(value)).ok_or("a foreign record")?;
+    for (position, found) in (0..records).zip(&values) {
+        if **found != value(key, position, records) {
+            return Err(format!("a record that is not record {position} of {key}"));
         }
     }
     match u32::try_from(values.len()) {
@@ -42,45 +43,45 @@ pub fn read(encoded: &EncodedBatch) -> Result<(BatchKey, u32), String> {
     }
 }
 
-/// Turns stored batches into what a reader is told. Gives the offset to read next.
+/// Converts stored batches to events of a reader. Also returns the next offset to read.
 pub fn events(
     reader: u32,
     partition: u32,
     batches: &[StoredBatch],
     next: u64,
-) -> (Vec<Event>, u64) {
+) -> (Vec<HistoryEvent>, u64) {
     let mut end = next;
-    let told = batches.iter().map(|stored| {
+    let events = batches.iter().map(|stored| {
         let offset = stored.first_offset;
         let batch = stored.batch.clone().unwrap_or_default();
         match read(&batch) {
             Ok((key, records)) => {
                 end = offset + u64::from(records);
-                Event::Read { reader, partition, offset, key, records }
+                HistoryEvent::Read { reader, partition, offset, key, records }
             }
-            Err(what) => Event::Foreign { reader, partition, offset, what },
+            Err(what) => HistoryEvent::Foreign { reader, partition, offset, what },
         }
     });
-    let told = told.collect();
-    (told, end)
+    let events = events.collect();
+    (events, end)
 }
 
-fn value(key: BatchKey, place: u32, records: u32) -> Bytes {
-    let mut state = u64::from(key.producer) << 40 ^ key.number << 8 ^ u64::from(place);
-    let fill = usize::try_from(mix(&mut state)).unwrap_or(0) % (FILL_BYTES_MAX + 1);
-    let mut bytes = Vec::with_capacity(HEAD_BYTES + fill + 8);
+fn value(key: BatchKey, position: u32, records: u32) -> Bytes {
+    let mut state = u64::from(key.producer) << 40 ^ key.number << 8 ^ u64::from(position);
+    let filler = usize::try_from(mix(&mut state)).unwrap_or(0) % (FILLER_BYTES_MAX + 1);
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + filler + 8);
     bytes.extend_from_slice(&key.producer.to_le_bytes());
     bytes.extend_from_slice(&key.number.to_le_bytes());
-    bytes.extend_from_slice(&place.to_le_bytes());
+    bytes.extend_from_slice(&position.to_le_bytes());
     bytes.extend_from_slice(&records.to_le_bytes());
-    while bytes.len() < HEAD_BYTES + fill {
+    while bytes.len() < HEADER_BYTES + filler {
         bytes.extend_from_slice(&mix(&mut state).to_le_bytes());
     }
-    bytes.truncate(HEAD_BYTES + fill);
+    bytes.truncate(HEADER_BYTES + filler);
     bytes.into()
 }
 
-/// SplitMix64: every record that is read is made again, so this is what a check costs.
+/// SplitMix64. Fast, because every record that is read is generated again.
 fn mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let mut mixed = *state;
@@ -89,7 +90,7 @@ fn mix(state: &mut u64) -> u64 {
     mixed ^ mixed >> 31
 }
 
-fn head(value: &[u8]) -> Option<(BatchKey, u32)> {
+fn header(value: &[u8]) -> Option<(BatchKey, u32)> {
     let (producer, rest) = value.split_first_chunk()?;
     let (number, rest) = rest.split_first_chunk()?;
     let (_place, rest) = rest.split_first_chunk::<4>()?;
@@ -106,12 +107,12 @@ mod tests {
     const KEY: BatchKey = BatchKey { producer: 3, number: 77 };
 
     #[test]
-    fn a_batch_says_who_it_is() {
+    fn batch_reads_back_with_its_key() {
         assert_eq!(read(&build(KEY, 5)), Ok((KEY, 5)));
     }
 
     #[test]
-    fn foreign_and_damaged_batches_are_told() {
+    fn rejects_foreign_and_damaged_batches() {
         let mut damaged = build(KEY, 2);
         damaged.crc32 ^= 1;
         assert!(read(&damaged).is_err());
@@ -119,11 +120,11 @@ mod tests {
         let foreign = batch::encode(&[record(Bytes::from_static(b"hello"))]);
         assert!(read(&foreign).is_err());
         assert!(read(&batch::encode(&[Record::default()])).is_err());
-        // The second record twice: checksums are right and the story is not.
+        // The second record twice: valid checksums, invalid order.
         let (first, second) = (value(KEY, 0, 3), value(KEY, 1, 3));
         let mixed = batch::encode(&[record(first.clone()), record(second.clone()), record(second)]);
         assert!(read(&mixed).is_err());
-        // A part is one of ours; the checker knows that it is not whole.
+        // A part of a batch is accepted here; the checker finds that it is incomplete.
         let part = batch::encode(&[record(first)]);
         assert_eq!(read(&part), Ok((KEY, 1)));
     }

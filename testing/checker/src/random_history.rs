@@ -1,6 +1,5 @@
-//! Random histories of a correct log, and single corruptions of them, to try the checker on.
-//! The model has what a real run has: streams, lone batches, open outcomes, lagging replicas,
-//! trims.
+//! Random histories of a correct log, and single corruptions of them, to test the checker.
+//! Like a real run they have streams, unary appends, unknown outcomes, lagging replicas and trims.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,12 +7,12 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 
-use super::{BatchKey, Class, Event, Line};
+use super::{BatchKey, HistoryEvent, HistoryLine, ViolationClass};
 
 const PARTITIONS: u32 = 2;
 const REPLICAS: u64 = 3;
 
-/// Final readers have numbers from here on.
+/// First reader id of final reads.
 const FINALS: u32 = 1000;
 
 struct Writer {
@@ -27,14 +26,14 @@ struct Writer {
 
 struct Model {
     rng: StdRng,
-    events: Vec<Event>,
+    events: Vec<HistoryEvent>,
     logs: BTreeMap<u32, Vec<(u64, BatchKey, u32)>>,
-    /// Batches that were trimmed.
+    /// Trimmed batches by partition.
     trimmed: BTreeMap<u32, usize>,
     writers: Vec<Writer>,
-    /// Given up by lone writers and not applied: may still land.
+    /// Abandoned unary appends that are not applied yet: they may still be.
     strays: Vec<(BatchKey, u32, u32)>,
-    /// Batches that each reader has got.
+    /// Batches read so far, by reader and partition.
     readers: BTreeMap<(u32, u32), usize>,
     watermarks: BTreeMap<(u32, u32), u64>,
     session: u32,
@@ -42,8 +41,8 @@ struct Model {
     is_down: bool,
 }
 
-/// A history that is right.
-pub(super) fn good(seed: u64, steps: usize) -> Vec<Event> {
+/// Generates a correct history.
+pub(super) fn correct_history(seed: u64, steps: usize) -> Vec<HistoryEvent> {
     let mut model = Model::new(seed);
     for _ in 0..steps {
         model.step();
@@ -52,8 +51,8 @@ pub(super) fn good(seed: u64, steps: usize) -> Vec<Event> {
     model.events
 }
 
-pub(super) fn lines(events: &[Event]) -> Vec<Line> {
-    events.iter().map(|event| Line { at_us: 0, event: event.clone() }).collect()
+pub(super) fn lines(events: &[HistoryEvent]) -> Vec<HistoryLine> {
+    events.iter().map(|event| HistoryLine { at_us: 0, event: event.clone() }).collect()
 }
 
 impl Model {
@@ -81,7 +80,7 @@ impl Model {
         for reader in 0..3 {
             for partition in 0..PARTITIONS {
                 model.readers.insert((reader, partition), 0);
-                model.events.push(Event::Opened { reader, partition, offset: 0 });
+                model.events.push(HistoryEvent::Opened { reader, partition, offset: 0 });
             }
         }
         model
@@ -99,24 +98,24 @@ impl Model {
     }
 
     fn step(&mut self) {
-        let place = self.rng.random_range(0..self.writers.len());
+        let at = self.rng.random_range(0..self.writers.len());
         match self.rng.random_range(0..100) {
-            0..30 => self.invoke(place),
-            30..50 => self.apply_next(place),
-            50..68 => self.ack(place),
-            68..71 => self.give_up(place),
-            71..73 => self.land(),
+            0..30 => self.invoke(at),
+            30..50 => self.apply_next(at),
+            50..68 => self.ack(at),
+            68..71 => self.give_up(at),
+            71..73 => self.apply_stray(),
             73..93 => self.read(),
-            93..96 => self.tell_watermark(),
-            96..98 => self.ask(),
+            93..96 => self.report_watermark(),
+            96..98 => self.probe_latest(),
             98 => self.trim(),
             _ => self.flip_quorum(),
         }
     }
 
-    fn invoke(&mut self, place: usize) {
+    fn invoke(&mut self, at: usize) {
         let records = self.rng.random_range(1..4);
-        let writer = &mut self.writers[place];
+        let writer = &mut self.writers[at];
         let limit = if writer.stream.is_some() { 4 } else { 1 };
         if writer.pending.len() >= limit {
             return;
@@ -125,47 +124,47 @@ impl Model {
         writer.next += 1;
         writer.pending.push_back((key, records, None));
         let (partition, stream) = (writer.partition, writer.stream);
-        self.events.push(Event::Invoked { key, partition, records, stream });
+        self.events.push(HistoryEvent::Invoked { key, partition, records, stream });
     }
 
-    fn apply_next(&mut self, place: usize) {
-        let writer = &self.writers[place];
+    fn apply_next(&mut self, at: usize) {
+        let writer = &self.writers[at];
         let next = writer.pending.iter().position(|(_, _, offset)| offset.is_none());
         let Some(next) = next.filter(|_| !self.is_down) else { return };
         let (key, records, _) = writer.pending[next];
         let offset = self.apply(writer.partition, key, records);
-        self.writers[place].pending[next].2 = Some(offset);
+        self.writers[at].pending[next].2 = Some(offset);
     }
 
-    fn ack(&mut self, place: usize) {
-        let pending = &mut self.writers[place].pending;
+    fn ack(&mut self, at: usize) {
+        let pending = &mut self.writers[at].pending;
         if let Some((key, _, Some(offset))) = pending.front().copied() {
             pending.pop_front();
-            self.events.push(Event::Acked { key, offset });
+            self.events.push(HistoryEvent::Acked { key, offset });
         }
     }
 
-    /// Ends everything that is under way without an ack; a stream goes on as another one.
-    fn give_up(&mut self, place: usize) {
-        let pending: Vec<_> = self.writers[place].pending.drain(..).collect();
-        let (partition, stream) = (self.writers[place].partition, self.writers[place].stream);
+    /// Ends all batches in flight without an ack. A stream continues as a new one.
+    fn give_up(&mut self, at: usize) {
+        let pending: Vec<_> = self.writers[at].pending.drain(..).collect();
+        let (partition, stream) = (self.writers[at].partition, self.writers[at].stream);
         for (key, records, offset) in pending {
             if offset.is_none() && self.rng.random_bool(0.5) {
-                self.events.push(Event::Failed { key });
+                self.events.push(HistoryEvent::Failed { key });
                 continue;
             }
-            self.events.push(Event::Unknown { key });
+            self.events.push(HistoryEvent::Unknown { key });
             if offset.is_none() && stream.is_none() {
                 self.strays.push((key, partition, records));
             }
         }
         if stream.is_some() {
             self.streams += 1;
-            self.writers[place].stream = Some(self.streams);
+            self.writers[at].stream = Some(self.streams);
         }
     }
 
-    fn land(&mut self) {
+    fn apply_stray(&mut self) {
         if let Some((key, partition, records)) = self.strays.pop().filter(|_| !self.is_down) {
             self.apply(partition, key, records);
         }
@@ -178,18 +177,24 @@ impl Model {
         let Some((offset, key, records)) = self.logs[&by.1].get(next).copied() else { return };
         if next < self.trimmed[&by.1] {
             let (reader, partition) = by;
-            self.events.push(Event::OutOfRange { reader, partition, offset });
+            self.events.push(HistoryEvent::OutOfRange { reader, partition, offset });
             let offset = self.start(partition);
-            self.events.push(Event::Starts { partition, offset });
-            self.events.push(Event::Opened { reader, partition, offset });
+            self.events.push(HistoryEvent::Starts { partition, offset });
+            self.events.push(HistoryEvent::Opened { reader, partition, offset });
             self.readers.insert(by, self.trimmed[&by.1]);
             return;
         }
         *self.readers.get_mut(&by).unwrap() += 1;
-        self.events.push(Event::Read { reader: by.0, partition: by.1, offset, key, records });
+        self.events.push(HistoryEvent::Read {
+            reader: by.0,
+            partition: by.1,
+            offset,
+            key,
+            records,
+        });
     }
 
-    fn tell_watermark(&mut self) {
+    fn report_watermark(&mut self) {
         let partition = self.rng.random_range(0..PARTITIONS);
         if self.rng.random_bool(0.2) {
             self.session += 1;
@@ -198,32 +203,32 @@ impl Model {
         let high_watermark = self.rng.random_range(low..=self.end(partition));
         self.watermarks.insert((self.session, partition), high_watermark);
         let session = self.session;
-        self.events.push(Event::Watermark { session, partition, high_watermark });
+        self.events.push(HistoryEvent::Watermark { session, partition, high_watermark });
     }
 
-    fn ask(&mut self) {
+    fn probe_latest(&mut self) {
         let partition = self.rng.random_range(0..PARTITIONS);
-        self.events.push(Event::LatestAsked { probe: 0, partition });
+        self.events.push(HistoryEvent::LatestAsked { probe: 0, partition });
         if self.rng.random_bool(0.2) {
             return;
         }
         let low = self.end(partition);
         for _ in 0..self.rng.random_range(0..4) {
-            let place = self.rng.random_range(0..self.writers.len());
-            self.apply_next(place);
-            self.ack(place);
+            let at = self.rng.random_range(0..self.writers.len());
+            self.apply_next(at);
+            self.ack(at);
         }
         let offset = self.rng.random_range(low..=self.end(partition));
-        self.events.push(Event::Latest { probe: 0, partition, offset });
+        self.events.push(HistoryEvent::Latest { probe: 0, partition, offset });
     }
 
-    /// First offset that is kept.
+    /// Returns the log start of a partition.
     fn start(&self, partition: u32) -> u64 {
         let first = self.logs[&partition].get(self.trimmed[&partition]);
         first.map_or_else(|| self.end(partition), |(offset, _, _)| *offset)
     }
 
-    /// Trims to some batch, which is acknowledged or not.
+    /// Trims to a random batch, with or without an ack.
     fn trim(&mut self) {
         let partition = self.rng.random_range(0..PARTITIONS);
         if self.is_down {
@@ -232,14 +237,18 @@ impl Model {
         let trimmed = self.rng.random_range(self.trimmed[&partition]..=self.logs[&partition].len());
         self.trimmed.insert(partition, trimmed);
         let offset = self.start(partition);
-        self.events.push(Event::MayTrim { partition, offset });
+        self.events.push(HistoryEvent::MayTrim { partition, offset });
         if self.rng.random_bool(0.7) {
-            self.events.push(Event::Trimmed { partition, offset });
+            self.events.push(HistoryEvent::Trimmed { partition, offset });
         }
     }
 
     fn flip_quorum(&mut self) {
-        self.events.push(if self.is_down { Event::QuorumBack } else { Event::QuorumLost });
+        self.events.push(if self.is_down {
+            HistoryEvent::QuorumBack
+        } else {
+            HistoryEvent::QuorumLost
+        });
         self.is_down = !self.is_down;
     }
 
@@ -247,128 +256,149 @@ impl Model {
         if self.is_down {
             self.flip_quorum();
         }
-        for place in 0..self.writers.len() {
-            while self.writers[place].pending.iter().any(|(_, _, offset)| offset.is_none()) {
-                self.apply_next(place);
+        for at in 0..self.writers.len() {
+            while self.writers[at].pending.iter().any(|(_, _, offset)| offset.is_none()) {
+                self.apply_next(at);
             }
-            while !self.writers[place].pending.is_empty() {
-                self.ack(place);
+            while !self.writers[at].pending.is_empty() {
+                self.ack(at);
             }
         }
         for (reader, replica) in (FINALS..).zip(1..=REPLICAS) {
             for (partition, log) in &self.logs {
                 let (partition, round) = (*partition, 1);
-                self.events.push(Event::FinalOpened { reader, partition, round, replica });
+                self.events.push(HistoryEvent::FinalOpened { reader, partition, round, replica });
                 let offset = self.start(partition);
                 if offset > 0 {
-                    self.events.push(Event::FinalStarts { reader, partition, offset });
+                    self.events.push(HistoryEvent::FinalStarts { reader, partition, offset });
                 }
                 for &(offset, key, records) in &log[self.trimmed[&partition]..] {
-                    self.events.push(Event::Read { reader, partition, offset, key, records });
+                    self.events.push(HistoryEvent::Read {
+                        reader,
+                        partition,
+                        offset,
+                        key,
+                        records,
+                    });
                 }
                 let end = log.last().map_or(0, |(at, _, records)| at + u64::from(*records));
-                self.events.push(Event::FinalEnded { reader, partition, high_watermark: end });
+                self.events.push(HistoryEvent::FinalEnded {
+                    reader,
+                    partition,
+                    high_watermark: end,
+                });
             }
         }
     }
 }
 
-/// Spoils a history in one place. None if it has nothing that could be spoilt in this way.
-pub(super) fn corrupt(events: &mut Vec<Event>, class: Class, rng: &mut StdRng) -> Option<()> {
+/// Corrupts a history once. Returns `None` if it has no event that can be corrupted so.
+pub(super) fn corrupt(
+    events: &mut Vec<HistoryEvent>,
+    class: ViolationClass,
+    rng: &mut StdRng,
+) -> Option<()> {
     match class {
-        Class::AckedLost => drop_acked(events, rng),
-        Class::Duplicated => double(events, rng),
-        Class::NotDense => skip(events, rng),
-        Class::Reordered => swap_acks(events, rng),
-        Class::Diverged => swap_keys(events, rng),
-        Class::Unwritten => {
+        ViolationClass::AckedLost => drop_acked(events, rng),
+        ViolationClass::Duplicated => duplicate_batch(events, rng),
+        ViolationClass::NotDense => drop_read(events, rng),
+        ViolationClass::Reordered => swap_acks(events, rng),
+        ViolationClass::Diverged => swap_keys(events, rng),
+        ViolationClass::Unwritten => {
             let key = BatchKey { producer: 99, number: 7 };
-            let place = pick(events, rng, |event| matches!(event, Event::Read { .. }))?;
-            if let Event::Read { key: there, .. } = &mut events[place] {
+            let at = pick(events, rng, |event| matches!(event, HistoryEvent::Read { .. }))?;
+            if let HistoryEvent::Read { key: there, .. } = &mut events[at] {
                 *there = key;
             }
             Some(())
         }
-        Class::Torn => {
-            let is_long = |event: &Event| matches!(event, Event::Read { records: 2.., .. });
-            let place = pick(events, rng, is_long)?;
-            if let Event::Read { records, .. } = &mut events[place] {
+        ViolationClass::Torn => {
+            let is_long =
+                |event: &HistoryEvent| matches!(event, HistoryEvent::Read { records: 2.., .. });
+            let at = pick(events, rng, is_long)?;
+            if let HistoryEvent::Read { records, .. } = &mut events[at] {
                 *records -= 1;
             }
             Some(())
         }
-        Class::FailedAppeared => {
-            let place = pick(events, rng, |event| matches!(event, Event::Acked { .. }))?;
-            let Event::Acked { key, .. } = events[place] else { return None };
-            // Nobody knows of one that was trimmed before anyone read it.
-            let is_read =
-                |event: &Event| matches!(event, Event::Read { key: it, .. } if *it == key);
+        ViolationClass::FailedAppeared => {
+            let at = pick(events, rng, |event| matches!(event, HistoryEvent::Acked { .. }))?;
+            let HistoryEvent::Acked { key, .. } = events[at] else { return None };
+            // A batch that was trimmed before a read cannot be detected.
+            let is_read = |event: &HistoryEvent| matches!(event, HistoryEvent::Read { key: it, .. } if *it == key);
             events.iter().find(|event| is_read(event))?;
-            events[place] = Event::Failed { key };
+            events[at] = HistoryEvent::Failed { key };
             Some(())
         }
-        Class::WatermarkBack => {
-            let is_some =
-                |event: &Event| matches!(event, Event::Watermark { high_watermark: 1.., .. });
-            let place = pick(events, rng, is_some)?;
-            let Event::Watermark { session, partition, high_watermark } = events[place] else {
+        ViolationClass::WatermarkBack => {
+            let is_some = |event: &HistoryEvent| {
+                matches!(event, HistoryEvent::Watermark { high_watermark: 1.., .. })
+            };
+            let at = pick(events, rng, is_some)?;
+            let HistoryEvent::Watermark { session, partition, high_watermark } = events[at] else {
                 return None;
             };
             let high_watermark = rng.random_range(0..high_watermark);
-            events.insert(place + 1, Event::Watermark { session, partition, high_watermark });
+            events.insert(at + 1, HistoryEvent::Watermark { session, partition, high_watermark });
             Some(())
         }
-        Class::LatestStale => go_stale(events, rng),
-        Class::AckedWithoutQuorum => lose_quorum(events, rng),
-        Class::ReplicasDiffer => shorten_one(events, rng),
-        Class::Vanished => {
-            let place = pick(events, rng, |event| matches!(event, Event::OutOfRange { .. }))?;
-            let Event::OutOfRange { partition, .. } = events[place] else { return None };
+        ViolationClass::LatestStale => make_latest_stale(events, rng),
+        ViolationClass::AckedWithoutQuorum => lose_quorum(events, rng),
+        ViolationClass::ReplicasDiffer => truncate_one_replica(events, rng),
+        ViolationClass::Vanished => {
+            let at = pick(events, rng, |event| matches!(event, HistoryEvent::OutOfRange { .. }))?;
+            let HistoryEvent::OutOfRange { partition, .. } = events[at] else { return None };
             forbid_trims(events, partition)
         }
-        Class::TrimBroken => {
-            let place = pick(events, rng, |event| matches!(event, Event::FinalStarts { .. }))?;
-            let Event::FinalStarts { partition, .. } = events[place] else { return None };
+        ViolationClass::TrimBroken => {
+            let at = pick(events, rng, |event| matches!(event, HistoryEvent::FinalStarts { .. }))?;
+            let HistoryEvent::FinalStarts { partition, .. } = events[at] else { return None };
             forbid_trims(events, partition)
         }
         _ => None,
     }
 }
 
-/// The front of a partition goes although nobody asked for it.
-fn forbid_trims(events: &mut Vec<Event>, home: u32) -> Option<()> {
+/// Removes all trims of a partition, so that its missing front is a violation.
+fn forbid_trims(events: &mut Vec<HistoryEvent>, partition_wanted: u32) -> Option<()> {
     events.retain(|event| match event {
-        Event::MayTrim { partition, .. } | Event::Trimmed { partition, .. } => *partition != home,
+        HistoryEvent::MayTrim { partition, .. } | HistoryEvent::Trimmed { partition, .. } => {
+            *partition != partition_wanted
+        }
         _ => true,
     });
     Some(())
 }
 
-fn pick(events: &[Event], rng: &mut StdRng, is: impl Fn(&Event) -> bool) -> Option<usize> {
-    let places: Vec<_> = (0..events.len()).filter(|place| is(&events[*place])).collect();
+fn pick(
+    events: &[HistoryEvent],
+    rng: &mut StdRng,
+    is: impl Fn(&HistoryEvent) -> bool,
+) -> Option<usize> {
+    let places: Vec<_> = (0..events.len()).filter(|at| is(&events[*at])).collect();
     places.choose(rng).copied()
 }
 
-fn is_final(event: &Event) -> bool {
-    matches!(event, Event::Read { reader: FINALS.., .. })
+fn is_final(event: &HistoryEvent) -> bool {
+    matches!(event, HistoryEvent::Read { reader: FINALS.., .. })
 }
 
-/// Cuts every final read before an acked batch, as if the log had been truncated there.
-fn drop_acked(events: &mut Vec<Event>, rng: &mut StdRng) -> Option<()> {
-    let place = pick(events, rng, |event| matches!(event, Event::Acked { .. }))?;
-    let Event::Acked { key, offset: cut } = events[place] else { return None };
-    let home = partition_of(events, key)?;
-    let is_kept = |event: &Event| {
-        is_final(event) && matches!(event, Event::Read { key: it, .. } if *it == key)
+/// Truncates every final read before an acked batch.
+fn drop_acked(events: &mut Vec<HistoryEvent>, rng: &mut StdRng) -> Option<()> {
+    let at = pick(events, rng, |event| matches!(event, HistoryEvent::Acked { .. }))?;
+    let HistoryEvent::Acked { key, offset: cut } = events[at] else { return None };
+    let partition_wanted = partition_of(events, key)?;
+    let is_kept = |event: &HistoryEvent| {
+        is_final(event) && matches!(event, HistoryEvent::Read { key: it, .. } if *it == key)
     };
     events.iter().find(|event| is_kept(event))?;
     events.retain(|event| {
-        !matches!(event, Event::Read { partition, offset, .. }
-            if is_final(event) && *partition == home && *offset >= cut)
+        !matches!(event, HistoryEvent::Read { partition, offset, .. }
+            if is_final(event) && *partition == partition_wanted && *offset >= cut)
     });
     for event in events {
-        if let Event::FinalEnded { partition, high_watermark, .. } = event
-            && *partition == home
+        if let HistoryEvent::FinalEnded { partition, high_watermark, .. } = event
+            && *partition == partition_wanted
         {
             *high_watermark = (*high_watermark).min(cut);
         }
@@ -376,68 +406,70 @@ fn drop_acked(events: &mut Vec<Event>, rng: &mut StdRng) -> Option<()> {
     Some(())
 }
 
-fn partition_of(events: &[Event], wanted: BatchKey) -> Option<u32> {
+fn partition_of(events: &[HistoryEvent], wanted: BatchKey) -> Option<u32> {
     events.iter().find_map(|event| match event {
-        Event::Invoked { key, partition, .. } if *key == wanted => Some(*partition),
+        HistoryEvent::Invoked { key, partition, .. } if *key == wanted => Some(*partition),
         _ => None,
     })
 }
 
 /// Adds a second copy of a batch to the end of one final read.
-fn double(events: &mut Vec<Event>, rng: &mut StdRng) -> Option<()> {
-    let place = pick(events, rng, is_final)?;
-    let Event::Read { reader, partition, key, records, .. } = events[place] else { return None };
-    let end = (place..events.len()).find(|at| {
-        matches!(events[*at], Event::FinalEnded { reader: by, partition: home, .. }
-            if (by, home) == (reader, partition))
+fn duplicate_batch(events: &mut Vec<HistoryEvent>, rng: &mut StdRng) -> Option<()> {
+    let at = pick(events, rng, is_final)?;
+    let HistoryEvent::Read { reader, partition, key, records, .. } = events[at] else {
+        return None;
+    };
+    let end = (at..events.len()).find(|at| {
+        matches!(events[*at], HistoryEvent::FinalEnded { reader: by, partition: partition_wanted, .. }
+            if (by, partition_wanted) == (reader, partition))
     })?;
-    let Event::FinalEnded { high_watermark: offset, .. } = events[end] else { return None };
+    let HistoryEvent::FinalEnded { high_watermark: offset, .. } = events[end] else { return None };
     events[end] =
-        Event::FinalEnded { reader, partition, high_watermark: offset + u64::from(records) };
-    events.insert(end, Event::Read { reader, partition, offset, key, records });
+        HistoryEvent::FinalEnded { reader, partition, high_watermark: offset + u64::from(records) };
+    events.insert(end, HistoryEvent::Read { reader, partition, offset, key, records });
     Some(())
 }
 
-/// Takes one read away that is followed by another of the same reader.
-fn skip(events: &mut Vec<Event>, rng: &mut StdRng) -> Option<()> {
-    let place = pick(events, rng, |event| matches!(event, Event::Read { .. }))?;
-    let Event::Read { reader, partition, .. } = events[place] else { return None };
-    let next = events[place + 1..].iter().find(|event| {
-        matches!(event, Event::Read { reader: by, partition: home, .. }
-            | Event::Opened { reader: by, partition: home, .. }
-            if (*by, *home) == (reader, partition))
+/// Removes a read that is followed by another one of the same reader.
+fn drop_read(events: &mut Vec<HistoryEvent>, rng: &mut StdRng) -> Option<()> {
+    let at = pick(events, rng, |event| matches!(event, HistoryEvent::Read { .. }))?;
+    let HistoryEvent::Read { reader, partition, .. } = events[at] else { return None };
+    let next = events[at + 1..].iter().find(|event| {
+        matches!(event, HistoryEvent::Read { reader: by, partition: partition_wanted, .. }
+            | HistoryEvent::Opened { reader: by, partition: partition_wanted, .. }
+            if (*by, *partition_wanted) == (reader, partition))
     });
-    let is_followed = matches!(next, Some(Event::Read { .. }));
+    let is_followed = matches!(next, Some(HistoryEvent::Read { .. }));
     is_followed.then(|| {
-        events.remove(place);
+        events.remove(at);
     })
 }
 
-/// Swaps two batches of one producer everywhere but where they are invoked.
-fn swap_acks(events: &mut [Event], rng: &mut StdRng) -> Option<()> {
+/// Swaps two batches of one producer in all events but their invocations.
+fn swap_acks(events: &mut [HistoryEvent], rng: &mut StdRng) -> Option<()> {
     let acked = events.iter().filter_map(|event| match event {
-        Event::Acked { key, .. } => Some(*key),
+        HistoryEvent::Acked { key, .. } => Some(*key),
         _ => None,
     });
     let acked: Vec<_> = acked.collect();
-    let size = |events: &[Event], wanted: BatchKey| {
+    let size = |events: &[HistoryEvent], wanted: BatchKey| {
         events.iter().find_map(|event| match event {
-            Event::Invoked { key, records, .. } if *key == wanted => Some(*records),
+            HistoryEvent::Invoked { key, records, .. } if *key == wanted => Some(*records),
             _ => None,
         })
     };
     let first = *acked.choose(rng)?;
-    // The second was under way before the first was acked: else its ack came before it was sent.
-    let place = events
+    // The second was in flight before the first was acked; otherwise its ack would precede it.
+    let at = events
         .iter()
-        .position(|event| matches!(event, Event::Acked { key, .. } if *key == first))?;
+        .position(|event| matches!(event, HistoryEvent::Acked { key, .. } if *key == first))?;
     let second = *acked.iter().find(|other| {
         other.producer == first.producer
             && other.number > first.number
-            && size(&events[..place], **other) == size(events, first)
+            && size(&events[..at], **other) == size(events, first)
     })?;
     for event in events {
-        if let Event::Acked { key, .. } | Event::Read { key, .. } = event {
+        if let HistoryEvent::Acked { key, .. } | HistoryEvent::Read { key, .. } = event {
             *key = match *key {
                 key if key == first => second,
                 key if key == second => first,
@@ -448,61 +480,63 @@ fn swap_acks(events: &mut [Event], rng: &mut StdRng) -> Option<()> {
     Some(())
 }
 
-/// Gives one reader another batch of the partition instead of the one that is there.
-fn swap_keys(events: &mut [Event], rng: &mut StdRng) -> Option<()> {
-    let place = pick(events, rng, |event| matches!(event, Event::Read { .. }))?;
-    let Event::Read { partition, key, .. } = events[place] else { return None };
-    let other = events[..place].iter().rev().find_map(|event| match event {
-        Event::Invoked { key: other, partition: home, .. }
-            if *home == partition && *other != key =>
+/// Replaces the batch of one read by another one of the partition.
+fn swap_keys(events: &mut [HistoryEvent], rng: &mut StdRng) -> Option<()> {
+    let at = pick(events, rng, |event| matches!(event, HistoryEvent::Read { .. }))?;
+    let HistoryEvent::Read { partition, key, .. } = events[at] else { return None };
+    let other = events[..at].iter().rev().find_map(|event| match event {
+        HistoryEvent::Invoked { key: other, partition: partition_wanted, .. }
+            if *partition_wanted == partition && *other != key =>
         {
             Some(*other)
         }
         _ => None,
     })?;
-    let Event::Read { key, .. } = &mut events[place] else { return None };
+    let HistoryEvent::Read { key, .. } = &mut events[at] else { return None };
     *key = other;
     Some(())
 }
 
-/// Makes one answer too old: lower than what was acked before the question.
-fn go_stale(events: &mut [Event], rng: &mut StdRng) -> Option<()> {
-    let place = pick(events, rng, |event| matches!(event, Event::Latest { .. }))?;
-    let Event::Latest { probe, partition, offset } = events[place] else { return None };
-    let asked = events[..place].iter().rposition(|event| {
-        matches!(event, Event::LatestAsked { probe: by, partition: home }
-            if (*by, *home) == (probe, partition))
+/// Makes one "latest" response stale: lower than an offset read before the request.
+fn make_latest_stale(events: &mut [HistoryEvent], rng: &mut StdRng) -> Option<()> {
+    let at = pick(events, rng, |event| matches!(event, HistoryEvent::Latest { .. }))?;
+    let HistoryEvent::Latest { probe, partition, offset } = events[at] else { return None };
+    let request = events[..at].iter().rposition(|event| {
+        matches!(event, HistoryEvent::LatestAsked { probe: by, partition: partition_wanted }
+            if (*by, *partition_wanted) == (probe, partition))
     })?;
-    let known = events[..asked].iter().filter_map(|event| match event {
-        Event::Read { partition: home, offset, records, .. } if *home == partition => {
+    let known = events[..request].iter().filter_map(|event| match event {
+        HistoryEvent::Read { partition: partition_wanted, offset, records, .. }
+            if *partition_wanted == partition =>
+        {
             Some(offset + u64::from(*records))
         }
         _ => None,
     });
     let floor = known.max().filter(|floor| *floor > 0 && *floor <= offset)?;
-    events[place] = Event::Latest { probe, partition, offset: rng.random_range(0..floor) };
+    events[at] = HistoryEvent::Latest { probe, partition, offset: rng.random_range(0..floor) };
     Some(())
 }
 
-/// Claims that a majority was down while some batch was invoked and acked.
-fn lose_quorum(events: &mut Vec<Event>, rng: &mut StdRng) -> Option<()> {
-    let acked = pick(events, rng, |event| matches!(event, Event::Acked { .. }))?;
-    let Event::Acked { key: wanted, .. } = events[acked] else { return None };
+/// Claims that a majority was down while a batch was invoked and acked.
+fn lose_quorum(events: &mut Vec<HistoryEvent>, rng: &mut StdRng) -> Option<()> {
+    let acked = pick(events, rng, |event| matches!(event, HistoryEvent::Acked { .. }))?;
+    let HistoryEvent::Acked { key: wanted, .. } = events[acked] else { return None };
     let invoked = events
         .iter()
-        .position(|event| matches!(event, Event::Invoked { key, .. } if *key == wanted))?;
-    events.retain(|event| !matches!(event, Event::QuorumLost | Event::QuorumBack));
+        .position(|event| matches!(event, HistoryEvent::Invoked { key, .. } if *key == wanted))?;
+    events.retain(|event| !matches!(event, HistoryEvent::QuorumLost | HistoryEvent::QuorumBack));
     let invoked = invoked.min(events.len());
-    events.insert(invoked.saturating_sub(invoked / 2), Event::QuorumLost);
+    events.insert(invoked.saturating_sub(invoked / 2), HistoryEvent::QuorumLost);
     Some(())
 }
 
-/// Takes the last batch from one replica's final read of one partition.
-fn shorten_one(events: &mut Vec<Event>, rng: &mut StdRng) -> Option<()> {
-    let place = pick(events, rng, |event| matches!(event, Event::FinalEnded { .. }))?;
-    let Event::Read { offset, .. } = events[place - 1] else { return None };
-    let Event::FinalEnded { high_watermark, .. } = &mut events[place] else { return None };
+/// Removes the last batch of one replica's final read.
+fn truncate_one_replica(events: &mut Vec<HistoryEvent>, rng: &mut StdRng) -> Option<()> {
+    let at = pick(events, rng, |event| matches!(event, HistoryEvent::FinalEnded { .. }))?;
+    let HistoryEvent::Read { offset, .. } = events[at - 1] else { return None };
+    let HistoryEvent::FinalEnded { high_watermark, .. } = &mut events[at] else { return None };
     *high_watermark = offset;
-    events.remove(place - 1);
+    events.remove(at - 1);
     Some(())
 }

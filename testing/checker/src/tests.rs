@@ -1,11 +1,13 @@
-//! Good stories that must pass, hand-made bad ones of every class that must not, and random ones:
-//! right as they are, wrong after a single corruption.
+//! Correct histories that must pass, incorrect ones of every class that must fail, and random ones
+//! that pass unchanged and fail after a single corruption.
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use super::testing::{corrupt, good, lines};
-use super::{BatchKey, Checker, Class, Event, Line, Verdict, check};
+use super::random_history::{correct_history, corrupt, lines};
+use super::{
+    BatchKey, HistoryChecker, HistoryEvent, HistoryLine, HistoryVerdict, ViolationClass, check,
+};
 
 const P: u32 = 3;
 
@@ -13,55 +15,55 @@ fn key(producer: u32, number: u64) -> BatchKey {
     BatchKey { producer, number }
 }
 
-fn invoked(producer: u32, number: u64) -> Event {
-    Event::Invoked { key: key(producer, number), partition: P, records: 5, stream: None }
+fn invoked(producer: u32, number: u64) -> HistoryEvent {
+    HistoryEvent::Invoked { key: key(producer, number), partition: P, records: 5, stream: None }
 }
 
-fn streamed(producer: u32, number: u64) -> Event {
-    Event::Invoked { key: key(producer, number), partition: P, records: 5, stream: Some(1) }
+fn streamed(producer: u32, number: u64) -> HistoryEvent {
+    HistoryEvent::Invoked { key: key(producer, number), partition: P, records: 5, stream: Some(1) }
 }
 
-fn acked(producer: u32, number: u64, offset: u64) -> Event {
-    Event::Acked { key: key(producer, number), offset }
+fn acked(producer: u32, number: u64, offset: u64) -> HistoryEvent {
+    HistoryEvent::Acked { key: key(producer, number), offset }
 }
 
-fn failed(producer: u32, number: u64) -> Event {
-    Event::Failed { key: key(producer, number) }
+fn failed(producer: u32, number: u64) -> HistoryEvent {
+    HistoryEvent::Failed { key: key(producer, number) }
 }
 
-fn unknown(producer: u32, number: u64) -> Event {
-    Event::Unknown { key: key(producer, number) }
+fn unknown(producer: u32, number: u64) -> HistoryEvent {
+    HistoryEvent::Unknown { key: key(producer, number) }
 }
 
-fn opened(reader: u32) -> Event {
-    Event::Opened { reader, partition: P, offset: 0 }
+fn opened(reader: u32) -> HistoryEvent {
+    HistoryEvent::Opened { reader, partition: P, offset: 0 }
 }
 
-fn read(reader: u32, offset: u64, producer: u32, number: u64) -> Event {
-    Event::Read { reader, partition: P, offset, key: key(producer, number), records: 5 }
+fn read(reader: u32, offset: u64, producer: u32, number: u64) -> HistoryEvent {
+    HistoryEvent::Read { reader, partition: P, offset, key: key(producer, number), records: 5 }
 }
 
-/// A final read of these batches, which lie one behind the other.
-fn last(replica: u32, batches: &[(u32, u64)]) -> Vec<Event> {
+/// Builds a final read of these batches, one after the other.
+fn last(replica: u32, batches: &[(u32, u64)]) -> Vec<HistoryEvent> {
     let reader = 100 + replica;
     let replica = u64::from(replica);
-    let mut events = vec![Event::FinalOpened { reader, partition: P, round: 1, replica }];
+    let mut events = vec![HistoryEvent::FinalOpened { reader, partition: P, round: 1, replica }];
     let mut offset = 0;
     for (producer, number) in batches {
         events.push(read(reader, offset, *producer, *number));
         offset += 5;
     }
-    events.push(Event::FinalEnded { reader, partition: P, high_watermark: offset });
+    events.push(HistoryEvent::FinalEnded { reader, partition: P, high_watermark: offset });
     events
 }
 
-fn judge(parts: &[&[Event]]) -> Verdict {
+fn judge(parts: &[&[HistoryEvent]]) -> HistoryVerdict {
     check(&lines(&parts.concat()))
 }
 
-/// The history is wrong in this way and in no other.
+/// Asserts that the history violates exactly this class.
 #[track_caller]
-fn only(class: Class, parts: &[&[Event]]) {
+fn only(class: ViolationClass, parts: &[&[HistoryEvent]]) {
     let verdict = judge(parts);
     let found: Vec<_> = verdict.counts.keys().copied().collect();
     assert_eq!(found, [class], "{verdict}");
@@ -69,13 +71,13 @@ fn only(class: Class, parts: &[&[Event]]) {
 }
 
 #[track_caller]
-fn accepted(parts: &[&[Event]]) {
+fn accepted(parts: &[&[HistoryEvent]]) {
     let verdict = judge(parts);
     assert!(verdict.is_good(), "{verdict}");
 }
 
 #[test]
-fn a_plain_story_is_accepted() {
+fn accepts_simple_history() {
     let all = [(1, 0), (2, 0), (1, 1)];
     accepted(&[
         &[opened(1), invoked(1, 0), invoked(2, 0), acked(1, 0, 0), read(1, 0, 1, 0)],
@@ -87,21 +89,21 @@ fn a_plain_story_is_accepted() {
 }
 
 #[test]
-fn an_open_outcome_may_go_either_way() {
+fn accepts_unknown_outcome_applied_or_not() {
     let begin = [invoked(1, 0), unknown(1, 0), invoked(1, 1), acked(1, 1, 5)];
     accepted(&[&begin, &last(1, &[(1, 0), (1, 1)])]);
     let begin = [invoked(1, 0), unknown(1, 0), invoked(1, 1), acked(1, 1, 0)];
     accepted(&[&begin, &last(1, &[(1, 1)])]);
-    // A retry that was given up may land late, behind what was sent after it.
+    // An abandoned retry may be appended late, after later batches.
     accepted(&[&begin, &last(1, &[(1, 1), (1, 0)])]);
-    // An outcome that never came is as open as one that is said to be.
+    // A missing outcome is an unknown outcome.
     let begin = [invoked(1, 0)];
     accepted(&[&begin, &last(1, &[(1, 0)])]);
     accepted(&[&begin, &last(1, &[])]);
 }
 
 #[test]
-fn a_stream_may_end_anywhere() {
+fn accepts_stream_that_ends_anywhere() {
     let begin = [streamed(1, 0), streamed(1, 1), streamed(1, 2), acked(1, 0, 0)];
     let end = [unknown(1, 1), failed(1, 2)];
     accepted(&[&begin, &end, &last(1, &[(1, 0)])]);
@@ -109,200 +111,218 @@ fn a_stream_may_end_anywhere() {
 }
 
 #[test]
-fn an_acked_batch_is_lost() {
+fn finds_lost_acked_batch() {
     let begin = [invoked(1, 0), acked(1, 0, 0), invoked(1, 1), acked(1, 1, 5)];
     let verdict = judge(&[&begin, &last(1, &[(1, 0)])]);
-    assert!(verdict.has(Class::AckedLost), "{verdict}");
-    let lost = verdict.violations.iter().find(|found| found.class == Class::AckedLost).unwrap();
+    assert!(verdict.has(ViolationClass::AckedLost), "{verdict}");
+    let lost =
+        verdict.violations.iter().find(|found| found.class == ViolationClass::AckedLost).unwrap();
     assert_eq!(lost.lines, [4, 5, 7], "the ack, and the final read");
     assert!(lost.what.contains("batch 1/1 was acked at 3@5"), "{}", lost.what);
 }
 
 #[test]
-fn a_batch_is_there_twice() {
+fn finds_duplicated_batch() {
     let begin = [invoked(1, 0), acked(1, 0, 0)];
-    only(Class::Duplicated, &[&begin, &last(1, &[(1, 0), (1, 0)])]);
+    only(ViolationClass::Duplicated, &[&begin, &last(1, &[(1, 0), (1, 0)])]);
 }
 
 #[test]
-fn offsets_have_a_gap() {
+fn finds_gap_in_offsets() {
     let begin = [opened(1), invoked(1, 0), acked(1, 0, 0), invoked(1, 1), acked(1, 1, 5)];
-    only(Class::NotDense, &[&begin, &[read(1, 5, 1, 1)]]);
-    // A step back is one too, as is a read that ends before the high watermark.
+    only(ViolationClass::NotDense, &[&begin, &[read(1, 5, 1, 1)]]);
+    // So are a step back, and a read that ends before the high watermark.
     let twice = [read(1, 0, 1, 0), read(1, 0, 1, 0)];
-    only(Class::NotDense, &[&begin, &twice]);
+    only(ViolationClass::NotDense, &[&begin, &twice]);
     let mut short = last(1, &[(1, 0), (1, 1)]);
     short.pop();
-    short.push(Event::FinalEnded { reader: 101, partition: P, high_watermark: 11 });
-    only(Class::NotDense, &[&begin, &short]);
+    short.push(HistoryEvent::FinalEnded { reader: 101, partition: P, high_watermark: 11 });
+    only(ViolationClass::NotDense, &[&begin, &short]);
 }
 
 #[test]
-fn a_producers_order_is_broken() {
-    // Both are under way at once; without a stream only the acks count.
+fn finds_reordered_acks_of_producer() {
+    // Both are in flight at the same time; without a stream only the acks are ordered.
     let begin = [invoked(1, 0), invoked(1, 1), acked(1, 0, 5), acked(1, 1, 0)];
-    only(Class::Reordered, &[&begin, &last(1, &[(1, 1), (1, 0)])]);
+    only(ViolationClass::Reordered, &[&begin, &last(1, &[(1, 1), (1, 0)])]);
 }
 
 #[test]
-fn a_streams_order_is_broken() {
+fn finds_broken_stream_order() {
     let begin = [streamed(1, 0), streamed(1, 1), unknown(1, 0), unknown(1, 1)];
-    only(Class::StreamBroken, &[&begin, &last(1, &[(1, 1), (1, 0)])]);
-    only(Class::StreamBroken, &[&begin, &last(1, &[(1, 1)])]);
+    only(ViolationClass::StreamBroken, &[&begin, &last(1, &[(1, 1), (1, 0)])]);
+    only(ViolationClass::StreamBroken, &[&begin, &last(1, &[(1, 1)])]);
 }
 
 #[test]
-fn a_later_batch_stands_before_an_earlier_one() {
+fn finds_later_batch_before_earlier_one() {
     let begin = [invoked(1, 0), acked(1, 0, 5), invoked(2, 0), acked(2, 0, 0)];
-    only(Class::OutOfTime, &[&begin, &last(1, &[(2, 0), (1, 0)])]);
+    only(ViolationClass::OutOfTime, &[&begin, &last(1, &[(2, 0), (1, 0)])]);
 }
 
 #[test]
-fn an_offset_has_two_contents() {
+fn finds_two_contents_at_one_offset() {
     let begin = [opened(1), invoked(1, 0), invoked(2, 0), unknown(2, 0), acked(1, 0, 0)];
-    only(Class::Diverged, &[&begin, &[read(1, 0, 2, 0)]]);
+    only(ViolationClass::Diverged, &[&begin, &[read(1, 0, 2, 0)]]);
     let wrong = [read(1, 0, 1, 0), opened(2), read(2, 0, 2, 0)];
-    only(Class::Diverged, &[&begin, &wrong]);
-    // An ack that names the place of another batch.
+    only(ViolationClass::Diverged, &[&begin, &wrong]);
+    // An ack with the offset of another batch.
     let verdict = judge(&[&begin, &[invoked(1, 1), acked(1, 1, 3)]]);
-    assert!(verdict.has(Class::Diverged), "{verdict}");
+    assert!(verdict.has(ViolationClass::Diverged), "{verdict}");
 }
 
 #[test]
-fn what_was_read_vanishes() {
+fn finds_vanished_batch() {
     let begin = [opened(1), invoked(1, 0), unknown(1, 0), read(1, 0, 1, 0)];
     let verdict = judge(&[&begin, &last(1, &[])]);
-    assert_eq!(verdict.counts.keys().copied().collect::<Vec<_>>(), [Class::Vanished]);
-    // Or only its high watermark was told, or the reader is sent away.
-    let told = [Event::Watermark { session: 1, partition: P, high_watermark: 5 }];
-    only(Class::Vanished, &[&[invoked(1, 0)], &told, &last(1, &[])]);
-    let sent_away = [Event::OutOfRange { reader: 1, partition: P, offset: 5 }];
-    only(Class::Vanished, &[&begin, &sent_away]);
-    let may_trim = |offset| Event::MayTrim { partition: P, offset };
-    only(Class::Vanished, &[&begin, &[may_trim(5)], &sent_away]);
+    assert_eq!(verdict.counts.keys().copied().collect::<Vec<_>>(), [ViolationClass::Vanished]);
+    // Known only from a high watermark, or the reader gets "out of range".
+    let reported = [HistoryEvent::Watermark { session: 1, partition: P, high_watermark: 5 }];
+    only(ViolationClass::Vanished, &[&[invoked(1, 0)], &reported, &last(1, &[])]);
+    let sent_away = [HistoryEvent::OutOfRange { reader: 1, partition: P, offset: 5 }];
+    only(ViolationClass::Vanished, &[&begin, &sent_away]);
+    let may_trim = |offset| HistoryEvent::MayTrim { partition: P, offset };
+    only(ViolationClass::Vanished, &[&begin, &[may_trim(5)], &sent_away]);
     accepted(&[&begin, &[may_trim(6)], &sent_away]);
 }
 
 #[test]
-fn a_record_comes_from_nowhere() {
-    only(Class::Unwritten, &[&[opened(1), read(1, 0, 9, 9)]]);
-    // Before it was written, or out of another partition, is from nowhere too.
+fn finds_record_that_was_never_written() {
+    only(ViolationClass::Unwritten, &[&[opened(1), read(1, 0, 9, 9)]]);
+    // Also a record that is read before it was written.
     let early = [opened(1), read(1, 0, 1, 0), invoked(1, 0)];
-    only(Class::Unwritten, &[&early]);
+    only(ViolationClass::Unwritten, &[&early]);
     let what = "a record that does not match its number".to_owned();
-    let foreign = Event::Foreign { reader: 1, partition: P, offset: 0, what };
-    only(Class::Unwritten, &[&[opened(1), foreign]]);
+    let foreign = HistoryEvent::Foreign { reader: 1, partition: P, offset: 0, what };
+    only(ViolationClass::Unwritten, &[&[opened(1), foreign]]);
 }
 
 #[test]
-fn a_batch_is_torn() {
-    let part = Event::Read { reader: 1, partition: P, offset: 0, key: key(1, 0), records: 3 };
-    only(Class::Torn, &[&[opened(1), invoked(1, 0), acked(1, 0, 0), part]]);
+fn finds_partial_batch() {
+    let part =
+        HistoryEvent::Read { reader: 1, partition: P, offset: 0, key: key(1, 0), records: 3 };
+    only(ViolationClass::Torn, &[&[opened(1), invoked(1, 0), acked(1, 0, 0), part]]);
 }
 
 #[test]
-fn a_failed_batch_appears() {
+fn finds_failed_batch_in_log() {
     let begin = [invoked(1, 0), failed(1, 0)];
-    only(Class::FailedAppeared, &[&begin, &last(1, &[(1, 0)])]);
-    // Also if it was read before its failure was told.
+    only(ViolationClass::FailedAppeared, &[&begin, &last(1, &[(1, 0)])]);
+    // Also if it was read before it failed.
     let begin = [opened(1), invoked(1, 0), read(1, 0, 1, 0), failed(1, 0)];
-    only(Class::FailedAppeared, &[&begin]);
+    only(ViolationClass::FailedAppeared, &[&begin]);
 }
 
 #[test]
-fn a_high_watermark_goes_back() {
-    let told = |session, high_watermark| Event::Watermark { session, partition: P, high_watermark };
-    only(Class::WatermarkBack, &[&[told(1, 10), told(1, 10), told(1, 5)]]);
-    accepted(&[&[told(1, 10), told(2, 5)]]);
+fn finds_decreasing_high_watermark() {
+    let reported =
+        |session, high_watermark| HistoryEvent::Watermark { session, partition: P, high_watermark };
+    only(ViolationClass::WatermarkBack, &[&[reported(1, 10), reported(1, 10), reported(1, 5)]]);
+    accepted(&[&[reported(1, 10), reported(2, 5)]]);
 }
 
 #[test]
-fn latest_is_stale() {
-    let asked = Event::LatestAsked { probe: 1, partition: P };
-    let latest = |offset| Event::Latest { probe: 1, partition: P, offset };
+fn finds_stale_latest_offset() {
+    let request = HistoryEvent::LatestAsked { probe: 1, partition: P };
+    let latest = |offset| HistoryEvent::Latest { probe: 1, partition: P, offset };
     let begin = [invoked(1, 0), acked(1, 0, 0)];
-    only(Class::LatestStale, &[&begin, &[asked.clone(), latest(4)]]);
-    only(Class::LatestStale, &[&[asked.clone(), latest(5), asked.clone(), latest(4)]]);
-    accepted(&[&begin, &[asked.clone(), latest(5)]]);
-    // What was acked while the question was under way need not be in the answer.
-    accepted(&[&[invoked(1, 0), asked, acked(1, 0, 0), latest(0)]]);
+    only(ViolationClass::LatestStale, &[&begin, &[request.clone(), latest(4)]]);
+    only(ViolationClass::LatestStale, &[&[request.clone(), latest(5), request.clone(), latest(4)]]);
+    accepted(&[&begin, &[request.clone(), latest(5)]]);
+    // A batch acked during the request need not be in the response.
+    accepted(&[&[invoked(1, 0), request, acked(1, 0, 0), latest(0)]]);
 }
 
 #[test]
-fn an_ack_comes_without_a_majority() {
-    let begin = [Event::QuorumLost, invoked(1, 0), acked(1, 0, 0), Event::QuorumBack];
-    only(Class::AckedWithoutQuorum, &[&begin]);
-    // What was under way before may have been decided before.
-    accepted(&[&[invoked(1, 0), Event::QuorumLost, acked(1, 0, 0)]]);
-    accepted(&[&[Event::QuorumLost, invoked(1, 0), Event::QuorumBack, acked(1, 0, 0)]]);
+fn finds_ack_without_majority() {
+    let begin = [HistoryEvent::QuorumLost, invoked(1, 0), acked(1, 0, 0), HistoryEvent::QuorumBack];
+    only(ViolationClass::AckedWithoutQuorum, &[&begin]);
+    // A batch in flight before the loss may have been decided before it.
+    accepted(&[&[invoked(1, 0), HistoryEvent::QuorumLost, acked(1, 0, 0)]]);
+    accepted(&[&[
+        HistoryEvent::QuorumLost,
+        invoked(1, 0),
+        HistoryEvent::QuorumBack,
+        acked(1, 0, 0),
+    ]]);
 }
 
 #[test]
-fn replicas_differ() {
+fn finds_different_replicas() {
     let begin = [invoked(1, 0), unknown(1, 0), invoked(2, 0), unknown(2, 0)];
     let verdict = judge(&[&begin, &last(1, &[(1, 0)]), &last(2, &[(2, 0)])]);
-    assert!(verdict.has(Class::ReplicasDiffer), "{verdict}");
+    assert!(verdict.has(ViolationClass::ReplicasDiffer), "{verdict}");
     let verdict = judge(&[&begin, &last(1, &[(1, 0)]), &last(2, &[(1, 0), (2, 0)])]);
-    only(Class::ReplicasDiffer, &[&begin, &last(1, &[(1, 0)]), &last(2, &[(1, 0), (2, 0)])]);
+    only(
+        ViolationClass::ReplicasDiffer,
+        &[&begin, &last(1, &[(1, 0)]), &last(2, &[(1, 0), (2, 0)])],
+    );
     assert_eq!(verdict.finals, 2);
 }
 
 #[test]
-fn a_condition_is_not_kept() {
-    let demand = |expected| Event::Condition { key: key(1, 0), expected, token: None };
+fn finds_broken_offset_condition() {
+    let demand = |expected| HistoryEvent::Condition { key: key(1, 0), expected, token: None };
     let begin = [invoked(2, 0), acked(2, 0, 0), invoked(1, 0)];
-    only(Class::ConditionBroken, &[&begin, &[demand(Some(0)), acked(1, 0, 5)]]);
+    only(ViolationClass::ConditionBroken, &[&begin, &[demand(Some(0)), acked(1, 0, 5)]]);
     accepted(&[&begin, &[demand(Some(5)), acked(1, 0, 5)]]);
-    let refused = |next_offset| Event::Refused { key: key(1, 0), next_offset };
-    only(Class::ConditionBroken, &[&begin, &[demand(Some(5)), refused(5)]]);
-    // The end that it was refused for had been passed before it came.
-    only(Class::ConditionBroken, &[&begin, &[demand(Some(7)), refused(4)]]);
+    let refused = |next_offset| HistoryEvent::Refused { key: key(1, 0), next_offset };
+    only(ViolationClass::ConditionBroken, &[&begin, &[demand(Some(5)), refused(5)]]);
+    // The next offset of the rejection was passed before the invocation.
+    only(ViolationClass::ConditionBroken, &[&begin, &[demand(Some(7)), refused(4)]]);
     accepted(&[&begin, &[demand(Some(0)), refused(5)]]);
     only(
-        Class::FailedAppeared,
+        ViolationClass::FailedAppeared,
         &[&begin, &[demand(Some(0)), refused(5)], &last(1, &[(2, 0), (1, 0)])],
     );
 }
 
 #[test]
-fn a_fence_is_passed() {
-    let with = |token| Event::Condition { key: key(1, 0), expected: None, token: Some(token) };
-    let set = |token| Event::TokenSet { partition: P, token };
-    only(Class::ConditionBroken, &[&[set(1), set(2), invoked(1, 0), with(1), acked(1, 0, 0)]]);
+fn finds_ack_with_old_fencing_token() {
+    let with =
+        |token| HistoryEvent::Condition { key: key(1, 0), expected: None, token: Some(token) };
+    let set = |token| HistoryEvent::TokenSet { partition: P, token };
+    only(
+        ViolationClass::ConditionBroken,
+        &[&[set(1), set(2), invoked(1, 0), with(1), acked(1, 0, 0)]],
+    );
     accepted(&[&[set(1), set(2), invoked(1, 0), with(2), acked(1, 0, 0)]]);
-    // The token came into force while the batch was under way.
+    // The token was set while the batch was in flight.
     accepted(&[&[set(1), invoked(1, 0), with(1), set(2), acked(1, 0, 0)]]);
 }
 
 #[test]
-fn a_log_starts_at_the_wrong_place() {
+fn finds_wrong_log_start() {
     let begin = [invoked(1, 0), acked(1, 0, 0), invoked(1, 1), acked(1, 1, 5)];
-    let allowed = |offset| Event::MayTrim { partition: P, offset };
-    let trimmed = |offset| Event::Trimmed { partition: P, offset };
+    let allowed = |offset| HistoryEvent::MayTrim { partition: P, offset };
+    let trimmed = |offset| HistoryEvent::Trimmed { partition: P, offset };
     let rest = [
-        Event::FinalOpened { reader: 101, partition: P, round: 1, replica: 1 },
-        Event::FinalStarts { reader: 101, partition: P, offset: 5 },
+        HistoryEvent::FinalOpened { reader: 101, partition: P, round: 1, replica: 1 },
+        HistoryEvent::FinalStarts { reader: 101, partition: P, offset: 5 },
         read(101, 5, 1, 1),
-        Event::FinalEnded { reader: 101, partition: P, high_watermark: 10 },
+        HistoryEvent::FinalEnded { reader: 101, partition: P, high_watermark: 10 },
     ];
-    only(Class::TrimBroken, &[&begin, &rest]);
+    only(ViolationClass::TrimBroken, &[&begin, &rest]);
     accepted(&[&begin, &[allowed(5)], &rest]);
     accepted(&[&begin, &[allowed(5), trimmed(5)], &rest]);
-    only(Class::TrimBroken, &[&begin, &[allowed(10), trimmed(10)], &rest]);
-    only(Class::ReplicasDiffer, &[&begin, &[allowed(5)], &rest, &last(2, &[(1, 0), (1, 1)])]);
-    let told = [Event::Starts { partition: P, offset: 5 }];
-    only(Class::TrimBroken, &[&begin, &[allowed(4)], &told]);
-    accepted(&[&begin, &[allowed(5)], &told]);
+    only(ViolationClass::TrimBroken, &[&begin, &[allowed(10), trimmed(10)], &rest]);
+    only(
+        ViolationClass::ReplicasDiffer,
+        &[&begin, &[allowed(5)], &rest, &last(2, &[(1, 0), (1, 1)])],
+    );
+    let reported = [HistoryEvent::Starts { partition: P, offset: 5 }];
+    only(ViolationClass::TrimBroken, &[&begin, &[allowed(4)], &reported]);
+    accepted(&[&begin, &[allowed(5)], &reported]);
 }
 
-/// What was found up to any line is found again, and no more, when the rest has followed.
+/// Verdicts on a prefix do not change the final verdict.
 #[test]
-fn a_history_is_judged_as_it_grows() {
-    let events = good(seed(), 400);
-    let mut checker = Checker::default();
-    for (place, line) in lines(&events).iter().enumerate() {
+fn intermediate_verdicts_do_not_change_result() {
+    let events = correct_history(seed(), 400);
+    let mut checker = HistoryChecker::default();
+    for (at, line) in lines(&events).iter().enumerate() {
         checker.on(&line.event);
-        if place % 100 == 0 {
+        if at % 100 == 0 {
             assert!(checker.verdict().is_good());
         }
     }
@@ -310,27 +330,27 @@ fn a_history_is_judged_as_it_grows() {
 }
 
 #[test]
-fn append_times_step_back() {
-    let at = |offset, time_us| Event::Stamped { partition: P, offset, time_us };
-    only(Class::TimeBack, &[&[at(0, 10), at(5, 9)]]);
-    only(Class::TimeBack, &[&[at(5, 10), at(0, 11)]]);
-    only(Class::TimeBack, &[&[at(0, 10), at(0, 11)]]);
+fn finds_decreasing_append_times() {
+    let at = |offset, time_us| HistoryEvent::Stamped { partition: P, offset, time_us };
+    only(ViolationClass::TimeBack, &[&[at(0, 10), at(5, 9)]]);
+    only(ViolationClass::TimeBack, &[&[at(5, 10), at(0, 11)]]);
+    only(ViolationClass::TimeBack, &[&[at(0, 10), at(0, 11)]]);
     accepted(&[&[at(0, 10), at(5, 10), at(0, 10), at(10, 12)]]);
 }
 
 #[test]
-fn a_history_contradicts_itself() {
-    only(Class::BadHistory, &[&[acked(1, 0, 0)]]);
-    only(Class::BadHistory, &[&[invoked(1, 0), invoked(1, 0)]]);
-    only(Class::BadHistory, &[&[invoked(1, 0), acked(1, 0, 0), failed(1, 0)]]);
+fn finds_inconsistent_history() {
+    only(ViolationClass::BadHistory, &[&[acked(1, 0, 0)]]);
+    only(ViolationClass::BadHistory, &[&[invoked(1, 0), invoked(1, 0)]]);
+    only(ViolationClass::BadHistory, &[&[invoked(1, 0), acked(1, 0, 0), failed(1, 0)]]);
 }
 
 #[test]
-fn lines_travel_as_json() {
-    for event in good(1, 200) {
-        let line = Line { at_us: 7, event };
+fn lines_round_trip_as_json() {
+    for event in correct_history(1, 200) {
+        let line = HistoryLine { at_us: 7, event };
         let text = serde_json::to_string(&line).unwrap();
-        assert_eq!(serde_json::from_str::<Line>(&text).unwrap(), line, "{text}");
+        assert_eq!(serde_json::from_str::<HistoryLine>(&text).unwrap(), line, "{text}");
     }
 }
 
@@ -341,53 +361,53 @@ fn seed() -> u64 {
 }
 
 #[test]
-fn random_good_stories_are_accepted() {
+fn accepts_random_correct_histories() {
     let seed = seed();
     for round in 0..300 {
-        let verdict = check(&lines(&good(seed + round, 400)));
+        let verdict = check(&lines(&correct_history(seed + round, 400)));
         assert!(verdict.is_good(), "seed {}: {verdict}", seed + round);
         assert!(verdict.acked > 5 && verdict.finals == 6);
     }
 }
 
 #[test]
-fn random_corruptions_are_found() {
+fn finds_random_corruptions() {
     let seed = seed();
     let classes = [
-        Class::AckedLost,
-        Class::Duplicated,
-        Class::NotDense,
-        Class::Reordered,
-        Class::Diverged,
-        Class::Unwritten,
-        Class::Torn,
-        Class::FailedAppeared,
-        Class::WatermarkBack,
-        Class::LatestStale,
-        Class::AckedWithoutQuorum,
-        Class::ReplicasDiffer,
-        Class::Vanished,
-        Class::TrimBroken,
+        ViolationClass::AckedLost,
+        ViolationClass::Duplicated,
+        ViolationClass::NotDense,
+        ViolationClass::Reordered,
+        ViolationClass::Diverged,
+        ViolationClass::Unwritten,
+        ViolationClass::Torn,
+        ViolationClass::FailedAppeared,
+        ViolationClass::WatermarkBack,
+        ViolationClass::LatestStale,
+        ViolationClass::AckedWithoutQuorum,
+        ViolationClass::ReplicasDiffer,
+        ViolationClass::Vanished,
+        ViolationClass::TrimBroken,
     ];
     for class in classes {
-        let mut spoilt = 0;
+        let mut corrupted = 0;
         for round in 0..120 {
             let mut rng = StdRng::seed_from_u64(seed + round);
-            let mut events = good(seed + round, 300);
+            let mut events = correct_history(seed + round, 300);
             if corrupt(&mut events, class, &mut rng).is_none() {
                 continue;
             }
-            spoilt += 1;
+            corrupted += 1;
             let verdict = check(&lines(&events));
-            assert!(verdict.has(class), "seed {}: {class} was not seen: {verdict}", seed + round);
+            assert!(verdict.has(class), "seed {}: {class} was not found: {verdict}", seed + round);
         }
-        assert!(spoilt >= 20, "{class}: only {spoilt} histories could be spoilt");
+        assert!(corrupted >= 20, "{class}: only {corrupted} histories could be corrupted");
     }
 }
 
 #[test]
-fn a_million_operations_are_checked() {
-    let history = lines(&good(seed(), 1_800_000));
+fn checks_history_of_a_million_lines() {
+    let history = lines(&correct_history(seed(), 1_800_000));
     let begin = tokio::time::Instant::now();
     let verdict = check(&history);
     println!("{} lines checked in {:?}", history.len(), begin.elapsed());

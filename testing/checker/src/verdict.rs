@@ -1,47 +1,47 @@
-//! What a check finds: the class of each violation, and the lines that prove it.
+//! Result of a check: violations by class, with the lines that prove them.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Examples that are kept of each class; the rest is counted.
+/// Maximum examples kept per class. All violations are counted.
 const EXAMPLES_MAX: u64 = 10;
 
-/// Ways in which a history can be wrong.
+/// Class of a violation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Class {
+pub enum ViolationClass {
     /// An acknowledged batch is not in a final read.
     AckedLost,
-    /// A batch stands at two offsets.
+    /// A batch is at two offsets.
     Duplicated,
     /// A read skipped offsets, went back, or ended before the high watermark.
     NotDense,
-    /// Acked batches of one producer stand in another order than they were sent in.
+    /// Acked batches of one producer are not in the order of sending.
     Reordered,
-    /// A batch of a stream is there although one before it is missing or stands behind it.
+    /// A batch of a stream is in the log although an earlier one is missing or behind it.
     StreamBroken,
-    /// A batch stands before something that was acked or read before it was invoked.
+    /// A batch is before an offset that was acked or read before its invocation.
     OutOfTime,
-    /// One offset, two contents.
+    /// An offset has two contents.
     Diverged,
-    /// Something that was read, or lay below a high watermark that was told, is gone.
+    /// A batch that was read, or was below a known high watermark, is gone.
     Vanished,
-    /// A record that nobody wrote, or not there.
+    /// A record that was never written, or not to this partition.
     Unwritten,
-    /// A part of a batch.
+    /// A reader got a part of a batch.
     Torn,
-    /// A batch that surely was not applied is there.
+    /// A batch that failed for certain is in the log.
     FailedAppeared,
     /// A high watermark went back within one session.
     WatermarkBack,
-    /// "Latest" was below what had been acked, read or told before.
+    /// "Latest" was below an offset that was acked, read or returned before.
     LatestStale,
-    /// Something was acked while a majority was down.
+    /// A batch was acked while a majority was down.
     AckedWithoutQuorum,
-    /// A batch was acked although its condition did not hold, or refused although it did.
+    /// A batch was acked although its condition did not hold, or rejected although it did.
     ConditionBroken,
-    /// A log starts behind what may have been trimmed, or before what was.
+    /// A log starts after the highest allowed trim, or before an acknowledged one.
     TrimBroken,
-    /// Append times step back, or one batch has two.
+    /// Append times decrease, or one batch has two.
     TimeBack,
     /// Final reads of two replicas differ.
     ReplicasDiffer,
@@ -49,80 +49,80 @@ pub enum Class {
     BadHistory,
 }
 
-impl fmt::Display for Class {
+impl fmt::Display for ViolationClass {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::AckedLost => "acked batch lost",
-            Self::Duplicated => "batch is there twice",
+            Self::Duplicated => "batch appended twice",
             Self::NotDense => "offsets not dense",
             Self::Reordered => "order of a producer's acks broken",
             Self::StreamBroken => "order of a stream broken",
-            Self::OutOfTime => "order of time broken",
+            Self::OutOfTime => "batch before an earlier one",
             Self::Diverged => "two contents at one offset",
-            Self::Vanished => "what was read is gone",
-            Self::Unwritten => "read what nobody wrote",
+            Self::Vanished => "known batch vanished",
+            Self::Unwritten => "record was never written",
             Self::Torn => "part of a batch",
-            Self::FailedAppeared => "failed batch is there",
+            Self::FailedAppeared => "failed batch appeared",
             Self::WatermarkBack => "high watermark went back",
             Self::LatestStale => "latest is stale",
             Self::AckedWithoutQuorum => "acked without a majority",
-            Self::ConditionBroken => "condition not kept",
+            Self::ConditionBroken => "condition broken",
             Self::TrimBroken => "log starts at the wrong place",
-            Self::TimeBack => "append times step back",
+            Self::TimeBack => "append times decrease",
             Self::ReplicasDiffer => "replicas differ",
             Self::BadHistory => "history contradicts itself",
         })
     }
 }
 
-/// One finding.
+/// A violation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
     /// Its class.
-    pub class: Class,
-    /// What contradicts what.
+    pub class: ViolationClass,
+    /// Description of the contradiction.
     pub what: String,
     /// Lines of the history that prove it, counted from 1.
     pub lines: Vec<u64>,
 }
 
-/// What was looked at, and what is wrong with it.
+/// Result of a check: counts of what was checked, and all violations.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Verdict {
-    /// How often each class was found.
-    pub counts: BTreeMap<Class, u64>,
-    /// The first few of each class, in the order in which they were found.
+pub struct HistoryVerdict {
+    /// Violations by class.
+    pub counts: BTreeMap<ViolationClass, u64>,
+    /// First violations of each class, in the order in which they were found.
     pub violations: Vec<Violation>,
     /// Batches that were invoked.
     pub invoked: u64,
     /// Batches that were acked.
     pub acked: u64,
-    /// Batches that surely failed.
+    /// Batches that failed for certain.
     pub failed: u64,
-    /// Batches with an open outcome at the end.
+    /// Batches with an unknown outcome at the end.
     pub open: u64,
-    /// Batches with an open outcome that were seen in the log.
+    /// Batches with an unknown outcome that were found in the log.
     pub open_applied: u64,
     /// Batches that readers got, final reads included.
     pub reads: u64,
     /// Final reads of a replica's partition.
     pub finals: u64,
-    /// Answered questions for the latest offset.
+    /// Responses with the latest offset.
     pub latest: u64,
 }
 
-impl Verdict {
-    /// Whether nothing is wrong.
+impl HistoryVerdict {
+    /// Tells whether no violation was found.
     pub fn is_good(&self) -> bool {
         self.counts.is_empty()
     }
 
-    /// Whether this class was found.
-    pub fn has(&self, class: Class) -> bool {
+    /// Tells whether a violation of this class was found.
+    pub fn has(&self, class: ViolationClass) -> bool {
         self.counts.contains_key(&class)
     }
 
-    pub(super) fn add(&mut self, class: Class, what: String, lines: &[u64]) {
+    pub(super) fn add(&mut self, class: ViolationClass, what: String, lines: &[u64]) {
         let count = self.counts.entry(class).or_default();
         *count += 1;
         if *count <= EXAMPLES_MAX {
@@ -131,13 +131,13 @@ impl Verdict {
     }
 }
 
-/// One line for what was looked at, and one for each finding.
-impl fmt::Display for Verdict {
+/// Formats one line with counts, and one for each violation.
+impl fmt::Display for HistoryVerdict {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { invoked, acked, failed, open, open_applied, reads, finals, latest, .. } = self;
         write!(
             formatter,
-            "{invoked} batches: {acked} acked, {failed} surely failed, {open} open \
+            "{invoked} batches: {acked} acked, {failed} failed, {open} unknown \
              ({open_applied} of them applied); {reads} batches read, {finals} final reads, \
              {latest} latest offsets"
         )?;

@@ -1,4 +1,4 @@
-//! A fuzz target by its name in `HELIX_FUZZ_TARGET`, as libFuzzer runs it: `just fuzz NAME`.
+//! Runs the fuzz target named by `HELIX_FUZZ_TARGET` with libFuzzer: `just fuzz NAME`.
 #![no_main]
 
 use std::alloc::System;
@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use cap::Cap;
 use libfuzzer_sys::fuzz_target;
 
-/// What a target may have allocated at one time: an allocation beyond it ends the process.
+/// Memory limit: an allocation beyond it ends the process.
 const MEMORY_BYTES_MAX: usize = 512 << 20;
 
 #[global_allocator]
@@ -17,7 +17,7 @@ static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| {
     let wanted = std::env::var("HELIX_FUZZ_TARGET").unwrap_or_default();
     let names: Vec<_> = helix_fuzz::TARGETS.iter().map(|(name, _)| *name).collect();
     let found = helix_fuzz::TARGETS.iter().find(|(name, _)| *name == wanted);
-    found.unwrap_or_else(|| panic!("HELIX_FUZZ_TARGET is one of {}", names.join(", "))).1
+    found.unwrap_or_else(|| panic!("set HELIX_FUZZ_TARGET to one of {}", names.join(", "))).1
 });
 
 fuzz_target!(|input: &[u8]| TARGET(input));

@@ -1,6 +1,5 @@
-//! Calls to a node that lives in this process, on a simulated disk and a clock that jumps. Whatever
-//! is asked: the call ends, with an error that is the caller's; what was acknowledged stays; and
-//! others are served.
+//! Target `calls`: calls to a node in this process, on a simulated disk and clock. Every call ends,
+//! at most with a caller's error; acknowledged records survive; other callers are served.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -14,12 +13,12 @@ use helix_proto::log::v1::{
     AppendRequest, AppendResponse, Batch, FetchRequest, FetchResponse, PartitionStart, Record,
     StartPosition, start_position::Position,
 };
-use helix_server::api::Services;
 use helix_server::clock::TokioClock;
 use helix_server::log::PartitionSettings;
-use helix_server::memory::Shares;
+use helix_server::memory::MemoryShares;
 use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::raft::seed_this_thread;
+use helix_server::transport::{ClientLoad, Services};
 use helix_wal::storage::{Crash, SimulatedDisk, Storage};
 use http_body_util::{BodyExt, Full};
 use prost::Message;
@@ -29,21 +28,21 @@ use tonic::service::Routes;
 use tower::ServiceExt;
 
 use crate::input::Input;
-use crate::message::{Schema, records};
+use crate::message::{ApiSchema, records};
 
-/// What no generated request names.
+/// Topic that no generated request names.
 const KEPT: &str = "kept";
-/// A call that has not ended by then never will; those that go on for ever are left then.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Timeout of a call. Endless streams are dropped then.
+const CALL_TIMEOUT: Duration = Duration::from_secs(90);
 
 thread_local! {
-    static SCHEMA: OnceCell<Schema> = const { OnceCell::new() };
+    static SCHEMA: OnceCell<ApiSchema> = const { OnceCell::new() };
 }
 
 #[derive(Clone, Default)]
-struct Disks(Arc<Mutex<BTreeMap<u64, SimulatedDisk>>>);
+struct FuzzDisks(Arc<Mutex<BTreeMap<u64, SimulatedDisk>>>);
 
-impl Disks {
+impl FuzzDisks {
     fn open(&self, shard: u64) -> Arc<dyn Storage> {
         let mut disks = self.0.lock().unwrap();
         Arc::new(disks.entry(shard).or_insert_with(|| SimulatedDisk::new(shard)).reopen())
@@ -56,7 +55,7 @@ impl Disks {
     }
 }
 
-fn settings(disks: &Disks) -> NodeSettings {
+fn settings(disks: &FuzzDisks) -> NodeSettings {
     let disks = disks.clone();
     let open = move |shard| disks.open(shard);
     NodeSettings {
@@ -75,7 +74,7 @@ fn settings(disks: &Disks) -> NodeSettings {
         segment_bytes: 64 << 10,
         tail_bytes: 16 << 10,
         footer_bytes: 1 << 20,
-        shares: Shares::default(),
+        shares: MemoryShares::default(),
         log_limits: LogLimits::default(),
         scrub_rate: 0,
         idle_poll: Duration::ZERO,
@@ -90,48 +89,49 @@ pub(crate) fn calls(input: &[u8]) {
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
     seed_this_thread(1);
     SCHEMA.with(|schema| {
-        let schema = schema.get_or_init(Schema::of_the_api);
+        let schema = schema.get_or_init(ApiSchema::from_descriptors);
         runtime.unwrap().block_on(run(schema, Input(input)));
     });
 }
 
-async fn run(schema: &Schema, mut input: Input<'_>) {
-    let disks = Disks::default();
+async fn run(schema: &ApiSchema, mut input: Input<'_>) {
+    let disks = FuzzDisks::default();
     let mut kept: BTreeMap<u64, Vec<Record>> = BTreeMap::new();
-    let mut life = Life::open(&disks).await;
+    let mut server = FuzzServer::open(&disks).await;
     while !input.is_empty() {
         match input.below(16) {
-            0..3 => life.append(&mut kept, records(&mut input)).await,
+            0..3 => server.append(&mut kept, records(&mut input)).await,
             3 if input.one_in(4) => {
                 disks.crash();
-                life.node.close().await;
-                life = Life::open(&disks).await;
+                server.node.close().await;
+                server = FuzzServer::open(&disks).await;
             }
-            _ => life.call(schema, &mut input).await,
+            _ => server.call(schema, &mut input).await,
         }
     }
-    // Others are served, and find what was acknowledged.
+    // Other callers are served and find all acknowledged records.
     let last = Record { value: Some(Bytes::from_static(b"last")), ..Record::default() };
-    life.append(&mut kept, vec![last]).await;
-    life.check(&kept).await;
-    life.node.close().await;
+    server.append(&mut kept, vec![last]).await;
+    server.check(&kept).await;
+    server.node.close().await;
 }
 
-struct Life {
+struct FuzzServer {
     node: Arc<Node>,
     services: Services,
 }
 
-impl Life {
-    async fn open(disks: &Disks) -> Self {
-        let node = Node::open(settings(disks)).await.expect("it opens");
-        node.announce("127.0.0.1:1".to_owned()).await.expect("it is known");
-        let services = Services::new(&node, Routes::default()).prepare();
+impl FuzzServer {
+    async fn open(disks: &FuzzDisks) -> Self {
+        let node = Node::open(settings(disks)).await.expect("the node opens");
+        node.announce("127.0.0.1:1".to_owned()).await.expect("the node announces its address");
+        let load = ClientLoad::new(*node.shares());
+        let services = Services::new(&node, &load, Routes::default()).prepare();
         Self { node, services }
     }
 
-    /// Any call: the method, and its messages.
-    async fn call(&self, schema: &Schema, input: &mut Input<'_>) {
+    /// Sends a random call.
+    async fn call(&self, schema: &ApiSchema, input: &mut Input<'_>) {
         let method = &schema.methods[input.below(schema.methods.len())];
         let count = if method.takes_many { input.below(5) } else { 1 };
         let mut messages: Vec<Vec<u8>> =
@@ -156,7 +156,7 @@ impl Life {
         }
     }
 
-    /// The code, its text and the first answer.
+    /// Sends a call. Returns the status code, its text and the first response.
     async fn send(&self, path: &str, messages: &[Vec<u8>]) -> (Code, String, Option<Bytes>) {
         let mut body = BytesMut::new();
         for message in messages {
@@ -169,8 +169,9 @@ impl Life {
             .header("te", "trailers")
             .body(tonic::body::Body::new(Full::new(body.freeze())))
             .unwrap();
-        let answered = tokio::time::timeout(PATIENCE, self.services.clone().oneshot(request)).await;
-        let Ok(Ok(response)) = answered else { panic!("{path} is never answered") };
+        let result =
+            tokio::time::timeout(CALL_TIMEOUT, self.services.clone().oneshot(request)).await;
+        let Ok(Ok(response)) = result else { panic!("{path} has no response") };
         let (parts, mut body) = response.into_parts();
         let mut ended = code(&parts.headers);
         let mut bytes = BytesMut::new();
@@ -182,7 +183,7 @@ impl Life {
                 }
             }
         };
-        let is_over = tokio::time::timeout(PATIENCE, streams).await.is_ok();
+        let is_over = tokio::time::timeout(CALL_TIMEOUT, streams).await.is_ok();
         let endless = path.contains("Subscribe") || path.contains("Watch");
         assert!(is_over || endless, "{path} does not end");
         let first = (bytes.len() > 5).then(|| {
@@ -198,15 +199,15 @@ impl Life {
         let batch = Some(Batch { form });
         let request = AppendRequest { topic: KEPT.to_owned(), batch, ..AppendRequest::default() };
         let path = "/helix.log.v1.ProduceService/Append";
-        let (code, text, answer) = self.send(path, &[request.encode_to_vec()]).await;
-        assert_eq!(code, Code::Ok, "an append by somebody else: {text}");
-        let ack = AppendResponse::decode(answer.unwrap()).unwrap().ack.unwrap();
+        let (code, text, response) = self.send(path, &[request.encode_to_vec()]).await;
+        assert_eq!(code, Code::Ok, "an append by another caller: {text}");
+        let ack = AppendResponse::decode(response.unwrap()).unwrap().ack.unwrap();
         let next = kept.last_key_value().map_or(0, |(first, old)| first + old.len() as u64);
         assert_eq!(ack.first_offset, Some(next), "offsets are dense");
         kept.insert(next, records);
     }
 
-    /// Everything that was acknowledged is there, and nothing else.
+    /// Checks that the topic has exactly the acknowledged records.
     async fn check(&self, kept: &BTreeMap<u64, Vec<Record>>) {
         let mut wanted = kept.values().flatten();
         let mut offset = 0;
@@ -217,14 +218,14 @@ impl Life {
                 PartitionStart { topic: KEPT.to_owned(), start, ..PartitionStart::default() };
             let request = FetchRequest { partitions: vec![partition], ..FetchRequest::default() };
             let path = "/helix.log.v1.ConsumeService/Fetch";
-            let (code, text, answer) = self.send(path, &[request.encode_to_vec()]).await;
-            assert_eq!(code, Code::Ok, "a fetch by somebody else: {text}");
-            let response = FetchResponse::decode(answer.unwrap()).unwrap();
+            let (code, text, response) = self.send(path, &[request.encode_to_vec()]).await;
+            assert_eq!(code, Code::Ok, "a fetch by another caller: {text}");
+            let response = FetchResponse::decode(response.unwrap()).unwrap();
             let stored = &response.partitions[0].records;
-            assert!(!stored.is_empty(), "nothing at {offset} of {end}");
+            assert!(!stored.is_empty(), "no record at {offset} of {end}");
             for stored in stored {
                 assert_eq!(stored.offset, offset);
-                assert_eq!(stored.record.as_ref(), wanted.next(), "another record at {offset}");
+                assert_eq!(stored.record.as_ref(), wanted.next(), "different record at {offset}");
                 offset += 1;
             }
         }

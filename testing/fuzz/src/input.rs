@@ -1,8 +1,8 @@
-//! Takes an input apart. What is asked for beyond its end is zero, so that every input means
-//! something and a shorter one means less.
+//! Parses an input. Reads beyond its end return zero, so that every input is valid and a shorter
+//! one has fewer effects.
 
-/// Numbers at which things change.
-const EDGES: [u64; 20] = [
+/// Boundary values.
+const BOUNDARIES: [u64; 20] = [
     0,
     1,
     2,
@@ -25,7 +25,7 @@ const EDGES: [u64; 20] = [
     u64::MAX,
 ];
 
-/// What is left of an input.
+/// Remaining bytes of an input.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
 
@@ -48,7 +48,7 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(std::array::from_fn(|_| self.u8()))
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which must not be 0.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         let number = if end > 256 { usize::from(self.u16()) } else { usize::from(self.u8()) };
         number % end
@@ -58,11 +58,11 @@ impl<'a> Input<'a> {
         self.u8().is_multiple_of(n)
     }
 
-    /// Small, at an edge, or any.
+    /// Returns a small number, a boundary value, or any number.
     pub(crate) fn number(&mut self) -> u64 {
         match self.u8() {
             small @ 0..=99 => u64::from(small % 16),
-            edge @ 100..=199 => EDGES[usize::from(edge) % EDGES.len()],
+            edge @ 100..=199 => BOUNDARIES[usize::from(edge) % BOUNDARIES.len()],
             200..=219 => u64::from(self.u16()),
             _ => self.u64(),
         }
@@ -74,7 +74,7 @@ impl<'a> Input<'a> {
         taken
     }
 
-    /// A few bytes.
+    /// Returns up to 255 bytes.
     pub(crate) fn some_bytes(&mut self) -> &'a [u8] {
         let len = usize::from(self.u8());
         self.bytes(len)

@@ -1,14 +1,14 @@
-//! What the fuzz targets do, without the fuzzer: each is a function of bytes that panics where the
-//! product breaks a promise. `testing/fuzz/runner/` runs them with libFuzzer; `tests/it` runs them over the
-//! corpus.
+//! Fuzz targets: functions of bytes that panic if the product violates a guarantee.
+//! `testing/fuzz/runner/` runs them with libFuzzer; `tests/it` runs them on the corpus.
 //!
-//! Bytes are turned into damage, messages and calls by `input` and `message`, so that a checksum or
-//! a length is not the end of every input. What a checksum covers is computed here from
-//! `docs/wal-format.md`, not by the code under test.
+//! `input` and `message` convert bytes to damage, messages and requests, so that inputs are not all
+//! rejected by checksums or lengths. Checksums are computed by `docs/wal-format.md`, independently
+//! of the code under test. `corpus` packs the inputs into one file.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
 mod calls;
+pub mod corpus;
 mod input;
 mod message;
 mod peer;
@@ -16,7 +16,7 @@ mod texts;
 mod values;
 mod wal;
 
-// The command line is a binary: its pure modules are compiled once more here.
+// helix-cli is a binary crate, so its pure modules are compiled here too.
 #[path = "../../../helix-cli/src/position.rs"]
 #[allow(dead_code)]
 mod position;
@@ -27,10 +27,10 @@ mod template;
 #[allow(dead_code)]
 mod units;
 
-/// A target: its name and what it does with an input.
+/// Name and function of a target.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     ("wal_damage", wal::damage),
     ("wal_forged", wal::forged),

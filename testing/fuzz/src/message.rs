@@ -1,5 +1,5 @@
-//! Requests by the descriptors of the API: an input decides which fields are there and what stands
-//! in them, so that most of what comes out is read without an error and means something.
+//! Generates requests from the descriptors of the API. An input chooses the fields and their
+//! values, so that most requests are valid.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use prost_types::{DescriptorProto, FieldDescriptorProto, FileDescriptorSet};
 
 use crate::input::Input;
 
-/// Messages within messages go no deeper.
+/// Maximum nesting of messages.
 const DEPTH_MAX: usize = 6;
 
 const TEXTS: [&str; 12] = [
@@ -32,20 +32,20 @@ const TEXTS: [&str; 12] = [
     "\u{10FFFF}e\u{301}",
 ];
 
-pub(crate) struct Method {
+pub(crate) struct ApiMethod {
     pub(crate) path: String,
     input: String,
     pub(crate) takes_many: bool,
 }
 
-pub(crate) struct Schema {
+pub(crate) struct ApiSchema {
     messages: HashMap<String, DescriptorProto>,
     enums: HashMap<String, Vec<i32>>,
-    pub(crate) methods: Vec<Method>,
+    pub(crate) methods: Vec<ApiMethod>,
 }
 
-impl Schema {
-    pub(crate) fn of_the_api() -> Self {
+impl ApiSchema {
+    pub(crate) fn from_descriptors() -> Self {
         let set = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap();
         let mut schema =
             Self { messages: HashMap::new(), enums: HashMap::new(), methods: Vec::new() };
@@ -57,7 +57,7 @@ impl Schema {
             }
             for service in &file.service {
                 for method in &service.method {
-                    schema.methods.push(Method {
+                    schema.methods.push(ApiMethod {
                         path: format!("/{}.{}/{}", &package[1..], service.name(), method.name()),
                         input: method.input_type().to_owned(),
                         takes_many: method.client_streaming(),
@@ -72,8 +72,8 @@ impl Schema {
         schema
     }
 
-    /// A request of the method.
-    pub(crate) fn request(&self, method: &Method, input: &mut Input<'_>) -> Vec<u8> {
+    /// Generates a request of a method.
+    pub(crate) fn request(&self, method: &ApiMethod, input: &mut Input<'_>) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.message(&method.input, input, 0, &mut bytes);
         bytes
@@ -94,7 +94,7 @@ impl Schema {
                 (Label::Repeated, by) => usize::from(by % 4),
                 _ => 1,
             };
-            // One of a oneof; the parser takes the last, but most of the message would be lost.
+            // At most one field of a oneof: the parser keeps only the last one.
             if times > 0
                 && let Some(place) = field.oneof_index
                 && std::mem::replace(&mut oneofs[place as usize], true)
@@ -154,7 +154,7 @@ impl Schema {
                 self.message(field.type_name(), input, depth + 1, &mut inner);
                 delimited(number, &inner, out);
             }
-            other => panic!("{other:?} is new to the API; teach it to this generator"),
+            other => panic!("type {other:?} is not supported by this generator; add it"),
         }
     }
 }
@@ -165,7 +165,7 @@ fn delimited(number: u32, bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// A few records.
+/// Generates up to four records.
 pub(crate) fn records(input: &mut Input<'_>) -> Vec<Record> {
     let count = 1 + input.below(4);
     let record =

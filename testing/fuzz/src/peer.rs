@@ -1,6 +1,6 @@
-//! A node's peer port, spoken to by another node that has lost its mind, but does not lie within
-//! Raft's rules: its entries are always those of one log. Whatever else it says: the replica holds
-//! a part of that log and nothing else, and takes the rest of it from a sane leader.
+//! Target `peer`: messages of a faulty peer. Its entries are always those of one log, as Raft
+//! demands; everything else is arbitrary. The replica must keep a prefix of that log, and accept
+//! the rest from a correct leader.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,18 +13,20 @@ use futures_util::{FutureExt, StreamExt, stream};
 use helix_proto::batch;
 use helix_proto::raft::v1 as pb;
 use helix_server::log::{BatchHead, Condition, Head, PartitionId, Verdict};
-use helix_server::peer::{Asker, Desk, Dialer, Form, Hello, Hub, HubSettings, Join, Network};
-use helix_server::protocol::Versions;
+use helix_server::peer::{
+    Dialer, FormCluster, Hello, HelloRequest, Hub, HubSettings, JoinCluster, Network, PeerHandler,
+};
+use helix_server::protocol::ProtocolVersions;
 use helix_server::raft::{
     DiskReads, LogStore, Machine, StateMachine, TypeConfig, replica_id, seed_this_thread,
 };
-use helix_wal::{How, Options, Payload, Wal};
+use helix_wal::{Options, Payload, ReadMode, Wal};
 use hyper_util::rt::TokioIo;
 use openraft::async_runtime::WatchReceiver;
 use openraft::{Config, Raft, SnapshotPolicy};
 use pb::ack::Result as Acked;
 use pb::exchange_request::Message;
-use pb::exchange_response::Message as Said;
+use pb::exchange_response::Message as PeerMessage;
 use pb::peer_service_client::PeerServiceClient;
 use pb::question::Question;
 use prost::Message as _;
@@ -39,17 +41,17 @@ use crate::input::Input;
 
 const CLUSTER: u128 = 7;
 const SHARD: u64 = 0;
-/// The sane log: this many entries, four of each term.
+/// Entries of the log, four per term.
 const ENTRIES: u64 = 24;
-/// The term of the sane leader, above all others.
-const LAST_TERM: u64 = 9;
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Term of the correct leader, above all others.
+const CORRECT_TERM: u64 = 9;
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Applies nothing, and knows that it did.
+/// State machine that only counts applied entries.
 #[derive(Debug)]
-struct Ledger(Wal);
+struct NoopStateMachine(Wal);
 
-impl Machine for Ledger {
+impl Machine for NoopStateMachine {
     fn apply(&self, id: helix_wal::LogId, _head: Option<&Head>) -> io::Result<Verdict> {
         self.0.place(id.index, None).map_err(io::Error::other)?;
         Ok(Verdict::Nothing)
@@ -69,10 +71,10 @@ impl Machine for Ledger {
 }
 
 #[derive(Debug)]
-struct Nobody;
+struct RejectAll;
 
-impl Desk for Nobody {
-    fn hello(&self, _asker: Asker) -> Hello {
+impl PeerHandler for RejectAll {
+    fn hello(&self, _request: HelloRequest) -> Hello {
         Hello::default()
     }
 
@@ -80,11 +82,11 @@ impl Desk for Nobody {
         (node > 3).then(|| "removed".to_owned())
     }
 
-    fn join(&self, _join: Join) -> BoxFuture<'static, Result<(), String>> {
+    fn join(&self, _join: JoinCluster) -> BoxFuture<'static, Result<(), String>> {
         async { Err("no".to_owned()) }.boxed()
     }
 
-    fn form(&self, _form: Form) -> BoxFuture<'static, Result<(), String>> {
+    fn form(&self, _form: FormCluster) -> BoxFuture<'static, Result<(), String>> {
         async { Err("no".to_owned()) }.boxed()
     }
 
@@ -93,43 +95,44 @@ impl Desk for Nobody {
     }
 }
 
-impl Dialer for Nobody {
+impl Dialer for RejectAll {
     fn connect(&self, endpoint: Endpoint) -> BoxFuture<'static, Result<Channel, Error>> {
-        async move { endpoint.connect_with_connector(service_fn(nowhere)).await }.boxed()
+        async move { endpoint.connect_with_connector(service_fn(refuse_connection)).await }.boxed()
     }
 
     fn connect_lazily(&self, endpoint: &Endpoint) -> Channel {
-        endpoint.connect_with_connector_lazy(service_fn(nowhere))
+        endpoint.connect_with_connector_lazy(service_fn(refuse_connection))
     }
 }
 
-async fn nowhere(_uri: tonic::codegen::http::Uri) -> io::Result<TokioIo<DuplexStream>> {
+async fn refuse_connection(_uri: tonic::codegen::http::Uri) -> io::Result<TokioIo<DuplexStream>> {
     Err(io::ErrorKind::ConnectionRefused.into())
 }
 
-/// Node 2, whose peer is this test.
-struct Node {
+/// Node 2, with the test as its peer.
+struct FuzzNode {
     wal: Wal,
     hub: Arc<Hub>,
     raft: Raft<TypeConfig, StateMachine>,
     stop: CancellationToken,
-    /// Where new connections go in.
-    door: UnboundedSender<io::Result<DuplexStream>>,
+    /// Accepts new connections.
+    connections_in: UnboundedSender<io::Result<DuplexStream>>,
 }
 
-impl Node {
+impl FuzzNode {
     async fn start() -> Self {
         let peers = [(1, "one:1".to_owned()), (2, "two:1".to_owned())];
         let peers = BTreeMap::from(peers);
-        let settings = HubSettings { node_id: 2, peers, versions: Versions::OWN };
-        let hub = Hub::new(settings, Arc::new(Nobody));
+        let settings = HubSettings { node_id: 2, peers, versions: ProtocolVersions::OWN };
+        let hub = Hub::new(settings, Arc::new(RejectAll));
         hub.set_identity(CLUSTER, 1);
         let options = Options { segment_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() };
         let wal = Wal::open_memory(options);
         let reads = DiskReads::new(true);
         let mut store = LogStore::new(wal.clone(), reads.clone());
-        let ledger = Arc::new(Ledger(wal.clone())) as Arc<dyn Machine>;
-        let machine = StateMachine::recover(ledger.clone(), wal.clone(), reads, None, &mut store);
+        let state_machine = Arc::new(NoopStateMachine(wal.clone())) as Arc<dyn Machine>;
+        let machine =
+            StateMachine::recover(state_machine.clone(), wal.clone(), reads, None, &mut store);
         let machine = machine.await.unwrap();
         let link = hub.network(SHARD, replica_id(2, 1), wal.clone());
         let config = Config {
@@ -142,23 +145,23 @@ impl Node {
         };
         let config = Arc::new(config.validate().unwrap());
         let raft = Raft::new(replica_id(2, 1), config, link, store, machine).await.unwrap();
-        hub.serve_shard(SHARD, replica_id(2, 1), raft.clone(), ledger, wal.clone());
-        let (door, connections) = mpsc::unbounded_channel();
+        hub.serve_shard(SHARD, replica_id(2, 1), raft.clone(), state_machine, wal.clone());
+        let (connections_in, connections) = mpsc::unbounded_channel();
         let incoming = stream::unfold(connections, |mut connections| async move {
             connections.recv().await.map(|connection| (connection, connections))
         });
         let stop = CancellationToken::new();
-        let network = Network::new(Arc::new(Nobody), incoming);
+        let network = Network::new(Arc::new(RejectAll), incoming);
         tokio::spawn(network.serve(Arc::clone(&hub), stop.clone()).map(drop));
-        Self { wal, hub, raft, stop, door }
+        Self { wal, hub, raft, stop, connections_in }
     }
 
     async fn connect(&self) -> Channel {
-        let door = self.door.clone();
+        let connections_in = self.connections_in.clone();
         let connect = service_fn(move |_uri: tonic::codegen::http::Uri| {
             let (near, far) = tokio::io::duplex(1 << 16);
-            let let_in = door.send(Ok(far)).map_err(io::Error::other);
-            async move { let_in.map(|()| TokioIo::new(near)) }
+            let accepted = connections_in.send(Ok(far)).map_err(io::Error::other);
+            async move { accepted.map(|()| TokioIo::new(near)) }
         });
         let endpoint = Endpoint::from_static("http://two:1");
         endpoint.connect_with_connector(connect).await.unwrap()
@@ -172,14 +175,14 @@ impl Node {
     }
 }
 
-/// What can be said on a stream, and what comes back.
-struct Exchange {
+/// A stream to the node: requests and responses.
+struct PeerStream {
     outgoing: UnboundedSender<pb::ExchangeRequest>,
     incoming: Streaming<pb::ExchangeResponse>,
 }
 
-impl Exchange {
-    async fn open(node: &Node, opening: pb::Opening) -> Option<Self> {
+impl PeerStream {
+    async fn open(node: &FuzzNode, opening: pb::Opening) -> Option<Self> {
         let mut client = PeerServiceClient::new(node.connect().await);
         let (outgoing, queue) = mpsc::unbounded_channel();
         let queue = stream::unfold(queue, |mut queue| async move {
@@ -188,18 +191,18 @@ impl Exchange {
         outgoing.send(exchange(Message::Opening(opening))).ok()?;
         let incoming = client.exchange(queue).await.ok()?.into_inner();
         let mut opened = Self { outgoing, incoming };
-        matches!(opened.next().await, Some(Said::Opened(_))).then_some(opened)
+        matches!(opened.next().await, Some(PeerMessage::Opened(_))).then_some(opened)
     }
 
-    async fn next(&mut self) -> Option<Said> {
-        let next = tokio::time::timeout(PATIENCE, self.incoming.next()).await;
-        next.expect("something comes")?.ok()?.message
+    async fn next(&mut self) -> Option<PeerMessage> {
+        let next = tokio::time::timeout(RESPONSE_TIMEOUT, self.incoming.next()).await;
+        next.expect("a response within the timeout")?.ok()?.message
     }
 
     /// Waits for the ack of this epoch; `None` if the stream ends before it.
     async fn ack(&mut self, epoch: u64) -> Option<Acked> {
         loop {
-            let Said::Results(results) = self.next().await? else { return None };
+            let PeerMessage::Results(results) = self.next().await? else { return None };
             if let Some(ack) = results.acks.into_iter().rfind(|ack| ack.epoch == epoch) {
                 return ack.result;
             }
@@ -214,8 +217,8 @@ fn exchange(message: Message) -> pb::ExchangeRequest {
 fn opening() -> pb::Opening {
     pb::Opening {
         generation: 1,
-        version_min: Versions::OWN.oldest,
-        version_max: Versions::OWN.newest,
+        version_min: ProtocolVersions::OWN.oldest,
+        version_max: ProtocolVersions::OWN.newest,
         cluster: Bytes::copy_from_slice(&CLUSTER.to_be_bytes()),
         from_node: 1,
         to_node: 2,
@@ -232,7 +235,7 @@ fn vote(term: u64, committed: bool) -> pb::Vote {
     pb::Vote { term, voted_for: replica_id(1, 1), committed }
 }
 
-// The one log.
+// The log.
 
 fn id(index: u64) -> pb::LogId {
     pb::LogId { term: 1 + index / 4, index }
@@ -275,7 +278,7 @@ fn entry(index: u64) -> pb::Entry {
     }
 }
 
-/// What a leader of this term, which has all entries of terms up to its own, may send.
+/// Generates an append that a leader of this term may send. It has all entries up to its term.
 fn entries(term: u64, input: &mut Input<'_>) -> pb::AppendEntries {
     let end = (4 * term).min(ENTRIES);
     let first = input.below(end as usize + 1) as u64;
@@ -289,8 +292,8 @@ fn entries(term: u64, input: &mut Input<'_>) -> pb::AppendEntries {
     }
 }
 
-/// Changes that a checksum or a rule of the protocol has to find.
-fn spoil(request: &mut pb::AppendEntries, input: &mut Input<'_>) {
+/// Applies a change that a checksum or a protocol check must detect.
+fn corrupt(request: &mut pb::AppendEntries, input: &mut Input<'_>) {
     let which = input.below(request.entries.len().max(1));
     let number = input.number();
     match input.below(24) {
@@ -333,7 +336,7 @@ fn message(input: &mut Input<'_>) -> Option<Message> {
     Some(match which {
         0..7 => {
             let mut request = entries(term, input);
-            spoil(&mut request, input);
+            corrupt(&mut request, input);
             Message::Append(pb::Append { route, sequence, entries: Some(request) })
         }
         7 => {
@@ -372,7 +375,7 @@ fn message(input: &mut Input<'_>) -> Option<Message> {
             let mut chunk = pb::SnapshotChunk {
                 route,
                 vote: Some(vote(term, true)),
-                // No leader has committed more than it has.
+                // A leader commits only entries that it has.
                 last: last.filter(|last| last.term <= term),
                 total_bytes: data.len() as u64,
                 crc32: crc32fast::hash(&data),
@@ -393,22 +396,22 @@ fn message(input: &mut Input<'_>) -> Option<Message> {
     })
 }
 
-/// Anything at all, but not with a vote of this sender's: those keep to Raft's rules.
+/// Changes the votes of an arbitrary message, because this sender's votes must obey Raft.
 fn foreign(mut message: Message) -> Message {
-    let spoil = |vote: &mut Option<pb::Vote>| {
+    let corrupt = |vote: &mut Option<pb::Vote>| {
         if let Some(vote) = vote.as_mut().filter(|vote| vote.voted_for == replica_id(1, 1)) {
             vote.voted_for += 1;
         }
     };
     match &mut message {
         Message::Append(append) => {
-            append.entries.iter_mut().for_each(|entries| spoil(&mut entries.vote));
+            append.entries.iter_mut().for_each(|entries| corrupt(&mut entries.vote));
         }
-        Message::Chunk(chunk) => spoil(&mut chunk.vote),
+        Message::Chunk(chunk) => corrupt(&mut chunk.vote),
         Message::Question(question) => match &mut question.question {
-            Some(Question::Beat(beat)) => spoil(&mut beat.vote),
-            Some(Question::Vote(vote) | Question::PreVote(vote)) => spoil(&mut vote.vote),
-            Some(Question::Transfer(transfer)) => spoil(&mut transfer.from_leader),
+            Some(Question::Beat(beat)) => corrupt(&mut beat.vote),
+            Some(Question::Vote(vote) | Question::PreVote(vote)) => corrupt(&mut vote.vote),
+            Some(Question::Transfer(transfer)) => corrupt(&mut transfer.from_leader),
             _ => {}
         },
         _ => {}
@@ -424,9 +427,9 @@ pub(crate) fn peer(input: &[u8]) {
 }
 
 async fn run(mut input: Input<'_>) {
-    let node = Node::start().await;
+    let node = FuzzNode::start().await;
     if input.one_in(8) {
-        let strange = pb::Opening {
+        let invalid_opening = pb::Opening {
             version_min: input.number() as u32,
             version_max: input.number() as u32,
             cluster: Bytes::copy_from_slice(input.some_bytes()),
@@ -435,43 +438,44 @@ async fn run(mut input: Input<'_>) {
             lane: input.number() as i32,
             generation: input.number() as u32,
         };
-        drop(Exchange::open(&node, strange).await);
+        drop(PeerStream::open(&node, invalid_opening).await);
     }
     let mut sent = 0;
     while !input.is_empty() && sent < 400 {
-        let mut exchange_open = Exchange::open(&node, opening()).await.expect("a peer is let in");
+        let mut exchange_open =
+            PeerStream::open(&node, opening()).await.expect("the peer is accepted");
         for _ in 0..50 {
             if input.is_empty() {
                 break;
             }
             sent += 1;
             if let Some(message) = message(&mut input) {
-                // Ignored: it may have ended the stream already.
+                // Ignored: the node may have ended the stream.
                 drop(exchange_open.outgoing.send(exchange(message)));
             }
         }
-        // Past all of them: the stream may have ended, the node has not.
-        let nobody = pb::Route { shard_id: 77, ..route(u64::MAX) };
-        let marker = pb::Append { route: Some(nobody), sequence: 0, entries: None };
+        // Waits until all messages are processed. The stream may have ended, but not the node.
+        let unknown_route = pb::Route { shard_id: 77, ..route(u64::MAX) };
+        let marker = pb::Append { route: Some(unknown_route), sequence: 0, entries: None };
         drop(exchange_open.outgoing.send(exchange(Message::Append(marker))));
         exchange_open.ack(u64::MAX).await;
         check(&node.wal);
     }
-    // A sane leader: from the beginning, whatever is there already.
-    let mut sane = Exchange::open(&node, opening()).await.expect("a peer is let in");
+    // A correct leader sends the whole log.
+    let mut correct = PeerStream::open(&node, opening()).await.expect("the peer is accepted");
     let first = node.wal.state().purged.map_or(0, |purged| purged.index + 1);
     let request = pb::AppendEntries {
-        vote: Some(vote(LAST_TERM, true)),
+        vote: Some(vote(CORRECT_TERM, true)),
         previous: first.checked_sub(1).map(id),
         committed: Some(id(ENTRIES - 1)),
         entries: (first..ENTRIES).map(entry).collect(),
     };
     let append = pb::Append { route: Some(route(1 << 40)), sequence: 0, entries: Some(request) };
-    sane.outgoing.send(exchange(Message::Append(append))).unwrap();
-    let acked = sane.ack(1 << 40).await.expect("it is answered");
+    correct.outgoing.send(exchange(Message::Append(append))).unwrap();
+    let acked = correct.ack(1 << 40).await.expect("the append has a result");
     let Acked::Matched(matched) = acked else {
         let state = node.raft.metrics().borrow_watched().running_state.clone();
-        panic!("a sane leader is refused: {acked:?}, {state:?}");
+        panic!("a correct leader is rejected: {acked:?}, {state:?}");
     };
     assert_eq!(matched.last, Some(id(ENTRIES - 1)));
     assert_eq!(node.wal.state().last.map(|last| last.index), Some(ENTRIES - 1));
@@ -479,7 +483,7 @@ async fn run(mut input: Input<'_>) {
     node.stop().await;
 }
 
-/// What the replica holds is of the one log.
+/// Checks that the replica has only entries of the log.
 fn check(wal: &Wal) {
     let state = wal.state();
     let first = state.purged.map_or(0, |purged| purged.index + 1);
@@ -487,7 +491,7 @@ fn check(wal: &Wal) {
     if first >= next {
         return;
     }
-    let found = wal.read(first..next, usize::MAX, How::Blocking).unwrap().unwrap();
+    let found = wal.read(first..next, usize::MAX, ReadMode::Blocking).unwrap().unwrap();
     for (found, index) in found.iter().zip(first..) {
         let wanted = entry(index);
         assert_eq!(found.id.index, index);

@@ -1,5 +1,5 @@
-//! What people write: settings in a file or in the environment, positions, sizes, format strings.
-//! What is understood is printed so that it is understood again as the same.
+//! Targets for user input: settings in a file or the environment, positions, sizes, format strings.
+//! Accepted values are printed in a form that parses to the same value.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -14,7 +14,7 @@ use helix_server::config::{Flags, settings};
 use tempfile::NamedTempFile;
 
 use crate::input::Input;
-use crate::position::{Position, PositionRange};
+use crate::position::{PositionArg, PositionRange};
 use crate::template::Template;
 use crate::units;
 
@@ -22,14 +22,14 @@ thread_local! {
     static FILE: RefCell<NamedTempFile> = RefCell::new(file());
 }
 
-/// In memory, where the system has such a place.
+/// Creates a temporary file, in memory if the system has `/dev/shm`.
 fn file() -> NamedTempFile {
     let made = NamedTempFile::new_in("/dev/shm").or_else(|_| NamedTempFile::new());
     made.expect("a temporary file")
 }
 
-/// A server's settings: a file, and a variable or two. What they come to is printed as a file that
-/// comes to the same.
+/// Target `config`: a settings file and up to two variables. The resolved settings are printed as a
+/// file that resolves to the same settings.
 pub(crate) fn config(input: &[u8]) {
     let mut input = Input(input);
     let settings = settings();
@@ -43,7 +43,7 @@ pub(crate) fn config(input: &[u8]) {
         let bytes = input.0;
         let resolved = resolve(file, bytes, &variables);
         let Ok(printed) = resolved else { return };
-        // Paths that are no text cannot be written down.
+        // Paths that are not UTF-8 cannot be printed.
         if variables.iter().any(|(_, value)| value.to_str().is_none()) {
             return;
         }
@@ -53,7 +53,7 @@ pub(crate) fn config(input: &[u8]) {
     });
 }
 
-/// Without what is said of where a value comes from.
+/// Removes comments, which include the source of each value.
 fn strip(printed: &str) -> Vec<&str> {
     let lines = printed.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| line.rsplit_once(" # ").map_or(line, |(value, _)| value).trim_end()).collect()
@@ -76,7 +76,7 @@ fn resolve(
     };
     let resolved = flags.resolve(&environment).map_err(|error| {
         let text = error.to_string();
-        assert!(!text.is_empty(), "it says what is wrong");
+        assert!(!text.is_empty(), "an error has a text");
         text
     })?;
     drop(resolved.config.exposed());
@@ -85,14 +85,14 @@ fn resolve(
     Ok(resolved.to_string())
 }
 
-/// Arguments of the command line.
+/// Target `cli`: arguments of the command line.
 pub(crate) fn cli(input: &[u8]) {
     let mut input = Input(input);
     let which = input.below(5);
     let Ok(text) = std::str::from_utf8(input.0) else { return };
     match which {
         0 => {
-            if let Ok(position) = text.parse::<Position>() {
+            if let Ok(position) = text.parse::<PositionArg>() {
                 let printed = position.to_string();
                 assert_eq!(printed.parse(), Ok(position.clone()), "{text:?} printed {printed:?}");
                 let _ = position.time(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 31));
@@ -124,7 +124,7 @@ fn render(text: &str) {
     template.render(&mut once, "topic", 7, &record);
     let mut twice = once.clone();
     template.render(&mut twice, "topic", 7, &record);
-    assert_eq!(twice.len(), 2 * once.len(), "it appends");
-    // A field takes two characters and gives this many bytes at most.
+    assert_eq!(twice.len(), 2 * once.len(), "render appends to the output");
+    // A field of two characters renders to at most this many bytes.
     assert!(once.len() <= 80 * (text.len() + 1), "{} bytes of {text:?}", once.len());
 }

@@ -1,5 +1,5 @@
-//! Batches, and what is stored of the bookkeeping: heads of entries and checkpoints. What is read
-//! is written back as it was; what is wrong is refused.
+//! Targets for batches, entry headers and checkpoints: valid values round-trip, invalid ones are
+//! rejected.
 
 use bytes::Bytes;
 use helix_proto::batch::{self, ScanError};
@@ -12,8 +12,8 @@ use prost::Message;
 
 use crate::input::Input;
 
-/// A payload that the scan takes has as many records as it says, each within its bound; what a
-/// consumer decodes of it are those.
+/// Target `batch`: an accepted payload has the stated number of records, each within its limit, and
+/// decodes to the same records in both forms.
 pub(crate) fn batch(input: &[u8]) {
     let mut input = Input(input);
     let expected = match input.u8() {
@@ -41,7 +41,7 @@ pub(crate) fn batch(input: &[u8]) {
         assert_eq!(list.records.len(), expected as usize);
         let again = batch::decode(&batch::encode(&list.records)).unwrap();
         assert_eq!(again.records, list.records);
-        // The plain form is another way to write the same.
+        // The plain form has the same records.
         let plain = PlainRecords::decode(payload.clone()).unwrap().into_payload();
         let plain = RecordList::decode(plain).unwrap();
         assert_eq!(plain.records, list.records);
@@ -55,13 +55,13 @@ pub(crate) fn batch(input: &[u8]) {
     drop(EncodedBatch::decode(payload));
 }
 
-/// Heads and checkpoints, from the disk or from another node.
+/// Target `values`: entry headers and checkpoints, from disk or from another node.
 pub(crate) fn stored(input: &[u8]) {
     let mut input = Input(input);
     match input.below(4) {
         0 => {
             if let Ok(head) = Head::decode(input.0) {
-                // Protobuf has many ways to write the same; ours is one of them.
+                // Protobuf encodings are not unique, so compares with our own encoding.
                 let encoded = head.encode();
                 let again = Head::decode(&encoded).unwrap_or_else(|e| panic!("{head}: {e}"));
                 assert_eq!(again.encode(), encoded);

@@ -1,23 +1,25 @@
-//! Logs from files that were damaged or forged, and records from elsewhere.
+//! Targets for logs with damaged or forged files, and for installed records.
 
 mod checksums;
-mod folders;
+mod fixtures;
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use helix_wal::storage::{Crash, SimulatedDisk};
-use helix_wal::{Entry, Error, How, LiveEntry, LogId, Payload, Placement, Wal, inspect, verify};
+use helix_wal::{
+    Entry, Error, LiveEntry, LogId, Payload, Placement, ReadMode, Wal, inspect, verify,
+};
 
-use self::folders::{Folder, Hand, VOTES, entry, folders};
+use self::fixtures::{FuzzWal, LogFixture, VOTES, entry, fixtures};
 use crate::input::Input;
 
 thread_local! {
-    static FOLDERS: OnceCell<[Folder; 3]> = const { OnceCell::new() };
+    static FIXTURES: OnceCell<[LogFixture; 3]> = const { OnceCell::new() };
 }
 
-/// Names that a file may get.
+/// File names to copy to.
 const NAMES: [&str; 12] = [
     "state",
     "state.tmp",
@@ -33,46 +35,46 @@ const NAMES: [&str; 12] = [
     "ready-18446744073709551615",
 ];
 
-/// Where in a file the structures are: their fields are changed more often than what is between.
+/// Offsets of fields in the structures of a file, which are changed more often than other bytes.
 const FIELDS: [usize; 24] = [
     0, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 64, 72, 80, 88, 96, 104, 108, 112,
     116,
 ];
 
-/// Files that have been changed at random. Whatever it is: what is read is what was written, and no
-/// vote is made up.
+/// Target `wal_damage`: random changes to files. Reads return only what was written, and no vote is
+/// invented.
 pub(crate) fn damage(input: &[u8]) {
-    with_folder(input, |folder, mut input| {
-        let mut files = folder.files.clone();
+    with_fixture(input, |fixture, mut input| {
+        let mut files = fixture.files.clone();
         while !input.is_empty() {
             change(&mut files, &mut input);
         }
-        run(folder, files, false);
+        run(fixture, files, false);
     });
 }
 
-/// The same with checksums that hold: nothing that files say ends the process, makes it allocate
-/// without bound, or gives a payload that does not verify.
+/// Target `wal_forged`: the same with valid checksums. No panic, no unbounded allocation, and every
+/// payload verifies.
 pub(crate) fn forged(input: &[u8]) {
-    with_folder(input, |folder, mut input| {
-        let mut files = folder.files.clone();
+    with_fixture(input, |fixture, mut input| {
+        let mut files = fixture.files.clone();
         while !input.is_empty() {
             change(&mut files, &mut input);
         }
         for (name, bytes) in &mut files {
-            checksums::mend(name, bytes);
+            checksums::update_checksums(name, bytes);
         }
-        run(folder, files, true);
+        run(fixture, files, true);
     });
 }
 
-fn with_folder(input: &[u8], run: impl Fn(&Folder, Input<'_>)) {
+fn with_fixture(input: &[u8], run: impl Fn(&LogFixture, Input<'_>)) {
     let mut input = Input(input);
     let which = input.below(3);
-    FOLDERS.with(|all| run(&all.get_or_init(folders)[which], input));
+    FIXTURES.with(|all| run(&all.get_or_init(fixtures)[which], input));
 }
 
-/// One change to one file.
+/// Changes one file.
 fn change(files: &mut Vec<(String, Vec<u8>)>, input: &mut Input<'_>) {
     if files.is_empty() {
         input.0 = &[];
@@ -82,7 +84,7 @@ fn change(files: &mut Vec<(String, Vec<u8>)>, input: &mut Input<'_>) {
     let len = files[which].1.len();
     match input.below(12) {
         0..5 => {
-            let at = place(&files[which].1, input);
+            let at = position_in(&files[which].1, input);
             let width = input.pick(&[1, 2, 4, 8]);
             let number = input.number().to_le_bytes();
             if let Some(field) = files[which].1.get_mut(at..at + width) {
@@ -90,14 +92,14 @@ fn change(files: &mut Vec<(String, Vec<u8>)>, input: &mut Input<'_>) {
             }
         }
         5 => {
-            let at = place(&files[which].1, input);
+            let at = position_in(&files[which].1, input);
             let bit = input.below(8);
             if let Some(byte) = files[which].1.get_mut(at) {
                 *byte ^= 1 << bit;
             }
         }
         6 => {
-            // A block of one file in another one, or elsewhere in the same.
+            // Copies blocks between or within files.
             let other = input.below(files.len());
             let (from, to, blocks) = (input.below(32), input.below(32), 1 + input.below(8));
             let bytes = files[other].1.iter().skip(4096 * from).take(4096 * blocks);
@@ -124,8 +126,8 @@ fn change(files: &mut Vec<(String, Vec<u8>)>, input: &mut Input<'_>) {
     }
 }
 
-/// A place in a file: a field of something in it, mostly.
-fn place(bytes: &[u8], input: &mut Input<'_>) -> usize {
+/// Chooses a position in a file, mostly of a field.
+fn position_in(bytes: &[u8], input: &mut Input<'_>) -> usize {
     let blocks = bytes.len() / 4096;
     let fine = input.below(8);
     let block = match input.below(8) {
@@ -137,7 +139,7 @@ fn place(bytes: &[u8], input: &mut Input<'_>) -> usize {
     };
     let field = match fine {
         0..4 => input.pick(&FIELDS),
-        // The context of a header and of a trailer; the first frame of a group; rows of a table.
+        // Context of a header or trailer; first frame of a group; rows of a table.
         4 => 328 + 8 * input.below(12),
         5 => 120 + 8 * input.below(12),
         6 => 128 + input.pick(&FIELDS),
@@ -146,56 +148,59 @@ fn place(bytes: &[u8], input: &mut Input<'_>) -> usize {
     4096 * block + field
 }
 
-/// Looks at the files, opens them, reads everything, goes on, and opens again.
-fn run(folder: &Folder, files: Vec<(String, Vec<u8>)>, is_forged: bool) {
+/// Inspects and opens the log, reads everything, appends, and reopens it.
+fn run(fixture: &LogFixture, files: Vec<(String, Vec<u8>)>, is_forged: bool) {
     let disk = SimulatedDisk::new(1);
     for (name, bytes) in files {
         disk.write_file(&name, bytes);
     }
-    // What can be said of it is said without a panic; whether it is right, the open shows.
+    // Must not panic. Their results are checked by the open.
     drop(inspect(&disk));
     drop(verify(&disk));
-    let Some(mut hand) = opened(Hand::open(&disk)) else { return };
-    check(folder, &hand.wal, is_forged);
-    let state = hand.wal.state();
+    let Some(mut manual) = opened(FuzzWal::open(&disk)) else { return };
+    check(fixture, &manual.wal, is_forged);
+    let state = manual.wal.state();
     let next = state.last.map_or(0, |last| last.index.saturating_add(1));
     let term = state.last.map_or(1, |last| last.term);
     let added = entry(LogId { term, index: next }, 1, 300);
-    let told = std::sync::Arc::new(std::sync::Mutex::new(None));
-    let heard = std::sync::Arc::clone(&told);
-    hand.wal.append(vec![added.clone()], Box::new(move |it| *heard.lock().unwrap() = Some(it)));
-    hand.idle();
-    let told = told.lock().unwrap().take().expect("an append is answered");
-    match told {
+    let result = std::sync::Arc::new(std::sync::Mutex::new(None));
+    let received = std::sync::Arc::clone(&result);
+    manual
+        .wal
+        .append(vec![added.clone()], Box::new(move |it| *received.lock().unwrap() = Some(it)));
+    manual.idle();
+    let result = result.lock().unwrap().take().expect("an append has a result");
+    match result {
         Ok(()) => {}
-        // An index that nothing can follow, or that an id cannot be had for.
+        // Forged indexes may leave no next index or segment id.
         Err(_) if is_forged => return,
         Err(error) => panic!("an append to an opened log: {error}"),
     }
-    let read = hand.wal.read(next..next + 1, usize::MAX, How::Blocking).unwrap().unwrap();
+    let read = manual.wal.read(next..next + 1, usize::MAX, ReadMode::Blocking).unwrap().unwrap();
     assert_eq!(read[0].payload.bytes, added.payload.bytes);
-    drop(hand);
+    drop(manual);
     disk.crash(Crash::LoseAll);
     let disk = disk.reopen();
     if is_forged && has_used_up_its_numbers(&disk) {
         return;
     }
-    let reopened = Hand::open(&disk);
-    let hand = reopened.unwrap_or_else(|error| panic!("what was opened opens again: {error}"));
-    assert_eq!(hand.wal.state().last, Some(added.id), "what was acknowledged is there");
-    assert_eq!(hand.wal.state().vote, state.vote);
+    let reopened = FuzzWal::open(&disk);
+    let manual =
+        reopened.unwrap_or_else(|error| panic!("a log that opened once opens again: {error}"));
+    assert_eq!(manual.wal.state().last, Some(added.id), "acknowledged entries survive");
+    assert_eq!(manual.wal.state().vote, state.vote);
 }
 
-/// An open takes a number for a new segment, and numbers end at 2^62: there is a last open.
+/// Tells whether the segment numbers are used up: each open takes one, and they end at 2^62.
 fn has_used_up_its_numbers(disk: &SimulatedDisk) -> bool {
     let newest = disk.files().into_iter().filter(|name| name.ends_with(".seg")).max();
     newest.is_some_and(|newest| newest.as_str() > "3ffffffffffffff0")
 }
 
-/// The log, unless it was refused in a way that says what is wrong.
-fn opened(result: Result<Hand, Error>) -> Option<Hand> {
+/// Returns the log, or `None` if it was rejected with a proper error.
+fn opened(result: Result<FuzzWal, Error>) -> Option<FuzzWal> {
     match result {
-        Ok(hand) => Some(hand),
+        Ok(manual) => Some(manual),
         Err(Error::Damaged { file, what, .. }) => {
             assert!(!file.is_empty() && !what.is_empty());
             None
@@ -205,7 +210,7 @@ fn opened(result: Result<Hand, Error>) -> Option<Hand> {
     }
 }
 
-fn check(folder: &Folder, wal: &Wal, is_forged: bool) {
+fn check(fixture: &LogFixture, wal: &Wal, is_forged: bool) {
     let state = wal.state();
     if !is_forged {
         let vote = state.vote.as_deref();
@@ -213,22 +218,22 @@ fn check(folder: &Folder, wal: &Wal, is_forged: bool) {
     }
     let mut next = wal.first_index();
     while state.last.is_some_and(|last| next <= last.index) {
-        match wal.read(next..next.saturating_add(50), 1 << 20, How::Blocking) {
+        match wal.read(next..next.saturating_add(50), 1 << 20, ReadMode::Blocking) {
             Ok(found) => {
-                let found = found.expect("a blocking read has an answer");
+                let found = found.expect("a blocking read has a result");
                 let Some(last) = found.last() else { break };
                 next = last.id.index.saturating_add(1);
-                found.iter().for_each(|entry| check_entry(folder, entry, is_forged));
+                found.iter().for_each(|entry| check_entry(fixture, entry, is_forged));
             }
-            // It may say that all of a gap is missing; that is not walked through.
+            // Skips the rest of a large gap.
             Err(_) if next > 1000 => break,
             Err(_) => next += 1,
         }
-        drop(wal.heads(next..next.saturating_add(3), 3, How::Blocking));
-        drop(wal.log_id(next, How::Blocking));
+        drop(wal.heads(next..next.saturating_add(3), 3, ReadMode::Blocking));
+        drop(wal.log_id(next, ReadMode::Blocking));
     }
-    for (index, placement) in &folder.placed {
-        if folder.placed.len() - (*index as usize) < 12 {
+    for (index, placement) in &fixture.placed {
+        if fixture.placed.len() - (*index as usize) < 12 {
             drop(wal.place(*index, Some(*placement)));
         }
     }
@@ -237,10 +242,10 @@ fn check(folder: &Folder, wal: &Wal, is_forged: bool) {
     for stream in streams {
         drop(wal.stream_rows(stream));
         for position in [0, 1, 5, 20, 40, u64::MAX] {
-            check_stream(folder, wal, stream, position, is_forged);
+            check_stream(fixture, wal, stream, position, is_forged);
         }
         for time in [0, 55, 900, u64::MAX] {
-            drop(wal.search_time(stream, time, How::Blocking));
+            drop(wal.search_time(stream, time, ReadMode::Blocking));
         }
     }
     let last = state.last.map_or(0, |last| last.index);
@@ -249,7 +254,7 @@ fn check(folder: &Folder, wal: &Wal, is_forged: bool) {
         let _ = wal.live_bytes(u64::MAX, upto);
         let Ok(live) = wal.read_live(0, upto, 1 << 20) else { continue };
         for LiveEntry { id, placement, head, payload } in live.entries {
-            check_entry(folder, &Entry { id, stream: placement.stream, head, payload }, is_forged);
+            check_entry(fixture, &Entry { id, stream: placement.stream, head, payload }, is_forged);
         }
     }
     let _ = wal.stats();
@@ -257,56 +262,56 @@ fn check(folder: &Folder, wal: &Wal, is_forged: bool) {
     while !scrub.step().is_round {}
 }
 
-fn check_stream(folder: &Folder, wal: &Wal, stream: u64, position: u64, is_forged: bool) {
-    let read = wal.read_stream(stream, position, u64::MAX, 1 << 20, How::Blocking);
+fn check_stream(fixture: &LogFixture, wal: &Wal, stream: u64, position: u64, is_forged: bool) {
+    let read = wal.read_stream(stream, position, u64::MAX, 1 << 20, ReadMode::Blocking);
     let Ok(Some(found)) = read else { return };
     for stored in found {
         let (id, head, payload) = (stored.id, stored.head, stored.payload);
-        check_entry(folder, &Entry { id, stream, head, payload }, is_forged);
+        check_entry(fixture, &Entry { id, stream, head, payload }, is_forged);
         if !is_forged {
-            assert_eq!(folder.placed.get(&id.index), Some(&stored.placement));
+            assert_eq!(fixture.placed.get(&id.index), Some(&stored.placement));
         }
     }
 }
 
-/// What is handed out verifies; and, unless it was forged, it is what was written.
-fn check_entry(folder: &Folder, entry: &Entry, is_forged: bool) {
+/// Checks that an entry verifies and, unless forged, equals the written one.
+fn check_entry(fixture: &LogFixture, entry: &Entry, is_forged: bool) {
     let Payload { bytes, crc, crc_seed } = &entry.payload;
     let mut hasher = crc32fast::Hasher::new_with_initial(*crc_seed);
     hasher.update(bytes);
     assert_eq!(hasher.finalize(), *crc, "a payload that does not verify");
     if !is_forged {
-        let written = folder.written.iter().find(|written| written.id == entry.id);
+        let written = fixture.written.iter().find(|written| written.id == entry.id);
         let written = written.expect("an entry that was never written");
         assert_eq!(written.head, entry.head);
-        assert_eq!(written.payload.bytes, *bytes, "another payload");
+        assert_eq!(written.payload.bytes, *bytes, "different payload");
     }
 }
 
-/// Records from elsewhere, in any order and with any place: what is refused leaves no trace, and
-/// what is taken is there after a restart.
+/// Target `wal_install`: records of another log, in any order and at any position. Rejected records
+/// leave no trace, installed ones survive a restart.
 pub(crate) fn install(input: &[u8]) {
     let mut input = Input(input);
     let disk = SimulatedDisk::new(1);
-    let Ok(mut hand) = Hand::open(&disk) else { panic!("an empty disk") };
+    let Ok(mut manual) = FuzzWal::open(&disk) else { panic!("an empty disk") };
     let own = input.below(4) as u64;
     for index in 0..own {
-        hand.wal.append(
+        manual.wal.append(
             vec![entry(LogId { term: 1, index }, 1, 50)],
             Box::new(|result| result.unwrap()),
         );
     }
-    hand.settle();
+    manual.settle();
     let placed = input.below(4).min(own as usize) as u64;
     for index in 0..placed {
         let placement = Placement { stream: 1, first: index, count: 1, time: index };
-        hand.wal.place(index, Some(placement)).unwrap();
+        manual.wal.place(index, Some(placement)).unwrap();
     }
-    let mut taken = BTreeMap::new();
+    let mut installed = BTreeMap::new();
     let mut cold = Default::default();
     let mut at = LogId { term: 1, index: 10 };
     while !input.is_empty() {
-        let mut writer = hand.wal.cold_writer().unwrap();
+        let mut writer = manual.wal.cold_writer().unwrap();
         let mut pushed = BTreeMap::new();
         for _ in 0..input.below(6) {
             let live = live_entry(&mut input);
@@ -316,20 +321,20 @@ pub(crate) fn install(input: &[u8]) {
         }
         cold = writer.finish().unwrap();
         at = LogId { term: input.number(), index: input.number() };
-        if hand.wal.install(at, Bytes::from_static(b"snapshot"), &mut cold).is_ok() {
-            taken.extend(pushed);
+        if manual.wal.install(at, Bytes::from_static(b"snapshot"), &mut cold).is_ok() {
+            installed.extend(pushed);
         }
-        hand.settle();
+        manual.settle();
     }
     drop(cold);
-    let state = hand.wal.state();
-    check_installed(&hand.wal, &taken);
-    drop(hand);
+    let state = manual.wal.state();
+    check_installed(&manual.wal, &installed);
+    drop(manual);
     disk.crash(Crash::LoseAll);
-    let hand = Hand::open(&disk.reopen()).unwrap_or_else(|error| panic!("{at:?}: {error}"));
-    assert_eq!(hand.wal.state().last, state.last);
-    assert_eq!(hand.wal.state().purged, state.purged);
-    check_installed(&hand.wal, &taken);
+    let manual = FuzzWal::open(&disk.reopen()).unwrap_or_else(|error| panic!("{at:?}: {error}"));
+    assert_eq!(manual.wal.state().last, state.last);
+    assert_eq!(manual.wal.state().purged, state.purged);
+    check_installed(&manual.wal, &installed);
 }
 
 fn live_entry(input: &mut Input<'_>) -> LiveEntry {
@@ -342,12 +347,12 @@ fn live_entry(input: &mut Input<'_>) -> LiveEntry {
     LiveEntry { id, placement, head: entry.head, payload: entry.payload }
 }
 
-/// Every record is found by its position, and nothing else is.
-fn check_installed(wal: &Wal, taken: &BTreeMap<u64, LiveEntry>) {
-    for live in taken.values() {
+/// Checks that every installed record is found by its position.
+fn check_installed(wal: &Wal, installed: &BTreeMap<u64, LiveEntry>) {
+    for live in installed.values() {
         let Placement { stream, first, count, .. } = live.placement;
         let below = first + u64::from(count);
-        let found = wal.read_stream(stream, first, below, usize::MAX, How::Blocking);
+        let found = wal.read_stream(stream, first, below, usize::MAX, ReadMode::Blocking);
         let found = found.unwrap_or_else(|error| panic!("{:?}: {error}", live.placement)).unwrap();
         assert_eq!(found.len(), 1, "{:?}", live.placement);
         assert_eq!((found[0].id, found[0].placement), (live.id, live.placement));

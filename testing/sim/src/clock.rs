@@ -1,18 +1,18 @@
-//! A node's wall clock: simulated time, and an error of its own that can jump.
+//! A node's wall clock: simulated time plus an error per node that can jump.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use helix_server::clock::Clock;
 
-/// Where simulated time begins: some time in 2023, in microseconds.
+/// Wall time at the start of a simulation, in microseconds (November 2023).
 const BEGIN_US: u64 = 1_700_000_000_000_000;
 
-/// See the module.
+/// Simulated wall clock with an adjustable error.
 #[derive(Debug, Default)]
 pub struct SkewedClock {
     error_us: AtomicI64,
-    /// The last answer, for callers outside of the simulation.
+    /// Last time returned, for calls from outside the simulation.
     last_us: AtomicU64,
 }
 
@@ -21,7 +21,7 @@ impl SkewedClock {
         Arc::new(Self { error_us: AtomicI64::new(error_us), last_us: AtomicU64::new(BEGIN_US) })
     }
 
-    /// Jumps: from now on the clock is wrong by this much.
+    /// Lets the clock jump: sets its error to `error_us`.
     pub fn set_error(&self, error_us: i64) {
         self.error_us.store(error_us, Ordering::Relaxed);
     }

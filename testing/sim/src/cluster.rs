@@ -1,4 +1,4 @@
-//! The nodes: what outlives their crashes, and what runs while they live.
+//! Machines of the cluster: disks and clock, which outlive crashes, and the node that runs on them.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use helix_server::log::PartitionSettings;
-use helix_server::memory::Shares;
+use helix_server::memory::MemoryShares;
 use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::peer::Network;
 use helix_server::server::Server;
@@ -15,54 +15,54 @@ use tokio::sync::Notify;
 use turmoil::net::TcpListener;
 
 use crate::clock::SkewedClock;
-use crate::disks::Disks;
-use crate::net::{CLIENT_PORT, ClientDoor, PEER_PORT, SimulatedDialer, incoming};
-use crate::plan::Plan;
+use crate::disks::NodeDisks;
+use crate::net::{CLIENT_PORT, ClientListener, PEER_PORT, SimulatedDialer, incoming};
+use crate::plan::SimulationPlan;
 
-/// How a node stands, as far as it says itself.
+/// State of the node on a machine.
 #[derive(Debug, Clone, Default)]
-pub enum Standing {
-    /// Being opened.
+pub enum MachineState {
+    /// The node is being opened.
     #[default]
     Opening,
     Open(Weak<Node>),
-    /// It cannot be opened, or its storage failed: the process ends.
+    /// The node cannot be opened, or its storage failed: the process ends.
     Failed(String),
-    /// It was asked to stop, and has.
+    /// The node stopped on request.
     Stopped,
 }
 
-/// One machine. Clones are the same one.
+/// One machine of the simulated cluster. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Machine(Arc<Inner>);
+pub struct SimulatedMachine(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     node_id: u64,
-    plan: Plan,
-    disks: Disks,
+    plan: SimulationPlan,
+    disks: NodeDisks,
     clock: Arc<SkewedClock>,
-    standing: Mutex<Standing>,
-    /// The node that was opened last: it may have ended, and still be there.
+    state: Mutex<MachineState>,
+    /// Node that was opened last. It may have ended and still be in memory.
     last: Mutex<Weak<Node>>,
     stop: Notify,
-    life: Mutex<u64>,
-    /// Whether it is switched on. One that may join later is not at first.
+    start_count: Mutex<u64>,
+    /// The machine is switched on. A spare machine starts switched off.
     is_on: AtomicBool,
 }
 
-impl Machine {
-    pub fn new(plan: &Plan, node_id: u64) -> Self {
+impl SimulatedMachine {
+    pub fn new(plan: &SimulationPlan, node_id: u64) -> Self {
         let place = usize::try_from(node_id - 1).unwrap_or(0);
         Self(Arc::new(Inner {
             node_id,
-            disks: Disks::new(plan.seed ^ node_id << 16, plan.disks[place]),
+            disks: NodeDisks::new(plan.seed ^ node_id << 16, plan.disks[place]),
             clock: SkewedClock::new(plan.clock_errors_us[place]),
             plan: plan.clone(),
-            standing: Mutex::default(),
+            state: Mutex::default(),
             last: Mutex::default(),
             stop: Notify::new(),
-            life: Mutex::default(),
+            start_count: Mutex::default(),
             is_on: AtomicBool::new(node_id <= plan.nodes),
         }))
     }
@@ -72,19 +72,19 @@ impl Machine {
     }
 
     pub fn host(&self) -> String {
-        Plan::host(self.0.node_id)
+        SimulationPlan::host(self.0.node_id)
     }
 
     pub fn is_on(&self) -> bool {
         self.0.is_on.load(Ordering::Relaxed)
     }
 
-    /// Whether the next life is one.
-    pub fn switch(&self, on: bool) {
+    /// Switches the machine on or off, from its next start.
+    pub fn set_on(&self, on: bool) {
         self.0.is_on.store(on, Ordering::Relaxed);
     }
 
-    pub fn disks(&self) -> &Disks {
+    pub fn disks(&self) -> &NodeDisks {
         &self.0.disks
     }
 
@@ -92,50 +92,50 @@ impl Machine {
         &self.0.clock
     }
 
-    fn lock(&self) -> MutexGuard<'_, Standing> {
-        self.0.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, MachineState> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn standing(&self) -> Standing {
+    pub fn state(&self) -> MachineState {
         self.lock().clone()
     }
 
-    pub fn set_standing(&self, standing: Standing) {
-        *self.lock() = standing;
+    pub fn set_state(&self, state: MachineState) {
+        *self.lock() = state;
     }
 
-    /// The running node, if it is open.
+    /// Returns the running node, if it is open.
     pub fn node(&self) -> Option<Arc<Node>> {
         match &*self.lock() {
-            Standing::Open(node) => node.upgrade(),
+            MachineState::Open(node) => node.upgrade(),
             _ => None,
         }
     }
 
-    /// The node that was opened last, until the machine takes its remains away.
+    /// Returns the node that was opened last, until the simulation drops it.
     pub fn last_node(&self) -> Option<Arc<Node>> {
         self.0.last.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
     }
 
-    /// Nothing that it left behind is looked at any more: its disks are gone.
-    pub fn forget_last(&self) {
+    /// Drops the reference to the last node: its disks are gone.
+    pub fn forget_last_node(&self) {
         *self.0.last.lock().unwrap_or_else(PoisonError::into_inner) = Weak::new();
     }
 
-    /// How often it was started.
-    pub fn life(&self) -> u64 {
-        *self.0.life.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns how often the node was started.
+    pub fn start_count(&self) -> u64 {
+        *self.0.start_count.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the running node to stop as it does when it is told to.
+    /// Requests a graceful stop of the running node.
     pub fn stop(&self) {
         self.0.stop.notify_one();
     }
 
     fn settings(&self) -> NodeSettings {
-        let Inner { node_id, plan, disks, clock, life, .. } = &*self.0;
-        let mut life = life.lock().unwrap_or_else(PoisonError::into_inner);
-        *life += 1;
+        let Inner { node_id, plan, disks, clock, start_count, .. } = &*self.0;
+        let mut start_count = start_count.lock().unwrap_or_else(PoisonError::into_inner);
+        *start_count += 1;
         NodeSettings {
             node_id: *node_id,
             storage: NodeStorage::Simulated(Arc::new(disks.clone())),
@@ -153,7 +153,7 @@ impl Machine {
             segment_bytes: plan.segment_bytes,
             tail_bytes: plan.tail_bytes,
             footer_bytes: 1 << 20,
-            shares: Shares::default(),
+            shares: MemoryShares::default(),
             log_limits: LogLimits {
                 checkpoint_bytes: plan.checkpoint_bytes,
                 catch_up_bytes: plan.catch_up_bytes,
@@ -162,18 +162,18 @@ impl Machine {
             idle_poll: Duration::ZERO,
             pace: helix_server::limits::PACE,
             clock: clock.clone(),
-            seed: Some(plan.seed ^ node_id << 32 ^ *life),
+            seed: Some(plan.seed ^ node_id << 32 ^ *start_count),
         }
     }
 
-    /// One life of the node, from start to failure or stop. A process that has ended waits until
-    /// the machine takes its remains away.
-    pub async fn live(self) -> turmoil::Result {
+    /// Runs the node from start to failure or stop, then waits until the simulation crashes the
+    /// host.
+    pub async fn run_until_end(self) -> turmoil::Result {
         if !self.is_on() {
             std::future::pending::<()>().await;
         }
         if let Err(why) = self.run().await {
-            self.set_standing(Standing::Failed(why));
+            self.set_state(MachineState::Failed(why));
         }
         std::future::pending().await
     }
@@ -188,28 +188,28 @@ impl Machine {
         let Inner { node_id, plan, .. } = &*self.0;
         let others = (1..=plan.nodes).filter(|other| other != node_id);
         let others: BTreeMap<_, _> =
-            others.map(|other| (other, format!("{}:{PEER_PORT}", Plan::host(other)))).collect();
+            others.map(|other| (other, format!("{}:{PEER_PORT}", SimulationPlan::host(other)))).collect();
         let node = Node::open_among(self.settings(), others, network)
             .await
-            .map_err(|error| format!("it does not open: {error}"))?;
-        self.set_standing(Standing::Open(Arc::downgrade(&node)));
+            .map_err(|error| format!("cannot open the node: {error}"))?;
+        self.set_state(MachineState::Open(Arc::downgrade(&node)));
         *self.0.last.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&node);
         let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, CLIENT_PORT));
         let endpoint = format!("{}:{CLIENT_PORT}", self.host());
-        let mut running = Server::serve(node, address, endpoint, ClientDoor(clients))
+        let mut running = Server::serve(node, address, endpoint, ClientListener(clients))
             .await
-            .map_err(|error| format!("it does not serve: {error}"))?;
+            .map_err(|error| format!("cannot serve: {error}"))?;
         tokio::select! {
             biased;
             why = running.wait_failed() => {
-                self.set_standing(Standing::Failed(why));
-                // It is looked at once more.
+                self.set_state(MachineState::Failed(why));
+                // Stays for one more check.
                 std::future::pending().await
             }
             () = self.0.stop.notified() => {
-                // As the binary does: what does not end in time is cut off.
+                // As the binary does: connections that do not end in time are closed.
                 let _ = tokio::time::timeout(Duration::from_secs(30), running.shutdown()).await;
-                self.set_standing(Standing::Stopped);
+                self.set_state(MachineState::Stopped);
                 Ok(())
             }
         }

@@ -1,5 +1,5 @@
-//! What a run has met. A simulation that never meets what it is there for shows nothing: over a
-//! series of runs every mark must have been hit.
+//! Coverage marks: situations that a run met. A simulation that never meets a situation does not
+//! test it, so a series of runs must hit every mark.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,9 +8,9 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer};
 
-/// Everything that is counted.
+/// Situation that is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Mark {
+pub enum CoverageMark {
     LeaderChange,
     LeaderChangeWithBatchInFlight,
     LeaderCutOff,
@@ -67,7 +67,7 @@ pub enum Mark {
     ShardOpenedAgain,
 }
 
-impl Mark {
+impl CoverageMark {
     pub const ALL: [Self; 54] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
@@ -126,50 +126,52 @@ impl Mark {
     ];
 }
 
-/// Counts of one run, or of several. Clones are the same counts.
+/// Counts of each mark. Clones share the counts.
 #[derive(Debug, Clone, Default)]
-pub struct Marks(Arc<Mutex<BTreeMap<Mark, u64>>>);
+pub struct CoverageMarks(Arc<Mutex<BTreeMap<CoverageMark, u64>>>);
 
-impl Marks {
-    pub fn hit(&self, mark: Mark) {
+impl CoverageMarks {
+    pub fn hit(&self, mark: CoverageMark) {
         self.add(mark, 1);
     }
 
-    pub fn add(&self, mark: Mark, count: u64) {
+    pub fn add(&self, mark: CoverageMark, count: u64) {
         let mut marks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *marks.entry(mark).or_default() += count;
     }
 
-    pub fn get(&self, mark: Mark) -> u64 {
+    pub fn get(&self, mark: CoverageMark) -> u64 {
         let marks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         marks.get(&mark).copied().unwrap_or(0)
     }
 
-    /// Adds the counts of another run.
-    pub fn take(&self, other: &Self) {
-        for mark in Mark::ALL {
+    /// Adds other counts to these.
+    pub fn merge(&self, other: &Self) {
+        for mark in CoverageMark::ALL {
             self.add(mark, other.get(mark));
         }
     }
 }
 
-/// Marks that only the nodes' own log tells of, by how a message begins. One that is worded anew
-/// must be so here too: otherwise its mark stays at zero, which is a failure.
-const LOGGED: [(&str, Mark); 7] = [
-    ("cut a torn, unacknowledged tail", Mark::TornTailCut),
-    ("no majority answers; appends are refused", Mark::LeaderCutOff),
-    ("the disk stalls; handing over", Mark::HandedOverStalledDisk),
-    ("the log goes on after entry", Mark::SnapshotInstalled),
-    ("part of a log is damaged", Mark::DamageNoticed),
-    ("repaired: the replica has all that it had", Mark::RepairDone),
-    ("the shard is open again", Mark::ShardOpenedAgain),
+/// Marks that are counted by log messages of the nodes, by the start of the message.
+///
+/// A message that is reworded must be changed here too. Otherwise its mark stays at zero, which
+/// `--marks` reports as a failure.
+const LOGGED: [(&str, CoverageMark); 7] = [
+    ("truncated a torn, unacknowledged tail", CoverageMark::TornTailCut),
+    ("refusing appends, no majority responds", CoverageMark::LeaderCutOff),
+    ("disk stalls, transferring leadership", CoverageMark::HandedOverStalledDisk),
+    ("installed a snapshot and the fetched records", CoverageMark::SnapshotInstalled),
+    ("found damage in a log", CoverageMark::DamageNoticed),
+    ("repaired the replica", CoverageMark::RepairDone),
+    ("reopened the shard", CoverageMark::ShardOpenedAgain),
 ];
 
-/// Listens to what the nodes log.
+/// Tracing layer that counts marks by log messages.
 #[derive(Debug)]
-pub struct Listener(pub Marks);
+pub struct CoverageLayer(pub CoverageMarks);
 
-impl<S: Subscriber> Layer<S> for Listener {
+impl<S: Subscriber> Layer<S> for CoverageLayer {
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
         if !event.metadata().target().starts_with("helix_server") {
             return;

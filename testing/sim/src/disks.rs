@@ -1,5 +1,5 @@
-//! The disks of one node, one for each shard: they outlive its crashes, and get slow, full or
-//! broken on demand.
+//! Disks of one node, one per shard. They outlive crashes of the node, and become slow, full or
+//! faulty on demand.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,31 +11,31 @@ use helix_wal::storage::{CacheMode, Crash, Fault, SimulatedDisk, Storage};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// What a disk is like.
+/// Properties of a disk.
 #[derive(Debug, Clone, Copy)]
 pub struct DiskShape {
     pub cache: CacheMode,
     pub direct_io: bool,
-    /// A sync takes up to this long.
+    /// Maximum duration of a sync.
     pub pace_max: Duration,
 }
 
-/// See the module. Clones are the same disks.
+/// Disks of a node, by shard. Clones share the disks.
 #[derive(Clone)]
-pub struct Disks(Arc<Mutex<Inner>>);
+pub struct NodeDisks(Arc<Mutex<Inner>>);
 
 struct Inner {
     seed: u64,
     shape: DiskShape,
     by_shard: BTreeMap<u64, SimulatedDisk>,
-    /// Draws how long syncs take.
+    /// Draws the duration of syncs.
     random: StdRng,
-    /// What every sync takes on top while the disk stalls.
+    /// Extra duration of every sync while the disk stalls.
     stall: Duration,
     free: Option<u64>,
 }
 
-impl Disks {
+impl NodeDisks {
     pub fn new(seed: u64, shape: DiskShape) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             seed,
@@ -48,26 +48,26 @@ impl Disks {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic of a node must not hide what it left on its disks.
+        // A panic of a node must not hide the contents of its disks.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The power goes: what was not synced meets its fate.
+    /// Loses power: each unsynced sector is kept, lost, torn or garbled, by `seed`.
     pub fn lose_power(&self, seed: u64) {
         for (shard, disk) in &self.lock().by_shard {
             disk.crash(Crash::Seeded(seed ^ shard));
         }
     }
 
-    /// The process ends: the page cache stays.
+    /// Ends the process: the page cache survives.
     pub fn lose_process(&self) {
         for disk in self.lock().by_shard.values() {
             disk.crash(Crash::KeepAll);
         }
     }
 
-    /// The disk of one shard stops for good in the middle of what it does soon: that change stays
-    /// pending. False where there is no such disk.
+    /// Stops the disk of one shard after `changes` more changes, in the middle of the next one.
+    /// That change stays pending. Returns `false` if there is no such disk.
     pub fn stop_soon(&self, shard: u64, changes: u64) -> bool {
         let inner = self.lock();
         let Some(disk) = inner.by_shard.get(&shard) else { return false };
@@ -79,7 +79,7 @@ impl Disks {
         self.lock().by_shard.values().any(SimulatedDisk::stopped)
     }
 
-    /// A failure to come on the disk of one shard.
+    /// Adds a fault to the disk of one shard. Returns `false` if there is no such disk.
     pub fn fail(&self, shard: u64, fault: Fault) -> bool {
         let inner = self.lock();
         let Some(disk) = inner.by_shard.get(&shard) else { return false };
@@ -87,7 +87,7 @@ impl Disks {
         true
     }
 
-    /// Other disks, empty ones, are put in their place. The machine is off.
+    /// Replaces all disks by empty ones while the machine is off.
     pub fn wipe(&self) {
         self.lock().by_shard.clear();
     }
@@ -96,7 +96,7 @@ impl Disks {
         self.lock().stall = stall;
     }
 
-    /// Bytes that may still be allocated on each disk; `None` for no limit.
+    /// Sets the free bytes of each disk; `None` removes the limit.
     pub fn set_free(&self, free: Option<u64>) {
         let mut inner = self.lock();
         inner.free = free;
@@ -105,7 +105,7 @@ impl Disks {
         }
     }
 
-    /// Ends all failures that are still to come.
+    /// Removes all faults and limits.
     pub fn heal(&self) {
         let inner = self.lock();
         for disk in inner.by_shard.values() {
@@ -117,12 +117,12 @@ impl Disks {
         self.set_stall(Duration::ZERO);
     }
 
-    /// Syncs get as fast as they can be: for the time in which everything must be well.
-    pub fn hurry(&self) {
+    /// Makes syncs fast, for the phase in which everything must recover.
+    pub fn speed_up(&self) {
         self.lock().shape.pace_max = Duration::from_millis(2);
     }
 
-    /// The disk of one shard.
+    /// Returns the disk of one shard.
     pub fn disk(&self, shard: u64) -> Option<SimulatedDisk> {
         self.lock().by_shard.get(&shard).cloned()
     }
@@ -132,7 +132,7 @@ impl Disks {
     }
 }
 
-impl SimulatedDisks for Disks {
+impl SimulatedDisks for NodeDisks {
     fn open(&self, shard_id: u64) -> Arc<dyn Storage> {
         let mut inner = self.lock();
         let Inner { seed, shape, free, by_shard, .. } = &mut *inner;
@@ -146,7 +146,7 @@ impl SimulatedDisks for Disks {
         Arc::new(disk.reopen())
     }
 
-    fn pace(&self, _shard_id: u64) -> Duration {
+    fn write_delay(&self, _shard_id: u64) -> Duration {
         let mut inner = self.lock();
         let Inner { shape, random, stall, .. } = &mut *inner;
         let max_us = u64::try_from(shape.pace_max.as_micros()).unwrap_or(0);
@@ -154,7 +154,7 @@ impl SimulatedDisks for Disks {
     }
 }
 
-impl fmt::Debug for Disks {
+impl fmt::Debug for NodeDisks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Disks").field("shards", &self.shards()).finish()
     }

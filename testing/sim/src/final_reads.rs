@@ -1,10 +1,10 @@
-//! Reads every partition of every replica from its log start to its high watermark, past routing
-//! and retries: what each node says, now.
+//! Reads every partition of every replica from its log start to its high watermark, directly from
+//! each node, without routing.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use helix_checker::{Event, payload};
+use helix_checker::{HistoryEvent, payload};
 use helix_client::Error;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::start_position::Position;
@@ -15,37 +15,37 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
 use crate::net::{CLIENT_PORT, channel};
-use crate::plan::Plan;
-use crate::workload::{FINALS, Scene, TOPIC};
+use crate::plan::SimulationPlan;
+use crate::workload::{FINALS, ClientContext, TOPIC};
 
-const ANSWER_MAX: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Attempts at one fetch.
+/// Maximum attempts of one fetch.
 const ATTEMPTS_MAX: u32 = 20;
 
-/// Where the events of a read go: they count only if nothing changed meanwhile.
-pub type Found = Arc<Mutex<Vec<Event>>>;
+/// Events of a full read. They count only if no log changed during the read.
+pub type FinalReadEvents = Arc<Mutex<Vec<HistoryEvent>>>;
 
-/// Reads all replicas, each time that it is asked to.
-pub async fn read(scene: Scene, rounds: u32, found: Found) -> turmoil::Result {
+/// Reads all replicas in each final phase.
+pub async fn read(context: ClientContext, rounds: u32, found: FinalReadEvents) -> turmoil::Result {
     for round in 0..rounds {
-        scene.turn(FINALS + round).await;
-        read_all(&scene, round, &found).await?;
-        scene.on_end();
+        context.wait_for_phase(FINALS + round).await;
+        read_all(&context, round, &found).await?;
+        context.on_end();
     }
     Ok(())
 }
 
-async fn read_all(scene: &Scene, round: u32, found: &Found) -> turmoil::Result {
+async fn read_all(context: &ClientContext, round: u32, found: &FinalReadEvents) -> turmoil::Result {
     let mut events = Vec::new();
-    for node in scene.members.all() {
-        let host = Plan::host(node);
+    for node in context.members.all() {
+        let host = SimulationPlan::host(node);
         let endpoint = Endpoint::from_shared(format!("http://{host}:{CLIENT_PORT}"))?;
         let client = ConsumeServiceClient::new(channel(&endpoint));
         let client = client.max_decoding_message_size(16 << 20);
-        let reader = scene.id();
-        for partition in 0..scene.plan.partitions {
-            events.push(Event::FinalOpened { reader, partition, round, replica: node });
+        let reader = context.id();
+        for partition in 0..context.plan.partitions {
+            events.push(HistoryEvent::FinalOpened { reader, partition, round, replica: node });
             read_one(client.clone(), (reader, partition), &mut events)
                 .await
                 .map_err(|why| format!("partition {partition} of node {node}: {why}"))?;
@@ -58,7 +58,7 @@ async fn read_all(scene: &Scene, round: u32, found: &Found) -> turmoil::Result {
 async fn read_one(
     mut client: ConsumeServiceClient<Channel>,
     (reader, partition): (u32, u32),
-    events: &mut Vec<Event>,
+    events: &mut Vec<HistoryEvent>,
 ) -> Result<(), String> {
     let mut offset = 0;
     let mut attempts = 0;
@@ -69,36 +69,36 @@ async fn read_one(
                 let marks = error.watermarks.unwrap_or_default();
                 if offset == 0 && marks.log_start_offset > 0 {
                     offset = marks.log_start_offset;
-                    events.push(Event::FinalStarts { reader, partition, offset });
+                    events.push(HistoryEvent::FinalStarts { reader, partition, offset });
                     continue;
                 }
-                events.push(Event::OutOfRange { reader, partition, offset });
-                events.push(Event::FinalEnded { reader, partition, high_watermark: offset });
+                events.push(HistoryEvent::OutOfRange { reader, partition, offset });
+                events.push(HistoryEvent::FinalEnded { reader, partition, high_watermark: offset });
                 return Ok(());
             }
             Err(error) => {
                 attempts += 1;
                 if attempts > ATTEMPTS_MAX {
-                    return Err(error.map_or("no answer".to_owned(), |error| error.to_string()));
+                    return Err(error.map_or("no response".to_owned(), |error| error.to_string()));
                 }
                 sleep(Duration::from_millis(200)).await;
                 continue;
             }
         };
         let high_watermark = records.watermarks.unwrap_or_default().high_watermark;
-        let (told, end) = payload::events(reader, partition, &records.batches, offset);
+        let (read, end) = payload::events(reader, partition, &records.batches, offset);
         let is_stuck = end == offset;
-        events.extend(told);
+        events.extend(read);
         offset = end;
-        // Nothing comes although there should be more: the checker sees the gap.
+        // Ends on an empty response below the high watermark: the checker reports the gap.
         if end >= high_watermark || is_stuck {
-            events.push(Event::FinalEnded { reader, partition, high_watermark });
+            events.push(HistoryEvent::FinalEnded { reader, partition, high_watermark });
             return Ok(());
         }
     }
 }
 
-/// `None` where no answer came.
+/// Fetches once. The error is `None` if no response came in time.
 async fn fetch(
     client: &mut ConsumeServiceClient<Channel>,
     partition: u32,
@@ -116,8 +116,8 @@ async fn fetch(
         accept_encoded: true,
         ..FetchRequest::default()
     };
-    match timeout(ANSWER_MAX, client.fetch(request)).await {
-        Ok(Ok(answer)) => Ok(answer.into_inner().partitions.pop().unwrap_or_default()),
+    match timeout(RESPONSE_TIMEOUT, client.fetch(request)).await {
+        Ok(Ok(response)) => Ok(response.into_inner().partitions.pop().unwrap_or_default()),
         Ok(Err(status)) => Err(Some(Error::from_status(&status))),
         Err(_) => Err(None),
     }

@@ -1,33 +1,35 @@
-//! Whole clusters in one process: the product's own API, peers, Raft and WAL on a simulated
-//! network, simulated disks and simulated clocks. Everything follows from a seed.
+//! Whole clusters in one process: the product's API, peers, Raft and WAL on a simulated network,
+//! simulated disks and simulated clocks. Everything follows from a seed.
 //!
-//! `run` is one run; `plan` draws what it is like; `cluster`, `disks`, `clock`, `links`, `net` and
-//! `tamper` are the world; `nemesis` and `damage` break it; `workload` and `repeater` write and
-//! read through `helix-client` and past it, and `operator` runs the cluster; `members` is what
-//! nemesis and operator know of each other; `watch` looks at all nodes after every tick; `finals`
-//! reads every replica at the end; `marks` counts what was met on the way, and `tally` adds up over
-//! many runs.
+//! - `run` executes one run; `plan` draws its settings from the seed.
+//! - `cluster`, `disks`, `clock`, `links`, `net` and `tamper` simulate the environment.
+//! - `nemesis` and `damage` inject faults; `membership` tells them which nodes may be hit.
+//! - `workload` and `raw_producer` write and read, with and without `helix-client`.
+//! - `operator` administers the cluster.
+//! - `invariants` checks all nodes after every tick; `observation` is its state per replica.
+//! - `final_reads` reads every replica at the end; `recorder` keeps the history of all clients.
+//! - `coverage` counts the situations that a run met; `tally` adds up the counts of many runs.
 
 #[cfg(not(tokio_unstable))]
 compile_error!("build in testing/sim/, whose .cargo/config.toml sets tokio_unstable");
 
 pub mod clock;
 pub mod cluster;
+pub mod coverage;
 pub mod damage;
 pub mod disks;
-pub mod finals;
+pub mod final_reads;
+pub mod invariants;
 pub mod links;
-pub mod marks;
-pub mod members;
+pub mod membership;
 pub mod nemesis;
 pub mod net;
+mod observation;
 pub mod operator;
 pub mod plan;
-pub mod record;
-pub mod repeater;
+pub mod raw_producer;
+pub mod recorder;
 pub mod run;
-mod seen;
 pub mod tally;
 pub mod tamper;
-pub mod watch;
 pub mod workload;

@@ -1,5 +1,5 @@
-//! Which directions of which links are cut or held back, and how slow each link is, applied to
-//! turmoil's network. One place that knows, so that faults may overlap and heal in any order.
+//! State of all network links: cut, held back or slow, applied to turmoil's network.
+//! Keeps the reasons of each cut, so that faults may overlap and heal in any order.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,23 +8,23 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use turmoil::Sim;
 
-/// A host, by its place in the list that the links were made with.
-pub type Place = usize;
+/// Index of a host in the list given to [`Links::new`].
+pub type HostIndex = usize;
 
-/// See the module. Reasons are numbers: a cut is there as long as any reason for it is.
+/// Links between all hosts. A cut lasts as long as it has a reason; reasons are numbers.
 #[derive(Debug, Default)]
 pub struct Links {
     hosts: Vec<String>,
-    cuts: BTreeSet<(u64, Place, Place)>,
-    holds: BTreeSet<(u64, Place, Place)>,
-    /// As turmoil has it.
-    cut_now: BTreeSet<(Place, Place)>,
-    held_now: BTreeSet<(Place, Place)>,
-    /// Whether turmoil's network may be in another state than it should be.
+    cuts: BTreeSet<(u64, HostIndex, HostIndex)>,
+    holds: BTreeSet<(u64, HostIndex, HostIndex)>,
+    /// State that turmoil has.
+    cut_now: BTreeSet<(HostIndex, HostIndex)>,
+    held_now: BTreeSet<(HostIndex, HostIndex)>,
+    /// Set if turmoil's network may differ from this state.
     changed: bool,
     latency_max: Duration,
-    /// Links that are slow just now.
-    slow: BTreeSet<(Place, Place)>,
+    /// Links that are slow at present.
+    slow: BTreeSet<(HostIndex, HostIndex)>,
 }
 
 impl Links {
@@ -32,7 +32,7 @@ impl Links {
         Self { hosts, latency_max, ..Self::default() }
     }
 
-    pub fn name(&self, place: Place) -> &str {
+    pub fn name(&self, place: HostIndex) -> &str {
         &self.hosts[place]
     }
 
@@ -40,39 +40,41 @@ impl Links {
         self.hosts.len()
     }
 
-    /// Nothing goes from one to the other any more.
-    pub fn cut(&mut self, reason: u64, from: Place, to: Place) {
+    /// Drops all traffic in one direction.
+    pub fn cut(&mut self, reason: u64, from: HostIndex, to: HostIndex) {
         if from != to {
             self.cuts.insert((reason, from, to));
             self.changed = true;
         }
     }
 
-    pub fn cut_both(&mut self, reason: u64, one: Place, other: Place) {
+    pub fn cut_both(&mut self, reason: u64, one: HostIndex, other: HostIndex) {
         self.cut(reason, one, other);
         self.cut(reason, other, one);
     }
 
-    /// Everything between them waits until it is let go.
-    pub fn hold(&mut self, reason: u64, one: Place, other: Place) {
+    /// Holds all traffic between two hosts until the reason is removed.
+    pub fn hold(&mut self, reason: u64, one: HostIndex, other: HostIndex) {
         if one != other {
             self.holds.insert((reason, one.min(other), one.max(other)));
             self.changed = true;
         }
     }
 
-    /// The link is slow until it is hastened again.
-    pub fn slow_down(&mut self, sim: &Sim<'_>, one: Place, other: Place, latency: Duration) {
+    /// Slows a link down until [`Self::restore_speed`].
+    pub fn slow_down(&mut self, sim: &Sim<'_>, one: HostIndex, other: HostIndex, latency: Duration) {
         self.slow.insert((one.min(other), one.max(other)));
         sim.set_link_latency(self.name(one), self.name(other), latency);
     }
 
-    pub fn hasten(&mut self, one: Place, other: Place) {
+    pub fn restore_speed(&mut self, one: HostIndex, other: HostIndex) {
         self.slow.remove(&(one.min(other), one.max(other)));
     }
 
-    /// Every link gets a latency of its own, which changes now and then. It is not drawn for each
-    /// message: then a connection that says the same in two pieces would change the whole run.
+    /// Draws a latency for every link.
+    ///
+    /// It is not drawn per message: a connection that splits its writes differently would then
+    /// change the whole run.
     pub fn draw_latencies(&self, sim: &Sim<'_>, rng: &mut StdRng) {
         for one in 0..self.count() {
             for other in one + 1..self.count() {
@@ -81,7 +83,7 @@ impl Links {
         }
     }
 
-    pub fn draw_latency(&self, sim: &Sim<'_>, one: Place, other: Place, rng: &mut StdRng) {
+    pub fn draw_latency(&self, sim: &Sim<'_>, one: HostIndex, other: HostIndex, rng: &mut StdRng) {
         if self.slow.contains(&(one.min(other), one.max(other))) {
             return;
         }
@@ -91,21 +93,21 @@ impl Links {
         sim.set_link_latency(self.name(one), self.name(other), latency);
     }
 
-    pub fn forget(&mut self, reason: u64) {
+    pub fn remove_reason(&mut self, reason: u64) {
         self.cuts.retain(|(why, _, _)| *why != reason);
         self.holds.retain(|(why, _, _)| *why != reason);
         self.changed = true;
     }
 
-    /// Brings turmoil's network to this state.
+    /// Applies this state to turmoil's network.
     pub fn apply(&mut self, sim: &Sim<'_>) {
         if !std::mem::take(&mut self.changed) {
             return;
         }
-        let name = |place: Place| self.name(place);
+        let name = |place: HostIndex| self.name(place);
         let cuts: BTreeSet<_> = self.cuts.iter().map(|(_, from, to)| (*from, *to)).collect();
         let is_cut = |one, other| cuts.contains(&(one, other)) || cuts.contains(&(other, one));
-        // turmoil cannot hold what is cut.
+        // turmoil cannot hold a link that is cut.
         let holds = self.holds.iter().map(|(_, one, other)| (*one, *other));
         let holds: BTreeSet<_> = holds.filter(|(one, other)| !is_cut(*one, *other)).collect();
         for (one, other) in self.held_now.difference(&holds) {

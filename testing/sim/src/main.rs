@@ -1,4 +1,4 @@
-//! `helix-sim`: runs seeds until the time is over, or one seed again.
+//! `helix-sim`: runs seeds for a given time, or repeats one seed.
 
 use std::io::Write;
 use std::process::{Command, ExitCode, Output};
@@ -8,9 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
-use helix_sim::marks::{Listener, Marks};
-use helix_sim::plan::{Plan, Theme};
-use helix_sim::run::{Failure, Report, run_plan};
+use helix_sim::coverage::{CoverageLayer, CoverageMarks};
+use helix_sim::plan::{SimulationPlan, Theme};
+use helix_sim::run::{RunFailure, RunReport, run_plan};
 use helix_sim::tally::Tally;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
@@ -18,58 +18,58 @@ use tracing_subscriber::{EnvFilter, Layer, fmt};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Simulates whole clusters and checks everything that their clients were told
+/// Simulate whole clusters and check everything that their clients observed
 #[derive(Debug, Parser)]
 struct Cli {
-    /// Runs this seed only
+    /// Run this seed only
     #[arg(long)]
     seed: Option<u64>,
 
-    /// Runs seeds one after the other for this long
+    /// Run seeds for this many seconds
     #[arg(long, default_value_t = 60)]
     seconds: u64,
 
-    /// Runs this many seeds, however long that takes
+    /// Run this many seeds, without a time limit
     #[arg(long)]
     seeds: Option<u64>,
 
-    /// First seed of a series [default: drawn]
+    /// First seed of a series [default: random]
     #[arg(long)]
     from: Option<u64>,
 
-    /// Seeds that are run at the same time
+    /// Seeds to run in parallel
     #[arg(long, default_value_t = 2)]
     jobs: u64,
 
-    /// With --seed: runs it twice, and compares the traces line by line
+    /// With --seed: run it twice and compare the traces
     #[arg(long)]
     twice: bool,
 
-    /// With --seed: prints the trace
+    /// With --seed: print the trace
     #[arg(long)]
     trace: bool,
 
-    /// Prints what the nodes log, for instance "helix_server=debug"
+    /// Print the log of the nodes, e.g. "helix_server=debug"
     #[arg(long)]
     log: Option<String>,
 
-    /// Fails if something was never met in the whole series
+    /// Fail if the series never met one of the situations
     #[arg(long)]
     marks: bool,
 
-    /// Goes on after a seed that failed
+    /// Continue after a failed seed
     #[arg(long)]
     keep_going: bool,
 
-    /// Breaks each cluster for so many simulated seconds instead of what its seed draws
+    /// Simulated seconds with faults [default: drawn from the seed]
     #[arg(long)]
     duration: Option<u64>,
 
-    /// Has every seed break mostly this, whatever it draws
+    /// Use this theme of faults for every seed
     #[arg(long)]
     theme: Option<Theme>,
 
-    /// With --seed: prints what a series adds up
+    /// With --seed: print the counts that a series adds up
     #[arg(long, hide = true)]
     tally: bool,
 }
@@ -77,22 +77,22 @@ struct Cli {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match cli.seed {
-        Some(seed) => one(seed, &cli),
-        None => series(&cli),
+        Some(seed) => run_one(seed, &cli),
+        None => run_series(&cli),
     }
 }
 
-/// Runs with the nodes' log in the marks, and on the screen if asked for.
-fn listened(plan: Plan, keeps_trace: bool, log: Option<&str>) -> Result<Report, Failure> {
-    let heard = Marks::default();
+/// Runs a plan, counts coverage marks in the nodes' log, and prints that log if `log` is set.
+fn run_logged(plan: SimulationPlan, keeps_trace: bool, log: Option<&str>) -> Result<RunReport, RunFailure> {
+    let log_marks = CoverageMarks::default();
     let shown = log.map(|filter| {
         let layer = fmt::layer().with_writer(std::io::stderr).with_timer(SimulatedTime);
         layer.with_ansi(false).with_filter(EnvFilter::new(filter))
     });
-    let listener = Listener(heard.clone()).with_filter(EnvFilter::new("helix_server=info"));
+    let listener = CoverageLayer(log_marks.clone()).with_filter(EnvFilter::new("helix_server=info"));
     let subscriber = tracing_subscriber::registry().with(listener).with(shown);
     let report = tracing::subscriber::with_default(subscriber, || run_plan(plan, keeps_trace))?;
-    report.marks.take(&heard);
+    report.marks.merge(&log_marks);
     Ok(report)
 }
 
@@ -105,19 +105,19 @@ impl fmt::time::FormatTime for SimulatedTime {
     }
 }
 
-fn one(seed: u64, cli: &Cli) -> ExitCode {
-    let mut plan = Plan::of(seed, cli.theme);
+fn run_one(seed: u64, cli: &Cli) -> ExitCode {
+    let mut plan = SimulationPlan::of(seed, cli.theme);
     if let Some(seconds) = cli.duration {
         plan.duration = Duration::from_secs(seconds);
     }
     if cli.tally {
-        return tallied(plan);
+        return run_for_tally(plan);
     }
     println!("{plan:#?}");
     if cli.twice {
-        return twice(seed, cli);
+        return compare_two_runs(seed, cli);
     }
-    let first = listened(plan, cli.trace, cli.log.as_deref());
+    let first = run_logged(plan, cli.trace, cli.log.as_deref());
     let (trace, end) = match &first {
         Ok(report) => (&report.trace, describe(report)),
         Err(failure) => (&failure.trace, failure.what.clone()),
@@ -125,7 +125,7 @@ fn one(seed: u64, cli: &Cli) -> ExitCode {
     if cli.trace {
         let mut out = std::io::stdout().lock();
         for line in trace {
-            // Ignored: whoever reads has seen enough.
+            // Ignored: the reader of the pipe has gone.
             let _ = writeln!(out, "{line}");
         }
     }
@@ -133,29 +133,29 @@ fn one(seed: u64, cli: &Cli) -> ExitCode {
     if first.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Compares the traces of two runs, line by line.
-fn twice(seed: u64, cli: &Cli) -> ExitCode {
+/// Runs the seed twice and compares the traces line by line.
+fn compare_two_runs(seed: u64, cli: &Cli) -> ExitCode {
     let trace = || {
-        let output = alone(seed, cli, "--trace")?;
+        let output = run_in_subprocess(seed, cli, "--trace")?;
         Ok::<_, String>(String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    let (one, other) = match (trace(), trace()) {
-        (Ok(one), Ok(other)) => (one, other),
+    let (first, second) = match (trace(), trace()) {
+        (Ok(first), Ok(second)) => (first, second),
         (Err(why), _) | (_, Err(why)) => {
             println!("{why}");
             return ExitCode::FAILURE;
         }
     };
-    let (mut one, mut other) = (one.lines(), other.lines());
+    let (mut first, mut second) = (first.lines(), second.lines());
     for line in 0_u64.. {
-        match (one.next(), other.next()) {
+        match (first.next(), second.next()) {
             (None, None) => {
-                println!("seed {seed}: the same twice, {line} lines");
+                println!("seed {seed}: both runs are equal, {line} lines");
                 break;
             }
-            (one, other) if one == other => {}
-            (one, other) => {
-                println!("line {line} differs:\n  {one:?}\n  {other:?}");
+            (first, second) if first == second => {}
+            (first, second) => {
+                println!("line {line} differs:\n  {first:?}\n  {second:?}");
                 return ExitCode::FAILURE;
             }
         }
@@ -163,9 +163,9 @@ fn twice(seed: u64, cli: &Cli) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs a seed in a process of its own.
-fn alone(seed: u64, cli: &Cli, flag: &str) -> Result<Output, String> {
-    let program = std::env::current_exe().map_err(|error| format!("no program: {error}"))?;
+/// Runs a seed in a subprocess.
+fn run_in_subprocess(seed: u64, cli: &Cli, flag: &str) -> Result<Output, String> {
+    let program = std::env::current_exe().map_err(|error| format!("cannot find the program: {error}"))?;
     let mut command = Command::new(program);
     command.args([flag, "--seed", &seed.to_string()]);
     if let Some(seconds) = cli.duration {
@@ -174,11 +174,11 @@ fn alone(seed: u64, cli: &Cli, flag: &str) -> Result<Output, String> {
     if let Some(theme) = cli.theme.and_then(|theme| theme.to_possible_value()) {
         command.args(["--theme", theme.get_name()]);
     }
-    command.output().map_err(|error| format!("it does not start: {error}"))
+    command.output().map_err(|error| format!("cannot start the subprocess: {error}"))
 }
 
-fn describe(report: &Report) -> String {
-    let Report { plan, verdict, simulated, crashes, hash, .. } = report;
+fn describe(report: &RunReport) -> String {
+    let RunReport { plan, verdict, simulated, crashes, hash, .. } = report;
     format!(
         "{} nodes, {} shards, {} partitions, {simulated:.0?}, {crashes} crashes; {verdict}; \
          {hash:016x}",
@@ -186,9 +186,9 @@ fn describe(report: &Report) -> String {
     )
 }
 
-/// One run of a series, in a process of its own.
-fn tallied(plan: Plan) -> ExitCode {
-    match listened(plan, false, None) {
+/// Runs one seed of a series in this process and prints its tally.
+fn run_for_tally(plan: SimulationPlan) -> ExitCode {
+    match run_logged(plan, false, None) {
         Ok(report) => {
             print!("{}", Tally::of(&report));
             println!("{}", describe(&report));
@@ -201,10 +201,12 @@ fn tallied(plan: Plan) -> ExitCode {
     }
 }
 
-/// Runs seeds, each in a process of its own: some of what libraries keep is one for the whole
-/// process, like the numbers of tokio's tasks, and decides in which order a crash ends them.
-#[allow(clippy::disallowed_methods)] // The time that a series may take is real.
-fn series(cli: &Cli) -> ExitCode {
+/// Runs seeds, each in a subprocess.
+///
+/// Libraries keep state for the whole process, such as tokio's task numbers. It decides in which
+/// order a crash ends tasks, so a run must not inherit it from the previous one.
+#[allow(clippy::disallowed_methods)] // The time limit of a series is wall time.
+fn run_series(cli: &Cli) -> ExitCode {
     let begin = Instant::now();
     let from = cli.from.unwrap_or_else(|| {
         use std::hash::BuildHasher;
@@ -224,13 +226,13 @@ fn series(cli: &Cli) -> ExitCode {
                 return;
             }
             let begun = Instant::now();
-            let ended = apart(seed, cli);
+            let ended = run_seed(seed, cli);
             let took = begun.elapsed();
             match ended {
                 Ok((tally, text)) => {
                     println!("{seed} ok in {took:.1?}: {text}");
                     if let Ok(mut total) = total.lock() {
-                        total.take(&tally);
+                        total.merge(&tally);
                     }
                 }
                 Err(what) => {
@@ -255,9 +257,9 @@ fn series(cli: &Cli) -> ExitCode {
     if has_failed.load(Ordering::Relaxed) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Runs a seed in a process of its own: what it adds up to and says, or why it failed.
-fn apart(seed: u64, cli: &Cli) -> Result<(Tally, String), String> {
-    let output = alone(seed, cli, "--tally")?;
+/// Runs a seed in a subprocess. Returns its tally and summary, or why it failed.
+fn run_seed(seed: u64, cli: &Cli) -> Result<(Tally, String), String> {
+    let output = run_in_subprocess(seed, cli, "--tally")?;
     let said = String::from_utf8_lossy(&output.stdout);
     if output.status.success() {
         let (tally, text) = Tally::parse(&said);

@@ -1,44 +1,44 @@
-//! Who is a member of the cluster, and what the operator and the nemesis ask of each other about
-//! it: who breaks machines must know which of them the cluster can lose.
+//! Members of the cluster, shared by the operator and the nemesis: the nemesis must know which
+//! node the cluster can lose.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What the operator wants done to a machine.
+/// Request of the operator to the nemesis, by node id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
-    /// It is to start, with empty disks.
+pub enum MachineOrder {
+    /// Start the machine with empty disks.
     Start(u64),
-    /// It is to be switched off for good, and its disks emptied.
+    /// Switch the machine off permanently and wipe its disks.
     Retire(u64),
 }
 
-/// See the module. Clones are the same.
+/// Tracks the members and the losses they suffered. Clones share one state.
 #[derive(Debug, Clone)]
-pub struct Members(Arc<Mutex<Inner>>);
+pub struct MembershipTracker(Arc<Mutex<Inner>>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Members, apart from what changes just now.
+    /// Members before the change in progress.
     now: BTreeSet<u64>,
-    /// What the members will be when the change that runs is done.
+    /// Members after the change in progress.
     next: Option<BTreeSet<u64>>,
-    /// A member whose disks were emptied, and that is to be replaced.
+    /// Member with wiped disks that must be replaced.
     lost: Option<u64>,
-    /// A member whose files were damaged, and that has not got over it.
-    harmed: Option<u64>,
-    /// How often the disks of each node were emptied.
+    /// Member with damaged files that is not repaired yet.
+    damaged: Option<u64>,
+    /// Wipes of the disks of each node.
     wipes: BTreeMap<u64, u64>,
-    orders: Vec<Order>,
+    orders: Vec<MachineOrder>,
 }
 
-impl Members {
+impl MembershipTracker {
     pub fn new(founders: u64) -> Self {
         Self(Arc::new(Mutex::new(Inner {
             now: (1..=founders).collect(),
             next: None,
             lost: None,
-            harmed: None,
+            damaged: None,
             wipes: BTreeMap::new(),
             orders: Vec::new(),
         })))
@@ -48,14 +48,14 @@ impl Members {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whoever is a member before, during or after the change that runs.
+    /// Returns all members before and after the change in progress.
     pub fn all(&self) -> BTreeSet<u64> {
         let inner = self.lock();
         inner.now.union(inner.next.as_ref().unwrap_or(&BTreeSet::new())).copied().collect()
     }
 
-    /// How many must at least have what is committed: a majority, and of two memberships the one
-    /// that takes fewer.
+    /// Minimum number of nodes that have a committed entry: a majority of the smaller membership if
+    /// a change is in progress.
     pub fn majority(&self) -> usize {
         let inner = self.lock();
         let next = inner.next.as_ref().map_or(inner.now.len(), BTreeSet::len);
@@ -73,37 +73,39 @@ impl Members {
         }
     }
 
-    /// A member is to lose its disks. False where the cluster cannot bear it now:
-    /// another one is not replaced yet, or something else changes.
+    /// Registers the loss of a member's disks.
+    ///
+    /// Returns `false` if the cluster cannot tolerate it now: another member is not replaced or
+    /// repaired yet, or a change is in progress.
     pub fn lose(&self, node: u64) -> bool {
         let mut inner = self.lock();
-        let may = inner.may_suffer(node);
+        let may = inner.may_lose_copy(node);
         if may {
             inner.lost = Some(node);
         }
         may
     }
 
-    /// Whether the cluster can bear that a member's files are damaged now.
-    pub fn may_harm(&self, node: u64) -> bool {
-        self.lock().may_suffer(node)
+    /// Tells whether the cluster tolerates damage to a member's files now.
+    pub fn may_damage(&self, node: u64) -> bool {
+        self.lock().may_lose_copy(node)
     }
 
-    /// A member's files were damaged: what it has beside another one counts for nothing.
-    pub fn harm(&self, node: u64) {
-        self.lock().harmed = Some(node);
+    /// Registers damage to a member: its copies no longer count.
+    pub fn mark_damaged(&self, node: u64) {
+        self.lock().damaged = Some(node);
     }
 
-    pub fn harmed(&self) -> Option<u64> {
-        self.lock().harmed
+    pub fn damaged(&self) -> Option<u64> {
+        self.lock().damaged
     }
 
-    /// Whoever was harmed has got over it, or is gone.
-    pub fn on_whole(&self) {
-        self.lock().harmed = None;
+    /// Registers that the damaged member is repaired or gone.
+    pub fn on_repaired(&self) {
+        self.lock().damaged = None;
     }
 
-    /// The disks of a node, which is off, are emptied.
+    /// Counts a wipe of the disks of a stopped node.
     pub fn on_wipe(&self, node: u64) {
         *self.lock().wipes.entry(node).or_default() += 1;
     }
@@ -116,25 +118,25 @@ impl Members {
         self.lock().lost = None;
     }
 
-    /// How often the disks of a node were emptied.
+    /// Returns how often the disks of a node were wiped.
     pub fn wipes(&self, node: u64) -> u64 {
         self.lock().wipes.get(&node).copied().unwrap_or(0)
     }
 
-    pub fn order(&self, order: Order) {
+    pub fn order(&self, order: MachineOrder) {
         self.lock().orders.push(order);
     }
 
-    pub fn take_orders(&self) -> Vec<Order> {
+    pub fn take_orders(&self) -> Vec<MachineOrder> {
         std::mem::take(&mut self.lock().orders)
     }
 }
 
 impl Inner {
-    /// Whether all others are well, and nothing changes: what one member alone has beside this one
-    /// must not be at stake twice.
-    fn may_suffer(&self, node: u64) -> bool {
-        let all_well = self.lost.is_none() && self.harmed.is_none();
+    /// Tells whether no other member is lost or damaged and no change is in progress, so that at
+    /// most one copy of an entry is at risk.
+    fn may_lose_copy(&self, node: u64) -> bool {
+        let all_well = self.lost.is_none() && self.damaged.is_none();
         all_well && self.next.is_none() && self.now.contains(&node)
     }
 }

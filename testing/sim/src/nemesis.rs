@@ -1,4 +1,4 @@
-//! Breaks the world as the plan says, and puts it together again.
+//! Injects the faults of the plan, and heals them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,25 +11,27 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use turmoil::Sim;
 
-use crate::cluster::{Machine, Standing};
-use crate::damage::Damage;
+use crate::cluster::{SimulatedMachine, MachineState};
+use crate::damage::DamageInjector;
 use crate::links::Links;
-use crate::marks::{Mark, Marks};
-use crate::members::{Members, Order};
+use crate::coverage::{CoverageMark, CoverageMarks};
+use crate::membership::{MembershipTracker, MachineOrder};
 use crate::net;
-use crate::plan::{Kind, Plan};
-use crate::record::Recorder;
+use crate::plan::{FaultKind, SimulationPlan};
+use crate::recorder::Recorder;
 
-/// Room that is left on a disk that fills up: less than the reserve that a log keeps free, so that
-/// appends are refused, and more than the half of it that what is under way already may use.
+/// Free bytes of a full disk.
+///
+/// Less than the reserve of a log, so that appends are rejected. More than half of it, which
+/// requests in flight may use.
 const FULL_BYTES: u64 = 192 << 20;
 
-/// How often, per tick, some link gets another latency.
+/// Probability per tick that a link gets another latency.
 const LATENCY_CHANGES: f64 = 0.01;
 
-/// What ends a fault, or makes it worse.
+/// Later action of a fault: its end, or a power loss.
 #[derive(Debug, Clone)]
-enum End {
+enum FaultEnd {
     Links(u64),
     Start(u64),
     Stall(u64),
@@ -39,52 +41,52 @@ enum End {
     PowerLoss(Vec<u64>),
 }
 
-/// How a node goes down.
+/// How a node crashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Down {
-    /// Without a word, and what was not synced is lost, torn or garbled.
+enum CrashKind {
+    /// Power loss: unsynced data is lost, torn or garbled.
     Power,
-    /// The process only.
+    /// End of the process: the page cache survives.
     Process,
 }
 
-/// See the module.
+/// Injects faults.
 #[derive(Debug)]
 pub struct Nemesis {
-    plan: Plan,
+    plan: SimulationPlan,
     recorder: Recorder,
-    marks: Marks,
+    marks: CoverageMarks,
     rng: StdRng,
     links: Links,
     next_at: Duration,
-    ends: Vec<(Duration, End)>,
+    ends: Vec<(Duration, FaultEnd)>,
     reasons: u64,
-    /// Nodes that are down, each with the reason that cuts it off.
+    /// Nodes that are down, with the reason that cuts their links.
     down: BTreeMap<u64, u64>,
-    /// Nodes whose storage may fail, for it was made to.
+    /// Nodes whose storage may fail because of a fault.
     tainted: BTreeSet<u64>,
     full: BTreeMap<u64, u64>,
-    members: Members,
-    damage: Damage,
-    /// Whom the last fault was for.
-    last_struck: u64,
+    members: MembershipTracker,
+    damage: DamageInjector,
+    /// Node of the last fault.
+    last_target: u64,
     is_over: bool,
-    /// How many faults of each kind there were.
-    pub counts: BTreeMap<Kind, u64>,
+    /// Injected faults by kind.
+    pub counts: BTreeMap<FaultKind, u64>,
     pub crashes: u64,
 }
 
 impl Nemesis {
-    /// `hosts` are all hosts, the nodes first and in order.
+    /// Creates the nemesis. `hosts` has the nodes first, in order.
     pub fn new(
-        plan: &Plan,
+        plan: &SimulationPlan,
         hosts: Vec<String>,
-        members: Members,
+        members: MembershipTracker,
         recorder: Recorder,
-        marks: Marks,
+        marks: CoverageMarks,
     ) -> Self {
         Self {
-            damage: Damage::new(plan, members.clone(), recorder.clone(), marks.clone()),
+            damage: DamageInjector::new(plan, members.clone(), recorder.clone(), marks.clone()),
             members,
             rng: StdRng::seed_from_u64(plan.seed ^ 0x6e_656d),
             plan: plan.clone(),
@@ -97,22 +99,22 @@ impl Nemesis {
             down: BTreeMap::new(),
             tainted: BTreeSet::new(),
             full: BTreeMap::new(),
-            last_struck: 1,
+            last_target: 1,
             is_over: false,
             counts: BTreeMap::new(),
             crashes: 0,
         }
     }
 
-    /// What is due after a tick. `breaks` says whether there may be new faults.
+    /// Executes due actions after a tick. Injects new faults only if `may_inject`.
     ///
     /// # Errors
-    /// A node has failed, and nothing was done to it that could be the cause.
+    /// A node failed without a fault that could be the cause.
     pub fn tick(
         &mut self,
         sim: &mut Sim<'_>,
-        machines: &[Machine],
-        breaks: bool,
+        machines: &[SimulatedMachine],
+        may_inject: bool,
     ) -> Result<(), String> {
         let now = sim.elapsed();
         if self.rng.random_bool(LATENCY_CHANGES) {
@@ -121,77 +123,77 @@ impl Nemesis {
             let other = (one + self.rng.random_range(1..hosts)) % hosts;
             self.links.draw_latency(sim, one, other, &mut self.rng);
         }
-        self.obey(sim, machines);
-        self.bury(sim, machines, now)?;
-        if let Some(node) = self.damage.tend(machines, now)
-            && let Some(machine) = machines.get(place(node))
+        self.execute_orders(sim, machines);
+        self.take_down_ended(sim, machines, now)?;
+        if let Some(node) = self.damage.check_recovery(machines, now)
+            && let Some(machine) = machines.get(host_index(node))
         {
-            let how = if self.rng.random_bool(0.5) { Down::Power } else { Down::Process };
+            let how = if self.rng.random_bool(0.5) { CrashKind::Power } else { CrashKind::Process };
             self.take_down(sim, machine, how);
         }
         let (due, later) = self.ends.drain(..).partition(|(at, _)| *at <= now);
         self.ends = later;
-        let due: Vec<(Duration, End)> = due;
+        let due: Vec<(Duration, FaultEnd)> = due;
         for (_, end) in due {
             self.end(sim, machines, end);
         }
-        if breaks && now >= self.next_at {
+        if may_inject && now >= self.next_at {
             let gap = self.plan.gap.mul_f64(self.rng.random_range(0.1..2.0));
             let is_first = self.next_at.is_zero();
             self.next_at = now + gap;
             if !is_first && let Some(kind) = self.plan.kinds.choose(&mut self.rng).copied() {
                 *self.counts.entry(kind).or_default() += 1;
                 self.recorder.note(&format!("fault: {kind:?}"));
-                self.strike(sim, machines, kind);
+                self.inject(sim, machines, kind);
             }
         }
         self.links.apply(sim);
         Ok(())
     }
 
-    /// Does what the operator has asked for.
-    fn obey(&mut self, sim: &mut Sim<'_>, machines: &[Machine]) {
+    /// Executes the operator's orders.
+    fn execute_orders(&mut self, sim: &mut Sim<'_>, machines: &[SimulatedMachine]) {
         for order in self.members.take_orders() {
-            let (Order::Start(node) | Order::Retire(node)) = order;
-            let Some(machine) = machines.get(place(node)) else { continue };
+            let (MachineOrder::Start(node) | MachineOrder::Retire(node)) = order;
+            let Some(machine) = machines.get(host_index(node)) else { continue };
             self.recorder.note(&format!("{order:?}"));
             match order {
-                Order::Start(_) => {
-                    machine.switch(true);
-                    machine.set_standing(Standing::Opening);
+                MachineOrder::Start(_) => {
+                    machine.set_on(true);
+                    machine.set_state(MachineState::Opening);
                     sim.bounce(machine.host());
                 }
-                Order::Retire(_) => {
-                    self.take_down(sim, machine, Down::Process);
+                MachineOrder::Retire(_) => {
+                    self.take_down(sim, machine, CrashKind::Process);
                     if let Some(reason) = self.down.remove(&node) {
-                        self.links.forget(reason);
+                        self.links.remove_reason(reason);
                     }
-                    machine.switch(false);
+                    machine.set_on(false);
                     self.wipe(machine);
                 }
             }
         }
     }
 
-    /// A machine that is down gets other disks.
-    fn wipe(&mut self, machine: &Machine) {
+    /// Replaces the disks of a stopped machine by empty ones.
+    fn wipe(&mut self, machine: &SimulatedMachine) {
         machine.disks().wipe();
-        machine.forget_last();
+        machine.forget_last_node();
         self.members.on_wipe(machine.node_id());
         self.damage.forget(machine.node_id());
         if let Some(free) = self.full.get(&machine.node_id()) {
-            // What fills the machine is there still: it may find no room to begin in.
+            // The machine stays full, and may lack disk space to start.
             machine.disks().set_free(Some(*free));
         } else {
             self.tainted.remove(&machine.node_id());
         }
     }
 
-    /// Takes away nodes that have ended by themselves, and those whose disk has stopped.
-    fn bury(
+    /// Crashes the hosts of nodes that have ended, or whose disk has stopped.
+    fn take_down_ended(
         &mut self,
         sim: &mut Sim<'_>,
-        machines: &[Machine],
+        machines: &[SimulatedMachine],
         now: Duration,
     ) -> Result<(), String> {
         for machine in machines {
@@ -200,18 +202,18 @@ impl Nemesis {
                 continue;
             }
             if machine.disks().has_stopped() {
-                self.marks.hit(Mark::PowerLossMidWrite);
-                self.take_down(sim, machine, Down::Power);
+                self.marks.hit(CoverageMark::PowerLossMidWrite);
+                self.take_down(sim, machine, CrashKind::Power);
                 continue;
             }
-            match machine.standing() {
-                Standing::Opening | Standing::Open(_) => {}
-                Standing::Stopped => self.take_down(sim, machine, Down::Process),
-                Standing::Failed(why) if self.tainted.contains(&node) => {
+            match machine.state() {
+                MachineState::Opening | MachineState::Open(_) => {}
+                MachineState::Stopped => self.take_down(sim, machine, CrashKind::Process),
+                MachineState::Failed(why) if self.tainted.contains(&node) => {
                     self.recorder.note(&format!("node {node} ended: {why}"));
-                    self.take_down(sim, machine, Down::Process);
+                    self.take_down(sim, machine, CrashKind::Process);
                 }
-                Standing::Failed(why) => {
+                MachineState::Failed(why) => {
                     return Err(format!("at {now:?} node {node} failed without a cause: {why}"));
                 }
             }
@@ -219,13 +221,13 @@ impl Nemesis {
         Ok(())
     }
 
-    fn take_down(&mut self, sim: &mut Sim<'_>, machine: &Machine, how: Down) {
+    fn take_down(&mut self, sim: &mut Sim<'_>, machine: &SimulatedMachine, how: CrashKind) {
         let node = machine.node_id();
         if self.down.contains_key(&node) || !machine.is_on() {
             return;
         }
-        if matches!(machine.standing(), Standing::Opening) {
-            self.marks.hit(Mark::CrashDuringOpen);
+        if matches!(machine.state(), MachineState::Opening) {
+            self.marks.hit(CoverageMark::CrashDuringOpen);
         }
         self.recorder.note(&format!("node {node} is down: {how:?}"));
         self.crashes += 1;
@@ -233,20 +235,20 @@ impl Nemesis {
         self.down.insert(node, reason);
         let seed = self.rng.random();
         match how {
-            Down::Power => {
-                // Without a farewell to its peers; or with one, and with what it had sent before.
+            CrashKind::Power => {
+                // Half of the time without closing connections: messages in flight are lost too.
                 if self.rng.random_bool(0.5) {
                     for other in 0..self.links.count() {
-                        self.links.cut_both(reason, place(node), other);
+                        self.links.cut_both(reason, host_index(node), other);
                     }
                     self.links.apply(sim);
                 }
                 machine.disks().lose_power(seed);
             }
-            Down::Process => machine.disks().lose_process(),
+            CrashKind::Process => machine.disks().lose_process(),
         }
         sim.crash(machine.host());
-        machine.set_standing(Standing::Stopped);
+        machine.set_state(MachineState::Stopped);
         let pause = match self.is_over {
             true => Duration::from_millis(100),
             false => Duration::from_millis(match self.rng.random_range(0..4) {
@@ -255,14 +257,14 @@ impl Nemesis {
                 _ => self.rng.random_range(0..8_000),
             }),
         };
-        self.ends.push((sim.elapsed() + pause, End::Start(node)));
+        self.ends.push((sim.elapsed() + pause, FaultEnd::Start(node)));
     }
 
-    fn start(&mut self, sim: &mut Sim<'_>, machine: &Machine) {
+    fn start(&mut self, sim: &mut Sim<'_>, machine: &SimulatedMachine) {
         let node = machine.node_id();
-        // It may have been taken away for good meanwhile.
+        // The machine may have been retired meanwhile.
         let Some(reason) = self.down.remove(&node) else { return };
-        // Some starts meet what is left of the faults.
+        // Some starts run into remaining faults.
         if self.rng.random_bool(0.7) {
             machine.disks().heal();
             if let Some(free) = self.full.get(&node) {
@@ -271,169 +273,169 @@ impl Nemesis {
                 self.tainted.remove(&node);
             }
         }
-        self.links.forget(reason);
+        self.links.remove_reason(reason);
         self.links.apply(sim);
         self.recorder.note(&format!("node {node} starts"));
-        machine.set_standing(Standing::Opening);
+        machine.set_state(MachineState::Opening);
         sim.bounce(machine.host());
     }
 
-    fn end(&mut self, sim: &mut Sim<'_>, machines: &[Machine], end: End) {
-        let machine = |node: u64| machines.get(place(node));
+    fn end(&mut self, sim: &mut Sim<'_>, machines: &[SimulatedMachine], end: FaultEnd) {
+        let machine = |node: u64| machines.get(host_index(node));
         match end {
-            End::Links(reason) => self.links.forget(reason),
-            End::Start(node) => {
+            FaultEnd::Links(reason) => self.links.remove_reason(reason),
+            FaultEnd::Start(node) => {
                 if let Some(machine) = machine(node) {
                     self.start(sim, machine);
                 }
             }
-            End::Stall(node) => {
+            FaultEnd::Stall(node) => {
                 if let Some(machine) = machine(node) {
                     machine.disks().set_stall(Duration::ZERO);
                 }
             }
-            End::Full(node) => {
+            FaultEnd::Full(node) => {
                 self.full.remove(&node);
-                self.marks.hit(Mark::DiskFullLeft);
+                self.marks.hit(CoverageMark::DiskFullLeft);
                 if let Some(machine) = machine(node) {
                     machine.disks().set_free(None);
                 }
             }
-            End::PowerLoss(nodes) => {
+            FaultEnd::PowerLoss(nodes) => {
                 for machine in nodes.into_iter().filter_map(machine) {
-                    self.marks.hit(Mark::PowerLoss);
-                    self.take_down(sim, machine, Down::Power);
+                    self.marks.hit(CoverageMark::PowerLoss);
+                    self.take_down(sim, machine, CrashKind::Power);
                 }
             }
-            End::Tampering => net::tamper(None, &self.marks),
-            End::Slow(one, other) => {
-                self.links.hasten(one, other);
+            FaultEnd::Tampering => net::tamper(None, &self.marks),
+            FaultEnd::Slow(one, other) => {
+                self.links.restore_speed(one, other);
                 self.links.draw_latency(sim, one, other, &mut self.rng);
             }
         }
     }
 
-    /// Whom a fault is for: anyone, the one that the last fault was for, or one that leads.
-    fn choose<'a>(&mut self, machines: &'a [Machine]) -> Option<&'a Machine> {
+    /// Draws the node of a fault: any node, the node of the last fault, or a leader.
+    fn choose<'a>(&mut self, machines: &'a [SimulatedMachine]) -> Option<&'a SimulatedMachine> {
         let (draw, shard) =
             (self.rng.random_range(0..10), self.rng.random_range(1..=self.plan.shards));
-        let leads = |machine: &&Machine| {
+        let is_leader = |machine: &&SimulatedMachine| {
             let node = machine.node();
-            node.is_some_and(|node| node.shards().iter().any(|it| it.id() == shard && it.leads()))
+            node.is_some_and(|node| node.shards().iter().any(|it| it.id() == shard && it.is_leader()))
         };
         let aimed = match draw {
-            0..3 => machines.iter().find(|machine| machine.node_id() == self.last_struck),
-            3..6 => machines.iter().find(leads),
+            0..3 => machines.iter().find(|machine| machine.node_id() == self.last_target),
+            3..6 => machines.iter().find(is_leader),
             _ => None,
         };
         aimed.or_else(|| machines.choose(&mut self.rng))
     }
 
-    fn strike(&mut self, sim: &mut Sim<'_>, machines: &[Machine], kind: Kind) {
+    fn inject(&mut self, sim: &mut Sim<'_>, machines: &[SimulatedMachine], kind: FaultKind) {
         let now = sim.elapsed();
         let Some(machine) = self.choose(machines) else { return };
-        self.last_struck = machine.node_id();
-        if self.plan.kinds.contains(&Kind::PowerLoss) && self.rng.random_bool(0.15) {
-            // Soon after whatever comes now.
+        self.last_target = machine.node_id();
+        if self.plan.kinds.contains(&FaultKind::PowerLoss) && self.rng.random_bool(0.15) {
+            // A power loss soon after this fault.
             let after = Duration::from_millis(self.rng.random_range(5..1_500));
-            self.ends.push((sim.elapsed() + after, End::PowerLoss(vec![self.last_struck])));
+            self.ends.push((sim.elapsed() + after, FaultEnd::PowerLoss(vec![self.last_target])));
         }
         let (node, nodes) = (machine.node_id(), machines.len());
-        let here = place(node);
+        let target = host_index(node);
         let ms = |rng: &mut StdRng, range| Duration::from_millis(rng.random_range(range));
         match kind {
-            Kind::Partition => {
+            FaultKind::Partition => {
                 let reason = self.reason();
-                // One node, a minority, or everyone alone.
+                // A node or a minority isolated, or all nodes apart.
                 let alone = self.rng.random_bool(0.2);
                 let side = self.rng.random_range(1..=nodes / 2);
                 for one in 0..nodes {
                     for other in 0..nodes {
                         let differs =
-                            ((one + here) % nodes < side) != ((other + here) % nodes < side);
+                            ((one + target) % nodes < side) != ((other + target) % nodes < side);
                         if alone || differs {
                             self.links.cut_both(reason, one, other);
                         }
                     }
                 }
-                self.marks.hit(Mark::PartitionSymmetric);
-                self.ends.push((now + ms(&mut self.rng, 20..8_000), End::Links(reason)));
+                self.marks.hit(CoverageMark::PartitionSymmetric);
+                self.ends.push((now + ms(&mut self.rng, 20..8_000), FaultEnd::Links(reason)));
             }
-            Kind::OneWay => {
+            FaultKind::OneWay => {
                 let reason = self.reason();
-                let hears = self.rng.random_bool(0.5);
+                let outgoing = self.rng.random_bool(0.5);
                 for other in 0..nodes {
-                    let (from, to) = if hears { (here, other) } else { (other, here) };
+                    let (from, to) = if outgoing { (target, other) } else { (other, target) };
                     self.links.cut(reason, from, to);
                 }
-                self.marks.hit(Mark::PartitionOneWay);
-                self.ends.push((now + ms(&mut self.rng, 20..8_000), End::Links(reason)));
+                self.marks.hit(CoverageMark::PartitionOneWay);
+                self.ends.push((now + ms(&mut self.rng, 20..8_000), FaultEnd::Links(reason)));
             }
-            Kind::NonTransitive => {
+            FaultKind::NonTransitive => {
                 let reason = self.reason();
-                // Clients count as well: a node that they reach and its peers do not.
+                // Includes clients: a node may reach them but not its peers.
                 let other = self.rng.random_range(0..self.links.count());
-                self.links.cut_both(reason, here, other);
-                self.marks.hit(Mark::PartitionNonTransitive);
-                self.ends.push((now + ms(&mut self.rng, 20..8_000), End::Links(reason)));
+                self.links.cut_both(reason, target, other);
+                self.marks.hit(CoverageMark::PartitionNonTransitive);
+                self.ends.push((now + ms(&mut self.rng, 20..8_000), FaultEnd::Links(reason)));
             }
-            Kind::Hold => {
-                let reason = self.reason();
-                let other = self.rng.random_range(0..self.links.count());
-                self.links.hold(reason, here, other);
-                self.marks.hit(Mark::MessagesHeld);
-                self.ends.push((now + ms(&mut self.rng, 5..4_000), End::Links(reason)));
-            }
-            Kind::Loss => {
+            FaultKind::Hold => {
                 let reason = self.reason();
                 let other = self.rng.random_range(0..self.links.count());
-                self.links.cut(reason, here, other);
-                self.marks.hit(Mark::MessagesLost);
-                self.ends.push((now + ms(&mut self.rng, 1..40), End::Links(reason)));
+                self.links.hold(reason, target, other);
+                self.marks.hit(CoverageMark::MessagesHeld);
+                self.ends.push((now + ms(&mut self.rng, 5..4_000), FaultEnd::Links(reason)));
             }
-            Kind::Reset => {
+            FaultKind::Loss => {
+                let reason = self.reason();
                 let other = self.rng.random_range(0..self.links.count());
-                if other != here {
-                    net::reset(sim.lookup(self.host(here)), sim.lookup(self.host(other)));
-                    self.marks.hit(Mark::ConnectionReset);
+                self.links.cut(reason, target, other);
+                self.marks.hit(CoverageMark::MessagesLost);
+                self.ends.push((now + ms(&mut self.rng, 1..40), FaultEnd::Links(reason)));
+            }
+            FaultKind::Reset => {
+                let other = self.rng.random_range(0..self.links.count());
+                if other != target {
+                    net::reset(sim.lookup(self.host(target)), sim.lookup(self.host(other)));
+                    self.marks.hit(CoverageMark::ConnectionReset);
                 }
             }
-            Kind::Tamper => {
+            FaultKind::FrameTamperer => {
                 net::tamper(Some(StdRng::from_rng(&mut self.rng)), &self.marks);
-                self.ends.push((now + ms(&mut self.rng, 500..8_000), End::Tampering));
+                self.ends.push((now + ms(&mut self.rng, 500..8_000), FaultEnd::Tampering));
             }
-            Kind::SlowLink => {
-                let other = (here + self.rng.random_range(1..nodes)) % nodes;
+            FaultKind::SlowLink => {
+                let other = (target + self.rng.random_range(1..nodes)) % nodes;
                 let latency = ms(&mut self.rng, 30..200);
-                self.links.slow_down(sim, here, other, latency);
-                self.marks.hit(Mark::SlowLink);
-                self.ends.push((now + ms(&mut self.rng, 500..8_000), End::Slow(here, other)));
+                self.links.slow_down(sim, target, other, latency);
+                self.marks.hit(CoverageMark::SlowLink);
+                self.ends.push((now + ms(&mut self.rng, 500..8_000), FaultEnd::Slow(target, other)));
             }
-            Kind::PowerLoss => {
-                self.marks.hit(Mark::PowerLoss);
-                self.take_down(sim, machine, Down::Power);
+            FaultKind::PowerLoss => {
+                self.marks.hit(CoverageMark::PowerLoss);
+                self.take_down(sim, machine, CrashKind::Power);
             }
-            Kind::PowerLossMidWrite => {
+            FaultKind::PowerLossMidWrite => {
                 let changes = self.rng.random_range(0..40);
                 self.disk_of(machine, |disks, shard| disks.stop_soon(shard, changes));
             }
-            Kind::PowerLossOfAll => {
-                self.marks.hit(Mark::PowerLossOfAll);
+            FaultKind::PowerLossOfAll => {
+                self.marks.hit(CoverageMark::PowerLossOfAll);
                 for machine in machines {
-                    self.take_down(sim, machine, Down::Power);
+                    self.take_down(sim, machine, CrashKind::Power);
                 }
             }
-            Kind::Kill => {
-                self.marks.hit(Mark::ProcessKilled);
-                self.take_down(sim, machine, Down::Process);
+            FaultKind::Kill => {
+                self.marks.hit(CoverageMark::ProcessKilled);
+                self.take_down(sim, machine, CrashKind::Process);
             }
-            Kind::Stop => {
+            FaultKind::Stop => {
                 if machine.node().is_some() {
-                    self.marks.hit(Mark::GracefulStop);
+                    self.marks.hit(CoverageMark::GracefulStop);
                     machine.stop();
                 }
             }
-            Kind::SyncError => {
+            FaultKind::SyncError => {
                 let after = self.rng.random_range(0..20);
                 let which = *[Operation::Sync, Operation::Sync, Operation::SyncDir]
                     .choose(&mut self.rng)
@@ -442,24 +444,24 @@ impl Nemesis {
                 if self
                     .disk_of(machine, |it, shard| it.fail(shard, Fault::next(which).after(after)))
                 {
-                    self.marks.hit(Mark::SyncFailed);
+                    self.marks.hit(CoverageMark::SyncFailed);
                 }
             }
-            Kind::SyncErrorOfAll => {
+            FaultKind::SyncErrorOfAll => {
                 let shard = self.rng.random_range(1..=self.plan.shards);
                 for machine in machines {
                     let fault = Fault::next(Operation::Sync).after(self.rng.random_range(0..3));
                     self.tainted.insert(machine.node_id());
                     if machine.disks().fail(shard, fault) {
-                        self.marks.hit(Mark::SyncFailed);
+                        self.marks.hit(CoverageMark::SyncFailed);
                     }
                 }
                 if self.rng.random_bool(0.5) {
-                    let nodes = machines.iter().map(Machine::node_id).collect();
-                    self.ends.push((now + ms(&mut self.rng, 50..2_000), End::PowerLoss(nodes)));
+                    let nodes = machines.iter().map(SimulatedMachine::node_id).collect();
+                    self.ends.push((now + ms(&mut self.rng, 50..2_000), FaultEnd::PowerLoss(nodes)));
                 }
             }
-            Kind::WriteError => {
+            FaultKind::WriteError => {
                 let after = self.rng.random_range(0..20);
                 let which = *[Operation::Write, Operation::Rename, Operation::Create]
                     .choose(&mut self.rng)
@@ -468,54 +470,54 @@ impl Nemesis {
                 if self
                     .disk_of(machine, |it, shard| it.fail(shard, Fault::next(which).after(after)))
                 {
-                    self.marks.hit(Mark::WriteFailed);
+                    self.marks.hit(CoverageMark::WriteFailed);
                 }
             }
-            Kind::Stall => {
+            FaultKind::Stall => {
                 machine.disks().set_stall(ms(&mut self.rng, 100..2_500));
-                self.marks.hit(Mark::DiskStalled);
-                self.ends.push((now + ms(&mut self.rng, 200..6_000), End::Stall(node)));
+                self.marks.hit(CoverageMark::DiskStalled);
+                self.ends.push((now + ms(&mut self.rng, 200..6_000), FaultEnd::Stall(node)));
             }
-            Kind::Full => {
+            FaultKind::Full => {
                 self.tainted.insert(node);
                 self.full.insert(node, FULL_BYTES);
                 machine.disks().set_free(Some(FULL_BYTES));
-                self.ends.push((now + ms(&mut self.rng, 1_000..9_000), End::Full(node)));
+                self.ends.push((now + ms(&mut self.rng, 1_000..9_000), FaultEnd::Full(node)));
             }
-            Kind::FilledUp => {
-                // Something else takes all of the disk, or leaves room for very little.
+            FaultKind::FilledUp => {
+                // Other data fills the disk, or leaves very little free space.
                 let left = self.plan.segment_bytes * self.rng.random_range(0..4);
                 self.tainted.insert(node);
                 self.full.insert(node, left);
                 machine.disks().set_free(Some(left));
-                self.marks.hit(Mark::DiskFilledUp);
-                self.ends.push((now + ms(&mut self.rng, 500..9_000), End::Full(node)));
+                self.marks.hit(CoverageMark::DiskFilledUp);
+                self.ends.push((now + ms(&mut self.rng, 500..9_000), FaultEnd::Full(node)));
             }
-            Kind::Damage => {
-                if self.damage.strike(machine, now, &mut self.rng).lost_segment {
-                    // It ends by itself where it is about to give the segment another name.
+            FaultKind::DamageInjector => {
+                if self.damage.inject(machine, now, &mut self.rng).removed_segment {
+                    // The node ends if it tries to rename the segment.
                     self.tainted.insert(node);
                 }
             }
-            Kind::ClockJump => {
+            FaultKind::ClockJump => {
                 let error = self.rng.random_range(-600_000_000..=600_000_000);
                 machine.clock().set_error(error);
-                self.marks.hit(Mark::ClockJump);
+                self.marks.hit(CoverageMark::ClockJump);
             }
-            Kind::Wipe => {
+            FaultKind::Wipe => {
                 if machine.is_on() && self.members.lose(node) {
-                    self.marks.hit(Mark::NodeWiped);
-                    self.take_down(sim, machine, Down::Power);
+                    self.marks.hit(CoverageMark::NodeWiped);
+                    self.take_down(sim, machine, CrashKind::Power);
                     self.wipe(machine);
                 }
             }
-            Kind::Election => {
-                // Some stand for it at the same time.
+            FaultKind::Election => {
+                // Several nodes campaign at the same time.
                 let shard = self.rng.random_range(0..=self.plan.shards);
-                let stand = machines.iter().filter(|_| self.rng.random_bool(0.6));
-                for machine in stand.collect::<Vec<_>>() {
+                let candidates = machines.iter().filter(|_| self.rng.random_bool(0.6));
+                for machine in candidates.collect::<Vec<_>>() {
                     let Some(node) = machine.node() else { continue };
-                    // One in repair never stands by itself, and has nobody's leave to.
+                    // A replica in repair must not campaign.
                     let elect = |it: &Replica| {
                         it.repair_of().is_none().then(|| it.elect().now_or_never()).flatten()
                     };
@@ -523,21 +525,21 @@ impl Nemesis {
                         Some(it) => elect(it.replica()),
                         None => elect(&node.cluster().replica()),
                     };
-                    if elected.is_some_and(|asked| asked.is_ok()) {
-                        self.marks.hit(Mark::ElectionForced);
+                    if elected.is_some_and(|result| result.is_ok()) {
+                        self.marks.hit(CoverageMark::ElectionForced);
                     }
                 }
             }
-            // The operator's part.
-            Kind::Transfer | Kind::Drain | Kind::Grow => {}
+            // Done by the operator.
+            FaultKind::Transfer | FaultKind::Drain | FaultKind::Grow => {}
         }
     }
 
-    /// Does something to the disk of one shard. The data shards' come first.
+    /// Applies a fault to the disk of a random shard, mostly of a data shard.
     fn disk_of(
         &mut self,
-        machine: &Machine,
-        act: impl FnOnce(&crate::disks::Disks, u64) -> bool,
+        machine: &SimulatedMachine,
+        act: impl FnOnce(&crate::disks::NodeDisks, u64) -> bool,
     ) -> bool {
         self.tainted.insert(machine.node_id());
         let shard = match self.rng.random_bool(0.85) {
@@ -547,33 +549,33 @@ impl Nemesis {
         act(machine.disks(), shard)
     }
 
-    /// From now on everything is well, as soon as all nodes run again.
-    pub fn heal(&mut self, sim: &mut Sim<'_>, machines: &[Machine]) {
+    /// Ends all faults and starts all nodes.
+    pub fn heal(&mut self, sim: &mut Sim<'_>, machines: &[SimulatedMachine]) {
         self.is_over = true;
-        self.recorder.note("everything is healed");
+        self.recorder.note("healing all faults");
         for (_, end) in std::mem::take(&mut self.ends) {
-            if !matches!(end, End::Start(_) | End::PowerLoss(_)) {
+            if !matches!(end, FaultEnd::Start(_) | FaultEnd::PowerLoss(_)) {
                 self.end(sim, machines, end);
             }
         }
         for machine in machines {
             machine.disks().heal();
-            machine.disks().hurry();
+            machine.disks().speed_up();
             self.start(sim, machine);
             machine.disks().heal();
         }
         self.full.clear();
-        self.damage.hurry();
+        self.damage.restart_now();
         self.links.apply(sim);
     }
 
-    /// Whether nobody has to get over damage any more.
+    /// Tells whether all damage is repaired.
     pub fn is_repaired(&self) -> bool {
-        self.members.harmed().is_none()
+        self.members.damaged().is_none()
     }
 
-    /// What a node still suffers from; for people.
-    pub fn ailing(&self, machines: &[Machine]) -> String {
+    /// Describes the remaining damage, for people.
+    pub fn describe_damage(&self, machines: &[SimulatedMachine]) -> String {
         self.damage.describe(machines)
     }
 
@@ -586,12 +588,12 @@ impl Nemesis {
         self.links.draw_latencies(sim, &mut self.rng);
     }
 
-    fn host(&self, place: usize) -> String {
-        self.links.name(place).to_owned()
+    fn host(&self, host_index: usize) -> String {
+        self.links.name(host_index).to_owned()
     }
 }
 
-/// Nodes are numbered from 1, places from 0.
-fn place(node: u64) -> usize {
+/// Converts a node id, counted from 1, to a host index, counted from 0.
+fn host_index(node: u64) -> usize {
     usize::try_from(node).unwrap_or(1) - 1
 }

@@ -1,5 +1,4 @@
-//! The simulated network as tonic wants it: turmoil's TCP behind a socket, a dialer for peers and
-//! one for clients.
+//! Adapters between turmoil's TCP and tonic: a socket, and dialers for peers and clients.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -12,7 +11,7 @@ use futures_util::Stream;
 use futures_util::future::BoxFuture;
 use helix_client::config::Dial;
 use helix_server::peer::Dialer;
-use helix_server::server::Door;
+use helix_server::transport::Listener;
 use hyper_util::rt::TokioIo;
 use rand::rngs::StdRng;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -22,20 +21,20 @@ use tonic::transport::{Channel, Endpoint, Error};
 use tower::service_fn;
 use turmoil::net::{TcpListener, TcpStream};
 
-use crate::marks::{Mark, Marks};
-use crate::tamper::{Fate, Tamper};
+use crate::coverage::{CoverageMark, CoverageMarks};
+use crate::tamper::{FrameAction, FrameTamperer};
 
-/// Where clients and peers reach a node.
+/// Ports of a node for clients and for peers.
 pub const CLIENT_PORT: u16 = 9092;
 pub const PEER_PORT: u16 = 9192;
 
 thread_local! {
-    /// Everything that was written to connections since it was last taken, as one number.
+    /// Hash of everything written to connections since the last [`take_wire`].
     static WIRE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What went over all connections since it was asked for last: the same bytes in the same pieces
-/// and the same order, or another number.
+/// Returns and resets the hash of all writes to connections. It depends on the bytes, the size of
+/// each write and their order.
 pub fn take_wire() -> u64 {
     WIRE.take()
 }
@@ -45,23 +44,23 @@ fn on_wire(piece: &[u8]) {
     WIRE.set((WIRE.get().rotate_left(5) ^ crc).wrapping_mul(0x9e37_79b9_7f4a_7c15));
 }
 
-/// Whether messages between nodes are tampered with.
+/// Settings for tampering with messages between nodes.
 #[derive(Debug, Default)]
 struct Tampering {
     rng: Option<StdRng>,
-    marks: Marks,
+    marks: CoverageMarks,
 }
 
 thread_local! {
     static TAMPERING: RefCell<Tampering> = RefCell::default();
 }
 
-/// From now on messages between nodes are tampered with, or no more.
-pub fn tamper(rng: Option<StdRng>, marks: &Marks) {
+/// Starts or stops tampering with messages between nodes.
+pub fn tamper(rng: Option<StdRng>, marks: &CoverageMarks) {
     TAMPERING.set(Tampering { rng, marks: marks.clone() });
 }
 
-/// Two machines, in order.
+/// Addresses of two machines, the lower one first.
 type Pair = (IpAddr, IpAddr);
 
 fn pair(one: IpAddr, other: IpAddr) -> Pair {
@@ -69,7 +68,7 @@ fn pair(one: IpAddr, other: IpAddr) -> Pair {
 }
 
 thread_local! {
-    /// How often the connections between two machines were reset.
+    /// Resets of the connections between two machines.
     static RESETS: RefCell<BTreeMap<Pair, u64>> = const { RefCell::new(BTreeMap::new()) };
 }
 
@@ -77,31 +76,31 @@ fn resets(pair: Pair) -> u64 {
     RESETS.with_borrow(|resets| resets.get(&pair).copied().unwrap_or(0))
 }
 
-/// Ends all connections between two machines, each end as soon as it is used next: what was on its
-/// way then is lost, whole or in part.
+/// Resets all connections between two machines, each end at its next use. Data in flight is lost,
+/// whole or in part.
 pub fn reset(one: IpAddr, other: IpAddr) {
     RESETS.with_borrow_mut(|resets| *resets.entry(pair(one, other)).or_default() += 1);
 }
 
 /// One end of a simulated connection.
 #[derive(Debug)]
-pub struct Socket {
+pub struct SimulatedSocket {
     stream: TcpStream,
     pair: Pair,
-    /// How often the two machines' connections had been reset when this one was made.
+    /// Value of [`resets`] when this connection was made.
     resets: u64,
-    /// Of a connection that a node dials to another one.
+    /// Set for a connection from one node to another.
     peer: Option<Box<Peer>>,
 }
 
 #[derive(Debug, Default)]
 struct Peer {
-    tamper: Tamper,
-    /// Taken, and not on the network yet.
+    tamper: FrameTamperer,
+    /// Accepted bytes that are not sent yet.
     out: Vec<u8>,
 }
 
-impl Socket {
+impl SimulatedSocket {
     fn new(stream: TcpStream) -> io::Result<Self> {
         let pair = pair(stream.local_addr()?.ip(), stream.peer_addr()?.ip());
         Ok(Self { stream, pair, resets: resets(pair), peer: None })
@@ -111,7 +110,7 @@ impl Socket {
         Self { peer: Some(Box::default()), ..self }
     }
 
-    /// Writes what was taken earlier.
+    /// Sends bytes that were accepted earlier.
     fn poll_out(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(peer) = &mut self.peer else { return Poll::Ready(Ok(())) };
         while !peer.out.is_empty() {
@@ -130,7 +129,7 @@ impl Socket {
     }
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for SimulatedSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -141,7 +140,7 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for SimulatedSocket {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -153,15 +152,15 @@ impl AsyncWrite for Socket {
         if let Some(peer) = &mut this.peer {
             TAMPERING.with_borrow_mut(|tampering| {
                 let Tampering { rng, marks } = tampering;
-                peer.tamper.feed(buf, rng.as_mut(), &mut peer.out, |fate| {
-                    marks.hit(match fate {
-                        Fate::Late => Mark::MessageLate,
-                        Fate::Within => Mark::MessageWithinAnother,
-                        Fate::Sent | Fate::Twice => Mark::MessageTwice,
+                peer.tamper.process(buf, rng.as_mut(), &mut peer.out, |action| {
+                    marks.hit(match action {
+                        FrameAction::Late => CoverageMark::MessageLate,
+                        FrameAction::InsideMessage => CoverageMark::MessageWithinAnother,
+                        FrameAction::Sent | FrameAction::Twice => CoverageMark::MessageTwice,
                     });
                 });
             });
-            // Taken in any case; what does not go now goes with the next write or flush.
+            // Accepted in any case; the rest is sent with the next write or flush.
             if let Poll::Ready(Err(error)) = this.poll_out(context) {
                 return Poll::Ready(Err(error));
             }
@@ -183,57 +182,57 @@ impl AsyncWrite for Socket {
     }
 }
 
-impl Connected for Socket {
+impl Connected for SimulatedSocket {
     type ConnectInfo = ();
 
     fn connect_info(&self) -> Self::ConnectInfo {}
 }
 
-/// The port that clients dial.
-pub struct ClientDoor(pub TcpListener);
+/// Listener for clients.
+pub struct ClientListener(pub TcpListener);
 
-impl Door for ClientDoor {
-    type Socket = Socket;
+impl Listener for ClientListener {
+    type Socket = SimulatedSocket;
 
-    async fn accept(&mut self) -> io::Result<(Socket, SocketAddr)> {
+    async fn accept(&mut self) -> io::Result<(SimulatedSocket, SocketAddr)> {
         let (stream, peer) = self.0.accept().await?;
-        Ok((Socket::new(stream)?, peer))
+        Ok((SimulatedSocket::new(stream)?, peer))
     }
 }
 
-/// What a listener takes in.
-pub fn incoming(listener: TcpListener) -> impl Stream<Item = io::Result<Socket>> + Send {
+/// Returns the stream of accepted connections.
+pub fn incoming(listener: TcpListener) -> impl Stream<Item = io::Result<SimulatedSocket>> + Send {
     futures_util::stream::unfold(listener, |listener| async move {
-        let accepted = listener.accept().await.and_then(|(stream, _)| Socket::new(stream));
+        let accepted = listener.accept().await.and_then(|(stream, _)| SimulatedSocket::new(stream));
         Some((accepted, listener))
     })
 }
 
-async fn connect(uri: Uri) -> io::Result<TokioIo<Socket>> {
+async fn connect(uri: Uri) -> io::Result<TokioIo<SimulatedSocket>> {
     Ok(TokioIo::new(dial_to(uri).await?))
 }
 
-async fn connect_to_peer(uri: Uri) -> io::Result<TokioIo<Socket>> {
+async fn connect_to_peer(uri: Uri) -> io::Result<TokioIo<SimulatedSocket>> {
     Ok(TokioIo::new(dial_to(uri).await?.for_peer()))
 }
 
-async fn dial_to(uri: Uri) -> io::Result<Socket> {
+async fn dial_to(uri: Uri) -> io::Result<SimulatedSocket> {
     let host = uri.host().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
     let port = uri.port_u16().ok_or(io::ErrorKind::InvalidInput)?;
-    Socket::new(TcpStream::connect((host.as_str(), port)).await?)
+    SimulatedSocket::new(TcpStream::connect((host.as_str(), port)).await?)
 }
 
-/// A channel over the simulated network that connects at its first call.
+/// Creates a channel over the simulated network that connects at its first call.
 pub fn channel(endpoint: &Endpoint) -> Channel {
     endpoint.connect_with_connector_lazy(service_fn(connect))
 }
 
-/// The way of clients.
+/// Returns the connector for clients.
 pub fn dial() -> Dial {
     Dial::with(channel)
 }
 
-/// The way of peers.
+/// Dialer for peers.
 #[derive(Debug)]
 pub struct SimulatedDialer;
 

@@ -1,10 +1,10 @@
-//! Whoever runs the cluster: trims, moves leaders, drains nodes, replaces the one that lost its
-//! disks, and has nodes come and go. Repeats itself until what it began is done.
+//! Administers the cluster: trims, transfers leadership, drains nodes, replaces a node that lost
+//! its disks, adds and removes nodes. Retries each operation until it succeeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use helix_checker::Event;
+use helix_checker::HistoryEvent;
 use helix_client::{Client, Position};
 use helix_proto::log::v1::{MembershipChange, MembershipPhase};
 use rand::RngExt;
@@ -12,69 +12,71 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use tokio::time::sleep;
 
-use crate::marks::Mark;
-use crate::members::Order;
+use crate::coverage::CoverageMark;
+use crate::membership::MachineOrder;
 use crate::net::PEER_PORT;
-use crate::plan::{Kind, Plan};
-use crate::workload::{Scene, TOPIC, TOPIC_IS_THERE};
+use crate::plan::{FaultKind, SimulationPlan};
+use crate::workload::{ClientContext, TOPIC, TOPIC_IS_THERE};
 
-/// Mean pause between two things that it does.
-const PACE: Duration = Duration::from_secs(2);
+/// Mean pause between two operations.
+const ACTION_PAUSE: Duration = Duration::from_secs(2);
 
-/// Pause before something is asked again.
-const AGAIN_AFTER: Duration = Duration::from_millis(200);
+/// Pause before a retry.
+const RETRY_AFTER: Duration = Duration::from_millis(200);
 
 struct Operator {
-    scene: Scene,
+    context: ClientContext,
     client: Client,
     rng: StdRng,
-    /// Ends that each partition once had.
+    /// Former end offsets of each partition.
     ends: BTreeMap<u32, Vec<u64>>,
 }
 
-pub async fn operate(scene: Scene) -> turmoil::Result {
-    scene.turn(TOPIC_IS_THERE).await;
-    let (client, rng) = (scene.client()?, scene.rng(scene.id()));
-    let mut operator = Operator { client, rng, ends: BTreeMap::new(), scene };
+pub async fn operate(context: ClientContext) -> turmoil::Result {
+    context.wait_for_phase(TOPIC_IS_THERE).await;
+    let (client, rng) = (context.client()?, context.rng(context.id()));
+    let mut operator = Operator { client, rng, ends: BTreeMap::new(), context };
     loop {
-        let goes_on = operator.scene.pause(PACE, &mut operator.rng).await;
-        // Also after the end: the replicas are to be equal then.
-        if let Some(node) = operator.scene.members.lost() {
+        let continues = operator.context.pause(ACTION_PAUSE, &mut operator.rng).await;
+        // Also after the workload has stopped, because all replicas must become equal.
+        if let Some(node) = operator.context.members.lost() {
             operator.replace(node).await?;
         }
-        if !goes_on {
-            operator.scene.on_end();
+        if !continues {
+            operator.context.on_end();
             return Ok(());
         }
-        operator.something().await?;
+        operator.random_action().await?;
     }
 }
 
 impl Operator {
-    fn wants(&mut self, kind: Kind, chance: f64) -> bool {
-        self.scene.plan.kinds.contains(&kind) && self.rng.random_bool(chance)
+    fn draws(&mut self, kind: FaultKind, chance: f64) -> bool {
+        self.context.plan.kinds.contains(&kind) && self.rng.random_bool(chance)
     }
 
-    async fn something(&mut self) -> turmoil::Result {
-        if self.scene.plan.trims && self.rng.random_bool(0.5) {
+    async fn random_action(&mut self) -> turmoil::Result {
+        if self.context.plan.trims && self.rng.random_bool(0.5) {
             self.trim().await;
         }
-        if self.wants(Kind::Transfer, 0.5) {
+        if self.draws(FaultKind::Transfer, 0.5) {
             self.transfer().await?;
         }
-        if self.wants(Kind::Drain, 0.2) {
+        if self.draws(FaultKind::Drain, 0.2) {
             self.drain().await;
         }
-        if self.wants(Kind::Grow, 0.4) {
+        if self.draws(FaultKind::Grow, 0.4) {
             self.grow_or_shrink().await?;
         }
         Ok(())
     }
 
-    /// Trims to where a batch ends, which every end of a partition once was: a log that starts amid
-    /// a batch gives all of that batch, which the checker would not know from a gap.
+    /// Trims a partition to one of its former ends, which are batch boundaries.
+    ///
+    /// A log that starts inside a batch returns the whole batch, which the checker would take for a
+    /// gap.
     async fn trim(&mut self) {
-        let partition = self.rng.random_range(0..self.scene.plan.partitions);
+        let partition = self.rng.random_range(0..self.context.plan.partitions);
         let admin = self.client.admin();
         let latest = admin.resolve_offsets(TOPIC, &[partition], &Position::Latest).await;
         let Some(resolved) = latest.ok().and_then(|offsets| offsets.into_iter().next()) else {
@@ -83,56 +85,56 @@ impl Operator {
         let ends = self.ends.entry(partition).or_default();
         ends.push(resolved.offset);
         let Some(offset) = ends.choose(&mut self.rng).copied() else { return };
-        self.scene.recorder.add(Event::MayTrim { partition, offset });
+        self.context.recorder.add(HistoryEvent::MayTrim { partition, offset });
         if admin.trim(TOPIC, partition, offset).await.is_ok() {
-            self.scene.recorder.add(Event::Trimmed { partition, offset });
-            self.scene.marks.hit(Mark::Trimmed);
+            self.context.recorder.add(HistoryEvent::Trimmed { partition, offset });
+            self.context.marks.hit(CoverageMark::Trimmed);
         }
     }
 
     async fn transfer(&mut self) -> turmoil::Result {
-        let shard = u32::try_from(self.rng.random_range(0..=self.scene.plan.shards))?;
-        let target = self.rng.random_range(0..=self.scene.plan.nodes);
+        let shard = u32::try_from(self.rng.random_range(0..=self.context.plan.shards))?;
+        let target = self.rng.random_range(0..=self.context.plan.nodes);
         let target = Some(target).filter(|target| *target > 0);
         if self.client.admin().transfer_leader(shard, target).await.is_ok() {
-            self.scene.marks.hit(Mark::LeadershipTransfer);
+            self.context.marks.hit(CoverageMark::LeadershipTransfer);
         }
         Ok(())
     }
 
-    /// Drains a member for a while.
+    /// Drains a member, then undrains it.
     async fn drain(&mut self) {
-        let members: Vec<u64> = self.scene.members.all().into_iter().collect();
+        let members: Vec<u64> = self.context.members.all().into_iter().collect();
         let Some(node) = members.choose(&mut self.rng).copied() else { return };
         if self.client.admin().set_draining(node, true, false).await.is_ok() {
-            self.scene.marks.hit(Mark::Drained);
+            self.context.marks.hit(CoverageMark::Drained);
         }
-        self.scene.pause(PACE, &mut self.rng).await;
-        // It may drain also where no answer came. Until it is taken back: it should lead again.
+        self.context.pause(ACTION_PAUSE, &mut self.rng).await;
+        // Retried until it succeeds, also after a failed request, which may have drained the node.
         while self.client.admin().set_draining(node, false, false).await.is_err() {
-            sleep(AGAIN_AFTER).await;
+            sleep(RETRY_AFTER).await;
         }
     }
 
     async fn replace(&mut self, node: u64) -> turmoil::Result {
-        self.scene.recorder.note(&format!("node {node} is to be replaced"));
+        self.context.recorder.note(&format!("replacing node {node}"));
         let admin = self.client.admin();
         loop {
             match admin.replace_node(node, node, "", false).await {
-                Ok(Some(change)) => break self.watch(change).await?,
-                Ok(None) => return Err("a replacement that was only checked".into()),
-                Err(error) => self.wait(&format!("node {node} is not replaced: {error}")).await,
+                Ok(Some(change)) => break self.wait_for_change(change).await?,
+                Ok(None) => return Err("a replacement returned no change".into()),
+                Err(error) => self.wait(&format!("cannot replace node {node}: {error}")).await,
             }
         }
-        self.scene.members.on_replaced();
-        self.scene.marks.hit(Mark::NodeReplaced);
+        self.context.members.on_replaced();
+        self.context.marks.hit(CoverageMark::NodeReplaced);
         Ok(())
     }
 
-    /// Has the machine that is left over join, or a member leave, which is the one left over then.
+    /// Adds the spare machine, or removes a member, which becomes the spare one.
     async fn grow_or_shrink(&mut self) -> turmoil::Result {
-        let members = self.scene.members.all();
-        let spare = (1..=self.scene.plan.machines()).find(|node| !members.contains(node));
+        let members = self.context.members.all();
+        let spare = (1..=self.context.plan.machines()).find(|node| !members.contains(node));
         match spare {
             Some(node) => self.add(node, members).await,
             None => self.remove(members).await,
@@ -141,67 +143,67 @@ impl Operator {
 
     async fn add(&mut self, node: u64, members: BTreeSet<u64>) -> turmoil::Result {
         let next = members.iter().copied().chain([node]).collect();
-        // A change is no time for losing disks, and the other way around.
-        if self.scene.members.lost().is_some() {
+        // Disk loss and membership changes exclude each other.
+        if self.context.members.lost().is_some() {
             return Ok(());
         }
-        self.scene.members.begin(next);
-        self.scene.members.order(Order::Start(node));
-        self.scene.recorder.note(&format!("node {node} is to join"));
+        self.context.members.begin(next);
+        self.context.members.order(MachineOrder::Start(node));
+        self.context.recorder.note(&format!("adding node {node}"));
         let admin = self.client.admin();
-        let address = format!("{}:{PEER_PORT}", Plan::host(node));
+        let address = format!("{}:{PEER_PORT}", SimulationPlan::host(node));
         loop {
             match admin.add_node(node, &address, false).await {
-                Ok(Some(change)) => break self.watch(change).await?,
-                Ok(None) => return Err("an addition that was only checked".into()),
-                Err(error) => self.wait(&format!("node {node} does not join: {error}")).await,
+                Ok(Some(change)) => break self.wait_for_change(change).await?,
+                Ok(None) => return Err("an addition returned no change".into()),
+                Err(error) => self.wait(&format!("cannot add node {node}: {error}")).await,
             }
         }
-        self.scene.members.finish();
-        self.scene.marks.hit(Mark::NodeAdded);
+        self.context.members.finish();
+        self.context.marks.hit(CoverageMark::NodeAdded);
         Ok(())
     }
 
     async fn remove(&mut self, members: BTreeSet<u64>) -> turmoil::Result {
         let all: Vec<u64> = members.iter().copied().collect();
         let Some(node) = all.choose(&mut self.rng).copied() else { return Ok(()) };
-        if self.scene.members.lost().is_some() {
+        if self.context.members.lost().is_some() {
             return Ok(());
         }
-        self.scene.members.begin(members.into_iter().filter(|member| *member != node).collect());
-        self.scene.recorder.note(&format!("node {node} is to leave"));
+        self.context.members.begin(members.into_iter().filter(|member| *member != node).collect());
+        self.context.recorder.note(&format!("removing node {node}"));
         let admin = self.client.admin();
         loop {
             match admin.remove_node(node, false, false).await {
-                Ok(Some(change)) => break self.watch(change).await?,
-                Ok(None) => return Err("a removal that was only checked".into()),
-                Err(error) => self.wait(&format!("node {node} does not leave: {error}")).await,
+                Ok(Some(change)) => break self.wait_for_change(change).await?,
+                Ok(None) => return Err("a removal returned no change".into()),
+                Err(error) => self.wait(&format!("cannot remove node {node}: {error}")).await,
             }
         }
-        self.scene.members.finish();
-        self.scene.members.order(Order::Retire(node));
-        self.scene.marks.hit(Mark::NodeRemoved);
+        self.context.members.finish();
+        self.context.members.order(MachineOrder::Retire(node));
+        self.context.marks.hit(CoverageMark::NodeRemoved);
         Ok(())
     }
 
     async fn wait(&self, why: &str) {
-        self.scene.recorder.note(why);
-        sleep(AGAIN_AFTER).await;
+        self.context.recorder.note(why);
+        sleep(RETRY_AFTER).await;
     }
 
-    /// Waits until a change is done.
-    async fn watch(&self, change: MembershipChange) -> turmoil::Result {
+    /// Waits until a membership change is done.
+    async fn wait_for_change(&self, change: MembershipChange) -> turmoil::Result {
         let admin = self.client.admin();
         loop {
             match admin.membership_change(change.id).await {
                 Ok(seen) if seen.phase() == MembershipPhase::Done => return Ok(()),
                 Ok(seen) if seen.phase() == MembershipPhase::Failed => {
-                    return Err(format!("a change was given up: {seen:?}").into());
+                    return Err(format!("a membership change failed: {seen:?}").into());
                 }
                 Ok(seen) if !seen.blocked_reason.is_empty() => {
-                    self.wait(&format!("a change waits: {}", seen.blocked_reason)).await;
+                    self.wait(&format!("membership change is blocked: {}", seen.blocked_reason)).await;
                 }
-                Ok(_) | Err(_) => sleep(AGAIN_AFTER).await,
+                Ok(_) | Err(_) => sleep(RETRY_AFTER).await,
             }
         }
     }

@@ -1,6 +1,7 @@
-//! What a run is like, drawn from its seed. Every kind of fault is on in half of the runs only, so
-//! that runs differ in what they leave out as well; a few have none at all. A third of them have a
-//! theme: the kinds that make one another worse, often, and few others.
+//! Settings of a run, drawn from its seed.
+//!
+//! Every kind of fault is enabled in half of the runs, so that runs also differ in the faults that
+//! they omit. A few have none. A third of the runs have a theme: related kinds often, few others.
 
 use std::time::Duration;
 
@@ -11,16 +12,16 @@ use rand::{RngExt, SeedableRng};
 
 use crate::disks::DiskShape;
 
-/// Kinds of faults.
+/// Kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum FaultKind {
     Partition,
     OneWay,
     NonTransitive,
     Hold,
     Loss,
     Reset,
-    Tamper,
+    FrameTamperer,
     SlowLink,
     PowerLoss,
     PowerLossMidWrite,
@@ -33,7 +34,7 @@ pub enum Kind {
     Stall,
     Full,
     FilledUp,
-    Damage,
+    DamageInjector,
     ClockJump,
     Wipe,
     Election,
@@ -42,7 +43,7 @@ pub enum Kind {
     Grow,
 }
 
-impl Kind {
+impl FaultKind {
     const ALL: [Self; 26] = [
         Self::Partition,
         Self::OneWay,
@@ -50,7 +51,7 @@ impl Kind {
         Self::Hold,
         Self::Loss,
         Self::Reset,
-        Self::Tamper,
+        Self::FrameTamperer,
         Self::SlowLink,
         Self::PowerLoss,
         Self::PowerLossMidWrite,
@@ -63,7 +64,7 @@ impl Kind {
         Self::Stall,
         Self::Full,
         Self::FilledUp,
-        Self::Damage,
+        Self::DamageInjector,
         Self::ClockJump,
         Self::Wipe,
         Self::Election,
@@ -73,31 +74,31 @@ impl Kind {
     ];
 }
 
-/// What a run is mostly about.
+/// Group of related fault kinds that a run injects most often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Theme {
-    /// Writes and syncs fail, and then the power does.
-    Disks,
-    /// There is no room, and nodes start without any.
+    /// Failing writes and syncs, followed by power loss.
+    NodeDisks,
+    /// Full disks, also during start.
     Space,
-    /// Who leads changes all the time, and votes are forgotten if they can be.
+    /// Frequent elections with crashes that expose forgotten votes.
     Votes,
-    /// What is stored turns bad.
-    Damage,
-    /// Logs part, and are brought together again.
+    /// Damage to stored data.
+    DamageInjector,
+    /// Partitions that let logs diverge.
     Branches,
-    /// Answers are lost.
+    /// Lost responses.
     Answers,
 }
 
 impl Theme {
     const ALL: [Self; 6] =
-        [Self::Disks, Self::Space, Self::Votes, Self::Damage, Self::Branches, Self::Answers];
+        [Self::NodeDisks, Self::Space, Self::Votes, Self::DamageInjector, Self::Branches, Self::Answers];
 
-    fn kinds(self) -> &'static [Kind] {
-        use Kind::*;
+    fn kinds(self) -> &'static [FaultKind] {
+        use FaultKind::*;
         match self {
-            Self::Disks => &[
+            Self::NodeDisks => &[
                 SyncError,
                 SyncErrorOfAll,
                 WriteError,
@@ -107,36 +108,36 @@ impl Theme {
             ],
             Self::Space => &[Full, FilledUp, Full, FilledUp, Kill, PowerLoss],
             Self::Votes => &[Election, PowerLoss, PowerLossOfAll, Kill, Stall],
-            Self::Damage => &[Damage, Damage, PowerLoss, Stop, Partition],
+            Self::DamageInjector => &[DamageInjector, DamageInjector, PowerLoss, Stop, Partition],
             Self::Branches => &[Partition, OneWay, Hold, Kill, PowerLoss, Stall],
             Self::Answers => &[Partition, OneWay, NonTransitive, Reset, Kill, Loss],
         }
     }
 }
 
-/// See the module.
+/// Settings of one run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct SimulationPlan {
     pub seed: u64,
     pub nodes: u64,
     pub shards: u64,
     pub partitions: u32,
-    /// How long the cluster is broken and written to.
+    /// Duration of faults and writes.
     pub duration: Duration,
-    /// Mean time between two faults.
+    /// Mean interval between faults.
     pub gap: Duration,
-    /// Some more often than once, where they are to come more often.
-    pub kinds: Vec<Kind>,
+    /// Enabled kinds. A kind that is listed twice comes twice as often.
+    pub kinds: Vec<FaultKind>,
     pub theme: Option<Theme>,
     pub segment_bytes: u64,
     pub tail_bytes: usize,
     pub checkpoint_bytes: u64,
     pub catch_up_bytes: u64,
     pub retention_bytes: Option<u64>,
-    /// Bytes a second that each node reads of its own logs, to find damage.
+    /// Scrub rate of each node in bytes per second.
     pub scrub_rate: u64,
     pub latency_max: Duration,
-    /// Machines in the order in which they take their turns.
+    /// Machines in the order in which turmoil runs them.
     pub order: Vec<u64>,
     pub disks: Vec<DiskShape>,
     pub clock_errors_us: Vec<i64>,
@@ -144,24 +145,24 @@ pub struct Plan {
     pub unary: u32,
     pub plain: u32,
     pub conditional: u32,
-    pub repeaters: u32,
+    pub raw_producers: u32,
     pub trims: bool,
     pub records_max: u32,
-    /// Mean pause of a producer between two batches.
+    /// Mean pause of a producer between batches.
     pub pace: Duration,
 }
 
-impl Plan {
+impl SimulationPlan {
     pub fn new(seed: u64) -> Self {
         Self::of(seed, None)
     }
 
-    /// What the seed draws, with this theme whether it draws that or not.
+    /// Draws a plan from a seed. A given theme replaces the drawn one.
     pub fn of(seed: u64, theme: Option<Theme>) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let nodes = if rng.random_bool(0.75) { 3 } else { 5 };
         let shards = *[1, 1, 2, 3].get(rng.random_range(0..4)).unwrap_or(&1);
-        let mut kinds: Vec<Kind> = Kind::ALL.into_iter().filter(|_| rng.random_bool(0.5)).collect();
+        let mut kinds: Vec<FaultKind> = FaultKind::ALL.into_iter().filter(|_| rng.random_bool(0.5)).collect();
         let drawn = match rng.random_bool(0.33) {
             true => Theme::ALL.choose(&mut rng).copied(),
             false => None,
@@ -176,8 +177,8 @@ impl Plan {
             kinds.clear();
         }
         if nodes == 5 {
-            // A cluster has no more members than that.
-            kinds.retain(|kind| *kind != Kind::Grow);
+            // A cluster has at most five members.
+            kinds.retain(|kind| *kind != FaultKind::Grow);
         }
         let disk = |rng: &mut StdRng| DiskShape {
             cache: match rng.random_range(0..4) {
@@ -193,9 +194,9 @@ impl Plan {
                 _ => 50_000,
             }),
         };
-        let machines = nodes + u64::from(kinds.contains(&Kind::Grow));
+        let machines = nodes + u64::from(kinds.contains(&FaultKind::Grow));
         let disks = (0..machines).map(|_| disk(&mut rng)).collect();
-        let skews = kinds.contains(&Kind::ClockJump);
+        let skews = kinds.contains(&FaultKind::ClockJump);
         let minutes = 60_000_000;
         let error = |rng: &mut StdRng| match skews {
             true => rng.random_range(-10 * minutes..=10 * minutes),
@@ -222,7 +223,7 @@ impl Plan {
             checkpoint_bytes: 16 << 10 << rng.random_range(0..5),
             catch_up_bytes: if rng.random_bool(0.5) { 64 << 10 } else { 4 << 30 },
             retention_bytes: rng.random_bool(0.2).then_some(64 << 10),
-            // Slower, and a round through a long run's logs outlasts the time for repairs.
+            // At a lower rate a scrub of a long run's logs takes longer than the time for repairs.
             scrub_rate: 2 << 20 << rng.random_range(0..5),
             latency_max: Duration::from_millis(rng.random_range(1..=20)),
             disks,
@@ -231,14 +232,14 @@ impl Plan {
             unary: rng.random_range(1..=3),
             plain: rng.random_range(0..=2),
             conditional: rng.random_range(0..=1),
-            repeaters: rng.random_range(0..=1),
+            raw_producers: rng.random_range(0..=1),
             trims: rng.random_bool(0.4),
             records_max: if rng.random_bool(0.3) { 40 } else { rng.random_range(1..=12) },
             pace: Duration::from_millis(rng.random_range(5..=60)),
         }
     }
 
-    /// Machines that there are: the nodes that form the cluster, and perhaps one that may join.
+    /// Returns the number of machines: the initial nodes and a spare node, which may join.
     pub fn machines(&self) -> u64 {
         self.disks.len() as u64
     }

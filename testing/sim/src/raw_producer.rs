@@ -1,11 +1,12 @@
-//! A producer that speaks the wire itself, as a client in another language might: it sends a batch
-//! to several nodes at once, sends again what was acknowledged long ago, and sends what leaves a
-//! gap. Each time it knows what the answer must be.
+//! A producer without `helix-client`, as a client in another language might be.
+//!
+//! It sends a batch to several nodes at once, repeats batches that were acknowledged long ago, and
+//! sends sequence numbers that leave a gap. It knows the correct response to each.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use helix_checker::{BatchKey, Event, payload};
+use helix_checker::{BatchKey, HistoryEvent, payload};
 use helix_client::Error;
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
@@ -19,33 +20,33 @@ use rand::seq::IndexedRandom;
 use tokio::time::{sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::marks::Mark;
+use crate::coverage::CoverageMark;
 use crate::net::{CLIENT_PORT, channel};
-use crate::plan::Plan;
-use crate::workload::{BREATH, Scene, TOPIC};
+use crate::plan::SimulationPlan;
+use crate::workload::{RETRY_PAUSE, ClientContext, TOPIC};
 
-const ANSWER_MAX: Duration = Duration::from_secs(3);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Attempts at one batch before its outcome stays open.
+/// Maximum attempts of one batch before its outcome stays unknown.
 const ATTEMPTS_MAX: u32 = 30;
 
-/// Acknowledged batches that it may send again: fewer than a node remembers.
-const REMEMBERED: usize = 60;
+/// Acknowledged batches that may be repeated: fewer than a node remembers.
+const KEPT_ACKS: usize = 60;
 
-/// How far ahead a batch that must be refused is.
+/// Sequence gap of a batch that must be rejected.
 const GAP: u64 = 1_000_000;
 
-/// A batch that was acknowledged.
+/// An acknowledged batch.
 #[derive(Clone)]
-struct Sent {
+struct AckedBatch {
     sequence: u64,
     batch: EncodedBatch,
     offset: u64,
 }
 
-/// See the module.
-pub struct Repeater {
-    scene: Scene,
+/// Producer that calls `ProduceService` directly.
+pub struct RawProducer {
+    context: ClientContext,
     nodes: Vec<ProduceServiceClient<Channel>>,
     producer: u32,
     partition: u32,
@@ -53,79 +54,79 @@ pub struct Repeater {
     rng: StdRng,
 }
 
-impl Repeater {
-    pub fn new(scene: &Scene) -> turmoil::Result<Self> {
-        let producer = scene.id();
-        let mut rng = scene.rng(producer);
+impl RawProducer {
+    pub fn new(context: &ClientContext) -> turmoil::Result<Self> {
+        let producer = context.id();
+        let mut rng = context.rng(producer);
         let node = |node| -> turmoil::Result<_> {
-            let host = Plan::host(node);
+            let host = SimulationPlan::host(node);
             let endpoint = Endpoint::from_shared(format!("http://{host}:{CLIENT_PORT}"))?;
             Ok(ProduceServiceClient::new(channel(&endpoint)))
         };
-        let nodes = (1..=scene.plan.machines()).map(node).collect::<Result<_, _>>()?;
-        let partition = rng.random_range(0..scene.plan.partitions);
-        Ok(Self { scene: scene.clone(), nodes, producer, partition, number: 0, rng })
+        let nodes = (1..=context.plan.machines()).map(node).collect::<Result<_, _>>()?;
+        let partition = rng.random_range(0..context.plan.partitions);
+        Ok(Self { context: context.clone(), nodes, producer, partition, number: 0, rng })
     }
 
     pub async fn run(mut self) {
         while let Some(identity) = self.identity().await {
-            self.under(identity).await;
+            self.write_as(identity).await;
         }
     }
 
-    /// A new identity; `None` when it is time to stop.
+    /// Requests a producer id. Returns `None` when the workload stops.
     async fn identity(&mut self) -> Option<ProducerIdentity> {
-        while self.scene.pause(BREATH, &mut self.rng).await {
+        while self.context.pause(RETRY_PAUSE, &mut self.rng).await {
             let Some(mut node) = self.nodes.choose(&mut self.rng).cloned() else { continue };
-            let asked = node.init_producer(InitProducerRequest::default());
-            if let Ok(Ok(answer)) = timeout(ANSWER_MAX, asked).await {
-                return answer.into_inner().producer;
+            let request = node.init_producer(InitProducerRequest::default());
+            if let Ok(Ok(response)) = timeout(RESPONSE_TIMEOUT, request).await {
+                return response.into_inner().producer;
             }
         }
         None
     }
 
-    /// Writes under one identity until an outcome is open: then nobody knows the next sequence.
-    async fn under(&mut self, identity: ProducerIdentity) {
+    /// Writes with one producer id until an outcome is unknown, and with it the next sequence.
+    async fn write_as(&mut self, identity: ProducerIdentity) {
         let mut sequence = 0;
-        let mut sent: VecDeque<Sent> = VecDeque::new();
-        while self.scene.pause(self.scene.plan.pace, &mut self.rng).await {
-            let goes_on = match self.rng.random_range(0..10) {
+        let mut acked: VecDeque<AckedBatch> = VecDeque::new();
+        while self.context.pause(self.context.plan.pace, &mut self.rng).await {
+            let continues = match self.rng.random_range(0..10) {
                 0 if sequence > 0 => self.leave_gap(identity, sequence).await,
-                1..3 if !sent.is_empty() => {
-                    let at = self.rng.random_range(0..sent.len());
-                    self.repeat(identity, &sent[at].clone()).await;
+                1..3 if !acked.is_empty() => {
+                    let at = self.rng.random_range(0..acked.len());
+                    self.repeat(identity, &acked[at].clone()).await;
                     true
                 }
                 _ => match self.append(identity, sequence).await {
                     Some((batch, offset)) => {
                         let records = u64::from(batch.record_count);
-                        sent.push_back(Sent { sequence, batch, offset });
+                        acked.push_back(AckedBatch { sequence, batch, offset });
                         sequence += records;
                         true
                     }
                     None => false,
                 },
             };
-            if sent.len() > REMEMBERED {
-                sent.pop_front();
+            if acked.len() > KEPT_ACKS {
+                acked.pop_front();
             }
-            if !goes_on {
+            if !continues {
                 return;
             }
         }
     }
 
-    fn make(&mut self) -> (BatchKey, EncodedBatch) {
+    fn next_batch(&mut self) -> (BatchKey, EncodedBatch) {
         let key = BatchKey { producer: self.producer, number: self.number };
         self.number += 1;
-        let records = self.rng.random_range(1..=self.scene.plan.records_max);
+        let records = self.rng.random_range(1..=self.context.plan.records_max);
         let partition = self.partition;
-        self.scene.recorder.add(Event::Invoked { key, partition, records, stream: None });
+        self.context.recorder.add(HistoryEvent::Invoked { key, partition, records, stream: None });
         (key, payload::build(key, records))
     }
 
-    /// One attempt at one node. `None` where no answer came.
+    /// Sends a batch to one node. Returns `None` if no response came in time.
     async fn send(
         &self,
         node: usize,
@@ -142,105 +143,104 @@ impl Repeater {
             first_sequence: Some(first_sequence),
             ..AppendRequest::default()
         };
-        match timeout(ANSWER_MAX, node.append(request)).await {
-            Ok(Ok(answer)) => Some(Ok(answer.into_inner().ack.unwrap_or_default())),
+        match timeout(RESPONSE_TIMEOUT, node.append(request)).await {
+            Ok(Ok(response)) => Some(Ok(response.into_inner().ack.unwrap_or_default())),
             Ok(Err(status)) => Some(Err(Error::from_status(&status))),
             Err(_) => None,
         }
     }
 
-    /// Appends the next batch, by sending it to two nodes at once, again and again. `None` if its
-    /// outcome stays open.
+    /// Appends the next batch by sending it to two nodes at once, with retries. Returns `None` if
+    /// its outcome stays unknown.
     async fn append(
         &mut self,
         identity: ProducerIdentity,
         sequence: u64,
     ) -> Option<(EncodedBatch, u64)> {
-        let (key, batch) = self.make();
-        self.scene.recorder.on_begin(self.partition);
+        let (key, batch) = self.next_batch();
+        self.context.recorder.on_begin(self.partition);
         for _ in 0..ATTEMPTS_MAX {
-            let (one, other) = (self.any_node(), self.any_node());
-            let answers = tokio::join!(
+            let (one, other) = (self.random_node(), self.random_node());
+            let responses = tokio::join!(
                 self.send(one, identity, sequence, &batch),
                 self.send(other, identity, sequence, &batch)
             );
-            let answers = [answers.0, answers.1];
-            let offsets = answers.iter().flatten().flatten().filter_map(|ack| ack.first_offset);
+            let responses = [responses.0, responses.1];
+            let offsets = responses.iter().flatten().flatten().filter_map(|ack| ack.first_offset);
             let offsets: Vec<u64> = offsets.collect();
-            if answers.iter().flatten().flatten().any(|ack| ack.duplicate) {
-                self.scene.marks.hit(Mark::DuplicateSuppressed);
+            if responses.iter().flatten().flatten().any(|ack| ack.duplicate) {
+                self.context.marks.hit(CoverageMark::DuplicateSuppressed);
             }
             if let Some(offset) = offsets.first().copied() {
-                self.scene.recorder.on_end(self.partition, true);
-                self.scene.recorder.add(Event::Acked { key, offset });
+                self.context.recorder.on_end(self.partition, true);
+                self.context.recorder.add(HistoryEvent::Acked { key, offset });
                 if offsets.iter().any(|other| *other != offset) {
-                    self.accuse(offset, format!("two acks of {key}, {offsets:?}"));
+                    self.record_violation(offset, format!("two acks of {key}, {offsets:?}"));
                 }
                 return Some((batch, offset));
             }
-            if self.scene.is_stopped() {
+            if self.context.is_stopped() {
                 break;
             }
-            sleep(BREATH).await;
+            sleep(RETRY_PAUSE).await;
         }
-        self.scene.recorder.on_end(self.partition, false);
-        self.scene.recorder.add(Event::Unknown { key });
+        self.context.recorder.on_end(self.partition, false);
+        self.context.recorder.add(HistoryEvent::Unknown { key });
         None
     }
 
-    /// Sends what was acknowledged once more: it must get the same offset.
-    async fn repeat(&mut self, identity: ProducerIdentity, sent: &Sent) {
-        let node = self.any_node();
-        match self.send(node, identity, sent.sequence, &sent.batch).await {
+    /// Repeats an acknowledged batch, which must get the same offset.
+    async fn repeat(&mut self, identity: ProducerIdentity, acked: &AckedBatch) {
+        let node = self.random_node();
+        match self.send(node, identity, acked.sequence, &acked.batch).await {
             Some(Ok(ack)) => {
-                self.scene.marks.hit(Mark::DuplicateSuppressed);
-                if ack.first_offset != Some(sent.offset) || !ack.duplicate {
-                    let what = format!("what is at {} was acked again with {ack:?}", sent.offset);
-                    self.accuse(sent.offset, what);
+                self.context.marks.hit(CoverageMark::DuplicateSuppressed);
+                if ack.first_offset != Some(acked.offset) || !ack.duplicate {
+                    let what = format!("the batch at {} was acked again with {ack:?}", acked.offset);
+                    self.record_violation(acked.offset, what);
                 }
             }
             Some(Err(error)) if error.is(ErrorReason::OutOfOrderSequence) => {
-                self.accuse(
-                    sent.offset,
-                    format!("what is at {} was refused: {error}", sent.offset),
+                self.record_violation(
+                    acked.offset,
+                    format!("the repeated batch at {} was rejected: {error}", acked.offset),
                 );
             }
             Some(Err(_)) | None => {}
         }
     }
 
-    /// Sends a batch that leaves a gap: it must be refused, and never be there. False if nobody
-    /// knows.
+    /// Sends a batch that leaves a gap, which must be rejected. Returns `false` if it was accepted.
     async fn leave_gap(&mut self, identity: ProducerIdentity, sequence: u64) -> bool {
-        let (key, batch) = self.make();
-        let node = self.any_node();
+        let (key, batch) = self.next_batch();
+        let node = self.random_node();
         match self.send(node, identity, sequence + GAP, &batch).await {
             Some(Ok(ack)) => {
-                self.scene.recorder.add(Event::Unknown { key });
+                self.context.recorder.add(HistoryEvent::Unknown { key });
                 let offset = ack.first_offset.unwrap_or(0);
-                self.accuse(offset, format!("{key} left a gap, and was taken: {ack:?}"));
+                self.record_violation(offset, format!("{key} leaves a gap and was accepted: {ack:?}"));
                 false
             }
             Some(Err(error)) if !error.may_have_applied => {
                 if error.is(ErrorReason::OutOfOrderSequence) {
-                    self.scene.marks.hit(Mark::GapRefused);
+                    self.context.marks.hit(CoverageMark::GapRefused);
                 }
-                self.scene.recorder.add(Event::Failed { key });
+                self.context.recorder.add(HistoryEvent::Failed { key });
                 true
             }
             Some(Err(_)) | None => {
-                self.scene.recorder.add(Event::Unknown { key });
+                self.context.recorder.add(HistoryEvent::Unknown { key });
                 true
             }
         }
     }
 
-    fn any_node(&mut self) -> usize {
+    fn random_node(&mut self) -> usize {
         self.rng.random_range(0..self.nodes.len())
     }
 
-    fn accuse(&self, offset: u64, what: String) {
+    fn record_violation(&self, offset: u64, what: String) {
         let (reader, partition) = (self.producer, self.partition);
-        self.scene.recorder.add(Event::Foreign { reader, partition, offset, what });
+        self.context.recorder.add(HistoryEvent::Foreign { reader, partition, offset, what });
     }
 }

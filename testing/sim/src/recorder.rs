@@ -1,25 +1,25 @@
-//! What happened, in the order in which it did: the clients' history for the checker, and a log of
-//! everything for comparing two runs of one seed.
+//! Records events in order: the clients' history for the checker, and a trace of everything for
+//! comparing two runs of one seed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use helix_checker::{Event, Line, Verdict};
+use helix_checker::{HistoryEvent, HistoryLine, HistoryVerdict};
 
-/// Clones are the same record.
+/// Shared recorder of a run. Clones share one record.
 #[derive(Debug, Clone, Default)]
 pub struct Recorder(Arc<Mutex<Inner>>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    history: Vec<Line>,
+    history: Vec<HistoryLine>,
     trace: Vec<String>,
     now: Duration,
     keeps_trace: bool,
     hash: u64,
     acks: BTreeMap<u32, u64>,
-    under_way: BTreeMap<u32, u64>,
+    batches_in_flight: BTreeMap<u32, u64>,
 }
 
 impl Recorder {
@@ -28,11 +28,11 @@ impl Recorder {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Only ever added to; a panic elsewhere leaves whole lines.
+        // Append-only, so a panic elsewhere leaves complete lines.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A tick begins. `wire` is what went over the network in the one before, as a number.
+    /// Starts a tick. `wire` is a hash of the network traffic of the previous tick.
     pub fn on_tick(&self, now: Duration, wire: u64) {
         let mut inner = self.lock();
         inner.now = now;
@@ -45,32 +45,32 @@ impl Recorder {
         }
     }
 
-    pub fn add(&self, event: Event) {
+    pub fn add(&self, event: HistoryEvent) {
         let mut inner = self.lock();
         let text = format!("{event:?}");
         inner.note(&text);
         let at_us = u64::try_from(inner.now.as_micros()).unwrap_or(u64::MAX);
-        inner.history.push(Line { at_us, event });
+        inner.history.push(HistoryLine { at_us, event });
     }
 
-    pub fn add_all(&self, events: impl IntoIterator<Item = Event>) {
+    pub fn add_all(&self, events: impl IntoIterator<Item = HistoryEvent>) {
         events.into_iter().for_each(|event| self.add(event));
     }
 
-    /// Notes what is no part of the clients' history.
+    /// Adds a line to the trace only.
     pub fn note(&self, text: &str) {
         self.lock().note(text);
     }
 
-    /// A batch is on its way to a partition.
+    /// Counts a batch in flight to a partition.
     pub fn on_begin(&self, partition: u32) {
-        *self.lock().under_way.entry(partition).or_default() += 1;
+        *self.lock().batches_in_flight.entry(partition).or_default() += 1;
     }
 
-    /// It has its outcome.
+    /// Counts the outcome of a batch.
     pub fn on_end(&self, partition: u32, acked: bool) {
         let mut inner = self.lock();
-        if let Some(count) = inner.under_way.get_mut(&partition) {
+        if let Some(count) = inner.batches_in_flight.get_mut(&partition) {
             *count = count.saturating_sub(1);
         }
         if acked {
@@ -78,15 +78,15 @@ impl Recorder {
         }
     }
 
-    pub fn under_way(&self) -> u64 {
-        self.lock().under_way.values().sum()
+    pub fn batches_in_flight(&self) -> u64 {
+        self.lock().batches_in_flight.values().sum()
     }
 
     pub fn acks(&self, partition: u32) -> u64 {
         self.lock().acks.get(&partition).copied().unwrap_or(0)
     }
 
-    pub fn check(&self) -> Verdict {
+    pub fn check(&self) -> HistoryVerdict {
         helix_checker::check(&self.lock().history)
     }
 
@@ -94,7 +94,7 @@ impl Recorder {
         self.lock().history.len()
     }
 
-    /// A number that two equal runs share.
+    /// Hash of the trace: equal for equal runs.
     pub fn hash(&self) -> u64 {
         self.lock().hash
     }

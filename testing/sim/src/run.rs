@@ -1,85 +1,85 @@
-//! One run: a cluster is made, broken while it is used, healed, and judged.
+//! One run: forms a cluster, injects faults while clients use it, heals it and checks everything.
 
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::thread;
 use std::time::Duration;
 
-use helix_checker::Verdict;
+use helix_checker::HistoryVerdict;
 use helix_server::raft::seed_this_thread;
 use hermetic::Hermetic;
 use turmoil::{Builder, Sim};
 
-use crate::cluster::Machine;
+use crate::cluster::SimulatedMachine;
 use crate::damage;
-use crate::finals::{self, Found};
-use crate::marks::{Mark, Marks};
+use crate::final_reads::{self, FinalReadEvents};
+use crate::coverage::{CoverageMark, CoverageMarks};
 use crate::nemesis::Nemesis;
 use crate::net;
 use crate::operator;
-use crate::plan::{Kind, Plan};
-use crate::record::Recorder;
-use crate::watch::Watch;
-use crate::workload::{self, Scene};
+use crate::plan::{FaultKind, SimulationPlan};
+use crate::recorder::Recorder;
+use crate::invariants::InvariantChecker;
+use crate::workload::{self, ClientContext};
 
 const TICK: Duration = Duration::from_millis(1);
 
-/// Simulated time that a run may take at most.
+/// Maximum simulated duration of a run.
 const RUN_MAX: Duration = Duration::from_secs(3_600);
 
-/// How long it may take until there is a topic.
+/// Time limit for the creation of the topic.
 const FORM_MAX: Duration = Duration::from_secs(120);
 
-/// How long a healed cluster may take until every partition has a new ack.
+/// Time limit after healing until every partition has a new ack.
 const PROGRESS_MAX: Duration = Duration::from_secs(40);
 
-/// How long whoever was damaged may take until it is as it was.
+/// Time limit after healing until all damage is repaired.
 const REPAIR_MAX: Duration = Duration::from_secs(120);
 
-/// How long clients may take to come to rest, and replicas to become equal.
+/// Time limit for clients to stop, and for replicas to become equal.
 const REST_MAX: Duration = Duration::from_secs(90);
 
-/// Full reads that are begun again because something changed meanwhile.
+/// Maximum number of full reads. A read is repeated if a log changed during it.
 const READS_MAX: u32 = 6;
 
-/// What a run has come to.
+/// Result of a successful run.
 #[derive(Debug)]
-pub struct Report {
-    pub plan: Plan,
-    pub verdict: Verdict,
-    pub marks: Marks,
+pub struct RunReport {
+    pub plan: SimulationPlan,
+    pub verdict: HistoryVerdict,
+    pub marks: CoverageMarks,
     pub simulated: Duration,
-    pub faults: BTreeMap<Kind, u64>,
+    pub faults: BTreeMap<FaultKind, u64>,
     pub crashes: u64,
-    /// Equal for equal runs.
+    /// Hash of the trace: equal for equal runs.
     pub hash: u64,
     pub trace: Vec<String>,
 }
 
 /// Why a run failed.
 #[derive(Debug)]
-pub struct Failure {
+pub struct RunFailure {
     pub seed: u64,
     pub what: String,
     pub trace: Vec<String>,
 }
 
-/// Runs one seed. Keeps the whole trace if asked to.
+/// Runs one seed. Keeps the whole trace if `keeps_trace`.
 ///
 /// # Errors
-/// Something that must hold did not.
-pub fn run(seed: u64, keeps_trace: bool) -> Result<Report, Failure> {
-    run_plan(Plan::new(seed), keeps_trace)
+/// An invariant was violated.
+pub fn run(seed: u64, keeps_trace: bool) -> Result<RunReport, RunFailure> {
+    run_plan(SimulationPlan::new(seed), keeps_trace)
 }
 
-/// As [`run`], with another plan than the seed's own.
+/// Runs a plan.
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_plan(plan: Plan, keeps_trace: bool) -> Result<Report, Failure> {
+pub fn run_plan(plan: SimulationPlan, keeps_trace: bool) -> Result<RunReport, RunFailure> {
     let (seed, recorder) = (plan.seed, Recorder::new(keeps_trace));
-    // On a thread of its own: what the libraries keep for each thread must not come from the run
-    // before. The nodes' log goes where the caller's goes.
+    // On a new thread, because libraries keep state per thread. The nodes log to the caller's
+    // subscriber.
     let dispatch = tracing::dispatcher::get_default(Clone::clone);
     let run = || {
         let hermetic = Hermetic::enter(seed);
@@ -87,7 +87,7 @@ pub fn run_plan(plan: Plan, keeps_trace: bool) -> Result<Report, Failure> {
         tracing::dispatcher::with_default(&dispatch, run)
     };
     let joined = thread::scope(|scope| scope.spawn(run).join());
-    // A panic anywhere in the product is a finding like any other.
+    // A panic in the product is a failure too.
     let what = match joined {
         Ok(Ok(report)) => return Ok(report),
         Ok(Err(what)) => what,
@@ -97,27 +97,27 @@ pub fn run_plan(plan: Plan, keeps_trace: bool) -> Result<Report, Failure> {
             format!("a panic: {}", text.unwrap_or_default())
         }
     };
-    Err(Failure { seed, what, trace: recorder.trace() })
+    Err(RunFailure { seed, what, trace: recorder.trace() })
 }
 
 struct World {
-    plan: Plan,
-    /// Not dropped when a run fails: what is left of it may panic again.
+    plan: SimulationPlan,
+    /// Not dropped when a run fails, because dropping it may panic again.
     sim: ManuallyDrop<Sim<'static>>,
-    machines: Vec<Machine>,
+    machines: Vec<SimulatedMachine>,
     nemesis: Nemesis,
-    watch: Watch,
-    scene: Scene,
-    /// What the final reads have found.
-    found: Found,
+    watch: InvariantChecker,
+    context: ClientContext,
+    /// Events of the final reads.
+    found: FinalReadEvents,
     recorder: Recorder,
-    marks: Marks,
+    marks: CoverageMarks,
     hermetic: Hermetic,
 }
 
 impl World {
-    fn new(plan: Plan, recorder: Recorder, hermetic: Hermetic) -> Self {
-        // openraft draws its timeouts on whatever thread it runs.
+    fn new(plan: SimulationPlan, recorder: Recorder, hermetic: Hermetic) -> Self {
+        // openraft draws its timeouts from a generator per thread.
         seed_this_thread(plan.seed);
         let mut builder = Builder::new();
         builder
@@ -129,37 +129,37 @@ impl World {
             .max_message_latency(TICK);
         let mut sim = builder.build();
         let machines: Vec<_> =
-            (1..=plan.machines()).map(|node| Machine::new(&plan, node)).collect();
-        // Hosts take their turns in the order in which they came; every seed has its own.
+            (1..=plan.machines()).map(|node| SimulatedMachine::new(&plan, node)).collect();
+        // turmoil runs hosts in the order in which they are added; every seed has its own order.
         for node in &plan.order {
             let Some(machine) = machines.iter().find(|it| it.node_id() == *node) else { continue };
             let machine = machine.clone();
-            sim.host(machine.host(), move || machine.clone().live());
+            sim.host(machine.host(), move || machine.clone().run_until_end());
         }
-        let marks = Marks::default();
-        let scene = Scene::new(&plan, recorder.clone(), marks.clone());
-        let found = Found::default();
-        sim.client("setter", workload::set(scene.clone()));
-        sim.client("writers", workload::write(scene.clone()));
-        sim.client("readers", workload::read(scene.clone()));
-        sim.client("operator", operator::operate(scene.clone()));
-        sim.client("finals", finals::read(scene.clone(), READS_MAX, found.clone()));
-        let hosts = machines.iter().map(Machine::host);
+        let marks = CoverageMarks::default();
+        let context = ClientContext::new(&plan, recorder.clone(), marks.clone());
+        let found = FinalReadEvents::default();
+        sim.client("topic", workload::create_topic(context.clone()));
+        sim.client("writers", workload::write(context.clone()));
+        sim.client("readers", workload::read(context.clone()));
+        sim.client("operator", operator::operate(context.clone()));
+        sim.client("finals", final_reads::read(context.clone(), READS_MAX, found.clone()));
+        let hosts = machines.iter().map(SimulatedMachine::host);
         let hosts = hosts.chain(["writers", "readers"].map(str::to_owned)).collect();
         if plan.nodes == 5 {
-            marks.hit(Mark::FiveNodes);
+            marks.hit(CoverageMark::FiveNodes);
         }
-        let members = scene.members.clone();
+        let members = context.members.clone();
         let mut nemesis =
             Nemesis::new(&plan, hosts, members.clone(), recorder.clone(), marks.clone());
         nemesis.set_latencies(&sim);
         Self {
             nemesis,
             found,
-            watch: Watch::new(members, recorder.clone(), marks.clone()),
+            watch: InvariantChecker::new(members, recorder.clone(), marks.clone()),
             sim: ManuallyDrop::new(sim),
             machines,
-            scene,
+            context,
             recorder,
             marks,
             hermetic,
@@ -167,17 +167,17 @@ impl World {
         }
     }
 
-    /// One tick.
-    fn step(&mut self, breaks: bool) -> Result<(), String> {
+    /// Simulates one tick.
+    fn step(&mut self, may_inject: bool) -> Result<(), String> {
         self.hermetic.set_now(self.sim.elapsed());
         self.recorder.on_tick(self.sim.elapsed(), net::take_wire());
         self.sim.step().map_err(|error| error.to_string())?;
-        self.watch.look(&self.machines)?;
-        self.nemesis.tick(&mut self.sim, &self.machines, breaks)
+        self.watch.check_nodes(&self.machines)?;
+        self.nemesis.tick(&mut self.sim, &self.machines, may_inject)
     }
 
-    /// Goes on until `done`, or fails after `limit`.
-    fn until(
+    /// Simulates until `done` holds, and fails after `limit`.
+    fn run_until(
         &mut self,
         what: &str,
         limit: Duration,
@@ -190,20 +190,20 @@ impl World {
                 return Ok(());
             }
             if self.sim.elapsed() > end {
-                return Err(format!("{what} not within {limit:?}: {}", self.standings()));
+                return Err(format!("{what} not within {limit:?}: {}", self.describe_nodes()));
             }
         }
     }
 
-    fn run(mut self) -> Result<Report, String> {
+    fn run(mut self) -> Result<RunReport, String> {
         self.form()?;
-        self.break_it()?;
+        self.inject_faults()?;
         self.heal()?;
         let verdict = self.judge()?;
         if verdict.open_applied > 0 {
-            self.marks.hit(Mark::OpenOutcomeApplied);
+            self.marks.hit(CoverageMark::OpenOutcomeApplied);
         }
-        let report = Report {
+        let report = RunReport {
             simulated: self.sim.elapsed(),
             faults: std::mem::take(&mut self.nemesis.counts),
             crashes: self.nemesis.crashes,
@@ -218,17 +218,17 @@ impl World {
     }
 
     fn form(&mut self) -> Result<(), String> {
-        self.until("a topic", FORM_MAX, |world| world.scene.ended() == 1)
+        self.run_until("a topic", FORM_MAX, |world| world.context.ended() == 1)
     }
 
-    fn break_it(&mut self) -> Result<(), String> {
-        self.scene.set_phase(workload::TOPIC_IS_THERE);
+    fn inject_faults(&mut self) -> Result<(), String> {
+        self.context.set_phase(workload::TOPIC_IS_THERE);
         let end = self.sim.elapsed() + self.plan.duration;
         if self.plan.retention_bytes.is_some() {
-            // How far it comes depends on where segments end on the leader.
+            // The trimmed range depends on where segments end on the leader.
             for partition in 0..self.plan.partitions {
                 let offset = u64::MAX;
-                self.recorder.add(helix_checker::Event::MayTrim { partition, offset });
+                self.recorder.add(helix_checker::HistoryEvent::MayTrim { partition, offset });
             }
         }
         while self.sim.elapsed() < end {
@@ -244,23 +244,23 @@ impl World {
         let done = |world: &mut Self| {
             (0..).zip(&before).all(|(partition, acks)| world.recorder.acks(partition) > *acks)
         };
-        self.until("a new ack in every partition", PROGRESS_MAX, done)?;
-        // Beside writers and readers: there is always something new to be fetched.
-        self.until("a repair of all damage", REPAIR_MAX, |world| world.nemesis.is_repaired())?;
-        self.scene.stop();
-        self.until("all clients at rest", REST_MAX, |world| world.scene.ended() == 4)
+        self.run_until("a new ack in every partition", PROGRESS_MAX, done)?;
+        // With writers and readers still running: there are always new records to fetch.
+        self.run_until("a repair of all damage", REPAIR_MAX, |world| world.nemesis.is_repaired())?;
+        self.context.stop();
+        self.run_until("all clients at rest", REST_MAX, |world| world.context.ended() == 4)
     }
 
-    /// Reads every replica at one moment, and judges the whole history.
-    fn judge(&mut self) -> Result<Verdict, String> {
+    /// Reads every replica while nothing changes, and checks the whole history.
+    fn judge(&mut self) -> Result<HistoryVerdict, String> {
         for round in 0..READS_MAX {
             let is_level = |world: &mut Self| world.watch.level(&world.machines).is_some();
-            self.until("equal replicas", REST_MAX, is_level)?;
+            self.run_until("equal replicas", REST_MAX, is_level)?;
             let before = self.watch.level(&self.machines);
             self.watch.compare_partitions(&self.machines)?;
-            self.scene.set_phase(workload::FINALS + round);
-            let is_read = |world: &mut Self| world.scene.ended() == 5 + round;
-            self.until("a read of all replicas", REST_MAX, is_read)?;
+            self.context.set_phase(workload::FINALS + round);
+            let is_read = |world: &mut Self| world.context.ended() == 5 + round;
+            self.run_until("a read of all replicas", REST_MAX, is_read)?;
             if self.watch.level(&self.machines) == before {
                 let found = self.found.lock().map(|mut found| std::mem::take(&mut *found));
                 self.recorder.add_all(found.unwrap_or_default());
@@ -272,20 +272,20 @@ impl World {
         Err(format!("the logs grew during each of {READS_MAX} full reads"))
     }
 
-    /// Everything on the disks of all members verifies.
+    /// Verifies everything on the disks of all members.
     fn check_disks(&self) -> Result<(), String> {
-        let members = self.scene.members.all();
+        let members = self.context.members.all();
         for machine in self.machines.iter().filter(|it| members.contains(&it.node_id())) {
-            if let Some(what) = damage::ailment(machine.disks(), self.plan.segment_bytes) {
-                return Err(format!("in the end, node {}, {what}", machine.node_id()));
+            if let Some(what) = damage::disk_problem(machine.disks(), self.plan.segment_bytes) {
+                return Err(format!("after the run, node {}, {what}", machine.node_id()));
             }
         }
         Ok(())
     }
 
-    /// For people: how each node stands.
-    fn standings(&self) -> String {
-        let standing = |machine: &Machine| {
+    /// Describes the state of each node, for people.
+    fn describe_nodes(&self) -> String {
+        let describe = |machine: &SimulatedMachine| {
             let shards = machine.node().map(|node| {
                 let shards = node.shards().into_iter().map(|shard| {
                     let it = shard.status();
@@ -294,13 +294,13 @@ impl World {
                 });
                 shards.collect::<Vec<_>>().join("; ")
             });
-            let standing = machine.standing();
-            format!("\n  node {} {standing:?} [{}]", machine.node_id(), shards.unwrap_or_default())
+            let state = machine.state();
+            format!("\n  node {} {state:?} [{}]", machine.node_id(), shards.unwrap_or_default())
         };
         let acks: Vec<_> =
             (0..self.plan.partitions).map(|partition| self.recorder.acks(partition)).collect();
-        let nodes: String = self.machines.iter().map(standing).collect();
-        let ailing = self.nemesis.ailing(&self.machines);
-        format!("(term, last, committed, applied, synced) by shard; acks {acks:?}; {ailing}{nodes}")
+        let nodes: String = self.machines.iter().map(describe).collect();
+        let damage = self.nemesis.describe_damage(&self.machines);
+        format!("(term, last, committed, applied, synced) by shard; acks {acks:?}; {damage}{nodes}")
     }
 }

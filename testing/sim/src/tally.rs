@@ -1,23 +1,23 @@
-//! What runs add up to. Each is a process of its own, which writes it out for the one that adds.
+//! Counts of runs. Each run is a subprocess that prints its counts for the series to add up.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::marks::Mark;
-use crate::run::Report;
+use crate::coverage::CoverageMark;
+use crate::run::RunReport;
 
-/// Begins a line that is for the one that adds, not for people.
+/// Prefix of a machine-readable line.
 const LINE: &str = "tally ";
 
-/// Figures by name.
+/// Counts by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally(BTreeMap<String, u64>);
 
 impl Tally {
-    pub fn of(report: &Report) -> Self {
+    pub fn of(report: &RunReport) -> Self {
         let millis = u64::try_from(report.simulated.as_millis()).unwrap_or(u64::MAX);
-        let mut figures = BTreeMap::from([
+        let mut counts = BTreeMap::from([
             ("runs".to_owned(), 1),
             ("simulated_ms".to_owned(), millis),
             ("acked".to_owned(), report.verdict.acked),
@@ -25,25 +25,25 @@ impl Tally {
             ("crashes".to_owned(), report.crashes),
         ]);
         let faults = report.faults.iter().map(|(kind, count)| (format!("fault {kind:?}"), *count));
-        let marks = Mark::ALL.into_iter().map(|mark| (name(mark), report.marks.get(mark)));
-        figures.extend(faults.chain(marks));
-        Self(figures)
+        let marks = CoverageMark::ALL.into_iter().map(|mark| (name(mark), report.marks.get(mark)));
+        counts.extend(faults.chain(marks));
+        Self(counts)
     }
 
-    /// Reads what [`fmt::Display`] wrote, and what else was said.
-    pub fn parse(said: &str) -> (Self, String) {
-        let (mut figures, mut text) = (BTreeMap::new(), Vec::new());
-        for line in said.lines() {
-            let figure = line.strip_prefix(LINE).and_then(|it| it.rsplit_once(' '));
-            match figure.and_then(|(name, count)| Some((name, count.parse().ok()?))) {
-                Some((name, count)) => drop(figures.insert(name.to_owned(), count)),
+    /// Parses the output of [`fmt::Display`]. Also returns all other text of the output.
+    pub fn parse(output: &str) -> (Self, String) {
+        let (mut counts, mut text) = (BTreeMap::new(), Vec::new());
+        for line in output.lines() {
+            let count_line = line.strip_prefix(LINE).and_then(|it| it.rsplit_once(' '));
+            match count_line.and_then(|(name, count)| Some((name, count.parse().ok()?))) {
+                Some((name, count)) => drop(counts.insert(name.to_owned(), count)),
                 None => text.push(line),
             }
         }
-        (Self(figures), text.join(" "))
+        (Self(counts), text.join(" "))
     }
 
-    pub fn take(&mut self, other: &Self) {
+    pub fn merge(&mut self, other: &Self) {
         for (name, count) in &other.0 {
             *self.0.entry(name.clone()).or_default() += count;
         }
@@ -53,12 +53,12 @@ impl Tally {
         self.0.get(name).copied().unwrap_or(0)
     }
 
-    /// What was never met.
-    pub fn missing(&self) -> Vec<Mark> {
-        Mark::ALL.into_iter().filter(|mark| self.get(&name(*mark)) == 0).collect()
+    /// Returns the marks that were never hit.
+    pub fn missing(&self) -> Vec<CoverageMark> {
+        CoverageMark::ALL.into_iter().filter(|mark| self.get(&name(*mark)) == 0).collect()
     }
 
-    /// For people.
+    /// Formats the counts for people. `wall` is the wall time of the series.
     pub fn summary(&self, wall: Duration) -> String {
         let simulated = Duration::from_millis(self.get("simulated_ms")).as_secs_f64();
         let group = |prefix: &str| {
@@ -83,7 +83,7 @@ impl Tally {
     }
 }
 
-fn name(mark: Mark) -> String {
+fn name(mark: CoverageMark) -> String {
     format!("mark {mark:?}")
 }
 
@@ -98,12 +98,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_and_adds_up() {
+    fn printed_tally_parses_and_merges() {
         let one = Tally(BTreeMap::from([("mark Purge".to_owned(), 2), ("runs".to_owned(), 1)]));
         let (mut read, text) = Tally::parse(&format!("{one}and so on\ntally nothing\n"));
         assert_eq!((&read, text.as_str()), (&one, "and so on tally nothing"));
-        read.take(&one);
+        read.merge(&one);
         assert_eq!((read.get("runs"), read.get("mark Purge")), (2, 4));
-        assert!(!read.missing().contains(&Mark::Purge) && read.missing().contains(&Mark::Trimmed));
+        assert!(!read.missing().contains(&CoverageMark::Purge) && read.missing().contains(&CoverageMark::Trimmed));
     }
 }

@@ -1,57 +1,57 @@
-//! Sends a message between two nodes twice, or after the one that follows it, or into the middle of
-//! that. TCP does none of it; a peer with a fault, or something between the two, may. What comes of
-//! it is that the receiver refuses the stream's order and the sender begins anew, that an answer is
-//! given twice, or that the receiver has lost sight of where messages begin: it then takes records
-//! for a length, and waits for bytes that nobody sends.
+//! Duplicates, delays or misplaces messages between nodes.
 //!
-//! Works on what a dialing node writes: HTTP/2 frames, of which those that hold whole gRPC messages
-//! are doubled or held back. Nothing behind the socket knows of it.
+//! TCP does none of it, but a faulty peer or proxy may. The receiver then rejects the stream and
+//! the sender reconnects, or a request is answered twice. A message inside another one breaks the
+//! receiver's framing: it reads payload as a length and waits for bytes that never come.
+//!
+//! Works on the HTTP/2 frames that a dialing node writes. Frames with whole gRPC messages are
+//! duplicated or held back, invisibly to the code above the socket.
 
 use rand::RngExt;
 use rand::rngs::StdRng;
 
-/// What begins a connection, before its first frame.
+/// Length of the HTTP/2 connection preface.
 const PREFACE_BYTES: usize = 24;
 
 const HEADER_BYTES: usize = 9;
 const DATA: u8 = 0;
 
-/// One message in so many is sent twice, and one is sent late.
+/// One message in this many is duplicated, and one is delayed.
 const ONE_IN: u32 = 150;
 
-/// What becomes of a frame.
+/// Treatment of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum FrameAction {
     Sent,
     Twice,
-    /// Held back until another frame has gone.
+    /// Held back until another frame was sent.
     Late,
-    /// Held back, and now sent between two frames of one message.
-    Within,
+    /// Held back, then sent between two frames of one message.
+    InsideMessage,
 }
 
-/// The writing side of one connection.
+/// Tampers with the writing side of one connection.
 #[derive(Debug, Default)]
-pub struct Tamper {
+pub struct FrameTamperer {
     is_begun: bool,
-    /// Not a whole frame yet.
+    /// Incomplete frame.
     input: Vec<u8>,
-    /// Held back until another frame has gone.
+    /// Frame that is held back.
     held: Vec<u8>,
-    /// Frames with data so far: the first one is the handshake.
+    /// DATA frames so far. The first one is the handshake.
     data_frames: u64,
     messages: Messages,
 }
 
-impl Tamper {
-    /// Takes what is written; adds to `out` what is to go over the network. Without `rng` that is
-    /// the same. Calls `told` for each message that is not sent as it should be.
-    pub fn feed(
+impl FrameTamperer {
+    /// Takes written bytes and appends to `out` the bytes to send. Without `rng` they are equal.
+    /// Calls `on_action` for each message that is not sent normally.
+    pub fn process(
         &mut self,
         bytes: &[u8],
         mut rng: Option<&mut StdRng>,
         out: &mut Vec<u8>,
-        mut told: impl FnMut(Fate),
+        mut on_action: impl FnMut(FrameAction),
     ) {
         self.input.extend_from_slice(bytes);
         if !self.is_begun && self.input.len() >= PREFACE_BYTES {
@@ -60,53 +60,53 @@ impl Tamper {
         }
         while let Some(len) = self.frame_len() {
             let frame: Vec<u8> = self.input.drain(..len).collect();
-            let fate = self.fate(&frame, rng.as_deref_mut());
-            if fate != Fate::Sent {
-                told(fate);
+            let action = self.action(&frame, rng.as_deref_mut());
+            if action != FrameAction::Sent {
+                on_action(action);
             }
-            match fate {
-                Fate::Late if self.held.is_empty() => {
+            match action {
+                FrameAction::Late if self.held.is_empty() => {
                     self.held = frame;
                     continue;
                 }
-                Fate::Twice => out.extend_from_slice(&frame),
-                Fate::Sent | Fate::Late | Fate::Within => {}
+                FrameAction::Twice => out.extend_from_slice(&frame),
+                FrameAction::Sent | FrameAction::Late | FrameAction::InsideMessage => {}
             }
             out.extend(frame);
             if !self.held.is_empty() && !self.messages.is_between() {
-                told(Fate::Within);
+                on_action(FrameAction::InsideMessage);
             }
             out.append(&mut self.held);
         }
     }
 
-    /// Bytes of the next frame, if all of it is there.
+    /// Returns the length of the next frame, if it is complete.
     fn frame_len(&self) -> Option<usize> {
         let [high, middle, low, ..] = *self.input.get(..HEADER_BYTES)? else { return None };
         let len = u32::from_be_bytes([0, high, middle, low]) as usize + HEADER_BYTES;
         (self.is_begun && self.input.len() >= len).then_some(len)
     }
 
-    fn fate(&mut self, frame: &[u8], rng: Option<&mut StdRng>) -> Fate {
+    fn action(&mut self, frame: &[u8], rng: Option<&mut StdRng>) -> FrameAction {
         let (kind, flags) = (frame[3], frame[4]);
         if kind != DATA {
-            return Fate::Sent;
+            return FrameAction::Sent;
         }
         self.data_frames += 1;
         let begins_whole = self.messages.is_between();
         self.messages.pass(&frame[HEADER_BYTES..]);
-        // Neither padded nor the last of its stream.
+        // Not padded and not the last of its stream.
         let is_whole = begins_whole && self.messages.is_between() && flags == 0;
-        let Some(rng) = rng.filter(|_| is_whole && self.data_frames > 1) else { return Fate::Sent };
+        let Some(rng) = rng.filter(|_| is_whole && self.data_frames > 1) else { return FrameAction::Sent };
         match rng.random_range(0..2 * ONE_IN) {
-            0 | 1 => Fate::Twice,
-            2 | 3 => Fate::Late,
-            _ => Fate::Sent,
+            0 | 1 => FrameAction::Twice,
+            2 | 3 => FrameAction::Late,
+            _ => FrameAction::Sent,
         }
     }
 }
 
-/// Where gRPC's messages begin and end: each has five bytes before it, with its length.
+/// Tracks the boundaries of gRPC messages. Each has a prefix of five bytes with its length.
 #[derive(Debug, Default)]
 struct Messages {
     prefix: Vec<u8>,
@@ -155,7 +155,7 @@ mod tests {
         vec![0, 0, 0, 0, 2, text, text]
     }
 
-    /// Splits what went out into the messages of its frames; control frames are skipped.
+    /// Returns the messages of all DATA frames that were sent.
     fn messages(mut out: &[u8]) -> Vec<u8> {
         let mut found = Vec::new();
         out = &out[PREFACE_BYTES..];
@@ -176,27 +176,27 @@ mod tests {
             written.extend(frame(DATA, &message(number)));
         }
         written.extend(frame(6, &[0; 8]));
-        let (mut tamper, mut out, mut count) = (Tamper::default(), Vec::new(), 0);
+        let (mut tamper, mut out, mut count) = (FrameTamperer::default(), Vec::new(), 0);
         let mut rng = rng;
         for piece in written.chunks(pieces) {
-            tamper.feed(piece, rng.as_deref_mut(), &mut out, |_| count += 1);
+            tamper.process(piece, rng.as_deref_mut(), &mut out, |_| count += 1);
         }
         (messages(&out), count)
     }
 
     #[test]
-    fn without_a_draw_everything_goes_as_it_came() {
+    fn leaves_traffic_unchanged_without_rng() {
         for pieces in [1, 7, 4096] {
             assert_eq!(sent(None, pieces), ((0..200).collect(), 0));
         }
     }
 
     #[test]
-    fn messages_come_twice_or_late_and_none_is_lost() {
+    fn duplicates_and_delays_messages_but_loses_none() {
         let (mut doubled, mut swapped) = (false, false);
         for seed in 0..20 {
             let (got, _) = sent(Some(&mut StdRng::seed_from_u64(seed)), 13);
-            assert_eq!(got[0], 0, "the handshake is left alone");
+            assert_eq!(got[0], 0, "the handshake is not changed");
             doubled |= got.windows(2).any(|pair| pair[0] == pair[1]);
             swapped |= got.windows(2).any(|pair| pair[0] > pair[1]);
             let mut all = got.clone();
@@ -208,33 +208,33 @@ mod tests {
     }
 
     #[test]
-    fn a_late_message_may_end_up_within_the_next_one() {
+    fn delayed_message_may_split_the_next_one() {
         let (long, mut within) = (message(9), 0);
         for seed in 0..400 {
             let mut rng = StdRng::seed_from_u64(seed);
-            let mut tamper = Tamper { is_begun: true, data_frames: 1, ..Tamper::default() };
+            let mut tamper = FrameTamperer { is_begun: true, data_frames: 1, ..FrameTamperer::default() };
             let frames =
                 [frame(DATA, &message(8)), frame(DATA, &long[..6]), frame(DATA, &long[6..])];
-            let (mut out, mut told) = (Vec::new(), Vec::new());
-            tamper.feed(&frames.concat(), Some(&mut rng), &mut out, |fate| told.push(fate));
-            if told == [Fate::Late, Fate::Within] {
+            let (mut out, mut on_action) = (Vec::new(), Vec::new());
+            tamper.process(&frames.concat(), Some(&mut rng), &mut out, |action| on_action.push(action));
+            if on_action == [FrameAction::Late, FrameAction::InsideMessage] {
                 let [late, begins, ends] = &frames;
                 assert_eq!(out, [&begins[..], late, ends].concat());
                 within += 1;
             } else {
-                assert!(!told.contains(&Fate::Within), "{told:?}");
+                assert!(!on_action.contains(&FrameAction::InsideMessage), "{on_action:?}");
             }
         }
         assert!(within > 0);
     }
 
     #[test]
-    fn a_message_over_two_frames_is_left_alone() {
+    fn leaves_messages_of_two_frames_unchanged() {
         let (long, mut rng) = (message(9), StdRng::seed_from_u64(1));
-        let mut tamper = Tamper { is_begun: true, data_frames: 1, ..Tamper::default() };
+        let mut tamper = FrameTamperer { is_begun: true, data_frames: 1, ..FrameTamperer::default() };
         for _ in 0..4 * ONE_IN {
             for half in [&long[..3], &long[3..]] {
-                assert_eq!(tamper.fate(&frame(DATA, half), Some(&mut rng)), Fate::Sent);
+                assert_eq!(tamper.action(&frame(DATA, half), Some(&mut rng)), FrameAction::Sent);
             }
         }
     }

@@ -1,15 +1,15 @@
-//! Producers and readers as applications have them, through `helix-client`.
-//! Everything that they do and are told goes into the history; they stop when they are told to.
+//! Producers and readers that use `helix-client` as applications do.
+//! All of their requests and responses go into the history.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use helix_checker::{BatchKey, Event, payload};
+use helix_checker::{BatchKey, HistoryEvent, payload};
 use helix_client::{
-    Ack, Acked, AppendOptions, Batches, Client, Config, Error, Event as Told, FetchOptions,
-    Position, ProducerOptions, ReadOptions, ReadSource, Session, SessionOptions, Start,
+    Ack, AckFuture, AppendOptions, Batches, Client, Config, Error, Event as ConsumerEvent, FetchOptions,
+    Position, ProducerOptions, ReadOptions, ReadSource, Session, SessionOptions, ReadStart,
 };
 use helix_proto::log::v1::{EncodedBatch, ErrorReason};
 use rand::rngs::StdRng;
@@ -17,57 +17,56 @@ use rand::{RngExt, SeedableRng};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::marks::{Mark, Marks};
-use crate::members::Members;
+use crate::coverage::{CoverageMark, CoverageMarks};
+use crate::membership::MembershipTracker;
 use crate::net::{CLIENT_PORT, dial};
-use crate::plan::Plan;
-use crate::record::Recorder;
-use crate::repeater::Repeater;
+use crate::plan::SimulationPlan;
+use crate::recorder::Recorder;
+use crate::raw_producer::RawProducer;
 
-/// The topic that everything goes to.
+/// Topic of all records.
 pub const TOPIC: &str = "sim";
 
-/// Longest time for one call with its retries, and for a batch of a session.
+/// Range of request timeouts, which include retries, in milliseconds.
 const REQUEST_MAX_MS: std::ops::RangeInclusive<u64> = 1_000..=12_000;
 
-/// Batches that a session has under way.
-const DEPTH: usize = 8;
+/// Maximum batches in flight of a session.
+const BATCHES_IN_FLIGHT: usize = 8;
 
-/// Pause of a reader that got nothing, or an error.
-pub const BREATH: Duration = Duration::from_millis(50);
+/// Pause after an error or an empty read.
+pub const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// Longest wait of a poll.
+/// Maximum wait of a poll.
 const POLL: Duration = Duration::from_millis(300);
 
-/// What everyone who writes or reads shares.
+/// State shared by all clients of a run.
 #[derive(Debug, Clone)]
-pub struct Scene {
-    pub plan: Arc<Plan>,
+pub struct ClientContext {
+    pub plan: Arc<SimulationPlan>,
     pub recorder: Recorder,
-    pub marks: Marks,
-    pub members: Members,
+    pub marks: CoverageMarks,
+    pub members: MembershipTracker,
     ids: Arc<AtomicU32>,
     stop: Arc<AtomicBool>,
-    /// How far the run has come; see [`Scene::turn`].
+    /// Phase of the run; see [`ClientContext::wait_for_phase`].
     phase: Arc<AtomicU32>,
-    /// Clients that have come to their end.
+    /// Clients that have ended.
     ended: Arc<AtomicU32>,
 }
 
-/// When the topic is there, and from when on replicas are read for the last time: each such read
-/// is a phase.
+/// Phases of a run: the topic exists; the final reads, one phase each.
 pub const TOPIC_IS_THERE: u32 = 1;
 pub const FINALS: u32 = 2;
 
-impl Scene {
-    pub fn new(plan: &Plan, recorder: Recorder, marks: Marks) -> Self {
+impl ClientContext {
+    pub fn new(plan: &SimulationPlan, recorder: Recorder, marks: CoverageMarks) -> Self {
         let ids = Arc::new(AtomicU32::new(1));
         let (stop, phase, ended) = Default::default();
-        let members = Members::new(plan.nodes);
+        let members = MembershipTracker::new(plan.nodes);
         Self { plan: Arc::new(plan.clone()), recorder, marks, members, ids, stop, phase, ended }
     }
 
-    /// A number that nobody else has.
+    /// Returns a unique id.
     pub fn id(&self) -> u32 {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
@@ -76,9 +75,10 @@ impl Scene {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// All clients are there from the start, so that nothing that a run does decides what they
-    /// draw; each waits for its turn.
-    pub async fn turn(&self, phase: u32) {
+    /// Waits for a phase of the run.
+    ///
+    /// All clients exist from the start, so that their random draws do not depend on the run.
+    pub async fn wait_for_phase(&self, phase: u32) {
         while self.phase.load(Ordering::Relaxed) < phase {
             sleep(Duration::from_millis(1)).await;
         }
@@ -88,7 +88,7 @@ impl Scene {
         self.phase.store(phase, Ordering::Relaxed);
     }
 
-    /// One more client, or final read, has come to its end.
+    /// Counts a client or final read that has ended.
     pub fn on_end(&self) {
         self.ended.fetch_add(1, Ordering::Relaxed);
     }
@@ -105,13 +105,13 @@ impl Scene {
         StdRng::seed_from_u64(self.plan.seed.wrapping_mul(31).wrapping_add(u64::from(id)))
     }
 
-    /// A client with connections of its own.
+    /// Creates a client with its own connections.
     pub fn client(&self) -> Result<Client, Error> {
         let id = self.id();
         let request_max = self.rng(id).random_range(REQUEST_MAX_MS);
         let nodes = 1..=self.plan.machines();
         let mut endpoints: Vec<_> =
-            nodes.map(|node| format!("{}:{CLIENT_PORT}", Plan::host(node))).collect();
+            nodes.map(|node| format!("{}:{CLIENT_PORT}", SimulationPlan::host(node))).collect();
         let count = endpoints.len();
         endpoints.rotate_left(id as usize % count);
         Client::new(Config {
@@ -123,7 +123,7 @@ impl Scene {
         })
     }
 
-    /// Waits for about this long. False when it is time to stop.
+    /// Sleeps for a random time with this mean. Returns `false` when the workload stops.
     pub async fn pause(&self, mean: Duration, rng: &mut StdRng) -> bool {
         sleep(mean.mul_f64(rng.random_range(0.0..2.0))).await;
         !self.is_stopped()
@@ -134,89 +134,89 @@ impl Scene {
         recorder.on_end(partition, result.is_ok());
         match result {
             Ok(Ack { first_offset: Some(offset), next_offset, duplicate, .. }) => {
-                recorder.add(Event::Acked { key, offset });
+                recorder.add(HistoryEvent::Acked { key, offset });
                 if next_offset != Some(offset + u64::from(records)) {
-                    let what = format!("an ack of {key} whose end is {next_offset:?}");
-                    recorder.add(Event::Foreign { reader: key.producer, partition, offset, what });
+                    let what = format!("an ack of {key} with next offset {next_offset:?}");
+                    recorder.add(HistoryEvent::Foreign { reader: key.producer, partition, offset, what });
                 }
                 if duplicate {
-                    self.marks.hit(Mark::DuplicateSuppressed);
+                    self.marks.hit(CoverageMark::DuplicateSuppressed);
                 }
             }
             Ok(Ack { first_offset: None, .. }) => {
                 let what = format!("an ack of {key} without an offset");
-                recorder.add(Event::Unknown { key });
-                recorder.add(Event::Foreign { reader: key.producer, partition, offset: 0, what });
+                recorder.add(HistoryEvent::Unknown { key });
+                recorder.add(HistoryEvent::Foreign { reader: key.producer, partition, offset: 0, what });
             }
             Err(error) => {
                 if error.is(ErrorReason::DiskFull) {
-                    self.marks.hit(Mark::DiskFullEntered);
+                    self.marks.hit(CoverageMark::DiskFullEntered);
                 }
                 let refused = error.is(ErrorReason::ExpectedOffsetMismatch);
                 if let Some(next_offset) = error.next_offset.filter(|_| refused) {
-                    recorder.add(Event::Refused { key, next_offset });
+                    recorder.add(HistoryEvent::Refused { key, next_offset });
                 } else if error.may_have_applied {
-                    self.marks.hit(Mark::OutcomeUnknown);
-                    recorder.add(Event::Unknown { key });
+                    self.marks.hit(CoverageMark::OutcomeUnknown);
+                    recorder.add(HistoryEvent::Unknown { key });
                 } else {
-                    recorder.add(Event::Failed { key });
+                    recorder.add(HistoryEvent::Failed { key });
                 }
             }
         }
     }
 }
 
-/// Makes the topic, again and again until it is there.
-pub async fn set(scene: Scene) -> turmoil::Result {
-    let client = scene.client()?;
-    let topic = helix_client::NewTopic::new(TOPIC, scene.plan.partitions);
+/// Creates the topic, with retries.
+pub async fn create_topic(context: ClientContext) -> turmoil::Result {
+    let client = context.client()?;
+    let topic = helix_client::NewTopic::new(TOPIC, context.plan.partitions);
     for _ in 0..20 {
         match client.admin().create_topic(&topic).await {
             Ok(_) => {
-                scene.on_end();
+                context.on_end();
                 return Ok(());
             }
-            Err(error) => scene.recorder.note(&format!("no topic yet: {error}")),
+            Err(error) => context.recorder.note(&format!("cannot create the topic yet: {error}")),
         }
     }
-    Err("the topic could not be made".into())
+    Err("cannot create the topic".into())
 }
 
-/// Everyone who writes; ends when all batches have their outcomes.
-pub async fn write(scene: Scene) -> turmoil::Result {
-    scene.turn(TOPIC_IS_THERE).await;
+/// Runs all producers; ends when all batches have an outcome.
+pub async fn write(context: ClientContext) -> turmoil::Result {
+    context.wait_for_phase(TOPIC_IS_THERE).await;
     let mut tasks = JoinSet::new();
-    for place in 0..scene.plan.sessions {
-        let writer = Writer::new(&scene)?;
-        tasks.spawn(writer.stream(place % scene.plan.partitions));
+    for place in 0..context.plan.sessions {
+        let writer = SimulatedProducer::new(&context)?;
+        tasks.spawn(writer.stream(place % context.plan.partitions));
     }
-    for _ in 0..scene.plan.unary {
-        tasks.spawn(Writer::new(&scene)?.one_by_one());
+    for _ in 0..context.plan.unary {
+        tasks.spawn(SimulatedProducer::new(&context)?.one_by_one());
     }
-    for _ in 0..scene.plan.plain {
-        tasks.spawn(Writer::new(&scene)?.plain());
+    for _ in 0..context.plan.plain {
+        tasks.spawn(SimulatedProducer::new(&context)?.plain());
     }
-    for _ in 0..scene.plan.conditional {
-        tasks.spawn(Writer::new(&scene)?.conditional());
+    for _ in 0..context.plan.conditional {
+        tasks.spawn(SimulatedProducer::new(&context)?.conditional());
     }
-    for _ in 0..scene.plan.repeaters {
-        tasks.spawn(Repeater::new(&scene)?.run());
+    for _ in 0..context.plan.raw_producers {
+        tasks.spawn(RawProducer::new(&context)?.run());
     }
     all(tasks).await?;
-    scene.on_end();
+    context.on_end();
     Ok(())
 }
 
-/// Everyone who reads.
-pub async fn read(scene: Scene) -> turmoil::Result {
-    scene.turn(TOPIC_IS_THERE).await;
+/// Runs all readers.
+pub async fn read(context: ClientContext) -> turmoil::Result {
+    context.wait_for_phase(TOPIC_IS_THERE).await;
     let mut tasks = JoinSet::new();
-    tasks.spawn(Reader::new(&scene)?.subscribe());
-    tasks.spawn(Reader::new(&scene)?.poll(ReadSource::Leader));
-    tasks.spawn(Reader::new(&scene)?.poll(ReadSource::AnyReplica));
-    tasks.spawn(Reader::new(&scene)?.probe());
+    tasks.spawn(SimulatedReader::new(&context)?.subscribe());
+    tasks.spawn(SimulatedReader::new(&context)?.poll(ReadSource::Leader));
+    tasks.spawn(SimulatedReader::new(&context)?.poll(ReadSource::AnyReplica));
+    tasks.spawn(SimulatedReader::new(&context)?.probe());
     all(tasks).await?;
-    scene.on_end();
+    context.on_end();
     Ok(())
 }
 
@@ -227,135 +227,136 @@ async fn all(mut tasks: JoinSet<()>) -> turmoil::Result {
     Ok(())
 }
 
-/// One producer.
-struct Writer {
-    scene: Scene,
+/// A producer.
+struct SimulatedProducer {
+    context: ClientContext,
     client: Client,
     producer: u32,
     next: u64,
     rng: StdRng,
 }
 
-impl Writer {
-    fn new(scene: &Scene) -> Result<Self, Error> {
-        let producer = scene.id();
-        let (client, rng) = (scene.client()?, scene.rng(producer));
-        Ok(Self { scene: scene.clone(), client, producer, next: 0, rng })
+impl SimulatedProducer {
+    fn new(context: &ClientContext) -> Result<Self, Error> {
+        let producer = context.id();
+        let (client, rng) = (context.client()?, context.rng(producer));
+        Ok(Self { context: context.clone(), client, producer, next: 0, rng })
     }
 
-    /// Keeps a session to one partition; opens another when it fails.
+    /// Keeps a session to one partition open, and reopens it after a failure.
     async fn stream(mut self, partition: u32) {
-        while !self.scene.is_stopped() {
+        while !self.context.is_stopped() {
             match self.client.session(TOPIC, partition, SessionOptions::default()).await {
-                Ok(session) => self.fill(&session, partition).await,
-                Err(_) => drop(self.scene.pause(BREATH, &mut self.rng).await),
+                Ok(session) => self.write_session(&session, partition).await,
+                Err(_) => drop(self.context.pause(RETRY_PAUSE, &mut self.rng).await),
             }
         }
     }
 
-    /// Writes through a session until it fails or it is time to stop. Every batch that was handed
-    /// over has its outcome in the history when this returns.
-    async fn fill(&mut self, session: &Session, partition: u32) {
-        let stream = self.scene.id();
-        let mut waiting: VecDeque<(BatchKey, u32, Acked)> = VecDeque::new();
+    /// Writes through a session until it fails or the workload stops. All of its batches have an
+    /// outcome in the history on return.
+    async fn write_session(&mut self, session: &Session, partition: u32) {
+        let stream = self.context.id();
+        let mut in_flight: VecDeque<(BatchKey, u32, AckFuture)> = VecDeque::new();
         let mut has_failed = false;
-        while !has_failed && self.scene.pause(self.scene.plan.pace, &mut self.rng).await {
-            let (key, records, batch) = self.make(partition, Some(stream));
+        while !has_failed && self.context.pause(self.context.plan.pace, &mut self.rng).await {
+            let (key, records, batch) = self.next_batch(partition, Some(stream));
             match session.append(batch).await {
-                Ok(acked) => waiting.push_back((key, records, acked)),
+                Ok(acked) => in_flight.push_back((key, records, acked)),
                 Err(error) => {
-                    self.scene.end(key, partition, records, Err(error));
+                    self.context.end(key, partition, records, Err(error));
                     has_failed = true;
                 }
             }
-            if waiting.len() >= DEPTH {
-                has_failed |= self.take(&mut waiting, partition).await;
+            if in_flight.len() >= BATCHES_IN_FLIGHT {
+                has_failed |= self.take(&mut in_flight, partition).await;
             }
         }
-        while !waiting.is_empty() {
-            has_failed |= self.take(&mut waiting, partition).await;
+        while !in_flight.is_empty() {
+            has_failed |= self.take(&mut in_flight, partition).await;
         }
         if has_failed {
-            self.scene.marks.hit(Mark::SessionBroken);
+            self.context.marks.hit(CoverageMark::SessionBroken);
         }
     }
 
-    /// Waits for the oldest batch. True if it failed.
-    async fn take(&self, waiting: &mut VecDeque<(BatchKey, u32, Acked)>, partition: u32) -> bool {
-        let Some((key, records, acked)) = waiting.pop_front() else { return false };
+    /// Waits for the oldest batch. Returns whether it failed.
+    async fn take(&self, in_flight: &mut VecDeque<(BatchKey, u32, AckFuture)>, partition: u32) -> bool {
+        let Some((key, records, acked)) = in_flight.pop_front() else { return false };
         let result = acked.await;
         let has_failed = result.is_err();
-        self.scene.end(key, partition, records, result);
+        self.context.end(key, partition, records, result);
         has_failed
     }
 
-    /// An idempotent producer with one batch under way, to any partition.
+    /// Writes to all partitions with an idempotent producer, one batch at a time.
     async fn one_by_one(mut self) {
         let producer = self.client.producer(ProducerOptions::default());
-        while self.scene.pause(self.scene.plan.pace, &mut self.rng).await {
-            let partition = self.rng.random_range(0..self.scene.plan.partitions);
-            let (key, records, batch) = self.make(partition, None);
+        while self.context.pause(self.context.plan.pace, &mut self.rng).await {
+            let partition = self.rng.random_range(0..self.context.plan.partitions);
+            let (key, records, batch) = self.next_batch(partition, None);
             let result = producer.append(TOPIC, partition, batch).await;
-            self.scene.end(key, partition, records, result);
+            self.context.end(key, partition, records, result);
         }
     }
 
-    /// A producer that cannot repeat what may have been applied.
+    /// Writes without a producer id: an append with an unknown outcome cannot be retried.
     async fn plain(mut self) {
         let options = AppendOptions::default();
-        while self.scene.pause(self.scene.plan.pace, &mut self.rng).await {
-            let partition = self.rng.random_range(0..self.scene.plan.partitions);
-            let (key, records, batch) = self.make(partition, None);
+        while self.context.pause(self.context.plan.pace, &mut self.rng).await {
+            let partition = self.rng.random_range(0..self.context.plan.partitions);
+            let (key, records, batch) = self.next_batch(partition, None);
             let result = self.client.append(TOPIC, partition, batch, &options).await;
-            self.scene.end(key, partition, records, result);
+            self.context.end(key, partition, records, result);
         }
     }
 
-    /// An idempotent producer that appends only at the offset at which it believes the end to be.
-    /// A refusal tells it where the end is; others move it all the time, and a batch that came too
-    /// late must never turn up.
+    /// Writes conditionally at the expected end of a partition.
+    ///
+    /// A mismatch error tells the current end, which other producers move all the time. A batch
+    /// that failed must never appear.
     async fn conditional(mut self) {
         let producer = self.client.producer(ProducerOptions::default());
-        let mut ends = vec![0; self.scene.plan.partitions as usize];
-        while self.scene.pause(self.scene.plan.pace, &mut self.rng).await {
-            let partition = self.rng.random_range(0..self.scene.plan.partitions);
+        let mut ends = vec![0; self.context.plan.partitions as usize];
+        while self.context.pause(self.context.plan.pace, &mut self.rng).await {
+            let partition = self.rng.random_range(0..self.context.plan.partitions);
             let end = &mut ends[partition as usize];
-            let (key, records, batch) = self.make(partition, None);
+            let (key, records, batch) = self.next_batch(partition, None);
             let expected = Some(*end);
-            self.scene.recorder.add(Event::Condition { key, expected, token: None });
+            self.context.recorder.add(HistoryEvent::Condition { key, expected, token: None });
             let options = AppendOptions::default().expecting(*end);
             let result = producer.append_with(TOPIC, partition, batch, &options).await;
-            let told = match &result {
+            let next_offset = match &result {
                 Ok(ack) => ack.next_offset,
                 Err(error) => error.next_offset,
             };
             match &result {
-                Ok(_) => self.scene.marks.hit(Mark::ConditionMet),
+                Ok(_) => self.context.marks.hit(CoverageMark::ConditionMet),
                 Err(error) if error.is(ErrorReason::ExpectedOffsetMismatch) => {
-                    self.scene.marks.hit(Mark::ConditionRefused);
+                    self.context.marks.hit(CoverageMark::ConditionRefused);
                 }
                 Err(_) => {}
             }
-            *end = told.unwrap_or(*end);
-            self.scene.end(key, partition, records, result);
+            *end = next_offset.unwrap_or(*end);
+            self.context.end(key, partition, records, result);
         }
     }
 
-    /// The next batch, noted as invoked.
-    fn make(&mut self, partition: u32, stream: Option<u32>) -> (BatchKey, u32, EncodedBatch) {
+    /// Builds the next batch and records it as invoked.
+    fn next_batch(&mut self, partition: u32, stream: Option<u32>) -> (BatchKey, u32, EncodedBatch) {
         let key = BatchKey { producer: self.producer, number: self.next };
         self.next += 1;
-        let records = self.rng.random_range(1..=self.scene.plan.records_max);
+        let records = self.rng.random_range(1..=self.context.plan.records_max);
         let batch = payload::build(key, records);
-        self.scene.recorder.add(Event::Invoked { key, partition, records, stream });
-        self.scene.recorder.on_begin(partition);
+        self.context.recorder.add(HistoryEvent::Invoked { key, partition, records, stream });
+        self.context.recorder.on_begin(partition);
         (key, records, batch)
     }
 }
 
-/// One reader of all partitions.
-struct Reader {
-    scene: Scene,
+/// A reader of all partitions.
+struct SimulatedReader {
+    context: ClientContext,
     client: Client,
     id: u32,
     /// Next offset of each partition.
@@ -363,19 +364,19 @@ struct Reader {
     rng: StdRng,
 }
 
-impl Reader {
-    fn new(scene: &Scene) -> Result<Self, Error> {
-        let (id, client) = (scene.id(), scene.client()?);
-        let next = vec![0; scene.plan.partitions as usize];
-        for partition in 0..scene.plan.partitions {
-            scene.recorder.add(Event::Opened { reader: id, partition, offset: 0 });
+impl SimulatedReader {
+    fn new(context: &ClientContext) -> Result<Self, Error> {
+        let (id, client) = (context.id(), context.client()?);
+        let next = vec![0; context.plan.partitions as usize];
+        for partition in 0..context.plan.partitions {
+            context.recorder.add(HistoryEvent::Opened { reader: id, partition, offset: 0 });
         }
-        Ok(Self { scene: scene.clone(), client, id, next, rng: scene.rng(id) })
+        Ok(Self { context: context.clone(), client, id, next, rng: context.rng(id) })
     }
 
-    fn starts(&self) -> Vec<Start> {
+    fn starts(&self) -> Vec<ReadStart> {
         let places = (0..).zip(&self.next);
-        places.map(|(at, next)| Start::new(TOPIC, at, Position::Offset(*next))).collect()
+        places.map(|(at, next)| ReadStart::new(TOPIC, at, Position::Offset(*next))).collect()
     }
 
     fn take(&mut self, batches: &Batches) {
@@ -383,44 +384,44 @@ impl Reader {
         let next = &mut self.next[partition as usize];
         let (events, end) = payload::events(self.id, partition, &batches.batches, *next);
         *next = end;
-        self.scene.recorder.add_all(events);
+        self.context.recorder.add_all(events);
         for stored in &batches.batches {
             let Some(time) = stored.append_time else { continue };
             let time_us = time.seconds.cast_unsigned() * 1_000_000
                 + u64::from(time.nanos.cast_unsigned()) / 1_000;
             let offset = stored.first_offset;
-            self.scene.recorder.add(Event::Stamped { partition, offset, time_us });
+            self.context.recorder.add(HistoryEvent::Stamped { partition, offset, time_us });
         }
     }
 
-    /// A failed read is tried again. One that says that the log starts later goes on there; one
-    /// that says that the log has shrunk is a finding.
+    /// Handles a failed read. If the log starts later, continues there. If the offset is beyond the
+    /// log, records it for the checker.
     async fn failed(&mut self, error: &Error) {
         if error.is(ErrorReason::OffsetOutOfRange) {
-            let partition = error.place.as_ref().map_or(0, |(_, partition)| *partition);
+            let partition = error.topic_partition.as_ref().map_or(0, |(_, partition)| *partition);
             let offset = self.next.get(partition as usize).copied().unwrap_or(0);
             let start = error.watermarks.unwrap_or_default().log_start_offset;
             let reader = self.id;
             if offset < start {
-                self.scene.marks.hit(Mark::ReaderSentToLogStart);
-                self.scene.recorder.add(Event::Opened { reader, partition, offset: start });
+                self.context.marks.hit(CoverageMark::ReaderSentToLogStart);
+                self.context.recorder.add(HistoryEvent::Opened { reader, partition, offset: start });
                 self.next[partition as usize] = start;
             } else {
-                self.scene.recorder.add(Event::OutOfRange { reader, partition, offset });
+                self.context.recorder.add(HistoryEvent::OutOfRange { reader, partition, offset });
             }
         }
-        self.scene.pause(BREATH, &mut self.rng).await;
+        self.context.pause(RETRY_PAUSE, &mut self.rng).await;
     }
 
-    /// A pushed stream from the leaders.
+    /// Reads through a subscription to the leaders.
     async fn subscribe(mut self) {
-        while !self.scene.is_stopped() {
+        while !self.context.is_stopped() {
             let consumer = self.client.consumer();
             let mut subscription = consumer.subscribe(self.starts(), ReadOptions::default());
-            while !self.scene.is_stopped() {
+            while !self.context.is_stopped() {
                 match timeout(POLL, subscription.next_encoded()).await {
-                    Ok(Some(Ok(Told::Data(batches)))) => self.take(&batches),
-                    Ok(Some(Ok(Told::CaughtUp { .. } | Told::Heartbeat(_)))) | Err(_) => {}
+                    Ok(Some(Ok(ConsumerEvent::Data(batches)))) => self.take(&batches),
+                    Ok(Some(Ok(ConsumerEvent::CaughtUp { .. } | ConsumerEvent::Heartbeat(_)))) | Err(_) => {}
                     Ok(Some(Err(error))) => {
                         self.failed(&error).await;
                         break;
@@ -431,32 +432,32 @@ impl Reader {
         }
     }
 
-    /// A long poll of the leaders, or of one replica after the other.
+    /// Reads by long polls of the leaders or of random replicas.
     async fn poll(mut self, source: ReadSource) {
         let consumer = self.client.consumer();
-        while !self.scene.is_stopped() {
-            let node = self.rng.random_range(1..=self.scene.plan.machines());
+        while !self.context.is_stopped() {
+            let node = self.rng.random_range(1..=self.context.plan.machines());
             let read = ReadOptions { source, preferred_node: Some(node), clamp: false };
             let options = FetchOptions { wait_max: POLL, read, ..FetchOptions::default() };
             match consumer.fetch_encoded(&self.starts(), &options).await {
                 Ok(all) => all.iter().for_each(|batches| self.take(batches)),
                 Err(error) => self.failed(&error).await,
             }
-            self.scene.pause(BREATH, &mut self.rng).await;
+            self.context.pause(RETRY_PAUSE, &mut self.rng).await;
         }
     }
 
-    /// Asks for the latest offset of one partition after the other.
+    /// Resolves the latest offset of random partitions.
     async fn probe(mut self) {
         let admin = self.client.admin();
-        while self.scene.pause(BREATH, &mut self.rng).await {
-            let partition = self.rng.random_range(0..self.scene.plan.partitions);
-            self.scene.recorder.add(Event::LatestAsked { probe: self.id, partition });
-            let asked = [partition];
-            if let Ok(offsets) = admin.resolve_offsets(TOPIC, &asked, &Position::Latest).await {
+        while self.context.pause(RETRY_PAUSE, &mut self.rng).await {
+            let partition = self.rng.random_range(0..self.context.plan.partitions);
+            self.context.recorder.add(HistoryEvent::LatestAsked { probe: self.id, partition });
+            let partitions = [partition];
+            if let Ok(offsets) = admin.resolve_offsets(TOPIC, &partitions, &Position::Latest).await {
                 for resolved in offsets {
                     let (partition, offset) = (resolved.partition, resolved.offset);
-                    self.scene.recorder.add(Event::Latest { probe: self.id, partition, offset });
+                    self.context.recorder.add(HistoryEvent::Latest { probe: self.id, partition, offset });
                 }
             }
         }

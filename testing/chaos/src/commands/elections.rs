@@ -1,5 +1,5 @@
-//! `elections`: full load and no faults. Leaders should not change; where they do, the line before
-//! says whether this machine stood still at that moment.
+//! `elections`: full load without faults. Leaders should not change; if one does, the log shows
+//! whether this host was stalled at that moment.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,73 +11,73 @@ use clap::Args;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::stage::Stage;
-use super::{Common, parse_duration};
-use crate::voice::Voice;
-use crate::workload::Shape;
+use super::test_bed::TestBed;
+use super::{CommonArgs, parse_duration};
+use crate::logger::Logger;
+use crate::workload::WorkloadShape;
 
-/// Between two ticks; what a tick is late is a stall.
+/// Interval between ticks; the delay of a tick is a stall.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Stalls from here on are told one by one.
+/// Stalls from here on are logged.
 const STALL: Duration = Duration::from_millis(100);
 
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Options of `elections`.
 #[derive(Debug, Clone, Args)]
 pub struct ElectionsArgs {
-    /// Cluster, seed and bounds.
+    /// Cluster, seed and limits.
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 
-    /// How long to look ("10m"). Everything written is kept to be checked: some 8 GB a minute
+    /// How long to observe ("10m"). All records are kept to be checked: about 8 GB a minute
     #[arg(long, default_value = "10m", value_parser = parse_duration)]
     pub duration: Duration,
 }
 
 pub(super) async fn run(args: ElectionsArgs, program: PathBuf) -> anyhow::Result<()> {
-    let voice = Voice::new(false);
-    let shape = Shape {
+    let logger = Logger::new(false);
+    let shape = WorkloadShape {
         sessions: 2 * args.common.topic_partitions,
         records_max: 100,
         pace: Duration::from_millis(2),
         has_readers: false,
-        ..Shape::default()
+        ..WorkloadShape::default()
     };
-    let mut stage = Stage::set(&args.common, program, voice, shape, false).await?;
-    let result = play(&args, &mut stage).await;
-    stage.end(result).await
+    let mut test_bed = TestBed::start(&args.common, program, logger, shape, false).await?;
+    let result = execute(&args, &mut test_bed).await;
+    test_bed.end(result).await
 }
 
-async fn play(args: &ElectionsArgs, stage: &mut Stage) -> anyhow::Result<()> {
-    stage.play()?;
-    stage.progress().await?;
+async fn execute(args: &ElectionsArgs, test_bed: &mut TestBed) -> anyhow::Result<()> {
+    test_bed.start_workload()?;
+    test_bed.progress().await?;
     let (stalls, longest) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let ticker = tick(stage.voice, stalls.clone(), longest.clone());
+    let ticker = tick(test_bed.logger, stalls.clone(), longest.clone());
     let begin = Instant::now();
     let mut terms: BTreeMap<u32, u64> = BTreeMap::new();
     let mut changes = 0;
-    while begin.elapsed() < args.duration && !stage.is_over() {
-        stage.cluster.none_has_ended()?;
-        for (shard, (node, term)) in stage.cluster.leaders().await {
+    while begin.elapsed() < args.duration && !test_bed.is_over() {
+        test_bed.cluster.check_running()?;
+        for (shard, (node, term)) in test_bed.cluster.leaders().await {
             match terms.insert(shard, term) {
                 Some(before) if before < term => {
                     changes += term - before;
-                    stage.voice.say(format_args!(
-                        "shard {shard}: node {node} leads in term {term}, after {before}"
+                    test_bed.logger.log(format_args!(
+                        "shard {shard}: node {node} is leader in term {term}, after term {before}"
                     ));
                 }
                 _ => {}
             }
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
     let looked = begin.elapsed();
     ticker.abort();
-    stage.settle().await?;
-    stage.figures();
-    stage.voice.say(format_args!(
+    test_bed.check_replicas().await?;
+    test_bed.log_stats();
+    test_bed.logger.log(format_args!(
         "{changes} changes of leader in {} s over {} shards; {} stalls of {STALL:?} or more, \
          longest {} ms",
         looked.as_secs(),
@@ -88,8 +88,8 @@ async fn play(args: &ElectionsArgs, stage: &mut Stage) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Notices when this process does not get to run.
-fn tick(voice: Voice, stalls: Arc<AtomicU64>, longest: Arc<AtomicU64>) -> JoinHandle<()> {
+/// Detects when this process is not scheduled.
+fn tick(logger: Logger, stalls: Arc<AtomicU64>, longest: Arc<AtomicU64>) -> JoinHandle<()> {
     tokio::spawn(async move {
         loop {
             let due = Instant::now() + TICK;
@@ -99,7 +99,7 @@ fn tick(voice: Voice, stalls: Arc<AtomicU64>, longest: Arc<AtomicU64>) -> JoinHa
             longest.fetch_max(late_ms, Ordering::Relaxed);
             if late >= STALL {
                 stalls.fetch_add(1, Ordering::Relaxed);
-                voice.say(format_args!("this machine stood still for {late_ms} ms"));
+                logger.log(format_args!("this host was stalled for {late_ms} ms"));
             }
         }
     })

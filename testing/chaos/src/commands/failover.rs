@@ -1,6 +1,7 @@
-//! `failover`: a leader is killed under one client with one batch per partition under way. What is
-//! measured is what an application sees: from the kill to the ack of a batch that it handed over
-//! after the leader was dead. Such a batch waits for the one before it, so this is no flattery.
+//! `failover`: kills a leader under one client with one batch in flight per partition.
+//!
+//! It measures what an application sees: the time from the kill to the ack of a batch that was sent
+//! after the leader was dead. Such a batch also waits for the one before it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,36 +19,36 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Common;
-use super::stage::{READY_MAX, Stage};
-use crate::voice::Voice;
-use crate::workload::{Shape, TOPIC};
+use super::CommonArgs;
+use super::test_bed::{READY_MAX, TestBed};
+use crate::logger::Logger;
+use crate::workload::{TOPIC, WorkloadShape};
 
 /// A partition without an ack for this long after a kill is a failure.
 const OUTAGE_MAX: Duration = Duration::from_secs(30);
 
-/// What the client writes between kills, so that nothing is cold.
+/// Time to write between kills, so that connections and caches are warm.
 const WARM: Duration = Duration::from_millis(500);
 
 /// Options of `failover`.
 #[derive(Debug, Clone, Args)]
 pub struct FailoverArgs {
-    /// Cluster, seed and bounds.
+    /// Cluster, seed and limits.
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 
-    /// Times that a leader is killed
+    /// Number of leader kills
     #[arg(long, default_value_t = 20)]
     pub kills: u32,
 
-    /// Give the figures as JSON on standard output
+    /// Print the result as JSON on standard output
     #[arg(long)]
     pub json: bool,
 }
 
-/// Figures in milliseconds.
+/// Result in milliseconds.
 #[derive(Debug, Serialize)]
-struct Figures {
+struct FailoverReport {
     nodes: u64,
     kills: u32,
     /// Partitions that lost their leader, over all kills.
@@ -57,13 +58,13 @@ struct Figures {
     max_ms: u128,
     /// Batches of this client that failed.
     errors: u64,
-    /// Partitions that had not lost their leader: longest time between two acks around a kill.
+    /// Longest time between two acks around a kill, in partitions that kept their leader.
     others_max_ms: u128,
 }
 
-/// The last ack of a partition: when its batch was handed over, and when the ack came.
+/// Last ack of a partition: when its batch was sent, and when the ack came.
 #[derive(Debug, Clone, Copy)]
-struct Heard {
+struct LastAck {
     sent: Instant,
     at: Instant,
     errors: u64,
@@ -71,84 +72,84 @@ struct Heard {
 }
 
 pub(super) async fn run(args: FailoverArgs, program: PathBuf) -> anyhow::Result<()> {
-    let voice = Voice::new(args.json);
-    let shape = Shape::default();
-    let mut stage = Stage::set(&args.common, program, voice, shape, false).await?;
-    let result = play(&args, &mut stage).await;
-    stage.end(result).await
+    let logger = Logger::new(args.json);
+    let shape = WorkloadShape::default();
+    let mut test_bed = TestBed::start(&args.common, program, logger, shape, false).await?;
+    let result = execute(&args, &mut test_bed).await;
+    test_bed.end(result).await
 }
 
-async fn play(args: &FailoverArgs, stage: &mut Stage) -> anyhow::Result<()> {
+async fn execute(args: &FailoverArgs, test_bed: &mut TestBed) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(args.common.seed);
-    let client = stage.scene.client()?;
-    let shards = shards(stage, &client).await?;
+    let client = test_bed.context.client()?;
+    let shards = shards(test_bed, &client).await?;
     let producer = client.producer(ProducerOptions::default());
     let (stop, stopped) = watch::channel(false);
     let mut writers = JoinSet::new();
-    let mut heard = Vec::new();
-    for partition in 0..stage.scene.partitions {
+    let mut acks = Vec::new();
+    for partition in 0..test_bed.context.partitions {
         let now = Instant::now();
-        let first = Heard { sent: now, at: now, errors: 0, longest: Duration::ZERO };
-        let (tell, ear) = watch::channel(first);
-        heard.push(ear);
-        writers.spawn(write(producer.clone(), partition, tell, stopped.clone()));
+        let first = LastAck { sent: now, at: now, errors: 0, longest: Duration::ZERO };
+        let (sender, last_ack) = watch::channel(first);
+        acks.push(last_ack);
+        writers.spawn(write(producer.clone(), partition, sender, stopped.clone()));
     }
     let (mut outages, mut others) = (Vec::new(), Duration::ZERO);
     let mut kills = 0;
-    while kills < args.kills && !stage.is_over() {
+    while kills < args.kills && !test_bed.is_over() {
         sleep(WARM).await;
-        let leaders = stage.cluster.leaders().await;
+        let leaders = test_bed.cluster.leaders().await;
         let led: Vec<u64> = shards.iter().filter_map(|s| Some(leaders.get(s)?.0)).collect();
         let Some(victim) = led.choose(&mut rng).copied() else { continue };
         let is_hit = |shard: &u32| leaders.get(shard).is_some_and(|(node, _)| *node == victim);
         let killed = Instant::now();
-        stage.cluster.kill(&[victim]).await?;
+        test_bed.cluster.kill(&[victim]).await?;
         let dead = Instant::now();
         kills += 1;
         let mut lost = Vec::new();
-        for (shard, ear) in shards.iter().zip(&mut heard) {
-            let next = timeout(OUTAGE_MAX, ear.wait_for(|heard| heard.sent >= dead)).await;
-            let Ok(Ok(heard)) = next else {
+        for (shard, last_ack) in shards.iter().zip(&mut acks) {
+            let next = timeout(OUTAGE_MAX, last_ack.wait_for(|ack| ack.sent >= dead)).await;
+            let Ok(Ok(ack)) = next else {
                 bail!("NO PROGRESS: no ack for {OUTAGE_MAX:?} after node {victim} was killed");
             };
             if is_hit(shard) {
-                lost.push(heard.at - killed);
+                lost.push(ack.at - killed);
             } else {
-                others = others.max(heard.at - heard.sent);
+                others = others.max(ack.at - ack.sent);
             }
         }
         let longest = lost.iter().max().copied().unwrap_or_default();
-        stage.voice.say(format_args!(
+        test_bed.logger.log(format_args!(
             "{kills}: killed {victim}, {} partitions; longest without an ack {} ms",
             lost.len(),
             longest.as_millis()
         ));
         outages.extend(lost);
-        stage.cluster.start_node(victim)?;
-        stage.cluster.healthy(READY_MAX).await?;
+        test_bed.cluster.start_node(victim)?;
+        test_bed.cluster.wait_until_healthy(READY_MAX).await?;
     }
     stop.send_replace(true);
     while let Some(writer) = writers.join_next().await {
         writer?;
     }
-    let errors = heard.iter().map(|ear| ear.borrow().errors).sum();
-    say(args, stage, kills, &mut outages, errors, others)
+    let errors = acks.iter().map(|last_ack| last_ack.borrow().errors).sum();
+    log(args, test_bed, kills, &mut outages, errors, others)
 }
 
-/// The shard of each partition.
-async fn shards(stage: &Stage, client: &Client) -> anyhow::Result<Vec<u32>> {
+/// Returns the shard of each partition.
+async fn shards(test_bed: &TestBed, client: &Client) -> anyhow::Result<Vec<u32>> {
     let mut shards = Vec::new();
-    for partition in 0..stage.scene.partitions {
+    for partition in 0..test_bed.context.partitions {
         shards.push(client.route(TOPIC, partition).await?.shard_id);
     }
     Ok(shards)
 }
 
-/// One batch after the other to one partition.
+/// Writes one batch at a time to one partition.
 async fn write(
     producer: Producer,
     partition: u32,
-    tell: watch::Sender<Heard>,
+    last_ack: watch::Sender<LastAck>,
     stopped: watch::Receiver<bool>,
 ) {
     let value = Some(vec![7; 100].into());
@@ -156,22 +157,22 @@ async fn write(
     while !*stopped.borrow() {
         let sent = Instant::now();
         let result = producer.append(TOPIC, partition, &*records).await;
-        tell.send_modify(|heard| match result {
+        last_ack.send_modify(|ack| match result {
             Ok(_) => {
                 let at = Instant::now();
-                let longest = heard.longest.max(at - heard.at);
-                *heard = Heard { sent, at, longest, ..*heard };
+                let longest = ack.longest.max(at - ack.at);
+                *ack = LastAck { sent, at, longest, ..*ack };
             }
-            Err(_) => heard.errors += 1,
+            Err(_) => ack.errors += 1,
         });
-        // Without a pause one client would take both cores of a small machine.
+        // Without a pause one client would use both cores of a small host.
         sleep(Duration::from_millis(1)).await;
     }
 }
 
-fn say(
+fn log(
     args: &FailoverArgs,
-    stage: &Stage,
+    test_bed: &TestBed,
     kills: u32,
     outages: &mut [Duration],
     errors: u64,
@@ -179,10 +180,10 @@ fn say(
 ) -> anyhow::Result<()> {
     outages.sort_unstable();
     let at = |part: usize| {
-        let place = (outages.len() * part).div_ceil(100).saturating_sub(1);
-        outages.get(place).map_or(0, Duration::as_millis)
+        let index = (outages.len() * part).div_ceil(100).saturating_sub(1);
+        outages.get(index).map_or(0, Duration::as_millis)
     };
-    let figures = Figures {
+    let report = FailoverReport {
         nodes: args.common.nodes,
         kills,
         samples: outages.len(),
@@ -193,13 +194,13 @@ fn say(
         others_max_ms: others.as_millis(),
     };
     if args.json {
-        println!("{}", serde_json::to_string(&figures)?);
+        println!("{}", serde_json::to_string(&report)?);
     } else {
-        stage.voice.say(format_args!(
+        test_bed.logger.log(format_args!(
             "time to the next ack over {} partitions that lost their leader in {kills} kills: \
              p50 {} ms, p99 {} ms, max {} ms; {errors} errors; slowest ack of the other \
              partitions {} ms",
-            figures.samples, figures.p50_ms, figures.p99_ms, figures.max_ms, figures.others_max_ms
+            report.samples, report.p50_ms, report.p99_ms, report.max_ms, report.others_max_ms
         ));
     }
     Ok(())

@@ -1,63 +1,65 @@
-//! `grow`: one node becomes three and five, a disk is lost and replaced, and five become three
-//! again, without the one that was first, all under load. No log has its beginning any more when
-//! they come, so that each has to get the state and fetch the records. Every replica is read and
-//! everything is checked.
+//! `grow`: grows one node to three and five, replaces a lost disk, and shrinks to three without the
+//! first node, all under load.
+//!
+//! Every log is purged before a node joins, so each new node has to fetch a snapshot and the
+//! records. Finally every replica is read and the history is checked.
 
 use std::path::PathBuf;
 
 use anyhow::ensure;
 use clap::Args;
 
-use super::Common;
-use super::stage::Stage;
+use super::CommonArgs;
+use super::test_bed::TestBed;
+use crate::logger::Logger;
 use crate::operator;
-use crate::voice::Voice;
-use crate::workload::Shape;
+use crate::workload::WorkloadShape;
 
-/// Log that nodes keep: what the load writes within seconds.
+/// Log that nodes keep; the load writes this much within seconds.
 const LOG_KIB: u64 = 512;
 
 /// Options of `grow`.
 #[derive(Debug, Clone, Args)]
 pub struct GrowArgs {
-    /// Seed and bounds; `--nodes` is not looked at.
+    /// Seed and limits; `--nodes` is ignored.
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 
-    /// Kill the leader of the cluster's own shard while each change runs
+    /// Kill the leader of the metadata shard during each change
     #[arg(long)]
     pub kill: bool,
 }
 
 pub(super) async fn run(args: GrowArgs, program: PathBuf) -> anyhow::Result<()> {
-    let voice = Voice::new(false);
+    let logger = Logger::new(false);
     let log_kib = args.common.log_kib.or(Some(LOG_KIB));
-    let common = Common { nodes: 1, log_kib, ..args.common.clone() };
-    let mut stage = Stage::set(&common, program, voice, Shape::default(), false).await?;
-    let result = play(&args, &mut stage).await;
-    stage.end(result).await
+    let common = CommonArgs { nodes: 1, log_kib, ..args.common.clone() };
+    let mut test_bed =
+        TestBed::start(&common, program, logger, WorkloadShape::default(), false).await?;
+    let result = execute(&args, &mut test_bed).await;
+    test_bed.end(result).await
 }
 
-async fn play(args: &GrowArgs, stage: &mut Stage) -> anyhow::Result<()> {
-    stage.play()?;
-    stage.progress().await?;
-    let beginning = stage.shards().await?.into_iter().map(|shard| (shard, 0)).collect();
+async fn execute(args: &GrowArgs, test_bed: &mut TestBed) -> anyhow::Result<()> {
+    test_bed.start_workload()?;
+    test_bed.progress().await?;
+    let beginning = test_bed.shards().await?.into_iter().map(|shard| (shard, 0)).collect();
     for id in 2..=5 {
-        stage.purged(&beginning).await?;
-        operator::add(&mut stage.cluster, id, args.kill && id > 2).await?;
-        // Its logs begin where the snapshots ended.
-        ensure!(stage.cluster.has_purged(&beginning).await, "node {id} has got whole logs");
-        stage.voice.say(format_args!("node {id} was added"));
+        test_bed.wait_until_purged(&beginning).await?;
+        operator::add(&mut test_bed.cluster, id, args.kill && id > 2).await?;
+        // Its logs must begin where the snapshots ended.
+        ensure!(test_bed.cluster.has_purged(&beginning).await, "node {id} received whole logs");
+        test_bed.logger.log(format_args!("added node {id}"));
     }
     let wiped = 5;
-    operator::wipe(&mut stage.cluster, wiped, args.kill).await?;
-    stage.voice.say(format_args!("node {wiped} lost its disk and was replaced"));
+    operator::wipe(&mut test_bed.cluster, wiped, args.kill).await?;
+    test_bed.logger.log(format_args!("replaced node {wiped} after it lost its disk"));
     for id in [1, 3] {
-        operator::remove(&mut stage.cluster, id, false).await?;
-        stage.voice.say(format_args!("node {id} was removed"));
+        operator::remove(&mut test_bed.cluster, id, false).await?;
+        test_bed.logger.log(format_args!("removed node {id}"));
     }
-    stage.progress().await?;
-    stage.settle().await?;
-    stage.figures();
+    test_bed.progress().await?;
+    test_bed.check_replicas().await?;
+    test_bed.log_stats();
     Ok(())
 }

@@ -1,5 +1,7 @@
-//! `refill`: a node is away while the others write and purge what it lacks. What is measured is how
-//! fast it then gets the records, and the acks of writers beside it, compared with those before.
+//! `refill`: keeps a node away while the others write and purge what it lacks.
+//!
+//! It measures how fast the node then fetches the records, and the ack times of writers meanwhile
+//! compared with before.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,110 +16,115 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
-use super::Common;
-use super::stage::{READY_MAX, Stage};
-use crate::voice::Voice;
-use crate::workload::{Shape, TOPIC};
+use super::CommonArgs;
+use super::test_bed::{READY_MAX, TestBed};
+use crate::logger::Logger;
+use crate::workload::{TOPIC, WorkloadShape};
 
 const LOG_KIB: u64 = 64 << 10;
 
 const FILL_WRITERS: u64 = 4;
 
-/// Batches of the writers that are measured.
+/// Batch of the measured writers.
 const LIVE_RECORDS: usize = 100;
 const LIVE_RECORD_BYTES: usize = 1024;
 
-/// How long the writers are measured alone.
+/// Time for which the writers are measured before the node returns.
 const ALONE: Duration = Duration::from_secs(10);
 
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Options of `refill`.
 #[derive(Debug, Clone, Args)]
 pub struct RefillArgs {
-    /// Cluster, seed and bounds.
+    /// Cluster, seed and limits.
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 
     /// GiB that the node lacks
     #[arg(long, default_value_t = 2)]
     pub gib: u64,
 
-    /// KiB of each batch that it lacks, of a single record
+    /// KiB of each missing batch, which has a single record
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub batch_kib: u64,
 
-    /// Writers beside it, each with one batch of 100 KiB under way
+    /// Concurrent writers with one batch of 100 KiB in flight each
     #[arg(long, default_value_t = 2)]
     pub writers: u64,
 
-    /// Batches that each of them writes in a second
+    /// Batches per second of each writer
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub pace: u64,
 
-    /// Kill the node when it has half of what it lacks: it has to go on from there
+    /// Kill the node when it has fetched half; it must resume there
     #[arg(long)]
     pub kill: bool,
 }
 
-/// What a kill may cost of each shard: a segment, and what is not in it yet.
+/// Bytes that a kill may lose per shard: a segment and what is not in it yet.
 const LOST_BYTES_MAX: u64 = 24 << 20;
 
 pub(super) async fn run(mut args: RefillArgs, program: PathBuf) -> anyhow::Result<()> {
     args.common.log_kib.get_or_insert(LOG_KIB);
-    let voice = Voice::new(false);
-    let mut stage = Stage::set(&args.common, program, voice, Shape::default(), false).await?;
-    let result = play(&args, &mut stage).await;
-    stage.end(result).await
+    let logger = Logger::new(false);
+    let mut test_bed =
+        TestBed::start(&args.common, program, logger, WorkloadShape::default(), false).await?;
+    let result = execute(&args, &mut test_bed).await;
+    test_bed.end(result).await
 }
 
-async fn play(args: &RefillArgs, stage: &mut Stage) -> anyhow::Result<()> {
-    ensure!(stage.cluster.minority() > 0, "a single node has nobody to get records from");
-    let client = stage.scene.client()?;
+async fn execute(args: &RefillArgs, test_bed: &mut TestBed) -> anyhow::Result<()> {
+    ensure!(test_bed.cluster.minority() > 0, "a single node has no peer to fetch records from");
+    let client = test_bed.context.client()?;
     let leader = client.route(TOPIC, 0).await?.node_id;
-    let ids = stage.cluster.ids();
+    let ids = test_bed.cluster.ids();
     let away = ids.into_iter().find(|id| *id != leader).context("no other node")?;
-    let had = stage.cluster.last_indexes(away).await?;
-    stage.cluster.terminate(away).await?;
+    let had = test_bed.cluster.last_indexes(away).await?;
+    test_bed.cluster.terminate(away).await?;
     let begin = Instant::now();
-    let shards = fill(args, stage, &client.producer(ProducerOptions::default())).await?;
-    stage.voice.say(format_args!("{} GiB written in {:?}", args.gib, begin.elapsed()));
+    let shards = fill(args, test_bed, &client.producer(ProducerOptions::default())).await?;
+    test_bed.logger.log(format_args!("wrote {} GiB in {:?}", args.gib, begin.elapsed()));
     let had = had.into_iter().filter(|(shard, _)| shards.contains(shard)).collect();
-    stage.purged(&had).await?;
+    test_bed.wait_until_purged(&had).await?;
 
     let (stop, stopped) = watch::channel(false);
-    let (tell, mut told) = mpsc::unbounded_channel();
+    let (times, mut received) = mpsc::unbounded_channel();
     let mut writers = JoinSet::new();
     for writer in 0..args.writers {
         let producer = client.producer(ProducerOptions::default());
-        let partition = u32::try_from(writer % u64::from(stage.scene.partitions))?;
-        writers.spawn(live(producer, partition, args.pace, tell.clone(), stopped.clone()));
+        let partition = u32::try_from(writer % u64::from(test_bed.context.partitions))?;
+        writers.spawn(live(producer, partition, args.pace, times.clone(), stopped.clone()));
     }
     sleep(ALONE).await;
-    say(stage.voice, "alone", drain(&mut told));
-    stage.cluster.start_node(away)?;
+    log(test_bed.logger, "alone", take_times(&mut received));
+    test_bed.cluster.start_node(away)?;
     if args.kill {
-        kill(args, stage, away).await?;
+        kill(args, test_bed, away).await?;
     }
-    let fetched = follow(stage, away).await?;
-    say(stage.voice, "meanwhile", drain(&mut told));
+    let fetched = follow(test_bed, away).await?;
+    log(test_bed.logger, "meanwhile", take_times(&mut received));
     stop.send_replace(true);
     while let Some(writer) = writers.join_next().await {
         writer??;
     }
-    stage.cluster.healthy(READY_MAX).await?;
+    test_bed.cluster.wait_until_healthy(READY_MAX).await?;
     let (bytes, took) = fetched;
-    stage.voice.say(format_args!(
-        "node {away} got {bytes} bytes in {:.1} s: {:.0} MB/s",
+    test_bed.logger.log(format_args!(
+        "node {away} fetched {bytes} bytes in {:.1} s: {:.0} MB/s",
         took.as_secs_f64(),
         bytes as f64 / took.as_secs_f64() / 1e6
     ));
     Ok(())
 }
 
-/// Writes what the node will lack; the shards that it went to.
-async fn fill(args: &RefillArgs, stage: &Stage, producer: &Producer) -> anyhow::Result<Vec<u32>> {
-    let partitions = stage.scene.partitions;
+/// Writes what the node will lack and returns the shards.
+async fn fill(
+    args: &RefillArgs,
+    test_bed: &TestBed,
+    producer: &Producer,
+) -> anyhow::Result<Vec<u32>> {
+    let partitions = test_bed.context.partitions;
     let batches = (args.gib << 30) / (args.batch_kib << 10);
     let records = batch(1, usize::try_from(args.batch_kib << 10)?);
     let mut writers = JoinSet::new();
@@ -134,7 +141,7 @@ async fn fill(args: &RefillArgs, stage: &Stage, producer: &Producer) -> anyhow::
     while let Some(writer) = writers.join_next().await {
         writer??;
     }
-    stage.shards().await
+    test_bed.shards().await
 }
 
 fn batch(count: usize, bytes: usize) -> Arc<Vec<Record>> {
@@ -142,12 +149,12 @@ fn batch(count: usize, bytes: usize) -> Arc<Vec<Record>> {
     Arc::new(vec![record; count])
 }
 
-/// One batch after the other, at a pace; tells how long each took from when it was due.
+/// Writes batches at a fixed rate, and reports how long each took from its scheduled time.
 async fn live(
     producer: Producer,
     partition: u32,
     pace: u64,
-    tell: mpsc::UnboundedSender<Duration>,
+    times: mpsc::UnboundedSender<Duration>,
     stopped: watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     let records = batch(LIVE_RECORDS, LIVE_RECORD_BYTES);
@@ -156,21 +163,21 @@ async fn live(
     while !*stopped.borrow() {
         let due = tick.tick().await;
         producer.append(TOPIC, partition, &*records).await?;
-        // Ignored: nobody measures any more.
-        let _ = tell.send(due.elapsed());
+        // Ignored: the receiver is gone when the measurement is over.
+        let _ = times.send(due.elapsed());
     }
     Ok(())
 }
 
-/// What one shard has fetched, over all the snapshots that it takes until it has everything: while
-/// it fetches for one of them the others may purge what comes behind that.
+/// Bytes fetched by one shard, over several snapshots: while it fetches for one, the others may
+/// purge the entries after it.
 #[derive(Default)]
-struct Got {
+struct FetchedBytes {
     earlier: u64,
     now: u64,
 }
 
-impl Got {
+impl FetchedBytes {
     fn note(&mut self, bytes: u64) {
         if bytes < self.now {
             self.earlier += self.now;
@@ -183,81 +190,89 @@ impl Got {
     }
 }
 
-/// Follows a node until it has what it lacked: how many bytes that was, and how long it took.
-async fn follow(stage: &mut Stage, node: u64) -> anyhow::Result<(u64, Duration)> {
-    let direct = stage.cluster.direct().into_iter().find(|direct| direct.node_id == node);
-    let direct = direct.context("only nodes of the cluster are named")?;
-    let (mut begun, mut got) = (None, BTreeMap::<u32, Got>::new());
-    while !stage.left().is_zero() {
-        stage.cluster.none_has_ended()?;
-        if let Ok(status) = direct.status().await {
+/// Follows a node until it has caught up. Returns the bytes fetched and the time taken.
+async fn follow(test_bed: &mut TestBed, node: u64) -> anyhow::Result<(u64, Duration)> {
+    let node_client =
+        test_bed.cluster.node_clients().into_iter().find(|node_client| node_client.node_id == node);
+    let node_client = node_client.context("the node is not in the cluster")?;
+    let (mut begun, mut fetched_by_shard) = (None, BTreeMap::<u32, FetchedBytes>::new());
+    while !test_bed.left().is_zero() {
+        test_bed.cluster.check_running()?;
+        if let Ok(status) = node_client.status().await {
             let now = Instant::now();
             let mut is_fetching = false;
             for shard in status.shards {
                 if let Some(fetching) = shard.fetching {
                     is_fetching = true;
-                    got.entry(shard.shard_id).or_default().note(fetching.fetched_bytes);
+                    fetched_by_shard
+                        .entry(shard.shard_id)
+                        .or_default()
+                        .note(fetching.fetched_bytes);
                 }
             }
             match begun {
                 None if is_fetching => begun = Some(now),
                 Some(begun) if !is_fetching => {
-                    return Ok((got.values().map(Got::bytes).sum(), now - begun));
+                    return Ok((
+                        fetched_by_shard.values().map(FetchedBytes::bytes).sum(),
+                        now - begun,
+                    ));
                 }
                 _ => {}
             }
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
-    let bytes: u64 = got.values().map(Got::bytes).sum();
+    let bytes: u64 = fetched_by_shard.values().map(FetchedBytes::bytes).sum();
     bail!("STUCK: node {node} has fetched {bytes} bytes")
 }
 
-/// Kills a node that has fetched half of what it lacks, and looks at what it has when it is back.
-async fn kill(args: &RefillArgs, stage: &mut Stage, node: u64) -> anyhow::Result<()> {
-    let before = fetched(stage, node, (args.gib << 30) / 2).await?;
-    stage.cluster.kill(&[node]).await?;
-    stage.cluster.start_node(node)?;
-    let after = fetched(stage, node, 1).await?;
-    stage.voice.say(format_args!("killed with {before} bytes; it goes on with {after}"));
-    let shards = stage.shards().await?.len() as u64;
-    ensure!(after + shards * LOST_BYTES_MAX >= before, "LOST: it has {after} of {before} bytes");
+/// Kills a node that has fetched half of what it lacks, and checks what it has after the restart.
+async fn kill(args: &RefillArgs, test_bed: &mut TestBed, node: u64) -> anyhow::Result<()> {
+    let before = fetched(test_bed, node, (args.gib << 30) / 2).await?;
+    test_bed.cluster.kill(&[node]).await?;
+    test_bed.cluster.start_node(node)?;
+    let after = fetched(test_bed, node, 1).await?;
+    test_bed.logger.log(format_args!("killed at {before} bytes; it resumes at {after}"));
+    let shards = test_bed.shards().await?.len() as u64;
+    ensure!(after + shards * LOST_BYTES_MAX >= before, "LOST: {after} of {before} bytes are left");
     Ok(())
 }
 
-/// Waits until a node has fetched so many bytes; how many they are.
-async fn fetched(stage: &mut Stage, node: u64, least: u64) -> anyhow::Result<u64> {
-    let direct = stage.cluster.direct().into_iter().find(|direct| direct.node_id == node);
-    let direct = direct.context("only nodes of the cluster are named")?;
-    while !stage.left().is_zero() {
-        stage.cluster.none_has_ended()?;
-        if let Ok(status) = direct.status().await {
+/// Waits until a node has fetched at least this many bytes, and returns the number.
+async fn fetched(test_bed: &mut TestBed, node: u64, least: u64) -> anyhow::Result<u64> {
+    let node_client =
+        test_bed.cluster.node_clients().into_iter().find(|node_client| node_client.node_id == node);
+    let node_client = node_client.context("the node is not in the cluster")?;
+    while !test_bed.left().is_zero() {
+        test_bed.cluster.check_running()?;
+        if let Ok(status) = node_client.status().await {
             let fetching = status.shards.into_iter().filter_map(|shard| shard.fetching);
             let bytes: u64 = fetching.map(|fetching| fetching.fetched_bytes).sum();
             if bytes >= least {
                 return Ok(bytes);
             }
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
-    bail!("STUCK: node {node} does not fetch {least} bytes")
+    bail!("STUCK: node {node} did not fetch {least} bytes")
 }
 
-fn drain(told: &mut mpsc::UnboundedReceiver<Duration>) -> Vec<Duration> {
+fn take_times(received: &mut mpsc::UnboundedReceiver<Duration>) -> Vec<Duration> {
     let mut times = Vec::new();
-    while let Ok(time) = told.try_recv() {
+    while let Ok(time) = received.try_recv() {
         times.push(time);
     }
     times.sort_unstable();
     times
 }
 
-fn say(voice: Voice, when: &str, times: Vec<Duration>) {
+fn log(logger: Logger, when: &str, times: Vec<Duration>) {
     let at = |part: usize| {
-        let place = (times.len() * part).div_ceil(1000).saturating_sub(1);
-        times.get(place).map_or(0.0, |time| time.as_secs_f64() * 1e3)
+        let index = (times.len() * part).div_ceil(1000).saturating_sub(1);
+        times.get(index).map_or(0.0, |time| time.as_secs_f64() * 1e3)
     };
-    voice.say(format_args!(
+    logger.log(format_args!(
         "writers {when}: {} batches, p50 {:.2} ms, p99 {:.2} ms, p99.9 {:.2} ms",
         times.len(),
         at(500),

@@ -1,5 +1,7 @@
-//! `rolling`: one node after the other is drained, stopped, started and taken back, under load.
-//! Every replica is read and everything is checked; and what a client feels meanwhile is measured.
+//! `rolling`: drains and restarts one node after another under load.
+//!
+//! It measures the ack times of a client meanwhile. Finally every replica is read and the history
+//! is checked.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,20 +11,20 @@ use clap::Args;
 use helix_client::{Admin, NewTopic};
 use tokio::time::sleep;
 
-use super::probe::{PROBE_TOPIC, Probe};
-use super::stage::{READY_MAX, Stage};
-use super::{Common, parse_duration};
-use crate::voice::Voice;
-use crate::workload::Shape;
+use super::ack_probe::{AckProbe, PROBE_TOPIC};
+use super::test_bed::{READY_MAX, TestBed};
+use super::{CommonArgs, parse_duration};
+use crate::logger::Logger;
+use crate::workload::WorkloadShape;
 
 /// Options of `rolling`.
 #[derive(Debug, Clone, Args)]
 pub struct RollingArgs {
-    /// Cluster, seed and bounds.
+    /// Cluster, seed and limits.
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 
-    /// Times that every node is restarted
+    /// Number of rounds; each restarts every node
     #[arg(long, default_value_t = 2)]
     pub rounds: u32,
 
@@ -34,52 +36,53 @@ pub struct RollingArgs {
     #[arg(long, default_value = "10s", value_parser = parse_duration)]
     pub before: Duration,
 
-    /// How long to go on after each restart, once the cluster is healthy, before the next
+    /// Pause after each restart, once the cluster is healthy ("5s")
     #[arg(long, default_value = "5s", value_parser = parse_duration)]
     pub pause: Duration,
 
-    /// Fail if the 99th percentile of the time to an ack grows by more than this factor
+    /// Fail if the p99 of the ack time grows by more than this factor
     #[arg(long)]
     pub p99_factor_max: Option<f64>,
 }
 
 pub(super) async fn run(args: RollingArgs, program: PathBuf) -> anyhow::Result<()> {
-    let voice = Voice::new(false);
-    let mut stage = Stage::set(&args.common, program, voice, Shape::default(), false).await?;
-    let result = play(&args, &mut stage).await;
-    stage.end(result).await
+    let logger = Logger::new(false);
+    let mut test_bed =
+        TestBed::start(&args.common, program, logger, WorkloadShape::default(), false).await?;
+    let result = execute(&args, &mut test_bed).await;
+    test_bed.end(result).await
 }
 
-async fn play(args: &RollingArgs, stage: &mut Stage) -> anyhow::Result<()> {
-    let client = stage.scene.client()?;
+async fn execute(args: &RollingArgs, test_bed: &mut TestBed) -> anyhow::Result<()> {
+    let client = test_bed.context.client()?;
     let admin = client.admin();
-    admin.create_topic(&NewTopic::new(PROBE_TOPIC, stage.scene.partitions)).await?;
-    stage.play()?;
-    stage.progress().await?;
-    let probe = Probe::start(&client, stage.scene.partitions);
-    // What comes first pays for connections.
+    admin.create_topic(&NewTopic::new(PROBE_TOPIC, test_bed.context.partitions)).await?;
+    test_bed.start_workload()?;
+    test_bed.progress().await?;
+    let ack_probe = AckProbe::start(&client, test_bed.context.partitions);
+    // The first appends pay for connection setup.
     sleep(Duration::from_secs(1)).await;
-    probe.take();
+    ack_probe.take();
     sleep(args.before).await;
-    let mut before = probe.take();
+    let mut before = ack_probe.take();
     for _ in 0..args.rounds {
-        for id in stage.cluster.ids() {
-            restart(args, stage, &admin, id).await?;
+        for id in test_bed.cluster.ids() {
+            restart(args, test_bed, &admin, id).await?;
         }
     }
-    let mut during = probe.take();
-    probe.stop().await?;
-    stage.progress().await?;
-    stage.settle().await?;
-    stage.figures();
+    let mut during = ack_probe.take();
+    ack_probe.stop().await?;
+    test_bed.progress().await?;
+    test_bed.check_replicas().await?;
+    test_bed.log_stats();
     let (was, is) = (before.percentile(99), during.percentile(99));
     let factor = is.as_secs_f64() / was.as_secs_f64().max(1e-6);
-    stage.voice.say(format_args!(
+    test_bed.logger.log(format_args!(
         "time to an ack before ({} acks): p50 {:?}, p99 {was:?}; during {} restarts ({} acks): \
          p50 {:?}, p99 {is:?}, max {:?}, {} errors; p99 grew by {factor:.2}",
         before.count(),
         before.percentile(50),
-        stage.cluster.ids().len() * args.rounds as usize,
+        test_bed.cluster.ids().len() * args.rounds as usize,
         during.count(),
         during.percentile(50),
         during.percentile(100),
@@ -94,20 +97,20 @@ async fn play(args: &RollingArgs, stage: &mut Stage) -> anyhow::Result<()> {
 
 async fn restart(
     args: &RollingArgs,
-    stage: &mut Stage,
+    test_bed: &mut TestBed,
     admin: &Admin,
     id: u64,
 ) -> anyhow::Result<()> {
     if !args.plain {
         admin.set_draining(id, true, false).await?;
     }
-    stage.cluster.terminate(id).await?;
-    stage.cluster.start_node(id)?;
+    test_bed.cluster.terminate(id).await?;
+    test_bed.cluster.start_node(id)?;
     if !args.plain {
         admin.set_draining(id, false, false).await?;
     }
-    stage.cluster.healthy(READY_MAX).await?;
-    stage.voice.say(format_args!("node {id} was restarted"));
+    test_bed.cluster.wait_until_healthy(READY_MAX).await?;
+    test_bed.logger.log(format_args!("restarted node {id}"));
     sleep(args.pause).await;
     Ok(())
 }

@@ -1,10 +1,11 @@
-//! A node as a process, a crowd of clients that do it harm, and one that behaves.
-//! Everybody speaks gRPC or HTTP/2 directly: nothing retries or hides anything.
+//! A node process under flood, abusive clients, and a well-behaved probe client.
+//!
+//! All clients use gRPC or HTTP/2 directly, without retries.
 
-mod crowd;
-mod guest;
-mod harm;
-mod host;
+mod abuse;
+mod abusive_clients;
+mod node_under_test;
+mod probe_client;
 
 use bytes::Bytes;
 use helix_proto::batch as encoding;
@@ -12,17 +13,18 @@ use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{AppendRequest, Batch, Record};
 use tonic::transport::{Channel, Endpoint};
 
-pub(crate) use crowd::Crowd;
-pub(crate) use guest::{Guest, Latencies};
-pub use harm::Harm;
-pub(crate) use host::Host;
+pub use abuse::AbusePattern;
+pub(crate) use abusive_clients::AbusiveClients;
+pub(crate) use node_under_test::NodeUnderTest;
+pub(crate) use probe_client::{CallTimes, ProbeClient};
 
-/// Topic of the node, and its partitions: one is the guest's, the others are the crowd's.
+/// Topic of the node and its partitions; one is for the probe client, the others for abusive
+/// clients.
 const TOPIC: &str = "default";
 const PARTITIONS: u32 = 4;
-const GUESTS_PARTITION: u32 = 0;
+const PROBE_PARTITION: u32 = 0;
 
-/// A connection whose windows take little of an answer.
+/// Opens a connection with small flow-control windows.
 async fn connect(address: std::net::SocketAddr) -> Result<Channel, tonic::transport::Error> {
     Endpoint::from_shared(format!("http://{address}"))?
         .initial_stream_window_size(Some(65_535))
@@ -31,7 +33,7 @@ async fn connect(address: std::net::SocketAddr) -> Result<Channel, tonic::transp
         .await
 }
 
-/// A batch of records of 1 KiB.
+/// Builds a batch of records of 1 KiB.
 fn append(partition: u32, records: usize) -> AppendRequest {
     let value = Some(Bytes::from(vec![7; 1024]));
     let records = vec![Record { value, ..Record::default() }; records];

@@ -1,9 +1,10 @@
-//! Producers and readers as an application has them, through the client that it would use.
-//! Everything that they do and are told goes into the history; they stop when they are told to.
+//! Workload: producers and readers as in an application, through `helix-client`.
+//!
+//! All their requests and responses go into the history.
 
-mod ledger;
 mod produce;
 mod read;
+mod retention;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::bail;
-use helix_checker::Event;
+use helix_checker::HistoryEvent;
 use helix_client::{Admin, Client, Config, NewTopic};
 use helix_proto::log::v1::{StoredBatch, TopicConfig};
 use rand::rngs::StdRng;
@@ -20,121 +21,121 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::cluster::{Cluster, Starts};
-use crate::direct::Direct;
-use crate::recorder::Recorder;
+use crate::cluster::{ChaosCluster, StartCounts};
+use crate::history::ChaosRecorder;
+use crate::node_client::NodeClient;
 
-pub(crate) use ledger::Keep;
-use ledger::Ledger;
 pub(crate) use read::is_out_of_range;
+pub(crate) use retention::RetentionRule;
+use retention::RetentionTracker;
 
-/// The topic that is always there, of which nothing is ever dropped.
+/// Topic that always exists and keeps all records.
 pub(crate) const TOPIC: &str = "chaos";
 
-/// Longest time for one call with its retries, and for a batch of a session.
+/// Longest time for a request with its retries, or for a batch of a session.
 const REQUEST_MAX: Duration = Duration::from_secs(20);
 
-/// How long producers and readers may take to come to rest. A batch ends within `REQUEST_MAX`, and
-/// a producer may need an identity or a session before it.
+/// Longest wait for producers and readers to stop. A batch ends within `REQUEST_MAX`, but a
+/// producer may need an identity or a session first.
 const REST_MAX: Duration = Duration::from_secs(60);
 
-/// A topic, and what may go from it.
+/// Topic and the rule by which its records may be dropped.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TopicPlan {
     pub(crate) name: &'static str,
     pub(crate) partitions: u32,
-    pub(crate) keep: Keep,
+    pub(crate) keep: RetentionRule,
 }
 
 impl TopicPlan {
-    /// The one of which nothing goes.
+    /// Topic that keeps all records.
     pub(crate) fn kept(partitions: u32) -> Self {
-        Self { name: TOPIC, partitions, keep: Keep::All }
+        Self { name: TOPIC, partitions, keep: RetentionRule::All }
     }
 }
 
-/// A partition: its number in the history is its place among all.
+/// Partition of a topic. Its index over all topics is its number in the history.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct TopicPartition {
     pub(crate) topic: &'static str,
     pub(crate) partition: u32,
-    pub(crate) keep: Keep,
+    pub(crate) keep: RetentionRule,
 }
 
-/// What everyone who writes or reads shares.
+/// State shared by all producers and readers.
 #[derive(Debug)]
-pub(crate) struct Scene {
-    pub(crate) recorder: Recorder,
-    /// Partitions of [`TOPIC`], which are the first of all.
+pub(crate) struct WorkloadContext {
+    pub(crate) recorder: ChaosRecorder,
+    /// Partitions of [`TOPIC`], which come first.
     pub(crate) partitions: u32,
-    places: Vec<Place>,
-    ledgers: Vec<Mutex<Ledger>>,
-    pub(crate) stats: Stats,
-    /// Source of the numbers of producers, streams, readers and sessions.
+    all_partitions: Vec<TopicPartition>,
+    trackers: Vec<Mutex<RetentionTracker>>,
+    pub(crate) stats: WorkloadStats,
+    /// Source of ids for producers, streams, readers and sessions.
     ids: AtomicU32,
-    nodes: Mutex<Nodes>,
-    starts: Starts,
+    nodes: Mutex<NodeAddresses>,
+    starts: StartCounts,
     seed: u64,
 }
 
-/// The nodes that there are.
+/// Addresses of the current nodes, and a client for each.
 #[derive(Debug, Clone, Default)]
-struct Nodes {
+struct NodeAddresses {
     endpoints: Vec<String>,
-    direct: Vec<Direct>,
+    node_clients: Vec<NodeClient>,
 }
 
-/// What is counted beside the history.
+/// Counters beside the history.
 #[derive(Debug, Default)]
-pub(crate) struct Stats {
+pub(crate) struct WorkloadStats {
     /// Acks by partition.
     acks: Vec<AtomicU64>,
-    /// Records that were acked.
+    /// Acked records.
     pub(crate) records: AtomicU64,
-    /// Acks that said that the batch was there already.
+    /// Acks of batches that were already in the log.
     pub(crate) duplicates: AtomicU64,
-    /// Sessions that ended with an error.
+    /// Sessions that failed.
     pub(crate) broken_sessions: AtomicU64,
-    /// Reads that failed for now.
+    /// Failed reads, which are retried.
     pub(crate) failed_reads: AtomicU64,
-    /// Readers that were sent to a log's start, since what they were to read had gone.
-    pub(crate) sent_on: AtomicU64,
-    /// Log starts that moved, as readers were told.
+    /// Readers that moved to the log start because their records had been dropped.
+    pub(crate) moved_readers: AtomicU64,
+    /// Log start changes that readers saw.
     pub(crate) moved_starts: AtomicU64,
     /// Shards of nodes that repaired themselves.
     pub(crate) repairs: AtomicU64,
-    /// Batches that replicas gave directly, leader or not.
+    /// Batches read directly from replicas, leader or not.
     pub(crate) replica_reads: AtomicU64,
 }
 
-impl Stats {
+impl WorkloadStats {
     pub(crate) fn acks(&self) -> Vec<u64> {
         self.acks.iter().map(|acks| acks.load(Ordering::Relaxed)).collect()
     }
 }
 
-/// Who writes, who reads, and how fast.
+/// Number and speed of producers and readers.
 #[derive(Debug, Clone)]
-pub(crate) struct Shape {
-    /// Producers with a session each, over all partitions in turn.
+pub(crate) struct WorkloadShape {
+    /// Producers with a session each, spread over all partitions.
     pub(crate) sessions: u32,
     /// Idempotent producers that wait for each ack.
     pub(crate) unary: u32,
     /// Producers without an identity.
     pub(crate) plain: u32,
-    /// Producers that append only at the offset that they expect.
+    /// Producers that append only at an expected offset.
     pub(crate) conditional: u32,
-    /// Whether there are readers and probes.
+    /// Runs readers and offset probes.
     pub(crate) has_readers: bool,
-    /// Records of a batch, at most.
+    /// Most records of a batch.
     pub(crate) records_max: u32,
-    /// The same where retention is to have something to drop.
+    /// Most records of a batch in partitions with retention.
     pub(crate) bulk_records_max: u32,
     /// Mean pause of a producer between two batches.
     pub(crate) pace: Duration,
 }
 
-impl Default for Shape {
+impl Default for WorkloadShape {
     fn default() -> Self {
         Self {
             sessions: 6,
@@ -149,124 +150,132 @@ impl Default for Shape {
     }
 }
 
-impl Scene {
-    /// Makes the topics, [`TOPIC`] first. The cluster must be healthy. The history goes into that
-    /// file.
-    pub(crate) async fn set(
-        cluster: &Cluster,
+impl WorkloadContext {
+    /// Creates the topics, [`TOPIC`] first, and records the history to a file. The cluster must be
+    /// healthy.
+    pub(crate) async fn create(
+        cluster: &ChaosCluster,
         topics: &[TopicPlan],
         seed: u64,
         history: PathBuf,
     ) -> anyhow::Result<Arc<Self>> {
-        let mut places = Vec::new();
+        let mut all_partitions = Vec::new();
         for TopicPlan { name, partitions, keep } in topics.iter().copied() {
-            places.extend((0..partitions).map(|partition| Place { topic: name, partition, keep }));
+            all_partitions.extend((0..partitions).map(|partition| TopicPartition {
+                topic: name,
+                partition,
+                keep,
+            }));
         }
-        let acks = places.iter().map(|_| AtomicU64::new(0)).collect();
-        let scene = Self {
-            recorder: Recorder::new(history),
+        let acks = all_partitions.iter().map(|_| AtomicU64::new(0)).collect();
+        let context = Self {
+            recorder: ChaosRecorder::new(history),
             partitions: topics.first().map_or(0, |topic| topic.partitions),
-            ledgers: places.iter().map(|place| Mutex::new(Ledger::new(place.keep))).collect(),
-            places,
-            stats: Stats { acks, ..Stats::default() },
+            trackers: all_partitions
+                .iter()
+                .map(|target| Mutex::new(RetentionTracker::new(target.keep)))
+                .collect(),
+            all_partitions,
+            stats: WorkloadStats { acks, ..WorkloadStats::default() },
             ids: AtomicU32::new(1),
             nodes: Mutex::default(),
             starts: cluster.starts(),
             seed,
         };
-        scene.meet(cluster);
-        let admin = scene.client()?.admin();
+        context.update_nodes(cluster);
+        let admin = context.client()?.admin();
         for topic in topics {
             let config = config(topic.keep);
             let topic = NewTopic { config, ..NewTopic::new(topic.name, topic.partitions) };
             admin.create_topic(&topic).await?;
         }
-        Ok(Arc::new(scene))
+        Ok(Arc::new(context))
     }
 
-    /// Takes note of the nodes that there are now.
-    pub(crate) fn meet(&self, cluster: &Cluster) {
-        let (endpoints, direct) = (cluster.endpoints(), cluster.direct());
-        *self.nodes.lock().unwrap_or_else(PoisonError::into_inner) = Nodes { endpoints, direct };
+    /// Updates the addresses of the current nodes.
+    pub(crate) fn update_nodes(&self, cluster: &ChaosCluster) {
+        let (endpoints, node_clients) = (cluster.endpoints(), cluster.node_clients());
+        *self.nodes.lock().unwrap_or_else(PoisonError::into_inner) =
+            NodeAddresses { endpoints, node_clients };
     }
 
-    fn nodes(&self) -> Nodes {
+    fn nodes(&self) -> NodeAddresses {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// All partitions with their numbers.
-    pub(crate) fn places(&self) -> impl Iterator<Item = (u32, Place)> {
-        (0..).zip(self.places.iter().copied())
+    /// Returns all partitions with their numbers.
+    pub(crate) fn all_partitions(&self) -> impl Iterator<Item = (u32, TopicPartition)> {
+        (0..).zip(self.all_partitions.iter().copied())
     }
 
-    pub(crate) fn place(&self, number: u32) -> Place {
-        self.places[number as usize]
+    pub(crate) fn topic_partition(&self, number: u32) -> TopicPartition {
+        self.all_partitions[number as usize]
     }
 
-    /// A partition's number, if it is one of ours.
+    /// Returns the number of a partition of this workload.
     fn number(&self, topic: &str, partition: u32) -> Option<u32> {
-        let mut all = self.places();
-        all.find(|(_, place)| (place.topic, place.partition) == (topic, partition)).map(|it| it.0)
+        let mut all = self.all_partitions();
+        all.find(|(_, target)| (target.topic, target.partition) == (topic, partition))
+            .map(|it| it.0)
     }
 
-    fn ledger(&self, number: u32) -> MutexGuard<'_, Ledger> {
-        self.ledgers[number as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    fn tracker(&self, number: u32) -> MutexGuard<'_, RetentionTracker> {
+        self.trackers[number as usize].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a batch begins, from this offset on, as far as it is known.
-    pub(crate) fn next_border(&self, number: u32, offset: u64) -> Option<u64> {
-        self.ledger(number).next_border(offset)
+    /// Returns the start of the first known batch at or after this offset.
+    pub(crate) fn next_boundary(&self, number: u32, offset: u64) -> Option<u64> {
+        self.tracker(number).next_boundary(offset)
     }
 
-    /// A final read found these.
-    pub(crate) fn found(&self, number: u32, batches: &[StoredBatch]) {
-        let mut ledger = self.ledger(number);
+    /// Notes the batches that a full read found.
+    pub(crate) fn record_final_read(&self, number: u32, batches: &[StoredBatch]) {
+        let mut tracker = self.tracker(number);
         for stored in batches {
             let bytes = stored.batch.as_ref().map_or(0, |batch| batch.payload.len() as u64);
-            ledger.on_read(stored.first_offset, bytes);
+            tracker.on_read(stored.first_offset, bytes);
         }
     }
 
-    /// All replicas were read while nobody wrote.
-    pub(crate) fn at_rest(&self) {
-        self.places().for_each(|(number, _)| self.ledger(number).at_rest());
+    /// Notes that all replicas were read while the workload was stopped.
+    pub(crate) fn on_all_read(&self) {
+        self.all_partitions().for_each(|(number, _)| self.tracker(number).on_all_read());
     }
 
-    /// Someone was told that a log starts here: that goes into the history if it is news.
-    pub(crate) fn starts_at(&self, number: u32, log_start: u64) {
-        let mut ledger = self.ledger(number);
-        if let Some(allowed) = ledger.on_told(log_start, Instant::now()) {
+    /// Notes a reported log start; a new one goes into the history.
+    pub(crate) fn note_log_start(&self, number: u32, log_start: u64) {
+        let mut tracker = self.tracker(number);
+        if let Some(allowed) = tracker.on_log_start(log_start, Instant::now()) {
             let (partition, offset) = (number, log_start);
-            let may_trim = Event::MayTrim { partition, offset: allowed };
-            self.recorder.add_all([may_trim, Event::Starts { partition, offset }]);
+            let may_trim = HistoryEvent::MayTrim { partition, offset: allowed };
+            self.recorder.add_all([may_trim, HistoryEvent::Starts { partition, offset }]);
             self.stats.moved_starts.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Trims one partition between two batches, part of the way to its end. True if that was
-    /// acknowledged.
+    /// Trims one partition between two batches, at this part of its length. True if acknowledged.
     pub(crate) async fn trim(&self, admin: &Admin, number: u32, part: f64) -> bool {
-        let Some(offset) = self.ledger(number).cut(part) else { return false };
-        self.ledger(number).on_trim(offset);
+        let Some(offset) = self.tracker(number).boundary_at(part) else { return false };
+        self.tracker(number).on_trim(offset);
         let partition = number;
-        self.recorder.add(Event::MayTrim { partition, offset });
-        let place = self.place(number);
-        match admin.trim(place.topic, place.partition, offset).await {
+        self.recorder.add(HistoryEvent::MayTrim { partition, offset });
+        let target = self.topic_partition(number);
+        match admin.trim(target.topic, target.partition, offset).await {
             Ok(watermarks) => {
-                self.recorder.add(Event::Trimmed { partition, offset });
-                self.starts_at(number, watermarks.log_start_offset);
+                self.recorder.add(HistoryEvent::Trimmed { partition, offset });
+                self.note_log_start(number, watermarks.log_start_offset);
                 true
             }
             Err(_) => false,
         }
     }
 
-    /// A number that nobody else has.
+    /// Returns a unique id.
     pub(crate) fn id(&self) -> u32 {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A client with connections of its own.
+    /// Returns a client with its own connections.
     pub(crate) fn client(&self) -> anyhow::Result<Client> {
         let id = self.id();
         let mut endpoints = self.nodes().endpoints;
@@ -285,60 +294,67 @@ impl Scene {
     }
 }
 
-/// What the topic is told of what may go.
-fn config(keep: Keep) -> TopicConfig {
+/// Returns the topic configuration for a rule.
+fn config(keep: RetentionRule) -> TopicConfig {
     match keep {
-        Keep::All | Keep::Untrimmed => TopicConfig::default(),
-        Keep::Bytes(bytes) => {
+        RetentionRule::All | RetentionRule::TrimOnly => TopicConfig::default(),
+        RetentionRule::Bytes(bytes) => {
             TopicConfig { retention_bytes: Some(bytes), ..TopicConfig::default() }
         }
-        Keep::Newer(age) => {
+        RetentionRule::Age(age) => {
             TopicConfig { retention_time: age.try_into().ok(), ..TopicConfig::default() }
         }
     }
 }
 
-/// Told to everyone: go on, or come to an end.
-type Stop = watch::Receiver<bool>;
+/// Signal for all clients to stop.
+type StopSignal = watch::Receiver<bool>;
 
 /// Running producers and readers.
 #[derive(Debug)]
-pub(crate) struct Workload {
+pub(crate) struct ChaosWorkload {
     stop: watch::Sender<bool>,
     tasks: JoinSet<()>,
 }
 
-impl Workload {
-    /// Starts everyone. Readers begin at the start of each partition in the first workload of a
-    /// run, later ones at `from`.
-    pub(crate) fn start(scene: &Arc<Scene>, shape: &Shape, from: &[u64]) -> anyhow::Result<Self> {
+impl ChaosWorkload {
+    /// Starts all clients. In the first workload of a run readers begin at 0, later at `from`.
+    pub(crate) fn start(
+        context: &Arc<WorkloadContext>,
+        shape: &WorkloadShape,
+        from: &[u64],
+    ) -> anyhow::Result<Self> {
         let (stop, stopped) = watch::channel(false);
         let mut tasks = JoinSet::new();
-        let count = u32::try_from(scene.places.len())?;
-        for place in 0..shape.sessions {
-            let partition = place % count;
-            let writer = produce::Writer::new(scene, shape, stopped.clone())?;
+        let count = u32::try_from(context.all_partitions.len())?;
+        for session in 0..shape.sessions {
+            let partition = session % count;
+            let writer = produce::HistoryProducer::new(context, shape, stopped.clone())?;
             tasks.spawn(writer.stream(partition));
         }
         for _ in 0..shape.unary {
-            tasks.spawn(produce::Writer::new(scene, shape, stopped.clone())?.one_by_one());
+            tasks.spawn(
+                produce::HistoryProducer::new(context, shape, stopped.clone())?.one_by_one(),
+            );
         }
         for _ in 0..shape.plain {
-            tasks.spawn(produce::Writer::new(scene, shape, stopped.clone())?.plain());
+            tasks.spawn(produce::HistoryProducer::new(context, shape, stopped.clone())?.plain());
         }
         for _ in 0..shape.conditional {
-            tasks.spawn(produce::Writer::new(scene, shape, stopped.clone())?.conditional());
+            tasks.spawn(
+                produce::HistoryProducer::new(context, shape, stopped.clone())?.conditional(),
+            );
         }
         if shape.has_readers {
-            read::spawn(&mut tasks, scene, from, &stopped)?;
+            read::spawn(&mut tasks, context, from, &stopped)?;
         }
         Ok(Self { stop, tasks })
     }
 
-    /// Tells everyone to stop and waits until all batches have their outcome.
+    /// Stops all clients and waits until every batch has its outcome.
     ///
     /// # Errors
-    /// Someone did not come to an end, or panicked.
+    /// A client did not stop or panicked.
     pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
         self.stop.send_replace(true);
         let rest = async {
@@ -349,7 +365,7 @@ impl Workload {
         };
         match timeout(REST_MAX, rest).await {
             Ok(result) => result,
-            Err(_) => bail!("a client did not come to an end within {REST_MAX:?}"),
+            Err(_) => bail!("a client did not stop within {REST_MAX:?}"),
         }
     }
 }
@@ -357,22 +373,22 @@ impl Workload {
 /// Waits until every partition has a new ack.
 ///
 /// # Errors
-/// One had none within `limit`, or a node has ended.
+/// A partition had no ack within `limit`, or a node has exited.
 pub(crate) async fn progress(
-    scene: &Scene,
-    cluster: &mut Cluster,
+    context: &WorkloadContext,
+    cluster: &mut ChaosCluster,
     limit: Duration,
 ) -> anyhow::Result<()> {
     let begin = Instant::now();
-    let before = scene.stats.acks();
+    let before = context.stats.acks();
     loop {
-        let acks = scene.stats.acks();
+        let acks = context.stats.acks();
         let stuck: Vec<_> =
-            (0..acks.len()).filter(|place| acks[*place] == before[*place]).collect();
+            (0..acks.len()).filter(|index| acks[*index] == before[*index]).collect();
         if stuck.is_empty() {
             return Ok(());
         }
-        cluster.none_has_ended()?;
+        cluster.check_running()?;
         if begin.elapsed() > limit {
             let leaders = cluster.leaders().await;
             let level = cluster.level().await.err();
@@ -386,14 +402,14 @@ pub(crate) async fn progress(
     }
 }
 
-/// Waits for about this long, or until told to stop. True to go on.
-async fn pause(stop: &mut Stop, mean: Duration, rng: &mut StdRng) -> bool {
+/// Waits for about `mean`, or until stopped. True to continue.
+async fn pause(stop: &mut StopSignal, mean: Duration, rng: &mut StdRng) -> bool {
     let wait = mean.mul_f64(rng.random_range(0.0..2.0));
-    // A sender that is gone is a stop too.
+    // A dropped sender also means stop.
     let _ = timeout(wait, stop.wait_for(|stop| *stop)).await;
     !is_stopped(stop)
 }
 
-fn is_stopped(stop: &Stop) -> bool {
+fn is_stopped(stop: &StopSignal) -> bool {
     *stop.borrow() || stop.has_changed().is_err()
 }

@@ -1,5 +1,5 @@
-//! The checksums of a log's files, from `docs/wal-format.md`: what was changed in a file is made to
-//! verify again, so that the code behind the checksums is reached. Payloads keep theirs.
+//! Checksums of a log's files, by `docs/wal-format.md`. Updates the checksums of changed files, so
+//! that the code behind them is reached. Payload checksums are not updated.
 
 const BLOCK: usize = 4096;
 
@@ -11,16 +11,16 @@ fn put(bytes: &mut [u8], at: usize, crc: u32) {
     bytes[at..at + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Makes a file verify, as far as it looks like what its name says.
-pub(crate) fn mend(name: &str, bytes: &mut [u8]) {
+/// Updates the checksums of a file, as far as it has the structure that its name implies.
+pub(crate) fn update_checksums(name: &str, bytes: &mut [u8]) {
     if name == "state" {
-        mend_state(bytes);
+        update_state(bytes);
     } else if name.ends_with(".seg") || name.ends_with(".cold") || name.ends_with(".new") {
-        mend_segment(bytes);
+        update_segment(bytes);
     }
 }
 
-fn mend_state(bytes: &mut [u8]) {
+fn update_state(bytes: &mut [u8]) {
     let len = u32_at(bytes, 16) as usize;
     if (24..=bytes.len()).contains(&len) {
         let crc = crc32fast::hash(&bytes[12..len]);
@@ -28,21 +28,21 @@ fn mend_state(bytes: &mut [u8]) {
     }
 }
 
-fn mend_segment(bytes: &mut [u8]) {
+fn update_segment(bytes: &mut [u8]) {
     if bytes.len() < 2 * BLOCK {
         return;
     }
     let crc = crc32fast::hash(&bytes[12..BLOCK]);
     put(bytes, 8, crc);
-    mend_groups(bytes);
+    update_groups(bytes);
     let trailer = bytes.len() / BLOCK * BLOCK - BLOCK;
     if bytes[trailer..].starts_with(b"HLXTRAIL") {
-        mend_footer(bytes, trailer);
+        update_footer(bytes, trailer);
     }
 }
 
-/// Groups follow each other; each names the checksum of the one before it.
-fn mend_groups(bytes: &mut [u8]) {
+/// Updates all groups. Each has the checksum of the group before it.
+fn update_groups(bytes: &mut [u8]) {
     let mut at = BLOCK;
     let mut before: Option<u32> = None;
     while at + BLOCK <= bytes.len() && bytes[at..].starts_with(b"HLXG") {
@@ -50,7 +50,7 @@ fn mend_groups(bytes: &mut [u8]) {
         if len < 128 || at + len > bytes.len() {
             return;
         }
-        let frames_crc = mend_frames(&mut bytes[at..at + len]);
+        let frames_crc = update_frames(&mut bytes[at..at + len]);
         put(bytes, at + 36, frames_crc);
         if let Some(before) = before {
             put(bytes, at + 56, before);
@@ -62,8 +62,8 @@ fn mend_groups(bytes: &mut [u8]) {
     }
 }
 
-/// The checksum over those of the frames.
-fn mend_frames(group: &mut [u8]) -> u32 {
+/// Updates the frames of a group. Returns the checksum over their checksums.
+fn update_frames(group: &mut [u8]) -> u32 {
     let mut crcs = crc32fast::Hasher::new();
     let mut at = 128;
     for _ in 0..u32_at(group, 32) {
@@ -78,7 +78,7 @@ fn mend_frames(group: &mut [u8]) -> u32 {
     crcs.finalize()
 }
 
-fn mend_footer(bytes: &mut [u8], trailer: usize) {
+fn update_footer(bytes: &mut [u8], trailer: usize) {
     let start = u32_at(bytes, trailer + 72) as usize;
     if !start.is_multiple_of(BLOCK) || start > trailer {
         let crc = crc32fast::hash(&bytes[trailer + 12..trailer + BLOCK]);

@@ -1,43 +1,44 @@
-//! Every input that once led somewhere new, or to a fault, goes through its target again.
+//! Runs all targets on the corpus: inputs that reached new code, or a bug.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
-use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use helix_fuzz::TARGETS;
+use helix_fuzz::{TARGETS, corpus};
 
-/// What panicked, also where the panic was caught: in a task of the server.
+/// All panics, including those that the server caught in a task.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-fn corpus(target: &str) -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
-    let entries = std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{folder:?}: {e}"));
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    files
-}
-
 #[test]
-fn the_corpus_goes_through() {
+fn targets_pass_on_the_corpus() {
     std::panic::set_hook(Box::new(|info| {
         eprintln!("{info}");
         PANICS.lock().unwrap().push(info.to_string());
     }));
-    let mut bytes = 0;
-    for (name, target) in TARGETS {
-        let files = corpus(name);
-        assert!(!files.is_empty(), "{name} has no corpus");
-        for file in &files {
-            let input = std::fs::read(file).unwrap();
-            bytes += input.len();
-            let input = input.as_slice();
-            // It ends nothing here, so that all that fail are named.
-            drop(std::panic::catch_unwind(|| target(input)));
+    let mut corpus = corpus::load().unwrap();
+    let bytes: usize = corpus.values().map(Vec::len).sum();
+    assert!(bytes < 1 << 20, "the corpus has {bytes} bytes; keep it below 1 MiB");
+    for (target, run) in TARGETS {
+        let prefix = format!("{target}/");
+        let inputs: Vec<_> = corpus.extract_if(.., |name, _| name.starts_with(&prefix)).collect();
+        assert!(!inputs.is_empty(), "{target} has no corpus");
+        for (name, input) in &inputs {
+            // Caught, so that the failure names the input.
+            drop(std::panic::catch_unwind(|| run(input)));
             let panics = std::mem::take(&mut *PANICS.lock().unwrap());
-            assert!(panics.is_empty(), "{name} with {}: {panics:?}", file.display());
+            assert!(panics.is_empty(), "{name}: {panics:?}");
         }
-        println!("{name}: {} inputs", files.len());
+        println!("{target}: {} inputs", inputs.len());
     }
-    assert!(bytes < 1 << 20, "the corpus is kept below 1 MiB, it has {bytes} bytes");
+    assert!(corpus.is_empty(), "inputs of unknown targets: {:?}", corpus.keys());
+}
+
+#[test]
+fn corpus_round_trips() {
+    let packed = std::fs::read(corpus::path()).unwrap();
+    let corpus = corpus::decode(&packed).unwrap();
+    assert_eq!(corpus::encode(&corpus), packed);
+    let mut damaged = packed;
+    damaged[20] ^= 1;
+    assert!(corpus::decode(&damaged).is_err());
 }

@@ -1,0 +1,88 @@
+//! Well-behaved client: appends 1 KiB and reads it back, one request at a time.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
+use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
+use helix_proto::log::v1::start_position::Position;
+use helix_proto::log::v1::{FetchRequest, PartitionStart, StartPosition};
+use tokio::time::{Instant, sleep, timeout};
+use tonic::transport::Channel;
+
+use super::{PROBE_PARTITION, TOPIC, append, connect};
+
+/// Pause between rounds, so that the probe itself causes no load.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Longest time of a request before it counts as failed.
+const CALL_MAX: Duration = Duration::from_secs(30);
+
+/// Sorted request times.
+#[derive(Debug, Default)]
+pub(crate) struct CallTimes {
+    pub(crate) appends: Vec<Duration>,
+    pub(crate) fetches: Vec<Duration>,
+    pub(crate) errors: u64,
+}
+
+pub(crate) struct ProbeClient {
+    channel: Channel,
+}
+
+impl ProbeClient {
+    pub(crate) async fn connect(address: SocketAddr) -> anyhow::Result<Self> {
+        Ok(Self { channel: connect(address).await? })
+    }
+
+    pub(crate) async fn measure(&self, duration: Duration) -> CallTimes {
+        let mut produce = ProduceServiceClient::new(self.channel.clone());
+        let mut consume = ConsumeServiceClient::new(self.channel.clone());
+        let mut latencies = CallTimes::default();
+        let request = append(PROBE_PARTITION, 1);
+        let end = Instant::now() + duration;
+        while Instant::now() < end {
+            let begun = Instant::now();
+            let offset = match timeout(CALL_MAX, produce.append(request.clone())).await {
+                Ok(Ok(response)) => {
+                    latencies.appends.push(begun.elapsed());
+                    response.into_inner().ack.and_then(|ack| ack.first_offset)
+                }
+                failed => {
+                    latencies.fail("append", &format!("{failed:?}"));
+                    continue;
+                }
+            };
+            let begun = Instant::now();
+            match timeout(CALL_MAX, consume.fetch(read(offset.unwrap_or_default()))).await {
+                Ok(Ok(response))
+                    if response.get_ref().partitions.iter().any(|it| !it.batches.is_empty()) =>
+                {
+                    latencies.fetches.push(begun.elapsed());
+                }
+                failed => latencies.fail("fetch", &format!("{failed:?}")),
+            }
+            sleep(PAUSE).await;
+        }
+        latencies.appends.sort_unstable();
+        latencies.fetches.sort_unstable();
+        latencies
+    }
+}
+
+impl CallTimes {
+    fn fail(&mut self, call: &str, how: &str) {
+        self.errors += 1;
+        eprintln!("{call}: {}", how.chars().take(300).collect::<String>());
+    }
+}
+
+fn read(offset: u64) -> FetchRequest {
+    let start = PartitionStart {
+        topic: TOPIC.to_owned(),
+        partition: PROBE_PARTITION,
+        start: Some(StartPosition { position: Some(Position::Offset(offset)) }),
+        until_offset: None,
+    };
+    FetchRequest { partitions: vec![start], accept_encoded: true, ..FetchRequest::default() }
+}
