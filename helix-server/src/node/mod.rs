@@ -191,6 +191,8 @@ impl Node {
         let cluster =
             open_cluster(&logs, &mut formed, &hub, startup_peers, existing.len() as u64).await?;
         if let Some(what) = cluster.protocol_mismatch() {
+            // Releases the data directory, so that a fitting release can open it at once.
+            cluster.replica().close().await;
             return Err(logs.unusable(0, &what));
         }
         hub.set_protocol(cluster.protocol());

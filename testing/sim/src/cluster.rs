@@ -187,8 +187,9 @@ impl SimulatedMachine {
         let network = Network::new(Arc::new(SimulatedDialer), incoming(peers));
         let Inner { node_id, plan, .. } = &*self.0;
         let others = (1..=plan.nodes).filter(|other| other != node_id);
-        let others: BTreeMap<_, _> =
-            others.map(|other| (other, format!("{}:{PEER_PORT}", SimulationPlan::host(other)))).collect();
+        let others: BTreeMap<_, _> = others
+            .map(|other| (other, format!("{}:{PEER_PORT}", SimulationPlan::host(other))))
+            .collect();
         let node = Node::open_among(self.settings(), others, network)
             .await
             .map_err(|error| format!("cannot open the node: {error}"))?;

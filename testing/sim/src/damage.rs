@@ -17,8 +17,8 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 
 use crate::cluster::SimulatedMachine;
-use crate::disks::NodeDisks;
 use crate::coverage::{CoverageMark, CoverageMarks};
+use crate::disks::NodeDisks;
 use crate::membership::MembershipTracker;
 use crate::plan::SimulationPlan;
 use crate::recorder::Recorder;
@@ -57,12 +57,22 @@ pub struct DamageInjector {
 }
 
 impl DamageInjector {
-    pub fn new(plan: &SimulationPlan, members: MembershipTracker, recorder: Recorder, marks: CoverageMarks) -> Self {
+    pub fn new(
+        plan: &SimulationPlan,
+        members: MembershipTracker,
+        recorder: Recorder,
+        marks: CoverageMarks,
+    ) -> Self {
         Self { members, recorder, marks, segment_bytes: plan.segment_bytes, damaged: None }
     }
 
     /// Damages a node, running or not, unless the cluster cannot tolerate it now.
-    pub fn inject(&mut self, machine: &SimulatedMachine, now: Duration, rng: &mut StdRng) -> DamageOutcome {
+    pub fn inject(
+        &mut self,
+        machine: &SimulatedMachine,
+        now: Duration,
+        rng: &mut StdRng,
+    ) -> DamageOutcome {
         let node = machine.node_id();
         if !machine.is_on() || !self.members.may_damage(node) {
             return DamageOutcome::default();
@@ -81,10 +91,15 @@ impl DamageInjector {
         }
         if outcome.has_damaged {
             self.members.mark_damaged(node);
-            self.marks.hit(if outcome.removed_segment { CoverageMark::SegmentLost } else { CoverageMark::DamageDone });
+            self.marks.hit(if outcome.removed_segment {
+                CoverageMark::SegmentLost
+            } else {
+                CoverageMark::DamageDone
+            });
             let after = Duration::from_millis(rng.random_range(500..12_000));
             let (start_count, check_at) = (machine.start_count(), now);
-            self.damaged = Some(DamagedNode { node, start_count, restart_at: now + after, check_at });
+            self.damaged =
+                Some(DamagedNode { node, start_count, restart_at: now + after, check_at });
         }
         outcome
     }
@@ -114,7 +129,9 @@ impl DamageInjector {
         if machine.start_count() == damaged.start_count {
             return (damaged.restart_at <= now).then_some(node);
         }
-        if reported_problem(machine).is_none() && disk_problem(machine.disks(), self.segment_bytes).is_none() {
+        if reported_problem(machine).is_none()
+            && disk_problem(machine.disks(), self.segment_bytes).is_none()
+        {
             self.recorder.note(&format!("node {node} is repaired"));
             self.forget(node);
         }
@@ -125,7 +142,8 @@ impl DamageInjector {
     pub fn describe(&self, machines: &[SimulatedMachine]) -> String {
         let Some(damaged) = &self.damaged else { return "no node is damaged".to_owned() };
         let machine = machines.iter().find(|machine| machine.node_id() == damaged.node);
-        let problem = machine.and_then(|it| reported_problem(it).or(disk_problem(it.disks(), self.segment_bytes)));
+        let problem = machine
+            .and_then(|it| reported_problem(it).or(disk_problem(it.disks(), self.segment_bytes)));
         format!("node {} was damaged, remaining: {problem:?}", damaged.node)
     }
 }
@@ -205,7 +223,8 @@ fn damage_disk(disk: &SimulatedDisk, rng: &mut StdRng) -> (bool, Vec<String>) {
     let is_part = |name: &&String| {
         chain_id(name).is_some() || name.ends_with(".cold") || name.as_str() == "state"
     };
-    let files: Vec<&String> = names.iter().filter(is_part).filter(|it| cached.contains(it)).collect();
+    let files: Vec<&String> =
+        names.iter().filter(is_part).filter(|it| cached.contains(it)).collect();
     let is_sealed = |name: &&String| name.as_str() != "state" && chain_id(name) != newest;
     if rng.random_bool(0.2) {
         let sealed: Vec<&String> = files.iter().copied().filter(is_sealed).collect();

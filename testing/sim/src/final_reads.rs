@@ -16,7 +16,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::net::{CLIENT_PORT, channel};
 use crate::plan::SimulationPlan;
-use crate::workload::{FINALS, ClientContext, TOPIC};
+use crate::workload::{ClientContext, FINALS, TOPIC};
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 

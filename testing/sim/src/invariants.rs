@@ -18,13 +18,13 @@ use helix_server::node::Node;
 use helix_server::raft::Replica;
 use helix_server::shard::Shard;
 use helix_wal::storage::Crash;
-use helix_wal::{ReadMode, LogId, LogState, Wal};
+use helix_wal::{LogId, LogState, ReadMode, Wal};
 
 use crate::cluster::SimulatedMachine;
 use crate::coverage::{CoverageMark, CoverageMarks};
 use crate::membership::MembershipTracker;
-use crate::recorder::Recorder;
 use crate::observation::{ReplicaObservation, StoredVote};
+use crate::recorder::Recorder;
 
 /// Ticks between checks of partitions, and between checks of segments.
 const PARTITIONS_EVERY: u64 = 7;
@@ -96,7 +96,8 @@ impl InvariantChecker {
             let node_id = machine.node_id();
             self.forget_if_wiped(node_id);
             if machine.node().is_some()
-                && self.start_counts.insert(node_id, machine.start_count()) != Some(machine.start_count())
+                && self.start_counts.insert(node_id, machine.start_count())
+                    != Some(machine.start_count())
             {
                 // The node may have restarted within one tick.
                 let mine = self.seen.range_mut((node_id, 0)..=(node_id, u64::MAX));
@@ -104,7 +105,9 @@ impl InvariantChecker {
             }
             match machine.node() {
                 // A disk without power cannot be read; entries that it synced count.
-                Some(node) if machine.disks().has_stopped() => self.final_observation(node_id, &node),
+                Some(node) if machine.disks().has_stopped() => {
+                    self.final_observation(node_id, &node)
+                }
                 Some(node) => self.check_node(node_id, &node)?,
                 None => {
                     // The node ended in this tick; entries synced until then count.
@@ -158,7 +161,11 @@ impl InvariantChecker {
         let wipes = self.members.wipes(node_id);
         let mine = self.seen.range_mut((node_id, 0)..=(node_id, u64::MAX));
         for (_, seen) in mine.filter(|(_, seen)| seen.wipes < wipes) {
-            *seen = ReplicaObservation { wipes, lost: seen.stable.max(seen.lost), ..ReplicaObservation::default() };
+            *seen = ReplicaObservation {
+                wipes,
+                lost: seen.stable.max(seen.lost),
+                ..ReplicaObservation::default()
+            };
         }
     }
 
@@ -212,7 +219,9 @@ impl InvariantChecker {
             if self.ticks.is_multiple_of(PARTITIONS_EVERY) {
                 self.check_partitions((node_id, shard.id()), &partition_offsets(&shard))?;
             }
-            if self.ticks.is_multiple_of(SEGMENTS_EVERY) && shard.replica().wal().stats().segments > 2 {
+            if self.ticks.is_multiple_of(SEGMENTS_EVERY)
+                && shard.replica().wal().stats().segments > 2
+            {
                 self.marks.hit(CoverageMark::SegmentRolled);
             }
         }
@@ -527,9 +536,9 @@ fn check_kept(wal: &Wal, state: &LogState, stable: LogId) -> Result<(), MissingE
         Ok(Some(Some(found))) if found == stable => Ok(()),
         // Replaced in a later term after the last check, which is on disk too.
         Ok(Some(Some(found))) if found.term > stable.term => Ok(()),
-        Ok(found) => {
-            Err(MissingEntry::Gone(format!("{stable:?} was synced, but is {found:?} after a restart")))
-        }
+        Ok(found) => Err(MissingEntry::Gone(format!(
+            "{stable:?} was synced, but is {found:?} after a restart"
+        ))),
         Err(error) => {
             let text = format!("{stable:?} was synced, but after a restart: {error}");
             Err(MissingEntry::Unreadable(text))

@@ -62,7 +62,13 @@ impl Links {
     }
 
     /// Slows a link down until [`Self::restore_speed`].
-    pub fn slow_down(&mut self, sim: &Sim<'_>, one: HostIndex, other: HostIndex, latency: Duration) {
+    pub fn slow_down(
+        &mut self,
+        sim: &Sim<'_>,
+        one: HostIndex,
+        other: HostIndex,
+        latency: Duration,
+    ) {
         self.slow.insert((one.min(other), one.max(other)));
         sim.set_link_latency(self.name(one), self.name(other), latency);
     }

@@ -83,13 +83,18 @@ fn main() -> ExitCode {
 }
 
 /// Runs a plan, counts coverage marks in the nodes' log, and prints that log if `log` is set.
-fn run_logged(plan: SimulationPlan, keeps_trace: bool, log: Option<&str>) -> Result<RunReport, RunFailure> {
+fn run_logged(
+    plan: SimulationPlan,
+    keeps_trace: bool,
+    log: Option<&str>,
+) -> Result<RunReport, RunFailure> {
     let log_marks = CoverageMarks::default();
     let shown = log.map(|filter| {
         let layer = fmt::layer().with_writer(std::io::stderr).with_timer(SimulatedTime);
         layer.with_ansi(false).with_filter(EnvFilter::new(filter))
     });
-    let listener = CoverageLayer(log_marks.clone()).with_filter(EnvFilter::new("helix_server=info"));
+    let listener =
+        CoverageLayer(log_marks.clone()).with_filter(EnvFilter::new("helix_server=info"));
     let subscriber = tracing_subscriber::registry().with(listener).with(shown);
     let report = tracing::subscriber::with_default(subscriber, || run_plan(plan, keeps_trace))?;
     report.marks.merge(&log_marks);
@@ -165,7 +170,8 @@ fn compare_two_runs(seed: u64, cli: &Cli) -> ExitCode {
 
 /// Runs a seed in a subprocess.
 fn run_in_subprocess(seed: u64, cli: &Cli, flag: &str) -> Result<Output, String> {
-    let program = std::env::current_exe().map_err(|error| format!("cannot find the program: {error}"))?;
+    let program =
+        std::env::current_exe().map_err(|error| format!("cannot find the program: {error}"))?;
     let mut command = Command::new(program);
     command.args([flag, "--seed", &seed.to_string()]);
     if let Some(seconds) = cli.duration {

@@ -11,11 +11,11 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use turmoil::Sim;
 
-use crate::cluster::{SimulatedMachine, MachineState};
+use crate::cluster::{MachineState, SimulatedMachine};
+use crate::coverage::{CoverageMark, CoverageMarks};
 use crate::damage::DamageInjector;
 use crate::links::Links;
-use crate::coverage::{CoverageMark, CoverageMarks};
-use crate::membership::{MembershipTracker, MachineOrder};
+use crate::membership::{MachineOrder, MembershipTracker};
 use crate::net;
 use crate::plan::{FaultKind, SimulationPlan};
 use crate::recorder::Recorder;
@@ -321,7 +321,9 @@ impl Nemesis {
             (self.rng.random_range(0..10), self.rng.random_range(1..=self.plan.shards));
         let is_leader = |machine: &&SimulatedMachine| {
             let node = machine.node();
-            node.is_some_and(|node| node.shards().iter().any(|it| it.id() == shard && it.is_leader()))
+            node.is_some_and(|node| {
+                node.shards().iter().any(|it| it.id() == shard && it.is_leader())
+            })
         };
         let aimed = match draw {
             0..3 => machines.iter().find(|machine| machine.node_id() == self.last_target),
@@ -409,7 +411,8 @@ impl Nemesis {
                 let latency = ms(&mut self.rng, 30..200);
                 self.links.slow_down(sim, target, other, latency);
                 self.marks.hit(CoverageMark::SlowLink);
-                self.ends.push((now + ms(&mut self.rng, 500..8_000), FaultEnd::Slow(target, other)));
+                self.ends
+                    .push((now + ms(&mut self.rng, 500..8_000), FaultEnd::Slow(target, other)));
             }
             FaultKind::PowerLoss => {
                 self.marks.hit(CoverageMark::PowerLoss);
@@ -458,7 +461,8 @@ impl Nemesis {
                 }
                 if self.rng.random_bool(0.5) {
                     let nodes = machines.iter().map(SimulatedMachine::node_id).collect();
-                    self.ends.push((now + ms(&mut self.rng, 50..2_000), FaultEnd::PowerLoss(nodes)));
+                    self.ends
+                        .push((now + ms(&mut self.rng, 50..2_000), FaultEnd::PowerLoss(nodes)));
                 }
             }
             FaultKind::WriteError => {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use helix_wal::{QuarantinedLog, LogId, Wal};
+use helix_wal::{LogId, QuarantinedLog, Wal};
 
 /// Stored vote: term, candidate, and whether the candidate is known to be elected.
 pub(crate) type StoredVote = (u64, u64, bool);

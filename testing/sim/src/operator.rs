@@ -201,7 +201,8 @@ impl Operator {
                     return Err(format!("a membership change failed: {seen:?}").into());
                 }
                 Ok(seen) if !seen.blocked_reason.is_empty() => {
-                    self.wait(&format!("membership change is blocked: {}", seen.blocked_reason)).await;
+                    self.wait(&format!("membership change is blocked: {}", seen.blocked_reason))
+                        .await;
                 }
                 Ok(_) | Err(_) => sleep(RETRY_AFTER).await,
             }

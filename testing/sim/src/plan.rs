@@ -92,8 +92,14 @@ pub enum Theme {
 }
 
 impl Theme {
-    const ALL: [Self; 6] =
-        [Self::NodeDisks, Self::Space, Self::Votes, Self::DamageInjector, Self::Branches, Self::Answers];
+    const ALL: [Self; 6] = [
+        Self::NodeDisks,
+        Self::Space,
+        Self::Votes,
+        Self::DamageInjector,
+        Self::Branches,
+        Self::Answers,
+    ];
 
     fn kinds(self) -> &'static [FaultKind] {
         use FaultKind::*;
@@ -162,7 +168,8 @@ impl SimulationPlan {
         let mut rng = StdRng::seed_from_u64(seed);
         let nodes = if rng.random_bool(0.75) { 3 } else { 5 };
         let shards = *[1, 1, 2, 3].get(rng.random_range(0..4)).unwrap_or(&1);
-        let mut kinds: Vec<FaultKind> = FaultKind::ALL.into_iter().filter(|_| rng.random_bool(0.5)).collect();
+        let mut kinds: Vec<FaultKind> =
+            FaultKind::ALL.into_iter().filter(|_| rng.random_bool(0.5)).collect();
         let drawn = match rng.random_bool(0.33) {
             true => Theme::ALL.choose(&mut rng).copied(),
             false => None,

@@ -23,7 +23,7 @@ use tonic::transport::{Channel, Endpoint};
 use crate::coverage::CoverageMark;
 use crate::net::{CLIENT_PORT, channel};
 use crate::plan::SimulationPlan;
-use crate::workload::{RETRY_PAUSE, ClientContext, TOPIC};
+use crate::workload::{ClientContext, RETRY_PAUSE, TOPIC};
 
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -196,7 +196,8 @@ impl RawProducer {
             Some(Ok(ack)) => {
                 self.context.marks.hit(CoverageMark::DuplicateSuppressed);
                 if ack.first_offset != Some(acked.offset) || !ack.duplicate {
-                    let what = format!("the batch at {} was acked again with {ack:?}", acked.offset);
+                    let what =
+                        format!("the batch at {} was acked again with {ack:?}", acked.offset);
                     self.record_violation(acked.offset, what);
                 }
             }
@@ -218,7 +219,10 @@ impl RawProducer {
             Some(Ok(ack)) => {
                 self.context.recorder.add(HistoryEvent::Unknown { key });
                 let offset = ack.first_offset.unwrap_or(0);
-                self.record_violation(offset, format!("{key} leaves a gap and was accepted: {ack:?}"));
+                self.record_violation(
+                    offset,
+                    format!("{key} leaves a gap and was accepted: {ack:?}"),
+                );
                 false
             }
             Some(Err(error)) if !error.may_have_applied => {

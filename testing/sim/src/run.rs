@@ -11,15 +11,15 @@ use hermetic::Hermetic;
 use turmoil::{Builder, Sim};
 
 use crate::cluster::SimulatedMachine;
+use crate::coverage::{CoverageMark, CoverageMarks};
 use crate::damage;
 use crate::final_reads::{self, FinalReadEvents};
-use crate::coverage::{CoverageMark, CoverageMarks};
+use crate::invariants::InvariantChecker;
 use crate::nemesis::Nemesis;
 use crate::net;
 use crate::operator;
 use crate::plan::{FaultKind, SimulationPlan};
 use crate::recorder::Recorder;
-use crate::invariants::InvariantChecker;
 use crate::workload::{self, ClientContext};
 
 const TICK: Duration = Duration::from_millis(1);

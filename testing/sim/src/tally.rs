@@ -104,6 +104,9 @@ mod tests {
         assert_eq!((&read, text.as_str()), (&one, "and so on tally nothing"));
         read.merge(&one);
         assert_eq!((read.get("runs"), read.get("mark Purge")), (2, 4));
-        assert!(!read.missing().contains(&CoverageMark::Purge) && read.missing().contains(&CoverageMark::Trimmed));
+        assert!(
+            !read.missing().contains(&CoverageMark::Purge)
+                && read.missing().contains(&CoverageMark::Trimmed)
+        );
     }
 }

@@ -97,7 +97,9 @@ impl FrameTamperer {
         self.messages.pass(&frame[HEADER_BYTES..]);
         // Not padded and not the last of its stream.
         let is_whole = begins_whole && self.messages.is_between() && flags == 0;
-        let Some(rng) = rng.filter(|_| is_whole && self.data_frames > 1) else { return FrameAction::Sent };
+        let Some(rng) = rng.filter(|_| is_whole && self.data_frames > 1) else {
+            return FrameAction::Sent;
+        };
         match rng.random_range(0..2 * ONE_IN) {
             0 | 1 => FrameAction::Twice,
             2 | 3 => FrameAction::Late,
@@ -212,11 +214,14 @@ mod tests {
         let (long, mut within) = (message(9), 0);
         for seed in 0..400 {
             let mut rng = StdRng::seed_from_u64(seed);
-            let mut tamper = FrameTamperer { is_begun: true, data_frames: 1, ..FrameTamperer::default() };
+            let mut tamper =
+                FrameTamperer { is_begun: true, data_frames: 1, ..FrameTamperer::default() };
             let frames =
                 [frame(DATA, &message(8)), frame(DATA, &long[..6]), frame(DATA, &long[6..])];
             let (mut out, mut on_action) = (Vec::new(), Vec::new());
-            tamper.process(&frames.concat(), Some(&mut rng), &mut out, |action| on_action.push(action));
+            tamper.process(&frames.concat(), Some(&mut rng), &mut out, |action| {
+                on_action.push(action)
+            });
             if on_action == [FrameAction::Late, FrameAction::InsideMessage] {
                 let [late, begins, ends] = &frames;
                 assert_eq!(out, [&begins[..], late, ends].concat());
@@ -231,7 +236,8 @@ mod tests {
     #[test]
     fn leaves_messages_of_two_frames_unchanged() {
         let (long, mut rng) = (message(9), StdRng::seed_from_u64(1));
-        let mut tamper = FrameTamperer { is_begun: true, data_frames: 1, ..FrameTamperer::default() };
+        let mut tamper =
+            FrameTamperer { is_begun: true, data_frames: 1, ..FrameTamperer::default() };
         for _ in 0..4 * ONE_IN {
             for half in [&long[..3], &long[3..]] {
                 assert_eq!(tamper.action(&frame(DATA, half), Some(&mut rng)), FrameAction::Sent);

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use helix_checker::{BatchKey, HistoryEvent, payload};
 use helix_client::{
-    Ack, AckFuture, AppendOptions, Batches, Client, Config, Error, Event as ConsumerEvent, FetchOptions,
-    Position, ProducerOptions, ReadOptions, ReadSource, Session, SessionOptions, ReadStart,
+    Ack, AckFuture, AppendOptions, Batches, Client, Config, Error, Event as ConsumerEvent,
+    FetchOptions, Position, ProducerOptions, ReadOptions, ReadSource, ReadStart, Session,
+    SessionOptions,
 };
 use helix_proto::log::v1::{EncodedBatch, ErrorReason};
 use rand::rngs::StdRng;
@@ -21,8 +22,8 @@ use crate::coverage::{CoverageMark, CoverageMarks};
 use crate::membership::MembershipTracker;
 use crate::net::{CLIENT_PORT, dial};
 use crate::plan::SimulationPlan;
-use crate::recorder::Recorder;
 use crate::raw_producer::RawProducer;
+use crate::recorder::Recorder;
 
 /// Topic of all records.
 pub const TOPIC: &str = "sim";
@@ -137,7 +138,12 @@ impl ClientContext {
                 recorder.add(HistoryEvent::Acked { key, offset });
                 if next_offset != Some(offset + u64::from(records)) {
                     let what = format!("an ack of {key} with next offset {next_offset:?}");
-                    recorder.add(HistoryEvent::Foreign { reader: key.producer, partition, offset, what });
+                    recorder.add(HistoryEvent::Foreign {
+                        reader: key.producer,
+                        partition,
+                        offset,
+                        what,
+                    });
                 }
                 if duplicate {
                     self.marks.hit(CoverageMark::DuplicateSuppressed);
@@ -146,7 +152,12 @@ impl ClientContext {
             Ok(Ack { first_offset: None, .. }) => {
                 let what = format!("an ack of {key} without an offset");
                 recorder.add(HistoryEvent::Unknown { key });
-                recorder.add(HistoryEvent::Foreign { reader: key.producer, partition, offset: 0, what });
+                recorder.add(HistoryEvent::Foreign {
+                    reader: key.producer,
+                    partition,
+                    offset: 0,
+                    what,
+                });
             }
             Err(error) => {
                 if error.is(ErrorReason::DiskFull) {
@@ -281,7 +292,11 @@ impl SimulatedProducer {
     }
 
     /// Waits for the oldest batch. Returns whether it failed.
-    async fn take(&self, in_flight: &mut VecDeque<(BatchKey, u32, AckFuture)>, partition: u32) -> bool {
+    async fn take(
+        &self,
+        in_flight: &mut VecDeque<(BatchKey, u32, AckFuture)>,
+        partition: u32,
+    ) -> bool {
         let Some((key, records, acked)) = in_flight.pop_front() else { return false };
         let result = acked.await;
         let has_failed = result.is_err();
@@ -404,7 +419,11 @@ impl SimulatedReader {
             let reader = self.id;
             if offset < start {
                 self.context.marks.hit(CoverageMark::ReaderSentToLogStart);
-                self.context.recorder.add(HistoryEvent::Opened { reader, partition, offset: start });
+                self.context.recorder.add(HistoryEvent::Opened {
+                    reader,
+                    partition,
+                    offset: start,
+                });
                 self.next[partition as usize] = start;
             } else {
                 self.context.recorder.add(HistoryEvent::OutOfRange { reader, partition, offset });
@@ -421,7 +440,8 @@ impl SimulatedReader {
             while !self.context.is_stopped() {
                 match timeout(POLL, subscription.next_encoded()).await {
                     Ok(Some(Ok(ConsumerEvent::Data(batches)))) => self.take(&batches),
-                    Ok(Some(Ok(ConsumerEvent::CaughtUp { .. } | ConsumerEvent::Heartbeat(_)))) | Err(_) => {}
+                    Ok(Some(Ok(ConsumerEvent::CaughtUp { .. } | ConsumerEvent::Heartbeat(_))))
+                    | Err(_) => {}
                     Ok(Some(Err(error))) => {
                         self.failed(&error).await;
                         break;
@@ -454,10 +474,15 @@ impl SimulatedReader {
             let partition = self.rng.random_range(0..self.context.plan.partitions);
             self.context.recorder.add(HistoryEvent::LatestAsked { probe: self.id, partition });
             let partitions = [partition];
-            if let Ok(offsets) = admin.resolve_offsets(TOPIC, &partitions, &Position::Latest).await {
+            if let Ok(offsets) = admin.resolve_offsets(TOPIC, &partitions, &Position::Latest).await
+            {
                 for resolved in offsets {
                     let (partition, offset) = (resolved.partition, resolved.offset);
-                    self.context.recorder.add(HistoryEvent::Latest { probe: self.id, partition, offset });
+                    self.context.recorder.add(HistoryEvent::Latest {
+                        probe: self.id,
+                        partition,
+                        offset,
+                    });
                 }
             }
         }

@@ -14,7 +14,8 @@ use helix_sim::tally::Tally;
 #[test]
 fn seeds_pass_all_checks() {
     for seed in [2, 3] {
-        let plan = SimulationPlan { duration: Duration::from_secs(15), ..SimulationPlan::new(seed) };
+        let plan =
+            SimulationPlan { duration: Duration::from_secs(15), ..SimulationPlan::new(seed) };
         let report = run_plan(plan, false).unwrap_or_else(|failure| {
             panic!("seed {}: {}", failure.seed, failure.what);
         });
@@ -44,7 +45,11 @@ fn equal_seeds_give_byte_identical_runs() {
         let runs = seeds.map(|seed| scope.spawn(move || run_seed(seed)));
         runs.into_iter().map(|run| run.join().unwrap()).collect()
     });
-    assert_ne!(first[0].lines().last(), first[1].lines().last(), "different seeds gave the same run");
+    assert_ne!(
+        first[0].lines().last(),
+        first[1].lines().last(),
+        "different seeds gave the same run"
+    );
     for (seed, first) in seeds.into_iter().zip(first) {
         assert_eq!(run_seed(seed), first, "two runs of seed {seed} differ");
     }
