@@ -162,7 +162,7 @@ impl Error {
     }
 
     /// Turns the error into that of a later request that failed because of it.
-    pub(crate) fn from_earlier_batch(mut self) -> Self {
+    pub(crate) fn failed_by_earlier_batch(mut self) -> Self {
         self.0.message = format!("an earlier batch failed: {}", self.0.message);
         self.0.is_from_earlier_batch = true;
         self

@@ -255,7 +255,7 @@ impl PartitionTask {
         if let Err(error) = &result
             && self.options.stops_at_failure
         {
-            let later = error.clone().from_earlier_batch().with_may_have_applied(false);
+            let later = error.clone().failed_by_earlier_batch().with_may_have_applied(false);
             // Ignored: only the first failure is kept.
             let _ = self.failure.set(later);
         }

@@ -232,10 +232,10 @@ impl Pipeline {
             let may_have_applied = error.may_have_applied || unacked.may_be_applied;
             // Ignored: the caller has dropped the future.
             let _ = unacked.ack.send(Err(batch_error.with_may_have_applied(may_have_applied)));
-            batch_error = error.clone().from_earlier_batch();
+            batch_error = error.clone().failed_by_earlier_batch();
         }
         // Batches that are queued later are never sent.
-        let later = error.from_earlier_batch().with_may_have_applied(false);
+        let later = error.failed_by_earlier_batch().with_may_have_applied(false);
         state.failure.get_or_insert(later);
         drop(state);
         self.batches.close();
