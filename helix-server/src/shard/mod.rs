@@ -413,7 +413,7 @@ impl Shard {
     /// The returned watermarks cover everything that was appended before the new token.
     ///
     /// # Errors
-    /// [`Error::Fenced`] where another token is in force, and those of [`Self::command`].
+    /// `Error::Fenced` where another token is in force, and those of [`Self::command`].
     pub async fn set_fencing_token(
         &self,
         partition: PartitionId,
