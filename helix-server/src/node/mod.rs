@@ -22,6 +22,7 @@ mod member_tasks;
 mod open;
 mod readiness;
 mod repair;
+mod repair_decision;
 mod scrub;
 mod settings;
 mod shard_slots;
