@@ -19,7 +19,7 @@ use super::served::ServedReplica;
 use super::snapshot::fetcher::{FetchProgress, RecordFetcher};
 use super::table::PeerTable;
 use crate::protocol::ProtocolVersions;
-use crate::raft::{Machine, Replica, ReplicaId, ReplicaParts, StateMachine, TypeConfig};
+use crate::raft::{DiskReads, Machine, Replica, ReplicaId, ReplicaParts, StateMachine, TypeConfig};
 use crate::sync::lock;
 
 /// Settings of a [`Hub`].
@@ -121,7 +121,7 @@ impl Hub {
 
     /// Starts to answer messages for a replica.
     pub fn serve_replica(&self, shard_id: u64, replica: &Replica) {
-        let ReplicaParts { id, raft, machine, records, repair_guard, wal } =
+        let ReplicaParts { id, raft, machine, records, repair_guard, wal, reads } =
             replica.parts_for_peers();
         let served = ServedReplica {
             replica_id: id,
@@ -130,6 +130,7 @@ impl Hub {
             fetcher: records.map(|records| RecordFetcher::new(shard_id, records)),
             repair_guard,
             wal,
+            reads,
             stopped: self.table.closed.child_token(),
         };
         self.serve(shard_id, served);
@@ -145,8 +146,8 @@ impl Hub {
         wal: Wal,
     ) {
         let stopped = self.table.closed.child_token();
-        let (fetcher, repair_guard) = (None, Arc::default());
-        let served = ServedReplica { replica_id, raft, machine, fetcher, repair_guard, wal, stopped };
+        let (fetcher, repair_guard, reads) = (None, Arc::default(), DiskReads::new(false));
+        let served = ServedReplica { replica_id, raft, machine, fetcher, repair_guard, wal, reads, stopped };
         self.serve(shard_id, served);
     }
 
