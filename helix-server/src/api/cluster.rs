@@ -230,14 +230,14 @@ impl ClusterService for ClusterHandler {
             return Err(Error::NodeNotFound { node_id }.into());
         }
         let leader = if shard_id == 0 {
-            self.node.cluster().transfer(target).await?;
+            self.node.cluster().transfer_checked(0, target).await?;
             self.node.cluster().leader_hint()
         } else {
             let shard = self.node.shard(shard_id.into()).ok_or_else(|| Error::InvalidArgument {
                 field: "shard_id",
                 what: format!("there is no shard {shard_id} on this node"),
             })?;
-            shard.transfer(target).await?;
+            self.node.cluster().transfer_checked(shard.id(), target).await?;
             shard.leader_hint()
         };
         Ok(Response::new(TransferLeaderResponse { leader: leader.map(wire_leader) }))

@@ -460,12 +460,6 @@ impl Node {
         }
     }
 
-    /// Returns the node that should lead shard 0 after this one.
-    fn successor(&self) -> Option<u64> {
-        let replica = self.cluster.replica();
-        self.cluster.successor(&replica.voters(), &replica.matched())
-    }
-
     /// Transfers all leaderships to other nodes, if there are any.
     pub async fn transfer_leadership(&self) {
         let led = self
@@ -473,8 +467,7 @@ impl Node {
             .into_iter()
             .filter(|shard| shard.is_leader() && !shard.is_isolated() && shard.replicas().len() > 1);
         let transfers = led.map(|shard| async move {
-            let replica = shard.replica();
-            let successor = self.cluster.successor(&replica.voters(), &replica.matched());
+            let successor = self.cluster.successor(shard.id(), shard.replica(), true).await;
             if let Err(error) = shard.transfer(successor).await {
                 tracing::warn!(shard_id = shard.id(), %error, "leadership transfer failed");
             }
@@ -482,7 +475,8 @@ impl Node {
         join_all(transfers).await;
         if !self.is_single_node()
             && self.cluster.is_leader()
-            && let Err(error) = self.cluster.transfer(self.successor()).await
+            && let successor = self.cluster.successor(0, &self.cluster.replica(), true).await
+            && let Err(error) = self.cluster.transfer(successor).await
         {
             tracing::warn!(shard_id = 0, %error, "leadership transfer failed");
         }

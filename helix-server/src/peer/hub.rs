@@ -17,6 +17,8 @@ use super::local::{ClusterIdentity, LocalNode};
 use super::send::replica_network::ReplicaNetwork;
 use super::served::ServedReplica;
 use super::snapshot::fetcher::{FetchProgress, RecordFetcher};
+use super::snapshot::records;
+use super::snapshot::source::fetch_entries;
 use super::table::PeerTable;
 use crate::protocol::ProtocolVersions;
 use crate::raft::{DiskReads, Machine, Replica, ReplicaId, ReplicaParts, StateMachine, TypeConfig};
@@ -185,6 +187,24 @@ impl Hub {
         if let Some(fetcher) = &served.fetcher {
             fetcher.discard_if_stale(&served.raft).await;
         }
+    }
+
+    /// Fetches entries above `after`, up to `upto`, from another replica of a shard, for a repair
+    /// in place. Returns the entries that it has, and the last index that the response covers.
+    ///
+    /// # Errors
+    /// Why the replica has not sent them.
+    pub async fn fetch_entries(
+        &self,
+        shard_id: u64,
+        own: ReplicaId,
+        from: ReplicaId,
+        after: u64,
+        upto: u64,
+    ) -> Result<(Vec<helix_wal::Entry>, u64), String> {
+        let records = fetch_entries(&self.table, shard_id, own, from, after, upto).await?;
+        records::read_entries(records, after, upto)
+            .map_err(|why| format!("node {}: {why}", crate::raft::node_of(from)))
     }
 
     /// Returns the connection state of each peer, ordered by node id.
