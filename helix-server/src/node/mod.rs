@@ -10,7 +10,8 @@
 //! - `lookup`: finds topics, partitions and shards for requests.
 //! - `background`: forms shards, propagates topics, registers the node and balances leaderships.
 //! - `member_tasks`: dials the members and carries out membership changes.
-//! - `repair`: reopens stopped shards and rebuilds damaged logs. `scrub` finds damage.
+//! - `repair`: reopens stopped shards and repairs damaged logs: `repair_decision` has the rule,
+//!   `repair_in_place` repairs sealed segments. `scrub` finds damage.
 //! - `readiness`: reasons why the node is not ready.
 
 mod background;
@@ -23,6 +24,7 @@ mod open;
 mod readiness;
 mod repair;
 mod repair_decision;
+mod repair_in_place;
 mod scrub;
 mod settings;
 mod shard_slots;
@@ -90,8 +92,10 @@ pub struct Node {
     handler: Arc<BootstrapHandler>,
     /// Held while a shard is reopened, and while the node closes.
     reopening: tokio::sync::Mutex<()>,
-    /// Reason why each shard in repair waits, by shard id.
+    /// Progress of each shard's repair, or the reason why it waits, by shard id.
     repairs: Mutex<BTreeMap<u64, String>>,
+    /// Number of segments repaired in place, by shard id.
+    repaired: Mutex<BTreeMap<u64, u64>>,
     /// Number of times that each shard was reopened, by shard id.
     restarts: Mutex<BTreeMap<u64, u64>>,
     endpoint: OnceLock<String>,
@@ -235,6 +239,7 @@ impl Node {
             handler: handler.clone(),
             reopening: tokio::sync::Mutex::default(),
             repairs: Mutex::default(),
+            repaired: Mutex::default(),
             restarts: Mutex::default(),
             endpoint: OnceLock::new(),
             peer_addr,

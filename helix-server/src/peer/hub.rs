@@ -18,7 +18,7 @@ use super::send::replica_network::ReplicaNetwork;
 use super::served::ServedReplica;
 use super::snapshot::fetcher::{FetchProgress, RecordFetcher};
 use super::snapshot::records;
-use super::snapshot::source::fetch_entries;
+use super::snapshot::source::{fetch_entries, fetch_live};
 use super::table::PeerTable;
 use crate::protocol::ProtocolVersions;
 use crate::raft::{DiskReads, Machine, Replica, ReplicaId, ReplicaParts, StateMachine, TypeConfig};
@@ -205,6 +205,26 @@ impl Hub {
         let records = fetch_entries(&self.table, shard_id, own, from, after, upto).await?;
         records::read_entries(records, after, upto)
             .map_err(|why| format!("node {}: {why}", crate::raft::node_of(from)))
+    }
+
+    /// Fetches the placements of live entries above `after`, up to `upto`, from another replica.
+    ///
+    /// # Errors
+    /// Why the replica has not sent them.
+    pub async fn fetch_placements(
+        &self,
+        shard_id: u64,
+        own: ReplicaId,
+        from: ReplicaId,
+        after: u64,
+        upto: u64,
+    ) -> Result<Vec<(u64, helix_wal::Placement)>, String> {
+        let records = fetch_live(&self.table, shard_id, own, from, after, upto).await?;
+        let placement = |live| {
+            let live = records::read_live_entry(live).map_err(|error| error.to_string())?;
+            Ok((live.id.index, live.placement))
+        };
+        records.entries.into_iter().map(placement).collect()
     }
 
     /// Returns the connection state of each peer, ordered by node id.

@@ -21,5 +21,6 @@ mod matrix;
 mod model;
 mod reads;
 mod reopened;
+mod segment_repair;
 mod truth;
 mod withheld;

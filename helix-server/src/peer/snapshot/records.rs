@@ -46,7 +46,7 @@ fn placement_crc(message: &pb::LiveEntry) -> u32 {
 }
 
 /// Decodes a live entry. Checks its checksums, and its placement against its head.
-pub(super) fn read_live_entry(message: pb::LiveEntry) -> Result<LiveEntry, WireError> {
+pub(in crate::peer) fn read_live_entry(message: pb::LiveEntry) -> Result<LiveEntry, WireError> {
     let crc = placement_crc(&message);
     let entry = message.entry.ok_or(WireError::Missing { what: "the entry of a live entry" })?;
     let helix_wal::Entry { id, head, payload, .. } = wire::read_wal_entry(entry)?;

@@ -154,8 +154,31 @@ pub(in crate::peer) async fn fetch_entries(
     after: u64,
     upto: u64,
 ) -> Result<pb::Records, String> {
+    fetch_one(table, shard_id, ours, theirs, (after, upto), true).await
+}
+
+/// Fetches the live entries of the range from one replica, as [`fetch_entries`].
+pub(in crate::peer) async fn fetch_live(
+    table: &PeerTable,
+    shard_id: u64,
+    ours: ReplicaId,
+    theirs: ReplicaId,
+    after: u64,
+    upto: u64,
+) -> Result<pb::Records, String> {
+    fetch_one(table, shard_id, ours, theirs, (after, upto), false).await
+}
+
+async fn fetch_one(
+    table: &PeerTable,
+    shard_id: u64,
+    ours: ReplicaId,
+    theirs: ReplicaId,
+    (after, upto): (u64, u64),
+    with_all_entries: bool,
+) -> Result<pb::Records, String> {
     let bytes_max = RECORDS_BYTES as u64;
-    let request = pb::RecordsRequest { after, upto, bytes_max, with_all_entries: true };
+    let request = pb::RecordsRequest { after, upto, bytes_max, with_all_entries };
     match request_records(table, shard_id, ours, theirs, request).await {
         Ok(records) => Ok(records),
         Err(FetchError::Lost(why)) => Err(format!("node {}: {why}", node_of(theirs))),
