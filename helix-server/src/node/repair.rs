@@ -232,18 +232,23 @@ async fn ask_voters(
     let voters: BTreeSet<ReplicaId> = configs.iter().flatten().copied().collect();
     let nodes: BTreeSet<u64> = voters.iter().map(|id| node_of(*id)).collect();
     let others = nodes.into_iter().filter(|id| *id != node_of(own));
-    let reports = ask_replicas(node, shard_id, others).await.into_values();
-    let reports = reports.filter(|report| voters.contains(&report.replica_id));
-    reports.map(|report| (report.replica_id, voter_report(&report))).collect()
+    of_voters(ask_replicas(node, shard_id, others).await.values(), &voters)
 }
 
-fn voter_report(report: &ReplicaStatusReport) -> VoterReport {
-    VoterReport {
-        last: LogId { term: report.synced_term, index: report.synced_index },
-        is_damaged: report.is_damaged,
-        in_repair: report.in_repair,
-        is_fetching: report.is_fetching,
-    }
+fn of_voters<'a>(
+    reports: impl Iterator<Item = &'a ReplicaStatusReport>,
+    voters: &BTreeSet<ReplicaId>,
+) -> BTreeMap<ReplicaId, VoterReport> {
+    let voter_report = |report: &ReplicaStatusReport| {
+        let report_of_voter = VoterReport {
+            last: LogId { term: report.synced_term, index: report.synced_index },
+            is_damaged: report.is_damaged,
+            in_repair: report.in_repair,
+            is_fetching: report.is_fetching,
+        };
+        (report.replica_id, report_of_voter)
+    };
+    reports.filter(|report| voters.contains(&report.replica_id)).map(voter_report).collect()
 }
 
 /// Returns the last entry that a replica may have acknowledged.
@@ -479,6 +484,16 @@ impl Node {
 mod tests {
     use super::*;
     use crate::raft::replica_id;
+
+    #[test]
+    fn only_reports_of_the_voting_replicas_count() {
+        let voters: BTreeSet<ReplicaId> = [1, 2, 3].map(|node| replica_id(node, 1)).into();
+        let report = |replica_id| ReplicaStatusReport { replica_id, synced_index: 9, ..Default::default() };
+        // An older node, the successor of a lost replica, and a voter.
+        let reports = [report(0), report(replica_id(2, 2)), report(replica_id(3, 1))];
+        let counted: Vec<ReplicaId> = of_voters(reports.iter(), &voters).into_keys().collect();
+        assert_eq!(counted, [replica_id(3, 1)]);
+    }
 
     /// Returns whether node 1 follows a leader of term 5 with these voters, after some nodes have
     /// reported their terms, and others that their votes are lost.

@@ -129,8 +129,9 @@ pub(super) fn missing_majority(
             return None;
         }
         let lacking = voters.iter().filter(|id| **id != own.id && !has_all(id));
-        let lacking: Vec<String> =
-            lacking.map(|id| format!("node {} {}", node_of(*id), state_of(reports.get(id)))).collect();
+        let lacking: Vec<String> = lacking
+            .map(|id| format!("node {} {}", node_of(*id), state_of(reports.get(id))))
+            .collect();
         let others = voters.len().saturating_sub(1);
         Some(format!(
             "{whole} of {others} other voters have everything, {needed} are needed: {}",

@@ -105,7 +105,10 @@ impl Model {
                 Voter::InRepair => VoterReport { last: behind, in_repair: true, ..whole },
                 // The learner on this node answers under its own id.
                 Voter::Replaced => {
-                    return Some((replica_id(number as u64 + 1, 2), VoterReport { last: LogId::default(), ..whole }));
+                    return Some((
+                        replica_id(number as u64 + 1, 2),
+                        VoterReport { last: LogId::default(), ..whole },
+                    ));
                 }
                 Voter::Gone => return None,
             };
@@ -153,8 +156,7 @@ impl Model {
             RepairStep::RepairInPlace(from) => {
                 assert!(!from.is_empty() && !from.contains(&id(voter)), "{self:?}: {from:?}");
                 let damaged = self.blocks().filter(|block| !self.has(voter, *block));
-                let is_fetched =
-                    |block| from.iter().any(|source| self.has(number(*source), block));
+                let is_fetched = |block| from.iter().any(|source| self.has(number(*source), block));
                 let repaired = damaged.into_iter().all(is_fetched);
                 if repaired {
                     self.voters[voter] = Voter::Whole;
@@ -180,9 +182,8 @@ impl Model {
     /// Lets everything else happen that does not depend on the decision: an election, and catching
     /// up with a leader.
     fn proceed(&mut self) -> bool {
-        let can_lead = |model: &Self, voter: usize| {
-            model.votes(voter) && model.has(voter, Block::Tail)
-        };
+        let can_lead =
+            |model: &Self, voter: usize| model.votes(voter) && model.has(voter, Block::Tail);
         if !self.has_quorum() {
             self.leader = None;
             return false;
@@ -194,7 +195,8 @@ impl Model {
             return false;
         };
         let lagging = [Voter::Behind, Voter::Fetching, Voter::InRepair];
-        let next = (0..self.voters.len()).find(|it| *it != leader && lagging.contains(&self.voters[*it]));
+        let next =
+            (0..self.voters.len()).find(|it| *it != leader && lagging.contains(&self.voters[*it]));
         if let Some(next) = next {
             self.voters[next] = Voter::Whole;
         }
@@ -206,10 +208,14 @@ impl Model {
 fn for_all_states(count: usize, mut check: impl FnMut(Model)) {
     let states = STATES.len();
     for code in 0..states.pow(u32::try_from(count).unwrap()) {
-        let voters: Vec<Voter> =
-            (0..count).map(|at| STATES[code / states.pow(u32::try_from(at).unwrap()) % states]).collect();
+        let voters: Vec<Voter> = (0..count)
+            .map(|at| STATES[code / states.pow(u32::try_from(at).unwrap()) % states])
+            .collect();
         let leaders = (0..count).filter(|at| {
-            matches!(voters[*at], Voter::Whole | Voter::DamagedHere | Voter::DamagedShared | Voter::NeedsNewLog)
+            matches!(
+                voters[*at],
+                Voter::Whole | Voter::DamagedHere | Voter::DamagedShared | Voter::NeedsNewLog
+            )
         });
         let leaders: Vec<Option<usize>> = leaders.map(Some).chain([None]).collect();
         // With five voters the order of equal states does not matter: only sorted ones are tried.
@@ -298,7 +304,10 @@ fn successor_of_a_lost_replica_does_not_count_for_it() {
     let learner = replica_id(2, 2);
     let reports = [(learner, WHOLE), (id(2), WHOLE)];
     let waits = step(damaged(false, DamageKind::NeedsNewLog), &reports);
-    assert!(matches!(&waits, RepairStep::Wait(why) if why.contains("1 of 2 other voters")), "{waits:?}");
+    assert!(
+        matches!(&waits, RepairStep::Wait(why) if why.contains("1 of 2 other voters")),
+        "{waits:?}"
+    );
     let in_place = step(damaged(false, DamageKind::InPlace), &reports);
     assert_eq!(in_place, RepairStep::RepairInPlace(vec![id(2)]), "a learner is no source");
     let to = step(damaged(true, DamageKind::InPlace), &reports[..1]);
@@ -310,7 +319,10 @@ fn voter_that_is_behind_does_not_count() {
     let behind = VoterReport { last: LogId { index: LAST.index - 1, ..LAST }, ..WHOLE };
     let reports = [(id(1), behind), (id(2), WHOLE)];
     let waits = step(damaged(false, DamageKind::NeedsNewLog), &reports);
-    assert!(matches!(&waits, RepairStep::Wait(why) if why.contains("node 2 is behind")), "{waits:?}");
+    assert!(
+        matches!(&waits, RepairStep::Wait(why) if why.contains("node 2 is behind")),
+        "{waits:?}"
+    );
     let later = VoterReport { last: LogId { term: LAST.term + 1, index: 1 }, ..WHOLE };
     let reports = [(id(1), later), (id(2), WHOLE)];
     assert_eq!(step(damaged(false, DamageKind::NeedsNewLog), &reports), RepairStep::GiveUpLog);
@@ -325,7 +337,10 @@ fn damaged_leader_transfers_to_whole_replica_although_another_is_in_repair() {
     let in_repair = VoterReport { in_repair: true, ..WHOLE };
     let reports = [(id(1), in_repair), (id(2), WHOLE)];
     assert_eq!(step(damaged(true, DamageKind::InPlace), &reports), RepairStep::TransferTo(id(2)));
-    assert_eq!(step(damaged(true, DamageKind::NeedsNewLog), &reports), RepairStep::TransferTo(id(2)));
+    assert_eq!(
+        step(damaged(true, DamageKind::NeedsNewLog), &reports),
+        RepairStep::TransferTo(id(2))
+    );
     let damage = VoterReport { is_damaged: true, ..WHOLE };
     let reports = [(id(1), in_repair), (id(2), damage)];
     let in_place = step(damaged(true, DamageKind::InPlace), &reports);

@@ -98,7 +98,13 @@ impl Node {
         };
         match replica.reads().wait(repair).await {
             Ok(Ok(())) => {
-                tracing::info!(shard_id, file, entries = count, bytes, "repaired a segment in place");
+                tracing::info!(
+                    shard_id,
+                    file,
+                    entries = count,
+                    bytes,
+                    "repaired a segment in place"
+                );
                 Ok(())
             }
             Ok(Err(error @ Error::Damaged { .. })) => {
@@ -129,7 +135,8 @@ impl EntrySources<'_> {
             let theirs = self.theirs(first.index, &refusals)?;
             let (after, upto) = (first.index.saturating_sub(1), last.index);
             let mut refused = format!("node {} does not have it", node_of(theirs));
-            let fetching = self.node.hub.fetch_entries(self.shard_id, self.own, theirs, after, upto);
+            let fetching =
+                self.node.hub.fetch_entries(self.shard_id, self.own, theirs, after, upto);
             match fetching.await {
                 Ok((entries, _)) => {
                     for entry in entries {
@@ -164,7 +171,8 @@ impl EntrySources<'_> {
             let theirs = self.theirs(first.index, &refusals)?;
             let (after, upto) = (first.index.saturating_sub(1), last.index);
             let mut refused = format!("node {} does not have it", node_of(theirs));
-            let fetching = self.node.hub.fetch_placements(self.shard_id, self.own, theirs, after, upto);
+            let fetching =
+                self.node.hub.fetch_placements(self.shard_id, self.own, theirs, after, upto);
             match fetching.await {
                 Ok(placements) => found.extend(placements),
                 Err(why) => refused = why,
@@ -185,7 +193,10 @@ impl EntrySources<'_> {
     fn theirs(&self, index: u64, refusals: &[String]) -> Result<ReplicaId, String> {
         let theirs = self.from.get(self.current).filter(|_| refusals.len() < self.from.len());
         theirs.copied().ok_or_else(|| {
-            format!("no replica sends entry {index}, which is damaged here: {}", refusals.join("; "))
+            format!(
+                "no replica sends entry {index}, which is damaged here: {}",
+                refusals.join("; ")
+            )
         })
     }
 

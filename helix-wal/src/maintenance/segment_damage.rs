@@ -117,7 +117,8 @@ impl<'a> TolerantReader<'a> {
             return Ok(());
         }
         // One bad sector fails the whole read: only its block is lost.
-        for (at, block) in (start..).step_by(BLOCK).zip(self.bytes.as_mut_slice().chunks_mut(BLOCK)) {
+        for (at, block) in (start..).step_by(BLOCK).zip(self.bytes.as_mut_slice().chunks_mut(BLOCK))
+        {
             if self.segment.read_device(block, at).is_err() {
                 block.fill(0);
             }
@@ -145,8 +146,9 @@ pub(crate) fn examine(segment: &Segment, trailer: &Trailer) -> Result<DamageMap,
             map.pages.push(number);
         }
     }
-    let rows: BTreeMap<u64, IndexRow> =
-        rows_of::<IndexRow>(&map.good_pages, trailer.index).map(|row| (u64::from(row.offset), row)).collect();
+    let rows: BTreeMap<u64, IndexRow> = rows_of::<IndexRow>(&map.good_pages, trailer.index)
+        .map(|row| (u64::from(row.offset), row))
+        .collect();
     let is_indexed = !map.pages.iter().any(|page| in_table(*page, trailer.index));
     let header = SegmentHeader::parse(reader.get(0, BLOCK_BYTES)?);
     let header = header.filter(|header| header.id == segment.id);
@@ -263,8 +265,9 @@ impl GroupWalk<'_> {
     fn group(&mut self, at: u64) -> Result<u64, Error> {
         let position = LogPosition { segment: self.segment.id, at };
         let block = self.reader.get(at, GROUP_HEADER as u64)?;
-        let parsed = GroupHeader::parse(block, position)
-            .filter(|(header, _)| header.len >= GROUP_HEADER as u64 && at + blocks(header.len) <= self.end);
+        let parsed = GroupHeader::parse(block, position).filter(|(header, _)| {
+            header.len >= GROUP_HEADER as u64 && at + blocks(header.len) <= self.end
+        });
         let Some((header, reference)) = parsed else { return self.headless(at) };
         if let Some(before) = self.damaged.last_mut()
             && before.header.is_none()
@@ -338,7 +341,9 @@ impl GroupWalk<'_> {
                 }
                 None if end.is_none() => break,
                 None => {
-                    return Err(self.lost(next..self.end, "a frame without an entry does not verify"));
+                    return Err(
+                        self.lost(next..self.end, "a frame without an entry does not verify")
+                    );
                 }
             }
         }
@@ -354,7 +359,9 @@ impl GroupWalk<'_> {
             header.kind == FrameKind::Entry
                 && header.id == row.id
                 && header.len() as u64 == u64::from(row.frame_len)
-                && frame.get(header.payload()).is_some_and(|payload| header.payload_verifies(payload))
+                && frame
+                    .get(header.payload())
+                    .is_some_and(|payload| header.payload_verifies(payload))
         });
         Ok(match header {
             Some(header) => {

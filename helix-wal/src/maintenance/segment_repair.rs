@@ -18,10 +18,9 @@ use crate::files::aligned::Aligned;
 use crate::files::open_segment::read_header;
 use crate::files::scan::{Scanned, check_groups};
 use crate::files::segment::Segment;
+use crate::format::footer::IndexRow;
 use crate::format::footer::{SealedEntry, SegmentEnd, Trailer, build, page_verifies};
-use crate::format::frame::{
-    Context, Frame, FrameHeader, GroupHeader, LogPosition, SegmentHeader,
-};
+use crate::format::frame::{Context, Frame, FrameHeader, GroupHeader, LogPosition, SegmentHeader};
 use crate::format::layout::{BLOCK_BYTES, ready_name};
 use crate::maintenance::segment_damage::{
     DamageMap, DamagedGroup, FoundFrame, TolerantReader, directory_of, frames_crc, in_table,
@@ -29,7 +28,6 @@ use crate::maintenance::segment_damage::{
 };
 use crate::shared::Shared;
 use crate::storage::{BLOCK, File, Storage};
-use crate::format::footer::IndexRow;
 use crate::types::{Entry, LogId, Placement};
 
 /// Bytes copied at a time.
@@ -168,9 +166,9 @@ fn derive_header(segment: &Segment, group: &DamagedGroup, frames_crc: u32) -> Op
     let terms = low.term..=high.term.max(low.term).min(low.term + 64);
     let count = terms.clone().count() as u64;
     let indexes = low.index..=high.index.min(low.index + COMMITTED_MAX / count.max(1));
-    terms.into_iter().find_map(|term| {
-        indexes.clone().find_map(|index| try_one(Some(LogId { term, index })))
-    })
+    terms
+        .into_iter()
+        .find_map(|term| indexes.clone().find_map(|index| try_one(Some(LogId { term, index }))))
 }
 
 /// Builds the footer again from the frames and the verified pages.
@@ -281,9 +279,9 @@ pub(crate) fn write_copy(
         ready_name(core.ready_number - 1)
     };
     let is_full = |e: &io::Error| e.kind() == io::ErrorKind::StorageFull;
-    let file = storage.create(&name, segment.len).map_err(|e| {
-        if is_full(&e) { full.clone() } else { failed("create", &name, &e) }
-    })?;
+    let file = storage
+        .create(&name, segment.len)
+        .map_err(|e| if is_full(&e) { full.clone() } else { failed("create", &name, &e) })?;
     let copied = copy(segment, &file, &name, patches).and_then(|()| check(segment, trailer, &file));
     if let Err(error) = copied {
         // Ignored: the next open takes it for a prepared segment, or removes it.

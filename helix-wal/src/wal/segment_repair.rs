@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::Wal;
 use crate::error::Error;
 use crate::files::segment::Segment;
+use crate::format::footer::IndexRow;
 use crate::format::frame::LogPosition;
 use crate::format::layout::{Name, parse_name};
 use crate::maintenance::segment_damage::{DamageMap, FoundFrame, examine, in_table, numbered_rows};
 use crate::maintenance::segment_repair::{RepairSource, patches, write_copy};
-use crate::format::footer::IndexRow;
 use crate::types::{Entry, LogId, Placement};
 
 /// Every damaged part of a sealed segment, and what its repair needs from other replicas.
@@ -115,8 +115,11 @@ impl Wal {
     pub fn is_repairable(&self, file: &str) -> bool {
         let Some(id) = segment_of(file) else { return false };
         let core = self.shared.lock();
-        let segment = core.log.segment(id).filter(|held| held.sealed).and_then(|held| held.segment.as_ref());
-        segment.is_some_and(|it| it.name() == file && it.trailer().is_some() && it.quarantined().is_none())
+        let segment =
+            core.log.segment(id).filter(|held| held.sealed).and_then(|held| held.segment.as_ref());
+        segment.is_some_and(|it| {
+            it.name() == file && it.trailer().is_some() && it.quarantined().is_none()
+        })
     }
 
     /// Returns whether the file is still part of the log.
@@ -165,8 +168,13 @@ impl Wal {
             }
         }
         damage.missing.sort_unstable_by_key(|id| id.index);
-        let lost: Vec<u32> =
-            damage.map.pages.iter().copied().filter(|page| in_table(*page, trailer.streams)).collect();
+        let lost: Vec<u32> = damage
+            .map
+            .pages
+            .iter()
+            .copied()
+            .filter(|page| in_table(*page, trailer.streams))
+            .collect();
         if !lost.is_empty() {
             let per_page = crate::format::footer::placed_rows_per_page();
             let is_lost = |row: &IndexRow| {

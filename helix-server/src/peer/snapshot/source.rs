@@ -121,12 +121,8 @@ async fn request_records(
     let session = peer.session(PeerLane::CatchUp).map_err(|why| lost(&why))?;
     let id = table.local.next_id();
     let pending = session.expect_response(id).map_err(|why| lost(&why))?;
-    let route = pb::Route {
-        shard_id,
-        source_replica: ours,
-        target_replica: theirs,
-        id: pending.id(),
-    };
+    let route =
+        pb::Route { shard_id, source_replica: ours, target_replica: theirs, id: pending.id() };
     let request = Some(UnaryRequest::Records(request));
     let message = Message::Question(pb::Question { route: Some(route), question: request });
     session.send(message).map_err(|why| lost(&why))?;
