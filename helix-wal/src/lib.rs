@@ -107,5 +107,6 @@ pub use types::{
     ReadMode, Recovered, SYNC_BOUNDS_US, StoredEntry, StreamRow, WalStats,
 };
 pub use wal::Wal;
+pub use wal::segment_repair::SegmentDamage;
 pub use write::cold_writer::ColdWriter;
 pub use write::writer::Writer;

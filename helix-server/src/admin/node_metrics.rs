@@ -42,6 +42,9 @@ pub(super) async fn page(
         page.put(MetricName::ShardStopped, &[id], is_in(&stopped));
         page.put(MetricName::ShardRestarts, &[id], restarts);
     }
+    for (shard, repaired) in node.repaired_segments() {
+        page.put(MetricName::ShardRepaired, &[&shard.to_string()], repaired);
+    }
     if node.info().storage == StorageKind::Durable {
         page.put(MetricName::DiskFree, &[], disk.free_bytes);
         page.put(MetricName::DiskUsed, &[], disk.used_bytes);

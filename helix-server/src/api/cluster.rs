@@ -58,7 +58,8 @@ impl ClusterHandler {
         let lost: Vec<u64> = lost.iter().map(|peer| peer.node_id).collect();
         issues.extend(leaderless(0, self.node.cluster().leader_hint().is_some(), &lost));
         for shard in self.node.shards() {
-            issues.extend(shard_issues(&shard, self.node.info().node_id, &lost));
+            let progress = self.node.repair_progress(shard.id());
+            issues.extend(shard_issues(&shard, self.node.info().node_id, &lost, progress));
         }
         issues.extend(self.node.damaged_shards().into_iter().map(|(shard, what)| HealthIssue {
             reason: HealthReason::CorruptLog.into(),
@@ -230,14 +231,14 @@ impl ClusterService for ClusterHandler {
             return Err(Error::NodeNotFound { node_id }.into());
         }
         let leader = if shard_id == 0 {
-            self.node.cluster().transfer(target).await?;
+            self.node.cluster().transfer_checked(0, target).await?;
             self.node.cluster().leader_hint()
         } else {
             let shard = self.node.shard(shard_id.into()).ok_or_else(|| Error::InvalidArgument {
                 field: "shard_id",
                 what: format!("there is no shard {shard_id} on this node"),
             })?;
-            shard.transfer(target).await?;
+            self.node.cluster().transfer_checked(shard.id(), target).await?;
             shard.leader_hint()
         };
         Ok(Response::new(TransferLeaderResponse { leader: leader.map(wire_leader) }))
@@ -394,7 +395,12 @@ fn fetching(shard: &Shard, node_id: u64) -> Option<HealthIssue> {
     })
 }
 
-fn shard_issues(shard: &Shard, node_id: u64, lost: &[u64]) -> impl Iterator<Item = HealthIssue> {
+fn shard_issues(
+    shard: &Shard,
+    node_id: u64,
+    lost: &[u64],
+    repair: Option<String>,
+) -> impl Iterator<Item = HealthIssue> {
     let no_leader = leaderless(shard.id(), shard.leader_hint().is_some(), lost);
     let behind = under_replicated(shard);
     let write_error = shard.write_error().map(|error| {
@@ -416,11 +422,17 @@ fn shard_issues(shard: &Shard, node_id: u64, lost: &[u64]) -> impl Iterator<Item
         reason: HealthReason::CorruptLog.into(),
         shard_id: Some(shard_id),
         needed_node_ids: vec![node_id],
-        message: format!("shard {shard_id} is quarantined: {what}"),
+        message: damage_message(shard_id, &what, repair.as_deref()),
     });
     let fetching = fetching(shard, node_id);
     let behind = behind.into_iter().chain(fetching);
     no_leader.into_iter().chain(behind).chain(write_error).chain(damage.collect::<Vec<_>>())
+}
+
+/// Describes damage that a replica withholds and repairs in place.
+fn damage_message(shard_id: u32, what: &str, repair: Option<&str>) -> String {
+    let repair = repair.unwrap_or("it is repaired in place, nothing needs to be done");
+    format!("shard {shard_id} does not serve a damaged range: {what}; {repair}")
 }
 
 /// Returns the status of shard 0, which has no partitions.

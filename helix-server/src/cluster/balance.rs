@@ -6,10 +6,10 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::client::Cluster;
-use super::peer_messages::{PeerRequest, PeerResponse};
-use crate::error::Result;
+use super::peer_messages::{PeerRequest, PeerResponse, ReplicaStatusReport};
+use crate::error::{Error, Result};
 use crate::limits;
-use crate::raft::{ReplicaId, node_of};
+use crate::raft::{Replica, ReplicaId, node_of};
 use crate::shard::Shard;
 
 /// Returns the preferred leader of a shard: round-robin by shard id, over the nodes that may lead.
@@ -24,17 +24,60 @@ fn preferred_leader(
     turns.copied().find(|node| may_lead(*node))
 }
 
+/// Returns why the reporting replica should not take over leadership of a log that ends with entry
+/// `last`; `None` if it is whole and caught up. `id` is the voter on that node.
+fn unfit(id: ReplicaId, last: u64, report: Option<&ReplicaStatusReport>) -> Option<String> {
+    let Some(report) = report else { return Some("does not report its state".to_owned()) };
+    let lag = last.saturating_sub(report.last_index);
+    // Nodes before the replica id was part of the report state the rest truthfully.
+    if report.replica_id != 0 && report.replica_id != id {
+        return Some("has another replica than the one that votes".to_owned());
+    }
+    if report.in_repair {
+        return Some("is in repair and does not vote".to_owned());
+    }
+    if report.is_fetching {
+        return Some("fetches records".to_owned());
+    }
+    if report.is_damaged {
+        return Some("has damage that is not repaired".to_owned());
+    }
+    (lag > limits::BALANCE_LAG_MAX)
+        .then(|| format!("lacks {lag} entries, at most {} are allowed", limits::BALANCE_LAG_MAX))
+}
+
+/// Returns the voter that should take over: the most caught-up one of those that are fit. Without a
+/// fit one, the most caught-up one that votes, as `may_be_unfit` allows.
+fn best_successor(
+    last: u64,
+    candidates: &[(ReplicaId, Option<ReplicaStatusReport>)],
+    matched: &BTreeMap<ReplicaId, u64>,
+    may_be_unfit: bool,
+) -> Option<ReplicaId> {
+    let is_in_repair = |report: &Option<ReplicaStatusReport>| {
+        report.as_ref().is_some_and(|report| report.in_repair)
+    };
+    let voting = candidates.iter().filter(|(_, report)| !is_in_repair(report));
+    let ranked = voting.map(|(id, report)| {
+        let is_fit = unfit(*id, last, report.as_ref()).is_none();
+        (is_fit, matched.get(id).copied().unwrap_or(0), *id)
+    });
+    let best = ranked.filter(|(is_fit, ..)| *is_fit || may_be_unfit);
+    best.max_by_key(|(is_fit, matched, id)| (*is_fit, *matched, std::cmp::Reverse(*id)))
+        .map(|best| best.2)
+}
+
 impl Cluster {
     /// Returns whether a node drains or leaves, and so must not lead.
     pub fn is_draining(&self, node_id: u64) -> bool {
         self.machine().read(|state| state.members().is_draining(node_id))
     }
 
-    /// Returns a shard that this node leads but should not, with its preferred leader.
-    /// That leader is connected and caught up.
-    pub fn misplaced_leadership(&self) -> Option<(Arc<Shard>, u64)> {
+    /// Returns the shards that this node leads but should not, with their preferred leaders, which
+    /// are connected and caught up.
+    fn misplaced_leaderships(&self) -> Vec<(Arc<Shard>, u64)> {
         let own = self.node_id();
-        self.open_shards().iter().find_map(|shard| {
+        let misplaced = |shard: &Arc<Shard>| {
             let may_lead = |node| !self.is_draining(node);
             let to = preferred_leader(shard.id(), &shard.replicas(), may_lead)?;
             let caught_up = |(id, lag): &(u64, u64)| *id == to && *lag <= limits::BALANCE_LAG_MAX;
@@ -44,16 +87,75 @@ impl Cluster {
                 && self.hub.is_connected(to)
                 && shard.lags().iter().any(caught_up);
             is_due.then(|| (shard.clone(), to))
-        })
+        };
+        self.open_shards().iter().filter_map(misplaced).collect()
+    }
+
+    /// Returns a misplaced leadership as [`Self::misplaced_leaderships`], whose preferred leader is
+    /// whole: not damaged, not in repair, and caught up.
+    pub async fn next_balance(&self, except: &[u64]) -> Option<(Arc<Shard>, u64)> {
+        let misplaced = self.misplaced_leaderships().into_iter();
+        for (shard, to) in misplaced.filter(|(shard, _)| !except.contains(&shard.id())) {
+            let unfit = self.unfit_node(shard.id(), shard.replica(), to).await;
+            match unfit {
+                None => return Some((shard, to)),
+                Some(why) => {
+                    tracing::debug!(shard_id = shard.id(), to, why, "not transferring leadership");
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns why a node should not take over leadership from this replica; `None` if its replica
+    /// is whole and caught up, or no voter.
+    async fn unfit_node(&self, shard_id: u64, replica: &Replica, node: u64) -> Option<String> {
+        let id = replica.voters().into_iter().find(|id| node_of(*id) == node)?;
+        let last = replica.status().last_index;
+        let report = self.ask_replica_status(node, shard_id, None).await;
+        unfit(id, last, report.as_ref())
+    }
+
+    /// Transfers leadership of a shard, or of shard 0, that this node leads. Without `node` it goes
+    /// to a replica that is whole and caught up, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the replica on `node` is damaged, in repair or far behind, and
+    /// those of [`Shard::transfer`].
+    pub async fn transfer_checked(&self, shard_id: u64, node: Option<u64>) -> Result<()> {
+        let shard = (shard_id != 0).then(|| self.shard(shard_id)).transpose()?;
+        let own = self.replica();
+        let replica = shard.as_ref().map_or(&*own, |shard| shard.replica());
+        let is_other = node.is_some_and(|node| node != self.node_id());
+        let to = match node {
+            Some(node) => {
+                if replica.is_leader()
+                    && is_other
+                    && let Some(why) = self.unfit_node(shard_id, replica, node).await
+                {
+                    return Err(Error::InvalidArgument {
+                        field: "target_node_id",
+                        what: format!(
+                            "leadership of shard {shard_id} is not transferred to node {node}, its \
+                             replica {why}; wait until it is whole, or name another node"
+                        ),
+                    });
+                }
+                Some(node)
+            }
+            None => self.successor(shard_id, replica, true).await,
+        };
+        match &shard {
+            Some(shard) => shard.transfer(to).await,
+            None => self.transfer(to).await,
+        }
     }
 
     /// Transfers the shards that this node leads to their preferred leaders. Returns the ids of the
     /// transferred shards.
     pub async fn balance_local(&self) -> Vec<u64> {
         let mut moved = Vec::new();
-        while let Some((shard, to)) =
-            self.misplaced_leadership().filter(|it| !moved.contains(&it.0.id()))
-        {
+        while let Some((shard, to)) = self.next_balance(&moved).await {
             let shard_id = shard.id();
             match shard.transfer(Some(to)).await {
                 Ok(()) => moved.push(shard_id),
@@ -86,21 +188,27 @@ impl Cluster {
         Ok(moved)
     }
 
-    /// Returns the node that should take over leadership from this node: the most caught-up voter
-    /// that is connected and may lead.
-    pub fn successor(
+    /// Returns the node that should take over leadership from this replica: one with a voter that
+    /// is whole and caught up, connected and may lead. Without such a voter, the most caught-up one
+    /// if `may_be_unfit`.
+    pub async fn successor(
         &self,
-        voters: &[ReplicaId],
-        matched: &BTreeMap<ReplicaId, u64>,
+        shard_id: u64,
+        replica: &Replica,
+        may_be_unfit: bool,
     ) -> Option<u64> {
         let own = self.node_id();
         let is_eligible = |id: &ReplicaId| {
             let node = node_of(*id);
             node != own && self.hub.is_connected(node) && !self.is_draining(node)
         };
-        let candidates = voters.iter().copied().filter(is_eligible);
-        let best = candidates.max_by_key(|id| matched.get(id).copied().unwrap_or(0));
-        best.map(node_of)
+        let last = replica.status().last_index;
+        let candidates = replica.voters().into_iter().filter(is_eligible);
+        let reports = candidates.map(|id| async move {
+            (id, self.ask_replica_status(node_of(id), shard_id, None).await)
+        });
+        let reports = join_all(reports).await;
+        best_successor(last, &reports, &replica.matched(), may_be_unfit).map(node_of)
     }
 
     /// Transfers all leaderships away if this node is draining.
@@ -111,15 +219,14 @@ impl Cluster {
         }
         let mut leads_nothing = true;
         for shard in self.open_shards().iter().filter(|shard| shard.is_leader()) {
-            let replica = shard.replica();
-            let successor = self.successor(&replica.voters(), &replica.matched());
+            let successor = self.successor(shard.id(), shard.replica(), true).await;
             leads_nothing &= match successor {
                 Some(successor) => shard.transfer(Some(successor)).await.is_ok(),
                 None => false,
             };
         }
         if self.is_leader() {
-            let successor = self.successor(&self.replica().voters(), &self.replica().matched());
+            let successor = self.successor(0, &self.replica(), true).await;
             leads_nothing &= match successor {
                 Some(successor) => self.transfer(Some(successor)).await.is_ok(),
                 None => false,
@@ -132,6 +239,46 @@ impl Cluster {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn report(id: ReplicaId, last_index: u64) -> ReplicaStatusReport {
+        ReplicaStatusReport { replica_id: id, last_index, ..ReplicaStatusReport::default() }
+    }
+
+    #[test]
+    fn only_whole_and_caught_up_replicas_take_over() {
+        let id = crate::raft::replica_id(2, 1);
+        let why = |report| unfit(id, 5_000, Some(&report)).unwrap_or_default();
+        assert_eq!(why(report(id, 4_500)), "");
+        assert_eq!(why(report(0, 4_500)), "", "an older node");
+        assert!(why(report(id + 1, 4_500)).contains("another replica"));
+        assert!(why(report(id, 3_999)).contains("lacks 1001 entries"));
+        assert!(
+            why(ReplicaStatusReport { is_damaged: true, ..report(id, 5_000) }).contains("damage")
+        );
+        assert!(
+            why(ReplicaStatusReport { in_repair: true, ..report(id, 5_000) }).contains("in repair")
+        );
+        assert!(
+            why(ReplicaStatusReport { is_fetching: true, ..report(id, 5_000) }).contains("fetches")
+        );
+        assert!(unfit(id, 5_000, None).is_some());
+    }
+
+    #[test]
+    fn successor_is_whole_if_there_is_one() {
+        let [a, b, c] = [2, 3, 4].map(|node| crate::raft::replica_id(node, 1));
+        let matched = BTreeMap::from([(a, 100), (b, 90), (c, 80)]);
+        let damaged = ReplicaStatusReport { is_damaged: true, ..report(a, 100) };
+        let in_repair = ReplicaStatusReport { in_repair: true, ..report(c, 80) };
+        let all =
+            [(a, Some(damaged.clone())), (b, Some(report(b, 90))), (c, Some(in_repair.clone()))];
+        assert_eq!(best_successor(100, &all, &matched, false), Some(b));
+        let unfit = [(a, Some(damaged)), (c, Some(in_repair))];
+        assert_eq!(best_successor(100, &unfit, &matched, false), None);
+        assert_eq!(best_successor(100, &unfit, &matched, true), Some(a), "it votes at least");
+        assert_eq!(best_successor(100, &unfit[1..], &matched, true), None, "it could not lead");
+        assert_eq!(best_successor(100, &[(a, None)], &matched, true), Some(a));
+    }
 
     #[test]
     fn preferred_leaders_rotate_and_skip_draining_nodes() {

@@ -40,7 +40,7 @@ pub use client::Cluster;
 pub use machine::ClusterMachine;
 pub use member_addresses::MemberAddresses;
 pub use members::{FIRST_GENERATION, Member, Members};
-pub use peer_messages::ReplicaStatusReport;
+pub use peer_messages::{EntryRange, ReplicaStatusReport};
 pub use reconcile::{ChangePhase, ShardProgress};
 pub use state::{ClusterLimits, ClusterState, RegisteredNode, is_topic_name};
 pub use topic_changes::TopicSpec;

@@ -153,6 +153,32 @@ pub struct ReplicaStatusReport {
     /// Addresses of the members; only in the status of shard 0, whose state records them.
     #[prost(message, optional, tag = "9")]
     pub addresses: Option<MemberAddresses>,
+    /// Id of the replica; 0 from a node that does not state it. Such a replica does not count as
+    /// whole, since it may be the successor of the one that votes.
+    #[prost(uint64, tag = "10")]
+    pub replica_id: u64,
+    /// Last durable entry: term and index.
+    #[prost(uint64, tag = "11")]
+    pub synced_term: u64,
+    #[prost(uint64, tag = "12")]
+    pub synced_index: u64,
+    #[prost(uint64, tag = "13")]
+    pub applied_index: u64,
+    /// It fetches records of a snapshot, so it lacks entries.
+    #[prost(bool, tag = "14")]
+    pub is_fetching: bool,
+    /// Ranges of entries that may be damaged, as far as they are known.
+    #[prost(message, repeated, tag = "15")]
+    pub damaged_ranges: Vec<EntryRange>,
+}
+
+/// A range of entries, with its ends.
+#[derive(Clone, Copy, PartialEq, Eq, Message)]
+pub struct EntryRange {
+    #[prost(uint64, tag = "1")]
+    pub first: u64,
+    #[prost(uint64, tag = "2")]
+    pub last: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -3,7 +3,9 @@
 
 use super::client::Cluster;
 use super::member_addresses::MemberAddresses;
-use super::peer_messages::{PeerRequest, PeerResponse, ReplicaStatusReport, ReplicaStatusRequest};
+use super::peer_messages::{
+    EntryRange, PeerRequest, PeerResponse, ReplicaStatusReport, ReplicaStatusRequest,
+};
 use crate::limits;
 use crate::raft::{ElectionState, Replica, ReplicaId, ReplicaRole};
 
@@ -42,7 +44,10 @@ impl Cluster {
             };
         }
         let report = match self.shard(shard_id) {
-            Ok(shard) => report(shard.replica(), resetting_replica).await,
+            Ok(shard) => report(shard.replica(), resetting_replica).await.map(|report| {
+                let is_fetching = self.hub.fetching(shard_id).is_some();
+                ReplicaStatusReport { is_fetching, ..report }
+            }),
             Err(error) => Err(error.to_string()),
         };
         report.map_or_else(PeerResponse::Unknown, PeerResponse::ReplicaStatus)
@@ -70,6 +75,9 @@ async fn report(
     };
     let ReplicaRole { term, is_leader, voters, is_settled } = role;
     let repair_of = replica.repair_of();
+    let (wal, damage) = (replica.wal(), replica.found_damage());
+    let synced = wal.state().synced.unwrap_or_default();
+    let ranges = damage.iter().filter_map(|found| wal.entries_of_file(&found.file));
     Ok(ReplicaStatusReport {
         term,
         is_leader,
@@ -78,7 +86,13 @@ async fn report(
         is_settled,
         in_repair: repair_of.is_some(),
         vote_lost: repair_of.is_some_and(|quarantined| quarantined.vote.is_none()),
-        is_damaged: !replica.damage().is_empty(),
+        is_damaged: !damage.is_empty(),
         addresses: None,
+        replica_id: replica.id(),
+        synced_term: synced.term,
+        synced_index: synced.index,
+        applied_index: replica.applied(),
+        is_fetching: false,
+        damaged_ranges: ranges.map(|(first, last)| EntryRange { first, last }).collect(),
     })
 }

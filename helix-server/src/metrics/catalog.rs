@@ -101,6 +101,8 @@ metrics! {
         "1 while the shard's replica has stopped and waits for a restart"
     ShardRestarts Counter "helix_shard_restarts_total" ["shard"]
         "Restarts of the shard's replica, for a repair or after it had stopped"
+    ShardRepaired Counter "helix_shard_repaired_segments_total" ["shard"]
+        "Segments of the shard's log that were repaired in place"
     ShardDamage Gauge "helix_shard_damaged_ranges" ["shard"]
         "Damaged ranges of the shard's log, which are not served"
     ShardTerm Gauge "helix_shard_term" ["shard"]

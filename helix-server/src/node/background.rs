@@ -221,7 +221,7 @@ async fn balance_leaders(node: Weak<Node>) {
         if connected_since.elapsed() < limits::BALANCE_AFTER {
             continue;
         }
-        if let Some((shard, to)) = node.cluster.misplaced_leadership() {
+        if let Some((shard, to)) = node.cluster.next_balance(&[]).await {
             let shard_id = shard.id();
             match shard.transfer(Some(to)).await {
                 Ok(()) => {

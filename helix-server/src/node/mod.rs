@@ -10,7 +10,8 @@
 //! - `lookup`: finds topics, partitions and shards for requests.
 //! - `background`: forms shards, propagates topics, registers the node and balances leaderships.
 //! - `member_tasks`: dials the members and carries out membership changes.
-//! - `repair`: reopens stopped shards and rebuilds damaged logs. `scrub` finds damage.
+//! - `repair`: reopens stopped shards and repairs damaged logs: `repair_decision` has the rule,
+//!   `repair_in_place` repairs sealed segments. `scrub` finds damage.
 //! - `readiness`: reasons why the node is not ready.
 
 mod background;
@@ -22,6 +23,8 @@ mod member_tasks;
 mod open;
 mod readiness;
 mod repair;
+mod repair_decision;
+mod repair_in_place;
 mod scrub;
 mod settings;
 mod shard_slots;
@@ -89,8 +92,10 @@ pub struct Node {
     handler: Arc<BootstrapHandler>,
     /// Held while a shard is reopened, and while the node closes.
     reopening: tokio::sync::Mutex<()>,
-    /// Reason why each shard in repair waits, by shard id.
+    /// Progress of each shard's repair, or the reason why it waits, by shard id.
     repairs: Mutex<BTreeMap<u64, String>>,
+    /// Number of segments repaired in place, by shard id.
+    repaired: Mutex<BTreeMap<u64, u64>>,
     /// Number of times that each shard was reopened, by shard id.
     restarts: Mutex<BTreeMap<u64, u64>>,
     endpoint: OnceLock<String>,
@@ -238,6 +243,7 @@ impl Node {
             handler: handler.clone(),
             reopening: tokio::sync::Mutex::default(),
             repairs: Mutex::default(),
+            repaired: Mutex::default(),
             restarts: Mutex::default(),
             endpoint: OnceLock::new(),
             peer_addr,
@@ -467,20 +473,13 @@ impl Node {
         }
     }
 
-    /// Returns the node that should lead shard 0 after this one.
-    fn successor(&self) -> Option<u64> {
-        let replica = self.cluster.replica();
-        self.cluster.successor(&replica.voters(), &replica.matched())
-    }
-
     /// Transfers all leaderships to other nodes, if there are any.
     pub async fn transfer_leadership(&self) {
         let led = self.shards().into_iter().filter(|shard| {
             shard.is_leader() && !shard.is_isolated() && shard.replicas().len() > 1
         });
         let transfers = led.map(|shard| async move {
-            let replica = shard.replica();
-            let successor = self.cluster.successor(&replica.voters(), &replica.matched());
+            let successor = self.cluster.successor(shard.id(), shard.replica(), true).await;
             if let Err(error) = shard.transfer(successor).await {
                 tracing::warn!(shard_id = shard.id(), %error, "leadership transfer failed");
             }
@@ -488,7 +487,8 @@ impl Node {
         join_all(transfers).await;
         if !self.is_single_node()
             && self.cluster.is_leader()
-            && let Err(error) = self.cluster.transfer(self.successor()).await
+            && let successor = self.cluster.successor(0, &self.cluster.replica(), true).await
+            && let Err(error) = self.cluster.transfer(successor).await
         {
             tracing::warn!(shard_id = 0, %error, "leadership transfer failed");
         }

@@ -64,6 +64,22 @@ impl Node {
         own.into_iter().chain(shards.filter_map(|it| why(it.id(), it.replica()))).collect()
     }
 
+    /// Returns the progress of a shard's repair, or what it waits for.
+    pub fn repair_progress(&self, shard_id: u64) -> Option<String> {
+        sync::lock(&self.repairs).get(&shard_id).cloned()
+    }
+
+    /// Returns the number of segments of each shard, including shard 0, that were repaired in place.
+    pub fn repaired_segments(&self) -> Vec<(u64, u64)> {
+        let repaired = sync::lock(&self.repaired).clone();
+        let shards = self.shards.ids().into_iter().chain([0]);
+        shards.map(|id| (id, repaired.get(&id).copied().unwrap_or(0))).collect()
+    }
+
+    pub(super) fn count_repaired(&self, shard_id: u64) {
+        *sync::lock(&self.repaired).entry(shard_id).or_default() += 1;
+    }
+
     /// Returns the number of times that each shard, including shard 0, was reopened.
     pub fn restarts(&self) -> Vec<(u64, u64)> {
         let restarts = sync::lock(&self.restarts).clone();

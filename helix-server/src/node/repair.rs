@@ -1,42 +1,61 @@
-//! Supervises the shards of a node. A stopped shard is reopened. A damaged log is quarantined and
-//! replaced with a new one, which the other replicas fill. Until the new log has all entries that
-//! the old one had acknowledged, the replica does not vote and cannot be elected.
-//! docs/decisions/0018 explains why that is sufficient.
+//! Supervises the shards of a node. A stopped shard is reopened. Damage to sealed segments is
+//! repaired in place. A log that this does not repair is quarantined and replaced with a new one,
+//! which the other replicas fill, if a majority has everything without it (`repair_decision`). Until
+//! the new log has all entries that the old one had acknowledged, the replica does not vote and
+//! cannot be elected. docs/decisions/0018 and 0035 explain why that is sufficient.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use helix_wal::LogId;
 use tokio::time::Instant;
 
 use super::logs::{LogIdentity, NodeLogs};
 use super::open::{ShardContext, directory, open_or_rebuild, open_shard0_replica};
+use super::repair_decision::{
+    DamageKind, DamagedReplica, RepairStep, VoterReport, missing_majority, next_step,
+};
+use super::repair_in_place::InPlaceOutcome;
 use super::shard_slots::ShardSlot;
 use super::{Node, NodeStorage};
 use crate::cluster::ReplicaStatusReport;
 use crate::error::{Error, Result};
-use crate::raft::{Replica, node_of};
+use crate::raft::{FoundDamage, Replica, ReplicaId, node_of};
 use crate::sync;
 
 /// Interval between checks of a shard.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Pause after a transfer of leadership that failed.
+const TRANSFER_RETRY_PAUSE: Duration = Duration::from_secs(5);
+
+/// Checks, and time between them, of whether the others have what a closed log has. They only have
+/// to receive what was in flight.
+const CONFIRM_CHECKS: u32 = 5;
 
 /// Minimum time between two attempts to reopen a shard.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) fn start(node: &Arc<Node>) {
     for shard_id in node.shards.ids().into_iter().chain([0]) {
-        let supervisor =
-            ShardSupervisor { shard_id, repair: None, reopened: None, last_warning: String::new() };
+        let supervisor = ShardSupervisor { shard_id, ..ShardSupervisor::default() };
         tokio::spawn(supervisor.run(Arc::downgrade(node)));
     }
 }
 
 /// Supervises one shard.
+#[derive(Debug, Default)]
 struct ShardSupervisor {
     shard_id: u64,
     repair: Option<Repair>,
     reopened: Option<Instant>,
+    /// Damage of the replica when it was last checked.
+    damage: Vec<FoundDamage>,
+    /// Files whose damage cannot be repaired in place.
+    unrepairable: BTreeSet<String>,
+    /// Time of the last transfer of leadership that failed.
+    transfer_failed: Option<Instant>,
     /// The last warning; a repeated one is not logged again.
     last_warning: String,
 }
@@ -81,11 +100,10 @@ impl ShardSupervisor {
             if matches!(replica.writable(), Err(helix_wal::Error::Poisoned { .. })) {
                 return Ok(());
             }
-            let damage = replica.damage();
-            let rebuild = !damage.is_empty() && has_other_voters(replica);
-            let why = if rebuild { damage.join("; ") } else { why };
+            // Damage that stopped it is repaired once it runs again.
+            self.damage = replica.found_damage();
             self.warn_once(&format!("restarting the stopped replica: {why}"));
-            return self.reopen(node, &why, rebuild).await;
+            return self.reopen(node, &why, false).await;
         }
         if replica.repair_of().is_some() {
             let repair = self.repair.get_or_insert_default();
@@ -98,20 +116,81 @@ impl ShardSupervisor {
             return Ok(());
         }
         self.repair = None;
-        let damage = replica.damage();
-        if damage.is_empty() || !has_other_voters(replica) {
+        self.damage = replica.found_damage();
+        if self.damage.is_empty() || !has_other_voters(replica) {
+            if !std::mem::take(&mut self.unrepairable).is_empty() {
+                node.note_repair(shard_id, None);
+            }
             return Ok(());
         }
-        match may_rebuild(node, shard_id, replica).await {
-            Ok(()) => {
-                let why = damage.join("; ");
+        self.repair_damage(node, replica).await
+    }
+
+    /// Takes the next step of a replica that serves, but has damage.
+    async fn repair_damage(&mut self, node: &Arc<Node>, replica: &Replica) -> Result<()> {
+        let shard_id = self.shard_id;
+        let wal = replica.wal();
+        let can_repair = |found: &&FoundDamage| {
+            wal.is_repairable(&found.file) && !self.unrepairable.contains(&found.file)
+        };
+        let file = self.damage.iter().find(can_repair).map(|found| found.file.clone());
+        let kind = if file.is_some() { DamageKind::InPlace } else { DamageKind::NeedsNewLog };
+        let has_failed = self.transfer_failed.is_some_and(|at| at.elapsed() < TRANSFER_RETRY_PAUSE);
+        let is_leader = replica.is_leader() && !(has_failed && kind == DamageKind::InPlace);
+        // Read before the others are asked: they may only get ahead meanwhile.
+        let own = DamagedReplica { id: replica.id(), is_leader, kind, last: last_entry(replica) };
+        let configs = replica.membership().configs;
+        let reports = ask_voters(node, shard_id, own.id, &configs).await;
+        match next_step(&own, &configs, &reports) {
+            RepairStep::TransferTo(to) => {
+                let to = node_of(to);
+                tracing::info!(shard_id, to, "transferring leadership of a damaged log");
+                if let Err(error) = replica.transfer_leadership(Some(to), &[]).await {
+                    self.transfer_failed = Some(Instant::now());
+                    self.warn_once(&format!("leadership transfer to node {to} failed: {error}"));
+                }
+            }
+            RepairStep::RepairInPlace(from) => {
+                let Some(file) = file else { return Ok(()) };
+                match node.repair_file(shard_id, replica, &file, &from).await {
+                    InPlaceOutcome::Repaired => {
+                        node.count_repaired(shard_id);
+                        node.note_repair(shard_id, None);
+                        self.last_warning.clear();
+                    }
+                    InPlaceOutcome::Later(why) => self.wait_for(node, &why),
+                    InPlaceOutcome::Unrepairable(why) => {
+                        self.wait_for(node, &format!("{file} cannot be repaired in place: {why}"));
+                        self.unrepairable.insert(file);
+                    }
+                }
+            }
+            RepairStep::GiveUpLog => {
+                let why = descriptions(&self.damage);
                 self.warn_once(&format!("rebuilding the damaged log: {why}"));
-                self.reopen(node, &why, true).await
+                return self.reopen(node, &why, true).await;
             }
-            Err(why) => {
-                self.warn_once(&format!("the log is damaged, but cannot be rebuilt yet: {why}"));
-                Ok(())
-            }
+            RepairStep::Wait(why) => self.wait_for(node, &why),
+        }
+        Ok(())
+    }
+
+    /// Reports why the damage is not repaired yet.
+    fn wait_for(&mut self, node: &Node, why: &str) {
+        self.warn_once(&format!("the log is damaged and withholds the range; repair waits: {why}"));
+        node.note_repair(self.shard_id, Some(format!("repair waits: {why}")));
+    }
+
+    /// Passes known damage on to the replica that was reopened on the same log.
+    fn carry_damage(&self, node: &Node) {
+        let (own, shard) = (node.cluster.replica(), node.shard(self.shard_id));
+        let replica = match &shard {
+            Some(shard) => shard.replica(),
+            None if self.shard_id == 0 => &*own,
+            None => return,
+        };
+        if replica.repair_of().is_none() {
+            replica.reads().carry_damage(self.damage.clone());
         }
     }
 
@@ -127,49 +206,55 @@ impl ShardSupervisor {
             *restarts.entry(self.shard_id).or_default() += 1;
             drop(restarts);
             self.last_warning.clear();
+            self.carry_damage(node);
             tracing::info!(shard_id = self.shard_id, "reopened the shard");
         }
         opened
     }
 }
 
+fn descriptions(damage: &[FoundDamage]) -> String {
+    let all: Vec<&str> = damage.iter().map(|found| found.what.as_str()).collect();
+    all.join("; ")
+}
+
 fn has_other_voters(replica: &Replica) -> bool {
     replica.voters().into_iter().any(|id| id != replica.id())
 }
 
-/// Checks that a replica with a damaged log may rebuild it. The other replicas must be healthy, and
-/// only one replica of a shard rebuilds at a time.
-///
-/// # Errors
-/// The reason to wait, as text for operators.
-async fn may_rebuild(node: &Node, shard_id: u64, replica: &Replica) -> Result<(), String> {
-    let own = node_of(replica.id());
-    let voters = replica.membership().configs.into_iter().flatten().map(node_of);
-    let others: BTreeSet<u64> = voters.filter(|id| *id != own).collect();
-    let reports = ask_replicas(node, shard_id, others.iter().copied()).await;
-    if let Some(lost) = others.iter().find(|id| !reports.contains_key(id)) {
-        return Err(format!("node {lost} does not serve the shard"));
-    }
-    if let Some((id, _)) = reports.iter().find(|(_, it)| it.in_repair) {
-        return Err(format!("node {id} is in repair"));
-    }
-    if replica.is_leader() {
-        let successor = reports.iter().find(|(_, it)| !it.is_damaged).map(|(id, _)| *id);
-        let successor = successor.ok_or("no other replica is undamaged")?;
-        tracing::info!(shard_id, successor, "transferring leadership before the log is rebuilt");
-        let transferred = replica.transfer_leadership(Some(successor), &[]).await;
-        transferred
-            .map_err(|error| format!("leadership transfer to node {successor} failed: {error}"))?;
-        return Err(format!("node {successor} has just become the leader"));
-    }
-    if let Some((id, _)) = reports.iter().find(|(id, it)| it.is_damaged && **id < own) {
-        return Err(format!("node {id} is damaged too and rebuilds first"));
-    }
-    match reports.iter().find(|(_, it)| it.is_leader) {
-        Some((_, leader)) if !leader.is_damaged => Ok(()),
-        Some((id, _)) => Err(format!("the leader, node {id}, is damaged too")),
-        None => Err("the shard has no leader".to_owned()),
-    }
+/// Returns what the voters of a shard report about themselves, by replica id. Nodes that do not
+/// state the id of their replica are left out: it may be the successor of the one that votes.
+async fn ask_voters(
+    node: &Node,
+    shard_id: u64,
+    own: ReplicaId,
+    configs: &[BTreeSet<ReplicaId>],
+) -> BTreeMap<ReplicaId, VoterReport> {
+    let voters: BTreeSet<ReplicaId> = configs.iter().flatten().copied().collect();
+    let nodes: BTreeSet<u64> = voters.iter().map(|id| node_of(*id)).collect();
+    let others = nodes.into_iter().filter(|id| *id != node_of(own));
+    of_voters(ask_replicas(node, shard_id, others).await.values(), &voters)
+}
+
+fn of_voters<'a>(
+    reports: impl Iterator<Item = &'a ReplicaStatusReport>,
+    voters: &BTreeSet<ReplicaId>,
+) -> BTreeMap<ReplicaId, VoterReport> {
+    let voter_report = |report: &ReplicaStatusReport| {
+        let report_of_voter = VoterReport {
+            last: LogId { term: report.synced_term, index: report.synced_index },
+            is_damaged: report.is_damaged,
+            in_repair: report.in_repair,
+            is_fetching: report.is_fetching,
+        };
+        (report.replica_id, report_of_voter)
+    };
+    reports.filter(|report| voters.contains(&report.replica_id)).map(voter_report).collect()
+}
+
+/// Returns the last entry that a replica may have acknowledged.
+fn last_entry(replica: &Replica) -> LogId {
+    replica.wal().state().last.unwrap_or_default()
 }
 
 async fn ask_replicas(
@@ -298,6 +383,27 @@ impl Node {
         NodeLogs { settings: &self.settings, failed: self.failed.clone() }
     }
 
+    /// Returns whether a majority of voters has all that a closed log has. Asked again after the log
+    /// was closed: until then it acknowledged further entries.
+    async fn may_give_up(&self, shard_id: u64, closed: &Replica) -> bool {
+        let own = DamagedReplica {
+            id: closed.id(),
+            is_leader: false,
+            kind: DamageKind::NeedsNewLog,
+            last: last_entry(closed),
+        };
+        let configs = closed.membership().configs;
+        for _ in 0..CONFIRM_CHECKS {
+            let reports = ask_voters(self, shard_id, own.id, &configs).await;
+            match missing_majority(&own, &configs, &reports) {
+                None => return true,
+                Some(why) => tracing::info!(shard_id, why, "not giving up the damaged log yet"),
+            }
+            tokio::time::sleep(CHECK_INTERVAL).await;
+        }
+        false
+    }
+
     /// Closes a shard and reopens it, on a new log if `rebuild` is set.
     async fn reopen(self: &Arc<Self>, shard_id: u64, why: &str, rebuild: bool) -> Result<()> {
         let _guard = self.reopening.lock().await;
@@ -312,11 +418,13 @@ impl Node {
         if shard_id == 0 {
             return self.reopen_shard0(rebuild.then_some(why)).await;
         }
+        let mut rebuild = rebuild;
         if let Some(shard) = self.shard(shard_id) {
             self.shards.set(shard_id, ShardSlot::Stopped(why.to_owned()));
             self.cluster.set_shard(shard_id, None);
             self.routes.send_modify(|count| *count += 1);
             shard.close().await;
+            rebuild = rebuild && self.may_give_up(shard_id, shard.replica()).await;
         }
         let logs = self.logs();
         let identity = LogIdentity { shard_id, ..self.identity.clone() };
@@ -356,6 +464,10 @@ impl Node {
         let is_single_node = !has_other_voters(&before);
         self.hub.stop_shard(0);
         before.close().await;
+        let damage = match damage {
+            Some(why) if self.may_give_up(0, &before).await => Some(why),
+            _ => None,
+        };
         let logs = self.logs();
         if let Some(why) = damage {
             logs.quarantine(0, why, Some(&self.identity)).await?;
@@ -380,6 +492,17 @@ impl Node {
 mod tests {
     use super::*;
     use crate::raft::replica_id;
+
+    #[test]
+    fn only_reports_of_the_voting_replicas_count() {
+        let voters: BTreeSet<ReplicaId> = [1, 2, 3].map(|node| replica_id(node, 1)).into();
+        let report =
+            |replica_id| ReplicaStatusReport { replica_id, synced_index: 9, ..Default::default() };
+        // An older node, the successor of a lost replica, and a voter.
+        let reports = [report(0), report(replica_id(2, 2)), report(replica_id(3, 1))];
+        let counted: Vec<ReplicaId> = of_voters(reports.iter(), &voters).into_keys().collect();
+        assert_eq!(counted, [replica_id(3, 1)]);
+    }
 
     /// Returns whether node 1 follows a leader of term 5 with these voters, after some nodes have
     /// reported their terms, and others that their votes are lost.

@@ -17,9 +17,11 @@ use super::local::{ClusterIdentity, LocalNode};
 use super::send::replica_network::ReplicaNetwork;
 use super::served::ServedReplica;
 use super::snapshot::fetcher::{FetchProgress, RecordFetcher};
+use super::snapshot::records;
+use super::snapshot::source::{fetch_entries, fetch_live};
 use super::table::PeerTable;
 use crate::protocol::ProtocolVersions;
-use crate::raft::{Machine, Replica, ReplicaId, ReplicaParts, StateMachine, TypeConfig};
+use crate::raft::{DiskReads, Machine, Replica, ReplicaId, ReplicaParts, StateMachine, TypeConfig};
 use crate::sync::lock;
 
 /// Settings of a [`Hub`].
@@ -121,7 +123,7 @@ impl Hub {
 
     /// Starts to answer messages for a replica.
     pub fn serve_replica(&self, shard_id: u64, replica: &Replica) {
-        let ReplicaParts { id, raft, machine, records, repair_guard, wal } =
+        let ReplicaParts { id, raft, machine, records, repair_guard, wal, reads } =
             replica.parts_for_peers();
         let served = ServedReplica {
             replica_id: id,
@@ -130,6 +132,7 @@ impl Hub {
             fetcher: records.map(|records| RecordFetcher::new(shard_id, records)),
             repair_guard,
             wal,
+            reads,
             stopped: self.table.closed.child_token(),
         };
         self.serve(shard_id, served);
@@ -145,9 +148,9 @@ impl Hub {
         wal: Wal,
     ) {
         let stopped = self.table.closed.child_token();
-        let (fetcher, repair_guard) = (None, Arc::default());
+        let (fetcher, repair_guard, reads) = (None, Arc::default(), DiskReads::new(false));
         let served =
-            ServedReplica { replica_id, raft, machine, fetcher, repair_guard, wal, stopped };
+            ServedReplica { replica_id, raft, machine, fetcher, repair_guard, wal, reads, stopped };
         self.serve(shard_id, served);
     }
 
@@ -185,6 +188,44 @@ impl Hub {
         if let Some(fetcher) = &served.fetcher {
             fetcher.discard_if_stale(&served.raft).await;
         }
+    }
+
+    /// Fetches entries above `after`, up to `upto`, from another replica of a shard, for a repair
+    /// in place. Returns the entries that it has, and the last index that the response covers.
+    ///
+    /// # Errors
+    /// Why the replica has not sent them.
+    pub async fn fetch_entries(
+        &self,
+        shard_id: u64,
+        own: ReplicaId,
+        from: ReplicaId,
+        after: u64,
+        upto: u64,
+    ) -> Result<(Vec<helix_wal::Entry>, u64), String> {
+        let records = fetch_entries(&self.table, shard_id, own, from, after, upto).await?;
+        records::read_entries(records, after, upto)
+            .map_err(|why| format!("node {}: {why}", crate::raft::node_of(from)))
+    }
+
+    /// Fetches the placements of live entries above `after`, up to `upto`, from another replica.
+    ///
+    /// # Errors
+    /// Why the replica has not sent them.
+    pub async fn fetch_placements(
+        &self,
+        shard_id: u64,
+        own: ReplicaId,
+        from: ReplicaId,
+        after: u64,
+        upto: u64,
+    ) -> Result<Vec<(u64, helix_wal::Placement)>, String> {
+        let records = fetch_live(&self.table, shard_id, own, from, after, upto).await?;
+        let placement = |live| {
+            let live = records::read_live_entry(live).map_err(|error| error.to_string())?;
+            Ok((live.id.index, live.placement))
+        };
+        records.entries.into_iter().map(placement).collect()
     }
 
     /// Returns the connection state of each peer, ordered by node id.

@@ -7,7 +7,7 @@ use openraft::Raft;
 use tokio_util::sync::CancellationToken;
 
 use super::snapshot::fetcher::RecordFetcher;
-use crate::raft::{Machine, RepairGuard, ReplicaId, StateMachine, TypeConfig};
+use crate::raft::{DiskReads, Machine, RepairGuard, ReplicaId, StateMachine, TypeConfig};
 
 /// A local replica and the parts of it that incoming messages need.
 #[derive(Clone)]
@@ -22,6 +22,8 @@ pub(super) struct ServedReplica {
     pub(super) repair_guard: Arc<RepairGuard>,
     /// Asked for disk space before an append: openraft stops if it cannot write an entry.
     pub(super) wal: Wal,
+    /// Reads of the log for other replicas, which record damage.
+    pub(super) reads: DiskReads,
     /// Ends all incoming work for the replica.
     pub(super) stopped: CancellationToken,
 }

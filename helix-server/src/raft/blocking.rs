@@ -16,8 +16,17 @@ pub struct DiskReads {
     in_place: bool,
     /// Limits cold reads, which share the device queue with the writer.
     cold: Arc<Semaphore>,
-    /// Descriptions of the damage found so far, each once.
-    damage: Arc<Mutex<Vec<String>>>,
+    /// The damage found and not repaired so far, each once.
+    damage: Arc<Mutex<Vec<FoundDamage>>>,
+}
+
+/// Damage that a read found in a file of the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundDamage {
+    /// Name of the damaged file.
+    pub file: String,
+    /// Description for operators.
+    pub what: String,
 }
 
 /// Longest list of damage. More would not change the repair.
@@ -29,25 +38,41 @@ impl DiskReads {
         Self { in_place, cold, damage: Arc::default() }
     }
 
-    fn lock_damage(&self) -> MutexGuard<'_, Vec<String>> {
+    fn lock_damage(&self) -> MutexGuard<'_, Vec<FoundDamage>> {
         sync::lock(&self.damage)
     }
 
-    /// Returns descriptions of the damage found so far.
-    pub fn damage(&self) -> Vec<String> {
+    /// Returns the damage found and not repaired so far.
+    pub fn damage(&self) -> Vec<FoundDamage> {
         self.lock_damage().clone()
+    }
+
+    /// Adds damage that was found before the log was reopened.
+    pub fn carry_damage(&self, found: Vec<FoundDamage>) {
+        let mut damage = self.lock_damage();
+        for found in found {
+            if damage.len() < DAMAGE_MAX && !damage.contains(&found) {
+                damage.push(found);
+            }
+        }
+    }
+
+    /// Forgets the damage to a file that has been repaired.
+    pub fn forget_damage(&self, file: &str) {
+        self.lock_damage().retain(|found| found.file != file);
     }
 
     /// Records an error that means that the disk lost or changed data written to it.
     pub fn note(&self, error: &Error) {
-        if !matches!(error, Error::Damaged { .. } | Error::Io { operation: "read", .. }) {
-            return;
-        }
-        let what = error.to_string();
+        let file = match error {
+            Error::Damaged { file, .. } | Error::Io { operation: "read", file, .. } => file.clone(),
+            _ => return,
+        };
+        let found = FoundDamage { file, what: error.to_string() };
         let mut damage = self.lock_damage();
-        if damage.len() < DAMAGE_MAX && !damage.contains(&what) {
-            tracing::error!(%what, "found damage in a log");
-            damage.push(what);
+        if damage.len() < DAMAGE_MAX && !damage.contains(&found) {
+            tracing::error!(what = found.what, "found damage in a log");
+            damage.push(found);
         }
     }
 

@@ -188,7 +188,8 @@ impl Replica {
         self.raft.trigger().elect(false).await.map_err(std::io::Error::other)
     }
 
-    /// Transfers leadership to the replica on `node`, and waits until this one is not the leader.
+    /// Transfers leadership to the replica on `node`, and waits until the new leader has committed
+    /// an entry of its term, as far as this replica has applied it.
     ///
     /// Without `node` it goes to the most caught-up voter on a node in `reached`. Proposals are
     /// refused until the other replica leads, or has been silent for an election timeout.
@@ -215,15 +216,28 @@ impl Replica {
         if to == self.id {
             return Ok(());
         }
-        let mut leadership = self.watch_leadership();
+        let (mut leadership, term) = (self.watch_leadership(), self.leadership().term);
+        let mut applied_term = self.applied_term.clone();
         // Stored before the request, and kept for the rest of the term: see `is_confirmed`.
-        self.transferred_in.store(self.leadership().term, Ordering::Relaxed);
+        self.transferred_in.store(term, Ordering::Relaxed);
         let transfer = self.raft.trigger().transfer_leader(to).await;
         transfer.map_err(|fatal| TransferError::Unknown(fatal.to_string()))?;
-        let gone = async { while self.is_leader() && leadership.changed().await {} };
-        tokio::time::timeout(limits::TRANSFER_WAIT_MAX, gone).await.map_err(|_| {
-            TransferError::Unknown(format!("node {} did not take over in time", node_of(to)))
-        })
+        let taken_over = async {
+            while self.is_leader() && leadership.changed().await {}
+            // Ignored: the sender is dropped only with openraft, and then the wait ends too.
+            let _ = applied_term.wait_for(|of| *of > term).await;
+        };
+        let in_time = tokio::time::timeout(limits::TRANSFER_WAIT_MAX, taken_over).await.is_ok();
+        let node = node_of(to);
+        match self.leadership().leader {
+            Some(leader) if leader == self.id => {
+                Err(TransferError::Unknown(format!("node {node} did not take over in time")))
+            }
+            _ if in_time => Ok(()),
+            _ => Err(TransferError::Unknown(format!(
+                "node {node} was asked to take over, but has committed nothing yet"
+            ))),
+        }
     }
 
     /// Returns openraft's current state rather than its last published metrics.

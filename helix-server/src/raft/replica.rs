@@ -19,7 +19,7 @@ use openraft::raft::ClientWriteResponse;
 use openraft::{Config, Raft, SnapshotPolicy};
 use tokio::sync::{oneshot, watch};
 
-use super::blocking::DiskReads;
+use super::blocking::{DiskReads, FoundDamage};
 use super::leadership::watch_metrics;
 use super::repair_guard::RepairGuard;
 use super::snapshot_records::{RecordStore, SnapshotRecords};
@@ -70,6 +70,7 @@ pub(crate) struct ReplicaParts {
     pub(crate) records: Option<RecordStore>,
     pub(crate) repair_guard: Arc<RepairGuard>,
     pub(crate) wal: Wal,
+    pub(crate) reads: DiskReads,
 }
 
 /// How often a closing log is checked for its end.
@@ -229,6 +230,7 @@ impl Replica {
             records: self.records.clone(),
             repair_guard: self.repair_guard.clone(),
             wal: self.wal.clone(),
+            reads: self.reads.clone(),
         }
     }
 
@@ -282,7 +284,17 @@ impl Replica {
 
     /// Returns descriptions of the damage found in the log.
     pub fn damage(&self) -> Vec<String> {
+        self.reads.damage().into_iter().map(|found| found.what).collect()
+    }
+
+    /// Returns the damage found in the log, by file.
+    pub fn found_damage(&self) -> Vec<FoundDamage> {
         self.reads.damage()
+    }
+
+    /// Returns the reads of this replica's log, which record damage.
+    pub fn reads(&self) -> &DiskReads {
+        &self.reads
     }
 
     /// Returns a scrub of the log, and the reads that record the damage it finds.

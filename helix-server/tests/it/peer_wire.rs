@@ -412,7 +412,12 @@ fn random_message(random: &mut StdRng) -> Message {
         }
         4 => Message::Ending(pb::Ending { route }),
         5 => {
-            let request = pb::RecordsRequest { after: small(), upto: small(), bytes_max: u64::MAX };
+            let request = pb::RecordsRequest {
+                after: small(),
+                upto: small(),
+                bytes_max: u64::MAX,
+                with_all_entries: false,
+            };
             Message::Question(pb::Question {
                 route,
                 question: Some(UnaryRequest::Records(request)),

@@ -224,7 +224,7 @@ impl Trailer {
         }
     }
 
-    fn encode(&self) -> [u8; BLOCK] {
+    pub(crate) fn encode(&self) -> [u8; BLOCK] {
         let mut b = [0u8; BLOCK];
         b[0..8].copy_from_slice(&TRAILER_MAGIC);
         b[12..14].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
@@ -344,6 +344,11 @@ pub(crate) struct SegmentEnd {
     pub data_end: u64,
     pub gathered: bool,
     pub context: Context,
+}
+
+/// Returns the rows in one page of the stream table.
+pub(crate) fn placed_rows_per_page() -> u32 {
+    u32::try_from(PlacedRow::PER_PAGE).unwrap_or(u32::MAX)
 }
 
 /// Returns the maximum bytes of the footer of a segment with `entries` entries, with the trailer.

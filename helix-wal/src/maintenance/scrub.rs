@@ -70,7 +70,7 @@ impl Scrub {
         let footer = current.segment.len
             - current.segment.trailer().map_or(0, |trailer| trailer.footer_start);
         let bytes = current.scanned.end - start + footer;
-        Scrubbed { bytes, is_round: false, damage: current.check_footer().err() }
+        Scrubbed { bytes, is_round: false, damage: check_footer(&current.segment).err() }
     }
 
     /// Returns the next sealed segment, cold ones included; `None` after the last one.
@@ -107,27 +107,27 @@ impl ScrubbedSegment {
         }
         check_groups(&self.segment, &mut self.scanned, end, STEP_BYTES)
     }
+}
 
-    fn check_footer(&self) -> Result<(), Error> {
-        let segment = &self.segment;
-        let end = segment.len - BLOCK_BYTES;
-        let Some(trailer) = read_trailer(segment)? else {
-            let what = "the trailer of a sealed segment does not verify";
-            return Err(segment.damaged(end..segment.len, what));
-        };
-        let mut pages = Aligned::with_len((end - trailer.footer_start) as usize);
-        if pages.len() > 0 {
-            segment.read_device(pages.as_mut_slice(), trailer.footer_start)?;
-        }
-        let tables = [trailer.index, trailer.streams, trailer.directory];
-        let used = tables.iter().map(|table| table.page + table.pages).max().unwrap_or(0);
-        for (number, page) in (0..used).zip(pages.as_slice().chunks_exact(BLOCK)) {
-            if !page_verifies(page, segment.id, number) {
-                let at = trailer.footer_start + u64::from(number) * BLOCK_BYTES;
-                let what = "a page of the footer does not verify";
-                return Err(segment.damaged(at..at + BLOCK_BYTES, what));
-            }
-        }
-        Ok(())
+/// Checks the trailer and the pages of a sealed segment.
+pub(crate) fn check_footer(segment: &Segment) -> Result<(), Error> {
+    let end = segment.len - BLOCK_BYTES;
+    let Some(trailer) = read_trailer(segment)? else {
+        let what = "the trailer of a sealed segment does not verify";
+        return Err(segment.damaged(end..segment.len, what));
+    };
+    let mut pages = Aligned::with_len((end - trailer.footer_start) as usize);
+    if pages.len() > 0 {
+        segment.read_device(pages.as_mut_slice(), trailer.footer_start)?;
     }
+    let tables = [trailer.index, trailer.streams, trailer.directory];
+    let used = tables.iter().map(|table| table.page + table.pages).max().unwrap_or(0);
+    for (number, page) in (0..used).zip(pages.as_slice().chunks_exact(BLOCK)) {
+        if !page_verifies(page, segment.id, number) {
+            let at = trailer.footer_start + u64::from(number) * BLOCK_BYTES;
+            let what = "a page of the footer does not verify";
+            return Err(segment.damaged(at..at + BLOCK_BYTES, what));
+        }
+    }
+    Ok(())
 }

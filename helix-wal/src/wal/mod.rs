@@ -1,6 +1,7 @@
 //! The public handle of the log. Writes go through one queue and one writer; reads bypass both.
 
 mod repair;
+pub(crate) mod segment_repair;
 mod snapshot;
 
 use std::fmt;

@@ -22,4 +22,5 @@ mod quarantine;
 mod quarantined_segments;
 mod reads;
 mod reopened;
+mod segment_repair;
 mod truth;

@@ -366,6 +366,7 @@ fn message(input: &mut Input<'_>) -> Option<Message> {
                 after: input.number(),
                 upto: input.number(),
                 bytes_max: input.number(),
+                with_all_entries: false,
             };
             let question = Some(Question::Records(request));
             Message::Question(pb::Question { route, question })

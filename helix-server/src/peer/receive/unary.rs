@@ -103,6 +103,13 @@ pub(super) fn respond(
         }
         UnaryRequest::Records(request) => {
             let (fetcher, table) = (served.fetcher.clone(), table.clone());
+            if request.with_all_entries {
+                let (wal, reads) = (served.wal.clone(), served.reads.clone());
+                return Ok(respond_with(id, async move {
+                    let records = records::read_all(&raft, &wal, &reads, &table.throttle, request);
+                    records.await.map(UnaryResult::Records)
+                }));
+            }
             respond_with(id, async move {
                 let store = fetcher.as_ref().map(|fetcher| &fetcher.store);
                 let store = store.ok_or("the shard has no records")?;

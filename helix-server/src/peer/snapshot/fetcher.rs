@@ -128,7 +128,9 @@ impl RecordFetcher {
         // Replaces the work on an earlier snapshot: the latest leader is the source.
         let until = stopped.child_token();
         std::mem::replace(&mut *lock(&self.current), until.clone()).cancel();
-        let source = RecordSource::new(&table, &route);
+        let members = received.snapshot.meta.last_membership.clone();
+        let voters = members.membership().voter_ids();
+        let source = RecordSource::new(&table, &route, voters);
         let installing = async {
             let _permit = table.fetch_permits.acquire().await.map_err(text)?;
             self.fetch_and_install(&source, &raft, received).await

@@ -5,5 +5,5 @@
 pub(super) mod assembly;
 pub(super) mod fetcher;
 pub(super) mod records;
-mod source;
+pub(super) mod source;
 mod staged;

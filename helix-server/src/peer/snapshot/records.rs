@@ -3,7 +3,7 @@
 
 use bytes::BufMut;
 use helix_proto::raft::v1 as pb;
-use helix_wal::{LiveEntry, Placement};
+use helix_wal::{LiveEntry, Placement, ReadMode, Wal};
 use openraft::Raft;
 use openraft::async_runtime::WatchReceiver;
 use tokio::time::sleep_until;
@@ -12,7 +12,9 @@ use crate::log::Head;
 use crate::peer::limits::RECORDS_BYTES;
 use crate::peer::throttle::Throttle;
 use crate::peer::wire::{self, WireError};
-use crate::raft::{RecordStore, StateMachine, TypeConfig, decode_head};
+use crate::raft::{
+    DiskReads, RecordStore, StateMachine, TypeConfig, decode_head, from_wal, to_wal,
+};
 
 /// Encodes a live entry.
 pub(super) fn live_entry(live: LiveEntry) -> pb::LiveEntry {
@@ -44,7 +46,7 @@ fn placement_crc(message: &pb::LiveEntry) -> u32 {
 }
 
 /// Decodes a live entry. Checks its checksums, and its placement against its head.
-pub(super) fn read_live_entry(message: pb::LiveEntry) -> Result<LiveEntry, WireError> {
+pub(in crate::peer) fn read_live_entry(message: pb::LiveEntry) -> Result<LiveEntry, WireError> {
     let crc = placement_crc(&message);
     let entry = message.entry.ok_or(WireError::Missing { what: "the entry of a live entry" })?;
     let helix_wal::Entry { id, head, payload, .. } = wire::read_wal_entry(entry)?;
@@ -78,12 +80,8 @@ pub(in crate::peer) async fn read(
     throttle: &Throttle,
     request: pb::RecordsRequest,
 ) -> Result<pb::Records, String> {
-    let pb::RecordsRequest { after, upto, bytes_max } = request;
-    let applied = raft.data_metrics().borrow_watched().last_applied;
-    let applied = applied.map_or(0, |id| id.index);
-    if after > upto || upto > applied {
-        return Err(format!("entries {after}..={upto} are not all applied; the last is {applied}"));
-    }
+    let pb::RecordsRequest { after, upto, bytes_max, .. } = request;
+    check_applied(raft, after, upto)?;
     let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX).min(RECORDS_BYTES);
     while let Some(until) = throttle.wait_until() {
         sleep_until(until).await;
@@ -101,6 +99,87 @@ pub(in crate::peer) async fn read(
     throttle.spend(bytes as u64);
     let entries = live.entries.into_iter().map(live_entry).collect();
     Ok(pb::Records { entries, upto: live.upto, bytes_left })
+}
+
+fn check_applied(
+    raft: &Raft<TypeConfig, StateMachine>,
+    after: u64,
+    upto: u64,
+) -> Result<(), String> {
+    let applied = raft.data_metrics().borrow_watched().last_applied;
+    let applied = applied.map_or(0, |id| id.index);
+    if after > upto || upto > applied {
+        return Err(format!("entries {after}..={upto} are not all applied; the last is {applied}"));
+    }
+    Ok(())
+}
+
+/// Reads entries for a repair in place, also those without live records. Leaves out what this
+/// replica no longer has.
+pub(in crate::peer) async fn read_all(
+    raft: &Raft<TypeConfig, StateMachine>,
+    wal: &Wal,
+    reads: &DiskReads,
+    throttle: &Throttle,
+    request: pb::RecordsRequest,
+) -> Result<pb::Records, String> {
+    let pb::RecordsRequest { after, upto, bytes_max, .. } = request;
+    check_applied(raft, after, upto)?;
+    let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX).min(RECORDS_BYTES);
+    while let Some(until) = throttle.wait_until() {
+        sleep_until(until).await;
+    }
+    let wal = wal.clone();
+    let read = move || {
+        let first = wal.first_index();
+        if after + 1 >= first {
+            let found = wal.read(after + 1..upto + 1, bytes_max, ReadMode::Direct)?;
+            let entries = found.unwrap_or_default();
+            let last = entries.last().map_or(upto, |entry| entry.id.index);
+            return Ok((entries, last));
+        }
+        // Entries that have left the Raft log are kept only for their records.
+        let upto = upto.min(first - 1);
+        let live = wal.read_live(after, upto, bytes_max)?;
+        let stream = |live: LiveEntry| {
+            let LiveEntry { id, placement, head, payload } = live;
+            helix_wal::Entry { id, stream: placement.stream, head, payload }
+        };
+        Ok::<_, helix_wal::Error>((live.entries.into_iter().map(stream).collect(), live.upto))
+    };
+    let read = reads.cold(read).await.map_err(|error| error.to_string())?;
+    let read = read.inspect_err(|error| reads.note(error));
+    let (entries, upto) = read.map_err(|error| error.to_string())?;
+    let bytes = entries.iter().map(|it| it.head.len() + it.payload.bytes.len()).sum::<usize>();
+    throttle.spend(bytes as u64);
+    let entry =
+        |entry| pb::LiveEntry { entry: Some(wire::wal_entry(entry)), ..pb::LiveEntry::default() };
+    Ok(pb::Records { entries: entries.into_iter().map(entry).collect(), upto, bytes_left: 0 })
+}
+
+/// Returns the entries of a response for a repair in place. Checks their checksums, and that they
+/// are in the requested range. Their streams follow from their heads.
+pub(in crate::peer) fn read_entries(
+    records: pb::Records,
+    after: u64,
+    upto: u64,
+) -> Result<(Vec<helix_wal::Entry>, u64), String> {
+    if records.upto <= after || records.upto > upto {
+        return Err(format!("response ends at entry {}, requested {after}..={upto}", records.upto));
+    }
+    let mut entries = Vec::with_capacity(records.entries.len());
+    for live in records.entries {
+        let entry = live.entry.ok_or("an entry is missing")?;
+        let entry = wire::read_wal_entry(entry).map_err(|error| error.to_string())?;
+        let index = entry.id.index;
+        if index <= after || index > records.upto {
+            return Err(format!("entry {index} is out of the range {after}..={upto}"));
+        }
+        // The log's own encoding of the same entry, with its stream.
+        let entry = from_wal(entry).map_err(|error| error.to_string())?;
+        entries.push(to_wal(&entry));
+    }
+    Ok((entries, records.upto))
 }
 
 /// Returns the bytes of heads and payloads.

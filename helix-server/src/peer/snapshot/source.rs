@@ -1,7 +1,9 @@
-//! The replica from which records are fetched, over the catch-up lane. Requests are repeated after
-//! a lost connection.
+//! The replicas from which records are fetched, over the catch-up lane. A request goes to another
+//! replica after a refusal or a lost connection.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use helix_proto::raft::v1 as pb;
 use pb::answer::Result as UnaryResult;
@@ -14,12 +16,17 @@ use crate::peer::limits::{FETCH_PAUSE, RECORDS_BYTES};
 use crate::peer::table::PeerTable;
 use crate::raft::{ReplicaId, node_of};
 
-/// Fetches records from the replica that sent a snapshot.
+/// Fetches records of one shard from several replicas.
+///
+/// The replica that served the last range is asked for the next one, until it refuses: damage of a
+/// source is local, and another replica has the range.
 pub(super) struct RecordSource<'a> {
     table: &'a Arc<PeerTable>,
     shard_id: u64,
     ours: ReplicaId,
-    theirs: ReplicaId,
+    theirs: Vec<ReplicaId>,
+    /// Number of the replica that is asked first.
+    current: AtomicUsize,
 }
 
 /// Reason why a request for records has no response.
@@ -30,18 +37,31 @@ enum FetchError {
 }
 
 impl<'a> RecordSource<'a> {
-    /// Creates a source from the route of the snapshot.
-    pub(super) fn new(table: &'a Arc<PeerTable>, from: &pb::Route) -> Self {
+    /// Creates a source from the route of a snapshot: its sender, then the other voters.
+    pub(super) fn new(
+        table: &'a Arc<PeerTable>,
+        from: &pb::Route,
+        voters: impl IntoIterator<Item = ReplicaId>,
+    ) -> Self {
         let pb::Route { shard_id, source_replica, target_replica, .. } = *from;
-        Self { table, shard_id, ours: target_replica, theirs: source_replica }
+        let others: BTreeSet<ReplicaId> = voters
+            .into_iter()
+            .filter(|id| *id != source_replica && node_of(*id) != node_of(target_replica))
+            .collect();
+        let theirs = std::iter::once(source_replica).chain(others).collect();
+        Self { table, shard_id, ours: target_replica, theirs, current: AtomicUsize::new(0) }
     }
 
+    /// Returns the node that is asked first.
     pub(super) fn node(&self) -> u64 {
-        node_of(self.theirs)
+        self.theirs.get(self.current.load(Ordering::Relaxed)).map_or(0, |id| node_of(*id))
     }
 
-    /// Fetches the next live entries above `after`, up to `upto`.
-    /// Retries until there is a response, and passes the reason of each retry to `on_wait`.
+    /// Fetches the next live entries above `after`, up to `upto`. Retries lost connections until
+    /// there is a response, and passes the reason of each retry to `on_wait`.
+    ///
+    /// # Errors
+    /// The reasons of all replicas if each of them refuses.
     pub(super) async fn fetch(
         &self,
         after: u64,
@@ -49,43 +69,115 @@ impl<'a> RecordSource<'a> {
         on_wait: &(dyn Fn(&str) + Sync),
     ) -> Result<pb::Records, String> {
         loop {
-            match self.fetch_once(after, upto).await {
-                Ok(records) => return Ok(records),
-                Err(FetchError::Refused(why)) => return Err(why),
-                Err(FetchError::Lost(why)) => {
+            let (mut refusals, mut lost) = (Vec::new(), None);
+            for _ in 0..self.theirs.len() {
+                let at = self.current.load(Ordering::Relaxed);
+                let Some(theirs) = self.theirs.get(at).copied() else { break };
+                match self.fetch_once(theirs, after, upto).await {
+                    Ok(records) => return Ok(records),
+                    Err(FetchError::Refused(why)) => {
+                        tracing::debug!(shard_id = self.shard_id, after, why, "fetch was refused");
+                        refusals.push(why);
+                    }
+                    Err(FetchError::Lost(why)) => lost = Some(why),
+                }
+                self.current.store((at + 1) % self.theirs.len(), Ordering::Relaxed);
+            }
+            match lost {
+                // A replica that cannot be reached now may have what the others refuse.
+                Some(why) => {
                     on_wait(&why);
                     sleep(FETCH_PAUSE).await;
                 }
+                None => return Err(refusals.join("; ")),
             }
         }
     }
 
-    async fn fetch_once(&self, after: u64, upto: u64) -> Result<pb::Records, FetchError> {
-        let node = self.node();
-        let unknown = || FetchError::Refused(format!("node {node} is not one of the peers"));
-        let peer = self.table.peer(node).ok_or_else(unknown)?;
-        let lost = |why: &dyn ToString| FetchError::Lost(why.to_string());
-        let session = peer.session(PeerLane::CatchUp).map_err(|why| lost(&why))?;
-        let id = self.table.local.next_id();
-        let pending = session.expect_response(id).map_err(|why| lost(&why))?;
-        let route = pb::Route {
-            shard_id: self.shard_id,
-            source_replica: self.ours,
-            target_replica: self.theirs,
-            id: pending.id(),
-        };
-        let request = pb::RecordsRequest { after, upto, bytes_max: RECORDS_BYTES as u64 };
-        let request = Some(UnaryRequest::Records(request));
-        let message = Message::Question(pb::Question { route: Some(route), question: request });
-        session.send(message).map_err(|why| lost(&why))?;
-        match pending.await.map_err(|why| lost(&why))? {
-            UnaryResult::Records(records) => Ok(records),
-            UnaryResult::Failure(failure) => {
-                Err(FetchError::Refused(format!("node {node}: {}", failure.text)))
-            }
-            other => Err(FetchError::Refused(format!(
-                "node {node} sent an unexpected kind of response: {other:?}"
-            ))),
+    async fn fetch_once(
+        &self,
+        theirs: ReplicaId,
+        after: u64,
+        upto: u64,
+    ) -> Result<pb::Records, FetchError> {
+        let bytes_max = RECORDS_BYTES as u64;
+        let request = pb::RecordsRequest { after, upto, bytes_max, with_all_entries: false };
+        request_records(self.table, self.shard_id, self.ours, theirs, request).await
+    }
+}
+
+/// Sends one request for records and waits for its response.
+async fn request_records(
+    table: &PeerTable,
+    shard_id: u64,
+    ours: ReplicaId,
+    theirs: ReplicaId,
+    request: pb::RecordsRequest,
+) -> Result<pb::Records, FetchError> {
+    let node = node_of(theirs);
+    let unknown = || FetchError::Refused(format!("node {node} is not one of the peers"));
+    let peer = table.peer(node).ok_or_else(unknown)?;
+    let lost = |why: &dyn ToString| FetchError::Lost(why.to_string());
+    let session = peer.session(PeerLane::CatchUp).map_err(|why| lost(&why))?;
+    let id = table.local.next_id();
+    let pending = session.expect_response(id).map_err(|why| lost(&why))?;
+    let route =
+        pb::Route { shard_id, source_replica: ours, target_replica: theirs, id: pending.id() };
+    let request = Some(UnaryRequest::Records(request));
+    let message = Message::Question(pb::Question { route: Some(route), question: request });
+    session.send(message).map_err(|why| lost(&why))?;
+    match pending.await.map_err(|why| lost(&why))? {
+        UnaryResult::Records(records) => Ok(records),
+        UnaryResult::Failure(failure) => {
+            Err(FetchError::Refused(format!("node {node}: {}", failure.text)))
         }
+        other => Err(FetchError::Refused(format!(
+            "node {node} sent an unexpected kind of response: {other:?}"
+        ))),
+    }
+}
+
+/// Fetches entries of the range from one replica, also those without live records, for a repair in
+/// place. The response may be partial, and leaves out what the replica no longer has.
+///
+/// # Errors
+/// The reason of the refusal or of the lost connection.
+pub(in crate::peer) async fn fetch_entries(
+    table: &PeerTable,
+    shard_id: u64,
+    ours: ReplicaId,
+    theirs: ReplicaId,
+    after: u64,
+    upto: u64,
+) -> Result<pb::Records, String> {
+    fetch_one(table, shard_id, ours, theirs, (after, upto), true).await
+}
+
+/// Fetches the live entries of the range from one replica, as [`fetch_entries`].
+pub(in crate::peer) async fn fetch_live(
+    table: &PeerTable,
+    shard_id: u64,
+    ours: ReplicaId,
+    theirs: ReplicaId,
+    after: u64,
+    upto: u64,
+) -> Result<pb::Records, String> {
+    fetch_one(table, shard_id, ours, theirs, (after, upto), false).await
+}
+
+async fn fetch_one(
+    table: &PeerTable,
+    shard_id: u64,
+    ours: ReplicaId,
+    theirs: ReplicaId,
+    (after, upto): (u64, u64),
+    with_all_entries: bool,
+) -> Result<pb::Records, String> {
+    let bytes_max = RECORDS_BYTES as u64;
+    let request = pb::RecordsRequest { after, upto, bytes_max, with_all_entries };
+    match request_records(table, shard_id, ours, theirs, request).await {
+        Ok(records) => Ok(records),
+        Err(FetchError::Lost(why)) => Err(format!("node {}: {why}", node_of(theirs))),
+        Err(FetchError::Refused(why)) => Err(why),
     }
 }

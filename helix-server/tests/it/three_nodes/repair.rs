@@ -1,6 +1,6 @@
 //! A replica whose log may have lost acknowledged entries is rebuilt from the others. No acked
 //! record is lost, and the replica does not vote before it has everything that it acknowledged.
-//! Three nodes on simulated disks, one of which is damaged.
+//! SimulatedTrio nodes on simulated disks, one of which is damaged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,8 +38,104 @@ fn flip_bit(disk: &SimulatedDisk, segment: &str) {
     disk.flip_bit(segment, (batch as u64 + 1000) * 8);
 }
 
-async fn until_repaired(three: &SimulatedTrio, node: u64) {
-    until("the replica is repaired", async || {
+/// Reads every record of a node's replica. What cannot be read is left out.
+async fn read_all(three: &SimulatedTrio, node: u64, end: u64) {
+    let Ok(located) = three.nodes[&node].locate("default", 0) else { return };
+    for offset in 0..end {
+        let read = located.shard.read(located.partition, offset, None, 1, ReadFrom::AnyReplica);
+        // Ignored: the damage is noted, and the next read may go further.
+        let _ = read.await;
+    }
+}
+
+fn count_of(counts: Vec<(u64, u64)>) -> u64 {
+    counts.into_iter().find(|(shard, _)| *shard == SHARD).map_or(0, |(_, count)| count)
+}
+
+/// The segments of a node's replica that were repaired in place.
+fn repaired(three: &SimulatedTrio, node: u64) -> u64 {
+    count_of(three.nodes[&node].repaired_segments())
+}
+
+fn restarts(three: &SimulatedTrio, node: u64) -> u64 {
+    count_of(three.nodes[&node].restarts())
+}
+
+/// Appends until every replica has some sealed segments. Returns the number of records.
+async fn with_sealed_segments(three: &SimulatedTrio) -> u64 {
+    let mut count = 0;
+    until("there are sealed segments", async || {
+        for _ in 0..30 {
+            three.append(count).await;
+            count += 1;
+        }
+        let has_some = |node: u64| files(&three.disks.of(node, SHARD), ".seg").len() > 4;
+        three.nodes.keys().all(|node| has_some(*node)).then_some(())
+    })
+    .await;
+    for node in three.nodes.keys() {
+        three.stored(*node, count).await;
+    }
+    count
+}
+
+/// Damages one segment of each of these replicas, and waits until all are whole again. No replica
+/// gives up its log or stops.
+async fn damaged_and_repaired(three: &SimulatedTrio, hurt: &[(u64, usize)], count: u64) {
+    for (node, segment) in hurt {
+        let disk = three.disks.of(*node, SHARD);
+        flip_bit(&disk, &files(&disk, ".seg")[*segment]);
+    }
+    for (node, _) in hurt {
+        until("the damage is met, and repaired", async || {
+            read_all(three, *node, count).await;
+            (repaired(three, *node) > 0).then_some(())
+        })
+        .await;
+    }
+    for (node, _) in hurt {
+        whole_again(three, *node).await;
+        assert_eq!(restarts(three, *node), 0, "node {node} kept its log");
+    }
+    three.append(count).await;
+    three.expect_equal(count + 1).await;
+}
+
+#[tokio::test]
+async fn damage_to_leader_and_follower_is_repaired_from_each_other_and_the_third() {
+    let three = SimulatedTrio::start(LIMITS).await;
+    let count = with_sealed_segments(&three).await;
+    let leader = three.leader().await;
+    let follower = NODES.into_iter().find(|id| *id != leader).unwrap();
+    damaged_and_repaired(&three, &[(leader, 0), (follower, 1)], count).await;
+    three.stop_all().await;
+}
+
+#[tokio::test]
+async fn damage_to_all_three_replicas_in_different_blocks_is_repaired() {
+    let three = SimulatedTrio::start(LIMITS).await;
+    let count = with_sealed_segments(&three).await;
+    let hurt: Vec<(u64, usize)> = NODES.into_iter().zip([0, 1, 2]).collect();
+    damaged_and_repaired(&three, &hurt, count).await;
+    three.stop_all().await;
+}
+
+/// The majority that is left must stay one: the damaged replica keeps its log and its vote.
+#[tokio::test]
+async fn damage_while_another_replica_is_away_takes_no_majority_away() {
+    let mut three = SimulatedTrio::start(LIMITS).await;
+    let count = with_sealed_segments(&three).await;
+    let leader = three.leader().await;
+    let away = NODES.into_iter().find(|id| *id != leader).unwrap();
+    three.stop(away).await;
+    damaged_and_repaired(&three, &[(leader, 0)], count).await;
+    three.restart(away).await;
+    three.expect_equal(count + 1).await;
+    three.stop_all().await;
+}
+
+async fn whole_again(three: &SimulatedTrio, node: u64) {
+    until("the replica is whole again", async || {
         let node = &three.nodes[&node];
         let is_whole = node.shard(SHARD).is_some_and(|shard| shard.damage().is_empty())
             && node.in_repair().is_empty()
@@ -96,7 +192,7 @@ async fn damaged_replica_is_rebuilt_from_the_others() {
         three.restart(hurt).await;
         let repaired = three.nodes[&hurt].in_repair();
         assert!(repaired.iter().any(|(shard, _)| *shard == SHARD), "{what}: {repaired:?}");
-        until_repaired(&three, hurt).await;
+        whole_again(&three, hurt).await;
         three.expect_equal(count).await;
         let left = three.disks.of(hurt, SHARD).files();
         let is_left = |name: &String| name.starts_with("aside") || name == "repair";
@@ -104,7 +200,7 @@ async fn damaged_replica_is_rebuilt_from_the_others() {
         // The replica serves its records after a restart, too.
         three.stop(hurt).await;
         three.restart(hurt).await;
-        until_repaired(&three, hurt).await;
+        whole_again(&three, hurt).await;
         three.expect_equal(count).await;
     }
     three.stop_all().await;
@@ -119,7 +215,7 @@ async fn damaged_cluster_log_is_rebuilt() {
     damage_state_file(&three.disks.of(hurt, 0));
     three.restart(hurt).await;
     assert_eq!(three.nodes[&hurt].in_repair().first().map(|(shard, _)| *shard), Some(0));
-    until_repaired(&three, hurt).await;
+    whole_again(&three, hurt).await;
     three.expect_equal(1).await;
     three.stop_all().await;
 }
@@ -138,7 +234,7 @@ async fn log_without_identity_is_recognized_by_the_nodes_other_logs() {
     }
     three.restart(hurt).await;
     assert_eq!(three.nodes[&hurt].in_repair().first().map(|(shard, _)| *shard), Some(0));
-    until_repaired(&three, hurt).await;
+    whole_again(&three, hurt).await;
     three.expect_equal(1).await;
     three.stop_all().await;
 }
@@ -179,7 +275,7 @@ async fn replica_that_lost_acked_entries_does_not_vote() {
     let refused = shard.ready_for(ReadFrom::AnyReplica).await;
     assert!(matches!(refused, Err(Error::NoLeader { .. })), "{refused:?}");
     three.restart(leader).await;
-    until_repaired(&three, hurt).await;
+    whole_again(&three, hurt).await;
     three.append(5).await;
     three.expect_equal(6).await;
     three.stop_all().await;
@@ -212,7 +308,7 @@ async fn leader_that_lost_its_log_is_not_leader_without_it() {
     for node in others {
         three.restart(node).await;
     }
-    until_repaired(&three, hurt).await;
+    whole_again(&three, hurt).await;
     three.expect_equal(60).await;
     three.stop_all().await;
 }
@@ -243,7 +339,7 @@ async fn interrupted_repair_is_resumed() {
     three.restart(hurt).await;
     assert!(!three.nodes[&hurt].in_repair().is_empty(), "the repair is remembered");
     three.restart(away).await;
-    until_repaired(&three, hurt).await;
+    whole_again(&three, hurt).await;
     three.expect_equal(30).await;
     three.stop_all().await;
 }
@@ -266,19 +362,18 @@ async fn damage_found_by_a_read_is_repaired() {
     for hurt in [leader, NODES.into_iter().find(|id| *id != leader).unwrap()] {
         three.stored(hurt, count).await;
         let disk = three.disks.of(hurt, SHARD);
-        flip_bit(&disk, &files(&disk, ".seg")[0]);
-        let restarts = || three.nodes[&hurt].restarts().into_iter().find(|(id, _)| *id == SHARD);
-        let before = restarts();
-        until("a read finds the damage, and it is repaired", async || {
-            let located = three.nodes[&hurt].locate("default", 0).ok()?;
-            let read =
-                located.shard.read(located.partition, 1, None, 1 << 20, ReadFrom::AnyReplica);
-            // Ignored: the read is repeated.
-            let _ = read.await;
-            (restarts() > before).then_some(())
+        let segment = files(&disk, ".seg")[0].clone();
+        let bytes = disk.read_file(&segment).unwrap();
+        flip_bit(&disk, &segment);
+        let before = repaired(&three, hurt);
+        until("a reader meets the damage, and it is repaired", async || {
+            read_all(&three, hurt, count).await;
+            (repaired(&three, hurt) > before).then_some(())
         })
         .await;
-        until_repaired(&three, hurt).await;
+        whole_again(&three, hurt).await;
+        assert!(disk.read_file(&segment).unwrap() == bytes, "the segment is what it was");
+        assert_eq!(restarts(&three, hurt), 0, "it kept its log and its votes");
         three.expect_equal(count).await;
     }
     three.append(count).await;
@@ -311,9 +406,12 @@ async fn reader_waiting_on_a_reopened_replica_is_redirected() {
     let guard = located.shard.watch(located.partition, 0, &watcher).unwrap();
     assert!(read(count).await.unwrap().batches.is_empty());
     let disk = three.disks.of(hurt, SHARD);
-    flip_bit(&disk, &files(&disk, ".seg")[0]);
-    until("the damage is found and repaired", async || {
-        // Ignored: the read is repeated.
+    // Not even the index is left: this is not repaired in place.
+    let segment = files(&disk, ".seg")[0].clone();
+    let len = disk.read_file(&segment).unwrap().len() as u64;
+    disk.zero(&segment, 4096..len - 4096);
+    until("the damage is met, and the log is rebuilt", async || {
+        // Ignored: what it says is for the next one to read too.
         let _ = read(1).await;
         let restarts = three.nodes[&hurt].restarts();
         restarts.iter().any(|(shard, count)| *shard == SHARD && *count > 0).then_some(())
@@ -330,7 +428,7 @@ async fn reader_waiting_on_a_reopened_replica_is_redirected() {
     let redirected = redirected.await;
     assert!(matches!(redirected, Error::NoLeader { .. }), "{redirected}");
     drop((guard, located));
-    until_repaired(&three, hurt).await;
+    whole_again(&three, hurt).await;
     three.expect_equal(count).await;
     three.stop_all().await;
 }
@@ -356,12 +454,8 @@ async fn unread_damage_is_found_by_the_scrub() {
     flip_bit(&disk, &files(&disk, ".seg")[0]);
     three.scrub_rate = 1 << 30;
     three.restart(hurt).await;
-    until("the scrub finds the damage, and it is repaired", async || {
-        let restarts = three.nodes[&hurt].restarts();
-        restarts.iter().any(|(shard, count)| *shard == SHARD && *count > 0).then_some(())
-    })
-    .await;
-    until_repaired(&three, hurt).await;
+    until("it is found, and repaired", async || (repaired(&three, hurt) > 0).then_some(())).await;
+    whole_again(&three, hurt).await;
     three.expect_equal(count).await;
     three.stop_all().await;
 }

@@ -1,0 +1,206 @@
+//! Repairs damaged sealed segments in place: fetches the damaged entries from any replica that has
+//! them, and swaps them in. The replica keeps its log, its votes, and its leadership.
+
+use std::collections::BTreeMap;
+
+use helix_wal::{Entry, Error, LogId, Placement, SegmentDamage};
+
+use super::Node;
+use crate::raft::{Replica, ReplicaId, node_of};
+
+/// Outcome of one attempt to repair a file.
+#[derive(Debug)]
+pub(super) enum InPlaceOutcome {
+    /// Everything in the file verifies, or the log no longer needs the file.
+    Repaired,
+    /// Another attempt may succeed. The reason is for operators.
+    Later(String),
+    /// The damage is not in entries and cannot be repaired in place.
+    Unrepairable(String),
+}
+
+/// Fetches from several replicas, and stays with the one that served last.
+struct EntrySources<'a> {
+    node: &'a Node,
+    shard_id: u64,
+    own: ReplicaId,
+    from: &'a [ReplicaId],
+    current: usize,
+}
+
+impl Node {
+    /// Repairs one file of a replica's log with entries of the replicas in `from`.
+    pub(super) async fn repair_file(
+        &self,
+        shard_id: u64,
+        replica: &Replica,
+        file: &str,
+        from: &[ReplicaId],
+    ) -> InPlaceOutcome {
+        let (wal, reads) = (replica.wal().clone(), replica.reads().clone());
+        let (examined, name) = (wal.clone(), file.to_owned());
+        let damage = match reads.wait(move || examined.examine_segment(&name)).await {
+            Err(error) => return InPlaceOutcome::Later(error.to_string()),
+            Ok(Err(Error::Damaged { .. })) if !wal.has_file(file) => {
+                reads.forget_damage(file);
+                return InPlaceOutcome::Repaired;
+            }
+            Ok(Err(error @ Error::Damaged { .. })) => {
+                return InPlaceOutcome::Unrepairable(error.to_string());
+            }
+            Ok(Err(_)) if wal.is_open() && !wal.has_file(file) => {
+                reads.forget_damage(file);
+                return InPlaceOutcome::Repaired;
+            }
+            Ok(Err(error)) => return InPlaceOutcome::Later(error.to_string()),
+            Ok(Ok(damage)) => damage,
+        };
+        if damage.is_clean() {
+            reads.forget_damage(file);
+            return InPlaceOutcome::Repaired;
+        }
+        match self.fetch_and_repair(shard_id, replica, file, damage, from).await {
+            Ok(()) => {
+                reads.forget_damage(file);
+                InPlaceOutcome::Repaired
+            }
+            Err(outcome) => outcome,
+        }
+    }
+
+    async fn fetch_and_repair(
+        &self,
+        shard_id: u64,
+        replica: &Replica,
+        file: &str,
+        damage: SegmentDamage,
+        from: &[ReplicaId],
+    ) -> Result<(), InPlaceOutcome> {
+        let own = replica.id();
+        let mut sources = EntrySources { node: self, shard_id, own, from, current: 0 };
+        let total = damage.missing().len() + damage.unplaced().len();
+        let mut entries = BTreeMap::new();
+        for run in runs(damage.missing()) {
+            sources.fetch(run, &mut entries).await.map_err(InPlaceOutcome::Later)?;
+            let done = entries.len();
+            let progress = format!("fetched {done} of {total} damaged entries of {file}");
+            self.note_repair(shard_id, Some(progress));
+        }
+        let mut placements = BTreeMap::new();
+        for run in runs(damage.unplaced()) {
+            sources.fetch_placements(run, &mut placements).await.map_err(InPlaceOutcome::Later)?;
+        }
+        let (bytes, count) = (damage.bytes(), entries.len());
+        let repair = move || {
+            let repaired = damage.repair(&entries, &placements);
+            drop(damage);
+            repaired
+        };
+        match replica.reads().wait(repair).await {
+            Ok(Ok(())) => {
+                tracing::info!(
+                    shard_id,
+                    file,
+                    entries = count,
+                    bytes,
+                    "repaired a segment in place"
+                );
+                Ok(())
+            }
+            Ok(Err(error @ Error::Damaged { .. })) => {
+                Err(InPlaceOutcome::Unrepairable(error.to_string()))
+            }
+            Ok(Err(error)) => Err(InPlaceOutcome::Later(error.to_string())),
+            Err(error) => Err(InPlaceOutcome::Later(error.to_string())),
+        }
+    }
+}
+
+/// Splits ids in log order into runs of consecutive indexes.
+fn runs(ids: &[LogId]) -> impl Iterator<Item = &[LogId]> {
+    ids.chunk_by(|a, b| a.index + 1 == b.index)
+}
+
+impl EntrySources<'_> {
+    /// Fetches entries with consecutive indexes. A refusal, a gap or damage of one replica sends
+    /// the request to the next.
+    async fn fetch(
+        &mut self,
+        run: &[LogId],
+        found: &mut BTreeMap<u64, Entry>,
+    ) -> Result<(), String> {
+        let mut refusals = Vec::new();
+        let mut rest = run;
+        while let (Some(first), Some(last)) = (rest.first(), rest.last()) {
+            let theirs = self.theirs(first.index, &refusals)?;
+            let (after, upto) = (first.index.saturating_sub(1), last.index);
+            let mut refused = format!("node {} does not have it", node_of(theirs));
+            let fetching =
+                self.node.hub.fetch_entries(self.shard_id, self.own, theirs, after, upto);
+            match fetching.await {
+                Ok((entries, _)) => {
+                    for entry in entries {
+                        // The id stands for the bytes, whose checksums were verified.
+                        if run.iter().any(|id| *id == entry.id) {
+                            found.insert(entry.id.index, entry);
+                        }
+                    }
+                }
+                Err(why) => refused = why,
+            }
+            let fetched = rest.iter().take_while(|id| found.contains_key(&id.index)).count();
+            if fetched == 0 {
+                self.next();
+                refusals.push(refused);
+            } else {
+                refusals.clear();
+            }
+            rest = rest.get(fetched..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    async fn fetch_placements(
+        &mut self,
+        run: &[LogId],
+        found: &mut BTreeMap<u64, Placement>,
+    ) -> Result<(), String> {
+        let mut refusals = Vec::new();
+        let mut rest = run;
+        while let (Some(first), Some(last)) = (rest.first(), rest.last()) {
+            let theirs = self.theirs(first.index, &refusals)?;
+            let (after, upto) = (first.index.saturating_sub(1), last.index);
+            let mut refused = format!("node {} does not have it", node_of(theirs));
+            let fetching =
+                self.node.hub.fetch_placements(self.shard_id, self.own, theirs, after, upto);
+            match fetching.await {
+                Ok(placements) => found.extend(placements),
+                Err(why) => refused = why,
+            }
+            let fetched = rest.iter().take_while(|id| found.contains_key(&id.index)).count();
+            if fetched == 0 {
+                self.next();
+                refusals.push(refused);
+            } else {
+                refusals.clear();
+            }
+            rest = rest.get(fetched..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Returns the replica to ask, or the reasons of all once each has refused.
+    fn theirs(&self, index: u64, refusals: &[String]) -> Result<ReplicaId, String> {
+        let theirs = self.from.get(self.current).filter(|_| refusals.len() < self.from.len());
+        theirs.copied().ok_or_else(|| {
+            format!(
+                "no replica sends entry {index}, which is damaged here: {}",
+                refusals.join("; ")
+            )
+        })
+    }
+
+    fn next(&mut self) {
+        self.current = (self.current + 1) % self.from.len().max(1);
+    }
+}
