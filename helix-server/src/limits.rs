@@ -270,6 +270,10 @@ pub const DISK_CHECK_INTERVAL: Duration = Duration::from_millis(300);
 /// Duration of a sync after which the node transfers its leaderships: an election timeout.
 pub const DISK_STALLED_AFTER: Duration = Duration::from_millis(600);
 
+/// Time for open appends to be applied, and to reach the next leader, before leadership is
+/// transferred. New appends are refused meanwhile.
+pub const SETTLE_WAIT_MAX: Duration = Duration::from_secs(1);
+
 /// Time for a transfer of leadership.
 pub const TRANSFER_WAIT_MAX: Duration = Duration::from_secs(2);
 

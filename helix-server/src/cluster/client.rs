@@ -184,6 +184,14 @@ impl Cluster {
         transferred.map_err(|error| Error::of_transfer(0, error))
     }
 
+    /// Transfers leadership of shard 0 before this node stops, even if open commands do not settle
+    /// in time.
+    pub async fn abandon_leadership(&self, node: Option<u64>) -> Result<()> {
+        let replica = self.replica();
+        let transferred = replica.abandon_leadership(node, &self.hub.connected()).await;
+        transferred.map_err(|error| Error::of_transfer(0, error))
+    }
+
     /// Sends a command to shard 0's leader and waits for its reply. If the leader changes
     /// meanwhile, an idempotent command is sent again.
     ///

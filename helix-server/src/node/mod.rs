@@ -473,7 +473,7 @@ impl Node {
         self.cluster.successor(&replica.voters(), &replica.matched())
     }
 
-    /// Transfers all leaderships to other nodes, if there are any.
+    /// Transfers all leaderships to other nodes, if there are any: this node stops.
     pub async fn transfer_leadership(&self) {
         let led = self.shards().into_iter().filter(|shard| {
             shard.is_leader() && !shard.is_isolated() && shard.replicas().len() > 1
@@ -481,14 +481,14 @@ impl Node {
         let transfers = led.map(|shard| async move {
             let replica = shard.replica();
             let successor = self.cluster.successor(&replica.voters(), &replica.matched());
-            if let Err(error) = shard.transfer(successor).await {
+            if let Err(error) = shard.abandon_leadership(successor).await {
                 tracing::warn!(shard_id = shard.id(), %error, "leadership transfer failed");
             }
         });
         join_all(transfers).await;
         if !self.is_single_node()
             && self.cluster.is_leader()
-            && let Err(error) = self.cluster.transfer(self.successor()).await
+            && let Err(error) = self.cluster.abandon_leadership(self.successor()).await
         {
             tracing::warn!(shard_id = 0, %error, "leadership transfer failed");
         }

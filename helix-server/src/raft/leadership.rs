@@ -61,6 +61,9 @@ pub struct ReplicaRole {
 pub enum TransferError {
     #[error("no matching voter can be reached")]
     NoTarget,
+    /// This replica is still the leader.
+    #[error("open appends did not settle within {:?}; retry", limits::SETTLE_WAIT_MAX)]
+    Unsettled,
     #[error("{0}")]
     Unknown(String),
 }
@@ -191,15 +194,40 @@ impl Replica {
     /// Transfers leadership to the replica on `node`, and waits until this one is not the leader.
     ///
     /// Without `node` it goes to the most caught-up voter on a node in `reached`. Proposals are
-    /// refused until the other replica leads, or has been silent for an election timeout.
+    /// refused from now on until the other replica leads, or has been silent for an election
+    /// timeout. Earlier ones get their outcome before the transfer, so that none ends as unknown.
     ///
     /// # Errors
-    /// [`TransferError::NoTarget`] where no voter can take over, and [`TransferError::Unknown`]
-    /// where the other replica did not take over in time.
+    /// [`TransferError::NoTarget`] where no voter can take over, [`TransferError::Unsettled`] where
+    /// a proposal is not applied, or not on the other replica, within
+    /// [`limits::SETTLE_WAIT_MAX`], and [`TransferError::Unknown`] where the other replica did not
+    /// take over in time.
     pub async fn transfer_leadership(
         &self,
         node: Option<u64>,
         reached: &[u64],
+    ) -> Result<(), TransferError> {
+        self.transfer(node, reached, false).await
+    }
+
+    /// Transfers leadership as [`Self::transfer_leadership`] does, also where proposals do not
+    /// settle in time: for a replica that is about to stop, or whose disk stalls.
+    ///
+    /// # Errors
+    /// [`TransferError::NoTarget`] and [`TransferError::Unknown`].
+    pub async fn abandon_leadership(
+        &self,
+        node: Option<u64>,
+        reached: &[u64],
+    ) -> Result<(), TransferError> {
+        self.transfer(node, reached, true).await
+    }
+
+    async fn transfer(
+        &self,
+        node: Option<u64>,
+        reached: &[u64],
+        even_unsettled: bool,
     ) -> Result<(), TransferError> {
         let voters = self.voters();
         let to = match node {
@@ -215,6 +243,15 @@ impl Replica {
         if to == self.id {
             return Ok(());
         }
+        let closed = self.gate.close();
+        let settling = async {
+            closed.settled().await;
+            self.wait_matched(to).await;
+        };
+        let settled = tokio::time::timeout(limits::SETTLE_WAIT_MAX, settling).await;
+        if settled.is_err() && !even_unsettled {
+            return Err(TransferError::Unsettled);
+        }
         let mut leadership = self.watch_leadership();
         // Stored before the request, and kept for the rest of the term: see `is_confirmed`.
         self.transferred_in.store(self.leadership().term, Ordering::Relaxed);
@@ -224,6 +261,19 @@ impl Replica {
         tokio::time::timeout(limits::TRANSFER_WAIT_MAX, gone).await.map_err(|_| {
             TransferError::Unknown(format!("node {} did not take over in time", node_of(to)))
         })
+    }
+
+    /// Waits until another replica has this leader's whole log, or this one is not the leader.
+    async fn wait_matched(&self, other: ReplicaId) {
+        let last_index = self.wal.state().last.map_or(0, |id| id.index);
+        let mut data = self.raft.data_metrics();
+        while self.is_leader()
+            && self.matched().get(&other).is_none_or(|matched| *matched < last_index)
+        {
+            if data.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Returns openraft's current state rather than its last published metrics.

@@ -6,6 +6,7 @@ mod codec;
 mod leadership;
 mod log_store;
 mod membership;
+mod proposal_gate;
 mod repair_guard;
 mod replica;
 mod runtime;

@@ -21,6 +21,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::blocking::DiskReads;
 use super::leadership::watch_metrics;
+use super::proposal_gate::ProposalGate;
 use super::repair_guard::RepairGuard;
 use super::snapshot_records::{RecordStore, SnapshotRecords};
 use super::state_machine::{Machine, StateMachine};
@@ -128,6 +129,8 @@ pub struct Replica {
     records: Option<RecordStore>,
     repair_guard: Arc<RepairGuard>,
     repair_of: Option<QuarantinedLog>,
+    /// Closed while leadership is transferred.
+    pub(super) gate: Arc<ProposalGate>,
     /// Last term in which this replica asked another one to take over.
     pub(super) transferred_in: AtomicU64,
     /// Reason for which openraft has stopped.
@@ -210,6 +213,7 @@ impl Replica {
             records,
             repair_guard,
             repair_of,
+            gate: Arc::default(),
             transferred_in: AtomicU64::new(0),
             stopped,
             leader_changes,
@@ -328,13 +332,16 @@ impl Replica {
     /// are appended and synced together.
     ///
     /// # Errors
-    /// [`ProposeError::Stopped`] once openraft has stopped.
+    /// [`ProposeError::NotLeader`] while leadership is transferred, and [`ProposeError::Stopped`]
+    /// once openraft has stopped. The command was not proposed then.
     pub async fn propose(
         &self,
         mut command: Command,
         guard: Option<Arc<ProposalGuard>>,
     ) -> Result<ProposalOutcome, ProposeError> {
+        let ticket = self.gate.enter().ok_or(ProposeError::NotLeader { leader: None })?;
         let (responder, receiver) = ProposalResponder::new(guard.clone());
+        let responder = responder.with_ticket(ticket);
         command.guard = guard;
         self.raft
             .write(command)

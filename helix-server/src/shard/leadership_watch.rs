@@ -88,7 +88,7 @@ impl Shard {
             return;
         }
         tracing::warn!(shard_id = self.shard_id, ?stalled, "disk stalls, transferring leadership");
-        if let Err(error) = self.transfer(None).await {
+        if let Err(error) = self.abandon_leadership(None).await {
             tracing::warn!(shard_id = self.shard_id, %error, "leadership transfer failed");
         }
     }

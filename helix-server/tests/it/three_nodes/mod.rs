@@ -15,3 +15,4 @@ mod restart;
 mod snapshot;
 mod snapshot_disk;
 mod space;
+mod transfers;
