@@ -161,7 +161,10 @@ impl Cluster {
         let node_id = node_of(leadership.leader?);
         let is_isolated = self.is_leader()
             && self.nodes().len() > 1
-            && self.replica().confirmed_ago().is_none_or(|ago| ago > limits::PARTITIONED_AFTER);
+            && self
+                .replica()
+                .confirmed_ago()
+                .is_none_or(|ago| ago > self.hub.timing().partitioned_after());
         let is_lost = |peer: &PeerStatus| peer.node_id == node_id && !peer.connected;
         if is_isolated || self.hub.peers().iter().any(is_lost) {
             return None;

@@ -42,6 +42,7 @@ use crate::metrics::Metrics;
 pub use crate::peer::PeerStatus;
 use crate::peer::{Hub, HubSettings, Network};
 use crate::protocol::ProtocolVersions;
+use crate::raft::ElectionTiming;
 use crate::random::Random;
 pub use crate::shard::LogLimits;
 use bootstrap_handler::BootstrapHandler;
@@ -115,8 +116,13 @@ impl Node {
     /// Opens a single-node cluster without a peer port, and waits until it serves.
     pub async fn open(settings: NodeSettings) -> Result<Arc<Self>> {
         let handler = BootstrapHandler::new(&settings, &BTreeMap::new());
-        let (node_id, peers, versions) = (settings.node_id, BTreeMap::new(), ProtocolVersions::OWN);
-        let hub = Hub::new(HubSettings { node_id, peers, versions }, handler.clone());
+        let hub_settings = HubSettings {
+            node_id: settings.node_id,
+            peers: BTreeMap::new(),
+            versions: ProtocolVersions::OWN,
+            timing: ElectionTiming::new(settings.election_timeout),
+        };
+        let hub = Hub::new(hub_settings, handler.clone());
         let node = Self::open_with(settings, handler, hub, None).await?;
         node.settle().await?;
         Ok(node)
@@ -139,6 +145,7 @@ impl Node {
             node_id: settings.node_id,
             peers: peers.clone(),
             versions: network.versions(),
+            timing: ElectionTiming::new(settings.election_timeout),
         };
         let hub = Hub::over(network.dialer(), hub_settings, handler.clone());
         let stop = CancellationToken::new();

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::connection::lane::PeerLane;
 use super::connection::peer::PeerStatus;
 use super::dialer::{Dialer, TcpDialer};
+use super::failover::FailoverWatch;
 use super::handler::PeerHandler;
 use super::local::{ClusterIdentity, LocalNode};
 use super::send::replica_network::ReplicaNetwork;
@@ -19,7 +20,9 @@ use super::served::ServedReplica;
 use super::snapshot::fetcher::{FetchProgress, RecordFetcher};
 use super::table::PeerTable;
 use crate::protocol::ProtocolVersions;
-use crate::raft::{Machine, Replica, ReplicaId, ReplicaParts, StateMachine, TypeConfig};
+use crate::raft::{
+    ElectionTiming, Machine, Replica, ReplicaId, ReplicaParts, StateMachine, TypeConfig,
+};
 use crate::sync::lock;
 
 /// Settings of a [`Hub`].
@@ -30,6 +33,7 @@ pub struct HubSettings {
     pub peers: BTreeMap<u64, String>,
     /// Protocol versions that this node speaks.
     pub versions: ProtocolVersions,
+    pub timing: ElectionTiming,
 }
 
 /// All connections between this node and its peers. Closes them on drop.
@@ -61,9 +65,9 @@ impl Hub {
         settings: HubSettings,
         handler: Arc<dyn PeerHandler>,
     ) -> Arc<Self> {
-        let HubSettings { node_id, peers, versions } = settings;
+        let HubSettings { node_id, peers, versions, timing } = settings;
         let hub = Arc::new(Self {
-            table: Arc::new(PeerTable::new(LocalNode::new(node_id, versions), dialer)),
+            table: Arc::new(PeerTable::new(LocalNode::new(node_id, versions, timing), dialer)),
             shards: Mutex::default(),
             handler: Mutex::new(Some(handler)),
             inbound: Mutex::default(),
@@ -83,6 +87,11 @@ impl Hub {
     /// Returns the protocol versions that this node speaks.
     pub fn versions(&self) -> ProtocolVersions {
         self.table.local.versions
+    }
+
+    /// Returns the election timing of this node.
+    pub fn timing(&self) -> &ElectionTiming {
+        &self.table.local.timing
     }
 
     /// Returns the protocol version that the whole cluster speaks; 0 until it is known.
@@ -119,9 +128,9 @@ impl Hub {
         ReplicaNetwork::new(Arc::clone(&self.table), shard_id, replica_id, wal)
     }
 
-    /// Starts to answer messages for a replica.
+    /// Starts to answer messages for a replica, and to replace its leader if that is gone.
     pub fn serve_replica(&self, shard_id: u64, replica: &Replica) {
-        let ReplicaParts { id, raft, machine, records, repair_guard, wal } =
+        let ReplicaParts { id, raft, machine, records, repair_guard, wal, reads } =
             replica.parts_for_peers();
         let served = ServedReplica {
             replica_id: id,
@@ -130,8 +139,22 @@ impl Hub {
             fetcher: records.map(|records| RecordFetcher::new(shard_id, records)),
             repair_guard,
             wal,
+            outranked: Arc::default(),
             stopped: self.table.closed.child_token(),
         };
+        let failover = FailoverWatch {
+            table: self.table.clone(),
+            shard_id,
+            replica_id: id,
+            raft: served.raft.clone(),
+            wal: served.wal.clone(),
+            reads,
+            fetcher: served.fetcher.clone(),
+            repair_guard: served.repair_guard.clone(),
+            handler: self.handler(),
+            outranked: served.outranked.clone(),
+        };
+        tokio::spawn(failover.run(served.stopped.clone()));
         self.serve(shard_id, served);
     }
 
@@ -145,9 +168,17 @@ impl Hub {
         wal: Wal,
     ) {
         let stopped = self.table.closed.child_token();
-        let (fetcher, repair_guard) = (None, Arc::default());
-        let served =
-            ServedReplica { replica_id, raft, machine, fetcher, repair_guard, wal, stopped };
+        let (fetcher, repair_guard, outranked) = (None, Arc::default(), Arc::default());
+        let served = ServedReplica {
+            replica_id,
+            raft,
+            machine,
+            fetcher,
+            repair_guard,
+            wal,
+            outranked,
+            stopped,
+        };
         self.serve(shard_id, served);
     }
 

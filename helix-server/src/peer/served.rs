@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use helix_wal::Wal;
 use openraft::Raft;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::snapshot::fetcher::RecordFetcher;
@@ -22,6 +23,8 @@ pub(super) struct ServedReplica {
     pub(super) repair_guard: Arc<RepairGuard>,
     /// Asked for disk space before an append: openraft stops if it cannot write an entry.
     pub(super) wal: Wal,
+    /// Notified when a candidate with a shorter log asks for this replica's vote.
+    pub(super) outranked: Arc<Notify>,
     /// Ends all incoming work for the replica.
     pub(super) stopped: CancellationToken,
 }

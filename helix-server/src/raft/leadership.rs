@@ -125,7 +125,7 @@ impl Replica {
         let voters = metrics.membership_config.membership().get_joint_config();
         let is_alone =
             matches!(voters.as_slice(), [only] if only.len() == 1 && only.contains(&self.id));
-        is_alone || ago.is_some_and(|ago| ago < limits::READ_LEASE)
+        is_alone || ago.is_some_and(|ago| ago < self.timing.read_lease())
     }
 
     /// Returns whether this replica is the leader and has applied the first entry of its own term.

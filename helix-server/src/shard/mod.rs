@@ -152,6 +152,7 @@ impl Shard {
                 checkpoint: settings.checkpoint,
                 has_records: true,
                 repair_of: settings.repair_of,
+                timing: settings.hub.timing().clone(),
             },
             settings.hub.network(settings.shard_id, settings.replica_id, settings.wal.clone()),
         )

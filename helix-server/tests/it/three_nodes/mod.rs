@@ -7,6 +7,7 @@ mod disk_full;
 mod drain;
 mod failover;
 mod forming;
+mod gone;
 mod membership;
 mod paused;
 mod reads;
