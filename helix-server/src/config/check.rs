@@ -294,6 +294,10 @@ mod tests {
         }
         let busy = ServerConfig { checkpoint_bytes: 1000, ..ServerConfig::default() };
         assert_eq!(flags(&busy), ["checkpoint-bytes"]);
+        for election_timeout_ms in [0, 149, 3_001] {
+            let hasty = ServerConfig { election_timeout_ms, ..ServerConfig::default() };
+            assert_eq!(flags(&hasty), ["election-timeout-ms"]);
+        }
         let twice = vec![("a".to_owned(), 1), ("a".to_owned(), 2)];
         assert_eq!(flags(&ServerConfig { topics: twice, ..ServerConfig::default() }), ["topic"]);
     }
