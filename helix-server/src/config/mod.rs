@@ -167,8 +167,8 @@ pub struct ServerConfig {
     #[arg(long, value_name = "MICROSECONDS", default_value_t = IDLE_POLL_US)]
     pub idle_poll_us: u32,
 
-    /// Milliseconds for which followers that hear from a leader elect no other one; heartbeats,
-    /// the lease of reads and the order of candidates follow from it (docs/configuration.md)
+    /// Milliseconds for which a follower that hears from a leader votes for no other one; all
+    /// timing of elections follows from it
     #[arg(long, value_name = "MILLISECONDS", default_value_t = ELECTION_TIMEOUT_MS)]
     pub election_timeout_ms: u32,
 
