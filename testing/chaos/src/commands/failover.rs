@@ -3,7 +3,6 @@
 //! It measures what an application sees: the time from the kill to the ack of a batch that was sent
 //! after the leader was dead. Such a batch also waits for the one before it.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,14 +21,12 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::CommonArgs;
 use super::test_bed::{READY_MAX, TestBed};
+use crate::cluster::ShardLeaders;
 use crate::logger::Logger;
 use crate::workload::{TOPIC, WorkloadShape};
 
 /// A partition without an ack for this long after a kill is a failure.
 const OUTAGE_MAX: Duration = Duration::from_secs(30);
-
-/// Leader and term of each shard.
-type LeadersByShard = BTreeMap<u32, (u64, u64)>;
 
 /// Time to write between kills, so that connections and caches are warm.
 const WARM: Duration = Duration::from_millis(500);
@@ -88,7 +85,7 @@ struct Elections {
 
 impl Elections {
     /// Compares the leaders, with their terms, before and after the loss of a node.
-    fn count(&mut self, lost: u64, before: &LeadersByShard, after: &LeadersByShard) {
+    fn count(&mut self, lost: u64, before: &ShardLeaders, after: &ShardLeaders) {
         for (shard, (_, term)) in before.iter().filter(|(_, (node, _))| *node == lost) {
             let Some((_, now)) = after.get(shard).filter(|(_, now)| now > term) else { continue };
             self.total += 1;
