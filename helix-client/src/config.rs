@@ -33,8 +33,8 @@ pub struct Config {
     /// Largest upper bound of the random wait before a retry. Default: 1 s.
     pub backoff_max: Duration,
     /// Largest upper bound of that wait while a shard has no reachable leader, if it is less than
-    /// `backoff_max`. Short, because an election takes about a second. All calls of a client share
-    /// their metadata requests, so many calls send no more of them than one. Default: 100 ms.
+    /// `backoff_max`. Short, because an election takes about 0.6 s. All calls of a client share
+    /// their metadata requests, so many calls send no more of them than one. Default: 50 ms.
     pub failover_backoff_max: Duration,
     /// Silence of a node after which a request that any node can serve goes to the next one too.
     /// Default: 300 ms.
@@ -99,7 +99,7 @@ impl Default for Config {
             attempt_timeout: Duration::from_secs(10),
             backoff_min: Duration::from_millis(10),
             backoff_max: Duration::from_secs(1),
-            failover_backoff_max: Duration::from_millis(100),
+            failover_backoff_max: Duration::from_millis(50),
             hedge_after: Duration::from_millis(300),
             stall_after: Duration::from_millis(500),
             heartbeat_timeout: Duration::from_secs(15),

@@ -120,6 +120,9 @@ impl Error {
                 field: "target_node_id",
                 what: format!("no such replica of shard {shard} is reachable"),
             },
+            TransferError::Unsettled => {
+                Self::throttled("appends that must settle before a transfer")
+            }
             TransferError::Unknown(reason) => Self::OutcomeUnknown { reason },
         }
     }

@@ -253,22 +253,16 @@ pub const READY_WAIT_MAX: Duration = Duration::from_secs(5);
 /// for it.
 pub const LEADER_WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// Time without a majority's confirmation after which a leader counts as partitioned: an election
-/// timeout, after which another node may be leader.
-pub const PARTITIONED_AFTER: Duration = Duration::from_millis(700);
+/// Election timeout of a node: the default and the bounds. `raft/timing.rs` derives from it the
+/// heartbeat, the lease of reads, and when a leader counts as partitioned or its disk as stalled.
+pub const ELECTION_TIMEOUT_MS: u32 = 600;
+pub const ELECTION_TIMEOUT: Duration = Duration::from_millis(ELECTION_TIMEOUT_MS as u64);
+pub const ELECTION_TIMEOUT_MS_MIN: u32 = 150;
+pub const ELECTION_TIMEOUT_MS_MAX: u32 = 3_000;
 
-/// Time after a majority's confirmation during which a leader serves reads without another one.
-///
-/// Less than the longest election timeout (600 ms), during which the nodes that confirmed elect no
-/// other leader. So clocks may differ by a fifth.
-pub const READ_LEASE: Duration = Duration::from_millis(500);
-
-/// Interval of a shard's checks: is its leader partitioned, and is its disk stalled.
-pub const LEADERSHIP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
-pub const DISK_CHECK_INTERVAL: Duration = Duration::from_millis(300);
-
-/// Duration of a sync after which the node transfers its leaderships: an election timeout.
-pub const DISK_STALLED_AFTER: Duration = Duration::from_millis(600);
+/// Time for open appends to be applied, and to reach the next leader, before leadership is
+/// transferred. New appends are refused meanwhile.
+pub const SETTLE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Time for a transfer of leadership.
 pub const TRANSFER_WAIT_MAX: Duration = Duration::from_secs(2);

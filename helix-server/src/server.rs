@@ -273,6 +273,7 @@ fn node_settings(config: &ServerConfig) -> NodeSettings {
         scrub_rate: config.scrub_rate,
         pace: config.pace,
         idle_poll: Duration::from_micros(config.idle_poll_us.into()),
+        election_timeout: Duration::from_millis(config.election_timeout_ms.into()),
         clock: Arc::new(SystemClock),
         seed: None,
     }

@@ -161,7 +161,10 @@ impl Cluster {
         let node_id = node_of(leadership.leader?);
         let is_isolated = self.is_leader()
             && self.nodes().len() > 1
-            && self.replica().confirmed_ago().is_none_or(|ago| ago > limits::PARTITIONED_AFTER);
+            && self
+                .replica()
+                .confirmed_ago()
+                .is_none_or(|ago| ago > self.hub.timing().partitioned_after());
         let is_lost = |peer: &PeerStatus| peer.node_id == node_id && !peer.connected;
         if is_isolated || self.hub.peers().iter().any(is_lost) {
             return None;
@@ -181,6 +184,14 @@ impl Cluster {
             return Err(hint());
         }
         let transferred = self.replica().transfer_leadership(node, &self.hub.connected()).await;
+        transferred.map_err(|error| Error::of_transfer(0, error))
+    }
+
+    /// Transfers leadership of shard 0 before this node stops, even if open commands do not settle
+    /// in time.
+    pub async fn abandon_leadership(&self, node: Option<u64>) -> Result<()> {
+        let replica = self.replica();
+        let transferred = replica.abandon_leadership(node, &self.hub.connected()).await;
         transferred.map_err(|error| Error::of_transfer(0, error))
     }
 

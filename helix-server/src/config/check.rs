@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 
 use super::ServerConfig;
 use super::values::has_port;
-use crate::limits::{BATCH_BYTES_MAX, SHARDS_MAX};
+use crate::limits::{
+    BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, SHARDS_MAX,
+};
 use crate::memory::{MEMORY_LIMIT_MIN, MemoryShares};
 
 /// Largest segment that the log accepts: it preallocates several.
@@ -94,6 +96,13 @@ impl ServerConfig {
         let is_sparing = self.checkpoint_bytes >= CHECKPOINT_BYTES_MIN;
         let what = "choose at least 64KiB";
         problems.expect(is_sparing, "checkpoint-bytes", &self.checkpoint_bytes, what);
+        let timeouts = ELECTION_TIMEOUT_MS_MIN..=ELECTION_TIMEOUT_MS_MAX;
+        problems.expect(
+            timeouts.contains(&self.election_timeout_ms),
+            "election-timeout-ms",
+            &self.election_timeout_ms,
+            "choose 150 to 3000",
+        );
         let is_named = self.cluster_id.as_ref().is_none_or(|name| !name.is_empty());
         problems.expect(is_named, "cluster-id", &"", "set a name, or omit the flag");
         for (index, (name, _)) in self.topics.iter().enumerate() {
@@ -285,6 +294,10 @@ mod tests {
         }
         let busy = ServerConfig { checkpoint_bytes: 1000, ..ServerConfig::default() };
         assert_eq!(flags(&busy), ["checkpoint-bytes"]);
+        for election_timeout_ms in [0, 149, 3_001] {
+            let hasty = ServerConfig { election_timeout_ms, ..ServerConfig::default() };
+            assert_eq!(flags(&hasty), ["election-timeout-ms"]);
+        }
         let twice = vec![("a".to_owned(), 1), ("a".to_owned(), 2)];
         assert_eq!(flags(&ServerConfig { topics: twice, ..ServerConfig::default() }), ["topic"]);
     }

@@ -17,7 +17,9 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use crate::limits::{BATCH_BYTES_DEFAULT, IDLE_POLL_US, PACE, RECORD_BYTES_DEFAULT};
+use crate::limits::{
+    BATCH_BYTES_DEFAULT, ELECTION_TIMEOUT_MS, IDLE_POLL_US, PACE, RECORD_BYTES_DEFAULT,
+};
 use crate::log::PartitionSettings;
 use crate::memory::MemoryShares;
 pub use check::ConfigError;
@@ -164,6 +166,11 @@ pub struct ServerConfig {
     /// turns it off, which saves CPU time
     #[arg(long, value_name = "MICROSECONDS", default_value_t = IDLE_POLL_US)]
     pub idle_poll_us: u32,
+
+    /// Milliseconds for which a follower that hears from a leader votes for no other one; all
+    /// timing of elections follows from it
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = ELECTION_TIMEOUT_MS)]
+    pub election_timeout_ms: u32,
 
     /// Bytes that a partition keeps, for topics without retention_bytes; 0 is unlimited
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "0")]

@@ -122,6 +122,10 @@ impl BootstrapHandler {
 }
 
 impl PeerHandler for BootstrapHandler {
+    fn may_lead(&self) -> bool {
+        self.node().is_none_or(|node| !node.cluster.is_draining(self.node_id))
+    }
+
     fn hello(&self, request: HelloRequest) -> Hello {
         let (formed, members) = self.known_members();
         let own = self.lock().identity.map(|(cluster, _)| cluster);

@@ -45,6 +45,7 @@ use crate::metrics::Metrics;
 pub use crate::peer::PeerStatus;
 use crate::peer::{Hub, HubSettings, Network};
 use crate::protocol::ProtocolVersions;
+use crate::raft::ElectionTiming;
 use crate::random::Random;
 pub use crate::shard::LogLimits;
 use bootstrap_handler::BootstrapHandler;
@@ -120,8 +121,13 @@ impl Node {
     /// Opens a single-node cluster without a peer port, and waits until it serves.
     pub async fn open(settings: NodeSettings) -> Result<Arc<Self>> {
         let handler = BootstrapHandler::new(&settings, &BTreeMap::new());
-        let (node_id, peers, versions) = (settings.node_id, BTreeMap::new(), ProtocolVersions::OWN);
-        let hub = Hub::new(HubSettings { node_id, peers, versions }, handler.clone());
+        let hub_settings = HubSettings {
+            node_id: settings.node_id,
+            peers: BTreeMap::new(),
+            versions: ProtocolVersions::OWN,
+            timing: ElectionTiming::new(settings.election_timeout),
+        };
+        let hub = Hub::new(hub_settings, handler.clone());
         let node = Self::open_with(settings, handler, hub, None).await?;
         node.settle().await?;
         Ok(node)
@@ -144,6 +150,7 @@ impl Node {
             node_id: settings.node_id,
             peers: peers.clone(),
             versions: network.versions(),
+            timing: ElectionTiming::new(settings.election_timeout),
         };
         let hub = Hub::over(network.dialer(), hub_settings, handler.clone());
         let stop = CancellationToken::new();
@@ -473,22 +480,27 @@ impl Node {
         }
     }
 
-    /// Transfers all leaderships to other nodes, if there are any.
+    /// Returns the node that should lead shard 0 after this one.
+    async fn successor(&self) -> Option<u64> {
+        self.cluster.successor(0, &self.cluster.replica(), true).await
+    }
+
+    /// Transfers all leaderships to other nodes, if there are any: this node stops.
     pub async fn transfer_leadership(&self) {
         let led = self.shards().into_iter().filter(|shard| {
             shard.is_leader() && !shard.is_isolated() && shard.replicas().len() > 1
         });
         let transfers = led.map(|shard| async move {
             let successor = self.cluster.successor(shard.id(), shard.replica(), true).await;
-            if let Err(error) = shard.transfer(successor).await {
+            if let Err(error) = shard.abandon_leadership(successor).await {
                 tracing::warn!(shard_id = shard.id(), %error, "leadership transfer failed");
             }
         });
         join_all(transfers).await;
         if !self.is_single_node()
             && self.cluster.is_leader()
-            && let successor = self.cluster.successor(0, &self.cluster.replica(), true).await
-            && let Err(error) = self.cluster.transfer(successor).await
+            && let successor = self.successor().await
+            && let Err(error) = self.cluster.abandon_leadership(successor).await
         {
             tracing::warn!(shard_id = 0, %error, "leadership transfer failed");
         }

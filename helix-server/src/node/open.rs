@@ -84,6 +84,7 @@ pub(super) async fn open_shard0_replica(
         checkpoint,
         has_records: false,
         repair_of,
+        timing: hub.timing().clone(),
     };
     match Replica::open(settings, hub.network(0, replica_id, wal.clone())).await {
         Ok(replica) => {

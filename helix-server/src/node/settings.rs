@@ -74,6 +74,8 @@ pub struct NodeSettings {
     pub idle_poll: Duration,
     /// Priority of small batches over large ones; 0 disables it.
     pub pace: u32,
+    /// Election timeout, from which the timing of elections follows.
+    pub election_timeout: Duration,
     pub clock: Arc<dyn Clock>,
     /// Random seed for simulations; `None` seeds from the operating system.
     pub seed: Option<u64>,

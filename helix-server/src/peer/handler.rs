@@ -61,6 +61,10 @@ pub trait PeerHandler: Send + Sync + 'static {
     /// Returns the reason why replicas of this generation of a node are not in the cluster.
     /// Generation 0 is an unknown one.
     fn refusal(&self, node: u64, generation: u32) -> Option<String>;
+    /// Returns whether this node may become a leader. A draining node may not, if others can.
+    fn may_lead(&self) -> bool {
+        true
+    }
     fn form(&self, form: FormCluster) -> BoxFuture<'static, Result<(), String>>;
     fn join(&self, join: JoinCluster) -> BoxFuture<'static, Result<(), String>>;
     /// Answers a call between servers, in an encoding of their own.

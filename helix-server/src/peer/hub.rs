@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::connection::lane::PeerLane;
 use super::connection::peer::PeerStatus;
 use super::dialer::{Dialer, TcpDialer};
+use super::failover::FailoverWatch;
 use super::handler::PeerHandler;
 use super::local::{ClusterIdentity, LocalNode};
 use super::send::replica_network::ReplicaNetwork;
@@ -21,7 +22,9 @@ use super::snapshot::records;
 use super::snapshot::source::{fetch_entries, fetch_live};
 use super::table::PeerTable;
 use crate::protocol::ProtocolVersions;
-use crate::raft::{DiskReads, Machine, Replica, ReplicaId, ReplicaParts, StateMachine, TypeConfig};
+use crate::raft::{
+    DiskReads, ElectionTiming, Machine, Replica, ReplicaId, ReplicaParts, StateMachine, TypeConfig,
+};
 use crate::sync::lock;
 
 /// Settings of a [`Hub`].
@@ -32,6 +35,7 @@ pub struct HubSettings {
     pub peers: BTreeMap<u64, String>,
     /// Protocol versions that this node speaks.
     pub versions: ProtocolVersions,
+    pub timing: ElectionTiming,
 }
 
 /// All connections between this node and its peers. Closes them on drop.
@@ -63,9 +67,9 @@ impl Hub {
         settings: HubSettings,
         handler: Arc<dyn PeerHandler>,
     ) -> Arc<Self> {
-        let HubSettings { node_id, peers, versions } = settings;
+        let HubSettings { node_id, peers, versions, timing } = settings;
         let hub = Arc::new(Self {
-            table: Arc::new(PeerTable::new(LocalNode::new(node_id, versions), dialer)),
+            table: Arc::new(PeerTable::new(LocalNode::new(node_id, versions, timing), dialer)),
             shards: Mutex::default(),
             handler: Mutex::new(Some(handler)),
             inbound: Mutex::default(),
@@ -85,6 +89,11 @@ impl Hub {
     /// Returns the protocol versions that this node speaks.
     pub fn versions(&self) -> ProtocolVersions {
         self.table.local.versions
+    }
+
+    /// Returns the election timing of this node.
+    pub fn timing(&self) -> &ElectionTiming {
+        &self.table.local.timing
     }
 
     /// Returns the protocol version that the whole cluster speaks; 0 until it is known.
@@ -121,7 +130,7 @@ impl Hub {
         ReplicaNetwork::new(Arc::clone(&self.table), shard_id, replica_id, wal)
     }
 
-    /// Starts to answer messages for a replica.
+    /// Starts to answer messages for a replica, and to replace its leader if that is gone.
     pub fn serve_replica(&self, shard_id: u64, replica: &Replica) {
         let ReplicaParts { id, raft, machine, records, repair_guard, wal, reads } =
             replica.parts_for_peers();
@@ -133,8 +142,22 @@ impl Hub {
             repair_guard,
             wal,
             reads,
+            outranked: Arc::default(),
             stopped: self.table.closed.child_token(),
         };
+        let failover = FailoverWatch {
+            table: self.table.clone(),
+            shard_id,
+            replica_id: id,
+            raft: served.raft.clone(),
+            wal: served.wal.clone(),
+            reads: served.reads.clone(),
+            fetcher: served.fetcher.clone(),
+            repair_guard: served.repair_guard.clone(),
+            handler: self.handler(),
+            outranked: served.outranked.clone(),
+        };
+        tokio::spawn(failover.run(served.stopped.clone()));
         self.serve(shard_id, served);
     }
 
@@ -148,9 +171,18 @@ impl Hub {
         wal: Wal,
     ) {
         let stopped = self.table.closed.child_token();
-        let (fetcher, repair_guard, reads) = (None, Arc::default(), DiskReads::new(false));
-        let served =
-            ServedReplica { replica_id, raft, machine, fetcher, repair_guard, wal, reads, stopped };
+        let (fetcher, repair_guard, outranked) = (None, Arc::default(), Arc::default());
+        let served = ServedReplica {
+            replica_id,
+            raft,
+            machine,
+            fetcher,
+            repair_guard,
+            wal,
+            reads: DiskReads::new(false),
+            outranked,
+            stopped,
+        };
         self.serve(shard_id, served);
     }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use tokio::sync::watch;
 
 use crate::protocol::ProtocolVersions;
+use crate::raft::ElectionTiming;
 
 /// The cluster of this node, and the generation of its replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +19,7 @@ pub(super) struct LocalNode {
     pub(super) node_id: u64,
     /// Protocol versions that this node speaks.
     pub(super) versions: ProtocolVersions,
+    pub(super) timing: ElectionTiming,
     /// Protocol version that every member speaks, per the cluster state; 0 until it is known.
     protocol: AtomicU32,
     identity: watch::Sender<Option<ClusterIdentity>>,
@@ -27,10 +29,11 @@ pub(super) struct LocalNode {
 }
 
 impl LocalNode {
-    pub(super) fn new(node_id: u64, versions: ProtocolVersions) -> Self {
+    pub(super) fn new(node_id: u64, versions: ProtocolVersions, timing: ElectionTiming) -> Self {
         Self {
             node_id,
             versions,
+            timing,
             protocol: AtomicU32::new(0),
             identity: watch::Sender::new(None),
             changes: watch::Sender::new(0),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use helix_wal::Wal;
 use openraft::Raft;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::snapshot::fetcher::RecordFetcher;
@@ -24,6 +25,8 @@ pub(super) struct ServedReplica {
     pub(super) wal: Wal,
     /// Reads of the log for other replicas, which record damage.
     pub(super) reads: DiskReads,
+    /// Notified when a candidate with a shorter log asks for this replica's vote.
+    pub(super) outranked: Arc<Notify>,
     /// Ends all incoming work for the replica.
     pub(super) stopped: CancellationToken,
 }

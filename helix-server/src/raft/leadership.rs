@@ -61,6 +61,9 @@ pub struct ReplicaRole {
 pub enum TransferError {
     #[error("no matching voter can be reached")]
     NoTarget,
+    /// This replica is still the leader.
+    #[error("open appends did not settle within {:?}; retry", limits::SETTLE_WAIT_MAX)]
+    Unsettled,
     #[error("{0}")]
     Unknown(String),
 }
@@ -122,7 +125,7 @@ impl Replica {
         let voters = metrics.membership_config.membership().get_joint_config();
         let is_alone =
             matches!(voters.as_slice(), [only] if only.len() == 1 && only.contains(&self.id));
-        is_alone || ago.is_some_and(|ago| ago < limits::READ_LEASE)
+        is_alone || ago.is_some_and(|ago| ago < self.timing.read_lease())
     }
 
     /// Returns whether this replica is the leader and has applied the first entry of its own term.
@@ -192,15 +195,40 @@ impl Replica {
     /// an entry of its term, as far as this replica has applied it.
     ///
     /// Without `node` it goes to the most caught-up voter on a node in `reached`. Proposals are
-    /// refused until the other replica leads, or has been silent for an election timeout.
+    /// refused from now on until the other replica leads, or has been silent for an election
+    /// timeout. Earlier ones get their outcome before the transfer, so that none ends as unknown.
     ///
     /// # Errors
-    /// [`TransferError::NoTarget`] where no voter can take over, and [`TransferError::Unknown`]
-    /// where the other replica did not take over in time.
+    /// [`TransferError::NoTarget`] where no voter can take over, [`TransferError::Unsettled`] where
+    /// a proposal is not applied, or not on the other replica, within
+    /// [`limits::SETTLE_WAIT_MAX`], and [`TransferError::Unknown`] where the other replica did not
+    /// take over in time.
     pub async fn transfer_leadership(
         &self,
         node: Option<u64>,
         reached: &[u64],
+    ) -> Result<(), TransferError> {
+        self.transfer(node, reached, false).await
+    }
+
+    /// Transfers leadership as [`Self::transfer_leadership`] does, also where proposals do not
+    /// settle in time: for a replica that is about to stop, or whose disk stalls.
+    ///
+    /// # Errors
+    /// [`TransferError::NoTarget`] and [`TransferError::Unknown`].
+    pub async fn abandon_leadership(
+        &self,
+        node: Option<u64>,
+        reached: &[u64],
+    ) -> Result<(), TransferError> {
+        self.transfer(node, reached, true).await
+    }
+
+    async fn transfer(
+        &self,
+        node: Option<u64>,
+        reached: &[u64],
+        even_unsettled: bool,
     ) -> Result<(), TransferError> {
         let voters = self.voters();
         let to = match node {
@@ -215,6 +243,15 @@ impl Replica {
         let to = to.ok_or(TransferError::NoTarget)?;
         if to == self.id {
             return Ok(());
+        }
+        let closed = self.gate.close();
+        let settling = async {
+            closed.settled().await;
+            self.wait_matched(to).await;
+        };
+        let settled = tokio::time::timeout(limits::SETTLE_WAIT_MAX, settling).await;
+        if settled.is_err() && !even_unsettled {
+            return Err(TransferError::Unsettled);
         }
         let (mut leadership, term) = (self.watch_leadership(), self.leadership().term);
         let mut applied_term = self.applied_term.clone();
@@ -237,6 +274,19 @@ impl Replica {
             _ => Err(TransferError::Unknown(format!(
                 "node {node} was asked to take over, but has committed nothing yet"
             ))),
+        }
+    }
+
+    /// Waits until another replica has this leader's whole log, or this one is not the leader.
+    async fn wait_matched(&self, other: ReplicaId) {
+        let last_index = self.wal.state().last.map_or(0, |id| id.index);
+        let mut data = self.raft.data_metrics();
+        while self.is_leader()
+            && self.matched().get(&other).is_none_or(|matched| *matched < last_index)
+        {
+            if data.changed().await.is_err() {
+                return;
+            }
         }
     }
 

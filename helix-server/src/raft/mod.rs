@@ -6,11 +6,13 @@ mod codec;
 mod leadership;
 mod log_store;
 mod membership;
+mod proposal_gate;
 mod repair_guard;
 mod replica;
 mod runtime;
 mod snapshot_records;
 mod state_machine;
+mod timing;
 mod types;
 
 /// Log filter for openraft. It silences the errors of append streams, which end with every shard
@@ -30,6 +32,7 @@ pub use replica::{ProposalOutcome, ProposeError, Replica, ReplicaSettings, Repli
 pub use runtime::{Runtime, seed_this_thread};
 pub use snapshot_records::{FetchedRecords, RecordStore, SnapshotRecords};
 pub use state_machine::{Checkpointer, Machine, StateMachine};
+pub use timing::{ElectionRank, ElectionTiming};
 pub use types::{
     Command, ProposalGuard, ProposalResponder, ReplicaId, SnapshotData, TypeConfig, node_of,
     replica_id,

@@ -11,6 +11,7 @@ use openraft::impls::leader_id_std;
 use openraft::raft::responder::Responder;
 use tokio::sync::oneshot;
 
+use super::proposal_gate::ProposalTicket;
 use super::runtime::Runtime;
 use crate::flow::FlowPermit;
 use crate::log::{Head, Verdict};
@@ -119,17 +120,22 @@ impl ProposalGuard {
     }
 }
 
-/// Sends the result of a proposal to its proposer, and holds its guard until then.
+/// Sends the result of a proposal to its proposer, and holds its guard and ticket until then.
 #[derive(Debug)]
 pub struct ProposalResponder<T> {
     sender: oneshot::Sender<T>,
     _guard: Option<Arc<ProposalGuard>>,
+    _ticket: Option<ProposalTicket>,
 }
 
 impl<T> ProposalResponder<T> {
     pub fn new(guard: Option<Arc<ProposalGuard>>) -> (Self, oneshot::Receiver<T>) {
         let (sender, receiver) = oneshot::channel();
-        (Self { sender, _guard: guard }, receiver)
+        (Self { sender, _guard: guard, _ticket: None }, receiver)
+    }
+
+    pub(super) fn with_ticket(self, ticket: ProposalTicket) -> Self {
+        Self { _ticket: Some(ticket), ..self }
     }
 }
 

@@ -8,14 +8,16 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::Shard;
-use crate::limits;
 
 /// Runs until the shard is gone or openraft has stopped.
 pub(super) async fn run(shard: Weak<Shard>) {
-    let Some(mut leadership) = shard.upgrade().map(|shard| shard.replica.watch_leadership()) else {
+    let Some((mut leadership, interval)) = shard
+        .upgrade()
+        .map(|shard| (shard.replica.watch_leadership(), shard.hub.timing().check_interval()))
+    else {
         return;
     };
-    let mut tick = tokio::time::interval(limits::LEADERSHIP_CHECK_INTERVAL);
+    let mut tick = tokio::time::interval(interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut leader_in = None;
     let mut since = (0, Instant::now());
@@ -39,7 +41,10 @@ pub(super) async fn run(shard: Weak<Shard>) {
 
 /// Runs until the shard is gone. A task of its own, since a leadership transfer takes a while.
 pub(super) async fn watch_disk(shard: Weak<Shard>) {
-    let mut tick = tokio::time::interval(limits::DISK_CHECK_INTERVAL);
+    let Some(interval) = shard.upgrade().map(|shard| shard.hub.timing().timeout() / 2) else {
+        return;
+    };
+    let mut tick = tokio::time::interval(interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
@@ -63,7 +68,7 @@ impl Shard {
         }
         // A leader that was isolated right after its election has never been confirmed.
         let silent = self.replica.confirmed_ago().unwrap_or_else(|| since.1.elapsed());
-        let isolated = is_leader && !alone && silent > limits::PARTITIONED_AFTER;
+        let isolated = is_leader && !alone && silent > self.hub.timing().partitioned_after();
         if self.isolated.swap(isolated, Ordering::Relaxed) != isolated && isolated {
             tracing::warn!(shard_id = self.shard_id, "refusing appends, no majority responds");
         }
@@ -82,13 +87,14 @@ impl Shard {
 
     /// Transfers leadership while a sync stalls: another leader can commit without this disk.
     async fn transfer_if_disk_stalls(self: &Arc<Self>) {
-        let stalled = self.wal.unsynced_for().filter(|time| *time >= limits::DISK_STALLED_AFTER);
+        let limit = self.hub.timing().timeout();
+        let stalled = self.wal.unsynced_for().filter(|time| *time >= limit);
         let Some(stalled) = stalled else { return };
         if !self.is_leader() || self.replica.voters().len() <= 1 {
             return;
         }
         tracing::warn!(shard_id = self.shard_id, ?stalled, "disk stalls, transferring leadership");
-        if let Err(error) = self.transfer(None).await {
+        if let Err(error) = self.abandon_leadership(None).await {
             tracing::warn!(shard_id = self.shard_id, %error, "leadership transfer failed");
         }
     }

@@ -152,6 +152,7 @@ impl Shard {
                 checkpoint: settings.checkpoint,
                 has_records: true,
                 repair_of: settings.repair_of,
+                timing: settings.hub.timing().clone(),
             },
             settings.hub.network(settings.shard_id, settings.replica_id, settings.wal.clone()),
         )
@@ -305,13 +306,27 @@ impl Shard {
     ///
     /// # Errors
     /// [`Error::NotLeader`], [`Error::NoLeader`], [`Error::InvalidArgument`] where no such
-    /// replica is reachable, [`Error::OutcomeUnknown`] where it did not take over in time.
+    /// replica is reachable, [`Error::Throttled`] where open appends do not settle in time,
+    /// [`Error::OutcomeUnknown`] where the other replica did not take over in time.
     pub async fn transfer(&self, node: Option<u64>) -> Result<()> {
         if !self.is_leader() {
             return Err(self.not_leader());
         }
-        let handed = self.replica.transfer_leadership(node, &self.hub.connected()).await;
-        handed.map_err(|error| Error::of_transfer(self.shard_id, error))
+        let transferred = self.replica.transfer_leadership(node, &self.hub.connected()).await;
+        transferred.map_err(|error| Error::of_transfer(self.shard_id, error))
+    }
+
+    /// Transfers leadership as [`Self::transfer`] does, also where open appends do not settle in
+    /// time: this node stops, or its disk stalls.
+    ///
+    /// # Errors
+    /// As [`Self::transfer`], without [`Error::Throttled`].
+    pub async fn abandon_leadership(&self, node: Option<u64>) -> Result<()> {
+        if !self.is_leader() {
+            return Err(self.not_leader());
+        }
+        let transferred = self.replica.abandon_leadership(node, &self.hub.connected()).await;
+        transferred.map_err(|error| Error::of_transfer(self.shard_id, error))
     }
 
     fn not_leader(&self) -> Error {

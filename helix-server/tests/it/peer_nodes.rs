@@ -16,8 +16,8 @@ use helix_server::peer::{
 };
 use helix_server::protocol::ProtocolVersions;
 use helix_server::raft::{
-    Command, DiskReads, LogStore, Machine, ProposalResponder, ReplicaId, StateMachine, TypeConfig,
-    replica_id,
+    Command, DiskReads, ElectionTiming, LogStore, Machine, ProposalResponder, ReplicaId,
+    StateMachine, TypeConfig, replica_id,
 };
 use helix_wal::{Options, ReadMode, Wal};
 use openraft::async_runtime::WatchReceiver;
@@ -157,7 +157,8 @@ pub(crate) fn hub(node_id: u64, peers: &BTreeMap<u64, String>) -> Arc<Hub> {
     let hello = Hello { node_id, detail: "waiting".to_owned(), ..Hello::default() };
     let handler = TestPeerHandler { hello, ..TestPeerHandler::default() };
     let versions = ProtocolVersions::OWN;
-    Hub::new(HubSettings { node_id, peers, versions }, Arc::new(handler))
+    let settings = HubSettings { node_id, peers, versions, timing: ElectionTiming::default() };
+    Hub::new(settings, Arc::new(handler))
 }
 
 pub(crate) fn memory_wal() -> Wal {

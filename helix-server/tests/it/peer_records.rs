@@ -86,6 +86,7 @@ impl RecordNode {
             checkpoint: None,
             has_records: true,
             repair_of: None,
+            timing: hub.timing().clone(),
         };
         let link = hub.network(SHARD, replica_id(id, 1), wal.clone());
         let replica = Replica::open(settings, link).await.unwrap();

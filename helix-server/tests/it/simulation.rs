@@ -85,6 +85,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         scrub_rate: 0,
         idle_poll: Duration::ZERO,
         pace: helix_server::limits::PACE,
+        election_timeout: helix_server::limits::ELECTION_TIMEOUT,
         clock: TokioClock::new(1_700_000_000_000_000),
         seed: Some(seed),
     }

@@ -79,6 +79,7 @@ fn settings(disks: &FuzzDisks) -> NodeSettings {
         scrub_rate: 0,
         idle_poll: Duration::ZERO,
         pace: helix_server::limits::PACE,
+        election_timeout: helix_server::limits::ELECTION_TIMEOUT,
         clock: TokioClock::new(1_700_000_000_000_000),
         seed: Some(1),
     }

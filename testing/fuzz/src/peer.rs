@@ -18,7 +18,8 @@ use helix_server::peer::{
 };
 use helix_server::protocol::ProtocolVersions;
 use helix_server::raft::{
-    DiskReads, LogStore, Machine, StateMachine, TypeConfig, replica_id, seed_this_thread,
+    DiskReads, ElectionTiming, LogStore, Machine, StateMachine, TypeConfig, replica_id,
+    seed_this_thread,
 };
 use helix_wal::{Options, Payload, ReadMode, Wal};
 use hyper_util::rt::TokioIo;
@@ -123,7 +124,8 @@ impl FuzzNode {
     async fn start() -> Self {
         let peers = [(1, "one:1".to_owned()), (2, "two:1".to_owned())];
         let peers = BTreeMap::from(peers);
-        let settings = HubSettings { node_id: 2, peers, versions: ProtocolVersions::OWN };
+        let (versions, timing) = (ProtocolVersions::OWN, ElectionTiming::default());
+        let settings = HubSettings { node_id: 2, peers, versions, timing };
         let hub = Hub::new(settings, Arc::new(RejectAll));
         hub.set_identity(CLUSTER, 1);
         let options = Options { segment_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() };

@@ -161,6 +161,7 @@ impl SimulatedMachine {
             scrub_rate: plan.scrub_rate,
             idle_poll: Duration::ZERO,
             pace: helix_server::limits::PACE,
+            election_timeout: helix_server::limits::ELECTION_TIMEOUT,
             clock: clock.clone(),
             seed: Some(plan.seed ^ node_id << 32 ^ *start_count),
         }

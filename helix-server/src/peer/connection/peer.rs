@@ -1,6 +1,7 @@
 //! The connections to one peer: a stream per lane, each over a connection of its own, and one
 //! connection for single calls. Lost streams are opened again; each attempt resolves the address.
 
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -54,12 +55,18 @@ struct LaneStates {
     sessions: [Option<Arc<PeerSession>>; 3],
     /// Last error of each lane until it is open again.
     errors: [Option<String>; 3],
+    /// True if the last attempt to open the lane met a host without a process that accepts it.
+    refused: [bool; 3],
     since: Instant,
 }
 
 impl LaneStates {
     fn connected(&self) -> bool {
         self.sessions.iter().all(Option::is_some)
+    }
+
+    fn gone(&self) -> bool {
+        self.sessions.iter().all(Option::is_none) && self.refused.contains(&true)
     }
 
     /// Returns the oldest protocol version of all lanes; `None` unless every lane is open.
@@ -92,6 +99,8 @@ pub struct PeerStatus {
 enum DisconnectReason {
     /// The peer refused the handshake: an operator has to act.
     Refused(String),
+    /// The peer's host refused or ended the connection before the handshake.
+    Gone(String),
     Lost(String),
 }
 
@@ -107,7 +116,12 @@ impl Peer {
             Some(_) => None,
             None => Some(format!("{address:?} is not an address; use host:port")),
         });
-        let lanes = LaneStates { sessions: Default::default(), errors, since: Instant::now() };
+        let lanes = LaneStates {
+            sessions: Default::default(),
+            errors,
+            refused: [false; 3],
+            since: Instant::now(),
+        };
         let call_client = endpoint.as_ref().map(|endpoint| client(dialer.connect_lazily(endpoint)));
         Self {
             node_id,
@@ -152,6 +166,12 @@ impl Peer {
             sent_bytes: self.traffic.sent.get(),
             received_bytes: self.traffic.received.get(),
         }
+    }
+
+    /// Returns whether the peer's process is gone, as far as this node can tell: all of its
+    /// connections have ended, and its host refuses new ones. A partition does not look like that.
+    pub(in crate::peer) fn is_gone(&self) -> bool {
+        self.lanes().gone()
     }
 
     /// Returns a client for single calls; `None` if the address is invalid.
@@ -207,7 +227,10 @@ impl Peer {
         let channel = timeout(CONNECT_WAIT_MAX + HANDSHAKE_WAIT_MAX, connecting)
             .await
             .map_err(|_| DisconnectReason::Lost("connecting timed out".to_owned()))?
-            .map_err(|error| DisconnectReason::Lost(error_chain(&error)))?;
+            .map_err(|error| match is_refused(&error) {
+                true => DisconnectReason::Gone(error_chain(&error)),
+                false => DisconnectReason::Lost(error_chain(&error)),
+            })?;
         let (outgoing, queue) = mpsc::unbounded_channel();
         let opening = pb::Opening {
             version_min: local.versions.oldest,
@@ -229,9 +252,25 @@ impl Peer {
         let (results, first) = timeout(HANDSHAKE_WAIT_MAX, shaking_hands)
             .await
             .map_err(|_| DisconnectReason::Lost("the handshake timed out".to_owned()))?
-            .map_err(disconnect_reason)?;
+            .map_err(|status| match disconnect_reason(&status) {
+                // Not a response: the connection ended.
+                DisconnectReason::Lost(why) if std::error::Error::source(&status).is_some() => {
+                    DisconnectReason::Gone(why)
+                }
+                reason => reason,
+            })?;
         let opened =
             self.check(first, local, identity.cluster).map_err(DisconnectReason::Refused)?;
+        // Known before this peer can confirm a leader over this connection.
+        if local.timing.meet(opened.election_timeout_ms) && lane == PeerLane::Control {
+            let (node, theirs) = (self.node_id, opened.election_timeout_ms);
+            tracing::info!(
+                node,
+                theirs,
+                own = local.timing.timeout_ms(),
+                "election timeouts differ"
+            );
+        }
         let session = PeerSession::new(outgoing, &opened, Arc::clone(&self.traffic));
         Ok((session, results))
     }
@@ -259,16 +298,20 @@ impl Peer {
 
     /// Records and logs why a lane is not open. Logs the same reason once for all lanes.
     fn record_disconnect(&self, lane: PeerLane, local: &LocalNode, reason: DisconnectReason) {
-        let (refused, why) = match reason {
-            DisconnectReason::Refused(why) => (true, why),
-            DisconnectReason::Lost(why) => (false, why),
+        let (refused, is_gone, why) = match reason {
+            DisconnectReason::Refused(why) => (true, false, why),
+            DisconnectReason::Gone(why) => (false, true, why),
+            DisconnectReason::Lost(why) => (false, false, why),
         };
-        let (is_known, before) = {
+        let (is_known, has_changed) = {
             let mut lanes = self.lanes();
+            let was_gone = lanes.gone();
+            lanes.refused[lane as usize] = is_gone;
             let is_known = lanes.errors.iter().flatten().any(|known| *known == why);
-            (is_known, lanes.errors[lane as usize].replace(why.clone()))
+            let before = lanes.errors[lane as usize].replace(why.clone());
+            (is_known, before.as_ref() != Some(&why) || lanes.gone() != was_gone)
         };
-        if before.as_ref() != Some(&why) {
+        if has_changed {
             local.peers_changed();
         }
         if is_known {
@@ -292,7 +335,7 @@ async fn deliver_results(
         let message = match results.message().await {
             Ok(Some(message)) => message.message,
             Ok(None) => return DisconnectReason::Lost("the peer ended the stream".to_owned()),
-            Err(status) => return disconnect_reason(status),
+            Err(status) => return disconnect_reason(&status),
         };
         match message {
             Some(ResponseMessage::Results(results)) => session.deliver(results),
@@ -318,6 +361,7 @@ impl<'a> OpenLane<'a> {
             let mut lanes = peer.lanes();
             lanes.sessions[lane as usize] = Some(Arc::clone(&session));
             lanes.errors[lane as usize] = None;
+            lanes.refused[lane as usize] = false;
             let connected = lanes.connected();
             if connected {
                 lanes.since = Instant::now();
@@ -334,17 +378,17 @@ impl<'a> OpenLane<'a> {
 
 impl Drop for OpenLane<'_> {
     fn drop(&mut self) {
-        let was_connected = {
+        let has_changed = {
             let mut lanes = self.peer.lanes();
             let was_connected = lanes.connected();
             lanes.sessions[self.lane as usize] = None;
             if was_connected {
                 lanes.since = Instant::now();
             }
-            was_connected
+            was_connected || lanes.gone()
         };
         self.session.end("the connection was lost");
-        if was_connected {
+        if has_changed {
             self.local.peers_changed();
         }
     }
@@ -395,11 +439,24 @@ fn client(channel: Channel) -> PeerServiceClient<ResponseLayer<Channel>> {
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
-fn disconnect_reason(status: Status) -> DisconnectReason {
+fn disconnect_reason(status: &Status) -> DisconnectReason {
     match status.code() {
         Code::FailedPrecondition => DisconnectReason::Refused(status.message().to_owned()),
-        _ => DisconnectReason::Lost(status_text(&status)),
+        _ => DisconnectReason::Lost(status_text(status)),
     }
+}
+
+/// Returns whether a host refused or reset a connection. No response, or none in time, is not that.
+fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if let Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset) = kind {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// Returns a status message with its sources: tonic's own text is often "transport error".

@@ -116,6 +116,7 @@ impl Service {
             cluster: wire::cluster_bytes(cluster),
             node: us,
             window_bytes: WINDOW_BYTES,
+            election_timeout_ms: self.hub.table.local.timing.timeout_ms(),
         };
         Ok((lane, opened))
     }

@@ -88,8 +88,12 @@ pub(super) fn respond(
         }
         UnaryRequest::PreVote(request) => {
             let request = wire::read_vote_request(request, source)?;
+            let (last, outranked) = (request.last_log_id, served.outranked.clone());
             respond_with(id, async move {
                 let response = raft.pre_vote(request).await.map_err(|error| error.to_string())?;
+                if !response.vote_granted && response.last_log_id > last {
+                    outranked.notify_waiters();
+                }
                 Ok(UnaryResult::Vote(wire::vote_response(&response)))
             })
         }

@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::CommonArgs;
 use super::test_bed::{READY_MAX, TestBed};
+use crate::cluster::ShardLeaders;
 use crate::logger::Logger;
 use crate::workload::{TOPIC, WorkloadShape};
 
@@ -56,6 +57,10 @@ struct FailoverReport {
     p50_ms: u128,
     p99_ms: u128,
     max_ms: u128,
+    /// Shards that lost their leader, over all kills.
+    elections: u64,
+    /// Terms that passed without a leader meanwhile: split votes and failed candidates.
+    failed_elections: u64,
     /// Batches of this client that failed.
     errors: u64,
     /// Longest time between two acks around a kill, in partitions that kept their leader.
@@ -69,6 +74,24 @@ struct LastAck {
     at: Instant,
     errors: u64,
     longest: Duration,
+}
+
+/// Counts the elections that follow the kills.
+#[derive(Debug, Clone, Copy, Default)]
+struct Elections {
+    total: u64,
+    failed: u64,
+}
+
+impl Elections {
+    /// Compares the leaders, with their terms, before and after the loss of a node.
+    fn count(&mut self, lost: u64, before: &ShardLeaders, after: &ShardLeaders) {
+        for (shard, (_, term)) in before.iter().filter(|(_, (node, _))| *node == lost) {
+            let Some((_, now)) = after.get(shard).filter(|(_, now)| now > term) else { continue };
+            self.total += 1;
+            self.failed += now - term - 1;
+        }
+    }
 }
 
 pub(super) async fn run(args: FailoverArgs, program: PathBuf) -> anyhow::Result<()> {
@@ -95,7 +118,7 @@ async fn execute(args: &FailoverArgs, test_bed: &mut TestBed) -> anyhow::Result<
         writers.spawn(write(producer.clone(), partition, sender, stopped.clone()));
     }
     let (mut outages, mut others) = (Vec::new(), Duration::ZERO);
-    let mut kills = 0;
+    let (mut kills, mut elections) = (0, Elections::default());
     while kills < args.kills && !test_bed.is_over() {
         sleep(WARM).await;
         let leaders = test_bed.cluster.leaders().await;
@@ -125,6 +148,7 @@ async fn execute(args: &FailoverArgs, test_bed: &mut TestBed) -> anyhow::Result<
             longest.as_millis()
         ));
         outages.extend(lost);
+        elections.count(victim, &leaders, &test_bed.cluster.leaders().await);
         test_bed.cluster.start_node(victim)?;
         test_bed.cluster.wait_until_healthy(READY_MAX).await?;
     }
@@ -133,7 +157,7 @@ async fn execute(args: &FailoverArgs, test_bed: &mut TestBed) -> anyhow::Result<
         writer?;
     }
     let errors = acks.iter().map(|last_ack| last_ack.borrow().errors).sum();
-    log(args, test_bed, kills, &mut outages, errors, others)
+    log(args, test_bed, kills, &mut outages, elections, errors, others)
 }
 
 /// Returns the shard of each partition.
@@ -175,6 +199,7 @@ fn log(
     test_bed: &TestBed,
     kills: u32,
     outages: &mut [Duration],
+    elections: Elections,
     errors: u64,
     others: Duration,
 ) -> anyhow::Result<()> {
@@ -190,6 +215,8 @@ fn log(
         p50_ms: at(50),
         p99_ms: at(99),
         max_ms: at(100),
+        elections: elections.total,
+        failed_elections: elections.failed,
         errors,
         others_max_ms: others.as_millis(),
     };
@@ -198,9 +225,15 @@ fn log(
     } else {
         test_bed.logger.log(format_args!(
             "time to the next ack over {} partitions that lost their leader in {kills} kills: \
-             p50 {} ms, p99 {} ms, max {} ms; {errors} errors; slowest ack of the other \
-             partitions {} ms",
-            report.samples, report.p50_ms, report.p99_ms, report.max_ms, report.others_max_ms
+             p50 {} ms, p99 {} ms, max {} ms; {} elections, {} more without a leader; {errors} errors; \
+             slowest ack of the other partitions {} ms",
+            report.samples,
+            report.p50_ms,
+            report.p99_ms,
+            report.max_ms,
+            report.elections,
+            report.failed_elections,
+            report.others_max_ms
         ));
     }
     Ok(())
