@@ -1,8 +1,9 @@
 //! Supervises the shards of a node. A stopped shard is reopened. Damage to sealed segments is
 //! repaired in place. A log that this does not repair is quarantined and replaced with a new one,
-//! which the other replicas fill, if a majority has everything without it (`repair_decision`). Until
-//! the new log has all entries that the old one had acknowledged, the replica does not vote and
-//! cannot be elected. docs/decisions/0018 and 0035 explain why that is sufficient.
+//! which the other replicas fill, if a majority has everything without it: see
+//! `repair_decision`. Until the new log has all entries that the old one had acknowledged, the
+//! replica does not vote and cannot be elected. docs/decisions/0018 and 0035 explain why that is
+//! sufficient.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};

@@ -191,6 +191,75 @@ async fn empty_replica_in_memory_fetches_all_records() {
     join_empty_replica(memory_wal()).await;
 }
 
+fn disk_wal(directory: &TempDir) -> Wal {
+    let storage = Arc::new(DirStorage::open(directory.path()).unwrap());
+    // Small, so that there are several sealed segments and reads go to the disk.
+    let options = Options {
+        segment_bytes: 128 << 10,
+        group_bytes: 16 << 10,
+        tail_bytes: 16 << 10,
+        reserve_bytes: 0,
+        compaction_bytes_per_second: 0,
+        ..Options::default()
+    };
+    let (wal, writer, keeper, _) = Wal::open(storage, options).unwrap();
+    writer.spawn().unwrap();
+    keeper.spawn().unwrap();
+    wal
+}
+
+/// Flips a bit of the first batch in a segment of a log, by the number of the segment.
+fn damage(directory: &TempDir, number: usize) {
+    let files = std::fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().path());
+    let mut segments: Vec<_> =
+        files.filter(|path| path.extension().is_some_and(|it| it == "seg")).collect();
+    segments.sort();
+    let mut bytes = std::fs::read(&segments[number]).unwrap();
+    let batch = bytes.windows(2000).position(|run| run.iter().all(|byte| *byte == 9)).unwrap();
+    bytes[batch + 1000] ^= 1;
+    let file = std::fs::File::options().write(true).open(&segments[number]).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &bytes[batch..batch + 2000], batch as u64).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// Whichever replica leads, it cannot send all records, and neither can the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fetch_goes_to_another_replica_where_its_source_is_damaged() {
+    let (mut listeners, peers) = listeners(3).await;
+    let third = listeners.pop().unwrap();
+    let directories = [TempDir::new().unwrap(), TempDir::new().unwrap()];
+    let mut nodes = Vec::new();
+    for ((id, listener), directory) in (1..).zip(listeners).zip(&directories) {
+        nodes.push(RecordNode::start(id, &peers, listener, disk_wal(directory)).await);
+    }
+    let members: BTreeSet<u64> = (1..=3).map(|id| replica_id(id, 1)).collect();
+    nodes[0].replica.form(members).await.unwrap();
+    let last = write(&nodes, 300).await;
+    for node in &nodes {
+        until("its log is purged", async || {
+            node.replica.checkpoint().await;
+            let (checkpoint, purged) = node.replica.checkpointed();
+            node.replica.purge(checkpoint).await;
+            (node.applied() >= last && purged >= last).then_some(())
+        })
+        .await;
+    }
+    for (number, directory) in directories.iter().enumerate() {
+        damage(directory, number);
+    }
+
+    nodes.push(RecordNode::start(3, &peers, third, memory_wal()).await);
+    until("it has the purged records", async || (nodes[2].applied() >= last).then_some(())).await;
+    let stored = nodes[2].stored();
+    assert_eq!(stored.len(), 300);
+    assert!(stored.iter().all(|it| it.payload.bytes.iter().all(|byte| *byte == 9)));
+    let damaged = nodes.iter().filter(|node| !node.replica.damage().is_empty()).count();
+    assert_eq!(damaged, 2, "each of both sources has refused");
+    for node in nodes {
+        node.stop().await;
+    }
+}
+
 /// Runs on paused time.
 #[tokio::test]
 async fn stalled_disk_does_not_block_shutdown() {

@@ -251,8 +251,11 @@ impl GroupWalk<'_> {
             last.crc = Some(trailer.context.last_group.crc);
             last.committed.1 = trailer.context.committed.or(last.committed.1);
         }
-        match self.damaged.iter().find(|group| group.header.is_none() && group.crc.is_none()) {
-            // A cold segment is rebuilt by a compaction; its trailer does not name its last group.
+        let unknown = self.damaged.iter().find(|group| group.header.is_none() && group.crc.is_none());
+        match unknown {
+            // The trailer of a cold segment does not name its last group, but all fields of the
+            // group's header are known: there is no commit point.
+            Some(group) if self.segment.cold && group.at + blocks(group.len) == self.end => Ok(()),
             Some(group) => {
                 let range = group.at..group.at + group.len;
                 Err(self.lost(range, "the header of a group cannot be derived from the next group"))

@@ -152,7 +152,9 @@ fn derive_header(segment: &Segment, group: &DamagedGroup, frames_crc: u32) -> Op
         synced: position,
         committed,
     };
-    let wanted = group.crc?;
+    let Some(wanted) = group.crc else {
+        return segment.cold.then(|| header(None).encode().0.to_vec());
+    };
     let try_one = |committed: Option<LogId>| {
         let (bytes, crc) = header(committed).encode();
         (crc == wanted).then(|| bytes.to_vec())

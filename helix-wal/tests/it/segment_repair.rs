@@ -38,18 +38,22 @@ fn sealed(disk: &SimulatedDisk) -> Vec<(String, u64, u64)> {
     sealed
 }
 
-/// A byte of a payload in a sealed segment, with the index of its entry.
-fn payload_byte(disk: &SimulatedDisk, entries: &BTreeMap<u64, Entry>) -> (String, u64, u64) {
-    for (file, ..) in sealed(disk) {
-        let bytes = disk.read_file(&file).unwrap();
-        for (index, entry) in entries.iter().filter(|(_, entry)| entry.payload.bytes.len() > 5000) {
-            let wanted = &entry.payload.bytes[1000..1064];
-            if let Some(at) = bytes.windows(64).position(|window| window == wanted) {
-                return (file, at as u64, *index);
+/// A byte of an entry in a sealed segment, and the index of the entry.
+fn entry_byte(disk: &SimulatedDisk) -> (String, u64, u64) {
+    let disk = disk.fork().reopen();
+    let manual = open(&disk);
+    for (file, used, _) in sealed(&disk) {
+        for byte in (4096 + 128 + 64..used).step_by(501) {
+            disk.flip_bit(&file, byte * 8);
+            let damage = manual.wal.examine_segment(&file);
+            disk.flip_bit(&file, byte * 8);
+            let missing = damage.ok().and_then(|it| it.missing().first().copied());
+            if let Some(id) = missing {
+                return (file, byte, id.index);
             }
         }
     }
-    panic!("no payload is in a sealed segment");
+    panic!("no entry is in a sealed segment");
 }
 
 #[derive(Debug, Default)]
@@ -130,7 +134,8 @@ fn flipped_bit_of_a_sealed_segment_is_repaired_from_other_replicas() {
             }
         }
         println!("{what}: {counts:?}");
-        assert!(counts.repaired > 10 * counts.refused, "{what}: {counts:?}");
+        // Control frames, and directories of cold segments, are not in other replicas' entries.
+        assert!(counts.repaired > 5 * counts.refused, "{what}: {counts:?}");
     }
 }
 
@@ -163,7 +168,7 @@ fn entry_that_differs_or_is_missing_changes_nothing() {
     let (mut entries, placements) = others(&golden);
     let disk = golden.disk.fork().reopen();
     let manual = open(&disk);
-    let (file, byte, index) = payload_byte(&disk, &entries);
+    let (file, byte, index) = entry_byte(&disk);
     disk.flip_bit(&file, byte * 8);
     let damaged = disk.read_file(&file).unwrap();
     let right = entries.remove(&index).unwrap();
@@ -199,7 +204,7 @@ fn crash_during_a_repair_leaves_one_of_both() {
     let (entries, placements) = others(&golden);
     drop(open(&golden.disk));
     golden.disk = golden.disk.reopen();
-    let (file, byte, _) = payload_byte(&golden.disk, &entries);
+    let (file, byte, _) = entry_byte(&golden.disk);
     let run = |stop: Option<u64>, crash: Crash<'_>| {
         let disk = golden.disk.fork().reopen();
         let manual = open(&disk);
