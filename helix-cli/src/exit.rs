@@ -129,18 +129,6 @@ fn of_service_error(reason: Option<ErrorReason>, code: Code) -> Exit {
     }
 }
 
-/// Resolves when the process receives SIGINT or SIGTERM.
-pub(crate) async fn interrupted() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        Ok(()) = tokio::signal::ctrl_c() => {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use anyhow::Context;

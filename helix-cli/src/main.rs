@@ -14,6 +14,7 @@ mod durability;
 mod exit;
 mod files;
 mod format;
+mod interrupt;
 mod local_cluster;
 #[cfg(test)]
 mod manual;
@@ -93,6 +94,12 @@ fn report_error(outcome: anyhow::Result<()>, context: &ErrorContext) -> Exit {
 fn on_runtime(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("start the runtime's threads")?;
+    interrupt::watch(match command {
+        CliCommand::Demo(_) | CliCommand::Dev(_) | CliCommand::Produce(_) => {
+            interrupt::CLEAN_UP_MAX
+        }
+        _ => interrupt::CANCEL_MAX,
+    });
     let outcome = runtime.block_on(run(global, command));
     // Does not wait for a blocked read of standard input.
     runtime.shutdown_background();
@@ -107,7 +114,7 @@ async fn run(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result<()> {
         CliCommand::Produce(args) => produce::run(global, args).await,
         command => tokio::select! {
             outcome = run_cancellable(global, command) => outcome,
-            () = exit::interrupted() => Err(CliError::interrupted().into()),
+            () = interrupt::interrupted() => Err(CliError::interrupted().into()),
         },
     }
 }

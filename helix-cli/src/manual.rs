@@ -63,6 +63,15 @@ client ([api.md](api.md#partitions-of-keys) has test vectors). Records without a
 partition until a batch is full, then to the next. `--partition` overrides both.
 ";
 
+const INTERRUPTS: &str = "\
+## Interrupts
+
+Ctrl-C, SIGTERM and the end of the terminal stop a command within a second, whatever takes its
+output. `produce` first waits for the acks of what it sent, `dev` stops its nodes and `demo` removes
+its data: at most 35 s, or 1 s after another signal. What an interrupted command had asked for may
+still be done.
+";
+
 fn manual() -> String {
     let mut text = INTRODUCTION.to_owned();
     let mut section = |title: &str, before: &str, block: &str| {
@@ -80,6 +89,7 @@ fn manual() -> String {
     section("Format strings", forms, template::HELP);
     let _ = write!(text, "\n{KEYS}");
     let _ = write!(text, "\n## Exit codes\n\n```\n{}\n```\n", exit::CODES);
+    let _ = write!(text, "\n{INTERRUPTS}");
     text += "\n## Errors\n\n\
              An error has three parts: the failed action with its reason in brackets, the likely \
              cause, and what to try.\n`helix explain REASON` explains a reason.\n\n\

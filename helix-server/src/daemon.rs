@@ -1,18 +1,22 @@
 //! Runs a server as a process: log, runtime, signals, exit codes.
 //! Shared by `helix-server` and `helix server`.
 
+use std::fmt::Display;
 use std::future::{Future, pending};
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio::runtime;
-use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use crate::config::{ConfigAction, ConfigError, Flags, LogFormat, ResolvedConfig, ServerConfig};
+use crate::config::{
+    ConfigAction, ConfigError, ContainerLimits, Flags, LogFormat, ResolvedConfig, ServerConfig,
+};
 use crate::raft;
 use crate::server::{RunningServer, Server, StartError};
+use crate::signals::{StopBounds, StopOverdue, StopSignals};
+use crate::stderr;
 
 /// `EX_SOFTWARE` of sysexits.h: an internal failure; the process must be restarted.
 const EXIT_FAILED: i32 = 70;
@@ -20,37 +24,57 @@ const EXIT_FAILED: i32 = 70;
 /// Exit code for a wrong command line or configuration; the same as clap's.
 const EXIT_USAGE: u8 = 2;
 
+/// Exit code for a server that could not start, or did not stop in time.
+const EXIT_ERROR: i32 = 1;
+
+/// Exit code after a second signal, which ends the stop: 128 and SIGINT, as in shells.
+const EXIT_HURRIED: i32 = 130;
+
 /// Time for the runtime's threads to end once the server has stopped.
 const THREADS_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Runs a server until SIGTERM or SIGINT.
+/// Time for the last lines of the log to be written, before a normal end and before an abort.
+const FLUSH_WAIT_MAX: Duration = Duration::from_millis(500);
+const ABORT_FLUSH_WAIT_MAX: Duration = Duration::from_millis(100);
+
+/// Time from a signal to the end of the process. More than the waits of a stop together, and less
+/// than the usual 30 s after which container engines send SIGKILL.
+const STOP_BOUNDS: StopBounds =
+    StopBounds { stop_max: Duration::from_secs(28), hurried_max: Duration::ZERO };
+
+/// Runs a server until SIGTERM, SIGINT or SIGHUP.
 ///
-/// The exit code is 0 after such a stop, and 1 if the server cannot start. A storage failure ends
-/// the process at once, with 70.
+/// The exit code is 0 after such a stop, and 1 if the server cannot start or does not stop within
+/// 28 s. A second signal ends the process at once, with 130; a storage failure does, with 70.
 pub fn main(config: ServerConfig) -> ExitCode {
     main_until(config, pending())
 }
 
 /// Like [`main`], and also stops when `stop` resolves.
 pub fn main_until(config: ServerConfig, stop: impl Future<Output = ()>) -> ExitCode {
-    log_to_stderr(&config);
     let format = config.log_format;
+    start_log(&config);
+    let outcome = run_on_runtime(config, stop);
+    if let Err(error) = &outcome {
+        report_error(format, error);
+    }
+    stderr::flush(FLUSH_WAIT_MAX);
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run_on_runtime(config: ServerConfig, stop: impl Future<Output = ()>) -> Result<(), StartError> {
+    let format = config.log_format;
+    // Before the start, so that a signal while the data is being opened is not lost.
+    let signals = StopSignals::watch(STOP_BOUNDS, move |why| end_overdue(format, why));
+    let signals = signals.map_err(StartError::Runtime)?;
     let runtime = runtime::Builder::new_multi_thread()
         .worker_threads(config.worker_threads())
         .enable_all()
         .build();
-    let outcome = runtime.map_err(StartError::Runtime).and_then(|runtime| {
-        let outcome = runtime.block_on(run(config, stop));
-        runtime.shutdown_timeout(THREADS_WAIT_MAX);
-        outcome
-    });
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            report_error(format, &error.to_string());
-            ExitCode::FAILURE
-        }
-    }
+    let runtime = runtime.map_err(StartError::Runtime)?;
+    let outcome = runtime.block_on(run(config, signals, stop));
+    runtime.shutdown_timeout(THREADS_WAIT_MAX);
+    outcome
 }
 
 /// Resolves the configuration from the flags, the environment and the file.
@@ -59,10 +83,12 @@ pub fn main_until(config: ServerConfig, stop: impl Future<Output = ()>) -> ExitC
 /// The exit code, after printing the problems of the configuration, the result of
 /// `--check-config`, or the output of `--print-config`.
 pub fn configure(flags: &Flags) -> Result<ServerConfig, ExitCode> {
-    match (flags.resolve(&|name| std::env::var_os(name)), flags.action()) {
+    let resolved =
+        flags.resolve_within(&ContainerLimits::of_process(), &|name| std::env::var_os(name));
+    match (resolved, flags.action()) {
         (Err(ConfigError { problems }), _) => {
             for problem in problems {
-                eprintln!("helix-server: {problem}");
+                write_error(format_args!("helix-server: {problem}"));
             }
             Err(ExitCode::from(EXIT_USAGE))
         }
@@ -76,38 +102,61 @@ fn print(text: &str) -> ExitCode {
     // A closed pipe is not a failure.
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            eprintln!("helix-server: standard output: {error}");
+            write_error(format_args!("helix-server: standard output: {error}"));
             ExitCode::FAILURE
         }
         _ => ExitCode::SUCCESS,
     }
 }
 
-fn log_to_stderr(config: &ServerConfig) {
+/// Writes a line to standard error before the log exists. Nothing is left to do if that fails.
+fn write_error(what: impl Display) {
+    let _ = std::io::stderr().write_all(format!("{what}\n").as_bytes());
+}
+
+/// Logs to standard error, and panics too. A line may be lost, and never blocks or fails.
+fn start_log(config: &ServerConfig) {
+    stderr::start();
     // Later directives override earlier ones. The HTTP/2 library would log a warning for each
     // misbehaving client.
     let filter = EnvFilter::new(format!("h2=error,{},{}", raft::LOG_FILTER, config.log_level));
     // See https://no-color.org.
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let log = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
+        .with_writer(stderr::LogWriter)
+        // It would use `eprintln!`, which panics.
+        .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal() && !is_plain)
         .with_env_filter(filter);
+    let format = config.log_format;
     // Fails if the process already has a subscriber, which is fine.
-    let _ = match config.log_format {
+    let _ = match format {
         LogFormat::Text => log.try_init(),
         LogFormat::Json => log.json().try_init(),
     };
+    // The default hook writes to standard error itself and may block there.
+    std::panic::set_hook(Box::new(move |panic| {
+        let thread = std::thread::current();
+        let backtrace = std::backtrace::Backtrace::capture();
+        let backtrace = match backtrace.status() {
+            std::backtrace::BacktraceStatus::Captured => format!("\n{backtrace}"),
+            _ => String::new(),
+        };
+        let name = thread.name().unwrap_or("unnamed");
+        report_error(format, &format_args!("thread {name} {panic}{backtrace}"));
+        // The panic may end the process. A blocked standard error costs a panicking thread 100 ms.
+        stderr::flush(ABORT_FLUSH_WAIT_MAX);
+    }));
 }
 
-async fn run(config: ServerConfig, stop: impl Future<Output = ()>) -> Result<(), StartError> {
-    // Before the start, so that a signal while the data is being opened is not lost.
-    let mut terminate = signal(SignalKind::terminate()).map_err(StartError::Runtime)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(StartError::Runtime)?;
+async fn run(
+    config: ServerConfig,
+    signals: StopSignals,
+    stop: impl Future<Output = ()>,
+) -> Result<(), StartError> {
     let stop = async {
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            () = signals.stopped() => {}
             () = stop => {}
         }
     };
@@ -118,6 +167,7 @@ async fn run(config: ServerConfig, stop: impl Future<Output = ()>) -> Result<(),
             "listening without encryption or authentication (--insecure)"
         );
     }
+    log_limits(&config);
     let format = config.log_format;
     let mut running = tokio::select! {
         running = Server::start(config) => running?,
@@ -132,10 +182,37 @@ async fn run(config: ServerConfig, stop: impl Future<Output = ()>) -> Result<(),
     Ok(())
 }
 
+/// Logs the container's limits, and warns of a memory limit that does not fit them.
+fn log_limits(config: &ServerConfig) {
+    let container = ContainerLimits::of_process();
+    if container == ContainerLimits::default() {
+        return;
+    }
+    tracing::info!(
+        container_memory = container.memory_bytes,
+        container_cpus = container.cpus,
+        memory_limit = config.memory_limit,
+        worker_threads = config.worker_threads(),
+        idle_poll_us = config.idle_poll_us,
+        "running within a container's limits"
+    );
+    if let Some(memory_max) = container.memory_limit_max()
+        && config.memory_limit > memory_max
+    {
+        tracing::warn!(
+            memory_limit = config.memory_limit,
+            container_memory = container.memory_bytes,
+            "the container may run out of memory: lower --memory-limit to {}MiB or less, or give \
+             the container a tenth more than --memory-limit",
+            memory_max >> 20
+        );
+    }
+}
+
 /// Prints the banner, or logs it as JSON so that every line of a JSON log is JSON.
 fn announce(format: LogFormat, running: &RunningServer) {
     match format {
-        LogFormat::Text => eprintln!("{}", running.banner()),
+        LogFormat::Text => stderr::write_line(&running.banner().to_string()),
         LogFormat::Json => {
             let info = running.node().info();
             let admin = running.admin_addr().map(|addr| addr.to_string());
@@ -153,9 +230,9 @@ fn announce(format: LogFormat, running: &RunningServer) {
     }
 }
 
-fn report_error(format: LogFormat, what: &str) {
+fn report_error(format: LogFormat, what: &dyn Display) {
     match format {
-        LogFormat::Text => eprintln!("helix-server: {what}"),
+        LogFormat::Text => stderr::write_line(&format!("helix-server: {what}")),
         LogFormat::Json => tracing::error!("{what}"),
     }
 }
@@ -178,5 +255,26 @@ fn abort(format: LogFormat, reason: &str) -> ! {
          then start the server again"
     );
     report_error(format, &what);
-    std::process::exit(EXIT_FAILED)
+    exit(EXIT_FAILED)
+}
+
+/// Ends a process that was asked to stop and has not stopped.
+fn end_overdue(format: LogFormat, why: StopOverdue) {
+    let (what, code) = match why {
+        StopOverdue::Deadline => {
+            (format!("did not stop within {:?}", STOP_BOUNDS.stop_max), EXIT_ERROR)
+        }
+        StopOverdue::SecondSignal => ("second signal".to_owned(), EXIT_HURRIED),
+    };
+    let what = format!(
+        "{what}, stopping at once. Acknowledged records are safe; the other nodes elect leaders \
+         for the shards that this node led"
+    );
+    report_error(format, &what);
+    exit(code)
+}
+
+fn exit(code: i32) -> ! {
+    stderr::flush(ABORT_FLUSH_WAIT_MAX);
+    std::process::exit(code)
 }

@@ -47,6 +47,7 @@ pub mod flow;
 
 pub mod log;
 
+pub mod address;
 pub mod clock;
 #[cfg(test)]
 mod doc_tables;
@@ -58,4 +59,6 @@ pub mod metrics;
 mod process;
 pub mod protocol;
 pub mod random;
+pub mod signals;
+mod stderr;
 mod sync;

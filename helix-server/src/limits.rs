@@ -186,6 +186,13 @@ pub const LOG_BUFFER_BYTES: u64 = 4 << 20;
 /// Time for open calls to end at shutdown, and then for each log.
 pub const SHUTDOWN_WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// Time for a connection without open calls to end at shutdown: for its client to take the last
+/// response and the GOAWAY. A connection without the HTTP/2 handshake is closed at once.
+pub const SHUTDOWN_IDLE_WAIT_MAX: Duration = Duration::from_millis(500);
+
+/// Interval of the check for such connections.
+pub const SHUTDOWN_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
 /// Time for connections to end after they were closed.
 pub const ABORT_WAIT_MAX: Duration = Duration::from_secs(1);
 

@@ -1,5 +1,6 @@
 //! The binary `helix-server`.
-//! Exit codes: 0 after SIGTERM or SIGINT, 1 if it cannot start, 2 for wrong usage, 70 on failure.
+//! Exit codes: 0 after SIGTERM, SIGINT or SIGHUP, 1 if it cannot start or does not stop in time,
+//! 2 for wrong usage, 70 on failure, 130 after a second signal.
 
 use std::process::ExitCode;
 

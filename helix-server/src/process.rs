@@ -1,5 +1,4 @@
-//! CPU time and memory of this process, as the operating system reports them.
-//! For metrics and benchmarks; no decision depends on them.
+//! State of this process, as the operating system reports it: CPU time, memory, ignored signals.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -16,19 +15,46 @@ pub(crate) fn rss_bytes() -> u64 {
     resident_pages().unwrap_or(0) * rustix::param::page_size() as u64
 }
 
+/// Returns whether the process was started with SIGHUP ignored, as by `nohup`.
+pub(crate) fn ignores_hangup() -> bool {
+    let Some(status) = read_file::<{ 8 << 10 }>("/proc/self/status") else { return false };
+    ignored_signals(&status).is_some_and(|ignored| ignored & HANGUP_BIT != 0)
+}
+
+/// SIGHUP is signal 1.
+const HANGUP_BIT: u64 = 1;
+
+/// Parses the set of ignored signals: a line of Linux' `status`, in hexadecimal digits.
+fn ignored_signals(status: &str) -> Option<u64> {
+    let digits = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
+    u64::from_str_radix(digits.trim(), 16).ok()
+}
+
 /// Reads the resident set, in pages: the second number of Linux' `statm`.
 fn resident_pages() -> Option<u64> {
+    read_file::<128>("/proc/self/statm")?.split(' ').nth(1)?.parse().ok()
+}
+
+/// Reads the first `BYTES` bytes of a file of `/proc`.
+fn read_file<const BYTES: usize>(path: &str) -> Option<String> {
     use rustix::fs::{Mode, OFlags, open};
 
-    let file = open("/proc/self/statm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let mut bytes = [0; 128];
+    let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut bytes = [0; BYTES];
     let read = rustix::io::read(&file, &mut bytes).ok()?;
-    std::str::from_utf8(&bytes[..read]).ok()?.split(' ').nth(1)?.parse().ok()
+    std::str::from_utf8(&bytes[..read]).ok().map(str::to_owned)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn finds_the_ignored_signals() {
+        let status = "Name:\thelix-server\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\n";
+        assert_eq!(ignored_signals(status), Some(0x1001));
+        assert_eq!(ignored_signals("Name:\thelix-server\n"), None);
+    }
 
     #[test]
     fn a_process_uses_time_and_memory() {

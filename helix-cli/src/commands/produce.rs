@@ -21,7 +21,8 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, BufReader};
 use crate::args::{GlobalArgs, ProduceArgs};
 use crate::connect::connect;
 use crate::durability::durability_name;
-use crate::exit::{CliError, Exit, interrupted};
+use crate::exit::{self, CliError, Exit};
+use crate::interrupt::{interrupted, interrupted_again};
 use crate::output::Output;
 use crate::units;
 
@@ -35,9 +36,10 @@ const PARTITIONS_LISTED_MAX: usize = 8;
 const STICKY_BYTES: usize = 256 << 10;
 
 pub(crate) async fn run(global: &GlobalArgs, args: &ProduceArgs) -> anyhow::Result<()> {
-    let client = connect(global).await?;
-    let topic = client.admin().topic(&args.topic).await;
-    let topic = topic.with_context(|| format!("look up topic {}", args.topic))?;
+    let (client, topic) = tokio::select! {
+        found = find_topic(global, args) => found?,
+        () = interrupted() => return Err(CliError::interrupted().into()),
+    };
     if std::io::stdin().is_terminal() && !global.quiet {
         eprintln!("one record per line; end with Ctrl-D");
     }
@@ -51,6 +53,13 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ProduceArgs) -> anyhow::Resu
         eprintln!("{}", summary.text());
     }
     outcome
+}
+
+async fn find_topic(global: &GlobalArgs, args: &ProduceArgs) -> anyhow::Result<(Client, Topic)> {
+    let client = connect(global).await?;
+    let topic = client.admin().topic(&args.topic).await;
+    let topic = topic.with_context(|| format!("look up topic {}", args.topic))?;
+    Ok((client, topic))
 }
 
 /// Sends the lines and waits for the acks.
@@ -111,7 +120,10 @@ impl<'a> LineSender<'a> {
             }
         }
         // Waits for the records in flight; the first failure is reported.
-        let stop = interrupted();
+        let is_interrupted =
+            outcome.as_ref().is_err_and(|error| exit::of(error) == Exit::Interrupted);
+        let stop =
+            async { if is_interrupted { interrupted_again().await } else { interrupted().await } };
         tokio::pin!(stop);
         loop {
             tokio::select! {
@@ -119,7 +131,7 @@ impl<'a> LineSender<'a> {
                     Some((target, ack)) => summary.add(target, ack, &mut failed),
                     None => break,
                 },
-                // A second interrupt ends the wait.
+                // A second interrupt ends the wait, or the first one after the end of the input.
                 () = &mut stop => {
                     outcome = outcome.and(Err(CliError::interrupted().into()));
                     break;

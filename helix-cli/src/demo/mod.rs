@@ -14,7 +14,8 @@ use tempfile::TempDir;
 
 use crate::args::{DemoArgs, GlobalArgs};
 use crate::child_node::free_ports;
-use crate::exit::{CliError, Exit, interrupted};
+use crate::exit::{CliError, Exit};
+use crate::interrupt::interrupted;
 use crate::local_cluster::{ClusterPlan, LocalCluster, NodePorts};
 use crate::output::Output;
 use scenario::DemoScenario;

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 
 use crate::args::{DevArgs, DevStartArgs, DevSubcommand, GlobalArgs, PEER_PORT_STEP};
 use crate::child_node::{ChildNode, ProcessState, is_free};
-use crate::exit::{CliError, Exit, interrupted};
+use crate::exit::{CliError, Exit};
+use crate::interrupt::interrupted;
 use crate::local_cluster::{ClusterPlan, LocalCluster, NodePorts};
 use crate::output::Output;
 use crate::units;

@@ -8,6 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Output of a finished run.
@@ -60,6 +61,12 @@ pub(crate) fn command(args: &[&str]) -> Command {
 pub(crate) fn isolate(command: &mut Command) {
     command.env_remove("HELIX_ADDR").env_remove("NO_COLOR");
     command.env("XDG_CONFIG_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/no-settings"));
+}
+
+/// Sends a signal to a process.
+pub(crate) fn signal(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
 }
 
 /// A running node.
@@ -117,6 +124,10 @@ impl ServerProcess {
 
     pub(crate) fn address(&self) -> &str {
         &self.address
+    }
+
+    pub(crate) fn signal(&self, asked: Signal) {
+        signal(&self.child, asked);
     }
 
     pub(crate) fn end_by_closing_stdin(mut self) -> ExitStatus {

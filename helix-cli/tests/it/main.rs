@@ -8,6 +8,7 @@ mod cheat;
 mod cluster;
 mod context;
 mod harness;
+mod interrupt;
 mod output;
 mod wal;
 

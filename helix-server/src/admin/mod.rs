@@ -1,11 +1,14 @@
 //! The admin port: plain HTTP for probes and for Prometheus, apart from the clients' port.
-//! Read-only: GET, one request for each connection, with limits on everything.
+//! Read-only: GET, one request for each connection, with limits on everything. A probe never waits
+//! for other connections.
 
 mod node_metrics;
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -17,8 +20,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -26,8 +28,9 @@ use crate::metrics;
 use crate::node::Node;
 use crate::transport::ClientLoad;
 
-/// Open connections: some probes and scrapers. Further ones wait to be accepted.
-const CONNECTIONS_MAX: usize = 16;
+/// Open connections: some probes and scrapers. A further one replaces the oldest that has not sent
+/// its request, else the oldest.
+const CONNECTIONS_MAX: usize = 64;
 
 /// Time for a request's header to arrive, and for the whole request with its response.
 const HEAD_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -96,19 +99,18 @@ impl AdminServer {
 
 /// Accepts connections until it is dropped, which also closes them.
 async fn serve(listener: TcpListener, handler: Arc<AdminHandler>) {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let mut connections = JoinSet::new();
+    let mut tasks = JoinSet::new();
+    let mut open = OpenConnections::default();
     loop {
-        let Ok(permit) = permits.clone().acquire_owned().await else { return };
-        while connections.try_join_next().is_some() {}
-        match listener.accept().await {
+        let accepted = listener.accept().await;
+        while tasks.try_join_next().is_some() {}
+        match accepted {
             Ok((stream, _)) => {
-                let handler = handler.clone();
-                connections.spawn(async move {
-                    let _permit = permit;
-                    // Ignored: the client is too slow, or gone.
-                    let _ = timeout(REQUEST_WAIT_MAX, serve_one(stream, handler)).await;
-                });
+                let has_request = Arc::new(AtomicBool::new(false));
+                let serving = serve_one(stream, handler.clone(), has_request.clone());
+                // Ignored: the client is too slow, or gone.
+                let task = tasks.spawn(async { drop(timeout(REQUEST_WAIT_MAX, serving).await) });
+                open.add(AdminConnection { task, has_request });
             }
             Err(error) => {
                 tracing::debug!(%error, "failed to accept a connection to the admin port");
@@ -118,8 +120,34 @@ async fn serve(listener: TcpListener, handler: Arc<AdminHandler>) {
     }
 }
 
-async fn serve_one(stream: TcpStream, handler: Arc<AdminHandler>) {
+/// Connections to the admin port, oldest first; some may have ended.
+#[derive(Default)]
+struct OpenConnections(VecDeque<AdminConnection>);
+
+struct AdminConnection {
+    task: AbortHandle,
+    /// Set once the header of the request has arrived.
+    has_request: Arc<AtomicBool>,
+}
+
+impl OpenConnections {
+    /// Adds a connection. At the limit it replaces another one, which is closed.
+    fn add(&mut self, connection: AdminConnection) {
+        self.0.retain(|open| !open.task.is_finished());
+        if self.0.len() >= CONNECTIONS_MAX {
+            let is_idle = |open: &AdminConnection| !open.has_request.load(Ordering::Relaxed);
+            let replaced = self.0.iter().position(is_idle).unwrap_or(0);
+            if let Some(replaced) = self.0.remove(replaced) {
+                replaced.task.abort();
+            }
+        }
+        self.0.push_back(connection);
+    }
+}
+
+async fn serve_one(stream: TcpStream, handler: Arc<AdminHandler>, has_request: Arc<AtomicBool>) {
     let respond = |request: Request<Incoming>| {
+        has_request.store(true, Ordering::Relaxed);
         let handler = handler.clone();
         async move { Ok::<_, Infallible>(handler.respond(&request).await) }
     };

@@ -8,6 +8,7 @@ use crate::metrics::{MetricName, MetricsPage};
 use crate::node::{Node, StorageKind};
 use crate::process;
 use crate::shard::Shard;
+use crate::stderr;
 use crate::transport::ClientLoad;
 
 /// Builds the page; without `served` the node is not open yet.
@@ -22,6 +23,7 @@ pub(super) async fn page(
     page.put_f64(MetricName::Uptime, &[], started.elapsed().as_secs_f64());
     page.put_f64(MetricName::CpuTime, &[], process::cpu_time_us() as f64 / 1e6);
     page.put(MetricName::Memory, &[], process::rss_bytes());
+    page.put(MetricName::DroppedLogLines, &[], stderr::dropped_lines());
     let Some(ServedNode { node, load }) = served else { return page };
     node.metrics().write(&mut page);
     let mut disk = Disk::default();

@@ -12,6 +12,7 @@ use helix_proto::log::v1::{
 use tonic::Status;
 
 use super::wire_shard_id;
+use crate::address;
 use crate::cluster::{ChangePhase, ChangeProgress};
 use crate::error::{Error, Result};
 use crate::log::{ChangeKind, MemberChange};
@@ -23,6 +24,7 @@ const CHANGE_POLL_INTERVAL: Duration = Duration::from_millis(300);
 pub(super) async fn add(node: &Node, request: AddNodeRequest) -> Result<Option<MembershipChange>> {
     let AddNodeRequest { node_id, peer_endpoint, rack, validate_only } = request;
     check_rack(&rack)?;
+    check_endpoint(&peer_endpoint)?;
     node.check_member()?;
     let added = node.cluster().add_node(node_id, peer_endpoint, validate_only).await?;
     Ok(added.as_ref().map(wire_change))
@@ -44,6 +46,10 @@ pub(super) async fn replace(
 ) -> Result<Option<MembershipChange>> {
     let ReplaceNodeRequest { lost_node_id, node_id, peer_endpoint, rack, validate_only } = request;
     check_rack(&rack)?;
+    // Empty: at the address of the lost node.
+    if !peer_endpoint.is_empty() {
+        check_endpoint(&peer_endpoint)?;
+    }
     node.check_member()?;
     let node_id = if node_id == 0 { lost_node_id } else { node_id };
     let cluster = node.cluster();
@@ -56,6 +62,12 @@ pub(super) async fn set_draining(node: &Node, request: SetDrainingRequest) -> Re
     let SetDrainingRequest { node_id, draining, validate_only } = request;
     node.check_member()?;
     node.cluster().set_draining(node_id, draining, validate_only).await
+}
+
+/// Stricter than the check of the cluster's state, which must stay equal in all versions.
+fn check_endpoint(endpoint: &str) -> Result<()> {
+    let checked = address::check_dialable(endpoint);
+    checked.map_err(|what| Error::InvalidArgument { field: "peer_endpoint", what })
 }
 
 fn check_rack(rack: &str) -> Result<()> {

@@ -115,8 +115,24 @@ pub(super) fn change(
 
 fn retention_us(config: &wire::TopicConfig) -> Result<Option<u64>> {
     let Some(duration) = config.retention_time else { return Ok(None) };
-    let duration = time::from_duration("config.retention_time", duration)?;
-    Ok(Some(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)))
+    let field = "config.retention_time";
+    let duration = time::from_duration(field, duration)?;
+    // Neither may silently become "unlimited": 0, or a time that never passes.
+    match u64::try_from(duration.as_micros()) {
+        Ok(0) if !duration.is_zero() => Err(Error::InvalidArgument {
+            field,
+            what: format!("must be at least a microsecond, or 0 for no limit, not {duration:?}"),
+        }),
+        Ok(micros) => Ok(Some(micros)),
+        Err(_) => Err(Error::InvalidArgument {
+            field,
+            what: format!(
+                "must be at most {} seconds, or 0 for no limit, not {}",
+                u64::MAX / 1_000_000,
+                duration.as_secs()
+            ),
+        }),
+    }
 }
 
 fn bytes_max(field: &'static str, bytes: Option<u32>) -> Result<Option<u32>> {
@@ -172,6 +188,21 @@ mod tests {
         let (changed, fields) = change(&paths, Some(config), &SETTINGS).unwrap();
         assert_eq!(changed, PartitionSettings { retention_bytes: Some(5), ..SETTINGS });
         assert_eq!(fields, SettingsMask::RETENTION_BYTES | SettingsMask::RETENTION_TIME);
+    }
+
+    #[test]
+    fn rejects_a_retention_time_that_would_become_unlimited() {
+        let retention_us = |seconds, nanos| {
+            let retention_time = Some(prost_types::Duration { seconds, nanos });
+            retention_us(&wire::TopicConfig { retention_time, ..Default::default() })
+        };
+        assert_eq!(retention_us(0, 0).unwrap(), Some(0));
+        assert_eq!(retention_us(0, 1_000).unwrap(), Some(1));
+        assert_eq!(retention_us(18_446_744_073_709, 0).unwrap(), Some(18_446_744_073_709_000_000));
+        for (seconds, nanos) in [(0, 1), (0, 999), (18_446_744_073_710, 0), (i64::MAX, 0)] {
+            let error = retention_us(seconds, nanos).unwrap_err().to_string();
+            assert!(error.contains("or 0 for no limit"), "{seconds} {nanos}: {error}");
+        }
     }
 
     #[test]

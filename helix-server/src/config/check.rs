@@ -3,11 +3,13 @@
 
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::ServerConfig;
-use super::values::has_port;
+use crate::address::check_dialable;
 use crate::limits::{
-    BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, SHARDS_MAX,
+    BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, PARTITIONS_MAX,
+    PARTITIONS_PER_TOPIC_MAX, SHARDS_MAX,
 };
 use crate::memory::{MEMORY_LIMIT_MIN, MemoryShares};
 
@@ -29,6 +31,9 @@ const CHECKPOINT_BYTES_MIN: u64 = 64 << 10;
 
 /// Valid node ids: a replica id has 32 bits for the node.
 const NODE_IDS: std::ops::RangeInclusive<u64> = 1..=u32::MAX as u64;
+
+/// More threads than any machine has CPUs; the start would run out of threads.
+const WORKER_THREADS_MAX: usize = 1_024;
 
 /// All problems of a configuration, one line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,10 +110,17 @@ impl ServerConfig {
         );
         let is_named = self.cluster_id.as_ref().is_none_or(|name| !name.is_empty());
         problems.expect(is_named, "cluster-id", &"", "set a name, or omit the flag");
-        for (index, (name, _)) in self.topics.iter().enumerate() {
-            let is_new = self.topics[..index].iter().all(|(earlier, _)| earlier != name);
-            problems.expect(is_new, "topic", name, "is given twice; give each topic once");
+        if let Some(threads) = self.worker_threads {
+            let is_sane = threads.get() <= WORKER_THREADS_MAX;
+            problems.expect(is_sane, "worker-threads", &threads, "choose a number in 1..=1024");
         }
+        let is_named = !self.data_dir.as_os_str().is_empty();
+        problems.expect(is_named, "data-dir", &"", "name a directory");
+        let time = self.default_retention_time;
+        let what = "is less than a microsecond or more than 213503982d; write 0 for no limit";
+        let is_exact = time.is_zero() || micros(time).is_some_and(|micros| micros > 0);
+        problems.expect(is_exact, "default-retention-time", &format_args!("{time:?}"), what);
+        self.check_topics(&mut problems);
         self.check_peers(&mut problems);
         self.check_addresses(&mut problems);
         problems.0
@@ -140,6 +152,19 @@ impl ServerConfig {
         problems.expect(fits || !is_number, "shards", &shards, &what);
     }
 
+    fn check_topics(&self, problems: &mut ConfigProblems) {
+        for (index, (name, partitions)) in self.topics.iter().enumerate() {
+            let is_new = self.topics[..index].iter().all(|(earlier, _)| earlier != name);
+            problems.expect(is_new, "topic", name, "is given twice; give each topic once");
+            let shown = format!("{name}:{partitions}");
+            let what = "a topic has at most 100000 partitions";
+            problems.expect(*partitions <= PARTITIONS_PER_TOPIC_MAX, "topic", &shown, what);
+        }
+        let all = self.topics.iter().map(|(_, partitions)| u64::from(*partitions)).sum::<u64>();
+        let what = "all topics together have at most 1000000 partitions";
+        problems.expect(all <= PARTITIONS_MAX, "topic", &format!("{all} partitions"), what);
+    }
+
     fn check_peers(&self, problems: &mut ConfigProblems) {
         for (index, (id, address)) in self.peers.iter().enumerate() {
             let shown = format!("{id}={address}");
@@ -156,7 +181,17 @@ impl ServerConfig {
                 &shown,
                 "this node is given twice; give each node once",
             );
+            let is_new = self.peers[..index].iter().all(|(_, earlier)| earlier != address);
+            let what = "another node has this address; give each node its own";
+            problems.expect(is_new, "peer", &shown, what);
+            problems.expect_dialable("peer", &shown, address);
         }
+        problems.expect(
+            self.peers.is_empty() || self.peer_addr.port() != 0,
+            "peer-addr",
+            &self.peer_addr,
+            "other nodes dial the port that --peer names for this node; choose that port",
+        );
         problems.expect(
             self.other_nodes().len() <= OTHERS_MAX,
             "peer",
@@ -167,12 +202,7 @@ impl ServerConfig {
 
     fn check_addresses(&self, problems: &mut ConfigProblems) {
         if let Some(advertised) = &self.advertise_addr {
-            problems.expect(
-                has_port(advertised),
-                "advertise-addr",
-                advertised,
-                "write it as host:port",
-            );
+            problems.expect_dialable("advertise-addr", advertised, advertised);
         }
         let is_dialable = self.advertise_addr.is_some() || !self.listen_addr.ip().is_unspecified();
         problems.expect(
@@ -181,6 +211,13 @@ impl ServerConfig {
             &self.listen_addr,
             "clients cannot dial the wildcard address; set a reachable address with \
              --advertise-addr host:port",
+        );
+        problems.expect(
+            self.admin_addr.is_some() || self.default_admin_port().is_some(),
+            "listen-addr",
+            &self.listen_addr,
+            "the default admin port is this port plus 552, which is more than 65535; choose one \
+             with --admin-addr, or close it with --admin-addr off",
         );
         for (flag, addr) in self.exposed() {
             problems.expect(
@@ -215,6 +252,17 @@ impl ConfigProblems {
             self.0.push(ConfigProblem { flag, value: value.to_string(), what: what.to_owned() });
         }
     }
+
+    /// Adds a problem unless `address` can be dialed.
+    fn expect_dialable(&mut self, flag: &'static str, value: &dyn Display, address: &str) {
+        let checked = check_dialable(address);
+        self.expect(checked.is_ok(), flag, value, &checked.err().unwrap_or_default());
+    }
+}
+
+/// Returns the microseconds of a duration, rounded down, if they fit.
+fn micros(time: Duration) -> Option<u64> {
+    u64::try_from(time.as_micros()).ok()
 }
 
 /// Formats a number of bytes; rounds down to whole MiB.
@@ -320,6 +368,55 @@ mod tests {
         let admin_addr = Some(AdminAddr::At(all(9644)));
         assert_eq!(flags(&ServerConfig { admin_addr, ..ServerConfig::default() }), ["admin-addr"]);
         ServerConfig { insecure: true, ..cluster }.validate().unwrap();
+    }
+
+    #[test]
+    fn rejects_values_that_would_silently_become_others() {
+        let default = ServerConfig::default;
+        let listen = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        let high = ServerConfig { listen_addr: listen(64_984), ..default() };
+        assert_eq!(flags(&high), ["listen-addr"]);
+        assert!(high.validate().unwrap_err().to_string().contains("--admin-addr off"));
+        let closed = ServerConfig { admin_addr: Some(AdminAddr::Off), ..high };
+        closed.validate().unwrap();
+        ServerConfig { listen_addr: listen(64_983), ..default() }.validate().unwrap();
+
+        for time in [Duration::from_nanos(999), Duration::MAX] {
+            let config = ServerConfig { default_retention_time: time, ..default() };
+            assert_eq!(flags(&config), ["default-retention-time"], "{time:?}");
+        }
+        let shortest = Duration::from_micros(1);
+        ServerConfig { default_retention_time: shortest, ..default() }.validate().unwrap();
+
+        let threads = std::num::NonZeroUsize::new(1_025);
+        let config = ServerConfig { worker_threads: threads, ..default() };
+        assert_eq!(flags(&config), ["worker-threads"]);
+        let data_dir = std::path::PathBuf::new();
+        assert_eq!(flags(&ServerConfig { data_dir, ..default() }), ["data-dir"]);
+        let topics = vec![("a".to_owned(), 100_001)];
+        assert_eq!(flags(&ServerConfig { topics, ..default() }), ["topic"]);
+        let topics = (0..11).map(|number| (format!("t{number}"), 100_000)).collect();
+        assert_eq!(flags(&ServerConfig { topics, ..default() }), ["topic"]);
+    }
+
+    #[test]
+    fn rejects_addresses_that_no_program_can_dial() {
+        for wrong in ["n1", "::1:9092", "http://n1:9092", "n1:0", " n1:9092", "0.0.0.0:9092"] {
+            let advertise_addr = Some(wrong.to_owned());
+            let config = ServerConfig { advertise_addr, ..ServerConfig::default() };
+            assert_eq!(flags(&config), ["advertise-addr"], "{wrong:?}");
+            let peers = vec![(2, wrong.to_owned())];
+            let config = ServerConfig { peers, ..ServerConfig::default() };
+            assert_eq!(flags(&config), ["peer"], "{wrong:?}");
+        }
+        let peers = vec![(2, "n2:9192".to_owned()), (3, "n2:9192".to_owned())];
+        let shared = ServerConfig { peers: peers.clone(), ..ServerConfig::default() };
+        assert_eq!(flags(&shared), ["peer"]);
+        let peer_addr = SocketAddr::from(([127, 0, 0, 1], 0));
+        let free = ServerConfig { peer_addr, ..ServerConfig::default() };
+        free.validate().unwrap();
+        let free = ServerConfig { peers: peers[..1].to_vec(), ..free };
+        assert_eq!(flags(&free), ["peer-addr"]);
     }
 
     #[test]

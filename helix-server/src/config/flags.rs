@@ -12,7 +12,8 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 use super::check::ConfigProblem;
 use super::file::{self, FileValues};
 use super::settings::{Setting, settings};
-use super::{ConfigError, ServerConfig};
+use super::values::parse_bytes;
+use super::{ConfigError, ContainerLimits, ServerConfig};
 
 const SOURCES_HELP: &str = "\
 Every setting can also be given in the environment (--node-id as HELIX_NODE_ID) and in the file of
@@ -58,6 +59,8 @@ pub enum SettingOrigin {
         line: usize,
     },
     Default,
+    /// Default in a container whose limits need another value.
+    Container,
 }
 
 impl Display for SettingOrigin {
@@ -67,6 +70,7 @@ impl Display for SettingOrigin {
             Self::Variable(name) => f.write_str(name),
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),
             Self::Default => f.write_str("default"),
+            Self::Container => f.write_str("default within the container's limits"),
         }
     }
 }
@@ -104,6 +108,18 @@ impl Flags {
         &self,
         environment: &dyn Fn(&str) -> Option<OsString>,
     ) -> Result<ResolvedConfig, ConfigError> {
+        self.resolve_within(&ContainerLimits::default(), environment)
+    }
+
+    /// Like [`Self::resolve`], with defaults that fit a container.
+    ///
+    /// # Errors
+    /// As of [`Self::resolve`].
+    pub fn resolve_within(
+        &self,
+        container: &ContainerLimits,
+        environment: &dyn Fn(&str) -> Option<OsString>,
+    ) -> Result<ResolvedConfig, ConfigError> {
         // Many tools set an empty variable for an unset one.
         let variable = |name: &str| environment(name).filter(|value| !value.is_empty());
         let settings = settings();
@@ -127,8 +143,7 @@ impl Flags {
             } else if let (Some(value), Some(path)) = (file.values.get(&key), &path) {
                 (SettingOrigin::File { path: path.clone(), line: value.line }, value.values.clone())
             } else {
-                let defaults = setting.default_values();
-                (SettingOrigin::Default, defaults.into_iter().map(OsString::from).collect())
+                default_within(container, &setting)
             };
             resolved.push(ResolvedSetting { setting, origin, values });
         }
@@ -143,6 +158,19 @@ impl Flags {
         } else {
             Err(ConfigError { problems })
         }
+    }
+}
+
+/// Returns the default of a setting in a container, and its origin.
+fn default_within(
+    container: &ContainerLimits,
+    setting: &Setting,
+) -> (SettingOrigin, Vec<OsString>) {
+    let defaults = setting.default_values();
+    let bytes = defaults.first().and_then(|value| parse_bytes(value).ok());
+    match container.default_of(&setting.key(), bytes) {
+        Some(value) => (SettingOrigin::Container, vec![value.into()]),
+        None => (SettingOrigin::Default, defaults.into_iter().map(OsString::from).collect()),
     }
 }
 
@@ -167,7 +195,9 @@ impl ResolvedSetting {
             SettingOrigin::File { .. } => {
                 format!("{}: {} = {value}: {what}", self.origin, self.setting.key())
             }
-            SettingOrigin::Flag | SettingOrigin::Default => problem.to_string(),
+            SettingOrigin::Flag | SettingOrigin::Default | SettingOrigin::Container => {
+                problem.to_string()
+            }
         }
     }
 }

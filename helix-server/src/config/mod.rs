@@ -2,6 +2,7 @@
 //! [`Flags`] reads them from the command line, the environment and a file.
 
 mod check;
+mod container;
 mod file;
 mod flags;
 mod print;
@@ -23,6 +24,7 @@ use crate::limits::{
 use crate::log::PartitionSettings;
 use crate::memory::MemoryShares;
 pub use check::ConfigError;
+pub use container::ContainerLimits;
 pub use flags::{ConfigAction, Flags, ResolvedConfig, SettingOrigin};
 pub use settings::{Setting, SettingKind, settings};
 use values::{
@@ -127,7 +129,7 @@ pub struct ServerConfig {
     #[arg(long)]
     pub shards: Option<u64>,
 
-    /// Threads that serve calls [default: the number of CPUs less one]
+    /// Threads that serve calls [default: the number of CPUs less one, within a CPU quota]
     #[arg(long)]
     pub worker_threads: Option<NonZeroUsize>,
 
@@ -135,7 +137,8 @@ pub struct ServerConfig {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64MiB")]
     pub segment_bytes: u64,
 
-    /// Memory limit of the node; each part of it gets a fixed share
+    /// Memory limit of the node; each part of it gets a fixed share. The default is less in a
+    /// container with less memory
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "512MiB")]
     pub memory_limit: u64,
 
@@ -162,8 +165,8 @@ pub struct ServerConfig {
     #[arg(long, value_name = "TIMES", default_value_t = PACE)]
     pub pace: u32,
 
-    /// Microseconds that a log's writer busy-polls for the next batch while batches arrive often; 0
-    /// turns it off, which saves CPU time
+    /// Microseconds that a log's writer busy-polls for the next batch while batches arrive often;
+    /// 0, the default under a CPU quota, turns it off
     #[arg(long, value_name = "MICROSECONDS", default_value_t = IDLE_POLL_US)]
     pub idle_poll_us: u32,
 
@@ -240,13 +243,18 @@ impl ServerConfig {
             Some(AdminAddr::Off) => None,
             Some(AdminAddr::At(addr)) => Some(addr),
             None => {
-                // A free port if the clients' port is a free one, or if the sum is too large.
-                let port = match self.listen_addr.port() {
-                    0 => 0,
-                    port => port.checked_add(ADMIN_PORT_STEP).unwrap_or(0),
-                };
+                let port = self.default_admin_port()?;
                 Some(SocketAddr::from(([127, 0, 0, 1], port)))
             }
+        }
+    }
+
+    /// Returns the admin port that follows from the clients' port; a free port follows from a free
+    /// one. `None` if it would exceed the largest port, which [`Self::validate`] rejects.
+    fn default_admin_port(&self) -> Option<u16> {
+        match self.listen_addr.port() {
+            0 => Some(0),
+            port => port.checked_add(ADMIN_PORT_STEP),
         }
     }
 
@@ -318,7 +326,7 @@ mod tests {
         assert_eq!(admin("127.0.0.1:9092", None).unwrap(), "127.0.0.1:9644");
         assert_eq!(admin("10.0.0.1:9093", None).unwrap(), "127.0.0.1:9645");
         assert_eq!(admin("127.0.0.1:0", None).unwrap(), "127.0.0.1:0");
-        assert_eq!(admin("127.0.0.1:65000", None).unwrap(), "127.0.0.1:0");
+        assert_eq!(admin("127.0.0.1:64983", None).unwrap(), "127.0.0.1:65535");
         assert_eq!(admin("127.0.0.1:9092", Some(AdminAddr::Off)), None);
         let addr = "127.0.0.1:1".parse().unwrap();
         assert_eq!(admin("127.0.0.1:9092", Some(AdminAddr::At(addr))).unwrap(), "127.0.0.1:1");

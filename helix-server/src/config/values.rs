@@ -7,7 +7,11 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 use super::AdminAddr;
+use crate::address;
 use crate::cluster::is_topic_name;
+
+/// Longest duration, in seconds: its microseconds have 64 bits.
+const SECONDS_MAX: u64 = u64::MAX / 1_000_000;
 
 /// Parses an address to listen on. Rejects names, which may resolve differently at each start.
 pub(super) fn parse_address(text: &str) -> Result<SocketAddr, String> {
@@ -29,14 +33,15 @@ pub(super) fn parse_admin_addr(text: &str) -> Result<AdminAddr, String> {
 
 pub(super) fn parse_topic(text: &str) -> Result<(String, u32), String> {
     let wanted = || format!("write name:partitions, as in orders:4, not {text:?}");
-    let (name, partitions) = text.rsplit_once(':').ok_or_else(wanted)?;
+    // Blanks around the elements of a list.
+    let (name, partitions) = text.trim().rsplit_once(':').ok_or_else(wanted)?;
     let partitions = partitions.parse().map_err(|_| wanted())?;
     if partitions == 0 {
         return Err(wanted());
     }
     if !is_topic_name(name) {
         return Err(format!(
-            "a topic's name has ASCII letters, digits, '.', '_' and '-' only, not {name:?}"
+            "a topic's name has 1 to 249 ASCII letters, digits, '.', '_' and '-', not {name:?}"
         ));
     }
     Ok((name.to_owned(), partitions))
@@ -44,18 +49,12 @@ pub(super) fn parse_topic(text: &str) -> Result<(String, u32), String> {
 
 pub(super) fn parse_peer(text: &str) -> Result<(u64, String), String> {
     let wanted = || format!("write id=host:port, as in 2=helix-2:9192, not {text:?}");
-    let (id, address) = text.split_once('=').ok_or_else(wanted)?;
-    let id = id.trim().parse().map_err(|_| wanted())?;
-    if !has_port(address) {
-        return Err(wanted());
-    }
+    // Blanks around the elements of a list.
+    let (id, address) = text.trim().split_once('=').ok_or_else(wanted)?;
+    let id = id.trim_end().parse().map_err(|_| wanted())?;
+    address::check_dialable(address)
+        .map_err(|what| format!("the address {address:?} of node {id} cannot be dialed: {what}"))?;
     Ok((id, address.to_owned()))
-}
-
-pub(super) fn has_port(address: &str) -> bool {
-    address
-        .rsplit_once(':')
-        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 /// Parses a number of bytes: "67108864", "64MiB", "64M".
@@ -70,10 +69,10 @@ pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
         "t" | "tib" => 40,
         _ => return Err(wanted()),
     };
-    number.checked_mul(1 << shift).ok_or_else(wanted)
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is more than {} bytes", u64::MAX))
 }
 
-/// Parses a duration: "0", "90s", "15m", "12h", "7d".
+/// Parses a duration in whole seconds: "0", "90s", "15m", "12h", "7d".
 pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
     let wanted = || format!("write a duration, as in 90s, 15m, 12h or 7d, not {text:?}");
     let (number, unit) = split_unit(text).ok_or_else(wanted)?;
@@ -85,7 +84,10 @@ pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
         (_, "w") => 7 * 24 * 60 * 60,
         _ => return Err(wanted()),
     };
-    number.checked_mul(seconds).map(Duration::from_secs).ok_or_else(wanted)
+    let fitting = number.checked_mul(seconds).filter(|seconds| *seconds <= SECONDS_MAX);
+    fitting.map(Duration::from_secs).ok_or_else(|| {
+        format!("{text} is longer than {}d; write 0 for no limit", SECONDS_MAX / (24 * 60 * 60))
+    })
 }
 
 fn split_unit(text: &str) -> Option<(u64, &str)> {
@@ -121,12 +123,23 @@ mod tests {
             assert!(parse_duration(wrong).is_err(), "{wrong:?}");
         }
         assert!(parse_duration("5").is_err(), "a number without a unit is ambiguous");
+        for wrong in ["500ms", "10us", "1y", "0.5s"] {
+            assert!(parse_duration(wrong).unwrap_err().contains("as in 90s"), "{wrong:?}");
+        }
+        // Neither the default nor unlimited.
+        parse_duration("213503982d").unwrap();
+        for long in ["213503983d", "99999999999999999w", "18446744073709551615s"] {
+            assert!(parse_duration(long).unwrap_err().contains("longer than 213503982d"), "{long}");
+        }
+        assert!(parse_bytes("16777216TiB").unwrap_err().contains("more than 18446744073709551615"));
     }
 
     #[test]
     fn parses_topics() {
         assert_eq!(parse_topic("orders:8").unwrap(), ("orders".to_owned(), 8));
-        for wrong in ["orders", "orders:", ":4", "orders:0", "orders:x"] {
+        assert_eq!(parse_topic(" orders:8 ").unwrap(), ("orders".to_owned(), 8));
+        let long = format!("{}:1", "n".repeat(250));
+        for wrong in ["orders", "orders:", ":4", "orders:0", "orders:x", "or ders:4", &long] {
             assert!(parse_topic(wrong).is_err(), "{wrong:?}");
         }
     }
@@ -134,7 +147,19 @@ mod tests {
     #[test]
     fn parses_peers() {
         assert_eq!(parse_peer("2=n2:9192").unwrap(), (2, "n2:9192".to_owned()));
-        for wrong in ["n2:9192", "2=n2", "x=n2:9192", "2=", "=n2:1"] {
+        assert_eq!(parse_peer(" 2=n2:9192 ").unwrap(), (2, "n2:9192".to_owned()));
+        for wrong in [
+            "n2:9192",
+            "2=n2",
+            "x=n2:9192",
+            "2=",
+            "=n2:1",
+            "2= n2:1",
+            "2=n2:0",
+            "2=::1:9192",
+            "2=http://n2:9192",
+            "2=0.0.0.0:9192",
+        ] {
             assert!(parse_peer(wrong).is_err(), "{wrong:?}");
         }
     }

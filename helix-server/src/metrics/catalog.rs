@@ -62,6 +62,8 @@ metrics! {
         "CPU time of the process, user and system"
     Memory Gauge "process_resident_memory_bytes" []
         "Resident memory of the process"
+    DroppedLogLines Counter "helix_log_dropped_lines_total" []
+        "Log lines that standard error did not take: it was blocked, full or closed"
 
     Calls Counter "helix_calls_total" ["method" "code"]
         "Completed calls by status code; CANCELLED includes clients that disconnected"

@@ -2,6 +2,7 @@
 //! Every log records its cluster, node and shard. A log of another node or cluster is refused.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,7 +78,7 @@ impl NodeLogs<'_> {
                 let directory = path.join(format!("shard-{shard_id}"));
                 let open = if *direct_io { DirStorage::open } else { DirStorage::open_buffered };
                 let storage = open(&directory).map_err(|error| Error::StorageFailed {
-                    what: format!("directory {}: {error}", directory.display()),
+                    what: describe_unusable(&directory, &error),
                     may_have_applied: false,
                 })?;
                 Ok(Some(Arc::new(storage)))
@@ -327,6 +328,26 @@ impl NodeLogs<'_> {
     pub(super) fn damaged(&self, shard_id: u64, what: &str) -> Error {
         Error::CorruptLog { what: format!("{}: {what}", self.location(shard_id)) }
     }
+}
+
+/// Describes why a directory cannot be created or opened. The system's error names a dangling link
+/// as a file that exists.
+fn describe_unusable(directory: &Path, error: &std::io::Error) -> String {
+    for path in directory.ancestors().filter(|path| !path.is_dir()) {
+        if path.is_symlink() {
+            let target = path.read_link().unwrap_or_default();
+            return format!(
+                "{} is a symbolic link to {}, which is not a directory; create that directory, or \
+                 remove the link",
+                path.display(),
+                target.display()
+            );
+        }
+        if path.exists() {
+            return format!("{} is not a directory; choose another --data-dir", path.display());
+        }
+    }
+    format!("directory {}: {error}", directory.display())
 }
 
 /// Measures the p50 and p99 latency of a small sync on this node's disk, in microseconds.

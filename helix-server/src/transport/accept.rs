@@ -44,7 +44,8 @@ impl Listener for TcpListener {
 
 /// Serves connections until `closing` is cancelled, and then until the last connection has ended.
 ///
-/// Closes connections that are still open after [`limits::SHUTDOWN_WAIT_MAX`].
+/// Closes connections without open calls within [`limits::SHUTDOWN_IDLE_WAIT_MAX`], and all that
+/// are still open after [`limits::SHUTDOWN_WAIT_MAX`].
 pub(crate) async fn serve<L: Listener>(
     mut listener: L,
     services: Services,
@@ -91,10 +92,12 @@ pub(crate) async fn serve<L: Listener>(
     connections.close();
     let deadline = sleep(limits::SHUTDOWN_WAIT_MAX);
     tokio::pin!(deadline);
+    let mut idle_tick = interval(limits::SHUTDOWN_CHECK_INTERVAL);
     let mut has_closed = false;
     loop {
         tokio::select! {
             () = connections.wait() => return,
+            _ = idle_tick.tick() => load.close_idle(),
             () = &mut deadline, if !has_closed => {
                 let open = connections.len();
                 tracing::warn!(open, "shutdown deadline exceeded, closing connections");
@@ -159,7 +162,7 @@ fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
                 () = closing.cancelled() => return,
                 () = sleep(limits::HANDSHAKE_WAIT_MAX) => {}
             }
-            if connection.read_bytes() < limits::HANDSHAKE_BYTES {
+            if connection.is_silent() {
                 load.events().handshakes_timed_out.add();
                 connection.close();
             }

@@ -289,6 +289,15 @@ impl ClientLoad {
         }
     }
 
+    /// Closes connections that a shutdown need not wait for: their clients have no open call.
+    pub fn close_idle(&self) {
+        for connection in self.open_connections() {
+            if connection.is_silent() || connection.is_idle_for(limits::SHUTDOWN_IDLE_WAIT_MAX) {
+                connection.close();
+            }
+        }
+    }
+
     /// Closes every connection, with the calls on it.
     pub fn close_all(&self) {
         for connection in self.open_connections() {
@@ -434,6 +443,28 @@ mod tests {
         assert_eq!(count(&load, "stalled_readers_ended"), 1);
         drop(read);
         assert!(reading.unread().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_closes_connections_without_open_calls() {
+        let load = ClientLoad::new(MemoryShares { connections: 4, ..least() });
+        let [silent, idle, calling, reading] = [(); 4].map(|()| load.connect().unwrap());
+        for connection in [&idle, &calling, &reading] {
+            connection.add_read_bytes(100);
+        }
+        let call = CallMemory::new(&load, &calling);
+        let unread = CallMemory::new(&load, &reading).track_response(vec![1; 100_000].into());
+        load.close_idle();
+        assert!(silent.is_closed() && !idle.is_closed());
+        tokio::time::advance(limits::SHUTDOWN_IDLE_WAIT_MAX).await;
+        load.close_idle();
+        assert!(idle.is_closed() && !calling.is_closed() && !reading.is_closed());
+        drop((call, unread));
+        load.close_idle();
+        assert!(!calling.is_closed() && !reading.is_closed(), "their ends may be on their way");
+        tokio::time::advance(limits::SHUTDOWN_IDLE_WAIT_MAX).await;
+        load.close_idle();
+        assert!(calling.is_closed() && reading.is_closed());
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use helix_proto::log::v1::{AppendRequest, FetchRequest};
 use helix_server::config::{AdminAddr, ServerConfig};
 use helix_server::metrics::METRICS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use crate::support::{TestServer, append_request, from_offset, reason, soon};
 use crate::trio::{Trio, TrioPlan};
@@ -30,7 +32,7 @@ async fn get(addr: SocketAddr, path: &str) -> (u16, String) {
 }
 
 /// Returns the samples of the metrics page by name and labels.
-async fn metrics(addr: SocketAddr) -> BTreeMap<String, f64> {
+pub(crate) async fn metrics(addr: SocketAddr) -> BTreeMap<String, f64> {
     let (status, page) = get(addr, "/metrics").await;
     assert_eq!(status, 200);
     let lines = page.lines().filter(|line| !line.starts_with('#'));
@@ -103,15 +105,37 @@ async fn admin_port_is_read_only() {
 }
 
 #[tokio::test]
-async fn connections_over_the_limit_wait() {
+async fn idle_connections_do_not_delay_probes() {
     let server = in_memory().await;
     let addr = addr_of(&server);
-    let mut idle = Vec::new();
-    for _ in 0..20 {
-        idle.push(TcpStream::connect(addr).await.unwrap());
+    // Silent ones, ones within their request, and ones that do not read their response.
+    for begun in ["", "GET /livez HT", "GET /metrics HTTP/1.1\r\nHost: helix\r\n\r\n"] {
+        let mut idle = Vec::new();
+        for _ in 0..200 {
+            let mut stream = TcpStream::connect(addr).await.unwrap();
+            // The server may have closed it for a later one.
+            let _ = stream.write_all(begun.as_bytes()).await;
+            idle.push(stream);
+        }
+        let begin = Instant::now();
+        assert_eq!(get(addr, "/livez").await.0, 200);
+        let took = begin.elapsed();
+        assert!(took < Duration::from_secs(1), "{took:?} beside {begun:?}");
     }
-    // Connections without a request are closed, and waiting ones are served.
-    assert_eq!(get(addr, "/livez").await.0, 200);
+}
+
+#[tokio::test]
+async fn connection_over_the_limit_replaces_the_oldest_idle_one() {
+    let server = in_memory().await;
+    let addr = addr_of(&server);
+    let mut oldest = TcpStream::connect(addr).await.unwrap();
+    let _others: Vec<_> =
+        futures_util::future::join_all((0..64).map(|_| TcpStream::connect(addr))).await;
+    let mut rest = Vec::new();
+    // Before its header is overdue, which takes 5 s.
+    let closed = tokio::time::timeout(Duration::from_secs(3), oldest.read_to_end(&mut rest)).await;
+    closed.expect("it was closed").ok();
+    assert_eq!(rest, b"");
 }
 
 #[tokio::test]

@@ -35,11 +35,20 @@ async fn invalid_flag_is_named_with_valid_values() {
         (&["--listen-addr", "nowhere"], "write an IP address and a port"),
         (&["--listen-addr", "192.0.2.1:0"], "--insecure"),
         (&["--listen-addr", "0.0.0.0:0"], "--advertise-addr host:port"),
+        (&["--listen-addr", "::1:9092"], "write an IP address and a port"),
+        (&["--listen-addr", "127.0.0.1:65000"], "--admin-addr off"),
         (&["--advertise-addr", "n1"], "write it as host:port"),
+        (&["--advertise-addr", "::1:9092"], "an IPv6 address must be in brackets"),
+        (&["--advertise-addr", "http://n1:9092"], "it must not be a URL"),
+        (&["--advertise-addr", "n1:0"], "port 0 cannot be dialed"),
+        (&["--advertise-addr", " n1:9092"], "it must not contain blanks"),
         (&["--cluster-id", ""], "set a name, or omit the flag"),
         (&["--peer-addr", "9192"], "write an IP address and a port"),
         (&["--peer", "n2:9192"], "write id=host:port"),
+        (&["--peer", "2=http://n2:9192"], "it must not be a URL"),
         (&["--peer", "0=n2:9192"], "1..=4294967295"),
+        (&["--peer", "2=n:1,3=n:1"], "give each node its own"),
+        (&["--peer-addr", "127.0.0.1:0", "--peer", "2=n:1"], "choose that port"),
         (&["--peer", "2=n:1,3=n:1,4=n:1,5=n:1,6=n:1,7=n:1,8=n:1,9=n:1"], "at most 5 nodes"),
         (&["--storage", "papyrus"], "durable, memory"),
         (&["--topic", "orders"], "write name:partitions"),
@@ -57,11 +66,17 @@ async fn invalid_flag_is_named_with_valid_values() {
         (&["--memory-limit", "-1"], "unexpected argument"),
         (&["--tail-bytes", "1GiB"], "choose less, or --memory-limit"),
         (&["--default-retention-bytes", "x"], "write a number of bytes"),
+        (&["--default-retention-bytes", "99999999TiB"], "is more than 18446744073709551615 bytes"),
         (&["--default-retention-time", "5"], "write a duration"),
+        (&["--default-retention-time", "500ms"], "write a duration"),
+        (&["--default-retention-time", "999999999999d"], "is longer than 213503982d"),
         (&["--no-such-flag", "1"], "unexpected argument"),
     ];
     for (arguments, way_out) in rows {
         let (code, said) = fails(arguments).await;
+        // The same before a restart.
+        let (checked, problems) = fails(&[arguments, &["--check-config"][..]].concat()).await;
+        assert_eq!((checked, &problems), (code, &said), "{arguments:?}");
         assert_eq!(code, Some(2), "{arguments:?}: {said}");
         assert!(said.contains(way_out), "{arguments:?}: no {way_out:?} in {said}");
         let flag = if *way_out == "unexpected argument" { "argument" } else { arguments[0] };
@@ -166,5 +181,21 @@ async fn error_names_data_directory_that_cannot_be_created() {
     let shown = file.to_str().unwrap();
     let (code, said) = fails(&["--listen-addr=127.0.0.1:0", "--data-dir", shown]).await;
     assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains(shown), "{said}");
+    assert!(said.contains(shown) && said.contains("is not a directory"), "{said}");
+}
+
+#[tokio::test]
+async fn error_names_a_dangling_link_and_its_target() {
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink("/nowhere/at-all", &link).unwrap();
+    let shown = link.to_str().unwrap();
+    let below = link.join("data");
+    for path in [shown, below.to_str().unwrap()] {
+        let (code, said) = fails(&["--listen-addr=127.0.0.1:0", "--data-dir", path]).await;
+        assert_eq!(code, Some(1), "{said}");
+        for part in [shown, "is a symbolic link to /nowhere/at-all", "create that directory"] {
+            assert!(said.contains(part), "no {part:?} in {said}");
+        }
+    }
 }

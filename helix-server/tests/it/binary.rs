@@ -1,21 +1,30 @@
 //! The program `helix-server` itself: its banner, its signals and its exit codes.
 //! Failing starts are in `bad_start.rs`; the rest is tested inside the test's process.
 
+use std::future::poll_fn;
 use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStderr, Command};
+use tokio::time::{Instant, timeout};
+use tonic::codegen::Service;
 use tonic::transport::Endpoint;
 
-use crate::support::{append_request, soon};
+use crate::limits::HELLO;
+use crate::support::{append_request, skipped, soon};
 
 fn server(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_helix-server"));
     command.args(arguments).stderr(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
     command
 }
+
+/// A request body that never has anything.
+type Never = futures_util::stream::Pending<Result<hyper::body::Frame<bytes::Bytes>, tonic::Status>>;
 
 struct Process {
     child: Child,
@@ -27,7 +36,13 @@ struct Process {
 impl Process {
     /// Starts the server and reads its banner up to the address.
     async fn start(arguments: &[&str]) -> Self {
-        let mut child = server(arguments).spawn().unwrap();
+        Self::spawn(server(arguments)).await
+    }
+
+    /// Starts a command that becomes the server.
+    async fn spawn(mut command: Command) -> Self {
+        command.stderr(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
         let mut banner = String::new();
         let address = loop {
@@ -48,9 +63,13 @@ impl Process {
         soon(produce.append(append_request(&["a"]))).await.unwrap();
     }
 
-    async fn end(mut self, signal: Signal) -> (ExitStatus, String) {
+    fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id().unwrap()).unwrap();
         kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+    }
+
+    async fn end(mut self, signal: Signal) -> (ExitStatus, String) {
+        self.signal(signal);
         let status = soon(self.child.wait()).await.unwrap();
         let mut rest = String::new();
         self.stderr.read_to_string(&mut rest).await.unwrap();
@@ -60,7 +79,7 @@ impl Process {
 
 #[tokio::test]
 async fn requested_stop_exits_with_success() {
-    for signal in [Signal::TERM, Signal::INT] {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let memory = ["--storage", "memory", "--listen-addr", "127.0.0.1:0"];
         let process = Process::start(&memory).await;
         assert!(process.banner.contains("all data is lost"), "{}", process.banner);
@@ -68,6 +87,114 @@ async fn requested_stop_exits_with_success() {
         let (status, log) = process.end(signal).await;
         assert_eq!(status.code(), Some(0), "{log}");
     }
+}
+
+#[tokio::test]
+async fn ignored_hangup_stays_ignored() {
+    let program = env!("CARGO_BIN_EXE_helix-server");
+    let script = "trap '' HUP; exec \"$0\" \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, program, "--storage=memory", "--listen-addr=127.0.0.1:0"]);
+    let process = Process::spawn(command).await;
+    process.signal(Signal::HUP);
+    process.append().await;
+    let (status, log) = process.end(Signal::TERM).await;
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+#[tokio::test]
+async fn silent_connections_do_not_delay_the_stop() {
+    let arguments = ["--storage=memory", "--listen-addr=127.0.0.1:0"];
+    let process = Process::start(&arguments).await;
+    let silent = TcpStream::connect(&process.address).await.unwrap();
+    let mut greeted = TcpStream::connect(&process.address).await.unwrap();
+    greeted.write_all(HELLO).await.unwrap();
+    soon(greeted.read_u8()).await.expect("it is served");
+    let begin = Instant::now();
+    let (status, log) = process.end(Signal::TERM).await;
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    drop((silent, greeted));
+}
+
+#[tokio::test]
+async fn second_signal_ends_a_waiting_stop() {
+    let arguments = ["--storage=memory", "--listen-addr=127.0.0.1:0"];
+    let mut process = Process::start(&arguments).await;
+    let address = format!("http://{}", process.address);
+    let channel = Endpoint::from_shared(address).unwrap().connect().await.unwrap();
+    // An append whose request never arrives: the stop gives it 10 s.
+    let body = http_body_util::StreamBody::new(futures_util::stream::pending());
+    let body = tonic::body::Body::new::<http_body_util::StreamBody<Never>>(body);
+    let request = tonic::codegen::http::Request::post("/helix.log.v1.ProduceService/Append")
+        .header("content-type", "application/grpc")
+        .body(body)
+        .unwrap();
+    let mut calling = channel.clone();
+    let call = tokio::spawn(async move {
+        poll_fn(|context| calling.poll_ready(context)).await.unwrap();
+        calling.call(request).await
+    });
+    // Its headers are before those of this call, on the same connection.
+    let mut produce = ProduceServiceClient::new(channel);
+    soon(produce.append(append_request(&["a"]))).await.unwrap();
+    let begin = Instant::now();
+    let status = loop {
+        process.signal(Signal::TERM);
+        if let Ok(ended) = timeout(Duration::from_millis(20), process.child.wait()).await {
+            break ended.unwrap();
+        }
+        assert!(begin.elapsed() < Duration::from_secs(5), "it waits");
+    };
+    let mut log = String::new();
+    process.stderr.read_to_string(&mut log).await.unwrap();
+    assert_eq!(status.code(), Some(130), "{log}");
+    assert!(log.contains("second signal"), "{log}");
+    call.abort();
+}
+
+#[tokio::test]
+async fn container_limits_apply_and_are_logged() {
+    let root = tempfile::tempdir().unwrap();
+    let groups = root.path().join("groups");
+    // The container's files, not the WAL's.
+    #[allow(clippy::disallowed_methods)]
+    let write = |name: &str, text: &str| {
+        std::fs::create_dir_all(&groups).unwrap();
+        std::fs::write(root.path().join(name), text).unwrap();
+    };
+    write("own", "0::/\n");
+    write("groups/memory.max", "314572800\n");
+    write("groups/cpu.max", "50000 100000\n");
+    let script = "mount --bind \"$1/groups\" /sys/fs/cgroup \
+                  && mount --bind \"$1/own\" /proc/$$/cgroup && shift && exec \"$0\" \"$@\"";
+    let inside = |arguments: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_helix-server")]);
+        command.arg(root.path()).args(arguments);
+        command
+    };
+    let printed = soon(inside(&["--print-config"]).output()).await.unwrap();
+    if !printed.status.success() {
+        return skipped("no control group can be mounted here: a container was not tried");
+    }
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    for line in ["memory_limit = \"272MiB\"", "idle_poll_us = 0"] {
+        let line = format!("{line} # default within the container's limits");
+        assert!(printed.lines().any(|printed| printed == line), "{line}: {printed}");
+    }
+    let arguments = ["--storage=memory", "--listen-addr=127.0.0.1:0"];
+    let process = Process::spawn(inside(&arguments)).await;
+    for part in ["container_memory=314572800", "container_cpus=0.5", "memory_limit=285212672"] {
+        assert!(process.banner.contains(part), "{part}: {}", process.banner);
+    }
+    assert!(!process.banner.contains("WARN"), "{}", process.banner);
+    process.end(Signal::TERM).await;
+    let process =
+        Process::spawn(inside(&[&arguments[..], &["--memory-limit=300MiB"]].concat())).await;
+    let warning = process.banner.lines().find(|line| line.contains("WARN")).expect("it warns");
+    assert!(warning.contains("lower --memory-limit to 272MiB or less"), "{warning}");
+    process.end(Signal::TERM).await;
 }
 
 #[tokio::test]

@@ -1,13 +1,15 @@
 //! A failed sync: nothing is acknowledged, the node stops with a clear message, and records acked
 //! before survive a restart.
 
+use std::net::SocketAddr;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use helix_client::{FetchOptions, Position, ProducerOptions, ReadStart};
 use helix_proto::log::v1::Record;
 use tokio::io::AsyncReadExt;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use crate::process;
 use crate::support::skipped;
@@ -31,6 +33,46 @@ async fn can_inject() -> bool {
     can
 }
 
+/// Starts a server whose 200th sync fails, and all after it.
+fn start_with_failing_syncs(address: SocketAddr, folder: &Path, stderr: Stdio) -> Child {
+    // The count of `when` is per thread: it hits the thread that writes the data shard's log,
+    // which makes nearly all syncs.
+    Command::new("strace")
+        .args(["-f", "-qq", "-o", "/dev/null"])
+        .args(["-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=200+"])
+        .arg(env!("CARGO_BIN_EXE_helix-server"))
+        .args(process::arguments(address, folder))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(stderr)
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_sync_has_its_exit_code_without_a_log() {
+    if !can_inject().await {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let address = process::free_address();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut server = start_with_failing_syncs(address, folder.path(), full.into());
+    let producer = process::patient_client(address, 1).producer(ProducerOptions::default());
+    let appends = async {
+        while producer.append("default", 0, &[record("a".to_owned())][..]).await.is_ok() {}
+    };
+    let status = tokio::select! {
+        status = server.wait() => status.unwrap(),
+        () = appends => tokio::time::timeout(Duration::from_secs(20), server.wait())
+            .await
+            .expect("the node stops")
+            .unwrap(),
+    };
+    assert_eq!(status.code(), Some(70), "{status}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failed_sync_acknowledges_nothing_and_stops_the_node() {
     if !can_inject().await {
@@ -38,19 +80,7 @@ async fn failed_sync_acknowledges_nothing_and_stops_the_node() {
     }
     let directory = tempfile::tempdir().unwrap();
     let address = process::free_address();
-    // The count of `when` is per thread: it hits the thread that writes the data shard's log,
-    // which makes nearly all syncs.
-    let mut server = Command::new("strace")
-        .args(["-f", "-qq", "-o", "/dev/null"])
-        .args(["-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=200+"])
-        .arg(env!("CARGO_BIN_EXE_helix-server"))
-        .args(process::arguments(address, directory.path()))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
+    let mut server = start_with_failing_syncs(address, directory.path(), Stdio::piped());
     let mut stderr = server.stderr.take().unwrap();
     let message = tokio::spawn(async move {
         let mut text = String::new();

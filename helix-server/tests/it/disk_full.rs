@@ -158,7 +158,9 @@ async fn full_real_disk_refuses_appends_and_resumes() {
     let address = process::free_address();
     let mut arguments = process::arguments(address, &directory);
     arguments.push("--segment-bytes=16MiB".to_owned());
-    let server = process::start(&arguments);
+    // The log about the disk cannot be written either.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let server = process::start_with(&arguments, full.into());
     let client = process::patient_client(address, 1);
     resume(&client, 0).await;
 

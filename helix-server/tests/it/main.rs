@@ -9,6 +9,7 @@ mod append_stream;
 mod bad_input;
 mod bad_start;
 mod binary;
+mod blocked_log;
 mod captured_log;
 mod cluster;
 mod compaction;

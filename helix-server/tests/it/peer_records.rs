@@ -218,7 +218,8 @@ fn damage(directory: &TempDir, number: usize) {
     let batch = bytes.windows(2000).position(|run| run.iter().all(|byte| *byte == 9)).unwrap();
     bytes[batch + 1000] ^= 1;
     let file = std::fs::File::options().write(true).open(&segments[number]).unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&file, &bytes[batch..batch + 2000], batch as u64).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &bytes[batch..batch + 2000], batch as u64)
+        .unwrap();
     file.sync_all().unwrap();
 }
 

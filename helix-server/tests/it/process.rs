@@ -26,11 +26,16 @@ pub(crate) fn arguments(address: SocketAddr, directory: &Path) -> Vec<String> {
 }
 
 pub(crate) fn start(arguments: &[String]) -> Child {
+    start_with(arguments, Stdio::null())
+}
+
+/// Starts it with this standard error.
+pub(crate) fn start_with(arguments: &[String], stderr: Stdio) -> Child {
     Command::new(env!("CARGO_BIN_EXE_helix-server"))
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(stderr)
         .kill_on_drop(true)
         .spawn()
         .expect("the server's binary can be run")

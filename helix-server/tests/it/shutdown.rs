@@ -118,6 +118,23 @@ async fn unresponsive_client_is_disconnected_at_shutdown() {
 }
 
 #[tokio::test]
+async fn connections_without_open_calls_do_not_delay_the_stop() {
+    let server = TestServer::in_memory().await;
+    let mut silent = Vec::new();
+    for sent in [&[], &HELLO[..10], HELLO] {
+        let mut client = TcpStream::connect(server.running.local_addr()).await.unwrap();
+        client.write_all(sent).await.unwrap();
+        silent.push(client);
+    }
+    soon(silent[2].read_u8()).await.expect("it is served");
+    let TestServer { running, channel, .. } = server;
+    let begin = Instant::now();
+    soon(running.shutdown()).await;
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    drop((silent, channel));
+}
+
+#[tokio::test]
 async fn error_names_listen_address_in_use() {
     let server = TestServer::in_memory().await;
     let listen_addr = server.running.local_addr();

@@ -112,6 +112,26 @@ fn the_wal_depends_on_no_runtime_and_no_rpc() {
     }
 }
 
+/// `println!` and its siblings panic where their output is closed or full, and block a runtime
+/// thread where it is not read.
+#[test]
+fn programs_print_without_panics() {
+    let programs = [SERVER, "helix-bench/src/", "testing/chaos/src/"];
+    let is_test = |path: &str| path.ends_with("tests.rs") || path.ends_with("testing.rs");
+    let violations = sources()
+        .iter()
+        .filter(|source| source.is_in(&programs) && !is_test(&source.path))
+        .flat_map(|source| {
+            // Tests are at the end of their file.
+            let code = source.code().take_while(|(_, line)| *line != "mod tests {");
+            let prints =
+                code.filter(|(_, line)| line.contains("print!(") || line.contains("println!("));
+            prints.map(|(number, _)| format!("{}:{number}", source.path)).collect::<Vec<_>>()
+        })
+        .collect();
+    expect_none("write output and ignore or return the error", violations);
+}
+
 #[test]
 fn unsafe_code_is_in_two_places() {
     let allowed = ["helix-wal/src/format/nontemporal.rs", "testing/sim/hermetic/"];

@@ -251,7 +251,8 @@ impl GroupWalk<'_> {
             last.crc = Some(trailer.context.last_group.crc);
             last.committed.1 = trailer.context.committed.or(last.committed.1);
         }
-        let unknown = self.damaged.iter().find(|group| group.header.is_none() && group.crc.is_none());
+        let unknown =
+            self.damaged.iter().find(|group| group.header.is_none() && group.crc.is_none());
         match unknown {
             // The trailer of a cold segment does not name its last group, but all fields of the
             // group's header are known: there is no commit point.

@@ -12,6 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+use crate::output::print;
+
 /// Longest wait for the tracer to detach.
 const DETACH_MAX: Duration = Duration::from_secs(10);
 
@@ -36,7 +38,7 @@ pub(crate) async fn can_trace() -> bool {
     probe.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fdatasync", "true"]);
     let can = quiet(&mut probe).status().await.is_ok_and(|status| status.success());
     if !can {
-        println!("SKIPPED: strace is missing or not permitted: no failed syncs, no disk stalls");
+        print("SKIPPED: strace is missing or not permitted: no failed syncs, no disk stalls");
     }
     can
 }
@@ -96,7 +98,7 @@ impl LoopbackDisk {
             && run("mkfs.ext4", &["-q", "-F", "-m", "0", "-E", options, &image])
             && run("mount", &["-o", "loop", &image, &at]);
         if !is_made {
-            println!("SKIPPED: file systems cannot be mounted here: no full disks");
+            print("SKIPPED: file systems cannot be mounted here: no full disks");
             return Ok(None);
         }
         ensure!(run("rmdir", &[&format!("{at}/lost+found")]), "{at} is not empty");

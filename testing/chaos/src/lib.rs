@@ -15,6 +15,7 @@ mod nemesis;
 mod node_client;
 mod node_process;
 mod operator;
+mod output;
 mod ports;
 pub mod proxy;
 mod schedule;

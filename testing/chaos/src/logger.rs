@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::output::{print, print_error};
+
 /// Durations from here on are logged.
 const LONG: Duration = Duration::from_secs(3);
 
@@ -27,9 +29,9 @@ impl Logger {
     pub(crate) fn log(&self, what: impl std::fmt::Display) {
         let at = self.started.elapsed().as_secs_f64();
         if self.to_stderr {
-            eprintln!("{at:9.3} {what}");
+            print_error(format_args!("{at:9.3} {what}"));
         } else {
-            println!("{at:9.3} {what}");
+            print(format_args!("{at:9.3} {what}"));
         }
     }
 

@@ -168,6 +168,25 @@ fn printed_settings_can_be_read_again() {
 }
 
 #[test]
+fn container_changes_only_defaults() {
+    let container = ContainerLimits { memory_bytes: Some(300 << 20), cpus: Some(1.5) };
+    let within = |arguments: &[&str]| {
+        let arguments = ["helix-server"].iter().chain(arguments);
+        Cli::try_parse_from(arguments).unwrap().flags.resolve_within(&container, &|_| None)
+    };
+    let resolved = within(&[]).unwrap();
+    assert_eq!((resolved.config.memory_limit, resolved.config.idle_poll_us), (272 << 20, 0));
+    let printed = resolved.to_string();
+    let line = "memory_limit = \"272MiB\" # default within the container's limits";
+    assert!(printed.lines().any(|printed| printed == line), "{printed}");
+    assert_eq!(Sources { file: &printed, ..NONE }.resolve().unwrap().config, resolved.config);
+    let given = within(&["--memory-limit", "1GiB", "--idle-poll-us", "500"]).unwrap().config;
+    assert_eq!((given.memory_limit, given.idle_poll_us), (1 << 30, 500));
+    let problems = within(&["--shards", "6"]).unwrap_err().problems;
+    assert!(problems[0].contains("--memory-limit 272MiB is 42MiB"), "{problems:?}");
+}
+
+#[test]
 fn flags_select_the_action() {
     let action = |arguments: &[&str]| {
         let arguments = ["helix-server"].iter().chain(arguments);

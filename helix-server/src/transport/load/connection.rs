@@ -33,6 +33,14 @@ pub struct ClientConnection {
     /// Responses that the client has not read: since when, id, bytes.
     unread: Mutex<Vec<(Instant, u64, usize)>>,
     next_response: AtomicU64,
+    calls: Mutex<OpenCalls>,
+}
+
+/// Open calls of a connection, and when a call began or ended, or a response was read.
+#[derive(Debug)]
+struct OpenCalls {
+    count: usize,
+    changed_at: Instant,
 }
 
 /// RAII permit for the bytes of a request, on its connection and on its node.
@@ -63,6 +71,7 @@ impl ClientConnection {
             reader: AtomicWaker::new(),
             unread: Mutex::default(),
             next_response: AtomicU64::new(0),
+            calls: Mutex::new(OpenCalls { count: 0, changed_at: Instant::now() }),
         })
     }
 
@@ -113,6 +122,24 @@ impl ClientConnection {
 
     pub fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Returns true if a client has sent less than the HTTP/2 handshake.
+    pub fn is_silent(&self) -> bool {
+        self.read_bytes() < limits::HANDSHAKE_BYTES
+    }
+
+    /// Returns true if no call has been open, and no response unread, for `time`.
+    pub fn is_idle_for(&self, time: Duration) -> bool {
+        let calls = sync::lock(&self.calls);
+        let is_idle = calls.count == 0 && calls.changed_at.elapsed() >= time;
+        drop(calls);
+        is_idle && self.unread().is_none()
+    }
+
+    fn change_calls(&self, change: impl FnOnce(usize) -> usize) {
+        let mut calls = sync::lock(&self.calls);
+        *calls = OpenCalls { count: change(calls.count), changed_at: Instant::now() };
     }
 
     /// Returns the age of the oldest unread response, and the bytes of all unread ones.
@@ -188,6 +215,7 @@ pub struct CallMemory {
 impl CallMemory {
     pub fn new(load: &Arc<ClientLoad>, connection: &Arc<ClientConnection>) -> Arc<Self> {
         let (load, connection) = (load.clone(), connection.clone());
+        connection.change_calls(|count| count + 1);
         Arc::new(Self { load, connection, response: Mutex::default(), request: Mutex::default() })
     }
 
@@ -266,6 +294,12 @@ impl CallMemory {
     }
 }
 
+impl Drop for CallMemory {
+    fn drop(&mut self) {
+        self.connection.change_calls(|count| count - 1);
+    }
+}
+
 /// Bytes of a response; HTTP/2 drops them once the client's window took them.
 #[derive(Debug)]
 struct UnreadResponse {
@@ -287,5 +321,8 @@ impl Drop for UnreadResponse {
         if let Some(position) = unread.iter().position(|(_, id, _)| *id == self.id) {
             unread.swap_remove(position);
         }
+        drop(unread);
+        // Its trailers may be on their way.
+        self.connection.change_calls(|count| count);
     }
 }

@@ -26,7 +26,7 @@ const LAYERS: [&str; 13] = [
 /// Each module of helix-server, and the layers that it may import.
 ///
 /// Modules that are no layer may be imported by all of them.
-const MAY_IMPORT: [(&str, &[&str]); 23] = [
+const MAY_IMPORT: [(&str, &[&str]); 26] = [
     ("daemon", &["server", "config", "raft"]),
     ("server", &["config", "transport", "api", "admin", "node", "cluster", "log"]),
     ("config", &["cluster", "log"]),
@@ -42,6 +42,7 @@ const MAY_IMPORT: [(&str, &[&str]); 23] = [
     ("flow", &[]),
     ("log", &[]),
     // No layers.
+    ("address", &[]),
     ("error", &["raft", "log"]),
     ("clock", &[]),
     ("limits", &[]),
@@ -51,6 +52,8 @@ const MAY_IMPORT: [(&str, &[&str]); 23] = [
     ("process", &[]),
     ("protocol", &[]),
     ("random", &[]),
+    ("signals", &[]),
+    ("stderr", &[]),
     ("sync", &[]),
 ];
 

@@ -23,6 +23,7 @@ use super::CommonArgs;
 use super::test_bed::{READY_MAX, TestBed};
 use crate::cluster::ShardLeaders;
 use crate::logger::Logger;
+use crate::output::print_result;
 use crate::workload::{TOPIC, WorkloadShape};
 
 /// A partition without an ack for this long after a kill is a failure.
@@ -221,7 +222,7 @@ fn log(
         others_max_ms: others.as_millis(),
     };
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        print_result(serde_json::to_string(&report)?)?;
     } else {
         test_bed.logger.log(format_args!(
             "time to the next ack over {} partitions that lost their leader in {kills} kills: \

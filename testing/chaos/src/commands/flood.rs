@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep};
 use super::parse_duration;
 use crate::flood::{AbusePattern, AbusiveClients, CallTimes, NodeUnderTest, ProbeClient};
 use crate::logger::Logger;
+use crate::output::print_result;
 
 /// Allowed memory above the limit: code, and memory that the allocator has not returned.
 const OVER_LIMIT_PERCENT: u64 = 10;
@@ -296,7 +297,7 @@ fn at(times: &[Duration], percent: usize) -> Duration {
 
 fn print_report(args: &FloodArgs, logger: Logger, report: &FloodReport) -> anyhow::Result<()> {
     if args.json {
-        println!("{}", serde_json::to_string(report)?);
+        print_result(serde_json::to_string(report)?)?;
         return Ok(());
     }
     logger.log(format_args!(

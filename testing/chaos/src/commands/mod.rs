@@ -22,6 +22,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use crate::history;
+use crate::output::{print, print_error};
 
 pub use crate::flood::AbusePattern;
 pub use elections::ElectionsArgs;
@@ -109,7 +110,7 @@ pub async fn run(command: ChaosCommand, program: PathBuf) -> anyhow::Result<()> 
         ChaosCommand::Grow(args) => grow::run(args, program).await,
         ChaosCommand::Check { history } => {
             let verdict = helix_checker::check(&history::load(&history)?);
-            println!("{verdict}");
+            print(&verdict);
             anyhow::ensure!(verdict.is_good(), "the history is wrong");
             Ok(())
         }
@@ -126,7 +127,7 @@ pub fn main(command: ChaosCommand) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("FAILED: {error:#}");
+            print_error(format_args!("FAILED: {error:#}"));
             ExitCode::FAILURE
         }
     }

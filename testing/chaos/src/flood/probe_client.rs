@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::Channel;
 
 use super::{PROBE_PARTITION, TOPIC, append, connect};
+use crate::output::print_error;
 
 /// Pause between rounds, so that the probe itself causes no load.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -73,7 +74,8 @@ impl ProbeClient {
 impl CallTimes {
     fn fail(&mut self, call: &str, how: &str) {
         self.errors += 1;
-        eprintln!("{call}: {}", how.chars().take(300).collect::<String>());
+        let how: String = how.chars().take(300).collect();
+        print_error(format_args!("{call}: {how}"));
     }
 }
 

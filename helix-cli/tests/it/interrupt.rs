@@ -1,0 +1,85 @@
+//! Commands that are interrupted end soon, with exit code 130, whatever takes their output.
+
+use std::io::{PipeReader, Write};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tokio::time::Instant;
+
+use crate::harness::{ServerProcess, command, signal};
+
+/// Waits until a condition holds.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "never: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Starts a command whose output is not read.
+fn start_unread(node: &ServerProcess, args: &[&str]) -> (Child, PipeReader) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut command = command(&[args, &["--addr", node.address()]].concat());
+    command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::null());
+    (command.spawn().unwrap(), reader)
+}
+
+#[test]
+fn blocked_output_does_not_delay_an_interrupt() {
+    let node = ServerProcess::start();
+    let line = "x".repeat(1000);
+    node.ok_with(&["produce", "default", "-p", "0"], &[line.as_str(); 500].join("\n"));
+    for (args, asked) in [
+        (&["consume", "default", "--from", "earliest", "--follow"][..], Signal::TERM),
+        (&["consume", "default"], Signal::INT),
+        (&["tail", "default", "-n", "500", "-f"], Signal::HUP),
+    ] {
+        let (mut child, output) = start_unread(&node, args);
+        // Linux' default, less a part that a write left over.
+        until("the pipe is full", || rustix::io::ioctl_fionread(&output).unwrap() > 60_000);
+        let begin = Instant::now();
+        signal(&child, asked);
+        let status = child.wait().unwrap();
+        assert_eq!(status.code(), Some(130), "{args:?}: {status}");
+        assert!(begin.elapsed() < Duration::from_secs(5), "{args:?}: {:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn interrupt_ends_the_search_for_a_node() {
+    // Accepts connections and never responds.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = silent.local_addr().unwrap().to_string();
+    for args in [&["produce", "default"][..], &["topic", "list"]] {
+        let mut command = command(&[args, &["--addr", &addr]].concat());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let _connection = silent.accept().unwrap();
+        let begin = Instant::now();
+        signal(&child, Signal::INT);
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{args:?}");
+        assert!(begin.elapsed() < Duration::from_secs(5), "{args:?}: {:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn second_interrupt_ends_the_wait_for_acks() {
+    let node = ServerProcess::start();
+    let mut command = command(&["produce", "default", "-p", "0", "--addr", node.address()]);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"a\n").unwrap();
+    until("the first record is there", || node.ok(&["consume", "default"]) == "a\n");
+    node.signal(Signal::STOP);
+    input.write_all(b"b\n").unwrap();
+    let begin = Instant::now();
+    until("it ends", || {
+        signal(&child, Signal::INT);
+        child.try_wait().unwrap().is_some()
+    });
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+}
