@@ -224,7 +224,7 @@ mod tests {
         assert!(!timing.meet(0), "older releases have the default");
         assert!(timing.meet(1_200));
         assert_eq!(timing.read_lease(), Duration::from_millis(500));
-        assert!(timing.clone().meet(300));
+        assert!(timing.meet(300));
         assert_eq!(timing.read_lease(), Duration::from_millis(250));
         assert!(!timing.meet(600));
         assert_eq!(timing.read_lease(), Duration::from_millis(250), "it may still be a voter");

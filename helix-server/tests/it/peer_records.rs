@@ -1,6 +1,9 @@
 //! Replicas of a shard with records, without a node around them. A replica with an empty log
 //! fetches the records from replicas that have purged their logs.
 
+// Damages the files of a log on disk.
+#![allow(clippy::disallowed_methods)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex};
