@@ -31,7 +31,7 @@ fn unfit(id: ReplicaId, last: u64, report: Option<&ReplicaStatusReport>) -> Opti
     let lag = last.saturating_sub(report.last_index);
     // Nodes before the replica id was part of the report state the rest truthfully.
     if report.replica_id != 0 && report.replica_id != id {
-        return Some("has another replica than the one that votes".to_owned());
+        return Some("its replica is not the voter".to_owned());
     }
     if report.in_repair {
         return Some("is in repair and does not vote".to_owned());
@@ -47,7 +47,7 @@ fn unfit(id: ReplicaId, last: u64, report: Option<&ReplicaStatusReport>) -> Opti
 }
 
 /// Returns the voter that should take over: the most caught-up one of those that are fit. Without a
-/// fit one, the most caught-up one that votes, as `may_be_unfit` allows.
+/// fit one, the most caught-up voter, as `may_be_unfit` allows.
 fn best_successor(
     last: u64,
     candidates: &[(ReplicaId, Option<ReplicaStatusReport>)],

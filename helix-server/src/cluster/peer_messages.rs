@@ -154,7 +154,7 @@ pub struct ReplicaStatusReport {
     #[prost(message, optional, tag = "9")]
     pub addresses: Option<MemberAddresses>,
     /// Id of the replica; 0 from a node that does not state it. Such a replica does not count as
-    /// whole, since it may be the successor of the one that votes.
+    /// whole, since it may be the voter's successor.
     #[prost(uint64, tag = "10")]
     pub replica_id: u64,
     /// Last durable entry: term and index.

@@ -224,7 +224,7 @@ fn has_other_voters(replica: &Replica) -> bool {
 }
 
 /// Returns what the voters of a shard report about themselves, by replica id. Nodes that do not
-/// state the id of their replica are left out: it may be the successor of the one that votes.
+/// state the id of their replica are left out: it may be the voter's successor.
 async fn ask_voters(
     node: &Node,
     shard_id: u64,

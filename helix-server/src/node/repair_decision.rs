@@ -31,7 +31,7 @@ pub(super) struct DamagedReplica {
     pub(super) last: LogId,
 }
 
-/// What another voter reported about itself, under its own replica id.
+/// Report of another voter about itself, under its own replica id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct VoterReport {
     /// Last durable entry.

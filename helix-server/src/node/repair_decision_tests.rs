@@ -40,7 +40,7 @@ const STATES: [Voter; 9] = [
 enum Block {
     Own(usize),
     Shared,
-    /// What was acknowledged last.
+    /// The last acknowledged entry.
     Tail,
 }
 

@@ -19,7 +19,7 @@ pub(super) enum InPlaceOutcome {
     Unrepairable(String),
 }
 
-/// Fetches from several replicas, and stays with the one that served last.
+/// Fetches from several replicas, and stays with the last that served.
 struct EntrySources<'a> {
     node: &'a Node,
     shard_id: u64,

@@ -45,7 +45,7 @@ pub(super) struct FailoverWatch {
     pub(super) outranked: Arc<Notify>,
 }
 
-/// What a follower has promised, and to which leader.
+/// The promise of a follower, and its leader.
 struct Promise {
     leader: ReplicaId,
     term: u64,
@@ -58,7 +58,7 @@ struct Promise {
 
 type ServerMetrics = WatchReceiverOf<TypeConfig, RaftServerMetrics<TypeConfig>>;
 
-/// What ends a wait before its time.
+/// Events that end a wait early.
 struct Changes {
     peers: watch::Receiver<u64>,
     metrics: ServerMetrics,

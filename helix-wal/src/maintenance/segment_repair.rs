@@ -38,7 +38,7 @@ const COMMITTED_MAX: u64 = 1 << 20;
 /// Bytes to write, by offset.
 pub(crate) type Patches = BTreeMap<u64, Vec<u8>>;
 
-/// What the repair of a segment has besides its file.
+/// Inputs of the repair of a segment, besides its file.
 pub(crate) struct RepairSource<'a> {
     pub entries: &'a BTreeMap<u64, Entry>,
     pub placements: &'a BTreeMap<u64, Placement>,

@@ -10,7 +10,7 @@ use helix_wal::{Entry, Error, Placement, SegmentState, inspect, verify};
 use crate::common::{ManualWal, PrintOnPanic, TestRng, rounds, seed};
 use crate::corruption::{Golden, options, streams_are_right};
 
-/// What other replicas would send.
+/// Entries that other replicas would send.
 type Others = (BTreeMap<u64, Entry>, BTreeMap<u64, Placement>);
 
 fn others(golden: &Golden) -> Others {

@@ -17,7 +17,7 @@ use crate::disk::{SyncFault, SyscallTracer};
 use crate::logger::Logger;
 use crate::node_client::{NodeClient, NodeFetchError};
 use crate::operator::retry_until_ok;
-use crate::segment_damage::{self, SegmentBackup, SegmentDamage};
+use crate::segment_damage::{self, SegmentBackup, SegmentFileDamage};
 use crate::workload::{WorkloadContext, is_out_of_range};
 
 /// Longest time that a node with failing syncs may run: until its next sync.
@@ -119,7 +119,7 @@ pub(crate) async fn damage_files(
     cluster: &mut ChaosCluster,
     context: &WorkloadContext,
     logger: Logger,
-    (node, what): (u64, SegmentDamage),
+    (node, what): (u64, SegmentFileDamage),
     (is_running, seed): (bool, u64),
     lasting: Duration,
 ) -> anyhow::Result<()> {

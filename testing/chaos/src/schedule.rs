@@ -10,7 +10,7 @@ use rand::{RngExt, SeedableRng};
 
 use crate::cluster::NODES_MAX;
 use crate::proxy::LinkMode;
-use crate::segment_damage::SegmentDamage;
+use crate::segment_damage::SegmentFileDamage;
 
 /// Fault and its duration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub(crate) enum FaultAction {
     /// The node's disk is filled up to this free space.
     FillDisk { node: u64, left_mib: u64 },
     /// One of the node's files is damaged, while it runs or while it is down.
-    Damage { node: u64, what: SegmentDamage, is_running: bool, seed: u64 },
+    Damage { node: u64, what: SegmentFileDamage, is_running: bool, seed: u64 },
     /// An older copy of one of the node's segments is restored while it is down.
     Restore { node: u64, seed: u64 },
 }
@@ -288,8 +288,11 @@ impl FaultSchedule {
             }
             ChaosFaultKind::Damage => {
                 let is_flip = self.rng.random_bool(0.7);
-                let what =
-                    if is_flip { SegmentDamage::FlippedBits } else { SegmentDamage::LostSegment };
+                let what = if is_flip {
+                    SegmentFileDamage::FlippedBits
+                } else {
+                    SegmentFileDamage::LostSegment
+                };
                 let (is_running, seed) = (self.rng.random_bool(0.5), self.rng.random());
                 FaultAction::Damage { node: self.victim(leaders), what, is_running, seed }
             }

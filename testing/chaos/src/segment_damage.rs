@@ -18,7 +18,7 @@ use tokio::io::{AsyncSeekExt, AsyncWriteExt};
 
 /// Damage to one node's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SegmentDamage {
+pub(crate) enum SegmentFileDamage {
     /// Flips bits in written data.
     FlippedBits,
     /// Deletes a segment.
@@ -111,13 +111,13 @@ fn older_segments(files: &[LogFile]) -> Vec<LogFile> {
 /// Damages files of a node and describes the damage.
 pub(crate) async fn damage(
     data: &Path,
-    what: SegmentDamage,
+    what: SegmentFileDamage,
     rng: &mut StdRng,
 ) -> anyhow::Result<String> {
     let files = list(data).await?;
     match what {
-        SegmentDamage::LostSegment => lose(&files, rng).await,
-        SegmentDamage::FlippedBits => {
+        SegmentFileDamage::LostSegment => lose(&files, rng).await,
+        SegmentFileDamage::FlippedBits => {
             let files: Vec<_> = files
                 .into_iter()
                 .filter(|file| !matches!(file.kind, LogFileKind::Ready(_)))

@@ -1,4 +1,4 @@
-//! A leader whose process is gone is replaced at the end of its followers' promise, and one that
+//! A leader whose process is gone is replaced at the end of its followers' promise; a leader that
 //! is only silent is not suspected any earlier than before.
 
 use std::time::Duration;

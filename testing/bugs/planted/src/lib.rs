@@ -1,4 +1,4 @@
-//! Switches of the planted bugs: `HELIX_BUG` names the one that is enabled, if any.
+//! Switches of the planted bugs: `HELIX_BUG` names the enabled one, if any.
 //! Only copies of the tree that `testing/bugs/run.sh` makes are built with this crate.
 
 use std::sync::OnceLock;
