@@ -31,7 +31,7 @@ fn unfit(id: ReplicaId, last: u64, report: Option<&ReplicaStatusReport>) -> Opti
     let lag = last.saturating_sub(report.last_index);
     // Nodes before the replica id was part of the report state the rest truthfully.
     if report.replica_id != 0 && report.replica_id != id {
-        return Some("its replica is not the voter".to_owned());
+        return Some("is not the voting replica".to_owned());
     }
     if report.in_repair {
         return Some("is in repair and does not vote".to_owned());
@@ -250,7 +250,7 @@ mod tests {
         let why = |report| unfit(id, 5_000, Some(&report)).unwrap_or_default();
         assert_eq!(why(report(id, 4_500)), "");
         assert_eq!(why(report(0, 4_500)), "", "an older node");
-        assert!(why(report(id + 1, 4_500)).contains("another replica"));
+        assert!(why(report(id + 1, 4_500)).contains("not the voting replica"));
         assert!(why(report(id, 3_999)).contains("lacks 1001 entries"));
         assert!(
             why(ReplicaStatusReport { is_damaged: true, ..report(id, 5_000) }).contains("damage")

@@ -743,7 +743,11 @@ fn configs() -> Vec<FieldCase> {
             time(-1, 0),
             Refused(R::InvalidArgument, "config.retention_time: must be a duration"),
         ),
-        (&["TopicConfig.retention_time"], time(i64::MAX, 0), Fine),
+        (
+            &["TopicConfig.retention_time"],
+            time(i64::MAX, 0),
+            Refused(R::InvalidArgument, "must be at most"),
+        ),
         (
             &["TopicConfig.retention_bytes"],
             with(TopicConfig { retention_bytes: Some(u64::MAX), ..none }),
