@@ -141,7 +141,7 @@ impl EntrySources<'_> {
                 Ok((entries, _)) => {
                     for entry in entries {
                         // The id stands for the bytes, whose checksums were verified.
-                        if run.iter().any(|id| *id == entry.id) {
+                        if run.contains(&entry.id) {
                             found.insert(entry.id.index, entry);
                         }
                     }
