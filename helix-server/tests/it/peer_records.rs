@@ -212,6 +212,7 @@ fn disk_wal(directory: &TempDir) -> Wal {
 }
 
 /// Flips a bit of the first batch in a segment of a log, by the number of the segment.
+#[expect(clippy::disallowed_methods, reason = "a test damages files")]
 fn damage(directory: &TempDir, number: usize) {
     let files = std::fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().path());
     let mut segments: Vec<_> =

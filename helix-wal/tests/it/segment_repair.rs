@@ -166,9 +166,9 @@ fn several_damaged_parts_of_one_segment_are_repaired_together() {
 fn entry_that_differs_or_is_missing_changes_nothing() {
     let golden = Golden::marked();
     let (mut entries, placements) = others(&golden);
+    let (file, byte, index) = entry_byte(&golden.disk);
     let disk = golden.disk.fork().reopen();
     let manual = open(&disk);
-    let (file, byte, index) = entry_byte(&disk);
     disk.flip_bit(&file, byte * 8);
     let damaged = disk.read_file(&file).unwrap();
     let right = entries.remove(&index).unwrap();
