@@ -497,7 +497,7 @@ impl Nemesis {
                 self.marks.hit(CoverageMark::DiskFilledUp);
                 self.ends.push((now + ms(&mut self.rng, 500..9_000), FaultEnd::Full(node)));
             }
-            FaultKind::DamageInjector => {
+            FaultKind::Damage => {
                 if self.damage.inject(machine, now, &mut self.rng).removed_segment {
                     // The node ends if it tries to rename the segment.
                     self.tainted.insert(node);

@@ -34,7 +34,7 @@ pub enum FaultKind {
     Stall,
     Full,
     FilledUp,
-    DamageInjector,
+    Damage,
     ClockJump,
     Wipe,
     Election,
@@ -64,7 +64,7 @@ impl FaultKind {
         Self::Stall,
         Self::Full,
         Self::FilledUp,
-        Self::DamageInjector,
+        Self::Damage,
         Self::ClockJump,
         Self::Wipe,
         Self::Election,
@@ -78,13 +78,13 @@ impl FaultKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Theme {
     /// Failing writes and syncs, followed by power loss.
-    NodeDisks,
+    Disks,
     /// Full disks, also during start.
     Space,
     /// Frequent elections with crashes that expose forgotten votes.
     Votes,
     /// Damage to stored data.
-    DamageInjector,
+    Damage,
     /// Partitions that let logs diverge.
     Branches,
     /// Lost responses.
@@ -92,19 +92,13 @@ pub enum Theme {
 }
 
 impl Theme {
-    const ALL: [Self; 6] = [
-        Self::NodeDisks,
-        Self::Space,
-        Self::Votes,
-        Self::DamageInjector,
-        Self::Branches,
-        Self::Answers,
-    ];
+    const ALL: [Self; 6] =
+        [Self::Disks, Self::Space, Self::Votes, Self::Damage, Self::Branches, Self::Answers];
 
     fn kinds(self) -> &'static [FaultKind] {
         use FaultKind::*;
         match self {
-            Self::NodeDisks => &[
+            Self::Disks => &[
                 SyncError,
                 SyncErrorOfAll,
                 WriteError,
@@ -114,7 +108,7 @@ impl Theme {
             ],
             Self::Space => &[Full, FilledUp, Full, FilledUp, Kill, PowerLoss],
             Self::Votes => &[Election, PowerLoss, PowerLossOfAll, Kill, Stall],
-            Self::DamageInjector => &[DamageInjector, DamageInjector, PowerLoss, Stop, Partition],
+            Self::Damage => &[Damage, Damage, PowerLoss, Stop, Partition],
             Self::Branches => &[Partition, OneWay, Hold, Kill, PowerLoss, Stall],
             Self::Answers => &[Partition, OneWay, NonTransitive, Reset, Kill, Loss],
         }
