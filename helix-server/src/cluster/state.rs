@@ -451,7 +451,8 @@ fn check_topic_name(name: &str) -> Result<(), ClusterReply> {
         return Ok(());
     }
     let what = format!(
-        "a topic name has 1..={TOPIC_NAME_BYTES_MAX} ASCII letters, digits, '.', '_' and '-', and is \
+        "a topic name has 1..={TOPIC_NAME_BYTES_MAX} ASCII letters, digits, '.', '_' and '-', \
+         and is \
          neither \".\" nor \"..\""
     );
     Err(invalid("name", what))

@@ -20,7 +20,8 @@ impl Cluster {
         // A cluster that is being formed starts with a version that its nodes support.
         (!is_new && !versions.contains(protocol)).then(|| {
             format!(
-                "the cluster uses protocol version {protocol}, but this Helix, {}, speaks {versions}; \
+                "the cluster uses protocol version {protocol}, but this Helix, {}, speaks \
+                 {versions}; \
                  start a release that speaks {protocol}",
                 env!("CARGO_PKG_VERSION")
             )

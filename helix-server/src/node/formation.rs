@@ -117,11 +117,14 @@ pub(super) async fn form(
                 let why = match (hub.caller(), decide(handler, node_id, &responses)) {
                     (_, FormDecision::Wait(why)) => why,
                     (Some(caller), FormDecision::Form) => lost_data(node_id, caller),
-                    (None, FormDecision::Form) if handler.is_single_node() && Instant::now() < listen_until => {
+                    (None, FormDecision::Form)
+                        if handler.is_single_node() && Instant::now() < listen_until =>
+                    {
                         "waiting for nodes that may have this node as a member".to_owned()
                     }
                     (None, FormDecision::Form) => {
-                        let (identity, is_initiator) = ((drawn, FIRST_GENERATION), !handler.is_single_node());
+                        let identity = (drawn, FIRST_GENERATION);
+                        let is_initiator = !handler.is_single_node();
                         return create(logs, handler, identity, shards, is_initiator).await;
                     }
                 };
@@ -172,7 +175,8 @@ async fn ask_peers(
 /// Returns the reason why an empty node that is a member of an existing cluster does not form one.
 fn lost_data(node_id: u64, (caller, cluster): (u64, u128)) -> String {
     format!(
-        "node {caller} of cluster {cluster:032x} takes this node for a member, but the data directory \
+        "node {caller} of cluster {cluster:032x} takes this node for a member, but the data \
+         directory \
          is empty: restore its data directory, or replace it with: helix cluster replace-node \
          {node_id}; to form another cluster here, use another --peer-addr"
     )
@@ -208,7 +212,8 @@ fn decide(
     }
     if !CLUSTER_SIZES.contains(&handler.members.len()) {
         return wait(format!(
-            "{} nodes {:?} cannot form a cluster, only 1, 3 or 5 can; give --peer for each of them, \
+            "{} nodes {:?} cannot form a cluster, only 1, 3 or 5 can; give --peer for each of \
+             them, \
              or start the other nodes first and have this one added",
             handler.members.len(),
             handler.members

@@ -137,7 +137,8 @@ pub(super) async fn open_or_rebuild(
 async fn open_existing(logs: &NodeLogs<'_>, identity: LogIdentity) -> Result<OpenLog> {
     let LogIdentity { shard_id, cluster, .. } = identity;
     if !logs.exists(shard_id).await? {
-        let what = "its log is missing, and with it its vote; restore the directory, or replace the \
+        let what = "its log is missing, and with it its vote; restore the directory, or replace \
+                    the \
                     node with: helix cluster replace-node";
         return Err(logs.damaged(shard_id, what));
     }

@@ -69,7 +69,8 @@ impl Node {
         sync::lock(&self.repairs).get(&shard_id).cloned()
     }
 
-    /// Returns the number of segments of each shard, including shard 0, that were repaired in place.
+    /// Returns the number of segments of each shard, including shard 0, that were repaired in
+    /// place.
     pub fn repaired_segments(&self) -> Vec<(u64, u64)> {
         let repaired = sync::lock(&self.repaired).clone();
         let shards = self.shards.ids().into_iter().chain([0]);

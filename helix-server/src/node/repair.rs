@@ -367,7 +367,8 @@ impl Repair {
         let forgetful = unreported.len() + 1;
         if !unreported.is_empty() && (!leader.is_settled || forgetful > voters.len() / 2) {
             return Err(format!(
-                "its vote was lost with its log, as on the nodes {unreported:?}; too few of the voters \
+                "its vote was lost with its log, as on the nodes {unreported:?}; too few of the \
+                 voters \
                  {voters:?} know their terms"
             ));
         }
@@ -384,8 +385,8 @@ impl Node {
         NodeLogs { settings: &self.settings, failed: self.failed.clone() }
     }
 
-    /// Returns whether a majority of voters has all that a closed log has. Asked again after the log
-    /// was closed: until then it acknowledged further entries.
+    /// Returns whether a majority of voters has all that a closed log has. Asked again after the
+    /// log was closed: until then it acknowledged further entries.
     async fn may_give_up(&self, shard_id: u64, closed: &Replica) -> bool {
         let own = DamagedReplica {
             id: closed.id(),

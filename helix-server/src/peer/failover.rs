@@ -164,7 +164,7 @@ impl FailoverWatch {
         }
     }
 
-    /// Returns whether this replica would make a good leader, as far as it knows by itself.
+    /// Returns whether this replica would make a good leader, as far as it knows.
     fn is_fit(&self, promise: &Promise) -> bool {
         let stalls_after = self.table.local.timing.timeout() / 2;
         promise.has_committed

@@ -13,7 +13,7 @@ use crate::limits;
 /// | duration | part | by default |
 /// |---|---|---|
 /// | Interval of a leader's heartbeats | 1/6 | 100 ms |
-/// | Time for which a follower that hears from its leader votes for no other: its promise | 1 | 600 ms |
+/// | Promise: time in which a follower votes for no other leader | 1 | 600 ms |
 /// | Time for which a leader serves reads after a majority confirmed it: the lease | 5/6 | 500 ms |
 /// | Silence of the majority after which a leader refuses appends | 7/6 | 700 ms |
 /// | Age of an unfinished sync at which a leader transfers leadership | 1 | 600 ms |

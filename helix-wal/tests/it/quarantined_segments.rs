@@ -89,9 +89,8 @@ fn damaged_footer_quarantines_only_its_segment() {
                 continue;
             }
             quarantined += 1;
-            assert!(
-                matches!(&manual.recovered.quarantined[..], [error] if is_damage_of(error, &segment))
-            );
+            let errors = &manual.recovered.quarantined[..];
+            assert!(matches!(errors, [error] if is_damage_of(error, &segment)));
             check(&manual, &golden, &segment);
             // The log accepts appends, and the next open finds the same damage.
             let last = manual.wal.state().last.unwrap();

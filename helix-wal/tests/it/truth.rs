@@ -241,7 +241,8 @@ impl Truth {
             format!("vote {:?}, purged {:?}, entries {ends:?}", log.vote, log.purged)
         };
         panic!(
-            "recovered state matches neither the acknowledged operations nor any prefix of the rest\n\
+            "recovered state matches neither the acknowledged operations nor any prefix of the \
+             rest\n\
              acknowledged: {}\nqueued:       {}\nrecovered:    {state:?}, {} entries from {:?}",
             describe(&self.durable),
             describe(&self.queued),

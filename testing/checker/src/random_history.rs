@@ -325,8 +325,9 @@ pub(super) fn corrupt(
             let at = pick(events, rng, |event| matches!(event, HistoryEvent::Acked { .. }))?;
             let HistoryEvent::Acked { key, .. } = events[at] else { return None };
             // A batch that was trimmed before a read cannot be detected.
-            let is_read = |event: &HistoryEvent| matches!(event, HistoryEvent::Read { key: it, .. } if *it == key);
-            events.iter().find(|event| is_read(event))?;
+            let is_read =
+                |it: &&HistoryEvent| matches!(it, HistoryEvent::Read { key: of, .. } if *of == key);
+            events.iter().find(is_read)?;
             events[at] = HistoryEvent::Failed { key };
             Some(())
         }
@@ -420,8 +421,11 @@ fn duplicate_batch(events: &mut Vec<HistoryEvent>, rng: &mut StdRng) -> Option<(
         return None;
     };
     let end = (at..events.len()).find(|at| {
-        matches!(events[*at], HistoryEvent::FinalEnded { reader: by, partition: partition_wanted, .. }
-            if (by, partition_wanted) == (reader, partition))
+        matches!(
+            events[*at],
+            HistoryEvent::FinalEnded { reader: by, partition: of, .. }
+                if (by, of) == (reader, partition)
+        )
     })?;
     let HistoryEvent::FinalEnded { high_watermark: offset, .. } = events[end] else { return None };
     events[end] =

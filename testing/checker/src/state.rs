@@ -142,7 +142,8 @@ impl HistoryChecker {
                 let may = self.partition(partition).may_trim;
                 if offset >= may {
                     let what = format!(
-                        "reader {reader}: {partition}@{offset} is out of range; trims are allowed up \
+                        "reader {reader}: {partition}@{offset} is out of range; trims are \
+                         allowed up \
                          to {may}"
                     );
                     self.found(ViolationClass::Vanished, what, &[]);
@@ -291,13 +292,15 @@ impl HistoryChecker {
             }
             Some(expected) if expected == next_offset => {
                 let what = format!(
-                    "{key} expected offset {expected} and is rejected, although it is the next offset"
+                    "{key} expected offset {expected} and is rejected, although it is the next \
+                     offset"
                 );
                 self.found(ViolationClass::ConditionBroken, what, &[invoked]);
             }
             Some(_) if next_offset < floor.offset => {
                 let what = format!(
-                    "{key} is rejected because the next offset is {next_offset}; {} was known before",
+                    "{key} is rejected because the next offset is {next_offset}; {} was known \
+                     before",
                     floor.offset
                 );
                 self.found(ViolationClass::ConditionBroken, what, &[floor.line, invoked]);

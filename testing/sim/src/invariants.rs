@@ -149,7 +149,8 @@ impl InvariantChecker {
         let given: Vec<u64> = given.map(SimulatedMachine::node_id).collect();
         if given.len() < majority {
             return Err(format!(
-                "shard {shard}: replica {replica} leads in term {term}, but only nodes {given:?} have \
+                "shard {shard}: replica {replica} leads in term {term}, but only nodes {given:?} \
+                 have \
                  that vote on disk"
             ));
         }

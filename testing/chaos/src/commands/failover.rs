@@ -226,7 +226,8 @@ fn log(
     } else {
         test_bed.logger.log(format_args!(
             "time to the next ack over {} partitions that lost their leader in {kills} kills: \
-             p50 {} ms, p99 {} ms, max {} ms; {} elections, {} more without a leader; {errors} errors; \
+             p50 {} ms, p99 {} ms, max {} ms; {} elections, {} more without a leader; {errors} \
+             errors; \
              slowest ack of the other partitions {} ms",
             report.samples,
             report.p50_ms,
