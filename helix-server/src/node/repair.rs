@@ -35,6 +35,9 @@ const TRANSFER_RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// to receive what was in flight.
 const CONFIRM_CHECKS: u32 = 5;
 
+/// Repairs in place that may have to wait before a new log is considered.
+const IN_PLACE_ATTEMPTS: u32 = 20;
+
 /// Minimum time between two attempts to reopen a shard.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
 
@@ -53,6 +56,8 @@ struct ShardSupervisor {
     reopened: Option<Instant>,
     /// Damage of the replica when it was last checked.
     damage: Vec<FoundDamage>,
+    /// Repairs in place in a row that had to wait.
+    delays: u32,
     /// Files whose damage cannot be repaired in place.
     unrepairable: BTreeSet<String>,
     /// Time of the last transfer of leadership that failed.
@@ -155,11 +160,24 @@ impl ShardSupervisor {
                 let Some(file) = file else { return Ok(()) };
                 match node.repair_file(shard_id, replica, &file, &from).await {
                     InPlaceOutcome::Repaired => {
+                        self.delays = 0;
                         node.count_repaired(shard_id);
                         node.note_repair(shard_id, None);
                         self.last_warning.clear();
                     }
-                    InPlaceOutcome::Later(why) => self.wait_for(node, &why),
+                    InPlaceOutcome::Later(why) => {
+                        // Perhaps the other replicas have trimmed an entry for good. Then only a
+                        // new log ends the wait, where the rule allows it.
+                        self.delays += 1;
+                        let own = DamagedReplica { kind: DamageKind::NeedsNewLog, ..own };
+                        let step = next_step(&own, &configs, &reports);
+                        if self.delays >= IN_PLACE_ATTEMPTS && step == RepairStep::GiveUpLog {
+                            self.delays = 0;
+                            self.warn_once(&format!("rebuilding the damaged log: {why}"));
+                            return self.reopen(node, &why, true).await;
+                        }
+                        self.wait_for(node, &why);
+                    }
                     InPlaceOutcome::Unrepairable(why) => {
                         self.wait_for(node, &format!("{file} cannot be repaired in place: {why}"));
                         self.unrepairable.insert(file);
