@@ -91,7 +91,7 @@ impl Cluster {
         self.open_shards().iter().filter_map(misplaced).collect()
     }
 
-    /// Returns a misplaced leadership as [`Self::misplaced_leaderships`], whose preferred leader is
+    /// Returns a misplaced leadership (see `misplaced_leaderships`) whose preferred leader is
     /// whole: not damaged, not in repair, and caught up.
     pub async fn next_balance(&self, except: &[u64]) -> Option<(Arc<Shard>, u64)> {
         let misplaced = self.misplaced_leaderships().into_iter();
