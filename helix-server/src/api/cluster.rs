@@ -57,9 +57,12 @@ impl ClusterHandler {
         issues.extend(lost.iter().map(|peer| node_down(peer)));
         let lost: Vec<u64> = lost.iter().map(|peer| peer.node_id).collect();
         issues.extend(leaderless(0, self.node.cluster().leader_hint().is_some(), &lost));
+        let node_id = self.node.info().node_id;
+        let own_damage = self.node.cluster().replica().damage();
+        issues.extend(damage_issues(0, node_id, own_damage, self.node.repair_progress(0)));
         for shard in self.node.shards() {
             let progress = self.node.repair_progress(shard.id());
-            issues.extend(shard_issues(&shard, self.node.info().node_id, &lost, progress));
+            issues.extend(shard_issues(&shard, node_id, &lost, progress));
         }
         issues.extend(self.node.damaged_shards().into_iter().map(|(shard, what)| HealthIssue {
             reason: HealthReason::CorruptLog.into(),
@@ -67,7 +70,6 @@ impl ClusterHandler {
             message: format!("shard {shard} is quarantined: {what}"),
             ..HealthIssue::default()
         }));
-        let node_id = self.node.info().node_id;
         issues.extend(self.node.in_repair().into_iter().map(|(shard, what)| HealthIssue {
             reason: HealthReason::CorruptLog.into(),
             shard_id: Some(wire_shard_id(shard)),
@@ -418,15 +420,26 @@ fn shard_issues(
         needed_node_ids: vec![node_id],
         message: format!("shard {shard_id}: {what}"),
     });
-    let damage = shard.damage().into_iter().map(move |what| HealthIssue {
+    let damage = damage_issues(shard.id(), node_id, shard.damage(), repair);
+    let fetching = fetching(shard, node_id);
+    let behind = behind.into_iter().chain(fetching);
+    no_leader.into_iter().chain(behind).chain(write_error).chain(damage)
+}
+
+/// Returns the issues of damage that a replica of this node withholds and repairs.
+fn damage_issues(
+    shard_id: u64,
+    node_id: u64,
+    damage: Vec<String>,
+    repair: Option<String>,
+) -> impl Iterator<Item = HealthIssue> {
+    let shard_id = wire_shard_id(shard_id);
+    damage.into_iter().map(move |what| HealthIssue {
         reason: HealthReason::CorruptLog.into(),
         shard_id: Some(shard_id),
         needed_node_ids: vec![node_id],
         message: damage_message(shard_id, &what, repair.as_deref()),
-    });
-    let fetching = fetching(shard, node_id);
-    let behind = behind.into_iter().chain(fetching);
-    no_leader.into_iter().chain(behind).chain(write_error).chain(damage.collect::<Vec<_>>())
+    })
 }
 
 /// Describes damage that a replica withholds and repairs in place.
