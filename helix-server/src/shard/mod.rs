@@ -183,7 +183,6 @@ impl Shard {
         });
         tokio::spawn(maintenance::run(shard.clone()));
         tokio::spawn(leadership_watch::run(Arc::downgrade(&shard)));
-        tokio::spawn(leadership_watch::watch_disk(Arc::downgrade(&shard)));
         Ok(shard)
     }
 
@@ -290,6 +289,11 @@ impl Shard {
     /// Returns the age of the oldest append that is not synced.
     pub fn unsynced_for(&self) -> Option<Duration> {
         self.wal.unsynced_for()
+    }
+
+    /// Returns whether this replica is closed, has stopped, or its node was removed.
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
     }
 
     pub fn watch_leadership(&self) -> LeadershipWatch {
