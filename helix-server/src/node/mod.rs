@@ -11,7 +11,8 @@
 //! - `background`: forms shards, propagates topics, registers the node and balances leaderships.
 //! - `member_tasks`: dials the members and carries out membership changes.
 //! - `repair`: reopens stopped shards and repairs damaged logs: `repair_decision` has the rule,
-//!   `repair_in_place` repairs sealed segments. `scrub` finds damage.
+//!   `repair_in_place` repairs sealed segments, also of logs that cannot be replayed
+//!   (`unreplayed`). `scrub` finds damage.
 //! - `readiness`: reasons why the node is not ready.
 
 mod background;
@@ -28,6 +29,7 @@ mod repair_in_place;
 mod scrub;
 mod settings;
 mod shard_slots;
+mod unreplayed;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -55,6 +57,7 @@ use open::{ShardContext, StartupPeers, directory, existing_shards, open_cluster,
 pub use readiness::Unready;
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
 use shard_slots::{ShardSlot, ShardSlots};
+use unreplayed::OpenFailure;
 
 /// Durability of the node's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,6 +226,17 @@ impl Node {
             let log = formed.take(shard_id);
             let identity = LogIdentity { shard_id, ..formed.identity.clone() };
             let opened = open_or_rebuild(&logs, log, identity, &context, !has_other_replicas).await;
+            let opened = match opened {
+                Err(OpenFailure::Replay(log)) if has_other_replicas => {
+                    // Repaired once the node runs: `repair` reopens stopped shards.
+                    let what = log.close(&logs).await.to_string();
+                    tracing::error!(shard_id, %what, "the replay of a log met damage");
+                    slots.set(shard_id, ShardSlot::Stopped(what));
+                    continue;
+                }
+                Err(failure) => Err(failure.into_error(&logs).await),
+                Ok(shard) => Ok(shard),
+            };
             let slot = match opened {
                 Ok(shard) => {
                     cluster.set_shard(shard_id, Some(shard.clone()));

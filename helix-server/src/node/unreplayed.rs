@@ -1,0 +1,232 @@
+//! Repairs a log that opens, but whose replay meets damage above the last checkpoint. Its replica
+//! cannot run, so it neither votes nor serves. It still has entries that it acknowledged: sealed
+//! segments are repaired in place, and the log is given up only by the rule of `repair_decision`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use helix_wal::Wal;
+
+use super::logs::{LogIdentity, NodeLogs, OpenLog};
+use super::open::{ShardContext, open_or_rebuild, open_shard0_replica};
+use super::repair::of_voters;
+use super::repair_decision::{
+    DamageKind, DamagedReplica, RepairStep, VoterReport, missing_majority, next_step,
+};
+use super::repair_in_place::{DamagedLog, InPlaceOutcome};
+use crate::cluster::{ClusterMachine, ReplicaStatusReport, ask_replica_status};
+use crate::error::{Error, Result};
+use crate::peer::Hub;
+use crate::raft::{DiskReads, Replica, ReplicaId};
+use crate::shard::Shard;
+
+/// Pause between two attempts to open shard 0.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Attempts that have to wait before an entry is taken to be trimmed everywhere.
+const FETCH_ATTEMPTS: u32 = 20;
+
+/// An open log whose replica did not open.
+#[derive(Debug)]
+pub(super) struct UnreplayedLog {
+    pub(super) shard_id: u64,
+    pub(super) own: ReplicaId,
+    pub(super) wal: Wal,
+    pub(super) reads: DiskReads,
+    pub(super) error: io::Error,
+}
+
+/// Why a replica is not open.
+#[derive(Debug)]
+pub(super) enum OpenFailure {
+    /// The log is open, but its replay met damage.
+    Replay(UnreplayedLog),
+    Other(Error),
+}
+
+impl From<Error> for OpenFailure {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl UnreplayedLog {
+    /// Closes the log and returns the error.
+    pub(super) async fn close(self, logs: &NodeLogs<'_>) -> Error {
+        logs.close_unopened(self.shard_id, &self.wal, &self.reads, &self.error).await
+    }
+}
+
+impl OpenFailure {
+    /// Keeps the log open if its replay met damage; closes it otherwise.
+    pub(super) async fn of(logs: &NodeLogs<'_>, log: UnreplayedLog) -> Self {
+        let is_damage = log.error.kind() != io::ErrorKind::StorageFull;
+        match is_damage && !log.reads.damage().is_empty() {
+            true => Self::Replay(log),
+            false => Self::Other(log.close(logs).await),
+        }
+    }
+
+    /// Closes the log if it is open and returns the error.
+    pub(super) async fn into_error(self, logs: &NodeLogs<'_>) -> Error {
+        match self {
+            Self::Replay(log) => log.close(logs).await,
+            Self::Other(error) => error,
+        }
+    }
+}
+
+/// The next step of a log whose replay met damage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum UnreplayedStep {
+    /// All damage that is known was repaired in place: this many files.
+    OpenAgain(u64),
+    /// Quarantine the log; the other replicas fill a new one.
+    GiveUpLog,
+    /// Nothing helps now; the reason is for operators.
+    Wait(String),
+}
+
+/// Repairs what can be repaired in place, and decides about the rest. A fetch that has to wait does
+/// not give up the log unless `may_give_up`.
+async fn repair_or_decide(
+    hub: &Hub,
+    log: &UnreplayedLog,
+    may_give_up: bool,
+    on_progress: &(dyn Fn(String) + Sync),
+) -> UnreplayedStep {
+    let UnreplayedLog { shard_id, own, wal, reads, .. } = log;
+    let requests =
+        hub.peers().into_iter().map(|it| ask_replica_status(hub, it.node_id, *shard_id, None));
+    let reports = futures_util::future::join_all(requests).await;
+    let reports: Vec<ReplicaStatusReport> = reports.into_iter().flatten().collect();
+    let replica = |kind| {
+        let last = wal.state().last.unwrap_or_default();
+        DamagedReplica { id: *own, is_leader: false, kind, last }
+    };
+    // Every replica that responds may have the entries, also one that does not vote.
+    let all: BTreeSet<ReplicaId> = reports.iter().map(|it| it.replica_id).collect();
+    let all: BTreeSet<ReplicaId> = all.into_iter().filter(|id| *id != 0 && id != own).collect();
+    let by_id: BTreeMap<ReplicaId, VoterReport> = of_voters(reports.iter(), &all);
+    let from = match next_step(&replica(DamageKind::InPlace), &[all], &by_id) {
+        RepairStep::RepairInPlace(from) => from,
+        _ => return UnreplayedStep::Wait("no other replica responds".to_owned()),
+    };
+    let damaged = DamagedLog { hub, shard_id: *shard_id, own: *own, wal, reads };
+    let files: BTreeSet<String> = reads.damage().into_iter().map(|found| found.file).collect();
+    let (mut repaired, mut unrepairable, mut later) = (0, None, None);
+    for file in files {
+        if !wal.is_repairable(&file) {
+            unrepairable = Some(format!("{file} cannot be repaired in place"));
+            continue;
+        }
+        match damaged.repair_file(&file, &from, on_progress).await {
+            InPlaceOutcome::Repaired => repaired += 1,
+            InPlaceOutcome::Later(why) => later = Some(why),
+            InPlaceOutcome::Unrepairable(why) => {
+                unrepairable = Some(format!("{file} cannot be repaired in place: {why}"));
+            }
+        }
+    }
+    let why = match (unrepairable, later) {
+        (None, None) => return UnreplayedStep::OpenAgain(repaired),
+        (None, Some(why)) if !may_give_up => return UnreplayedStep::Wait(why),
+        (None, Some(why)) | (Some(why), _) => why,
+    };
+    let leader = reports.iter().filter(|it| it.is_leader).max_by_key(|it| it.term);
+    // Not replayed, this log does not know the voters. The leader does.
+    let Some(leader) = leader.filter(|it| it.is_settled) else {
+        return UnreplayedStep::Wait(format!("{why}; no leader with settled voters responds"));
+    };
+    let voters: BTreeSet<ReplicaId> = leader.voters.iter().copied().collect();
+    let by_id = of_voters(reports.iter(), &voters);
+    match missing_majority(&replica(DamageKind::NeedsNewLog), &[voters], &by_id) {
+        None => UnreplayedStep::GiveUpLog,
+        Some(lacking) => UnreplayedStep::Wait(format!("{why}; {lacking}")),
+    }
+}
+
+impl super::Node {
+    /// Opens a data shard, after a repair of the damage that its replay meets. Fails with the
+    /// reason if the repair has to wait.
+    pub(super) async fn open_repaired(
+        &self,
+        logs: &NodeLogs<'_>,
+        identity: LogIdentity,
+        context: &ShardContext<'_>,
+        may_give_up: bool,
+    ) -> Result<Arc<Shard>> {
+        let shard_id = identity.shard_id;
+        let is_single_node = !self.cluster.has_other_replicas().await;
+        loop {
+            let opened = open_or_rebuild(logs, None, identity.clone(), context, is_single_node);
+            let log = match opened.await {
+                Ok(shard) => return Ok(shard),
+                Err(OpenFailure::Replay(log)) if !is_single_node => log,
+                Err(failure) => return Err(failure.into_error(logs).await),
+            };
+            let on_progress = |progress| self.note_repair(shard_id, Some(progress));
+            let step = repair_or_decide(&self.hub, &log, may_give_up, &on_progress).await;
+            let error = log.close(logs).await;
+            match step {
+                UnreplayedStep::OpenAgain(files) => {
+                    (0..files).for_each(|_| self.count_repaired(shard_id));
+                }
+                UnreplayedStep::GiveUpLog => {
+                    logs.quarantine(shard_id, &error.to_string(), Some(&identity)).await?;
+                }
+                UnreplayedStep::Wait(why) => {
+                    let what = format!("{error}; repair waits: {why}");
+                    return Err(Error::Unusable { what });
+                }
+            }
+        }
+    }
+}
+
+/// Opens this node's replica of shard 0, after a repair of the damage that its replay meets. The
+/// node serves nothing without shard 0, so the log is quarantined after `attempts` that had to wait.
+pub(super) async fn open_shard0_repaired(
+    logs: &NodeLogs<'_>,
+    mut log: OpenLog,
+    hub: &Arc<Hub>,
+    machine: &Arc<ClusterMachine>,
+    attempts: u32,
+) -> Result<Replica> {
+    let identity = log.identity.clone();
+    for attempt in 1.. {
+        let (unreplayed, what) = match open_shard0_replica(logs, log, hub, machine).await {
+            Ok(replica) => return Ok(replica),
+            Err(OpenFailure::Replay(unreplayed)) => {
+                let what = unreplayed.error.to_string();
+                (Some(unreplayed), what)
+            }
+            Err(OpenFailure::Other(Error::CorruptLog { what })) => (None, what),
+            Err(OpenFailure::Other(error)) => return Err(error),
+        };
+        let step = match unreplayed {
+            None => UnreplayedStep::GiveUpLog,
+            Some(unreplayed) => {
+                let may_give_up = attempt >= FETCH_ATTEMPTS;
+                let step = repair_or_decide(hub, &unreplayed, may_give_up, &|_| {}).await;
+                unreplayed.close(logs).await;
+                step
+            }
+        };
+        match step {
+            UnreplayedStep::OpenAgain(_) => {}
+            UnreplayedStep::Wait(why) if attempt < attempts => {
+                tracing::warn!(shard_id = 0, why, "the log is damaged; repair waits");
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+            UnreplayedStep::Wait(_) | UnreplayedStep::GiveUpLog => {
+                logs.quarantine(0, &what, Some(&identity)).await?;
+            }
+        }
+        log = logs.open(identity.clone()).await?;
+        machine.replay_from(log.wal.clone());
+    }
+    unreachable!("the loop ends by a return")
+}
