@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::NodeStorage;
 use super::formation::Formation;
 use super::logs::{LogIdentity, NodeLogs, OpenLog};
-use super::unreplayed::{OpenFailure, UnreplayedLog, open_shard0_repaired};
+use super::unreplayed::{OpenFailure, Shard0Opening, UnreplayedLog, open_shard0_repaired};
 use crate::cluster::{Bootstrap, Cluster, ClusterMachine, FIRST_GENERATION};
 use crate::error::{Error, Result};
 use crate::memory;
@@ -17,9 +17,6 @@ use crate::metrics::Metrics;
 use crate::peer::Hub;
 use crate::raft::{Replica, ReplicaId, ReplicaSettings, replica_id};
 use crate::shard::{EndpointLookup, Shard, ShardSettings};
-
-/// Attempts, a second apart, to repair shard 0's log in place before it is quarantined at start.
-const START_ATTEMPTS: u32 = 30;
 
 /// A node's configuration about other nodes.
 pub(super) struct StartupPeers {
@@ -51,7 +48,7 @@ pub(super) async fn open_cluster(
             Ok(replica) => replica,
             Err(failure) => return Err(failure.into_error(logs).await),
         },
-        false => open_shard0_repaired(logs, log, hub, &machine, START_ATTEMPTS).await?,
+        false => open_shard0_repaired(logs, log, hub, &machine, Shard0Opening::Start).await?,
     };
     let clock = logs.settings.clock.clone();
     let cluster = Cluster::new(replica, machine, hub.clone(), seeds, clock);

@@ -19,7 +19,7 @@ use super::repair_decision::{
 };
 use super::repair_in_place::{DamagedLog, InPlaceOutcome};
 use super::shard_slots::ShardSlot;
-use super::unreplayed::open_shard0_repaired;
+use super::unreplayed::{Shard0Opening, open_shard0_repaired};
 use super::{Node, NodeStorage};
 use crate::cluster::ReplicaStatusReport;
 use crate::error::{Error, Result};
@@ -38,9 +38,6 @@ const CONFIRM_CHECKS: u32 = 5;
 
 /// Repairs in place that may have to wait before a new log is considered.
 const IN_PLACE_ATTEMPTS: u32 = 20;
-
-/// Attempts to repair shard 0's log before it is reopened on a new one.
-const REOPEN_ATTEMPTS: u32 = 5;
 
 /// Minimum time between two attempts to reopen a shard.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
@@ -516,7 +513,10 @@ impl Node {
                     Err(failure) => return Err(failure.into_error(&logs).await),
                 }
             }
-            false => open_shard0_repaired(&logs, log, &self.hub, machine, REOPEN_ATTEMPTS).await?,
+            false => {
+                let opening = Shard0Opening::Reopen;
+                open_shard0_repaired(&logs, log, &self.hub, machine, opening).await?
+            }
         };
         self.cluster.set_replica(replica);
         if is_single_node {

@@ -87,6 +87,28 @@ pub(super) enum UnreplayedStep {
     GiveUpLog,
     /// Nothing helps now; the reason is for operators.
     Wait(String),
+    /// No other replica responds.
+    Alone,
+}
+
+/// Occasion on which shard 0 is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shard0Opening {
+    /// The node starts: it waits for other nodes without a limit.
+    Start,
+    /// The node runs: the caller tries again later.
+    Reopen,
+}
+
+impl Shard0Opening {
+    /// Returns the attempts that may wait before the log is quarantined: the node serves nothing
+    /// without shard 0.
+    fn attempts(self) -> u32 {
+        match self {
+            Self::Start => 30,
+            Self::Reopen => 5,
+        }
+    }
 }
 
 /// Repairs what can be repaired in place, and decides about the rest. A fetch that has to wait does
@@ -112,7 +134,7 @@ async fn repair_or_decide(
     let by_id: BTreeMap<ReplicaId, VoterReport> = of_voters(reports.iter(), &all);
     let from = match next_step(&replica(DamageKind::InPlace), &[all], &by_id) {
         RepairStep::RepairInPlace(from) => from,
-        _ => return UnreplayedStep::Wait("no other replica responds".to_owned()),
+        _ => return UnreplayedStep::Alone,
     };
     let damaged = DamagedLog { hub, shard_id: *shard_id, own: *own, wal, reads };
     let files: BTreeSet<String> = reads.damage().into_iter().map(|found| found.file).collect();
@@ -168,7 +190,13 @@ impl super::Node {
                 Err(failure) => return Err(failure.into_error(logs).await),
             };
             let on_progress = |progress| self.note_repair(shard_id, Some(progress));
-            let step = repair_or_decide(&self.hub, &log, may_give_up, &on_progress).await;
+            let step = tokio::select! {
+                biased;
+                () = self.draining.cancelled() => {
+                    UnreplayedStep::Wait("the node is shutting down".to_owned())
+                }
+                step = repair_or_decide(&self.hub, &log, may_give_up, &on_progress) => step,
+            };
             let error = log.close(logs).await;
             match step {
                 UnreplayedStep::OpenAgain(files) => {
@@ -181,22 +209,27 @@ impl super::Node {
                     let what = format!("{error}; repair waits: {why}");
                     return Err(Error::Unusable { what });
                 }
+                UnreplayedStep::Alone => {
+                    let what = format!("{error}; repair waits: no other replica responds");
+                    return Err(Error::Unusable { what });
+                }
             }
         }
     }
 }
 
-/// Opens this node's replica of shard 0, after a repair of the damage that its replay meets. The
-/// node serves nothing without shard 0, so the log is quarantined after `attempts` that had to wait.
+/// Opens this node's replica of shard 0, after a repair of the damage that its replay meets.
 pub(super) async fn open_shard0_repaired(
     logs: &NodeLogs<'_>,
     mut log: OpenLog,
     hub: &Arc<Hub>,
     machine: &Arc<ClusterMachine>,
-    attempts: u32,
+    opening: Shard0Opening,
 ) -> Result<Replica> {
     let identity = log.identity.clone();
-    for attempt in 1.. {
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
         let (unreplayed, what) = match open_shard0_replica(logs, log, hub, machine).await {
             Ok(replica) => return Ok(replica),
             Err(OpenFailure::Replay(unreplayed)) => {
@@ -217,7 +250,15 @@ pub(super) async fn open_shard0_repaired(
         };
         match step {
             UnreplayedStep::OpenAgain(_) => {}
-            UnreplayedStep::Wait(why) if attempt < attempts => {
+            UnreplayedStep::Alone if opening == Shard0Opening::Start => {
+                attempt = 0;
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+            UnreplayedStep::Alone if attempt >= opening.attempts() => {
+                return Err(logs.damaged(0, &what));
+            }
+            UnreplayedStep::Alone => tokio::time::sleep(RETRY_PAUSE).await,
+            UnreplayedStep::Wait(why) if attempt < opening.attempts() => {
                 tracing::warn!(shard_id = 0, why, "the log is damaged; repair waits");
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
@@ -228,5 +269,4 @@ pub(super) async fn open_shard0_repaired(
         log = logs.open(identity.clone()).await?;
         machine.replay_from(log.wal.clone());
     }
-    unreachable!("the loop ends by a return")
 }

@@ -35,7 +35,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 const BLOCK: usize = 4 << 10;
 const GROUP_HEADER: usize = 128;
 
-/// How a node meets its damage, if no request does before.
+/// Event by which a node meets its damage, if no request does before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Discovery {
     /// A restart. Unsealed segments are only read at start.
