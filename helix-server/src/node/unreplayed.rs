@@ -28,6 +28,9 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Attempts that have to wait before an entry is taken to be trimmed everywhere.
 const FETCH_ATTEMPTS: u32 = 20;
 
+/// Repairs before an open, each of which may let the replay get further.
+const REPAIRS_MAX: u32 = 16;
+
 /// An open log whose replica did not open.
 #[derive(Debug)]
 pub(super) struct UnreplayedLog {
@@ -182,7 +185,7 @@ impl super::Node {
     ) -> Result<Arc<Shard>> {
         let shard_id = identity.shard_id;
         let is_single_node = !self.cluster.has_other_replicas().await;
-        loop {
+        for _ in 0..REPAIRS_MAX {
             let opened = open_or_rebuild(logs, None, identity.clone(), context, is_single_node);
             let log = match opened.await {
                 Ok(shard) => return Ok(shard),
@@ -215,6 +218,7 @@ impl super::Node {
                 }
             }
         }
+        Err(logs.unusable(shard_id, "its replay keeps meeting damage after repairs"))
     }
 }
 
@@ -249,7 +253,7 @@ pub(super) async fn open_shard0_repaired(
             }
         };
         match step {
-            UnreplayedStep::OpenAgain(_) => {}
+            UnreplayedStep::OpenAgain(_) if attempt < opening.attempts() => {}
             UnreplayedStep::Alone if opening == Shard0Opening::Start => {
                 attempt = 0;
                 tokio::time::sleep(RETRY_PAUSE).await;
@@ -262,7 +266,7 @@ pub(super) async fn open_shard0_repaired(
                 tracing::warn!(shard_id = 0, why, "the log is damaged; repair waits");
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
-            UnreplayedStep::Wait(_) | UnreplayedStep::GiveUpLog => {
+            UnreplayedStep::OpenAgain(_) | UnreplayedStep::Wait(_) | UnreplayedStep::GiveUpLog => {
                 logs.quarantine(0, &what, Some(&identity)).await?;
             }
         }
