@@ -10,9 +10,10 @@ use crate::limits;
 use crate::peer::Hub;
 use crate::raft::{ElectionState, Replica, ReplicaId, ReplicaRole};
 
-/// Asks a node for the status of its replica of a shard. `resetting_replica` is the replica of this
-/// node if it has lost its log and starts again. Returns `None` if the node does not respond or does
-/// not serve the shard.
+/// Asks a node for the status of its replica of a shard.
+///
+/// `resetting_replica` is the replica of this node if it has lost its log and starts again. Returns
+/// `None` if the node does not respond or does not serve the shard.
 pub async fn ask_replica_status(
     hub: &Hub,
     node: u64,

@@ -1,5 +1,5 @@
 //! Background tasks of a node: form its shards, propagate topics to the shards that it leads,
-//! register the node, balance leaderships, transfer those on a stalled disk, and checkpoint shard 0.
+//! register the node, balance leaderships, transfer those on a stalled disk, checkpoint shard 0.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

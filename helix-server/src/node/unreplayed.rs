@@ -131,7 +131,7 @@ async fn repair_or_decide(
         let last = wal.state().last.unwrap_or_default();
         DamagedReplica { id: *own, is_leader: false, kind, last }
     };
-    // Every replica that responds may have the entries, also one that does not vote.
+    // Every replica that responds may have the entries, also without a vote.
     let all: BTreeSet<ReplicaId> = reports.iter().map(|it| it.replica_id).collect();
     let all: BTreeSet<ReplicaId> = all.into_iter().filter(|id| *id != 0 && id != own).collect();
     let by_id: BTreeMap<ReplicaId, VoterReport> = of_voters(reports.iter(), &all);

@@ -3,7 +3,8 @@
 //!
 //! - `run` executes one run; `plan` draws its settings from the seed.
 //! - `cluster`, `disks`, `clock`, `links`, `net` and `tamper` simulate the environment.
-//! - `nemesis`, `damage` and `copies` inject faults; `membership` tells them which nodes may be hit.
+//! - `nemesis`, `damage` and `copies` inject faults;
+//!   `membership` tells them which nodes may be hit.
 //! - `workload` and `raw_producer` write and read, with and without `helix-client`.
 //! - `operator` administers the cluster.
 //! - `invariants` checks all nodes after every tick; `observation` is its state per replica.

@@ -147,8 +147,8 @@ async fn damage_while_another_replica_is_away_takes_no_majority_away() {
     three.stop_all().await;
 }
 
-/// Two of three replicas cannot be replayed. Were both logs given up, the third replica could not be
-/// elected.
+/// Two of three replicas cannot be replayed. Were both logs given up, the third replica could not
+/// be elected.
 #[tokio::test]
 async fn damage_met_by_the_replays_of_two_logs_is_repaired_in_place() {
     let limits = LogLimits { checkpoint_bytes: 64 << 20, ..LIMITS };
