@@ -3,12 +3,13 @@
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::io;
 use std::process::ExitCode;
 
 use helix_client::Error as ClientError;
 use helix_proto::log::v1::ErrorReason;
 use tonic::Code;
+
+use crate::output::StdoutClosed;
 
 /// Exit codes, for documentation.
 pub(crate) const CODES: &str = "\
@@ -94,10 +95,7 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
         if let Some(error) = cause.downcast_ref::<ClientError>() {
             return of_service_error(error.reason, error.code);
         }
-        if let Some(error) = cause.downcast_ref::<io::Error>()
-            && error.kind() == io::ErrorKind::BrokenPipe
-        {
-            // The reader of the output has closed it: `helix consume ... | head`.
+        if cause.is::<StdoutClosed>() {
             return Exit::Done;
         }
     }
@@ -177,9 +175,10 @@ mod tests {
     }
 
     #[test]
-    fn broken_pipe_is_success() {
-        let closed = io::Error::from(io::ErrorKind::BrokenPipe);
-        assert_eq!(of(&closed.into()), Exit::Done);
+    fn only_closed_standard_output_is_success() {
+        assert_eq!(of(&anyhow::Error::new(StdoutClosed).context("print")), Exit::Done);
+        let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert_eq!(of(&anyhow::Error::new(broken).context("send the request")), Exit::Error);
     }
 
     #[test]

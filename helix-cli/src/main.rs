@@ -86,7 +86,8 @@ fn report_error(outcome: anyhow::Result<()>, context: &ErrorContext) -> Exit {
     let Err(error) = outcome else { return Exit::Done };
     let exit = exit::of(&error);
     if !matches!(exit, Exit::Done | Exit::Interrupted) {
-        eprint!("{}", report::render(&error, context, Style::of_stderr()));
+        let text = report::render(&error, context, Style::of_stderr());
+        output::write_message(format_args!("{text}"));
     }
     exit
 }

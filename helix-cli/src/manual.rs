@@ -63,7 +63,12 @@ client ([api.md](api.md#partitions-of-keys) has test vectors). Records without a
 partition until a batch is full, then to the next. `--partition` overrides both.
 ";
 
-const INTERRUPTS: &str = "\
+const OUTPUT_AND_INTERRUPTS: &str = "\
+## Closed output
+
+If the reader of standard output has gone (`helix consume orders | head`), the exit code is 0 only if
+everything else succeeded. A failure keeps its exit code, and a command does all of its work.
+
 ## Interrupts
 
 Ctrl-C, SIGTERM and the end of the terminal stop a command within a second, whatever takes its
@@ -89,7 +94,7 @@ fn manual() -> String {
     section("Format strings", forms, template::HELP);
     let _ = write!(text, "\n{KEYS}");
     let _ = write!(text, "\n## Exit codes\n\n```\n{}\n```\n", exit::CODES);
-    let _ = write!(text, "\n{INTERRUPTS}");
+    let _ = write!(text, "\n{OUTPUT_AND_INTERRUPTS}");
     text += "\n## Errors\n\n\
              An error has three parts: the failed action with its reason in brackets, the likely \
              cause, and what to try.\n`helix explain REASON` explains a reason.\n\n\

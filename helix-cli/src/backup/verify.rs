@@ -52,11 +52,11 @@ pub(crate) fn run(global: &GlobalArgs, directory: &Path, names: &[String]) -> an
             verified.findings.extend(outcome.err().map(DamagedRange::from));
         }
     }
-    Output { format: global.output }.show(&verified)?;
-    match verified.findings.len() {
+    let verdict = match verified.findings.len() {
         0 => Ok(()),
         count => Err(damaged(count).into()),
-    }
+    };
+    Output { format: global.output }.show_with_verdict(&verified, verdict)
 }
 
 fn damaged(count: usize) -> CliError {

@@ -46,7 +46,12 @@ enum CheckStatus {
 pub(crate) async fn run(global: &GlobalArgs) -> anyhow::Result<()> {
     let snapshot = ClusterSnapshot::take(global).await?;
     let findings = findings(&snapshot, &global.addr);
-    Output { format: global.output }.show(&findings)?;
+    Output { format: global.output }.show_with_verdict(&findings, verdict(&findings))
+}
+
+/// # Errors
+/// Fails if a check failed.
+fn verdict(findings: &[CheckResult]) -> anyhow::Result<()> {
     let failed = findings.iter().filter(|finding| finding.status == CheckStatus::Fail).count();
     if failed == 0 {
         return Ok(());

@@ -9,6 +9,7 @@ use crate::args::{ConsumeArgs, GlobalArgs};
 use crate::connect::connect;
 use crate::exit::{CliError, Exit};
 use crate::offset_lookup::{self, PartitionBounds};
+use crate::output::message;
 use crate::position::{PositionArg, PositionRange};
 
 pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Result<()> {
@@ -88,12 +89,12 @@ fn warn_of_clamped_start(range: &PositionRange, bounds: &[PartitionBounds], rang
     for (bounds, read) in bounds.iter().zip(ranges) {
         let partition = bounds.partition;
         if read.from > requested {
-            eprintln!(
+            message!(
                 "partition {partition}: offset {requested} is deleted, reading from {}",
                 read.from
             );
         } else if read.from < requested {
-            eprintln!("partition {partition}: ends at {}, before offset {requested}", read.from);
+            message!("partition {partition}: ends at {}, before offset {requested}", read.from);
         }
     }
 }
@@ -131,7 +132,8 @@ pub(crate) async fn read(
             }
             Ok(Event::CaughtUp { .. } | Event::Heartbeat(_)) => printer.flush()?,
             Err(error) => {
-                printer.flush()?;
+                // The failure of the read counts more than that of the output.
+                let _ = printer.flush();
                 return Err(error.into());
             }
         }

@@ -23,7 +23,7 @@ use crate::connect::connect;
 use crate::durability::durability_name;
 use crate::exit::{self, CliError, Exit};
 use crate::interrupt::{interrupted, interrupted_again};
-use crate::output::Output;
+use crate::output::{Output, message};
 use crate::units;
 
 /// Maximum length of a line; no topic accepts larger records.
@@ -41,16 +41,17 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ProduceArgs) -> anyhow::Resu
         () = interrupted() => return Err(CliError::interrupted().into()),
     };
     if std::io::stdin().is_terminal() && !global.quiet {
-        eprintln!("one record per line; end with Ctrl-D");
+        message!("one record per line; end with Ctrl-D");
     }
     let mut sender = LineSender::new(&client, args, &topic)?;
     let mut summary = ProduceSummary::new(&args.topic);
     let outcome = sender.send_all(&mut summary).await;
     // Acked records are reported even after a failure.
     if global.output.is_json() {
-        Output { format: global.output }.show(&summary)?;
-    } else if !global.quiet {
-        eprintln!("{}", summary.text());
+        return Output { format: global.output }.show_with_verdict(&summary, outcome);
+    }
+    if !global.quiet {
+        message!("{}", summary.text());
     }
     outcome
 }

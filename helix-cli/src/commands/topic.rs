@@ -13,7 +13,7 @@ use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, Top
 use crate::connect::connect;
 use crate::durability::durability_name;
 use crate::exit::{CliError, Exit};
-use crate::output::Output;
+use crate::output::{Output, message, write_message};
 use crate::position::PositionArg;
 use crate::{offset_lookup, units};
 
@@ -25,7 +25,7 @@ pub(crate) async fn run(global: &GlobalArgs, command: &TopicSubcommand) -> anyho
         TopicSubcommand::List { prefix } => {
             let topics = client.admin().topics(prefix).await.context("list topics")?;
             if topics.is_empty() && !global.quiet {
-                eprintln!("no topics");
+                message!("no topics");
             }
             output.show(&topics.into_iter().map(TopicRow::from).collect::<Vec<_>>())
         }
@@ -58,7 +58,7 @@ pub(crate) async fn run(global: &GlobalArgs, command: &TopicSubcommand) -> anyho
         TopicSubcommand::Delete { topic, yes } => {
             delete(&client, topic, *yes).await?;
             if !global.quiet {
-                eprintln!("deleted {topic}");
+                message!("deleted {topic}");
             }
             Ok(())
         }
@@ -164,7 +164,7 @@ fn confirm(topic: &str, what: &str) -> anyhow::Result<()> {
         let failure = CliError::new(Exit::Usage, what).why("a confirmation needs a terminal");
         return Err(failure.hint("run the command with --yes").into());
     }
-    eprint!("{what}; type the topic name to confirm: ");
+    write_message(format_args!("{what}; type the topic name to confirm: "));
     let mut typed = String::new();
     io::stdin().lock().read_line(&mut typed).context("read the confirmation")?;
     if typed.trim() == topic {

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::args::GlobalArgs;
 use crate::connect::connect_quickly;
-use crate::output::Output;
+use crate::output::{Output, message};
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct VersionReport {
@@ -26,7 +26,7 @@ struct Node {
 pub(crate) async fn run(global: &GlobalArgs) -> anyhow::Result<()> {
     let versions = VersionReport { version: env!("CARGO_PKG_VERSION"), nodes: nodes(global).await };
     if versions.nodes.is_none() && !global.quiet {
-        eprintln!("no node answers at {}", global.addr.join(","));
+        message!("no node answers at {}", global.addr.join(","));
     }
     Output { format: global.output }.show(&versions)
 }

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::args::{DroppablePart, GlobalArgs, WalSubcommand};
 use crate::exit::{CliError, Exit};
-use crate::output::Output;
+use crate::output::{Output, message};
 use crate::units;
 
 /// Runs a command. Blocks on the disk, so it must not run on an async runtime.
@@ -24,7 +24,7 @@ pub(crate) fn run(global: &GlobalArgs, command: &WalSubcommand) -> anyhow::Resul
         WalSubcommand::Inspect { dir } => {
             let logs = open_logs(dir)?;
             if logs.iter().any(|log| log.is_in_use) && !global.quiet {
-                eprintln!("a node is using these files; the ends of its logs may be out of date");
+                message!("a node is using these files; the ends of its logs may be out of date");
             }
             inspect_all(output, &logs)
         }
@@ -72,14 +72,14 @@ fn repair(
         }
     }
     let rows: Vec<_> = ends.iter().map(|(_, _, row)| row).collect();
-    output.show(&rows)?;
+    let shown = output.show(&rows);
     if drop.is_some() {
         for (dir, storage, _) in &ends {
             let cut = Wal::truncate_damaged_end(storage);
             cut.with_context(|| format!("repair {}", dir.display()))?;
         }
     }
-    match drop {
+    let verdict: anyhow::Result<()> = match drop {
         _ if damage_elsewhere > 0 => {
             let ranges = damaged_ranges(damage_elsewhere);
             let what = format!("{ranges} not verify, none of them at the end of a log");
@@ -89,7 +89,7 @@ fn repair(
         }
         _ if ends.is_empty() => {
             if !global.quiet {
-                eprintln!("nothing to repair: no damage found");
+                message!("nothing to repair: no damage found");
             }
             Ok(())
         }
@@ -101,7 +101,8 @@ fn repair(
                         --drop end --yes   if this is the only replica";
             Err(failure.why(why).hint(hint).into())
         }
-    }
+    };
+    verdict.and(shown)
 }
 
 fn not_repairable(dir: &Path, error: &helix_wal::Error) -> anyhow::Error {
@@ -146,8 +147,12 @@ fn verify(output: Output, dir: &Path, logs: &[Log]) -> anyhow::Result<()> {
         });
         verified.findings.extend(findings.into_iter().map(|finding| WalFinding::new(log, finding)));
     }
-    output.show(&verified)?;
-    let damaged = verified.findings.len();
+    output.show_with_verdict(&verified, verdict(dir, verified.findings.len()))
+}
+
+/// # Errors
+/// Fails if there are damaged ranges.
+fn verdict(dir: &Path, damaged: usize) -> anyhow::Result<()> {
     if damaged == 0 {
         return Ok(());
     }
@@ -230,8 +235,7 @@ fn inspect_all(output: Output, logs: &[Log]) -> anyhow::Result<()> {
             Err(error) => outcome = outcome.and_then(|()| Err(unreadable(&log.dir, &error))),
         }
     }
-    output.show(&inspected)?;
-    outcome
+    output.show_with_verdict(&inspected, outcome)
 }
 
 /// Returns the error of a log that cannot be inspected.

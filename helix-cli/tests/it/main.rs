@@ -5,6 +5,7 @@
 
 mod backup;
 mod cheat;
+mod closed_output;
 mod cluster;
 mod context;
 mod harness;

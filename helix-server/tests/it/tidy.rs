@@ -116,7 +116,7 @@ fn the_wal_depends_on_no_runtime_and_no_rpc() {
 /// thread where it is not read.
 #[test]
 fn programs_print_without_panics() {
-    let programs = [SERVER, "helix-bench/src/", "testing/chaos/src/"];
+    let programs = [SERVER, "helix-bench/src/", "helix-cli/src/", "testing/chaos/src/"];
     let is_test = |path: &str| path.ends_with("tests.rs") || path.ends_with("testing.rs");
     let violations = sources()
         .iter()
