@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use helix_proto::address;
 use serde::Serialize;
 
 /// Benchmarks Helix: throughput, latency and end-to-end delivery.
@@ -68,7 +69,12 @@ impl LoadMode {
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct LoadArgs {
     /// Node addresses [default: 127.0.0.1:9092]
-    #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "HOST:PORT,..",
+        value_delimiter = ',',
+        value_parser = parse_address
+    )]
     pub(crate) addr: Vec<String>,
     #[arg(long, default_value = "default")]
     pub(crate) topic: String,
@@ -273,6 +279,11 @@ pub(crate) struct CompareArgs {
     pub(crate) load: LoadArgs,
 }
 
+/// Parses the address of a node; the port may be missing.
+fn parse_address(text: &str) -> Result<String, String> {
+    address::parse(text, Some(address::PORT_DEFAULT))
+}
+
 /// Parses "1500ms", "2s", "1m" or "1h"; a bare number counts seconds.
 fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split_unit(text);
@@ -328,6 +339,18 @@ mod tests {
         assert_eq!(bytes("64KiB"), Ok(65536));
         assert_eq!(bytes("2GB"), Ok(2_000_000_000));
         assert!(bytes("1.5MiB").is_err() && bytes("99999999999GiB").is_err());
+    }
+
+    #[test]
+    fn addresses_are_checked_where_they_are_given() {
+        let parse = |addr| BenchCli::try_parse_from(["helix-bench", "read", "--addr", addr]);
+        let BenchCommand::Read(args) = parse("n1, http://n2:1").unwrap().command else {
+            panic!("read")
+        };
+        assert_eq!(args.addr, ["n1:9092", "n2:1"]);
+        for wrong in ["n1:99999", "n1:", "n1:0", "n1,,n2", "http://n1/a"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -35,7 +35,7 @@ impl Client {
     /// Creates a client that connects on first use.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if `config` has no endpoint.
+    /// `INVALID_ARGUMENT` if `config` has no endpoint or a malformed one.
     pub fn new(config: Config) -> Result<Self> {
         let shared = ClientCore {
             routing: Routing::new(config.clone())?,

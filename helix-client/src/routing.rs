@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
 use crate::config::Config;
-use crate::connection::{Connection, ConnectionCache};
+use crate::connection::{Connection, ConnectionCache, parse_address};
 use crate::error::{Error, Origin, Result};
 pub(crate) use leader_probe::{LeaderProbe, ProbePace};
 use table::{KnownLeader, RouteTable};
@@ -113,13 +113,16 @@ impl Routing {
     /// Creates the routes of a client, initially unknown.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if `config` has no endpoint.
-    pub(crate) fn new(config: Config) -> Result<Self> {
+    /// `INVALID_ARGUMENT` if `config` has no endpoint or a malformed one.
+    pub(crate) fn new(mut config: Config) -> Result<Self> {
         if config.endpoints.is_empty() {
             return Err(Error::client(
                 Code::InvalidArgument,
                 "no endpoint is configured; set at least one address",
             ));
+        }
+        for endpoint in &mut config.endpoints {
+            *endpoint = parse_address(endpoint)?;
         }
         Ok(Self {
             connections: ConnectionCache::new(config.clone()),

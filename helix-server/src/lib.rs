@@ -47,7 +47,6 @@ pub mod flow;
 
 pub mod log;
 
-pub mod address;
 pub mod clock;
 #[cfg(test)]
 mod doc_tables;

@@ -216,7 +216,7 @@ pub const NAMED_PRODUCERS_MAX: u32 = 16_384;
 pub const TOPIC_NAME_BYTES_MAX: usize = 249;
 pub const SHARDS_PER_TOPIC_MAX: usize = 4_096;
 pub const MEMBERS_MAX: usize = 5;
-pub const ADDRESS_BYTES_MAX: usize = 260;
+pub const ADDRESS_BYTES_MAX: usize = helix_proto::address::ADDRESS_BYTES_MAX;
 
 /// Partitions in one page of a list. The page ends before the topic that would exceed it, unless
 /// that is its first topic.

@@ -217,3 +217,16 @@ async fn forgets_a_deleted_topic() {
     learn(&routing, Metadata { topics: Vec::new(), ..metadata(2, hint(1, 5)) });
     assert!(routing.table().route("orders", 0).unwrap_err().is(ErrorReason::TopicNotFound));
 }
+
+#[test]
+fn malformed_addresses_are_rejected_before_any_call() {
+    for wrong in
+        ["n1", "n1:", "n1:0", "n1:99999", "http://n1:9092/path", "https://n1:9092", "n 1:1"]
+    {
+        let error = Routing::new(Config::new([wrong])).unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument, "{wrong}");
+        assert!(error.message.contains("host:port"), "{error}");
+    }
+    let routing = Routing::new(Config::new([" n1:1 ", "http://n2:2"])).unwrap();
+    assert_eq!(routing.addresses(), ["n1:1", "n2:2"]);
+}

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, stream};
+use helix_proto::address;
 use helix_proto::log::v1 as wire;
 use helix_proto::log::v1::{
     AddNodeRequest, MembershipChange, MembershipChangeKind, MembershipPhase, RemoveNodeRequest,
@@ -12,7 +13,6 @@ use helix_proto::log::v1::{
 use tonic::Status;
 
 use super::wire_shard_id;
-use crate::address;
 use crate::cluster::{ChangePhase, ChangeProgress};
 use crate::error::{Error, Result};
 use crate::log::{ChangeKind, MemberChange};

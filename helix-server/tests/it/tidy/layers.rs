@@ -42,7 +42,6 @@ const MAY_IMPORT: [(&str, &[&str]); 26] = [
     ("flow", &[]),
     ("log", &[]),
     // No layers.
-    ("address", &[]),
     ("error", &["raft", "log"]),
     ("clock", &[]),
     ("limits", &[]),
