@@ -25,8 +25,13 @@ use crate::verify::{FetchFindings, Verification};
 const RECORD_OVERHEAD: u64 = 64;
 
 /// A reader that retention overtakes continues at the log start.
-const READ: ReadOptions =
-    ReadOptions { clamp: true, source: ReadSource::Leader, preferred_node: None };
+const READ: ReadOptions = ReadOptions {
+    clamp: true,
+    source: ReadSource::Leader,
+    preferred_node: None,
+    lag_max: None,
+    new_partitions: false,
+};
 
 /// Longest wait of a fetch. The requested records exist, so no wait should be needed.
 const WAIT_MAX: Duration = Duration::from_secs(1);

@@ -138,7 +138,7 @@ impl Contexts {
 pub(crate) fn path() -> anyhow::Result<PathBuf> {
     let directory = files::config_directory().ok_or_else(|| {
         let failure = CliError::new(Exit::Error, "no directory for the contexts file");
-        failure.why("neither XDG_CONFIG_HOME nor HOME is set")
+        failure.why("neither XDG_CONFIG_HOME nor HOME is set").hint("export HOME=DIRECTORY")
     })?;
     Ok(directory.join("config.toml"))
 }

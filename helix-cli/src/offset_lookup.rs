@@ -1,6 +1,8 @@
 //! Resolves positions to offsets in each partition of a topic.
 //! `consume`, `tail`, `offsets`, `topic trim` and backups use it.
 
+use std::collections::BTreeMap;
+
 use anyhow::Context;
 use helix_client::proto::log::v1::{ResolvedOffset, Watermarks};
 use helix_client::{
@@ -102,11 +104,12 @@ pub(crate) async fn offsets(
     let partitions: Vec<_> = bounds.iter().map(|bounds| bounds.partition).collect();
     let position = ClientPosition::Timestamp(time);
     let resolved = resolve(client, topic, &partitions, &position, source).await?;
+    let found: BTreeMap<u32, u64> =
+        resolved.iter().map(|resolved| (resolved.partition, resolved.offset)).collect();
     let offset = |bounds: &PartitionBounds| {
-        let found = resolved.iter().find(|resolved| resolved.partition == bounds.partition);
         // Ignores records appended after the bounds were read.
         let end = bounds.watermarks.high_watermark;
-        found.map_or(end, |resolved| resolved.offset.min(end))
+        found.get(&bounds.partition).map_or(end, |offset| end.min(*offset))
     };
     Ok(bounds.iter().map(offset).collect())
 }

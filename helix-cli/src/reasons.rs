@@ -163,7 +163,8 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
         R::Throttled => text(
             "the node has too many requests in flight",
             "its memory limit is reached, or its disk is slower than its writers",
-            "retry in a moment\nuse fewer writers, or larger batches",
+            "retry in a moment\nuse fewer writers or readers, or larger batches\n\
+             helix config explain memory_limit",
         ),
         R::DiskFull => text(
             "the node's disk is full up to its reserve; appends are rejected, reads continue",

@@ -23,6 +23,9 @@ use crate::consumer::{NodeGroups, Position};
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
 
+/// Bytes of a partition number in a request.
+const NUMBER_BYTES: usize = 5;
+
 /// Topics per page when all are listed.
 const PAGE_TOPICS: i32 = 1000;
 
@@ -268,7 +271,7 @@ impl Admin {
             let mut failure = None;
             for (member, &partition) in partitions.iter().enumerate() {
                 match attempts.route((topic, partition)).await {
-                    Ok(route) => groups.add(route, member),
+                    Ok(route) => groups.add(route, member, NUMBER_BYTES),
                     Err(error) => {
                         failure = Some((error, None));
                         break;
@@ -306,7 +309,7 @@ impl Admin {
         Ok(offsets)
     }
 
-    /// Returns nodes, shards and topics. An empty list selects all topics.
+    /// Returns nodes, shards and topics. An empty list selects all topics, and an empty name none.
     ///
     /// # Errors
     /// The last failure if no node responds within the request timeout.
@@ -403,7 +406,9 @@ impl Admin {
         let node = self.client.shared.routing.any(0)?;
         let limit = self.client.config().connect_timeout;
         let mut cluster = node.cluster();
-        let response = timeout(limit, cluster.get_metadata(GetMetadataRequest::default()))
+        // No topic has this name, so the size of the response does not depend on the topics.
+        let request = GetMetadataRequest { topics: vec![String::new()] };
+        let response = timeout(limit, cluster.get_metadata(request))
             .await
             .map_err(|_| Error::timed_out("metadata").with_may_have_applied(false))??;
         let metadata = required(response.into_inner().metadata)?;

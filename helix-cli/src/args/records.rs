@@ -126,7 +126,8 @@ impl ConsumeArgs {
         match (until, self.until.clone()) {
             (Some(_), Some(_)) => {
                 let failure = CliError::new(Exit::Usage, "two end positions are given");
-                Err(failure.why("both --from A..B and --until set the end"))
+                let failure = failure.why("both --from A..B and --until set the end");
+                Err(failure.hint("use either --from A..B or --until B"))
             }
             (until, other) => Ok(PositionRange { from, until: until.or(other) }),
         }

@@ -24,10 +24,22 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Resu
         warn_of_clamped_start(&range, &bounds, &ranges);
     }
     let starts = ranges.iter().filter_map(|range| range.start(&args.topic)).collect();
-    let (limit, source) = (args.max_records, args.source.into());
-    read(&client, starts, limit, source, args.follow, &mut printer)
+    let all_partitions = args.partitions.is_empty() && range.until.is_none();
+    let options = ReadOptions {
+        new_partitions: args.follow && all_partitions,
+        ..read_options(&client, args.source.into(), args.follow)
+    };
+    read(&client, starts, args.max_records, options, args.follow, &mut printer)
         .await
         .with_context(|| format!("read {}", args.topic))
+}
+
+/// Returns the options of a read, without new partitions.
+pub(crate) fn read_options(client: &Client, source: ReadSource, follow: bool) -> ReadOptions {
+    // The end of a read was asked of one replica, and another one may lag.
+    let lag_max = (!follow).then_some(client.config().request_timeout);
+    // The start offset may be deleted after it was resolved.
+    ReadOptions { clamp: true, source, lag_max, ..ReadOptions::default() }
 }
 
 /// The offsets to read in a partition.
@@ -65,7 +77,8 @@ async fn read_ranges(
         (Some(PositionArg::Offset(offset)), true) => vec![Some(*offset); bounds.len()],
         (Some(_), true) => {
             let what = "with --follow, --until must be an offset";
-            return Err(CliError::new(Exit::Usage, what).into());
+            let failure = CliError::new(Exit::Usage, what);
+            return Err(failure.hint("use --until OFFSET, or omit --follow").into());
         }
         (None, true) => vec![None; bounds.len()],
         (until, false) => {
@@ -104,7 +117,7 @@ pub(crate) async fn read(
     client: &Client,
     starts: Vec<ReadStart>,
     max_records: Option<u64>,
-    source: ReadSource,
+    options: ReadOptions,
     follow: bool,
     printer: &mut RecordPrinter,
 ) -> anyhow::Result<()> {
@@ -112,8 +125,6 @@ pub(crate) async fn read(
     if starts.is_empty() || remaining == 0 {
         return Ok(());
     }
-    // The start offset may be deleted after it was resolved.
-    let options = ReadOptions { clamp: true, source, ..ReadOptions::default() };
     let mut subscription = client.consumer().subscribe(starts, options);
     while let Some(event) = subscription.next().await {
         match event {

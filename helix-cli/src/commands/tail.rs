@@ -32,7 +32,10 @@ pub(crate) async fn run(global: &GlobalArgs, args: &TailArgs) -> anyhow::Result<
         ReadStart::new(&args.topic, bounds.partition, from)
     };
     let starts = bounds.iter().map(start).collect();
-    consume::read(&client, starts, None, source, true, &mut printer)
+    let new_partitions = args.partitions.is_empty();
+    let options = consume::read_options(&client, source, true);
+    let options = ReadOptions { new_partitions, ..options };
+    consume::read(&client, starts, None, options, true, &mut printer)
         .await
         .with_context(|| format!("follow {}", args.topic))
 }
@@ -58,7 +61,7 @@ async fn newest(
     if starts.is_empty() {
         return Ok(records);
     }
-    let options = ReadOptions { clamp: true, source, ..ReadOptions::default() };
+    let options = consume::read_options(client, source, false);
     let mut subscription = client.consumer().subscribe(starts, options);
     while let Some(event) = subscription.next().await {
         if let Event::Data(data) = event? {

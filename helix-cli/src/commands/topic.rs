@@ -4,6 +4,7 @@
 use std::io::{self, BufRead, IsTerminal};
 
 use anyhow::Context;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use helix_client::proto::log::v1 as proto;
 use helix_client::{Client, NewTopic, ReadSource};
 use schemars::JsonSchema;
@@ -13,9 +14,13 @@ use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, Top
 use crate::connect::connect;
 use crate::durability::durability_name;
 use crate::exit::{CliError, Exit};
+use crate::offset_lookup::PartitionBounds;
 use crate::output::{Output, message, write_message};
 use crate::position::PositionArg;
 use crate::{offset_lookup, units};
+
+/// Partitions that are trimmed at the same time.
+const TRIMS_MAX: usize = 64;
 
 pub(crate) async fn run(global: &GlobalArgs, command: &TopicSubcommand) -> anyhow::Result<()> {
     let client = connect(global).await?;
@@ -128,22 +133,23 @@ async fn trim(
     let bounds =
         offset_lookup::partition_bounds(client, topic, partitions, ReadSource::Leader).await?;
     let offsets = offset_lookup::offsets(client, topic, &bounds, to, ReadSource::Leader).await?;
-    let dropped = |(bounds, offset): (&offset_lookup::PartitionBounds, &u64)| {
+    let dropped = |(bounds, offset): (&PartitionBounds, &u64)| {
         offset.saturating_sub(bounds.watermarks.log_start_offset)
     };
     let dropped: u64 = bounds.iter().zip(&offsets).map(dropped).sum();
     if dropped > 0 && !yes {
         confirm(topic, &format!("this deletes {} records of {topic}", units::count(dropped)))?;
     }
-    let mut trimmed = Vec::new();
-    for (bounds, offset) in bounds.iter().zip(offsets) {
-        let watermarks = client.admin().trim(topic, bounds.partition, offset).await;
-        let watermarks =
-            watermarks.with_context(|| format!("trim {topic}/{}", bounds.partition))?;
-        trimmed
-            .push(TrimmedPartition { partition: bounds.partition, watermarks: watermarks.into() });
-    }
-    Ok(trimmed)
+    let trims = bounds.iter().zip(offsets).map(|(bounds, offset)| async move {
+        let PartitionBounds { partition, watermarks } = *bounds;
+        let watermarks = match offset > watermarks.log_start_offset {
+            true => client.admin().trim(topic, partition, offset).await,
+            false => Ok(watermarks),
+        };
+        let watermarks = watermarks.with_context(|| format!("trim {topic}/{partition}"))?.into();
+        anyhow::Ok(TrimmedPartition { partition, watermarks })
+    });
+    stream::iter(trims).buffered(TRIMS_MAX).try_collect().await
 }
 
 async fn delete(client: &Client, topic: &str, yes: bool) -> anyhow::Result<()> {

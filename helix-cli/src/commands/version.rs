@@ -33,7 +33,7 @@ pub(crate) async fn run(global: &GlobalArgs) -> anyhow::Result<()> {
 
 async fn nodes(global: &GlobalArgs) -> Option<Vec<Node>> {
     let client = connect_quickly(global).await?;
-    let metadata = client.admin().metadata(&[]).await.ok()?;
+    let metadata = client.admin().metadata(&[""]).await.ok()?;
     let node = |node: helix_client::proto::log::v1::Node| Node {
         node_id: node.node_id,
         endpoint: node.endpoint,

@@ -10,6 +10,7 @@ mod cluster;
 mod context;
 mod harness;
 mod interrupt;
+mod many_partitions;
 mod output;
 mod wal;
 

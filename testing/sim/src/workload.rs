@@ -457,7 +457,7 @@ impl SimulatedReader {
         let consumer = self.client.consumer();
         while !self.context.is_stopped() {
             let node = self.rng.random_range(1..=self.context.plan.machines());
-            let read = ReadOptions { source, preferred_node: Some(node), clamp: false };
+            let read = ReadOptions { source, preferred_node: Some(node), ..ReadOptions::default() };
             let options = FetchOptions { wait_max: POLL, read, ..FetchOptions::default() };
             match consumer.fetch_encoded(&self.starts(), &options).await {
                 Ok(all) => all.iter().for_each(|batches| self.take(batches)),
