@@ -114,7 +114,8 @@ pub(crate) enum CliCommand {
 const BACKUP: &str = "\
 A backup is consistent per partition: it contains the records that were acknowledged before it
 started, and none that were appended later. Writers are not blocked. To continue an interrupted
-backup, run the command again.";
+backup, run the command again. Records that are deleted before they are copied leave a gap, which is
+listed in the backup; the exit code is then 5.";
 
 const RESTORE: &str = "\
 Every file is verified first, and nothing is restored if one is damaged. An existing topic must be

@@ -239,7 +239,10 @@ mod tests {
         for wrong in ["n1:99999", "n1:", "n1:0", "http://n1/a", "n1,,n2", "n1 :1"] {
             let env = select(&[], None, Some(wrong), || Ok(contexts())).unwrap_err();
             let failure = env.downcast_ref::<CliError>().unwrap();
-            assert_eq!((failure.exit, failure.what.as_str()), (Exit::Usage, "HELIX_ADDR is not valid"));
+            assert_eq!(
+                (failure.exit, failure.what.as_str()),
+                (Exit::Usage, "HELIX_ADDR is not valid")
+            );
             assert!(failure.why.contains("host:port"), "{failure:?}");
             let mut old = contexts();
             old.contexts.insert("dev".to_owned(), ContextEntry { addr: vec![wrong.to_owned()] });

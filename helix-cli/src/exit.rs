@@ -18,6 +18,7 @@ pub(crate) const CODES: &str = "\
   2    invalid usage
   3    not found
   4    failed precondition or conflict: already exists, fenced, offset out of range, ...
+  5    partly done: the message says what is missing; the rest is done
   6    unavailable or timed out; retry later
   11   verification failed: data is missing or damaged
   130  interrupted";
@@ -36,6 +37,7 @@ pub(crate) enum Exit {
     Usage = 2,
     NotFound = 3,
     Precondition = 4,
+    Partly = 5,
     Unavailable = 6,
     VerificationFailed = 11,
     Interrupted = 130,
@@ -189,6 +191,7 @@ mod tests {
             Exit::Usage,
             Exit::NotFound,
             Exit::Precondition,
+            Exit::Partly,
             Exit::Unavailable,
             Exit::VerificationFailed,
             Exit::Interrupted,

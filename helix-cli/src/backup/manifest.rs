@@ -1,10 +1,12 @@
 //! The manifest of a backup: a JSON file with a checksum, replaced atomically.
 //! Unlisted files, and bytes past a listed length, do not belong to the backup.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use helix_client::proto::log::v1 as proto;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::batches::{FileDamage, FilePrefix};
@@ -13,7 +15,12 @@ use crate::exit::{CliError, Exit};
 use crate::{files, units};
 
 /// Version of the layout of the manifest and the batch files.
-const FORMAT: u32 = 1;
+///
+/// Format 2 has gaps, partial topics, and partitions without a file.
+const FORMAT: u32 = 2;
+
+/// Oldest format that can be read and extended.
+const FORMAT_MIN: u32 = 1;
 
 const NAME: &str = "manifest.json";
 
@@ -47,6 +54,9 @@ pub(crate) struct SavedTopic {
     pub(crate) name: String,
     pub(crate) replication_factor: u32,
     pub(crate) config: SavedTopicConfig,
+    /// True if a run ended before the whole topic was copied, and no later run has copied the rest.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) is_partial: bool,
     /// All partitions, by number.
     pub(crate) partitions: Vec<SavedPartition>,
 }
@@ -75,9 +85,49 @@ pub(crate) struct SavedPartition {
     pub(crate) batch_count: u64,
     /// Payload size of the largest batch.
     pub(crate) batch_bytes_max: u32,
+    /// Length of the batch file; 0 without a file.
     pub(crate) file_bytes: u64,
     /// Checksum of the first `file_bytes` bytes of the batch file.
     pub(crate) crc32: u32,
+    /// Ranges that were deleted in the cluster before they were copied, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) gaps: Vec<SavedGap>,
+}
+
+/// A range of offsets without records in the backup.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedGap {
+    pub(crate) first_offset: u64,
+    /// One past the last offset.
+    pub(crate) next_offset: u64,
+    pub(crate) cause: GapCause,
+}
+
+/// Cause of a gap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum GapCause {
+    /// Retention or a trim deleted the records.
+    Trimmed,
+    /// The topic was deleted.
+    TopicDeleted,
+}
+
+impl fmt::Display for SavedGap {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { first_offset, next_offset, cause } = self;
+        let why = match cause {
+            GapCause::Trimmed => "retention or a trim deleted them before they were copied",
+            GapCause::TopicDeleted => "the topic was deleted before they were copied",
+        };
+        write!(formatter, "offsets {first_offset}..{next_offset} are missing: {why}")
+    }
+}
+
+/// For `skip_serializing_if`.
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl Manifest {
@@ -115,18 +165,24 @@ impl Manifest {
         if seal(&sealed.manifest)? != bytes {
             return Err(damaged("the checksum does not match".to_owned()).into());
         }
-        if sealed.manifest.format != FORMAT {
+        if !(FORMAT_MIN..=FORMAT).contains(&sealed.manifest.format) {
             let format = sealed.manifest.format;
             let failure =
                 CliError::new(Exit::Error, format!("backup format {format} is not supported"));
-            return Err(failure.why(format!("this program supports format {FORMAT}")).into());
+            let failure =
+                failure.why(format!("this program supports the formats {FORMAT_MIN} to {FORMAT}"));
+            let hint = format!("use helix {} or later", sealed.manifest.version);
+            return Err(failure.hint(hint).into());
         }
         Ok(sealed.manifest)
     }
 
     pub(crate) fn save(&self, directory: &Path) -> anyhow::Result<()> {
         let path = directory.join(NAME);
-        files::replace(&path, &seal(self)?).with_context(|| format!("write {}", path.display()))
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let manifest = Self { format: FORMAT, version, ..self.clone() };
+        files::replace(&path, &seal(&manifest)?)
+            .with_context(|| format!("write {}", path.display()))
     }
 
     pub(crate) fn topic(&self, name: &str) -> Option<&SavedTopic> {
@@ -184,8 +240,8 @@ pub(super) fn select_topics(
         found.ok_or_else(|| {
             let what = format!("the backup has no topic {name:?}");
             let known: Vec<_> = manifest.topics.iter().map(|topic| topic.name.as_str()).collect();
-            CliError::new(Exit::NotFound, what)
-                .why(format!("it has the topics {}", known.join(", ")))
+            let why = format!("it has the topics {}", known.join(", "));
+            CliError::new(Exit::NotFound, what).why(why).hint("--topic NAME   selects one of them")
         })
     };
     let found: Result<_, _> = names.iter().map(find).collect();
@@ -196,6 +252,42 @@ impl SavedPartition {
     /// Returns the valid prefix of the batch file.
     pub(crate) fn file_prefix(&self) -> FilePrefix {
         FilePrefix { file_bytes: self.file_bytes, crc32: self.crc32 }
+    }
+
+    /// Returns the number of offsets in gaps.
+    pub(crate) fn missing_offsets(&self) -> u64 {
+        self.gaps.iter().map(|gap| gap.next_offset - gap.first_offset).sum()
+    }
+
+    /// Records that the offsets from the end of the copy up to `until` cannot be copied.
+    pub(super) fn skip(&mut self, until: u64, cause: GapCause) {
+        let first_offset = self.next_offset;
+        if until <= first_offset {
+            return;
+        }
+        match self.gaps.last_mut() {
+            Some(last) if (last.next_offset, last.cause) == (first_offset, cause) => {
+                last.next_offset = until;
+            }
+            _ => self.gaps.push(SavedGap { first_offset, next_offset: until, cause }),
+        }
+        self.next_offset = until;
+        if self.batch_count == 0 {
+            // The first copied record is above the gap.
+            self.log_start_offset = until;
+        }
+    }
+
+    /// Shortens the last gap by the offsets from `first_offset` on: a batch at the end of the gap
+    /// is copied as a whole.
+    pub(super) fn shorten_gap(&mut self, first_offset: u64) {
+        if self.batch_count == 0 {
+            return;
+        }
+        if let Some(last) = self.gaps.last_mut().filter(|gap| gap.next_offset == self.next_offset) {
+            last.next_offset = last.next_offset.min(first_offset.max(last.first_offset));
+        }
+        self.gaps.pop_if(|gap| gap.next_offset <= gap.first_offset);
     }
 }
 
@@ -271,6 +363,7 @@ mod tests {
                 name: name.to_owned(),
                 replication_factor: 3,
                 config: SavedTopicConfig::from(&config),
+                is_partial: false,
                 partitions: vec![SavedPartition { next_offset: 7, ..SavedPartition::default() }; 2],
             });
         }
@@ -314,5 +407,81 @@ mod tests {
         let later = Manifest { format: FORMAT + 1, ..manifest() };
         let error = Manifest::unseal(Path::new(NAME), &seal(&later).unwrap()).unwrap_err();
         assert_eq!(crate::exit::of(&error), Exit::Error);
+    }
+
+    #[test]
+    fn reads_format_1_and_writes_the_current_one() {
+        let old = r#"{
+  "crc32": CRC,
+  "manifest": {
+    "format": 1,
+    "version": "0.1.0",
+    "cluster_id": "c",
+    "begun_at": "2026-01-31T10:00:00Z",
+    "is_complete": true,
+    "topics": [
+      {
+        "name": "orders",
+        "replication_factor": 3,
+        "config": {
+          "retention_time": null,
+          "retention_bytes": null,
+          "max_batch_bytes": null,
+          "max_record_bytes": null,
+          "min_durability": "NONE",
+          "default_durability": "QUORUM_SYNCED"
+        },
+        "partitions": [
+          {
+            "log_start_offset": 3,
+            "next_offset": 7,
+            "record_count": 4,
+            "batch_count": 1,
+            "batch_bytes_max": 9,
+            "file_bytes": 50,
+            "crc32": 1
+          }
+        ]
+      }
+    ]
+  }
+}
+"#;
+        // The checksum covers the compact form; no value has a blank in it.
+        let compact: String = old.split_whitespace().collect();
+        let compact = compact.strip_prefix("{\"crc32\":CRC,\"manifest\":").unwrap();
+        let crc32 = crc32fast::hash(&compact.as_bytes()[..compact.len() - 1]);
+        let old = old.replace("CRC", &crc32.to_string());
+        let loaded = Manifest::unseal(Path::new(NAME), old.as_bytes()).unwrap();
+        assert_eq!((loaded.format, loaded.topics[0].partitions[0].next_offset), (1, 7));
+        let directory = tempfile::tempdir().unwrap();
+        loaded.save(directory.path()).unwrap();
+        assert_eq!(Manifest::load(directory.path()).unwrap().unwrap().format, FORMAT);
+    }
+
+    #[test]
+    fn gaps_grow_and_end_at_copied_batches() {
+        let mut partition =
+            SavedPartition { next_offset: 10, batch_count: 1, ..Default::default() };
+        partition.skip(10, GapCause::Trimmed);
+        assert_eq!(partition.gaps, []);
+        partition.skip(20, GapCause::Trimmed);
+        partition.skip(30, GapCause::Trimmed);
+        let gap =
+            |next_offset| SavedGap { first_offset: 10, next_offset, cause: GapCause::Trimmed };
+        assert_eq!((partition.gaps.clone(), partition.missing_offsets()), (vec![gap(30)], 20));
+        // The batch that contains the new log start begins at 25.
+        partition.shorten_gap(25);
+        assert_eq!(partition.gaps, [gap(25)]);
+        partition.next_offset = 40;
+        partition.shorten_gap(5);
+        assert_eq!(partition.gaps, [gap(25)], "not at the end of the copy");
+        partition.skip(41, GapCause::TopicDeleted);
+        partition.shorten_gap(40);
+        assert_eq!(partition.gaps, [gap(25)]);
+        let mut empty = SavedPartition::default();
+        empty.skip(7, GapCause::Trimmed);
+        empty.shorten_gap(5);
+        assert_eq!((empty.log_start_offset, empty.missing_offsets()), (7, 7));
     }
 }

@@ -18,7 +18,9 @@ use serde::Serialize;
 use tonic::Code;
 
 use super::batches::{BatchFileReader, FileDamage, record_count_from};
-use super::manifest::{SavedPartition, SavedTopic, batch_file, load_complete, select_topics};
+use super::manifest::{
+    SavedGap, SavedPartition, SavedTopic, batch_file, load_complete, select_topics,
+};
 use super::progress::ProgressLine;
 use super::verify;
 use crate::args::{GlobalArgs, RestoreArgs};
@@ -54,6 +56,8 @@ pub(crate) struct RestoreRow {
     record_count: u64,
     /// Records written by this run; an interrupted run wrote the others
     new_records: u64,
+    /// Offsets that the backup lacks, because they were deleted before they were copied
+    missing_offsets: u64,
     /// Offset of the first record in the backup
     backup_start_offset: u64,
     /// Offset of the same record in the restored topic
@@ -69,7 +73,13 @@ pub(crate) async fn run(global: &GlobalArgs, args: &RestoreArgs) -> anyhow::Resu
         let failure = CliError::new(Exit::Usage, "--as needs exactly one topic");
         return Err(failure.hint("--topic NAME   selects it").into());
     }
+    if args.keep_offsets {
+        check_gaps(&topics)?;
+    }
     verify::check_all(&args.dir, &topics)?;
+    if !global.quiet {
+        verify::warn_of_missing(&topics);
+    }
     let client = connect(global).await?;
     let mut restores = Vec::new();
     for topic in topics {
@@ -87,6 +97,26 @@ pub(crate) async fn run(global: &GlobalArgs, args: &RestoreArgs) -> anyhow::Resu
     }
     drop(progress);
     Output { format: global.output }.show(&rows)
+}
+
+/// # Errors
+/// Fails if there are records above a gap, which cannot keep their offsets.
+fn check_gaps(topics: &[SavedTopic]) -> anyhow::Result<()> {
+    for topic in topics {
+        for (number, partition) in topic.partitions.iter().enumerate() {
+            let is_inside = |gap: &&SavedGap| {
+                gap.first_offset >= partition.log_start_offset
+                    && gap.next_offset < partition.next_offset
+            };
+            if let Some(gap) = partition.gaps.iter().find(is_inside) {
+                let what = format!("{}/{number} has records above a gap", topic.name);
+                let failure = CliError::new(Exit::Precondition, what).why(gap.to_string());
+                let hint = "omit --keep-offsets to assign new offsets";
+                return Err(failure.hint(hint).into());
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The restore of one topic.
@@ -169,6 +199,7 @@ impl<'a> TopicRestore<'a> {
                 partition: number,
                 record_count: partition.record_count,
                 new_records,
+                missing_offsets: partition.missing_offsets(),
                 backup_start_offset: partition.log_start_offset,
                 first_offset: target.first_offset,
                 next_offset: target.next_offset,
