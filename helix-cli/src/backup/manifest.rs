@@ -220,7 +220,7 @@ impl From<&proto::TopicConfig> for SavedTopicConfig {
             min_durability: _,
             default_durability: _,
         } = *config;
-        let time = retention_time.and_then(|time| time.try_into().ok());
+        let time = retention_time.and_then(|time| helix_proto::time::duration(time).ok());
         Self {
             retention_time: time.map(units::duration),
             retention_bytes,

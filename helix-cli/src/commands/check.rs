@@ -172,7 +172,7 @@ fn check_storage(status: &GetNodeStatusResponse) -> (CheckStatus, String) {
 }
 
 fn check_sync(status: &GetNodeStatusResponse) -> (CheckStatus, String) {
-    let time = |time: Option<prost_types::Duration>| Duration::try_from(time?).ok();
+    let time = |it: Option<prost_types::Duration>| helix_proto::time::duration(it?).ok();
     let (Some(p50), Some(p99)) = (time(status.sync_p50), time(status.sync_p99)) else {
         return (CheckStatus::Ok, "no sync measured yet".to_owned());
     };

@@ -6,6 +6,7 @@ use std::io::{self, BufRead, IsTerminal};
 use anyhow::Context;
 use helix_client::proto::log::v1 as proto;
 use helix_client::{Client, NewTopic, ReadSource};
+use helix_proto::time;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -285,7 +286,7 @@ impl From<proto::Topic> for TopicDescription {
 
 impl From<proto::TopicConfig> for Config {
     fn from(config: proto::TopicConfig) -> Self {
-        let retention_time = config.retention_time.and_then(|time| time.try_into().ok());
+        let retention_time = config.retention_time.and_then(|it| time::duration(it).ok());
         Self {
             retention_time: retention_time
                 .filter(|time| *time != Default::default())

@@ -311,7 +311,7 @@ fn milliseconds(time: Duration) -> f64 {
 }
 
 fn micros(time: prost_types::Duration) -> Option<u64> {
-    let time = Duration::try_from(time).ok()?;
+    let time = helix_proto::time::duration(time).ok()?;
     u64::try_from(time.as_micros()).ok()
 }
 

@@ -120,7 +120,7 @@ fn consumed(offset: u64, append_time: SystemTime, record: Record) -> ConsumedRec
 
 /// Converts a timestamp; one outside the platform's range becomes the epoch.
 fn time(timestamp: prost_types::Timestamp) -> SystemTime {
-    timestamp.try_into().unwrap_or(SystemTime::UNIX_EPOCH)
+    helix_proto::time::system_time(timestamp).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 fn corrupt(topic: &str, partition: u32, offset: u64, why: &dyn std::fmt::Display) -> Error {

@@ -141,7 +141,7 @@ fn wire_progress(progress: ChangeProgress) -> MembershipChange {
     MembershipChange {
         phase: wire_phase(phase).into(),
         blocked_reason: blocked,
-        entries_remaining: shards.iter().map(|shard| shard.entries).sum(),
+        entries_remaining: shards.iter().map(|it| it.entries).fold(0, u64::saturating_add),
         shards: shards
             .into_iter()
             .map(|shard| ShardChange {

@@ -9,6 +9,7 @@
 
 mod calls;
 pub mod corpus;
+mod extremes;
 mod input;
 mod message;
 mod peer;
@@ -26,6 +27,8 @@ mod template;
 #[path = "../../../helix-cli/src/units.rs"]
 #[allow(dead_code)]
 mod units;
+
+pub use extremes::extremes;
 
 /// Name and function of a target.
 pub type Target = (&'static str, fn(&[u8]));

@@ -231,7 +231,8 @@ impl RecordFetcher {
             let chunk = RecordChunk::new(records, upto, at)?;
             upto = chunk.upto;
             self.update_status(|status| {
-                status.bytes_total = status.bytes_done + chunk.bytes + chunk.bytes_left;
+                let bytes_left = chunk.bytes.saturating_add(chunk.bytes_left);
+                status.bytes_total = status.bytes_done.saturating_add(bytes_left);
                 status.waits_for = None;
             });
             let fetching_next = async {
