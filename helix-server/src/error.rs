@@ -3,6 +3,7 @@
 
 use crate::limits::THROTTLED_RETRY_AFTER;
 use crate::log::{PartitionId, Refusal, Watermarks};
+use crate::quote::quote;
 use crate::raft::TransferError;
 
 /// The leader of a shard, as far as this node knows.
@@ -24,17 +25,18 @@ pub enum Error {
     /// A batch or a command was proposed; it may still be committed.
     #[error("the request was proposed, but its outcome is unknown: {reason}")]
     OutcomeUnknown { reason: String },
-    #[error("topic {topic:?} does not exist; create it, or list the topics")]
+    #[error("topic {} does not exist; create it, or list the topics", quote(.topic))]
     TopicNotFound { topic: String },
     #[error(
-        "topic {topic:?} has no partition {partition}, its partitions are 0..{partition_count}; \
-         AddPartitions adds more"
+        "topic {} has no partition {partition}, its partitions are 0..{partition_count}; \
+         AddPartitions adds more",
+        quote(.topic)
     )]
     PartitionNotFound { topic: String, partition: u32, partition_count: u32 },
     /// The partition was deleted during the call.
     #[error("partition {partition} was deleted")]
     PartitionDeleted { partition: PartitionId },
-    #[error("topic {topic:?} already exists with other settings: {difference}")]
+    #[error("topic {} already exists with other settings: {difference}", quote(.topic))]
     TopicAlreadyExists { topic: String, difference: String },
     #[error(
         "offset {requested} is out of range {}..{}; use EARLIEST or LATEST, or clamp",

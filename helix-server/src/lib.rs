@@ -58,6 +58,7 @@ pub mod memory;
 pub mod metrics;
 mod process;
 pub mod protocol;
+mod quote;
 pub mod random;
 pub mod signals;
 mod stderr;

@@ -218,6 +218,14 @@ pub const SHARDS_PER_TOPIC_MAX: usize = 4_096;
 pub const MEMBERS_MAX: usize = 5;
 pub const ADDRESS_BYTES_MAX: usize = 260;
 
+/// Client text that an error repeats, and the whole text of an error, in bytes.
+///
+/// A message is in the trailers twice, once percent-encoded. With the details it must fit into the
+/// 8 KiB of headers that gRPC libraries accept; otherwise they replace the error with one of their
+/// own, without reason and details.
+pub const QUOTE_BYTES_MAX: usize = TOPIC_NAME_BYTES_MAX;
+pub const ERROR_TEXT_BYTES_MAX: usize = 1_024;
+
 /// Partitions in one page of a list. The page ends before the topic that would exceed it, unless
 /// that is its first topic.
 pub const PARTITIONS_PER_PAGE_MAX: u64 = 10_000;
@@ -304,6 +312,9 @@ pub const READ_INDEX_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Interval at which a call polls for shard 0's leader.
 pub const LEADER_POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Interval at which a call polls for an entry that was committed and that this node applies soon.
+pub const APPLY_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Entries of the cluster's own log between two checkpoints, and kept behind a checkpoint for
 /// replicas that are slightly behind.

@@ -15,7 +15,7 @@ use prost::Message;
 use tonic::Status;
 
 use super::positions::ReadPosition;
-use super::status::status_at;
+use super::status::{partition_path, status_at};
 use super::{time, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX, PLAIN_FACTOR};
@@ -177,7 +177,7 @@ pub(super) async fn open_all(
         if !seen.insert(reader.partition) {
             let twice = Error::InvalidArgument {
                 field: "partitions",
-                what: format!("{topic}/{number} is named twice"),
+                what: format!("{} is named twice", partition_path(&topic, number)),
             };
             return Err(twice.into());
         }

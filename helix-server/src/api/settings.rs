@@ -7,6 +7,7 @@ use super::time;
 use crate::error::{Error, Result};
 use crate::limits::BATCH_BYTES_MAX;
 use crate::log::{PartitionSettings, SettingsMask};
+use crate::quote::quote;
 use crate::shard::Durability;
 
 /// Returns the durability that an append's ack waits for.
@@ -107,7 +108,7 @@ pub(super) fn change(
             "max_record_bytes" => SettingsMask::MAX_RECORD_BYTES,
             "min_durability" => SettingsMask::MIN_DURABILITY,
             "default_durability" => SettingsMask::DEFAULT_DURABILITY,
-            _ => return invalid(format!("{path:?} is not a field of TopicConfig")),
+            _ => return invalid(format!("{} is not a field of TopicConfig", quote(path))),
         };
     }
     Ok((from_config(config, default)?, fields))

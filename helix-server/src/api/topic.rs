@@ -23,6 +23,7 @@ use crate::limits::{
 };
 use crate::log::{PartitionLocation, TopicInfo};
 use crate::node::{LocatedPartition, Node};
+use crate::quote::quote;
 use crate::transport::CallMemory;
 
 // The other half covers its heap data and its encoded form.
@@ -279,7 +280,8 @@ fn check_name(name: &str) -> Result<()> {
         field: "name",
         what: format!(
             "must be 1..={TOPIC_NAME_BYTES_MAX} of ASCII letters, digits, '.', '_' and '-', not \
-             {name:?}"
+             {}",
+            quote(name)
         ),
     })
 }
