@@ -60,8 +60,8 @@ pub(super) struct NamedProducer {
 /// State of the cluster, as shard 0 replicates it.
 ///
 /// Invariants: `topics` and `names` hold the same topics; `partitions` is the sum of their counts;
-/// ids below the `next_` ones are never issued again; `names_by_use` holds exactly the named
-/// producers.
+/// ids below the `next_` ones are never issued again; `names_by_use` and `epochs` hold exactly the
+/// named producers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterState {
     pub(super) limits: ClusterLimits,
@@ -82,6 +82,8 @@ pub struct ClusterState {
     pub(super) named: BTreeMap<Arc<str>, NamedProducer>,
     /// Named producers by the index of their last use.
     pub(super) names_by_use: BTreeMap<u64, Arc<str>>,
+    /// Current epoch of each named producer by its id. Follows from `named`.
+    pub(super) epochs: BTreeMap<u64, u32>,
 }
 
 type CommandResult = Result<ClusterReply, ClusterReply>;
@@ -103,6 +105,7 @@ impl ClusterState {
             next_producer_id: 1,
             named: BTreeMap::new(),
             names_by_use: BTreeMap::new(),
+            epochs: BTreeMap::new(),
         }
     }
 
@@ -150,6 +153,15 @@ impl ClusterState {
     /// Returns the next producer id; all lower ids are issued.
     pub fn next_producer_id(&self) -> u64 {
         self.next_producer_id
+    }
+
+    /// Returns whether the id was issued, and this epoch of it.
+    ///
+    /// Epochs above 0 are issued for names. Those of a name that is no longer remembered count as
+    /// not issued.
+    pub fn has_issued(&self, producer_id: u64, epoch: u32) -> bool {
+        let has_epoch = || self.epochs.get(&producer_id).is_some_and(|newest| epoch <= *newest);
+        producer_id < self.next_producer_id && (epoch == 0 || has_epoch())
     }
 
     pub fn topic(&self, name: &str) -> Option<&Arc<TopicInfo>> {
@@ -384,7 +396,7 @@ impl ClusterState {
         };
         // An id whose epochs are used up is replaced. The new id does not fence earlier sessions.
         let next = known.and_then(|it| Some((it.producer_id, it.epoch.checked_add(1)?)));
-        let used_before = known.map(|it| it.last_used);
+        let used_before = known.map(|it| (it.last_used, it.producer_id));
         let (producer_id, epoch) = match next {
             Some(next) => next,
             None => {
@@ -393,14 +405,18 @@ impl ClusterState {
                 (producer_id, 0)
             }
         };
-        if let Some(last_used) = used_before {
+        if let Some((last_used, old_id)) = used_before {
             self.names_by_use.remove(&last_used);
+            self.epochs.remove(&old_id);
         }
         self.names_by_use.insert(index, name.clone());
+        self.epochs.insert(producer_id, epoch);
         self.named.insert(name, NamedProducer { producer_id, epoch, last_used: index });
         while self.named.len() > self.limits.named_producers_max.max(1) as usize {
             let Some((_, oldest)) = self.names_by_use.pop_first() else { break };
-            self.named.remove(&oldest);
+            if let Some(producer) = self.named.remove(&oldest) {
+                self.epochs.remove(&producer.producer_id);
+            }
         }
         Ok(ClusterReply::Producer { producer_id, epoch })
     }

@@ -43,11 +43,13 @@ impl Node {
         }
     }
 
-    /// Checks that a batch with sequence 0 of a producer cannot be a duplicate.
+    /// Checks that a batch with sequence 0 of a producer cannot be a duplicate, and that its
+    /// identity was issued.
     ///
     /// # Errors
-    /// [`Refusal::UnknownProducer`] if the producer may have been forgotten, or if its id was never
-    /// issued. Such an id would be higher than all ids that are issued later.
+    /// [`Refusal::UnknownProducer`] if the producer may have been forgotten, or if its id or epoch
+    /// was never issued. Such an id would be higher than all ids that are issued later; such an
+    /// epoch would fence the producer permanently.
     pub async fn check_producer(
         &self,
         located: &LocatedPartition,
@@ -55,18 +57,22 @@ impl Node {
         epoch: u32,
     ) -> Result<()> {
         let LocatedPartition { shard, partition, .. } = located;
-        if shard.next_sequence(*partition, producer_id, epoch).is_some() {
+        // A producer without a batch of this epoch has the next sequence 0.
+        let is_known = || {
+            let next = shard.next_sequence(*partition, producer_id, epoch);
+            next.is_some_and(|next_sequence| next_sequence > 0)
+        };
+        if is_known() {
             return Ok(());
         }
         // Boxes the rare path so that the future stays small.
         Box::pin(async {
             // A follower may lack the producer's entry and reject a retry of a committed batch.
             shard.ready().await?;
-            let is_known = shard.next_sequence(*partition, producer_id, epoch).is_some();
-            let is_new = !shard.has_forgotten(*partition, producer_id, epoch)
-                && self.cluster.has_issued_producer_id(producer_id).await?;
-            let refused = || Refusal::UnknownProducer { producer_id }.into();
-            if is_known || is_new { Ok(()) } else { Err(refused()) }
+            let is_valid = is_known()
+                || (!shard.has_forgotten(*partition, producer_id, epoch)
+                    && self.cluster.has_issued_producer(producer_id, epoch).await?);
+            if is_valid { Ok(()) } else { Err(Refusal::UnknownProducer { producer_id }.into()) }
         })
         .await
     }

@@ -191,6 +191,51 @@ async fn new_instance_of_a_named_producer_fences_the_old_one() {
     assert_ne!(anonymous(&server).await.producer_id, anonymous(&server).await.producer_id);
 }
 
+/// Such an epoch would fence every later instance of the producer permanently.
+#[tokio::test]
+async fn rejects_an_epoch_that_was_never_issued() {
+    let server = TestServer::in_memory().await;
+    let request = InitProducerRequest { producer_name: "billing".to_owned() };
+    let init = async || {
+        let response = server.produce().init_producer(request.clone()).await.unwrap();
+        response.into_inner().producer.unwrap()
+    };
+    let send = async |partition, producer| {
+        let request = AppendRequest {
+            partition,
+            producer: Some(producer),
+            first_sequence: Some(0),
+            ..append_request(&["a"])
+        };
+        server.produce().append(request).await
+    };
+    let named = init().await;
+    // One partition knows the producer, the other does not.
+    send(0, named).await.unwrap();
+    let nameless = anonymous(&server).await;
+    for (partition, issued) in [(0, named), (1, named), (0, nameless)] {
+        for epoch in [issued.epoch + 1, u32::MAX] {
+            let made_up = ProducerIdentity { epoch, ..issued };
+            let refused = send(partition, made_up).await.unwrap_err();
+            assert_eq!(reason(&refused), ErrorReason::UnknownProducer);
+            let init = AppendStreamInit {
+                topic: "default".to_owned(),
+                partition,
+                producer: Some(made_up),
+                ..AppendStreamInit::default()
+            };
+            let refused = open_stream(&server, init).await.unwrap_err();
+            assert_eq!(reason(&refused), ErrorReason::UnknownProducer);
+        }
+    }
+    let next = init().await;
+    assert_eq!(next.epoch, named.epoch + 1);
+    for partition in [0, 1] {
+        send(partition, next).await.unwrap();
+    }
+    assert_eq!(values(&server.records(0, 0).await), ["a", "a"]);
+}
+
 #[tokio::test]
 async fn acked_records_survive_a_restart() {
     let server = TestServer::durable().await;

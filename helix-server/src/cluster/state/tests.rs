@@ -288,6 +288,13 @@ fn producer_ids_are_unique_and_stable_per_name() {
     assert_eq!(cluster.apply(init("a")), producer(11, 2));
     assert_eq!(cluster.apply(init("b")), producer(15, 0));
     assert_eq!(cluster.state.named.len(), 2);
+    // Epochs of a, of ids without a name, and of names that are no longer remembered.
+    let issued = |id: u64| [0, 1, 2, 3, u32::MAX].map(|epoch| cluster.state.has_issued(id, epoch));
+    assert_eq!(issued(11), [true, true, true, false, false]);
+    for id in [1, 12, 13, 14, 15] {
+        assert_eq!(issued(id), [true, false, false, false, false], "{id}");
+    }
+    assert_eq!(issued(16), [false; 5]);
     cluster.state.named.get_mut("a").unwrap().epoch = u32::MAX;
     assert_eq!(cluster.apply(init("a")), producer(16, 0));
     cluster.invalid(lease(0), "count");
@@ -345,6 +352,8 @@ fn random_command(rng: &mut StdRng) -> ClusterCommand {
 fn check_invariants(state: &ClusterState) {
     assert_eq!(state.topics.len(), state.names.len());
     assert_eq!(state.named.len(), state.names_by_use.len());
+    let epochs = state.named.values().map(|it| (it.producer_id, it.epoch));
+    assert_eq!(state.epochs, epochs.collect());
     assert!(state.named.len() <= state.limits.named_producers_max as usize);
     let sum: u64 = state.all_topics().map(|topic| u64::from(topic.partition_count)).sum();
     assert_eq!(sum, state.partition_count());

@@ -102,6 +102,11 @@ impl Producers {
                 Refused(R::ProducerFenced, "is fenced by epoch"),
             ),
             (
+                &["ProducerIdentity.epoch"],
+                append(by(ProducerIdentity { epoch: u32::MAX, ..self.fenced }, Some(0))),
+                Refused(R::UnknownProducer, "InitProducer"),
+            ),
+            (
                 &["AppendRequest.first_sequence"],
                 append(by(self.fresh, None)),
                 Refused(R::InvalidArgument, "first_sequence: is required with a producer"),

@@ -157,6 +157,8 @@ async fn any_node_creates_producers() {
         };
         trio.call_leader(0, ask).await
     };
+    let made_up = ProducerIdentity { epoch: u32::MAX, ..named[4] };
+    assert_eq!(reason(&append(made_up).await.unwrap_err()), ErrorReason::UnknownProducer);
     append(named[4]).await.unwrap();
     let fenced = append(named[3]).await.unwrap_err();
     assert_eq!(reason(&fenced), ErrorReason::ProducerFenced);
