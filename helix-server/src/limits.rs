@@ -120,10 +120,27 @@ pub const FRAME_PART: u64 = 4;
 /// Headers of a request, decoded. Helix's clients send some hundred bytes.
 pub const HEADER_LIST_BYTES_MAX: u32 = 8 << 10;
 
-/// Streams that a client may reset before the server handled them, and protocol errors that it may
-/// cause, before its connection is closed. Both are cheap for a client and costly for the server.
-pub const RESETS_PENDING_MAX: usize = 20;
-pub const RESETS_BY_ERROR_MAX: usize = 256;
+/// Streams that a client may reset before the server has accepted them, and protocol errors that it
+/// may cause, before its connection is closed (CVE-2023-44487, CVE-2025-8671).
+///
+/// A client whose calls have deadlines resets all of its streams at once. The server accepts what it
+/// has read before it does anything else, so few connections have such streams at a time.
+pub const RESETS_PENDING_MAX: usize = STREAMS_PER_CONNECTION_MAX as usize;
+pub const RESETS_BY_ERROR_MAX: usize = 1_024;
+
+/// Calls that a client may cancel on one connection: the rate, and the time for which a burst may
+/// be above it. Beyond that the connection is not read until the rate is met again.
+pub const CANCELLED_PER_SECOND: u32 = 5_000;
+pub const CANCELLED_BURST: Duration = Duration::from_secs(1);
+
+/// Time and bytes for the rest of a request whose call has ended. The rest is discarded; without
+/// it, a part that arrives after the end would count as a protocol error.
+pub const DISCARD_WAIT_MAX: Duration = Duration::from_secs(1);
+pub const DISCARD_BYTES_MAX: usize = WINDOW_BYTES_MAX as usize;
+
+/// Open calls that a connection may have while others have nearly all; more only if as many are
+/// free.
+pub const CALLS_PER_CONNECTION_MIN: usize = 16;
 
 /// Time for the HTTP/2 handshake, and its bytes: the preface and the header of the first frame.
 pub const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -238,6 +255,12 @@ pub const PARTITION_ROUTED_BYTES: usize = 12;
 
 /// Memory of a topic in routing data, without its name and its partitions.
 pub const TOPIC_ROUTED_BYTES: usize = 128;
+
+/// Rate of the routing data that all watchers get together; the time for which a watcher waits at
+/// most for its part of it; and the largest message that does not wait.
+pub const METADATA_BYTES_PER_SECOND: f64 = 67_108_864.0;
+pub const METADATA_LATE_MAX: Duration = Duration::from_secs(5);
+pub const METADATA_UNPACED_BYTES: usize = 32 << 10;
 
 /// Partitions that a call handles before it yields to other tasks: some 0.3 ms.
 pub const PARTITIONS_PER_TURN: usize = 1_000;

@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use helix_transport::{CoalescedIo, FlushPolicy};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
-use tokio::time::{Instant, interval, sleep};
+use tokio::time::{Instant, Sleep, interval, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tonic::transport::server::Connected;
@@ -152,8 +152,12 @@ fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let ended = CancellationToken::new();
     let transport = transport(connection.window_bytes());
     let stream = CoalescedIo::new(stream, FlushPolicy::DeferAfterFrames);
-    let stream =
-        ClientStream { stream, connection: connection.clone(), _ended: ended.clone().drop_guard() };
+    let stream = ClientStream {
+        stream,
+        connection: connection.clone(),
+        pause: None,
+        _ended: ended.clone().drop_guard(),
+    };
     let closing = closing.clone();
     async move {
         let shutdown = async {
@@ -200,11 +204,27 @@ fn transport(window: u64) -> tonic::transport::Server {
 struct ClientStream<S> {
     stream: S,
     connection: Arc<ClientConnection>,
+    /// Fires when the connection is read again.
+    pause: Option<Pin<Box<Sleep>>>,
     /// Cancels `ended` when the HTTP/2 server drops the socket.
     _ended: DropGuard,
 }
 
 impl<S> ClientStream<S> {
+    /// Ready unless the client has cancelled so many calls that the connection is not read now.
+    fn poll_pause(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        while let Some(until) = self.connection.read_again_at() {
+            let connection = &self.connection;
+            let pause = self.pause.get_or_insert_with(|| {
+                connection.load().events().cancelled_calls_paced.add();
+                Box::pin(sleep_until(until))
+            });
+            ready!(pause.as_mut().poll(context));
+            self.pause = None;
+        }
+        Poll::Ready(())
+    }
+
     fn check(&self) -> io::Result<()> {
         if self.connection.is_closed() {
             return Err(io::ErrorKind::ConnectionAborted.into());
@@ -226,7 +246,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let polled = match self.poll_pause(context) {
+            Poll::Ready(()) => Pin::new(&mut self.stream).poll_read(context, buffer),
+            Poll::Pending => Poll::Pending,
+        };
         if polled.is_pending() {
             self.connection.register_reader(context.waker());
         }

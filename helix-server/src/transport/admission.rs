@@ -5,22 +5,23 @@
 //! messages cannot block each other. A message that does not arrive in time releases its permit.
 
 use std::convert::Infallible;
-use std::future::{Ready, ready};
+use std::future::{Ready, poll_fn, ready as now};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::Either;
 use helix_transport::{FramePiece, FrameSplitter, ResponseBody, detach_body};
-use hyper::body::{Frame, SizeHint};
-use tokio::time::{Instant, Sleep, sleep_until};
+use hyper::body::{Body as _, Frame, SizeHint};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 
-use super::load::{CallMemory, ClientConnection, ClientLoad, LoadPermit, RequestPermit};
+use super::load::{CallMemory, ClientConnection, ClientLoad, RequestPermit};
 use super::services::Services;
 use crate::error::Result;
 use crate::limits;
@@ -58,15 +59,16 @@ impl Service<http::Request<Body>> for Admission {
     }
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
-        let permit = match self.load.acquire_call() {
+        let permit = match self.connection.acquire_call() {
             Ok(permit) => permit,
             Err(error) => {
+                discard_rest(request.into_body(), None);
                 let rejection = ResponseBody::attach_body(Status::from(error).into_http::<Body>());
                 let rejection = rejection.map(|body| TrackedBody { body, call: None });
-                return Either::Left(ready(Ok(rejection)));
+                return Either::Left(now(Ok(rejection)));
             }
         };
-        let call = CallMemory::new(&self.load, &self.connection);
+        let call = CallMemory::new(&self.load, &self.connection, Some(permit));
         request.extensions_mut().insert(call.clone());
         let kind = CallKind::of(request.uri().path());
         let mut request =
@@ -79,7 +81,10 @@ impl Service<http::Request<Body>> for Admission {
                 call.release_request();
             }
             let response = ResponseBody::attach_body(response);
-            Ok(response.map(|body| TrackedBody { body, call: Some((call, permit)) }))
+            if response.body().is_end_stream() {
+                call.set_finished();
+            }
+            Ok(response.map(|body| TrackedBody { body, call: Some(call) }))
         }))
     }
 }
@@ -124,6 +129,8 @@ struct AdmittedBody {
     /// Time by which the current message must have arrived.
     deadline: Instant,
     alarm: Option<Pin<Box<Sleep>>>,
+    /// True once nothing more arrives.
+    is_over: bool,
 }
 
 impl AdmittedBody {
@@ -136,6 +143,7 @@ impl AdmittedBody {
             waiting: None,
             deadline: Instant::now() + limits::MESSAGE_WAIT_MAX,
             alarm: None,
+            is_over: false,
         }
     }
 
@@ -236,7 +244,10 @@ impl hyper::body::Body for AdmittedBody {
                     Ok(bytes) => this.push(bytes),
                     Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
                 },
-                Poll::Ready(end) => return Poll::Ready(end),
+                Poll::Ready(end) => {
+                    this.is_over = true;
+                    return Poll::Ready(end);
+                }
                 Poll::Pending => {
                     let passed = this.poll_deadline(context);
                     return passed.map(|()| Some(Err(this.deadline_exceeded())));
@@ -255,11 +266,47 @@ impl hyper::body::Body for AdmittedBody {
     }
 }
 
+impl Drop for AdmittedBody {
+    fn drop(&mut self) {
+        if !self.is_over {
+            discard_rest(std::mem::take(&mut self.body), Some(self.call.clone()));
+        }
+    }
+}
+
+/// Reads the rest of a request whose call has ended, and discards it.
+///
+/// HTTP/2 would reset the stream instead, and later forget it. What arrives for it then counts as a
+/// protocol error of the client, though the client sent it before it knew of the end.
+fn discard_rest(mut body: Body, call: Option<Arc<CallMemory>>) {
+    let mut bytes = 0;
+    let mut poll_rest = move |context: &mut Context<'_>| {
+        while !body.is_end_stream() && bytes < limits::DISCARD_BYTES_MAX {
+            match ready!(Pin::new(&mut body).poll_frame(context)) {
+                Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
+                Some(Err(_)) | None => break,
+            }
+        }
+        Poll::Ready(())
+    };
+    // The client has mostly sent or cancelled all of it.
+    if poll_rest(&mut Context::from_waker(Waker::noop())).is_ready() {
+        return;
+    }
+    let Ok(runtime) = Handle::try_current() else { return };
+    runtime.spawn(async move {
+        // The call stays open as long as its stream.
+        let _call = call;
+        // Ignored: after this time the stream is reset.
+        let _ = timeout(limits::DISCARD_WAIT_MAX, poll_fn(poll_rest)).await;
+    });
+}
+
 /// Body of a response; its bytes count as unread until the client has read them.
 pub(super) struct TrackedBody {
     body: ResponseBody,
-    /// The call and its permit; `None` if the call was rejected.
-    call: Option<(Arc<CallMemory>, LoadPermit)>,
+    /// `None` if the call was rejected.
+    call: Option<Arc<CallMemory>>,
 }
 
 impl hyper::body::Body for TrackedBody {
@@ -272,7 +319,12 @@ impl hyper::body::Body for TrackedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
         let polled = Pin::new(&mut this.body).poll_frame(context);
-        let Some((call, _)) = &this.call else { return polled };
+        let Some(call) = &this.call else { return polled };
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) if frame.is_data() => {}
+            Poll::Ready(_) => call.set_finished(),
+            Poll::Pending => {}
+        }
         let is_chunked = this.body.is_chunked();
         polled.map_ok(|frame| {
             frame.map_data(|bytes| {

@@ -10,6 +10,7 @@ mod bad_input;
 mod bad_start;
 mod binary;
 mod blocked_log;
+mod cancelled_calls;
 mod captured_log;
 mod cluster;
 mod compaction;

@@ -34,6 +34,8 @@ pub struct ClientConnection {
     unread: Mutex<Vec<(Instant, u64, usize)>>,
     next_response: AtomicU64,
     calls: Mutex<OpenCalls>,
+    /// Time until which the cancelled calls would take at the rate that is allowed.
+    cancelled_until: Mutex<Option<Instant>>,
 }
 
 /// Open calls of a connection, and when a call began or ended, or a response was read.
@@ -72,6 +74,7 @@ impl ClientConnection {
             unread: Mutex::default(),
             next_response: AtomicU64::new(0),
             calls: Mutex::new(OpenCalls { count: 0, changed_at: Instant::now() }),
+            cancelled_until: Mutex::default(),
         })
     }
 
@@ -135,6 +138,34 @@ impl ClientConnection {
         let is_idle = calls.count == 0 && calls.changed_at.elapsed() >= time;
         drop(calls);
         is_idle && self.unread().is_none()
+    }
+
+    /// Acquires the permit of a call.
+    ///
+    /// # Errors
+    /// [`Error::Throttled`] if the maximum is open, on this connection or on the node.
+    pub fn acquire_call(&self) -> Result<LoadPermit> {
+        let open = sync::lock(&self.calls).count;
+        self.load.acquire_call(open)
+    }
+
+    /// Counts a call that its client cancelled.
+    fn add_cancelled(&self) {
+        let now = Instant::now();
+        let mut until = sync::lock(&self.cancelled_until);
+        let since = until.map_or(now, |until| until.max(now));
+        *until = Some(since + Duration::from_secs(1) / limits::CANCELLED_PER_SECOND);
+    }
+
+    /// Returns the time until which the connection is not read, if its client has cancelled calls
+    /// faster than [`limits::CANCELLED_PER_SECOND`] for longer than [`limits::CANCELLED_BURST`].
+    pub fn read_again_at(&self) -> Option<Instant> {
+        let until = (*sync::lock(&self.cancelled_until))?;
+        until.checked_sub(limits::CANCELLED_BURST).filter(|until| *until > Instant::now())
+    }
+
+    pub fn load(&self) -> &Arc<ClientLoad> {
+        &self.load
     }
 
     fn change_calls(&self, change: impl FnOnce(usize) -> usize) {
@@ -210,13 +241,36 @@ pub struct CallMemory {
     response: Mutex<Option<LoadPermit>>,
     /// Covers what has arrived and is not yet handled.
     request: Mutex<Option<RequestPermit>>,
+    /// True once the whole response was sent.
+    is_finished: AtomicBool,
+    /// True if other calls send the same bytes, which have a permit of their own.
+    has_shared_responses: AtomicBool,
+    _permit: Option<LoadPermit>,
 }
 
 impl CallMemory {
-    pub fn new(load: &Arc<ClientLoad>, connection: &Arc<ClientConnection>) -> Arc<Self> {
+    /// Holds the permit of the call until it is dropped.
+    pub fn new(
+        load: &Arc<ClientLoad>,
+        connection: &Arc<ClientConnection>,
+        permit: Option<LoadPermit>,
+    ) -> Arc<Self> {
         let (load, connection) = (load.clone(), connection.clone());
         connection.change_calls(|count| count + 1);
-        Arc::new(Self { load, connection, response: Mutex::default(), request: Mutex::default() })
+        Arc::new(Self {
+            load,
+            connection,
+            response: Mutex::default(),
+            request: Mutex::default(),
+            is_finished: AtomicBool::new(false),
+            has_shared_responses: AtomicBool::new(false),
+            _permit: permit,
+        })
+    }
+
+    /// Notes that the whole response was sent. Without it, the client has cancelled the call.
+    pub fn set_finished(&self) {
+        self.is_finished.store(true, Ordering::Relaxed);
     }
 
     pub fn load(&self) -> &Arc<ClientLoad> {
@@ -239,6 +293,11 @@ impl CallMemory {
     /// Releases the permits of the requests so far: they are in a log, or answered.
     pub fn release_request(&self) {
         *sync::lock(&self.request) = None;
+    }
+
+    /// Notes that the call sends bytes that have their own permit, since other calls send them too.
+    pub fn share_responses(&self) {
+        self.has_shared_responses.store(true, Ordering::Relaxed);
     }
 
     /// Keeps the permit of a response until the response was sent and read.
@@ -278,8 +337,10 @@ impl CallMemory {
         if !is_last && bytes.len() < limits::RESPONSE_COUNTED_BYTES {
             return bytes;
         }
-        let permit = permit.or_else(|| self.load.try_acquire_response(bytes.len()));
-        self.track(bytes, permit)
+        let is_shared = self.has_shared_responses.load(Ordering::Relaxed);
+        let needs_permit = permit.is_none() && !is_shared;
+        let acquired = needs_permit.then(|| self.load.try_acquire_response(bytes.len()));
+        self.track(bytes, permit.or(acquired.flatten()))
     }
 
     fn track(&self, bytes: Bytes, permit: Option<LoadPermit>) -> Bytes {
@@ -296,6 +357,9 @@ impl CallMemory {
 
 impl Drop for CallMemory {
     fn drop(&mut self) {
+        if !self.is_finished.load(Ordering::Relaxed) {
+            self.connection.add_cancelled();
+        }
         self.connection.change_calls(|count| count - 1);
     }
 }
