@@ -8,6 +8,7 @@ mod consume;
 mod group;
 mod health;
 mod member_changes;
+mod metadata;
 mod positions;
 mod produce;
 mod reader;
@@ -26,7 +27,7 @@ use crate::error::{LeaderHint, Result};
 use crate::limits::RESPONSE_COUNTED_BYTES;
 use crate::log::Watermarks;
 use crate::shard::BatchAck;
-use crate::transport::CallMemory;
+use crate::transport::{CallMemory, LoadPermit};
 pub(crate) use cluster::ClusterHandler;
 pub(crate) use consume::ConsumeHandler;
 pub(crate) use group::GroupHandler;
@@ -47,10 +48,18 @@ fn call_memory<T>(request: &tonic::Request<T>) -> Option<Arc<CallMemory>> {
 /// # Errors
 /// [`crate::error::Error::Throttled`] if response bytes stay at their limit.
 async fn reserve_response(call: Option<&CallMemory>, bytes: usize) -> Result<()> {
-    if let Some(call) = call.filter(|_| bytes >= RESPONSE_COUNTED_BYTES) {
-        call.keep_response(call.load().acquire_response(bytes).await?);
+    if let (Some(permit), Some(call)) = (acquire_response(call, bytes).await?, call) {
+        call.keep_response(permit);
     }
     Ok(())
+}
+
+/// Like [`reserve_response`]; returns the permit, `None` for a small response.
+async fn acquire_response(call: Option<&CallMemory>, bytes: usize) -> Result<Option<LoadPermit>> {
+    match call.filter(|_| bytes >= RESPONSE_COUNTED_BYTES) {
+        Some(call) => call.load().acquire_response(bytes).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 /// Converts an ack. A batch acked before its verdict has no offsets.

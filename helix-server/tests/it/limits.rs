@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use helix_proto::batch;
+use helix_proto::log::v1::cluster_service_client::ClusterServiceClient;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::{
@@ -265,6 +266,48 @@ async fn descriptions_of_many_partitions_reserve_memory_first() {
     assert_eq!(resolved.offsets.len(), WIDE as usize);
     let topic = soon(server.topics().get_topic(get)).await.unwrap().into_inner().topic.unwrap();
     assert_eq!(topic.partitions.len(), WIDE as usize);
+    until("all response memory is free", || load.response_bytes() == 0).await;
+}
+
+/// Each message is larger than the window of a stream, and none is read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watchers_share_the_memory_of_one_message() {
+    let server = small().await;
+    let create = CreateTopicRequest {
+        name: "widest".to_owned(),
+        partition_count: 100_000,
+        ..Default::default()
+    };
+    soon(server.topics().create_topic(create)).await.unwrap();
+    let load = server.running.load().clone();
+    until("the response of the creation is sent", || load.response_bytes() == 0).await;
+    let mut unread = Vec::new();
+    for _ in 0..4 {
+        let channel = connect(&server.running).await;
+        let mut cluster = ClusterServiceClient::new(channel);
+        for _ in 0..100 {
+            let watch = cluster.watch_metadata(WatchMetadataRequest::default());
+            unread.push(soon(watch).await.unwrap());
+        }
+    }
+    // Another client is served while the state changes.
+    for number in 0..10 {
+        let name = format!("later-{number}");
+        let create = CreateTopicRequest { name, partition_count: 1, ..Default::default() };
+        soon(server.topics().create_topic(create)).await.unwrap();
+        let since = tokio::time::Instant::now();
+        soon(server.produce().append(append_request(&["a"]))).await.unwrap();
+        assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+    }
+    // A byte for each partition; few states at a time. Separate copies would take 40 MB.
+    let held = load.response_bytes();
+    assert!(held > 0 && held < 8 << 20, "{held}");
+    // A watcher that reads gets the newest state.
+    let mut watch = server.cluster().max_decoding_message_size(64 << 20);
+    let mut states = watch.watch_metadata(WatchMetadataRequest::default()).await.unwrap();
+    let first = soon(states.get_mut().message()).await.unwrap().unwrap().metadata.unwrap();
+    assert_eq!(first.topics.len(), 12);
+    drop((unread, states));
     until("all response memory is free", || load.response_bytes() == 0).await;
 }
 
