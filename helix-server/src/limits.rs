@@ -154,6 +154,14 @@ pub const KEEPALIVE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Time from a message's first byte to its last. The message holds its share of the memory.
 pub const MESSAGE_WAIT_MAX: Duration = Duration::from_secs(30);
 
+/// Interval at which a message that has arrived in part must have grown, and by how much, while
+/// other requests wait for memory. Also the part from which on it is checked.
+pub const ARRIVAL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+pub const ARRIVAL_BYTES_MIN: usize = 64 << 10;
+
+/// Part of a message that has no permit of its own: the memory of its call covers it.
+pub const ARRIVAL_UNCOUNTED_BYTES: usize = 2 << 10;
+
 /// Time that a client may leave a response unread. Then its connection is closed.
 pub const STALLED_READER_MAX: Duration = Duration::from_secs(60);
 

@@ -16,7 +16,7 @@ use crate::limits;
 use crate::memory::MemoryShares;
 use crate::sync;
 
-pub use connection::{CallMemory, ClientConnection, RequestPermit};
+pub use connection::{ArrivingPermit, CallMemory, ClientConnection, MessageClaim, RequestPermit};
 
 /// Declares the counters once: the field name is the value of the metric's `limit` label.
 macro_rules! limit_events {
@@ -109,6 +109,11 @@ pub struct ClientLoad {
     events: LimitEvents,
     calls: Arc<Semaphore>,
     request_bytes: Arc<Semaphore>,
+    arriving_bytes: Arc<Semaphore>,
+    /// Turn of the one message that may claim the memory for all of it before it has arrived.
+    whole_turn: Arc<Semaphore>,
+    /// Requests that wait for memory.
+    waiting_requests: AtomicU64,
     response_bytes: Arc<Semaphore>,
     partitions_read: Arc<Semaphore>,
     /// Bytes of HTTP/2 windows that no connection has.
@@ -129,6 +134,9 @@ impl ClientLoad {
             events: LimitEvents::default(),
             calls: limit(shares.calls),
             request_bytes: limit(shares.request_bytes),
+            arriving_bytes: limit(shares.arriving_bytes),
+            whole_turn: limit(1),
+            waiting_requests: AtomicU64::new(0),
             response_bytes: limit(shares.response_bytes),
             partitions_read: limit(shares.partitions_read),
             free_window_bytes: Mutex::new(shares.window_bytes),
@@ -165,7 +173,15 @@ impl ClientLoad {
 
     /// Returns the bytes of requests that are arriving or being handled.
     pub fn request_bytes(&self) -> usize {
-        self.shares.request_bytes.saturating_sub(self.request_bytes.available_permits())
+        let arriving = self.arriving_bytes.available_permits();
+        let arriving = self.shares.arriving_bytes.saturating_sub(arriving);
+        let whole = self.request_bytes.available_permits();
+        self.shares.request_bytes.saturating_sub(whole) + arriving
+    }
+
+    /// Returns true if a request waits for memory.
+    pub fn has_waiting_requests(&self) -> bool {
+        self.waiting_requests.load(Ordering::Relaxed) > 0
     }
 
     /// Returns the number of partitions that are being read.
@@ -247,7 +263,7 @@ impl ClientLoad {
     /// [`Error::Throttled`] after that wait.
     pub async fn acquire_response(&self, bytes: usize) -> Result<LoadPermit> {
         let count = permits(bytes.min(self.shares.response_bytes));
-        let _waiting = WaitingReader::new(&self.waiting_readers);
+        let _waiting = Waiting::new(&self.waiting_readers);
         let wait = self.response_bytes.clone().acquire_many_owned(count);
         match timeout(limits::RESPONSE_WAIT_MAX, wait).await {
             Ok(Ok(permit)) => Ok(LoadPermit(permit)),
@@ -331,17 +347,17 @@ impl ClientLoad {
     }
 }
 
-/// Counts a reader as waiting until it is dropped.
-struct WaitingReader<'a>(&'a AtomicU64);
+/// Counts a reader or a request as waiting until it is dropped.
+struct Waiting<'a>(&'a AtomicU64);
 
-impl<'a> WaitingReader<'a> {
+impl<'a> Waiting<'a> {
     fn new(count: &'a AtomicU64) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for WaitingReader<'_> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

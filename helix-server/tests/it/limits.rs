@@ -8,6 +8,7 @@ use bytes::Bytes;
 use helix_proto::batch;
 use helix_proto::log::v1::cluster_service_client::ClusterServiceClient;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
+use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use helix_proto::log::v1::start_position::Position;
 use helix_proto::log::v1::{
     CreateTopicRequest, ErrorReason, FetchRequest, GetMetadataRequest, GetTopicRequest,
@@ -61,8 +62,7 @@ async fn until(what: &str, is_so: impl Fn() -> bool) {
 /// Checks that another client, with its own connection, is served.
 async fn others_are_served(server: &TestServer) {
     let channel = soon(connect(&server.running)).await;
-    let mut produce =
-        helix_proto::log::v1::produce_service_client::ProduceServiceClient::new(channel);
+    let mut produce = ProduceServiceClient::new(channel);
     soon(produce.append(append_request(&["another"]))).await.unwrap();
 }
 
@@ -377,15 +377,22 @@ async fn long_poll_holds_partitions_but_not_request_memory() {
     until("no partition is held", || load.partition_count() == 0).await;
 }
 
+/// The first bytes of an append of 12 MiB.
+fn begun(bytes: usize) -> impl Iterator<Item = Bytes> {
+    let head = Bytes::from_static(&[0, 0, 0xC0, 0, 0]);
+    std::iter::once(head).chain((0..bytes >> 16).map(|_| Bytes::from(vec![0xFF; 64 << 10])))
+}
+
 #[tokio::test]
 async fn incomplete_request_releases_its_memory() {
     let server = small().await;
     let channel = connect(&server.running).await;
-    // Twelve MiB are announced, three bytes arrive, and the rest never does.
-    let head = Bytes::from_static(&[0, 0, 0xC0, 0, 0, 1, 2, 3]);
-    let waiting = tokio::spawn(post(channel, "ProduceService/Append", Chunks::and_then_none(head)));
+    // Twelve MiB are announced, one arrives, and the rest never does.
+    let body = Chunks::and_then_none(begun(1 << 20));
+    let waiting = tokio::spawn(post(channel, "ProduceService/Append", body));
     let load = server.running.load().clone();
-    until("its memory is reserved", || load.request_bytes() >= 12 << 20).await;
+    until("what has arrived is counted", || load.request_bytes() >= 1_000_000).await;
+    assert!(load.request_bytes() < 2 << 20, "{}", load.request_bytes());
     others_are_served(&server).await;
     until("its memory is released", || load.request_bytes() == 0).await;
     let answer = soon(waiting).await.unwrap();
@@ -394,22 +401,66 @@ async fn incomplete_request_releases_its_memory() {
 }
 
 #[tokio::test]
-async fn throttles_requests_over_the_memory_limit() {
+async fn announced_messages_take_no_memory() {
     let server = small().await;
     let load = server.running.load().clone();
-    let head = Bytes::from_static(&[0, 0, 0xFF, 0xFF, 0]);
     let mut hogs = JoinSet::new();
-    // More than one connection, because each has a share too.
-    for _ in 0..load.shares().request_bytes.div_ceil(0xFF_FF00) + 1 {
+    // Each would be a quarter of the memory for requests, or all of it.
+    let append = Bytes::from_static(&[0, 0, 0xFF, 0xFF, 0, 0]);
+    let fetch = Bytes::from_static(&[0, 0, 0x10, 0, 0]);
+    for _ in 0..8 {
         let channel = connect(&server.running).await;
-        let body = Chunks::and_then_none(head.clone());
+        for (call, head) in [("ProduceService/Append", &append), ("ConsumeService/Fetch", &fetch)] {
+            let body = Chunks::and_then_none(std::iter::once(head.clone()));
+            hogs.spawn(post(channel.clone(), call, body));
+        }
+    }
+    until("the calls are open", || load.acquire_call(load.shares().calls - 16).is_err()).await;
+    fill(&server, 8).await;
+    others_are_served(&server).await;
+    assert!(load.request_bytes() < 64 << 10, "{}", load.request_bytes());
+    assert_eq!(count(&server, "requests_refused"), 0);
+    hogs.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stalled_messages_end_while_others_wait() {
+    let server = small().await;
+    let load = server.running.load().clone();
+    let mut hogs = JoinSet::new();
+    // More than the memory for messages of which a part has arrived.
+    for _ in 0..load.shares().arriving_bytes / (3 << 20) + 3 {
+        let channel = connect(&server.running).await;
+        let body = Chunks::and_then_none(begun(3 << 20));
         hogs.spawn(post(channel, "ProduceService/Append", body));
     }
-    // Either only a small request fits, or one of them was refused.
-    until("a request was refused", || count(&server, "requests_refused") > 0).await;
+    // One of them waits for the others, which do not arrive.
     let refused = soon(hogs.join_next()).await.unwrap().unwrap();
     assert_eq!(refused.headers().get("helix-reason").unwrap(), "THROTTLED", "{refused:?}");
-    others_are_served(&server).await;
+    // Messages of which all arrives are served meanwhile.
+    let mut writers = JoinSet::new();
+    let value = Some(Bytes::from(vec![7; 1 << 20]));
+    let encoded = batch::encode(&vec![Record { value, ..Record::default() }; 3]);
+    for _ in 0..8 {
+        let channel = connect(&server.running).await;
+        let request = helix_proto::log::v1::AppendRequest {
+            batch: as_batch(encoded.clone()),
+            ..append_request(&[])
+        };
+        writers.spawn(async move {
+            let mut produce = ProduceServiceClient::new(channel);
+            // As a client does that is told to wait.
+            let mut outcome = produce.append(request.clone()).await;
+            while outcome.as_ref().is_err_and(|it| reason(it) == ErrorReason::Throttled) {
+                outcome = produce.append(request.clone()).await;
+            }
+            outcome.unwrap();
+        });
+    }
+    while let Some(written) = soon(writers.join_next()).await {
+        written.unwrap();
+    }
+    assert!(load.request_bytes() <= load.shares().request_bytes + load.shares().arriving_bytes);
     hogs.shutdown().await;
     until("the request memory is free", || load.request_bytes() == 0).await;
 }
@@ -504,8 +555,8 @@ impl Chunks {
         Self { pieces: pieces.map(Result::unwrap).collect(), ends: true }
     }
 
-    fn and_then_none(piece: Bytes) -> Self {
-        Self { pieces: [piece].into(), ends: false }
+    fn and_then_none(pieces: impl Iterator<Item = Bytes>) -> Self {
+        Self { pieces: pieces.collect(), ends: false }
     }
 }
 
