@@ -123,10 +123,18 @@ pub const HEADER_LIST_BYTES_MAX: u32 = 8 << 10;
 /// Streams that a client may reset before the server has accepted them, and protocol errors that it
 /// may cause, before its connection is closed (CVE-2023-44487, CVE-2025-8671).
 ///
-/// A client whose calls have deadlines resets all of its streams at once. The server accepts what it
-/// has read before it does anything else, so few connections have such streams at a time.
+/// A client whose calls have deadlines resets all of its streams at once. The server accepts the
+/// streams that it has read before it does anything else, so few connections have such streams at a
+/// time.
+///
+/// From a client that has cancelled calls it reads at most `READ_TURN_BYTES` in between, in which
+/// fewer real calls fit.
 pub const RESETS_PENDING_MAX: usize = STREAMS_PER_CONNECTION_MAX as usize;
 pub const RESETS_BY_ERROR_MAX: usize = 1_024;
+
+/// Bytes that a connection whose client has cancelled calls reads before it accepts the streams in
+/// them and yields to other tasks.
+pub const READ_TURN_BYTES: usize = 32 << 10;
 
 /// Calls that a client may cancel on one connection: the rate, and the time for which a burst may
 /// be above it. Beyond that the connection is not read until the rate is met again.
@@ -269,6 +277,9 @@ pub const TOPIC_ROUTED_BYTES: usize = 128;
 pub const METADATA_BYTES_PER_SECOND: f64 = 67_108_864.0;
 pub const METADATA_LATE_MAX: Duration = Duration::from_secs(5);
 pub const METADATA_UNPACED_BYTES: usize = 32 << 10;
+
+/// Time for which an encoded message is kept for further watchers.
+pub const METADATA_KEPT: Duration = Duration::from_secs(1);
 
 /// Partitions that a call handles before it yields to other tasks: some 0.3 ms.
 pub const PARTITIONS_PER_TURN: usize = 1_000;

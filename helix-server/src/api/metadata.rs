@@ -14,15 +14,15 @@ use helix_transport::responses;
 use prost::Message;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::codegen::BoxStream;
 use tonic::{Response, Status};
 
 use super::{acquire_response, reserve_response, wire_leader, wire_shard_id};
 use crate::error::{Error, Result};
 use crate::limits::{
-    METADATA_BYTES_PER_SECOND, METADATA_LATE_MAX, METADATA_UNPACED_BYTES, PARTITION_ROUTED_BYTES,
-    TOPIC_ROUTED_BYTES,
+    METADATA_BYTES_PER_SECOND, METADATA_KEPT, METADATA_LATE_MAX, METADATA_UNPACED_BYTES,
+    PARTITION_ROUTED_BYTES, RESPONSE_WAIT_MAX, TOPIC_ROUTED_BYTES,
 };
 use crate::log::TopicInfo;
 use crate::node::Node;
@@ -35,7 +35,7 @@ pub(super) struct MetadataSource {
     node: Arc<Node>,
     /// Held while routing data is built, so that many calls at once do not delay all other tasks.
     turn: AsyncMutex<()>,
-    /// What is watched, by the topics of the watchers; empty for all topics.
+    /// The watched topics by their names; no name stands for all topics.
     watched: Mutex<BTreeMap<BTreeSet<String>, Weak<WatchedTopics>>>,
     pace: MetadataPace,
 }
@@ -43,8 +43,8 @@ pub(super) struct MetadataSource {
 /// Topics that at least one client watches.
 struct WatchedTopics {
     names: Vec<String>,
-    /// The newest message and the version of the routes that it has at least. It is kept as long as
-    /// a watcher has not sent it.
+    /// The newest message and the version of the routes that it has at least. The message is kept
+    /// for [`METADATA_KEPT`], and as long as a watcher has not sent it.
     newest: AsyncMutex<(u64, Weak<EncodedMetadata>)>,
 }
 
@@ -135,10 +135,9 @@ impl MetadataSource {
         call: Option<&CallMemory>,
     ) -> Result<Bytes> {
         let shared = |message| Bytes::from_owner(SharedMetadata(message));
-        let topics = self.topics(&watched.names);
-        // Before the lock, so that watchers wait for memory together and not one after another.
-        let mut permit = acquire_response(call, bytes(&topics)).await?;
-        let mut newest = watched.newest.lock().await;
+        // The watcher before this one may wait for memory, and then not get it.
+        let newest = timeout(RESPONSE_WAIT_MAX, watched.newest.lock()).await;
+        let mut newest = newest.map_err(|_| Error::throttled("routing data for watchers"))?;
         if newest.0 >= version
             && let Some(message) = newest.1.upgrade()
         {
@@ -147,6 +146,7 @@ impl MetadataSource {
         // Read first: data newer than this version is sent again with its own version.
         let version = *self.node.watch_routes().borrow();
         let topics = self.topics(&watched.names);
+        let mut permit = acquire_response(call, bytes(&topics)).await?;
         let metadata = Some(self.build(&topics).await);
         let bytes = WatchMetadataResponse { metadata }.encode_to_vec();
         if let Some(permit) = &mut permit {
@@ -154,6 +154,11 @@ impl MetadataSource {
         }
         let message = Arc::new(EncodedMetadata { bytes, _permit: permit });
         *newest = (version, Arc::downgrade(&message));
+        let kept = message.clone();
+        tokio::spawn(async move {
+            sleep(METADATA_KEPT).await;
+            drop(kept);
+        });
         Ok(shared(message))
     }
 

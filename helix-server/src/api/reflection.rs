@@ -1,7 +1,7 @@
 //! `grpc.reflection`: describes the services to clients without the .proto files.
 //! tonic's service does not stop at shutdown: its streams wait for the next request of the client.
-//! It also repeats unknown names in its errors, of any length. The wrapper here ends the streams and
-//! cuts the errors.
+//! It also repeats unknown names in its errors, of any length. The wrapper here ends the streams
+//! and cuts the errors.
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -382,7 +382,8 @@ mod tests {
     #[test]
     fn rejects_numbers_that_openraft_cannot_count_on_from() {
         for number in [NUMBER_MAX + 1, u64::MAX] {
-            let is_rejected = |result: Result<(), WireError>| matches!(result, Err(WireError::Number { number: it, .. }) if it == number);
+            let is_rejected =
+                |result| matches!(result, Err(WireError::Number { number: n, .. }) if n == number);
             assert!(is_rejected(read_log_id(pb::LogId { term: 1, index: number }).map(drop)));
             assert!(is_rejected(read_log_id(pb::LogId { term: number, index: 1 }).map(drop)));
             let vote = pb::Vote { term: number, voted_for: 1, committed: false };

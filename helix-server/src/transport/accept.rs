@@ -155,6 +155,7 @@ fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let stream = ClientStream {
         stream,
         connection: connection.clone(),
+        turn_bytes: 0,
         pause: None,
         _ended: ended.clone().drop_guard(),
     };
@@ -204,6 +205,8 @@ fn transport(window: u64) -> tonic::transport::Server {
 struct ClientStream<S> {
     stream: S,
     connection: Arc<ClientConnection>,
+    /// Bytes read since the last turn of other tasks.
+    turn_bytes: usize,
     /// Fires when the connection is read again.
     pause: Option<Pin<Box<Sleep>>>,
     /// Cancels `ended` when the HTTP/2 server drops the socket.
@@ -246,17 +249,26 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let polled = match self.poll_pause(context) {
-            Poll::Ready(()) => Pin::new(&mut self.stream).poll_read(context, buffer),
-            Poll::Pending => Poll::Pending,
+        let is_turn_over =
+            self.turn_bytes >= limits::READ_TURN_BYTES && self.connection.has_cancelled();
+        let polled = if is_turn_over {
+            context.waker().wake_by_ref();
+            Poll::Pending
+        } else if self.poll_pause(context).is_pending() {
+            Poll::Pending
+        } else {
+            Pin::new(&mut self.stream).poll_read(context, buffer)
         };
         if polled.is_pending() {
+            self.turn_bytes = 0;
             self.connection.register_reader(context.waker());
         }
         // After the waker is registered, so that a close in between is not missed.
         self.check()?;
         ready!(polled)?;
-        self.connection.add_read_bytes(buffer.filled().len() - before);
+        let bytes = buffer.filled().len() - before;
+        self.turn_bytes += bytes;
+        self.connection.add_read_bytes(bytes);
         Poll::Ready(Ok(()))
     }
 }

@@ -1,5 +1,5 @@
-//! Clients that cancel calls keep their connections; floods of resets are slowed down. The frames are
-//! written by hand, so that the server reads a call and its reset together.
+//! Clients that cancel calls keep their connections; floods of resets are slowed down. The frames
+//! are written by hand, so that the server reads a call and its reset together.
 
 use std::time::Duration;
 
@@ -184,10 +184,10 @@ async fn floods_of_resets_are_slowed_down() {
 }
 
 #[tokio::test]
-async fn more_resets_than_streams_end_the_connection() {
+async fn endless_resets_leave_other_clients_served() {
     let server = TestServer::in_memory().await;
     let mut client = RawClient::connect(&server).await;
-    // Headers without the end of a stream: their number at a time is what HTTP/2 bounds.
+    // Without requests: as many as possible in each turn.
     let mut frames = frame(WINDOW_UPDATE, 0, 0, &[0, 0, 1, 0]);
     for _ in 0..100_000 {
         let stream = client.next_stream();

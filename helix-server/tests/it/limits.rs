@@ -439,7 +439,7 @@ async fn stalled_messages_end_while_others_wait() {
     assert_eq!(refused.headers().get("helix-reason").unwrap(), "THROTTLED", "{refused:?}");
     // Messages of which all arrives are served meanwhile.
     let mut writers = JoinSet::new();
-    let value = Some(Bytes::from(vec![7; 1 << 20]));
+    let value = Some(Bytes::from(vec![7; 1_000_000]));
     let encoded = batch::encode(&vec![Record { value, ..Record::default() }; 3]);
     for _ in 0..8 {
         let channel = connect(&server.running).await;
@@ -449,7 +449,7 @@ async fn stalled_messages_end_while_others_wait() {
         };
         writers.spawn(async move {
             let mut produce = ProduceServiceClient::new(channel);
-            // As a client does that is told to wait.
+            // THROTTLED is retried, as clients do.
             let mut outcome = produce.append(request.clone()).await;
             while outcome.as_ref().is_err_and(|it| reason(it) == ErrorReason::Throttled) {
                 outcome = produce.append(request.clone()).await;

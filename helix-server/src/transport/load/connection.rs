@@ -198,6 +198,11 @@ impl ClientConnection {
         *until = Some(since + Duration::from_secs(1) / limits::CANCELLED_PER_SECOND);
     }
 
+    /// Returns true if the client has ever cancelled a call on this connection.
+    pub fn has_cancelled(&self) -> bool {
+        sync::lock(&self.cancelled_until).is_some()
+    }
+
     /// Returns the time until which the connection is not read, if its client has cancelled calls
     /// faster than [`limits::CANCELLED_PER_SECOND`] for longer than [`limits::CANCELLED_BURST`].
     pub fn read_again_at(&self) -> Option<Instant> {
