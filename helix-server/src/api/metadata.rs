@@ -22,13 +22,16 @@ use super::{acquire_response, reserve_response, wire_leader, wire_shard_id};
 use crate::error::{Error, Result};
 use crate::limits::{
     METADATA_BYTES_PER_SECOND, METADATA_KEPT, METADATA_LATE_MAX, METADATA_UNPACED_BYTES,
-    PARTITION_ROUTED_BYTES, RESPONSE_WAIT_MAX, TOPIC_ROUTED_BYTES,
+    PARTITION_ROUTED_BYTES, PARTITIONS_PER_TURN, RESPONSE_WAIT_MAX, TOPIC_ROUTED_BYTES,
 };
 use crate::log::TopicInfo;
 use crate::node::Node;
 use crate::shard::Shard;
 use crate::sync;
 use crate::transport::{CallMemory, LoadPermit};
+
+/// Work for a topic's route, without its partitions, in that for a partition.
+const TOPIC_IN_PARTITIONS: usize = 10;
 
 /// Builds routing data, and shares what several watchers get.
 pub(super) struct MetadataSource {
@@ -177,9 +180,14 @@ impl MetadataSource {
         // Read first, as in `encoded`. The topics are at least as new.
         let version = node.metadata_version();
         let mut routes = Vec::with_capacity(topics.len());
+        let mut built = 0;
         for topic in topics {
             // Lets other tasks run.
-            yield_now().await;
+            built += TOPIC_IN_PARTITIONS + topic.partition_count as usize;
+            if built >= PARTITIONS_PER_TURN {
+                built = 0;
+                yield_now().await;
+            }
             routes.push(topic_route(topic));
         }
         let members = node.cluster().machine().read(|state| state.members().clone());
