@@ -127,14 +127,15 @@ pub const HEADER_LIST_BYTES_MAX: u32 = 8 << 10;
 /// streams that it has read before it does anything else, so few connections have such streams at a
 /// time.
 ///
-/// From a client that has cancelled calls it reads at most `READ_TURN_BYTES` in between, in which
-/// fewer real calls fit.
+/// From a client that cancels calls it reads at most `READ_TURN_BYTES` in between, in which fewer
+/// real calls fit.
 pub const RESETS_PENDING_MAX: usize = STREAMS_PER_CONNECTION_MAX as usize;
 pub const RESETS_BY_ERROR_MAX: usize = 1_024;
 
-/// Bytes that a connection whose client has cancelled calls reads before it accepts the streams in
-/// them and yields to other tasks.
+/// Bytes that a connection whose client cancels calls reads at once, and the pause after them, in
+/// which it accepts the streams in them.
 pub const READ_TURN_BYTES: usize = 32 << 10;
+pub const READ_TURN_PAUSE: Duration = Duration::from_millis(1);
 
 /// Calls that a client may cancel on one connection: the rate, and the time for which a burst may
 /// be above it. Beyond that the connection is not read until the rate is met again.

@@ -205,7 +205,7 @@ fn transport(window: u64) -> tonic::transport::Server {
 struct ClientStream<S> {
     stream: S,
     connection: Arc<ClientConnection>,
-    /// Bytes read since the last turn of other tasks.
+    /// Bytes read since the socket was last empty, or the last pause.
     turn_bytes: usize,
     /// Fires when the connection is read again.
     pause: Option<Pin<Box<Sleep>>>,
@@ -214,18 +214,25 @@ struct ClientStream<S> {
 }
 
 impl<S> ClientStream<S> {
-    /// Ready unless the client has cancelled so many calls that the connection is not read now.
+    /// Ready if the connection may be read now; pending for a while if its client cancels calls.
     fn poll_pause(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        while let Some(until) = self.connection.read_again_at() {
-            let connection = &self.connection;
-            let pause = self.pause.get_or_insert_with(|| {
-                connection.load().events().cancelled_calls_paced.add();
-                Box::pin(sleep_until(until))
-            });
-            ready!(pause.as_mut().poll(context));
-            self.pause = None;
+        loop {
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(context));
+                self.pause = None;
+                self.turn_bytes = 0;
+            }
+            if let Some(until) = self.connection.read_again_at() {
+                self.connection.load().events().cancelled_calls_paced.add();
+                self.pause = Some(Box::pin(sleep_until(until)));
+            } else if self.turn_bytes >= limits::READ_TURN_BYTES && self.connection.is_cancelling()
+            {
+                // Not a mere yield: HTTP/2 reads again after each stream that it accepts.
+                self.pause = Some(Box::pin(sleep(limits::READ_TURN_PAUSE)));
+            } else {
+                return Poll::Ready(());
+            }
         }
-        Poll::Ready(())
     }
 
     fn check(&self) -> io::Result<()> {
@@ -249,15 +256,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let is_turn_over =
-            self.turn_bytes >= limits::READ_TURN_BYTES && self.connection.has_cancelled();
-        let polled = if is_turn_over {
-            context.waker().wake_by_ref();
-            Poll::Pending
-        } else if self.poll_pause(context).is_pending() {
-            Poll::Pending
-        } else {
-            Pin::new(&mut self.stream).poll_read(context, buffer)
+        let polled = match self.poll_pause(context) {
+            Poll::Ready(()) => Pin::new(&mut self.stream).poll_read(context, buffer),
+            Poll::Pending => Poll::Pending,
         };
         if polled.is_pending() {
             self.turn_bytes = 0;

@@ -198,9 +198,10 @@ impl ClientConnection {
         *until = Some(since + Duration::from_secs(1) / limits::CANCELLED_PER_SECOND);
     }
 
-    /// Returns true if the client has ever cancelled a call on this connection.
-    pub fn has_cancelled(&self) -> bool {
-        sync::lock(&self.cancelled_until).is_some()
+    /// Returns true if the client has cancelled calls in the last second.
+    pub fn is_cancelling(&self) -> bool {
+        let until = *sync::lock(&self.cancelled_until);
+        until.is_some_and(|until| until + Duration::from_secs(1) > Instant::now())
     }
 
     /// Returns the time until which the connection is not read, if its client has cancelled calls
