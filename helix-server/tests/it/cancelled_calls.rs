@@ -178,8 +178,6 @@ async fn floods_of_resets_are_slowed_down() {
     assert!(slowest < Duration::from_secs(2), "{slowest:?}");
     let least = Duration::from_secs(1) * burst / CANCELLED_PER_SECOND;
     assert!(begun.elapsed() >= least * 9 / 10, "{:?}", begun.elapsed());
-    let paced = load.events().counts().find(|(name, _)| *name == "cancelled_calls_paced");
-    assert!(paced.unwrap().1 > 0);
     assert_eq!((load.partition_count(), load.request_bytes()), (0, 0));
 }
 
