@@ -66,6 +66,13 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "appends do not create topics, and names are case-sensitive",
             "helix topic list\nhelix topic create TOPIC",
         ),
+        R::TopicRecreated => text(
+            "the topic was deleted and created again",
+            "the name belongs to a new topic; offsets and sequences of the old one mean nothing \
+             in it",
+            "helix topic describe TOPIC   shows the new topic\n\
+             helix consume TOPIC --from earliest   reads it from its beginning",
+        ),
         R::PartitionNotFound => text(
             "the topic has no partition with this number",
             "it has fewer partitions; numbers start at 0",

@@ -62,6 +62,7 @@ pub fn code(reason: ErrorReason) -> Code {
         | R::ProducerFenced
         | R::OutOfOrderSequence
         | R::UnknownProducer
+        | R::TopicRecreated
         | R::GroupNotEmpty
         | R::MembershipChangeInProgress
         | R::MembershipChangeRefused

@@ -26,6 +26,12 @@ pub enum Error {
     OutcomeUnknown { reason: String },
     #[error("topic {topic:?} does not exist; create it, or list the topics")]
     TopicNotFound { topic: String },
+    /// The name belongs to another topic than the request or its call began with.
+    #[error(
+        "topic {topic:?} was deleted and created again: its id is {current}, not {expected}; \
+         offsets and sequences of the old topic mean nothing in it, so start again without them"
+    )]
+    TopicRecreated { topic: String, expected: u64, current: u64 },
     #[error(
         "topic {topic:?} has no partition {partition}, its partitions are 0..{partition_count}; \
          AddPartitions adds more"

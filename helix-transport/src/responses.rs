@@ -125,6 +125,7 @@ mod tests {
             next_offset: 1 << 40,
             watermarks: Some(Watermarks { log_start_offset: 1, high_watermark: 2 }),
             start_offset: 7,
+            topic_id: 0,
         }
     }
 

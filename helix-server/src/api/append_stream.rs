@@ -62,12 +62,11 @@ impl Stage {
                 let (session, opened) = Box::pin(AppendSession::open(*opening)).await?;
                 (Sent::Opened(opened), Box::new(session))
             }
-            Self::Running(mut session) => {
-                let Some(acks) = poll_fn(|context| session.poll(context)).await? else {
-                    return Ok(None);
-                };
-                (Sent::Acks(acks), session)
-            }
+            Self::Running(mut session) => match poll_fn(|context| session.poll(context)).await {
+                Ok(Some(acks)) => (Sent::Acks(acks), session),
+                Ok(None) => return Ok(None),
+                Err(status) => return Err(session.explain(status).await),
+            },
         };
         let message = AppendStreamResponse { message: Some(message) };
         Ok(Some((message, Self::Running(session))))
@@ -101,6 +100,8 @@ struct AppendSession {
     bytes_in_flight: usize,
     /// Fires at the deadline of the oldest batch, or earlier.
     commit_timer: Pin<Box<Sleep>>,
+    /// The error that ended the session because its partition was deleted.
+    deleted: Option<Error>,
 }
 
 struct InFlight {
@@ -157,7 +158,7 @@ impl AppendSession {
         };
         // Before the settings are read, so that later changes are noticed.
         let versions = node.cluster().machine().watch();
-        let located = node.find(&init.topic, init.partition).await?;
+        let located = node.find(&init.topic, init.topic_id, init.partition).await?;
         located.shard.ready().await?;
         // Id 0 is invalid; the first batch fails with it.
         if let Some(ProducerIdentity { producer_id, epoch }) = init.producer
@@ -165,7 +166,12 @@ impl AppendSession {
         {
             node.check_producer(&located, producer_id, epoch).await?;
         }
-        let opened = opened(&init, &located)?;
+        let opened = match opened(&init, &located) {
+            Err(error) if init.topic_id > 0 => {
+                return Err(node.explain_deleted(&located.topic, error).await.into());
+            }
+            opened => opened?,
+        };
         let sequences = match init.producer {
             Some(producer) => SequenceSource::Client(producer),
             None => {
@@ -194,8 +200,20 @@ impl AppendSession {
             in_flight: VecDeque::new(),
             bytes_in_flight: 0,
             commit_timer: Box::pin(sleep_until(Instant::now() + COMMIT_WAIT_MAX)),
+            deleted: None,
         };
         Ok((session, opened))
+    }
+
+    /// Returns the status that ends the session, given the status of its failure.
+    ///
+    /// A session stays with the topic that it was opened for, so that its end says what became of
+    /// that topic.
+    async fn explain(&mut self, status: Status) -> Status {
+        match self.deleted.take() {
+            Some(error) => self.node.explain_deleted(&self.located.topic, error).await.into(),
+            None => status,
+        }
     }
 
     /// Returns the next acks; `None` at the end of the session.
@@ -247,7 +265,7 @@ impl AppendSession {
                     self.in_flight.push_back(InFlight { pending, size, deadline });
                     self.bytes_in_flight += size.bytes;
                 }
-                Poll::Ready(Err(error)) => self.intake = Intake::Closed(Err(error.into())),
+                Poll::Ready(Err(error)) => self.intake = self.close(error),
                 Poll::Pending => {
                     self.intake = Intake::Proposing { proposal, size };
                     return Poll::Pending;
@@ -277,8 +295,15 @@ impl AppendSession {
         match batch {
             Ok((batch, true)) => self.begin(batch),
             Ok((batch, false)) => Intake::OutOfSequence(batch),
-            Err(error) => Intake::Closed(Err(error.into())),
+            Err(error) => self.close(error),
         }
+    }
+
+    fn close(&mut self, error: Error) -> Intake {
+        if matches!(error, Error::PartitionDeleted { .. }) {
+            self.deleted = Some(error.clone());
+        }
+        Intake::Closed(Err(error.into()))
     }
 
     fn begin(&self, batch: NewBatch) -> Intake {
@@ -299,14 +324,19 @@ impl AppendSession {
             return Ok(());
         }
         self.versions.mark_unchanged();
+        let topic_id = self.located.topic.id;
+        if self.node.cluster().machine().read(|state| state.is_deleted(topic_id)) {
+            // Its shard rejects the batch too, but with LEADER_WRITTEN and NONE that is not seen.
+            return Err(Error::PartitionDeleted { partition: self.located.partition });
+        }
         match self.node.topic(&self.located.topic.name) {
-            Ok(topic) if topic.id == self.located.topic.id => {
+            Ok(topic) if topic.id == topic_id => {
                 let least = durability_to_reach(self.requested, &topic.settings)?;
                 self.durability = self.durability.min(least);
                 self.located.settings = topic.settings;
                 self.located.topic = topic;
             }
-            // The topic was deleted; its shard rejects the batch.
+            // The topic was deleted meanwhile.
             Ok(_) | Err(_) => {}
         }
         Ok(())
@@ -358,7 +388,7 @@ impl AppendSession {
     fn fail(&mut self, error: Error) {
         self.in_flight.clear();
         self.bytes_in_flight = 0;
-        self.intake = Intake::Closed(Err(error.into()));
+        self.intake = self.close(error);
     }
 
     fn check_commit_timer(&mut self, context: &mut Context<'_>) {
@@ -435,6 +465,7 @@ fn opened(init: &AppendStreamInit, located: &LocatedPartition) -> Result<AppendS
         next_sequence,
         max_in_flight_batches: u32::try_from(STREAM_BATCHES_IN_FLIGHT_MAX).expect("small"),
         max_in_flight_bytes: STREAM_BYTES_IN_FLIGHT_MAX as u64,
+        topic_id: located.topic.id,
     })
 }
 

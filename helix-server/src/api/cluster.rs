@@ -311,7 +311,7 @@ async fn metadata(node: &Node, topics: &[String], call: Option<&CallMemory>) -> 
 fn topic_route(topic: &TopicInfo) -> TopicRoute {
     let mut shard_ids = Vec::with_capacity(topic.partition_count as usize);
     shard_ids.extend(topic.locations().map(|location| wire_shard_id(location.shard_id)));
-    TopicRoute { topic: topic.name.clone(), shard_ids }
+    TopicRoute { topic: topic.name.clone(), shard_ids, topic_id: topic.id }
 }
 
 fn routed_bytes(topic: &TopicInfo) -> usize {

@@ -28,7 +28,7 @@ use crate::limits::{
     PARTITIONS_PER_CALL_MAX, PARTITIONS_PER_TURN,
 };
 use crate::log::Watermarks;
-use crate::node::Node;
+use crate::node::{LocatedPartition, Node};
 use crate::shard::{ReadFrom, Watcher};
 use crate::transport::{CallMemory, ClientLoad, LoadPermit};
 
@@ -69,10 +69,10 @@ impl ConsumeHandler {
         &self,
         request: ResolveOffsetsRequest,
         call: Option<&CallMemory>,
-    ) -> Result<Vec<ResolvedOffset>, Status> {
+    ) -> Result<ResolveOffsetsResponse, Status> {
         let position = ReadPosition::parse(request.position)?;
         let numbers = if request.partitions.is_empty() {
-            self.led_partitions(&request.topic).await?
+            self.led_partitions(&request.topic, request.topic_id).await?
         } else if request.partitions.len() > PARTITIONS_PER_CALL_MAX {
             let what = format!("must be at most {PARTITIONS_PER_CALL_MAX}");
             return Err(Error::InvalidArgument { field: "partitions", what }.into());
@@ -82,22 +82,24 @@ impl ConsumeHandler {
         reserve_response(call, numbers.len() * PARTITION_RESOLVED_BYTES).await?;
         let mut offsets = Vec::with_capacity(numbers.len());
         let mut confirmed = HashSet::new();
+        // The first partition decides, so that all offsets are from one topic.
+        let mut topic_id = request.topic_id;
         for number in numbers {
             if offsets.len().is_multiple_of(PARTITIONS_PER_TURN) {
                 yield_now().await;
             }
             let resolved = self
-                .resolve_one(&request.topic, number, position, &mut confirmed)
+                .resolve_one(&request.topic, &mut topic_id, number, position, &mut confirmed)
                 .await
                 .map_err(|error| status_at(&error, &request.topic, number))?;
             offsets.push(resolved);
         }
-        Ok(offsets)
+        Ok(ResolveOffsetsResponse { offsets, topic_id })
     }
 
     /// Returns the partitions of a topic that this node leads.
-    async fn led_partitions(&self, topic: &str) -> Result<Vec<u32>> {
-        let topic = self.node.find_topic(topic).await?;
+    async fn led_partitions(&self, topic: &str, topic_id: u64) -> Result<Vec<u32>> {
+        let topic = self.node.find_topic(topic, topic_id).await?;
         let shard = |number| topic.location(number).and_then(|it| self.node.shard(it.shard_id));
         let is_led = |number: &u32| shard(*number).is_some_and(|shard| shard.is_leader());
         Ok((0..topic.partition_count).filter(is_led).collect())
@@ -106,11 +108,26 @@ impl ConsumeHandler {
     async fn resolve_one(
         &self,
         topic: &str,
+        topic_id: &mut u64,
         number: u32,
         position: ReadPosition,
         confirmed: &mut HashSet<u64>,
     ) -> Result<ResolvedOffset> {
-        let located = self.node.find(topic, number).await?;
+        let located = self.node.find(topic, *topic_id, number).await?;
+        let expected_id = std::mem::replace(topic_id, located.topic.id);
+        match Self::resolve_in(&located, position, confirmed).await {
+            Err(error) if expected_id > 0 => {
+                Err(self.node.explain_deleted(&located.topic, error).await)
+            }
+            resolved => resolved,
+        }
+    }
+
+    async fn resolve_in(
+        located: &LocatedPartition,
+        position: ReadPosition,
+        confirmed: &mut HashSet<u64>,
+    ) -> Result<ResolvedOffset> {
         // One confirmation of a shard's leader covers all of its partitions in this call.
         let watermarks = if confirmed.insert(located.shard.id()) {
             located.shard.latest(located.partition).await?
@@ -122,7 +139,7 @@ impl ConsumeHandler {
             .await?;
         let Watermarks { log_start, high_watermark } = watermarks;
         Ok(ResolvedOffset {
-            partition: number,
+            partition: located.number,
             // Clamps to the readable offsets. A search by time may return a record that was
             // committed after the watermarks were read.
             offset: match position {
@@ -170,8 +187,7 @@ impl ConsumeService for ConsumeHandler {
         request: Request<ResolveOffsetsRequest>,
     ) -> Result<Response<ResolveOffsetsResponse>, Status> {
         let call = call_memory(&request);
-        let offsets = self.resolve(request.into_inner(), call.as_deref()).await?;
-        Ok(Response::new(ResolveOffsetsResponse { offsets }))
+        Ok(Response::new(self.resolve(request.into_inner(), call.as_deref()).await?))
     }
 }
 
@@ -223,8 +239,7 @@ impl<'a> Fetch<'a> {
 
     async fn read(&mut self, index: usize) -> Result<(), Status> {
         let (reader, found) = &mut self.readers[index];
-        let now_us = self.node.clock().now_us();
-        let later = reader.read(&mut self.budget, FETCH_BYTES_MAX, now_us).await?;
+        let later = reader.read(self.node, &mut self.budget, FETCH_BYTES_MAX).await?;
         self.bytes += later.bytes;
         found.append(later);
         Ok(())
@@ -234,11 +249,10 @@ impl<'a> Fetch<'a> {
         let watcher = Watcher::new();
         let mut guards = Vec::with_capacity(self.readers.len());
         for (tag, (reader, _)) in (0..).zip(&self.readers) {
-            let guard = reader
-                .shard()
-                .watch(reader.partition(), tag, &watcher)
-                .map_err(|error| reader.status(&error))?;
-            guards.push(guard);
+            match reader.shard().watch(reader.partition(), tag, &watcher) {
+                Ok(guard) => guards.push(guard),
+                Err(error) => return Err(reader.failed(self.node, error).await),
+            }
         }
         // Records committed before the watch began do not wake it.
         self.read_all().await?;

@@ -31,7 +31,8 @@ impl ProduceHandler {
 
     async fn append(&self, request: AppendRequest) -> Result<AppendResponse> {
         let since = Instant::now();
-        let located = self.node.find(&request.topic, request.partition).await?;
+        let expected_id = request.topic_id;
+        let located = self.node.find(&request.topic, expected_id, request.partition).await?;
         let durability = durability_to_reach(request.durability, &located.settings)?;
         let mut batch = batch::admit(request.batch, located.partition, &located.settings)?;
         batch.producer =
@@ -56,11 +57,14 @@ impl ProduceHandler {
         };
         let ack = match acked {
             Ok(ack) => ack,
+            Err(error @ Error::PartitionDeleted { .. }) if expected_id > 0 => {
+                return Err(self.node.explain_deleted(&located.topic, error).await);
+            }
             Err(error) => return Err(located.shard.redirect(error).await),
         };
         self.node.metrics().on_ack(records, bytes, ack.duplicate, since.elapsed());
         let watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
-        Ok(AppendResponse { ack: Some(wire_ack(&ack)), watermarks })
+        Ok(AppendResponse { ack: Some(wire_ack(&ack)), watermarks, topic_id: located.topic.id })
     }
 
     async fn init_producer(&self, producer_name: &str) -> Result<ProducerIdentity> {

@@ -19,8 +19,8 @@ use super::status::status_at;
 use super::{time, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX, PLAIN_FACTOR};
-use crate::log::{PartitionId, Watermarks};
-use crate::node::Node;
+use crate::log::{PartitionId, TopicInfo, Watermarks};
+use crate::node::{LocatedPartition, Node};
 use crate::shard::{ReadBatch, ReadFrom, Shard};
 use crate::transport::{ClientLoad, LoadPermit};
 
@@ -110,7 +110,7 @@ impl PartitionReadOptions {
 /// Reads one partition from an offset on.
 pub(super) struct PartitionReader {
     load: Arc<ClientLoad>,
-    topic: String,
+    topic: Arc<TopicInfo>,
     number: u32,
     partition: PartitionId,
     shard: Arc<Shard>,
@@ -204,18 +204,32 @@ impl PartitionReader {
         options: PartitionReadOptions,
     ) -> Result<Self> {
         let position = ReadPosition::parse(start.start)?;
-        let located = node.find(&start.topic, start.partition).await?;
+        let located = node.find(&start.topic, start.topic_id, start.partition).await?;
+        let topic = located.topic.clone();
+        match Self::open_at(load, located, position, start.until_offset, options).await {
+            Err(error) if start.topic_id > 0 => Err(node.explain_deleted(&topic, error).await),
+            opened => opened,
+        }
+    }
+
+    async fn open_at(
+        load: &Arc<ClientLoad>,
+        located: LocatedPartition,
+        position: ReadPosition,
+        until_offset: Option<u64>,
+        options: PartitionReadOptions,
+    ) -> Result<Self> {
         located.shard.ready_for(options.from).await?;
         let watermarks = located.shard.watermarks(located.partition)?;
         let offset =
             position.offset(&located.shard, located.partition, watermarks, options.from).await?;
         // Without an end the reader is never done, not even at offset u64::MAX.
-        let is_done = start.until_offset.is_some_and(|until_offset| offset >= until_offset);
-        let until_offset = start.until_offset.unwrap_or(u64::MAX);
+        let is_done = until_offset.is_some_and(|until_offset| offset >= until_offset);
+        let until_offset = until_offset.unwrap_or(u64::MAX);
         Ok(Self {
             load: load.clone(),
-            topic: start.topic,
-            number: start.partition,
+            topic: located.topic,
+            number: located.number,
             partition: located.partition,
             shard: located.shard,
             options,
@@ -250,7 +264,7 @@ impl PartitionReader {
         self.options.until_us.is_some()
     }
 
-    pub(super) fn topic(&self) -> &str {
+    pub(super) fn topic(&self) -> &TopicInfo {
         &self.topic
     }
 
@@ -262,18 +276,21 @@ impl PartitionReader {
         self.watermarks
     }
 
-    pub(super) fn status(&self, error: &Error) -> Status {
-        status_at(error, &self.topic, self.number)
+    /// Returns the status of a failed read.
+    ///
+    /// A reader stays with the topic that it was opened for, so the status says what became of it.
+    pub(super) async fn failed(&self, node: &Node, error: Error) -> Status {
+        let error = node.explain_deleted(&self.topic, error).await;
+        status_at(&error, &self.topic.name, self.number)
     }
 
     /// Reads the partition's current watermarks.
-    pub(super) fn current_watermarks(&mut self) -> Result<PartitionWatermarks, Status> {
-        let watermarks =
-            self.shard.watermarks(self.partition).map_err(|error| self.status(&error))?;
+    pub(super) fn current_watermarks(&self) -> Result<PartitionWatermarks> {
         Ok(PartitionWatermarks {
-            topic: self.topic.clone(),
+            topic: self.topic.name.clone(),
             partition: self.number,
-            watermarks: Some(wire_watermarks(watermarks)),
+            watermarks: Some(wire_watermarks(self.shard.watermarks(self.partition)?)),
+            topic_id: self.topic.id,
         })
     }
 
@@ -281,7 +298,8 @@ impl PartitionReader {
     pub(super) fn response(&mut self, found: FoundRecords) -> PartitionRecords {
         PartitionRecords {
             start_offset: std::mem::replace(&mut self.unreturned, self.offset),
-            topic: self.topic.clone(),
+            topic: self.topic.name.clone(),
+            topic_id: self.topic.id,
             partition: self.number,
             records: found.records,
             batches: found.batches,
@@ -295,10 +313,22 @@ impl PartitionReader {
     /// Returns none at the end of the partition, when done, and when the budget is spent.
     pub(super) async fn read(
         &mut self,
+        node: &Node,
+        budget: &mut ReadBudget,
+        bytes_max: usize,
+    ) -> Result<FoundRecords, Status> {
+        match self.read_next(budget, bytes_max, node.clock().now_us()).await {
+            Ok(found) => Ok(found),
+            Err(error) => Err(self.failed(node, error).await),
+        }
+    }
+
+    async fn read_next(
+        &mut self,
         budget: &mut ReadBudget,
         bytes_max: usize,
         now_us: u64,
-    ) -> Result<FoundRecords, Status> {
+    ) -> Result<FoundRecords> {
         let mut found = FoundRecords::default();
         if self.is_done || budget.is_spent() {
             return Ok(found);
@@ -314,8 +344,7 @@ impl PartitionReader {
             let has_capacity = if self.options.is_encoded {
                 self.take_encoded(batch, budget, &mut found)
             } else {
-                self.take_records(&batch, budget, bytes_max, &mut found)
-                    .map_err(|error| self.status(&error))?
+                self.take_records(&batch, budget, bytes_max, &mut found)?
             };
             if !has_capacity {
                 break;
@@ -340,11 +369,10 @@ impl PartitionReader {
     async fn read_admitted(
         &mut self,
         bytes_max: usize,
-    ) -> Result<(Vec<ReadBatch>, Option<LoadPermit>), Status> {
+    ) -> Result<(Vec<ReadBatch>, Option<LoadPermit>)> {
         let mut acquired: Option<LoadPermit> = None;
         loop {
-            let read = self.read_stored(bytes_max).await;
-            let mut batches = read.map_err(|error| self.status(&error))?;
+            let mut batches = self.read_stored(bytes_max).await?;
             let size = |batches: &[ReadBatch]| {
                 batches.iter().map(|batch| batch.payload.len()).sum::<usize>()
                     * self.memory_factor()
@@ -365,8 +393,7 @@ impl PartitionReader {
                 return Ok((batches, Some(permit)));
             }
             drop(batches);
-            let permit = self.load.acquire_response(bytes).await;
-            acquired = Some(permit.map_err(|error| self.status(&error))?);
+            acquired = Some(self.load.acquire_response(bytes).await?);
         }
     }
 

@@ -40,6 +40,12 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::TopicNotFound { topic } => {
             ErrorDetail { topic: topic.clone(), ..detail(R::TopicNotFound) }
         }
+        Error::TopicRecreated { topic, expected, current } => ErrorDetail {
+            topic: topic.clone(),
+            topic_id: *current,
+            expected_topic_id: *expected,
+            ..detail(R::TopicRecreated)
+        },
         Error::PartitionNotFound { topic, partition, .. } => ErrorDetail {
             topic: topic.clone(),
             partition: Some(*partition),
@@ -165,6 +171,13 @@ mod tests {
                 Error::TopicNotFound { topic: topic() },
                 "TOPIC_NOT_FOUND",
                 Code::NotFound,
+                FINAL,
+                false,
+            ),
+            (
+                Error::TopicRecreated { topic: topic(), expected: 3, current: 5 },
+                "TOPIC_RECREATED",
+                precondition,
                 FINAL,
                 false,
             ),
@@ -350,6 +363,9 @@ mod tests {
         assert_eq!(outside.watermarks, Some(wire_watermarks(watermarks)));
         let missing = detail(Error::TopicNotFound { topic: "orders".to_owned() });
         assert_eq!(missing.topic, "orders");
+        let topic = "orders".to_owned();
+        let recreated = detail(Error::TopicRecreated { topic, expected: 3, current: 5 });
+        assert_eq!((recreated.topic_id, recreated.expected_topic_id), (5, 3));
     }
 
     #[test]

@@ -93,7 +93,7 @@ impl TopicHandler {
     }
 
     async fn get(&self, request: &GetTopicRequest, call: Option<&CallMemory>) -> Result<Topic> {
-        let topic = self.node.find_topic(&request.name).await?;
+        let topic = self.node.find_topic(&request.name, 0).await?;
         reserve_response(call, described_bytes(topic.partition_count)).await?;
         Ok(self.describe(&topic).await)
     }
@@ -109,7 +109,8 @@ impl TopicHandler {
         // Before the change, so that a rejected call changes nothing.
         let partitions = self.node.topic(&request.name).map_or(0, |topic| topic.partition_count);
         reserve_response(call, described_bytes(partitions)).await?;
-        let topic = self.node.cluster().update_topic(&request.name, settings, fields).await?;
+        let (name, id) = (&request.name, request.topic_id);
+        let topic = self.node.cluster().update_topic(name, id, settings, fields).await?;
         Ok(self.describe(&topic).await)
     }
 
@@ -120,13 +121,16 @@ impl TopicHandler {
     ) -> Result<Topic> {
         reserve_response(call, described_bytes(request.partition_count)).await?;
         let cluster = self.node.cluster();
-        let topic = cluster.add_partitions(&request.name, request.partition_count).await?;
+        let AddPartitionsRequest { name, topic_id, partition_count } = request;
+        let topic = cluster.add_partitions(name, *topic_id, *partition_count).await?;
         Ok(self.describe(&topic).await)
     }
 
     async fn trim(&self, request: &TrimPartitionRequest) -> Result<TrimPartitionResponse> {
-        let located = self.node.find(&request.topic, request.partition).await?;
-        let watermarks = located.shard.trim(located.partition, request.trim_offset).await?;
+        let TrimPartitionRequest { topic, partition, trim_offset, topic_id } = request;
+        let located = self.node.find(topic, *topic_id, *partition).await?;
+        let trimmed = located.shard.trim(located.partition, *trim_offset).await;
+        let watermarks = self.explained(&located.topic, *topic_id, trimmed).await?;
         Ok(TrimPartitionResponse { watermarks: Some(wire_watermarks(watermarks)) })
     }
 
@@ -134,10 +138,25 @@ impl TopicHandler {
         let expected = |text: &str| fencing_token("expected_token", text);
         let expected = request.expected_token.as_deref().map(expected).transpose()?;
         let token = fencing_token("token", &request.token)?;
-        let LocatedPartition { shard, partition, .. } =
-            self.node.find(&request.topic, request.partition).await?;
-        let watermarks = shard.set_fencing_token(partition, expected, token).await?;
+        let topic_id = request.topic_id;
+        let LocatedPartition { shard, partition, topic, .. } =
+            self.node.find(&request.topic, topic_id, request.partition).await?;
+        let set = shard.set_fencing_token(partition, expected, token).await;
+        let watermarks = self.explained(&topic, topic_id, set).await?;
         Ok(SetFencingTokenResponse { watermarks: Some(wire_watermarks(watermarks)) })
+    }
+
+    /// Explains the failure of a call that names its topic's id.
+    async fn explained<T>(
+        &self,
+        topic: &TopicInfo,
+        expected_id: u64,
+        result: Result<T>,
+    ) -> Result<T> {
+        match result {
+            Err(error) if expected_id > 0 => Err(self.node.explain_deleted(topic, error).await),
+            result => result,
+        }
     }
 
     /// Describes a topic with all of its partitions.
@@ -159,6 +178,7 @@ impl TopicHandler {
             replication_factor: u32::try_from(self.node.cluster().nodes().len())
                 .unwrap_or(u32::MAX),
             config: Some(settings::to_config(&topic.settings)),
+            topic_id: topic.id,
         }
     }
 
@@ -234,7 +254,8 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<DeleteTopicRequest>,
     ) -> Result<Response<DeleteTopicResponse>, Status> {
-        self.node.cluster().delete_topic(&request.get_ref().name).await?;
+        let DeleteTopicRequest { name, topic_id } = request.get_ref();
+        self.node.cluster().delete_topic(name, *topic_id).await?;
         Ok(Response::new(DeleteTopicResponse {}))
     }
 

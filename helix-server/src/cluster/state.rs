@@ -252,13 +252,15 @@ impl ClusterState {
                 }),
             ClusterCommand::RegisterShards { shards } => self.register_shards(shards),
             ClusterCommand::CreateTopic(new) => self.create_topic(new),
-            ClusterCommand::UpdateTopic { name, settings, fields } => {
-                self.update_topic(name, settings, *fields)
+            ClusterCommand::UpdateTopic { name, topic_id, settings, fields } => {
+                self.update_topic(self.find(name, *topic_id)?, settings, *fields)
             }
-            ClusterCommand::AddPartitions { name, partition_count } => {
-                self.add_partitions(name, *partition_count)
+            ClusterCommand::AddPartitions { name, topic_id, partition_count } => {
+                self.add_partitions(self.find(name, *topic_id)?, *partition_count)
             }
-            ClusterCommand::DeleteTopic { name } => self.delete_topic(name),
+            ClusterCommand::DeleteTopic { name, topic_id } => {
+                self.delete_topic(&*self.find(name, *topic_id)?)
+            }
             ClusterCommand::LeaseProducerIds { count } => self.lease_producer_ids(*count),
             ClusterCommand::InitProducer { name } => self.init_producer(index, name),
             ClusterCommand::Members(command) => self.change_members(command),
@@ -323,11 +325,10 @@ impl ClusterState {
 
     fn update_topic(
         &mut self,
-        name: &str,
+        topic: Arc<TopicInfo>,
         settings: &PartitionSettings,
         fields: SettingsMask,
     ) -> CommandResult {
-        let topic = self.find(name)?;
         if fields.0 == 0 || !SettingsMask::ALL.contains(fields) {
             return Err(invalid(
                 "update_mask",
@@ -343,8 +344,7 @@ impl ClusterState {
         Ok(self.put(TopicInfo { settings, ..TopicInfo::clone(&topic) }))
     }
 
-    fn add_partitions(&mut self, name: &str, partition_count: u32) -> CommandResult {
-        let topic = self.find(name)?;
+    fn add_partitions(&mut self, topic: Arc<TopicInfo>, partition_count: u32) -> CommandResult {
         self.check_growth(topic.partition_count, partition_count)?;
         if partition_count == topic.partition_count {
             return Ok(ClusterReply::Topic(topic));
@@ -355,9 +355,8 @@ impl ClusterState {
         Ok(self.put(topic))
     }
 
-    fn delete_topic(&mut self, name: &str) -> CommandResult {
-        let topic = self.find(name)?;
-        self.names.remove(name);
+    fn delete_topic(&mut self, topic: &TopicInfo) -> CommandResult {
+        self.names.remove(&topic.name);
         self.topics.remove(&topic.id);
         self.partitions -= u64::from(topic.partition_count);
         self.version += 1;
@@ -405,9 +404,15 @@ impl ClusterState {
         Ok(ClusterReply::Producer { producer_id, epoch })
     }
 
-    fn find(&self, name: &str) -> Result<Arc<TopicInfo>, ClusterReply> {
-        let topic = self.topic(name).cloned();
-        topic.ok_or_else(|| ClusterReply::TopicNotFound { name: name.to_owned() })
+    /// Returns the topic with this name, if it has the expected id; 0 accepts any.
+    fn find(&self, name: &str, expected_id: u64) -> Result<Arc<TopicInfo>, ClusterReply> {
+        match self.topic(name) {
+            Some(topic) if expected_id == 0 || topic.id == expected_id => Ok(topic.clone()),
+            Some(topic) => {
+                Err(ClusterReply::TopicRecreated { name: name.to_owned(), topic_id: topic.id })
+            }
+            None => Err(ClusterReply::TopicNotFound { name: name.to_owned() }),
+        }
     }
 
     /// Gives a topic `more` partitions with new ids.

@@ -50,19 +50,23 @@ pub enum ClusterCommand {
         shards: Vec<u64>,
     },
     CreateTopic(CreateTopic),
-    /// Updates the settings that `fields` names.
+    /// Updates the settings that `fields` names. Here and below a topic must have the id
+    /// `topic_id`; 0 accepts any.
     UpdateTopic {
         name: String,
+        topic_id: u64,
         settings: PartitionSettings,
         fields: SettingsMask,
     },
     /// Raises the number of partitions to `partition_count`.
     AddPartitions {
         name: String,
+        topic_id: u64,
         partition_count: u32,
     },
     DeleteTopic {
         name: String,
+        topic_id: u64,
     },
     /// Leases producer ids to the requesting node, which then assigns them.
     LeaseProducerIds {

@@ -132,10 +132,13 @@ fn random_cluster_command(rng: &mut StdRng) -> ClusterCommand {
         }),
         2 => {
             let (settings, fields) = (any_settings(rng), SettingsMask(any_u32(rng)));
-            ClusterCommand::UpdateTopic { name, settings, fields }
+            ClusterCommand::UpdateTopic { name, topic_id: any_u64(rng), settings, fields }
         }
-        3 => ClusterCommand::AddPartitions { name, partition_count: any_u32(rng) },
-        4 => ClusterCommand::DeleteTopic { name },
+        3 => {
+            let (topic_id, partition_count) = (any_u64(rng), any_u32(rng));
+            ClusterCommand::AddPartitions { name, topic_id, partition_count }
+        }
+        4 => ClusterCommand::DeleteTopic { name, topic_id: any_u64(rng) },
         5 => ClusterCommand::RegisterShards {
             shards: (0..rng.random_range(0..5)).map(|_| any_u64(rng)).collect(),
         },

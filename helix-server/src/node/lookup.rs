@@ -19,25 +19,27 @@ pub struct LocatedPartition {
 }
 
 impl Node {
-    /// Like [`Self::locate`], but catches up with the cluster's state before it fails, since the
-    /// topic or partition may be too new for this node.
-    pub async fn find(&self, topic: &str, partition: u32) -> Result<LocatedPartition> {
-        match self.locate(topic, partition) {
-            Err(Error::TopicNotFound { .. } | Error::PartitionNotFound { .. }) => {
+    /// Finds a partition of the topic with this name and id; 0 accepts any id.
+    ///
+    /// Catches up with the cluster's state before it fails, since the topic or partition may be too
+    /// new for this node.
+    pub async fn find(&self, topic: &str, id: u64, partition: u32) -> Result<LocatedPartition> {
+        match self.locate_with_id(topic, id, partition) {
+            Err(error) if is_stale(&error) => {
                 self.catch_up().await?;
-                self.locate(topic, partition)
+                self.locate_with_id(topic, id, partition)
             }
             found => found,
         }
     }
 
-    /// Like [`Self::topic`], but catches up with the cluster's state before it fails.
-    pub async fn find_topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
+    /// Like [`Self::find`], for a topic.
+    pub async fn find_topic(&self, name: &str, id: u64) -> Result<Arc<TopicInfo>> {
         self.check_member()?;
-        match self.topic(name) {
-            Err(Error::TopicNotFound { .. }) => {
+        match self.cluster.topic_with_id(name, id) {
+            Err(error) if is_stale(&error) => {
                 self.catch_up().await?;
-                self.topic(name)
+                self.cluster.topic_with_id(name, id)
             }
             found => found,
         }
@@ -76,10 +78,25 @@ impl Node {
         Box::pin(self.cluster.catch_up())
     }
 
+    /// Explains the failure of a call that names the id of its topic, or that began with it.
+    ///
+    /// Boxes the rare future so that callers stay small.
+    pub fn explain_deleted<'a>(
+        &'a self,
+        topic: &'a TopicInfo,
+        error: Error,
+    ) -> impl Future<Output = Error> + 'a {
+        Box::pin(self.cluster.explain_deleted(topic, error))
+    }
+
     /// Finds a partition and its shard.
     pub fn locate(&self, topic: &str, partition: u32) -> Result<LocatedPartition> {
+        self.locate_with_id(topic, 0, partition)
+    }
+
+    fn locate_with_id(&self, topic: &str, id: u64, partition: u32) -> Result<LocatedPartition> {
         self.check_member()?;
-        let info = self.cluster.topic(topic)?;
+        let info = self.cluster.topic_with_id(topic, id)?;
         let Some(PartitionLocation { shard_id, partition: id }) = info.location(partition) else {
             return Err(Error::PartitionNotFound {
                 topic: topic.to_owned(),
@@ -123,5 +140,14 @@ impl Node {
     /// Returns the open shards.
     pub fn shards(&self) -> Vec<Arc<Shard>> {
         self.shards.open()
+    }
+}
+
+/// Returns whether the error may be due to an old copy of the cluster's state. Ids only grow.
+fn is_stale(error: &Error) -> bool {
+    match error {
+        Error::TopicNotFound { .. } | Error::PartitionNotFound { .. } => true,
+        Error::TopicRecreated { expected, current, .. } => current < expected,
+        _ => false,
     }
 }

@@ -252,6 +252,7 @@ async fn descriptions_of_many_partitions_reserve_memory_first() {
         topic: "wide".to_owned(),
         partitions: Vec::new(),
         position: earliest(0).start,
+        topic_id: 0,
     };
     let refusals = tokio::join!(
         async { get_one.get_topic(get.clone()).await.unwrap_err() },
@@ -386,6 +387,7 @@ async fn rejects_a_million_empty_items_before_decoding() {
         topic: "default".to_owned(),
         partitions: vec![0; 2 << 20],
         position: None,
+        topic_id: 0,
     };
     let status = soon(server.consume().resolve_offsets(request)).await.unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
@@ -395,6 +397,7 @@ async fn rejects_a_million_empty_items_before_decoding() {
         topic: "default".to_owned(),
         partitions: vec![0; PARTITIONS_PER_CALL_MAX + 1],
         position: Some(StartPosition { position }),
+        topic_id: 0,
     };
     let status = soon(server.consume().resolve_offsets(request)).await.unwrap_err();
     assert_eq!(reason(&status), ErrorReason::InvalidArgument);

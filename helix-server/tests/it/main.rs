@@ -28,6 +28,7 @@ mod peer_wire;
 mod process;
 mod produce;
 mod recipes;
+mod recreated;
 mod reflection;
 mod retention;
 mod services;

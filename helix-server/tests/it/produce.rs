@@ -60,6 +60,7 @@ async fn topic_minimum_raises_weaker_durability() {
         name: "default".to_owned(),
         config: Some(config),
         update_mask: Some(FieldMask { paths: vec!["min_durability".to_owned()] }),
+        topic_id: 0,
     };
     server.topics().update_topic(update).await.unwrap();
     let request = AppendRequest { durability: Durability::None.into(), ..append_request(&["a"]) };

@@ -33,11 +33,11 @@ fn create(name: &str, partition_count: u32) -> ClusterCommand {
 }
 
 fn add(name: &str, partition_count: u32) -> ClusterCommand {
-    ClusterCommand::AddPartitions { name: name.to_owned(), partition_count }
+    ClusterCommand::AddPartitions { name: name.to_owned(), topic_id: 0, partition_count }
 }
 
 fn delete(name: &str) -> ClusterCommand {
-    ClusterCommand::DeleteTopic { name: name.to_owned() }
+    ClusterCommand::DeleteTopic { name: name.to_owned(), topic_id: 0 }
 }
 
 fn init(name: &str) -> ClusterCommand {
@@ -186,11 +186,41 @@ fn rejects_invalid_counts_settings_and_shards() {
 }
 
 #[test]
+fn command_with_another_topic_id_changes_nothing() {
+    let mut cluster = cluster();
+    let old = cluster.topic(create("a", 1)).id;
+    let name = || "a".to_owned();
+    let delete_old = || ClusterCommand::DeleteTopic { name: name(), topic_id: old };
+    assert_eq!(cluster.apply(delete_old()), ClusterReply::Done);
+    assert_eq!(cluster.apply(delete_old()), ClusterReply::TopicNotFound { name: name() });
+    let new = cluster.topic(create("a", 1));
+    let before = cluster.state.clone();
+    let settings = PartitionSettings { retention_bytes: Some(7), ..new.settings };
+    let fields = SettingsMask::RETENTION_BYTES;
+    let commands = [
+        delete_old(),
+        ClusterCommand::AddPartitions { name: name(), topic_id: old, partition_count: 2 },
+        ClusterCommand::UpdateTopic { name: name(), topic_id: old, settings, fields },
+    ];
+    for command in commands {
+        let recreated = ClusterReply::TopicRecreated { name: name(), topic_id: new.id };
+        assert_eq!(cluster.apply(command), recreated);
+        assert_eq!(cluster.state, before);
+    }
+    let delete_new = ClusterCommand::DeleteTopic { name: name(), topic_id: new.id };
+    assert_eq!(cluster.apply(delete_new), ClusterReply::Done);
+}
+
+#[test]
 fn update_changes_only_the_named_settings_and_the_version() {
     let mut cluster = cluster();
     let created = cluster.topic(create("a", 1));
-    let update =
-        |settings, fields| ClusterCommand::UpdateTopic { name: "a".to_owned(), settings, fields };
+    let update = |settings, fields| ClusterCommand::UpdateTopic {
+        name: "a".to_owned(),
+        topic_id: 0,
+        settings,
+        fields,
+    };
     let asked = PartitionSettings {
         retention_bytes: Some(7),
         max_batch_bytes: 0,
@@ -331,6 +361,7 @@ fn random_command(rng: &mut StdRng) -> ClusterCommand {
         1..3 => create(&name, rng.random_range(0..200)),
         3 => ClusterCommand::UpdateTopic {
             name,
+            topic_id: rng.random_range(0..4),
             settings: crate::log::testing::any_settings(rng),
             fields: SettingsMask(rng.random_range(0..80)),
         },

@@ -539,6 +539,7 @@ fn places() -> Vec<FieldCase> {
             topic: topic.to_owned(),
             partitions,
             position,
+            topic_id: 0,
         })
     };
     vec![
@@ -629,14 +630,24 @@ fn topics() -> Vec<FieldCase> {
             name: name.to_owned(),
             config: None,
             update_mask: paths.map(|paths| FieldMask { paths }),
+            topic_id: 0,
         })
     };
     let add = |name: &str, partition_count| {
-        InvalidCall::AddPartitions(AddPartitionsRequest { name: name.to_owned(), partition_count })
+        InvalidCall::AddPartitions(AddPartitionsRequest {
+            name: name.to_owned(),
+            partition_count,
+            topic_id: 0,
+        })
     };
     let trim = |topic: &str, partition, trim_offset| {
         let topic = topic.to_owned();
-        InvalidCall::TrimPartition(TrimPartitionRequest { topic, partition, trim_offset })
+        InvalidCall::TrimPartition(TrimPartitionRequest {
+            topic,
+            partition,
+            trim_offset,
+            topic_id: 0,
+        })
     };
     let nowhere = || NOWHERE.to_owned();
     let missing = Refused(R::TopicNotFound, "does not exist");
@@ -703,7 +714,7 @@ fn topics() -> Vec<FieldCase> {
         ),
         (
             &["DeleteTopicRequest.name"],
-            InvalidCall::DeleteTopic(DeleteTopicRequest { name: nowhere() }),
+            InvalidCall::DeleteTopic(DeleteTopicRequest { name: nowhere(), topic_id: 0 }),
             missing,
         ),
         (&["TrimPartitionRequest.topic"], trim(NOWHERE, 0, 0), missing),
@@ -736,6 +747,7 @@ fn configs() -> Vec<FieldCase> {
         name: "default".to_owned(),
         config: Some(TopicConfig { max_batch_bytes: Some(0), ..none }),
         update_mask: Some(FieldMask { paths: vec!["max_batch_bytes".to_owned()] }),
+        topic_id: 0,
     });
     vec![
         (
@@ -793,6 +805,7 @@ fn tokens() -> Vec<FieldCase> {
             partition,
             expected_token: expected_token.map(str::to_owned),
             token,
+            topic_id: 0,
         })
     };
     vec![
