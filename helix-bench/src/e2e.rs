@@ -159,7 +159,9 @@ impl Subscriber {
                         last_progress_at = now;
                     }
                 }
-                Some(Ok(Event::CaughtUp { .. } | Event::Heartbeat(_))) => {}
+                Some(Ok(
+                    Event::CaughtUp { .. } | Event::Heartbeat(_) | Event::Restarted { .. },
+                )) => {}
                 Some(Err(error)) => {
                     meter.fail(&error);
                     return meter;
@@ -213,6 +215,7 @@ mod tests {
                 records: vec![record],
                 next_offset: 1,
                 watermarks: Watermarks::default(),
+                topic_id: 0,
             })))
         }
     }

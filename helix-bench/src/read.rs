@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use helix_client::{
-    Batches, Client, Error, Event, FetchOptions, Position, ReadOptions, ReadSource, ReadStart,
+    Batches, Client, Error, Event, FetchOptions, OnRecreate, Position, ReadOptions, ReadSource,
+    ReadStart,
 };
 use helix_proto::batch;
 use helix_proto::log::v1::{ErrorReason, ResolvedOffset};
@@ -25,8 +26,12 @@ use crate::verify::{FetchFindings, Verification};
 const RECORD_OVERHEAD: u64 = 64;
 
 /// A reader that retention overtakes continues at the log start.
-const READ: ReadOptions =
-    ReadOptions { clamp: true, source: ReadSource::Leader, preferred_node: None };
+const READ: ReadOptions = ReadOptions {
+    clamp: true,
+    source: ReadSource::Leader,
+    preferred_node: None,
+    on_recreate: OnRecreate::Fail,
+};
 
 /// Longest wait of a fetch. The requested records exist, so no wait should be needed.
 const WAIT_MAX: Duration = Duration::from_secs(1);
@@ -234,7 +239,7 @@ impl ReadLane {
                         budget.spend(u32::try_from(taken.records).unwrap_or(u32::MAX));
                     }
                 }
-                Ok(Event::CaughtUp { .. } | Event::Heartbeat(_)) => {}
+                Ok(Event::CaughtUp { .. } | Event::Heartbeat(_) | Event::Restarted { .. }) => {}
                 Err(error) => return self.fail(&error, meter),
             }
             if budget.is_over(Instant::now()) {
@@ -395,6 +400,7 @@ mod tests {
             batches: firsts.iter().map(stored).collect(),
             next_offset,
             watermarks: Watermarks { log_start_offset: 0, high_watermark: 100 },
+            topic_id: 0,
         }
     }
 

@@ -85,7 +85,7 @@ impl Client {
         attempt: F,
     ) -> Result<T>
     where
-        F: Fn(Connection) -> Fut,
+        F: Fn(&Route) -> Fut,
         Fut: Future<Output = std::result::Result<Response<T>, Status>>,
     {
         let mut attempts = CallAttempts::new(&self.shared, call);
@@ -93,7 +93,7 @@ impl Client {
             let error = match attempts.route(partition).await {
                 Ok(route) => {
                     let probe = attempts.probe(partition.0, &route);
-                    let response = attempt(route.connection.clone());
+                    let response = attempt(&route);
                     match attempts.attempt_while(probe, response).await {
                         Ok(response) => return Ok(response),
                         Err(error) => attempts.judge(error, Some(&route))?,

@@ -67,17 +67,26 @@ pub struct ReadStart {
     /// Exclusive end offset. If it is at or below the start, nothing is read and a subscription
     /// ends at once. Default: none, no end.
     pub until: Option<u64>,
+    /// Id that the topic must have, else the read fails with `TOPIC_RECREATED`. State it with an
+    /// offset from an earlier read. Default: 0, any.
+    pub topic_id: u64,
 }
 
 impl ReadStart {
     /// Returns a start without an end.
     pub fn new(topic: impl Into<String>, partition: u32, position: Position) -> Self {
-        Self { topic: topic.into(), partition, position, until: None }
+        Self { topic: topic.into(), partition, position, until: None, topic_id: 0 }
     }
 
     /// Sets the exclusive end offset.
     pub fn until(mut self, offset: u64) -> Self {
         self.until = Some(offset);
+        self
+    }
+
+    /// Sets the id that the topic must have.
+    pub fn in_topic(mut self, topic_id: u64) -> Self {
+        self.topic_id = topic_id;
         self
     }
 
@@ -87,6 +96,7 @@ impl ReadStart {
             partition: self.partition,
             start: Some(self.position.to_wire()),
             until_offset: self.until,
+            topic_id: self.topic_id,
         }
     }
 }
@@ -102,7 +112,17 @@ pub enum ReadSource {
     AnyReplica,
 }
 
-/// Source of a read, and the handling of unreadable starts.
+/// Reaction of a subscription to a topic that was deleted and created again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnRecreate {
+    /// End with `TOPIC_RECREATED`.
+    #[default]
+    Fail,
+    /// Report [`Event::Restarted`] and read the new topic from its first readable record.
+    Restart,
+}
+
+/// Source of a read, and the handling of unreadable starts and of recreated topics.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReadOptions {
     /// Move an unreadable start to the nearest readable offset instead of failing. Default: no.
@@ -112,6 +132,8 @@ pub struct ReadOptions {
     /// Node id to prefer with `AnyReplica`, as long as it has a replica and does not fail.
     /// Default: none, readers rotate over the nodes.
     pub preferred_node: Option<u64>,
+    /// Reaction of a subscription to a recreated topic; a fetch always fails. Default: fail.
+    pub on_recreate: OnRecreate,
 }
 
 impl ReadOptions {
@@ -178,6 +200,8 @@ pub struct Records {
     pub next_offset: u64,
     /// State of the partition.
     pub watermarks: Watermarks,
+    /// Id of the topic; 0 if the service does not state it.
+    pub topic_id: u64,
 }
 
 /// Stored batches of one partition, oldest first, with verified checksums.
@@ -197,6 +221,8 @@ pub struct Batches {
     pub next_offset: u64,
     /// State of the partition.
     pub watermarks: Watermarks,
+    /// Id of the topic; 0 if the service does not state it.
+    pub topic_id: u64,
 }
 
 impl Batches {
@@ -230,8 +256,8 @@ impl Consumer {
     /// call returns when all of them have responded.
     ///
     /// # Errors
-    /// `OFFSET_OUT_OF_RANGE` (use another position or `clamp`), another rejection of the service,
-    /// `CORRUPT_LOG` for corrupt bytes, or the last failure if a leader is unreachable.
+    /// `OFFSET_OUT_OF_RANGE` (use another position or `clamp`), `TOPIC_RECREATED` if a topic has not
+    /// the stated id, another rejection of the service, `CORRUPT_LOG` for corrupt bytes, or the last failure if a leader is unreachable.
     pub async fn fetch(
         &self,
         starts: &[ReadStart],

@@ -35,6 +35,8 @@ pub struct SessionOptions {
     pub producer_name: String,
     /// Fencing token that must hold with every batch, up to 64 bytes. Default: none.
     pub fencing_token: Option<String>,
+    /// Id that the topic must have, else the session fails with `TOPIC_RECREATED`. Default: 0, any.
+    pub topic_id: u64,
     /// Most unacked batches, at least 1. The service may allow fewer.
     /// Default: 16.
     pub in_flight_batches: usize,
@@ -50,6 +52,7 @@ impl Default for SessionOptions {
             idempotent: true,
             producer_name: String::new(),
             fencing_token: None,
+            topic_id: 0,
             in_flight_batches: 16,
             in_flight_bytes: 8 << 20,
         }
@@ -61,6 +64,9 @@ impl Default for SessionOptions {
 /// Batches are applied in the order of [`Session::append`]. After the first failed batch no later
 /// one is applied, and every call fails with that error. If the leader dies, stops or is replaced,
 /// the session does not fail: it sends unacked batches to the next leader, in order.
+///
+/// A session stays with its topic. If that is deleted, the session ends with `TOPIC_NOT_FOUND`, or
+/// with `TOPIC_RECREATED` if another topic has its name by then.
 ///
 /// Dropping a session lets queued batches finish; [`Session::close`] waits for them.
 #[derive(Debug)]

@@ -104,6 +104,7 @@ impl CeilingState {
             next_offset,
             watermarks: Some(WATERMARKS),
             start_offset: offset,
+            topic_id: 0,
         })
     }
 
@@ -137,6 +138,7 @@ impl CeilingState {
                 default_durability: pb::Durability::None.into(),
                 ..pb::TopicConfig::default()
             }),
+            topic_id: 0,
         }
     }
 }

@@ -101,7 +101,7 @@ mod tests {
 
     fn any_replica(preferred_node: Option<u64>) -> ReplicaSelector {
         let source = ReadSource::AnyReplica;
-        ReplicaSelector::new(ReadOptions { source, preferred_node, clamp: false }, 4)
+        ReplicaSelector::new(ReadOptions { source, preferred_node, ..ReadOptions::default() }, 4)
     }
 
     #[test]

@@ -18,9 +18,11 @@ use tonic::Streaming;
 use tracing::debug;
 
 use super::replica_selector::ReplicaSelector;
-use super::{Batches, NodeGroup, NodeGroups, Position, ReadOptions, ReadStart, Records, decode};
+use super::{
+    Batches, NodeGroup, NodeGroups, OnRecreate, Position, ReadOptions, ReadStart, Records, decode,
+};
 use crate::client::Client;
-use crate::error::{Error, Result};
+use crate::error::{Error, RecreatedTopic, Result};
 use crate::retry::{Repeat, Retries, RetryDecision};
 use crate::routing::{LeaderProbe, ProbePace};
 
@@ -45,6 +47,18 @@ pub enum Event<T> {
     },
     /// No new records; the state of some of the partitions.
     Heartbeat(Vec<PartitionWatermarks>),
+    /// The topic was deleted and created again; the partition is now read from its first readable
+    /// record. Only with [`OnRecreate::Restart`].
+    Restarted {
+        /// Topic.
+        topic: String,
+        /// Partition.
+        partition: u32,
+        /// Id of the topic that was read so far.
+        old_topic_id: u64,
+        /// Id of the topic that is read from now on.
+        topic_id: u64,
+    },
 }
 
 /// An open subscription. Dropping it ends it.
@@ -82,6 +96,8 @@ impl Subscription {
     ///
     /// # Errors
     /// An error is final: subscribe again from the last `next_offset` if it is `retryable`.
+    /// `TOPIC_RECREATED` if a topic was deleted and created again, unless
+    /// [`OnRecreate::Restart`] is set.
     pub async fn next(&mut self) -> Option<Result<Event<Records>>> {
         let event = match self.next_encoded().await? {
             Ok(Event::Data(batches)) => batches.decode().map(Event::Data),
@@ -89,6 +105,9 @@ impl Subscription {
                 Ok(Event::CaughtUp { topic, partition, watermarks })
             }
             Ok(Event::Heartbeat(partitions)) => Ok(Event::Heartbeat(partitions)),
+            Ok(Event::Restarted { topic, partition, old_topic_id, topic_id }) => {
+                Ok(Event::Restarted { topic, partition, old_topic_id, topic_id })
+            }
             Err(error) => Err(error),
         };
         if event.is_err() {
@@ -146,6 +165,7 @@ impl Cursor {
 
     /// Verifies the records of a message and advances past them.
     fn on_data(&mut self, data: PartitionRecords) -> Result<Batches> {
+        self.pin(data.topic_id)?;
         let batches = decode::batches(data, self.next, self.start.until)?;
         self.next = Some(batches.next_offset);
         self.start.position = Position::Offset(batches.next_offset);
@@ -156,10 +176,36 @@ impl Cursor {
     ///
     /// Otherwise a reopened stream would start at a later "latest". Does not move a reader that has
     /// an offset: the high watermark may have advanced since.
-    fn on_caught_up(&mut self, watermarks: &Watermarks) {
+    fn on_caught_up(&mut self, watermarks: &Watermarks, topic_id: u64) -> Result<()> {
+        self.pin(topic_id)?;
         if !matches!(self.start.position, Position::Offset(_)) {
             self.start.position = Position::Offset(watermarks.high_watermark);
         }
+        Ok(())
+    }
+
+    /// Binds the offsets of this cursor to the topic of the first message.
+    fn pin(&mut self, topic_id: u64) -> Result<()> {
+        decode::check_topic(&self.start.topic, self.start.topic_id, topic_id)?;
+        if self.start.topic_id == 0 {
+            self.start.topic_id = topic_id;
+        }
+        Ok(())
+    }
+
+    /// Moves to the beginning of the topic that has the name now. Returns false if the cursor is
+    /// not in the old one.
+    fn restart(&mut self, recreated: &RecreatedTopic) -> bool {
+        let RecreatedTopic { topic, id, .. } = recreated;
+        let is_old = self.start.topic == *topic && self.start.topic_id != *id;
+        // A cursor without an id is in no topic yet; its position holds for the new one.
+        if !is_old || *id == 0 || self.start.topic_id == 0 {
+            return false;
+        }
+        self.start.topic_id = *id;
+        self.start.position = Position::Earliest;
+        self.next = None;
+        true
     }
 }
 
@@ -174,6 +220,16 @@ struct StreamTask {
     retries: Retries,
     /// Time of the last message.
     healthy_at: Instant,
+}
+
+/// Outcome of [`StreamTask::restart`].
+enum Restart {
+    /// At least one cursor has moved to the new topic.
+    Done,
+    /// The subscription was dropped.
+    Dropped,
+    /// The error is final.
+    NotPossible,
 }
 
 /// Reason for the end of a stream.
@@ -204,6 +260,15 @@ impl StreamTask {
                 }
                 Err(error) => (None, StreamEnd::Failed(error)),
             };
+            if let StreamEnd::Failed(error) = &end
+                && let Some(recreated) = error.recreated.clone()
+            {
+                match self.restart(&recreated).await {
+                    Restart::Done => continue,
+                    Restart::Dropped => return,
+                    Restart::NotPossible => {}
+                }
+            }
             let error = match end {
                 StreamEnd::Dropped => return,
                 // By contract, every partition has reached its end; it may have started there.
@@ -259,6 +324,31 @@ impl StreamTask {
             }
         }
         Ok(group)
+    }
+
+    /// Moves the cursors of a recreated topic to its beginning, if the subscription allows it.
+    async fn restart(&mut self, recreated: &RecreatedTopic) -> Restart {
+        self.client.shared.routing.forget_topic(&recreated.topic);
+        if self.options.on_recreate == OnRecreate::Fail {
+            return Restart::NotPossible;
+        }
+        let mut events = Vec::new();
+        for cursor in &mut self.cursors {
+            let old_topic_id = cursor.start.topic_id;
+            if cursor.restart(recreated) {
+                let ReadStart { topic, partition, topic_id, .. } = cursor.start.clone();
+                events.push(Event::Restarted { topic, partition, old_topic_id, topic_id });
+            }
+        }
+        if events.is_empty() {
+            return Restart::NotPossible;
+        }
+        for event in events {
+            if self.events.send(Ok(event)).await.is_err() {
+                return Restart::Dropped;
+            }
+        }
+        Restart::Done
     }
 
     fn with_cursors(&self, cursors: Vec<Cursor>) -> Self {
@@ -362,12 +452,12 @@ impl StreamTask {
                 };
                 self.cursors[index].on_data(data).map(|batches| Some(Event::Data(batches)))
             }
-            Some(Message::CaughtUp(CaughtUp { topic, partition, watermarks })) => {
+            Some(Message::CaughtUp(CaughtUp { topic, partition, watermarks, topic_id })) => {
                 let index = cursor_index.get(&topic, partition);
                 let (Some(index), Some(watermarks)) = (index, watermarks) else {
                     return Ok(None);
                 };
-                self.cursors[index].on_caught_up(&watermarks);
+                self.cursors[index].on_caught_up(&watermarks, topic_id)?;
                 Ok(Some(Event::CaughtUp { topic, partition, watermarks }))
             }
             Some(Message::Heartbeat(beat)) => Ok(Some(Event::Heartbeat(beat.partitions))),
@@ -457,14 +547,34 @@ mod tests {
     #[test]
     fn catching_up_resolves_a_named_position_once() {
         let mut cursor = cursor(Position::Latest, None);
-        cursor.on_caught_up(&Watermarks { log_start_offset: 0, high_watermark: 12 });
+        cursor.on_caught_up(&Watermarks { log_start_offset: 0, high_watermark: 12 }, 4).unwrap();
         assert_eq!(cursor.start.position, Position::Offset(12));
-        cursor.on_caught_up(&Watermarks { log_start_offset: 0, high_watermark: 20 });
+        cursor.on_caught_up(&Watermarks { log_start_offset: 0, high_watermark: 20 }, 4).unwrap();
         assert_eq!(cursor.start.position, Position::Offset(12));
         // The start of the next data counts, not the reported high watermark.
         let data =
             PartitionRecords { start_offset: 10, next_offset: 14, ..PartitionRecords::default() };
         assert_eq!(cursor.on_data(data).unwrap().start_offset, 10);
+    }
+
+    #[test]
+    fn cursor_stays_in_its_topic_until_it_restarts() {
+        let mut cursor = cursor(Position::Latest, None);
+        let data =
+            |topic_id| PartitionRecords { next_offset: 7, topic_id, ..PartitionRecords::default() };
+        cursor.on_data(data(4)).unwrap();
+        assert_eq!(cursor.start.topic_id, 4);
+        let error = cursor.on_data(data(6)).unwrap_err();
+        let recreated = error.recreated.clone().unwrap();
+        assert_eq!((recreated.expected_id, recreated.id), (4, 6));
+        assert!(
+            !cursor.restart(&RecreatedTopic { topic: "other".to_owned(), ..recreated.clone() })
+        );
+        assert_eq!(cursor.start.position, Position::Offset(7));
+        assert!(cursor.restart(&recreated));
+        assert_eq!((cursor.start.position.clone(), cursor.next), (Position::Earliest, None));
+        assert!(!cursor.restart(&recreated), "it is in the new one");
+        cursor.on_data(data(6)).unwrap();
     }
 
     #[test]

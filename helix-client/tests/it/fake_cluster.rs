@@ -100,6 +100,8 @@ struct State {
     /// Metadata requests, by node.
     metadata_requests: [u64; NODES],
     next_producer: u64,
+    /// Id of the topic.
+    topic_id: u64,
     logs: HashMap<u32, Log>,
 }
 
@@ -117,6 +119,21 @@ struct Log {
     end: u64,
     /// Next sequence by producer, and the first offset of each applied sequence.
     producers: HashMap<(u64, u32), (u64, HashMap<u64, u64>)>,
+}
+
+impl State {
+    fn check_topic(&self, expected_id: u64) -> Result<(), Status> {
+        if expected_id == 0 || expected_id == self.topic_id {
+            return Ok(());
+        }
+        let detail = ErrorDetail {
+            topic: TOPIC.to_owned(),
+            topic_id: self.topic_id,
+            expected_topic_id: expected_id,
+            ..wire::detail(ErrorReason::TopicRecreated)
+        };
+        Err(wire::to_status(&detail, "", None))
+    }
 }
 
 impl FakeCluster {
@@ -142,6 +159,7 @@ impl FakeCluster {
             partitioned_ends: [const { None }; NODES],
             metadata_requests: [0; NODES],
             next_producer: 1,
+            topic_id: 7,
             logs: (0..PARTITIONS).map(|partition| (partition, Log::default())).collect(),
         };
         let state = Mutex::new(state);
@@ -187,6 +205,19 @@ impl FakeCluster {
         for log in self.cluster.state().logs.values_mut() {
             log.producers.clear();
         }
+    }
+
+    /// Deletes the topic and creates it again. Returns the old and the new id.
+    pub(crate) fn recreate_topic(&self) -> (u64, u64) {
+        let mut state = self.cluster.state();
+        let old = state.topic_id;
+        state.topic_id += 1;
+        state.actual.version += 1;
+        state.publish();
+        for log in state.logs.values_mut() {
+            *log = Log::default();
+        }
+        (old, state.topic_id)
     }
 
     /// Loses the last batch of a partition, as a crashing leader does.
