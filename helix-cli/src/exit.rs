@@ -15,7 +15,7 @@ pub(crate) const CODES: &str = "\
 \x20 0    success
   1    error; for cluster health and check: an issue was found
   2    invalid usage
-  3    not found
+  3    not found; also a topic that was deleted and created again meanwhile
   4    failed precondition or conflict: already exists, fenced, offset out of range, ...
   6    unavailable or timed out; retry later
   11   verification failed: data is missing or damaged
@@ -108,6 +108,8 @@ fn of_service_error(reason: Option<ErrorReason>, code: Code) -> Exit {
     match reason {
         // Its gRPC code is a failed precondition, but a retry may succeed.
         Some(ErrorReason::NotLeader) => return Exit::Unavailable,
+        // The topic that the command began with is gone.
+        Some(ErrorReason::TopicRecreated) => return Exit::NotFound,
         // Their gRPC code is invalid argument, but the cause is the data, not the usage.
         Some(
             ErrorReason::BatchTooLarge
@@ -147,6 +149,7 @@ mod tests {
         for (reason, exit) in [
             (R::TopicNotFound, Exit::NotFound),
             (R::PartitionNotFound, Exit::NotFound),
+            (R::TopicRecreated, Exit::NotFound),
             (R::TopicAlreadyExists, Exit::Precondition),
             (R::OffsetOutOfRange, Exit::Precondition),
             (R::ExpectedOffsetMismatch, Exit::Precondition),

@@ -7,6 +7,7 @@ use anyhow::Context;
 use helix_client::proto::log::v1::{StoredBatch, Topic as TopicStatus, Watermarks};
 use helix_client::{
     Batches, Client, FetchOptions, Position as ClientPosition, ReadOptions, ReadSource, ReadStart,
+    TopicRef,
 };
 use prost_types::Timestamp;
 use schemars::JsonSchema;
@@ -85,8 +86,9 @@ async fn sources(client: &Client, names: &[String]) -> anyhow::Result<Vec<TopicS
     }
     let mut sources = Vec::new();
     for status in topics {
+        let topic = TopicRef::with_id(&status.name, status.topic_id);
         let bounds =
-            offset_lookup::partition_bounds(client, &status.name, &[], ReadSource::Leader).await?;
+            offset_lookup::partition_bounds(client, topic, &[], ReadSource::Leader).await?;
         let watermarks = bounds.iter().map(|partition| partition.watermarks).collect();
         sources.push(TopicSource { status, watermarks });
     }
@@ -150,8 +152,13 @@ impl BackupRun<'_> {
         let path = topic_directory(self.directory, name);
         files::create_directory(&path).with_context(|| format!("create {}", path.display()))?;
         let known = manifest.topic(name);
+        let topic_id = source.status.topic_id;
+        if known.is_some_and(|known| known.topic_id != 0 && known.topic_id != topic_id) {
+            return Err(recreated(name).into());
+        }
         let mut topic = SavedTopic {
             name: name.to_owned(),
+            topic_id,
             replication_factor: source.status.replication_factor,
             config: SavedTopicConfig::from(&source.status.config.unwrap_or_default()),
             partitions: known.map(|topic| topic.partitions.clone()).unwrap_or_default(),
@@ -161,7 +168,8 @@ impl BackupRun<'_> {
         }
         for (index, watermarks) in source.watermarks.iter().enumerate() {
             let before = topic.partitions.get(index).cloned();
-            let mut copy = self.partition(name, index, before.as_ref(), *watermarks).await?;
+            let source = TopicRef::with_id(name, topic_id);
+            let mut copy = self.partition(source, index, before.as_ref(), *watermarks).await?;
             loop {
                 let is_done = copy.step(self).await?;
                 let partition = copy.sync()?;
@@ -197,12 +205,12 @@ impl BackupRun<'_> {
     /// Opens the copy of a partition at the offset from which it continues.
     async fn partition(
         &self,
-        topic: &str,
+        topic: TopicRef<'_>,
         index: usize,
         before: Option<&SavedPartition>,
         watermarks: Watermarks,
     ) -> anyhow::Result<PartitionCopy> {
-        let path = batch_file(self.directory, topic, index);
+        let path = batch_file(self.directory, topic.name, index);
         let partition = partition_number(index);
         let started = before.filter(|before| before.file_bytes > 0);
         let (writer, known) = match started {
@@ -219,10 +227,18 @@ impl BackupRun<'_> {
             }
         };
         let writer = writer.with_context(|| format!("write {}", path.display()))?;
-        let name = format!("{topic}/{partition}");
-        let topic = topic.to_owned();
+        let name = format!("{}/{partition}", topic.name);
+        let (topic, topic_id) = (topic.name.to_owned(), topic.id);
         let end = watermarks.high_watermark;
-        Ok(PartitionCopy { topic, number: partition, name, writer, partition: known, end })
+        Ok(PartitionCopy {
+            topic,
+            topic_id,
+            number: partition,
+            name,
+            writer,
+            partition: known,
+            end,
+        })
     }
 
     /// Checks that the partition continues where the backup ends.
@@ -232,7 +248,7 @@ impl BackupRun<'_> {
     /// is damaged.
     async fn check_continuity(
         &self,
-        topic: &str,
+        topic: TopicRef<'_>,
         partition: u32,
         path: &Path,
         before: &SavedPartition,
@@ -240,12 +256,12 @@ impl BackupRun<'_> {
     ) -> anyhow::Result<()> {
         let next = before.next_offset;
         if watermarks.high_watermark < next {
-            return Err(recreated(topic).into());
+            return Err(recreated(topic.name).into());
         }
         if watermarks.log_start_offset > next {
             let what = format!(
-                "offsets {next}..{} of {topic}/{partition} are deleted",
-                watermarks.log_start_offset
+                "offsets {next}..{} of {}/{partition} are deleted",
+                watermarks.log_start_offset, topic.name
             );
             let failure = CliError::new(Exit::Precondition, what);
             let failure = failure.why("retention or a trim deleted them after the last backup");
@@ -259,25 +275,28 @@ impl BackupRun<'_> {
         let found = self.fetch(topic, partition, next - 1, next).await?;
         match found.batches.first() {
             Some(found) if *found == last => Ok(()),
-            _ => Err(recreated(topic).into()),
+            _ => Err(recreated(topic.name).into()),
         }
     }
 
     async fn fetch(
         &self,
-        topic: &str,
+        topic: TopicRef<'_>,
         partition: u32,
         from: u64,
         until: u64,
     ) -> anyhow::Result<Batches> {
-        let start = ReadStart::new(topic, partition, ClientPosition::Offset(from)).until(until);
+        let from_offset = ClientPosition::Offset(from);
+        let start = ReadStart::new(topic.name, partition, from_offset).until(until);
+        let start = start.in_topic(topic.id);
         let options = FetchOptions {
             bytes_max: Some(FETCH_BYTES),
             read: ReadOptions::default(),
             ..FetchOptions::default()
         };
         let fetched = self.client.consumer().fetch_encoded(&[start], &options).await;
-        let fetched = fetched.with_context(|| format!("read {topic}/{partition} at {from}"))?;
+        let fetched =
+            fetched.with_context(|| format!("read {}/{partition} at {from}", topic.name))?;
         fetched.into_iter().next().context("the fetch response has no partition")
     }
 }
@@ -309,6 +328,7 @@ fn partition_number(index: usize) -> u32 {
 /// A running copy of a partition to its batch file.
 struct PartitionCopy {
     topic: String,
+    topic_id: u64,
     number: u32,
     /// `topic/partition`, for messages.
     name: String,
@@ -324,7 +344,8 @@ impl PartitionCopy {
         let mut bytes = 0;
         while self.partition.next_offset < self.end && bytes < CHECKPOINT_BYTES {
             let from = self.partition.next_offset;
-            let fetched = run.fetch(&self.topic, self.number, from, self.end).await?;
+            let topic = TopicRef::with_id(&self.topic, self.topic_id);
+            let fetched = run.fetch(topic, self.number, from, self.end).await?;
             for batch in &fetched.batches {
                 bytes += self.add(batch, run)?;
             }

@@ -45,10 +45,18 @@ pub(crate) struct Manifest {
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedTopic {
     pub(crate) name: String,
+    /// Id of the topic in the cluster; 0 in backups of earlier versions.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) topic_id: u64,
     pub(crate) replication_factor: u32,
     pub(crate) config: SavedTopicConfig,
     /// All partitions, by number.
     pub(crate) partitions: Vec<SavedPartition>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Settings of a topic, in human-readable form. None means unlimited or the cluster's default.
@@ -269,6 +277,7 @@ mod tests {
         for name in ["orders", "a", "z"] {
             manifest.put(SavedTopic {
                 name: name.to_owned(),
+                topic_id: 7,
                 replication_factor: 3,
                 config: SavedTopicConfig::from(&config),
                 partitions: vec![SavedPartition { next_offset: 7, ..SavedPartition::default() }; 2],

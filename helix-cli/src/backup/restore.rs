@@ -11,7 +11,7 @@ use helix_client::proto::log::v1::{
 };
 use helix_client::{
     AckFuture, Client, FetchOptions, NewTopic, Position as ClientPosition, ReadSource, ReadStart,
-    Session, SessionOptions,
+    Session, SessionOptions, TopicRef,
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -96,7 +96,8 @@ struct TopicRestore<'a> {
     /// Name of the restored topic.
     name: String,
     config: TopicConfig,
-    exists: bool,
+    /// Id of the existing topic, if there is one.
+    exists: Option<u64>,
     keeps_offsets: bool,
     /// Watermarks of the existing topic, by partition.
     present: Vec<Watermarks>,
@@ -123,8 +124,9 @@ impl<'a> TopicRestore<'a> {
         let mut present = vec![Watermarks::default(); topic.partitions.len()];
         if let Some(found) = &found {
             check_partitions(found, &topic)?;
+            let topic_ref = TopicRef::with_id(&name, found.topic_id);
             let bounds =
-                offset_lookup::partition_bounds(client, &name, &[], ReadSource::Leader).await?;
+                offset_lookup::partition_bounds(client, topic_ref, &[], ReadSource::Leader).await?;
             for (present, partition) in present.iter_mut().zip(bounds) {
                 *present = partition.watermarks;
             }
@@ -132,7 +134,7 @@ impl<'a> TopicRestore<'a> {
                 return Err(not_empty(&name).into());
             }
         }
-        let exists = found.is_some();
+        let exists = found.map(|found| found.topic_id);
         Ok(Self { client, topic, name, config, exists, keeps_offsets, present })
     }
 
@@ -144,7 +146,8 @@ impl<'a> TopicRestore<'a> {
         for (index, partition) in self.topic.partitions.iter().enumerate() {
             let number = u32::try_from(index).context("count the partitions")?;
             let path = batch_file(directory, &self.topic.name, index);
-            PartitionRestore::new(self, number, partition).check(&path).await?;
+            let topic_id = self.exists.unwrap_or(0);
+            PartitionRestore::new(self, topic_id, number, partition).check(&path).await?;
         }
         Ok(())
     }
@@ -156,12 +159,13 @@ impl<'a> TopicRestore<'a> {
     ) -> anyhow::Result<Vec<RestoreRow>> {
         let name = &self.name;
         let relaxed = self.relaxed_config();
-        self.create(&relaxed).await.with_context(|| format!("create {name}"))?;
+        let created = self.create(&relaxed).await.with_context(|| format!("create {name}"))?;
+        let topic_id = created.topic_id;
         let mut rows = Vec::new();
         for (index, partition) in self.topic.partitions.iter().enumerate() {
             let number = u32::try_from(index).context("count the partitions")?;
             let path = batch_file(directory, &self.topic.name, index);
-            let mut target = PartitionRestore::new(self, number, partition);
+            let mut target = PartitionRestore::new(self, topic_id, number, partition);
             let written = target.fill(&path, progress).await;
             let new_records = written.with_context(|| format!("restore {name}/{number}"))?;
             rows.push(RestoreRow {
@@ -175,7 +179,8 @@ impl<'a> TopicRestore<'a> {
             });
         }
         if relaxed != self.config {
-            let changed = self.client.admin().update_topic(name, &self.config, &FIELDS).await;
+            let topic = TopicRef::with_id(name, topic_id);
+            let changed = self.client.admin().update_topic(topic, &self.config, &FIELDS).await;
             changed.with_context(|| format!("set the limits of {name}"))?;
         }
         Ok(rows)
@@ -195,19 +200,18 @@ impl<'a> TopicRestore<'a> {
         }
     }
 
-    async fn create(&self, config: &TopicConfig) -> anyhow::Result<()> {
+    async fn create(&self, config: &TopicConfig) -> anyhow::Result<TopicStatus> {
         let admin = self.client.admin();
         let partition_count = u32::try_from(self.topic.partitions.len())?;
-        if self.exists {
-            admin.add_partitions(&self.name, partition_count).await?;
-            admin.update_topic(&self.name, config, &FIELDS).await?;
-            return Ok(());
+        if let Some(topic_id) = self.exists {
+            let topic = TopicRef::with_id(&self.name, topic_id);
+            admin.add_partitions(topic, partition_count).await?;
+            return Ok(admin.update_topic(topic, config, &FIELDS).await?);
         }
         // Uses the replication factor of this cluster, not that of the backup.
         let config = *config;
         let topic = NewTopic { config, ..NewTopic::new(&self.name, partition_count) };
-        admin.create_topic(&topic).await?;
-        Ok(())
+        Ok(admin.create_topic(&topic).await?)
     }
 }
 
@@ -237,6 +241,8 @@ fn not_empty(name: &str) -> CliError {
 /// The restore of one partition.
 struct PartitionRestore<'a> {
     restore: &'a TopicRestore<'a>,
+    /// Id of the restored topic; 0 before it is known.
+    topic_id: u64,
     number: u32,
     partition: &'a SavedPartition,
     /// Offset of the first record in the restored partition.
@@ -247,10 +253,16 @@ struct PartitionRestore<'a> {
 }
 
 impl<'a> PartitionRestore<'a> {
-    fn new(restore: &'a TopicRestore<'_>, number: u32, partition: &'a SavedPartition) -> Self {
+    fn new(
+        restore: &'a TopicRestore<'_>,
+        topic_id: u64,
+        number: u32,
+        partition: &'a SavedPartition,
+    ) -> Self {
         let offset = if restore.keeps_offsets { partition.log_start_offset } else { 0 };
         let (first_offset, next_offset) = (offset, offset);
-        Self { restore, number, partition, first_offset, next_offset, acks: VecDeque::new() }
+        let acks = VecDeque::new();
+        Self { restore, topic_id, number, partition, first_offset, next_offset, acks }
     }
 
     /// Appends the missing records and returns their number.
@@ -344,6 +356,7 @@ impl<'a> PartitionRestore<'a> {
     async fn batch_before(&self, end: u64) -> anyhow::Result<Option<EncodedBatch>> {
         let TopicRestore { client, name, .. } = self.restore;
         let start = ReadStart::new(name, self.number, ClientPosition::Offset(end - 1)).until(end);
+        let start = start.in_topic(self.topic_id);
         let fetched = client.consumer().fetch_encoded(&[start], &FetchOptions::default()).await;
         let fetched = fetched.with_context(|| format!("read the end of {name}/{}", self.number))?;
         let batches = fetched.into_iter().flat_map(|fetched| fetched.batches);
@@ -387,7 +400,8 @@ impl<'a> PartitionRestore<'a> {
             session.close().await?;
         }
         let TopicRestore { client, name, .. } = self.restore;
-        client.admin().trim(name, self.number, self.first_offset).await?;
+        let topic = TopicRef::with_id(name, self.topic_id);
+        client.admin().trim(topic, self.number, self.first_offset).await?;
         Ok(present.max(self.first_offset))
     }
 
@@ -407,7 +421,8 @@ impl<'a> PartitionRestore<'a> {
 
     async fn open(&self) -> anyhow::Result<Session> {
         let durability = Durability::QuorumSynced;
-        let options = SessionOptions { durability, ..SessionOptions::default() };
+        let topic_id = self.topic_id;
+        let options = SessionOptions { durability, topic_id, ..SessionOptions::default() };
         let TopicRestore { client, name, .. } = self.restore;
         Ok(client.session(name, self.number, options).await?)
     }

@@ -2,7 +2,9 @@
 //! Records of a partition are printed in log order; partitions are interleaved.
 
 use anyhow::Context;
-use helix_client::{Client, Event, Position as ClientPosition, ReadOptions, ReadSource, ReadStart};
+use helix_client::{
+    Client, Event, OnRecreate, Position as ClientPosition, ReadOptions, ReadStart, TopicRef,
+};
 
 use super::records::RecordPrinter;
 use crate::args::{ConsumeArgs, GlobalArgs};
@@ -15,16 +17,21 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Resu
     let range = args.range()?;
     let mut printer = RecordPrinter::new(global, args.format.as_ref())?;
     let client = connect(global).await?;
-    let bounds =
-        offset_lookup::partition_bounds(&client, &args.topic, &args.partitions, args.source.into())
-            .await?;
-    let ranges = read_ranges(&client, args, &range, &bounds).await?;
+    let topic = offset_lookup::topic(&client, &args.topic).await?;
+    let (source, partitions) = (args.source.into(), &args.partitions);
+    let bounds = offset_lookup::partition_bounds(&client, topic, partitions, source).await?;
+    let ranges = read_ranges(&client, topic, args, &range, &bounds).await?;
     if !global.quiet {
         warn_of_clamped_start(&range, &bounds, &ranges);
     }
-    let starts = ranges.iter().filter_map(|range| range.start(&args.topic)).collect();
-    let (limit, source) = (args.max_records, args.source.into());
-    read(&client, starts, limit, source, args.follow, &mut printer)
+    let starts = ranges.iter().filter_map(|range| range.start(topic)).collect();
+    let mut reaction = args.recreate.into();
+    if !args.follow {
+        // The end offsets are those of the topic that the command began with.
+        reaction = OnRecreate::Fail;
+    }
+    let options = ReadOptions { source, on_recreate: reaction, ..ReadOptions::default() };
+    read(&client, starts, args.max_records, options, args.follow, &mut printer)
         .await
         .with_context(|| format!("read {}", args.topic))
 }
@@ -40,17 +47,18 @@ struct ReadRange {
 
 impl ReadRange {
     /// Returns the start of the read; None if the range is empty.
-    fn start(&self, topic: &str) -> Option<ReadStart> {
+    fn start(&self, topic: TopicRef<'_>) -> Option<ReadStart> {
         let is_empty = self.until.is_some_and(|until| until <= self.from);
         let from = ClientPosition::Offset(self.from);
-        let start = ReadStart { until: self.until, ..ReadStart::new(topic, self.partition, from) };
-        (!is_empty).then_some(start)
+        let start = ReadStart::new(topic.name, self.partition, from).in_topic(topic.id);
+        (!is_empty).then_some(ReadStart { until: self.until, ..start })
     }
 }
 
 /// Resolves the requested positions in each partition.
 async fn read_ranges(
     client: &Client,
+    topic: TopicRef<'_>,
     args: &ConsumeArgs,
     range: &PositionRange,
     bounds: &[PartitionBounds],
@@ -58,7 +66,7 @@ async fn read_ranges(
     let source = args.source.into();
     let default = if args.follow { PositionArg::Latest } else { PositionArg::Earliest };
     let from = range.from.as_ref().unwrap_or(&default);
-    let from = offset_lookup::offsets(client, &args.topic, bounds, from, source).await?;
+    let from = offset_lookup::offsets(client, topic, bounds, from, source).await?;
     let until = match (&range.until, args.follow) {
         // The end may be above the current end of the partition.
         (Some(PositionArg::Offset(offset)), true) => vec![Some(*offset); bounds.len()],
@@ -69,8 +77,7 @@ async fn read_ranges(
         (None, true) => vec![None; bounds.len()],
         (until, false) => {
             let until = until.as_ref().unwrap_or(&PositionArg::Latest);
-            let offsets =
-                offset_lookup::offsets(client, &args.topic, bounds, until, source).await?;
+            let offsets = offset_lookup::offsets(client, topic, bounds, until, source).await?;
             offsets.into_iter().map(Some).collect()
         }
     };
@@ -103,7 +110,7 @@ pub(crate) async fn read(
     client: &Client,
     starts: Vec<ReadStart>,
     max_records: Option<u64>,
-    source: ReadSource,
+    options: ReadOptions,
     follow: bool,
     printer: &mut RecordPrinter,
 ) -> anyhow::Result<()> {
@@ -112,7 +119,7 @@ pub(crate) async fn read(
         return Ok(());
     }
     // The start offset may be deleted after it was resolved.
-    let options = ReadOptions { clamp: true, source, ..ReadOptions::default() };
+    let options = ReadOptions { clamp: true, ..options };
     let mut subscription = client.consumer().subscribe(starts, options);
     while let Some(event) = subscription.next().await {
         match event {
@@ -130,6 +137,13 @@ pub(crate) async fn read(
                 }
             }
             Ok(Event::CaughtUp { .. } | Event::Heartbeat(_)) => printer.flush()?,
+            Ok(Event::Restarted { topic, partition, .. }) => {
+                printer.flush()?;
+                eprintln!(
+                    "{topic} was deleted and created again, reading partition {partition} of the \
+                     new topic from its beginning"
+                );
+            }
             Err(error) => {
                 printer.flush()?;
                 return Err(error.into());

@@ -436,6 +436,7 @@ mod tests {
                 duplicate: false,
                 durability: Durability::QuorumSynced,
                 watermarks: None,
+                topic_id: 1,
             })
         };
         let mut failed = None;

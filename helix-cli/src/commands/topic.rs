@@ -5,7 +5,7 @@ use std::io::{self, BufRead, IsTerminal};
 
 use anyhow::Context;
 use helix_client::proto::log::v1 as proto;
-use helix_client::{Client, NewTopic, ReadSource};
+use helix_client::{Client, NewTopic, ReadSource, TopicRef};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -125,6 +125,8 @@ async fn trim(
     partitions: &[u32],
     yes: bool,
 ) -> anyhow::Result<Vec<TrimmedPartition>> {
+    let name = topic;
+    let topic = offset_lookup::topic(client, name).await?;
     let bounds =
         offset_lookup::partition_bounds(client, topic, partitions, ReadSource::Leader).await?;
     let offsets = offset_lookup::offsets(client, topic, &bounds, to, ReadSource::Leader).await?;
@@ -133,13 +135,12 @@ async fn trim(
     };
     let dropped: u64 = bounds.iter().zip(&offsets).map(dropped).sum();
     if dropped > 0 && !yes {
-        confirm(topic, &format!("this deletes {} records of {topic}", units::count(dropped)))?;
+        confirm(name, &format!("this deletes {} records of {name}", units::count(dropped)))?;
     }
     let mut trimmed = Vec::new();
     for (bounds, offset) in bounds.iter().zip(offsets) {
         let watermarks = client.admin().trim(topic, bounds.partition, offset).await;
-        let watermarks =
-            watermarks.with_context(|| format!("trim {topic}/{}", bounds.partition))?;
+        let watermarks = watermarks.with_context(|| format!("trim {name}/{}", bounds.partition))?;
         trimmed
             .push(TrimmedPartition { partition: bounds.partition, watermarks: watermarks.into() });
     }
@@ -147,12 +148,14 @@ async fn trim(
 }
 
 async fn delete(client: &Client, topic: &str, yes: bool) -> anyhow::Result<()> {
-    let found = client.admin().topic(topic).await;
-    let records = TopicRow::from(found.with_context(|| format!("delete {topic}"))?).record_count;
+    let found = client.admin().topic(topic).await.with_context(|| format!("delete {topic}"))?;
+    // The topic whose records are counted is deleted, not one that is created meanwhile.
+    let counted = TopicRef::with_id(topic, found.topic_id);
+    let records = TopicRow::from(found).record_count;
     if records > 0 && !yes {
         confirm(topic, &format!("this deletes {topic} with {} records", units::count(records)))?;
     }
-    client.admin().delete_topic(topic).await.with_context(|| format!("delete {topic}"))
+    client.admin().delete_topic(counted).await.with_context(|| format!("delete {topic}"))
 }
 
 /// Asks the user to confirm by typing the topic name.

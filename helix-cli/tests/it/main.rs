@@ -10,6 +10,7 @@ mod context;
 mod harness;
 mod interrupt;
 mod output;
+mod recreated;
 mod wal;
 
 use harness::{DevProcess, ServerProcess, helix, json};
