@@ -250,6 +250,12 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<ReasonText> {
             "it was removed or replaced; the other nodes reject it",
             "stop its process; empty its data directory before adding it again",
         )),
+        HealthReason::ClockSkew => Some(text(
+            "the clock of a node is wrong",
+            "its time synchronization does not work, or the clock was set by hand",
+            "correct the clock of the named node, and check its time synchronization\n\
+             records get the time of the majority meanwhile",
+        )),
         HealthReason::Unspecified
         | HealthReason::NoLeader
         | HealthReason::DiskFull

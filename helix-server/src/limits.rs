@@ -248,6 +248,9 @@ const _: () = assert!((BATCH_BYTES_MAX as usize) < MESSAGE_BYTES_MAX);
 pub const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 pub const MAINTENANCE_BYTES: u64 = 32 << 20;
 
+/// Interval between comparisons of the members' clocks.
+pub const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(2);
+
 /// Least log between two checkpoints of a shard's bookkeeping; the default of a node.
 pub const CHECKPOINT_BYTES: u64 = 64 << 20;
 

@@ -23,6 +23,7 @@ use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
 use super::{call_memory, member_changes, reserve_response, time, wire_leader, wire_shard_id};
+use crate::clock::{CLOCK_CONFIRMATION, ClockOffset};
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::limits::{BEHIND_LAG_MAX, PARTITION_ROUTED_BYTES, TOPIC_ROUTED_BYTES};
@@ -53,6 +54,7 @@ impl ClusterHandler {
             });
         }
         issues.extend(member_changes::issues(&self.node));
+        issues.extend(clock_issues(&self.node));
         let lost: Vec<&PeerStatus> = peers.iter().filter(|peer| !peer.connected).collect();
         issues.extend(lost.iter().map(|peer| node_down(peer)));
         let lost: Vec<u64> = lost.iter().map(|peer| peer.node_id).collect();
@@ -338,6 +340,37 @@ fn shard_route(shard: &Shard) -> ShardRoute {
         replicas: shard.replicas(),
         learners: shard.learners(),
     }
+}
+
+/// Returns the issues of clocks that are off.
+fn clock_issues(node: &Node) -> Vec<HealthIssue> {
+    let issue = |node_id: u64, message: String| HealthIssue {
+        reason: HealthReason::ClockSkew.into(),
+        shard_id: None,
+        needed_node_ids: vec![node_id],
+        message,
+    };
+    let clock = node.clock();
+    let off = clock.offsets().into_iter().filter(ClockOffset::is_off);
+    let mut issues: Vec<HealthIssue> = off
+        .map(|ClockOffset { node_id, offset_us }| {
+            let seconds = offset_us.unsigned_abs() / 1_000_000;
+            let direction = if offset_us > 0 { "ahead of" } else { "behind" };
+            let what = "the time that a majority has reached";
+            issue(node_id, format!("the clock of node {node_id} is {seconds} s {direction} {what}"))
+        })
+        .collect();
+    if clock.has_jumped() {
+        let (node_id, minutes) = (node.info().node_id, CLOCK_CONFIRMATION.as_secs() / 60);
+        issues.push(issue(
+            node_id,
+            format!(
+                "the clock of node {node_id} has jumped; retention by time waits until it has \
+                 been steady for {minutes} min"
+            ),
+        ));
+    }
+    issues
 }
 
 fn node_down(peer: &PeerStatus) -> HealthIssue {

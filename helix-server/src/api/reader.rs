@@ -17,6 +17,7 @@ use tonic::Status;
 use super::positions::ReadPosition;
 use super::status::status_at;
 use super::{time, wire_watermarks};
+use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX, PLAIN_FACTOR};
 use crate::log::{PartitionId, TopicInfo, Watermarks};

@@ -177,6 +177,11 @@ metrics! {
     DiskUsed Gauge "helix_disk_used_bytes" []
         "Bytes of all segments, including preallocated ones"
 
+    ClockOffset Gauge "helix_clock_offset_seconds" ["node"]
+        "Difference of a node's clock from the time that a majority has reached; positive if ahead"
+    RetentionHeld Gauge "helix_retention_held" []
+        "1 while retention by time waits for clocks that agree, or for a jumped clock to be steady"
+
     PeerConnected Gauge "helix_peer_connected" ["node"]
         "1 while all connections to the node are open, else 0"
     PeerSentBytes Counter "helix_peer_sent_bytes_total" ["node"]

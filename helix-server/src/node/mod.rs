@@ -12,10 +12,12 @@
 //! - `member_tasks`: dials the members and carries out membership changes.
 //! - `repair`: reopens stopped shards and repairs damaged logs: `repair_decision` has the rule,
 //!   `repair_in_place` repairs sealed segments. `scrub` finds damage.
+//! - `clock_watch`: compares the clocks of the members.
 //! - `readiness`: reasons why the node is not ready.
 
 mod background;
 mod bootstrap_handler;
+mod clock_watch;
 mod formation;
 mod logs;
 mod lookup;
@@ -36,7 +38,7 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Clock;
+use crate::clock::AgreedClock;
 use crate::cluster::{Bootstrap, Cluster, RegisteredNode, TopicSpec};
 use crate::error::{Error, Result};
 use crate::log::{ClusterCommand, PartitionSettings};
@@ -115,6 +117,8 @@ pub struct Node {
     sync_probe: (u64, u64),
     direct_io: bool,
     metrics: Arc<Metrics>,
+    /// The clock of `settings`, bounded by the agreed time.
+    clock: Arc<AgreedClock>,
 }
 
 impl Node {
@@ -185,6 +189,8 @@ impl Node {
         // Addresses of the peers and of this node; `None` for a node without a peer port.
         among: Option<(BTreeMap<u64, String>, String)>,
     ) -> Result<Arc<Self>> {
+        let clock = AgreedClock::new(settings.clock.clone());
+        let settings = NodeSettings { clock: clock.clone(), ..settings };
         let listens = among.is_some();
         let (mut seeds, peer_addr) = among.unwrap_or_default();
         let random = Random::new(settings.seed);
@@ -264,6 +270,7 @@ impl Node {
             sync_probe,
             direct_io,
             metrics,
+            clock,
             settings,
         });
         handler.attach_node(&node);
@@ -271,6 +278,7 @@ impl Node {
         member_tasks::start(&node);
         repair::start(&node);
         scrub::start(&node);
+        tokio::spawn(clock_watch::run(Arc::downgrade(&node)));
         if formed.is_initiator && node.cluster.replica().repair_of().is_none() {
             tokio::spawn(formation::lead_formation(
                 Arc::downgrade(&node),
@@ -430,8 +438,8 @@ impl Node {
         &self.settings.shares
     }
 
-    pub fn clock(&self) -> &Arc<dyn Clock> {
-        &self.settings.clock
+    pub fn clock(&self) -> &AgreedClock {
+        &self.clock
     }
 
     pub fn random_u64(&self) -> u64 {

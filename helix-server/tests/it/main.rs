@@ -11,6 +11,7 @@ mod bad_start;
 mod binary;
 mod blocked_log;
 mod captured_log;
+mod clocks;
 mod cluster;
 mod compaction;
 mod conditions;
