@@ -4,6 +4,7 @@
 
 mod rpc;
 mod socket_gate;
+mod topics;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,6 +14,7 @@ use helix_client::proto::log::v1::batch::Form;
 use helix_client::proto::log::v1::cluster_service_server::ClusterServiceServer;
 use helix_client::proto::log::v1::consume_service_server::ConsumeServiceServer;
 use helix_client::proto::log::v1::produce_service_server::ProduceServiceServer;
+use helix_client::proto::log::v1::topic_service_server::TopicServiceServer;
 use helix_client::proto::log::v1::*;
 use helix_client::proto::{batch, error as wire};
 use rand::rngs::StdRng;
@@ -102,6 +104,8 @@ struct State {
     next_producer: u64,
     /// Id of the topic.
     topic_id: u64,
+    /// The response to the next deletion is lost.
+    loses_deletion: bool,
     logs: HashMap<u32, Log>,
 }
 
@@ -160,6 +164,7 @@ impl FakeCluster {
             metadata_requests: [0; NODES],
             next_producer: 1,
             topic_id: 7,
+            loses_deletion: false,
             logs: (0..PARTITIONS).map(|partition| (partition, Log::default())).collect(),
         };
         let state = Mutex::new(state);
@@ -205,6 +210,15 @@ impl FakeCluster {
         for log in self.cluster.state().logs.values_mut() {
             log.producers.clear();
         }
+    }
+
+    pub(crate) fn topic_id(&self) -> u64 {
+        self.cluster.state().topic_id
+    }
+
+    /// Loses the response to the next deletion of the topic.
+    pub(crate) fn lose_deletion(&self) {
+        self.cluster.state().loses_deletion = true;
     }
 
     /// Deletes the topic and creates it again. Returns the old and the new id.
@@ -324,6 +338,7 @@ fn serve_node(cluster: &Arc<SharedCluster>, id: usize, listener: TcpListener) ->
     let serving = tonic::transport::Server::builder()
         .add_service(ProduceServiceServer::new(node.clone()))
         .add_service(ConsumeServiceServer::new(node.clone()))
+        .add_service(TopicServiceServer::new(node.clone()))
         .add_service(ClusterServiceServer::new(node))
         .serve_with_incoming(incoming);
     let serving = tokio::spawn(async move { serving.await.unwrap() });

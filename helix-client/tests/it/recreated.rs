@@ -5,7 +5,7 @@
 use helix_client::proto::log::v1::ErrorReason;
 use helix_client::{
     Error, Event, FetchOptions, OnRecreate, Position, ProducerOptions, ReadOptions, ReadStart,
-    RecreatedTopic, SessionOptions, Subscription,
+    RecreatedTopic, SessionOptions, Subscription, TopicRef,
 };
 
 use crate::consume::{check, fill};
@@ -157,6 +157,20 @@ async fn writer_without_batches_in_the_old_topic_follows() {
     cluster.recreate_topic();
     let ack = client.append(TOPIC, 0, &vec![record("a")], &Default::default()).await.unwrap();
     assert_eq!(ack.first_offset, Some(0));
+}
+
+#[tokio::test]
+async fn repeated_deletion_spares_the_new_topic() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let admin = client(&cluster).admin();
+    let id = cluster.topic_id();
+    cluster.lose_deletion();
+    in_time(admin.delete_topic(TOPIC)).await.unwrap();
+    assert_eq!(cluster.topic_id(), id + 1, "only one topic was deleted");
+    let error = in_time(admin.delete_topic(TopicRef::with_id(TOPIC, id))).await.unwrap_err();
+    assert_recreated(&error, (id, id + 1));
+    in_time(admin.delete_topic(TOPIC)).await.unwrap();
+    assert_eq!(cluster.topic_id(), id + 2);
 }
 
 #[tokio::test]
