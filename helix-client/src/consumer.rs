@@ -256,8 +256,9 @@ impl Consumer {
     /// call returns when all of them have responded.
     ///
     /// # Errors
-    /// `OFFSET_OUT_OF_RANGE` (use another position or `clamp`), `TOPIC_RECREATED` if a topic has not
-    /// the stated id, another rejection of the service, `CORRUPT_LOG` for corrupt bytes, or the last failure if a leader is unreachable.
+    /// `OFFSET_OUT_OF_RANGE` (use another position or `clamp`), `TOPIC_RECREATED` if a topic does
+    /// not have the stated id, another rejection of the service, `CORRUPT_LOG` for corrupt bytes,
+    /// or the last failure if a leader is unreachable.
     pub async fn fetch(
         &self,
         starts: &[ReadStart],

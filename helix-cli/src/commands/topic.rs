@@ -149,7 +149,7 @@ async fn trim(
 
 async fn delete(client: &Client, topic: &str, yes: bool) -> anyhow::Result<()> {
     let found = client.admin().topic(topic).await.with_context(|| format!("delete {topic}"))?;
-    // The topic whose records are counted is deleted, not one that is created meanwhile.
+    // Deletes the topic whose records are counted, not a topic that is created meanwhile.
     let counted = TopicRef::with_id(topic, found.topic_id);
     let records = TopicRow::from(found).record_count;
     if records > 0 && !yes {
@@ -218,6 +218,8 @@ impl From<proto::Topic> for TopicRow {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct TopicDescription {
     name: String,
+    /// A topic that was deleted and created again has another id.
+    topic_id: u64,
     replication_factor: u32,
     config: Config,
     partitions: Vec<Partition>,
@@ -279,6 +281,7 @@ impl From<proto::Topic> for TopicDescription {
     fn from(topic: proto::Topic) -> Self {
         Self {
             name: topic.name,
+            topic_id: topic.topic_id,
             replication_factor: topic.replication_factor,
             config: topic.config.unwrap_or_default().into(),
             partitions: topic.partitions.into_iter().map(Partition::from).collect(),

@@ -142,7 +142,7 @@ impl Admin {
 
     /// Deletes a topic and its data.
     ///
-    /// Deletes the topic that has the name at the call, never one that is created meanwhile.
+    /// Deletes the topic that has the name at the call, never a topic that is created meanwhile.
     ///
     /// # Errors
     /// `TOPIC_NOT_FOUND`.
@@ -161,7 +161,8 @@ impl Admin {
             .await;
         self.client.shared.routing.forget_topic(topic.name);
         match result {
-            // The topic existed, and an attempt without a response or another client has deleted it.
+            // The topic existed, and an attempt without a response, or another client, has deleted
+            // it.
             Err(error)
                 if error.may_have_applied
                     && has_id.load(Ordering::Relaxed)
@@ -238,8 +239,8 @@ impl Admin {
 
     /// Resolves a position to offsets in partitions of a topic, ordered by partition.
     ///
-    /// An empty list selects all partitions. To read from the offsets, state the topic's id here and
-    /// in [`ReadStart::in_topic`](crate::ReadStart::in_topic).
+    /// An empty list selects all partitions. To read from the offsets, state the topic's id here
+    /// and in [`ReadStart::in_topic`](crate::ReadStart::in_topic).
     ///
     /// # Errors
     /// `TOPIC_NOT_FOUND`, `PARTITION_NOT_FOUND`.
