@@ -118,7 +118,8 @@ pub enum OnRecreate {
     /// End with `TOPIC_RECREATED`.
     #[default]
     Fail,
-    /// Report [`Event::Restarted`] and read the new topic from its first readable record.
+    /// Report [`Event::Restarted`] and read the new topic from its first readable record. Waits for
+    /// the new topic up to the request timeout after the deletion.
     Restart,
 }
 

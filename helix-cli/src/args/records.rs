@@ -108,8 +108,8 @@ pub(crate) struct OffsetsArgs {
 pub(crate) struct RecreateArgs {
     /// With --follow, reaction to a topic that is created again
     ///
-    /// fail ends with exit code 3. restart reports it and reads the new topic from its beginning,
-    /// if it is created within some seconds.
+    /// fail ends with exit code 3. restart reports it and reads the new topic from its beginning; it
+    /// waits half a minute for the new topic.
     #[arg(long, value_name = "REACTION", value_enum, default_value_t)]
     on_recreate: RecreateReaction,
 }

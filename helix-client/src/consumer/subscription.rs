@@ -351,6 +351,17 @@ impl StreamTask {
         Restart::Done
     }
 
+    /// Returns true if a deleted topic may be created again, and is then read from its beginning.
+    fn waits_for_successor(&self, error: &Error) -> bool {
+        let is_missing = matches!(
+            error.reason,
+            Some(ErrorReason::TopicNotFound | ErrorReason::PartitionNotFound)
+        );
+        is_missing
+            && self.options.on_recreate == OnRecreate::Restart
+            && self.cursors.iter().all(|cursor| cursor.start.topic_id != 0)
+    }
+
     fn with_cursors(&self, cursors: Vec<Cursor>) -> Self {
         Self {
             client: self.client.clone(),
@@ -474,6 +485,9 @@ impl StreamTask {
         let mut error = error.with_may_have_applied(false);
         let shared = &self.client.shared;
         let mut is_redirected = false;
+        if self.waits_for_successor(&error) {
+            error = error.retryable_elsewhere();
+        }
         if let Some(NodeGroup { route, .. }) = group {
             (error, is_redirected) = self.selector.on_failure(route, error);
             is_redirected |= shared.routing.on_failure(route, &error);

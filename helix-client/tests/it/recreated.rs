@@ -9,8 +9,8 @@ use helix_client::{
 };
 
 use crate::consume::{check, fill};
-use crate::fake_cluster::{FakeCluster, PARTITIONS, TOPIC};
-use crate::{client, in_time, record, seed};
+use crate::fake_cluster::{FakeCluster, NODES, PARTITIONS, TOPIC};
+use crate::{client, in_time, record, seed, within_deadline};
 
 fn assert_recreated(error: &Error, (expected_id, id): (u64, u64)) {
     assert!(error.is(ErrorReason::TopicRecreated), "{error}");
@@ -79,6 +79,37 @@ async fn subscription_restarts_on_request() {
             Event::CaughtUp { .. } | Event::Heartbeat(_) => {}
         }
     }
+}
+
+#[tokio::test]
+async fn subscription_waits_for_the_new_topic() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let client = client(&cluster);
+    fill(&client, 2).await;
+    let options = ReadOptions { on_recreate: OnRecreate::Restart, ..ReadOptions::default() };
+    let mut subscription = client.consumer().subscribe(starts(), options);
+    read_until(&mut subscription, 6).await;
+    let lack_topic = |is_missing| {
+        (0..NODES).for_each(|node| cluster.set_lacks_topics(node, is_missing));
+    };
+    lack_topic(true);
+    cluster.recreate_topic();
+    let reading = tokio::spawn(async move {
+        let mut next = [0; PARTITIONS as usize];
+        while next.iter().any(|next| *next < 3) {
+            match subscription.next().await.unwrap().unwrap() {
+                Event::Data(records) => check(&records, &mut next[records.partition as usize]),
+                Event::Restarted { .. } | Event::CaughtUp { .. } | Event::Heartbeat(_) => {}
+            }
+        }
+    });
+    // Far more lookups than those after which a missing topic is an error by default.
+    let before = cluster.metadata_requests();
+    let has_waited = async || (cluster.metadata_requests() > before + 100).then_some(());
+    within_deadline(has_waited).await;
+    lack_topic(false);
+    fill(&client, 1).await;
+    in_time(reading).await.unwrap();
 }
 
 #[tokio::test]
