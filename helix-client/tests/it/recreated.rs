@@ -103,9 +103,9 @@ async fn subscription_waits_for_the_new_topic() {
             }
         }
     });
-    // Far more lookups than those after which a missing topic is an error by default.
+    // More lookups than those after which a missing topic is an error by default.
     let before = cluster.metadata_requests();
-    let has_waited = async || (cluster.metadata_requests() > before + 100).then_some(());
+    let has_waited = async || (cluster.metadata_requests() > before + 30).then_some(());
     within_deadline(has_waited).await;
     lack_topic(false);
     fill(&client, 1).await;
