@@ -84,6 +84,9 @@ pub enum Error {
     Throttled { what: &'static str, retry_after_ms: u64 },
     #[error("disk is full: {what}")]
     DiskFull { what: String },
+    /// The process has no file descriptor or memory for a call; nothing was applied.
+    #[error("the node is short of open files or memory: {what}")]
+    Exhausted { what: String },
     /// The disk failed; the node stops.
     #[error("storage failed: {what}")]
     StorageFailed { what: String, may_have_applied: bool },

@@ -64,7 +64,12 @@ fn repair(
         let storage: Arc<dyn Storage> = Arc::new(storage);
         let end = Wal::damaged_end(&storage).map_err(|error| not_repairable(&dir, &error))?;
         if end.is_none() {
-            damage_elsewhere += helix_wal::verify(storage.as_ref()).len();
+            let findings = helix_wal::verify(storage.as_ref());
+            if let Some(unread) = findings.iter().find(|finding| finding.is_unread) {
+                let what = format!("{}: {unread}", dir.display());
+                return Err(CliError::new(Exit::Error, what).into());
+            }
+            damage_elsewhere += findings.len();
         }
         if let Some(end) = end {
             let row = DroppedEnd::new(&dir, end, drop.is_some());
@@ -105,6 +110,9 @@ fn repair(
 }
 
 fn not_repairable(dir: &Path, error: &helix_wal::Error) -> anyhow::Error {
+    if error.is_shortage() {
+        return CliError::new(Exit::Error, format!("{}: {error}", dir.display())).into();
+    }
     let failure = CliError::new(Exit::VerificationFailed, format!("{}: {error}", dir.display()));
     let failure = failure.why("the damage is not at the end of the log, so it cannot be dropped");
     failure
@@ -142,12 +150,18 @@ fn verify(output: Output, dir: &Path, logs: &[Log]) -> anyhow::Result<()> {
             dir: log.dir.clone(),
             segment_count: report.segments.len(),
             used_bytes: report.segments.iter().map(|segment| segment.used_bytes).sum(),
-            damaged: findings.len(),
+            damaged: findings.iter().filter(|finding| !finding.is_unread).count(),
         });
         verified.findings.extend(findings.into_iter().map(|finding| WalFinding::new(log, finding)));
     }
     output.show(&verified)?;
-    let damaged = verified.findings.len();
+    let unread = verified.findings.iter().filter(|finding| finding.is_unread).count();
+    let damaged = verified.findings.len() - unread;
+    if damaged == 0 && unread > 0 {
+        let failure = CliError::new(Exit::Error, "a part of the logs could not be read");
+        let why = "the process has no file descriptor or memory; nothing is known to be damaged";
+        return Err(failure.why(why).hint("raise the limit of open files (ulimit -n)").into());
+    }
     if damaged == 0 {
         return Ok(());
     }
@@ -215,8 +229,15 @@ fn subdirectories(dir: &Path) -> io::Result<Vec<PathBuf>> {
 fn open(dir: PathBuf) -> anyhow::Result<Log> {
     let storage = DirStorage::open_buffered(&dir);
     let storage = storage.with_context(|| format!("open {}", dir.display()))?;
-    let lock = storage.lock();
-    let is_in_use = lock.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+    let is_in_use = match storage.lock() {
+        Ok(_) => false,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
+        // Without it, unfinished writes of a node could look like damage.
+        Err(error) if helix_wal::Error::shortage_of(&error).is_some() => {
+            return Err(error).with_context(|| format!("lock {}", dir.display()));
+        }
+        Err(_) => false,
+    };
     Ok(Log { dir, storage, is_in_use })
 }
 
@@ -389,6 +410,8 @@ struct WalFinding {
     /// One past the last byte.
     next_byte: Option<u64>,
     what: String,
+    /// True if the bytes could not be read for want of open files or memory. They may be good.
+    is_unread: bool,
 }
 
 impl WalFinding {
@@ -399,6 +422,7 @@ impl WalFinding {
             first_byte: bytes.as_ref().map(|bytes| bytes.start),
             next_byte: bytes.map(|bytes| bytes.end),
             what: finding.what,
+            is_unread: finding.is_unread,
         }
     }
 }

@@ -9,6 +9,7 @@ use tonic::Status;
 
 use super::{wire_leader, wire_watermarks};
 use crate::error::Error;
+use crate::limits;
 use crate::log::Refusal;
 
 /// Retry hint of NO_LEADER: an election of a healthy shard takes less than a second.
@@ -67,7 +68,7 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::InvalidArgument { .. } => detail(R::InvalidArgument),
         Error::Unimplemented { .. } => detail(R::Unimplemented),
         Error::CorruptLog { .. } | Error::NotARecord { .. } => detail(R::CorruptLog),
-        Error::Throttled { .. } => detail(R::Throttled),
+        Error::Throttled { .. } | Error::Exhausted { .. } => detail(R::Throttled),
         Error::DiskFull { .. } => detail(R::DiskFull),
         Error::StorageFailed { may_have_applied, .. } => {
             ErrorDetail { may_have_applied: *may_have_applied, ..detail(R::StorageFailed) }
@@ -107,6 +108,7 @@ fn refusal_detail(refusal: &Refusal) -> ErrorDetail {
 fn retry_after(error: &Error) -> Option<Duration> {
     match error {
         Error::Throttled { retry_after_ms, .. } => Some(Duration::from_millis(*retry_after_ms)),
+        Error::Exhausted { .. } => Some(limits::THROTTLED_RETRY_AFTER),
         Error::NoLeader { .. } => Some(NO_LEADER_RETRY_AFTER),
         _ => None,
     }
@@ -262,6 +264,7 @@ mod tests {
                 false,
             ),
             (throttled, "THROTTLED", exhausted, RETRY, false),
+            (Error::Exhausted { what: what() }, "THROTTLED", exhausted, RETRY, false),
             (Error::DiskFull { what: what() }, "DISK_FULL", exhausted, FINAL, false),
             (failed(true), "STORAGE_FAILED", Code::Unavailable, RETRY, true),
             (failed(false), "STORAGE_FAILED", Code::Unavailable, RETRY, false),

@@ -232,7 +232,7 @@ impl Node {
                     tracing::error!(shard_id, %what, "cannot serve the shard: its log is damaged");
                     ShardSlot::Damaged(what)
                 }
-                Err(Error::DiskFull { what }) if !formed.is_new => {
+                Err(Error::DiskFull { what } | Error::Exhausted { what }) if !formed.is_new => {
                     tracing::error!(shard_id, %what, "cannot open the shard yet");
                     ShardSlot::Stopped(what)
                 }
@@ -291,6 +291,11 @@ impl Node {
             // The partitions of a damaged shard cannot be brought up to date.
             Err(Error::CorruptLog { what }) => {
                 tracing::warn!(%what, "cannot serve all topics");
+                Ok(())
+            }
+            // A shard that waits for disk space gets them when it is opened.
+            Err(error) if !self.shards.closed().is_empty() => {
+                tracing::warn!(%error, "cannot serve all topics yet");
                 Ok(())
             }
             other => other,

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::NodeStorage;
 use super::formation::Formation;
-use super::logs::{LogIdentity, NodeLogs, OpenLog};
+use super::logs::{LogIdentity, NodeLogs, OpenLog, SHORTAGE_PAUSE};
 use crate::cluster::{Bootstrap, Cluster, ClusterMachine, FIRST_GENERATION};
 use crate::error::{Error, Result};
 use crate::memory;
@@ -37,19 +37,26 @@ pub(super) async fn open_cluster(
 ) -> Result<Cluster> {
     let StartupPeers { is_single_node, listens, seeds } = peers;
     let identity = formed.identity.clone();
-    let log = match formed.take(0) {
+    let mut log = match formed.take(0) {
         Some(log) => log,
         None => logs.open(identity.clone()).await?,
     };
     let machine = Arc::new(ClusterMachine::new(log.wal.clone()));
-    let replica = match open_shard0_replica(logs, log, hub, &machine).await {
-        Err(Error::CorruptLog { what }) if !is_single_node => {
-            logs.quarantine(0, &what, Some(&identity)).await?;
-            let log = logs.open(identity.clone()).await?;
-            machine.replay_from(log.wal.clone());
-            open_shard0_replica(logs, log, hub, &machine).await?
+    let mut has_quarantined = false;
+    let replica = loop {
+        match open_shard0_replica(logs, log, hub, &machine).await {
+            Err(Error::CorruptLog { what }) if !is_single_node && !has_quarantined => {
+                has_quarantined = true;
+                logs.quarantine(0, &what, Some(&identity)).await?;
+            }
+            Err(error @ (Error::DiskFull { .. } | Error::Exhausted { .. })) => {
+                tracing::warn!(%error, "the start waits");
+                tokio::time::sleep(SHORTAGE_PAUSE).await;
+            }
+            opened => break opened?,
         }
-        opened => opened?,
+        log = logs.open_shard0(identity.clone(), is_single_node).await?;
+        machine.replay_from(log.wal.clone());
     };
     let clock = logs.settings.clock.clone();
     let cluster = Cluster::new(replica, machine, hub.clone(), seeds, clock);

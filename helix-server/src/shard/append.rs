@@ -80,11 +80,14 @@ impl Shard {
     ///
     /// # Errors
     /// [`Error::NotLeader`] and [`Error::NoLeader`] where this replica cannot append,
-    /// [`Error::Throttled`] after the wait, [`Error::DiskFull`], [`Error::Draining`].
+    /// [`Error::Throttled`] after the wait, [`Error::DiskFull`], [`Error::Exhausted`],
+    /// [`Error::Draining`].
     pub async fn permit(&self, bytes: usize) -> Result<AppendPermit> {
         match self.check_writable() {
             // The leader may have disk space.
-            Ok(()) | Err(Error::DiskFull { .. }) if self.is_isolated() || !self.is_leader() => {
+            Ok(()) | Err(Error::DiskFull { .. } | Error::Exhausted { .. })
+                if self.is_isolated() || !self.is_leader() =>
+            {
                 return Err(self.not_leader());
             }
             checked => checked?,
@@ -112,6 +115,7 @@ impl Shard {
         }
         self.wal.writable().map_err(|error| match error {
             helix_wal::Error::DiskFull { .. } => Error::DiskFull { what: error.to_string() },
+            helix_wal::Error::Exhausted { .. } => Error::Exhausted { what: error.to_string() },
             helix_wal::Error::Closed => Error::NoLeader { shard: self.id() },
             other => Error::StorageFailed { what: other.to_string(), may_have_applied: false },
         })

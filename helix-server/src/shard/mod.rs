@@ -525,6 +525,9 @@ pub fn write_error(replica: &Replica) -> Option<Error> {
         Err(error @ helix_wal::Error::DiskFull { .. }) => {
             Some(Error::DiskFull { what: error.to_string() })
         }
+        Err(error @ helix_wal::Error::Exhausted { .. }) => {
+            Some(Error::Exhausted { what: error.to_string() })
+        }
         Err(error) => {
             Some(Error::StorageFailed { what: error.to_string(), may_have_applied: false })
         }

@@ -311,6 +311,7 @@ impl Shard {
             | helix_wal::Error::Trimmed { .. } => {
                 Error::CorruptLog { what: format!("shard {}: {error}", self.id()) }
             }
+            helix_wal::Error::Exhausted { .. } => Error::Exhausted { what: error.to_string() },
             helix_wal::Error::Closed if self.draining.is_cancelled() => Error::Draining,
             // This replica is closed, and another one will take its place.
             helix_wal::Error::Closed => Error::NoLeader { shard: self.id() },
