@@ -52,6 +52,7 @@ pub mod clock;
 #[cfg(test)]
 mod doc_tables;
 pub mod error;
+pub mod file_limit;
 pub mod limits;
 mod log_threads;
 pub mod memory;

@@ -167,8 +167,17 @@ pub const ACCEPT_RETRY_WAIT: Duration = Duration::from_millis(100);
 /// Shortest interval between log messages about refused connections.
 pub const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// File descriptors that clients cannot use: logs, peers, timers.
-pub const FILES_RESERVED: u64 = 256;
+/// File descriptors beside those of logs and clients: peers, listeners, timers, the admin port.
+pub const FILES_RESERVED: u64 = 64;
+
+/// Least files of sealed segments that a node keeps open, the most per log, and the part of the
+/// descriptors that they may take. More would only save opening a file.
+pub const CACHED_FILES_MIN: u64 = 16;
+pub const CACHED_FILES_PER_LOG_MAX: u64 = 64;
+pub const CACHED_FILES_PART: u64 = 4;
+
+/// Least file descriptors for connections of clients.
+pub const CLIENT_FILES_MIN: u64 = 16;
 
 /// Memory of a connection whose data is all unread, beyond its larger window: the smallest window,
 /// one frame, and the connection's state.

@@ -107,7 +107,10 @@ async fn open_on(disk: &SimulatedDisk, cluster: &SimulatedDisk, seed: u64) -> Ar
             other => SimulatedDisk::new(other),
         })
     };
-    Node::open(simulation::settings_on(Arc::new(open), seed)).await.unwrap()
+    let settings = simulation::settings_on(Arc::new(open), seed);
+    // Only the last file of a sealed segment stays open.
+    let files = helix_wal::FileCache::new(1);
+    Node::open(helix_server::node::NodeSettings { files, ..settings }).await.unwrap()
 }
 
 /// Nothing becomes free between the starts: the nodes find the space for them in what they have.
@@ -198,6 +201,31 @@ fn append_without_space_in_its_segment_waits() {
         });
         resumed.await.expect("appends resume");
         assert!(node.stopped().is_empty() && node.restarts().iter().all(|(_, count)| *count == 0));
+        node.close().await;
+    });
+}
+
+/// A read that finds no file descriptor is refused, and nothing is taken for damaged.
+#[test]
+fn read_without_file_descriptors_is_not_damage() {
+    let (disk, cluster) = (SimulatedDisk::new(5), SimulatedDisk::new(6));
+    simulate(11, async {
+        let node = open_on(&disk, &cluster, 11).await;
+        for sequence in 0..120 {
+            append(&node, sequence).await.unwrap();
+        }
+        let located = node.locate("default", 0).unwrap();
+        let (shard, partition) = (&located.shard, located.partition);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        shard.read(partition, 70, None, 1, ReadFrom::Leader).await.unwrap();
+        let fault = Fault::next(Operation::Open).lasting();
+        disk.fail(fault.errno(rustix::io::Errno::MFILE.raw_os_error()));
+        let refused = shard.read(partition, 0, None, 1, ReadFrom::Leader).await.unwrap_err();
+        assert!(matches!(refused, Refusal::Exhausted { .. }), "{refused}");
+        assert!(shard.damage().is_empty(), "{:?}", shard.damage());
+        disk.heal();
+        let read = shard.read(partition, 0, None, 1, ReadFrom::Leader).await.unwrap();
+        assert_eq!(read.batches[0].first_offset, 0);
         node.close().await;
     });
 }

@@ -80,6 +80,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         segment_bytes: 1 << 20,
         tail_bytes: 64 << 10,
         footer_bytes: 8 << 20,
+        files: helix_wal::FileCache::default(),
         shares: MemoryShares::default(),
         log_limits: LogLimits::default(),
         scrub_rate: 0,
