@@ -6,6 +6,7 @@
 
 mod docs;
 mod layers;
+mod locks;
 mod source;
 mod types;
 mod words;
