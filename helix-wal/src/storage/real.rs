@@ -386,10 +386,11 @@ fn reserve(_: &Fd, _: u64) -> io::Result<bool> {
 
 /// Returns whether the file system writes each block to a new place, reserved or not.
 #[cfg(target_os = "linux")]
+#[allow(clippy::unnecessary_cast)] // The type of the number differs between platforms.
 fn writes_elsewhere(directory: &Fd) -> bool {
     // Magic numbers of btrfs, ZFS, bcachefs and F2FS.
     const COPY_ON_WRITE: [i64; 4] = [0x9123_683e, 0x2fc1_2fc1, 0xca45_1a4e, 0xf2f5_2010];
-    // Truncated, because the type of the number differs between platforms.
+    // Some platforms extend the sign of the number.
     let kind = rustix::fs::fstatfs(directory).map(|stat| stat.f_type as i64 & 0xffff_ffff);
     kind.is_ok_and(|kind| COPY_ON_WRITE.contains(&kind))
 }
