@@ -10,6 +10,9 @@ use serde::Serialize;
 #[derive(Debug, Parser)]
 #[command(name = "helix-bench", version, after_help = EXIT_CODES)]
 pub(crate) struct BenchCli {
+    /// Show no progress
+    #[arg(long, global = true)]
+    pub(crate) quiet: bool,
     #[command(subcommand)]
     pub(crate) command: BenchCommand,
 }

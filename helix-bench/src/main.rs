@@ -18,6 +18,7 @@ mod nodes;
 mod output;
 mod payload;
 mod phase;
+mod progress;
 mod read;
 mod readback;
 mod report;
@@ -45,7 +46,11 @@ use report::BenchReport;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    match run(BenchCli::parse().command) {
+    let cli = BenchCli::parse();
+    if cli.quiet {
+        progress::silence();
+    }
+    match run(cli.command) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             // Ignored: without standard error there is nowhere to report.
