@@ -18,8 +18,8 @@ pub(crate) struct BenchCli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 success; 1 failure, no request succeeded, or --verify was \
-                          not possible; 2 usage error; 11 acked records are missing or changed; \
-                          130 interrupted.";
+                          not possible; 2 usage error; 11 acked records are missing, changed or \
+                          doubled; 130 interrupted.";
 
 /// Longest duration that may be given; adding it to a point in time must not overflow.
 const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 3600);

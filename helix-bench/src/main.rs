@@ -7,6 +7,7 @@ mod assignment;
 mod budget;
 mod ceiling;
 mod compare;
+mod delivery;
 mod e2e;
 mod exit;
 mod format;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::budget::SendBudget;
 use crate::load::BenchLoad;
@@ -39,6 +40,7 @@ pub(crate) trait LoadLane: Send + Sized + 'static {
 #[derive(Debug)]
 pub(crate) struct PhaseResult {
     pub(crate) meter: LoadMeter,
+    pub(crate) started: Instant,
     pub(crate) elapsed: Duration,
     /// See [`SendBudget::sends_missed`].
     pub(crate) sends_missed: u64,
@@ -89,7 +91,7 @@ pub(crate) async fn run<L: LoadLane>(
     let elapsed = budget.start().elapsed();
     drop(pacer);
     drop(line);
-    let sends_missed = budget.sends_missed();
-    let outcome = PhaseResult { meter, elapsed, sends_missed, lanes: count };
+    let (started, sends_missed) = (budget.start(), budget.sends_missed());
+    let outcome = PhaseResult { meter, started, elapsed, sends_missed, lanes: count };
     Ok((back.into_iter().flatten().collect(), outcome))
 }

@@ -21,6 +21,8 @@ use crate::verify::Verification;
 
 /// Error kind for acked records that a subscriber did not receive.
 pub(crate) const NOT_DELIVERED: &str = "NOT_DELIVERED";
+/// Error kind for records that a subscriber received more than once.
+pub(crate) const DELIVERED_TWICE: &str = "DELIVERED_TWICE";
 
 /// A run shorter than this many seconds is too short to be repeatable.
 const SECONDS_MIN: f64 = 2.0;
@@ -103,7 +105,7 @@ impl BenchReport {
         warmup: &PhaseResult,
         outcome: &PhaseResult,
     ) -> Self {
-        let PhaseResult { meter, elapsed, sends_missed, lanes } = outcome;
+        let PhaseResult { meter, elapsed, sends_missed, lanes, .. } = outcome;
         let seconds = elapsed.as_secs_f64().max(1e-9);
         let nodes = nodes(before, after);
         let storages: Vec<_> = nodes.iter().map(|node| node.storage.clone()).collect();
@@ -271,7 +273,9 @@ impl BenchReport {
 
     pub(crate) fn exit_code(&self) -> u8 {
         let is_lost = self.records_missing.is_some_and(|missing| missing > 0)
-            || self.errors_by_kind.contains_key(NOT_DELIVERED);
+            || [NOT_DELIVERED, DELIVERED_TWICE]
+                .iter()
+                .any(|kind| self.errors_by_kind.contains_key(*kind));
         match &self.verify {
             _ if is_lost => exit::NOT_AS_ACKED,
             Some(verification) if !verification.is_clean() => verification.exit_code(),

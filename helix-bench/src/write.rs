@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use crate::args::AckLevel;
 use crate::assignment::partitions_of;
 use crate::budget::{SendBudget, SendSlot};
+use crate::delivery::AckedRecords;
 use crate::load::BenchLoad;
 use crate::meter::LoadMeter;
 use crate::payload::{BatchPool, record};
@@ -165,7 +166,7 @@ pub(crate) enum BatchSource {
     /// Stamped and noted for verification.
     Stamped(SentBatches),
     /// Stamped with the send time.
-    Timed { stamper: Stamper, epoch: Instant, next_sequence: u64 },
+    Timed { stamper: Stamper, epoch: Instant, next_sequence: u64, acked: AckedRecords },
 }
 
 /// Batch whose ack is outstanding.
@@ -178,7 +179,7 @@ struct InFlightBatch {
     partition: u32,
     records: u32,
     bytes: usize,
-    /// Number in [`SentBatches`].
+    /// Number in [`SentBatches`], or the first sequence of a timed batch.
     number: usize,
 }
 
@@ -202,26 +203,36 @@ impl BatchSource {
                 let number = sent_batches.send(partition, records);
                 (stamped(&sent_batches.stamper, first, records, 0), number)
             }
-            Self::Timed { stamper, epoch, next_sequence } => {
+            Self::Timed { stamper, epoch, next_sequence, .. } => {
                 let sent_ns = u64::try_from((since - *epoch).as_nanos()).unwrap_or(u64::MAX);
-                let batch = stamped(stamper, *next_sequence, records, sent_ns);
+                let first = *next_sequence;
+                let batch = stamped(stamper, first, records, sent_ns);
                 *next_sequence += u64::from(records);
-                (batch, 0)
+                (batch, usize::try_from(first).expect("sequences fit"))
             }
         }
     }
 
-    fn settle(&mut self, number: usize, result: &Result<Ack, Error>) {
-        let Self::Stamped(sent_batches) = self else { return };
-        let outcome = match result {
-            Ok(ack) => SendOutcome::Acked { first_offset: ack.first_offset },
-            Err(error) if error.may_have_applied => SendOutcome::Open,
-            Err(_) => SendOutcome::Refused,
-        };
-        sent_batches.settle(number, outcome);
+    fn settle(&mut self, sent: &InFlightBatch, result: &Result<Ack, Error>) {
+        match self {
+            Self::BatchPool(_) => {}
+            Self::Stamped(sent_batches) => {
+                let outcome = match result {
+                    Ok(ack) => SendOutcome::Acked { first_offset: ack.first_offset },
+                    Err(error) if error.may_have_applied => SendOutcome::Open,
+                    Err(_) => SendOutcome::Refused,
+                };
+                sent_batches.settle(sent.number, outcome);
+            }
+            Self::Timed { acked, .. } if result.is_ok() => {
+                acked.add(sent.number as u64, sent.records);
+            }
+            Self::Timed { .. } => {}
+        }
     }
 }
 
+/// Builds a batch of consecutive stamped records.
 fn stamped(stamper: &Stamper, first: u64, records: u32, sent_ns: u64) -> EncodedBatch {
     let sequences = first..first + u64::from(records);
     let records: Vec<Record> =
@@ -252,6 +263,14 @@ impl WriteLane {
         match self.source {
             BatchSource::Stamped(sent_batches) => Some(sent_batches),
             BatchSource::BatchPool(_) | BatchSource::Timed { .. } => None,
+        }
+    }
+
+    /// Returns the acked records of a lane whose records carry their send time.
+    pub(crate) fn into_acked(self) -> Option<AckedRecords> {
+        match self.source {
+            BatchSource::Timed { acked, .. } => Some(acked),
+            BatchSource::BatchPool(_) | BatchSource::Stamped(_) => None,
         }
     }
 
@@ -310,7 +329,7 @@ impl WriteLane {
         meter: &mut LoadMeter,
     ) {
         self.failures_in_a_row = if result.is_ok() { 0 } else { self.failures_in_a_row + 1 };
-        self.source.settle(sent.number, &result);
+        self.source.settle(sent, &result);
         match result {
             Ok(ack) => {
                 sent.note(Instant::now(), meter);
