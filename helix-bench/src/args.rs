@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
+use crate::pubsub::PubsubArgs;
+
 /// Benchmarks Helix: throughput, latency and end-to-end delivery.
 #[derive(Debug, Parser)]
 #[command(name = "helix-bench", version, after_help = EXIT_CODES)]
@@ -34,12 +36,37 @@ pub(crate) enum BenchCommand {
     Latency(LoadArgs),
     /// Publish records and time their delivery to subscribers
     E2e(LoadArgs),
+    /// Measure publish/subscribe over payload sizes
+    Pubsub(PubsubArgs),
     /// Write to helix-wal directly, without network or Raft
     Wal(WalArgs),
     /// Run a load against a service that stores nothing
     Ceiling(CeilingArgs),
     /// Alternate runs against the ceiling and a server
     Compare(CompareArgs),
+    /// Draw plots of results
+    Plot(PlotArgs),
+    /// Print tables of results as Markdown
+    Tables(TablesArgs),
+}
+
+/// Flags of `plot`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PlotArgs {
+    /// Results in JSON; those of one mode share a plot
+    #[arg(required = true, value_name = "RESULT.json")]
+    pub(crate) results: Vec<PathBuf>,
+    /// Directory to write SVG files to
+    #[arg(long, default_value = ".")]
+    pub(crate) dir: PathBuf,
+}
+
+/// Flags of `tables`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct TablesArgs {
+    /// Results in JSON
+    #[arg(required = true, value_name = "RESULT.json")]
+    pub(crate) results: Vec<PathBuf>,
 }
 
 /// Kind of load.
@@ -152,6 +179,9 @@ pub(crate) struct LoadArgs {
     /// Write the result to this file as JSON; "-" prints JSON, not the table
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Write plots to this directory as SVG
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plot: Option<PathBuf>,
 }
 
 /// Ack level that a write waits for.
@@ -277,7 +307,7 @@ pub(crate) struct CompareArgs {
 }
 
 /// Parses "1500ms", "2s", "1m" or "1h"; a bare number counts seconds.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split_unit(text);
     let seconds = match unit {
         "us" => 1e-6,
@@ -296,7 +326,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses "1024", "64KiB", "1MiB" or "2GB".
-fn bytes(text: &str) -> Result<usize, String> {
+pub(crate) fn bytes(text: &str) -> Result<usize, String> {
     let (number, unit) = split_unit(text);
     let factor: usize = match unit {
         "" | "B" => 1,
@@ -357,6 +387,9 @@ mod tests {
             "helix-bench write --topic new --partitions 12 --replication-factor 3 --acks none",
             "helix-bench write --acks quorum-written",
             "helix-bench write --acks 0",
+            "helix-bench pubsub --producers 2 --consumers 4 --topics 2 --payload 256B,1KiB",
+            "helix-bench plot one.json two.json --dir plots",
+            "helix-bench tables one.json",
         ] {
             BenchCli::try_parse_from(line.split(' '))
                 .unwrap_or_else(|error| panic!("{line}: {error}"));
