@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
 use crate::pubsub::PubsubArgs;
+use crate::sequencer::SequencerArgs;
 
 /// Benchmarks Helix: throughput, latency and end-to-end delivery.
 #[derive(Debug, Parser)]
@@ -38,6 +39,8 @@ pub(crate) enum BenchCommand {
     E2e(LoadArgs),
     /// Measure publish/subscribe over payload sizes
     Pubsub(PubsubArgs),
+    /// Measure or check a stream that several nodes publish to
+    Sequencer(SequencerArgs),
     /// Write to helix-wal directly, without network or Raft
     Wal(WalArgs),
     /// Run a load against a service that stores nothing
@@ -388,6 +391,8 @@ mod tests {
             "helix-bench write --acks quorum-written",
             "helix-bench write --acks 0",
             "helix-bench pubsub --producers 2 --consumers 4 --topics 2 --payload 256B,1KiB",
+            "helix-bench sequencer --duration 2s --size 64,256 --plot plots",
+            "helix-bench sequencer --check --records 1000",
             "helix-bench plot one.json two.json --dir plots",
             "helix-bench tables one.json",
         ] {

@@ -48,6 +48,8 @@ pub(crate) enum ChartUnit {
     Count,
     /// Bytes with binary units.
     Bytes,
+    /// Percentile p as 1 / (1 - p), which makes the tail visible.
+    Nines,
 }
 
 /// Series of a chart.
@@ -142,6 +144,7 @@ impl ChartUnit {
     fn text(self, value: f64) -> String {
         match self {
             Self::Bytes => bytes_text(value as usize),
+            Self::Nines => format!("{}", round_to(100.0 * (1.0 - 1.0 / value), 3)),
             Self::Count => {
                 let (scaled, suffix) = match value {
                     _ if value >= 1e9 => (value / 1e9, " G"),

@@ -70,13 +70,15 @@ fn mode_of(result: &Value) -> &str {
 /// A result has no plot.
 pub(crate) fn figures(results: &[NamedResult]) -> Result<Vec<Figure>> {
     let mut by_mode: BTreeMap<&str, Vec<&NamedResult>> = BTreeMap::new();
-    for named in results {
+    // A check has outcomes and nothing to plot.
+    for named in results.iter().filter(|named| rows(&named.result["check"]).is_empty()) {
         by_mode.entry(mode_of(&named.result)).or_default().push(named);
     }
     let mut figures = Vec::new();
     for (mode, results) in by_mode {
         match mode {
             "pubsub" => figures.extend(pubsub(&results)),
+            "sequencer" => figures.extend(sequencer(&results)),
             "write" | "stream" | "read" | "latency" | "e2e" => {
                 figures.extend(loads(mode, &results))
             }
@@ -126,6 +128,50 @@ fn pubsub(results: &[&NamedResult]) -> Vec<Figure> {
             ChartAxis { label: "MB/s", unit: ChartUnit::Count, is_log: false },
             &[("MB/s", "/payload_bytes_per_sec", 1e-6)],
         ),
+    ]
+}
+
+fn sequencer(results: &[&NamedResult]) -> Vec<Figure> {
+    let mut throughput = Vec::new();
+    let mut latency = Vec::new();
+    for (run, named) in results.iter().enumerate() {
+        let name = |measure: &str| series_name(measure, &named.name, results.len());
+        for (measure, label) in ["batched", "one message a batch"].into_iter().enumerate() {
+            let rows = rows(&named.result["throughput"]).iter();
+            let of_kind = rows.filter(|row| (row["batch_size"] == 1) == (measure == 1));
+            let point =
+                |row: &Value| Some((row["size"].as_f64()?, row["messages_per_sec"].as_f64()?));
+            let points = sorted(of_kind.filter_map(point).collect());
+            throughput.push(ChartSeries { name: name(label), measure, run, points });
+        }
+        for row in rows(&named.result["latency"]) {
+            for (measure, (label, value)) in
+                [("mean", "mean_us"), ("max", "max_us")].into_iter().enumerate()
+            {
+                // The number of nines makes the tail visible.
+                let point = |step: &Value| {
+                    let above = 1.0 - step["percent"].as_f64()? / 100.0;
+                    Some((1.0 / above, step[value].as_f64()?))
+                };
+                let points = sorted(rows_of(row, "steps").filter_map(point).collect());
+                if !points.is_empty() {
+                    latency.push(ChartSeries { name: name(label), measure, run, points });
+                }
+            }
+        }
+    }
+    let size = ChartAxis { label: "message", unit: ChartUnit::Bytes, is_log: true };
+    let rate = ChartAxis { label: "messages/s", unit: ChartUnit::Count, is_log: true };
+    let percent =
+        ChartAxis { label: "lowest % of the messages", unit: ChartUnit::Nines, is_log: true };
+    let us = ChartAxis { label: "us", unit: ChartUnit::Count, is_log: true };
+    let chart = |name: &str, title: &str, x, y, series| Figure {
+        name: format!("sequencer-{name}"),
+        chart: LineChart { title: title.to_owned(), x, y, series },
+    };
+    vec![
+        chart("throughput", "Sequencer: messages per second", size, rate, throughput),
+        chart("latency", "Sequencer: latency, one message in flight", percent, us, latency),
     ]
 }
 

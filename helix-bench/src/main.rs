@@ -26,6 +26,7 @@ mod pubsub;
 mod read;
 mod readback;
 mod report;
+mod sequencer;
 mod stamp;
 mod table;
 mod target;
@@ -53,6 +54,7 @@ use load::BenchLoad;
 use output::ReportOutput;
 use pubsub::{PubsubArgs, PubsubPlan};
 use report::BenchReport;
+use sequencer::{SequencerArgs, SequencerPlan, SequencerReport};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -79,6 +81,7 @@ fn run(command: BenchCommand) -> Result<u8> {
         BenchCommand::Latency(args) => measure(LoadMode::Latency, &args),
         BenchCommand::E2e(args) => measure(LoadMode::E2e, &args),
         BenchCommand::Pubsub(args) => run_pubsub(&args),
+        BenchCommand::Sequencer(args) => run_sequencer(&args),
         BenchCommand::Wal(args) => run_wal(&args),
         BenchCommand::Ceiling(args) => {
             at_least_one("--server-threads", args.server_threads)?;
@@ -129,6 +132,22 @@ fn run_pubsub(args: &PubsubArgs) -> Result<u8> {
     let output = ReportOutput::open(args.json.as_deref())?;
     let mut report = runtime(plan.threads())?.block_on(pubsub::run(&plan))?;
     report.command = command_line();
+    deliver(&report, output, args.plot.as_deref())?;
+    Ok(report.exit_code())
+}
+
+fn run_sequencer(args: &SequencerArgs) -> Result<u8> {
+    let plan = SequencerPlan::new(args).map_err(exit::usage)?;
+    let output = ReportOutput::open(args.json.as_deref())?;
+    let mut report = SequencerReport::new();
+    if args.check {
+        runtime(plan.threads())?.block_on(sequencer::check(&plan, &mut report))?;
+    } else {
+        // One message in flight keeps one thread busy; more of them only move the task.
+        runtime(1)?.block_on(sequencer::latency(&plan, &mut report))?;
+        runtime(plan.threads())?.block_on(sequencer::throughput(&plan, &mut report))?;
+    }
+    report.finish(command_line());
     deliver(&report, output, args.plot.as_deref())?;
     Ok(report.exit_code())
 }

@@ -97,6 +97,7 @@ pub(crate) fn read_result(path: &Path) -> Result<Value> {
 pub(crate) fn tables(result: &Value) -> Result<Vec<ResultTable>> {
     match result["mode"].as_str() {
         Some("pubsub") => Ok(vec![pubsub(result)]),
+        Some("sequencer") => Ok(sequencer(result)),
         mode => bail!("no table for a result of mode {}", mode.unwrap_or("unknown")),
     }
 }
@@ -164,6 +165,89 @@ fn pubsub(result: &Value) -> ResultTable {
         ]
     };
     table(result, &PUBSUB_COLUMNS, rows(&result["rows"]).iter().map(row).collect())
+}
+
+const SEQUENCER_LATENCY_COLUMNS: [&str; 10] = [
+    "one in flight",
+    "durability",
+    "mean us",
+    "min",
+    "p50",
+    "p99",
+    "max",
+    "ack p50",
+    "lost",
+    "doubled",
+];
+const SEQUENCER_STEP_COLUMNS: [&str; 4] = ["one in flight", "lowest %", "mean us", "max"];
+const SEQUENCER_THROUGHPUT_COLUMNS: [&str; 10] = [
+    "message",
+    "batch",
+    "messages/s",
+    "of each node",
+    "durability",
+    "p50 ms",
+    "p99",
+    "lost",
+    "doubled",
+    "order",
+];
+const SEQUENCER_CHECK_COLUMNS: [&str; 3] = ["check", "outcome", "detail"];
+
+/// Returns the tables of the parts that were run.
+fn sequencer(result: &Value) -> Vec<ResultTable> {
+    let us = |value: &Value| known(value.as_f64(), 1);
+    let latency = |row: &Value| {
+        let seen = &row["latency_us"];
+        let mut cells = vec![text(&row["name"]), text(&row["durability"])];
+        cells.extend(["mean", "min", "p50", "p99", "max"].map(|name| us(&seen[name])));
+        cells.push(us(&row["ack_us"]["p50"]));
+        cells.extend(["lost", "doubled"].map(|name| count(&row[name])));
+        cells
+    };
+    let steps = rows(&result["latency"]).iter().flat_map(|row| {
+        rows(&row["steps"]).iter().map(|step| {
+            let percent = step["percent"].to_string();
+            let percent = percent.trim_end_matches(".0").to_owned();
+            vec![text(&row["name"]), percent, us(&step["mean_us"]), us(&step["max_us"])]
+        })
+    });
+    let throughput = |row: &Value| {
+        let nodes: Vec<String> = rows(&row["node_messages_per_sec"]).iter().map(count).collect();
+        let order = if row["is_order_equal"] == true { "equal" } else { "DIFFERENT" };
+        vec![
+            bytes_text(usize::try_from(row["size"].as_u64().unwrap_or(0)).unwrap_or(0)),
+            count(&row["batch_size"]),
+            count(&row["messages_per_sec"]),
+            nodes.join(" + "),
+            text(&row["durability"]),
+            ms(&row["latency_us"]["p50"]),
+            ms(&row["latency_us"]["p99"]),
+            count(&row["lost"]),
+            count(&row["doubled"]),
+            order.to_owned(),
+        ]
+    };
+    let check = |row: &Value| vec![text(&row["name"]), text(&row["outcome"]), text(&row["detail"])];
+    let part = |name: &str| rows(&result[name]).iter();
+    let mut tables = vec![
+        table(result, &SEQUENCER_LATENCY_COLUMNS, part("latency").map(latency).collect()),
+        table(result, &SEQUENCER_STEP_COLUMNS, steps.collect()),
+        table(result, &SEQUENCER_THROUGHPUT_COLUMNS, part("throughput").map(throughput).collect()),
+        table(result, &SEQUENCER_CHECK_COLUMNS, part("check").map(check).collect()),
+    ];
+    tables.retain(|table| !table.rows.is_empty());
+    // The title is that of all tables, and so are the notes.
+    let last = tables.len().saturating_sub(1);
+    for (number, table) in tables.iter_mut().enumerate() {
+        if number > 0 {
+            table.title.clear();
+        }
+        if number < last {
+            table.notes.clear();
+        }
+    }
+    tables
 }
 
 const LOAD_COLUMNS: [&str; 11] = [

@@ -199,7 +199,7 @@ pub(crate) async fn delete_topics(client: &Client, names: &[&str]) {
 }
 
 /// Returns the client settings of a load.
-fn config(load: &BenchLoad) -> Config {
+pub(crate) fn config(load: &BenchLoad) -> Config {
     Config {
         request_timeout: REQUEST_TIMEOUT,
         seed: Some(load.seed),

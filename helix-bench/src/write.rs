@@ -233,7 +233,7 @@ impl BatchSource {
 }
 
 /// Builds a batch of consecutive stamped records.
-fn stamped(stamper: &Stamper, first: u64, records: u32, sent_ns: u64) -> EncodedBatch {
+pub(crate) fn stamped(stamper: &Stamper, first: u64, records: u32, sent_ns: u64) -> EncodedBatch {
     let sequences = first..first + u64::from(records);
     let records: Vec<Record> =
         sequences.map(|sequence| record(stamper.value(sequence, sent_ns))).collect();

@@ -140,6 +140,53 @@ fn pubsub_measures_from_the_intended_send() {
 }
 
 #[test]
+fn sequencer_shows_one_order_to_all_nodes() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let plots = dir.path().join("plots");
+    let (text, result) = server.bench(
+        dir.path(),
+        &[
+            "sequencer",
+            "--size",
+            "64,1400",
+            "--duration",
+            "300ms",
+            "--warmup",
+            "100ms",
+            "--plot",
+            plots.to_str().unwrap(),
+        ],
+    );
+    let latency = result["latency"].as_array().unwrap();
+    assert_eq!((latency.len(), latency[1]["steps"].as_array().unwrap().len()), (2, 6));
+    assert!(number(&latency[1]["latency_us"]["p50"]) > 0.0);
+    let throughput = result["throughput"].as_array().unwrap();
+    assert_eq!(throughput.len(), 4);
+    for row in throughput {
+        assert!(number(&row["messages_per_sec"]) > 0.0, "{row}");
+        assert_eq!(row["node_messages_per_sec"].as_array().unwrap().len(), 3);
+        assert_eq!((&row["is_order_equal"], &row["lost"]), (&Value::from(true), &Value::from(0)));
+    }
+    assert!(text.contains("99.999") && text.contains("gRPC over TCP"), "{text}");
+    assert!(plots.join("sequencer-latency.svg").is_file());
+}
+
+#[test]
+fn sequencer_check_passes_over_cut_connections() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let (text, result) = server.bench(dir.path(), &["sequencer", "--check", "--records", "6000"]);
+    let outcome = |name: &str| {
+        let steps = result["check"].as_array().unwrap();
+        let step = steps.iter().find(|step| step["name"] == name);
+        step.unwrap_or_else(|| panic!("no {name} in {text}"))["outcome"].clone()
+    };
+    for name in ["publish", "total order", "rewind", "late join", "cut connections"] {
+        assert_eq!(outcome(name), "passed", "{text}");
+    }
+    assert_eq!(outcome("change of leader"), "not-possible", "one node has no other leader");
+}
+
+#[test]
 fn single_runs_are_plotted() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
     let plots = dir.path().join("plots");
@@ -158,6 +205,8 @@ fn flags_without_effect_and_unknown_results_are_rejected() {
     for arguments in [
         &["pubsub", "--topics", "2"][..],
         &["pubsub", "--payload", "8B"],
+        &["sequencer", "--check", "--nodes", "1"],
+        &["sequencer", "--check", "--plot", "plots"],
         &["compare", "--plot", "plots"],
     ] {
         let output = helix_bench(arguments);
