@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
+use crate::connections::ConnectionsArgs;
 use crate::pubsub::PubsubArgs;
 use crate::sequencer::SequencerArgs;
 
@@ -41,6 +42,8 @@ pub(crate) enum BenchCommand {
     Pubsub(PubsubArgs),
     /// Measure or check a stream that several nodes publish to
     Sequencer(SequencerArgs),
+    /// Measure requests over many connections at once
+    Connections(ConnectionsArgs),
     /// Write to helix-wal directly, without network or Raft
     Wal(WalArgs),
     /// Run a load against a service that stores nothing
@@ -393,6 +396,7 @@ mod tests {
             "helix-bench pubsub --producers 2 --consumers 4 --topics 2 --payload 256B,1KiB",
             "helix-bench sequencer --duration 2s --size 64,256 --plot plots",
             "helix-bench sequencer --check --records 1000",
+            "helix-bench connections --count 100,1000 --rate 1000",
             "helix-bench plot one.json two.json --dir plots",
             "helix-bench tables one.json",
         ] {

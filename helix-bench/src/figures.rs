@@ -78,6 +78,7 @@ pub(crate) fn figures(results: &[NamedResult]) -> Result<Vec<Figure>> {
     for (mode, results) in by_mode {
         match mode {
             "pubsub" => figures.extend(pubsub(&results)),
+            "connections" => figures.push(connections(&results)),
             "sequencer" => figures.extend(sequencer(&results)),
             "write" | "stream" | "read" | "latency" | "e2e" => {
                 figures.extend(loads(mode, &results))
@@ -129,6 +130,25 @@ fn pubsub(results: &[&NamedResult]) -> Vec<Figure> {
             &[("MB/s", "/payload_bytes_per_sec", 1e-6)],
         ),
     ]
+}
+
+fn connections(results: &[&NamedResult]) -> Figure {
+    let mut series = Vec::new();
+    for (run, named) in results.iter().enumerate() {
+        for (measure, label) in ["mean", "p50", "p99"].into_iter().enumerate() {
+            let point = |row: &Value| {
+                let us = row["run"]["latency_us"][label].as_f64()?;
+                Some((row["count"].as_f64()?, us * 1e-3))
+            };
+            let points = sorted(rows_of(&named.result, "rows").filter_map(point).collect());
+            let name = series_name(label, &named.name, results.len());
+            series.push(ChartSeries { name, measure, run, points });
+        }
+    }
+    let title = "Connections: latency of a request".to_owned();
+    let x = ChartAxis { label: "connections", unit: ChartUnit::Count, is_log: true };
+    let chart = LineChart { title, x, y: LATENCY, series };
+    Figure { name: "connections-latency".to_owned(), chart }
 }
 
 fn sequencer(results: &[&NamedResult]) -> Vec<Figure> {

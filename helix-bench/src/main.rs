@@ -8,6 +8,7 @@ mod budget;
 mod ceiling;
 mod chart;
 mod compare;
+mod connections;
 mod delivery;
 mod e2e;
 mod exit;
@@ -49,6 +50,7 @@ use args::{
     WalArgs,
 };
 use ceiling::CeilingProcess;
+use connections::{ConnectionsArgs, ConnectionsPlan};
 use figures::NamedResult;
 use load::BenchLoad;
 use output::ReportOutput;
@@ -82,6 +84,7 @@ fn run(command: BenchCommand) -> Result<u8> {
         BenchCommand::E2e(args) => measure(LoadMode::E2e, &args),
         BenchCommand::Pubsub(args) => run_pubsub(&args),
         BenchCommand::Sequencer(args) => run_sequencer(&args),
+        BenchCommand::Connections(args) => run_connections(&args),
         BenchCommand::Wal(args) => run_wal(&args),
         BenchCommand::Ceiling(args) => {
             at_least_one("--server-threads", args.server_threads)?;
@@ -148,6 +151,15 @@ fn run_sequencer(args: &SequencerArgs) -> Result<u8> {
         runtime(plan.threads())?.block_on(sequencer::throughput(&plan, &mut report))?;
     }
     report.finish(command_line());
+    deliver(&report, output, args.plot.as_deref())?;
+    Ok(report.exit_code())
+}
+
+fn run_connections(args: &ConnectionsArgs) -> Result<u8> {
+    let plan = ConnectionsPlan::new(args).map_err(exit::usage)?;
+    let output = ReportOutput::open(args.json.as_deref())?;
+    let mut report = runtime(plan.threads())?.block_on(connections::run(&plan))?;
+    report.command = command_line();
     deliver(&report, output, args.plot.as_deref())?;
     Ok(report.exit_code())
 }

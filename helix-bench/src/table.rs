@@ -97,6 +97,7 @@ pub(crate) fn read_result(path: &Path) -> Result<Value> {
 pub(crate) fn tables(result: &Value) -> Result<Vec<ResultTable>> {
     match result["mode"].as_str() {
         Some("pubsub") => Ok(vec![pubsub(result)]),
+        Some("connections") => Ok(vec![connections(result)]),
         Some("sequencer") => Ok(sequencer(result)),
         mode => bail!("no table for a result of mode {}", mode.unwrap_or("unknown")),
     }
@@ -165,6 +166,42 @@ fn pubsub(result: &Value) -> ResultTable {
         ]
     };
     table(result, &PUBSUB_COLUMNS, rows(&result["rows"]).iter().map(row).collect())
+}
+
+const CONNECTIONS_COLUMNS: [&str; 12] = [
+    "connections",
+    "opened",
+    "active",
+    "requests/s",
+    "mean ms",
+    "p50",
+    "p99",
+    "delivered %",
+    "lost",
+    "KiB/connection",
+    "server cores",
+    "errors",
+];
+
+fn connections(result: &Value) -> ResultTable {
+    let row = |row: &Value| {
+        let (run, latency) = (&row["run"], &row["run"]["latency_us"]);
+        vec![
+            count(&row["count"]),
+            count(&row["opened"]),
+            count(&row["active"]),
+            count(&run["requests_per_sec"]),
+            ms(&latency["mean"]),
+            ms(&latency["p50"]),
+            ms(&latency["p99"]),
+            known(row["delivered_percent"].as_f64(), 3),
+            count(&row["lost"]),
+            known(row["bytes_per_connection"].as_f64().map(|bytes| bytes / 1024.0), 1),
+            known(run["cpu"]["server_cores"].as_f64(), 2),
+            count(&run["errors"]),
+        ]
+    };
+    table(result, &CONNECTIONS_COLUMNS, rows(&result["rows"]).iter().map(row).collect())
 }
 
 const SEQUENCER_LATENCY_COLUMNS: [&str; 10] = [

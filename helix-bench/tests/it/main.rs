@@ -214,3 +214,31 @@ fn flags_without_effect_and_unknown_results_are_rejected() {
     }
     assert_eq!(helix_bench(&["tables", "/nonexistent"]).status.code(), Some(1));
 }
+
+#[test]
+fn connections_are_opened_and_their_requests_delivered() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let (text, result) = server.bench(
+        dir.path(),
+        &[
+            "connections",
+            "--count",
+            "20,50",
+            "--rate",
+            "200",
+            "--duration",
+            "500ms",
+            "--warmup",
+            "100ms",
+        ],
+    );
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for (row, count) in rows.iter().zip([20, 50]) {
+        assert_eq!((&row["count"], &row["opened"]), (&Value::from(count), &Value::from(count)));
+        assert_eq!(row["active"], count / 10);
+        assert_eq!((&row["lost"], number(&row["delivered_percent"])), (&Value::from(0), 100.0));
+        assert!(number(&row["run"]["latency_us"]["p99"]) > 0.0);
+    }
+    assert!(text.contains("KiB/connection"), "{text}");
+}
