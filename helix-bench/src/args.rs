@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::connections::ConnectionsArgs;
 use crate::pubsub::PubsubArgs;
+use crate::rate_limit::RateLimitArgs;
 use crate::sequencer::SequencerArgs;
 
 /// Benchmarks Helix: throughput, latency and end-to-end delivery.
@@ -44,6 +45,8 @@ pub(crate) enum BenchCommand {
     Sequencer(SequencerArgs),
     /// Measure requests over many connections at once
     Connections(ConnectionsArgs),
+    /// Find the highest rate whose p99 stays within a bound
+    Limit(RateLimitArgs),
     /// Write to helix-wal directly, without network or Raft
     Wal(WalArgs),
     /// Run a load against a service that stores nothing
@@ -397,6 +400,7 @@ mod tests {
             "helix-bench sequencer --duration 2s --size 64,256 --plot plots",
             "helix-bench sequencer --check --records 1000",
             "helix-bench connections --count 100,1000 --rate 1000",
+            "helix-bench limit --mode write --max-p99 5ms --clients 4",
             "helix-bench plot one.json two.json --dir plots",
             "helix-bench tables one.json",
         ] {

@@ -24,6 +24,7 @@ mod payload;
 mod phase;
 mod progress;
 mod pubsub;
+mod rate_limit;
 mod read;
 mod readback;
 mod report;
@@ -55,6 +56,7 @@ use figures::NamedResult;
 use load::BenchLoad;
 use output::ReportOutput;
 use pubsub::{PubsubArgs, PubsubPlan};
+use rate_limit::RateLimitArgs;
 use report::BenchReport;
 use sequencer::{SequencerArgs, SequencerPlan, SequencerReport};
 
@@ -85,6 +87,7 @@ fn run(command: BenchCommand) -> Result<u8> {
         BenchCommand::Pubsub(args) => run_pubsub(&args),
         BenchCommand::Sequencer(args) => run_sequencer(&args),
         BenchCommand::Connections(args) => run_connections(&args),
+        BenchCommand::Limit(args) => run_limit(&args),
         BenchCommand::Wal(args) => run_wal(&args),
         BenchCommand::Ceiling(args) => {
             at_least_one("--server-threads", args.server_threads)?;
@@ -161,6 +164,16 @@ fn run_connections(args: &ConnectionsArgs) -> Result<u8> {
     let mut report = runtime(plan.threads())?.block_on(connections::run(&plan))?;
     report.command = command_line();
     deliver(&report, output, args.plot.as_deref())?;
+    Ok(report.exit_code())
+}
+
+fn run_limit(args: &RateLimitArgs) -> Result<u8> {
+    let load = rate_limit::load(args).map_err(exit::usage)?;
+    let output = ReportOutput::open(args.load.json.as_deref())?;
+    let search = rate_limit::run(args, &load, run_load);
+    let mut report = runtime(load.threads)?.block_on(search)?;
+    report.command = command_line();
+    deliver(&report, output, None)?;
     Ok(report.exit_code())
 }
 

@@ -98,6 +98,7 @@ pub(crate) fn tables(result: &Value) -> Result<Vec<ResultTable>> {
     match result["mode"].as_str() {
         Some("pubsub") => Ok(vec![pubsub(result)]),
         Some("connections") => Ok(vec![connections(result)]),
+        Some("limit") => Ok(vec![limit(result)]),
         Some("sequencer") => Ok(sequencer(result)),
         mode => bail!("no table for a result of mode {}", mode.unwrap_or("unknown")),
     }
@@ -202,6 +203,23 @@ fn connections(result: &Value) -> ResultTable {
         ]
     };
     table(result, &CONNECTIONS_COLUMNS, rows(&result["rows"]).iter().map(row).collect())
+}
+
+const LIMIT_COLUMNS: [&str; 6] = ["rate", "records/s", "p50 ms", "p99", "p99.9", "outcome"];
+
+fn limit(result: &Value) -> ResultTable {
+    let row = |step: &Value| {
+        let (run, latency) = (&step["run"], &step["run"]["latency_us"]);
+        vec![
+            count(&step["rate"]),
+            count(&run["records_per_sec"]),
+            ms(&latency["p50"]),
+            ms(&latency["p99"]),
+            ms(&latency["p999"]),
+            step["why"].as_str().unwrap_or("within").to_owned(),
+        ]
+    };
+    table(result, &LIMIT_COLUMNS, rows(&result["steps"]).iter().map(row).collect())
 }
 
 const SEQUENCER_LATENCY_COLUMNS: [&str; 10] = [

@@ -207,6 +207,7 @@ fn flags_without_effect_and_unknown_results_are_rejected() {
         &["pubsub", "--payload", "8B"],
         &["sequencer", "--check", "--nodes", "1"],
         &["sequencer", "--check", "--plot", "plots"],
+        &["limit", "--plot", "plots"],
         &["compare", "--plot", "plots"],
     ] {
         let output = helix_bench(arguments);
@@ -241,4 +242,34 @@ fn connections_are_opened_and_their_requests_delivered() {
         assert!(number(&row["run"]["latency_us"]["p99"]) > 0.0);
     }
     assert!(text.contains("KiB/connection"), "{text}");
+}
+
+#[test]
+fn limit_finds_a_rate_and_shows_its_steps() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    // The bound is far above any latency, so the search ends where the rate is not reached.
+    let (text, result) = server.bench(
+        dir.path(),
+        &[
+            "limit",
+            "--mode",
+            "write",
+            "--max-p99",
+            "10s",
+            "--start",
+            "500",
+            "--batch-size",
+            "1",
+            "--duration",
+            "200ms",
+            "--warmup",
+            "50ms",
+        ],
+    );
+    let steps = result["steps"].as_array().unwrap();
+    let highest = number(&result["highest_rate"]);
+    let within = steps.iter().filter(|step| step["is_within"] == true);
+    assert_eq!(within.map(|step| number(&step["rate"])).fold(0.0, f64::max), highest);
+    assert!(steps.iter().any(|step| step["why"] == "rate not reached"), "{text}");
+    assert_eq!(text.lines().filter(|line| line.ends_with("within")).count() > 0, highest > 0.0);
 }
