@@ -57,6 +57,8 @@ pub(crate) enum BenchCommand {
     Plot(PlotArgs),
     /// Print tables of results as Markdown
     Tables(TablesArgs),
+    /// Write a page with tables and plots of results
+    Report(ReportArgs),
 }
 
 /// Flags of `plot`.
@@ -68,6 +70,17 @@ pub(crate) struct PlotArgs {
     /// Directory to write SVG files to
     #[arg(long, default_value = ".")]
     pub(crate) dir: PathBuf,
+}
+
+/// Flags of `report`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReportArgs {
+    /// Results in JSON
+    #[arg(required = true, value_name = "RESULT.json")]
+    pub(crate) results: Vec<PathBuf>,
+    /// HTML file to write
+    #[arg(long, short, default_value = "report.html", value_name = "FILE")]
+    pub(crate) output: PathBuf,
 }
 
 /// Flags of `tables`.
@@ -403,6 +416,7 @@ mod tests {
             "helix-bench limit --mode write --max-p99 5ms --clients 4",
             "helix-bench plot one.json two.json --dir plots",
             "helix-bench tables one.json",
+            "helix-bench report one.json two.json -o report.html",
         ] {
             BenchCli::try_parse_from(line.split(' '))
                 .unwrap_or_else(|error| panic!("{line}: {error}"));

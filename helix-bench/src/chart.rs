@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::format::{bytes_text, grouped};
+use crate::html::escaped;
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 440.0;
@@ -254,7 +255,7 @@ fn line(out: &mut String, from: (f64, f64), to: (f64, f64), colour: &str) {
 }
 
 fn text(out: &mut String, x: f64, y: f64, anchor: &str, style: &str, content: &str) {
-    let content = content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let content = escaped(content);
     // Ignored: writing to a string does not fail.
     let _ = writeln!(
         out,

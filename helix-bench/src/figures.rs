@@ -25,6 +25,16 @@ pub(crate) struct Figure {
     chart: LineChart,
 }
 
+impl Figure {
+    pub(crate) fn svg(&self) -> String {
+        self.chart.svg()
+    }
+}
+
+/// Modes whose results have plots.
+const PLOTTED: [&str; 8] =
+    ["pubsub", "connections", "sequencer", "write", "stream", "read", "latency", "e2e"];
+
 const PAYLOAD: ChartAxis =
     ChartAxis { label: "payload of a message", unit: ChartUnit::Bytes, is_log: true };
 const RECORD: ChartAxis = ChartAxis { label: "record value", unit: ChartUnit::Bytes, is_log: true };
@@ -57,6 +67,11 @@ pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
     file.and_then(|mut file| file.write_all(text.as_bytes()))
         .with_context(|| format!("write {}", path.display()))
+}
+
+/// Reports whether results of this mode have plots.
+pub(crate) fn has_plot(result: &Value) -> bool {
+    PLOTTED.contains(&mode_of(result))
 }
 
 fn mode_of(result: &Value) -> &str {

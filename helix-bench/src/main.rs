@@ -15,6 +15,7 @@ mod exit;
 mod figures;
 mod format;
 mod host;
+mod html;
 mod latency;
 mod load;
 mod meter;
@@ -47,8 +48,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use args::{
-    BenchCli, BenchCommand, CeilingArgs, CompareArgs, LoadArgs, LoadMode, PlotArgs, TablesArgs,
-    WalArgs,
+    BenchCli, BenchCommand, CeilingArgs, CompareArgs, LoadArgs, LoadMode, PlotArgs, ReportArgs,
+    TablesArgs, WalArgs,
 };
 use ceiling::CeilingProcess;
 use connections::{ConnectionsArgs, ConnectionsPlan};
@@ -99,6 +100,12 @@ fn run(command: BenchCommand) -> Result<u8> {
         BenchCommand::Compare(args) => compare(&args),
         BenchCommand::Plot(PlotArgs { results, dir }) => {
             print_plots(&named_results(&results)?, &dir)?;
+            Ok(0)
+        }
+        BenchCommand::Report(ReportArgs { results, output }) => {
+            let page = html::page(&named_results(&results)?)?;
+            figures::write_file(&output, &page)?;
+            progress::step(&format!("wrote {}", output.display()));
             Ok(0)
         }
         BenchCommand::Tables(TablesArgs { results }) => {

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::format::{bytes_text, grouped, known};
+use crate::html::escaped;
 
 /// Longest line of a title in Markdown.
 const MARKDOWN_CHARS_MAX: usize = 100;
@@ -42,6 +43,25 @@ impl ResultTable {
         }
         for note in &self.notes {
             let _ = writeln!(out, "note: {note}");
+        }
+        out
+    }
+
+    /// Returns the table as HTML, with the notes.
+    pub(crate) fn html(&self) -> String {
+        let row = |cells: &mut dyn Iterator<Item = &str>, tag: &str| {
+            let cells = cells.map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)));
+            format!("<tr>{}</tr>\n", cells.collect::<String>())
+        };
+        let mut out = format!("<p>{}</p>\n<table>\n", escaped(&self.title));
+        out += &row(&mut self.columns.iter().copied(), "th");
+        for cells in &self.rows {
+            out += &row(&mut cells.iter().map(String::as_str), "td");
+        }
+        out += "</table>\n";
+        for note in &self.notes {
+            // Ignored: writing to a string does not fail.
+            let _ = writeln!(out, "<p>Note: {}</p>", escaped(note));
         }
         out
     }

@@ -187,7 +187,7 @@ fn sequencer_check_passes_over_cut_connections() {
 }
 
 #[test]
-fn single_runs_are_plotted() {
+fn single_runs_are_plotted_and_reported_together() {
     let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
     let plots = dir.path().join("plots");
     let (text, result) = server.bench(
@@ -198,6 +198,10 @@ fn single_runs_are_plotted() {
     assert_eq!((&result["errors"], &result["records"]), (&Value::from(0), &Value::from(200)));
     assert_eq!(result["latency_us"]["count"], 400);
     assert!(plots.join("e2e-latency-clients.svg").is_file());
+    let (stored, page) = (dir.path().join("result.json"), dir.path().join("page.html"));
+    let paths = [stored.to_str().unwrap(), page.to_str().unwrap()];
+    assert!(helix_bench(&["report", paths[0], "-o", paths[1]]).status.success());
+    assert!(page.is_file());
 }
 
 #[test]
