@@ -48,6 +48,14 @@ soak-kill kills="500":
 bench *args:
     cargo run --release -p helix-bench -- {{args}}
 
+# Run the reference benchmarks; write tables and plots into docs/ (about 40 minutes).
+benchmarks:
+    bash scripts/benchmarks.sh
+
+# The same in about ten minutes, with two seconds a row.
+benchmarks-quick:
+    bash scripts/benchmarks.sh --quick
+
 # Run the Criterion benchmarks.
 criterion:
     cargo bench -p helix-wal
