@@ -85,11 +85,17 @@ impl AppendOptions {
 
 /// A batch, or records to build one from.
 pub trait IntoBatch {
+    /// True if it is a batch already, which is sent as it is. Batches that are built from records
+    /// are compressed as the options say.
+    const IS_ENCODED: bool = false;
+
     /// Returns the batch; records become an uncompressed one.
     fn into_batch(self) -> EncodedBatch;
 }
 
 impl IntoBatch for EncodedBatch {
+    const IS_ENCODED: bool = true;
+
     fn into_batch(self) -> EncodedBatch {
         self
     }
@@ -97,6 +103,8 @@ impl IntoBatch for EncodedBatch {
 
 /// Shares the payload without a copy.
 impl IntoBatch for &EncodedBatch {
+    const IS_ENCODED: bool = true;
+
     fn into_batch(self) -> EncodedBatch {
         self.clone()
     }
@@ -115,7 +123,8 @@ impl IntoBatch for &Vec<Record> {
 }
 
 impl Client {
-    /// Appends one batch without a producer identity. Unordered with respect to other calls.
+    /// Appends one batch without a producer identity; records are not compressed.
+    /// Unordered with respect to other calls.
     ///
     /// Retries only while it is certain that the batch was not applied. For bulk tools and
     /// benchmarks; use [`Client::producer`] for safe retries. If the future is dropped, the batch

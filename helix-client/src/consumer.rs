@@ -18,6 +18,7 @@ use helix_proto::log::v1::{
 };
 
 use crate::client::{CallAttempts, CallSpec, Client};
+use crate::compression;
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
 use crate::routing::{LeaderProbe, ProbePace, Route};
@@ -181,6 +182,8 @@ pub struct Records {
 }
 
 /// Stored batches of one partition, oldest first, with verified checksums.
+///
+/// A compressed batch is as its producer sent it; [`Batches::decode`] decompresses it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batches {
     /// Topic.
@@ -335,6 +338,7 @@ impl Fetch<'_> {
             source: self.selector.to_wire().into(),
             out_of_range: options.read.out_of_range().into(),
             accept_encoded: true,
+            accept_compression: compression::accepted(),
         };
         let mut consume = group.route.connection.consume();
         let fetching = consume.fetch(request);

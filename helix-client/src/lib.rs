@@ -42,6 +42,7 @@
 pub mod admin;
 pub mod append;
 pub mod client;
+pub mod compression;
 pub mod config;
 pub mod connection;
 mod connector;
@@ -57,6 +58,7 @@ pub mod session;
 pub use admin::{Admin, NewTopic};
 pub use append::{Ack, AppendOptions, IntoBatch};
 pub use client::Client;
+pub use compression::{BatchCompressor, Compression};
 pub use config::{Config, Dial, Transport};
 pub use connection::Connection;
 pub use consumer::{

@@ -20,6 +20,7 @@ use tracing::debug;
 use super::replica_selector::ReplicaSelector;
 use super::{Batches, NodeGroup, NodeGroups, Position, ReadOptions, ReadStart, Records, decode};
 use crate::client::Client;
+use crate::compression;
 use crate::error::{Error, Result};
 use crate::retry::{Repeat, Retries, RetryDecision};
 use crate::routing::{LeaderProbe, ProbePace};
@@ -332,6 +333,7 @@ impl StreamTask {
             source: self.selector.to_wire().into(),
             out_of_range: self.options.out_of_range().into(),
             accept_encoded: true,
+            accept_compression: compression::accepted(),
             membership: None,
         };
         let mut consume = group.route.connection.consume();
