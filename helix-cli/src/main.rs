@@ -6,6 +6,7 @@ mod backup;
 mod child_node;
 mod clock;
 mod commands;
+mod compression;
 mod connect;
 mod context;
 mod demo;

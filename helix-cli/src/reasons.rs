@@ -146,9 +146,9 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "compare the client with docs/api.md, \"Batches\"",
         ),
         R::UnsupportedCompression => text(
-            "the service cannot decode this compression",
-            "the compression is from a newer version, or not part of the API",
-            "send the batch without compression\nhelix version   to compare both versions",
+            "the topic or the service does not accept this compression",
+            "the topic allows others, a node is older than compression, or it is not in the API",
+            "use a compression that the message names\nhelix topic describe TOPIC",
         ),
         R::InvalidArgument => text(
             "a value is missing or out of range",

@@ -61,10 +61,9 @@ pub enum Error {
     RecordCountMismatch { stated: u32, counted: u32 },
     #[error("{what}")]
     CorruptBatch { what: String },
-    #[error(
-        "compression {compression} is not supported by this version; send uncompressed batches"
-    )]
-    UnsupportedCompression { compression: i32 },
+    /// The numbers of the compressions that can be sent are in `allowed`.
+    #[error("{what}")]
+    UnsupportedCompression { what: String, allowed: &'static [i32] },
     #[error("{field}: {what}")]
     InvalidArgument { field: &'static str, what: String },
     /// A field or call that this version does not implement.

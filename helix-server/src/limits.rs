@@ -18,6 +18,13 @@ pub const BATCH_BYTES_MAX: u32 = 8 << 20;
 /// nodes on one machine must sync, it sends it within about 500.
 pub const IDLE_POLL_US: u32 = 500;
 
+/// Largest batch that is decompressed on an async thread: up to some 0.1 ms.
+pub const DECOMPRESS_IN_PLACE_BYTES: usize = 128 << 10;
+
+/// Time that a compressed batch waits for the protocol version that allows it. A new cluster
+/// reaches it within that time; a cluster with older nodes does not.
+pub const COMPRESSION_WAIT_MAX: Duration = Duration::from_secs(1);
+
 /// Default limits of a topic.
 pub const BATCH_BYTES_DEFAULT: u32 = 4 << 20;
 pub const RECORD_BYTES_DEFAULT: u32 = 1 << 20;

@@ -34,6 +34,8 @@ pub struct MemoryShares {
     pub request_bytes: usize,
     /// Bytes of those requests on one connection.
     pub connection_request_bytes: usize,
+    /// Buffers in which large compressed batches are verified, each for the largest batch.
+    pub decompressors: usize,
     /// Bytes of responses that clients have not read yet.
     pub response_bytes: usize,
     /// Partitions named by all open fetches and subscriptions together.
@@ -45,12 +47,12 @@ pub struct MemoryShares {
 impl MemoryShares {
     /// Divides `limit`, which must be at least [`MEMORY_LIMIT_MIN`].
     ///
-    /// In parts of 32: connections 12, logs 5, requests 4, responses 4, windows 2, calls 2,
-    /// partitions read 1. The rest is for the program.
+    /// In parts of 32: connections 12, logs 5, responses 4, requests 3, windows 2, calls 2,
+    /// partitions read 1, decompression 1. The rest is for the program.
     pub fn of(limit: u64) -> Self {
         let part = limit / 32;
         let count = |parts: u64, bytes: u64| usize::try_from(parts * part / bytes);
-        let request_bytes = to_usize(4 * part);
+        let request_bytes = to_usize(3 * part);
         Self {
             limit,
             connections: count(12, CONNECTION_BYTES).unwrap_or(usize::MAX),
@@ -58,6 +60,7 @@ impl MemoryShares {
             calls: count(2, CALL_BYTES).unwrap_or(usize::MAX),
             request_bytes,
             connection_request_bytes: (request_bytes / 4).max(MESSAGE_BYTES_MAX),
+            decompressors: count(1, BATCH_BYTES_MAX.into()).unwrap_or(usize::MAX),
             response_bytes: to_usize(4 * part),
             partitions_read: count(1, PARTITION_READ_BYTES).unwrap_or(usize::MAX),
             logs: 5 * part,
@@ -125,6 +128,7 @@ mod tests {
                 + shares.window_bytes
                 + shares.calls as u64 * CALL_BYTES
                 + shares.request_bytes as u64
+                + shares.decompressors as u64 * u64::from(BATCH_BYTES_MAX)
                 + shares.response_bytes as u64
                 + shares.partitions_read as u64 * PARTITION_READ_BYTES
                 + shares.logs;
@@ -147,6 +151,7 @@ mod tests {
         let least = MemoryShares::of(MEMORY_LIMIT_MIN);
         assert!(least.connection_request_bytes <= least.request_bytes);
         assert!(MESSAGE_BYTES_MAX <= least.connection_request_bytes);
+        assert!(least.decompressors >= 1);
         assert!(FETCH_BYTES_MAX + BATCH_BYTES_MAX as usize <= least.response_bytes);
     }
 

@@ -4,6 +4,7 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use helix_client::ReadSource;
 
+use crate::compression::CompressionArg;
 use crate::durability::DurabilityArg;
 use crate::exit::{CliError, Exit};
 use crate::position::{self, PositionArg, PositionRange};
@@ -22,6 +23,9 @@ pub(crate) struct ProduceArgs {
     /// Required durability of an ack [default: the topic's]
     #[arg(long, value_enum)]
     pub(crate) durability: Option<DurabilityArg>,
+    /// Compression of the batches
+    #[arg(long, value_enum, default_value_t = CompressionArg::None)]
+    pub(crate) compression: CompressionArg,
 }
 
 #[derive(Debug, Args)]

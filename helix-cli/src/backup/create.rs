@@ -350,7 +350,8 @@ impl PartitionCopy {
         partition.next_offset = end;
         partition.record_count += records;
         partition.batch_count += 1;
-        let size = u32::try_from(bytes).unwrap_or(u32::MAX);
+        // The limit of a topic holds for both sizes of a compressed batch.
+        let size = u32::try_from(bytes).unwrap_or(u32::MAX).max(batch.uncompressed_bytes);
         partition.batch_bytes_max = partition.batch_bytes_max.max(size);
         Ok(bytes)
     }

@@ -8,6 +8,7 @@ use helix_client::proto::log::v1 as proto;
 use serde::{Deserialize, Serialize};
 
 use super::batches::{FileDamage, FilePrefix};
+use crate::compression::{allowed_name, parse_allowed};
 use crate::durability::durability_name;
 use crate::exit::{CliError, Exit};
 use crate::{files, units};
@@ -61,6 +62,17 @@ pub(crate) struct SavedTopicConfig {
     max_record_bytes: Option<u32>,
     min_durability: String,
     default_durability: String,
+    /// Absent in backups from before compression.
+    #[serde(default = "any_compression", skip_serializing_if = "is_any_compression")]
+    allowed_compression: String,
+}
+
+fn any_compression() -> String {
+    "any".to_owned()
+}
+
+fn is_any_compression(name: &str) -> bool {
+    name == "any"
 }
 
 /// The backed-up part of a partition.
@@ -73,7 +85,7 @@ pub(crate) struct SavedPartition {
     pub(crate) next_offset: u64,
     pub(crate) record_count: u64,
     pub(crate) batch_count: u64,
-    /// Payload size of the largest batch.
+    /// Payload size of the largest batch, or its size before compression if that is larger.
     pub(crate) batch_bytes_max: u32,
     pub(crate) file_bytes: u64,
     /// Checksum of the first `file_bytes` bytes of the batch file.
@@ -219,6 +231,7 @@ impl From<&proto::TopicConfig> for SavedTopicConfig {
             max_record_bytes,
             min_durability: _,
             default_durability: _,
+            allowed_compression: _,
         } = *config;
         let time = retention_time.and_then(|time| time.try_into().ok());
         Self {
@@ -228,6 +241,11 @@ impl From<&proto::TopicConfig> for SavedTopicConfig {
             max_record_bytes,
             min_durability: durability_name(config.min_durability()).to_owned(),
             default_durability: durability_name(config.default_durability()).to_owned(),
+            allowed_compression: match config.allowed_compression() {
+                // A server before compression; the backup is restored with the default.
+                proto::AllowedCompression::Unspecified => any_compression(),
+                allowed => allowed_name(allowed).to_owned(),
+            },
         }
     }
 }
@@ -249,6 +267,9 @@ impl SavedTopicConfig {
             max_record_bytes: self.max_record_bytes,
             min_durability: durability(&self.min_durability)?,
             default_durability: durability(&self.default_durability)?,
+            allowed_compression: parse_allowed(&self.allowed_compression)
+                .map_err(anyhow::Error::msg)?
+                .into(),
         })
     }
 }
@@ -263,6 +284,7 @@ mod tests {
             max_batch_bytes: Some(4 << 20),
             min_durability: proto::Durability::None.into(),
             default_durability: proto::Durability::QuorumSynced.into(),
+            allowed_compression: proto::AllowedCompression::Lz4.into(),
             ..proto::TopicConfig::default()
         };
         let mut manifest = Manifest::new("c", "2026-01-31T10:00:00Z".to_owned());
@@ -286,6 +308,7 @@ mod tests {
         assert_eq!(config.retention_time.unwrap().seconds, 90);
         assert_eq!((config.retention_bytes, config.max_batch_bytes), (None, Some(4 << 20)));
         assert_eq!(config.min_durability(), proto::Durability::None);
+        assert_eq!(config.allowed_compression(), proto::AllowedCompression::Lz4);
         let orders = manifest.topic("orders").unwrap().clone();
         manifest.put(SavedTopic { replication_factor: 1, ..orders });
         assert_eq!(manifest.topics.len(), 3);

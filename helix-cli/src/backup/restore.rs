@@ -7,7 +7,8 @@ use std::path::Path;
 use anyhow::Context;
 use helix_client::proto::batch;
 use helix_client::proto::log::v1::{
-    Durability, EncodedBatch, StoredBatch, Topic as TopicStatus, TopicConfig, Watermarks,
+    AllowedCompression, Durability, EncodedBatch, StoredBatch, Topic as TopicStatus, TopicConfig,
+    Watermarks,
 };
 use helix_client::{
     AckFuture, Client, FetchOptions, NewTopic, Position as ClientPosition, ReadSource, ReadStart,
@@ -37,13 +38,14 @@ const FILLERS_MAX: u64 = 1 << 16;
 const FILLER: [u8; 2] = [0x0A, 0];
 
 /// Fields of the topic settings; all are restored from the backup.
-const FIELDS: [&str; 6] = [
+const FIELDS: [&str; 7] = [
     "retention_time",
     "retention_bytes",
     "max_batch_bytes",
     "max_record_bytes",
     "min_durability",
     "default_durability",
+    "allowed_compression",
 ];
 
 /// The offsets of a restored partition.
@@ -181,8 +183,8 @@ impl<'a> TopicRestore<'a> {
         Ok(rows)
     }
 
-    /// Returns the settings during the restore: without retention, and with batch limits that fit
-    /// batches from a time when the topic allowed larger ones.
+    /// Returns the settings during the restore: without retention, and with limits that fit batches
+    /// from a time when the topic allowed larger ones or other compressions.
     fn relaxed_config(&self) -> TopicConfig {
         let needed = self.topic.partitions.iter().map(|partition| partition.batch_bytes_max).max();
         let raised = |limit: Option<u32>| limit.map(|limit| limit.max(needed.unwrap_or(0)));
@@ -191,6 +193,7 @@ impl<'a> TopicRestore<'a> {
             retention_bytes: Some(0),
             max_batch_bytes: raised(self.config.max_batch_bytes),
             max_record_bytes: raised(self.config.max_record_bytes),
+            allowed_compression: AllowedCompression::Any.into(),
             ..self.config
         }
     }

@@ -77,6 +77,7 @@ impl<'a> LineSender<'a> {
         let allowed = allowed.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
         let options = ProducerOptions {
             durability: args.durability.map_or(Durability::Unspecified, Into::into),
+            compression: args.compression.into(),
             batch_bytes: defaults.batch_bytes.min(allowed),
             stops_at_failure: true,
             ..defaults

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
+use crate::compression::allowed_name;
 use crate::connect::connect;
 use crate::durability::durability_name;
 use crate::exit::{CliError, Exit};
@@ -105,6 +106,7 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         max_record_bytes: value(settings.max_record_bytes),
         min_durability: value(settings.min_durability).map_or(0, Into::into),
         default_durability: value(settings.default_durability).map_or(0, Into::into),
+        allowed_compression: value(settings.compression).map_or(0, Into::into),
     };
     let given = [
         ("retention_time", settings.retention_time.is_some()),
@@ -113,6 +115,7 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         ("max_record_bytes", settings.max_record_bytes.is_some()),
         ("min_durability", settings.min_durability.is_some()),
         ("default_durability", settings.default_durability.is_some()),
+        ("allowed_compression", settings.compression.is_some()),
     ];
     let fields = given.into_iter().filter_map(|(field, is_given)| is_given.then_some(field));
     (config, fields.collect())
@@ -188,6 +191,8 @@ pub(crate) struct TopicRow {
     min_durability: &'static str,
     #[schemars(extend("x-wide" = true))]
     default_durability: &'static str,
+    #[schemars(extend("x-wide" = true))]
+    allowed_compression: &'static str,
 }
 
 impl From<proto::Topic> for TopicRow {
@@ -207,6 +212,7 @@ impl From<proto::Topic> for TopicRow {
             retention_bytes: config.retention_bytes,
             min_durability: config.min_durability,
             default_durability: config.default_durability,
+            allowed_compression: config.allowed_compression,
         }
     }
 }
@@ -229,6 +235,8 @@ struct Config {
     max_record_bytes: Option<u32>,
     min_durability: &'static str,
     default_durability: &'static str,
+    /// Compressions that appends may use.
+    allowed_compression: &'static str,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -295,6 +303,7 @@ impl From<proto::TopicConfig> for Config {
             max_record_bytes: config.max_record_bytes,
             min_durability: durability_name(config.min_durability()),
             default_durability: durability_name(config.default_durability()),
+            allowed_compression: allowed_name(config.allowed_compression()),
         }
     }
 }
@@ -339,6 +348,7 @@ mod tests {
         max_record_bytes: None,
         min_durability: None,
         default_durability: None,
+        compression: None,
     };
 
     #[test]

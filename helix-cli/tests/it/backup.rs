@@ -119,6 +119,35 @@ fn backup_is_extended_and_restored() {
 }
 
 #[test]
+fn compressed_batches_are_backed_up_and_restored_as_stored() {
+    let node = ServerProcess::start();
+    node.ok(&["topic", "create", "orders", "--compression", "zstd"]);
+    let text = lines(2_000);
+    node.ok_with(&[&KEYED[..], &["--compression", "zstd"]].concat(), &text);
+    node.ok_with(&KEYED, &lines(3));
+    let refused = node.run(&[&KEYED[..], &["--compression", "lz4"]].concat(), &text);
+    assert!(refused.code != 0 && refused.stderr.contains("it accepts none, zstd"), "{refused:?}");
+    let described =
+        |node: &ServerProcess| json(&node.ok(&["topic", "describe", "orders", "-o", "json"]));
+    let stored = described(&node);
+    let live_bytes = stored["partitions"][0]["live_bytes"].as_u64().unwrap();
+    assert!(live_bytes < text.len() as u64 / 3, "{live_bytes} of {}", text.len());
+    assert_eq!(stored["config"]["allowed_compression"], "zstd");
+
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path().join("backup");
+    backup(&node, &directory, &["--topic", "orders"]);
+    assert_eq!(verify(&directory).code, 0);
+    let other = ServerProcess::start();
+    let restored = restore(&other, &directory, &[]);
+    assert_eq!(restored.code, 0, "{restored:?}");
+    assert_eq!(contents(&other, "orders"), contents(&node, "orders"));
+    let restored = described(&other);
+    assert_eq!(restored["partitions"][0]["live_bytes"], live_bytes);
+    assert_eq!(restored["config"]["allowed_compression"], "zstd");
+}
+
+#[test]
 fn damaged_backup_is_not_restored() {
     let node = ServerProcess::start();
     node.ok(&["topic", "create", "orders", "-p", "2"]);

@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -22,6 +23,9 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
+use super::batch_size::BatchSize;
+use super::compressed::AdmittedBatch;
+use super::decompressors::Decompressors;
 use super::settings::durability_to_reach;
 use super::{batch, wire_ack, wire_watermarks};
 use crate::error::{Error, Result};
@@ -38,9 +42,10 @@ const _: () = assert!(DEDUP_WINDOW_BATCHES >= STREAM_BATCHES_IN_FLIGHT_MAX);
 /// The first failure ends them, after the acks of all earlier batches.
 pub(super) fn responses(
     node: Arc<Node>,
+    decompressors: Arc<Decompressors>,
     requests: MessageStream<AppendStreamRequest>,
 ) -> BoxStream<AppendStreamResponse> {
-    let opening = Box::new(Opening { node, requests });
+    let opening = Box::new(Opening { node, decompressors, requests });
     Box::pin(stream::try_unfold(Stage::Opening(opening), Stage::next))
 }
 
@@ -51,6 +56,7 @@ enum Stage {
 
 struct Opening {
     node: Arc<Node>,
+    decompressors: Arc<Decompressors>,
     requests: MessageStream<AppendStreamRequest>,
 }
 
@@ -76,6 +82,7 @@ impl Stage {
 
 struct AppendSession {
     node: Arc<Node>,
+    decompressors: Arc<Decompressors>,
     /// The partition, with the settings of its topic as last read.
     located: LocatedPartition,
     /// Changes when the settings may have changed.
@@ -109,14 +116,6 @@ struct InFlight {
     deadline: Instant,
 }
 
-/// Counts of a batch, and its arrival time.
-#[derive(Debug, Clone, Copy)]
-struct BatchSize {
-    records: u32,
-    bytes: usize,
-    since: Instant,
-}
-
 /// Source of the batches' sequences.
 ///
 /// Every session has a producer id and a sequence. After a rejected or lost batch, apply rejects
@@ -129,6 +128,12 @@ enum SequenceSource {
 /// State of the client's next batch.
 enum Intake {
     Open,
+    /// A large compressed batch is being verified. Later batches are not read meanwhile, so that
+    /// their order is kept.
+    Verifying {
+        verification: Pin<Box<dyn Future<Output = Result<NewBatch>> + Send>>,
+        follows: bool,
+    },
     /// A batch whose sequence does not follow the previous one waits until all earlier batches are
     /// acked. If one of them were rejected, its sequence would not show that it came later.
     OutOfSequence(NewBatch),
@@ -145,7 +150,7 @@ enum Intake {
 
 impl AppendSession {
     async fn open(opening: Opening) -> Result<(Self, AppendStreamOpened), Status> {
-        let Opening { node, mut requests } = opening;
+        let Opening { node, decompressors, mut requests } = opening;
         let draining = node.shutdown_token().clone();
         let first = tokio::select! {
             first = requests.message() => first?,
@@ -179,6 +184,7 @@ impl AppendSession {
         batch::condition(None, fencing_token.clone(), durability)?;
         let session = Self {
             node,
+            decompressors,
             located,
             versions,
             requested: init.durability,
@@ -234,6 +240,16 @@ impl AppendSession {
                     Err(status) => Intake::Closed(Err(status)),
                 };
             }
+            Intake::Verifying { mut verification, follows } => {
+                match verification.as_mut().poll(context) {
+                    Poll::Ready(Ok(batch)) => self.intake = self.accepted(batch, follows),
+                    Poll::Ready(Err(error)) => self.intake = Intake::Closed(Err(error.into())),
+                    Poll::Pending => {
+                        self.intake = Intake::Verifying { verification, follows };
+                        return Poll::Pending;
+                    }
+                }
+            }
             Intake::OutOfSequence(batch) => {
                 if !self.in_flight.is_empty() {
                     self.intake = Intake::OutOfSequence(batch);
@@ -274,16 +290,32 @@ impl AppendSession {
                 what: "every message after the first one must be a batch".to_owned(),
             }),
         };
-        match batch {
-            Ok((batch, true)) => self.begin(batch),
-            Ok((batch, false)) => Intake::OutOfSequence(batch),
-            Err(error) => Intake::Closed(Err(error.into())),
+        let (admitted, follows) = match batch {
+            Ok(admitted) => admitted,
+            Err(error) => return Intake::Closed(Err(error.into())),
+        };
+        let compressed = match admitted {
+            AdmittedBatch::Uncompressed(batch) => return self.accepted(batch, follows),
+            AdmittedBatch::Compressed(compressed) => compressed,
+        };
+        match compressed.verify_now(&self.node) {
+            ControlFlow::Break(Ok(batch)) => self.accepted(batch, follows),
+            ControlFlow::Break(Err(error)) => Intake::Closed(Err(error.into())),
+            ControlFlow::Continue(large) => {
+                let (node, decompressors) = (self.node.clone(), self.decompressors.clone());
+                let shard = self.located.shard.clone();
+                let verification = async move { large.verify(&node, &decompressors, &shard).await };
+                Intake::Verifying { verification: Box::pin(verification), follows }
+            }
         }
     }
 
+    fn accepted(&self, batch: NewBatch, follows: bool) -> Intake {
+        if follows { self.begin(batch) } else { Intake::OutOfSequence(batch) }
+    }
+
     fn begin(&self, batch: NewBatch) -> Intake {
-        let (records, bytes) = (batch.record_count, batch.payload.len());
-        let size = BatchSize { records, bytes, since: Instant::now() };
+        let size = BatchSize::of(&batch, Instant::now());
         let shard = self.located.shard.clone();
         let proposal = propose(shard, batch, self.durability, self.draining.clone());
         Intake::Proposing { proposal: Box::pin(proposal), size }
@@ -313,10 +345,11 @@ impl AppendSession {
     }
 
     /// Checks a batch; returns it, and true if its sequence follows the previous one.
-    fn admit(&mut self, message: AppendStreamBatch) -> Result<(NewBatch, bool)> {
+    fn admit(&mut self, message: AppendStreamBatch) -> Result<(AdmittedBatch, bool)> {
         self.refresh_settings()?;
         let LocatedPartition { partition, settings, .. } = &self.located;
-        let mut batch = batch::admit(message.batch, *partition, settings)?;
+        let mut admitted = batch::admit(message.batch, *partition, settings)?;
+        let batch = admitted.batch_mut();
         let next = self.next_sequence;
         let stamp =
             self.sequences.stamp(message.first_sequence, next.unwrap_or(0), batch.record_count)?;
@@ -330,7 +363,7 @@ impl AppendSession {
         batch.producer = Some(stamp);
         let token = self.fencing_token.clone();
         batch.condition = batch::condition(message.expected_offset, token, self.durability)?;
-        Ok((batch, follows))
+        Ok((admitted, follows))
     }
 
     /// Returns all acks that are ready, in one message. A failed batch closes the session.
@@ -339,12 +372,12 @@ impl AppendSession {
         let mut watermarks: Option<Watermarks> = None;
         while let Some(oldest) = self.in_flight.front_mut() {
             let Poll::Ready(outcome) = Pin::new(&mut oldest.pending).poll(context) else { break };
-            let BatchSize { records, bytes, since } = oldest.size;
-            self.bytes_in_flight -= bytes;
+            let size = oldest.size;
+            self.bytes_in_flight -= size.bytes;
             self.in_flight.pop_front();
             match outcome {
                 Ok(ack) => {
-                    self.node.metrics().on_ack(records, bytes, ack.duplicate, since.elapsed());
+                    size.count_ack(self.node.metrics(), ack.duplicate);
                     acks.push(wire_ack(&ack));
                     watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
                 }

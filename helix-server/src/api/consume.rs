@@ -17,7 +17,9 @@ use tokio::time::{Instant, sleep_until};
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
+use super::decompressors::Decompressors;
 use super::positions::ReadPosition;
+use super::read_form::{ReadForm, ReadSources};
 use super::reader::{self, FoundRecords, PartitionReadOptions, PartitionReader, ReadBudget};
 use super::status::status_at;
 use super::subscribe::SubscriptionStream;
@@ -34,12 +36,17 @@ use crate::transport::{CallMemory, ClientLoad, LoadPermit};
 
 pub(crate) struct ConsumeHandler {
     node: Arc<Node>,
-    load: Arc<ClientLoad>,
+    sources: ReadSources,
 }
 
 impl ConsumeHandler {
-    pub(crate) fn new(node: &Arc<Node>, load: &Arc<ClientLoad>) -> Self {
-        Self { node: node.clone(), load: load.clone() }
+    pub(crate) fn new(
+        node: &Arc<Node>,
+        load: &Arc<ClientLoad>,
+        decompressors: &Arc<Decompressors>,
+    ) -> Self {
+        let (load, decompressors) = (load.clone(), decompressors.clone());
+        Self { node: node.clone(), sources: ReadSources { load, decompressors } }
     }
 
     async fn fetch(
@@ -51,7 +58,7 @@ impl ConsumeHandler {
         let wait = time::from_duration("max_wait", wait)?.min(FETCH_WAIT_MAX);
         let deadline = Instant::now() + wait;
         // Boxed: opening takes more memory than the wait after it.
-        let mut fetch = Box::pin(Fetch::open(&self.node, &self.load, request)).await?;
+        let mut fetch = Box::pin(Fetch::open(&self.node, &self.sources, request)).await?;
         // The request is consumed; its partitions have a permit of their own.
         if let Some(call) = &call {
             call.release_request();
@@ -156,7 +163,8 @@ impl ConsumeService for ConsumeHandler {
         let call = call_memory(&request);
         let request = request.into_inner();
         let is_detached = call.is_some() && request.accept_encoded;
-        let subscription = SubscriptionStream::open(&self.node, &self.load, request, call).await?;
+        let subscription =
+            SubscriptionStream::open(&self.node, &self.sources, request, call).await?;
         let mut messages = subscription.messages();
         if !is_detached {
             return Ok(Response::new(messages));
@@ -188,14 +196,16 @@ struct Fetch<'a> {
 impl<'a> Fetch<'a> {
     async fn open(
         node: &'a Node,
-        load: &Arc<ClientLoad>,
+        sources: &ReadSources,
         request: FetchRequest,
     ) -> Result<Self, Status> {
-        let FetchRequest { source, out_of_range, accept_encoded, .. } = request;
+        let FetchRequest { source, out_of_range, .. } = request;
         let limits = request.limits.unwrap_or_default();
-        let options = PartitionReadOptions::new(source, out_of_range, &limits, accept_encoded)?;
+        let form = ReadForm::new(request.accept_encoded, &request.accept_compression);
+        let options = PartitionReadOptions::new(source, out_of_range, &limits, form)?;
         let budget = ReadBudget::new(&limits, FETCH_BYTES_DEFAULT as u64, FETCH_BYTES_MAX as u64);
-        let (readers, permit) = reader::open_all(node, load, request.partitions, options).await?;
+        let (readers, permit) =
+            reader::open_all(node, sources, request.partitions, options).await?;
         let bytes_min = u64::from(request.min_bytes.max(1)).min(budget.bytes());
         let readers = readers.into_iter().map(|reader| (reader, FoundRecords::default())).collect();
         Ok(Self { node, readers, _permit: permit, budget, bytes: 0, bytes_min })

@@ -3,13 +3,17 @@
 
 mod append_stream;
 mod batch;
+mod batch_size;
 mod cluster;
+mod compressed;
 mod consume;
+mod decompressors;
 mod group;
 mod health;
 mod member_changes;
 mod positions;
 mod produce;
+mod read_form;
 mod reader;
 mod reflection;
 mod settings;
@@ -29,6 +33,7 @@ use crate::shard::BatchAck;
 use crate::transport::CallMemory;
 pub(crate) use cluster::ClusterHandler;
 pub(crate) use consume::ConsumeHandler;
+pub(crate) use decompressors::Decompressors;
 pub(crate) use group::GroupHandler;
 pub use health::health;
 pub(crate) use produce::ProduceHandler;

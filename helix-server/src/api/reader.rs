@@ -15,14 +15,15 @@ use prost::Message;
 use tonic::Status;
 
 use super::positions::ReadPosition;
+use super::read_form::{ReadForm, ReadSources};
 use super::status::status_at;
 use super::{time, wire_watermarks};
 use crate::error::{Error, Result};
-use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX, PLAIN_FACTOR};
+use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX};
 use crate::log::{PartitionId, Watermarks};
 use crate::node::Node;
 use crate::shard::{ReadBatch, ReadFrom, Shard};
-use crate::transport::{ClientLoad, LoadPermit};
+use crate::transport::LoadPermit;
 
 /// Approximate overhead of a record in a response: offset, time, framing.
 const STORED_RECORD_EXTRA_BYTES: usize = 24;
@@ -78,7 +79,7 @@ impl ReadBudget {
 pub(super) struct PartitionReadOptions {
     from: ReadFrom,
     clamps: bool,
-    is_encoded: bool,
+    form: ReadForm,
     until_us: Option<u64>,
 }
 
@@ -87,7 +88,7 @@ impl PartitionReadOptions {
         source: i32,
         out_of_range: i32,
         limits: &ReadLimits,
-        is_encoded: bool,
+        form: ReadForm,
     ) -> Result<Self> {
         let unknown = |field, value: i32| Error::InvalidArgument {
             field,
@@ -103,13 +104,13 @@ impl PartitionReadOptions {
         let until = limits.until_timestamp;
         let until_us =
             until.map(|until| time::from_timestamp("limits.until_timestamp", until)).transpose()?;
-        Ok(Self { from, clamps: policy == OutOfRangePolicy::Clamp, is_encoded, until_us })
+        Ok(Self { from, clamps: policy == OutOfRangePolicy::Clamp, form, until_us })
     }
 }
 
 /// Reads one partition from an offset on.
 pub(super) struct PartitionReader {
-    load: Arc<ClientLoad>,
+    sources: ReadSources,
     topic: String,
     number: u32,
     partition: PartitionId,
@@ -122,6 +123,9 @@ pub(super) struct PartitionReader {
     unreturned: u64,
     watermarks: Watermarks,
     is_done: bool,
+    /// Bytes sent for each stored byte of the last batches, rounded down, at least 1: more than 1
+    /// if they were decompressed. The next read asks for no more stored bytes than it can send.
+    expansion: usize,
 }
 
 /// Records or batches that one read returned.
@@ -160,18 +164,18 @@ impl FoundRecords {
 /// Opens every partition that a call names; returns the readers and their permit.
 pub(super) async fn open_all(
     node: &Node,
-    load: &Arc<ClientLoad>,
+    sources: &ReadSources,
     starts: Vec<PartitionStart>,
     options: PartitionReadOptions,
 ) -> Result<(Vec<PartitionReader>, LoadPermit), Status> {
     check_count(starts.len())?;
-    let permit = load.acquire_partitions(starts.len())?;
+    let permit = sources.load.acquire_partitions(starts.len())?;
     let mut seen = HashSet::with_capacity(starts.len());
     let mut readers = Vec::with_capacity(starts.len());
     for start in starts {
         let topic = start.topic.clone();
         let number = start.partition;
-        let reader = PartitionReader::open(node, load, start, options)
+        let reader = PartitionReader::open(node, sources, start, options)
             .await
             .map_err(|error| status_at(&error, &topic, number))?;
         if !seen.insert(reader.partition) {
@@ -199,7 +203,7 @@ fn check_count(partitions: usize) -> Result<()> {
 impl PartitionReader {
     async fn open(
         node: &Node,
-        load: &Arc<ClientLoad>,
+        sources: &ReadSources,
         start: PartitionStart,
         options: PartitionReadOptions,
     ) -> Result<Self> {
@@ -213,7 +217,7 @@ impl PartitionReader {
         let is_done = start.until_offset.is_some_and(|until_offset| offset >= until_offset);
         let until_offset = start.until_offset.unwrap_or(u64::MAX);
         Ok(Self {
-            load: load.clone(),
+            sources: sources.clone(),
             topic: start.topic,
             number: start.partition,
             partition: located.partition,
@@ -224,6 +228,7 @@ impl PartitionReader {
             unreturned: offset,
             watermarks,
             is_done,
+            expansion: 1,
         })
     }
 
@@ -303,7 +308,7 @@ impl PartitionReader {
         if self.is_done || budget.is_spent() {
             return Ok(found);
         }
-        let bytes_max = self.load.response_bytes_max(bytes_max);
+        let bytes_max = self.sources.load.response_bytes_max(bytes_max);
         let bytes = usize::try_from(budget.bytes()).unwrap_or(usize::MAX).min(bytes_max);
         let (batches, mut permit) = self.read_admitted(bytes).await?;
         for batch in batches {
@@ -311,7 +316,8 @@ impl PartitionReader {
                 self.is_done = true;
                 break;
             }
-            let has_capacity = if self.options.is_encoded {
+            let batch = self.convert(batch).await?;
+            let has_capacity = if self.options.form.is_encoded() {
                 self.take_encoded(batch, budget, &mut found)
             } else {
                 self.take_records(&batch, budget, bytes_max, &mut found)
@@ -326,10 +332,22 @@ impl PartitionReader {
             && found.bytes > 0
         {
             let bytes = usize::try_from(found.bytes).unwrap_or(usize::MAX);
-            permit.shrink_to(bytes.saturating_mul(self.memory_factor()));
+            permit.shrink_to(bytes.saturating_mul(self.options.form.memory_factor()));
         }
         found.permit = permit.filter(|_| found.bytes > 0);
         Ok(found)
+    }
+
+    /// Returns the batch in the form that the reader gets.
+    async fn convert(&self, batch: ReadBatch) -> Result<ReadBatch, Status> {
+        let form = self.options.form;
+        if !form.must_decompress(&batch) {
+            return Ok(batch);
+        }
+        let ReadSources { decompressors, .. } = &self.sources;
+        // Boxed to keep the future of uncompressed reads small.
+        let converting = Box::pin(form.decompress(batch, decompressors, &self.shard));
+        converting.await.map_err(|error| self.status(&error))
     }
 
     /// Reads batches and acquires the permit for them.
@@ -342,13 +360,12 @@ impl PartitionReader {
         bytes_max: usize,
     ) -> Result<(Vec<ReadBatch>, Option<LoadPermit>), Status> {
         let mut acquired: Option<LoadPermit> = None;
+        let form = self.options.form;
+        let size = |batches: &[ReadBatch]| batches.iter().map(|it| form.memory(it)).sum::<usize>();
         loop {
-            let read = self.read_stored(bytes_max).await;
+            let read = self.read_stored((bytes_max / self.expansion).max(1)).await;
             let mut batches = read.map_err(|error| self.status(&error))?;
-            let size = |batches: &[ReadBatch]| {
-                batches.iter().map(|batch| batch.payload.len()).sum::<usize>()
-                    * self.memory_factor()
-            };
+            self.truncate_to_sent_bytes(&mut batches, bytes_max);
             if let Some(permit) = acquired.take() {
                 while batches.len() > 1 && size(&batches) > permit.bytes() {
                     batches.pop();
@@ -361,18 +378,32 @@ impl PartitionReader {
             if bytes == 0 {
                 return Ok((batches, None));
             }
-            if let Some(permit) = self.load.try_acquire_response(bytes) {
+            if let Some(permit) = self.sources.load.try_acquire_response(bytes) {
                 return Ok((batches, Some(permit)));
             }
             drop(batches);
-            let permit = self.load.acquire_response(bytes).await;
+            let permit = self.sources.load.acquire_response(bytes).await;
             acquired = Some(permit.map_err(|error| self.status(&error))?);
         }
     }
 
-    /// Returns the memory of a response until it is sent, as a multiple of its stored bytes.
-    fn memory_factor(&self) -> usize {
-        if self.options.is_encoded { 1 } else { PLAIN_FACTOR }
+    /// Drops the batches that would not fit after decompression, except for the first one.
+    fn truncate_to_sent_bytes(&mut self, batches: &mut Vec<ReadBatch>, bytes_max: usize) {
+        let form = self.options.form;
+        let (mut stored, mut sent, mut count) = (0, 0, 0);
+        for batch in batches.iter() {
+            let bytes = form.sent_bytes(batch);
+            if bytes > batch.payload.len() && count > 0 && sent + bytes > bytes_max {
+                break;
+            }
+            stored += batch.payload.len();
+            sent += bytes;
+            count += 1;
+        }
+        batches.truncate(count);
+        if stored > 0 {
+            self.expansion = (sent / stored).max(1);
+        }
     }
 
     async fn read_stored(&mut self, bytes_max: usize) -> Result<Vec<ReadBatch>> {
@@ -490,7 +521,10 @@ fn decode(
 }
 
 fn stored_batch(batch: ReadBatch) -> StoredBatch {
-    let uncompressed_bytes = u32::try_from(batch.payload.len()).expect("a batch is below 4 GiB");
+    let uncompressed_bytes = match batch.uncompressed_bytes {
+        0 => u32::try_from(batch.payload.len()).expect("a batch is below 4 GiB"),
+        compressed => compressed,
+    };
     StoredBatch {
         first_offset: batch.first_offset,
         append_time: Some(time::to_timestamp(batch.append_time_us)),

@@ -63,7 +63,10 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::EmptyBatch => detail(R::EmptyBatch),
         Error::RecordCountMismatch { .. } => detail(R::RecordCountMismatch),
         Error::CorruptBatch { .. } => detail(R::CorruptBatch),
-        Error::UnsupportedCompression { .. } => detail(R::UnsupportedCompression),
+        Error::UnsupportedCompression { allowed, .. } => {
+            let allowed_compressions = allowed.to_vec();
+            ErrorDetail { allowed_compressions, ..detail(R::UnsupportedCompression) }
+        }
         Error::InvalidArgument { .. } => detail(R::InvalidArgument),
         Error::Unimplemented { .. } => detail(R::Unimplemented),
         Error::CorruptLog { .. } | Error::NotARecord { .. } => detail(R::CorruptLog),
@@ -239,7 +242,7 @@ mod tests {
             ),
             (Error::CorruptBatch { what: what() }, "CORRUPT_BATCH", invalid, FINAL, false),
             (
-                Error::UnsupportedCompression { compression: 2 },
+                Error::UnsupportedCompression { what: "zstd".to_owned(), allowed: &[1, 2] },
                 "UNSUPPORTED_COMPRESSION",
                 Code::Unimplemented,
                 FINAL,

@@ -15,13 +15,14 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
+use super::read_form::{ReadForm, ReadSources};
 use super::reader::{self, PartitionReadOptions, PartitionReader, ReadBudget};
 use super::wire_watermarks;
 use crate::error::Error;
 use crate::limits::{FETCH_BYTES_DEFAULT, HEARTBEAT_INTERVAL};
 use crate::node::Node;
 use crate::shard::{WatchGuard, Watcher};
-use crate::transport::{CallMemory, ClientLoad, LoadPermit};
+use crate::transport::{CallMemory, LoadPermit};
 
 pub(super) struct SubscriptionStream {
     node: Arc<Node>,
@@ -51,18 +52,20 @@ struct SubscribedPartition {
 impl SubscriptionStream {
     pub(super) async fn open(
         node: &Arc<Node>,
-        load: &Arc<ClientLoad>,
+        sources: &ReadSources,
         request: SubscribeRequest,
         call: Option<Arc<CallMemory>>,
     ) -> Result<Self, Status> {
-        let SubscribeRequest { source, out_of_range, accept_encoded, .. } = request;
+        let SubscribeRequest { source, out_of_range, .. } = request;
         if request.membership.is_some() {
             return Err(Error::Unimplemented { what: "membership" }.into());
         }
         let limits = request.limits.unwrap_or_default();
-        let options = PartitionReadOptions::new(source, out_of_range, &limits, accept_encoded)?;
+        let form = ReadForm::new(request.accept_encoded, &request.accept_compression);
+        let options = PartitionReadOptions::new(source, out_of_range, &limits, form)?;
         let budget = ReadBudget::new(&limits, u64::MAX, u64::MAX);
-        let (readers, permit) = reader::open_all(node, load, request.partitions, options).await?;
+        let (readers, permit) =
+            reader::open_all(node, sources, request.partitions, options).await?;
         let watcher = Watcher::new();
         let partitions = watch_all(readers, &watcher)?;
         let heartbeat_interval = heartbeat_interval(node);

@@ -18,11 +18,13 @@ use super::{call_memory, reserve_response, settings, wire_leader, wire_shard_id,
 use crate::cluster::TopicSpec;
 use crate::error::{Error, Result};
 use crate::limits::{
-    PARTITION_DESCRIBED_BYTES, PARTITIONS_PER_PAGE_MAX, PARTITIONS_PER_TOPIC_MAX,
-    PARTITIONS_PER_TURN, TOPIC_NAME_BYTES_MAX, TOPICS_PER_PAGE_DEFAULT, TOPICS_PER_PAGE_MAX,
+    COMPRESSION_WAIT_MAX, PARTITION_DESCRIBED_BYTES, PARTITIONS_PER_PAGE_MAX,
+    PARTITIONS_PER_TOPIC_MAX, PARTITIONS_PER_TURN, TOPIC_NAME_BYTES_MAX, TOPICS_PER_PAGE_DEFAULT,
+    TOPICS_PER_PAGE_MAX,
 };
-use crate::log::{PartitionLocation, TopicInfo};
+use crate::log::{PartitionLocation, SettingsMask, TopicInfo};
 use crate::node::{LocatedPartition, Node};
+use crate::protocol;
 use crate::transport::CallMemory;
 
 // The other half covers its heap data and its encoded form.
@@ -55,6 +57,9 @@ impl TopicHandler {
             replication_factor: request.replication_factor,
             settings: settings::from_config(request.config, self.node.topic_settings())?,
         };
+        if spec.settings.allowed_compression != 0 {
+            self.check_compression_protocol().await?;
+        }
         reserve_response(call, described_bytes(spec.partition_count)).await?;
         let topic = self.node.cluster().create_topic(spec, request.validate_only).await?;
         Ok(self.describe(&topic).await)
@@ -106,11 +111,31 @@ impl TopicHandler {
         let mask = request.update_mask.map(|mask| mask.paths).unwrap_or_default();
         let default = self.node.topic_settings();
         let (settings, fields) = settings::change(&mask, request.config, default)?;
+        if fields.contains(SettingsMask::ALLOWED_COMPRESSION) {
+            self.check_compression_protocol().await?;
+        }
         // Before the change, so that a rejected call changes nothing.
         let partitions = self.node.topic(&request.name).map_or(0, |topic| topic.partition_count);
         reserve_response(call, described_bytes(partitions)).await?;
         let topic = self.node.cluster().update_topic(&request.name, settings, fields).await?;
         Ok(self.describe(&topic).await)
+    }
+
+    /// Rejects a change of the allowed compressions while the cluster has nodes that do not know
+    /// the setting.
+    async fn check_compression_protocol(&self) -> Result<()> {
+        let cluster = self.node.cluster();
+        if cluster.wait_protocol(protocol::COMPRESSION, COMPRESSION_WAIT_MAX).await {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument {
+            field: "config.allowed_compression",
+            what: format!(
+                "needs protocol version {}, but the cluster uses {} until all nodes are upgraded",
+                protocol::COMPRESSION,
+                cluster.protocol()
+            ),
+        })
     }
 
     async fn add_partitions(

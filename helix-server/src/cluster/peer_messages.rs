@@ -334,7 +334,7 @@ fn encode_reply(reply: &ClusterReply) -> PeerResponseKind {
 
 /// Maps a field name of a reply to its static form. The names are part of the public API.
 fn field(name: &str) -> &'static str {
-    const FIELDS: [&str; 13] = [
+    const FIELDS: [&str; 14] = [
         "name",
         "count",
         "node_id",
@@ -347,6 +347,7 @@ fn field(name: &str) -> &'static str {
         "config.max_record_bytes",
         "config.default_durability",
         "config.min_durability",
+        "config.allowed_compression",
         "config",
     ];
     FIELDS.into_iter().find(|field| *field == name).unwrap_or("request")

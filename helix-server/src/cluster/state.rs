@@ -473,6 +473,10 @@ fn check_settings(settings: &PartitionSettings) -> Result<(), ClusterReply> {
     if !is_durability(settings.min_durability) {
         return Err(invalid("config.min_durability", "unknown durability"));
     }
+    // 0 stands for ANY.
+    if settings.allowed_compression == 1 || !(0..=4).contains(&settings.allowed_compression) {
+        return Err(invalid("config.allowed_compression", "unknown compression"));
+    }
     Ok(())
 }
 
@@ -511,6 +515,9 @@ fn difference(topic: &TopicInfo, new: &CreateTopic) -> Option<String> {
     let (is_default, asked_default) = (is.default_durability, asked.default_durability);
     compare("default_durability", durability(is_default), durability(asked_default));
     compare("min_durability", durability(is.min_durability), durability(asked.min_durability));
+    let compression = |number: i32| number.unsigned_abs().into();
+    let (is_allowed, asked_allowed) = (is.allowed_compression, asked.allowed_compression);
+    compare("allowed_compression", compression(is_allowed), compression(asked_allowed));
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 

@@ -42,6 +42,7 @@ pub(crate) fn any_settings(rng: &mut StdRng) -> PartitionSettings {
         default_durability: rng.random_range(0..5),
         min_durability: rng.random_range(-1..5),
         version: any_u64(rng),
+        allowed_compression: rng.random_range(0..6),
     }
 }
 
@@ -61,6 +62,7 @@ fn random_batch(rng: &mut StdRng) -> BatchHead {
         version: any_u32(rng),
         compression: rng.random(),
         payload_bytes: any_u32(rng),
+        uncompressed_bytes: if rng.random_bool(0.5) { any_u32(rng) } else { 0 },
         proposed_us: any_u64(rng),
         producer: rng.random_bool(0.5).then(|| ProducerStamp {
             producer_id: any_u64(rng),

@@ -51,6 +51,8 @@ pub struct NewBatch {
     pub record_count: u32,
     pub version: u32,
     pub compression: i32,
+    /// Size of the decompressed payload of a compressed batch, else 0; verified by the caller.
+    pub uncompressed_bytes: u32,
     pub payload: Bytes,
     /// CRC-32 over version, record count, compression and payload; verified by the caller.
     pub crc: u32,
@@ -157,6 +159,7 @@ impl Shard {
             version: batch.version,
             compression: batch.compression,
             payload_bytes: u32::try_from(batch.payload.len()).unwrap_or(u32::MAX),
+            uncompressed_bytes: batch.uncompressed_bytes,
             proposed_us: self.clock.now_us(),
             producer: batch.producer,
             condition: batch.condition,

@@ -136,6 +136,18 @@ pub struct ShardStatus {
 }
 
 impl Shard {
+    /// Runs long work on a blocking thread; a simulation runs it in place.
+    ///
+    /// # Errors
+    /// If the process stops.
+    pub async fn run_blocking<T, F>(&self, work: F) -> io::Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        self.reads.wait(work).await
+    }
+
     /// Recovers the shard, and starts its replica and its maintenance.
     ///
     /// # Errors

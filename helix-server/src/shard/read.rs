@@ -32,6 +32,8 @@ pub struct ReadBatch {
     pub record_count: u32,
     pub version: u32,
     pub compression: i32,
+    /// Size of the decompressed payload of a compressed batch, else 0.
+    pub uncompressed_bytes: u32,
     /// Microseconds since the Unix epoch; never decreases within a partition.
     pub append_time_us: u64,
     pub crc: u32,
@@ -355,6 +357,7 @@ fn batch(entry: helix_wal::StoredEntry) -> io::Result<ReadBatch> {
         record_count: entry.placement.count,
         version: head.version,
         compression: head.compression,
+        uncompressed_bytes: head.uncompressed_bytes,
         append_time_us: entry.placement.time,
         crc: entry.payload.crc,
         payload: entry.payload.bytes,

@@ -167,6 +167,7 @@ async fn append(
         record_count: made.record_count,
         version: batch::BATCH_VERSION,
         compression: made.compression,
+        uncompressed_bytes: 0,
         crc: made.crc32,
         payload: made.payload,
         producer,

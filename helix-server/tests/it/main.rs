@@ -13,6 +13,7 @@ mod blocked_log;
 mod captured_log;
 mod cluster;
 mod compaction;
+mod compression;
 mod conditions;
 mod consume;
 mod disk_failure;

@@ -111,6 +111,7 @@ pub(crate) fn batch(node: &Node, partition: u32, sequence: u64, payload: Bytes) 
         record_count: 1,
         version: 1,
         compression: 1,
+        uncompressed_bytes: 0,
         crc: helix_proto::batch::crc(1, 1, 1, &payload),
         payload,
         producer: Some(ProducerStamp {

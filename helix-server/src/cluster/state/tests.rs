@@ -13,6 +13,7 @@ fn settings() -> PartitionSettings {
         max_record_bytes: 1 << 20,
         default_durability: 1,
         min_durability: 4,
+        allowed_compression: 0,
         ..PartitionSettings::default()
     }
 }
@@ -308,6 +309,7 @@ fn shard_0_rejects_batches_and_ignores_shard_commands() {
         version: 1,
         compression: 0,
         payload_bytes: 1,
+        uncompressed_bytes: 0,
         proposed_us: 0,
         producer: None,
         condition: Condition::default(),

@@ -222,6 +222,7 @@ pub(super) mod tests {
             version: batch::BATCH_VERSION,
             compression: 0,
             payload_bytes: u32::try_from(payload.len()).unwrap_or(0),
+            uncompressed_bytes: 0,
             proposed_us: 5,
             producer: None,
             condition: Condition::default(),

@@ -281,12 +281,21 @@ fn batches() -> Vec<FieldCase> {
         (
             &["EncodedBatch.compression"],
             changed(&|batch| batch.compression = Compression::Zstd.into()),
-            Refused(R::UnsupportedCompression, "compression 3"),
+            Refused(R::CorruptBatch, "crc32 does not match"),
         ),
         (
             &["EncodedBatch.compression"],
             changed(&|batch| batch.compression = -7),
-            Refused(R::UnsupportedCompression, "compression -7"),
+            Refused(R::UnsupportedCompression, "compression -7 is unknown to this version"),
+        ),
+        (
+            &["EncodedBatch.compression", "EncodedBatch.payload"],
+            with_batch(as_batch(EncodedBatch {
+                compression: Compression::Zstd.into(),
+                crc32: batch::crc(1, 2, 3, &good.payload),
+                ..good.clone()
+            })),
+            Refused(R::CorruptBatch, "the zstd payload does not begin with a header"),
         ),
         (
             &["EncodedBatch.crc32"],
@@ -491,6 +500,11 @@ fn reads() -> Vec<FieldCase> {
             Fine,
         ),
         (
+            &["FetchRequest.accept_compression"],
+            InvalidCall::Fetch(FetchRequest { accept_compression: vec![99, -1, 2], ..one() }),
+            Fine,
+        ),
+        (
             &["SubscribeRequest.partitions"],
             InvalidCall::Subscribe(SubscribeRequest::default()),
             Refused(R::InvalidArgument, "partitions: must be 1..=10000"),
@@ -513,6 +527,14 @@ fn reads() -> Vec<FieldCase> {
         (
             &["SubscribeRequest.accept_encoded"],
             InvalidCall::Subscribe(SubscribeRequest { accept_encoded: true, ..follow() }),
+            Fine,
+        ),
+        (
+            &["SubscribeRequest.accept_compression"],
+            InvalidCall::Subscribe(SubscribeRequest {
+                accept_compression: vec![99, -1, 2],
+                ..follow()
+            }),
             Fine,
         ),
         (
@@ -777,6 +799,11 @@ fn configs() -> Vec<FieldCase> {
             &["TopicConfig.default_durability"],
             with(TopicConfig { default_durability: -1, ..none }),
             Refused(R::InvalidArgument, "config.default_durability: -1"),
+        ),
+        (
+            &["TopicConfig.allowed_compression"],
+            with(TopicConfig { allowed_compression: 99, ..none }),
+            Refused(R::InvalidArgument, "config.allowed_compression: 99"),
         ),
         (
             &["UpdateTopicRequest.config"],
