@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use helix_client::Compression;
 use serde::Serialize;
 
 /// Benchmarks Helix: throughput, latency and end-to-end delivery.
@@ -123,6 +124,9 @@ pub(crate) struct LoadArgs {
     /// Contents of record values [default: random]
     #[arg(long)]
     pub(crate) payload: Option<PayloadKind>,
+    /// write, e2e: compression of the batches [default: none]
+    #[arg(long)]
+    pub(crate) compression: Option<BatchCompression>,
     /// write: send without a producer identity. A batch with an unknown outcome is then not retried
     #[arg(long)]
     pub(crate) no_idempotence: bool,
@@ -187,6 +191,27 @@ pub(crate) enum PayloadKind {
     Random,
     Text,
     Zero,
+}
+
+/// Compression of batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum BatchCompression {
+    None,
+    Lz4,
+    Zstd,
+    Adaptive,
+}
+
+impl From<BatchCompression> for Compression {
+    fn from(compression: BatchCompression) -> Self {
+        match compression {
+            BatchCompression::None => Self::None,
+            BatchCompression::Lz4 => Self::Lz4,
+            BatchCompression::Zstd => Self::Zstd,
+            BatchCompression::Adaptive => Self::Adaptive,
+        }
+    }
 }
 
 /// Flags of `wal`.
@@ -354,6 +379,7 @@ mod tests {
             "helix-bench write --topic new --partitions 12 --replication-factor 3 --acks none",
             "helix-bench write --acks quorum-written",
             "helix-bench write --acks 0",
+            "helix-bench write --payload text --compression lz4",
         ] {
             BenchCli::try_parse_from(line.split(' '))
                 .unwrap_or_else(|error| panic!("{line}: {error}"));

@@ -292,8 +292,8 @@ impl ReadLane {
                 self.fetch_findings.corrupt_batches += 1;
                 continue;
             };
-            let is_sound = batch::is_intact(batch)
-                && batch::scan(&batch.payload, batch.record_count, usize::MAX).is_ok();
+            let is_sound = batch::uncompressed_payload(batch)
+                .is_ok_and(|payload| batch::scan(&payload, batch.record_count, usize::MAX).is_ok());
             self.fetch_findings.corrupt_batches += u64::from(!is_sound);
             // Only the first batch may begin before the requested offset.
             let is_dense = stored.first_offset == next

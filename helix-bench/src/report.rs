@@ -5,10 +5,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use clap::ValueEnum;
 use helix_proto::log::v1::{Durability, TopicConfig};
 use serde::Serialize;
 
-use crate::args::{AckLevel, LoadMode};
+use crate::args::{AckLevel, BatchCompression, LoadMode};
 use crate::exit;
 use crate::format::{grouped, known, replication_text};
 use crate::host::HostInfo;
@@ -37,7 +38,7 @@ pub(crate) struct BenchReport {
     /// Command line of the run.
     pub(crate) command: String,
     pub(crate) records_per_sec: f64,
-    /// Payload bytes as sent, in units of 10^6 bytes.
+    /// Payload bytes before compression, in units of 10^6 bytes.
     pub(crate) mb_per_sec: f64,
     pub(crate) requests_per_sec: f64,
     /// Requests that failed after the client's own retries. They count in no other figure.
@@ -353,6 +354,11 @@ impl BenchReport {
             let acks = acks.name();
             let producer = if load.idempotent { "idempotent" } else { "not idempotent" };
             let _ = write!(line, ", acks {acks}, {producer}");
+            if load.compression != BatchCompression::None {
+                let name = load.compression.to_possible_value();
+                let name = name.as_ref().map_or("unknown", |value| value.get_name());
+                let _ = write!(line, ", {name}");
+            }
         }
         if let Some(rate) = load.rate {
             let _ = write!(line, ", open loop at {rate} records/s");

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use helix_client::{
-    Ack, AckFuture, Client, Error, Producer, ProducerOptions, Session, SessionOptions,
+    Ack, AckFuture, BatchCompressor, Client, Error, Producer, ProducerOptions, Session,
+    SessionOptions,
 };
 use helix_proto::batch;
 use helix_proto::log::v1::{EncodedBatch, Record};
@@ -97,6 +98,7 @@ pub(crate) fn lanes(
     target: &BenchTarget,
     source: impl Fn(usize) -> BatchSource,
 ) -> Vec<WriteLane> {
+    let compressor = Arc::new(BatchCompressor::new(load.compression.into()));
     let mut lanes = Vec::new();
     for client in 0..load.clients {
         let partitions = partitions_of(client, load.clients, &target.partitions);
@@ -107,6 +109,7 @@ pub(crate) fn lanes(
                 partitions,
                 turn: 0,
                 source: source(lanes.len()),
+                compressor: compressor.clone(),
                 path,
                 failures_in_a_row: 0,
             });
@@ -147,6 +150,8 @@ pub(crate) struct WriteLane {
     partitions: Vec<u32>,
     turn: usize,
     source: BatchSource,
+    /// Shared by all lanes.
+    compressor: Arc<BatchCompressor>,
     path: AppendPath,
     failures_in_a_row: u32,
 }
@@ -177,6 +182,7 @@ struct InFlightBatch {
     is_paced: bool,
     partition: u32,
     records: u32,
+    /// Payload bytes before compression.
     bytes: usize,
     /// Number in [`SentBatches`].
     number: usize,
@@ -330,6 +336,8 @@ impl WriteLane {
     fn prepare(&mut self, slot: SendSlot, partition: u32) -> (EncodedBatch, InFlightBatch) {
         let since = slot.intended.unwrap_or_else(Instant::now);
         let (batch, number) = self.source.next(partition, slot.records, since);
+        let bytes = batch.payload.len();
+        let batch = self.compressor.compress(batch);
         // The time to build the batch is not the service's; the delay of a late send is.
         let sent = Instant::now();
         let sent = InFlightBatch {
@@ -338,7 +346,7 @@ impl WriteLane {
             is_paced: slot.intended.is_some(),
             partition,
             records: slot.records,
-            bytes: batch.payload.len(),
+            bytes,
             number,
         };
         (batch, sent)
