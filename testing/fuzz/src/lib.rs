@@ -36,6 +36,7 @@ pub const TARGETS: &[Target] = &[
     ("wal_forged", wal::forged),
     ("wal_install", wal::install),
     ("batch", values::batch),
+    ("compressed", values::compressed),
     ("values", values::stored),
     ("config", texts::config),
     ("cli", texts::cli),
