@@ -48,6 +48,14 @@ soak-kill kills="500":
 bench *args:
     cargo run --release -p helix-bench -- {{args}}
 
+# Run the reference benchmarks; write tables and plots into docs/ (about 40 minutes).
+benchmarks:
+    bash scripts/benchmarks.sh
+
+# The same in about ten minutes, with two seconds a row.
+benchmarks-quick:
+    bash scripts/benchmarks.sh --quick
+
 # Run the Criterion benchmarks.
 criterion:
     cargo bench -p helix-wal
@@ -65,9 +73,13 @@ chaos-kill-all *args:
 chaos-retries *args:
     cargo run --release -p helix-chaos -- retries {{args}}
 
-# Measure the time from a killed leader to a client's next ack.
+# Measure the time from a killed leader to a client's next ack: `--kills 200 --pauses 20`.
 chaos-failover *args:
-    cargo run --release -p helix-chaos -- failover {{args}}
+    cargo run --release -p helix-chaos -- failover --p99-max 750ms --failed-percent-max 1 {{args}}
+
+# Flip bits of running nodes; measure repairs and waiting appends: `--mib 512`.
+chaos-repairs *args:
+    cargo run --release -p helix-chaos -- repairs {{args}}
 
 # Simulate whole clusters: `just sim --seed 7`, `just sim --seconds 600 --jobs 2 --marks`.
 sim *args:

@@ -4,19 +4,29 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use helix_client::Compression;
+use helix_proto::address;
 use serde::Serialize;
+
+use crate::connections::ConnectionsArgs;
+use crate::pubsub::PubsubArgs;
+use crate::rate_limit::RateLimitArgs;
+use crate::sequencer::SequencerArgs;
 
 /// Benchmarks Helix: throughput, latency and end-to-end delivery.
 #[derive(Debug, Parser)]
 #[command(name = "helix-bench", version, after_help = EXIT_CODES)]
 pub(crate) struct BenchCli {
+    /// Show no progress
+    #[arg(long, global = true)]
+    pub(crate) quiet: bool,
     #[command(subcommand)]
     pub(crate) command: BenchCommand,
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 success; 1 failure, no request succeeded, or --verify was \
-                          not possible; 2 usage error; 11 acked records are missing or changed; \
-                          130 interrupted.";
+                          not possible; 2 usage error; 11 acked records are missing, changed or \
+                          doubled; 130 interrupted.";
 
 /// Longest duration that may be given; adding it to a point in time must not overflow.
 const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -31,12 +41,56 @@ pub(crate) enum BenchCommand {
     Latency(LoadArgs),
     /// Publish records and time their delivery to subscribers
     E2e(LoadArgs),
+    /// Measure publish/subscribe over payload sizes
+    Pubsub(PubsubArgs),
+    /// Measure or check a stream that several nodes publish to
+    Sequencer(SequencerArgs),
+    /// Measure requests over many connections at once
+    Connections(ConnectionsArgs),
+    /// Find the highest rate whose p99 stays within a bound
+    Limit(RateLimitArgs),
     /// Write to helix-wal directly, without network or Raft
     Wal(WalArgs),
     /// Run a load against a service that stores nothing
     Ceiling(CeilingArgs),
     /// Alternate runs against the ceiling and a server
     Compare(CompareArgs),
+    /// Draw plots of results
+    Plot(PlotArgs),
+    /// Print tables of results as Markdown
+    Tables(TablesArgs),
+    /// Write a page with tables and plots of results
+    Report(ReportArgs),
+}
+
+/// Flags of `plot`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PlotArgs {
+    /// Results in JSON; those of one mode share a plot
+    #[arg(required = true, value_name = "RESULT.json")]
+    pub(crate) results: Vec<PathBuf>,
+    /// Directory to write SVG files to
+    #[arg(long, default_value = ".")]
+    pub(crate) dir: PathBuf,
+}
+
+/// Flags of `report`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReportArgs {
+    /// Results in JSON
+    #[arg(required = true, value_name = "RESULT.json")]
+    pub(crate) results: Vec<PathBuf>,
+    /// HTML file to write
+    #[arg(long, short, default_value = "report.html", value_name = "FILE")]
+    pub(crate) output: PathBuf,
+}
+
+/// Flags of `tables`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct TablesArgs {
+    /// Results in JSON
+    #[arg(required = true, value_name = "RESULT.json")]
+    pub(crate) results: Vec<PathBuf>,
 }
 
 /// Kind of load.
@@ -68,7 +122,12 @@ impl LoadMode {
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct LoadArgs {
     /// Node addresses [default: 127.0.0.1:9092]
-    #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "HOST:PORT,..",
+        value_delimiter = ',',
+        value_parser = parse_address
+    )]
     pub(crate) addr: Vec<String>,
     #[arg(long, default_value = "default")]
     pub(crate) topic: String,
@@ -123,6 +182,9 @@ pub(crate) struct LoadArgs {
     /// Contents of record values [default: random]
     #[arg(long)]
     pub(crate) payload: Option<PayloadKind>,
+    /// write, e2e: compression of the batches [default: none]
+    #[arg(long)]
+    pub(crate) compression: Option<BatchCompression>,
     /// write: send without a producer identity. A batch with an unknown outcome is then not retried
     #[arg(long)]
     pub(crate) no_idempotence: bool,
@@ -149,6 +211,9 @@ pub(crate) struct LoadArgs {
     /// Write the result to this file as JSON; "-" prints JSON, not the table
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Write plots to this directory as SVG
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plot: Option<PathBuf>,
 }
 
 /// Ack level that a write waits for.
@@ -187,6 +252,27 @@ pub(crate) enum PayloadKind {
     Random,
     Text,
     Zero,
+}
+
+/// Compression of batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum BatchCompression {
+    None,
+    Lz4,
+    Zstd,
+    Adaptive,
+}
+
+impl From<BatchCompression> for Compression {
+    fn from(compression: BatchCompression) -> Self {
+        match compression {
+            BatchCompression::None => Self::None,
+            BatchCompression::Lz4 => Self::Lz4,
+            BatchCompression::Zstd => Self::Zstd,
+            BatchCompression::Adaptive => Self::Adaptive,
+        }
+    }
 }
 
 /// Flags of `wal`.
@@ -273,8 +359,13 @@ pub(crate) struct CompareArgs {
     pub(crate) load: LoadArgs,
 }
 
+/// Parses the address of a node; the port may be missing.
+fn parse_address(text: &str) -> Result<String, String> {
+    address::parse(text, Some(address::PORT_DEFAULT))
+}
+
 /// Parses "1500ms", "2s", "1m" or "1h"; a bare number counts seconds.
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split_unit(text);
     let seconds = match unit {
         "us" => 1e-6,
@@ -293,7 +384,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parses "1024", "64KiB", "1MiB" or "2GB".
-fn bytes(text: &str) -> Result<usize, String> {
+pub(crate) fn bytes(text: &str) -> Result<usize, String> {
     let (number, unit) = split_unit(text);
     let factor: usize = match unit {
         "" | "B" => 1,
@@ -331,6 +422,18 @@ mod tests {
     }
 
     #[test]
+    fn addresses_are_checked_where_they_are_given() {
+        let parse = |addr| BenchCli::try_parse_from(["helix-bench", "read", "--addr", addr]);
+        let BenchCommand::Read(args) = parse("n1, http://n2:1").unwrap().command else {
+            panic!("read")
+        };
+        assert_eq!(args.addr, ["n1:9092", "n2:1"]);
+        for wrong in ["n1:99999", "n1:", "n1:0", "n1,,n2", "http://n1/a"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn ack_names_round_trip() {
         for acks in AckLevel::value_variants() {
             assert_eq!(AckLevel::from_str(acks.name(), false), Ok(*acks));
@@ -354,6 +457,15 @@ mod tests {
             "helix-bench write --topic new --partitions 12 --replication-factor 3 --acks none",
             "helix-bench write --acks quorum-written",
             "helix-bench write --acks 0",
+            "helix-bench write --payload text --compression lz4",
+            "helix-bench pubsub --producers 2 --consumers 4 --topics 2 --payload 256B,1KiB",
+            "helix-bench sequencer --duration 2s --size 64,256 --plot plots",
+            "helix-bench sequencer --check --records 1000",
+            "helix-bench connections --count 100,1000 --rate 1000",
+            "helix-bench limit --mode write --max-p99 5ms --clients 4",
+            "helix-bench plot one.json two.json --dir plots",
+            "helix-bench tables one.json",
+            "helix-bench report one.json two.json -o report.html",
         ] {
             BenchCli::try_parse_from(line.split(' '))
                 .unwrap_or_else(|error| panic!("{line}: {error}"));

@@ -4,7 +4,6 @@
 //! meaningful. Reports medians, never means.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
@@ -14,6 +13,7 @@ use crate::format::{grouped, known, replication_text};
 use crate::host::HostInfo;
 use crate::load::BenchLoad;
 use crate::meter::weakest;
+use crate::progress;
 use crate::report::BenchReport;
 
 /// Result of a comparison.
@@ -104,8 +104,7 @@ pub(crate) async fn run(
     let against_ceiling = ceiling.load(load);
     let mut pairs = Vec::with_capacity(runs);
     for number in 0..runs {
-        // Ignored: without standard error there is nowhere to report.
-        let _ = writeln!(std::io::stderr(), "run {} of {runs}", number + 1);
+        progress::step(&format!("run {} of {runs}", number + 1));
         let (ceiling, server) = if number % 2 == 0 {
             let ceiling = run(&against_ceiling).await?;
             (ceiling, run(load).await?)

@@ -27,9 +27,28 @@ pub(crate) fn grouped(value: f64) -> String {
     out
 }
 
+/// Formats a number of bytes with a binary unit where it is a whole number of that unit.
+pub(crate) fn bytes_text(bytes: usize) -> String {
+    for (unit, size) in [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
+        if bytes >= size && bytes.is_multiple_of(size) {
+            return format!("{} {unit}", bytes / size);
+        }
+    }
+    format!("{bytes} B")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_have_binary_units() {
+        for (bytes, text) in
+            [(0, "0 B"), (1400, "1400 B"), (16 << 10, "16 KiB"), (1 << 20, "1 MiB")]
+        {
+            assert_eq!(bytes_text(bytes), text);
+        }
+    }
 
     #[test]
     fn numbers_are_grouped() {

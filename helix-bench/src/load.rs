@@ -8,7 +8,7 @@ use anyhow::{Result, bail, ensure};
 use helix_proto::log::v1::Durability;
 use serde::Serialize;
 
-use crate::args::{AckLevel, LoadArgs, LoadMode, PayloadKind};
+use crate::args::{AckLevel, BatchCompression, LoadArgs, LoadMode, PayloadKind};
 use crate::budget::PhaseLimits;
 use crate::host::cores;
 use crate::stamp::STAMP_BYTES;
@@ -33,6 +33,7 @@ pub(crate) struct BenchLoad {
     pub(crate) rate: Option<f64>,
     pub(crate) acks: AckLevel,
     pub(crate) payload: PayloadKind,
+    pub(crate) compression: BatchCompression,
     pub(crate) idempotent: bool,
     pub(crate) verify: bool,
     pub(crate) subscribers: usize,
@@ -110,6 +111,7 @@ impl BenchLoad {
             rate: args.rate,
             acks: args.acks.unwrap_or(AckLevel::All),
             payload: args.payload.unwrap_or(PayloadKind::Random),
+            compression: args.compression.unwrap_or(BatchCompression::None),
             idempotent: !args.no_idempotence,
             verify: args.verify,
             subscribers,
@@ -244,6 +246,7 @@ fn reject_unused_flags(mode: LoadMode, args: &LoadArgs) -> Result<()> {
         ("--acks", args.acks.is_some() && !writes),
         ("--payload", args.payload.is_some() && (!writes || mode == LoadMode::E2e)),
         ("--payload with --verify", args.payload.is_some() && args.verify),
+        ("--compression", args.compression.is_some() && !is_write && mode != LoadMode::E2e),
         ("--no-idempotence", args.no_idempotence && !writes),
         ("--verify", args.verify && !(is_write || mode == LoadMode::Read)),
         ("--subscribers", args.subscribers.is_some() && mode != LoadMode::E2e),
@@ -308,6 +311,9 @@ mod tests {
         assert!(BenchLoad::new(LoadMode::Read, &offset).is_ok());
         let rate = LoadArgs { rate: Some(10.0), ..args() };
         assert!(BenchLoad::new(LoadMode::Read, &rate).is_err());
+        let lz4 = LoadArgs { compression: Some(BatchCompression::Lz4), ..args() };
+        assert!(BenchLoad::new(LoadMode::Write, &lz4).is_ok());
+        assert!(BenchLoad::new(LoadMode::Read, &lz4).is_err());
         let tiny = LoadArgs { verify: true, size: Some(8), ..args() };
         assert!(BenchLoad::new(LoadMode::Write, &tiny).is_err());
         assert!(BenchLoad::new(LoadMode::Write, &LoadArgs { partition: -2, ..args() }).is_err());

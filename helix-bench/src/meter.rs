@@ -31,6 +31,26 @@ impl LatencyHistogram {
         self.0.add(&other.0).expect("equal bounds");
     }
 
+    /// Returns mean and maximum of the lowest times, for each share in percent.
+    pub(crate) fn steps(&self, percents: &[f64]) -> Vec<PercentileStep> {
+        let step = |percent: &f64| {
+            let wanted = ((percent / 100.0 * self.0.len() as f64).round() as u64).max(1);
+            let (mut count, mut sum, mut max) = (0, 0.0, 0);
+            for value in self.0.iter_recorded() {
+                let take = value.count_at_value().min(wanted - count);
+                count += take;
+                sum += value.value_iterated_to() as f64 * take as f64;
+                max = value.value_iterated_to();
+                if count == wanted {
+                    break;
+                }
+            }
+            let mean_us = sum / count.max(1) as f64 / 1e3;
+            PercentileStep { percent: *percent, mean_us, max_us: max as f64 / 1e3 }
+        };
+        percents.iter().filter(|_| !self.0.is_empty()).map(step).collect()
+    }
+
     /// Returns `None` if nothing was recorded.
     pub(crate) fn percentiles(&self) -> Option<Percentiles> {
         let us = |ns: u64| (ns as f64 / 100.0).round() / 10.0;
@@ -47,6 +67,16 @@ impl LatencyHistogram {
             count: self.0.len(),
         })
     }
+}
+
+/// Times at and below a percentile.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct PercentileStep {
+    pub(crate) percent: f64,
+    /// Mean of the lowest times up to this percentile.
+    pub(crate) mean_us: f64,
+    /// Longest of them.
+    pub(crate) max_us: f64,
 }
 
 /// Percentiles of a distribution, in microseconds.
@@ -252,6 +282,18 @@ mod tests {
         assert!(near(merged.p50, 1.0) && near(merged.p99, 1.0), "{merged:?}");
         assert!(near(merged.p999, 100.0) && near(merged.max, 100.0), "{merged:?}");
         assert_eq!((merged.count, all.requests, all.records), (1000, 1000, 10_000));
+    }
+
+    #[test]
+    fn steps_are_of_the_lowest_times() {
+        let mut histogram = LatencyHistogram::new();
+        (1..=10).for_each(|ms| histogram.record(Duration::from_millis(ms)));
+        let steps = histogram.steps(&[50.0, 90.0, 99.999]);
+        let near = |value: f64, ms: f64| (value / (ms * 1000.0) - 1.0).abs() < 0.01;
+        assert!(near(steps[0].mean_us, 3.0) && near(steps[0].max_us, 5.0), "{steps:?}");
+        assert!(near(steps[1].mean_us, 5.0) && near(steps[1].max_us, 9.0), "{steps:?}");
+        assert!(near(steps[2].mean_us, 5.5) && near(steps[2].max_us, 10.0), "{steps:?}");
+        assert!(LatencyHistogram::new().steps(&[50.0]).is_empty());
     }
 
     #[test]

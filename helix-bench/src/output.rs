@@ -9,6 +9,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+use crate::progress;
+
 /// Destination of a result.
 #[derive(Debug)]
 pub(crate) enum ReportOutput {
@@ -26,7 +28,10 @@ impl ReportOutput {
     pub(crate) fn open(json: Option<&Path>) -> Result<Self> {
         match json {
             None => Ok(Self::Table),
-            Some(path) if path == Path::new("-") => Ok(Self::Json),
+            Some(path) if path == Path::new("-") => {
+                progress::silence();
+                Ok(Self::Json)
+            }
             Some(path) => {
                 // The old contents stay until the new ones are written.
                 let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path);

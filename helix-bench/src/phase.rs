@@ -4,23 +4,20 @@
 //! where the warm-up ended.
 
 use std::future::Future;
-use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, interval};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 
-use crate::budget::{PhaseLimits, SendBudget};
+use crate::budget::SendBudget;
 use crate::load::BenchLoad;
 use crate::meter::LoadMeter;
+use crate::progress::{self, LiveLine};
 
 /// A lane stops after this many failures in a row.
 pub(crate) const FAILURES_IN_A_ROW_MAX: u32 = 10;
-
-/// Interval between progress updates.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Phase of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +40,7 @@ pub(crate) trait LoadLane: Send + Sized + 'static {
 #[derive(Debug)]
 pub(crate) struct PhaseResult {
     pub(crate) meter: LoadMeter,
+    pub(crate) started: Instant,
     pub(crate) elapsed: Duration,
     /// See [`SendBudget::sends_missed`].
     pub(crate) sends_missed: u64,
@@ -69,7 +67,14 @@ pub(crate) async fn run<L: LoadLane>(
             (budget, Some(pacer))
         }
     };
-    let progress = show_progress(&budget, phase, part);
+    let what = match part {
+        RunPhase::Warmup => "warming up",
+        RunPhase::Measured => "measuring",
+    };
+    let shown = budget.clone();
+    let line = LiveLine::show(move |elapsed| {
+        progress::records_text(what, shown.records_dealt(), elapsed, phase)
+    });
     let mut running = JoinSet::new();
     let count = lanes.len();
     for (index, lane) in lanes.into_iter().enumerate() {
@@ -85,49 +90,8 @@ pub(crate) async fn run<L: LoadLane>(
     }
     let elapsed = budget.start().elapsed();
     drop(pacer);
-    if let Some(progress) = progress {
-        progress.abort();
-        clear_line();
-    }
-    let outcome = PhaseResult { meter, elapsed, sends_missed: budget.sends_missed(), lanes: count };
+    drop(line);
+    let (started, sends_missed) = (budget.start(), budget.sends_missed());
+    let outcome = PhaseResult { meter, started, elapsed, sends_missed, lanes: count };
     Ok((back.into_iter().flatten().collect(), outcome))
-}
-
-/// Rewrites a progress line on standard error if that is a terminal.
-fn show_progress(
-    budget: &Arc<SendBudget>,
-    phase: PhaseLimits,
-    part: RunPhase,
-) -> Option<JoinHandle<()>> {
-    if !std::io::stderr().is_terminal() {
-        return None;
-    }
-    let budget = budget.clone();
-    let what = match part {
-        RunPhase::Warmup => "warming up",
-        RunPhase::Measured => "measuring",
-    };
-    let of = match phase {
-        PhaseLimits { records: Some(records), .. } => format!(" of {records} records"),
-        PhaseLimits { duration: Some(duration), .. } => format!(" records, {duration:?}"),
-        PhaseLimits { .. } => " records".to_owned(),
-    };
-    Some(tokio::spawn(async move {
-        let mut ticks = interval(PROGRESS_INTERVAL);
-        let start = Instant::now();
-        loop {
-            ticks.tick().await;
-            let records = budget.records_dealt();
-            let seconds = start.elapsed().as_secs_f64();
-            let mut stderr = std::io::stderr();
-            // Ignored: the progress line is only informative.
-            let _ = write!(stderr, "\r\x1b[K{what}: {records}{of}, {seconds:.1} s");
-            let _ = stderr.flush();
-        }
-    }))
-}
-
-fn clear_line() {
-    // Ignored: the progress line is only informative.
-    let _ = write!(std::io::stderr(), "\r\x1b[K");
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use helix_client::{
-    Batches, Client, Error, Event, FetchOptions, Position, ReadOptions, ReadSource, ReadStart,
+    Batches, Client, Error, Event, FetchOptions, OnRecreate, Position, ReadOptions, ReadSource,
+    ReadStart,
 };
 use helix_proto::batch;
 use helix_proto::log::v1::{ErrorReason, ResolvedOffset};
@@ -25,8 +26,14 @@ use crate::verify::{FetchFindings, Verification};
 const RECORD_OVERHEAD: u64 = 64;
 
 /// A reader that retention overtakes continues at the log start.
-const READ: ReadOptions =
-    ReadOptions { clamp: true, source: ReadSource::Leader, preferred_node: None };
+const READ: ReadOptions = ReadOptions {
+    clamp: true,
+    source: ReadSource::Leader,
+    preferred_node: None,
+    lag_max: None,
+    new_partitions: false,
+    on_recreate: OnRecreate::Fail,
+};
 
 /// Longest wait of a fetch. The requested records exist, so no wait should be needed.
 const WAIT_MAX: Duration = Duration::from_secs(1);
@@ -234,7 +241,7 @@ impl ReadLane {
                         budget.spend(u32::try_from(taken.records).unwrap_or(u32::MAX));
                     }
                 }
-                Ok(Event::CaughtUp { .. } | Event::Heartbeat(_)) => {}
+                Ok(Event::CaughtUp { .. } | Event::Heartbeat(_) | Event::Restarted { .. }) => {}
                 Err(error) => return self.fail(&error, meter),
             }
             if budget.is_over(Instant::now()) {
@@ -292,8 +299,8 @@ impl ReadLane {
                 self.fetch_findings.corrupt_batches += 1;
                 continue;
             };
-            let is_sound = batch::is_intact(batch)
-                && batch::scan(&batch.payload, batch.record_count, usize::MAX).is_ok();
+            let is_sound = batch::uncompressed_payload(batch)
+                .is_ok_and(|payload| batch::scan(&payload, batch.record_count, usize::MAX).is_ok());
             self.fetch_findings.corrupt_batches += u64::from(!is_sound);
             // Only the first batch may begin before the requested offset.
             let is_dense = stored.first_offset == next
@@ -395,6 +402,7 @@ mod tests {
             batches: firsts.iter().map(stored).collect(),
             next_offset,
             watermarks: Watermarks { log_start_offset: 0, high_watermark: 100 },
+            topic_id: 0,
         }
     }
 

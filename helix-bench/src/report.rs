@@ -5,10 +5,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use clap::ValueEnum;
 use helix_proto::log::v1::{Durability, TopicConfig};
 use serde::Serialize;
 
-use crate::args::{AckLevel, LoadMode};
+use crate::args::{AckLevel, BatchCompression, LoadMode};
 use crate::exit;
 use crate::format::{grouped, known, replication_text};
 use crate::host::HostInfo;
@@ -21,6 +22,8 @@ use crate::verify::Verification;
 
 /// Error kind for acked records that a subscriber did not receive.
 pub(crate) const NOT_DELIVERED: &str = "NOT_DELIVERED";
+/// Error kind for records that a subscriber received more than once.
+pub(crate) const DELIVERED_TWICE: &str = "DELIVERED_TWICE";
 
 /// A run shorter than this many seconds is too short to be repeatable.
 const SECONDS_MIN: f64 = 2.0;
@@ -37,7 +40,7 @@ pub(crate) struct BenchReport {
     /// Command line of the run.
     pub(crate) command: String,
     pub(crate) records_per_sec: f64,
-    /// Payload bytes as sent, in units of 10^6 bytes.
+    /// Payload bytes before compression, in units of 10^6 bytes.
     pub(crate) mb_per_sec: f64,
     pub(crate) requests_per_sec: f64,
     /// Requests that failed after the client's own retries. They count in no other figure.
@@ -103,7 +106,7 @@ impl BenchReport {
         warmup: &PhaseResult,
         outcome: &PhaseResult,
     ) -> Self {
-        let PhaseResult { meter, elapsed, sends_missed, lanes } = outcome;
+        let PhaseResult { meter, elapsed, sends_missed, lanes, .. } = outcome;
         let seconds = elapsed.as_secs_f64().max(1e-9);
         let nodes = nodes(before, after);
         let storages: Vec<_> = nodes.iter().map(|node| node.storage.clone()).collect();
@@ -271,7 +274,9 @@ impl BenchReport {
 
     pub(crate) fn exit_code(&self) -> u8 {
         let is_lost = self.records_missing.is_some_and(|missing| missing > 0)
-            || self.errors_by_kind.contains_key(NOT_DELIVERED);
+            || [NOT_DELIVERED, DELIVERED_TWICE]
+                .iter()
+                .any(|kind| self.errors_by_kind.contains_key(*kind));
         match &self.verify {
             _ if is_lost => exit::NOT_AS_ACKED,
             Some(verification) if !verification.is_clean() => verification.exit_code(),
@@ -353,6 +358,11 @@ impl BenchReport {
             let acks = acks.name();
             let producer = if load.idempotent { "idempotent" } else { "not idempotent" };
             let _ = write!(line, ", acks {acks}, {producer}");
+            if load.compression != BatchCompression::None {
+                let name = load.compression.to_possible_value();
+                let name = name.as_ref().map_or("unknown", |value| value.get_name());
+                let _ = write!(line, ", {name}");
+            }
         }
         if let Some(rate) = load.rate {
             let _ = write!(line, ", open loop at {rate} records/s");

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use helix_client::{Client, Config, NewTopic, Position};
-use helix_proto::log::v1::{ErrorReason, GetNodeStatusResponse, ResolvedOffset, Topic};
+use helix_proto::log::v1::{
+    ErrorReason, GetNodeStatusResponse, ResolvedOffset, Topic, TopicConfig,
+};
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -57,9 +59,7 @@ impl BenchTarget {
     /// # Errors
     /// The cluster cannot be reached, or the topic does not fit the load.
     pub(crate) async fn connect(load: &BenchLoad) -> Result<Self> {
-        let probe = Config { request_timeout: FIRST_ANSWER_MAX, ..config(load) };
-        Client::connect(probe).await.map_err(|error| unreachable(load, &error))?;
-        let observer = Client::new(config(load))?;
+        let observer = Self::admin(load).await?;
         if let Some(partitions) = load.create_topic {
             let replication_factor = load.replication_factor.unwrap_or_default();
             let topic = NewTopic { replication_factor, ..NewTopic::new(&load.topic, partitions) };
@@ -85,6 +85,16 @@ impl BenchTarget {
         let clients =
             (0..load.connections).map(|_| Client::new(config(load))).collect::<Result<_, _>>()?;
         Ok(Self { observer, clients, topic, partitions, addresses })
+    }
+
+    /// Returns a client for administration, after a node has answered.
+    ///
+    /// # Errors
+    /// The cluster cannot be reached.
+    pub(crate) async fn admin(load: &BenchLoad) -> Result<Client> {
+        let probe = Config { request_timeout: FIRST_ANSWER_MAX, ..config(load) };
+        Client::connect(probe).await.map_err(|error| unreachable(load, &error))?;
+        Ok(Client::new(config(load))?)
     }
 
     /// Returns the connection for client number `number` of the load.
@@ -155,7 +165,41 @@ fn no_topic(load: &BenchLoad, error: helix_client::Error) -> anyhow::Error {
     failure.into()
 }
 
-fn config(load: &BenchLoad) -> Config {
+/// Creates topics of one partition that keep `retention` bytes.
+///
+/// # Errors
+/// A topic cannot be created.
+pub(crate) async fn create_topics(
+    client: &Client,
+    names: &[&str],
+    retention: usize,
+    replication_factor: Option<u32>,
+) -> Result<()> {
+    for name in names {
+        let topic = NewTopic {
+            replication_factor: replication_factor.unwrap_or_default(),
+            config: TopicConfig {
+                retention_bytes: Some(retention as u64),
+                ..TopicConfig::default()
+            },
+            ..NewTopic::new(*name, 1)
+        };
+        let created = client.admin().create_topic(&topic).await;
+        created.with_context(|| format!("create the topic {name}"))?;
+    }
+    Ok(())
+}
+
+/// Deletes topics that a run has created.
+pub(crate) async fn delete_topics(client: &Client, names: &[&str]) {
+    for name in names {
+        // Ignored: a cluster that fails here has failed the run before.
+        let _ = client.admin().delete_topic(*name).await;
+    }
+}
+
+/// Returns the client settings of a load.
+pub(crate) fn config(load: &BenchLoad) -> Config {
     Config {
         request_timeout: REQUEST_TIMEOUT,
         seed: Some(load.seed),

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use helix_client::{
-    Ack, AckFuture, Client, Error, Producer, ProducerOptions, Session, SessionOptions,
+    Ack, AckFuture, BatchCompressor, Client, Error, Producer, ProducerOptions, Session,
+    SessionOptions,
 };
 use helix_proto::batch;
 use helix_proto::log::v1::{EncodedBatch, Record};
@@ -16,6 +17,7 @@ use tokio::time::Instant;
 use crate::args::AckLevel;
 use crate::assignment::partitions_of;
 use crate::budget::{SendBudget, SendSlot};
+use crate::delivery::AckedRecords;
 use crate::load::BenchLoad;
 use crate::meter::LoadMeter;
 use crate::payload::{BatchPool, record};
@@ -97,6 +99,7 @@ pub(crate) fn lanes(
     target: &BenchTarget,
     source: impl Fn(usize) -> BatchSource,
 ) -> Vec<WriteLane> {
+    let compressor = Arc::new(BatchCompressor::new(load.compression.into()));
     let mut lanes = Vec::new();
     for client in 0..load.clients {
         let partitions = partitions_of(client, load.clients, &target.partitions);
@@ -107,6 +110,7 @@ pub(crate) fn lanes(
                 partitions,
                 turn: 0,
                 source: source(lanes.len()),
+                compressor: compressor.clone(),
                 path,
                 failures_in_a_row: 0,
             });
@@ -147,6 +151,8 @@ pub(crate) struct WriteLane {
     partitions: Vec<u32>,
     turn: usize,
     source: BatchSource,
+    /// Shared by all lanes.
+    compressor: Arc<BatchCompressor>,
     path: AppendPath,
     failures_in_a_row: u32,
 }
@@ -165,7 +171,7 @@ pub(crate) enum BatchSource {
     /// Stamped and noted for verification.
     Stamped(SentBatches),
     /// Stamped with the send time.
-    Timed { stamper: Stamper, epoch: Instant, next_sequence: u64 },
+    Timed { stamper: Stamper, epoch: Instant, next_sequence: u64, acked: AckedRecords },
 }
 
 /// Batch whose ack is outstanding.
@@ -177,8 +183,9 @@ struct InFlightBatch {
     is_paced: bool,
     partition: u32,
     records: u32,
+    /// Payload bytes before compression.
     bytes: usize,
-    /// Number in [`SentBatches`].
+    /// Number in [`SentBatches`], or the first sequence of a timed batch.
     number: usize,
 }
 
@@ -202,27 +209,37 @@ impl BatchSource {
                 let number = sent_batches.send(partition, records);
                 (stamped(&sent_batches.stamper, first, records, 0), number)
             }
-            Self::Timed { stamper, epoch, next_sequence } => {
+            Self::Timed { stamper, epoch, next_sequence, .. } => {
                 let sent_ns = u64::try_from((since - *epoch).as_nanos()).unwrap_or(u64::MAX);
-                let batch = stamped(stamper, *next_sequence, records, sent_ns);
+                let first = *next_sequence;
+                let batch = stamped(stamper, first, records, sent_ns);
                 *next_sequence += u64::from(records);
-                (batch, 0)
+                (batch, usize::try_from(first).expect("sequences fit"))
             }
         }
     }
 
-    fn settle(&mut self, number: usize, result: &Result<Ack, Error>) {
-        let Self::Stamped(sent_batches) = self else { return };
-        let outcome = match result {
-            Ok(ack) => SendOutcome::Acked { first_offset: ack.first_offset },
-            Err(error) if error.may_have_applied => SendOutcome::Open,
-            Err(_) => SendOutcome::Refused,
-        };
-        sent_batches.settle(number, outcome);
+    fn settle(&mut self, sent: &InFlightBatch, result: &Result<Ack, Error>) {
+        match self {
+            Self::BatchPool(_) => {}
+            Self::Stamped(sent_batches) => {
+                let outcome = match result {
+                    Ok(ack) => SendOutcome::Acked { first_offset: ack.first_offset },
+                    Err(error) if error.may_have_applied => SendOutcome::Open,
+                    Err(_) => SendOutcome::Refused,
+                };
+                sent_batches.settle(sent.number, outcome);
+            }
+            Self::Timed { acked, .. } if result.is_ok() => {
+                acked.add(sent.number as u64, sent.records);
+            }
+            Self::Timed { .. } => {}
+        }
     }
 }
 
-fn stamped(stamper: &Stamper, first: u64, records: u32, sent_ns: u64) -> EncodedBatch {
+/// Builds a batch of consecutive stamped records.
+pub(crate) fn stamped(stamper: &Stamper, first: u64, records: u32, sent_ns: u64) -> EncodedBatch {
     let sequences = first..first + u64::from(records);
     let records: Vec<Record> =
         sequences.map(|sequence| record(stamper.value(sequence, sent_ns))).collect();
@@ -252,6 +269,14 @@ impl WriteLane {
         match self.source {
             BatchSource::Stamped(sent_batches) => Some(sent_batches),
             BatchSource::BatchPool(_) | BatchSource::Timed { .. } => None,
+        }
+    }
+
+    /// Returns the acked records of a lane whose records carry their send time.
+    pub(crate) fn into_acked(self) -> Option<AckedRecords> {
+        match self.source {
+            BatchSource::Timed { acked, .. } => Some(acked),
+            BatchSource::BatchPool(_) | BatchSource::Stamped(_) => None,
         }
     }
 
@@ -310,7 +335,7 @@ impl WriteLane {
         meter: &mut LoadMeter,
     ) {
         self.failures_in_a_row = if result.is_ok() { 0 } else { self.failures_in_a_row + 1 };
-        self.source.settle(sent.number, &result);
+        self.source.settle(sent, &result);
         match result {
             Ok(ack) => {
                 sent.note(Instant::now(), meter);
@@ -330,6 +355,8 @@ impl WriteLane {
     fn prepare(&mut self, slot: SendSlot, partition: u32) -> (EncodedBatch, InFlightBatch) {
         let since = slot.intended.unwrap_or_else(Instant::now);
         let (batch, number) = self.source.next(partition, slot.records, since);
+        let bytes = batch.payload.len();
+        let batch = self.compressor.compress(batch);
         // The time to build the batch is not the service's; the delay of a late send is.
         let sent = Instant::now();
         let sent = InFlightBatch {
@@ -338,7 +365,7 @@ impl WriteLane {
             is_paced: slot.intended.is_some(),
             partition,
             records: slot.records,
-            bytes: batch.payload.len(),
+            bytes,
             number,
         };
         (batch, sent)

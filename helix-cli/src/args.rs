@@ -114,7 +114,8 @@ pub(crate) enum CliCommand {
 const BACKUP: &str = "\
 A backup is consistent per partition: it contains the records that were acknowledged before it
 started, and none that were appended later. Writers are not blocked. To continue an interrupted
-backup, run the command again.";
+backup, run the command again. Records that are deleted before they are copied leave a gap, which is
+listed in the backup; the exit code is then 5.";
 
 const RESTORE: &str = "\
 Every file is verified first, and nothing is restored if one is damaged. An existing topic must be
@@ -283,6 +284,13 @@ mod tests {
     }
 
     #[test]
+    fn addresses_take_blanks_and_a_default_port() {
+        let line = ["helix", "topic", "list", "--addr", "n1:1, n2 ,http://n3"];
+        let parsed = Cli::try_parse_from(line).unwrap();
+        assert_eq!(parsed.global.addr, ["n1:1", "n2:9092", "n3:9092"]);
+    }
+
+    #[test]
     fn settings_take_units_and_can_be_reset() {
         let line = "helix topic alter orders --retention-time 7d --retention-bytes default \
                     --min-durability quorum-synced";
@@ -314,6 +322,14 @@ mod tests {
             "helix cluster health --exit-when-healthy",
             "helix cluster transfer-leader --to 2",
             "helix consume orders -f %z",
+            "helix topic list --addr n1:99999",
+            "helix topic list --addr n1:",
+            "helix topic list --addr n1:0",
+            "helix topic list --addr n1,,n2",
+            "helix topic list --addr http://n1:9092/path",
+            "helix context add dev --addr ::1",
+            "helix cluster add-node 2 n2",
+            "helix cluster replace-node 2 --by 3 --peer-addr n2:0",
             "helix completions tcsh",
             "helix nonsense",
         ] {

@@ -16,6 +16,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::exit::{CliError, Exit};
+use crate::output::message;
 
 /// Maximum time from the start of a node until it is ready.
 const START_MAX: Duration = Duration::from_secs(30);
@@ -294,7 +295,7 @@ fn collect_output(
     tokio::spawn(async move {
         while let Ok(Some(line)) = lines.next_line().await {
             if let Some(node_id) = shown {
-                eprintln!("node {node_id}: {line}");
+                message!("node {node_id}: {line}");
             }
             let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
             if kept.len() == LINES_KEPT {

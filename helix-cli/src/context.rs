@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use helix_proto::address;
 use serde::{Deserialize, Serialize};
 
 use crate::exit::{CliError, Exit};
@@ -12,9 +13,6 @@ use crate::files;
 
 /// Address used if no other is given.
 pub(crate) const DEFAULT_ADDR: &str = "127.0.0.1:9092";
-
-/// Port of an address without one.
-const PORT: u16 = 9092;
 
 /// Environment variable with addresses in the format of `--addr`.
 const ENV: &str = "HELIX_ADDR";
@@ -140,27 +138,28 @@ impl Contexts {
 pub(crate) fn path() -> anyhow::Result<PathBuf> {
     let directory = files::config_directory().ok_or_else(|| {
         let failure = CliError::new(Exit::Error, "no directory for the contexts file");
-        failure.why("neither XDG_CONFIG_HOME nor HOME is set")
+        failure.why("neither XDG_CONFIG_HOME nor HOME is set").hint("export HOME=DIRECTORY")
     })?;
     Ok(directory.join("config.toml"))
 }
 
-/// Selects the addresses of a command, and adds the default port where one is missing.
+/// Selects the addresses of a command.
 ///
 /// # Errors
-/// Fails if the context is unknown or the contexts file is needed and unreadable.
+/// Fails if the context is unknown, if the contexts file is needed and unreadable, or if an address
+/// is not valid.
 pub(crate) fn resolve(addr: &[String], context: Option<&str>) -> anyhow::Result<ClusterAddresses> {
     let env = std::env::var(ENV).ok();
-    let found = select(addr, context, env.as_deref(), Contexts::load)?;
-    let addr = found.addr.iter().map(|address| with_port(address)).collect();
-    Ok(ClusterAddresses { addr, ..found })
+    select(addr, context, env.as_deref(), Contexts::load)
 }
 
-fn with_port(address: &str) -> String {
-    let host = address.rsplit_once('/').map_or(address, |(_, host)| host);
-    // The colons of an IPv6 address are in brackets.
-    let after = host.rsplit_once(']').map_or(host, |(_, after)| after);
-    if after.contains(':') { address.to_owned() } else { format!("{address}:{PORT}") }
+/// Parses addresses in the format of `--addr` from a setting.
+fn parse(addresses: &str, setting: &str, hint: String) -> anyhow::Result<Vec<String>> {
+    let parsed = address::parse_list(addresses, Some(address::PORT_DEFAULT));
+    parsed.map_err(|what| {
+        let failure = CliError::new(Exit::Usage, format!("{setting} is not valid"));
+        failure.why(what).hint(hint).into()
+    })
 }
 
 /// Selects the addresses from the first source that is set.
@@ -174,16 +173,15 @@ fn select(
         return Ok(ClusterAddresses { addr: addr.to_vec(), source: "--addr".to_owned() });
     }
     if let Some(name) = context {
-        return contexts()?.get(name).map(|cluster| of_context(name, cluster));
+        return contexts()?.get(name).and_then(|cluster| of_context(name, cluster));
     }
-    let env: Vec<String> =
-        env.unwrap_or_default().split(',').map(|it| it.trim().to_owned()).collect();
-    if env.iter().any(|address| !address.is_empty()) {
-        return Ok(ClusterAddresses { addr: env, source: ENV.to_owned() });
+    if let Some(env) = env.filter(|env| !env.trim().is_empty()) {
+        let addr = parse(env, ENV, format!("export {ENV}=HOST:PORT,..."))?;
+        return Ok(ClusterAddresses { addr, source: ENV.to_owned() });
     }
     let contexts = contexts()?;
     match &contexts.current {
-        Some(name) => contexts.get(name).map(|cluster| of_context(name, cluster)),
+        Some(name) => contexts.get(name).and_then(|cluster| of_context(name, cluster)),
         None => Ok(ClusterAddresses {
             addr: vec![DEFAULT_ADDR.to_owned()],
             source: "the default".to_owned(),
@@ -191,8 +189,11 @@ fn select(
     }
 }
 
-fn of_context(name: &str, cluster: &ContextEntry) -> ClusterAddresses {
-    ClusterAddresses { addr: cluster.addr.clone(), source: format!("context {name}") }
+fn of_context(name: &str, cluster: &ContextEntry) -> anyhow::Result<ClusterAddresses> {
+    let source = format!("context {name}");
+    let hint = format!("helix context add {name} --addr HOST:PORT,...");
+    let addr = parse(&cluster.addr.join(","), &source, hint)?;
+    Ok(ClusterAddresses { addr, source })
 }
 
 #[cfg(test)]
@@ -234,17 +235,23 @@ mod tests {
     }
 
     #[test]
-    fn adds_default_port_to_addresses() {
-        for (address, dialled) in [
-            ("n1", "n1:9092"),
-            ("n1:1", "n1:1"),
-            ("http://n1", "http://n1:9092"),
-            ("http://n1:1", "http://n1:1"),
-            ("[::1]", "[::1]:9092"),
-            ("[::1]:1", "[::1]:1"),
-        ] {
-            assert_eq!(with_port(address), dialled);
+    fn addresses_of_every_source_are_checked() {
+        for wrong in ["n1:99999", "n1:", "n1:0", "http://n1/a", "n1,,n2", "n1 :1"] {
+            let env = select(&[], None, Some(wrong), || Ok(contexts())).unwrap_err();
+            let failure = env.downcast_ref::<CliError>().unwrap();
+            assert_eq!(
+                (failure.exit, failure.what.as_str()),
+                (Exit::Usage, "HELIX_ADDR is not valid")
+            );
+            assert!(failure.why.contains("host:port"), "{failure:?}");
+            let mut old = contexts();
+            old.contexts.insert("dev".to_owned(), ContextEntry { addr: vec![wrong.to_owned()] });
+            let named = select(&[], None, None, || Ok(old)).unwrap_err();
+            let failure = named.downcast_ref::<CliError>().unwrap();
+            assert!(failure.hint.starts_with("helix context add dev"), "{failure:?}");
         }
+        let found = found(&[], None, Some("n1, [::1]"));
+        assert_eq!(found.0, "n1:9092,[::1]:9092");
     }
 
     #[test]

@@ -3,20 +3,22 @@
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::io;
 use std::process::ExitCode;
 
 use helix_client::Error as ClientError;
 use helix_proto::log::v1::ErrorReason;
 use tonic::Code;
 
+use crate::output::StdoutClosed;
+
 /// Exit codes, for documentation.
 pub(crate) const CODES: &str = "\
 \x20 0    success
   1    error; for cluster health and check: an issue was found
   2    invalid usage
-  3    not found
+  3    not found; also a topic that was deleted and created again meanwhile
   4    failed precondition or conflict: already exists, fenced, offset out of range, ...
+  5    partly done: the message says what is missing; the rest is done
   6    unavailable or timed out; retry later
   11   verification failed: data is missing or damaged
   130  interrupted";
@@ -35,6 +37,7 @@ pub(crate) enum Exit {
     Usage = 2,
     NotFound = 3,
     Precondition = 4,
+    Partly = 5,
     Unavailable = 6,
     VerificationFailed = 11,
     Interrupted = 130,
@@ -94,10 +97,7 @@ pub(crate) fn of(error: &anyhow::Error) -> Exit {
         if let Some(error) = cause.downcast_ref::<ClientError>() {
             return of_service_error(error.reason, error.code);
         }
-        if let Some(error) = cause.downcast_ref::<io::Error>()
-            && error.kind() == io::ErrorKind::BrokenPipe
-        {
-            // The reader of the output has closed it: `helix consume ... | head`.
+        if cause.is::<StdoutClosed>() {
             return Exit::Done;
         }
     }
@@ -108,6 +108,8 @@ fn of_service_error(reason: Option<ErrorReason>, code: Code) -> Exit {
     match reason {
         // Its gRPC code is a failed precondition, but a retry may succeed.
         Some(ErrorReason::NotLeader) => return Exit::Unavailable,
+        // The topic that the command began with is gone.
+        Some(ErrorReason::TopicRecreated) => return Exit::NotFound,
         // Their gRPC code is invalid argument, but the cause is the data, not the usage.
         Some(
             ErrorReason::BatchTooLarge
@@ -147,6 +149,7 @@ mod tests {
         for (reason, exit) in [
             (R::TopicNotFound, Exit::NotFound),
             (R::PartitionNotFound, Exit::NotFound),
+            (R::TopicRecreated, Exit::NotFound),
             (R::TopicAlreadyExists, Exit::Precondition),
             (R::OffsetOutOfRange, Exit::Precondition),
             (R::ExpectedOffsetMismatch, Exit::Precondition),
@@ -177,9 +180,10 @@ mod tests {
     }
 
     #[test]
-    fn broken_pipe_is_success() {
-        let closed = io::Error::from(io::ErrorKind::BrokenPipe);
-        assert_eq!(of(&closed.into()), Exit::Done);
+    fn only_closed_standard_output_is_success() {
+        assert_eq!(of(&anyhow::Error::new(StdoutClosed).context("print")), Exit::Done);
+        let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        assert_eq!(of(&anyhow::Error::new(broken).context("send the request")), Exit::Error);
     }
 
     #[test]
@@ -190,6 +194,7 @@ mod tests {
             Exit::Usage,
             Exit::NotFound,
             Exit::Precondition,
+            Exit::Partly,
             Exit::Unavailable,
             Exit::VerificationFailed,
             Exit::Interrupted,

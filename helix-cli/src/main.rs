@@ -6,6 +6,7 @@ mod backup;
 mod child_node;
 mod clock;
 mod commands;
+mod compression;
 mod connect;
 mod context;
 mod demo;
@@ -86,7 +87,8 @@ fn report_error(outcome: anyhow::Result<()>, context: &ErrorContext) -> Exit {
     let Err(error) = outcome else { return Exit::Done };
     let exit = exit::of(&error);
     if !matches!(exit, Exit::Done | Exit::Interrupted) {
-        eprint!("{}", report::render(&error, context, Style::of_stderr()));
+        let text = report::render(&error, context, Style::of_stderr());
+        output::write_message(format_args!("{text}"));
     }
     exit
 }

@@ -17,16 +17,16 @@ const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli.md");
 
 /// Keys of results that are not fields of an API message.
 const OWN_KEYS: &str = "\
-acked_behind acked_records addr backup_start_offset caught_up_ms changed check checkpoint_bytes \
-checkpoint_index cpus crash damaged default dir displaced doubled dropped entries failed_line \
-failover_all_ms failover_ms failure file file_bytes files findings first_byte first_index flag \
-frame_bytes gaps grpc_code has_vote help hint in_flight_records is_current is_damaged \
-is_reachable kept_index key_base64 last_term later_files led_shards leftovers logs mb_per_sec \
-meaning missing new_records next_byte node_count out_of_order partition_id partitions_led pid \
-reachable_nodes read ready_segments record_bytes records_per_sec records_read reported_by \
-restart_ms role says_healthy seconds segments shard_count shards_led state status streams \
-sync_p50_us sync_p99_us topic_count torn_bytes uptime_seconds used_bytes value_base64 variable \
-wanted what why write write_after";
+acked_behind acked_records addr backup_start_offset caught_up_ms cause changed check \
+checkpoint_bytes checkpoint_index cpus crash damaged default dir displaced doubled dropped \
+entries failed_line failover_all_ms failover_ms failure file file_bytes files findings first_byte \
+first_index flag frame_bytes gaps grpc_code has_vote help hint in_flight_records is_current \
+is_damaged is_reachable is_unread kept_index key_base64 last_term later_files led_shards \
+leftovers logs mb_per_sec meaning missing missing_offsets new_records next_byte node_count \
+out_of_order partition_id partitions_led pid reachable_nodes read ready_segments record_bytes \
+records_per_sec records_read reported_by restart_ms role says_healthy seconds segments \
+shard_count shards_led state status streams sync_p50_us sync_p99_us topic_count torn_bytes \
+uptime_seconds used_bytes value_base64 variable wanted what why write write_after";
 
 const INTRODUCTION: &str = "\
 # The command line
@@ -63,7 +63,12 @@ client ([api.md](api.md#partitions-of-keys) has test vectors). Records without a
 partition until a batch is full, then to the next. `--partition` overrides both.
 ";
 
-const INTERRUPTS: &str = "\
+const OUTPUT_AND_INTERRUPTS: &str = "\
+## Closed output
+
+If the reader of standard output has gone (`helix consume orders | head`), the exit code is 0 only
+if everything else succeeded. A failure keeps its exit code, and a command does all of its work.
+
 ## Interrupts
 
 Ctrl-C, SIGTERM and the end of the terminal stop a command within a second, whatever takes its
@@ -89,7 +94,7 @@ fn manual() -> String {
     section("Format strings", forms, template::HELP);
     let _ = write!(text, "\n{KEYS}");
     let _ = write!(text, "\n## Exit codes\n\n```\n{}\n```\n", exit::CODES);
-    let _ = write!(text, "\n{INTERRUPTS}");
+    let _ = write!(text, "\n{OUTPUT_AND_INTERRUPTS}");
     text += "\n## Errors\n\n\
              An error has three parts: the failed action with its reason in brackets, the likely \
              cause, and what to try.\n`helix explain REASON` explains a reason.\n\n\

@@ -1,10 +1,13 @@
 //! Resolves positions to offsets in each partition of a topic.
 //! `consume`, `tail`, `offsets`, `topic trim` and backups use it.
 
+use std::collections::BTreeMap;
+
 use anyhow::Context;
 use helix_client::proto::log::v1::{ResolvedOffset, Watermarks};
 use helix_client::{
     Batches, Client, FetchOptions, Position as ClientPosition, ReadOptions, ReadSource, ReadStart,
+    TopicRef,
 };
 
 use crate::clock;
@@ -17,11 +20,17 @@ pub(crate) struct PartitionBounds {
     pub(crate) watermarks: Watermarks,
 }
 
+/// Returns a topic with its id, for reads that must not continue in a later topic of the name.
+pub(crate) async fn topic<'a>(client: &Client, name: &'a str) -> anyhow::Result<TopicRef<'a>> {
+    let found = client.admin().topic(name).await.with_context(|| format!("look up {name}"))?;
+    Ok(TopicRef::with_id(name, found.topic_id))
+}
+
 /// Returns the bounds of the given partitions of a topic, or of all if none is given. The leader's
 /// watermarks are current; those of any replica may lag.
 pub(crate) async fn partition_bounds(
     client: &Client,
-    topic: &str,
+    topic: TopicRef<'_>,
     partitions: &[u32],
     source: ReadSource,
 ) -> anyhow::Result<Vec<PartitionBounds>> {
@@ -35,7 +44,7 @@ pub(crate) async fn partition_bounds(
 
 async fn resolve(
     client: &Client,
-    topic: &str,
+    topic: TopicRef<'_>,
     partitions: &[u32],
     position: &ClientPosition,
     source: ReadSource,
@@ -44,21 +53,22 @@ async fn resolve(
         ReadSource::Leader => client.admin().resolve_offsets(topic, partitions, position).await,
         ReadSource::AnyReplica => resolve_by_read(client, topic, partitions, position).await,
     };
-    resolved.with_context(|| format!("look up the offsets of {topic}"))
+    resolved.with_context(|| format!("look up the offsets of {}", topic.name))
 }
 
 /// Resolves a position with a read of any replica, because only leaders resolve offsets.
 async fn resolve_by_read(
     client: &Client,
-    topic: &str,
+    topic: TopicRef<'_>,
     partitions: &[u32],
     position: &ClientPosition,
 ) -> helix_client::Result<Vec<ResolvedOffset>> {
     let partitions = match partitions {
-        [] => (0..client.partition_count(topic).await?).collect(),
+        [] => (0..client.partition_count(topic.name).await?).collect(),
         named => named.to_vec(),
     };
-    let start = |partition: u32| ReadStart::new(topic, partition, position.clone());
+    let start =
+        |partition: u32| ReadStart::new(topic.name, partition, position.clone()).in_topic(topic.id);
     let starts: Vec<_> = partitions.into_iter().map(start).collect();
     let read = ReadOptions { clamp: true, source: ReadSource::AnyReplica, ..Default::default() };
     let options = FetchOptions { bytes_max: Some(1), read, ..Default::default() };
@@ -74,7 +84,7 @@ async fn resolve_by_read(
 /// Resolves a position in each partition to an offset within its bounds.
 pub(crate) async fn offsets(
     client: &Client,
-    topic: &str,
+    topic: TopicRef<'_>,
     bounds: &[PartitionBounds],
     position: &PositionArg,
     source: ReadSource,
@@ -102,11 +112,12 @@ pub(crate) async fn offsets(
     let partitions: Vec<_> = bounds.iter().map(|bounds| bounds.partition).collect();
     let position = ClientPosition::Timestamp(time);
     let resolved = resolve(client, topic, &partitions, &position, source).await?;
+    let found: BTreeMap<u32, u64> =
+        resolved.iter().map(|resolved| (resolved.partition, resolved.offset)).collect();
     let offset = |bounds: &PartitionBounds| {
-        let found = resolved.iter().find(|resolved| resolved.partition == bounds.partition);
         // Ignores records appended after the bounds were read.
         let end = bounds.watermarks.high_watermark;
-        found.map_or(end, |resolved| resolved.offset.min(end))
+        found.get(&bounds.partition).map_or(end, |offset| end.min(*offset))
     };
     Ok(bounds.iter().map(offset).collect())
 }

@@ -1,9 +1,14 @@
 //! Formats the results of all commands: serializable values, printed in the selected format.
 //! Standard output carries data only; messages go to standard error.
+//!
+//! The reader of the output may close it: `helix consume orders | head`. That turns a success into
+//! a success without output, and changes no failure.
 
 use std::collections::BTreeSet;
-use std::io::{self, Write};
+use std::fmt;
+use std::io::{self, ErrorKind, Write};
 
+use anyhow::Context;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -27,7 +32,18 @@ impl Output {
             OutputFormat::Json => format!("{result:#}\n"),
             OutputFormat::Jsonl => lines(&result),
         };
-        Ok(write(text.as_bytes())?)
+        write(text.as_bytes())
+    }
+
+    /// Prints one result and returns the verdict on it. A failed verdict is returned even if
+    /// standard output is closed or cannot be written.
+    pub(crate) fn show_with_verdict<T: Serialize + JsonSchema>(
+        self,
+        result: &T,
+        verdict: anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let shown = self.show(result);
+        verdict.and(shown)
     }
 
     /// Prints one result that has a human-readable text instead of a table.
@@ -36,16 +52,56 @@ impl Output {
         result: &T,
         text: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
-        if self.format.is_json() { self.show(result) } else { Ok(write(text().as_bytes())?) }
+        if self.format.is_json() { self.show(result) } else { write(text().as_bytes()) }
     }
 }
 
-/// Writes data to standard output and flushes it.
-pub(crate) fn write(data: &[u8]) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(data)?;
-    out.flush()
+/// The reader of standard output has closed it. The exit code of a command that has nothing else to
+/// do is 0.
+#[derive(Debug)]
+pub(crate) struct StdoutClosed;
+
+impl fmt::Display for StdoutClosed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("standard output is closed")
+    }
 }
+
+impl std::error::Error for StdoutClosed {}
+
+/// Writes data to standard output and flushes it.
+///
+/// # Errors
+/// [`StdoutClosed`], or another failure of the write.
+pub(crate) fn write(data: &[u8]) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(data).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(StdoutClosed.into()),
+        written => written.context("write to standard output"),
+    }
+}
+
+/// Ignores a closed standard output, for commands that have more to do than to print.
+pub(crate) fn unless_closed(written: anyhow::Result<()>) -> anyhow::Result<()> {
+    match written {
+        Err(error) if error.is::<StdoutClosed>() => Ok(()),
+        written => written,
+    }
+}
+
+/// Writes a message to standard error. A message that cannot be written is dropped: `eprint!` would
+/// panic.
+pub(crate) fn write_message(message: fmt::Arguments<'_>) {
+    let _ = io::stderr().write_fmt(message);
+}
+
+/// Prints a line to standard error, if it can be written.
+macro_rules! message {
+    ($($part:tt)*) => {
+        $crate::output::write_message(format_args!("{}\n", format_args!($($part)*)))
+    };
+}
+pub(crate) use message;
 
 /// Appends an item to `line` as one line of JSON.
 pub(crate) fn json_line(line: &mut Vec<u8>, item: &impl Serialize) -> anyhow::Result<()> {

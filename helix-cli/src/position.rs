@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
+use helix_proto::time;
 use prost_types::Timestamp;
 
 use crate::units;
@@ -96,8 +97,8 @@ impl FromStr for PositionArg {
             return Ok(Self::Ago(units::parse_duration(ago)?));
         }
         if let Some(time) = text.strip_prefix('@') {
-            let time: Timestamp = time.parse().map_err(|_| invalid())?;
-            return time.try_into().map(Self::At).map_err(|_| invalid());
+            let at: Timestamp = time.parse().map_err(|_| invalid())?;
+            return time::system_time(at).map(Self::At).map_err(|_| invalid());
         }
         match text {
             "earliest" => return Ok(Self::Earliest),

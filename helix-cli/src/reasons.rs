@@ -66,6 +66,13 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "appends do not create topics, and names are case-sensitive",
             "helix topic list\nhelix topic create TOPIC",
         ),
+        R::TopicRecreated => text(
+            "the topic was deleted and created again",
+            "the name belongs to a new topic; offsets and sequences of the old one mean nothing \
+             in it",
+            "helix topic describe TOPIC   shows the new topic\n\
+             helix consume TOPIC --from earliest   reads it from its beginning",
+        ),
         R::PartitionNotFound => text(
             "the topic has no partition with this number",
             "it has fewer partitions; numbers start at 0",
@@ -146,9 +153,9 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "compare the client with docs/api.md, \"Batches\"",
         ),
         R::UnsupportedCompression => text(
-            "the service cannot decode this compression",
-            "the compression is from a newer version, or not part of the API",
-            "send the batch without compression\nhelix version   to compare both versions",
+            "the topic or the service does not accept this compression",
+            "the topic allows others, a node is older than compression, or it is not in the API",
+            "use a compression that the message names\nhelix topic describe TOPIC",
         ),
         R::InvalidArgument => text(
             "a value is missing or out of range",
@@ -163,7 +170,8 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
         R::Throttled => text(
             "the node has too many requests in flight",
             "its memory limit is reached, or its disk is slower than its writers",
-            "retry in a moment\nuse fewer writers, or larger batches",
+            "retry in a moment\nuse fewer writers or readers, or larger batches\n\
+             helix config explain memory_limit",
         ),
         R::DiskFull => text(
             "the node's disk is full up to its reserve; appends are rejected, reads continue",
@@ -242,6 +250,12 @@ pub(crate) fn of_health(reason: HealthReason) -> Option<ReasonText> {
             "the reporting node was removed from the cluster",
             "it was removed or replaced; the other nodes reject it",
             "stop its process; empty its data directory before adding it again",
+        )),
+        HealthReason::ClockSkew => Some(text(
+            "the clock of a node is wrong",
+            "its time synchronization does not work, or the clock was set by hand",
+            "correct the clock of the named node, and check its time synchronization\n\
+             records get the time of the majority meanwhile",
         )),
         HealthReason::Unspecified
         | HealthReason::NoLeader

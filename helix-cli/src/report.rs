@@ -156,6 +156,13 @@ fn of_transport(error: &ClientError, context: &ErrorContext) -> (String, String)
             let ReasonText { why, hint, .. } = reasons::of(ErrorReason::Unspecified);
             (why.to_owned(), hint.to_owned())
         }
+        // Only a lagging replica gives this error; its message names it.
+        (Origin::Client, Code::Unavailable) => {
+            let why = "only a majority of the replicas has every acked record at once";
+            let hint = "helix cluster shards   shows the lag of each replica\n\
+                        run the command again, or without --any-replica";
+            (why.to_owned(), hint.to_owned())
+        }
         (_, Code::Unavailable | Code::DeadlineExceeded) => {
             let ReasonText { hint, .. } = reasons::of_no_response();
             let hint = match context.is_health {

@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 }
             }
             Event::CaughtUp { partition, .. } => eprintln!("partition {partition}: caught up"),
-            Event::Heartbeat(_) => {}
+            Event::Heartbeat(_) | Event::Restarted { .. } => {}
         }
     }
     Ok(())

@@ -2,29 +2,23 @@
 //!
 //! Calls go to any node or to a partition's leader and are retried until the deadline.
 
+mod topics;
+
 use std::future::Future;
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
 use helix_proto::log::v1::{
-    AddNodeRequest, AddPartitionsRequest, BalanceLeadersRequest, CreateTopicRequest,
-    DeleteTopicRequest, ErrorReason, GetHealthRequest, GetHealthResponse, GetMetadataRequest,
-    GetNodeStatusRequest, GetNodeStatusResponse, GetTopicRequest, LeaderHint, ListTopicsRequest,
-    MembershipChange, Metadata, RemoveNodeRequest, ReplaceNodeRequest, ResolveOffsetsRequest,
-    ResolvedOffset, SetDrainingRequest, SetFencingTokenRequest, Topic, TopicConfig,
-    TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest,
-    Watermarks,
+    AddNodeRequest, BalanceLeadersRequest, ErrorReason, GetHealthRequest, GetHealthResponse,
+    GetMetadataRequest, GetNodeStatusRequest, GetNodeStatusResponse, LeaderHint, MembershipChange,
+    Metadata, RemoveNodeRequest, ReplaceNodeRequest, SetDrainingRequest, TopicConfig,
+    TransferLeaderRequest, WatchMembershipChangeRequest,
 };
 use tokio::time::timeout;
 use tonic::{Code, Response, Status};
 
 use crate::client::{CallAttempts, CallSpec, Client};
-use crate::consumer::{NodeGroups, Position};
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
-
-/// Topics per page when all are listed.
-const PAGE_TOPICS: i32 = 1000;
 
 /// A topic to create.
 #[derive(Debug, Clone)]
@@ -70,243 +64,7 @@ impl Client {
 /// Every method also fails with the last failure if no node, or the partition's leader, can be
 /// reached within the request timeout.
 impl Admin {
-    /// Creates a topic. Succeeds if it already exists with equal settings.
-    ///
-    /// # Errors
-    /// `TOPIC_ALREADY_EXISTS` if it exists with other settings.
-    pub async fn create_topic(&self, topic: &NewTopic) -> Result<Topic> {
-        let call = CallSpec::new("create topic", Repeat::Always);
-        let response = self
-            .client
-            .call_any(call, |node| {
-                let request = CreateTopicRequest {
-                    name: topic.name.clone(),
-                    partition_count: topic.partition_count,
-                    replication_factor: topic.replication_factor,
-                    config: Some(topic.config),
-                    validate_only: topic.validate_only,
-                };
-                async move { node.topic().create_topic(request).await }
-            })
-            .await?;
-        self.client.shared.routing.forget_topic(&topic.name);
-        required(response.topic)
-    }
-
-    /// Returns a topic.
-    ///
-    /// # Errors
-    /// `TOPIC_NOT_FOUND`.
-    pub async fn topic(&self, name: &str) -> Result<Topic> {
-        let response = self
-            .client
-            .call_any(CallSpec::new("get topic", Repeat::Read), |node| {
-                let request = GetTopicRequest { name: name.to_owned() };
-                async move { node.topic().get_topic(request).await }
-            })
-            .await?;
-        required(response.topic)
-    }
-
-    /// Returns all topics whose names start with `prefix`, ordered by name.
-    ///
-    /// # Errors
-    /// The last failure if no node responds within the request timeout.
-    pub async fn topics(&self, prefix: &str) -> Result<Vec<Topic>> {
-        let mut topics = Vec::new();
-        let mut page_token = String::new();
-        loop {
-            let page = self
-                .client
-                .call_any(CallSpec::new("list topics", Repeat::Read), |node| {
-                    let request = ListTopicsRequest {
-                        prefix: prefix.to_owned(),
-                        page_size: PAGE_TOPICS,
-                        page_token: page_token.clone(),
-                    };
-                    async move { node.topic().list_topics(request).await }
-                })
-                .await?;
-            topics.extend(page.topics);
-            if page.next_page_token.is_empty() || page.next_page_token == page_token {
-                return Ok(topics);
-            }
-            page_token = page.next_page_token;
-        }
-    }
-
-    /// Changes the settings named in `fields`, which are field names of `TopicConfig`.
-    ///
-    /// A named setting that is unset in `config` returns to the cluster's default.
-    ///
-    /// # Errors
-    /// `TOPIC_NOT_FOUND`.
-    pub async fn update_topic(
-        &self,
-        name: &str,
-        config: &TopicConfig,
-        fields: &[&str],
-    ) -> Result<Topic> {
-        let paths: Vec<_> = fields.iter().map(|&field| field.to_owned()).collect();
-        let response = self
-            .client
-            .call_any(CallSpec::new("update topic", Repeat::Always), |node| {
-                let request = UpdateTopicRequest {
-                    name: name.to_owned(),
-                    config: Some(*config),
-                    update_mask: Some(prost_types::FieldMask { paths: paths.clone() }),
-                };
-                async move { node.topic().update_topic(request).await }
-            })
-            .await?;
-        required(response.topic)
-    }
-
-    /// Raises the number of partitions to `partition_count`. Keys move to other partitions.
-    ///
-    /// # Errors
-    /// `TOPIC_NOT_FOUND`; `INVALID_ARGUMENT` if the topic has more partitions already.
-    pub async fn add_partitions(&self, name: &str, partition_count: u32) -> Result<Topic> {
-        let response = self
-            .client
-            .call_any(CallSpec::new("add partitions", Repeat::Always), |node| {
-                let request = AddPartitionsRequest { name: name.to_owned(), partition_count };
-                async move { node.topic().add_partitions(request).await }
-            })
-            .await?;
-        self.client.shared.routing.forget_topic(name);
-        required(response.topic)
-    }
-
-    /// Deletes a topic and its data.
-    ///
-    /// # Errors
-    /// `TOPIC_NOT_FOUND`; with `may_have_applied` if an earlier attempt may have deleted it.
-    pub async fn delete_topic(&self, name: &str) -> Result<()> {
-        let result = self
-            .client
-            .call_any(CallSpec::new("delete topic", Repeat::Always), |node| {
-                let request = DeleteTopicRequest { name: name.to_owned() };
-                async move { node.topic().delete_topic(request).await }
-            })
-            .await;
-        self.client.shared.routing.forget_topic(name);
-        result.map(|_| ())
-    }
-
-    /// Deletes the records of a partition below `offset`.
-    ///
-    /// # Errors
-    /// `OFFSET_OUT_OF_RANGE` if `offset` is above the high watermark.
-    pub async fn trim(&self, topic: &str, partition: u32, offset: u64) -> Result<Watermarks> {
-        let call = CallSpec::new("trim", Repeat::Always);
-        let response = self
-            .client
-            .call_leader((topic, partition), call, |leader| {
-                let topic = topic.to_owned();
-                let request = TrimPartitionRequest { topic, partition, trim_offset: offset };
-                async move { leader.topic().trim_partition(request).await }
-            })
-            .await?;
-        Ok(response.watermarks.unwrap_or_default())
-    }
-
-    /// Sets a partition's fencing token (up to 64 bytes; empty: none) if `expected` is in force.
-    ///
-    /// # Errors
-    /// `FENCED` if another token is in force; the error has it in `fencing_token`.
-    pub async fn set_fencing_token(
-        &self,
-        topic: &str,
-        partition: u32,
-        expected: Option<&str>,
-        token: &str,
-    ) -> Result<Watermarks> {
-        // With an expected token, a retry would be rejected because the first attempt succeeded.
-        let call = CallSpec::new(
-            "set fencing token",
-            match expected {
-                Some(_) => Repeat::UnlessApplied,
-                None => Repeat::Always,
-            },
-        );
-        let response = self
-            .client
-            .call_leader((topic, partition), call, |leader| {
-                let request = SetFencingTokenRequest {
-                    topic: topic.to_owned(),
-                    partition,
-                    expected_token: expected.map(str::to_owned),
-                    token: token.to_owned(),
-                };
-                async move { leader.topic().set_fencing_token(request).await }
-            })
-            .await?;
-        Ok(response.watermarks.unwrap_or_default())
-    }
-
-    /// Resolves a position to offsets in partitions of a topic, ordered by partition.
-    ///
-    /// An empty list selects all partitions.
-    ///
-    /// # Errors
-    /// `TOPIC_NOT_FOUND`, `PARTITION_NOT_FOUND`.
-    pub async fn resolve_offsets(
-        &self,
-        topic: &str,
-        partitions: &[u32],
-        position: &Position,
-    ) -> Result<Vec<ResolvedOffset>> {
-        let partitions = match partitions {
-            [] => (0..self.client.partition_count(topic).await?).collect(),
-            named => named.to_vec(),
-        };
-        let call = CallSpec::new("resolve offsets", Repeat::Read);
-        let mut attempts = CallAttempts::new(&self.client.shared, call);
-        let mut offsets = loop {
-            let mut groups = NodeGroups::default();
-            let mut failure = None;
-            for (member, &partition) in partitions.iter().enumerate() {
-                match attempts.route((topic, partition)).await {
-                    Ok(route) => groups.add(route, member),
-                    Err(error) => {
-                        failure = Some((error, None));
-                        break;
-                    }
-                }
-            }
-            let (error, route) = match failure {
-                Some(failure) => failure,
-                None => {
-                    let calls = groups.list.iter().map(|group| async {
-                        let request = ResolveOffsetsRequest {
-                            topic: topic.to_owned(),
-                            partitions: group.members.iter().map(|&m| partitions[m]).collect(),
-                            position: Some(position.to_wire()),
-                        };
-                        let mut consume = group.route.connection.consume();
-                        let response = attempts.attempt(consume.resolve_offsets(request)).await;
-                        response.map_err(|error| (error, Some(group.route.clone())))
-                    });
-                    match try_join_all(calls).await {
-                        Ok(responses) => {
-                            break responses
-                                .into_iter()
-                                .flat_map(|response| response.offsets)
-                                .collect::<Vec<_>>();
-                        }
-                        Err(failure) => failure,
-                    }
-                }
-            };
-            let error = attempts.judge(error, route.as_ref())?;
-            attempts.pause(error).await?;
-        };
-        offsets.sort_by_key(|offset| offset.partition);
-        Ok(offsets)
-    }
-
-    /// Returns nodes, shards and topics. An empty list selects all topics.
+    /// Returns nodes, shards and topics. An empty list selects all topics, and an empty name none.
     ///
     /// # Errors
     /// The last failure if no node responds within the request timeout.
@@ -403,7 +161,9 @@ impl Admin {
         let node = self.client.shared.routing.any(0)?;
         let limit = self.client.config().connect_timeout;
         let mut cluster = node.cluster();
-        let response = timeout(limit, cluster.get_metadata(GetMetadataRequest::default()))
+        // No topic has this name, so the size of the response does not depend on the topics.
+        let request = GetMetadataRequest { topics: vec![String::new()] };
+        let response = timeout(limit, cluster.get_metadata(request))
             .await
             .map_err(|_| Error::timed_out("metadata").with_may_have_applied(false))??;
         let metadata = required(response.into_inner().metadata)?;

@@ -14,6 +14,7 @@ use tonic::Code;
 use crate::client::{CallSpec, Client};
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
+use crate::topic::TopicRef;
 
 /// Acknowledgement of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,16 +30,19 @@ pub struct Ack {
     pub durability: Durability,
     /// State of the partition after this batch, or after a later one acked with it.
     pub watermarks: Option<Watermarks>,
+    /// Id of the topic; 0 if the service does not state it.
+    pub topic_id: u64,
 }
 
 impl Ack {
-    pub(crate) fn new(ack: &AppendAck, watermarks: Option<Watermarks>) -> Self {
+    pub(crate) fn new(ack: &AppendAck, watermarks: Option<Watermarks>, topic_id: u64) -> Self {
         Self {
             first_offset: ack.first_offset,
             next_offset: ack.next_offset,
             duplicate: ack.duplicate,
             durability: ack.durability(),
             watermarks,
+            topic_id,
         }
     }
 }
@@ -85,11 +89,17 @@ impl AppendOptions {
 
 /// A batch, or records to build one from.
 pub trait IntoBatch {
+    /// True if it is a batch already, which is sent as it is. Batches that are built from records
+    /// are compressed as the options say.
+    const IS_ENCODED: bool = false;
+
     /// Returns the batch; records become an uncompressed one.
     fn into_batch(self) -> EncodedBatch;
 }
 
 impl IntoBatch for EncodedBatch {
+    const IS_ENCODED: bool = true;
+
     fn into_batch(self) -> EncodedBatch {
         self
     }
@@ -97,6 +107,8 @@ impl IntoBatch for EncodedBatch {
 
 /// Shares the payload without a copy.
 impl IntoBatch for &EncodedBatch {
+    const IS_ENCODED: bool = true;
+
     fn into_batch(self) -> EncodedBatch {
         self.clone()
     }
@@ -115,7 +127,8 @@ impl IntoBatch for &Vec<Record> {
 }
 
 impl Client {
-    /// Appends one batch without a producer identity. Unordered with respect to other calls.
+    /// Appends one batch without a producer identity; records are not compressed.
+    /// Unordered with respect to other calls.
     ///
     /// Retries only while it is certain that the batch was not applied. For bulk tools and
     /// benchmarks; use [`Client::producer`] for safe retries. If the future is dropped, the batch
@@ -132,15 +145,17 @@ impl Client {
         options: &AppendOptions,
     ) -> Result<Ack> {
         let batch = batch.into_batch();
-        self.append_as((topic, partition), &batch, options, None, Instant::now()).await
+        self.append_as((topic.into(), partition), &batch, options, None, Instant::now()).await
     }
 
     /// Appends one batch, optionally with an identity and the sequence of its first record.
     ///
+    /// A sequence above 0 belongs to a topic, whose id must be given.
+    ///
     /// The deadline counts from `since`.
     pub(crate) async fn append_as(
         &self,
-        (topic, partition): (&str, u32),
+        (topic, partition): (TopicRef<'_>, u32),
         batch: &EncodedBatch,
         options: &AppendOptions,
         identity: Option<(ProducerIdentity, u64)>,
@@ -157,16 +172,17 @@ impl Client {
         };
         let call = CallSpec { since, ..CallSpec::new("append", repeat) };
         let appending =
-            self.call_leader((topic, partition), call, |connection| {
+            self.call_leader_of(topic, partition, call, |connection, topic_id| {
                 // The clone shares the payload, so a retry is cheap.
                 let request = AppendRequest {
-                    topic: topic.to_owned(),
+                    topic: topic.name.to_owned(),
                     partition,
                     batch: Some(Batch { form: Some(Form::Encoded(batch.clone())) }),
                     durability: options.durability.into(),
                     producer: identity.map(|(producer, _)| producer),
                     first_sequence: identity.map(|(_, sequence)| sequence),
                     condition: options.condition.clone(),
+                    topic_id,
                 };
                 async move {
                     connection.produce().append(helix_transport::requests::append(request)).await
@@ -183,7 +199,7 @@ impl Client {
         let ack = response.ack.ok_or_else(|| {
             Error::client(Code::Internal, "the response has no ack").with_may_have_applied(true)
         })?;
-        Ok(Ack::new(&ack, response.watermarks))
+        Ok(Ack::new(&ack, response.watermarks, response.topic_id))
     }
 
     /// Rejects a batch that exceeds the message limit before it is sent.

@@ -35,7 +35,7 @@ impl Client {
     /// Creates a client that connects on first use.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if `config` has no endpoint.
+    /// `INVALID_ARGUMENT` if `config` has no endpoint or a malformed one.
     pub fn new(config: Config) -> Result<Self> {
         let shared = ClientCore {
             routing: Routing::new(config.clone())?,
@@ -51,7 +51,8 @@ impl Client {
     /// As [`Client::new`], or the last failure if no node responds within the request timeout.
     pub async fn connect(config: Config) -> Result<Self> {
         let client = Self::new(config)?;
-        client.admin().metadata(&[]).await?;
+        // No topic has this name, so the size of the response does not depend on the topics.
+        client.admin().metadata(&[""]).await?;
         Ok(client)
     }
 
@@ -85,7 +86,7 @@ impl Client {
         attempt: F,
     ) -> Result<T>
     where
-        F: Fn(Connection) -> Fut,
+        F: Fn(&Route) -> Fut,
         Fut: Future<Output = std::result::Result<Response<T>, Status>>,
     {
         let mut attempts = CallAttempts::new(&self.shared, call);
@@ -93,7 +94,7 @@ impl Client {
             let error = match attempts.route(partition).await {
                 Ok(route) => {
                     let probe = attempts.probe(partition.0, &route);
-                    let response = attempt(route.connection.clone());
+                    let response = attempt(&route);
                     match attempts.attempt_while(probe, response).await {
                         Ok(response) => return Ok(response),
                         Err(error) => attempts.judge(error, Some(&route))?,

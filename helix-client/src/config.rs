@@ -12,8 +12,8 @@ use crate::connector;
 /// Settings of a [`Client`](crate::Client).
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Bootstrap addresses, "host:port" or "http://host:port"; at least one. The client learns the
-    /// cluster's other addresses. An unresponsive one costs at most `hedge_after`.
+    /// Bootstrap addresses, "host:port" or "http://host:port" without a path; at least one. The
+    /// client learns the other addresses. An unresponsive one costs at most `hedge_after`.
     /// Default: "127.0.0.1:9092".
     pub endpoints: Vec<String>,
     /// TCP connections to each node, at least 1. Calls rotate over them; a stream stays on one.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use helix_proto::address;
 use helix_proto::log::v1::cluster_service_client::ClusterServiceClient;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
@@ -134,17 +135,22 @@ impl ServiceClients {
     }
 }
 
+/// Returns an address as `host:port`.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` if it is malformed.
+pub(crate) fn parse_address(text: &str) -> Result<String> {
+    address::parse(text, None).map_err(|what| invalid(text, &what))
+}
+
+fn invalid(address: &str, what: &dyn fmt::Display) -> Error {
+    Error::client(Code::InvalidArgument, format!("address {address:?}: {what}"))
+}
+
 fn endpoint(address: &str, config: &Config) -> Result<Endpoint> {
-    let uri =
-        if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
-    let invalid = |why: &dyn fmt::Display| {
-        Error::client(Code::InvalidArgument, format!("address {address:?}: {why}"))
-    };
-    if !uri.starts_with("http://") {
-        return Err(invalid(&"only http:// addresses are supported"));
-    }
     let transport = &config.transport;
-    let endpoint = Endpoint::from_shared(uri).map_err(|error| invalid(&error))?;
+    let uri = format!("http://{}", parse_address(address)?);
+    let endpoint = Endpoint::from_shared(uri).map_err(|error| invalid(address, &error))?;
     Ok(endpoint
         .connect_timeout(config.connect_timeout)
         .tcp_nodelay(true)

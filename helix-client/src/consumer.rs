@@ -3,10 +3,11 @@
 //! The client verifies the checksum of every batch over the bytes that the producer sent.
 
 mod decode;
+mod node_groups;
+mod read_turns;
 mod replica_selector;
 mod subscription;
 
-use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -18,11 +19,17 @@ use helix_proto::log::v1::{
 };
 
 use crate::client::{CallAttempts, CallSpec, Client};
+use crate::compression;
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
 use crate::routing::{LeaderProbe, ProbePace, Route};
+pub(crate) use node_groups::{NodeGroup, NodeGroups};
+use read_turns::{PARTITIONS_READ_MAX, ReadTurns};
 use replica_selector::ReplicaSelector;
 pub use subscription::{Event, Subscription};
+
+/// Bytes of a partition in a request without its names: tags, lengths and numbers.
+const START_BYTES: usize = 44;
 
 /// Start position in a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,17 +74,32 @@ pub struct ReadStart {
     /// Exclusive end offset. If it is at or below the start, nothing is read and a subscription
     /// ends at once. Default: none, no end.
     pub until: Option<u64>,
+    /// Id that the topic must have, else the read fails with `TOPIC_RECREATED`. State it with an
+    /// offset from an earlier read. Default: 0, any.
+    pub topic_id: u64,
 }
 
 impl ReadStart {
     /// Returns a start without an end.
     pub fn new(topic: impl Into<String>, partition: u32, position: Position) -> Self {
-        Self { topic: topic.into(), partition, position, until: None }
+        Self { topic: topic.into(), partition, position, until: None, topic_id: 0 }
     }
 
     /// Sets the exclusive end offset.
     pub fn until(mut self, offset: u64) -> Self {
         self.until = Some(offset);
+        self
+    }
+
+    /// Returns an upper bound of its bytes in a request.
+    fn wire_bytes(&self) -> usize {
+        let group = if let Position::Committed(group) = &self.position { group.len() } else { 0 };
+        START_BYTES + self.topic.len() + group
+    }
+
+    /// Sets the id that the topic must have.
+    pub fn in_topic(mut self, topic_id: u64) -> Self {
+        self.topic_id = topic_id;
         self
     }
 
@@ -87,6 +109,7 @@ impl ReadStart {
             partition: self.partition,
             start: Some(self.position.to_wire()),
             until_offset: self.until,
+            topic_id: self.topic_id,
         }
     }
 }
@@ -102,7 +125,18 @@ pub enum ReadSource {
     AnyReplica,
 }
 
-/// Source of a read, and the handling of unreadable starts.
+/// Reaction of a subscription to a topic that was deleted and created again.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnRecreate {
+    /// End with `TOPIC_RECREATED`.
+    #[default]
+    Fail,
+    /// Report [`Event::Restarted`] and read the new topic from its first readable record. Waits for
+    /// the new topic up to the request timeout after the deletion.
+    Restart,
+}
+
+/// Source of a read, and the handling of unreadable starts and of recreated topics.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReadOptions {
     /// Move an unreadable start to the nearest readable offset instead of failing. Default: no.
@@ -112,6 +146,16 @@ pub struct ReadOptions {
     /// Node id to prefer with `AnyReplica`, as long as it has a replica and does not fail.
     /// Default: none, readers rotate over the nodes.
     pub preferred_node: Option<u64>,
+    /// Longest time without records after which a subscription with `AnyReplica` and an end fails
+    /// if no replica has the records up to that end. Meanwhile it moves from replica to replica.
+    /// Default: none, it waits until the records exist.
+    pub lag_max: Option<Duration>,
+    /// Also subscribe to partitions that are added to the topics of the starts, from their
+    /// beginning. Partitions of a topic above the highest start count as added. Such a
+    /// subscription has no end. Default: no.
+    pub new_partitions: bool,
+    /// Reaction of a subscription to a recreated topic; a fetch always fails. Default: fail.
+    pub on_recreate: OnRecreate,
 }
 
 impl ReadOptions {
@@ -178,9 +222,13 @@ pub struct Records {
     pub next_offset: u64,
     /// State of the partition.
     pub watermarks: Watermarks,
+    /// Id of the topic; 0 if the service does not state it.
+    pub topic_id: u64,
 }
 
 /// Stored batches of one partition, oldest first, with verified checksums.
+///
+/// A compressed batch is as its producer sent it; [`Batches::decode`] decompresses it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batches {
     /// Topic.
@@ -197,6 +245,8 @@ pub struct Batches {
     pub next_offset: u64,
     /// State of the partition.
     pub watermarks: Watermarks,
+    /// Id of the topic; 0 if the service does not state it.
+    pub topic_id: u64,
 }
 
 impl Batches {
@@ -227,11 +277,14 @@ impl Consumer {
     /// Reads available records, or waits for them as the options specify.
     ///
     /// Returns one entry per start, in order. Requests to different leaders run concurrently; the
-    /// call returns when all of them have responded.
+    /// call returns when all of them have responded. Many partitions of one leader are several
+    /// requests, which share the limits of the options; beyond 20,000 partitions they also run one
+    /// after the other and share `wait_max`.
     ///
     /// # Errors
-    /// `OFFSET_OUT_OF_RANGE` (use another position or `clamp`), another rejection of the service,
-    /// `CORRUPT_LOG` for corrupt bytes, or the last failure if a leader is unreachable.
+    /// `OFFSET_OUT_OF_RANGE` (use another position or `clamp`), `TOPIC_RECREATED` if a topic does
+    /// not have the stated id, another rejection of the service, `CORRUPT_LOG` for corrupt bytes,
+    /// or the last failure if a leader is unreachable.
     pub async fn fetch(
         &self,
         starts: &[ReadStart],
@@ -274,7 +327,8 @@ impl Consumer {
 
     /// Subscribes to partitions: existing records, then new ones as they are committed.
     ///
-    /// Resumes automatically after a broken stream or a change of leader.
+    /// Resumes automatically after a broken stream or a change of leader. More than 20,000
+    /// partitions take turns of about a second.
     pub fn subscribe(&self, starts: Vec<ReadStart>, options: ReadOptions) -> Subscription {
         Subscription::new(self.client.clone(), starts, options)
     }
@@ -293,18 +347,20 @@ impl Fetch<'_> {
     async fn groups(&self) -> Result<Vec<NodeGroup>> {
         let mut groups = NodeGroups::default();
         let routing = &self.consumer.client.shared.routing;
-        for (member, ReadStart { topic, partition, .. }) in self.starts.iter().enumerate() {
-            let route =
-                self.attempts.within(self.selector.route(routing, topic, *partition)).await?;
-            groups.add(route, member);
+        for (member, start) in self.starts.iter().enumerate() {
+            let route = self.selector.route(routing, &start.topic, start.partition);
+            groups.add(self.attempts.within(route).await?, member, start.wire_bytes());
         }
         Ok(groups.list)
     }
 
-    /// Requests from all nodes concurrently.
+    /// Requests from all nodes concurrently, as far as the partitions may be read at once.
     async fn all(&self, groups: &[NodeGroup]) -> std::result::Result<Vec<Batches>, (Error, Route)> {
+        let turns = ReadTurns::default();
         let calls = groups.iter().map(|group| async {
-            let fetched = self.group(group).await;
+            let _turn = turns.take(group.members.len()).await;
+            let of_node = groups.iter().filter(|it| it.route.node_id == group.route.node_id);
+            let fetched = self.group(group, of_node.count() as u64).await;
             fetched.map_err(|error| (error, group.route.clone()))
         });
         let mut fetched: Vec<Option<Batches>> = self.starts.iter().map(|_| None).collect();
@@ -319,22 +375,27 @@ impl Fetch<'_> {
             .collect())
     }
 
-    async fn group(&self, group: &NodeGroup) -> Result<Vec<Batches>> {
+    /// Requests the partitions of one group; `parts` groups share the limits of their node.
+    async fn group(&self, group: &NodeGroup, parts: u64) -> Result<Vec<Batches>> {
         let starts = group.members.iter().map(|&member| &self.starts[member]);
         let options = self.options;
+        let part = |limit: u64| if limit == 0 { 0 } else { (limit / parts).max(1) };
         let limits = ReadLimits {
-            max_records: options.records_max,
-            max_bytes: options.bytes_max,
+            max_records: options.records_max.map(part),
+            max_bytes: options.bytes_max.map(part),
             until_timestamp: None,
         };
+        let rounds = self.starts.len().div_ceil(PARTITIONS_READ_MAX).max(1);
+        let wait_max = options.wait_max / u32::try_from(rounds).unwrap_or(u32::MAX);
         let request = FetchRequest {
             partitions: starts.clone().map(ReadStart::to_wire).collect(),
             limits: Some(limits),
-            max_wait: options.wait_max.try_into().ok(),
+            max_wait: wait_max.try_into().ok(),
             min_bytes: options.bytes_min,
             source: self.selector.to_wire().into(),
             out_of_range: options.read.out_of_range().into(),
             accept_encoded: true,
+            accept_compression: compression::accepted(),
         };
         let mut consume = group.route.connection.consume();
         let fetching = consume.fetch(request);
@@ -349,38 +410,5 @@ impl Fetch<'_> {
             self.attempts.attempt(fetching).await?
         };
         decode::response(response, starts)
-    }
-}
-
-/// Starts that are read from the same node.
-#[derive(Debug)]
-pub(crate) struct NodeGroup {
-    /// Route to the first member.
-    pub(crate) route: Route,
-    /// Shards of all members, without duplicates.
-    pub(crate) shard_ids: Vec<u32>,
-    /// Indexes into the grouped list.
-    pub(crate) members: Vec<usize>,
-}
-
-/// Groups in the order of their first members.
-#[derive(Debug, Default)]
-pub(crate) struct NodeGroups {
-    pub(crate) list: Vec<NodeGroup>,
-    by_node: HashMap<u64, usize>,
-}
-
-impl NodeGroups {
-    pub(crate) fn add(&mut self, route: Route, member: usize) {
-        let index = *self.by_node.entry(route.node_id).or_insert(self.list.len());
-        if index == self.list.len() {
-            let (shard_ids, members) = (Vec::new(), Vec::new());
-            self.list.push(NodeGroup { route: route.clone(), shard_ids, members });
-        }
-        let group = &mut self.list[index];
-        group.members.push(member);
-        if !group.shard_ids.contains(&route.shard_id) {
-            group.shard_ids.push(route.shard_id);
-        }
     }
 }

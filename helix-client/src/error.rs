@@ -45,12 +45,25 @@ pub struct Failure {
     pub limit: Option<u64>,
     /// Topic and partition that failed, for requests with several.
     pub topic_partition: Option<(String, u32)>,
+    /// Ids of a topic that was deleted and created again, with `TOPIC_RECREATED`.
+    pub recreated: Option<RecreatedTopic>,
     /// Wait before a retry.
     pub retry_after: Option<Duration>,
     /// An earlier batch failed with this error, and this batch was therefore not appended.
     pub is_from_earlier_batch: bool,
     /// Description for humans.
     pub message: String,
+}
+
+/// A topic that was deleted and created again, so that it is another topic of the same name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecreatedTopic {
+    /// Name.
+    pub topic: String,
+    /// Id that the call named, or began with.
+    pub expected_id: u64,
+    /// Id of the topic that has the name now.
+    pub id: u64,
 }
 
 /// Component that reports a failure.
@@ -78,6 +91,11 @@ impl Error {
     fn from_service(status: &Status, received: StatusDetails) -> Self {
         let StatusDetails { detail, retry_after } = received;
         let reason = Some(detail.reason()).filter(|&reason| reason != ErrorReason::Unspecified);
+        let recreated = (reason == Some(ErrorReason::TopicRecreated)).then(|| RecreatedTopic {
+            topic: detail.topic.clone(),
+            expected_id: detail.expected_topic_id,
+            id: detail.topic_id,
+        });
         Self::new(Failure {
             reason,
             retryable: detail.retryable,
@@ -89,6 +107,7 @@ impl Error {
             fencing_token: detail.fencing_token,
             limit: detail.limit,
             topic_partition: detail.partition.map(|partition| (detail.topic, partition)),
+            recreated,
             retry_after,
             ..Failure::plain(Origin::Service, status.code(), status.message().to_owned())
         })
@@ -141,6 +160,16 @@ impl Error {
             retryable: wire::is_retryable(reason),
             ..Failure::plain(Origin::Client, wire::code(reason), message.into())
         })
+    }
+
+    /// Returns the error of a response that is from another topic than expected.
+    pub(crate) fn recreated(topic: &str, expected_id: u64, id: u64) -> Self {
+        let message = format!(
+            "topic {topic:?} was deleted and created again: its id is {id}, not {expected_id}"
+        );
+        let mut error = Self::known(ErrorReason::TopicRecreated, message);
+        error.0.recreated = Some(RecreatedTopic { topic: topic.to_owned(), expected_id, id });
+        error
     }
 
     /// Replaces `may_have_applied`.
@@ -199,6 +228,7 @@ impl Failure {
             fencing_token: None,
             limit: None,
             topic_partition: None,
+            recreated: None,
             retry_after: None,
             is_from_earlier_batch: false,
             message,
@@ -293,6 +323,20 @@ mod tests {
         assert_eq!(error.next_sequence, Some(7));
         assert_eq!(error.watermarks.map(|marks| marks.high_watermark), Some(9));
         assert_eq!(error.to_string(), "OUT_OF_ORDER_SEQUENCE: gap (orders/3)");
+    }
+
+    #[test]
+    fn recreated_topic_has_both_ids() {
+        let detail = ErrorDetail {
+            topic: "orders".to_owned(),
+            topic_id: 9,
+            expected_topic_id: 4,
+            ..wire::detail(ErrorReason::TopicRecreated)
+        };
+        let error = Error::from_status(&wire::to_status(&detail, "", None));
+        let expected = RecreatedTopic { topic: "orders".to_owned(), expected_id: 4, id: 9 };
+        assert_eq!(error.recreated, Some(expected));
+        assert!(!error.retryable);
     }
 
     #[test]

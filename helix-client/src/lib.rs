@@ -42,6 +42,7 @@
 pub mod admin;
 pub mod append;
 pub mod client;
+pub mod compression;
 pub mod config;
 pub mod connection;
 mod connector;
@@ -53,20 +54,23 @@ pub mod producer;
 mod retry;
 pub mod routing;
 pub mod session;
+pub mod topic;
 
 pub use admin::{Admin, NewTopic};
 pub use append::{Ack, AppendOptions, IntoBatch};
 pub use client::Client;
+pub use compression::{BatchCompressor, Compression};
 pub use config::{Config, Dial, Transport};
 pub use connection::Connection;
 pub use consumer::{
-    Batches, ConsumedRecord, Consumer, Event, FetchOptions, Position, ReadOptions, ReadSource,
-    ReadStart, Records, Subscription,
+    Batches, ConsumedRecord, Consumer, Event, FetchOptions, OnRecreate, Position, ReadOptions,
+    ReadSource, ReadStart, Records, Subscription,
 };
-pub use error::{Error, Failure, Origin, Result};
+pub use error::{Error, Failure, Origin, RecreatedTopic, Result};
 pub use producer::{DeliveryFuture, Producer, ProducerOptions};
 pub use routing::Route;
 pub use session::{AckFuture, Session, SessionOptions};
+pub use topic::TopicRef;
 
 /// The wire types, for requests and responses that this crate passes through.
 pub use helix_proto as proto;

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::append::{Ack, AppendOptions, IntoBatch};
 use crate::client::Client;
+use crate::compression::{BatchCompressor, Compression};
 use crate::error::Result;
 use crate::identity::Identities;
 use batcher::Batcher;
@@ -34,10 +35,13 @@ pub struct ProducerOptions {
     pub name: String,
     /// Fencing token that must hold with every batch, up to 64 bytes. Default: none.
     pub fencing_token: Option<String>,
+    /// Compression of batches that are built from records. Default: none.
+    pub compression: Compression,
     /// Longest wait of a [`Producer::send`] batch for more records. Zero: only while the previous
     /// batch is in flight. Default: 1 ms.
     pub linger: Duration,
-    /// Serialized bytes at which `send` closes a batch, at most the topic's batch limit.
+    /// Serialized bytes, before compression, at which `send` closes a batch; at most the topic's
+    /// batch limit.
     /// Default: 256 KiB.
     pub batch_bytes: usize,
     /// Records at which `send` closes a batch, at least 1. Default: 10,000.
@@ -58,6 +62,7 @@ impl Default for ProducerOptions {
             idempotent: true,
             name: String::new(),
             fencing_token: None,
+            compression: Compression::None,
             linger: Duration::from_millis(1),
             batch_bytes: 256 << 10,
             batch_records: 10_000,
@@ -109,7 +114,7 @@ impl Producer {
         batch: impl IntoBatch,
         options: &AppendOptions,
     ) -> Result<Ack> {
-        let batch = batch.into_batch();
+        let batch = self.partitions.compressor.build(batch);
         let options = self.partitions.fenced(options);
         self.partitions.get(topic, partition).append(&batch, &options, Instant::now()).await
     }
@@ -156,18 +161,20 @@ struct PartitionProducers {
     /// None if the producer is not idempotent.
     identities: Option<Identities>,
     options: AppendOptions,
+    compressor: BatchCompressor,
     by_topic: Mutex<HashMap<String, HashMap<u32, Arc<PartitionProducer>>>>,
 }
 
 impl PartitionProducers {
     fn new(client: Client, options: &ProducerOptions) -> Self {
         let identities = options.idempotent.then(|| Identities::new(client.clone(), &options.name));
+        let compressor = BatchCompressor::new(options.compression);
         let unfenced = AppendOptions::durability(options.durability);
         let options = match &options.fencing_token {
             Some(token) => unfenced.fenced_by(token),
             None => unfenced,
         };
-        Self { client, identities, options, by_topic: Mutex::default() }
+        Self { client, identities, options, compressor, by_topic: Mutex::default() }
     }
 
     /// Adds the producer's fencing token to options without one.

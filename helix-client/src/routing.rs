@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
 use crate::config::Config;
-use crate::connection::{Connection, ConnectionCache};
+use crate::connection::{Connection, ConnectionCache, parse_address};
 use crate::error::{Error, Origin, Result};
 pub(crate) use leader_probe::{LeaderProbe, ProbePace};
 use table::{KnownLeader, RouteTable};
@@ -45,6 +45,8 @@ pub struct Route {
     pub term: u64,
     /// Connection to the node.
     pub connection: Connection,
+    /// Id of the topic, as of the last metadata; 0 if the cluster does not report it.
+    pub topic_id: u64,
 }
 
 /// Routes of one cluster, learned from its nodes on demand.
@@ -113,13 +115,16 @@ impl Routing {
     /// Creates the routes of a client, initially unknown.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` if `config` has no endpoint.
-    pub(crate) fn new(config: Config) -> Result<Self> {
+    /// `INVALID_ARGUMENT` if `config` has no endpoint or a malformed one.
+    pub(crate) fn new(mut config: Config) -> Result<Self> {
         if config.endpoints.is_empty() {
             return Err(Error::client(
                 Code::InvalidArgument,
                 "no endpoint is configured; set at least one address",
             ));
+        }
+        for endpoint in &mut config.endpoints {
+            *endpoint = parse_address(endpoint)?;
         }
         Ok(Self {
             connections: ConnectionCache::new(config.clone()),
@@ -153,15 +158,15 @@ impl Routing {
         if known.is_err() {
             self.refresh(RouteQuery::Shard(topic, partition)).await?;
         }
-        let (shard_id, replicas) = {
+        let (shard_id, topic_id, replicas) = {
             let table = self.table();
             let shard_id = table.shard_of(topic, partition)?;
-            (shard_id, table.replicas(shard_id))
+            (shard_id, table.topic_id(topic), table.replicas(shard_id))
         };
         // Skips nodes with a malformed address.
         let route = |(node_id, address): (u64, String)| {
             let connection = self.connections.get(&address).ok()?;
-            Some(Route { shard_id, node_id, term: 0, connection })
+            Some(Route { shard_id, node_id, term: 0, connection, topic_id })
         };
         Ok(replicas.into_iter().filter_map(route).collect())
     }
@@ -249,6 +254,11 @@ impl Routing {
         let mut shard_id = route.shard_id;
         if error.origin == Origin::Service {
             table.on_response(route.connection.address());
+            if let Some(recreated) = &error.recreated {
+                // The leader is right, but the partition may be in another shard by now.
+                table.forget_topic(&recreated.topic);
+                return false;
+            }
             // A request for several partitions may have failed for one in another shard.
             if let Some((topic, partition)) = &error.topic_partition {
                 shard_id = table.shard_of(topic, *partition).unwrap_or(shard_id);

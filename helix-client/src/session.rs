@@ -17,6 +17,7 @@ use tonic::Code;
 
 use crate::append::{Ack, IntoBatch, too_large};
 use crate::client::Client;
+use crate::compression::{BatchCompressor, Compression};
 use crate::error::{Error, Result};
 use crate::identity::Identities;
 use driver::SessionDriver;
@@ -35,6 +36,10 @@ pub struct SessionOptions {
     pub producer_name: String,
     /// Fencing token that must hold with every batch, up to 64 bytes. Default: none.
     pub fencing_token: Option<String>,
+    /// Id that the topic must have, else the session fails with `TOPIC_RECREATED`. Default: 0, any.
+    pub topic_id: u64,
+    /// Compression of batches that are built from records. Default: none.
+    pub compression: Compression,
     /// Most unacked batches, at least 1. The service may allow fewer.
     /// Default: 16.
     pub in_flight_batches: usize,
@@ -50,6 +55,8 @@ impl Default for SessionOptions {
             idempotent: true,
             producer_name: String::new(),
             fencing_token: None,
+            topic_id: 0,
+            compression: Compression::None,
             in_flight_batches: 16,
             in_flight_bytes: 8 << 20,
         }
@@ -62,10 +69,14 @@ impl Default for SessionOptions {
 /// one is applied, and every call fails with that error. If the leader dies, stops or is replaced,
 /// the session does not fail: it sends unacked batches to the next leader, in order.
 ///
+/// A session stays with its topic. If that is deleted, the session ends with `TOPIC_NOT_FOUND`, or
+/// with `TOPIC_RECREATED` if another topic has its name by then.
+///
 /// Dropping a session lets queued batches finish; [`Session::close`] waits for them.
 #[derive(Debug)]
 pub struct Session {
     pipeline: Arc<Pipeline>,
+    compressor: BatchCompressor,
 }
 
 impl Client {
@@ -85,7 +96,8 @@ impl Client {
         let (opened, is_open) = oneshot::channel();
         let pipeline = Arc::new(Pipeline::new(&options));
         // From here on dropping the session ends the driver, even if this future is dropped.
-        let session = Session { pipeline: pipeline.clone() };
+        let compressor = BatchCompressor::new(options.compression);
+        let session = Session { pipeline: pipeline.clone(), compressor };
         let partition = (topic.to_owned(), partition);
         let driver = SessionDriver::new(self.clone(), partition, options, identities, pipeline);
         tokio::spawn(driver.run(opened));
@@ -118,17 +130,20 @@ impl Session {
         batch: impl IntoBatch,
         expected_offset: Option<u64>,
     ) -> Result<AckFuture> {
-        let batch = batch.into_batch();
+        let batch = self.compressor.build(batch);
         // 0 means that the service has not stated a limit.
         let limit = Some(self.batch_bytes_max()).filter(|limit| *limit > 0);
-        if let Some(error) = limit.and_then(|limit| too_large(batch.payload.len(), limit)) {
+        // The limit holds for both sizes of a compressed batch.
+        let bytes = batch.payload.len().max(batch.uncompressed_bytes as usize);
+        if let Some(error) = limit.and_then(|limit| too_large(bytes, limit)) {
             return Err(error);
         }
         let permit = self.pipeline.permit(batch.payload.len()).await?;
         self.pipeline.push(batch, expected_offset, permit).map(AckFuture)
     }
 
-    /// Returns the largest payload that the service accepts, in bytes.
+    /// Returns the largest payload that the service accepts, in bytes. The limit holds before
+    /// compression and after.
     pub fn batch_bytes_max(&self) -> usize {
         self.pipeline.batch_bytes_max()
     }

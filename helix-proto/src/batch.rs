@@ -7,6 +7,7 @@ use std::ops::Range;
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
+use crate::compression::{self, BatchCodec, DecompressError};
 use crate::log::v1::{Compression, EncodedBatch, Record, RecordList};
 
 /// Layout version of every batch that this crate builds or reads.
@@ -80,25 +81,40 @@ pub fn record_bytes(record: &Record) -> usize {
     1 + prost::length_delimiter_len(bytes) + bytes
 }
 
-/// Verifies a batch and returns its records; keys and values are slices of its payload.
+/// Verifies a batch and returns its records; keys and values are slices of its uncompressed
+/// payload.
 ///
 /// # Errors
 /// See [`DecodeError`]; decoding the same batch again fails again.
 pub fn decode(batch: &EncodedBatch) -> Result<RecordList, DecodeError> {
-    if batch.version != BATCH_VERSION {
-        return Err(DecodeError::Version(batch.version));
-    }
-    if !is_uncompressed(batch.compression) {
-        return Err(DecodeError::Compression(batch.compression));
-    }
-    if !is_intact(batch) {
-        return Err(DecodeError::Checksum);
-    }
-    let list = RecordList::decode(batch.payload.clone())?;
+    let list = RecordList::decode(uncompressed_payload(batch)?)?;
     if list.records.len() != batch.record_count as usize {
         return Err(DecodeError::Count { expected: batch.record_count, found: list.records.len() });
     }
     Ok(list)
+}
+
+/// Verifies a batch and returns its serialized `RecordList`, decompressed if necessary.
+///
+/// The records are not counted and not decoded.
+///
+/// # Errors
+/// As [`decode`].
+pub fn uncompressed_payload(batch: &EncodedBatch) -> Result<Bytes, DecodeError> {
+    if batch.version != BATCH_VERSION {
+        return Err(DecodeError::Version(batch.version));
+    }
+    let codec = BatchCodec::from_wire(batch.compression)
+        .map_err(|_| DecodeError::Compression(batch.compression))?;
+    if !is_intact(batch) {
+        return Err(DecodeError::Checksum);
+    }
+    let Some(codec) = codec else { return Ok(batch.payload.clone()) };
+    let bytes = batch.uncompressed_bytes as usize;
+    let decoded = compression::with_decompressor(|decompressor| {
+        decompressor.decompress_to_bytes(codec, &batch.payload, bytes)
+    });
+    Ok(decoded?)
 }
 
 /// Returns true if a batch with this `compression` value has an uncompressed payload.
@@ -112,9 +128,12 @@ pub enum DecodeError {
     /// The layout version is unknown.
     #[error("unknown batch version {0}")]
     Version(u32),
-    /// The payload is compressed, which this crate does not support.
-    #[error("unsupported compression {0}")]
+    /// The payload has a compression that this crate does not know.
+    #[error("unknown compression {0}")]
     Compression(i32),
+    /// The payload cannot be decompressed, or not to the stated size.
+    #[error("cannot decompress the payload: {0}")]
+    Decompress(#[from] DecompressError),
     /// The checksum does not match the bytes.
     #[error("checksum mismatch")]
     Checksum,
@@ -341,8 +360,8 @@ mod tests {
         let batch = encode(&records(&[b"one"]));
         let version = EncodedBatch { version: 2, ..batch.clone() };
         assert!(matches!(decode(&version), Err(DecodeError::Version(2))));
-        let zstd = EncodedBatch { compression: Compression::Zstd.into(), ..batch.clone() };
-        assert!(matches!(decode(&zstd), Err(DecodeError::Compression(3))));
+        let unknown = EncodedBatch { compression: 9, ..batch.clone() };
+        assert!(matches!(decode(&unknown), Err(DecodeError::Compression(9))));
         let recounted = from_payload(2, batch.payload);
         assert!(matches!(decode(&recounted), Err(DecodeError::Count { expected: 2, found: 1 })));
     }

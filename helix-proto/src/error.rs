@@ -62,6 +62,7 @@ pub fn code(reason: ErrorReason) -> Code {
         | R::ProducerFenced
         | R::OutOfOrderSequence
         | R::UnknownProducer
+        | R::TopicRecreated
         | R::GroupNotEmpty
         | R::MembershipChangeInProgress
         | R::MembershipChangeRefused
@@ -165,9 +166,16 @@ pub struct StatusDetails {
     pub retry_after: Option<Duration>,
 }
 
+/// Longest wait before a retry that is read from a status; a longer one is read as this.
+///
+/// The wait is added to clocks, which a wait of a server's choice could overflow.
+pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
+
 /// Reads the details that [`to_status`] wrote. Returns `None` if Helix did not write the status.
 pub fn from_status(status: &Status) -> Option<StatusDetails> {
-    from_details(status.details()).or_else(|| from_trailers(status.metadata()))
+    let read = from_details(status.details()).or_else(|| from_trailers(status.metadata()))?;
+    let retry_after = read.retry_after.map(|wait| wait.min(RETRY_AFTER_MAX));
+    Some(StatusDetails { retry_after, ..read })
 }
 
 fn from_details(bytes: &[u8]) -> Option<StatusDetails> {
@@ -185,7 +193,7 @@ fn from_details(bytes: &[u8]) -> Option<StatusDetails> {
 }
 
 fn retry_delay(bytes: &[u8]) -> Option<Duration> {
-    pb::RetryInfo::decode(bytes).ok()?.retry_delay?.try_into().ok()
+    crate::time::duration(pb::RetryInfo::decode(bytes).ok()?.retry_delay?).ok()
 }
 
 fn from_trailers(trailers: &MetadataMap) -> Option<StatusDetails> {
@@ -241,6 +249,22 @@ mod tests {
         let bare = Status::with_metadata(full.code(), "", full.metadata().clone());
         let received = from_status(&bare).unwrap();
         assert_eq!(received, StatusDetails { detail: not_leader(), retry_after: Some(wait) });
+    }
+
+    #[test]
+    fn a_wait_of_any_length_is_read_or_ignored() {
+        let status = |seconds, nanos| {
+            let wait = Some(prost_types::Duration { seconds, nanos });
+            let retry_info = any(RETRY_INFO_URL, &pb::RetryInfo { retry_delay: wait });
+            let details = vec![any(DETAIL_URL, &not_leader()), retry_info];
+            let rpc_status = pb::Status { details, ..pb::Status::default() };
+            Status::with_details(Code::Internal, "", rpc_status.encode_to_vec().into())
+        };
+        let read = |seconds, nanos| from_status(&status(seconds, nanos)).unwrap().retry_after;
+        assert_eq!(read(2, 0), Some(Duration::from_secs(2)));
+        assert_eq!(read(i64::MAX, i32::MAX), Some(RETRY_AFTER_MAX));
+        assert_eq!(read(i64::MIN, 0), None);
+        assert_eq!(read(i64::MIN, i32::MIN), None);
     }
 
     #[test]

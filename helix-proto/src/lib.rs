@@ -1,13 +1,17 @@
 //! Helix's wire types: the messages and services generated from `proto/`, and their conventions.
 //!
 //! The conventions are what a schema cannot express: the checksum and layout of a batch
-//! ([`batch`]) and how an error is encoded in a gRPC status ([`mod@error`]). Performs no I/O;
-//! `helix-transport` moves these types over gRPC without copies.
+//! ([`batch`]), its codecs ([`compression`]), how an error is encoded in a gRPC status
+//! ([`mod@error`]), how the address of a node is written ([`address`]), and the valid times
+//! ([`time`]). Performs no I/O; `helix-transport` moves these types over gRPC without copies.
 
+pub mod address;
 pub mod batch;
 pub mod codec;
+pub mod compression;
 pub mod error;
 pub mod plain;
+pub mod time;
 
 /// The public API, package `helix.log`.
 pub mod log {

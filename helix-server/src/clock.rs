@@ -1,13 +1,22 @@
 //! The only source of wall-clock time, so that a simulation can replace it.
 //! It stamps records and drives retention; safety does not depend on it.
 
+mod agreed;
+
 use std::fmt::Debug;
 use std::sync::Arc;
+
+pub use agreed::{AgreedClock, CLOCK_CONFIRMATION, ClockOffset, ClockReading};
 
 /// Source of wall-clock time.
 pub trait Clock: Debug + Send + Sync + 'static {
     /// Returns the microseconds since the Unix epoch.
     fn now_us(&self) -> u64;
+
+    /// Returns the time by which retention drops records; `None` while it drops none by time.
+    fn retention_us(&self) -> Option<u64> {
+        Some(self.now_us())
+    }
 }
 
 /// The operating system's clock.

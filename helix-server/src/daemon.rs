@@ -13,6 +13,7 @@ use tracing_subscriber::EnvFilter;
 use crate::config::{
     ConfigAction, ConfigError, ContainerLimits, Flags, LogFormat, ResolvedConfig, ServerConfig,
 };
+use crate::file_limit;
 use crate::raft;
 use crate::server::{RunningServer, Server, StartError};
 use crate::signals::{StopBounds, StopOverdue, StopSignals};
@@ -54,6 +55,7 @@ pub fn main(config: ServerConfig) -> ExitCode {
 pub fn main_until(config: ServerConfig, stop: impl Future<Output = ()>) -> ExitCode {
     let format = config.log_format;
     start_log(&config);
+    file_limit::raise();
     let outcome = run_on_runtime(config, stop);
     if let Err(error) = &outcome {
         report_error(format, error);

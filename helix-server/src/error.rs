@@ -3,6 +3,7 @@
 
 use crate::limits::THROTTLED_RETRY_AFTER;
 use crate::log::{PartitionId, Refusal, Watermarks};
+use crate::quote::quote;
 use crate::raft::TransferError;
 
 /// The leader of a shard, as far as this node knows.
@@ -24,17 +25,24 @@ pub enum Error {
     /// A batch or a command was proposed; it may still be committed.
     #[error("the request was proposed, but its outcome is unknown: {reason}")]
     OutcomeUnknown { reason: String },
-    #[error("topic {topic:?} does not exist; create it, or list the topics")]
+    #[error("topic {} does not exist; create it, or list the topics", quote(.topic))]
     TopicNotFound { topic: String },
+    /// The name belongs to another topic than the request or its call began with.
     #[error(
-        "topic {topic:?} has no partition {partition}, its partitions are 0..{partition_count}; \
-         AddPartitions adds more"
+        "topic {topic:?} was deleted and created again: its id is {current}, not {expected}; \
+         offsets and sequences of the old topic mean nothing in it, so start again without them"
+    )]
+    TopicRecreated { topic: String, expected: u64, current: u64 },
+    #[error(
+        "topic {} has no partition {partition}, its partitions are 0..{partition_count}; \
+         AddPartitions adds more",
+        quote(.topic)
     )]
     PartitionNotFound { topic: String, partition: u32, partition_count: u32 },
     /// The partition was deleted during the call.
     #[error("partition {partition} was deleted")]
     PartitionDeleted { partition: PartitionId },
-    #[error("topic {topic:?} already exists with other settings: {difference}")]
+    #[error("topic {} already exists with other settings: {difference}", quote(.topic))]
     TopicAlreadyExists { topic: String, difference: String },
     #[error(
         "offset {requested} is out of range {}..{}; use EARLIEST or LATEST, or clamp",
@@ -61,10 +69,9 @@ pub enum Error {
     RecordCountMismatch { stated: u32, counted: u32 },
     #[error("{what}")]
     CorruptBatch { what: String },
-    #[error(
-        "compression {compression} is not supported by this version; send uncompressed batches"
-    )]
-    UnsupportedCompression { compression: i32 },
+    /// The numbers of the compressions that can be sent are in `allowed`.
+    #[error("{what}")]
+    UnsupportedCompression { what: String, allowed: &'static [i32] },
     #[error("{field}: {what}")]
     InvalidArgument { field: &'static str, what: String },
     /// A field or call that this version does not implement.
@@ -84,6 +91,9 @@ pub enum Error {
     Throttled { what: &'static str, retry_after_ms: u64 },
     #[error("disk is full: {what}")]
     DiskFull { what: String },
+    /// The process has no file descriptor or memory for a call; nothing was applied.
+    #[error("the node is short of open files or memory: {what}")]
+    Exhausted { what: String },
     /// The disk failed; the node stops.
     #[error("storage failed: {what}")]
     StorageFailed { what: String, may_have_applied: bool },

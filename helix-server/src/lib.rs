@@ -47,17 +47,18 @@ pub mod flow;
 
 pub mod log;
 
-pub mod address;
 pub mod clock;
 #[cfg(test)]
 mod doc_tables;
 pub mod error;
+pub mod file_limit;
 pub mod limits;
 mod log_threads;
 pub mod memory;
 pub mod metrics;
 mod process;
 pub mod protocol;
+mod quote;
 pub mod random;
 pub mod signals;
 mod stderr;

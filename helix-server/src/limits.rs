@@ -18,6 +18,13 @@ pub const BATCH_BYTES_MAX: u32 = 8 << 20;
 /// nodes on one machine must sync, it sends it within about 500.
 pub const IDLE_POLL_US: u32 = 500;
 
+/// Largest batch that is decompressed on an async thread: up to some 0.1 ms.
+pub const DECOMPRESS_IN_PLACE_BYTES: usize = 128 << 10;
+
+/// Time that a compressed batch waits for the protocol version that allows it. A new cluster
+/// reaches it within that time; a cluster with older nodes does not.
+pub const COMPRESSION_WAIT_MAX: Duration = Duration::from_secs(1);
+
 /// Default limits of a topic.
 pub const BATCH_BYTES_DEFAULT: u32 = 4 << 20;
 pub const RECORD_BYTES_DEFAULT: u32 = 1 << 20;
@@ -120,10 +127,36 @@ pub const FRAME_PART: u64 = 4;
 /// Headers of a request, decoded. Helix's clients send some hundred bytes.
 pub const HEADER_LIST_BYTES_MAX: u32 = 8 << 10;
 
-/// Streams that a client may reset before the server handled them, and protocol errors that it may
-/// cause, before its connection is closed. Both are cheap for a client and costly for the server.
-pub const RESETS_PENDING_MAX: usize = 20;
-pub const RESETS_BY_ERROR_MAX: usize = 256;
+/// Streams that a client may reset before the server has accepted them, and protocol errors that it
+/// may cause, before its connection is closed (CVE-2023-44487, CVE-2025-8671).
+///
+/// A client whose calls have deadlines resets all of its streams at once. The server accepts the
+/// streams that it has read before it does anything else, so few connections have such streams at a
+/// time.
+///
+/// From a client that cancels calls it reads at most `READ_TURN_BYTES` in between, in which fewer
+/// real calls fit.
+pub const RESETS_PENDING_MAX: usize = STREAMS_PER_CONNECTION_MAX as usize;
+pub const RESETS_BY_ERROR_MAX: usize = 1_024;
+
+/// Bytes that a connection whose client cancels calls reads at once, and the pause after them, in
+/// which it accepts the streams in them.
+pub const READ_TURN_BYTES: usize = 32 << 10;
+pub const READ_TURN_PAUSE: Duration = Duration::from_millis(1);
+
+/// Calls that a client may cancel on one connection: the rate, and the time for which a burst may
+/// be above it. Beyond that the connection is not read until the rate is met again.
+pub const CANCELLED_PER_SECOND: u32 = 5_000;
+pub const CANCELLED_BURST: Duration = Duration::from_secs(1);
+
+/// Time and bytes for the rest of a request whose call has ended. The rest is discarded; without
+/// it, a part that arrives after the end would count as a protocol error.
+pub const DISCARD_WAIT_MAX: Duration = Duration::from_secs(1);
+pub const DISCARD_BYTES_MAX: usize = WINDOW_BYTES_MAX as usize;
+
+/// Open calls that a connection may have while others have nearly all; more only if as many are
+/// free.
+pub const CALLS_PER_CONNECTION_MIN: usize = 16;
 
 /// Time for the HTTP/2 handshake, and its bytes: the preface and the header of the first frame.
 pub const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -136,6 +169,14 @@ pub const KEEPALIVE_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// Time from a message's first byte to its last. The message holds its share of the memory.
 pub const MESSAGE_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// Interval at which a message that has arrived in part must have grown, and by how much, while
+/// other requests wait for memory. Also the part from which on it is checked.
+pub const ARRIVAL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+pub const ARRIVAL_BYTES_MIN: usize = 64 << 10;
+
+/// Part of a message that has no permit of its own: the memory of its call covers it.
+pub const ARRIVAL_UNCOUNTED_BYTES: usize = 2 << 10;
 
 /// Time that a client may leave a response unread. Then its connection is closed.
 pub const STALLED_READER_MAX: Duration = Duration::from_secs(60);
@@ -167,8 +208,17 @@ pub const ACCEPT_RETRY_WAIT: Duration = Duration::from_millis(100);
 /// Shortest interval between log messages about refused connections.
 pub const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// File descriptors that clients cannot use: logs, peers, timers.
-pub const FILES_RESERVED: u64 = 256;
+/// File descriptors beside those of logs and clients: peers, listeners, timers, the admin port.
+pub const FILES_RESERVED: u64 = 64;
+
+/// Least files of sealed segments that a node keeps open, the most per log, and the part of the
+/// descriptors that they may take. More would only save opening a file.
+pub const CACHED_FILES_MIN: u64 = 16;
+pub const CACHED_FILES_PER_LOG_MAX: u64 = 64;
+pub const CACHED_FILES_PART: u64 = 4;
+
+/// Least file descriptors for connections of clients.
+pub const CLIENT_FILES_MIN: u64 = 16;
 
 /// Memory of a connection whose data is all unread, beyond its larger window: the smallest window,
 /// one frame, and the connection's state.
@@ -216,7 +266,15 @@ pub const NAMED_PRODUCERS_MAX: u32 = 16_384;
 pub const TOPIC_NAME_BYTES_MAX: usize = 249;
 pub const SHARDS_PER_TOPIC_MAX: usize = 4_096;
 pub const MEMBERS_MAX: usize = 5;
-pub const ADDRESS_BYTES_MAX: usize = 260;
+pub const ADDRESS_BYTES_MAX: usize = helix_proto::address::ADDRESS_BYTES_MAX;
+
+/// Client text that an error repeats, and the whole text of an error, in bytes.
+///
+/// A message is in the trailers twice, once percent-encoded. With the details it must fit into the
+/// 8 KiB of headers that gRPC libraries accept; otherwise they replace the error with one of their
+/// own, without reason and details.
+pub const QUOTE_BYTES_MAX: usize = TOPIC_NAME_BYTES_MAX;
+pub const ERROR_TEXT_BYTES_MAX: usize = 1_024;
 
 /// Partitions in one page of a list. The page ends before the topic that would exceed it, unless
 /// that is its first topic.
@@ -230,6 +288,15 @@ pub const PARTITION_ROUTED_BYTES: usize = 12;
 
 /// Memory of a topic in routing data, without its name and its partitions.
 pub const TOPIC_ROUTED_BYTES: usize = 128;
+
+/// Rate of the routing data that all watchers get together; the time for which a watcher waits at
+/// most for its part of it; and the largest message that does not wait.
+pub const METADATA_BYTES_PER_SECOND: f64 = 67_108_864.0;
+pub const METADATA_LATE_MAX: Duration = Duration::from_secs(5);
+pub const METADATA_UNPACED_BYTES: usize = 32 << 10;
+
+/// Time for which an encoded message is kept for further watchers.
+pub const METADATA_KEPT: Duration = Duration::from_secs(1);
 
 /// Partitions that a call handles before it yields to other tasks: some 0.3 ms.
 pub const PARTITIONS_PER_TURN: usize = 1_000;
@@ -247,6 +314,9 @@ const _: () = assert!((BATCH_BYTES_MAX as usize) < MESSAGE_BYTES_MAX);
 /// Interval of the check for retention by time, and the appended bytes after which it runs early.
 pub const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 pub const MAINTENANCE_BYTES: u64 = 32 << 20;
+
+/// Interval between comparisons of the members' clocks.
+pub const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Least log between two checkpoints of a shard's bookkeeping; the default of a node.
 pub const CHECKPOINT_BYTES: u64 = 64 << 20;
@@ -304,6 +374,9 @@ pub const READ_INDEX_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Interval at which a call polls for shard 0's leader.
 pub const LEADER_POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Interval at which a call polls for an entry that was committed and that this node applies soon.
+pub const APPLY_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Entries of the cluster's own log between two checkpoints, and kept behind a checkpoint for
 /// replicas that are slightly behind.

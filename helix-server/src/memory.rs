@@ -30,10 +30,14 @@ pub struct MemoryShares {
     pub window_bytes: u64,
     /// Open calls, over all connections.
     pub calls: usize,
-    /// Bytes of requests that are arriving, or not yet in a log or answered.
+    /// Bytes of requests that have arrived whole, and are not yet in a log or answered.
     pub request_bytes: usize,
+    /// Bytes of requests of which only a part has arrived.
+    pub arriving_bytes: usize,
     /// Bytes of those requests on one connection.
     pub connection_request_bytes: usize,
+    /// Buffers in which large compressed batches are verified, each for the largest batch.
+    pub decompressors: usize,
     /// Bytes of responses that clients have not read yet.
     pub response_bytes: usize,
     /// Partitions named by all open fetches and subscriptions together.
@@ -45,19 +49,21 @@ pub struct MemoryShares {
 impl MemoryShares {
     /// Divides `limit`, which must be at least [`MEMORY_LIMIT_MIN`].
     ///
-    /// In parts of 32: connections 12, logs 5, requests 4, responses 4, windows 2, calls 2,
-    /// partitions read 1. The rest is for the program.
+    /// In parts of 32: connections 12, logs 5, responses 4, requests 3, windows 2, calls 2,
+    /// arriving requests 1, decompression 1, partitions read 1. The rest is for the program.
     pub fn of(limit: u64) -> Self {
         let part = limit / 32;
         let count = |parts: u64, bytes: u64| usize::try_from(parts * part / bytes);
-        let request_bytes = to_usize(4 * part);
+        let request_bytes = to_usize(3 * part);
         Self {
             limit,
             connections: count(12, CONNECTION_BYTES).unwrap_or(usize::MAX),
             window_bytes: 2 * part,
             calls: count(2, CALL_BYTES).unwrap_or(usize::MAX),
             request_bytes,
+            arriving_bytes: to_usize(part),
             connection_request_bytes: (request_bytes / 4).max(MESSAGE_BYTES_MAX),
+            decompressors: count(1, BATCH_BYTES_MAX.into()).unwrap_or(usize::MAX),
             response_bytes: to_usize(4 * part),
             partitions_read: count(1, PARTITION_READ_BYTES).unwrap_or(usize::MAX),
             logs: 5 * part,
@@ -124,7 +130,8 @@ mod tests {
             let sum = shares.connections as u64 * CONNECTION_BYTES
                 + shares.window_bytes
                 + shares.calls as u64 * CALL_BYTES
-                + shares.request_bytes as u64
+                + (shares.request_bytes + shares.arriving_bytes) as u64
+                + shares.decompressors as u64 * u64::from(BATCH_BYTES_MAX)
                 + shares.response_bytes as u64
                 + shares.partitions_read as u64 * PARTITION_READ_BYTES
                 + shares.logs;
@@ -147,6 +154,7 @@ mod tests {
         let least = MemoryShares::of(MEMORY_LIMIT_MIN);
         assert!(least.connection_request_bytes <= least.request_bytes);
         assert!(MESSAGE_BYTES_MAX <= least.connection_request_bytes);
+        assert!(least.decompressors >= 1);
         assert!(FETCH_BYTES_MAX + BATCH_BYTES_MAX as usize <= least.response_bytes);
     }
 

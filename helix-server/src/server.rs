@@ -17,6 +17,7 @@ use crate::api;
 use crate::clock::SystemClock;
 use crate::config::{ConfigError, ServerConfig, StorageMode};
 use crate::error::Error;
+use crate::file_limit::{self, FileBudget, FileLimitTooLow};
 use crate::limits;
 use crate::node::{LogLimits, Node, NodeInfo, NodeSettings, NodeStorage, StorageKind};
 use crate::transport::{self, ClientLoad, Listener, MeterLayer, Services};
@@ -43,6 +44,8 @@ pub enum StartError {
     AdminListen { addr: SocketAddr, error: io::Error },
     #[error("cannot start the runtime: {0}")]
     Runtime(io::Error),
+    #[error(transparent)]
+    FileLimit(#[from] FileLimitTooLow),
     #[error("cannot open the node's data: {0}")]
     Open(#[from] Error),
 }
@@ -72,6 +75,7 @@ impl Server {
     /// [`StartError`] names the setting, address or data that prevented the start.
     pub async fn start(config: ServerConfig) -> Result<RunningServer, StartError> {
         config.validate()?;
+        let files = file_budget(&config)?;
         let addr = config.listen_addr;
         let listen_error = |error| StartError::Listen { addr, error };
         // Before the data is opened, so that an address in use is reported at once.
@@ -81,7 +85,7 @@ impl Server {
             Some(addr) => Some(open_admin(addr).await?),
             None => None,
         };
-        let settings = node_settings(&config);
+        let settings = node_settings(&config, &files);
         // A node with only its own address forms a cluster to which others can be added.
         let peers: std::collections::BTreeMap<u64, String> = config.peers.iter().cloned().collect();
         let node = if peers.is_empty() {
@@ -95,7 +99,7 @@ impl Server {
         };
         warn_of_log_memory(&config, node.shards().len() as u64);
         let endpoint = config.advertise_addr.unwrap_or_else(|| local_addr.to_string());
-        Self::serve_with(node, local_addr, endpoint, admin, listener).await
+        Self::serve_with(node, local_addr, endpoint, admin, files, listener).await
     }
 
     /// Serves an open node on the connections of any listener, also of a simulated one.
@@ -108,7 +112,8 @@ impl Server {
         endpoint: String,
         listener: L,
     ) -> Result<RunningServer, StartError> {
-        Self::serve_with(node, local_addr, endpoint, None, listener).await
+        let files = FileBudget::in_memory(file_limit::current());
+        Self::serve_with(node, local_addr, endpoint, None, files, listener).await
     }
 
     async fn serve_with<L: Listener>(
@@ -116,6 +121,7 @@ impl Server {
         local_addr: SocketAddr,
         endpoint: String,
         admin: Option<AdminServer>,
+        files: FileBudget,
         listener: L,
     ) -> Result<RunningServer, StartError> {
         if let Err(error) = node.announce(endpoint).await {
@@ -124,7 +130,7 @@ impl Server {
         }
 
         let load = ClientLoad::new(*node.shares());
-        load.limit_connections(client_file_limit());
+        load.limit_connections(files.clients);
         if let Some(admin) = &admin {
             admin.set_node(&node, &load);
         }
@@ -248,7 +254,7 @@ async fn open_admin(addr: SocketAddr) -> Result<AdminServer, StartError> {
     AdminServer::open(TcpListener::bind(addr).await.map_err(error)?).map_err(error)
 }
 
-fn node_settings(config: &ServerConfig) -> NodeSettings {
+fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {
     let storage = match config.storage {
         StorageMode::Memory => NodeStorage::Memory,
         StorageMode::Durable => {
@@ -265,6 +271,7 @@ fn node_settings(config: &ServerConfig) -> NodeSettings {
         segment_bytes: config.segment_bytes,
         tail_bytes: usize::try_from(config.tail_bytes()).expect("checked by validate"),
         footer_bytes: usize::try_from(config.footer_bytes()).expect("below the limit"),
+        files: files.cache(),
         shares: config.shares(),
         log_limits: LogLimits {
             checkpoint_bytes: config.checkpoint_bytes,
@@ -293,8 +300,23 @@ fn warn_of_log_memory(config: &ServerConfig, shards: u64) {
     }
 }
 
-/// Returns the number of file descriptors that client connections may use.
-fn client_file_limit() -> u64 {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    limit.map_or(u64::MAX, |limit| limit.saturating_sub(limits::FILES_RESERVED).max(1))
+/// Divides the open files that the process may have. The data directory may have more shards than
+/// the configuration.
+fn file_budget(config: &ServerConfig) -> Result<FileBudget, FileLimitTooLow> {
+    let limit = file_limit::current();
+    if config.storage == StorageMode::Memory {
+        return Ok(FileBudget::in_memory(limit));
+    }
+    let is_shard = |id: &u64| config.data_dir.join(format!("shard-{id}")).is_dir();
+    let existing = (1..=limits::SHARDS_MAX).filter(is_shard).count() as u64;
+    let shards = existing.max(config.shard_count());
+    let budget = FileBudget::new(limit, shards, !config.no_direct_io)?;
+    tracing::info!(
+        open_files = limit,
+        shards,
+        cached_files = budget.cache_files,
+        client_connections = budget.clients,
+        "divided the limit of open files"
+    );
+    Ok(budget)
 }

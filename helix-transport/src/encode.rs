@@ -88,7 +88,8 @@ impl ChunkedWriter {
         }
     }
 
-    fn push(&mut self, bytes: Bytes) {
+    /// Writes encoded bytes.
+    pub(crate) fn push(&mut self, bytes: Bytes) {
         if bytes.len() < ZERO_COPY_BYTES_MIN {
             self.open.extend_from_slice(&bytes);
         } else {

@@ -138,6 +138,7 @@ mod tests {
                 producer: Some(ProducerIdentity { producer_id: 1 << 40, epoch: 2 }),
                 first_sequence: Some(0),
                 condition: Some(Default::default()),
+                topic_id: 0,
             };
             let sent = body(&append(request.clone()));
             assert_eq!(read::<AppendRequest>(sent), [request]);

@@ -4,6 +4,7 @@
 
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use helix_proto::log::v1::subscribe_response::Message as Event;
 use helix_proto::log::v1::{FetchResponse, PartitionRecords, StoredBatch, SubscribeResponse};
 use prost::Message;
@@ -45,6 +46,24 @@ where
     let body = ChunkedBody::new(move |context: &mut Context<'_>, writer: &mut ChunkedWriter| {
         let next = next(context);
         next.map(|response| Some(response?.and_then(|response| write_event(response, writer))))
+    });
+    detached(Body::new(body), substitute)
+}
+
+/// Returns a stream of responses that are encoded already, with its body detached.
+///
+/// Each poll of `next` yields a message. tonic gets the stream `substitute` instead of them.
+pub fn encoded<F, S>(mut next: F, substitute: S) -> Response<S>
+where
+    F: FnMut(&mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> + Send + Unpin + 'static,
+{
+    let write = |message: Bytes, writer: &mut ChunkedWriter| {
+        writer.begin_message(message.len())?;
+        writer.push(message);
+        Ok(())
+    };
+    let body = ChunkedBody::new(move |context: &mut Context<'_>, writer: &mut ChunkedWriter| {
+        next(context).map(|message| Some(message?.and_then(|message| write(message, writer))))
     });
     detached(Body::new(body), substitute)
 }
@@ -125,6 +144,7 @@ mod tests {
             next_offset: 1 << 40,
             watermarks: Some(Watermarks { log_start_offset: 1, high_watermark: 2 }),
             start_offset: 7,
+            topic_id: 0,
         }
     }
 
@@ -159,6 +179,23 @@ mod tests {
         let sent = fetch(response.clone());
         assert!(sent.extensions().get::<DetachedBody>().is_none());
         assert_eq!(sent.into_inner(), response);
+    }
+
+    #[test]
+    fn encoded_messages_are_sent_as_they_are() {
+        let responses = [0, 1, 100_000].map(|bytes| FetchResponse {
+            partitions: if bytes == 0 { Vec::new() } else { vec![records(1, &[bytes])] },
+        });
+        let encoded: Vec<Bytes> =
+            responses.iter().map(|response| response.encode_to_vec().into()).collect();
+        let mut queue: VecDeque<_> = encoded.into_iter().map(Ok).collect();
+        queue.push_back(Err(Status::unavailable("enough")));
+        let sent = super::encoded(move |_| Poll::Ready(queue.pop_front()), ());
+        let mut found = read(&sent);
+        found.truncate(responses.len() + 1);
+        let ended = Err(tonic::Code::Unavailable);
+        let expected: Vec<_> = responses.into_iter().map(Ok).chain([ended]).collect();
+        assert_eq!(found, expected);
     }
 
     #[test]

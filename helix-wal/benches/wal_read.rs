@@ -40,6 +40,9 @@ impl Storage for UncachedStorage {
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         self.0.rename(from, to)
     }
+    fn exchange(&self, a: &str, b: &str) -> io::Result<()> {
+        self.0.exchange(a, b)
+    }
     fn remove(&self, name: &str) -> io::Result<()> {
         self.0.remove(name)
     }

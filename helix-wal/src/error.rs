@@ -5,6 +5,8 @@
 use std::io;
 use std::ops::Range;
 
+use rustix::io::Errno;
+
 /// Reason why an operation on the log failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
@@ -22,14 +24,22 @@ pub enum Error {
     /// The operating system failed a read or another call that leaves the log unchanged.
     #[error("{operation} of {file}: {reason}")]
     Io { operation: &'static str, file: String, reason: String },
+    /// The process or the system has no file descriptor or memory for a call.
+    ///
+    /// Nothing was changed and nothing is damaged; the call can be repeated.
+    #[error("{operation} of {file}: {reason}; raise the limit of open files, or free memory")]
+    Exhausted { operation: &'static str, file: String, reason: String },
     /// The entry or position is below the first one kept.
     #[error("{asked} was trimmed; the first one kept is {first}")]
     Trimmed { asked: u64, first: u64 },
     /// The entry or position does not exist yet.
     #[error("{asked} does not exist yet; the log ends before {next}")]
     Beyond { asked: u64, next: u64 },
-    /// The disk has no space for another segment. Nothing was written; reads still work.
-    #[error("no disk space for another segment: {free_bytes} bytes free, {needed_bytes} needed")]
+    /// The disk or a quota has no space. Nothing was written; reads still work.
+    ///
+    /// `needed_bytes` is not above `free_bytes` if the file system refused a call although it
+    /// states enough free space. Both are 0 if the numbers are unknown.
+    #[error("{}", full(*free_bytes, *needed_bytes))]
     DiskFull { free_bytes: u64, needed_bytes: u64 },
     /// The call or the data directory cannot be used: locked, newer, or of another replica.
     #[error("{0}")]
@@ -39,6 +49,20 @@ pub enum Error {
     Closed,
 }
 
+impl Error {
+    /// Returns whether the call found no disk space, file descriptor or memory.
+    ///
+    /// Nothing is damaged, and the call can be repeated.
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, Self::DiskFull { .. } | Self::Exhausted { .. })
+    }
+
+    /// Returns [`Self::DiskFull`] or [`Self::Exhausted`] if a failed call found a shortage.
+    pub fn shortage_of(e: &io::Error) -> Option<Self> {
+        Shortage::of(e).map(|shortage| shortage.into_error("use", "the directory", e))
+    }
+}
+
 fn damage(file: &str, bytes: &Range<u64>, what: &str) -> String {
     if bytes.is_empty() {
         return format!("{file}: {what}");
@@ -46,12 +70,101 @@ fn damage(file: &str, bytes: &Range<u64>, what: &str) -> String {
     format!("{file} is damaged at bytes {}..{}: {what}", bytes.start, bytes.end)
 }
 
-/// Creates the error that poisons the log after a disk failure.
+fn full(free_bytes: u64, needed_bytes: u64) -> String {
+    if free_bytes < needed_bytes {
+        return format!(
+            "no disk space for another segment: {free_bytes} bytes free, {needed_bytes} needed"
+        );
+    }
+    "no disk space: the file system or a quota refused a write; free space, or raise the quota"
+        .to_owned()
+}
+
+/// Reason why a call of the operating system failed that says nothing of the disk's health.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    /// No disk space, or a quota is used up.
+    Space,
+    /// No file descriptor or no memory.
+    Resource,
+}
+
+impl Shortage {
+    /// Classifies a failed call. The only place that decides what a shortage is.
+    pub(crate) fn of(e: &io::Error) -> Option<Self> {
+        match e.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some(Self::Space),
+            io::ErrorKind::OutOfMemory => Some(Self::Resource),
+            // The standard library has no kind for them.
+            _ => match Errno::from_io_error(e)? {
+                Errno::NOSPC | Errno::DQUOT => Some(Self::Space),
+                Errno::MFILE | Errno::NFILE | Errno::NOMEM => Some(Self::Resource),
+                _ => None,
+            },
+        }
+    }
+
+    fn into_error(self, operation: &'static str, file: &str, e: &io::Error) -> Error {
+        match self {
+            Self::Space => Error::DiskFull { free_bytes: 0, needed_bytes: 0 },
+            Self::Resource => {
+                Error::Exhausted { operation, file: file.to_owned(), reason: e.to_string() }
+            }
+        }
+    }
+}
+
+/// Returns whether the disk or a quota has no space for a call.
+pub(crate) fn is_no_space(e: &io::Error) -> bool {
+    Shortage::of(e) == Some(Shortage::Space)
+}
+
+/// Creates the error that poisons the log, even after a shortage: the outcome is unknown.
 pub(crate) fn poison(operation: &'static str, file: &str, e: &io::Error) -> Error {
     Error::Poisoned { operation, file: file.to_owned(), reason: e.to_string() }
 }
 
+/// Creates the error of a failed change that can be repeated after a shortage.
+///
+/// Any other failure poisons the log.
+pub(crate) fn changing(operation: &'static str, file: &str, e: &io::Error) -> Error {
+    match Shortage::of(e) {
+        Some(shortage) => shortage.into_error(operation, file, e),
+        None => poison(operation, file, e),
+    }
+}
+
 /// Creates the error of a failed call that leaves everything unchanged.
 pub(crate) fn failed(operation: &'static str, file: &str, e: &io::Error) -> Error {
-    Error::Io { operation, file: file.to_owned(), reason: e.to_string() }
+    match Shortage::of(e) {
+        Some(shortage) => shortage.into_error(operation, file, e),
+        None => Error::Io { operation, file: file.to_owned(), reason: e.to_string() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shortages_are_no_failures() {
+        let of = |errno: Errno| Shortage::of(&io::Error::from(errno));
+        for errno in [Errno::NOSPC, Errno::DQUOT] {
+            assert_eq!(of(errno), Some(Shortage::Space), "{errno:?}");
+        }
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+            assert_eq!(of(errno), Some(Shortage::Resource), "{errno:?}");
+        }
+        for errno in [Errno::IO, Errno::ROFS, Errno::NOENT, Errno::ACCESS] {
+            assert_eq!(of(errno), None, "{errno:?}");
+        }
+        for kind in [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded] {
+            let error = changing("write", "a", &kind.into());
+            assert!(matches!(error, Error::DiskFull { .. }) && error.is_shortage(), "{error}");
+        }
+        let error = failed("open", "a", &Errno::MFILE.into());
+        assert!(matches!(error, Error::Exhausted { .. }) && error.is_shortage(), "{error}");
+        let error = changing("write", "a", &Errno::IO.into());
+        assert!(matches!(error, Error::Poisoned { .. }) && !error.is_shortage(), "{error}");
+    }
 }

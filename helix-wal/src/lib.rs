@@ -57,6 +57,11 @@
 //! - A full disk refuses appends before anything is written, and appends succeed again once there
 //!   is space. The log ends only if an entry that does not fit was already placed. This can happen
 //!   on a follower whose leader had space. Such a log has to be opened again.
+//! - A shortage of disk space, file descriptors or memory neither poisons the log nor counts as
+//!   damage ([`Error::is_shortage`]). A group that finds no space in its segment waits, and is
+//!   written again unchanged. One exception: a directory sync that fails after the state file was
+//!   replaced poisons the log, because a crash may then find either state.
+//! - Nothing is logged while a lock is held.
 //!
 //! # Source layout
 //!
@@ -96,6 +101,7 @@ mod write;
 
 pub use error::Error;
 pub use files::cold_segment::ColdSegments;
+pub use files::open_files::FileCache;
 pub use maintenance::keeper::Keeper;
 pub use maintenance::scrub::{Scrub, Scrubbed};
 pub use recovery::inspect::{Finding, LogReport, SegmentReport, SegmentState, inspect, verify};

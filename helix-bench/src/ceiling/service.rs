@@ -89,7 +89,7 @@ impl ProduceService for CeilingService {
         let request = helix_transport::read_unary(request, MESSAGE_BYTES_MAX).await?;
         let records = check(request.batch.as_ref())?;
         let ack = Some(self.0.ack(request.partition, records));
-        Ok(Response::new(pb::AppendResponse { ack, watermarks: Some(WATERMARKS) }))
+        Ok(Response::new(pb::AppendResponse { ack, watermarks: Some(WATERMARKS), topic_id: 0 }))
     }
 
     type AppendStreamStream = AckStream;
@@ -159,6 +159,7 @@ fn opened() -> pb::AppendStreamResponse {
         next_sequence: None,
         max_in_flight_batches: STREAM_BATCHES_IN_FLIGHT_MAX,
         max_in_flight_bytes: STREAM_BYTES_IN_FLIGHT_MAX,
+        topic_id: 0,
     };
     pb::AppendStreamResponse { message: Some(StreamResponse::Opened(opened)) }
 }
@@ -214,7 +215,7 @@ impl ConsumeService for CeilingService {
             .into_iter()
             .map(|partition| pb::ResolvedOffset { partition, offset, watermarks: Some(WATERMARKS) })
             .collect();
-        Ok(Response::new(pb::ResolveOffsetsResponse { offsets }))
+        Ok(Response::new(pb::ResolveOffsetsResponse { offsets, topic_id: 0 }))
     }
 }
 
@@ -334,6 +335,7 @@ impl ClusterService for CeilingService {
         let topics = request.into_inner().topics.into_iter().map(|topic| pb::TopicRoute {
             shard_ids: vec![1; state.partitions(&topic) as usize],
             topic,
+            topic_id: 0,
         });
         let metadata = pb::Metadata {
             cluster_id: "ceiling".to_owned(),

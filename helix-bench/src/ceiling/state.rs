@@ -104,6 +104,7 @@ impl CeilingState {
             next_offset,
             watermarks: Some(WATERMARKS),
             start_offset: offset,
+            topic_id: 0,
         })
     }
 
@@ -137,6 +138,7 @@ impl CeilingState {
                 default_durability: pb::Durability::None.into(),
                 ..pb::TopicConfig::default()
             }),
+            topic_id: 0,
         }
     }
 }
@@ -182,10 +184,9 @@ pub(super) fn check(batch: Option<&pb::Batch>) -> Result<u32, Status> {
             "the ceiling takes encoded batches only",
         ));
     };
-    if !batch::is_intact(batch) {
-        return Err(error_status(ErrorReason::CorruptBatch, "checksum mismatch"));
-    }
-    batch::scan(&batch.payload, batch.record_count, RECORD_BYTES_MAX)
+    let payload = batch::uncompressed_payload(batch)
+        .map_err(|error| error_status(ErrorReason::CorruptBatch, &error.to_string()))?;
+    batch::scan(&payload, batch.record_count, RECORD_BYTES_MAX)
         .map_err(|error| error_status(ErrorReason::RecordCountMismatch, &error.to_string()))?;
     Ok(batch.record_count)
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use helix_proto::address;
 
 use crate::units;
 
@@ -33,7 +34,7 @@ pub(crate) enum ClusterSubcommand {
         #[arg(value_name = "NODE")]
         node: u64,
         /// Peer address: where the other nodes dial the node
-        #[arg(value_name = "HOST:PORT")]
+        #[arg(value_name = "HOST:PORT", value_parser = parse_peer_address)]
         peer_addr: String,
         #[command(flatten)]
         wait: WaitArgs,
@@ -58,7 +59,7 @@ pub(crate) enum ClusterSubcommand {
         #[arg(long, value_name = "NODE", requires = "peer_addr")]
         by: Option<u64>,
         /// Peer address of the replacement [default: unchanged]
-        #[arg(long, value_name = "HOST:PORT")]
+        #[arg(long, value_name = "HOST:PORT", value_parser = parse_peer_address)]
         peer_addr: Option<String>,
         #[command(flatten)]
         wait: WaitArgs,
@@ -111,4 +112,10 @@ pub(crate) struct HealthArgs {
     /// Give up after this time [default: never]
     #[arg(long, requires = "watch", value_name = "TIME", value_parser = units::parse_duration)]
     pub(crate) timeout: Option<Duration>,
+}
+
+/// Parses an address that other nodes dial. There is no default port.
+fn parse_peer_address(text: &str) -> Result<String, String> {
+    let address = text.trim();
+    address::check_dialable(address).map(|()| address.to_owned())
 }

@@ -1,6 +1,7 @@
 //! Options of every command.
 
 use clap::Args;
+use helix_proto::address;
 
 use crate::format::OutputFormat;
 
@@ -8,7 +9,13 @@ use crate::format::OutputFormat;
 #[command(next_help_heading = "Global options")]
 pub(crate) struct GlobalArgs {
     /// Nodes to contact first [env: HELIX_ADDR] [default: the context's, or 127.0.0.1:9092]
-    #[arg(long, global = true, value_delimiter = ',', value_name = "HOST:PORT,...")]
+    #[arg(
+        long,
+        global = true,
+        value_delimiter = ',',
+        value_name = "HOST:PORT,...",
+        value_parser = parse_address
+    )]
     pub(crate) addr: Vec<String>,
     /// Context to use, as added with `helix context add`
     #[arg(long, global = true, value_name = "NAME")]
@@ -25,4 +32,9 @@ pub(crate) struct GlobalArgs {
     /// Setting that the addresses come from, such as `--addr` or `context dev`.
     #[arg(skip)]
     pub(crate) addr_source: String,
+}
+
+/// Parses the address of a node; the port may be missing.
+fn parse_address(text: &str) -> Result<String, String> {
+    address::parse(text, Some(address::PORT_DEFAULT))
 }

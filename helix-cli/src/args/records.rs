@@ -1,9 +1,10 @@
 //! Arguments of the commands that write and read records: produce, consume, tail and offsets.
 
-use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use helix_client::ReadSource;
+use clap::{Args, ValueEnum};
+use helix_client::{OnRecreate, ReadSource};
 
+use crate::compression::CompressionArg;
 use crate::durability::DurabilityArg;
 use crate::exit::{CliError, Exit};
 use crate::position::{self, PositionArg, PositionRange};
@@ -22,6 +23,9 @@ pub(crate) struct ProduceArgs {
     /// Required durability of an ack [default: the topic's]
     #[arg(long, value_enum)]
     pub(crate) durability: Option<DurabilityArg>,
+    /// Compression of the batches
+    #[arg(long, value_enum, default_value_t = CompressionArg::None)]
+    pub(crate) compression: CompressionArg,
 }
 
 #[derive(Debug, Args)]
@@ -49,6 +53,8 @@ pub(crate) struct ConsumeArgs {
     #[arg(long)]
     pub(crate) follow: bool,
     #[command(flatten)]
+    pub(crate) recreate: RecreateArgs,
+    #[command(flatten)]
     pub(crate) source: SourceArgs,
     /// Print records in this format: '%p %o %t %k %v\n'
     #[arg(
@@ -75,6 +81,8 @@ pub(crate) struct TailArgs {
     #[arg(short, long)]
     pub(crate) follow: bool,
     #[command(flatten)]
+    pub(crate) recreate: RecreateArgs,
+    #[command(flatten)]
     pub(crate) source: SourceArgs,
     /// Print records in this format: '%p %o %t %k %v\n'
     #[arg(short = 'F', long, value_name = "FORMAT", long_help = format_help())]
@@ -97,6 +105,33 @@ pub(crate) struct OffsetsArgs {
     pub(crate) partitions: Vec<u32>,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
+}
+
+/// Selects the reaction to a topic that is deleted and created again during a read.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct RecreateArgs {
+    /// With --follow, reaction to a topic that is created again
+    ///
+    /// fail ends with exit code 3. restart reports it and reads the new topic from its beginning;
+    /// it waits half a minute for the new topic.
+    #[arg(long, value_name = "REACTION", value_enum, default_value_t)]
+    on_recreate: RecreateReaction,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum RecreateReaction {
+    #[default]
+    Fail,
+    Restart,
+}
+
+impl From<RecreateArgs> for OnRecreate {
+    fn from(args: RecreateArgs) -> Self {
+        match args.on_recreate {
+            RecreateReaction::Fail => Self::Fail,
+            RecreateReaction::Restart => Self::Restart,
+        }
+    }
 }
 
 /// Selects the nodes that may serve a read.
@@ -126,7 +161,8 @@ impl ConsumeArgs {
         match (until, self.until.clone()) {
             (Some(_), Some(_)) => {
                 let failure = CliError::new(Exit::Usage, "two end positions are given");
-                Err(failure.why("both --from A..B and --until set the end"))
+                let failure = failure.why("both --from A..B and --until set the end");
+                Err(failure.hint("use either --from A..B or --until B"))
             }
             (until, other) => Ok(PositionRange { from, until: until.or(other) }),
         }

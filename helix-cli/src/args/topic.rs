@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use helix_proto::log::v1::Durability;
+use helix_proto::log::v1::{AllowedCompression, Durability};
 
+use crate::compression;
 use crate::durability::DurabilityArg;
 use crate::position::PositionArg;
 use crate::units;
@@ -135,6 +136,11 @@ pub(crate) struct TopicSettings {
     /// Durability of appends that request none
     #[arg(long, value_parser = setting(parse_durability), value_name = "DURABILITY")]
     pub(crate) default_durability: Option<SettingChange<Durability>>,
+    /// Compressions that appends may use: any, none, lz4, zstd
+    ///
+    /// Uncompressed batches are always allowed.
+    #[arg(long, value_parser = setting(compression::parse_allowed), value_name = "COMPRESSION")]
+    pub(crate) compression: Option<SettingChange<AllowedCompression>>,
 }
 
 /// Parses a partition count up to the server's limit.

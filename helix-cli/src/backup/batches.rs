@@ -115,7 +115,8 @@ impl std::error::Error for FileDamage {}
 #[derive(Debug)]
 pub(crate) struct BatchFileReader {
     path: PathBuf,
-    file: BufReader<File>,
+    /// None if no bytes are expected.
+    file: Option<BufReader<File>>,
     position: u64,
     expected: FilePrefix,
     crc: Hasher,
@@ -124,22 +125,28 @@ pub(crate) struct BatchFileReader {
 }
 
 impl BatchFileReader {
+    /// Opens a file. A partition without batches has none.
+    ///
     /// # Errors
     /// Fails if the file is missing or does not start with the magic bytes.
     pub(crate) fn open(path: &Path, expected: FilePrefix) -> Result<Self, FileDamage> {
-        let file = files::open(path).map_err(|error| FileDamage {
-            file: path.to_owned(),
-            bytes: 0..expected.file_bytes,
-            what: error.to_string(),
-        })?;
         let mut reader = Self {
             path: path.to_owned(),
-            file: BufReader::with_capacity(BUFFER_BYTES, file),
+            file: None,
             position: 0,
             expected,
             crc: Hasher::new(),
             next_offset: 0,
         };
+        if expected.file_bytes == 0 {
+            return Ok(reader);
+        }
+        let file = files::open(path).map_err(|error| FileDamage {
+            file: path.to_owned(),
+            bytes: 0..expected.file_bytes,
+            what: error.to_string(),
+        })?;
+        reader.file = Some(BufReader::with_capacity(BUFFER_BYTES, file));
         let mut magic = [0; MAGIC.len()];
         reader.fill(&mut magic)?;
         if magic != MAGIC {
@@ -185,9 +192,9 @@ impl BatchFileReader {
 
     fn fill(&mut self, buffer: &mut [u8]) -> Result<(), FileDamage> {
         let (start, end) = (self.position, self.position + buffer.len() as u64);
-        let read = match end > self.expected.file_bytes {
-            true => Err(ErrorKind::UnexpectedEof.into()),
-            false => self.file.read_exact(buffer),
+        let read = match &mut self.file {
+            Some(file) if end <= self.expected.file_bytes => file.read_exact(buffer),
+            _ => Err(ErrorKind::UnexpectedEof.into()),
         };
         if let Err(error) = read {
             let what = match error.kind() {
@@ -340,6 +347,14 @@ pub(super) mod tests {
         overwrite(&path, &good);
         let wrong = FilePrefix { crc32: prefix.crc32 ^ 1, ..prefix };
         assert!(read(&path, wrong).is_err(), "the checksum of the manifest is compared");
+    }
+
+    #[test]
+    fn partition_without_batches_has_no_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let none = FilePrefix { file_bytes: 0, crc32: 0 };
+        assert_eq!(read(&directory.path().join("missing"), none).unwrap(), []);
+        assert!(read(&directory.path().join("missing"), FilePrefix { crc32: 1, ..none }).is_err());
     }
 
     #[test]

@@ -1,33 +1,44 @@
 //! `helix backup DIR`: copies the records that topics have at its start. A later run copies the
 //! records appended since. The manifest is replaced only after the files that it lists are synced.
+//!
+//! Records that are deleted before they are copied become gaps, and the rest is copied.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
-use helix_client::proto::log::v1::{StoredBatch, Topic as TopicStatus, Watermarks};
+use helix_client::proto::log::v1::{ErrorReason, StoredBatch, Topic as TopicStatus, Watermarks};
 use helix_client::{
-    Batches, Client, FetchOptions, Position as ClientPosition, ReadOptions, ReadSource, ReadStart,
+    Batches, Client, Error as ClientError, FetchOptions, Position as ClientPosition, ReadOptions,
+    ReadSource, ReadStart, TopicRef,
 };
 use prost_types::Timestamp;
 use schemars::JsonSchema;
 use serde::Serialize;
+use tokio::time::Instant;
 
 use super::batches::{BatchFileReader, BatchFileWriter, FileDamage, end_offset, record_count_from};
 use super::manifest::{
-    Manifest, SavedPartition, SavedTopic, SavedTopicConfig, batch_file, topic_directory,
+    GapCause, Manifest, SavedGap, SavedPartition, SavedTopic, SavedTopicConfig, batch_file,
+    topic_directory,
 };
 use super::progress::ProgressLine;
 use crate::args::GlobalArgs;
 use crate::connect::connect;
-use crate::exit::{CliError, Exit};
-use crate::output::Output;
-use crate::{clock, files, offset_lookup};
+use crate::exit::{self, CliError, Exit};
+use crate::output::{Output, message};
+use crate::{clock, files, offset_lookup, units};
 
 /// Payload requested by one fetch.
 const FETCH_BYTES: u64 = 4 << 20;
 
-/// Bytes between two checkpoints, from which an interrupted first run continues.
+/// Bytes and time between two checkpoints, from which an interrupted first run continues.
 const CHECKPOINT_BYTES: u64 = 256 << 20;
+const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Gaps of one topic that are named in messages.
+const GAPS_SHOWN_MAX: usize = 10;
 
 /// The backup of a partition after the run.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -41,6 +52,8 @@ pub(crate) struct BackupRow {
     record_count: u64,
     /// Records added by this run
     new_records: u64,
+    /// Offsets that were deleted before they were copied, in all runs
+    missing_offsets: u64,
     file_bytes: u64,
 }
 
@@ -57,20 +70,87 @@ pub(crate) async fn run(
 ) -> anyhow::Result<()> {
     let client = connect(global).await?;
     let begun_at = Timestamp::from(clock::now()).to_string();
-    let metadata = client.admin().metadata(&[]).await.context("get the cluster id")?;
+    let metadata = client.admin().metadata(&[""]).await.context("get the cluster id")?;
     let sources = sources(&client, names).await?;
     let (mut manifest, _lock) = open(directory, &metadata.cluster_id, &begun_at)?;
-    let mut run =
-        BackupRun { directory, client: &client, progress: ProgressLine::new(global, "backing up") };
+    let progress = ProgressLine::new(global, "backing up");
+    let mut run = BackupRun::new(directory, &client, progress, global.quiet);
     let mut rows = Vec::new();
+    let mut outcome = BackupOutcome::default();
     for source in &sources {
-        run.topic(&mut manifest, source, &mut rows).await?;
+        let row_count = rows.len();
+        match run.topic(&mut manifest, source, &mut rows).await {
+            Ok(missing_offsets) => outcome.missing_offsets += missing_offsets,
+            Err(error) if is_of_one_topic(&error) => {
+                rows.truncate(row_count);
+                outcome.failed.push((source.status.name.clone(), error));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if !manifest.is_complete {
+        // An interrupted run has copied parts of topics that this run has not completed.
+        let done: BTreeSet<&str> = rows.iter().map(|row| row.topic.as_str()).collect();
+        for topic in &mut manifest.topics {
+            topic.is_partial |= !done.contains(topic.name.as_str());
+        }
     }
     manifest.is_complete = true;
     manifest.begun_at = begun_at;
     manifest.save(directory)?;
     drop(run);
-    Output { format: global.output }.show(&rows)
+    let verdict = outcome.verdict(directory, rows.is_empty());
+    Output { format: global.output }.show_with_verdict(&rows, verdict)
+}
+
+/// Records and topics that a run could not copy.
+#[derive(Debug, Default)]
+struct BackupOutcome {
+    /// Offsets that were deleted before this run could copy them.
+    missing_offsets: u64,
+    /// Topics without a new copy, and why.
+    failed: Vec<(String, anyhow::Error)>,
+}
+
+impl BackupOutcome {
+    /// # Errors
+    /// Fails if the run copied less than the topics had at its start.
+    fn verdict(mut self, directory: &Path, is_empty: bool) -> anyhow::Result<()> {
+        if self.missing_offsets == 0 && self.failed.is_empty() {
+            return Ok(());
+        }
+        if is_empty && !self.failed.is_empty() {
+            let (_, error) = self.failed.swap_remove(0);
+            return Err(error);
+        }
+        let mut why: Vec<_> =
+            self.failed.iter().map(|(name, error)| format!("{name}: {}", brief(error))).collect();
+        if self.missing_offsets > 0 {
+            let missing = units::count(self.missing_offsets);
+            why.push(format!("{missing} offsets were deleted before they were copied"));
+        }
+        let failure = CliError::new(Exit::Partly, "the backup is not whole; the rest is saved");
+        let verify = format!("helix backup verify {}   lists the gaps", directory.display());
+        let hint = match self.failed.is_empty() {
+            true => format!("{verify}\nback up more often than retention or trims delete"),
+            false => format!("{verify}\nback up the named topics to another directory"),
+        };
+        Err(failure.why(why.join("\n")).hint(hint).into())
+    }
+}
+
+/// Returns an error and its cause as one line.
+fn brief(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<CliError>() {
+        Some(CliError { what, why, .. }) if !why.is_empty() => format!("{what}: {why}"),
+        _ => format!("{error:#}"),
+    }
+}
+
+/// Returns true if other topics can be copied after this failure.
+fn is_of_one_topic(error: &anyhow::Error) -> bool {
+    let is_known = error.is::<CliError>() || error.is::<ClientError>();
+    is_known && !matches!(exit::of(error), Exit::Unavailable | Exit::Interrupted)
 }
 
 /// Looks up the named topics, or all topics if no name is given.
@@ -85,8 +165,13 @@ async fn sources(client: &Client, names: &[String]) -> anyhow::Result<Vec<TopicS
     }
     let mut sources = Vec::new();
     for status in topics {
-        let bounds =
-            offset_lookup::partition_bounds(client, &status.name, &[], ReadSource::Leader).await?;
+        let topic = TopicRef::with_id(&status.name, status.topic_id);
+        let bounds = offset_lookup::partition_bounds(client, topic, &[], ReadSource::Leader).await;
+        let bounds = match bounds {
+            // It was deleted after the list was made, and before the backup.
+            Err(error) if names.is_empty() && exit::of(&error) == Exit::NotFound => continue,
+            bounds => bounds?,
+        };
         let watermarks = bounds.iter().map(|partition| partition.watermarks).collect();
         sources.push(TopicSource { status, watermarks });
     }
@@ -137,147 +222,203 @@ struct BackupRun<'a> {
     directory: &'a Path,
     client: &'a Client,
     progress: ProgressLine,
+    is_quiet: bool,
+    /// The topic that is being copied has been deleted.
+    is_deleted: bool,
+    saved_at: Instant,
+    /// Bytes copied since the last checkpoint.
+    unsaved_bytes: u64,
 }
 
-impl BackupRun<'_> {
+impl<'a> BackupRun<'a> {
+    fn new(directory: &'a Path, client: &'a Client, progress: ProgressLine, quiet: bool) -> Self {
+        Self {
+            directory,
+            client,
+            progress,
+            is_quiet: quiet,
+            is_deleted: false,
+            saved_at: Instant::now(),
+            unsaved_bytes: 0,
+        }
+    }
+
+    /// Copies a topic. Returns the number of offsets that were deleted before they were copied.
     async fn topic(
         &mut self,
         manifest: &mut Manifest,
         source: &TopicSource,
         rows: &mut Vec<BackupRow>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<u64> {
         let name = source.status.name.as_str();
         let path = topic_directory(self.directory, name);
         files::create_directory(&path).with_context(|| format!("create {}", path.display()))?;
+        self.is_deleted = false;
         let known = manifest.topic(name);
+        let topic_id = source.status.topic_id;
+        if known.is_some_and(|known| known.topic_id != 0 && known.topic_id != topic_id) {
+            return Err(recreated(name).into());
+        }
         let mut topic = SavedTopic {
             name: name.to_owned(),
+            topic_id,
             replication_factor: source.status.replication_factor,
             config: SavedTopicConfig::from(&source.status.config.unwrap_or_default()),
+            is_partial: false,
             partitions: known.map(|topic| topic.partitions.clone()).unwrap_or_default(),
         };
         if topic.partitions.len() > source.watermarks.len() {
             return Err(recreated(name).into());
         }
+        // A checkpoint states the number of partitions too.
+        let added = &source.watermarks[topic.partitions.len()..];
+        topic.partitions.extend(added.iter().map(|marks| SavedPartition {
+            log_start_offset: marks.log_start_offset,
+            next_offset: marks.log_start_offset,
+            ..SavedPartition::default()
+        }));
+        let mut gaps = Vec::new();
+        let mut missing_offsets = 0;
         for (index, watermarks) in source.watermarks.iter().enumerate() {
-            let before = topic.partitions.get(index).cloned();
-            let mut copy = self.partition(name, index, before.as_ref(), *watermarks).await?;
+            let before = topic.partitions[index].clone();
+            let source = TopicRef::with_id(name, topic_id);
+            let mut copy = self.partition(source, index, &before, *watermarks).await?;
             loop {
                 let is_done = copy.step(self).await?;
-                let partition = copy.sync()?;
-                match topic.partitions.get_mut(index) {
-                    Some(known) => *known = partition,
-                    None => topic.partitions.push(partition),
-                }
+                topic.partitions[index] = copy.sync()?;
                 // Only a first run saves checkpoints: a later one keeps the previous backup valid.
-                if !manifest.is_complete {
+                if !manifest.is_complete && self.is_checkpoint_due() {
                     manifest.put(topic.clone());
                     manifest.save(self.directory)?;
+                    (self.saved_at, self.unsaved_bytes) = (Instant::now(), 0);
                 }
                 if is_done {
                     break;
                 }
             }
             let kept = &copy.partition;
+            let is_new = |gap: &&SavedGap| gap.next_offset > before.next_offset;
+            gaps.extend(kept.gaps.iter().filter(is_new).map(|gap| (index, gap.clone())));
+            missing_offsets += kept.missing_offsets().saturating_sub(before.missing_offsets());
             rows.push(BackupRow {
                 topic: name.to_owned(),
                 partition: partition_number(index),
                 log_start_offset: kept.log_start_offset,
                 next_offset: kept.next_offset,
                 record_count: kept.record_count,
-                new_records: kept.record_count - before.map_or(0, |before| before.record_count),
+                new_records: kept.record_count - before.record_count,
+                missing_offsets: kept.missing_offsets(),
                 file_bytes: kept.file_bytes,
             });
         }
         files::sync_directory(&path).with_context(|| format!("sync {}", path.display()))?;
         manifest.put(topic);
-        Ok(())
+        self.report_gaps(name, &gaps);
+        Ok(missing_offsets)
+    }
+
+    fn is_checkpoint_due(&self) -> bool {
+        self.unsaved_bytes >= CHECKPOINT_BYTES || self.saved_at.elapsed() >= CHECKPOINT_INTERVAL
+    }
+
+    fn report_gaps(&self, topic: &str, gaps: &[(usize, SavedGap)]) {
+        if self.is_quiet {
+            return;
+        }
+        for (partition, gap) in gaps.iter().take(GAPS_SHOWN_MAX) {
+            message!("{topic}/{partition}: {gap}");
+        }
+        let more = gaps.len().saturating_sub(GAPS_SHOWN_MAX);
+        if more > 0 {
+            message!("{topic}: {} more partitions have gaps", units::count(more as u64));
+        }
     }
 
     /// Opens the copy of a partition at the offset from which it continues.
     async fn partition(
-        &self,
-        topic: &str,
+        &mut self,
+        topic: TopicRef<'_>,
         index: usize,
-        before: Option<&SavedPartition>,
-        watermarks: Watermarks,
-    ) -> anyhow::Result<PartitionCopy> {
-        let path = batch_file(self.directory, topic, index);
-        let partition = partition_number(index);
-        let started = before.filter(|before| before.file_bytes > 0);
-        let (writer, known) = match started {
-            Some(before) => {
-                self.check_continuity(topic, partition, &path, before, watermarks).await?;
-                (BatchFileWriter::open(&path, before.file_prefix()), before.clone())
-            }
-            None => {
-                let offset = watermarks.log_start_offset;
-                let (log_start_offset, next_offset) = (offset, offset);
-                let known =
-                    SavedPartition { log_start_offset, next_offset, ..SavedPartition::default() };
-                (BatchFileWriter::create(&path), known)
-            }
-        };
-        let writer = writer.with_context(|| format!("write {}", path.display()))?;
-        let name = format!("{topic}/{partition}");
-        let topic = topic.to_owned();
-        let end = watermarks.high_watermark;
-        Ok(PartitionCopy { topic, number: partition, name, writer, partition: known, end })
-    }
-
-    /// Checks that the partition continues where the backup ends.
-    ///
-    /// # Errors
-    /// Fails if the topic was recreated, if records after the backup were deleted, or if the file
-    /// is damaged.
-    async fn check_continuity(
-        &self,
-        topic: &str,
-        partition: u32,
-        path: &Path,
         before: &SavedPartition,
         watermarks: Watermarks,
+    ) -> anyhow::Result<PartitionCopy> {
+        let path = batch_file(self.directory, topic.name, index);
+        let number = partition_number(index);
+        let mut partition = before.clone();
+        self.check_continuity(topic, number, &path, &mut partition, watermarks).await?;
+        let writer = match before.file_bytes {
+            0 => None,
+            _ => {
+                let writer = BatchFileWriter::open(&path, before.file_prefix());
+                Some(writer.with_context(|| format!("write {}", path.display()))?)
+            }
+        };
+        let name = format!("{}/{number}", topic.name);
+        let (topic, topic_id) = (topic.name.to_owned(), topic.id);
+        let end = watermarks.high_watermark;
+        Ok(PartitionCopy { topic, topic_id, number, name, path, writer, partition, end })
+    }
+
+    /// Checks that the partition continues where the backup ends. Records deleted since become a
+    /// gap.
+    ///
+    /// # Errors
+    /// Fails if the topic was recreated, or if the file is damaged.
+    async fn check_continuity(
+        &mut self,
+        topic: TopicRef<'_>,
+        number: u32,
+        path: &Path,
+        partition: &mut SavedPartition,
+        watermarks: Watermarks,
     ) -> anyhow::Result<()> {
-        let next = before.next_offset;
+        let next = partition.next_offset;
         if watermarks.high_watermark < next {
-            return Err(recreated(topic).into());
+            return Err(recreated(topic.name).into());
         }
-        if watermarks.log_start_offset > next {
-            let what = format!(
-                "offsets {next}..{} of {topic}/{partition} are deleted",
-                watermarks.log_start_offset
-            );
-            let failure = CliError::new(Exit::Precondition, what);
-            let failure = failure.why("retention or a trim deleted them after the last backup");
-            return Err(failure.hint("back up to another directory, and more often").into());
-        }
-        let Some(last) = last_batch(path, before)? else { return Ok(()) };
+        let last = last_batch(path, partition)?;
         if watermarks.log_start_offset >= next {
             // The last batch of the backup is deleted in the cluster.
+            partition.skip(watermarks.log_start_offset, GapCause::Trimmed);
             return Ok(());
         }
-        let found = self.fetch(topic, partition, next - 1, next).await?;
+        let Some(last) = last.filter(|_| !self.is_deleted) else { return Ok(()) };
+        if end_offset(&last).is_none_or(|end| end < next) {
+            // Compaction or a gap is at the end of the backup.
+            return Ok(());
+        }
+        let found = match self.fetch(topic, number, next - 1, next).await {
+            Ok(found) => found,
+            Err(error) => {
+                let Some(loss) = Loss::of(&error, next - 1) else { return Err(error) };
+                self.is_deleted = loss == Loss::Deleted;
+                return Ok(());
+            }
+        };
         match found.batches.first() {
             Some(found) if *found == last => Ok(()),
-            _ => Err(recreated(topic).into()),
+            _ => Err(recreated(topic.name).into()),
         }
     }
 
     async fn fetch(
         &self,
-        topic: &str,
+        topic: TopicRef<'_>,
         partition: u32,
         from: u64,
         until: u64,
     ) -> anyhow::Result<Batches> {
-        let start = ReadStart::new(topic, partition, ClientPosition::Offset(from)).until(until);
+        let from_offset = ClientPosition::Offset(from);
+        let start = ReadStart::new(topic.name, partition, from_offset).until(until);
+        let start = start.in_topic(topic.id);
         let options = FetchOptions {
             bytes_max: Some(FETCH_BYTES),
             read: ReadOptions::default(),
             ..FetchOptions::default()
         };
         let fetched = self.client.consumer().fetch_encoded(&[start], &options).await;
-        let fetched = fetched.with_context(|| format!("read {topic}/{partition} at {from}"))?;
+        let fetched =
+            fetched.with_context(|| format!("read {}/{partition} at {from}", topic.name))?;
         fetched.into_iter().next().context("the fetch response has no partition")
     }
 }
@@ -306,13 +447,43 @@ fn partition_number(index: usize) -> u32 {
     u32::try_from(index).expect("partition numbers fit in 32 bits")
 }
 
+/// Loss of records that a copy meets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    /// The records below this offset are deleted.
+    Trimmed { log_start: u64 },
+    /// The topic is deleted, and maybe created again.
+    Deleted,
+}
+
+impl Loss {
+    /// Returns the loss that made the read at an offset fail, if a loss did.
+    fn of(error: &anyhow::Error, offset: u64) -> Option<Self> {
+        let error = error.downcast_ref::<ClientError>()?;
+        match error.reason? {
+            ErrorReason::TopicNotFound
+            | ErrorReason::PartitionNotFound
+            | ErrorReason::TopicRecreated => Some(Self::Deleted),
+            ErrorReason::OffsetOutOfRange => {
+                let log_start = error.watermarks?.log_start_offset;
+                // Committed offsets end only with their topic.
+                Some(if log_start > offset { Self::Trimmed { log_start } } else { Self::Deleted })
+            }
+            _ => None,
+        }
+    }
+}
+
 /// A running copy of a partition to its batch file.
 struct PartitionCopy {
     topic: String,
+    topic_id: u64,
     number: u32,
     /// `topic/partition`, for messages.
     name: String,
-    writer: BatchFileWriter,
+    path: PathBuf,
+    /// None until the first batch.
+    writer: Option<BatchFileWriter>,
     partition: SavedPartition,
     /// End offset, exclusive.
     end: u64,
@@ -323,8 +494,25 @@ impl PartitionCopy {
     async fn step(&mut self, run: &mut BackupRun<'_>) -> anyhow::Result<bool> {
         let mut bytes = 0;
         while self.partition.next_offset < self.end && bytes < CHECKPOINT_BYTES {
+            if run.is_deleted {
+                self.partition.skip(self.end, GapCause::TopicDeleted);
+                break;
+            }
             let from = self.partition.next_offset;
-            let fetched = run.fetch(&self.topic, self.number, from, self.end).await?;
+            let topic = TopicRef::with_id(&self.topic, self.topic_id);
+            let fetched = match run.fetch(topic, self.number, from, self.end).await {
+                Ok(fetched) => fetched,
+                Err(error) => {
+                    match Loss::of(&error, from) {
+                        Some(Loss::Trimmed { log_start }) => {
+                            self.partition.skip(log_start.min(self.end), GapCause::Trimmed);
+                        }
+                        Some(Loss::Deleted) => run.is_deleted = true,
+                        None => return Err(error),
+                    }
+                    continue;
+                }
+            };
             for batch in &fetched.batches {
                 bytes += self.add(batch, run)?;
             }
@@ -333,6 +521,7 @@ impl PartitionCopy {
             anyhow::ensure!(next > from, "{}: no records from offset {from} on", self.name);
             self.partition.next_offset = next;
         }
+        run.unsaved_bytes += bytes;
         Ok(self.partition.next_offset >= self.end)
     }
 
@@ -342,23 +531,34 @@ impl PartitionCopy {
         let (Some(batch), Some(end)) = (&stored.batch, end_offset(stored)) else {
             anyhow::bail!("{name}: the batch at offset {} is malformed", stored.first_offset);
         };
-        self.writer.append(stored).with_context(|| format!("write {name} to the backup"))?;
-        let records = record_count_from(stored, self.partition.log_start_offset);
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            empty => {
+                let created = BatchFileWriter::create(&self.path);
+                empty.insert(created.with_context(|| format!("write {}", self.path.display()))?)
+            }
+        };
+        writer.append(stored).with_context(|| format!("write {name} to the backup"))?;
+        let partition = &mut self.partition;
+        partition.shorten_gap(stored.first_offset);
+        let records = record_count_from(stored, partition.log_start_offset);
         let bytes = batch.payload.len() as u64;
         run.progress.add(name, records, bytes);
-        let partition = &mut self.partition;
         partition.next_offset = end;
         partition.record_count += records;
         partition.batch_count += 1;
-        let size = u32::try_from(bytes).unwrap_or(u32::MAX);
+        // The limit of a topic holds for both sizes of a compressed batch.
+        let size = u32::try_from(bytes).unwrap_or(u32::MAX).max(batch.uncompressed_bytes);
         partition.batch_bytes_max = partition.batch_bytes_max.max(size);
         Ok(bytes)
     }
 
     /// Syncs the file and returns the state to save in the manifest.
     fn sync(&mut self) -> anyhow::Result<SavedPartition> {
-        let prefix = self.writer.sync().with_context(|| format!("sync {}", self.name))?;
-        (self.partition.file_bytes, self.partition.crc32) = (prefix.file_bytes, prefix.crc32);
+        if let Some(writer) = &mut self.writer {
+            let prefix = writer.sync().with_context(|| format!("sync {}", self.name))?;
+            (self.partition.file_bytes, self.partition.crc32) = (prefix.file_bytes, prefix.crc32);
+        }
         Ok(self.partition.clone())
     }
 }
@@ -373,7 +573,7 @@ mod tests {
         let directory = directory.path();
         files::replace(&directory.join("letter"), b"dear").unwrap();
         let error = open(directory, "c", "now").map(drop).unwrap_err();
-        assert_eq!(crate::exit::of(&error), Exit::Precondition);
+        assert_eq!(exit::of(&error), Exit::Precondition);
         assert_eq!(files::names(directory).unwrap(), ["letter"]);
     }
 

@@ -1,19 +1,27 @@
 //! The manifest of a backup: a JSON file with a checksum, replaced atomically.
 //! Unlisted files, and bytes past a listed length, do not belong to the backup.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use helix_client::proto::log::v1 as proto;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::batches::{FileDamage, FilePrefix};
+use crate::compression::{allowed_name, parse_allowed};
 use crate::durability::durability_name;
 use crate::exit::{CliError, Exit};
 use crate::{files, units};
 
 /// Version of the layout of the manifest and the batch files.
-const FORMAT: u32 = 1;
+///
+/// Format 2 has gaps, partial topics, and partitions without a file.
+const FORMAT: u32 = 2;
+
+/// Oldest format that can be read and extended.
+const FORMAT_MIN: u32 = 1;
 
 const NAME: &str = "manifest.json";
 
@@ -45,10 +53,21 @@ pub(crate) struct Manifest {
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedTopic {
     pub(crate) name: String,
+    /// Id of the topic in the cluster; 0 in backups of earlier versions.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) topic_id: u64,
     pub(crate) replication_factor: u32,
     pub(crate) config: SavedTopicConfig,
+    /// True if a run ended before the whole topic was copied, and no later run has copied the rest.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) is_partial: bool,
     /// All partitions, by number.
     pub(crate) partitions: Vec<SavedPartition>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Settings of a topic, in human-readable form. None means unlimited or the cluster's default.
@@ -61,6 +80,17 @@ pub(crate) struct SavedTopicConfig {
     max_record_bytes: Option<u32>,
     min_durability: String,
     default_durability: String,
+    /// Absent in backups from before compression.
+    #[serde(default = "any_compression", skip_serializing_if = "is_any_compression")]
+    allowed_compression: String,
+}
+
+fn any_compression() -> String {
+    "any".to_owned()
+}
+
+fn is_any_compression(name: &str) -> bool {
+    name == "any"
 }
 
 /// The backed-up part of a partition.
@@ -73,11 +103,51 @@ pub(crate) struct SavedPartition {
     pub(crate) next_offset: u64,
     pub(crate) record_count: u64,
     pub(crate) batch_count: u64,
-    /// Payload size of the largest batch.
+    /// Payload size of the largest batch, or its size before compression if that is larger.
     pub(crate) batch_bytes_max: u32,
+    /// Length of the batch file; 0 without a file.
     pub(crate) file_bytes: u64,
     /// Checksum of the first `file_bytes` bytes of the batch file.
     pub(crate) crc32: u32,
+    /// Ranges that were deleted in the cluster before they were copied, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) gaps: Vec<SavedGap>,
+}
+
+/// A range of offsets without records in the backup.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedGap {
+    pub(crate) first_offset: u64,
+    /// One past the last offset.
+    pub(crate) next_offset: u64,
+    pub(crate) cause: GapCause,
+}
+
+/// Cause of a gap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum GapCause {
+    /// Retention or a trim deleted the records.
+    Trimmed,
+    /// The topic was deleted.
+    TopicDeleted,
+}
+
+impl fmt::Display for SavedGap {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { first_offset, next_offset, cause } = self;
+        let why = match cause {
+            GapCause::Trimmed => "retention or a trim deleted them before they were copied",
+            GapCause::TopicDeleted => "the topic was deleted before they were copied",
+        };
+        write!(formatter, "offsets {first_offset}..{next_offset} are missing: {why}")
+    }
+}
+
+/// For `skip_serializing_if`.
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl Manifest {
@@ -115,18 +185,24 @@ impl Manifest {
         if seal(&sealed.manifest)? != bytes {
             return Err(damaged("the checksum does not match".to_owned()).into());
         }
-        if sealed.manifest.format != FORMAT {
+        if !(FORMAT_MIN..=FORMAT).contains(&sealed.manifest.format) {
             let format = sealed.manifest.format;
             let failure =
                 CliError::new(Exit::Error, format!("backup format {format} is not supported"));
-            return Err(failure.why(format!("this program supports format {FORMAT}")).into());
+            let failure =
+                failure.why(format!("this program supports the formats {FORMAT_MIN} to {FORMAT}"));
+            let hint = format!("use helix {} or later", sealed.manifest.version);
+            return Err(failure.hint(hint).into());
         }
         Ok(sealed.manifest)
     }
 
     pub(crate) fn save(&self, directory: &Path) -> anyhow::Result<()> {
         let path = directory.join(NAME);
-        files::replace(&path, &seal(self)?).with_context(|| format!("write {}", path.display()))
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let manifest = Self { format: FORMAT, version, ..self.clone() };
+        files::replace(&path, &seal(&manifest)?)
+            .with_context(|| format!("write {}", path.display()))
     }
 
     pub(crate) fn topic(&self, name: &str) -> Option<&SavedTopic> {
@@ -184,8 +260,8 @@ pub(super) fn select_topics(
         found.ok_or_else(|| {
             let what = format!("the backup has no topic {name:?}");
             let known: Vec<_> = manifest.topics.iter().map(|topic| topic.name.as_str()).collect();
-            CliError::new(Exit::NotFound, what)
-                .why(format!("it has the topics {}", known.join(", ")))
+            let why = format!("it has the topics {}", known.join(", "));
+            CliError::new(Exit::NotFound, what).why(why).hint("--topic NAME   selects one of them")
         })
     };
     let found: Result<_, _> = names.iter().map(find).collect();
@@ -196,6 +272,42 @@ impl SavedPartition {
     /// Returns the valid prefix of the batch file.
     pub(crate) fn file_prefix(&self) -> FilePrefix {
         FilePrefix { file_bytes: self.file_bytes, crc32: self.crc32 }
+    }
+
+    /// Returns the number of offsets in gaps.
+    pub(crate) fn missing_offsets(&self) -> u64 {
+        self.gaps.iter().map(|gap| gap.next_offset - gap.first_offset).sum()
+    }
+
+    /// Records that the offsets from the end of the copy up to `until` cannot be copied.
+    pub(super) fn skip(&mut self, until: u64, cause: GapCause) {
+        let first_offset = self.next_offset;
+        if until <= first_offset {
+            return;
+        }
+        match self.gaps.last_mut() {
+            Some(last) if (last.next_offset, last.cause) == (first_offset, cause) => {
+                last.next_offset = until;
+            }
+            _ => self.gaps.push(SavedGap { first_offset, next_offset: until, cause }),
+        }
+        self.next_offset = until;
+        if self.batch_count == 0 {
+            // The first copied record is above the gap.
+            self.log_start_offset = until;
+        }
+    }
+
+    /// Shortens the last gap by the offsets from `first_offset` on: a batch at the end of the gap
+    /// is copied as a whole.
+    pub(super) fn shorten_gap(&mut self, first_offset: u64) {
+        if self.batch_count == 0 {
+            return;
+        }
+        if let Some(last) = self.gaps.last_mut().filter(|gap| gap.next_offset == self.next_offset) {
+            last.next_offset = last.next_offset.min(first_offset.max(last.first_offset));
+        }
+        self.gaps.pop_if(|gap| gap.next_offset <= gap.first_offset);
     }
 }
 
@@ -219,8 +331,9 @@ impl From<&proto::TopicConfig> for SavedTopicConfig {
             max_record_bytes,
             min_durability: _,
             default_durability: _,
+            allowed_compression: _,
         } = *config;
-        let time = retention_time.and_then(|time| time.try_into().ok());
+        let time = retention_time.and_then(|time| helix_proto::time::duration(time).ok());
         Self {
             retention_time: time.map(units::duration),
             retention_bytes,
@@ -228,6 +341,11 @@ impl From<&proto::TopicConfig> for SavedTopicConfig {
             max_record_bytes,
             min_durability: durability_name(config.min_durability()).to_owned(),
             default_durability: durability_name(config.default_durability()).to_owned(),
+            allowed_compression: match config.allowed_compression() {
+                // A server before compression; the backup is restored with the default.
+                proto::AllowedCompression::Unspecified => any_compression(),
+                allowed => allowed_name(allowed).to_owned(),
+            },
         }
     }
 }
@@ -249,6 +367,9 @@ impl SavedTopicConfig {
             max_record_bytes: self.max_record_bytes,
             min_durability: durability(&self.min_durability)?,
             default_durability: durability(&self.default_durability)?,
+            allowed_compression: parse_allowed(&self.allowed_compression)
+                .map_err(anyhow::Error::msg)?
+                .into(),
         })
     }
 }
@@ -263,14 +384,17 @@ mod tests {
             max_batch_bytes: Some(4 << 20),
             min_durability: proto::Durability::None.into(),
             default_durability: proto::Durability::QuorumSynced.into(),
+            allowed_compression: proto::AllowedCompression::Lz4.into(),
             ..proto::TopicConfig::default()
         };
         let mut manifest = Manifest::new("c", "2026-01-31T10:00:00Z".to_owned());
         for name in ["orders", "a", "z"] {
             manifest.put(SavedTopic {
                 name: name.to_owned(),
+                topic_id: 7,
                 replication_factor: 3,
                 config: SavedTopicConfig::from(&config),
+                is_partial: false,
                 partitions: vec![SavedPartition { next_offset: 7, ..SavedPartition::default() }; 2],
             });
         }
@@ -286,6 +410,7 @@ mod tests {
         assert_eq!(config.retention_time.unwrap().seconds, 90);
         assert_eq!((config.retention_bytes, config.max_batch_bytes), (None, Some(4 << 20)));
         assert_eq!(config.min_durability(), proto::Durability::None);
+        assert_eq!(config.allowed_compression(), proto::AllowedCompression::Lz4);
         let orders = manifest.topic("orders").unwrap().clone();
         manifest.put(SavedTopic { replication_factor: 1, ..orders });
         assert_eq!(manifest.topics.len(), 3);
@@ -314,5 +439,81 @@ mod tests {
         let later = Manifest { format: FORMAT + 1, ..manifest() };
         let error = Manifest::unseal(Path::new(NAME), &seal(&later).unwrap()).unwrap_err();
         assert_eq!(crate::exit::of(&error), Exit::Error);
+    }
+
+    #[test]
+    fn reads_format_1_and_writes_the_current_one() {
+        let old = r#"{
+  "crc32": CRC,
+  "manifest": {
+    "format": 1,
+    "version": "0.1.0",
+    "cluster_id": "c",
+    "begun_at": "2026-01-31T10:00:00Z",
+    "is_complete": true,
+    "topics": [
+      {
+        "name": "orders",
+        "replication_factor": 3,
+        "config": {
+          "retention_time": null,
+          "retention_bytes": null,
+          "max_batch_bytes": null,
+          "max_record_bytes": null,
+          "min_durability": "NONE",
+          "default_durability": "QUORUM_SYNCED"
+        },
+        "partitions": [
+          {
+            "log_start_offset": 3,
+            "next_offset": 7,
+            "record_count": 4,
+            "batch_count": 1,
+            "batch_bytes_max": 9,
+            "file_bytes": 50,
+            "crc32": 1
+          }
+        ]
+      }
+    ]
+  }
+}
+"#;
+        // The checksum covers the compact form; no value has a blank in it.
+        let compact: String = old.split_whitespace().collect();
+        let compact = compact.strip_prefix("{\"crc32\":CRC,\"manifest\":").unwrap();
+        let crc32 = crc32fast::hash(&compact.as_bytes()[..compact.len() - 1]);
+        let old = old.replace("CRC", &crc32.to_string());
+        let loaded = Manifest::unseal(Path::new(NAME), old.as_bytes()).unwrap();
+        assert_eq!((loaded.format, loaded.topics[0].partitions[0].next_offset), (1, 7));
+        let directory = tempfile::tempdir().unwrap();
+        loaded.save(directory.path()).unwrap();
+        assert_eq!(Manifest::load(directory.path()).unwrap().unwrap().format, FORMAT);
+    }
+
+    #[test]
+    fn gaps_grow_and_end_at_copied_batches() {
+        let mut partition =
+            SavedPartition { next_offset: 10, batch_count: 1, ..Default::default() };
+        partition.skip(10, GapCause::Trimmed);
+        assert_eq!(partition.gaps, []);
+        partition.skip(20, GapCause::Trimmed);
+        partition.skip(30, GapCause::Trimmed);
+        let gap =
+            |next_offset| SavedGap { first_offset: 10, next_offset, cause: GapCause::Trimmed };
+        assert_eq!((partition.gaps.clone(), partition.missing_offsets()), (vec![gap(30)], 20));
+        // The batch that contains the new log start begins at 25.
+        partition.shorten_gap(25);
+        assert_eq!(partition.gaps, [gap(25)]);
+        partition.next_offset = 40;
+        partition.shorten_gap(5);
+        assert_eq!(partition.gaps, [gap(25)], "not at the end of the copy");
+        partition.skip(41, GapCause::TopicDeleted);
+        partition.shorten_gap(40);
+        assert_eq!(partition.gaps, [gap(25)]);
+        let mut empty = SavedPartition::default();
+        empty.skip(7, GapCause::Trimmed);
+        empty.shorten_gap(5);
+        assert_eq!((empty.log_start_offset, empty.missing_offsets()), (7, 7));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::args::GlobalArgs;
+use crate::output::write_message;
 use crate::units;
 
 /// Minimum time between two updates of the line.
@@ -35,7 +36,8 @@ impl ProgressLine {
         if self.is_shown && is_due {
             self.shown_at = Some(Instant::now());
             let (records, bytes) = (units::count(self.records), units::bytes(self.bytes));
-            eprint!("\r\x1b[K{} {partition}: {records} records, {bytes}", self.verb);
+            let verb = self.verb;
+            write_message(format_args!("\r\x1b[K{verb} {partition}: {records} records, {bytes}"));
         }
     }
 }
@@ -43,7 +45,7 @@ impl ProgressLine {
 impl Drop for ProgressLine {
     fn drop(&mut self) {
         if self.shown_at.is_some() {
-            eprint!("\r\x1b[K");
+            write_message(format_args!("\r\x1b[K"));
         }
     }
 }

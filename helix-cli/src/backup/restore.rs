@@ -7,18 +7,21 @@ use std::path::Path;
 use anyhow::Context;
 use helix_client::proto::batch;
 use helix_client::proto::log::v1::{
-    Durability, EncodedBatch, StoredBatch, Topic as TopicStatus, TopicConfig, Watermarks,
+    AllowedCompression, Durability, EncodedBatch, StoredBatch, Topic as TopicStatus, TopicConfig,
+    Watermarks,
 };
 use helix_client::{
     AckFuture, Client, FetchOptions, NewTopic, Position as ClientPosition, ReadSource, ReadStart,
-    Session, SessionOptions,
+    Session, SessionOptions, TopicRef,
 };
 use schemars::JsonSchema;
 use serde::Serialize;
 use tonic::Code;
 
 use super::batches::{BatchFileReader, FileDamage, record_count_from};
-use super::manifest::{SavedPartition, SavedTopic, batch_file, load_complete, select_topics};
+use super::manifest::{
+    SavedGap, SavedPartition, SavedTopic, batch_file, load_complete, select_topics,
+};
 use super::progress::ProgressLine;
 use super::verify;
 use crate::args::{GlobalArgs, RestoreArgs};
@@ -37,13 +40,14 @@ const FILLERS_MAX: u64 = 1 << 16;
 const FILLER: [u8; 2] = [0x0A, 0];
 
 /// Fields of the topic settings; all are restored from the backup.
-const FIELDS: [&str; 6] = [
+const FIELDS: [&str; 7] = [
     "retention_time",
     "retention_bytes",
     "max_batch_bytes",
     "max_record_bytes",
     "min_durability",
     "default_durability",
+    "allowed_compression",
 ];
 
 /// The offsets of a restored partition.
@@ -54,6 +58,8 @@ pub(crate) struct RestoreRow {
     record_count: u64,
     /// Records written by this run; an interrupted run wrote the others
     new_records: u64,
+    /// Offsets that the backup lacks, because they were deleted before they were copied
+    missing_offsets: u64,
     /// Offset of the first record in the backup
     backup_start_offset: u64,
     /// Offset of the same record in the restored topic
@@ -69,7 +75,13 @@ pub(crate) async fn run(global: &GlobalArgs, args: &RestoreArgs) -> anyhow::Resu
         let failure = CliError::new(Exit::Usage, "--as needs exactly one topic");
         return Err(failure.hint("--topic NAME   selects it").into());
     }
+    if args.keep_offsets {
+        check_gaps(&topics)?;
+    }
     verify::check_all(&args.dir, &topics)?;
+    if !global.quiet {
+        verify::warn_of_missing(&topics);
+    }
     let client = connect(global).await?;
     let mut restores = Vec::new();
     for topic in topics {
@@ -89,6 +101,26 @@ pub(crate) async fn run(global: &GlobalArgs, args: &RestoreArgs) -> anyhow::Resu
     Output { format: global.output }.show(&rows)
 }
 
+/// # Errors
+/// Fails if there are records above a gap, which cannot keep their offsets.
+fn check_gaps(topics: &[SavedTopic]) -> anyhow::Result<()> {
+    for topic in topics {
+        for (number, partition) in topic.partitions.iter().enumerate() {
+            let is_inside = |gap: &&SavedGap| {
+                gap.first_offset >= partition.log_start_offset
+                    && gap.next_offset < partition.next_offset
+            };
+            if let Some(gap) = partition.gaps.iter().find(is_inside) {
+                let what = format!("{}/{number} has records above a gap", topic.name);
+                let failure = CliError::new(Exit::Precondition, what).why(gap.to_string());
+                let hint = "omit --keep-offsets to assign new offsets";
+                return Err(failure.hint(hint).into());
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The restore of one topic.
 struct TopicRestore<'a> {
     client: &'a Client,
@@ -96,7 +128,8 @@ struct TopicRestore<'a> {
     /// Name of the restored topic.
     name: String,
     config: TopicConfig,
-    exists: bool,
+    /// Id of the existing topic, if there is one.
+    exists: Option<u64>,
     keeps_offsets: bool,
     /// Watermarks of the existing topic, by partition.
     present: Vec<Watermarks>,
@@ -123,8 +156,9 @@ impl<'a> TopicRestore<'a> {
         let mut present = vec![Watermarks::default(); topic.partitions.len()];
         if let Some(found) = &found {
             check_partitions(found, &topic)?;
+            let topic_ref = TopicRef::with_id(&name, found.topic_id);
             let bounds =
-                offset_lookup::partition_bounds(client, &name, &[], ReadSource::Leader).await?;
+                offset_lookup::partition_bounds(client, topic_ref, &[], ReadSource::Leader).await?;
             for (present, partition) in present.iter_mut().zip(bounds) {
                 *present = partition.watermarks;
             }
@@ -132,7 +166,7 @@ impl<'a> TopicRestore<'a> {
                 return Err(not_empty(&name).into());
             }
         }
-        let exists = found.is_some();
+        let exists = found.map(|found| found.topic_id);
         Ok(Self { client, topic, name, config, exists, keeps_offsets, present })
     }
 
@@ -144,7 +178,8 @@ impl<'a> TopicRestore<'a> {
         for (index, partition) in self.topic.partitions.iter().enumerate() {
             let number = u32::try_from(index).context("count the partitions")?;
             let path = batch_file(directory, &self.topic.name, index);
-            PartitionRestore::new(self, number, partition).check(&path).await?;
+            let topic_id = self.exists.unwrap_or(0);
+            PartitionRestore::new(self, topic_id, number, partition).check(&path).await?;
         }
         Ok(())
     }
@@ -156,12 +191,13 @@ impl<'a> TopicRestore<'a> {
     ) -> anyhow::Result<Vec<RestoreRow>> {
         let name = &self.name;
         let relaxed = self.relaxed_config();
-        self.create(&relaxed).await.with_context(|| format!("create {name}"))?;
+        let created = self.create(&relaxed).await.with_context(|| format!("create {name}"))?;
+        let topic_id = created.topic_id;
         let mut rows = Vec::new();
         for (index, partition) in self.topic.partitions.iter().enumerate() {
             let number = u32::try_from(index).context("count the partitions")?;
             let path = batch_file(directory, &self.topic.name, index);
-            let mut target = PartitionRestore::new(self, number, partition);
+            let mut target = PartitionRestore::new(self, topic_id, number, partition);
             let written = target.fill(&path, progress).await;
             let new_records = written.with_context(|| format!("restore {name}/{number}"))?;
             rows.push(RestoreRow {
@@ -169,20 +205,22 @@ impl<'a> TopicRestore<'a> {
                 partition: number,
                 record_count: partition.record_count,
                 new_records,
+                missing_offsets: partition.missing_offsets(),
                 backup_start_offset: partition.log_start_offset,
                 first_offset: target.first_offset,
                 next_offset: target.next_offset,
             });
         }
         if relaxed != self.config {
-            let changed = self.client.admin().update_topic(name, &self.config, &FIELDS).await;
+            let topic = TopicRef::with_id(name, topic_id);
+            let changed = self.client.admin().update_topic(topic, &self.config, &FIELDS).await;
             changed.with_context(|| format!("set the limits of {name}"))?;
         }
         Ok(rows)
     }
 
-    /// Returns the settings during the restore: without retention, and with batch limits that fit
-    /// batches from a time when the topic allowed larger ones.
+    /// Returns the settings during the restore: without retention, and with limits that fit batches
+    /// from a time when the topic allowed larger ones or other compressions.
     fn relaxed_config(&self) -> TopicConfig {
         let needed = self.topic.partitions.iter().map(|partition| partition.batch_bytes_max).max();
         let raised = |limit: Option<u32>| limit.map(|limit| limit.max(needed.unwrap_or(0)));
@@ -191,23 +229,23 @@ impl<'a> TopicRestore<'a> {
             retention_bytes: Some(0),
             max_batch_bytes: raised(self.config.max_batch_bytes),
             max_record_bytes: raised(self.config.max_record_bytes),
+            allowed_compression: AllowedCompression::Any.into(),
             ..self.config
         }
     }
 
-    async fn create(&self, config: &TopicConfig) -> anyhow::Result<()> {
+    async fn create(&self, config: &TopicConfig) -> anyhow::Result<TopicStatus> {
         let admin = self.client.admin();
         let partition_count = u32::try_from(self.topic.partitions.len())?;
-        if self.exists {
-            admin.add_partitions(&self.name, partition_count).await?;
-            admin.update_topic(&self.name, config, &FIELDS).await?;
-            return Ok(());
+        if let Some(topic_id) = self.exists {
+            let topic = TopicRef::with_id(&self.name, topic_id);
+            admin.add_partitions(topic, partition_count).await?;
+            return Ok(admin.update_topic(topic, config, &FIELDS).await?);
         }
         // Uses the replication factor of this cluster, not that of the backup.
         let config = *config;
         let topic = NewTopic { config, ..NewTopic::new(&self.name, partition_count) };
-        admin.create_topic(&topic).await?;
-        Ok(())
+        Ok(admin.create_topic(&topic).await?)
     }
 }
 
@@ -237,6 +275,8 @@ fn not_empty(name: &str) -> CliError {
 /// The restore of one partition.
 struct PartitionRestore<'a> {
     restore: &'a TopicRestore<'a>,
+    /// Id of the restored topic; 0 before it is known.
+    topic_id: u64,
     number: u32,
     partition: &'a SavedPartition,
     /// Offset of the first record in the restored partition.
@@ -247,10 +287,16 @@ struct PartitionRestore<'a> {
 }
 
 impl<'a> PartitionRestore<'a> {
-    fn new(restore: &'a TopicRestore<'_>, number: u32, partition: &'a SavedPartition) -> Self {
+    fn new(
+        restore: &'a TopicRestore<'_>,
+        topic_id: u64,
+        number: u32,
+        partition: &'a SavedPartition,
+    ) -> Self {
         let offset = if restore.keeps_offsets { partition.log_start_offset } else { 0 };
         let (first_offset, next_offset) = (offset, offset);
-        Self { restore, number, partition, first_offset, next_offset, acks: VecDeque::new() }
+        let acks = VecDeque::new();
+        Self { restore, topic_id, number, partition, first_offset, next_offset, acks }
     }
 
     /// Appends the missing records and returns their number.
@@ -344,6 +390,7 @@ impl<'a> PartitionRestore<'a> {
     async fn batch_before(&self, end: u64) -> anyhow::Result<Option<EncodedBatch>> {
         let TopicRestore { client, name, .. } = self.restore;
         let start = ReadStart::new(name, self.number, ClientPosition::Offset(end - 1)).until(end);
+        let start = start.in_topic(self.topic_id);
         let fetched = client.consumer().fetch_encoded(&[start], &FetchOptions::default()).await;
         let fetched = fetched.with_context(|| format!("read the end of {name}/{}", self.number))?;
         let batches = fetched.into_iter().flat_map(|fetched| fetched.batches);
@@ -387,7 +434,8 @@ impl<'a> PartitionRestore<'a> {
             session.close().await?;
         }
         let TopicRestore { client, name, .. } = self.restore;
-        client.admin().trim(name, self.number, self.first_offset).await?;
+        let topic = TopicRef::with_id(name, self.topic_id);
+        client.admin().trim(topic, self.number, self.first_offset).await?;
         Ok(present.max(self.first_offset))
     }
 
@@ -407,7 +455,8 @@ impl<'a> PartitionRestore<'a> {
 
     async fn open(&self) -> anyhow::Result<Session> {
         let durability = Durability::QuorumSynced;
-        let options = SessionOptions { durability, ..SessionOptions::default() };
+        let topic_id = self.topic_id;
+        let options = SessionOptions { durability, topic_id, ..SessionOptions::default() };
         let TopicRestore { client, name, .. } = self.restore;
         Ok(client.session(name, self.number, options).await?)
     }

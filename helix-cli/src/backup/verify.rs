@@ -1,4 +1,4 @@
-//! `helix backup verify DIR`: verifies every byte of a backup. Needs no cluster.
+//! `helix backup verify DIR`: verifies every byte of a backup and lists its gaps. Needs no cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -6,16 +6,31 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::batches::{BatchFileReader, FileDamage, end_offset, record_count_from};
-use super::manifest::{SavedPartition, SavedTopic, batch_file, load_complete, select_topics};
+use super::manifest::{
+    GapCause, SavedPartition, SavedTopic, batch_file, load_complete, select_topics,
+};
 use crate::args::GlobalArgs;
 use crate::exit::{CliError, Exit};
-use crate::output::Output;
+use crate::output::{Output, message};
+use crate::units;
 
 /// The batch files of a backup and their damage.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct BackupVerification {
     files: Vec<VerifiedFile>,
     findings: Vec<DamagedRange>,
+    /// Ranges that were deleted in the cluster before they were copied
+    gaps: Vec<MissingRange>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct MissingRange {
+    topic: String,
+    partition: usize,
+    first_offset: u64,
+    /// One past the last offset
+    next_offset: u64,
+    cause: GapCause,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -38,8 +53,13 @@ struct DamagedRange {
 
 pub(crate) fn run(global: &GlobalArgs, directory: &Path, names: &[String]) -> anyhow::Result<()> {
     let manifest = load_complete(directory)?;
-    let mut verified = BackupVerification { files: Vec::new(), findings: Vec::new() };
-    for topic in select_topics(&manifest, names)? {
+    let mut verified =
+        BackupVerification { files: Vec::new(), findings: Vec::new(), gaps: Vec::new() };
+    let topics = select_topics(&manifest, names)?;
+    if !global.quiet {
+        warn_of_missing(&topics);
+    }
+    for topic in topics {
         for (index, partition) in topic.partitions.iter().enumerate() {
             let outcome = check(&batch_file(directory, &topic.name, index), partition);
             verified.files.push(VerifiedFile {
@@ -50,12 +70,41 @@ pub(crate) fn run(global: &GlobalArgs, directory: &Path, names: &[String]) -> an
                 is_damaged: outcome.is_err(),
             });
             verified.findings.extend(outcome.err().map(DamagedRange::from));
+            verified.gaps.extend(partition.gaps.iter().map(|gap| MissingRange {
+                topic: topic.name.clone(),
+                partition: index,
+                first_offset: gap.first_offset,
+                next_offset: gap.next_offset,
+                cause: gap.cause,
+            }));
         }
     }
-    Output { format: global.output }.show(&verified)?;
-    match verified.findings.len() {
+    let verdict = match verified.findings.len() {
         0 => Ok(()),
         count => Err(damaged(count).into()),
+    };
+    Output { format: global.output }.show_with_verdict(&verified, verdict)
+}
+
+/// Says which topics of a backup are not whole.
+pub(super) fn warn_of_missing(topics: &[SavedTopic]) {
+    for topic in topics {
+        let name = &topic.name;
+        if topic.is_partial {
+            message!(
+                "{name}: only a part is in the backup; helix backup copies the rest if the topic \
+                 still exists"
+            );
+        }
+        let missing: u64 = topic.partitions.iter().map(SavedPartition::missing_offsets).sum();
+        let partitions = topic.partitions.iter().filter(|it| !it.gaps.is_empty()).count();
+        if missing > 0 {
+            let (missing, partitions) = (units::count(missing), units::count(partitions as u64));
+            message!(
+                "{name}: {missing} offsets in {partitions} partitions are missing; they were \
+                 deleted before they were copied"
+            );
+        }
     }
 }
 

@@ -46,7 +46,12 @@ enum CheckStatus {
 pub(crate) async fn run(global: &GlobalArgs) -> anyhow::Result<()> {
     let snapshot = ClusterSnapshot::take(global).await?;
     let findings = findings(&snapshot, &global.addr);
-    Output { format: global.output }.show(&findings)?;
+    Output { format: global.output }.show_with_verdict(&findings, verdict(&findings))
+}
+
+/// # Errors
+/// Fails if a check failed.
+fn verdict(findings: &[CheckResult]) -> anyhow::Result<()> {
     let failed = findings.iter().filter(|finding| finding.status == CheckStatus::Fail).count();
     if failed == 0 {
         return Ok(());
@@ -172,7 +177,7 @@ fn check_storage(status: &GetNodeStatusResponse) -> (CheckStatus, String) {
 }
 
 fn check_sync(status: &GetNodeStatusResponse) -> (CheckStatus, String) {
-    let time = |time: Option<prost_types::Duration>| Duration::try_from(time?).ok();
+    let time = |it: Option<prost_types::Duration>| helix_proto::time::duration(it?).ok();
     let (Some(p50), Some(p99)) = (time(status.sync_p50), time(status.sync_p99)) else {
         return (CheckStatus::Ok, "no sync measured yet".to_owned());
     };

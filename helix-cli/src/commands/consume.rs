@@ -2,31 +2,47 @@
 //! Records of a partition are printed in log order; partitions are interleaved.
 
 use anyhow::Context;
-use helix_client::{Client, Event, Position as ClientPosition, ReadOptions, ReadSource, ReadStart};
+use helix_client::{
+    Client, Event, Position as ClientPosition, ReadOptions, ReadSource, ReadStart, TopicRef,
+};
 
 use super::records::RecordPrinter;
 use crate::args::{ConsumeArgs, GlobalArgs};
 use crate::connect::connect;
 use crate::exit::{CliError, Exit};
 use crate::offset_lookup::{self, PartitionBounds};
+use crate::output::message;
 use crate::position::{PositionArg, PositionRange};
 
 pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Result<()> {
     let range = args.range()?;
     let mut printer = RecordPrinter::new(global, args.format.as_ref())?;
     let client = connect(global).await?;
-    let bounds =
-        offset_lookup::partition_bounds(&client, &args.topic, &args.partitions, args.source.into())
-            .await?;
-    let ranges = read_ranges(&client, args, &range, &bounds).await?;
+    let topic = offset_lookup::topic(&client, &args.topic).await?;
+    let (source, partitions) = (args.source.into(), &args.partitions);
+    let bounds = offset_lookup::partition_bounds(&client, topic, partitions, source).await?;
+    let ranges = read_ranges(&client, topic, args, &range, &bounds).await?;
     if !global.quiet {
         warn_of_clamped_start(&range, &bounds, &ranges);
     }
-    let starts = ranges.iter().filter_map(|range| range.start(&args.topic)).collect();
-    let (limit, source) = (args.max_records, args.source.into());
-    read(&client, starts, limit, source, args.follow, &mut printer)
+    let starts = ranges.iter().filter_map(|range| range.start(topic)).collect();
+    let all_partitions = args.partitions.is_empty() && range.until.is_none();
+    let mut options = read_options(&client, source, args.follow);
+    options.new_partitions = args.follow && all_partitions;
+    if args.follow {
+        options.on_recreate = args.recreate.into();
+    }
+    read(&client, starts, args.max_records, options, args.follow, &mut printer)
         .await
         .with_context(|| format!("read {}", args.topic))
+}
+
+/// Returns the options of a read, without new partitions.
+pub(crate) fn read_options(client: &Client, source: ReadSource, follow: bool) -> ReadOptions {
+    // The end of a read was asked of one replica, and another one may lag.
+    let lag_max = (!follow).then_some(client.config().request_timeout);
+    // The start offset may be deleted after it was resolved.
+    ReadOptions { clamp: true, source, lag_max, ..ReadOptions::default() }
 }
 
 /// The offsets to read in a partition.
@@ -40,17 +56,18 @@ struct ReadRange {
 
 impl ReadRange {
     /// Returns the start of the read; None if the range is empty.
-    fn start(&self, topic: &str) -> Option<ReadStart> {
+    fn start(&self, topic: TopicRef<'_>) -> Option<ReadStart> {
         let is_empty = self.until.is_some_and(|until| until <= self.from);
         let from = ClientPosition::Offset(self.from);
-        let start = ReadStart { until: self.until, ..ReadStart::new(topic, self.partition, from) };
-        (!is_empty).then_some(start)
+        let start = ReadStart::new(topic.name, self.partition, from).in_topic(topic.id);
+        (!is_empty).then_some(ReadStart { until: self.until, ..start })
     }
 }
 
 /// Resolves the requested positions in each partition.
 async fn read_ranges(
     client: &Client,
+    topic: TopicRef<'_>,
     args: &ConsumeArgs,
     range: &PositionRange,
     bounds: &[PartitionBounds],
@@ -58,19 +75,19 @@ async fn read_ranges(
     let source = args.source.into();
     let default = if args.follow { PositionArg::Latest } else { PositionArg::Earliest };
     let from = range.from.as_ref().unwrap_or(&default);
-    let from = offset_lookup::offsets(client, &args.topic, bounds, from, source).await?;
+    let from = offset_lookup::offsets(client, topic, bounds, from, source).await?;
     let until = match (&range.until, args.follow) {
         // The end may be above the current end of the partition.
         (Some(PositionArg::Offset(offset)), true) => vec![Some(*offset); bounds.len()],
         (Some(_), true) => {
             let what = "with --follow, --until must be an offset";
-            return Err(CliError::new(Exit::Usage, what).into());
+            let failure = CliError::new(Exit::Usage, what);
+            return Err(failure.hint("use --until OFFSET, or omit --follow").into());
         }
         (None, true) => vec![None; bounds.len()],
         (until, false) => {
             let until = until.as_ref().unwrap_or(&PositionArg::Latest);
-            let offsets =
-                offset_lookup::offsets(client, &args.topic, bounds, until, source).await?;
+            let offsets = offset_lookup::offsets(client, topic, bounds, until, source).await?;
             offsets.into_iter().map(Some).collect()
         }
     };
@@ -88,12 +105,12 @@ fn warn_of_clamped_start(range: &PositionRange, bounds: &[PartitionBounds], rang
     for (bounds, read) in bounds.iter().zip(ranges) {
         let partition = bounds.partition;
         if read.from > requested {
-            eprintln!(
+            message!(
                 "partition {partition}: offset {requested} is deleted, reading from {}",
                 read.from
             );
         } else if read.from < requested {
-            eprintln!("partition {partition}: ends at {}, before offset {requested}", read.from);
+            message!("partition {partition}: ends at {}, before offset {requested}", read.from);
         }
     }
 }
@@ -103,7 +120,7 @@ pub(crate) async fn read(
     client: &Client,
     starts: Vec<ReadStart>,
     max_records: Option<u64>,
-    source: ReadSource,
+    options: ReadOptions,
     follow: bool,
     printer: &mut RecordPrinter,
 ) -> anyhow::Result<()> {
@@ -111,8 +128,6 @@ pub(crate) async fn read(
     if starts.is_empty() || remaining == 0 {
         return Ok(());
     }
-    // The start offset may be deleted after it was resolved.
-    let options = ReadOptions { clamp: true, source, ..ReadOptions::default() };
     let mut subscription = client.consumer().subscribe(starts, options);
     while let Some(event) = subscription.next().await {
         match event {
@@ -130,8 +145,16 @@ pub(crate) async fn read(
                 }
             }
             Ok(Event::CaughtUp { .. } | Event::Heartbeat(_)) => printer.flush()?,
-            Err(error) => {
+            Ok(Event::Restarted { topic, partition, .. }) => {
                 printer.flush()?;
+                message!(
+                    "{topic} was deleted and created again, reading partition {partition} of the \
+                     new topic from its beginning"
+                );
+            }
+            Err(error) => {
+                // The failure of the read counts more than that of the output.
+                let _ = printer.flush();
                 return Err(error.into());
             }
         }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::args::{ContextSubcommand, GlobalArgs};
 use crate::context::{ContextEntry, Contexts, path};
 use crate::exit::{CliError, Exit};
-use crate::output::Output;
+use crate::output::{Output, message};
 
 /// A context.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -25,7 +25,7 @@ pub(crate) fn run(global: &GlobalArgs, command: &ContextSubcommand) -> anyhow::R
     match command {
         ContextSubcommand::List => {
             if contexts.contexts.is_empty() && !global.quiet {
-                eprintln!("no contexts; add one with: helix context add NAME --addr HOST:PORT,...");
+                message!("no contexts; add one with: helix context add NAME --addr HOST:PORT,...");
             }
             return Output { format: global.output }.show(&rows(&contexts));
         }
@@ -45,7 +45,7 @@ pub(crate) fn run(global: &GlobalArgs, command: &ContextSubcommand) -> anyhow::R
             Some(name) => format!("current: {name}"),
             None => "no current context".to_owned(),
         };
-        eprintln!("{} contexts in {}; {current}", contexts.contexts.len(), path()?.display());
+        message!("{} contexts in {}; {current}", contexts.contexts.len(), path()?.display());
     }
     Ok(())
 }

@@ -23,12 +23,11 @@ pub(crate) struct OffsetRow {
 pub(crate) async fn run(global: &GlobalArgs, args: &OffsetsArgs) -> anyhow::Result<()> {
     let client = connect(global).await?;
     let source = args.source.into();
-    let bounds =
-        offset_lookup::partition_bounds(&client, &args.topic, &args.partitions, source).await?;
+    let topic = offset_lookup::topic(&client, &args.topic).await?;
+    let bounds = offset_lookup::partition_bounds(&client, topic, &args.partitions, source).await?;
     let offsets = match &args.position {
         Some(position) => {
-            let offsets =
-                offset_lookup::offsets(&client, &args.topic, &bounds, position, source).await?;
+            let offsets = offset_lookup::offsets(&client, topic, &bounds, position, source).await?;
             offsets.into_iter().map(Some).collect()
         }
         None => vec![None; bounds.len()],

@@ -23,7 +23,7 @@ use crate::connect::connect;
 use crate::durability::durability_name;
 use crate::exit::{self, CliError, Exit};
 use crate::interrupt::{interrupted, interrupted_again};
-use crate::output::Output;
+use crate::output::{Output, message};
 use crate::units;
 
 /// Maximum length of a line; no topic accepts larger records.
@@ -41,16 +41,17 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ProduceArgs) -> anyhow::Resu
         () = interrupted() => return Err(CliError::interrupted().into()),
     };
     if std::io::stdin().is_terminal() && !global.quiet {
-        eprintln!("one record per line; end with Ctrl-D");
+        message!("one record per line; end with Ctrl-D");
     }
     let mut sender = LineSender::new(&client, args, &topic)?;
     let mut summary = ProduceSummary::new(&args.topic);
     let outcome = sender.send_all(&mut summary).await;
     // Acked records are reported even after a failure.
     if global.output.is_json() {
-        Output { format: global.output }.show(&summary)?;
-    } else if !global.quiet {
-        eprintln!("{}", summary.text());
+        return Output { format: global.output }.show_with_verdict(&summary, outcome);
+    }
+    if !global.quiet {
+        message!("{}", summary.text());
     }
     outcome
 }
@@ -77,6 +78,7 @@ impl<'a> LineSender<'a> {
         let allowed = allowed.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
         let options = ProducerOptions {
             durability: args.durability.map_or(Durability::Unspecified, Into::into),
+            compression: args.compression.into(),
             batch_bytes: defaults.batch_bytes.min(allowed),
             stops_at_failure: true,
             ..defaults
@@ -436,6 +438,7 @@ mod tests {
                 duplicate: false,
                 durability: Durability::QuorumSynced,
                 watermarks: None,
+                topic_id: 1,
             })
         };
         let mut failed = None;

@@ -3,7 +3,7 @@
 
 use anyhow::Context;
 use helix_client::{
-    Client, ConsumedRecord, Event, Position as ClientPosition, ReadOptions, ReadSource, ReadStart,
+    Client, ConsumedRecord, Event, Position as ClientPosition, ReadSource, ReadStart, TopicRef,
 };
 
 use super::consume;
@@ -17,9 +17,9 @@ pub(crate) async fn run(global: &GlobalArgs, args: &TailArgs) -> anyhow::Result<
     let mut printer = RecordPrinter::new(global, args.format.as_ref())?;
     let client = connect(global).await?;
     let source = args.source.into();
-    let bounds =
-        offset_lookup::partition_bounds(&client, &args.topic, &args.partitions, source).await?;
-    let newest = newest(&client, args, &bounds, source).await;
+    let topic = offset_lookup::topic(&client, &args.topic).await?;
+    let bounds = offset_lookup::partition_bounds(&client, topic, &args.partitions, source).await?;
+    let newest = newest(&client, topic, args, &bounds, source).await;
     for (partition, record) in newest.with_context(|| format!("read {}", args.topic))? {
         printer.print(&args.topic, partition, &record)?;
     }
@@ -29,10 +29,13 @@ pub(crate) async fn run(global: &GlobalArgs, args: &TailArgs) -> anyhow::Result<
     }
     let start = |bounds: &PartitionBounds| {
         let from = ClientPosition::Offset(bounds.watermarks.high_watermark);
-        ReadStart::new(&args.topic, bounds.partition, from)
+        ReadStart::new(topic.name, bounds.partition, from).in_topic(topic.id)
     };
     let starts = bounds.iter().map(start).collect();
-    consume::read(&client, starts, None, source, true, &mut printer)
+    let mut options = consume::read_options(&client, source, true);
+    options.new_partitions = args.partitions.is_empty();
+    options.on_recreate = args.recreate.into();
+    consume::read(&client, starts, None, options, true, &mut printer)
         .await
         .with_context(|| format!("follow {}", args.topic))
 }
@@ -40,25 +43,27 @@ pub(crate) async fn run(global: &GlobalArgs, args: &TailArgs) -> anyhow::Result<
 /// Reads the newest records; returns them oldest first.
 async fn newest(
     client: &Client,
+    topic: TopicRef<'_>,
     args: &TailArgs,
     bounds: &[PartitionBounds],
     source: ReadSource,
 ) -> anyhow::Result<Vec<(u32, ConsumedRecord)>> {
     let count = PositionArg::BeforeEnd(args.max_records as u64);
-    let from = offset_lookup::offsets(client, &args.topic, bounds, &count, source).await?;
+    let from = offset_lookup::offsets(client, topic, bounds, &count, source).await?;
     let mut starts = Vec::new();
     for (bounds, from) in bounds.iter().zip(from) {
         let until = bounds.watermarks.high_watermark;
         if from < until {
             let from = ClientPosition::Offset(from);
-            starts.push(ReadStart::new(&args.topic, bounds.partition, from).until(until));
+            let start = ReadStart::new(topic.name, bounds.partition, from).until(until);
+            starts.push(start.in_topic(topic.id));
         }
     }
     let mut records = Vec::new();
     if starts.is_empty() {
         return Ok(records);
     }
-    let options = ReadOptions { clamp: true, source, ..ReadOptions::default() };
+    let options = consume::read_options(client, source, false);
     let mut subscription = client.consumer().subscribe(starts, options);
     while let Some(event) = subscription.next().await {
         if let Event::Data(data) = event? {

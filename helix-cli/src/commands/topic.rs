@@ -4,18 +4,25 @@
 use std::io::{self, BufRead, IsTerminal};
 
 use anyhow::Context;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use helix_client::proto::log::v1 as proto;
-use helix_client::{Client, NewTopic, ReadSource};
+use helix_client::{Client, NewTopic, ReadSource, TopicRef};
+use helix_proto::time;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
+use crate::compression::allowed_name;
 use crate::connect::connect;
 use crate::durability::durability_name;
 use crate::exit::{CliError, Exit};
-use crate::output::Output;
+use crate::offset_lookup::PartitionBounds;
+use crate::output::{Output, message, write_message};
 use crate::position::PositionArg;
 use crate::{offset_lookup, units};
+
+/// Partitions that are trimmed at the same time.
+const TRIMS_MAX: usize = 64;
 
 pub(crate) async fn run(global: &GlobalArgs, command: &TopicSubcommand) -> anyhow::Result<()> {
     let client = connect(global).await?;
@@ -25,7 +32,7 @@ pub(crate) async fn run(global: &GlobalArgs, command: &TopicSubcommand) -> anyho
         TopicSubcommand::List { prefix } => {
             let topics = client.admin().topics(prefix).await.context("list topics")?;
             if topics.is_empty() && !global.quiet {
-                eprintln!("no topics");
+                message!("no topics");
             }
             output.show(&topics.into_iter().map(TopicRow::from).collect::<Vec<_>>())
         }
@@ -58,7 +65,7 @@ pub(crate) async fn run(global: &GlobalArgs, command: &TopicSubcommand) -> anyho
         TopicSubcommand::Delete { topic, yes } => {
             delete(&client, topic, *yes).await?;
             if !global.quiet {
-                eprintln!("deleted {topic}");
+                message!("deleted {topic}");
             }
             Ok(())
         }
@@ -105,6 +112,7 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         max_record_bytes: value(settings.max_record_bytes),
         min_durability: value(settings.min_durability).map_or(0, Into::into),
         default_durability: value(settings.default_durability).map_or(0, Into::into),
+        allowed_compression: value(settings.compression).map_or(0, Into::into),
     };
     let given = [
         ("retention_time", settings.retention_time.is_some()),
@@ -113,6 +121,7 @@ fn config(settings: &TopicSettings) -> (proto::TopicConfig, Vec<&'static str>) {
         ("max_record_bytes", settings.max_record_bytes.is_some()),
         ("min_durability", settings.min_durability.is_some()),
         ("default_durability", settings.default_durability.is_some()),
+        ("allowed_compression", settings.compression.is_some()),
     ];
     let fields = given.into_iter().filter_map(|(field, is_given)| is_given.then_some(field));
     (config, fields.collect())
@@ -125,34 +134,39 @@ async fn trim(
     partitions: &[u32],
     yes: bool,
 ) -> anyhow::Result<Vec<TrimmedPartition>> {
+    let name = topic;
+    let topic = offset_lookup::topic(client, name).await?;
     let bounds =
         offset_lookup::partition_bounds(client, topic, partitions, ReadSource::Leader).await?;
     let offsets = offset_lookup::offsets(client, topic, &bounds, to, ReadSource::Leader).await?;
-    let dropped = |(bounds, offset): (&offset_lookup::PartitionBounds, &u64)| {
+    let dropped = |(bounds, offset): (&PartitionBounds, &u64)| {
         offset.saturating_sub(bounds.watermarks.log_start_offset)
     };
     let dropped: u64 = bounds.iter().zip(&offsets).map(dropped).sum();
     if dropped > 0 && !yes {
-        confirm(topic, &format!("this deletes {} records of {topic}", units::count(dropped)))?;
+        confirm(name, &format!("this deletes {} records of {name}", units::count(dropped)))?;
     }
-    let mut trimmed = Vec::new();
-    for (bounds, offset) in bounds.iter().zip(offsets) {
-        let watermarks = client.admin().trim(topic, bounds.partition, offset).await;
-        let watermarks =
-            watermarks.with_context(|| format!("trim {topic}/{}", bounds.partition))?;
-        trimmed
-            .push(TrimmedPartition { partition: bounds.partition, watermarks: watermarks.into() });
-    }
-    Ok(trimmed)
+    let trims = bounds.iter().zip(offsets).map(|(bounds, offset)| async move {
+        let PartitionBounds { partition, watermarks } = *bounds;
+        let watermarks = match offset > watermarks.log_start_offset {
+            true => client.admin().trim(topic, partition, offset).await,
+            false => Ok(watermarks),
+        };
+        let watermarks = watermarks.with_context(|| format!("trim {name}/{partition}"))?.into();
+        anyhow::Ok(TrimmedPartition { partition, watermarks })
+    });
+    stream::iter(trims).buffered(TRIMS_MAX).try_collect().await
 }
 
 async fn delete(client: &Client, topic: &str, yes: bool) -> anyhow::Result<()> {
-    let found = client.admin().topic(topic).await;
-    let records = TopicRow::from(found.with_context(|| format!("delete {topic}"))?).record_count;
+    let found = client.admin().topic(topic).await.with_context(|| format!("delete {topic}"))?;
+    // Deletes the topic whose records are counted, not a topic that is created meanwhile.
+    let counted = TopicRef::with_id(topic, found.topic_id);
+    let records = TopicRow::from(found).record_count;
     if records > 0 && !yes {
         confirm(topic, &format!("this deletes {topic} with {} records", units::count(records)))?;
     }
-    client.admin().delete_topic(topic).await.with_context(|| format!("delete {topic}"))
+    client.admin().delete_topic(counted).await.with_context(|| format!("delete {topic}"))
 }
 
 /// Asks the user to confirm by typing the topic name.
@@ -164,7 +178,7 @@ fn confirm(topic: &str, what: &str) -> anyhow::Result<()> {
         let failure = CliError::new(Exit::Usage, what).why("a confirmation needs a terminal");
         return Err(failure.hint("run the command with --yes").into());
     }
-    eprint!("{what}; type the topic name to confirm: ");
+    write_message(format_args!("{what}; type the topic name to confirm: "));
     let mut typed = String::new();
     io::stdin().lock().read_line(&mut typed).context("read the confirmation")?;
     if typed.trim() == topic {
@@ -188,6 +202,8 @@ pub(crate) struct TopicRow {
     min_durability: &'static str,
     #[schemars(extend("x-wide" = true))]
     default_durability: &'static str,
+    #[schemars(extend("x-wide" = true))]
+    allowed_compression: &'static str,
 }
 
 impl From<proto::Topic> for TopicRow {
@@ -207,6 +223,7 @@ impl From<proto::Topic> for TopicRow {
             retention_bytes: config.retention_bytes,
             min_durability: config.min_durability,
             default_durability: config.default_durability,
+            allowed_compression: config.allowed_compression,
         }
     }
 }
@@ -215,6 +232,8 @@ impl From<proto::Topic> for TopicRow {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct TopicDescription {
     name: String,
+    /// A topic that was deleted and created again has another id.
+    topic_id: u64,
     replication_factor: u32,
     config: Config,
     partitions: Vec<Partition>,
@@ -229,6 +248,8 @@ struct Config {
     max_record_bytes: Option<u32>,
     min_durability: &'static str,
     default_durability: &'static str,
+    /// Compressions that appends may use.
+    allowed_compression: &'static str,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -276,6 +297,7 @@ impl From<proto::Topic> for TopicDescription {
     fn from(topic: proto::Topic) -> Self {
         Self {
             name: topic.name,
+            topic_id: topic.topic_id,
             replication_factor: topic.replication_factor,
             config: topic.config.unwrap_or_default().into(),
             partitions: topic.partitions.into_iter().map(Partition::from).collect(),
@@ -285,7 +307,7 @@ impl From<proto::Topic> for TopicDescription {
 
 impl From<proto::TopicConfig> for Config {
     fn from(config: proto::TopicConfig) -> Self {
-        let retention_time = config.retention_time.and_then(|time| time.try_into().ok());
+        let retention_time = config.retention_time.and_then(|it| time::duration(it).ok());
         Self {
             retention_time: retention_time
                 .filter(|time| *time != Default::default())
@@ -295,6 +317,7 @@ impl From<proto::TopicConfig> for Config {
             max_record_bytes: config.max_record_bytes,
             min_durability: durability_name(config.min_durability()),
             default_durability: durability_name(config.default_durability()),
+            allowed_compression: allowed_name(config.allowed_compression()),
         }
     }
 }
@@ -339,6 +362,7 @@ mod tests {
         max_record_bytes: None,
         min_durability: None,
         default_durability: None,
+        compression: None,
     };
 
     #[test]

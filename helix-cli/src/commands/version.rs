@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::args::GlobalArgs;
 use crate::connect::connect_quickly;
-use crate::output::Output;
+use crate::output::{Output, message};
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct VersionReport {
@@ -26,14 +26,14 @@ struct Node {
 pub(crate) async fn run(global: &GlobalArgs) -> anyhow::Result<()> {
     let versions = VersionReport { version: env!("CARGO_PKG_VERSION"), nodes: nodes(global).await };
     if versions.nodes.is_none() && !global.quiet {
-        eprintln!("no node answers at {}", global.addr.join(","));
+        message!("no node answers at {}", global.addr.join(","));
     }
     Output { format: global.output }.show(&versions)
 }
 
 async fn nodes(global: &GlobalArgs) -> Option<Vec<Node>> {
     let client = connect_quickly(global).await?;
-    let metadata = client.admin().metadata(&[]).await.ok()?;
+    let metadata = client.admin().metadata(&[""]).await.ok()?;
     let node = |node: helix_client::proto::log::v1::Node| Node {
         node_id: node.node_id,
         endpoint: node.endpoint,

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::args::{DroppablePart, GlobalArgs, WalSubcommand};
 use crate::exit::{CliError, Exit};
-use crate::output::Output;
+use crate::output::{Output, message};
 use crate::units;
 
 /// Runs a command. Blocks on the disk, so it must not run on an async runtime.
@@ -24,7 +24,7 @@ pub(crate) fn run(global: &GlobalArgs, command: &WalSubcommand) -> anyhow::Resul
         WalSubcommand::Inspect { dir } => {
             let logs = open_logs(dir)?;
             if logs.iter().any(|log| log.is_in_use) && !global.quiet {
-                eprintln!("a node is using these files; the ends of its logs may be out of date");
+                message!("a node is using these files; the ends of its logs may be out of date");
             }
             inspect_all(output, &logs)
         }
@@ -64,7 +64,12 @@ fn repair(
         let storage: Arc<dyn Storage> = Arc::new(storage);
         let end = Wal::damaged_end(&storage).map_err(|error| not_repairable(&dir, &error))?;
         if end.is_none() {
-            damage_elsewhere += helix_wal::verify(storage.as_ref()).len();
+            let findings = helix_wal::verify(storage.as_ref());
+            if let Some(unread) = findings.iter().find(|finding| finding.is_unread) {
+                let what = format!("{}: {unread}", dir.display());
+                return Err(CliError::new(Exit::Error, what).into());
+            }
+            damage_elsewhere += findings.len();
         }
         if let Some(end) = end {
             let row = DroppedEnd::new(&dir, end, drop.is_some());
@@ -72,14 +77,14 @@ fn repair(
         }
     }
     let rows: Vec<_> = ends.iter().map(|(_, _, row)| row).collect();
-    output.show(&rows)?;
+    let shown = output.show(&rows);
     if drop.is_some() {
         for (dir, storage, _) in &ends {
             let cut = Wal::truncate_damaged_end(storage);
             cut.with_context(|| format!("repair {}", dir.display()))?;
         }
     }
-    match drop {
+    let verdict: anyhow::Result<()> = match drop {
         _ if damage_elsewhere > 0 => {
             let ranges = damaged_ranges(damage_elsewhere);
             let what = format!("{ranges} not verify, none of them at the end of a log");
@@ -89,7 +94,7 @@ fn repair(
         }
         _ if ends.is_empty() => {
             if !global.quiet {
-                eprintln!("nothing to repair: no damage found");
+                message!("nothing to repair: no damage found");
             }
             Ok(())
         }
@@ -101,10 +106,14 @@ fn repair(
                         --drop end --yes   if this is the only replica";
             Err(failure.why(why).hint(hint).into())
         }
-    }
+    };
+    verdict.and(shown)
 }
 
 fn not_repairable(dir: &Path, error: &helix_wal::Error) -> anyhow::Error {
+    if error.is_shortage() {
+        return CliError::new(Exit::Error, format!("{}: {error}", dir.display())).into();
+    }
     let failure = CliError::new(Exit::VerificationFailed, format!("{}: {error}", dir.display()));
     let failure = failure.why("the damage is not at the end of the log, so it cannot be dropped");
     failure
@@ -142,12 +151,23 @@ fn verify(output: Output, dir: &Path, logs: &[Log]) -> anyhow::Result<()> {
             dir: log.dir.clone(),
             segment_count: report.segments.len(),
             used_bytes: report.segments.iter().map(|segment| segment.used_bytes).sum(),
-            damaged: findings.len(),
+            damaged: findings.iter().filter(|finding| !finding.is_unread).count(),
         });
         verified.findings.extend(findings.into_iter().map(|finding| WalFinding::new(log, finding)));
     }
-    output.show(&verified)?;
-    let damaged = verified.findings.len();
+    output.show_with_verdict(&verified, verdict(dir, &verified.findings))
+}
+
+/// # Errors
+/// Fails if there are damaged ranges, or if a part of the logs could not be read.
+fn verdict(dir: &Path, findings: &[WalFinding]) -> anyhow::Result<()> {
+    let unread = findings.iter().filter(|finding| finding.is_unread).count();
+    let damaged = findings.len() - unread;
+    if damaged == 0 && unread > 0 {
+        let failure = CliError::new(Exit::Error, "a part of the logs could not be read");
+        let why = "the process has no file descriptor or memory; nothing is known to be damaged";
+        return Err(failure.why(why).hint("raise the limit of open files (ulimit -n)").into());
+    }
     if damaged == 0 {
         return Ok(());
     }
@@ -215,8 +235,15 @@ fn subdirectories(dir: &Path) -> io::Result<Vec<PathBuf>> {
 fn open(dir: PathBuf) -> anyhow::Result<Log> {
     let storage = DirStorage::open_buffered(&dir);
     let storage = storage.with_context(|| format!("open {}", dir.display()))?;
-    let lock = storage.lock();
-    let is_in_use = lock.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+    let is_in_use = match storage.lock() {
+        Ok(_) => false,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => true,
+        // Without it, unfinished writes of a node could look like damage.
+        Err(error) if helix_wal::Error::shortage_of(&error).is_some() => {
+            return Err(error).with_context(|| format!("lock {}", dir.display()));
+        }
+        Err(_) => false,
+    };
     Ok(Log { dir, storage, is_in_use })
 }
 
@@ -230,8 +257,7 @@ fn inspect_all(output: Output, logs: &[Log]) -> anyhow::Result<()> {
             Err(error) => outcome = outcome.and_then(|()| Err(unreadable(&log.dir, &error))),
         }
     }
-    output.show(&inspected)?;
-    outcome
+    output.show_with_verdict(&inspected, outcome)
 }
 
 /// Returns the error of a log that cannot be inspected.
@@ -389,6 +415,8 @@ struct WalFinding {
     /// One past the last byte.
     next_byte: Option<u64>,
     what: String,
+    /// True if the bytes could not be read for want of open files or memory. They may be good.
+    is_unread: bool,
 }
 
 impl WalFinding {
@@ -399,6 +427,7 @@ impl WalFinding {
             first_byte: bytes.as_ref().map(|bytes| bytes.start),
             next_byte: bytes.map(|bytes| bytes.end),
             what: finding.what,
+            is_unread: finding.is_unread,
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::child_node::free_ports;
 use crate::exit::{CliError, Exit};
 use crate::interrupt::interrupted;
 use crate::local_cluster::{ClusterPlan, LocalCluster, NodePorts};
-use crate::output::Output;
+use crate::output::{Output, message};
 use scenario::DemoScenario;
 use workload::DemoWorkload;
 
@@ -30,7 +30,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: &DemoArgs) -> anyhow::Result<
     };
     let directory = directory(args).context("create a directory for the nodes")?;
     if is_in_memory(directory.path()) && !global.quiet {
-        eprintln!(
+        message!(
             "{} is in memory, where a sync is free; use --dir on a disk for real measurements",
             directory.path().display()
         );
@@ -49,14 +49,15 @@ pub(crate) async fn run(global: &GlobalArgs, args: &DemoArgs) -> anyhow::Result<
     let (measurements, findings) = outcome?;
     killed?;
     removed?;
-    Output { format: global.output }.show_as(&measurements, || measurements.text())?;
+    let shown = Output { format: global.output }.show_as(&measurements, || measurements.text());
     if findings.total() == 0 {
-        return Ok(());
+        return shown;
     }
     let what =
         format!("the records read differ from the acked ones: {} findings", findings.total());
     let failure = CliError::new(Exit::VerificationFailed, what);
-    Err(failure.why(findings.examples.join("\n")).into())
+    let failure = failure.why(findings.examples.join("\n"));
+    Err(failure.hint("report it with the output of this run").into())
 }
 
 fn plan(args: &DemoArgs, directory: &Path) -> anyhow::Result<ClusterPlan> {

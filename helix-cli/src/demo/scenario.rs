@@ -19,6 +19,7 @@ use super::write::{WriteProgress, WriterTasks, WrittenPartition};
 use crate::durability::durability_name;
 use crate::exit::{CliError, Exit};
 use crate::local_cluster::LocalCluster;
+use crate::output::message;
 use crate::units::{count, measured};
 
 /// Maximum time of a restarted node to catch up.
@@ -271,7 +272,7 @@ impl DemoScenario {
 
     fn log(&self, message: String) {
         if self.is_verbose {
-            eprintln!("{message}");
+            message!("{message}");
         }
     }
 }
@@ -311,7 +312,7 @@ fn milliseconds(time: Duration) -> f64 {
 }
 
 fn micros(time: prost_types::Duration) -> Option<u64> {
-    let time = Duration::try_from(time).ok()?;
+    let time = helix_proto::time::duration(time).ok()?;
     u64::try_from(time.as_micros()).ok()
 }
 

@@ -16,7 +16,7 @@ use crate::child_node::{ChildNode, ProcessState, is_free};
 use crate::exit::{CliError, Exit};
 use crate::interrupt::interrupted;
 use crate::local_cluster::{ClusterPlan, LocalCluster, NodePorts};
-use crate::output::Output;
+use crate::output::{Output, message, unless_closed};
 use crate::units;
 use control::{
     ControlRequest, ControlResponse, ControlSocket, PendingRequest, ProcessStatus, with_port,
@@ -51,7 +51,7 @@ async fn start(global: &GlobalArgs, args: &DevStartArgs) -> anyhow::Result<()> {
             let running = StartedCluster::new(&dev.cluster, &directory, args.base.port);
             let seconds = units::measured(started.elapsed());
             let output = Output { format: global.output };
-            output.show_as(&running, || running.text(&seconds, &directory))?;
+            unless_closed(output.show_as(&running, || running.text(&seconds, &directory)))?;
             dev.serve(&mut control).await.map(Some)
         } => outcome,
         () = interrupted() => Ok(None),
@@ -160,7 +160,7 @@ impl DevCluster {
 
     fn log(&self, message: &str) {
         if !self.is_quiet {
-            eprintln!("{message}");
+            message!("{message}");
         }
     }
 }

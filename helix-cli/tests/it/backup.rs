@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{CommandOutput, ServerProcess, command, helix, json};
+use crate::harness::{CommandOutput, ServerProcess, command, helix, json, signal};
 
 /// Lines of the topics for interrupted runs; enough to kill the program before the run ends.
 const LARGE_LINES: usize = 60_000;
@@ -116,6 +117,165 @@ fn backup_is_extended_and_restored() {
     let recreated = node.run(&["backup", directory.to_str().unwrap(), "--topic", "orders"], "");
     assert_eq!(recreated.code, 4, "{recreated:?}");
     assert_eq!(verify(&directory).code, 0, "the backup is unchanged");
+}
+
+/// Returns the sum of a column of numbers.
+fn sum(rows: &Value, name: &str) -> u64 {
+    rows.as_array().unwrap().iter().map(|row| row[name].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn deleted_records_become_gaps_and_the_rest_is_backed_up() {
+    let node = ServerProcess::start();
+    node.ok(&["topic", "create", "orders", "-p", "2"]);
+    node.ok(&["topic", "create", "other"]);
+    for topic in ["orders", "other"] {
+        node.ok_with(&["produce", topic, "-p", "0"], "a\nb\n");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path().join("backup");
+    let run = || node.run(&["backup", directory.to_str().unwrap(), "-o", "json"], "");
+    assert_eq!(run().code, 0);
+
+    // Offsets 2 to 4 are deleted before a run copies them.
+    node.ok_with(&["produce", "orders", "-p", "0"], "c\nd\ne\n");
+    node.ok(&["topic", "trim", "orders", "-p", "0", "--to", "5", "--yes"]);
+    node.ok_with(&["produce", "orders", "-p", "0"], "f\n");
+    node.ok_with(&["produce", "other", "-p", "0"], "c\n");
+    let partly = run();
+    assert_eq!(partly.code, 5, "{partly:?}");
+    assert!(partly.stderr.contains("orders/0: offsets 2..5 are missing"), "{partly:?}");
+    for part in ["\n  why: ", "\n  try: "] {
+        assert!(partly.stderr.contains(part), "{partly:?}");
+    }
+    let rows = json(&partly.stdout);
+    assert_eq!((sum(&rows, "new_records"), sum(&rows, "missing_offsets")), (2, 3));
+    // The gap is said once, and the directory is continued.
+    node.ok_with(&["produce", "orders", "-p", "0"], "g\n");
+    let next = run();
+    assert_eq!(next.code, 0, "{next:?}");
+    assert_eq!(sum(&json(&next.stdout), "new_records"), 1);
+
+    let verified = helix(&["backup", "verify", directory.to_str().unwrap(), "-o", "json"], "");
+    assert_eq!(verified.code, 0, "{verified:?}");
+    assert!(verified.stderr.contains("3 offsets in 1 partitions are missing"), "{verified:?}");
+    let gaps = json(&verified.stdout)["gaps"].clone();
+    assert_eq!(gaps.as_array().unwrap().len(), 1, "{gaps}");
+    assert_eq!((&gaps[0]["first_offset"], &gaps[0]["next_offset"]), (&2.into(), &5.into()));
+    assert_eq!(gaps[0]["cause"], "trimmed");
+    let restored = restore(&node, &directory, &["--topic", "orders", "--as", "again"]);
+    assert_eq!(restored.code, 0, "{restored:?}");
+    assert!(restored.stderr.contains("offsets in 1 partitions are missing"), "{restored:?}");
+    assert_eq!(node.ok(&["consume", "again"]), "a\nb\nf\ng\n");
+    let kept = ["--topic", "orders", "--as", "kept", "--keep-offsets"];
+    let refused = restore(&node, &directory, &kept);
+    assert_eq!(refused.code, 4, "{refused:?}");
+    assert!(refused.stderr.contains("offsets 2..5 are missing"), "{refused:?}");
+    assert!(!node.ok(&["topic", "list"]).contains("kept"));
+}
+
+#[test]
+fn recreated_topic_does_not_stop_the_others() {
+    let node = ServerProcess::start();
+    for topic in ["gone", "orders"] {
+        node.ok(&["topic", "create", topic]);
+        node.ok_with(&["produce", topic, "-p", "0"], "a\nb\n");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path().join("backup");
+    backup(&node, &directory, &[]);
+    node.ok(&["topic", "delete", "gone", "--yes"]);
+    node.ok(&["topic", "create", "gone"]);
+    node.ok_with(&["produce", "orders", "-p", "0"], "c\n");
+    let partly = node.run(&["backup", directory.to_str().unwrap(), "-o", "json"], "");
+    assert_eq!(partly.code, 5, "{partly:?}");
+    assert!(partly.stderr.contains("gone is not the topic in the backup"), "{partly:?}");
+    assert_eq!(sum(&json(&partly.stdout), "new_records"), 1);
+    assert_eq!(verify(&directory).code, 0);
+    // The copy of the deleted topic is kept.
+    assert_eq!(restore(&node, &directory, &["--topic", "gone", "--as", "back"]).code, 0);
+    assert_eq!(node.ok(&["consume", "back"]), "a\nb\n");
+}
+
+/// Deletes records of `orders` while a backup copies them. Returns the directory of a run that met
+/// the deletion.
+fn backup_with_deletion(node: &ServerProcess, base: &Path, deletion: &[&str]) -> PathBuf {
+    for number in 0..TRIES {
+        let directory = base.join(number.to_string());
+        node.ok(&["topic", "create", "orders", "-p", "2"]);
+        node.ok_with(&KEYED, &lines(LARGE_LINES));
+        let begun = directory.join("topic-orders/partition-0");
+        let args = ["backup", directory.to_str().unwrap(), "--addr", node.address()];
+        let mut child = command(&args);
+        let mut child = child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let started = Instant::now();
+        while !begun.exists() {
+            assert!(started.elapsed() < Duration::from_secs(60), "the backup does not begin");
+            std::thread::yield_now();
+        }
+        signal(&child, Signal::STOP);
+        node.ok(deletion);
+        signal(&child, Signal::CONT);
+        let code = child.wait().unwrap().code().unwrap();
+        assert_eq!(verify(&directory).code, 0);
+        if code != 0 {
+            assert_eq!(code, 5);
+            return directory;
+        }
+        // The backup was faster than the deletion.
+        node.run(&["topic", "delete", "orders", "--yes"], "");
+    }
+    panic!("each backup ended before the deletion");
+}
+
+#[test]
+fn records_deleted_during_a_backup_leave_a_gap() {
+    for (deletion, cause) in [
+        (&["topic", "delete", "orders", "--yes"][..], "topic_deleted"),
+        (&["topic", "trim", "orders", "-p", "1", "--to", "latest", "--yes"], "trimmed"),
+    ] {
+        let node = ServerProcess::start();
+        node.ok(&["topic", "create", "zebras"]);
+        node.ok_with(&["produce", "zebras", "-p", "0"], "a\nb\n");
+        let base = tempfile::tempdir().unwrap();
+        let directory = backup_with_deletion(&node, base.path(), deletion);
+        let verified = helix(&["backup", "verify", directory.to_str().unwrap(), "-o", "json"], "");
+        let gaps = json(&verified.stdout)["gaps"].clone();
+        assert_eq!(gaps[0]["cause"], cause, "{gaps}");
+        // The other topic is whole, and the directory is continued.
+        assert_eq!(restore(&node, &directory, &["--topic", "zebras", "--as", "back"]).code, 0);
+        assert_eq!(node.ok(&["consume", "back"]), "a\nb\n");
+        assert_eq!(node.run(&["backup", directory.to_str().unwrap()], "").code, 0);
+    }
+}
+
+#[test]
+fn compressed_batches_are_backed_up_and_restored_as_stored() {
+    let node = ServerProcess::start();
+    node.ok(&["topic", "create", "orders", "--compression", "zstd"]);
+    let text = lines(2_000);
+    node.ok_with(&[&KEYED[..], &["--compression", "zstd"]].concat(), &text);
+    node.ok_with(&KEYED, &lines(3));
+    let refused = node.run(&[&KEYED[..], &["--compression", "lz4"]].concat(), &text);
+    assert!(refused.code != 0 && refused.stderr.contains("it accepts none, zstd"), "{refused:?}");
+    let described =
+        |node: &ServerProcess| json(&node.ok(&["topic", "describe", "orders", "-o", "json"]));
+    let stored = described(&node);
+    let live_bytes = stored["partitions"][0]["live_bytes"].as_u64().unwrap();
+    assert!(live_bytes < text.len() as u64 / 3, "{live_bytes} of {}", text.len());
+    assert_eq!(stored["config"]["allowed_compression"], "zstd");
+
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path().join("backup");
+    backup(&node, &directory, &["--topic", "orders"]);
+    assert_eq!(verify(&directory).code, 0);
+    let other = ServerProcess::start();
+    let restored = restore(&other, &directory, &[]);
+    assert_eq!(restored.code, 0, "{restored:?}");
+    assert_eq!(contents(&other, "orders"), contents(&node, "orders"));
+    let restored = described(&other);
+    assert_eq!(restored["partitions"][0]["live_bytes"], live_bytes);
+    assert_eq!(restored["config"]["allowed_compression"], "zstd");
 }
 
 #[test]

@@ -171,6 +171,11 @@ impl DevProcess {
         dev
     }
 
+    /// Returns the first of the free ports for a cluster.
+    pub(crate) fn free_port(nodes: u16) -> String {
+        base_port(nodes).to_string()
+    }
+
     pub(crate) fn run(&self, args: &[&str], input: &str) -> CommandOutput {
         helix(&[args, &["--addr", &self.address]].concat(), input)
     }

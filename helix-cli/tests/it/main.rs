@@ -5,11 +5,14 @@
 
 mod backup;
 mod cheat;
+mod closed_output;
 mod cluster;
 mod context;
 mod harness;
 mod interrupt;
+mod many_partitions;
 mod output;
+mod recreated;
 mod wal;
 
 use harness::{DevProcess, ServerProcess, helix, json};

@@ -30,9 +30,21 @@ pub(super) fn response<'a>(
             Position::Offset(offset) => Some(offset),
             _ => None,
         };
+        check_topic(&data.topic, start.topic_id, data.topic_id)?;
         fetched.push(batches(data, requested, start.until)?);
     }
     Ok(fetched)
+}
+
+/// Checks that data is from the expected topic. 0 is an id that is not known.
+///
+/// # Errors
+/// `TOPIC_RECREATED`.
+pub(super) fn check_topic(topic: &str, expected_id: u64, id: u64) -> Result<()> {
+    if expected_id == 0 || id == 0 || id == expected_id {
+        return Ok(());
+    }
+    Err(Error::recreated(topic, expected_id, id))
 }
 
 /// Verifies the batches of one partition.
@@ -56,6 +68,7 @@ pub(super) fn batches(
             _ => data.start_offset,
         },
         topic: data.topic,
+        topic_id: data.topic_id,
         partition: data.partition,
         until,
         batches: data.batches,
@@ -77,8 +90,16 @@ fn verify(stored: &StoredBatch, data: &PartitionRecords) -> Result<()> {
 
 /// Decodes the records of batches: see [`Batches::decode`].
 pub(super) fn records(batches: Batches) -> Result<Records> {
-    let Batches { topic, partition, start_offset, until, batches, next_offset, watermarks } =
-        batches;
+    let Batches {
+        topic,
+        partition,
+        start_offset,
+        until,
+        batches,
+        next_offset,
+        watermarks,
+        topic_id,
+    } = batches;
     let until = until.unwrap_or(u64::MAX);
     let mut records = Vec::new();
     for stored in batches {
@@ -99,7 +120,7 @@ pub(super) fn records(batches: Batches) -> Result<Records> {
             }
         }
     }
-    Ok(Records { topic, partition, records, next_offset, watermarks })
+    Ok(Records { topic, partition, records, next_offset, watermarks, topic_id })
 }
 
 /// Returns the distance of a record from its batch's first offset.
@@ -120,7 +141,7 @@ fn consumed(offset: u64, append_time: SystemTime, record: Record) -> ConsumedRec
 
 /// Converts a timestamp; one outside the platform's range becomes the epoch.
 fn time(timestamp: prost_types::Timestamp) -> SystemTime {
-    timestamp.try_into().unwrap_or(SystemTime::UNIX_EPOCH)
+    helix_proto::time::system_time(timestamp).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
 fn corrupt(topic: &str, partition: u32, offset: u64, why: &dyn std::fmt::Display) -> Error {

@@ -14,7 +14,7 @@ pub(super) struct ReplicaSelector {
     source: ReadSource,
     preferred_node: Option<u64>,
     turn: usize,
-    /// Nodes that have failed since the last progress.
+    /// Nodes that have failed since the last progress, in the order of their last failures.
     failed: Vec<u64>,
     /// The next attempt must use the leader, to confirm a replica's error.
     needs_leader: bool,
@@ -57,15 +57,19 @@ impl ReplicaSelector {
 
     /// Returns the index of the chosen node, or `None` if `nodes` is empty.
     ///
-    /// Prefers the preferred node, then the next in turn without a failure, then the next in turn.
+    /// Prefers the preferred node, then the next in turn without a failure, then the one whose last
+    /// failure is the oldest.
     fn choose(&self, nodes: &[u64]) -> Option<usize> {
         let is_healthy = |node: &u64| !self.failed.contains(node);
         let preferred = nodes.iter().position(|node| Some(*node) == self.preferred_node);
         if let Some(index) = preferred.filter(|&index| is_healthy(&nodes[index])) {
             return Some(index);
         }
-        let in_turn = || (0..nodes.len()).map(|index| (index + self.turn) % nodes.len());
-        in_turn().find(|&index| is_healthy(&nodes[index])).or_else(|| in_turn().next())
+        let mut in_turn = (0..nodes.len()).map(|index| (index + self.turn) % nodes.len());
+        let failed_at = |index: &usize| self.failed.iter().position(|it| *it == nodes[*index]);
+        in_turn
+            .find(|&index| is_healthy(&nodes[index]))
+            .or_else(|| (0..nodes.len()).min_by_key(failed_at))
     }
 
     /// Records a failure. Returns the error, and true if another node should be tried at once.
@@ -80,13 +84,26 @@ impl ReplicaSelector {
             self.needs_leader = false;
             return (error, false);
         }
-        let has_others = !self.failed.contains(&route.node_id);
-        self.failed.push(route.node_id);
+        let has_others = self.on_lag(route);
         if error.is(ErrorReason::OffsetOutOfRange) {
             self.needs_leader = true;
             return (error.retryable_elsewhere(), true);
         }
         (error, has_others)
+    }
+
+    /// Records that a replica lacks the records. Returns true if another one should be tried at
+    /// once.
+    pub(super) fn on_lag(&mut self, route: &Route) -> bool {
+        let has_others = !self.has_failed(route);
+        self.failed.retain(|node| *node != route.node_id);
+        self.failed.push(route.node_id);
+        has_others
+    }
+
+    /// Returns true if the node has failed since the last progress.
+    pub(super) fn has_failed(&self, route: &Route) -> bool {
+        self.failed.contains(&route.node_id)
     }
 
     pub(super) fn on_progress(&mut self) {
@@ -101,7 +118,8 @@ mod tests {
 
     fn any_replica(preferred_node: Option<u64>) -> ReplicaSelector {
         let source = ReadSource::AnyReplica;
-        ReplicaSelector::new(ReadOptions { source, preferred_node, clamp: false }, 4)
+        let options = ReadOptions { source, preferred_node, ..ReadOptions::default() };
+        ReplicaSelector::new(options, 4)
     }
 
     #[test]
@@ -113,8 +131,8 @@ mod tests {
         assert_eq!(selector.choose(&nodes), Some(1));
         selector.failed = vec![3, 2];
         assert_eq!(selector.choose(&nodes), Some(0));
-        selector.failed = vec![3, 2, 1];
-        assert_eq!(selector.choose(&nodes), Some(1));
+        selector.failed = vec![2, 3, 1];
+        assert_eq!(selector.choose(&nodes), Some(1), "the oldest failure");
         selector.on_progress();
         assert_eq!(selector.choose(&nodes), Some(2));
         assert_eq!(selector.choose(&[]), None);

@@ -1,10 +1,11 @@
 //! Subscriptions that resume automatically.
 //!
-//! One task per node reads a stream, tracks the position of each partition, and reopens the stream
-//! from there.
+//! One task per stream reads partitions of one node, tracks the position of each, and reopens the
+//! stream from there.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
@@ -13,14 +14,18 @@ use helix_proto::log::v1::{
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tonic::Streaming;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tonic::{Code, Streaming};
 use tracing::debug;
 
+use super::read_turns::{ReadTurns, TURN};
 use super::replica_selector::ReplicaSelector;
-use super::{Batches, NodeGroup, NodeGroups, Position, ReadOptions, ReadStart, Records, decode};
+use super::{
+    Batches, NodeGroup, NodeGroups, OnRecreate, Position, ReadOptions, ReadStart, Records, decode,
+};
 use crate::client::Client;
-use crate::error::{Error, Result};
+use crate::compression;
+use crate::error::{Error, RecreatedTopic, Result};
 use crate::retry::{Repeat, Retries, RetryDecision};
 use crate::routing::{LeaderProbe, ProbePace};
 
@@ -28,6 +33,9 @@ use crate::routing::{LeaderProbe, ProbePace};
 ///
 /// A message has at least one batch and about 1 MiB at most.
 const READ_AHEAD_MESSAGES: usize = 4;
+
+/// Interval at which a subscription checks its topics for new partitions.
+const NEW_PARTITIONS_INTERVAL: Duration = Duration::from_secs(2);
 
 /// An event of a subscription.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +53,18 @@ pub enum Event<T> {
     },
     /// No new records; the state of some of the partitions.
     Heartbeat(Vec<PartitionWatermarks>),
+    /// The topic was deleted and created again; the partition is now read from its first readable
+    /// record. Only with [`OnRecreate::Restart`].
+    Restarted {
+        /// Topic.
+        topic: String,
+        /// Partition.
+        partition: u32,
+        /// Id of the topic that was read so far.
+        old_topic_id: u64,
+        /// Id of the topic that is read from now on.
+        topic_id: u64,
+    },
 }
 
 /// An open subscription. Dropping it ends it.
@@ -58,17 +78,28 @@ impl Subscription {
     pub(super) fn new(client: Client, starts: Vec<ReadStart>, options: ReadOptions) -> Self {
         let (sender, events) = mpsc::channel(READ_AHEAD_MESSAGES);
         let tasks = Arc::new(Mutex::new(JoinSet::new()));
+        let mut partition_counts = BTreeMap::new();
+        for ReadStart { topic, partition, .. } in starts.iter().filter(|_| options.new_partitions) {
+            let count = partition_counts.entry(topic.clone()).or_insert(0);
+            *count = partition.saturating_add(1).max(*count);
+        }
         let cursors = starts.into_iter().map(Cursor::new).collect();
         let task = StreamTask {
             retries: Retries::new(Repeat::Read),
             healthy_at: Instant::now(),
+            progress_at: Instant::now(),
             selector: ReplicaSelector::new(options, client.shared.routing.next_turn()),
             client,
             options,
             cursors,
+            turns: Arc::default(),
             events: sender,
             tasks: tasks.clone(),
         };
+        if options.new_partitions {
+            let watch = task.with_cursors(Vec::new()).watch_new_partitions(partition_counts);
+            tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(watch);
+        }
         task.spawn();
         Self { events, tasks }
     }
@@ -82,6 +113,8 @@ impl Subscription {
     ///
     /// # Errors
     /// An error is final: subscribe again from the last `next_offset` if it is `retryable`.
+    /// `TOPIC_RECREATED` if a topic was deleted and created again, unless
+    /// [`OnRecreate::Restart`] is set.
     pub async fn next(&mut self) -> Option<Result<Event<Records>>> {
         let event = match self.next_encoded().await? {
             Ok(Event::Data(batches)) => batches.decode().map(Event::Data),
@@ -89,6 +122,9 @@ impl Subscription {
                 Ok(Event::CaughtUp { topic, partition, watermarks })
             }
             Ok(Event::Heartbeat(partitions)) => Ok(Event::Heartbeat(partitions)),
+            Ok(Event::Restarted { topic, partition, old_topic_id, topic_id }) => {
+                Ok(Event::Restarted { topic, partition, old_topic_id, topic_id })
+            }
             Err(error) => Err(error),
         };
         if event.is_err() {
@@ -140,12 +176,27 @@ impl Cursor {
         Self { start, next }
     }
 
+    /// Returns true if the next stream of another node would start at the same record.
+    fn is_resolved(&self) -> bool {
+        matches!(self.start.position, Position::Offset(_))
+    }
+
+    /// Returns true if data starts below the position, as after a clamp to a lower end.
+    fn is_above(&self, data: &PartitionRecords) -> bool {
+        self.next.is_some_and(|next| data.start_offset < next)
+    }
+
+    fn lacks_end(&self) -> bool {
+        self.start.until.is_some() && !self.has_reached_end()
+    }
+
     fn has_reached_end(&self) -> bool {
         matches!((self.next, self.start.until), (Some(next), Some(until)) if next >= until)
     }
 
     /// Verifies the records of a message and advances past them.
     fn on_data(&mut self, data: PartitionRecords) -> Result<Batches> {
+        self.pin(data.topic_id)?;
         let batches = decode::batches(data, self.next, self.start.until)?;
         self.next = Some(batches.next_offset);
         self.start.position = Position::Offset(batches.next_offset);
@@ -156,10 +207,36 @@ impl Cursor {
     ///
     /// Otherwise a reopened stream would start at a later "latest". Does not move a reader that has
     /// an offset: the high watermark may have advanced since.
-    fn on_caught_up(&mut self, watermarks: &Watermarks) {
+    fn on_caught_up(&mut self, watermarks: &Watermarks, topic_id: u64) -> Result<()> {
+        self.pin(topic_id)?;
         if !matches!(self.start.position, Position::Offset(_)) {
             self.start.position = Position::Offset(watermarks.high_watermark);
         }
+        Ok(())
+    }
+
+    /// Binds the offsets of this cursor to the topic of the first message.
+    fn pin(&mut self, topic_id: u64) -> Result<()> {
+        decode::check_topic(&self.start.topic, self.start.topic_id, topic_id)?;
+        if self.start.topic_id == 0 {
+            self.start.topic_id = topic_id;
+        }
+        Ok(())
+    }
+
+    /// Moves to the beginning of the topic that has the name now. Returns false if the cursor is
+    /// not in the old one.
+    fn restart(&mut self, recreated: &RecreatedTopic) -> bool {
+        let RecreatedTopic { topic, id, .. } = recreated;
+        let is_old = self.start.topic == *topic && self.start.topic_id != *id;
+        // A cursor without an id is in no topic yet; its position holds for the new one.
+        if !is_old || *id == 0 || self.start.topic_id == 0 {
+            return false;
+        }
+        self.start.topic_id = *id;
+        self.start.position = Position::Earliest;
+        self.next = None;
+        true
     }
 }
 
@@ -169,11 +246,24 @@ struct StreamTask {
     options: ReadOptions,
     selector: ReplicaSelector,
     cursors: Vec<Cursor>,
+    turns: Arc<ReadTurns>,
     events: mpsc::Sender<Result<Event<Batches>>>,
     tasks: Arc<Mutex<JoinSet<()>>>,
     retries: Retries,
     /// Time of the last message.
     healthy_at: Instant,
+    /// Time of the last records.
+    progress_at: Instant,
+}
+
+/// Outcome of [`StreamTask::restart`].
+enum Restart {
+    /// At least one cursor has moved to the new topic.
+    Done,
+    /// The subscription was dropped.
+    Dropped,
+    /// The error is final.
+    NotPossible,
 }
 
 /// Reason for the end of a stream.
@@ -182,6 +272,10 @@ enum StreamEnd {
     Dropped,
     /// The service ended the stream.
     Ended,
+    /// Other partitions get their turn.
+    TurnOver,
+    /// The replica lacks records that others may have.
+    Lags(Error),
     Failed(Error),
 }
 
@@ -204,6 +298,15 @@ impl StreamTask {
                 }
                 Err(error) => (None, StreamEnd::Failed(error)),
             };
+            if let StreamEnd::Failed(error) = &end
+                && let Some(recreated) = error.recreated.clone()
+            {
+                match self.restart(&recreated).await {
+                    Restart::Done => continue,
+                    Restart::Dropped => return,
+                    Restart::NotPossible => {}
+                }
+            }
             let error = match end {
                 StreamEnd::Dropped => return,
                 // By contract, every partition has reached its end; it may have started there.
@@ -211,6 +314,15 @@ impl StreamTask {
                     return;
                 }
                 StreamEnd::Ended => ended(),
+                StreamEnd::TurnOver => continue,
+                StreamEnd::Lags(error) => {
+                    if let Err(error) = self.move_on(error, group.as_ref()).await {
+                        // Ignored: the subscription was dropped.
+                        let _ = self.events.send(Err(error)).await;
+                        return;
+                    }
+                    continue;
+                }
                 StreamEnd::Failed(error) => error,
             };
             if let Err(error) = self.recover(error, group.as_ref()).await {
@@ -221,7 +333,7 @@ impl StreamTask {
         }
     }
 
-    /// Keeps the partitions of one node and spawns tasks for those of other nodes.
+    /// Keeps the partitions of one request to one node and spawns tasks for the others.
     ///
     /// Partitions without a route get a task too, so that the others do not wait for them.
     async fn split_by_node(&mut self) -> Result<NodeGroup> {
@@ -233,7 +345,7 @@ impl StreamTask {
             let ReadStart { topic, partition, .. } = &cursor.start;
             let route = self.selector.route(&self.client.shared.routing, topic, *partition);
             match timeout_at(limit, route).await {
-                Ok(Ok(route)) => groups.add(route, index),
+                Ok(Ok(route)) => groups.add(route, index, cursor.start.wire_bytes()),
                 Ok(Err(error)) => {
                     failure = Some(error);
                     unrouted.push(index);
@@ -261,22 +373,92 @@ impl StreamTask {
         Ok(group)
     }
 
+    /// Moves the cursors of a recreated topic to its beginning, if the subscription allows it.
+    async fn restart(&mut self, recreated: &RecreatedTopic) -> Restart {
+        self.client.shared.routing.forget_topic(&recreated.topic);
+        if self.options.on_recreate == OnRecreate::Fail {
+            return Restart::NotPossible;
+        }
+        let mut events = Vec::new();
+        for cursor in &mut self.cursors {
+            let old_topic_id = cursor.start.topic_id;
+            if cursor.restart(recreated) {
+                let ReadStart { topic, partition, topic_id, .. } = cursor.start.clone();
+                events.push(Event::Restarted { topic, partition, old_topic_id, topic_id });
+            }
+        }
+        if events.is_empty() {
+            return Restart::NotPossible;
+        }
+        for event in events {
+            if self.events.send(Ok(event)).await.is_err() {
+                return Restart::Dropped;
+            }
+        }
+        Restart::Done
+    }
+
+    /// Returns true if a deleted topic may be created again, and is then read from its beginning.
+    fn waits_for_successor(&self, error: &Error) -> bool {
+        let is_missing = matches!(
+            error.reason,
+            Some(ErrorReason::TopicNotFound | ErrorReason::PartitionNotFound)
+        );
+        is_missing
+            && self.options.on_recreate == OnRecreate::Restart
+            && self.cursors.iter().all(|cursor| cursor.start.topic_id != 0)
+    }
+
     fn with_cursors(&self, cursors: Vec<Cursor>) -> Self {
         Self {
             client: self.client.clone(),
             options: self.options,
             selector: self.selector.clone(),
             cursors,
+            turns: self.turns.clone(),
             events: self.events.clone(),
             tasks: self.tasks.clone(),
             retries: Retries::new(Repeat::Read),
             healthy_at: Instant::now(),
+            progress_at: self.progress_at,
+        }
+    }
+
+    /// Subscribes to partitions that are added to topics, until the subscription is dropped.
+    async fn watch_new_partitions(self, mut counts: BTreeMap<String, u32>) {
+        loop {
+            tokio::select! {
+                () = self.events.closed() => return,
+                () = sleep(NEW_PARTITIONS_INTERVAL) => {}
+            }
+            for (topic, known) in &mut counts {
+                // Ignored: the next check follows soon, and the streams report lasting failures.
+                let Ok(metadata) = self.client.admin().metadata(&[topic.as_str()]).await else {
+                    continue;
+                };
+                let found = metadata.topics.iter().find(|it| it.topic == *topic);
+                let count = found.map_or(0, |it| u32::try_from(it.shard_ids.len()).unwrap_or(0));
+                if count > *known {
+                    debug!(topic, from = *known, to = count, "subscribing to new partitions");
+                    self.client.shared.routing.forget_topic(topic);
+                    let start = |partition| ReadStart::new(topic, partition, Position::Earliest);
+                    let starts = (*known..count).map(start);
+                    self.with_cursors(starts.map(Cursor::new).collect()).spawn();
+                    *known = count;
+                }
+            }
         }
     }
 
     /// Reads one stream until it ends.
     async fn stream(&mut self, group: &NodeGroup) -> StreamEnd {
         let client = self.client.clone();
+        let turns = self.turns.clone();
+        let asked_at = Instant::now();
+        let _turn = turns.take(self.cursors.len()).await;
+        self.healthy_at = Instant::now();
+        self.progress_at += self.healthy_at - asked_at;
+        let mut turn_end = self.healthy_at + TURN;
         let topic = self.cursors[0].start.topic.clone();
         let routing = &client.shared.routing;
         let mut probe =
@@ -287,11 +469,31 @@ impl StreamTask {
         };
         let cursor_index = CursorIndex::new(&self.cursors);
         let silence_max = client.config().heartbeat_timeout;
+        // Only another replica can have what a replica lacks of a range that exists.
+        let has_ends = self.cursors.iter().any(|cursor| cursor.start.until.is_some());
+        let moves_on = has_ends && !self.selector.is_leader();
+        let lag_max = 2 * client.config().stall_after;
         let mut received_at = Instant::now();
+        let mut data_at = received_at;
         loop {
             let message = tokio::select! {
                 biased;
+                () = sleep_until(turn_end), if turns.is_awaited() => {
+                    // Otherwise "latest" would be a later offset after the turn.
+                    if self.cursors.iter().all(Cursor::is_resolved) && turns.give_up_turn() {
+                        return StreamEnd::TurnOver;
+                    }
+                    turn_end = Instant::now() + TURN;
+                    continue;
+                }
                 message = timeout_at(received_at + silence_max, messages.message()) => message,
+                () = sleep_until(data_at + lag_max), if moves_on => {
+                    match self.cursors.iter().find(|it| it.lacks_end()) {
+                        Some(cursor) => return StreamEnd::Lags(lagging(group, cursor)),
+                        None => data_at = Instant::now(),
+                    }
+                    continue;
+                }
                 () = replaced(&self.selector, &mut probe) => {
                     return StreamEnd::Failed(Error::superseded("subscribe"));
                 }
@@ -305,8 +507,11 @@ impl StreamTask {
             received_at = Instant::now();
             self.healthy_at = received_at;
             // A partitioned leader still sends heartbeats, but no data.
-            if matches!(message.message, Some(Message::Data(_))) {
+            if let Some(Message::Data(data)) = &message.message {
                 probe.on_progress();
+                if let Some(lag) = self.below_position(data, &cursor_index, group) {
+                    return StreamEnd::Lags(lag);
+                }
             }
             let event = match self.on_message(message, &cursor_index) {
                 Ok(Some(event)) => event,
@@ -314,9 +519,17 @@ impl StreamTask {
                 Err(error) => return StreamEnd::Failed(error),
             };
             self.retries.on_progress();
-            self.selector.on_progress();
+            let is_data = matches!(event, Event::Data(_));
+            if is_data || !moves_on {
+                self.selector.on_progress();
+            }
             if self.events.send(Ok(event)).await.is_err() {
                 return StreamEnd::Dropped;
+            }
+            if is_data {
+                // After the wait for a slow consumer, which is no lag of the replica.
+                data_at = Instant::now();
+                self.progress_at = data_at;
             }
         }
     }
@@ -332,6 +545,7 @@ impl StreamTask {
             source: self.selector.to_wire().into(),
             out_of_range: self.options.out_of_range().into(),
             accept_encoded: true,
+            accept_compression: compression::accepted(),
             membership: None,
         };
         let mut consume = group.route.connection.consume();
@@ -362,16 +576,54 @@ impl StreamTask {
                 };
                 self.cursors[index].on_data(data).map(|batches| Some(Event::Data(batches)))
             }
-            Some(Message::CaughtUp(CaughtUp { topic, partition, watermarks })) => {
+            Some(Message::CaughtUp(CaughtUp { topic, partition, watermarks, topic_id })) => {
                 let index = cursor_index.get(&topic, partition);
                 let (Some(index), Some(watermarks)) = (index, watermarks) else {
                     return Ok(None);
                 };
-                self.cursors[index].on_caught_up(&watermarks);
+                self.cursors[index].on_caught_up(&watermarks, topic_id)?;
                 Ok(Some(Event::CaughtUp { topic, partition, watermarks }))
             }
             Some(Message::Heartbeat(beat)) => Ok(Some(Event::Heartbeat(beat.partitions))),
             None => Ok(None),
+        }
+    }
+
+    /// Returns an error if a replica clamped the position to its own end, which is below it.
+    ///
+    /// A position that every replica clamps is above the end of the partition.
+    fn below_position(
+        &self,
+        data: &PartitionRecords,
+        cursor_index: &CursorIndex,
+        group: &NodeGroup,
+    ) -> Option<Error> {
+        if self.selector.is_leader() {
+            return None;
+        }
+        let cursor = &self.cursors[cursor_index.get(&data.topic, data.partition)?];
+        let is_below = cursor.is_above(data);
+        let is_final = cursor.start.until.is_none() && self.selector.has_failed(&group.route);
+        (is_below && !is_final).then(|| lagging(group, cursor))
+    }
+
+    /// Moves on to another replica, because the last one lags.
+    ///
+    /// # Errors
+    /// No replica had the records for the time that the options allow.
+    async fn move_on(&mut self, error: Error, group: Option<&NodeGroup>) -> Result<()> {
+        debug!(partitions = self.cursors.len(), %error, "reading from another replica");
+        if self.options.lag_max.is_some_and(|limit| self.progress_at.elapsed() >= limit) {
+            return Err(error);
+        }
+        let has_others = group.is_some_and(|group| self.selector.on_lag(&group.route));
+        match self.retries.after(&error, has_others, &self.client.shared.jitter) {
+            RetryDecision::GiveUp => Err(error),
+            RetryDecision::Redirect => Ok(()),
+            RetryDecision::Wait(wait) => {
+                sleep(wait).await;
+                Ok(())
+            }
         }
     }
 
@@ -384,6 +636,9 @@ impl StreamTask {
         let mut error = error.with_may_have_applied(false);
         let shared = &self.client.shared;
         let mut is_redirected = false;
+        if self.waits_for_successor(&error) {
+            error = error.retryable_elsewhere();
+        }
         if let Some(NodeGroup { route, .. }) = group {
             (error, is_redirected) = self.selector.on_failure(route, error);
             is_redirected |= shared.routing.on_failure(route, &error);
@@ -428,6 +683,22 @@ impl CursorIndex {
     }
 }
 
+/// Returns the error of a replica that lacks records of a range.
+fn lagging(group: &NodeGroup, cursor: &Cursor) -> Error {
+    let ReadStart { topic, partition, until, .. } = &cursor.start;
+    let position = match cursor.next {
+        Some(next) => format!("at offset {next}"),
+        None => "at the start".to_owned(),
+    };
+    let end = until.map_or_else(String::new, |until| format!(", before the end {until}"));
+    let (node, address) = (group.route.node_id, group.route.connection.address());
+    let message = format!(
+        "the replica of {topic}/{partition} on node {node} at {address} has no records {position}\
+         {end}; no other replica had them"
+    );
+    Error::client(Code::Unavailable, message).retryable_elsewhere()
+}
+
 /// Returns the error of a stream that ended early, as a stopping server does it.
 fn ended() -> Error {
     Error::known(ErrorReason::Draining, "the service ended the stream")
@@ -455,16 +726,44 @@ mod tests {
     }
 
     #[test]
+    fn data_of_a_clamped_position_is_below_the_cursor() {
+        let data = |start_offset| PartitionRecords { start_offset, ..PartitionRecords::default() };
+        let at_seven = cursor(Position::Offset(7), Some(9));
+        assert!(at_seven.is_above(&data(5)) && !at_seven.is_above(&data(7)));
+        assert!(!cursor(Position::Latest, None).is_above(&data(0)));
+    }
+
+    #[test]
     fn catching_up_resolves_a_named_position_once() {
         let mut cursor = cursor(Position::Latest, None);
-        cursor.on_caught_up(&Watermarks { log_start_offset: 0, high_watermark: 12 });
+        cursor.on_caught_up(&Watermarks { log_start_offset: 0, high_watermark: 12 }, 4).unwrap();
         assert_eq!(cursor.start.position, Position::Offset(12));
-        cursor.on_caught_up(&Watermarks { log_start_offset: 0, high_watermark: 20 });
+        cursor.on_caught_up(&Watermarks { log_start_offset: 0, high_watermark: 20 }, 4).unwrap();
         assert_eq!(cursor.start.position, Position::Offset(12));
         // The start of the next data counts, not the reported high watermark.
         let data =
             PartitionRecords { start_offset: 10, next_offset: 14, ..PartitionRecords::default() };
         assert_eq!(cursor.on_data(data).unwrap().start_offset, 10);
+    }
+
+    #[test]
+    fn cursor_stays_in_its_topic_until_it_restarts() {
+        let mut cursor = cursor(Position::Latest, None);
+        let data =
+            |topic_id| PartitionRecords { next_offset: 7, topic_id, ..PartitionRecords::default() };
+        cursor.on_data(data(4)).unwrap();
+        assert_eq!(cursor.start.topic_id, 4);
+        let error = cursor.on_data(data(6)).unwrap_err();
+        let recreated = error.recreated.clone().unwrap();
+        assert_eq!((recreated.expected_id, recreated.id), (4, 6));
+        assert!(
+            !cursor.restart(&RecreatedTopic { topic: "other".to_owned(), ..recreated.clone() })
+        );
+        assert_eq!(cursor.start.position, Position::Offset(7));
+        assert!(cursor.restart(&recreated));
+        assert_eq!((cursor.start.position.clone(), cursor.next), (Position::Earliest, None));
+        assert!(!cursor.restart(&recreated), "it is in the new one");
+        cursor.on_data(data(6)).unwrap();
     }
 
     #[test]

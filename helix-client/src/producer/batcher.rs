@@ -17,7 +17,7 @@ use tonic::Code;
 
 use super::partition::PartitionProducer;
 use super::{PartitionProducers, ProducerOptions};
-use crate::append::{Ack, AppendOptions, IntoBatch};
+use crate::append::{Ack, AppendOptions};
 use crate::error::{Error, Result};
 use crate::partitioner::{StickyPartitioner, of_key};
 
@@ -158,6 +158,7 @@ impl Batcher {
         };
         let (queue, items) = mpsc::unbounded_channel();
         let task = PartitionTask {
+            partitions: self.partitions.clone(),
             partition_producer: self.partitions.get(topic, partition),
             append_options: self.partitions.options.clone(),
             options: self.options.clone(),
@@ -175,6 +176,7 @@ impl Batcher {
 
 /// The task of one partition.
 struct PartitionTask {
+    partitions: Arc<PartitionProducers>,
     partition_producer: Arc<PartitionProducer>,
     append_options: AppendOptions,
     options: ProducerOptions,
@@ -247,7 +249,7 @@ impl PartitionTask {
         let result = match self.failure.get() {
             Some(failure) => Err(failure.clone()),
             None => {
-                let batch = records.as_slice().into_batch();
+                let batch = self.partitions.compressor.build(records.as_slice());
                 drop(records);
                 self.partition_producer.append(&batch, &self.append_options, since).await
             }

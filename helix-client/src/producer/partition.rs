@@ -13,6 +13,7 @@ use crate::append::{Ack, AppendOptions};
 use crate::client::Client;
 use crate::error::{Error, Result};
 use crate::identity::Identities;
+use crate::topic::TopicRef;
 
 /// One partition of a producer: see the module.
 #[derive(Debug)]
@@ -40,6 +41,10 @@ struct SequencePosition {
     needs_new_identity: bool,
     /// Some batches were acked before they were applied (LEADER_WRITTEN, NONE) and may be lost.
     has_early_acks: bool,
+    /// Id of the topic that `next_sequence` is for; 0 before the first ack.
+    topic_id: u64,
+    /// Time and error of the last change to another topic of the name.
+    recreated: Option<(Instant, Error)>,
 }
 
 impl PartitionProducer {
@@ -60,6 +65,9 @@ impl PartitionProducer {
     /// that is later: a slow service delays all batches, and an unreachable one fails all of them
     /// with the first. If the future is dropped while the batch is in flight, the partition
     /// continues under a new identity.
+    ///
+    /// If the topic was deleted and created again, this batch and those that are queued behind it
+    /// fail with `TOPIC_RECREATED`. Later batches start with sequence 0 in the new topic.
     pub(super) async fn append(
         &self,
         batch: &EncodedBatch,
@@ -71,6 +79,11 @@ impl PartitionProducer {
             return self.send(pending(self.start(since)), None).await;
         };
         let mut position = self.position.lock().await;
+        if let Some((at, error)) = &position.recreated
+            && since <= *at
+        {
+            return Err(error.clone().failed_by_earlier_batch().with_may_have_applied(false));
+        }
         let pending = pending(self.start(since));
         let first = self.try_append(identities, &mut position, pending).await;
         let why = match &first {
@@ -100,11 +113,22 @@ impl PartitionProducer {
         let overdue = |_| Error::timed_out("append").with_may_have_applied(false);
         let identity = claimed.map_err(overdue)??;
         position.needs_new_identity = true;
-        let result = self.send(pending, Some((identity, position.next_sequence))).await;
+        let named = (identity, position.next_sequence, position.topic_id);
+        let result = self.send(pending, Some(named)).await;
         position.needs_new_identity = match &result {
             Ok(ack) => {
                 position.next_sequence += u64::from(pending.batch.record_count);
                 position.has_early_acks |= ack.first_offset.is_none();
+                position.topic_id = ack.topic_id;
+                false
+            }
+            // No attempt can have reached the new topic, which has no sequence of this identity.
+            Err(error) if error.recreated.is_some() => {
+                *position = SequencePosition {
+                    identity: position.identity,
+                    recreated: Some((Instant::now(), error.clone())),
+                    ..SequencePosition::default()
+                };
                 false
             }
             Err(error) => error.may_have_applied || is_sequence_conflict(error),
@@ -115,9 +139,11 @@ impl PartitionProducer {
     async fn send(
         &self,
         PendingAppend { batch, options, since }: PendingAppend<'_>,
-        identity: Option<(ProducerIdentity, u64)>,
+        named: Option<(ProducerIdentity, u64, u64)>,
     ) -> Result<Ack> {
-        let partition = (self.topic.as_str(), self.partition);
+        let topic_id = named.map_or(0, |(.., topic_id)| topic_id);
+        let identity = named.map(|(identity, sequence, _)| (identity, sequence));
+        let partition = (TopicRef::with_id(&self.topic, topic_id), self.partition);
         let ack = self.client.append_as(partition, batch, options, identity, since).await?;
         *self.acked_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         Ok(ack)
@@ -159,7 +185,9 @@ impl SequencePosition {
             return Ok(identity);
         }
         let identity = identities.replace(self.identity).await?;
-        *self = Self { identity: Some(identity), ..Self::default() };
+        let recreated = self.recreated.take();
+        let topic_id = self.topic_id;
+        *self = Self { identity: Some(identity), topic_id, recreated, ..Self::default() };
         Ok(identity)
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use helix_proto::log::v1::{ErrorReason, LeaderHint, Metadata};
+use helix_proto::log::v1::{ErrorReason, LeaderHint, Metadata, TopicRoute};
 use tokio::time::Instant;
 
 use super::{Route, topic_not_found};
@@ -32,8 +32,7 @@ pub(super) struct RouteTable {
     silent: HashSet<String>,
     /// Rotation of the addresses while none is preferred.
     turn: usize,
-    /// Shard of each partition, by topic.
-    topics: HashMap<String, Vec<u32>>,
+    topics: HashMap<String, KnownTopic>,
     shards: HashMap<u32, Shard>,
     /// Number of query rounds, by which a caller that waited detects a new one.
     pub(super) rounds: u64,
@@ -43,6 +42,14 @@ pub(super) struct RouteTable {
     pub(super) round_was_good: bool,
     /// Failure of the last round, if no node responded.
     pub(super) round_failure: Option<Error>,
+}
+
+#[derive(Debug)]
+struct KnownTopic {
+    /// 0 if the cluster does not report it.
+    id: u64,
+    /// Shard of each partition.
+    shard_ids: Vec<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -82,11 +89,17 @@ impl RouteTable {
             node_id: leader.node_id,
             term: leader.term,
             connection: leader.connection.clone(),
+            topic_id: self.topic_id(topic),
         })
     }
 
+    /// Returns the id of a topic; 0 if it is not known.
+    pub(super) fn topic_id(&self, topic: &str) -> u64 {
+        self.topics.get(topic).map_or(0, |known| known.id)
+    }
+
     pub(super) fn shard_of(&self, topic: &str, partition: u32) -> Result<u32> {
-        let shards = self.topics.get(topic).ok_or_else(|| topic_not_found(topic))?;
+        let shards = &self.topics.get(topic).ok_or_else(|| topic_not_found(topic))?.shard_ids;
         shards.get(partition as usize).copied().ok_or_else(|| {
             let message = format!("topic {topic} has {} partitions", shards.len());
             Error::known(ErrorReason::PartitionNotFound, message)
@@ -94,7 +107,8 @@ impl RouteTable {
     }
 
     pub(super) fn partition_count(&self, topic: &str) -> Option<u32> {
-        self.topics.get(topic).map(|shards| shards.len().try_into().unwrap_or(u32::MAX))
+        let known = self.topics.get(topic)?;
+        Some(known.shard_ids.len().try_into().unwrap_or(u32::MAX))
     }
 
     /// Returns the ids and addresses of the nodes with a replica of a shard.
@@ -191,8 +205,8 @@ impl RouteTable {
         }
         if is_older {
             // An outdated entry is better than none; the leader rejects a wrong one.
-            for topic in metadata.topics {
-                self.topics.entry(topic.topic).or_insert(topic.shard_ids);
+            for TopicRoute { topic, shard_ids, topic_id } in metadata.topics {
+                self.topics.entry(topic).or_insert(KnownTopic { id: topic_id, shard_ids });
             }
             return false;
         }
@@ -204,8 +218,8 @@ impl RouteTable {
             .map(|node| (node.node_id, node.endpoint))
             .collect();
         self.topics.remove(topic);
-        for topic in metadata.topics {
-            self.topics.insert(topic.topic, topic.shard_ids);
+        for TopicRoute { topic, shard_ids, topic_id } in metadata.topics {
+            self.topics.insert(topic, KnownTopic { id: topic_id, shard_ids });
         }
         true
     }

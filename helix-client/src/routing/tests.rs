@@ -22,7 +22,7 @@ fn metadata(version: u64, leader: LeaderHint) -> Metadata {
             replicas: vec![1, 2, 3],
             ..ShardRoute::default()
         }],
-        topics: vec![TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1] }],
+        topics: vec![TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1], topic_id: 4 }],
     }
 }
 
@@ -99,7 +99,7 @@ async fn ignores_a_hint_to_the_failed_node() {
 
 fn old_route(routing: &Routing) -> Route {
     let connection = routing.node("n9:9092").unwrap();
-    Route { shard_id: 1, node_id: 9, term: 1, connection }
+    Route { shard_id: 1, node_id: 9, term: 1, connection, topic_id: 4 }
 }
 
 #[tokio::test]
@@ -158,7 +158,7 @@ async fn accepts_lower_terms_after_a_long_time_without_leader() {
 async fn outdated_metadata_restores_no_old_address_or_topic() {
     let routing = routing();
     let moved = |endpoint: &str| LeaderHint { endpoint: endpoint.to_owned(), ..hint(1, 5) };
-    let grown = TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1, 1] };
+    let grown = TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1, 1], topic_id: 4 };
     let now = Metadata { topics: vec![grown], ..metadata(3, moved("new:9092")) };
     learn(&routing, now);
     learn(&routing, metadata(2, moved("old:9092")));
@@ -216,4 +216,17 @@ async fn forgets_a_deleted_topic() {
     learn(&routing, metadata(1, hint(1, 5)));
     learn(&routing, Metadata { topics: Vec::new(), ..metadata(2, hint(1, 5)) });
     assert!(routing.table().route("orders", 0).unwrap_err().is(ErrorReason::TopicNotFound));
+}
+
+#[test]
+fn malformed_addresses_are_rejected_before_any_call() {
+    for wrong in
+        ["n1", "n1:", "n1:0", "n1:99999", "http://n1:9092/path", "https://n1:9092", "n 1:1"]
+    {
+        let error = Routing::new(Config::new([wrong])).unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument, "{wrong}");
+        assert!(error.message.contains("host:port"), "{error}");
+    }
+    let routing = Routing::new(Config::new([" n1:1 ", "http://n2:2"])).unwrap();
+    assert_eq!(routing.addresses(), ["n1:1", "n2:2"]);
 }

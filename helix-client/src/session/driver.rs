@@ -163,6 +163,7 @@ impl SessionDriver {
             durability: self.options.durability.into(),
             producer: self.pipeline.identity(),
             fencing_token: self.options.fencing_token.clone(),
+            topic_id: self.pipeline.topic_id(),
         };
         let init = AppendStreamRequest { message: Some(Request::Init(init)) };
         outgoing.send(init).expect("the receiver is in scope");

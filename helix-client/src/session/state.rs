@@ -40,6 +40,8 @@ struct State {
     identity: Option<ProducerIdentity>,
     /// Sequence of the next record under `identity`.
     next_sequence: u64,
+    /// Id of the topic that the session was opened for; 0 until the service has stated it.
+    topic_id: u64,
     /// None while no stream is open.
     outgoing: Option<RequestSender>,
     batch_bytes_max: usize,
@@ -87,7 +89,7 @@ impl Pipeline {
         let batches = options.in_flight_batches.clamp(1, Semaphore::MAX_PERMITS);
         let bytes_max = options.in_flight_bytes.clamp(1, u32::MAX as usize);
         Self {
-            state: Mutex::default(),
+            state: Mutex::new(State { topic_id: options.topic_id, ..State::default() }),
             batches: Semaphore::new(batches),
             bytes: Semaphore::new(bytes_max),
             bytes_max,
@@ -159,7 +161,7 @@ impl Pipeline {
             self.batches.add_permits(1);
             self.bytes.add_permits(unacked.bytes as usize);
             // Ignored: the caller has dropped the future.
-            let _ = unacked.ack.send(Ok(Ack::new(ack, acks.watermarks)));
+            let _ = unacked.ack.send(Ok(Ack::new(ack, acks.watermarks, state.topic_id)));
         }
         // Only a closed session waits for an empty pipeline.
         if state.is_closed && state.unacked.is_empty() {
@@ -179,6 +181,9 @@ impl Pipeline {
     ) -> Result<Resume> {
         let mut state = self.state();
         self.apply_limits(&mut state, opened);
+        if state.topic_id == 0 {
+            state.topic_id = opened.topic_id;
+        }
         if state.identity.is_some() && state.check(opened.next_sequence)? == Resume::Renew {
             return Ok(Resume::Renew);
         }
@@ -279,6 +284,11 @@ impl Pipeline {
 
     pub(super) fn identity(&self) -> Option<ProducerIdentity> {
         self.state().identity
+    }
+
+    /// Returns the id that the topic of the next stream must have; 0 before the first stream.
+    pub(super) fn topic_id(&self) -> u64 {
+        self.state().topic_id
     }
 
     pub(super) fn batch_bytes_max(&self) -> usize {

@@ -4,6 +4,7 @@
 
 mod rpc;
 mod socket_gate;
+mod topics;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,6 +14,7 @@ use helix_client::proto::log::v1::batch::Form;
 use helix_client::proto::log::v1::cluster_service_server::ClusterServiceServer;
 use helix_client::proto::log::v1::consume_service_server::ConsumeServiceServer;
 use helix_client::proto::log::v1::produce_service_server::ProduceServiceServer;
+use helix_client::proto::log::v1::topic_service_server::TopicServiceServer;
 use helix_client::proto::log::v1::*;
 use helix_client::proto::{batch, error as wire};
 use rand::rngs::StdRng;
@@ -100,6 +102,10 @@ struct State {
     /// Metadata requests, by node.
     metadata_requests: [u64; NODES],
     next_producer: u64,
+    /// Id of the topic.
+    topic_id: u64,
+    /// The response to the next deletion is lost.
+    loses_deletion: bool,
     logs: HashMap<u32, Log>,
 }
 
@@ -117,6 +123,21 @@ struct Log {
     end: u64,
     /// Next sequence by producer, and the first offset of each applied sequence.
     producers: HashMap<(u64, u32), (u64, HashMap<u64, u64>)>,
+}
+
+impl State {
+    fn check_topic(&self, expected_id: u64) -> Result<(), Status> {
+        if expected_id == 0 || expected_id == self.topic_id {
+            return Ok(());
+        }
+        let detail = ErrorDetail {
+            topic: TOPIC.to_owned(),
+            topic_id: self.topic_id,
+            expected_topic_id: expected_id,
+            ..wire::detail(ErrorReason::TopicRecreated)
+        };
+        Err(wire::to_status(&detail, "", None))
+    }
 }
 
 impl FakeCluster {
@@ -142,6 +163,8 @@ impl FakeCluster {
             partitioned_ends: [const { None }; NODES],
             metadata_requests: [0; NODES],
             next_producer: 1,
+            topic_id: 7,
+            loses_deletion: false,
             logs: (0..PARTITIONS).map(|partition| (partition, Log::default())).collect(),
         };
         let state = Mutex::new(state);
@@ -187,6 +210,28 @@ impl FakeCluster {
         for log in self.cluster.state().logs.values_mut() {
             log.producers.clear();
         }
+    }
+
+    pub(crate) fn topic_id(&self) -> u64 {
+        self.cluster.state().topic_id
+    }
+
+    /// Loses the response to the next deletion of the topic.
+    pub(crate) fn lose_deletion(&self) {
+        self.cluster.state().loses_deletion = true;
+    }
+
+    /// Deletes the topic and creates it again. Returns the old and the new id.
+    pub(crate) fn recreate_topic(&self) -> (u64, u64) {
+        let mut state = self.cluster.state();
+        let old = state.topic_id;
+        state.topic_id += 1;
+        state.actual.version += 1;
+        state.publish();
+        for log in state.logs.values_mut() {
+            *log = Log::default();
+        }
+        (old, state.topic_id)
     }
 
     /// Loses the last batch of a partition, as a crashing leader does.
@@ -293,6 +338,7 @@ fn serve_node(cluster: &Arc<SharedCluster>, id: usize, listener: TcpListener) ->
     let serving = tonic::transport::Server::builder()
         .add_service(ProduceServiceServer::new(node.clone()))
         .add_service(ConsumeServiceServer::new(node.clone()))
+        .add_service(TopicServiceServer::new(node.clone()))
         .add_service(ClusterServiceServer::new(node))
         .serve_with_incoming(incoming);
     let serving = tokio::spawn(async move { serving.await.unwrap() });

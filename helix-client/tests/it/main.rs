@@ -8,6 +8,7 @@ mod consume;
 mod failover;
 mod fake_cluster;
 mod produce;
+mod recreated;
 mod replicas;
 
 use std::future::Future;

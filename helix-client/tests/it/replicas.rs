@@ -1,5 +1,7 @@
 //! Tests of reads from any replica: failed nodes, no leader, and lagging replicas.
 
+use std::time::Duration;
+
 use helix_client::{
     Client, Config, Event, FetchOptions, Position, ReadOptions, ReadSource, ReadStart, Subscription,
 };
@@ -70,6 +72,61 @@ async fn leader_confirms_an_out_of_range_offset() {
 }
 
 #[tokio::test]
+async fn read_with_an_end_moves_on_from_a_lagging_replica() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let client = client(&cluster);
+    fill(&client, 1).await;
+    cluster.partition(2);
+    fill(&client, 1).await;
+    // Node 3 has three of the six records.
+    let starts = vec![ReadStart::new(TOPIC, 0, Position::Earliest).until(6)];
+    let mut subscription = client.consumer().subscribe(starts, from(3));
+    let mut records = 0;
+    while let Some(event) = in_time(subscription.next()).await {
+        if let Event::Data(data) = event.unwrap() {
+            records += data.records.len();
+        }
+    }
+    assert_eq!(records, 6);
+}
+
+#[tokio::test]
+async fn read_beyond_every_replica_says_which_one_lags() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let client = client(&cluster);
+    fill(&client, 1).await;
+    let starts = vec![ReadStart::new(TOPIC, 0, Position::Earliest).until(9)];
+    let options = ReadOptions { lag_max: Some(Duration::from_millis(500)), ..from(3) };
+    let mut subscription = client.consumer().subscribe(starts, options);
+    let error = loop {
+        match in_time(subscription.next()).await.expect("an error") {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.code, Code::Unavailable);
+    let said = "has no records at offset 3, before the end 9";
+    assert!(error.message.contains(said) && error.message.contains("node"), "{error}");
+}
+
+#[tokio::test]
+async fn new_partitions_are_read_from_their_beginning() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let client = client(&cluster);
+    fill(&client, 2).await;
+    // The partitions above the highest start count as added.
+    let starts = vec![ReadStart::new(TOPIC, 1, Position::Latest)];
+    let options = ReadOptions { new_partitions: true, ..ReadOptions::default() };
+    let mut subscription = client.consumer().subscribe(starts, options);
+    let mut next = [0; 4];
+    while next != [0, 0, 6, 6] {
+        if let Event::Data(records) = in_time(subscription.next()).await.unwrap().unwrap() {
+            check(&records, &mut next[records.partition as usize]);
+        }
+    }
+}
+
+#[tokio::test]
 async fn reads_work_without_a_leader() {
     let cluster = FakeCluster::start(seed(), 0.0).await;
     fill(&client(&cluster), 1).await;
@@ -85,8 +142,8 @@ async fn reader_avoids_dead_and_stopped_nodes() {
     let cluster = FakeCluster::start(seed(), 0.0).await;
     let writer = client(&cluster);
     let transport = helix_client::Transport {
-        keepalive_interval: std::time::Duration::from_millis(200),
-        keepalive_timeout: std::time::Duration::from_millis(200),
+        keepalive_interval: Duration::from_millis(200),
+        keepalive_timeout: Duration::from_millis(200),
         ..helix_client::Transport::default()
     };
     let client = Client::new(Config { transport, ..config(&cluster) }).unwrap();

@@ -51,6 +51,11 @@ pub(super) async fn page(
         page.put(MetricName::DiskFree, &[], disk.free_bytes);
         page.put(MetricName::DiskUsed, &[], disk.used_bytes);
     }
+    for offset in node.clock().offsets() {
+        let seconds = offset.offset_us as f64 / 1e6;
+        page.put_f64(MetricName::ClockOffset, &[&offset.node_id.to_string()], seconds);
+    }
+    page.put(MetricName::RetentionHeld, &[], u64::from(node.clock().is_held()));
     peers(&mut page, node);
     clients(&mut page, load);
     page

@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -22,6 +23,9 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
+use super::batch_size::BatchSize;
+use super::compressed::AdmittedBatch;
+use super::decompressors::Decompressors;
 use super::settings::durability_to_reach;
 use super::{batch, wire_ack, wire_watermarks};
 use crate::error::{Error, Result};
@@ -38,9 +42,10 @@ const _: () = assert!(DEDUP_WINDOW_BATCHES >= STREAM_BATCHES_IN_FLIGHT_MAX);
 /// The first failure ends them, after the acks of all earlier batches.
 pub(super) fn responses(
     node: Arc<Node>,
+    decompressors: Arc<Decompressors>,
     requests: MessageStream<AppendStreamRequest>,
 ) -> BoxStream<AppendStreamResponse> {
-    let opening = Box::new(Opening { node, requests });
+    let opening = Box::new(Opening { node, decompressors, requests });
     Box::pin(stream::try_unfold(Stage::Opening(opening), Stage::next))
 }
 
@@ -51,6 +56,7 @@ enum Stage {
 
 struct Opening {
     node: Arc<Node>,
+    decompressors: Arc<Decompressors>,
     requests: MessageStream<AppendStreamRequest>,
 }
 
@@ -62,12 +68,11 @@ impl Stage {
                 let (session, opened) = Box::pin(AppendSession::open(*opening)).await?;
                 (Sent::Opened(opened), Box::new(session))
             }
-            Self::Running(mut session) => {
-                let Some(acks) = poll_fn(|context| session.poll(context)).await? else {
-                    return Ok(None);
-                };
-                (Sent::Acks(acks), session)
-            }
+            Self::Running(mut session) => match poll_fn(|context| session.poll(context)).await {
+                Ok(Some(acks)) => (Sent::Acks(acks), session),
+                Ok(None) => return Ok(None),
+                Err(status) => return Err(session.explain(status).await),
+            },
         };
         let message = AppendStreamResponse { message: Some(message) };
         Ok(Some((message, Self::Running(session))))
@@ -76,6 +81,7 @@ impl Stage {
 
 struct AppendSession {
     node: Arc<Node>,
+    decompressors: Arc<Decompressors>,
     /// The partition, with the settings of its topic as last read.
     located: LocatedPartition,
     /// Changes when the settings may have changed.
@@ -101,20 +107,14 @@ struct AppendSession {
     bytes_in_flight: usize,
     /// Fires at the deadline of the oldest batch, or earlier.
     commit_timer: Pin<Box<Sleep>>,
+    /// The error that ended the session because its partition was deleted.
+    deleted: Option<Error>,
 }
 
 struct InFlight {
     pending: PendingAck,
     size: BatchSize,
     deadline: Instant,
-}
-
-/// Counts of a batch, and its arrival time.
-#[derive(Debug, Clone, Copy)]
-struct BatchSize {
-    records: u32,
-    bytes: usize,
-    since: Instant,
 }
 
 /// Source of the batches' sequences.
@@ -129,6 +129,12 @@ enum SequenceSource {
 /// State of the client's next batch.
 enum Intake {
     Open,
+    /// A large compressed batch is being verified. Later batches are not read meanwhile, so that
+    /// their order is kept.
+    Verifying {
+        verification: Pin<Box<dyn Future<Output = Result<NewBatch>> + Send>>,
+        follows: bool,
+    },
     /// A batch whose sequence does not follow the previous one waits until all earlier batches are
     /// acked. If one of them were rejected, its sequence would not show that it came later.
     OutOfSequence(NewBatch),
@@ -145,7 +151,7 @@ enum Intake {
 
 impl AppendSession {
     async fn open(opening: Opening) -> Result<(Self, AppendStreamOpened), Status> {
-        let Opening { node, mut requests } = opening;
+        let Opening { node, decompressors, mut requests } = opening;
         let draining = node.shutdown_token().clone();
         let first = tokio::select! {
             first = requests.message() => first?,
@@ -157,7 +163,7 @@ impl AppendSession {
         };
         // Before the settings are read, so that later changes are noticed.
         let versions = node.cluster().machine().watch();
-        let located = node.find(&init.topic, init.partition).await?;
+        let located = node.find(&init.topic, init.topic_id, init.partition).await?;
         located.shard.ready().await?;
         // Id 0 is invalid; the first batch fails with it.
         if let Some(ProducerIdentity { producer_id, epoch }) = init.producer
@@ -165,7 +171,12 @@ impl AppendSession {
         {
             node.check_producer(&located, producer_id, epoch).await?;
         }
-        let opened = opened(&init, &located)?;
+        let opened = match opened(&init, &located) {
+            Err(error) if init.topic_id > 0 => {
+                return Err(node.explain_deleted(&located.topic, error).await.into());
+            }
+            opened => opened?,
+        };
         let sequences = match init.producer {
             Some(producer) => SequenceSource::Client(producer),
             None => {
@@ -179,6 +190,7 @@ impl AppendSession {
         batch::condition(None, fencing_token.clone(), durability)?;
         let session = Self {
             node,
+            decompressors,
             located,
             versions,
             requested: init.durability,
@@ -194,8 +206,20 @@ impl AppendSession {
             in_flight: VecDeque::new(),
             bytes_in_flight: 0,
             commit_timer: Box::pin(sleep_until(Instant::now() + COMMIT_WAIT_MAX)),
+            deleted: None,
         };
         Ok((session, opened))
+    }
+
+    /// Returns the status that ends the session, given the status of its failure.
+    ///
+    /// A session stays with the topic that it was opened for, so that its end says what became of
+    /// that topic.
+    async fn explain(&mut self, status: Status) -> Status {
+        match self.deleted.take() {
+            Some(error) => self.node.explain_deleted(&self.located.topic, error).await.into(),
+            None => status,
+        }
     }
 
     /// Returns the next acks; `None` at the end of the session.
@@ -234,6 +258,16 @@ impl AppendSession {
                     Err(status) => Intake::Closed(Err(status)),
                 };
             }
+            Intake::Verifying { mut verification, follows } => {
+                match verification.as_mut().poll(context) {
+                    Poll::Ready(Ok(batch)) => self.intake = self.accepted(batch, follows),
+                    Poll::Ready(Err(error)) => self.intake = Intake::Closed(Err(error.into())),
+                    Poll::Pending => {
+                        self.intake = Intake::Verifying { verification, follows };
+                        return Poll::Pending;
+                    }
+                }
+            }
             Intake::OutOfSequence(batch) => {
                 if !self.in_flight.is_empty() {
                     self.intake = Intake::OutOfSequence(batch);
@@ -247,7 +281,7 @@ impl AppendSession {
                     self.in_flight.push_back(InFlight { pending, size, deadline });
                     self.bytes_in_flight += size.bytes;
                 }
-                Poll::Ready(Err(error)) => self.intake = Intake::Closed(Err(error.into())),
+                Poll::Ready(Err(error)) => self.intake = self.close(error),
                 Poll::Pending => {
                     self.intake = Intake::Proposing { proposal, size };
                     return Poll::Pending;
@@ -274,16 +308,39 @@ impl AppendSession {
                 what: "every message after the first one must be a batch".to_owned(),
             }),
         };
-        match batch {
-            Ok((batch, true)) => self.begin(batch),
-            Ok((batch, false)) => Intake::OutOfSequence(batch),
-            Err(error) => Intake::Closed(Err(error.into())),
+        let (admitted, follows) = match batch {
+            Ok(admitted) => admitted,
+            Err(error) => return self.close(error),
+        };
+        let compressed = match admitted {
+            AdmittedBatch::Uncompressed(batch) => return self.accepted(batch, follows),
+            AdmittedBatch::Compressed(compressed) => compressed,
+        };
+        match compressed.verify_now(&self.node) {
+            ControlFlow::Break(Ok(batch)) => self.accepted(batch, follows),
+            ControlFlow::Break(Err(error)) => self.close(error),
+            ControlFlow::Continue(large) => {
+                let (node, decompressors) = (self.node.clone(), self.decompressors.clone());
+                let shard = self.located.shard.clone();
+                let verification = async move { large.verify(&node, &decompressors, &shard).await };
+                Intake::Verifying { verification: Box::pin(verification), follows }
+            }
         }
     }
 
+    fn accepted(&self, batch: NewBatch, follows: bool) -> Intake {
+        if follows { self.begin(batch) } else { Intake::OutOfSequence(batch) }
+    }
+
+    fn close(&mut self, error: Error) -> Intake {
+        if matches!(error, Error::PartitionDeleted { .. }) {
+            self.deleted = Some(error.clone());
+        }
+        Intake::Closed(Err(error.into()))
+    }
+
     fn begin(&self, batch: NewBatch) -> Intake {
-        let (records, bytes) = (batch.record_count, batch.payload.len());
-        let size = BatchSize { records, bytes, since: Instant::now() };
+        let size = BatchSize::of(&batch, Instant::now());
         let shard = self.located.shard.clone();
         let proposal = propose(shard, batch, self.durability, self.draining.clone());
         Intake::Proposing { proposal: Box::pin(proposal), size }
@@ -299,24 +356,30 @@ impl AppendSession {
             return Ok(());
         }
         self.versions.mark_unchanged();
+        let topic_id = self.located.topic.id;
+        if self.node.cluster().machine().read(|state| state.is_deleted(topic_id)) {
+            // Its shard rejects the batch too, but with LEADER_WRITTEN and NONE that is not seen.
+            return Err(Error::PartitionDeleted { partition: self.located.partition });
+        }
         match self.node.topic(&self.located.topic.name) {
-            Ok(topic) if topic.id == self.located.topic.id => {
+            Ok(topic) if topic.id == topic_id => {
                 let least = durability_to_reach(self.requested, &topic.settings)?;
                 self.durability = self.durability.min(least);
                 self.located.settings = topic.settings;
                 self.located.topic = topic;
             }
-            // The topic was deleted; its shard rejects the batch.
+            // The topic was deleted meanwhile.
             Ok(_) | Err(_) => {}
         }
         Ok(())
     }
 
     /// Checks a batch; returns it, and true if its sequence follows the previous one.
-    fn admit(&mut self, message: AppendStreamBatch) -> Result<(NewBatch, bool)> {
+    fn admit(&mut self, message: AppendStreamBatch) -> Result<(AdmittedBatch, bool)> {
         self.refresh_settings()?;
         let LocatedPartition { partition, settings, .. } = &self.located;
-        let mut batch = batch::admit(message.batch, *partition, settings)?;
+        let mut admitted = batch::admit(message.batch, *partition, settings)?;
+        let batch = admitted.batch_mut();
         let next = self.next_sequence;
         let stamp =
             self.sequences.stamp(message.first_sequence, next.unwrap_or(0), batch.record_count)?;
@@ -330,7 +393,7 @@ impl AppendSession {
         batch.producer = Some(stamp);
         let token = self.fencing_token.clone();
         batch.condition = batch::condition(message.expected_offset, token, self.durability)?;
-        Ok((batch, follows))
+        Ok((admitted, follows))
     }
 
     /// Returns all acks that are ready, in one message. A failed batch closes the session.
@@ -339,12 +402,12 @@ impl AppendSession {
         let mut watermarks: Option<Watermarks> = None;
         while let Some(oldest) = self.in_flight.front_mut() {
             let Poll::Ready(outcome) = Pin::new(&mut oldest.pending).poll(context) else { break };
-            let BatchSize { records, bytes, since } = oldest.size;
-            self.bytes_in_flight -= bytes;
+            let size = oldest.size;
+            self.bytes_in_flight -= size.bytes;
             self.in_flight.pop_front();
             match outcome {
                 Ok(ack) => {
-                    self.node.metrics().on_ack(records, bytes, ack.duplicate, since.elapsed());
+                    size.count_ack(self.node.metrics(), ack.duplicate);
                     acks.push(wire_ack(&ack));
                     watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
                 }
@@ -358,7 +421,7 @@ impl AppendSession {
     fn fail(&mut self, error: Error) {
         self.in_flight.clear();
         self.bytes_in_flight = 0;
-        self.intake = Intake::Closed(Err(error.into()));
+        self.intake = self.close(error);
     }
 
     fn check_commit_timer(&mut self, context: &mut Context<'_>) {
@@ -435,6 +498,7 @@ fn opened(init: &AppendStreamInit, located: &LocatedPartition) -> Result<AppendS
         next_sequence,
         max_in_flight_batches: u32::try_from(STREAM_BATCHES_IN_FLIGHT_MAX).expect("small"),
         max_in_flight_bytes: STREAM_BYTES_IN_FLIGHT_MAX as u64,
+        topic_id: located.topic.id,
     })
 }
 

@@ -1,11 +1,15 @@
 //! Checks a batch before it goes to a shard.
-//! An encoded batch passes as one `Bytes`; its records are never decoded.
+//! An encoded batch passes as one `Bytes`; its records are never decoded. `compressed.rs` verifies
+//! what only decompression shows.
 
 use helix_proto::batch::{self, BATCH_VERSION, ScanError};
+use helix_proto::compression::{self, BatchCodec};
 use helix_proto::log::v1::batch::Form;
 use helix_proto::log::v1::{Batch, EncodedBatch, ProducerIdentity, Record};
 use helix_proto::plain::PlainRecords;
 
+use super::compressed::{AdmittedBatch, CompressedBatch};
+use super::settings::allowed_codec;
 use crate::error::{Error, Result};
 use crate::log::{
     Condition, FENCING_TOKEN_BYTES_MAX, FencingToken, PartitionId, PartitionSettings, ProducerStamp,
@@ -14,15 +18,15 @@ use crate::shard::{Durability, NewBatch};
 
 const HEADER_NAME_BYTES_MAX: usize = 255;
 
-/// Checks a batch against the partition's settings.
+/// Checks a batch against the partition's settings, except for what a compressed payload holds.
 pub(super) fn admit(
     batch: Option<Batch>,
     partition: PartitionId,
     settings: &PartitionSettings,
-) -> Result<NewBatch> {
-    let encoded = match batch.and_then(|batch| batch.form) {
+) -> Result<AdmittedBatch> {
+    let (encoded, codec) = match batch.and_then(|batch| batch.form) {
         Some(Form::Encoded(encoded)) => checked(encoded, settings)?,
-        Some(Form::Records(plain)) => encode(plain, settings)?,
+        Some(Form::Records(plain)) => (encode(plain, settings)?, None),
         None => {
             return Err(Error::InvalidArgument {
                 field: "batch",
@@ -30,15 +34,23 @@ pub(super) fn admit(
             });
         }
     };
-    Ok(NewBatch {
+    let batch = NewBatch {
         partition,
         record_count: encoded.record_count,
         version: encoded.version,
         compression: encoded.compression,
+        uncompressed_bytes: codec.map_or(0, |_| encoded.uncompressed_bytes),
         payload: encoded.payload,
         crc: encoded.crc32,
         producer: None,
         condition: Condition::default(),
+    };
+    Ok(match codec {
+        None => AdmittedBatch::Uncompressed(batch),
+        Some(codec) => {
+            let settings = *settings;
+            AdmittedBatch::Compressed(CompressedBatch { batch, codec, settings })
+        }
     })
 }
 
@@ -104,18 +116,22 @@ pub(super) fn numbered(
     Ok(ProducerStamp { producer_id, epoch, first_sequence })
 }
 
-fn checked(encoded: EncodedBatch, settings: &PartitionSettings) -> Result<EncodedBatch> {
+fn checked(
+    encoded: EncodedBatch,
+    settings: &PartitionSettings,
+) -> Result<(EncodedBatch, Option<BatchCodec>)> {
     if encoded.version != BATCH_VERSION {
         return Err(Error::CorruptBatch {
             what: format!("batch version {} is unknown", encoded.version),
         });
     }
-    if !batch::is_uncompressed(encoded.compression) {
-        return Err(Error::UnsupportedCompression { compression: encoded.compression });
-    }
-    // The checksum does not cover it: a wrong value would be lost silently.
+    let codec = allowed_codec(encoded.compression, settings)?;
     let bytes = encoded.payload.len();
-    if encoded.uncompressed_bytes != 0 && encoded.uncompressed_bytes as usize != bytes {
+    if codec.is_some() {
+        // So that the batch fits every limit also if it is decompressed for a reader.
+        check_batch_bytes(encoded.uncompressed_bytes as usize, settings)?;
+    } else if encoded.uncompressed_bytes != 0 && encoded.uncompressed_bytes as usize != bytes {
+        // The checksum does not cover it: a wrong value would be lost silently.
         return Err(Error::InvalidArgument {
             field: "batch.encoded.uncompressed_bytes",
             what: format!(
@@ -126,7 +142,7 @@ fn checked(encoded: EncodedBatch, settings: &PartitionSettings) -> Result<Encode
         });
     }
     // Before the checksum, which reads the whole payload.
-    check_batch_bytes(encoded.payload.len(), settings)?;
+    check_batch_bytes(bytes, settings)?;
     if !batch::is_intact(&encoded) {
         return Err(Error::CorruptBatch {
             what: "crc32 does not match the batch; it was damaged in transit, or the client \
@@ -134,10 +150,20 @@ fn checked(encoded: EncodedBatch, settings: &PartitionSettings) -> Result<Encode
                 .to_owned(),
         });
     }
+    if let Some(codec) = codec {
+        // Before memory is taken for the decompressed payload.
+        compression::check_sizes(codec, &encoded.payload, encoded.uncompressed_bytes as usize)
+            .map_err(|error| Error::CorruptBatch { what: error.to_string() })?;
+        if encoded.record_count == 0 {
+            return Err(Error::EmptyBatch);
+        }
+        return Ok((encoded, Some(codec)));
+    }
     let record_bytes_max = settings.max_record_bytes as usize;
-    batch::scan(&encoded.payload, encoded.record_count, record_bytes_max)
-        .map_err(|error| scan_error(error, &encoded, record_bytes_max))?;
-    Ok(encoded)
+    let EncodedBatch { payload, record_count, .. } = &encoded;
+    batch::scan(payload, *record_count, record_bytes_max)
+        .map_err(|error| scan_error(error, *record_count, payload, record_bytes_max))?;
+    Ok((encoded, None))
 }
 
 /// Encodes the plain form.
@@ -195,13 +221,18 @@ fn record_too_large(bytes: usize, bytes_max: usize) -> Error {
     Error::RecordTooLarge { bytes: bytes as u64, bytes_max: bytes_max as u64 }
 }
 
-fn scan_error(error: ScanError, encoded: &EncodedBatch, record_bytes_max: usize) -> Error {
-    let stated = encoded.record_count;
+/// Converts the error of the scan of a payload whose batch states `stated` records.
+pub(super) fn scan_error(
+    error: ScanError,
+    stated: u32,
+    payload: &[u8],
+    record_bytes_max: usize,
+) -> Error {
     match error {
         ScanError::Empty => Error::EmptyBatch,
         ScanError::TooFew { found, .. } => Error::RecordCountMismatch { stated, counted: found },
         ScanError::TooMany { .. } => {
-            let records = batch::walk(&encoded.payload, record_bytes_max);
+            let records = batch::walk(payload, record_bytes_max);
             let counted = records.filter(|record| record.is_ok()).count();
             let counted = u32::try_from(counted).expect("a payload is below 4 GiB");
             Error::RecordCountMismatch { stated, counted }
@@ -214,7 +245,7 @@ fn scan_error(error: ScanError, encoded: &EncodedBatch, record_bytes_max: usize)
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use helix_proto::log::v1::Compression;
+    use helix_proto::compression::{Compressor, Decompressor};
 
     use super::*;
 
@@ -226,6 +257,7 @@ mod tests {
         default_durability: 1,
         min_durability: 4,
         version: 1,
+        allowed_compression: 0,
     };
 
     fn records(values: &[&'static str]) -> Vec<Record> {
@@ -236,13 +268,28 @@ mod tests {
         values.iter().map(record).collect()
     }
 
+    fn admit_with(form: Form, settings: &PartitionSettings) -> Result<NewBatch> {
+        match admit(Some(Batch { form: Some(form) }), PartitionId(1), settings)? {
+            AdmittedBatch::Uncompressed(batch) => Ok(batch),
+            AdmittedBatch::Compressed(compressed) => {
+                compressed.verify_with(&mut Decompressor::default())
+            }
+        }
+    }
+
     fn admit_encoded(encoded: EncodedBatch) -> Result<NewBatch> {
-        admit(Some(Batch { form: Some(Form::Encoded(encoded)) }), PartitionId(1), &SETTINGS)
+        admit_with(Form::Encoded(encoded), &SETTINGS)
     }
 
     fn admit_plain(records: Vec<Record>) -> Result<NewBatch> {
-        let form = Form::Records(PlainRecords::from(&records[..]));
-        admit(Some(Batch { form: Some(form) }), PartitionId(1), &SETTINGS)
+        admit_with(Form::Records(PlainRecords::from(&records[..])), &SETTINGS)
+    }
+
+    /// Returns the batch with other fields or another payload, and a checksum that fits.
+    fn rebuilt(batch: EncodedBatch) -> EncodedBatch {
+        let EncodedBatch { version, record_count, compression, .. } = batch;
+        let crc32 = batch::crc(version, record_count, compression, &batch.payload);
+        EncodedBatch { crc32, ..batch }
     }
 
     #[test]
@@ -275,11 +322,8 @@ mod tests {
         assert!(matches!(admit_encoded(with(0)), Err(Error::EmptyBatch)));
         let version = EncodedBatch { version: 2, ..good.clone() };
         assert!(matches!(admit_encoded(version), Err(Error::CorruptBatch { .. })));
-        let lz4 = EncodedBatch { compression: Compression::Lz4.into(), ..good.clone() };
-        assert!(matches!(
-            admit_encoded(lz4),
-            Err(Error::UnsupportedCompression { compression: 2 })
-        ));
+        let unknown = EncodedBatch { compression: 9, ..good.clone() };
+        assert!(matches!(admit_encoded(unknown), Err(Error::UnsupportedCompression { .. })));
         let changed = EncodedBatch { crc32: good.crc32 ^ 1, ..good };
         assert!(matches!(admit_encoded(changed), Err(Error::CorruptBatch { .. })));
         let garbage = batch::from_payload(1, Bytes::from_static(b"garbage"));
@@ -288,6 +332,74 @@ mod tests {
             admit(None, PartitionId(1), &SETTINGS),
             Err(Error::InvalidArgument { field: "batch", .. })
         ));
+    }
+
+    #[test]
+    fn compressed_batches_pass_as_they_were_sent() {
+        let plain = batch::encode(&records(&["aaaaaaaaaaa"; 4]));
+        for codec in BatchCodec::ALL {
+            let sent = Compressor::default().compress(codec, &plain, usize::MAX).unwrap();
+            let admitted = admit_encoded(sent.clone()).unwrap();
+            assert_eq!(admitted.payload.as_ptr(), sent.payload.as_ptr());
+            assert_eq!((admitted.record_count, admitted.crc), (4, sent.crc32));
+            assert_eq!(admitted.uncompressed_bytes, sent.uncompressed_bytes);
+        }
+    }
+
+    #[test]
+    fn lies_about_a_compressed_batch_are_rejected() {
+        let plain = batch::encode(&records(&["aaaaaaaaaaa"; 4]));
+        for codec in BatchCodec::ALL {
+            let sent = Compressor::default().compress(codec, &plain, usize::MAX).unwrap();
+            let counted = |record_count| {
+                admit_encoded(rebuilt(EncodedBatch { record_count, ..sent.clone() }))
+            };
+            assert!(matches!(counted(0), Err(Error::EmptyBatch)));
+            for stated in [3, 5] {
+                let Err(Error::RecordCountMismatch { stated: 3 | 5, counted: 4 }) = counted(stated)
+                else {
+                    panic!("{codec:?}: {stated} records were admitted");
+                };
+            }
+            let sized = |uncompressed_bytes| {
+                admit_encoded(EncodedBatch { uncompressed_bytes, ..sent.clone() })
+            };
+            for bytes in [0, 1, 59, 61] {
+                assert!(matches!(sized(bytes), Err(Error::CorruptBatch { .. })), "{bytes}");
+            }
+            let limit = u64::from(SETTINGS.max_batch_bytes);
+            let Err(Error::BatchTooLarge { bytes: 65, bytes_max }) = sized(65) else { panic!() };
+            assert_eq!(bytes_max, limit);
+            assert!(matches!(sized(u32::MAX), Err(Error::BatchTooLarge { .. })));
+            let half = sent.payload.slice(..sent.payload.len() / 2);
+            let truncated = rebuilt(EncodedBatch { payload: half, ..sent.clone() });
+            assert!(matches!(admit_encoded(truncated), Err(Error::CorruptBatch { .. })));
+            let damaged = EncodedBatch { crc32: sent.crc32 ^ 1, ..sent.clone() };
+            assert!(matches!(admit_encoded(damaged), Err(Error::CorruptBatch { .. })));
+            let long = batch::encode(&records(&["aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"]));
+            let long = Compressor::default().compress(codec, &long, usize::MAX).unwrap();
+            let Err(Error::RecordTooLarge { bytes_max: 16, .. }) = admit_encoded(long) else {
+                panic!("{codec:?}: a large record was admitted");
+            };
+        }
+    }
+
+    #[test]
+    fn topics_refuse_codecs_that_they_do_not_allow() {
+        let plain = batch::encode(&records(&["aaaaaaaaaaa"; 4]));
+        let lz4 = Compressor::default().compress(BatchCodec::Lz4, &plain, usize::MAX).unwrap();
+        for (allowed_compression, is_allowed) in [(0, true), (2, false), (3, true), (4, false)] {
+            let settings = PartitionSettings { allowed_compression, ..SETTINGS };
+            admit_with(Form::Encoded(plain.clone()), &settings).unwrap();
+            match admit_with(Form::Encoded(lz4.clone()), &settings) {
+                Ok(_) => assert!(is_allowed),
+                Err(Error::UnsupportedCompression { what, allowed }) => {
+                    assert!(!is_allowed && what.contains("lz4 is not allowed"), "{what}");
+                    assert!(!allowed.contains(&2), "{allowed:?}");
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
     }
 
     #[test]
@@ -320,7 +432,7 @@ mod tests {
         };
         let settings =
             PartitionSettings { max_batch_bytes: 1_000, max_record_bytes: 1_000, ..SETTINGS };
-        let admit = |form| admit(Some(Batch { form: Some(form) }), PartitionId(1), &settings);
+        let admit = |form| admit_with(form, &settings);
         for (bytes, is_fine) in [(0, false), (1, true), (255, true), (256, false)] {
             let admitted = admit(Form::Records(PlainRecords::from(&named(bytes)[..])));
             match admitted {

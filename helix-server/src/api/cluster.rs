@@ -1,45 +1,43 @@
 //! ClusterService: metadata, health, node status and membership changes.
 //! Every response is this node's view.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
-use futures_util::stream;
 use helix_proto::log::v1 as wire;
 use helix_proto::log::v1::cluster_service_server::ClusterService;
 use helix_proto::log::v1::{
     AddNodeRequest, AddNodeResponse, BalanceLeadersRequest, BalanceLeadersResponse,
     GetHealthRequest, GetHealthResponse, GetMetadataRequest, GetMetadataResponse,
-    GetNodeStatusRequest, GetNodeStatusResponse, HealthIssue, HealthReason, Metadata,
-    RemoveNodeRequest, RemoveNodeResponse, ReplaceNodeRequest, ReplaceNodeResponse,
-    SetDrainingRequest, SetDrainingResponse, ShardRoute, TopicRoute, TransferLeaderRequest,
-    TransferLeaderResponse, WatchMembershipChangeRequest, WatchMembershipChangeResponse,
-    WatchMetadataRequest, WatchMetadataResponse,
+    GetNodeStatusRequest, GetNodeStatusResponse, HealthIssue, HealthReason, RemoveNodeRequest,
+    RemoveNodeResponse, ReplaceNodeRequest, ReplaceNodeResponse, SetDrainingRequest,
+    SetDrainingResponse, TransferLeaderRequest, TransferLeaderResponse,
+    WatchMembershipChangeRequest, WatchMembershipChangeResponse, WatchMetadataRequest,
+    WatchMetadataResponse,
 };
-use tokio::sync::watch;
-use tokio::task::yield_now;
 use tokio::time::Instant;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
-use super::{call_memory, member_changes, reserve_response, time, wire_leader, wire_shard_id};
+use super::metadata::MetadataSource;
+use super::{call_memory, member_changes, time, wire_leader, wire_shard_id};
+use crate::clock::{CLOCK_CONFIRMATION, ClockOffset};
 use crate::cluster::Cluster;
 use crate::error::{Error, Result};
-use crate::limits::{BEHIND_LAG_MAX, PARTITION_ROUTED_BYTES, TOPIC_ROUTED_BYTES};
-use crate::log::TopicInfo;
+use crate::limits::BEHIND_LAG_MAX;
 use crate::node::{Node, PeerStatus, StorageKind};
 use crate::process;
 use crate::shard::{FetchProgress, Shard, ShardStatus};
-use crate::transport::CallMemory;
 
 pub(crate) struct ClusterHandler {
     node: Arc<Node>,
+    metadata: Arc<MetadataSource>,
     started: Instant,
 }
 
 impl ClusterHandler {
     pub(crate) fn new(node: &Arc<Node>) -> Self {
-        Self { node: node.clone(), started: Instant::now() }
+        let metadata = MetadataSource::new(node);
+        Self { node: node.clone(), metadata, started: Instant::now() }
     }
 
     fn health(&self) -> GetHealthResponse {
@@ -53,13 +51,17 @@ impl ClusterHandler {
             });
         }
         issues.extend(member_changes::issues(&self.node));
+        issues.extend(clock_issues(&self.node));
         let lost: Vec<&PeerStatus> = peers.iter().filter(|peer| !peer.connected).collect();
         issues.extend(lost.iter().map(|peer| node_down(peer)));
         let lost: Vec<u64> = lost.iter().map(|peer| peer.node_id).collect();
         issues.extend(leaderless(0, self.node.cluster().leader_hint().is_some(), &lost));
+        let node_id = self.node.info().node_id;
+        let own_damage = self.node.cluster().replica().damage();
+        issues.extend(damage_issues(0, node_id, own_damage, self.node.repair_progress(0)));
         for shard in self.node.shards() {
             let progress = self.node.repair_progress(shard.id());
-            issues.extend(shard_issues(&shard, self.node.info().node_id, &lost, progress));
+            issues.extend(shard_issues(&shard, node_id, &lost, progress));
         }
         issues.extend(self.node.damaged_shards().into_iter().map(|(shard, what)| HealthIssue {
             reason: HealthReason::CorruptLog.into(),
@@ -67,7 +69,6 @@ impl ClusterHandler {
             message: format!("shard {shard} is quarantined: {what}"),
             ..HealthIssue::default()
         }));
-        let node_id = self.node.info().node_id;
         issues.extend(self.node.in_repair().into_iter().map(|(shard, what)| HealthIssue {
             reason: HealthReason::CorruptLog.into(),
             shard_id: Some(wire_shard_id(shard)),
@@ -129,30 +130,16 @@ impl ClusterService for ClusterHandler {
         request: Request<GetMetadataRequest>,
     ) -> Result<Response<GetMetadataResponse>, Status> {
         let call = call_memory(&request);
-        let topics = &request.get_ref().topics;
-        let metadata = Some(metadata(&self.node, topics, call.as_deref()).await?);
-        Ok(Response::new(GetMetadataResponse { metadata }))
+        let metadata = self.metadata.get(&request.get_ref().topics, call.as_deref()).await?;
+        Ok(Response::new(GetMetadataResponse { metadata: Some(metadata) }))
     }
 
     async fn watch_metadata(
         &self,
         request: Request<WatchMetadataRequest>,
     ) -> Result<Response<Self::WatchMetadataStream>, Status> {
-        let mut versions = self.node.watch_routes();
-        // The first response has the current state.
-        versions.mark_changed();
-        let watch = MetadataWatch {
-            node: self.node.clone(),
-            call: call_memory(&request),
-            topics: request.into_inner().topics,
-            versions,
-        };
-        let responses = stream::try_unfold(watch, |mut watch| async {
-            let metadata = watch.next().await?;
-            let response = |metadata| WatchMetadataResponse { metadata: Some(metadata) };
-            Ok(metadata.map(|metadata| (response(metadata), watch)))
-        });
-        Ok(Response::new(Box::pin(responses)))
+        let call = call_memory(&request);
+        Ok(self.metadata.watch(request.into_inner().topics, call))
     }
 
     async fn get_health(
@@ -245,99 +232,35 @@ impl ClusterService for ClusterHandler {
     }
 }
 
-struct MetadataWatch {
-    node: Arc<Node>,
-    call: Option<Arc<CallMemory>>,
-    topics: Vec<String>,
-    versions: watch::Receiver<u64>,
-}
-
-impl MetadataWatch {
-    async fn next(&mut self) -> Result<Option<Metadata>, Status> {
-        let draining = self.node.shutdown_token();
-        tokio::select! {
-            changed = self.versions.changed() => match changed {
-                Ok(()) => {
-                    Ok(Some(metadata(&self.node, &self.topics, self.call.as_deref()).await?))
-                }
-                // The node is gone.
-                Err(_) => Ok(None),
-            },
-            () = draining.cancelled() => Err(Error::Draining.into()),
-        }
-    }
-}
-
-/// Returns the routing data of the named topics, or of all without a name.
-async fn metadata(node: &Node, topics: &[String], call: Option<&CallMemory>) -> Result<Metadata> {
-    let info = node.info();
-    // Read first: data newer than this version is sent again with its own version.
-    let version = node.metadata_version();
-    let topics = if topics.is_empty() {
-        node.topics("", None, usize::MAX)
-    } else {
-        let mut seen = HashSet::new();
-        let names = topics.iter().filter(|name| seen.insert(name.as_str()));
-        names.filter_map(|name| node.topic(name).ok()).collect()
+/// Returns the issues of clocks that are off.
+fn clock_issues(node: &Node) -> Vec<HealthIssue> {
+    let issue = |node_id: u64, message: String| HealthIssue {
+        reason: HealthReason::ClockSkew.into(),
+        shard_id: None,
+        needed_node_ids: vec![node_id],
+        message,
     };
-    reserve_response(call, topics.iter().map(|topic| routed_bytes(topic)).sum()).await?;
-    let mut routes = Vec::with_capacity(topics.len());
-    for topic in &topics {
-        // Lets other tasks run.
-        yield_now().await;
-        routes.push(topic_route(topic));
+    let clock = node.clock();
+    let off = clock.offsets().into_iter().filter(ClockOffset::is_off);
+    let mut issues: Vec<HealthIssue> = off
+        .map(|ClockOffset { node_id, offset_us }| {
+            let seconds = offset_us.unsigned_abs() / 1_000_000;
+            let direction = if offset_us > 0 { "ahead of" } else { "behind" };
+            let what = "the time that a majority has reached";
+            issue(node_id, format!("the clock of node {node_id} is {seconds} s {direction} {what}"))
+        })
+        .collect();
+    if clock.has_jumped() {
+        let (node_id, minutes) = (node.info().node_id, CLOCK_CONFIRMATION.as_secs() / 60);
+        issues.push(issue(
+            node_id,
+            format!(
+                "the clock of node {node_id} has jumped; retention by time waits until it has \
+                 been steady for {minutes} min"
+            ),
+        ));
     }
-    let members = node.cluster().machine().read(|state| state.members().clone());
-    let nodes = node.nodes().into_iter().map(|node| {
-        let member = members.get(node.node_id);
-        wire::Node {
-            draining: member.is_some_and(|member| member.draining),
-            leaving: member.is_some_and(|member| member.leaving),
-            node_id: node.node_id,
-            endpoint: node.endpoint,
-            version: node.version,
-            ..wire::Node::default()
-        }
-    });
-    Ok(Metadata {
-        cluster_id: info.cluster_id,
-        version,
-        nodes: nodes.collect(),
-        shards: shard_routes(node),
-        topics: routes,
-    })
-}
-
-fn topic_route(topic: &TopicInfo) -> TopicRoute {
-    let mut shard_ids = Vec::with_capacity(topic.partition_count as usize);
-    shard_ids.extend(topic.locations().map(|location| wire_shard_id(location.shard_id)));
-    TopicRoute { topic: topic.name.clone(), shard_ids }
-}
-
-fn routed_bytes(topic: &TopicInfo) -> usize {
-    let name = 2 * topic.name.len();
-    TOPIC_ROUTED_BYTES + name + topic.partition_count as usize * PARTITION_ROUTED_BYTES
-}
-
-/// Returns the routes of shard 0 and of the data shards.
-fn shard_routes(node: &Node) -> Vec<ShardRoute> {
-    let own = ShardRoute {
-        shard_id: 0,
-        leader: node.cluster().leader_hint().map(wire_leader),
-        replicas: node.cluster().nodes(),
-        learners: node.cluster().learners(),
-    };
-    let shards = node.shards();
-    std::iter::once(own).chain(shards.iter().map(|shard| shard_route(shard))).collect()
-}
-
-fn shard_route(shard: &Shard) -> ShardRoute {
-    ShardRoute {
-        shard_id: wire_shard_id(shard.id()),
-        leader: shard.leader_hint().map(wire_leader),
-        replicas: shard.replicas(),
-        learners: shard.learners(),
-    }
+    issues
 }
 
 fn node_down(peer: &PeerStatus) -> HealthIssue {
@@ -418,15 +341,26 @@ fn shard_issues(
         needed_node_ids: vec![node_id],
         message: format!("shard {shard_id}: {what}"),
     });
-    let damage = shard.damage().into_iter().map(move |what| HealthIssue {
+    let damage = damage_issues(shard.id(), node_id, shard.damage(), repair);
+    let fetching = fetching(shard, node_id);
+    let behind = behind.into_iter().chain(fetching);
+    no_leader.into_iter().chain(behind).chain(write_error).chain(damage)
+}
+
+/// Returns the issues of damage that a replica of this node withholds and repairs.
+fn damage_issues(
+    shard_id: u64,
+    node_id: u64,
+    damage: Vec<String>,
+    repair: Option<String>,
+) -> impl Iterator<Item = HealthIssue> {
+    let shard_id = wire_shard_id(shard_id);
+    damage.into_iter().map(move |what| HealthIssue {
         reason: HealthReason::CorruptLog.into(),
         shard_id: Some(shard_id),
         needed_node_ids: vec![node_id],
         message: damage_message(shard_id, &what, repair.as_deref()),
-    });
-    let fetching = fetching(shard, node_id);
-    let behind = behind.into_iter().chain(fetching);
-    no_leader.into_iter().chain(behind).chain(write_error).chain(damage.collect::<Vec<_>>())
+    })
 }
 
 /// Describes damage that a replica withholds and repairs in place.

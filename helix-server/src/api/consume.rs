@@ -17,7 +17,9 @@ use tokio::time::{Instant, sleep_until};
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
+use super::decompressors::Decompressors;
 use super::positions::ReadPosition;
+use super::read_form::{ReadForm, ReadSources};
 use super::reader::{self, FoundRecords, PartitionReadOptions, PartitionReader, ReadBudget};
 use super::status::status_at;
 use super::subscribe::SubscriptionStream;
@@ -28,18 +30,23 @@ use crate::limits::{
     PARTITIONS_PER_CALL_MAX, PARTITIONS_PER_TURN,
 };
 use crate::log::Watermarks;
-use crate::node::Node;
+use crate::node::{LocatedPartition, Node};
 use crate::shard::{ReadFrom, Watcher};
 use crate::transport::{CallMemory, ClientLoad, LoadPermit};
 
 pub(crate) struct ConsumeHandler {
     node: Arc<Node>,
-    load: Arc<ClientLoad>,
+    sources: ReadSources,
 }
 
 impl ConsumeHandler {
-    pub(crate) fn new(node: &Arc<Node>, load: &Arc<ClientLoad>) -> Self {
-        Self { node: node.clone(), load: load.clone() }
+    pub(crate) fn new(
+        node: &Arc<Node>,
+        load: &Arc<ClientLoad>,
+        decompressors: &Arc<Decompressors>,
+    ) -> Self {
+        let (load, decompressors) = (load.clone(), decompressors.clone());
+        Self { node: node.clone(), sources: ReadSources { load, decompressors } }
     }
 
     async fn fetch(
@@ -51,7 +58,7 @@ impl ConsumeHandler {
         let wait = time::from_duration("max_wait", wait)?.min(FETCH_WAIT_MAX);
         let deadline = Instant::now() + wait;
         // Boxed: opening takes more memory than the wait after it.
-        let mut fetch = Box::pin(Fetch::open(&self.node, &self.load, request)).await?;
+        let mut fetch = Box::pin(Fetch::open(&self.node, &self.sources, request)).await?;
         // The request is consumed; its partitions have a permit of their own.
         if let Some(call) = &call {
             call.release_request();
@@ -69,10 +76,10 @@ impl ConsumeHandler {
         &self,
         request: ResolveOffsetsRequest,
         call: Option<&CallMemory>,
-    ) -> Result<Vec<ResolvedOffset>, Status> {
+    ) -> Result<ResolveOffsetsResponse, Status> {
         let position = ReadPosition::parse(request.position)?;
         let numbers = if request.partitions.is_empty() {
-            self.led_partitions(&request.topic).await?
+            self.led_partitions(&request.topic, request.topic_id).await?
         } else if request.partitions.len() > PARTITIONS_PER_CALL_MAX {
             let what = format!("must be at most {PARTITIONS_PER_CALL_MAX}");
             return Err(Error::InvalidArgument { field: "partitions", what }.into());
@@ -82,22 +89,24 @@ impl ConsumeHandler {
         reserve_response(call, numbers.len() * PARTITION_RESOLVED_BYTES).await?;
         let mut offsets = Vec::with_capacity(numbers.len());
         let mut confirmed = HashSet::new();
+        // The first partition decides, so that all offsets are from one topic.
+        let mut topic_id = request.topic_id;
         for number in numbers {
             if offsets.len().is_multiple_of(PARTITIONS_PER_TURN) {
                 yield_now().await;
             }
             let resolved = self
-                .resolve_one(&request.topic, number, position, &mut confirmed)
+                .resolve_one(&request.topic, &mut topic_id, number, position, &mut confirmed)
                 .await
                 .map_err(|error| status_at(&error, &request.topic, number))?;
             offsets.push(resolved);
         }
-        Ok(offsets)
+        Ok(ResolveOffsetsResponse { offsets, topic_id })
     }
 
     /// Returns the partitions of a topic that this node leads.
-    async fn led_partitions(&self, topic: &str) -> Result<Vec<u32>> {
-        let topic = self.node.find_topic(topic).await?;
+    async fn led_partitions(&self, topic: &str, topic_id: u64) -> Result<Vec<u32>> {
+        let topic = self.node.find_topic(topic, topic_id).await?;
         let shard = |number| topic.location(number).and_then(|it| self.node.shard(it.shard_id));
         let is_led = |number: &u32| shard(*number).is_some_and(|shard| shard.is_leader());
         Ok((0..topic.partition_count).filter(is_led).collect())
@@ -106,11 +115,26 @@ impl ConsumeHandler {
     async fn resolve_one(
         &self,
         topic: &str,
+        topic_id: &mut u64,
         number: u32,
         position: ReadPosition,
         confirmed: &mut HashSet<u64>,
     ) -> Result<ResolvedOffset> {
-        let located = self.node.find(topic, number).await?;
+        let located = self.node.find(topic, *topic_id, number).await?;
+        let expected_id = std::mem::replace(topic_id, located.topic.id);
+        match Self::resolve_in(&located, position, confirmed).await {
+            Err(error) if expected_id > 0 => {
+                Err(self.node.explain_deleted(&located.topic, error).await)
+            }
+            resolved => resolved,
+        }
+    }
+
+    async fn resolve_in(
+        located: &LocatedPartition,
+        position: ReadPosition,
+        confirmed: &mut HashSet<u64>,
+    ) -> Result<ResolvedOffset> {
         // One confirmation of a shard's leader covers all of its partitions in this call.
         let watermarks = if confirmed.insert(located.shard.id()) {
             located.shard.latest(located.partition).await?
@@ -122,7 +146,7 @@ impl ConsumeHandler {
             .await?;
         let Watermarks { log_start, high_watermark } = watermarks;
         Ok(ResolvedOffset {
-            partition: number,
+            partition: located.number,
             // Clamps to the readable offsets. A search by time may return a record that was
             // committed after the watermarks were read.
             offset: match position {
@@ -156,7 +180,8 @@ impl ConsumeService for ConsumeHandler {
         let call = call_memory(&request);
         let request = request.into_inner();
         let is_detached = call.is_some() && request.accept_encoded;
-        let subscription = SubscriptionStream::open(&self.node, &self.load, request, call).await?;
+        let subscription =
+            SubscriptionStream::open(&self.node, &self.sources, request, call).await?;
         let mut messages = subscription.messages();
         if !is_detached {
             return Ok(Response::new(messages));
@@ -170,8 +195,7 @@ impl ConsumeService for ConsumeHandler {
         request: Request<ResolveOffsetsRequest>,
     ) -> Result<Response<ResolveOffsetsResponse>, Status> {
         let call = call_memory(&request);
-        let offsets = self.resolve(request.into_inner(), call.as_deref()).await?;
-        Ok(Response::new(ResolveOffsetsResponse { offsets }))
+        Ok(Response::new(self.resolve(request.into_inner(), call.as_deref()).await?))
     }
 }
 
@@ -188,14 +212,16 @@ struct Fetch<'a> {
 impl<'a> Fetch<'a> {
     async fn open(
         node: &'a Node,
-        load: &Arc<ClientLoad>,
+        sources: &ReadSources,
         request: FetchRequest,
     ) -> Result<Self, Status> {
-        let FetchRequest { source, out_of_range, accept_encoded, .. } = request;
+        let FetchRequest { source, out_of_range, .. } = request;
         let limits = request.limits.unwrap_or_default();
-        let options = PartitionReadOptions::new(source, out_of_range, &limits, accept_encoded)?;
+        let form = ReadForm::new(request.accept_encoded, &request.accept_compression);
+        let options = PartitionReadOptions::new(source, out_of_range, &limits, form)?;
         let budget = ReadBudget::new(&limits, FETCH_BYTES_DEFAULT as u64, FETCH_BYTES_MAX as u64);
-        let (readers, permit) = reader::open_all(node, load, request.partitions, options).await?;
+        let (readers, permit) =
+            reader::open_all(node, sources, request.partitions, options).await?;
         let bytes_min = u64::from(request.min_bytes.max(1)).min(budget.bytes());
         let readers = readers.into_iter().map(|reader| (reader, FoundRecords::default())).collect();
         Ok(Self { node, readers, _permit: permit, budget, bytes: 0, bytes_min })
@@ -223,8 +249,7 @@ impl<'a> Fetch<'a> {
 
     async fn read(&mut self, index: usize) -> Result<(), Status> {
         let (reader, found) = &mut self.readers[index];
-        let now_us = self.node.clock().now_us();
-        let later = reader.read(&mut self.budget, FETCH_BYTES_MAX, now_us).await?;
+        let later = reader.read(self.node, &mut self.budget, FETCH_BYTES_MAX).await?;
         self.bytes += later.bytes;
         found.append(later);
         Ok(())
@@ -234,11 +259,10 @@ impl<'a> Fetch<'a> {
         let watcher = Watcher::new();
         let mut guards = Vec::with_capacity(self.readers.len());
         for (tag, (reader, _)) in (0..).zip(&self.readers) {
-            let guard = reader
-                .shard()
-                .watch(reader.partition(), tag, &watcher)
-                .map_err(|error| reader.status(&error))?;
-            guards.push(guard);
+            match reader.shard().watch(reader.partition(), tag, &watcher) {
+                Ok(guard) => guards.push(guard),
+                Err(error) => return Err(reader.failed(self.node, error).await),
+            }
         }
         // Records committed before the watch began do not wake it.
         self.read_all().await?;

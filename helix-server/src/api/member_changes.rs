@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, stream};
+use helix_proto::address;
 use helix_proto::log::v1 as wire;
 use helix_proto::log::v1::{
     AddNodeRequest, MembershipChange, MembershipChangeKind, MembershipPhase, RemoveNodeRequest,
@@ -12,7 +13,6 @@ use helix_proto::log::v1::{
 use tonic::Status;
 
 use super::wire_shard_id;
-use crate::address;
 use crate::cluster::{ChangePhase, ChangeProgress};
 use crate::error::{Error, Result};
 use crate::log::{ChangeKind, MemberChange};
@@ -141,7 +141,7 @@ fn wire_progress(progress: ChangeProgress) -> MembershipChange {
     MembershipChange {
         phase: wire_phase(phase).into(),
         blocked_reason: blocked,
-        entries_remaining: shards.iter().map(|shard| shard.entries).sum(),
+        entries_remaining: shards.iter().map(|it| it.entries).fold(0, u64::saturating_add),
         shards: shards
             .into_iter()
             .map(|shard| ShardChange {

@@ -3,13 +3,18 @@
 
 mod append_stream;
 mod batch;
+mod batch_size;
 mod cluster;
+mod compressed;
 mod consume;
+mod decompressors;
 mod group;
 mod health;
 mod member_changes;
+mod metadata;
 mod positions;
 mod produce;
+mod read_form;
 mod reader;
 mod reflection;
 mod settings;
@@ -26,9 +31,10 @@ use crate::error::{LeaderHint, Result};
 use crate::limits::RESPONSE_COUNTED_BYTES;
 use crate::log::Watermarks;
 use crate::shard::BatchAck;
-use crate::transport::CallMemory;
+use crate::transport::{CallMemory, LoadPermit};
 pub(crate) use cluster::ClusterHandler;
 pub(crate) use consume::ConsumeHandler;
+pub(crate) use decompressors::Decompressors;
 pub(crate) use group::GroupHandler;
 pub use health::health;
 pub(crate) use produce::ProduceHandler;
@@ -47,10 +53,18 @@ fn call_memory<T>(request: &tonic::Request<T>) -> Option<Arc<CallMemory>> {
 /// # Errors
 /// [`crate::error::Error::Throttled`] if response bytes stay at their limit.
 async fn reserve_response(call: Option<&CallMemory>, bytes: usize) -> Result<()> {
-    if let Some(call) = call.filter(|_| bytes >= RESPONSE_COUNTED_BYTES) {
-        call.keep_response(call.load().acquire_response(bytes).await?);
+    if let (Some(permit), Some(call)) = (acquire_response(call, bytes).await?, call) {
+        call.keep_response(permit);
     }
     Ok(())
+}
+
+/// Like [`reserve_response`]; returns the permit, `None` for a small response.
+async fn acquire_response(call: Option<&CallMemory>, bytes: usize) -> Result<Option<LoadPermit>> {
+    match call.filter(|_| bytes >= RESPONSE_COUNTED_BYTES) {
+        Some(call) => call.load().acquire_response(bytes).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 /// Converts an ack. A batch acked before its verdict has no offsets.

@@ -12,6 +12,8 @@ use tokio::time::Instant;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::batch_size::BatchSize;
+use super::decompressors::Decompressors;
 use super::settings::durability_to_reach;
 use super::{append_stream, batch, wire_ack, wire_watermarks};
 use crate::error::{Error, Result};
@@ -22,18 +24,26 @@ use crate::transport::ClientLoad;
 pub(crate) struct ProduceHandler {
     node: Arc<Node>,
     load: Arc<ClientLoad>,
+    decompressors: Arc<Decompressors>,
 }
 
 impl ProduceHandler {
-    pub(crate) fn new(node: &Arc<Node>, load: &Arc<ClientLoad>) -> Self {
-        Self { node: node.clone(), load: load.clone() }
+    pub(crate) fn new(
+        node: &Arc<Node>,
+        load: &Arc<ClientLoad>,
+        decompressors: &Arc<Decompressors>,
+    ) -> Self {
+        let (node, load, decompressors) = (node.clone(), load.clone(), decompressors.clone());
+        Self { node, load, decompressors }
     }
 
     async fn append(&self, request: AppendRequest) -> Result<AppendResponse> {
         let since = Instant::now();
-        let located = self.node.find(&request.topic, request.partition).await?;
+        let expected_id = request.topic_id;
+        let located = self.node.find(&request.topic, expected_id, request.partition).await?;
         let durability = durability_to_reach(request.durability, &located.settings)?;
-        let mut batch = batch::admit(request.batch, located.partition, &located.settings)?;
+        let admitted = batch::admit(request.batch, located.partition, &located.settings)?;
+        let mut batch = admitted.verified(&self.node, &self.decompressors, &located).await?;
         batch.producer =
             batch::stamp(request.producer, request.first_sequence, batch.record_count)?;
         if let Some(stamp) = batch.producer.filter(|stamp| stamp.first_sequence == 0) {
@@ -44,7 +54,8 @@ impl ProduceHandler {
             let token = fencing_token.as_deref().map(token).transpose()?;
             batch.condition = batch::condition(expected_offset, token, durability)?;
         }
-        let (records, bytes) = (batch.record_count, batch.payload.len());
+        let size = BatchSize::of(&batch, since);
+        let bytes = batch.payload.len();
         let permit = located.shard.permit(bytes).await.inspect_err(|error| {
             if matches!(error, Error::Throttled { .. }) {
                 self.load.events().appends_throttled.add();
@@ -56,11 +67,14 @@ impl ProduceHandler {
         };
         let ack = match acked {
             Ok(ack) => ack,
+            Err(error @ Error::PartitionDeleted { .. }) if expected_id > 0 => {
+                return Err(self.node.explain_deleted(&located.topic, error).await);
+            }
             Err(error) => return Err(located.shard.redirect(error).await),
         };
-        self.node.metrics().on_ack(records, bytes, ack.duplicate, since.elapsed());
+        size.count_ack(self.node.metrics(), ack.duplicate);
         let watermarks = ack.offsets.map(|_| wire_watermarks(ack.watermarks));
-        Ok(AppendResponse { ack: Some(wire_ack(&ack)), watermarks })
+        Ok(AppendResponse { ack: Some(wire_ack(&ack)), watermarks, topic_id: located.topic.id })
     }
 
     async fn init_producer(&self, producer_name: &str) -> Result<ProducerIdentity> {
@@ -104,7 +118,8 @@ impl ProduceService for ProduceHandler {
         request: Request<Streaming<AppendStreamRequest>>,
     ) -> Result<Response<Self::AppendStreamStream>, Status> {
         let requests = helix_transport::read_messages(&request, MESSAGE_BYTES_MAX);
-        Ok(Response::new(append_stream::responses(self.node.clone(), requests)))
+        let (node, decompressors) = (self.node.clone(), self.decompressors.clone());
+        Ok(Response::new(append_stream::responses(node, decompressors, requests)))
     }
 }
 

@@ -15,14 +15,16 @@ use prost::Message;
 use tonic::Status;
 
 use super::positions::ReadPosition;
-use super::status::status_at;
+use super::read_form::{ReadForm, ReadSources};
+use super::status::{partition_path, status_at};
 use super::{time, wire_watermarks};
+use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX, PLAIN_FACTOR};
-use crate::log::{PartitionId, Watermarks};
-use crate::node::Node;
+use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX};
+use crate::log::{PartitionId, TopicInfo, Watermarks};
+use crate::node::{LocatedPartition, Node};
 use crate::shard::{ReadBatch, ReadFrom, Shard};
-use crate::transport::{ClientLoad, LoadPermit};
+use crate::transport::LoadPermit;
 
 /// Approximate overhead of a record in a response: offset, time, framing.
 const STORED_RECORD_EXTRA_BYTES: usize = 24;
@@ -78,7 +80,7 @@ impl ReadBudget {
 pub(super) struct PartitionReadOptions {
     from: ReadFrom,
     clamps: bool,
-    is_encoded: bool,
+    form: ReadForm,
     until_us: Option<u64>,
 }
 
@@ -87,7 +89,7 @@ impl PartitionReadOptions {
         source: i32,
         out_of_range: i32,
         limits: &ReadLimits,
-        is_encoded: bool,
+        form: ReadForm,
     ) -> Result<Self> {
         let unknown = |field, value: i32| Error::InvalidArgument {
             field,
@@ -103,14 +105,14 @@ impl PartitionReadOptions {
         let until = limits.until_timestamp;
         let until_us =
             until.map(|until| time::from_timestamp("limits.until_timestamp", until)).transpose()?;
-        Ok(Self { from, clamps: policy == OutOfRangePolicy::Clamp, is_encoded, until_us })
+        Ok(Self { from, clamps: policy == OutOfRangePolicy::Clamp, form, until_us })
     }
 }
 
 /// Reads one partition from an offset on.
 pub(super) struct PartitionReader {
-    load: Arc<ClientLoad>,
-    topic: String,
+    sources: ReadSources,
+    topic: Arc<TopicInfo>,
     number: u32,
     partition: PartitionId,
     shard: Arc<Shard>,
@@ -122,6 +124,9 @@ pub(super) struct PartitionReader {
     unreturned: u64,
     watermarks: Watermarks,
     is_done: bool,
+    /// Bytes sent for each stored byte of the last batches, rounded down, at least 1: more than 1
+    /// if they were decompressed. The next read asks for no more stored bytes than it can send.
+    expansion: usize,
 }
 
 /// Records or batches that one read returned.
@@ -160,24 +165,24 @@ impl FoundRecords {
 /// Opens every partition that a call names; returns the readers and their permit.
 pub(super) async fn open_all(
     node: &Node,
-    load: &Arc<ClientLoad>,
+    sources: &ReadSources,
     starts: Vec<PartitionStart>,
     options: PartitionReadOptions,
 ) -> Result<(Vec<PartitionReader>, LoadPermit), Status> {
     check_count(starts.len())?;
-    let permit = load.acquire_partitions(starts.len())?;
+    let permit = sources.load.acquire_partitions(starts.len())?;
     let mut seen = HashSet::with_capacity(starts.len());
     let mut readers = Vec::with_capacity(starts.len());
     for start in starts {
         let topic = start.topic.clone();
         let number = start.partition;
-        let reader = PartitionReader::open(node, load, start, options)
+        let reader = PartitionReader::open(node, sources, start, options)
             .await
             .map_err(|error| status_at(&error, &topic, number))?;
         if !seen.insert(reader.partition) {
             let twice = Error::InvalidArgument {
                 field: "partitions",
-                what: format!("{topic}/{number} is named twice"),
+                what: format!("{} is named twice", partition_path(&topic, number)),
             };
             return Err(twice.into());
         }
@@ -199,23 +204,37 @@ fn check_count(partitions: usize) -> Result<()> {
 impl PartitionReader {
     async fn open(
         node: &Node,
-        load: &Arc<ClientLoad>,
+        sources: &ReadSources,
         start: PartitionStart,
         options: PartitionReadOptions,
     ) -> Result<Self> {
         let position = ReadPosition::parse(start.start)?;
-        let located = node.find(&start.topic, start.partition).await?;
+        let located = node.find(&start.topic, start.topic_id, start.partition).await?;
+        let topic = located.topic.clone();
+        match Self::open_at(sources, located, position, start.until_offset, options).await {
+            Err(error) if start.topic_id > 0 => Err(node.explain_deleted(&topic, error).await),
+            opened => opened,
+        }
+    }
+
+    async fn open_at(
+        sources: &ReadSources,
+        located: LocatedPartition,
+        position: ReadPosition,
+        until_offset: Option<u64>,
+        options: PartitionReadOptions,
+    ) -> Result<Self> {
         located.shard.ready_for(options.from).await?;
         let watermarks = located.shard.watermarks(located.partition)?;
         let offset =
             position.offset(&located.shard, located.partition, watermarks, options.from).await?;
         // Without an end the reader is never done, not even at offset u64::MAX.
-        let is_done = start.until_offset.is_some_and(|until_offset| offset >= until_offset);
-        let until_offset = start.until_offset.unwrap_or(u64::MAX);
+        let is_done = until_offset.is_some_and(|until_offset| offset >= until_offset);
+        let until_offset = until_offset.unwrap_or(u64::MAX);
         Ok(Self {
-            load: load.clone(),
-            topic: start.topic,
-            number: start.partition,
+            sources: sources.clone(),
+            topic: located.topic,
+            number: located.number,
             partition: located.partition,
             shard: located.shard,
             options,
@@ -224,6 +243,7 @@ impl PartitionReader {
             unreturned: offset,
             watermarks,
             is_done,
+            expansion: 1,
         })
     }
 
@@ -250,7 +270,7 @@ impl PartitionReader {
         self.options.until_us.is_some()
     }
 
-    pub(super) fn topic(&self) -> &str {
+    pub(super) fn topic(&self) -> &TopicInfo {
         &self.topic
     }
 
@@ -262,18 +282,21 @@ impl PartitionReader {
         self.watermarks
     }
 
-    pub(super) fn status(&self, error: &Error) -> Status {
-        status_at(error, &self.topic, self.number)
+    /// Returns the status of a failed read.
+    ///
+    /// A reader stays with the topic that it was opened for, so the status says what became of it.
+    pub(super) async fn failed(&self, node: &Node, error: Error) -> Status {
+        let error = node.explain_deleted(&self.topic, error).await;
+        status_at(&error, &self.topic.name, self.number)
     }
 
     /// Reads the partition's current watermarks.
-    pub(super) fn current_watermarks(&mut self) -> Result<PartitionWatermarks, Status> {
-        let watermarks =
-            self.shard.watermarks(self.partition).map_err(|error| self.status(&error))?;
+    pub(super) fn current_watermarks(&self) -> Result<PartitionWatermarks> {
         Ok(PartitionWatermarks {
-            topic: self.topic.clone(),
+            topic: self.topic.name.clone(),
             partition: self.number,
-            watermarks: Some(wire_watermarks(watermarks)),
+            watermarks: Some(wire_watermarks(self.shard.watermarks(self.partition)?)),
+            topic_id: self.topic.id,
         })
     }
 
@@ -281,7 +304,8 @@ impl PartitionReader {
     pub(super) fn response(&mut self, found: FoundRecords) -> PartitionRecords {
         PartitionRecords {
             start_offset: std::mem::replace(&mut self.unreturned, self.offset),
-            topic: self.topic.clone(),
+            topic: self.topic.name.clone(),
+            topic_id: self.topic.id,
             partition: self.number,
             records: found.records,
             batches: found.batches,
@@ -295,15 +319,27 @@ impl PartitionReader {
     /// Returns none at the end of the partition, when done, and when the budget is spent.
     pub(super) async fn read(
         &mut self,
+        node: &Node,
+        budget: &mut ReadBudget,
+        bytes_max: usize,
+    ) -> Result<FoundRecords, Status> {
+        match self.read_next(budget, bytes_max, node.clock().now_us()).await {
+            Ok(found) => Ok(found),
+            Err(error) => Err(self.failed(node, error).await),
+        }
+    }
+
+    async fn read_next(
+        &mut self,
         budget: &mut ReadBudget,
         bytes_max: usize,
         now_us: u64,
-    ) -> Result<FoundRecords, Status> {
+    ) -> Result<FoundRecords> {
         let mut found = FoundRecords::default();
         if self.is_done || budget.is_spent() {
             return Ok(found);
         }
-        let bytes_max = self.load.response_bytes_max(bytes_max);
+        let bytes_max = self.sources.load.response_bytes_max(bytes_max);
         let bytes = usize::try_from(budget.bytes()).unwrap_or(usize::MAX).min(bytes_max);
         let (batches, mut permit) = self.read_admitted(bytes).await?;
         for batch in batches {
@@ -311,11 +347,11 @@ impl PartitionReader {
                 self.is_done = true;
                 break;
             }
-            let has_capacity = if self.options.is_encoded {
+            let batch = self.convert(batch).await?;
+            let has_capacity = if self.options.form.is_encoded() {
                 self.take_encoded(batch, budget, &mut found)
             } else {
-                self.take_records(&batch, budget, bytes_max, &mut found)
-                    .map_err(|error| self.status(&error))?
+                self.take_records(&batch, budget, bytes_max, &mut found)?
             };
             if !has_capacity {
                 break;
@@ -326,10 +362,21 @@ impl PartitionReader {
             && found.bytes > 0
         {
             let bytes = usize::try_from(found.bytes).unwrap_or(usize::MAX);
-            permit.shrink_to(bytes.saturating_mul(self.memory_factor()));
+            permit.shrink_to(bytes.saturating_mul(self.options.form.memory_factor()));
         }
         found.permit = permit.filter(|_| found.bytes > 0);
         Ok(found)
+    }
+
+    /// Returns the batch in the form that the reader gets.
+    async fn convert(&self, batch: ReadBatch) -> Result<ReadBatch> {
+        let form = self.options.form;
+        if !form.must_decompress(&batch) {
+            return Ok(batch);
+        }
+        let ReadSources { decompressors, .. } = &self.sources;
+        // Boxed to keep the future of uncompressed reads small.
+        Box::pin(form.decompress(batch, decompressors, &self.shard)).await
     }
 
     /// Reads batches and acquires the permit for them.
@@ -340,15 +387,13 @@ impl PartitionReader {
     async fn read_admitted(
         &mut self,
         bytes_max: usize,
-    ) -> Result<(Vec<ReadBatch>, Option<LoadPermit>), Status> {
+    ) -> Result<(Vec<ReadBatch>, Option<LoadPermit>)> {
         let mut acquired: Option<LoadPermit> = None;
+        let form = self.options.form;
+        let size = |batches: &[ReadBatch]| batches.iter().map(|it| form.memory(it)).sum::<usize>();
         loop {
-            let read = self.read_stored(bytes_max).await;
-            let mut batches = read.map_err(|error| self.status(&error))?;
-            let size = |batches: &[ReadBatch]| {
-                batches.iter().map(|batch| batch.payload.len()).sum::<usize>()
-                    * self.memory_factor()
-            };
+            let mut batches = self.read_stored((bytes_max / self.expansion).max(1)).await?;
+            self.truncate_to_sent_bytes(&mut batches, bytes_max);
             if let Some(permit) = acquired.take() {
                 while batches.len() > 1 && size(&batches) > permit.bytes() {
                     batches.pop();
@@ -361,18 +406,31 @@ impl PartitionReader {
             if bytes == 0 {
                 return Ok((batches, None));
             }
-            if let Some(permit) = self.load.try_acquire_response(bytes) {
+            if let Some(permit) = self.sources.load.try_acquire_response(bytes) {
                 return Ok((batches, Some(permit)));
             }
             drop(batches);
-            let permit = self.load.acquire_response(bytes).await;
-            acquired = Some(permit.map_err(|error| self.status(&error))?);
+            acquired = Some(self.sources.load.acquire_response(bytes).await?);
         }
     }
 
-    /// Returns the memory of a response until it is sent, as a multiple of its stored bytes.
-    fn memory_factor(&self) -> usize {
-        if self.options.is_encoded { 1 } else { PLAIN_FACTOR }
+    /// Drops the batches that would not fit after decompression, except for the first one.
+    fn truncate_to_sent_bytes(&mut self, batches: &mut Vec<ReadBatch>, bytes_max: usize) {
+        let form = self.options.form;
+        let (mut stored, mut sent, mut count) = (0, 0, 0);
+        for batch in batches.iter() {
+            let bytes = form.sent_bytes(batch);
+            if bytes > batch.payload.len() && count > 0 && sent + bytes > bytes_max {
+                break;
+            }
+            stored += batch.payload.len();
+            sent += bytes;
+            count += 1;
+        }
+        batches.truncate(count);
+        if stored > 0 {
+            self.expansion = (sent / stored).max(1);
+        }
     }
 
     async fn read_stored(&mut self, bytes_max: usize) -> Result<Vec<ReadBatch>> {
@@ -490,7 +548,10 @@ fn decode(
 }
 
 fn stored_batch(batch: ReadBatch) -> StoredBatch {
-    let uncompressed_bytes = u32::try_from(batch.payload.len()).expect("a batch is below 4 GiB");
+    let uncompressed_bytes = match batch.uncompressed_bytes {
+        0 => u32::try_from(batch.payload.len()).expect("a batch is below 4 GiB"),
+        compressed => compressed,
+    };
     StoredBatch {
         first_offset: batch.first_offset,
         append_time: Some(time::to_timestamp(batch.append_time_us)),

@@ -1,12 +1,16 @@
 //! `grpc.reflection`: describes the services to clients without the .proto files.
 //! tonic's service does not stop at shutdown: its streams wait for the next request of the client.
-//! The wrapper here ends them.
+//! It also repeats unknown names in its errors, of any length. The wrapper here ends the streams
+//! and cuts the errors.
 
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use futures_util::TryFutureExt;
+use futures_util::future::MapOk;
+use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
@@ -14,6 +18,10 @@ use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tonic::server::NamedService;
 use tonic::service::Routes;
+
+use crate::limits::ERROR_TEXT_BYTES_MAX;
+
+const MESSAGE: &str = "grpc-message";
 
 /// Adds both versions of reflection, since older tools know only v1alpha.
 ///
@@ -45,11 +53,11 @@ impl<S: NamedService> NamedService for Drainable<S> {
 
 impl<S> Service<http::Request<Body>> for Drainable<S>
 where
-    S: Service<http::Request<Body>, Error = Infallible>,
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
 {
-    type Response = S::Response;
+    type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = S::Future;
+    type Future = MapOk<S::Future, fn(http::Response<Body>) -> http::Response<Body>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.service.poll_ready(context)
@@ -57,8 +65,29 @@ where
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let draining = Box::pin(self.draining.clone().cancelled_owned());
-        self.service.call(request.map(|body| Body::new(DrainableBody { body, draining })))
+        let request = request.map(|body| Body::new(DrainableBody { body, draining }));
+        self.service.call(request).map_ok(cut_errors)
     }
+}
+
+/// Cuts the message of a status that would be too large for a gRPC library.
+fn cut_errors(mut response: http::Response<Body>) -> http::Response<Body> {
+    cut_message(response.headers_mut());
+    response.map(|body| {
+        Body::new(body.map_frame(|mut frame| {
+            frame.trailers_mut().map(cut_message);
+            frame
+        }))
+    })
+}
+
+fn cut_message(headers: &mut http::HeaderMap) {
+    let Some(message) = headers.get_mut(MESSAGE) else { return };
+    let Some(bytes) = message.as_bytes().get(..ERROR_TEXT_BYTES_MAX) else { return };
+    // An escape has three bytes: "%C3".
+    let end = bytes.iter().rposition(|byte| *byte == b'%').filter(|at| at + 3 > bytes.len());
+    let cut = http::HeaderValue::from_bytes(&bytes[..end.unwrap_or(bytes.len())]);
+    *message = cut.expect("a part of a header value");
 }
 
 struct DrainableBody {
@@ -86,5 +115,23 @@ impl hyper::body::Body for DrainableBody {
 
     fn size_hint(&self) -> SizeHint {
         SizeHint::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_long_messages_between_escapes() {
+        for shift in ["", "x", "xx"] {
+            let text = format!("{shift}{}", "%C3".repeat(2_000));
+            let mut headers = http::HeaderMap::new();
+            headers.insert(MESSAGE, http::HeaderValue::from_str(&text).unwrap());
+            cut_message(&mut headers);
+            let cut = headers[MESSAGE].to_str().unwrap();
+            assert!(cut.len() > ERROR_TEXT_BYTES_MAX - 3 && cut.len() <= ERROR_TEXT_BYTES_MAX);
+            assert!((cut.len() - shift.len()).is_multiple_of(3) && text.starts_with(cut));
+        }
     }
 }

@@ -1,12 +1,14 @@
 //! Converts topic settings and durabilities between the wire and the server.
 //! Pure; `log/` and `shard/` apply the settings.
 
-use helix_proto::log::v1 as wire;
+use helix_proto::compression::BatchCodec;
+use helix_proto::log::v1::{self as wire, AllowedCompression};
 
 use super::time;
 use crate::error::{Error, Result};
 use crate::limits::BATCH_BYTES_MAX;
 use crate::log::{PartitionSettings, SettingsMask};
+use crate::quote::quote;
 use crate::shard::Durability;
 
 /// Returns the durability that an append's ack waits for.
@@ -53,6 +55,52 @@ fn from_wire_durability(field: &'static str, value: i32) -> Result<Option<Durabi
     }
 }
 
+/// Returns the setting of a topic; a number that this version does not know is the strictest one.
+fn allowed_compression(settings: &PartitionSettings) -> AllowedCompression {
+    match AllowedCompression::try_from(settings.allowed_compression) {
+        Ok(AllowedCompression::Unspecified) => AllowedCompression::Any,
+        Ok(known) => known,
+        Err(_) => AllowedCompression::None,
+    }
+}
+
+/// Returns the numbers of the compressions that a topic allows; `None` stands for no topic, and for
+/// uncompressed batches only.
+pub(super) fn allowed_compressions(settings: Option<&PartitionSettings>) -> &'static [i32] {
+    const NONE: i32 = wire::Compression::None as i32;
+    const LZ4: i32 = wire::Compression::Lz4 as i32;
+    const ZSTD: i32 = wire::Compression::Zstd as i32;
+    match settings.map_or(AllowedCompression::None, allowed_compression) {
+        AllowedCompression::Unspecified | AllowedCompression::Any => &[NONE, LZ4, ZSTD],
+        AllowedCompression::None => &[NONE],
+        AllowedCompression::Lz4 => &[NONE, LZ4],
+        AllowedCompression::Zstd => &[NONE, ZSTD],
+    }
+}
+
+/// Returns the codec of a batch; `None` if it is uncompressed.
+///
+/// # Errors
+/// [`Error::UnsupportedCompression`] if the topic does not allow it, or it is unknown.
+pub(super) fn allowed_codec(
+    compression: i32,
+    settings: &PartitionSettings,
+) -> Result<Option<BatchCodec>> {
+    let codec = BatchCodec::from_wire(compression);
+    let allowed = allowed_compressions(Some(settings));
+    let name = |codec: BatchCodec| codec.name().to_owned();
+    let rejected = match codec {
+        Ok(None) => return Ok(None),
+        Ok(Some(codec)) if allowed.contains(&codec.to_wire().into()) => return Ok(Some(codec)),
+        Ok(Some(codec)) => format!("compression {} is not allowed by the topic", name(codec)),
+        Err(unknown) => unknown.to_string(),
+    };
+    let known = |number: &i32| BatchCodec::from_wire(*number).ok().flatten();
+    let names: Vec<_> = allowed.iter().map(|it| known(it).map_or("none", |it| it.name())).collect();
+    let what = format!("{rejected}; it accepts {}", names.join(", "));
+    Err(Error::UnsupportedCompression { what, allowed })
+}
+
 /// Converts settings to the wire; every field is set.
 pub(super) fn to_config(settings: &PartitionSettings) -> wire::TopicConfig {
     let min = from_number(settings.min_durability, Durability::None);
@@ -64,6 +112,7 @@ pub(super) fn to_config(settings: &PartitionSettings) -> wire::TopicConfig {
         max_record_bytes: Some(settings.max_record_bytes),
         min_durability: to_wire_durability(min).into(),
         default_durability: to_wire_durability(default).into(),
+        allowed_compression: allowed_compression(settings).into(),
     }
 }
 
@@ -85,6 +134,8 @@ pub(super) fn from_config(
         default_durability: durability("config.default_durability", config.default_durability)?
             .unwrap_or(default.default_durability),
         version: default.version,
+        allowed_compression: compression_setting(config.allowed_compression)?
+            .unwrap_or(default.allowed_compression),
     })
 }
 
@@ -107,7 +158,8 @@ pub(super) fn change(
             "max_record_bytes" => SettingsMask::MAX_RECORD_BYTES,
             "min_durability" => SettingsMask::MIN_DURABILITY,
             "default_durability" => SettingsMask::DEFAULT_DURABILITY,
-            _ => return invalid(format!("{path:?} is not a field of TopicConfig")),
+            "allowed_compression" => SettingsMask::ALLOWED_COMPRESSION,
+            _ => return invalid(format!("{} is not a field of TopicConfig", quote(path))),
         };
     }
     Ok((from_config(config, default)?, fields))
@@ -145,6 +197,19 @@ fn bytes_max(field: &'static str, bytes: Option<u32>) -> Result<Option<u32>> {
     }
 }
 
+/// Converts the setting to its stored number. `ANY` is 0, as in topics that are older than it.
+fn compression_setting(value: i32) -> Result<Option<i32>> {
+    match AllowedCompression::try_from(value) {
+        Ok(AllowedCompression::Unspecified) => Ok(None),
+        Ok(AllowedCompression::Any) => Ok(Some(0)),
+        Ok(known) => Ok(Some(known.into())),
+        Err(_) => Err(Error::InvalidArgument {
+            field: "config.allowed_compression",
+            what: format!("{value} is unknown to this version"),
+        }),
+    }
+}
+
 fn durability(field: &'static str, value: i32) -> Result<Option<i32>> {
     Ok(from_wire_durability(field, value)?.map(|durability| to_wire_durability(durability).into()))
 }
@@ -161,6 +226,7 @@ mod tests {
         default_durability: 1,
         min_durability: 3,
         version: 5,
+        allowed_compression: 3,
     };
 
     #[test]
@@ -179,6 +245,33 @@ mod tests {
         let config = to_config(&SETTINGS);
         assert_eq!(from_config(Some(config), &default).unwrap(), SETTINGS);
         assert_eq!(from_config(None, &default).unwrap(), default);
+    }
+
+    #[test]
+    fn topics_accept_uncompressed_batches_and_the_codecs_of_their_setting() {
+        use AllowedCompression as A;
+
+        for (setting, accepted) in [
+            (A::Any, &[0, 1, 2, 3][..]),
+            (A::None, &[0, 1]),
+            (A::Lz4, &[0, 1, 2]),
+            (A::Zstd, &[0, 1, 3]),
+        ] {
+            let config =
+                wire::TopicConfig { allowed_compression: setting.into(), ..Default::default() };
+            let settings = from_config(Some(config), &SETTINGS).unwrap();
+            assert_eq!(to_config(&settings).allowed_compression(), setting);
+            for compression in -1..6 {
+                let codec = allowed_codec(compression, &settings);
+                assert_eq!(codec.is_ok(), accepted.contains(&compression), "{setting:?}");
+            }
+        }
+        let error = allowed_codec(3, &SETTINGS).unwrap_err().to_string();
+        assert_eq!(error, "compression zstd is not allowed by the topic; it accepts none, lz4");
+        let error = allowed_codec(9, &SETTINGS).unwrap_err().to_string();
+        assert_eq!(error, "compression 9 is unknown to this version; it accepts none, lz4");
+        let unknown = wire::TopicConfig { allowed_compression: 9, ..Default::default() };
+        assert!(from_config(Some(unknown), &SETTINGS).is_err());
     }
 
     #[test]

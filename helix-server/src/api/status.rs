@@ -9,23 +9,43 @@ use tonic::Status;
 
 use super::{wire_leader, wire_watermarks};
 use crate::error::Error;
+use crate::limits::{self, ERROR_TEXT_BYTES_MAX, QUOTE_BYTES_MAX};
 use crate::log::Refusal;
+use crate::quote::cut;
 
 /// Retry hint of NO_LEADER: an election of a healthy shard takes less than a second.
 const NO_LEADER_RETRY_AFTER: Duration = Duration::from_millis(50);
 
 impl From<Error> for Status {
     fn from(error: Error) -> Self {
-        to_status(&error_detail(&error), &error.to_string(), retry_after(&error))
+        status(&error_detail(&error), error.to_string(), retry_after(&error))
     }
 }
 
 /// Returns the status of a call over several partitions that failed at one of them.
 pub(super) fn status_at(error: &Error, topic: &str, partition: u32) -> Status {
     let detail =
-        ErrorDetail { topic: topic.to_owned(), partition: Some(partition), ..error_detail(error) };
-    let message = format!("{topic}/{partition}: {error}");
-    to_status(&detail, &message, retry_after(error))
+        ErrorDetail { topic: cut_name(topic), partition: Some(partition), ..error_detail(error) };
+    let message = format!("{}: {error}", partition_path(topic, partition));
+    status(&detail, message, retry_after(error))
+}
+
+/// Returns "topic/partition"; cuts a name that is too long for a topic.
+pub(super) fn partition_path(topic: &str, partition: u32) -> String {
+    format!("{}/{partition}", cut(topic, QUOTE_BYTES_MAX))
+}
+
+/// Cuts a text that would not fit into the trailers with the rest of the error.
+fn status(detail: &ErrorDetail, mut message: String, retry_after: Option<Duration>) -> Status {
+    if message.len() > ERROR_TEXT_BYTES_MAX {
+        message.truncate(cut(&message, ERROR_TEXT_BYTES_MAX).len());
+        message.push_str(" (cut)");
+    }
+    to_status(detail, &message, retry_after)
+}
+
+fn cut_name(topic: &str) -> String {
+    cut(topic, QUOTE_BYTES_MAX).to_owned()
 }
 
 fn error_detail(error: &Error) -> ErrorDetail {
@@ -38,16 +58,22 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::Draining => detail(R::Draining),
         Error::OutcomeUnknown { .. } => detail(R::OutcomeUnknown),
         Error::TopicNotFound { topic } => {
-            ErrorDetail { topic: topic.clone(), ..detail(R::TopicNotFound) }
+            ErrorDetail { topic: cut_name(topic), ..detail(R::TopicNotFound) }
         }
-        Error::PartitionNotFound { topic, partition, .. } => ErrorDetail {
+        Error::TopicRecreated { topic, expected, current } => ErrorDetail {
             topic: topic.clone(),
+            topic_id: *current,
+            expected_topic_id: *expected,
+            ..detail(R::TopicRecreated)
+        },
+        Error::PartitionNotFound { topic, partition, .. } => ErrorDetail {
+            topic: cut_name(topic),
             partition: Some(*partition),
             ..detail(R::PartitionNotFound)
         },
         Error::PartitionDeleted { .. } => detail(R::PartitionNotFound),
         Error::TopicAlreadyExists { topic, .. } => {
-            ErrorDetail { topic: topic.clone(), ..detail(R::TopicAlreadyExists) }
+            ErrorDetail { topic: cut_name(topic), ..detail(R::TopicAlreadyExists) }
         }
         Error::OffsetOutOfRange { watermarks, .. } => ErrorDetail {
             watermarks: Some(wire_watermarks(*watermarks)),
@@ -63,11 +89,14 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::EmptyBatch => detail(R::EmptyBatch),
         Error::RecordCountMismatch { .. } => detail(R::RecordCountMismatch),
         Error::CorruptBatch { .. } => detail(R::CorruptBatch),
-        Error::UnsupportedCompression { .. } => detail(R::UnsupportedCompression),
+        Error::UnsupportedCompression { allowed, .. } => {
+            let allowed_compressions = allowed.to_vec();
+            ErrorDetail { allowed_compressions, ..detail(R::UnsupportedCompression) }
+        }
         Error::InvalidArgument { .. } => detail(R::InvalidArgument),
         Error::Unimplemented { .. } => detail(R::Unimplemented),
         Error::CorruptLog { .. } | Error::NotARecord { .. } => detail(R::CorruptLog),
-        Error::Throttled { .. } => detail(R::Throttled),
+        Error::Throttled { .. } | Error::Exhausted { .. } => detail(R::Throttled),
         Error::DiskFull { .. } => detail(R::DiskFull),
         Error::StorageFailed { may_have_applied, .. } => {
             ErrorDetail { may_have_applied: *may_have_applied, ..detail(R::StorageFailed) }
@@ -107,6 +136,7 @@ fn refusal_detail(refusal: &Refusal) -> ErrorDetail {
 fn retry_after(error: &Error) -> Option<Duration> {
     match error {
         Error::Throttled { retry_after_ms, .. } => Some(Duration::from_millis(*retry_after_ms)),
+        Error::Exhausted { .. } => Some(limits::THROTTLED_RETRY_AFTER),
         Error::NoLeader { .. } => Some(NO_LEADER_RETRY_AFTER),
         _ => None,
     }
@@ -165,6 +195,13 @@ mod tests {
                 Error::TopicNotFound { topic: topic() },
                 "TOPIC_NOT_FOUND",
                 Code::NotFound,
+                FINAL,
+                false,
+            ),
+            (
+                Error::TopicRecreated { topic: topic(), expected: 3, current: 5 },
+                "TOPIC_RECREATED",
+                precondition,
                 FINAL,
                 false,
             ),
@@ -239,7 +276,7 @@ mod tests {
             ),
             (Error::CorruptBatch { what: what() }, "CORRUPT_BATCH", invalid, FINAL, false),
             (
-                Error::UnsupportedCompression { compression: 2 },
+                Error::UnsupportedCompression { what: "zstd".to_owned(), allowed: &[1, 2] },
                 "UNSUPPORTED_COMPRESSION",
                 Code::Unimplemented,
                 FINAL,
@@ -262,6 +299,7 @@ mod tests {
                 false,
             ),
             (throttled, "THROTTLED", exhausted, RETRY, false),
+            (Error::Exhausted { what: what() }, "THROTTLED", exhausted, RETRY, false),
             (Error::DiskFull { what: what() }, "DISK_FULL", exhausted, FINAL, false),
             (failed(true), "STORAGE_FAILED", Code::Unavailable, RETRY, true),
             (failed(false), "STORAGE_FAILED", Code::Unavailable, RETRY, false),
@@ -350,6 +388,9 @@ mod tests {
         assert_eq!(outside.watermarks, Some(wire_watermarks(watermarks)));
         let missing = detail(Error::TopicNotFound { topic: "orders".to_owned() });
         assert_eq!(missing.topic, "orders");
+        let topic = "orders".to_owned();
+        let recreated = detail(Error::TopicRecreated { topic, expected: 3, current: 5 });
+        assert_eq!((recreated.topic_id, recreated.expected_topic_id), (5, 3));
     }
 
     #[test]
@@ -359,6 +400,27 @@ mod tests {
         assert_eq!(from_status(&status).unwrap().retry_after, wait);
         assert_eq!(status.get_details_retry_info().unwrap().retry_delay, wait);
         assert_eq!(status.metadata().get("grpc-retry-pushback-ms").unwrap(), "70");
+    }
+
+    #[test]
+    fn trailers_stay_small_whatever_a_client_sends() {
+        for text in ["x", "\u{1}", "\u{e4}", "\u{10FFFF}", "\""] {
+            let long = || text.repeat(100_000);
+            let not_found = Error::TopicNotFound { topic: long() };
+            let partition = 9;
+            for status in [
+                status_at(&not_found, &long(), partition),
+                not_found.into(),
+                Error::PartitionNotFound { topic: long(), partition, partition_count: 4 }.into(),
+                Error::TopicAlreadyExists { topic: long(), difference: long() }.into(),
+                Error::InvalidArgument { field: "name", what: long() }.into(),
+            ] {
+                let headers = status.into_http::<()>().into_parts().0.headers;
+                let bytes = headers.iter().map(|(name, it)| name.as_str().len() + it.len());
+                let bytes: usize = bytes.sum();
+                assert!(bytes < 8 << 10, "{text:?}: {bytes} bytes in {headers:?}");
+            }
+        }
     }
 
     #[test]

@@ -15,13 +15,14 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
+use super::read_form::{ReadForm, ReadSources};
 use super::reader::{self, PartitionReadOptions, PartitionReader, ReadBudget};
 use super::wire_watermarks;
 use crate::error::Error;
 use crate::limits::{FETCH_BYTES_DEFAULT, HEARTBEAT_INTERVAL};
 use crate::node::Node;
 use crate::shard::{WatchGuard, Watcher};
-use crate::transport::{CallMemory, ClientLoad, LoadPermit};
+use crate::transport::{CallMemory, LoadPermit};
 
 pub(super) struct SubscriptionStream {
     node: Arc<Node>,
@@ -51,20 +52,22 @@ struct SubscribedPartition {
 impl SubscriptionStream {
     pub(super) async fn open(
         node: &Arc<Node>,
-        load: &Arc<ClientLoad>,
+        sources: &ReadSources,
         request: SubscribeRequest,
         call: Option<Arc<CallMemory>>,
     ) -> Result<Self, Status> {
-        let SubscribeRequest { source, out_of_range, accept_encoded, .. } = request;
+        let SubscribeRequest { source, out_of_range, .. } = request;
         if request.membership.is_some() {
             return Err(Error::Unimplemented { what: "membership" }.into());
         }
         let limits = request.limits.unwrap_or_default();
-        let options = PartitionReadOptions::new(source, out_of_range, &limits, accept_encoded)?;
+        let form = ReadForm::new(request.accept_encoded, &request.accept_compression);
+        let options = PartitionReadOptions::new(source, out_of_range, &limits, form)?;
         let budget = ReadBudget::new(&limits, u64::MAX, u64::MAX);
-        let (readers, permit) = reader::open_all(node, load, request.partitions, options).await?;
+        let (readers, permit) =
+            reader::open_all(node, sources, request.partitions, options).await?;
         let watcher = Watcher::new();
-        let partitions = watch_all(readers, &watcher)?;
+        let partitions = watch_all(node, readers, &watcher).await?;
         let heartbeat_interval = heartbeat_interval(node);
         let last_message = Instant::now();
         Ok(Self {
@@ -119,9 +122,8 @@ impl SubscriptionStream {
         if partition.reader.is_done() {
             return Ok(());
         }
-        let now_us = self.node.clock().now_us();
         let reader = &mut partition.reader;
-        let mut found = reader.read(&mut self.budget, FETCH_BYTES_DEFAULT, now_us).await?;
+        let mut found = reader.read(&self.node, &mut self.budget, FETCH_BYTES_DEFAULT).await?;
         let is_empty = found.is_empty();
         if !is_empty {
             if let (Some(call), Some(permit)) = (&self.call, found.permit.take()) {
@@ -163,21 +165,25 @@ impl SubscriptionStream {
                 }
                 Ok(())
             }
-            () = self.heartbeat_timer.as_mut() => self.send_heartbeat(),
+            () = self.heartbeat_timer.as_mut() => self.send_heartbeat().await,
             () = self.node.shutdown_token().cancelled() => Err(Error::Draining.into()),
         }
     }
 
     /// Sends a heartbeat if no message was sent since the timer was set.
-    fn send_heartbeat(&mut self) -> Result<(), Status> {
+    async fn send_heartbeat(&mut self) -> Result<(), Status> {
         let now = Instant::now();
         if now >= self.last_message + self.heartbeat_interval {
-            let partitions = self
-                .partitions
-                .iter_mut()
-                .filter(|it| !it.reader.is_done())
-                .map(|it| it.reader.current_watermarks())
-                .collect::<Result<_, _>>()?;
+            let mut partitions = Vec::with_capacity(self.open_count);
+            for SubscribedPartition { reader, .. } in &self.partitions {
+                if reader.is_done() {
+                    continue;
+                }
+                match reader.current_watermarks() {
+                    Ok(watermarks) => partitions.push(watermarks),
+                    Err(error) => return Err(reader.failed(&self.node, error).await),
+                }
+            }
             self.pending.push_back(Message::Heartbeat(Heartbeat { partitions }));
             self.last_message = now;
             self.heartbeat_interval = heartbeat_interval(&self.node);
@@ -193,17 +199,17 @@ impl SubscriptionStream {
     }
 }
 
-fn watch_all(
+async fn watch_all(
+    node: &Node,
     readers: Vec<PartitionReader>,
     watcher: &Arc<Watcher>,
 ) -> Result<Vec<SubscribedPartition>, Status> {
     let mut partitions = Vec::with_capacity(readers.len());
     for (index, reader) in (0..).zip(readers) {
-        let guard = reader
-            .shard()
-            .watch(reader.partition(), index, watcher)
-            .map_err(|error| reader.status(&error))?;
-        let guard = Some(guard);
+        let guard = match reader.shard().watch(reader.partition(), index, watcher) {
+            Ok(guard) => Some(guard),
+            Err(error) => return Err(reader.failed(node, error).await),
+        };
         partitions.push(SubscribedPartition { reader, guard, has_turn: true, was_at_end: false });
     }
     Ok(partitions)
@@ -217,8 +223,9 @@ fn heartbeat_interval(node: &Node) -> Duration {
 
 fn caught_up(reader: &PartitionReader) -> Message {
     Message::CaughtUp(CaughtUp {
-        topic: reader.topic().to_owned(),
+        topic: reader.topic().name.clone(),
         partition: reader.number(),
         watermarks: Some(wire_watermarks(reader.watermarks())),
+        topic_id: reader.topic().id,
     })
 }

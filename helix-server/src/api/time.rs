@@ -35,10 +35,8 @@ pub(super) fn from_duration(
     field: &'static str,
     duration: prost_types::Duration,
 ) -> Result<Duration> {
-    Duration::try_from(duration).map_err(|_| Error::InvalidArgument {
-        field,
-        what: "must be a duration of zero or more".to_owned(),
-    })
+    helix_proto::time::duration(duration)
+        .map_err(|error| Error::InvalidArgument { field, what: error.to_string() })
 }
 
 /// Converts a duration to the wire.
@@ -70,7 +68,9 @@ mod tests {
     fn rejects_invalid_times() {
         let nanos = prost_types::Timestamp { seconds: 1, nanos: -1 };
         assert!(matches!(from_timestamp("t", nanos), Err(Error::InvalidArgument { .. })));
-        let negative = prost_types::Duration { seconds: -1, nanos: 0 };
-        assert!(matches!(from_duration("d", negative), Err(Error::InvalidArgument { .. })));
+        for seconds in [-1, i64::MIN] {
+            let negative = prost_types::Duration { seconds, nanos: 0 };
+            assert!(matches!(from_duration("d", negative), Err(Error::InvalidArgument { .. })));
+        }
     }
 }

@@ -18,11 +18,14 @@ use super::{call_memory, reserve_response, settings, wire_leader, wire_shard_id,
 use crate::cluster::TopicSpec;
 use crate::error::{Error, Result};
 use crate::limits::{
-    PARTITION_DESCRIBED_BYTES, PARTITIONS_PER_PAGE_MAX, PARTITIONS_PER_TOPIC_MAX,
-    PARTITIONS_PER_TURN, TOPIC_NAME_BYTES_MAX, TOPICS_PER_PAGE_DEFAULT, TOPICS_PER_PAGE_MAX,
+    COMPRESSION_WAIT_MAX, PARTITION_DESCRIBED_BYTES, PARTITIONS_PER_PAGE_MAX,
+    PARTITIONS_PER_TOPIC_MAX, PARTITIONS_PER_TURN, TOPIC_NAME_BYTES_MAX, TOPICS_PER_PAGE_DEFAULT,
+    TOPICS_PER_PAGE_MAX,
 };
-use crate::log::{PartitionLocation, TopicInfo};
+use crate::log::{PartitionLocation, SettingsMask, TopicInfo};
 use crate::node::{LocatedPartition, Node};
+use crate::protocol;
+use crate::quote::quote;
 use crate::transport::CallMemory;
 
 // The other half covers its heap data and its encoded form.
@@ -55,6 +58,9 @@ impl TopicHandler {
             replication_factor: request.replication_factor,
             settings: settings::from_config(request.config, self.node.topic_settings())?,
         };
+        if spec.settings.allowed_compression != 0 {
+            self.check_compression_protocol().await?;
+        }
         reserve_response(call, described_bytes(spec.partition_count)).await?;
         let topic = self.node.cluster().create_topic(spec, request.validate_only).await?;
         Ok(self.describe(&topic).await)
@@ -93,7 +99,7 @@ impl TopicHandler {
     }
 
     async fn get(&self, request: &GetTopicRequest, call: Option<&CallMemory>) -> Result<Topic> {
-        let topic = self.node.find_topic(&request.name).await?;
+        let topic = self.node.find_topic(&request.name, 0).await?;
         reserve_response(call, described_bytes(topic.partition_count)).await?;
         Ok(self.describe(&topic).await)
     }
@@ -106,11 +112,32 @@ impl TopicHandler {
         let mask = request.update_mask.map(|mask| mask.paths).unwrap_or_default();
         let default = self.node.topic_settings();
         let (settings, fields) = settings::change(&mask, request.config, default)?;
+        if fields.contains(SettingsMask::ALLOWED_COMPRESSION) {
+            self.check_compression_protocol().await?;
+        }
         // Before the change, so that a rejected call changes nothing.
         let partitions = self.node.topic(&request.name).map_or(0, |topic| topic.partition_count);
         reserve_response(call, described_bytes(partitions)).await?;
-        let topic = self.node.cluster().update_topic(&request.name, settings, fields).await?;
+        let (name, id) = (&request.name, request.topic_id);
+        let topic = self.node.cluster().update_topic(name, id, settings, fields).await?;
         Ok(self.describe(&topic).await)
+    }
+
+    /// Rejects a change of the allowed compressions while the cluster has nodes that do not know
+    /// the setting.
+    async fn check_compression_protocol(&self) -> Result<()> {
+        let cluster = self.node.cluster();
+        if cluster.wait_protocol(protocol::COMPRESSION, COMPRESSION_WAIT_MAX).await {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument {
+            field: "config.allowed_compression",
+            what: format!(
+                "needs protocol version {}, but the cluster uses {} until all nodes are upgraded",
+                protocol::COMPRESSION,
+                cluster.protocol()
+            ),
+        })
     }
 
     async fn add_partitions(
@@ -120,13 +147,16 @@ impl TopicHandler {
     ) -> Result<Topic> {
         reserve_response(call, described_bytes(request.partition_count)).await?;
         let cluster = self.node.cluster();
-        let topic = cluster.add_partitions(&request.name, request.partition_count).await?;
+        let AddPartitionsRequest { name, topic_id, partition_count } = request;
+        let topic = cluster.add_partitions(name, *topic_id, *partition_count).await?;
         Ok(self.describe(&topic).await)
     }
 
     async fn trim(&self, request: &TrimPartitionRequest) -> Result<TrimPartitionResponse> {
-        let located = self.node.find(&request.topic, request.partition).await?;
-        let watermarks = located.shard.trim(located.partition, request.trim_offset).await?;
+        let TrimPartitionRequest { topic, partition, trim_offset, topic_id } = request;
+        let located = self.node.find(topic, *topic_id, *partition).await?;
+        let trimmed = located.shard.trim(located.partition, *trim_offset).await;
+        let watermarks = self.explained(&located.topic, *topic_id, trimmed).await?;
         Ok(TrimPartitionResponse { watermarks: Some(wire_watermarks(watermarks)) })
     }
 
@@ -134,10 +164,25 @@ impl TopicHandler {
         let expected = |text: &str| fencing_token("expected_token", text);
         let expected = request.expected_token.as_deref().map(expected).transpose()?;
         let token = fencing_token("token", &request.token)?;
-        let LocatedPartition { shard, partition, .. } =
-            self.node.find(&request.topic, request.partition).await?;
-        let watermarks = shard.set_fencing_token(partition, expected, token).await?;
+        let topic_id = request.topic_id;
+        let LocatedPartition { shard, partition, topic, .. } =
+            self.node.find(&request.topic, topic_id, request.partition).await?;
+        let set = shard.set_fencing_token(partition, expected, token).await;
+        let watermarks = self.explained(&topic, topic_id, set).await?;
         Ok(SetFencingTokenResponse { watermarks: Some(wire_watermarks(watermarks)) })
+    }
+
+    /// Explains the failure of a call that names its topic's id.
+    async fn explained<T>(
+        &self,
+        topic: &TopicInfo,
+        expected_id: u64,
+        result: Result<T>,
+    ) -> Result<T> {
+        match result {
+            Err(error) if expected_id > 0 => Err(self.node.explain_deleted(topic, error).await),
+            result => result,
+        }
     }
 
     /// Describes a topic with all of its partitions.
@@ -159,6 +204,7 @@ impl TopicHandler {
             replication_factor: u32::try_from(self.node.cluster().nodes().len())
                 .unwrap_or(u32::MAX),
             config: Some(settings::to_config(&topic.settings)),
+            topic_id: topic.id,
         }
     }
 
@@ -234,7 +280,8 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<DeleteTopicRequest>,
     ) -> Result<Response<DeleteTopicResponse>, Status> {
-        self.node.cluster().delete_topic(&request.get_ref().name).await?;
+        let DeleteTopicRequest { name, topic_id } = request.get_ref();
+        self.node.cluster().delete_topic(name, *topic_id).await?;
         Ok(Response::new(DeleteTopicResponse {}))
     }
 
@@ -279,7 +326,8 @@ fn check_name(name: &str) -> Result<()> {
         field: "name",
         what: format!(
             "must be 1..={TOPIC_NAME_BYTES_MAX} of ASCII letters, digits, '.', '_' and '-', not \
-             {name:?}"
+             {}",
+            quote(name)
         ),
     })
 }

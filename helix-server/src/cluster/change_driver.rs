@@ -164,11 +164,10 @@ impl Cluster {
     }
 
     fn set_join_blocked(&self, why: &str) {
-        let mut join_blocked = sync::lock(&self.join_blocked);
-        if *join_blocked != why && !why.is_empty() {
+        let before = std::mem::replace(&mut *sync::lock(&self.join_blocked), why.to_owned());
+        if before != why && !why.is_empty() {
             tracing::info!("the new node has not joined yet: {why}");
         }
-        why.clone_into(&mut join_blocked);
     }
 
     /// Collects the progress of a change from the connected nodes, for all shards, sorted by id.

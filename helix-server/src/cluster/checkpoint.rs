@@ -234,9 +234,10 @@ impl ClusterState {
         let name: Arc<str> = record.name.into();
         let NamedRecord { producer_id, epoch, last_used, .. } = record;
         let producer = NamedProducer { producer_id, epoch, last_used };
+        let id_is_new = self.epochs.insert(producer_id, epoch).is_none();
         let use_is_new = self.names_by_use.insert(last_used, name.clone()).is_none();
         let name_is_new = self.named.insert(name.clone(), producer).is_none();
-        if use_is_new && name_is_new {
+        if id_is_new && use_is_new && name_is_new {
             return Ok(());
         }
         Err(CheckpointError::new(format!("producer {name:?} appears twice")))

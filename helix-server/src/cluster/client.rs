@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use bytes::Bytes;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::machine::ClusterMachine;
 use super::member_addresses::MemberAddresses;
@@ -230,7 +230,7 @@ impl Cluster {
     pub(super) async fn wait_version(&self, version: u64) -> Result<()> {
         let mut versions = self.machine.watch();
         let seen = versions.wait_for(|seen| *seen >= version);
-        match tokio::time::timeout(limits::READY_WAIT_MAX, seen).await {
+        match timeout(limits::READY_WAIT_MAX, seen).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) => Err(Error::Draining),
             Err(_) => Err(Error::NoLeader { shard: 0 }),
@@ -269,7 +269,7 @@ impl Cluster {
                 None if Instant::now() >= deadline => return Err(Error::NoLeader { shard: 0 }),
                 still => open = still,
             }
-            tokio::time::sleep(limits::LEADER_POLL_INTERVAL).await;
+            sleep(limits::LEADER_POLL_INTERVAL).await;
         }
     }
 
@@ -300,7 +300,7 @@ impl Cluster {
             PeerRequest::Version => {
                 let replica = self.replica();
                 let confirmed = replica.read_index();
-                match tokio::time::timeout(limits::READ_INDEX_WAIT_MAX, confirmed).await {
+                match timeout(limits::READ_INDEX_WAIT_MAX, confirmed).await {
                     Ok(Ok(())) => PeerResponse::Version(self.machine.read(ClusterState::version)),
                     Ok(Err(_)) | Err(_) => PeerResponse::NotLeader,
                 }
@@ -312,7 +312,7 @@ impl Cluster {
     async fn propose(&self, command: ClusterCommand) -> PeerResponse {
         let command = Command::control(Head::Cluster(command));
         let outcome = match self.replica().propose(command, None).await {
-            Ok(outcome) => tokio::time::timeout(limits::COMMIT_WAIT_MAX, outcome).await,
+            Ok(outcome) => timeout(limits::COMMIT_WAIT_MAX, outcome).await,
             Err(error) => Ok(Err(error)),
         };
         match outcome {
@@ -366,20 +366,36 @@ impl Cluster {
         match reply {
             ClusterReply::ProducerIds { first, count } => {
                 let mut lease = sync::lock(&self.lease);
-                *lease = ProducerIdLease { next: first + 1, end: first + u64::from(count) };
+                *lease = ProducerIdLease {
+                    next: first.saturating_add(1),
+                    end: first.saturating_add(count.into()),
+                };
                 Ok(first)
             }
             other => Err(unexpected(&other)),
         }
     }
 
-    /// Returns whether any node has issued this producer id.
-    pub async fn has_issued_producer_id(&self, producer_id: u64) -> Result<bool> {
-        if producer_id < self.machine.read(ClusterState::next_producer_id) {
+    /// Returns whether any node has issued this producer id with this epoch.
+    pub async fn has_issued_producer(&self, producer_id: u64, epoch: u32) -> Result<bool> {
+        let has_issued = |state: &ClusterState| state.has_issued(producer_id, epoch);
+        if self.machine.read(has_issued) {
             return Ok(true);
         }
-        // Another node may have leased it so recently that this node has not applied it yet.
-        Ok(producer_id < self.lease_producer_ids().await?)
+        // Another node may have issued it so recently that this node has not applied it yet. The
+        // lease is later in the log.
+        let first = self.lease_producer_ids().await?;
+        if epoch == 0 || producer_id >= first {
+            return Ok(producer_id < first);
+        }
+        let applied = async {
+            while self.machine.read(ClusterState::next_producer_id) <= first {
+                sleep(limits::APPLY_POLL_INTERVAL).await;
+            }
+        };
+        let applied = timeout(limits::READY_WAIT_MAX, applied).await;
+        applied.map_err(|_| Error::NoLeader { shard: 0 })?;
+        Ok(self.machine.read(has_issued))
     }
 }
 

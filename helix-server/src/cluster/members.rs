@@ -14,6 +14,7 @@ use crate::log::{
     AddMember, ChangeKind, ClusterReply, InitMembers, Joined, MemberChange, MemberCommand,
     ReplaceMember, SetDraining,
 };
+use crate::quote::quote;
 use crate::raft::{ReplicaId, node_of, replica_id};
 
 /// Generation of the nodes that form a cluster together. Nodes that join later start with the next.
@@ -408,7 +409,7 @@ fn check_address(address: &str) -> Result<(), ClusterReply> {
     if is_address && address.len() <= ADDRESS_BYTES_MAX {
         return Ok(());
     }
-    Err(invalid("peer_endpoint", format!("{address:?} is not of the form host:port")))
+    Err(invalid("peer_endpoint", format!("{} is not of the form host:port", quote(address))))
 }
 
 #[cfg(test)]

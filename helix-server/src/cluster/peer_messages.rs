@@ -66,7 +66,7 @@ enum PeerRequestKind {
 struct PeerResponseRecord {
     #[prost(
         oneof = "PeerResponseKind",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19"
     )]
     kind: Option<PeerResponseKind>,
 }
@@ -113,6 +113,8 @@ enum PeerResponseKind {
     Moved(ShardIds),
     #[prost(message, tag = "18")]
     ReplicaStatus(ReplicaStatusReport),
+    #[prost(message, tag = "19")]
+    TopicRecreated(NamedTopicId),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
@@ -195,6 +197,14 @@ struct TextPair {
     second: String,
 }
 
+#[derive(Clone, PartialEq, Message)]
+struct NamedTopicId {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(uint64, tag = "2")]
+    topic_id: u64,
+}
+
 #[derive(Clone, Copy, PartialEq, Message)]
 struct NumberPair {
     #[prost(uint64, tag = "1")]
@@ -210,7 +220,8 @@ impl PeerRequest {
     }
 
     /// Returns whether this request may be sent again while the outcome of an attempt is unknown.
-    /// `DeleteTopic` names its topic only, and a new topic may have the name by then.
+    /// A repeated `DeleteTopic` finds no topic, or in old protocols a new one of the same name, so
+    /// its sender decides.
     pub(super) fn is_idempotent(&self) -> bool {
         !matches!(self, Self::Command(ClusterCommand::DeleteTopic { .. }))
     }
@@ -284,6 +295,9 @@ impl PeerResponse {
                 ClusterReply::AlreadyExistsDifferent { name: it.first, difference: it.second }
             }
             PeerResponseKind::TopicNotFound(name) => ClusterReply::TopicNotFound { name },
+            PeerResponseKind::TopicRecreated(NamedTopicId { name, topic_id }) => {
+                ClusterReply::TopicRecreated { name, topic_id }
+            }
             PeerResponseKind::ProducerIds(it) => {
                 ClusterReply::ProducerIds { first: it.first, count: it.second }
             }
@@ -315,6 +329,10 @@ fn encode_reply(reply: &ClusterReply) -> PeerResponseKind {
             PeerResponseKind::ExistsDifferent(texts(name, difference))
         }
         ClusterReply::TopicNotFound { name } => PeerResponseKind::TopicNotFound(name.clone()),
+        ClusterReply::TopicRecreated { name, topic_id } => {
+            let (name, topic_id) = (name.clone(), *topic_id);
+            PeerResponseKind::TopicRecreated(NamedTopicId { name, topic_id })
+        }
         ClusterReply::ProducerIds { first, count } => {
             PeerResponseKind::ProducerIds(NumberPair { first: *first, second: *count })
         }
@@ -334,7 +352,7 @@ fn encode_reply(reply: &ClusterReply) -> PeerResponseKind {
 
 /// Maps a field name of a reply to its static form. The names are part of the public API.
 fn field(name: &str) -> &'static str {
-    const FIELDS: [&str; 13] = [
+    const FIELDS: [&str; 14] = [
         "name",
         "count",
         "node_id",
@@ -347,6 +365,7 @@ fn field(name: &str) -> &'static str {
         "config.max_record_bytes",
         "config.default_durability",
         "config.min_durability",
+        "config.allowed_compression",
         "config",
     ];
     FIELDS.into_iter().find(|field| *field == name).unwrap_or("request")
@@ -400,7 +419,8 @@ mod tests {
             ClusterReply::Topic(info.clone()),
             ClusterReply::AlreadyExistsEqual(info),
             ClusterReply::AlreadyExistsDifferent { name: name.clone(), difference: "x".to_owned() },
-            ClusterReply::TopicNotFound { name },
+            ClusterReply::TopicNotFound { name: name.clone() },
+            ClusterReply::TopicRecreated { name, topic_id: 9 },
             ClusterReply::ProducerIds { first: 9, count: 3 },
             ClusterReply::Producer { producer_id: 7, epoch: 2 },
             ClusterReply::Done,
@@ -448,7 +468,7 @@ mod tests {
                 shard_id: 3,
                 ..ReplicaStatusRequest::default()
             }),
-            PeerRequest::Command(ClusterCommand::DeleteTopic { name }),
+            PeerRequest::Command(ClusterCommand::DeleteTopic { name, topic_id: 3 }),
         ] {
             assert_eq!(PeerRequest::decode(request.encode()).unwrap(), request);
         }

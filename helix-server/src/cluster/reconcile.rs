@@ -174,7 +174,8 @@ impl ReconcileInput<'_> {
             new.iter().copied().filter(|id| !self.is_caught_up(*id)).collect();
         let lost = lagging.iter().find(|id| !self.is_reached(**id));
         let blocked = lost.map(|id| format!("node {} cannot be reached", node_of(*id)));
-        let entries = lagging.iter().filter_map(|id| self.lag(*id)).sum();
+        let lags = lagging.iter().filter_map(|id| self.lag(*id));
+        let entries = lags.fold(0, u64::saturating_add);
         let blocked = blocked.unwrap_or_default();
         (!lagging.is_empty()).then_some(Step::Wait {
             phase: ChangePhase::CatchingUp,

@@ -7,26 +7,37 @@ use super::peer_messages::{
     EntryRange, PeerRequest, PeerResponse, ReplicaStatusReport, ReplicaStatusRequest,
 };
 use crate::limits;
+use crate::peer::Hub;
 use crate::raft::{ElectionState, Replica, ReplicaId, ReplicaRole};
 
+/// Asks a node for the status of its replica of a shard. `resetting_replica` is the replica of this
+/// node if it has lost its log and starts again. Returns `None` if the node does not respond or
+/// does not serve the shard.
+pub async fn ask_replica_status(
+    hub: &Hub,
+    node: u64,
+    shard_id: u64,
+    resetting_replica: Option<ReplicaId>,
+) -> Option<ReplicaStatusReport> {
+    let resetting_replica = resetting_replica.unwrap_or_default();
+    let request = ReplicaStatusRequest { shard_id, resetting_replica };
+    let request = PeerRequest::ReplicaStatus(request).encode();
+    let response = hub.call(node, request, limits::PROGRESS_WAIT_MAX).await;
+    match response.map(PeerResponse::decode) {
+        Ok(Ok(PeerResponse::ReplicaStatus(report))) => Some(report),
+        Ok(Ok(_) | Err(_)) | Err(_) => None,
+    }
+}
+
 impl Cluster {
-    /// Asks a node for the status of its replica of a shard. `resetting_replica` is the replica of
-    /// this node if it has lost its log and starts again. Returns `None` if the node does not
-    /// respond or does not serve the shard.
+    /// As [`ask_replica_status`].
     pub async fn ask_replica_status(
         &self,
         node: u64,
         shard_id: u64,
         resetting_replica: Option<ReplicaId>,
     ) -> Option<ReplicaStatusReport> {
-        let resetting_replica = resetting_replica.unwrap_or_default();
-        let request = ReplicaStatusRequest { shard_id, resetting_replica };
-        let request = PeerRequest::ReplicaStatus(request).encode();
-        let response = self.hub.call(node, request, limits::PROGRESS_WAIT_MAX).await;
-        match response.map(PeerResponse::decode) {
-            Ok(Ok(PeerResponse::ReplicaStatus(report))) => Some(report),
-            Ok(Ok(_) | Err(_)) | Err(_) => None,
-        }
+        ask_replica_status(&self.hub, node, shard_id, resetting_replica).await
     }
 
     pub(super) async fn local_replica_status(

@@ -60,8 +60,8 @@ pub(super) struct NamedProducer {
 /// State of the cluster, as shard 0 replicates it.
 ///
 /// Invariants: `topics` and `names` hold the same topics; `partitions` is the sum of their counts;
-/// ids below the `next_` ones are never issued again; `names_by_use` holds exactly the named
-/// producers.
+/// ids below the `next_` ones are never issued again; `names_by_use` and `epochs` hold exactly the
+/// named producers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterState {
     pub(super) limits: ClusterLimits,
@@ -82,6 +82,8 @@ pub struct ClusterState {
     pub(super) named: BTreeMap<Arc<str>, NamedProducer>,
     /// Named producers by the index of their last use.
     pub(super) names_by_use: BTreeMap<u64, Arc<str>>,
+    /// Current epoch of each named producer by its id. Follows from `named`.
+    pub(super) epochs: BTreeMap<u64, u32>,
 }
 
 type CommandResult = Result<ClusterReply, ClusterReply>;
@@ -103,6 +105,7 @@ impl ClusterState {
             next_producer_id: 1,
             named: BTreeMap::new(),
             names_by_use: BTreeMap::new(),
+            epochs: BTreeMap::new(),
         }
     }
 
@@ -150,6 +153,15 @@ impl ClusterState {
     /// Returns the next producer id; all lower ids are issued.
     pub fn next_producer_id(&self) -> u64 {
         self.next_producer_id
+    }
+
+    /// Returns whether the id was issued, and this epoch of it.
+    ///
+    /// Epochs above 0 are issued for names. Those of a name that is no longer remembered count as
+    /// not issued.
+    pub fn has_issued(&self, producer_id: u64, epoch: u32) -> bool {
+        let has_epoch = || self.epochs.get(&producer_id).is_some_and(|newest| epoch <= *newest);
+        producer_id < self.next_producer_id && (epoch == 0 || has_epoch())
     }
 
     pub fn topic(&self, name: &str) -> Option<&Arc<TopicInfo>> {
@@ -252,13 +264,15 @@ impl ClusterState {
                 }),
             ClusterCommand::RegisterShards { shards } => self.register_shards(shards),
             ClusterCommand::CreateTopic(new) => self.create_topic(new),
-            ClusterCommand::UpdateTopic { name, settings, fields } => {
-                self.update_topic(name, settings, *fields)
+            ClusterCommand::UpdateTopic { name, topic_id, settings, fields } => {
+                self.update_topic(self.find(name, *topic_id)?, settings, *fields)
             }
-            ClusterCommand::AddPartitions { name, partition_count } => {
-                self.add_partitions(name, *partition_count)
+            ClusterCommand::AddPartitions { name, topic_id, partition_count } => {
+                self.add_partitions(self.find(name, *topic_id)?, *partition_count)
             }
-            ClusterCommand::DeleteTopic { name } => self.delete_topic(name),
+            ClusterCommand::DeleteTopic { name, topic_id } => {
+                self.delete_topic(&*self.find(name, *topic_id)?)
+            }
             ClusterCommand::LeaseProducerIds { count } => self.lease_producer_ids(*count),
             ClusterCommand::InitProducer { name } => self.init_producer(index, name),
             ClusterCommand::Members(command) => self.change_members(command),
@@ -323,11 +337,10 @@ impl ClusterState {
 
     fn update_topic(
         &mut self,
-        name: &str,
+        topic: Arc<TopicInfo>,
         settings: &PartitionSettings,
         fields: SettingsMask,
     ) -> CommandResult {
-        let topic = self.find(name)?;
         if fields.0 == 0 || !SettingsMask::ALL.contains(fields) {
             return Err(invalid(
                 "update_mask",
@@ -343,8 +356,7 @@ impl ClusterState {
         Ok(self.put(TopicInfo { settings, ..TopicInfo::clone(&topic) }))
     }
 
-    fn add_partitions(&mut self, name: &str, partition_count: u32) -> CommandResult {
-        let topic = self.find(name)?;
+    fn add_partitions(&mut self, topic: Arc<TopicInfo>, partition_count: u32) -> CommandResult {
         self.check_growth(topic.partition_count, partition_count)?;
         if partition_count == topic.partition_count {
             return Ok(ClusterReply::Topic(topic));
@@ -355,9 +367,8 @@ impl ClusterState {
         Ok(self.put(topic))
     }
 
-    fn delete_topic(&mut self, name: &str) -> CommandResult {
-        let topic = self.find(name)?;
-        self.names.remove(name);
+    fn delete_topic(&mut self, topic: &TopicInfo) -> CommandResult {
+        self.names.remove(&topic.name);
         self.topics.remove(&topic.id);
         self.partitions -= u64::from(topic.partition_count);
         self.version += 1;
@@ -384,7 +395,7 @@ impl ClusterState {
         };
         // An id whose epochs are used up is replaced. The new id does not fence earlier sessions.
         let next = known.and_then(|it| Some((it.producer_id, it.epoch.checked_add(1)?)));
-        let used_before = known.map(|it| it.last_used);
+        let used_before = known.map(|it| (it.last_used, it.producer_id));
         let (producer_id, epoch) = match next {
             Some(next) => next,
             None => {
@@ -393,21 +404,31 @@ impl ClusterState {
                 (producer_id, 0)
             }
         };
-        if let Some(last_used) = used_before {
+        if let Some((last_used, old_id)) = used_before {
             self.names_by_use.remove(&last_used);
+            self.epochs.remove(&old_id);
         }
         self.names_by_use.insert(index, name.clone());
+        self.epochs.insert(producer_id, epoch);
         self.named.insert(name, NamedProducer { producer_id, epoch, last_used: index });
         while self.named.len() > self.limits.named_producers_max.max(1) as usize {
             let Some((_, oldest)) = self.names_by_use.pop_first() else { break };
-            self.named.remove(&oldest);
+            if let Some(producer) = self.named.remove(&oldest) {
+                self.epochs.remove(&producer.producer_id);
+            }
         }
         Ok(ClusterReply::Producer { producer_id, epoch })
     }
 
-    fn find(&self, name: &str) -> Result<Arc<TopicInfo>, ClusterReply> {
-        let topic = self.topic(name).cloned();
-        topic.ok_or_else(|| ClusterReply::TopicNotFound { name: name.to_owned() })
+    /// Returns the topic with this name, if it has the expected id; 0 accepts any.
+    fn find(&self, name: &str, expected_id: u64) -> Result<Arc<TopicInfo>, ClusterReply> {
+        match self.topic(name) {
+            Some(topic) if expected_id == 0 || topic.id == expected_id => Ok(topic.clone()),
+            Some(topic) => {
+                Err(ClusterReply::TopicRecreated { name: name.to_owned(), topic_id: topic.id })
+            }
+            None => Err(ClusterReply::TopicNotFound { name: name.to_owned() }),
+        }
     }
 
     /// Gives a topic `more` partitions with new ids.
@@ -473,6 +494,10 @@ fn check_settings(settings: &PartitionSettings) -> Result<(), ClusterReply> {
     if !is_durability(settings.min_durability) {
         return Err(invalid("config.min_durability", "unknown durability"));
     }
+    // 0 stands for ANY.
+    if settings.allowed_compression == 1 || !(0..=4).contains(&settings.allowed_compression) {
+        return Err(invalid("config.allowed_compression", "unknown compression"));
+    }
     Ok(())
 }
 
@@ -511,6 +536,9 @@ fn difference(topic: &TopicInfo, new: &CreateTopic) -> Option<String> {
     let (is_default, asked_default) = (is.default_durability, asked.default_durability);
     compare("default_durability", durability(is_default), durability(asked_default));
     compare("min_durability", durability(is.min_durability), durability(asked.min_durability));
+    let compression = |number: i32| number.unsigned_abs().into();
+    let (is_allowed, asked_allowed) = (is.allowed_compression, asked.allowed_compression);
+    compare("allowed_compression", compression(is_allowed), compression(asked_allowed));
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 

@@ -14,6 +14,7 @@ use crate::log::{
     ClusterCommand, ClusterReply, CreateTopic, PartitionSettings, ROWS_PER_ENTRY_MAX, SettingsMask,
     ShardCommand, ShardState, TopicInfo,
 };
+use crate::protocol;
 use crate::shard::Shard;
 
 /// Name and settings of a topic to create.
@@ -60,28 +61,50 @@ impl Cluster {
     }
 
     /// Replaces the settings that `fields` names with those in `settings`.
+    ///
+    /// Here and below, the topic must have the id `expected_id`; 0 accepts any.
     pub async fn update_topic(
         &self,
         name: &str,
+        expected_id: u64,
         settings: PartitionSettings,
         fields: SettingsMask,
     ) -> Result<Arc<TopicInfo>> {
-        let command = ClusterCommand::UpdateTopic { name: name.to_owned(), settings, fields };
-        self.wait_until_open(topic_from_reply(self.command(command).await?, name)?).await
+        let change = self.begin_change(name, expected_id).await?;
+        let (name, topic_id) = (name.to_owned(), change.command_id);
+        let command = ClusterCommand::UpdateTopic { name, topic_id, settings, fields };
+        self.wait_until_open(change.topic(self.command(command).await?)?).await
     }
 
     /// Raises the number of partitions to `partition_count`.
-    pub async fn add_partitions(&self, name: &str, partition_count: u32) -> Result<Arc<TopicInfo>> {
-        let command = ClusterCommand::AddPartitions { name: name.to_owned(), partition_count };
-        self.wait_until_open(topic_from_reply(self.command(command).await?, name)?).await
+    pub async fn add_partitions(
+        &self,
+        name: &str,
+        expected_id: u64,
+        partition_count: u32,
+    ) -> Result<Arc<TopicInfo>> {
+        let change = self.begin_change(name, expected_id).await?;
+        let (name, topic_id) = (name.to_owned(), change.command_id);
+        let command = ClusterCommand::AddPartitions { name, topic_id, partition_count };
+        self.wait_until_open(change.topic(self.command(command).await?)?).await
+    }
+
+    /// Returns the topic that has the name now, and the id to name in the command.
+    ///
+    /// The command must not change a topic that gets the name before a repeated attempt.
+    async fn begin_change(&self, name: &str, expected_id: u64) -> Result<TopicChange> {
+        self.catch_up().await?;
+        let topic = self.topic_with_id(name, expected_id)?;
+        let has_ids = self.protocol() >= protocol::TOPIC_IDS;
+        let command_id = if has_ids { topic.id } else { 0 };
+        Ok(TopicChange { topic, expected_id, command_id })
     }
 
     /// Deletes a topic with its data. Succeeds if another attempt has deleted it meanwhile.
-    pub async fn delete_topic(&self, name: &str) -> Result<()> {
-        // The command has the name only. It must delete the topic that has the name now.
-        self.catch_up().await?;
-        let topic = self.topic(name)?;
-        self.delete(&topic).await?;
+    pub async fn delete_topic(&self, name: &str, expected_id: u64) -> Result<()> {
+        let change = self.begin_change(name, expected_id).await?;
+        self.delete(&change).await?;
+        let topic = change.topic;
         for &shard_id in topic.shards() {
             // A shard that is not open on this node cannot be checked; its other replicas apply it.
             let Ok(shard) = self.shard(shard_id) else { continue };
@@ -97,16 +120,22 @@ impl Cluster {
 
     /// Deletes this topic from shard 0's state. After an attempt with an unknown outcome it retries
     /// only if the topic still exists.
-    async fn delete(&self, topic: &TopicInfo) -> Result<()> {
+    async fn delete(&self, change: &TopicChange) -> Result<()> {
+        let topic = &change.topic;
         let deadline = Instant::now() + limits::READY_WAIT_MAX;
         let mut unsettled: Option<Error> = None;
         loop {
-            let command = ClusterCommand::DeleteTopic { name: topic.name.clone() };
+            let (name, topic_id) = (topic.name.clone(), change.command_id);
+            let command = ClusterCommand::DeleteTopic { name, topic_id };
             let error = match self.command(command).await {
                 Ok(ClusterReply::Done) => return Ok(()),
                 // An earlier attempt has deleted it.
-                Ok(ClusterReply::TopicNotFound { .. }) if unsettled.is_some() => return Ok(()),
-                Ok(other) => return topic_from_reply(other, &topic.name).map(drop),
+                Ok(ClusterReply::TopicNotFound { .. } | ClusterReply::TopicRecreated { .. })
+                    if unsettled.is_some() =>
+                {
+                    return Ok(());
+                }
+                Ok(other) => return change.topic(other).map(drop),
                 Err(error @ Error::OutcomeUnknown { .. }) => error,
                 Err(error) => return Err(unsettled.unwrap_or(error)),
             };
@@ -124,6 +153,31 @@ impl Cluster {
         self.machine()
             .read(|state| state.topic(name).cloned())
             .ok_or_else(|| Error::TopicNotFound { topic: name.to_owned() })
+    }
+
+    /// Like [`Self::topic`], if the topic has the expected id; 0 accepts any.
+    ///
+    /// # Errors
+    /// [`Error::TopicRecreated`] with another id, which is lower than the expected one only if this
+    /// node's copy of the state is older than the topic.
+    pub fn topic_with_id(&self, name: &str, expected_id: u64) -> Result<Arc<TopicInfo>> {
+        let topic = self.topic(name)?;
+        if expected_id == 0 || topic.id == expected_id {
+            return Ok(topic);
+        }
+        let (current, topic) = (topic.id, name.to_owned());
+        Err(Error::TopicRecreated { topic, expected: expected_id, current })
+    }
+
+    /// Replaces the error of a call on a partition that was deleted with the state of its topic:
+    /// unknown, or created again.
+    pub async fn explain_deleted(&self, topic: &TopicInfo, error: Error) -> Error {
+        if !matches!(error, Error::PartitionDeleted { .. }) {
+            return error;
+        }
+        // Without the leader of shard 0 the copy may be too old to explain the deletion.
+        let _ = self.catch_up().await;
+        self.topic_with_id(&topic.name, topic.id).map_or_else(|why| why, |_| error)
     }
 
     /// Waits until this node knows the topic and all its shards have its partitions and settings.
@@ -221,6 +275,29 @@ fn already_applied(error: Error) -> Error {
                 "the change is committed, but this node has not applied it yet: {other}"
             ),
         },
+    }
+}
+
+/// A change of an existing topic.
+struct TopicChange {
+    topic: Arc<TopicInfo>,
+    expected_id: u64,
+    /// Id that the command names; 0 before protocol version [`protocol::TOPIC_IDS`].
+    command_id: u64,
+}
+
+impl TopicChange {
+    /// Converts the reply to the command.
+    fn topic(&self, reply: ClusterReply) -> Result<Arc<TopicInfo>> {
+        match reply {
+            ClusterReply::TopicRecreated { name, topic_id } if self.expected_id > 0 => {
+                let (expected, current) = (self.expected_id, topic_id);
+                Err(Error::TopicRecreated { topic: name, expected, current })
+            }
+            // The topic was deleted during the call, which names no id.
+            ClusterReply::TopicRecreated { name, .. } => Err(Error::TopicNotFound { topic: name }),
+            other => topic_from_reply(other, &self.topic.name),
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Protocol version of the cluster. Shard 0's leader raises it once every member supports the next
 //! one.
 
+use std::time::Duration;
+
 use super::client::Cluster;
 use super::state::ClusterState;
 use crate::error::Result;
@@ -10,6 +12,17 @@ impl Cluster {
     /// Returns the cluster's protocol version, which every member supports.
     pub fn protocol(&self) -> u32 {
         self.machine().read(ClusterState::protocol)
+    }
+
+    /// Waits until the cluster uses this protocol version, at most `wait_max`. Returns whether it
+    /// does. A new cluster raises its version soon after it has formed.
+    pub async fn wait_protocol(&self, version: u32, wait_max: Duration) -> bool {
+        let mut changes = self.machine().watch();
+        let reached =
+            async { while self.protocol() < version && changes.changed().await.is_ok() {} };
+        // Ignored: the version decides.
+        let _ = tokio::time::timeout(wait_max, reached).await;
+        self.protocol() >= version
     }
 
     /// Returns an error text if this program does not support the cluster's protocol version.

@@ -5,8 +5,9 @@ use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use helix_proto::address::check_dialable;
+
 use super::ServerConfig;
-use crate::address::check_dialable;
 use crate::limits::{
     BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, PARTITIONS_MAX,
     PARTITIONS_PER_TOPIC_MAX, SHARDS_MAX,

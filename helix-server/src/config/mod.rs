@@ -295,6 +295,7 @@ impl ServerConfig {
             default_durability: 1,
             min_durability: 4,
             version: 0,
+            allowed_compression: 0,
         }
     }
 }

@@ -4,10 +4,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use helix_proto::address;
 use tracing_subscriber::EnvFilter;
 
 use super::AdminAddr;
-use crate::address;
 use crate::cluster::is_topic_name;
 
 /// Longest duration, in seconds: its microseconds have 64 bits.

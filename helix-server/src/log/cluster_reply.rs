@@ -18,6 +18,11 @@ pub enum ClusterReply {
     TopicNotFound {
         name: String,
     },
+    /// Nothing changed: the topic with this name has another id than the command names.
+    TopicRecreated {
+        name: String,
+        topic_id: u64,
+    },
     /// Leased producer ids: `first..first + count`.
     ProducerIds {
         first: u64,

@@ -50,19 +50,23 @@ pub enum ClusterCommand {
         shards: Vec<u64>,
     },
     CreateTopic(CreateTopic),
-    /// Updates the settings that `fields` names.
+    /// Updates the settings that `fields` names. Here and below a topic must have the id
+    /// `topic_id`; 0 accepts any.
     UpdateTopic {
         name: String,
+        topic_id: u64,
         settings: PartitionSettings,
         fields: SettingsMask,
     },
     /// Raises the number of partitions to `partition_count`.
     AddPartitions {
         name: String,
+        topic_id: u64,
         partition_count: u32,
     },
     DeleteTopic {
         name: String,
+        topic_id: u64,
     },
     /// Leases producer ids to the requesting node, which then assigns them.
     LeaseProducerIds {
@@ -113,6 +117,9 @@ pub struct PartitionSettings {
     /// Version of the cluster's state that set these; a later one wins.
     #[prost(uint64, tag = "7")]
     pub version: u64,
+    /// Number of `AllowedCompression`: 0 for any, also in topics from before protocol version 4.
+    #[prost(int32, tag = "8")]
+    pub allowed_compression: i32,
 }
 
 /// Set of fields of [`PartitionSettings`].
@@ -126,7 +133,9 @@ impl SettingsMask {
     pub const MAX_RECORD_BYTES: Self = Self(1 << 3);
     pub const DEFAULT_DURABILITY: Self = Self(1 << 4);
     pub const MIN_DURABILITY: Self = Self(1 << 5);
-    pub const ALL: Self = Self((1 << 6) - 1);
+    /// From protocol version 4 on.
+    pub const ALLOWED_COMPRESSION: Self = Self(1 << 6);
+    pub const ALL: Self = Self((1 << 7) - 1);
 
     pub fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -167,6 +176,9 @@ impl PartitionSettings {
         }
         if fields.contains(SettingsMask::MIN_DURABILITY) {
             self.min_durability = other.min_durability;
+        }
+        if fields.contains(SettingsMask::ALLOWED_COMPRESSION) {
+            self.allowed_compression = other.allowed_compression;
         }
         self
     }
@@ -328,6 +340,7 @@ mod tests {
             default_durability: 2,
             min_durability: 3,
             version: 9,
+            allowed_compression: 2,
         };
         assert_eq!(old.with(&new, SettingsMask(0)), old);
         let some = SettingsMask::RETENTION_TIME | SettingsMask::MAX_BATCH_BYTES;

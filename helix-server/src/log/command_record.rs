@@ -168,6 +168,9 @@ struct UpdateTopic {
     settings: Option<PartitionSettings>,
     #[prost(uint32, tag = "3")]
     fields: u32,
+    /// From protocol version [`TOPIC_IDS`](crate::protocol::TOPIC_IDS) on, as in the next two.
+    #[prost(uint64, tag = "4")]
+    topic_id: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -176,12 +179,16 @@ struct AddPartitions {
     name: String,
     #[prost(uint32, tag = "2")]
     partition_count: u32,
+    #[prost(uint64, tag = "3")]
+    topic_id: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
 struct DeleteTopic {
     #[prost(string, tag = "1")]
     name: String,
+    #[prost(uint64, tag = "2")]
+    topic_id: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -303,14 +310,16 @@ pub(super) fn encode_cluster(command: &ClusterCommand, bytes: &mut BytesMut) {
             shards: topic.shards,
             requested_at_us: topic.requested_at_us,
         }),
-        ClusterCommand::UpdateTopic { name, settings, fields } => {
+        ClusterCommand::UpdateTopic { name, topic_id, settings, fields } => {
             let (settings, fields) = (Some(settings), fields.0);
-            ClusterChange::UpdateTopic(UpdateTopic { name, settings, fields })
+            ClusterChange::UpdateTopic(UpdateTopic { name, settings, fields, topic_id })
         }
-        ClusterCommand::AddPartitions { name, partition_count } => {
-            ClusterChange::AddPartitions(AddPartitions { name, partition_count })
+        ClusterCommand::AddPartitions { name, topic_id, partition_count } => {
+            ClusterChange::AddPartitions(AddPartitions { name, partition_count, topic_id })
         }
-        ClusterCommand::DeleteTopic { name } => ClusterChange::DeleteTopic(DeleteTopic { name }),
+        ClusterCommand::DeleteTopic { name, topic_id } => {
+            ClusterChange::DeleteTopic(DeleteTopic { name, topic_id })
+        }
         ClusterCommand::LeaseProducerIds { count } => {
             ClusterChange::LeaseProducerIds(LeaseProducerIds { count })
         }
@@ -352,13 +361,18 @@ pub(super) fn decode_cluster(bytes: &[u8]) -> Result<ClusterCommand, HeadError> 
         }),
         ClusterChange::UpdateTopic(it) => ClusterCommand::UpdateTopic {
             name: it.name,
+            topic_id: it.topic_id,
             settings: required(it.settings)?,
             fields: SettingsMask(it.fields),
         },
-        ClusterChange::AddPartitions(it) => {
-            ClusterCommand::AddPartitions { name: it.name, partition_count: it.partition_count }
+        ClusterChange::AddPartitions(it) => ClusterCommand::AddPartitions {
+            name: it.name,
+            topic_id: it.topic_id,
+            partition_count: it.partition_count,
+        },
+        ClusterChange::DeleteTopic(it) => {
+            ClusterCommand::DeleteTopic { name: it.name, topic_id: it.topic_id }
         }
-        ClusterChange::DeleteTopic(it) => ClusterCommand::DeleteTopic { name: it.name },
         ClusterChange::LeaseProducerIds(it) => ClusterCommand::LeaseProducerIds { count: it.count },
         ClusterChange::InitProducer(it) => ClusterCommand::InitProducer { name: it.name },
         ClusterChange::RegisterShards(it) => ClusterCommand::RegisterShards { shards: it.shards },

@@ -31,6 +31,8 @@ pub struct BatchHead {
     pub version: u32,
     pub compression: i32,
     pub payload_bytes: u32,
+    /// `EncodedBatch.uncompressed_bytes` of a compressed batch, else 0.
+    pub uncompressed_bytes: u32,
     /// Time of the leader's proposal, in µs since the Unix epoch.
     pub proposed_us: u64,
     pub producer: Option<ProducerStamp>,
@@ -57,6 +59,8 @@ pub enum HeadError {
     UnknownFlags { flags: u8 },
     #[error("the batch head has {bytes} bytes instead of {expected}")]
     WrongLength { bytes: usize, expected: usize },
+    #[error("the batch states that it is compressed from 0 bytes")]
+    NoUncompressedBytes,
     #[error("the fencing token of the batch is too long or not UTF-8")]
     WrongToken,
     #[error("the command is unknown to this version")]
@@ -76,10 +80,12 @@ const KIND_CLUSTER: u8 = 3;
 //  with FLAG_PRODUCER          producer_id u64 | epoch u32 | first_sequence u64
 //  with FLAG_EXPECTED_OFFSET   expected_offset u64
 //  with FLAG_FENCING_TOKEN     length u8 | the token, UTF-8
+//  with FLAG_COMPRESSED        uncompressed_bytes u32, at least 1; from protocol version 4 on
 const FLAG_PRODUCER: u8 = 1;
 const FLAG_EXPECTED_OFFSET: u8 = 1 << 1;
 const FLAG_FENCING_TOKEN: u8 = 1 << 2;
-const FLAGS: u8 = FLAG_PRODUCER | FLAG_EXPECTED_OFFSET | FLAG_FENCING_TOKEN;
+const FLAG_COMPRESSED: u8 = 1 << 3;
+const FLAGS: u8 = FLAG_PRODUCER | FLAG_EXPECTED_OFFSET | FLAG_FENCING_TOKEN | FLAG_COMPRESSED;
 const BATCH_BYTES: usize = 34;
 const BATCH_WITH_PRODUCER_BYTES: usize = BATCH_BYTES + 20;
 const _: () = assert!(FENCING_TOKEN_BYTES_MAX <= u8::MAX as usize);
@@ -159,6 +165,9 @@ impl BatchHead {
             bytes.put_u8(u8::try_from(token.as_str().len()).expect("a token has at most 64 bytes"));
             bytes.put_slice(token.as_str().as_bytes());
         }
+        if self.uncompressed_bytes > 0 {
+            bytes.put_u32_le(self.uncompressed_bytes);
+        }
     }
 
     fn flags(&self) -> u8 {
@@ -166,6 +175,7 @@ impl BatchHead {
         flag(self.producer.is_some(), FLAG_PRODUCER)
             | flag(self.condition.expected_offset.is_some(), FLAG_EXPECTED_OFFSET)
             | flag(self.condition.fencing_token.is_some(), FLAG_FENCING_TOKEN)
+            | flag(self.uncompressed_bytes > 0, FLAG_COMPRESSED)
     }
 
     /// Decodes a batch; `bytes` start with the kind.
@@ -195,6 +205,13 @@ impl BatchHead {
             let token = text.and_then(FencingToken::new).ok_or(HeadError::WrongToken)?;
             condition.fencing_token = Some(token);
         }
+        let mut uncompressed_bytes = 0;
+        if flags & FLAG_COMPRESSED != 0 {
+            uncompressed_bytes = u32::from_le_bytes(*reader.take()?);
+            if uncompressed_bytes == 0 {
+                return Err(HeadError::NoUncompressedBytes);
+            }
+        }
         reader.end()?;
         Ok(Self {
             partition: PartitionId(u64::from_le_bytes(field(fixed, 2))),
@@ -202,6 +219,7 @@ impl BatchHead {
             version: u32::from_le_bytes(field(fixed, 14)),
             compression: i32::from_le_bytes(field(fixed, 18)),
             payload_bytes: u32::from_le_bytes(field(fixed, 22)),
+            uncompressed_bytes,
             proposed_us: u64::from_le_bytes(field(fixed, 26)),
             producer,
             condition,
@@ -257,6 +275,7 @@ mod tests {
             version: 1,
             compression: -1,
             payload_bytes: 1024,
+            uncompressed_bytes: 0,
             proposed_us: 7,
             producer,
             condition: Condition::default(),
@@ -283,12 +302,20 @@ mod tests {
         expected.extend([4, 3, 0, 0, 0, 0, 0, 0, 3]);
         expected.extend(b"one");
         assert_eq!(Head::Batch(full("one")).encode(), expected);
+        expected[1] = 15;
+        expected.extend([0, 0x10, 0, 0]);
+        let compressed = BatchHead { uncompressed_bytes: 4096, ..full("one") };
+        assert_eq!(Head::Batch(compressed).encode(), expected);
+        let size = expected.len() - 3;
+        expected[size] = 0;
+        assert_eq!(Head::decode(&expected), Err(HeadError::NoUncompressedBytes));
     }
 
     #[test]
     fn rejects_batches_of_wrong_length_or_with_unknown_flags() {
         let stamp = ProducerStamp { producer_id: 9, epoch: 2, first_sequence: 5 };
-        for head in [batch(None), batch(Some(stamp)), full(""), full("one")] {
+        let compressed = BatchHead { uncompressed_bytes: 1 << 20, ..full("one") };
+        for head in [batch(None), batch(Some(stamp)), full(""), full("one"), compressed] {
             let bytes = Head::Batch(head).encode();
             for cut in 0..bytes.len() {
                 assert!(Head::decode(&bytes[..cut]).is_err(), "cut at {cut}");

@@ -42,6 +42,7 @@ pub(crate) fn any_settings(rng: &mut StdRng) -> PartitionSettings {
         default_durability: rng.random_range(0..5),
         min_durability: rng.random_range(-1..5),
         version: any_u64(rng),
+        allowed_compression: rng.random_range(0..6),
     }
 }
 
@@ -61,6 +62,7 @@ fn random_batch(rng: &mut StdRng) -> BatchHead {
         version: any_u32(rng),
         compression: rng.random(),
         payload_bytes: any_u32(rng),
+        uncompressed_bytes: if rng.random_bool(0.5) { any_u32(rng) } else { 0 },
         proposed_us: any_u64(rng),
         producer: rng.random_bool(0.5).then(|| ProducerStamp {
             producer_id: any_u64(rng),
@@ -132,10 +134,13 @@ fn random_cluster_command(rng: &mut StdRng) -> ClusterCommand {
         }),
         2 => {
             let (settings, fields) = (any_settings(rng), SettingsMask(any_u32(rng)));
-            ClusterCommand::UpdateTopic { name, settings, fields }
+            ClusterCommand::UpdateTopic { name, topic_id: any_u64(rng), settings, fields }
         }
-        3 => ClusterCommand::AddPartitions { name, partition_count: any_u32(rng) },
-        4 => ClusterCommand::DeleteTopic { name },
+        3 => {
+            let (topic_id, partition_count) = (any_u64(rng), any_u32(rng));
+            ClusterCommand::AddPartitions { name, topic_id, partition_count }
+        }
+        4 => ClusterCommand::DeleteTopic { name, topic_id: any_u64(rng) },
         5 => ClusterCommand::RegisterShards {
             shards: (0..rng.random_range(0..5)).map(|_| any_u64(rng)).collect(),
         },

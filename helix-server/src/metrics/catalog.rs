@@ -80,6 +80,12 @@ metrics! {
         "Records acknowledged by this node"
     AppendedBytes Counter "helix_appended_bytes_total" []
         "Payload bytes acknowledged by this node"
+    CompressedBatches Counter "helix_compressed_batches_total" ["codec"]
+        "Compressed batches acknowledged by this node"
+    CompressedBytes Counter "helix_compressed_bytes_total" ["codec"]
+        "Payload bytes of those batches, as stored"
+    UncompressedBytes Counter "helix_uncompressed_bytes_total" ["codec"]
+        "Payload bytes of those batches before compression"
     AppendTimes Histogram "helix_append_seconds" []
         "Time from a batch's arrival to its acknowledgement"
     CommitTimes Histogram "helix_commit_seconds" []
@@ -177,6 +183,11 @@ metrics! {
     DiskUsed Gauge "helix_disk_used_bytes" []
         "Bytes of all segments, including preallocated ones"
 
+    ClockOffset Gauge "helix_clock_offset_seconds" ["node"]
+        "Difference of a node's clock from the time that a majority has reached; positive if ahead"
+    RetentionHeld Gauge "helix_retention_held" []
+        "1 while retention by time waits for clocks that agree, or for a jumped clock to be steady"
+
     PeerConnected Gauge "helix_peer_connected" ["node"]
         "1 while all connections to the node are open, else 0"
     PeerSentBytes Counter "helix_peer_sent_bytes_total" ["node"]
@@ -209,7 +220,8 @@ mod tests {
             assert!(!of_histograms.iter().any(|suffix| name.ends_with(suffix)), "{name}");
             assert!(*kind != MetricKind::Histogram || name.ends_with("_seconds"), "{name}");
             assert!(name.starts_with("helix_") || name.starts_with("process_"), "{name}");
-            let bounded = ["version", "shard", "node", "method", "code", "reason", "limit"];
+            let bounded =
+                ["version", "shard", "node", "method", "code", "reason", "limit", "codec"];
             assert!(labels.iter().all(|label| bounded.contains(label)), "{name}");
         }
     }

@@ -15,6 +15,17 @@ pub use catalog::{METRICS, Metric, MetricKind, MetricName};
 pub use page::{CONTENT_TYPE, MetricsPage};
 pub use values::{BOUNDS_US, Counter, Histogram};
 
+/// Codecs with counters of their own: values of the label `codec`.
+const CODECS: [&str; 2] = ["lz4", "zstd"];
+
+/// Counters of the compressed batches of one codec.
+#[derive(Debug, Default)]
+struct CompressedCounters {
+    batches: Counter,
+    bytes: Counter,
+    uncompressed_bytes: Counter,
+}
+
 /// Counters of the append path and the read path: one or two additions per request, not per record.
 #[derive(Debug, Default)]
 pub struct Metrics {
@@ -28,6 +39,8 @@ pub struct Metrics {
     read_records: Counter,
     read_bytes: Counter,
     fetch_times: Histogram,
+    /// Of each of [`CODECS`].
+    compressed: [CompressedCounters; CODECS.len()],
     scrubbed_bytes: Counter,
     scrub_rounds: Counter,
 }
@@ -42,6 +55,15 @@ impl Metrics {
         self.appended_batches.add(1);
         self.appended_records.add(records.into());
         self.appended_bytes.add(bytes as u64);
+    }
+
+    /// Counts an acknowledged batch that is compressed, beside [`Self::on_ack`].
+    pub fn on_compressed(&self, codec: &str, bytes: u64, uncompressed_bytes: u64) {
+        let Some(index) = CODECS.iter().position(|known| *known == codec) else { return };
+        let counters = &self.compressed[index];
+        counters.batches.add(1);
+        counters.bytes.add(bytes);
+        counters.uncompressed_bytes.add(uncompressed_bytes);
     }
 
     /// Counts a batch that the leader has applied; `took` is the time since its proposal.
@@ -76,6 +98,12 @@ impl Metrics {
         page.put(MetricName::DuplicateBatches, &[], self.duplicate_batches.get());
         page.put(MetricName::AppendedRecords, &[], self.appended_records.get());
         page.put(MetricName::AppendedBytes, &[], self.appended_bytes.get());
+        for (codec, counters) in CODECS.into_iter().zip(&self.compressed) {
+            page.put(MetricName::CompressedBatches, &[codec], counters.batches.get());
+            page.put(MetricName::CompressedBytes, &[codec], counters.bytes.get());
+            let uncompressed_bytes = counters.uncompressed_bytes.get();
+            page.put(MetricName::UncompressedBytes, &[codec], uncompressed_bytes);
+        }
         page.put_times(MetricName::AppendTimes, &[], &self.append_times);
         page.put_times(MetricName::CommitTimes, &[], &self.commit_times);
         page.put(MetricName::ReadRecords, &[], self.read_records.get());
@@ -84,5 +112,30 @@ impl Metrics {
         page.put(MetricName::ScrubbedBytes, &[], self.scrubbed_bytes.get());
         page.put(MetricName::ScrubRounds, &[], self.scrub_rounds.get());
         self.calls.write(page);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compressed_batches_are_counted_by_codec() {
+        let metrics = Metrics::default();
+        for codec in CODECS {
+            metrics.on_compressed(codec, 10, 70);
+        }
+        metrics.on_compressed("lz4", 5, 30);
+        let mut page = MetricsPage::default();
+        metrics.write(&mut page);
+        let page = page.to_string();
+        for line in [
+            "helix_compressed_batches_total{codec=\"lz4\"} 2",
+            "helix_compressed_bytes_total{codec=\"lz4\"} 15",
+            "helix_uncompressed_bytes_total{codec=\"lz4\"} 100",
+            "helix_uncompressed_bytes_total{codec=\"zstd\"} 70",
+        ] {
+            assert!(page.lines().any(|found| found == line), "{line} is not in {page}");
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! Background tasks of a node: form its shards, propagate topics to the shards that it leads,
-//! register the node, balance leaderships, and checkpoint shard 0.
+//! register the node, balance leaderships, transfer those on a stalled disk, checkpoint shard 0.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -30,6 +30,7 @@ pub(super) fn start(node: &Arc<Node>) {
 /// Starts the tasks of an open data shard; they end when it is closed.
 pub(super) fn start_shard(node: &Arc<Node>, shard: Arc<Shard>) {
     tokio::spawn(follow_leaders(Arc::downgrade(node), shard.watch_leadership()));
+    tokio::spawn(watch_disk(Arc::downgrade(node), Arc::downgrade(&shard)));
     tokio::spawn(maintain_shard(Arc::downgrade(node), shard));
 }
 
@@ -37,6 +38,42 @@ pub(super) fn start_shard(node: &Arc<Node>, shard: Arc<Shard>) {
 pub(super) fn start_cluster(node: &Arc<Node>) {
     tokio::spawn(follow_leaders(Arc::downgrade(node), node.cluster.watch_leadership()));
     tokio::spawn(maintain_cluster(Arc::downgrade(node)));
+}
+
+/// Transfers leadership while a sync stalls, until the shard is closed. A task of its own, since a
+/// transfer takes a while.
+async fn watch_disk(node: Weak<Node>, shard: Weak<Shard>) {
+    let Some(interval) = node.upgrade().map(|node| node.hub.timing().timeout() / 2) else {
+        return;
+    };
+    let mut tick = tokio::time::interval(interval);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let (Some(node), Some(shard)) = (node.upgrade(), shard.upgrade()) else { return };
+        if shard.is_closed() {
+            return;
+        }
+        transfer_if_disk_stalls(&node, &shard).await;
+    }
+}
+
+/// Transfers leadership while a sync stalls: another leader can commit without this disk. Prefers a
+/// replica that is whole, as other transfers do.
+async fn transfer_if_disk_stalls(node: &Node, shard: &Shard) {
+    let limit = node.hub.timing().timeout();
+    let Some(stalled) = shard.unsynced_for().filter(|time| *time >= limit) else { return };
+    if !shard.is_leader() || shard.replicas().len() <= 1 {
+        return;
+    }
+    let shard_id = shard.id();
+    tracing::warn!(shard_id, ?stalled, "disk stalls, transferring leadership");
+    // A node that does not respond must not delay the transfer.
+    let choosing = node.cluster.successor(shard_id, shard.replica(), true);
+    let successor = tokio::time::timeout(limit / 2, choosing).await.ok().flatten();
+    if let Err(error) = shard.abandon_leadership(successor).await {
+        tracing::warn!(shard_id, %error, "leadership transfer failed");
+    }
 }
 
 /// Forms a shard if that is due, then propagates topics to it while this node leads it.

@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Node, NodeSettings};
+use crate::clock::Clock;
 use crate::cluster::FIRST_GENERATION;
 use crate::peer::{FormCluster, Hello, HelloRequest, JoinCluster, PeerHandler};
 use crate::raft::{ReplicaId, replica_id};
@@ -27,6 +28,8 @@ pub(super) type PendingBootstrap = (BootstrapRequest, oneshot::Sender<Result<(),
 /// Answers the requests of other nodes, before and after this node has opened.
 pub(super) struct BootstrapHandler {
     node_id: u64,
+    /// The node's own clock, which the other members compare with theirs.
+    clock: Arc<dyn Clock>,
     /// The configured cluster name or id.
     pub(super) cluster_name: Option<String>,
     /// This node and its configured peers.
@@ -53,6 +56,7 @@ impl BootstrapHandler {
         let (request_sender, bootstrap_requests) = mpsc::channel(1);
         Arc::new(Self {
             node_id: settings.node_id,
+            clock: settings.clock.clone(),
             cluster_name: settings.cluster_name.clone(),
             members,
             inner: Mutex::default(),
@@ -141,6 +145,7 @@ impl PeerHandler for BootstrapHandler {
             members,
             detail: inner.waits_for.clone(),
             removed,
+            wall_time_us: self.clock.now_us(),
             ..Hello::default()
         }
     }

@@ -80,7 +80,7 @@ pub(super) async fn form(
         let unknown =
             LogIdentity { cluster: 0, node_id, generation: FIRST_GENERATION, shard_id: 0 };
         // In a cluster of several nodes, other nodes can rebuild a damaged log.
-        let log = logs.open_or_quarantine(unknown, handler.is_single_node()).await?;
+        let log = logs.open_shard0(unknown, handler.is_single_node()).await?;
         let identity = log.identity.clone();
         check_name(logs, handler, identity.cluster)?;
         handler.set_identity(identity.cluster, identity.generation);

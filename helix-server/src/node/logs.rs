@@ -17,6 +17,9 @@ use crate::limits;
 use crate::log_threads::{self, LogThreads};
 use crate::raft::{DiskReads, as_uncommitted_vote};
 
+/// Pause between attempts to open a log without disk space.
+pub(super) const SHORTAGE_PAUSE: Duration = Duration::from_secs(1);
+
 /// Owner of a log, recorded in each of its files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LogIdentity {
@@ -77,9 +80,13 @@ impl NodeLogs<'_> {
             NodeStorage::DataDir { path, direct_io } => {
                 let directory = path.join(format!("shard-{shard_id}"));
                 let open = if *direct_io { DirStorage::open } else { DirStorage::open_buffered };
-                let storage = open(&directory).map_err(|error| Error::StorageFailed {
-                    what: describe_unusable(&directory, &error),
-                    may_have_applied: false,
+                let storage = open(&directory).map_err(|error| {
+                    let what = describe_unusable(&directory, &error);
+                    match helix_wal::Error::shortage_of(&error) {
+                        Some(helix_wal::Error::DiskFull { .. }) => Error::DiskFull { what },
+                        Some(_) => Error::Exhausted { what },
+                        None => Error::StorageFailed { what, may_have_applied: false },
+                    }
                 })?;
                 Ok(Some(Arc::new(storage)))
             }
@@ -93,12 +100,12 @@ impl NodeLogs<'_> {
             options.segment_bytes = limits::CLUSTER_SEGMENT_BYTES;
             options.group_bytes = limits::CLUSTER_GROUP_BYTES;
             options.tail_bytes = limits::CLUSTER_GROUP_BYTES;
-            options.ready_segments = 1;
         } else {
             options.segment_bytes = self.settings.segment_bytes;
             options.tail_bytes = self.settings.tail_bytes;
             options.footer_cache_bytes = self.settings.footer_bytes;
         }
+        options.files = self.settings.files.clone();
         options.idle_poll = self.settings.idle_poll;
         options.compaction_slack_bytes = 2 * options.segment_bytes;
         options
@@ -204,6 +211,27 @@ impl NodeLogs<'_> {
         }
     }
 
+    /// Like [`Self::open_or_quarantine`], but waits while there is no disk space or file descriptor
+    /// for shard 0, without which the node cannot start.
+    pub(super) async fn open_shard0(
+        &self,
+        identity: LogIdentity,
+        is_single_node: bool,
+    ) -> Result<OpenLog> {
+        let mut is_first = true;
+        loop {
+            match self.open_or_quarantine(identity.clone(), is_single_node).await {
+                Err(error @ (Error::DiskFull { .. } | Error::Exhausted { .. })) => {
+                    if std::mem::take(&mut is_first) {
+                        tracing::warn!(%error, "the start waits");
+                    }
+                    tokio::time::sleep(SHORTAGE_PAUSE).await;
+                }
+                opened => return opened,
+            }
+        }
+    }
+
     /// Returns the data shards whose logs exist on this node.
     pub(super) async fn data_shards(&self) -> Result<BTreeSet<u64>> {
         let mut shards = BTreeSet::new();
@@ -263,6 +291,9 @@ impl NodeLogs<'_> {
             helix_wal::Error::DiskFull { .. } => {
                 Error::DiskFull { what: format!("{}: {error}", self.location(shard_id)) }
             }
+            helix_wal::Error::Exhausted { .. } => {
+                Error::Exhausted { what: format!("{}: {error}", self.location(shard_id)) }
+            }
             other => self.unusable(shard_id, &other.to_string()),
         })
     }
@@ -306,10 +337,12 @@ impl NodeLogs<'_> {
         while !wal.has_ended() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        if error.kind() == std::io::ErrorKind::StorageFull {
-            return Error::DiskFull { what: format!("{}: {error}", self.location(shard_id)) };
+        let what = || format!("{}: {error}", self.location(shard_id));
+        match error.kind() {
+            std::io::ErrorKind::StorageFull => Error::DiskFull { what: what() },
+            std::io::ErrorKind::ResourceBusy => Error::Exhausted { what: what() },
+            _ => self.damaged(shard_id, &error.to_string()),
         }
-        self.damaged(shard_id, &error.to_string())
     }
 
     fn location(&self, shard_id: u64) -> String {
@@ -354,11 +387,22 @@ fn describe_unusable(directory: &Path, error: &std::io::Error) -> String {
 pub(super) async fn probe(logs: &NodeLogs<'_>) -> Result<(u64, u64)> {
     let NodeStorage::DataDir { .. } = logs.settings.storage else { return Ok((0, 0)) };
     let Some(storage) = logs.storage(0)? else { return Ok((0, 0)) };
+    if !storage.reserves_space() {
+        tracing::warn!(
+            directory = storage.describe(),
+            "the file system does not reserve disk space: appends that were accepted may wait for \
+             space on a full disk, see docs/limits.md"
+        );
+    }
     let reads = DiskReads::new(false);
     let measure = move || helix_wal::storage::probe_sync(&*storage, limits::SYNC_PROBES);
     let failed = |what: String| Error::StorageFailed { what, may_have_applied: false };
     let measured = reads.wait(measure).await.map_err(|error| failed(error.to_string()))?;
-    let (p50, p99) = measured.map_err(|error| failed(format!("measuring a sync: {error}")))?;
+    let measured = measured.map_err(|error| failed(format!("measuring a sync: {error}")))?;
+    let Some((p50, p99)) = measured else {
+        tracing::warn!("no disk space to measure a sync");
+        return Ok((0, 0));
+    };
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     Ok((us(p50), us(p99)))
 }

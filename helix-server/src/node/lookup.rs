@@ -19,35 +19,39 @@ pub struct LocatedPartition {
 }
 
 impl Node {
-    /// Like [`Self::locate`], but catches up with the cluster's state before it fails, since the
-    /// topic or partition may be too new for this node.
-    pub async fn find(&self, topic: &str, partition: u32) -> Result<LocatedPartition> {
-        match self.locate(topic, partition) {
-            Err(Error::TopicNotFound { .. } | Error::PartitionNotFound { .. }) => {
+    /// Finds a partition of the topic with this name and id; 0 accepts any id.
+    ///
+    /// Catches up with the cluster's state before it fails, since the topic or partition may be too
+    /// new for this node.
+    pub async fn find(&self, topic: &str, id: u64, partition: u32) -> Result<LocatedPartition> {
+        match self.locate_with_id(topic, id, partition) {
+            Err(error) if is_stale(&error) => {
                 self.catch_up().await?;
-                self.locate(topic, partition)
+                self.locate_with_id(topic, id, partition)
             }
             found => found,
         }
     }
 
-    /// Like [`Self::topic`], but catches up with the cluster's state before it fails.
-    pub async fn find_topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
+    /// Like [`Self::find`], for a topic.
+    pub async fn find_topic(&self, name: &str, id: u64) -> Result<Arc<TopicInfo>> {
         self.check_member()?;
-        match self.topic(name) {
-            Err(Error::TopicNotFound { .. }) => {
+        match self.cluster.topic_with_id(name, id) {
+            Err(error) if is_stale(&error) => {
                 self.catch_up().await?;
-                self.topic(name)
+                self.cluster.topic_with_id(name, id)
             }
             found => found,
         }
     }
 
-    /// Checks that a batch with sequence 0 of a producer cannot be a duplicate.
+    /// Checks that a batch with sequence 0 of a producer cannot be a duplicate, and that its
+    /// identity was issued.
     ///
     /// # Errors
-    /// [`Refusal::UnknownProducer`] if the producer may have been forgotten, or if its id was never
-    /// issued. Such an id would be higher than all ids that are issued later.
+    /// [`Refusal::UnknownProducer`] if the producer may have been forgotten, or if its id or epoch
+    /// was never issued. Such an id would be higher than all ids that are issued later; such an
+    /// epoch would fence the producer permanently.
     pub async fn check_producer(
         &self,
         located: &LocatedPartition,
@@ -55,18 +59,22 @@ impl Node {
         epoch: u32,
     ) -> Result<()> {
         let LocatedPartition { shard, partition, .. } = located;
-        if shard.next_sequence(*partition, producer_id, epoch).is_some() {
+        // A producer without a batch of this epoch has the next sequence 0.
+        let is_known = || {
+            let next = shard.next_sequence(*partition, producer_id, epoch);
+            next.is_some_and(|next_sequence| next_sequence > 0)
+        };
+        if is_known() {
             return Ok(());
         }
         // Boxes the rare path so that the future stays small.
         Box::pin(async {
             // A follower may lack the producer's entry and reject a retry of a committed batch.
             shard.ready().await?;
-            let is_known = shard.next_sequence(*partition, producer_id, epoch).is_some();
-            let is_new = !shard.has_forgotten(*partition, producer_id, epoch)
-                && self.cluster.has_issued_producer_id(producer_id).await?;
-            let refused = || Refusal::UnknownProducer { producer_id }.into();
-            if is_known || is_new { Ok(()) } else { Err(refused()) }
+            let is_valid = is_known()
+                || (!shard.has_forgotten(*partition, producer_id, epoch)
+                    && self.cluster.has_issued_producer(producer_id, epoch).await?);
+            if is_valid { Ok(()) } else { Err(Refusal::UnknownProducer { producer_id }.into()) }
         })
         .await
     }
@@ -76,10 +84,25 @@ impl Node {
         Box::pin(self.cluster.catch_up())
     }
 
+    /// Explains the failure of a call that names the id of its topic, or that began with it.
+    ///
+    /// Boxes the rare future so that callers stay small.
+    pub fn explain_deleted<'a>(
+        &'a self,
+        topic: &'a TopicInfo,
+        error: Error,
+    ) -> impl Future<Output = Error> + 'a {
+        Box::pin(self.cluster.explain_deleted(topic, error))
+    }
+
     /// Finds a partition and its shard.
     pub fn locate(&self, topic: &str, partition: u32) -> Result<LocatedPartition> {
+        self.locate_with_id(topic, 0, partition)
+    }
+
+    fn locate_with_id(&self, topic: &str, id: u64, partition: u32) -> Result<LocatedPartition> {
         self.check_member()?;
-        let info = self.cluster.topic(topic)?;
+        let info = self.cluster.topic_with_id(topic, id)?;
         let Some(PartitionLocation { shard_id, partition: id }) = info.location(partition) else {
             return Err(Error::PartitionNotFound {
                 topic: topic.to_owned(),
@@ -123,5 +146,14 @@ impl Node {
     /// Returns the open shards.
     pub fn shards(&self) -> Vec<Arc<Shard>> {
         self.shards.open()
+    }
+}
+
+/// Returns whether the error may be due to an old copy of the cluster's state. Ids only grow.
+fn is_stale(error: &Error) -> bool {
+    match error {
+        Error::TopicNotFound { .. } | Error::PartitionNotFound { .. } => true,
+        Error::TopicRecreated { expected, current, .. } => current < expected,
+        _ => false,
     }
 }

@@ -11,11 +11,14 @@
 //! - `background`: forms shards, propagates topics, registers the node and balances leaderships.
 //! - `member_tasks`: dials the members and carries out membership changes.
 //! - `repair`: reopens stopped shards and repairs damaged logs: `repair_decision` has the rule,
-//!   `repair_in_place` repairs sealed segments. `scrub` finds damage.
+//!   `repair_in_place` repairs sealed segments, also of logs that cannot be replayed
+//!   (`unreplayed`). `scrub` finds damage.
+//! - `clock_watch`: compares the clocks of the members.
 //! - `readiness`: reasons why the node is not ready.
 
 mod background;
 mod bootstrap_handler;
+mod clock_watch;
 mod formation;
 mod logs;
 mod lookup;
@@ -28,6 +31,7 @@ mod repair_in_place;
 mod scrub;
 mod settings;
 mod shard_slots;
+mod unreplayed;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -36,7 +40,7 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Clock;
+use crate::clock::AgreedClock;
 use crate::cluster::{Bootstrap, Cluster, RegisteredNode, TopicSpec};
 use crate::error::{Error, Result};
 use crate::log::{ClusterCommand, PartitionSettings};
@@ -55,6 +59,7 @@ use open::{ShardContext, StartupPeers, directory, existing_shards, open_cluster,
 pub use readiness::Unready;
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
 use shard_slots::{ShardSlot, ShardSlots};
+use unreplayed::OpenFailure;
 
 /// Durability of the node's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +120,8 @@ pub struct Node {
     sync_probe: (u64, u64),
     direct_io: bool,
     metrics: Arc<Metrics>,
+    /// The clock of `settings`, bounded by the agreed time.
+    clock: Arc<AgreedClock>,
 }
 
 impl Node {
@@ -185,6 +192,8 @@ impl Node {
         // Addresses of the peers and of this node; `None` for a node without a peer port.
         among: Option<(BTreeMap<u64, String>, String)>,
     ) -> Result<Arc<Self>> {
+        let clock = AgreedClock::new(settings.clock.clone());
+        let settings = NodeSettings { clock: clock.clone(), ..settings };
         let listens = among.is_some();
         let (mut seeds, peer_addr) = among.unwrap_or_default();
         let random = Random::new(settings.seed);
@@ -223,6 +232,17 @@ impl Node {
             let log = formed.take(shard_id);
             let identity = LogIdentity { shard_id, ..formed.identity.clone() };
             let opened = open_or_rebuild(&logs, log, identity, &context, !has_other_replicas).await;
+            let opened = match opened {
+                Err(OpenFailure::Replay(log)) if has_other_replicas => {
+                    // Repaired once the node runs: `repair` reopens stopped shards.
+                    let what = log.close(&logs).await.to_string();
+                    tracing::error!(shard_id, %what, "the replay of a log met damage");
+                    slots.set(shard_id, ShardSlot::Stopped(what));
+                    continue;
+                }
+                Err(failure) => Err(failure.into_error(&logs).await),
+                Ok(shard) => Ok(shard),
+            };
             let slot = match opened {
                 Ok(shard) => {
                     cluster.set_shard(shard_id, Some(shard.clone()));
@@ -232,7 +252,7 @@ impl Node {
                     tracing::error!(shard_id, %what, "cannot serve the shard: its log is damaged");
                     ShardSlot::Damaged(what)
                 }
-                Err(Error::DiskFull { what }) if !formed.is_new => {
+                Err(Error::DiskFull { what } | Error::Exhausted { what }) if !formed.is_new => {
                     tracing::error!(shard_id, %what, "cannot open the shard yet");
                     ShardSlot::Stopped(what)
                 }
@@ -264,6 +284,7 @@ impl Node {
             sync_probe,
             direct_io,
             metrics,
+            clock,
             settings,
         });
         handler.attach_node(&node);
@@ -271,6 +292,7 @@ impl Node {
         member_tasks::start(&node);
         repair::start(&node);
         scrub::start(&node);
+        tokio::spawn(clock_watch::run(Arc::downgrade(&node)));
         if formed.is_initiator && node.cluster.replica().repair_of().is_none() {
             tokio::spawn(formation::lead_formation(
                 Arc::downgrade(&node),
@@ -291,6 +313,11 @@ impl Node {
             // The partitions of a damaged shard cannot be brought up to date.
             Err(Error::CorruptLog { what }) => {
                 tracing::warn!(%what, "cannot serve all topics");
+                Ok(())
+            }
+            // A shard that waits for disk space gets them when it is opened.
+            Err(error) if !self.shards.closed().is_empty() => {
+                tracing::warn!(%error, "cannot serve all topics yet");
                 Ok(())
             }
             other => other,
@@ -430,8 +457,8 @@ impl Node {
         &self.settings.shares
     }
 
-    pub fn clock(&self) -> &Arc<dyn Clock> {
-        &self.settings.clock
+    pub fn clock(&self) -> &AgreedClock {
+        &self.clock
     }
 
     pub fn random_u64(&self) -> u64 {

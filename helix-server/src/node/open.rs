@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::NodeStorage;
 use super::formation::Formation;
 use super::logs::{LogIdentity, NodeLogs, OpenLog};
+use super::unreplayed::{OpenFailure, Shard0Opening, UnreplayedLog, open_shard0_repaired};
 use crate::cluster::{Bootstrap, Cluster, ClusterMachine, FIRST_GENERATION};
 use crate::error::{Error, Result};
 use crate::memory;
@@ -42,15 +43,8 @@ pub(super) async fn open_cluster(
         None => logs.open(identity.clone()).await?,
     };
     let machine = Arc::new(ClusterMachine::new(log.wal.clone()));
-    let replica = match open_shard0_replica(logs, log, hub, &machine).await {
-        Err(Error::CorruptLog { what }) if !is_single_node => {
-            logs.quarantine(0, &what, Some(&identity)).await?;
-            let log = logs.open(identity.clone()).await?;
-            machine.replay_from(log.wal.clone());
-            open_shard0_replica(logs, log, hub, &machine).await?
-        }
-        opened => opened?,
-    };
+    let opening = if is_single_node { Shard0Opening::SingleNode } else { Shard0Opening::Start };
+    let replica = open_shard0_repaired(logs, log, hub, &machine, opening).await?;
     let clock = logs.settings.clock.clone();
     let cluster = Cluster::new(replica, machine, hub.clone(), seeds, clock);
     // A node that joined an existing cluster never forms one, even if it is the only one left.
@@ -72,7 +66,7 @@ pub(super) async fn open_shard0_replica(
     log: OpenLog,
     hub: &Arc<Hub>,
     machine: &Arc<ClusterMachine>,
-) -> Result<Replica> {
+) -> Result<Replica, OpenFailure> {
     let OpenLog { wal, identity, checkpoint, reads, repair_of } = log;
     let replica_id = replica_id(identity.node_id, identity.generation);
     let settings = ReplicaSettings {
@@ -91,7 +85,10 @@ pub(super) async fn open_shard0_replica(
             hub.serve_replica(0, &replica);
             Ok(replica)
         }
-        Err(error) => Err(logs.close_unopened(0, &wal, &reads, &error).await),
+        Err(error) => {
+            let log = UnreplayedLog { shard_id: 0, own: replica_id, wal, reads, error };
+            Err(OpenFailure::of(logs, log).await)
+        }
     }
 }
 
@@ -107,15 +104,15 @@ pub(super) async fn existing_shards(
     logs.data_shards().await
 }
 
-/// Opens a data shard. If its log is damaged and other nodes have replicas, the log is quarantined
-/// and a new one is opened, which the other nodes fill.
+/// Opens a data shard. If its log does not open and other nodes have replicas, the log is
+/// quarantined and a new one is opened, which the other nodes fill.
 pub(super) async fn open_or_rebuild(
     logs: &NodeLogs<'_>,
     log: Option<OpenLog>,
     identity: LogIdentity,
     context: &ShardContext<'_>,
     is_single_node: bool,
-) -> Result<Arc<Shard>> {
+) -> Result<Arc<Shard>, OpenFailure> {
     let shard_id = identity.shard_id;
     let log = match log {
         Some(log) => Ok(log),
@@ -123,10 +120,10 @@ pub(super) async fn open_or_rebuild(
     };
     let opened = match log {
         Ok(log) => open_shard(logs, log, context).await,
-        Err(error) => Err(error),
+        Err(error) => Err(error.into()),
     };
     match opened {
-        Err(Error::CorruptLog { what }) if !is_single_node => {
+        Err(OpenFailure::Other(Error::CorruptLog { what })) if !is_single_node => {
             logs.quarantine(shard_id, &what, Some(&identity)).await?;
             open_shard(logs, open_existing(logs, identity).await?, context).await
         }
@@ -170,12 +167,13 @@ pub(super) async fn open_shard(
     logs: &NodeLogs<'_>,
     log: OpenLog,
     context: &ShardContext<'_>,
-) -> Result<Arc<Shard>> {
+) -> Result<Arc<Shard>, OpenFailure> {
     let shard_id = log.identity.shard_id;
+    let own = replica_id(log.identity.node_id, log.identity.generation);
     let (wal, reads) = (log.wal.clone(), log.reads.clone());
     let settings = ShardSettings {
         shard_id,
-        replica_id: replica_id(log.identity.node_id, log.identity.generation),
+        replica_id: own,
         members: context.members.clone(),
         directory: context.directory.clone(),
         hub: context.hub.clone(),
@@ -193,6 +191,9 @@ pub(super) async fn open_shard(
     };
     match Shard::open(settings).await {
         Ok(shard) => Ok(shard),
-        Err(error) => Err(logs.close_unopened(shard_id, &wal, &reads, &error).await),
+        Err(error) => {
+            let log = UnreplayedLog { shard_id, own, wal, reads, error };
+            Err(OpenFailure::of(logs, log).await)
+        }
     }
 }

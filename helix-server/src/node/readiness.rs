@@ -16,7 +16,7 @@ pub struct Unready {
 
 impl Unready {
     fn write_error(shard: u64, why: &Error) -> Self {
-        let reads_available = matches!(why, Error::DiskFull { .. });
+        let reads_available = matches!(why, Error::DiskFull { .. } | Error::Exhausted { .. });
         Self { what: format!("shard {shard}: {why}"), reads_available }
     }
 }

@@ -13,12 +13,13 @@ use helix_wal::LogId;
 use tokio::time::Instant;
 
 use super::logs::{LogIdentity, NodeLogs};
-use super::open::{ShardContext, directory, open_or_rebuild, open_shard0_replica};
+use super::open::{ShardContext, directory, open_shard0_replica};
 use super::repair_decision::{
     DamageKind, DamagedReplica, RepairStep, VoterReport, missing_majority, next_step,
 };
-use super::repair_in_place::InPlaceOutcome;
+use super::repair_in_place::{DamagedLog, InPlaceOutcome};
 use super::shard_slots::ShardSlot;
+use super::unreplayed::{Shard0Opening, open_shard0_repaired};
 use super::{Node, NodeStorage};
 use crate::cluster::ReplicaStatusReport;
 use crate::error::{Error, Result};
@@ -97,7 +98,10 @@ impl ShardSupervisor {
             Some(shard) => shard.replica(),
             None if shard_id == 0 => &*own,
             None => match node.shards.get(shard_id) {
-                Some(ShardSlot::Stopped(why)) => return self.reopen(node, &why, false).await,
+                Some(ShardSlot::Stopped(why)) => {
+                    let may_give_up = self.delays >= IN_PLACE_ATTEMPTS;
+                    return self.reopen(node, &why, may_give_up).await;
+                }
                 _ => return Ok(()),
             },
         };
@@ -124,7 +128,9 @@ impl ShardSupervisor {
         self.repair = None;
         self.damage = replica.found_damage();
         if self.damage.is_empty() || !has_other_voters(replica) {
-            if !std::mem::take(&mut self.unrepairable).is_empty() {
+            let has_waited = std::mem::take(&mut self.delays) > 0;
+            if has_waited || !std::mem::take(&mut self.unrepairable).is_empty() {
+                self.unrepairable.clear();
                 node.note_repair(shard_id, None);
             }
             return Ok(());
@@ -158,7 +164,10 @@ impl ShardSupervisor {
             }
             RepairStep::RepairInPlace(from) => {
                 let Some(file) = file else { return Ok(()) };
-                match node.repair_file(shard_id, replica, &file, &from).await {
+                let (hub, reads) = (&*node.hub, replica.reads());
+                let log = DamagedLog { hub, shard_id, own: replica.id(), wal, reads };
+                let on_progress = |progress| node.note_repair(shard_id, Some(progress));
+                match log.repair_file(&file, &from, &on_progress).await {
                     InPlaceOutcome::Repaired => {
                         self.delays = 0;
                         node.count_repaired(shard_id);
@@ -213,13 +222,14 @@ impl ShardSupervisor {
         }
     }
 
-    async fn reopen(&mut self, node: &Arc<Node>, why: &str, rebuild: bool) -> Result<()> {
+    async fn reopen(&mut self, node: &Arc<Node>, why: &str, may_give_up: bool) -> Result<()> {
         if self.reopened.is_some_and(|at| at.elapsed() < REOPEN_PAUSE) {
             return Ok(());
         }
         self.repair = None;
-        let opened = node.reopen(self.shard_id, why, rebuild).await;
+        let opened = node.reopen(self.shard_id, why, may_give_up).await;
         self.reopened = Some(Instant::now());
+        self.delays = if opened.is_ok() { 0 } else { self.delays.saturating_add(1) };
         if opened.is_ok() {
             let mut restarts = sync::lock(&node.restarts);
             *restarts.entry(self.shard_id).or_default() += 1;
@@ -255,7 +265,7 @@ async fn ask_voters(
     of_voters(ask_replicas(node, shard_id, others).await.values(), &voters)
 }
 
-fn of_voters<'a>(
+pub(super) fn of_voters<'a>(
     reports: impl Iterator<Item = &'a ReplicaStatusReport>,
     voters: &BTreeSet<ReplicaId>,
 ) -> BTreeMap<ReplicaId, VoterReport> {
@@ -424,8 +434,8 @@ impl Node {
         false
     }
 
-    /// Closes a shard and reopens it, on a new log if `rebuild` is set.
-    async fn reopen(self: &Arc<Self>, shard_id: u64, why: &str, rebuild: bool) -> Result<()> {
+    /// Closes a shard and reopens it, on a new log if `may_give_up` and the rule allow it.
+    async fn reopen(self: &Arc<Self>, shard_id: u64, why: &str, may_give_up: bool) -> Result<()> {
         let _guard = self.reopening.lock().await;
         if self.draining.is_cancelled() {
             return Err(Error::Draining);
@@ -436,15 +446,15 @@ impl Node {
             return Err(Error::StorageFailed { what, may_have_applied: false });
         }
         if shard_id == 0 {
-            return self.reopen_shard0(rebuild.then_some(why)).await;
+            return self.reopen_shard0(may_give_up.then_some(why)).await;
         }
-        let mut rebuild = rebuild;
+        let mut rebuild = false;
         if let Some(shard) = self.shard(shard_id) {
             self.shards.set(shard_id, ShardSlot::Stopped(why.to_owned()));
             self.cluster.set_shard(shard_id, None);
             self.routes.send_modify(|count| *count += 1);
             shard.close().await;
-            rebuild = rebuild && self.may_give_up(shard_id, shard.replica()).await;
+            rebuild = may_give_up && self.may_give_up(shard_id, shard.replica()).await;
         }
         let logs = self.logs();
         let identity = LogIdentity { shard_id, ..self.identity.clone() };
@@ -458,9 +468,9 @@ impl Node {
             draining: &self.draining,
             metrics: &self.metrics,
         };
-        let is_single_node = !self.cluster.has_other_replicas().await;
-        match open_or_rebuild(&logs, None, identity, &context, is_single_node).await {
+        match self.open_repaired(&logs, identity, &context, may_give_up).await {
             Ok(shard) => {
+                self.note_repair(shard_id, None);
                 self.shards.set(shard_id, ShardSlot::Open(shard.clone()));
                 self.cluster.set_shard(shard_id, Some(shard.clone()));
                 super::background::start_shard(self, shard.clone());
@@ -495,7 +505,19 @@ impl Node {
         let log = logs.open_or_quarantine(self.identity.clone(), is_single_node).await?;
         let machine = self.cluster.machine();
         machine.replay_from(log.wal.clone());
-        let replica = open_shard0_replica(&logs, log, &self.hub, machine).await?;
+        let replica = match is_single_node {
+            true => {
+                let opened = open_shard0_replica(&logs, log, &self.hub, machine).await;
+                match opened {
+                    Ok(replica) => replica,
+                    Err(failure) => return Err(failure.into_error(&logs).await),
+                }
+            }
+            false => {
+                let opening = Shard0Opening::Reopen;
+                open_shard0_repaired(&logs, log, &self.hub, machine, opening).await?
+            }
+        };
         self.cluster.set_replica(replica);
         if is_single_node {
             let elected = self.cluster.replica().elect().await;

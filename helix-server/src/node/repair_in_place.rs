@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use helix_wal::{Entry, Error, LogId, Placement, SegmentDamage};
+use helix_wal::{Entry, Error, LogId, Placement, SegmentDamage, Wal};
 
-use super::Node;
-use crate::raft::{Replica, ReplicaId, node_of};
+use crate::peer::Hub;
+use crate::raft::{DiskReads, ReplicaId, node_of};
 
 /// Outcome of one attempt to repair a file.
 #[derive(Debug)]
@@ -19,25 +19,34 @@ pub(super) enum InPlaceOutcome {
     Unrepairable(String),
 }
 
+/// An open log with damage. Its replica need not run.
+#[derive(Clone, Copy)]
+pub(super) struct DamagedLog<'a> {
+    pub(super) hub: &'a Hub,
+    pub(super) shard_id: u64,
+    pub(super) own: ReplicaId,
+    pub(super) wal: &'a Wal,
+    pub(super) reads: &'a DiskReads,
+}
+
 /// Fetches from several replicas, and stays with the last that served.
 struct EntrySources<'a> {
-    node: &'a Node,
+    hub: &'a Hub,
     shard_id: u64,
     own: ReplicaId,
     from: &'a [ReplicaId],
     current: usize,
 }
 
-impl Node {
-    /// Repairs one file of a replica's log with entries of the replicas in `from`.
+impl DamagedLog<'_> {
+    /// Repairs one file with entries of the replicas in `from`. Reports progress for operators.
     pub(super) async fn repair_file(
         &self,
-        shard_id: u64,
-        replica: &Replica,
         file: &str,
         from: &[ReplicaId],
+        on_progress: &(dyn Fn(String) + Sync),
     ) -> InPlaceOutcome {
-        let (wal, reads) = (replica.wal().clone(), replica.reads().clone());
+        let Self { wal, reads, .. } = *self;
         let (examined, name) = (wal.clone(), file.to_owned());
         let damage = match reads.wait(move || examined.examine_segment(&name)).await {
             Err(error) => return InPlaceOutcome::Later(error.to_string()),
@@ -59,7 +68,7 @@ impl Node {
             reads.forget_damage(file);
             return InPlaceOutcome::Repaired;
         }
-        match self.fetch_and_repair(shard_id, replica, file, damage, from).await {
+        match self.fetch_and_repair(file, damage, from, on_progress).await {
             Ok(()) => {
                 reads.forget_damage(file);
                 InPlaceOutcome::Repaired
@@ -70,21 +79,19 @@ impl Node {
 
     async fn fetch_and_repair(
         &self,
-        shard_id: u64,
-        replica: &Replica,
         file: &str,
         damage: SegmentDamage,
         from: &[ReplicaId],
+        on_progress: &(dyn Fn(String) + Sync),
     ) -> Result<(), InPlaceOutcome> {
-        let own = replica.id();
-        let mut sources = EntrySources { node: self, shard_id, own, from, current: 0 };
+        let Self { hub, shard_id, own, reads, .. } = *self;
+        let mut sources = EntrySources { hub, shard_id, own, from, current: 0 };
         let total = damage.missing().len() + damage.unplaced().len();
         let mut entries = BTreeMap::new();
         for run in runs(damage.missing()) {
             sources.fetch(run, &mut entries).await.map_err(InPlaceOutcome::Later)?;
             let done = entries.len();
-            let progress = format!("fetched {done} of {total} damaged entries of {file}");
-            self.note_repair(shard_id, Some(progress));
+            on_progress(format!("fetched {done} of {total} damaged entries of {file}"));
         }
         let mut placements = BTreeMap::new();
         for run in runs(damage.unplaced()) {
@@ -96,7 +103,7 @@ impl Node {
             drop(damage);
             repaired
         };
-        match replica.reads().wait(repair).await {
+        match reads.wait(repair).await {
             Ok(Ok(())) => {
                 tracing::info!(
                     shard_id,
@@ -135,8 +142,7 @@ impl EntrySources<'_> {
             let theirs = self.theirs(first.index, &refusals)?;
             let (after, upto) = (first.index.saturating_sub(1), last.index);
             let mut refused = format!("node {} does not have it", node_of(theirs));
-            let fetching =
-                self.node.hub.fetch_entries(self.shard_id, self.own, theirs, after, upto);
+            let fetching = self.hub.fetch_entries(self.shard_id, self.own, theirs, after, upto);
             match fetching.await {
                 Ok((entries, _)) => {
                     for entry in entries {
@@ -171,8 +177,7 @@ impl EntrySources<'_> {
             let theirs = self.theirs(first.index, &refusals)?;
             let (after, upto) = (first.index.saturating_sub(1), last.index);
             let mut refused = format!("node {} does not have it", node_of(theirs));
-            let fetching =
-                self.node.hub.fetch_placements(self.shard_id, self.own, theirs, after, upto);
+            let fetching = self.hub.fetch_placements(self.shard_id, self.own, theirs, after, upto);
             match fetching.await {
                 Ok(placements) => found.extend(placements),
                 Err(why) => refused = why,

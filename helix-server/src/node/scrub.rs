@@ -66,6 +66,10 @@ async fn scrub(node: &Weak<Node>, shard_id: u64) -> bool {
             return false;
         };
         node.metrics.on_scrub(scrubbed.bytes);
+        if let Some(shortage) = &scrubbed.shortage {
+            tracing::debug!(shard_id, %shortage, "scrub waits");
+            free_at = Instant::now() + PAUSE_MAX;
+        }
         if let Some(damage) = &scrubbed.damage {
             // The damage of a log that was closed meanwhile is ignored.
             if with_replica(&node, shard_id, |it| !it.has_ended()).unwrap_or(false) {

@@ -65,6 +65,8 @@ pub struct NodeSettings {
     pub segment_bytes: u64,
     pub tail_bytes: usize,
     pub footer_bytes: usize,
+    /// Open files of sealed segments, shared by all logs of the node.
+    pub files: helix_wal::FileCache,
     /// Limits of the memory that clients may occupy.
     pub shares: MemoryShares,
     pub log_limits: LogLimits,

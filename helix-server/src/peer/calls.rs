@@ -97,6 +97,7 @@ impl Hub {
             detail: response.detail,
             versions,
             removed: Some(response.removed).filter(|why| !why.is_empty()),
+            wall_time_us: response.wall_time_us,
         })
     }
 

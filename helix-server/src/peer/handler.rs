@@ -22,6 +22,8 @@ pub struct Hello {
     pub versions: ProtocolVersions,
     /// Reason for which the caller was removed from its cluster, if it was.
     pub removed: Option<String>,
+    /// The node's wall clock, in microseconds since the Unix epoch; 0 if it does not state it.
+    pub wall_time_us: u64,
 }
 
 /// The caller of [`PeerHandler::hello`].

@@ -31,6 +31,8 @@ pub(super) enum WireError {
     Missing { what: &'static str },
     #[error("the vote has term 0")]
     TermZero,
+    #[error("{what} {number} exceeds the limit of {NUMBER_MAX}")]
+    Number { what: &'static str, number: u64 },
     #[error("vote for replica {voted_for} from replica {source_replica}")]
     ForeignVote { voted_for: ReplicaId, source_replica: ReplicaId },
     #[error("the vote is {} committed", if *.committed { "already" } else { "not" })]
@@ -68,9 +70,18 @@ pub(super) fn log_id(id: &RaftLogId) -> pb::LogId {
     pb::LogId { term: id.term, index: id.index }
 }
 
+/// Largest term and index: openraft counts on from those that it receives, without a check.
+const NUMBER_MAX: u64 = i64::MAX as u64;
+
+fn check_number(what: &'static str, number: u64) -> Result<(), WireError> {
+    if number > NUMBER_MAX { Err(WireError::Number { what, number }) } else { Ok(()) }
+}
+
 /// Decodes a log id. Only the entry that creates a shard, at index 0, has term 0.
 pub(super) fn read_log_id(id: pb::LogId) -> Result<RaftLogId, WireError> {
     let pb::LogId { term, index } = id;
+    check_number("term", term)?;
+    check_number("index", index)?;
     if term == 0 && index > 0 {
         return Err(WireError::Order { term, index });
     }
@@ -88,6 +99,7 @@ pub(super) fn read_vote(vote: Option<pb::Vote>) -> Result<Vote, WireError> {
     if term == 0 {
         return Err(WireError::TermZero);
     }
+    check_number("term", term)?;
     Ok(Vote { leader_id: LeaderId { term, voted_for }, committed })
 }
 
@@ -288,6 +300,7 @@ pub(super) fn read_vote_response(
 ) -> Result<VoteResponse<TypeConfig>, WireError> {
     let pb::Vote { term, voted_for, committed } =
         message.vote.ok_or(WireError::Missing { what: "a vote" })?;
+    check_number("term", term)?;
     Ok(VoteResponse {
         vote: Vote { leader_id: LeaderId { term, voted_for }, committed },
         last_log_id: message.last.map(read_log_id).transpose()?,
@@ -360,4 +373,25 @@ pub(super) fn unreachable(text: impl ToString) -> RpcError {
 
 pub(super) fn failed(failure: pb::Failure) -> RpcError {
     if failure.back_off { unreachable(failure.text) } else { network(failure.text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejects_numbers_that_openraft_cannot_count_on_from() {
+        for number in [NUMBER_MAX + 1, u64::MAX] {
+            let is_rejected =
+                |result| matches!(result, Err(WireError::Number { number: n, .. }) if n == number);
+            assert!(is_rejected(read_log_id(pb::LogId { term: 1, index: number }).map(drop)));
+            assert!(is_rejected(read_log_id(pb::LogId { term: number, index: 1 }).map(drop)));
+            let vote = pb::Vote { term: number, voted_for: 1, committed: false };
+            assert!(is_rejected(read_vote(Some(vote)).map(drop)));
+            let response = pb::VoteResponse { vote: Some(vote), last: None, granted: false };
+            assert!(is_rejected(read_vote_response(response).map(drop)));
+        }
+        let last = pb::LogId { term: NUMBER_MAX, index: NUMBER_MAX };
+        assert_eq!(log_id(&read_log_id(last).unwrap()), last);
+    }
 }

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use helix_wal::{Error, ReadMode};
 use tokio::sync::Semaphore;
@@ -28,6 +29,9 @@ pub struct FoundDamage {
     /// Description for operators.
     pub what: String,
 }
+
+/// Pause before a read that found no file descriptor is repeated.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
 /// Longest list of damage. More would not change the repair.
 const DAMAGE_MAX: usize = 16;
@@ -69,10 +73,16 @@ impl DiskReads {
             _ => return,
         };
         let found = FoundDamage { file, what: error.to_string() };
-        let mut damage = self.lock_damage();
-        if damage.len() < DAMAGE_MAX && !damage.contains(&found) {
+        let is_new = {
+            let mut damage = self.lock_damage();
+            let is_new = damage.len() < DAMAGE_MAX && !damage.contains(&found);
+            if is_new {
+                damage.push(found.clone());
+            }
+            is_new
+        };
+        if is_new {
             tracing::error!(what = found.what, "found damage in a log");
-            damage.push(found);
         }
     }
 
@@ -95,6 +105,23 @@ impl DiskReads {
     {
         let tried = self.try_run(read, ReadMode::MemoryOnly, ReadMode::Direct);
         tried.await.inspect_err(|error| self.note(error))
+    }
+
+    /// Like [`Self::run_direct`] or [`Self::run`], but repeats the read while the process has no
+    /// file descriptor or memory for it: openraft would stop the replica.
+    pub async fn run_patiently<T, F>(&self, read: F, is_direct: bool) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: Fn(ReadMode) -> Result<Option<T>, Error> + Clone + Send + 'static,
+    {
+        loop {
+            let read = read.clone();
+            let done = if is_direct { self.run_direct(read).await } else { self.run(read).await };
+            match done {
+                Err(Error::Exhausted { .. }) => tokio::time::sleep(EXHAUSTED_PAUSE).await,
+                done => return done,
+            }
+        }
     }
 
     async fn try_run<T, F>(&self, read: F, at_once: ReadMode, waiting: ReadMode) -> Result<T, Error>

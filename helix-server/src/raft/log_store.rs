@@ -49,20 +49,21 @@ impl LogStore {
                 if how == ReadMode::MemoryOnly { READ_BYTES_MAX } else { COLD_READ_BYTES_MAX };
             wal.read(start..end, bytes_max, how)
         };
-        let entries = self.reads.run_direct(read).await.map_err(to_io)?;
+        let entries = self.reads.run_patiently(read, true).await.map_err(to_io)?;
         entries.into_iter().map(codec::from_wal).collect()
     }
 
     async fn heads(&self, start: u64, end: u64) -> io::Result<Vec<RaftEntry>> {
         let wal = self.wal.clone();
         let read = move |how: ReadMode| wal.heads(start..end, HEADS_PER_READ, how);
-        let entries = self.reads.run(read).await.map_err(to_io)?;
+        let entries = self.reads.run_patiently(read, false).await.map_err(to_io)?;
         entries.into_iter().map(codec::from_wal).collect()
     }
 
     async fn log_id(&self, index: u64) -> io::Result<Option<RaftLogId>> {
         let wal = self.wal.clone();
-        let found = self.reads.run(move |how| wal.log_id(index, how)).await.map_err(to_io)?;
+        let read = move |how: ReadMode| wal.log_id(index, how);
+        let found = self.reads.run_patiently(read, false).await.map_err(to_io)?;
         Ok(found.map(codec::raft_id))
     }
 
@@ -88,6 +89,7 @@ impl LogStore {
 pub(crate) fn to_io(error: Error) -> io::Error {
     let kind = match error {
         Error::DiskFull { .. } => io::ErrorKind::StorageFull,
+        Error::Exhausted { .. } => io::ErrorKind::ResourceBusy,
         Error::Damaged { .. } => io::ErrorKind::InvalidData,
         Error::Trimmed { .. } | Error::Beyond { .. } => io::ErrorKind::NotFound,
         Error::Poisoned { .. } | Error::Io { .. } | Error::Unusable(_) | Error::Closed => {

@@ -26,7 +26,7 @@ use crate::sync;
 const SYNC_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Pause before a snapshot is installed again after the disk was full.
-const DISK_FULL_PAUSE: Duration = Duration::from_secs(1);
+const SHORTAGE_PAUSE: Duration = Duration::from_secs(1);
 
 /// State that applied entries change. Every entry is applied once, in order; after a restart,
 /// entries since the last checkpoint are applied again.
@@ -195,7 +195,8 @@ impl StateMachine {
         }
     }
 
-    /// Retries while the disk is full, since openraft stops the replica on a failure.
+    /// Retries while there is no disk space or file descriptor, since openraft stops the replica on
+    /// a failure.
     async fn install<F>(&self, install: F, mut records: Option<ColdSegments>) -> io::Result<()>
     where
         F: Fn(&mut Option<ColdSegments>) -> Result<(), Error> + Send + Sync + 'static,
@@ -206,9 +207,9 @@ impl StateMachine {
             let installing = move || (install(&mut records), records);
             let (installed, left) = self.reads.wait(installing).await?;
             match installed {
-                Err(error @ Error::DiskFull { .. }) => {
-                    tracing::warn!(%error, "waiting for disk space to install a snapshot");
-                    tokio::time::sleep(DISK_FULL_PAUSE).await;
+                Err(error) if error.is_shortage() => {
+                    tracing::warn!(%error, "waiting to install a snapshot");
+                    tokio::time::sleep(SHORTAGE_PAUSE).await;
                     records = left;
                 }
                 installed => return installed.map_err(to_io),
@@ -337,18 +338,37 @@ impl Checkpointer {
     }
 }
 
+impl Checkpointer {
+    /// Stores the checkpoint. Returns the shortage that prevented it, if there was one: openraft
+    /// would stop the replica.
+    async fn store(&self, at: RaftLogId) -> io::Result<Option<Error>> {
+        let (wal, id, state) = (self.wal.clone(), codec::wal_id(&at), self.bytes.clone());
+        let _writing = self.newest.writing.lock().await;
+        // A snapshot that was installed meanwhile covers more.
+        if self.newest.at().is_some_and(|newest| newest.index > at.index) {
+            return Ok(None);
+        }
+        match self.reads.wait(move || wal.checkpoint(id, state)).await? {
+            Err(error) if error.is_shortage() => return Ok(Some(error)),
+            stored => stored.map_err(to_io)?,
+        }
+        *self.newest.lock() = Some((self.meta.clone(), self.bytes.clone()));
+        Ok(None)
+    }
+}
+
 impl RaftSnapshotBuilder<TypeConfig> for Checkpointer {
     type SnapshotData = SnapshotData;
 
     async fn build_snapshot(&mut self) -> io::Result<SnapshotOf> {
         if let Some(at) = self.meta.last_log_id {
             self.wait_synced(at.index).await?;
-            let (wal, id, state) = (self.wal.clone(), codec::wal_id(&at), self.bytes.clone());
-            let _writing = self.newest.writing.lock().await;
-            // A snapshot that was installed meanwhile covers more.
-            if self.newest.at().is_none_or(|newest| newest.index <= at.index) {
-                self.reads.wait(move || wal.checkpoint(id, state)).await?.map_err(to_io)?;
-                *self.newest.lock() = Some((self.meta.clone(), self.bytes.clone()));
+            let mut is_first = true;
+            while let Some(error) = self.store(at).await? {
+                if std::mem::take(&mut is_first) {
+                    tracing::warn!(%error, "waiting to store a checkpoint");
+                }
+                tokio::time::sleep(SHORTAGE_PAUSE).await;
             }
         }
         Ok(Snapshot { meta: self.meta.clone(), snapshot: self.bytes.clone() })

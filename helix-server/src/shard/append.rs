@@ -51,6 +51,8 @@ pub struct NewBatch {
     pub record_count: u32,
     pub version: u32,
     pub compression: i32,
+    /// Size of the decompressed payload of a compressed batch, else 0; verified by the caller.
+    pub uncompressed_bytes: u32,
     pub payload: Bytes,
     /// CRC-32 over version, record count, compression and payload; verified by the caller.
     pub crc: u32,
@@ -80,11 +82,14 @@ impl Shard {
     ///
     /// # Errors
     /// [`Error::NotLeader`] and [`Error::NoLeader`] where this replica cannot append,
-    /// [`Error::Throttled`] after the wait, [`Error::DiskFull`], [`Error::Draining`].
+    /// [`Error::Throttled`] after the wait, [`Error::DiskFull`], [`Error::Exhausted`],
+    /// [`Error::Draining`].
     pub async fn permit(&self, bytes: usize) -> Result<AppendPermit> {
         match self.check_writable() {
             // The leader may have disk space.
-            Ok(()) | Err(Error::DiskFull { .. }) if self.is_isolated() || !self.is_leader() => {
+            Ok(()) | Err(Error::DiskFull { .. } | Error::Exhausted { .. })
+                if self.is_isolated() || !self.is_leader() =>
+            {
                 return Err(self.not_leader());
             }
             checked => checked?,
@@ -112,6 +117,7 @@ impl Shard {
         }
         self.wal.writable().map_err(|error| match error {
             helix_wal::Error::DiskFull { .. } => Error::DiskFull { what: error.to_string() },
+            helix_wal::Error::Exhausted { .. } => Error::Exhausted { what: error.to_string() },
             helix_wal::Error::Closed => Error::NoLeader { shard: self.id() },
             other => Error::StorageFailed { what: other.to_string(), may_have_applied: false },
         })
@@ -157,6 +163,7 @@ impl Shard {
             version: batch.version,
             compression: batch.compression,
             payload_bytes: u32::try_from(batch.payload.len()).unwrap_or(u32::MAX),
+            uncompressed_bytes: batch.uncompressed_bytes,
             proposed_us: self.clock.now_us(),
             producer: batch.producer,
             condition: batch.condition,

@@ -1,8 +1,8 @@
-//! Watches for lost leadership, isolation from the majority, and a stalled disk.
+//! Watches for lost leadership and isolation from the majority.
 //! Requests stop waiting for an outcome once this replica can no longer learn it.
 
+use std::sync::Weak;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
 
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -39,23 +39,6 @@ pub(super) async fn run(shard: Weak<Shard>) {
     }
 }
 
-/// Runs until the shard is gone. A task of its own, since a leadership transfer takes a while.
-pub(super) async fn watch_disk(shard: Weak<Shard>) {
-    let Some(interval) = shard.upgrade().map(|shard| shard.hub.timing().timeout() / 2) else {
-        return;
-    };
-    let mut tick = tokio::time::interval(interval);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tick.tick().await;
-        let Some(shard) = shard.upgrade() else { return };
-        if shard.closed.is_cancelled() {
-            return;
-        }
-        shard.transfer_if_disk_stalls().await;
-    }
-}
-
 impl Shard {
     /// Returns the term in which this replica is a leader that is not isolated, if it is.
     /// `since` is the last term in which it was the leader, and when that was first seen.
@@ -83,19 +66,5 @@ impl Shard {
         self.leadership_token.send_replace(CancellationToken::new()).cancel();
         // Waiting readers must notice that they have to read from another node.
         self.machine.watchers().wake_all();
-    }
-
-    /// Transfers leadership while a sync stalls: another leader can commit without this disk.
-    async fn transfer_if_disk_stalls(self: &Arc<Self>) {
-        let limit = self.hub.timing().timeout();
-        let stalled = self.wal.unsynced_for().filter(|time| *time >= limit);
-        let Some(stalled) = stalled else { return };
-        if !self.is_leader() || self.replica.voters().len() <= 1 {
-            return;
-        }
-        tracing::warn!(shard_id = self.shard_id, ?stalled, "disk stalls, transferring leadership");
-        if let Err(error) = self.abandon_leadership(None).await {
-            tracing::warn!(shard_id = self.shard_id, %error, "leadership transfer failed");
-        }
     }
 }

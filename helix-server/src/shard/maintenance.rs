@@ -126,7 +126,8 @@ async fn propose(shard: &Shard, command: Command) {
 /// Proposes new log starts of the `touched` partitions, or of all, which also covers idle ones.
 /// Records appended before a proposal is applied are above the proposed start.
 async fn retain(shard: &Shard, touched: Option<HashSet<PartitionId>>) {
-    let now_us = shard.clock.now_us();
+    // At time 0 no record is too old.
+    let now_us = shard.clock.retention_us().unwrap_or(0);
     let candidates: Vec<(PartitionId, RetentionPolicy, u64)> = shard.machine.read_state(|state| {
         let limited = |partition: &Partition| {
             let policy = RetentionPolicy::from(&*partition.settings);

@@ -136,6 +136,18 @@ pub struct ShardStatus {
 }
 
 impl Shard {
+    /// Runs long work on a blocking thread; a simulation runs it in place.
+    ///
+    /// # Errors
+    /// If the process stops.
+    pub async fn run_blocking<T, F>(&self, work: F) -> io::Result<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        self.reads.wait(work).await
+    }
+
     /// Recovers the shard, and starts its replica and its maintenance.
     ///
     /// # Errors
@@ -183,7 +195,6 @@ impl Shard {
         });
         tokio::spawn(maintenance::run(shard.clone()));
         tokio::spawn(leadership_watch::run(Arc::downgrade(&shard)));
-        tokio::spawn(leadership_watch::watch_disk(Arc::downgrade(&shard)));
         Ok(shard)
     }
 
@@ -290,6 +301,11 @@ impl Shard {
     /// Returns the age of the oldest append that is not synced.
     pub fn unsynced_for(&self) -> Option<Duration> {
         self.wal.unsynced_for()
+    }
+
+    /// Returns whether this replica is closed, has stopped, or its node was removed.
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
     }
 
     pub fn watch_leadership(&self) -> LeadershipWatch {
@@ -524,6 +540,9 @@ pub fn write_error(replica: &Replica) -> Option<Error> {
         Ok(()) => None,
         Err(error @ helix_wal::Error::DiskFull { .. }) => {
             Some(Error::DiskFull { what: error.to_string() })
+        }
+        Err(error @ helix_wal::Error::Exhausted { .. }) => {
+            Some(Error::Exhausted { what: error.to_string() })
         }
         Err(error) => {
             Some(Error::StorageFailed { what: error.to_string(), may_have_applied: false })

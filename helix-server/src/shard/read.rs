@@ -32,6 +32,8 @@ pub struct ReadBatch {
     pub record_count: u32,
     pub version: u32,
     pub compression: i32,
+    /// Size of the decompressed payload of a compressed batch, else 0.
+    pub uncompressed_bytes: u32,
     /// Microseconds since the Unix epoch; never decreases within a partition.
     pub append_time_us: u64,
     pub crc: u32,
@@ -311,6 +313,7 @@ impl Shard {
             | helix_wal::Error::Trimmed { .. } => {
                 Error::CorruptLog { what: format!("shard {}: {error}", self.id()) }
             }
+            helix_wal::Error::Exhausted { .. } => Error::Exhausted { what: error.to_string() },
             helix_wal::Error::Closed if self.draining.is_cancelled() => Error::Draining,
             // This replica is closed, and another one will take its place.
             helix_wal::Error::Closed => Error::NoLeader { shard: self.id() },
@@ -355,6 +358,7 @@ fn batch(entry: helix_wal::StoredEntry) -> io::Result<ReadBatch> {
         record_count: entry.placement.count,
         version: head.version,
         compression: head.compression,
+        uncompressed_bytes: head.uncompressed_bytes,
         append_time_us: entry.placement.time,
         crc: entry.payload.crc,
         payload: entry.payload.bytes,

@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use helix_transport::{CoalescedIo, FlushPolicy};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpListener;
-use tokio::time::{Instant, interval, sleep};
+use tokio::time::{Instant, Sleep, interval, sleep, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tonic::transport::server::Connected;
@@ -152,8 +152,13 @@ fn serve_one<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let ended = CancellationToken::new();
     let transport = transport(connection.window_bytes());
     let stream = CoalescedIo::new(stream, FlushPolicy::DeferAfterFrames);
-    let stream =
-        ClientStream { stream, connection: connection.clone(), _ended: ended.clone().drop_guard() };
+    let stream = ClientStream {
+        stream,
+        connection: connection.clone(),
+        turn_bytes: 0,
+        pause: None,
+        _ended: ended.clone().drop_guard(),
+    };
     let closing = closing.clone();
     async move {
         let shutdown = async {
@@ -200,11 +205,36 @@ fn transport(window: u64) -> tonic::transport::Server {
 struct ClientStream<S> {
     stream: S,
     connection: Arc<ClientConnection>,
+    /// Bytes read since the socket was last empty, or the last pause.
+    turn_bytes: usize,
+    /// Fires when the connection is read again.
+    pause: Option<Pin<Box<Sleep>>>,
     /// Cancels `ended` when the HTTP/2 server drops the socket.
     _ended: DropGuard,
 }
 
 impl<S> ClientStream<S> {
+    /// Ready if the connection may be read now; pending for a while if its client cancels calls.
+    fn poll_pause(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(context));
+                self.pause = None;
+                self.turn_bytes = 0;
+            }
+            if let Some(until) = self.connection.read_again_at() {
+                self.connection.load().events().cancelled_calls_paced.add();
+                self.pause = Some(Box::pin(sleep_until(until)));
+            } else if self.turn_bytes >= limits::READ_TURN_BYTES && self.connection.is_cancelling()
+            {
+                // Not a mere yield: HTTP/2 reads again after each stream that it accepts.
+                self.pause = Some(Box::pin(sleep(limits::READ_TURN_PAUSE)));
+            } else {
+                return Poll::Ready(());
+            }
+        }
+    }
+
     fn check(&self) -> io::Result<()> {
         if self.connection.is_closed() {
             return Err(io::ErrorKind::ConnectionAborted.into());
@@ -226,14 +256,20 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
+        let polled = match self.poll_pause(context) {
+            Poll::Ready(()) => Pin::new(&mut self.stream).poll_read(context, buffer),
+            Poll::Pending => Poll::Pending,
+        };
         if polled.is_pending() {
+            self.turn_bytes = 0;
             self.connection.register_reader(context.waker());
         }
         // After the waker is registered, so that a close in between is not missed.
         self.check()?;
         ready!(polled)?;
-        self.connection.add_read_bytes(buffer.filled().len() - before);
+        let bytes = buffer.filled().len() - before;
+        self.turn_bytes += bytes;
+        self.connection.add_read_bytes(bytes);
         Poll::Ready(Ok(()))
     }
 }

@@ -1,26 +1,28 @@
 //! Admits calls and their messages, and tracks responses until the client has read them.
 //!
 //! A call needs a call permit; each message needs a permit for its decoded size before it is
-//! decoded. A message is admitted when the permit covers the whole of it, so that half-received
+//! decoded. Until it has arrived whole, a message counts as what has arrived. Where that memory is
+//! used up, one message at a time claims the permit for the whole of it, so that half-received
 //! messages cannot block each other. A message that does not arrive in time releases its permit.
 
 use std::convert::Infallible;
-use std::future::{Ready, ready};
+use std::future::{Ready, poll_fn, ready as now};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::Either;
 use helix_transport::{FramePiece, FrameSplitter, ResponseBody, detach_body};
-use hyper::body::{Frame, SizeHint};
-use tokio::time::{Instant, Sleep, sleep_until};
+use hyper::body::{Body as _, Frame, SizeHint};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 
-use super::load::{CallMemory, ClientConnection, ClientLoad, LoadPermit, RequestPermit};
+use super::load::{CallMemory, ClientConnection, ClientLoad, MessageClaim};
 use super::services::Services;
 use crate::error::Result;
 use crate::limits;
@@ -58,15 +60,16 @@ impl Service<http::Request<Body>> for Admission {
     }
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
-        let permit = match self.load.acquire_call() {
+        let permit = match self.connection.acquire_call() {
             Ok(permit) => permit,
             Err(error) => {
+                discard_rest(request.into_body(), None);
                 let rejection = ResponseBody::attach_body(Status::from(error).into_http::<Body>());
                 let rejection = rejection.map(|body| TrackedBody { body, call: None });
-                return Either::Left(ready(Ok(rejection)));
+                return Either::Left(now(Ok(rejection)));
             }
         };
-        let call = CallMemory::new(&self.load, &self.connection);
+        let call = CallMemory::new(&self.load, &self.connection, Some(permit));
         request.extensions_mut().insert(call.clone());
         let kind = CallKind::of(request.uri().path());
         let mut request =
@@ -79,7 +82,10 @@ impl Service<http::Request<Body>> for Admission {
                 call.release_request();
             }
             let response = ResponseBody::attach_body(response);
-            Ok(response.map(|body| TrackedBody { body, call: Some((call, permit)) }))
+            if response.body().is_end_stream() {
+                call.set_finished();
+            }
+            Ok(response.map(|body| TrackedBody { body, call: Some(call) }))
         }))
     }
 }
@@ -111,7 +117,7 @@ impl CallKind {
     }
 }
 
-type AcquireRequest = Pin<Box<dyn Future<Output = Result<RequestPermit>> + Send>>;
+type AcquireClaim = Pin<Box<dyn Future<Output = Result<MessageClaim>> + Send>>;
 
 /// Body of a request; yields each message once its permit is acquired.
 struct AdmittedBody {
@@ -119,11 +125,23 @@ struct AdmittedBody {
     kind: CallKind,
     call: Arc<CallMemory>,
     splitter: FrameSplitter,
-    /// The first bytes of a message that waits for its permit.
-    waiting: Option<(Bytes, AcquireRequest)>,
+    /// Bytes of a message that waits for its permit.
+    waiting: Option<(Bytes, AcquireClaim)>,
+    /// Stated length of the current message; 0 between messages.
+    announced: usize,
+    /// Bytes of the current message so far, and at the last check.
+    arrived: usize,
+    arrived_before: usize,
+    /// Bytes of it that have no permit yet; the call's own memory covers them.
+    uncounted: usize,
+    check_at: Instant,
+    /// Memory of the current message.
+    claim: Option<MessageClaim>,
     /// Time by which the current message must have arrived.
     deadline: Instant,
     alarm: Option<Pin<Box<Sleep>>>,
+    /// True once nothing more arrives.
+    is_over: bool,
 }
 
 impl AdmittedBody {
@@ -134,8 +152,15 @@ impl AdmittedBody {
             call,
             splitter: FrameSplitter::default(),
             waiting: None,
+            announced: 0,
+            arrived: 0,
+            arrived_before: 0,
+            uncounted: 0,
+            check_at: Instant::now(),
+            claim: None,
             deadline: Instant::now() + limits::MESSAGE_WAIT_MAX,
             alarm: None,
+            is_over: false,
         }
     }
 
@@ -146,43 +171,107 @@ impl AdmittedBody {
         self.splitter.push(bytes);
     }
 
-    /// Returns the piece once the message that begins with it has its permit.
+    /// Returns the piece once its message has a permit for it.
+    ///
+    /// The last piece of a message needs the permit for the decoded message.
     fn poll_admit(&mut self, piece: FramePiece, context: &mut Context<'_>) -> Poll<Result<Bytes>> {
         let FramePiece { bytes, message_length } = piece;
-        let announced = usize::try_from(message_length.unwrap_or(0)).unwrap_or(usize::MAX);
-        if announced == 0 {
+        if let Some(length) = message_length {
+            self.announced = usize::try_from(length).unwrap_or(usize::MAX);
+            self.arrived = 0;
+            self.uncounted = 0;
+            self.expect_progress();
+        }
+        self.arrived += bytes.len();
+        if self.announced == 0 {
             return Poll::Ready(Ok(bytes));
         }
         // The decoder rejects longer messages by their header.
-        let bytes_decoded =
-            announced.min(limits::MESSAGE_BYTES_MAX).saturating_mul(self.kind.factor);
+        let announced = self.announced.min(limits::MESSAGE_BYTES_MAX);
+        let bytes_decoded = announced.saturating_mul(self.kind.factor);
         let connection = self.call.connection();
-        if let Some(permit) = connection.try_acquire_request(bytes_decoded) {
-            self.call.keep_request(permit);
-            return Poll::Ready(Ok(bytes));
-        }
-        let acquire = connection.clone().acquire_request(bytes_decoded, self.kind.wait_max());
-        self.waiting = Some((bytes, Box::pin(acquire)));
+        let wait_max = self.kind.wait_max();
+        let acquire: AcquireClaim = if self.splitter.is_at_boundary() {
+            self.announced = 0;
+            if let Some(MessageClaim::Whole { .. }) = &self.claim {
+                self.end_message();
+                return Poll::Ready(Ok(bytes));
+            }
+            if let Some(permit) = connection.try_acquire_request(bytes_decoded) {
+                self.claim = Some(MessageClaim::Arrived(permit));
+                self.end_message();
+                return Poll::Ready(Ok(bytes));
+            }
+            let acquire = connection.clone().acquire_request(bytes_decoded, wait_max);
+            Box::pin(async { acquire.await.map(MessageClaim::Arrived) })
+        } else {
+            self.uncounted += bytes.len();
+            let is_covered = matches!(self.claim, Some(MessageClaim::Whole { .. }));
+            if is_covered || self.uncounted <= limits::ARRIVAL_UNCOUNTED_BYTES {
+                return Poll::Ready(Ok(bytes));
+            }
+            let more = std::mem::take(&mut self.uncounted);
+            if let Some(permit) = connection.try_acquire_arriving(more) {
+                self.add_claim(MessageClaim::Part(permit));
+                return Poll::Ready(Ok(bytes));
+            }
+            Box::pin(connection.clone().acquire_arriving(more, bytes_decoded, wait_max))
+        };
+        self.waiting = Some((bytes, acquire));
         self.poll_waiting(context)
     }
 
     fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<Result<Bytes>> {
         let Some((bytes, acquire)) = &mut self.waiting else { return Poll::Pending };
-        match acquire.as_mut().poll(context) {
-            Poll::Ready(Ok(permit)) => {
-                self.call.keep_request(permit);
+        match ready!(acquire.as_mut().poll(context)) {
+            Ok(claim) => {
                 let bytes = std::mem::take(bytes);
                 self.waiting = None;
+                self.add_claim(claim);
                 // The server delayed it, not the client.
                 self.deadline = Instant::now() + limits::MESSAGE_WAIT_MAX;
+                self.expect_progress();
                 Poll::Ready(Ok(bytes))
             }
-            Poll::Ready(Err(error)) => {
+            Err(error) => {
                 self.waiting = None;
                 Poll::Ready(Err(error))
             }
-            Poll::Pending => Poll::Pending,
         }
+    }
+
+    fn add_claim(&mut self, added: MessageClaim) {
+        match added {
+            MessageClaim::Part(more) => match &mut self.claim {
+                Some(MessageClaim::Part(permit)) => permit.merge(more),
+                claim => *claim = Some(MessageClaim::Part(more)),
+            },
+            whole @ MessageClaim::Whole { .. } => self.claim = Some(whole),
+            arrived @ MessageClaim::Arrived(_) => {
+                self.claim = Some(arrived);
+                self.end_message();
+            }
+        }
+    }
+
+    /// Keeps the permit of a message that has arrived whole until it is handled.
+    fn end_message(&mut self) {
+        if let Some(MessageClaim::Arrived(permit) | MessageClaim::Whole { permit, .. }) =
+            self.claim.take()
+        {
+            self.call.keep_request(permit);
+        }
+    }
+
+    fn expect_progress(&mut self) {
+        self.check_at = Instant::now() + limits::ARRIVAL_CHECK_INTERVAL;
+        self.arrived_before = self.arrived;
+    }
+
+    /// Returns true if the current message holds memory that others may need.
+    fn holds_memory(&self) -> bool {
+        self.arrived >= limits::ARRIVAL_BYTES_MIN
+            || matches!(self.claim, Some(MessageClaim::Whole { .. }))
     }
 
     /// Returns true if the client must send something before the deadline.
@@ -192,16 +281,28 @@ impl AdmittedBody {
         self.kind.is_unary || self.splitter.is_unstarted() || !self.splitter.is_at_boundary()
     }
 
-    /// Ready once the deadline has passed.
-    fn poll_deadline(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    /// Ready once the deadline has passed, or once the message does not arrive while others wait.
+    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<Status> {
         if !self.has_deadline() {
             return Poll::Pending;
         }
-        let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(self.deadline)));
-        if alarm.deadline() != self.deadline {
-            alarm.as_mut().reset(self.deadline);
+        loop {
+            let is_checked = self.announced > 0 && self.holds_memory();
+            let at = if is_checked { self.deadline.min(self.check_at) } else { self.deadline };
+            let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep_until(at)));
+            if alarm.deadline() != at {
+                alarm.as_mut().reset(at);
+            }
+            ready!(alarm.as_mut().poll(context));
+            if at == self.deadline {
+                return Poll::Ready(self.deadline_exceeded());
+            }
+            let has_grown = self.arrived - self.arrived_before >= limits::ARRIVAL_BYTES_MIN;
+            if !has_grown && self.call.load().has_waiting_requests() {
+                return Poll::Ready(self.call.connection().refuse_request().into());
+            }
+            self.expect_progress();
         }
-        alarm.as_mut().poll(context)
     }
 
     fn deadline_exceeded(&self) -> Status {
@@ -236,10 +337,12 @@ impl hyper::body::Body for AdmittedBody {
                     Ok(bytes) => this.push(bytes),
                     Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
                 },
-                Poll::Ready(end) => return Poll::Ready(end),
+                Poll::Ready(end) => {
+                    this.is_over = true;
+                    return Poll::Ready(end);
+                }
                 Poll::Pending => {
-                    let passed = this.poll_deadline(context);
-                    return passed.map(|()| Some(Err(this.deadline_exceeded())));
+                    return this.poll_late(context).map(|status| Some(Err(status)));
                 }
             }
         }
@@ -255,11 +358,47 @@ impl hyper::body::Body for AdmittedBody {
     }
 }
 
+impl Drop for AdmittedBody {
+    fn drop(&mut self) {
+        if !self.is_over {
+            discard_rest(std::mem::take(&mut self.body), Some(self.call.clone()));
+        }
+    }
+}
+
+/// Reads the rest of a request whose call has ended, and discards it.
+///
+/// HTTP/2 would reset the stream instead, and later forget it. What arrives for it then counts as a
+/// protocol error of the client, though the client sent it before it knew of the end.
+fn discard_rest(mut body: Body, call: Option<Arc<CallMemory>>) {
+    let mut bytes = 0;
+    let mut poll_rest = move |context: &mut Context<'_>| {
+        while !body.is_end_stream() && bytes < limits::DISCARD_BYTES_MAX {
+            match ready!(Pin::new(&mut body).poll_frame(context)) {
+                Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
+                Some(Err(_)) | None => break,
+            }
+        }
+        Poll::Ready(())
+    };
+    // The client has mostly sent or cancelled all of it.
+    if poll_rest(&mut Context::from_waker(Waker::noop())).is_ready() {
+        return;
+    }
+    let Ok(runtime) = Handle::try_current() else { return };
+    runtime.spawn(async move {
+        // The call stays open as long as its stream.
+        let _call = call;
+        // Ignored: after this time the stream is reset.
+        let _ = timeout(limits::DISCARD_WAIT_MAX, poll_fn(poll_rest)).await;
+    });
+}
+
 /// Body of a response; its bytes count as unread until the client has read them.
 pub(super) struct TrackedBody {
     body: ResponseBody,
-    /// The call and its permit; `None` if the call was rejected.
-    call: Option<(Arc<CallMemory>, LoadPermit)>,
+    /// `None` if the call was rejected.
+    call: Option<Arc<CallMemory>>,
 }
 
 impl hyper::body::Body for TrackedBody {
@@ -272,7 +411,12 @@ impl hyper::body::Body for TrackedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
         let polled = Pin::new(&mut this.body).poll_frame(context);
-        let Some((call, _)) = &this.call else { return polled };
+        let Some(call) = &this.call else { return polled };
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) if frame.is_data() => {}
+            Poll::Ready(_) => call.set_finished(),
+            Poll::Pending => {}
+        }
         let is_chunked = this.body.is_chunked();
         polled.map_ok(|frame| {
             frame.map_data(|bytes| {

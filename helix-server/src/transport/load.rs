@@ -16,7 +16,7 @@ use crate::limits;
 use crate::memory::MemoryShares;
 use crate::sync;
 
-pub use connection::{CallMemory, ClientConnection, RequestPermit};
+pub use connection::{ArrivingPermit, CallMemory, ClientConnection, MessageClaim, RequestPermit};
 
 /// Declares the counters once: the field name is the value of the metric's `limit` label.
 macro_rules! limit_events {
@@ -41,8 +41,10 @@ limit_events! {
     connections_refused,
     /// Connections closed because the HTTP/2 handshake took too long.
     handshakes_timed_out,
-    /// Calls rejected because the maximum was open.
+    /// Calls rejected because the maximum was open, on the node or on their connection.
     calls_refused,
+    /// Times that a connection was not read for a while because its client cancelled many calls.
+    cancelled_calls_paced,
     /// Requests rejected because the request bytes stayed at their limit.
     requests_refused,
     /// Requests rejected because their bytes did not arrive in time.
@@ -107,6 +109,11 @@ pub struct ClientLoad {
     events: LimitEvents,
     calls: Arc<Semaphore>,
     request_bytes: Arc<Semaphore>,
+    arriving_bytes: Arc<Semaphore>,
+    /// Turn of the one message that may claim the memory for all of it before it has arrived.
+    whole_turn: Arc<Semaphore>,
+    /// Requests that wait for memory.
+    waiting_requests: AtomicU64,
     response_bytes: Arc<Semaphore>,
     partitions_read: Arc<Semaphore>,
     /// Bytes of HTTP/2 windows that no connection has.
@@ -127,6 +134,9 @@ impl ClientLoad {
             events: LimitEvents::default(),
             calls: limit(shares.calls),
             request_bytes: limit(shares.request_bytes),
+            arriving_bytes: limit(shares.arriving_bytes),
+            whole_turn: limit(1),
+            waiting_requests: AtomicU64::new(0),
             response_bytes: limit(shares.response_bytes),
             partitions_read: limit(shares.partitions_read),
             free_window_bytes: Mutex::new(shares.window_bytes),
@@ -163,7 +173,15 @@ impl ClientLoad {
 
     /// Returns the bytes of requests that are arriving or being handled.
     pub fn request_bytes(&self) -> usize {
-        self.shares.request_bytes.saturating_sub(self.request_bytes.available_permits())
+        let arriving = self.arriving_bytes.available_permits();
+        let arriving = self.shares.arriving_bytes.saturating_sub(arriving);
+        let whole = self.request_bytes.available_permits();
+        self.shares.request_bytes.saturating_sub(whole) + arriving
+    }
+
+    /// Returns true if a request waits for memory.
+    pub fn has_waiting_requests(&self) -> bool {
+        self.waiting_requests.load(Ordering::Relaxed) > 0
     }
 
     /// Returns the number of partitions that are being read.
@@ -200,15 +218,24 @@ impl ClientLoad {
         Some(connection)
     }
 
-    /// Acquires the permit of a call.
+    /// Acquires the permit of a call on a connection with `open` calls.
+    ///
+    /// A connection may have as many calls as are free after them, so it never has more than half
+    /// of those that it found free.
     ///
     /// # Errors
     /// [`Error::Throttled`] if the maximum of calls is open.
-    pub fn acquire_call(&self) -> Result<LoadPermit> {
-        self.calls.clone().try_acquire_owned().map(LoadPermit).map_err(|_| {
+    pub fn acquire_call(&self, open: usize) -> Result<LoadPermit> {
+        let refused = |what| {
             self.events.calls_refused.add();
-            Error::throttled("calls of this node")
-        })
+            Error::throttled(what)
+        };
+        let free = self.calls.available_permits();
+        if open >= limits::CALLS_PER_CONNECTION_MIN && open >= free {
+            return Err(refused("calls of this connection"));
+        }
+        let permit = self.calls.clone().try_acquire_owned();
+        permit.map(LoadPermit).map_err(|_| refused("calls of this node"))
     }
 
     /// Acquires the permit for the partitions that a call reads.
@@ -236,7 +263,7 @@ impl ClientLoad {
     /// [`Error::Throttled`] after that wait.
     pub async fn acquire_response(&self, bytes: usize) -> Result<LoadPermit> {
         let count = permits(bytes.min(self.shares.response_bytes));
-        let _waiting = WaitingReader::new(&self.waiting_readers);
+        let _waiting = Waiting::new(&self.waiting_readers);
         let wait = self.response_bytes.clone().acquire_many_owned(count);
         match timeout(limits::RESPONSE_WAIT_MAX, wait).await {
             Ok(Ok(permit)) => Ok(LoadPermit(permit)),
@@ -320,17 +347,17 @@ impl ClientLoad {
     }
 }
 
-/// Counts a reader as waiting until it is dropped.
-struct WaitingReader<'a>(&'a AtomicU64);
+/// Counts a reader or a request as waiting until it is dropped.
+struct Waiting<'a>(&'a AtomicU64);
 
-impl<'a> WaitingReader<'a> {
+impl<'a> Waiting<'a> {
     fn new(count: &'a AtomicU64) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for WaitingReader<'_> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -366,16 +393,57 @@ mod tests {
         drop(first);
         assert!(load.connect().is_some());
         drop(second);
-        let call = load.acquire_call().unwrap();
-        assert!(matches!(load.acquire_call(), Err(Error::Throttled { .. })));
+        let call = load.acquire_call(0).unwrap();
+        assert!(matches!(load.acquire_call(0), Err(Error::Throttled { .. })));
         drop(call);
-        load.acquire_call().unwrap();
+        load.acquire_call(0).unwrap();
         let three = load.acquire_partitions(3).unwrap();
         assert!(load.acquire_partitions(1).is_err());
         drop(three);
         let beyond_limit = load.acquire_partitions(9).unwrap();
         assert_eq!(beyond_limit.bytes(), 3, "admitted when it is alone");
         assert_eq!((count(&load, "calls_refused"), count(&load, "partitions_refused")), (1, 1));
+    }
+
+    #[test]
+    fn no_connection_takes_more_than_half_of_the_free_calls() {
+        let load = ClientLoad::new(MemoryShares { calls: 1_000, ..least() });
+        let mut held = Vec::new();
+        for half in [500, 250, 125, 63, 31, limits::CALLS_PER_CONNECTION_MIN] {
+            let mut open = 0;
+            while let Ok(permit) = load.acquire_call(open) {
+                held.push(permit);
+                open += 1;
+            }
+            assert_eq!(open, half);
+        }
+        load.acquire_call(0).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_pauses_while_its_client_cancels_too_many_calls() {
+        let load = ClientLoad::new(least());
+        let connection = load.connect().unwrap();
+        let call = || {
+            let permit = load.acquire_call(0).unwrap();
+            CallMemory::new(&load, &connection, Some(permit))
+        };
+        let burst = limits::CANCELLED_PER_SECOND * limits::CANCELLED_BURST.as_secs() as u32;
+        for _ in 0..2 * burst {
+            call().set_finished();
+        }
+        for _ in 0..burst {
+            drop(call());
+        }
+        assert_eq!(connection.read_again_at(), None);
+        for _ in 0..100 {
+            drop(call());
+        }
+        let until = connection.read_again_at().unwrap();
+        let pause = Duration::from_secs(100) / limits::CANCELLED_PER_SECOND;
+        assert_eq!(until - tokio::time::Instant::now(), pause);
+        tokio::time::advance(pause).await;
+        assert_eq!(connection.read_again_at(), None);
     }
 
     #[test]
@@ -431,7 +499,7 @@ mod tests {
     async fn only_the_reader_that_stalls_too_long_is_closed() {
         let load = ClientLoad::new(least());
         let (stalled, reading) = (load.connect().unwrap(), load.connect().unwrap());
-        let call = |connection: &Arc<ClientConnection>| CallMemory::new(&load, connection);
+        let call = |connection: &Arc<ClientConnection>| CallMemory::new(&load, connection, None);
         let _unread = call(&stalled).track_response(vec![1; 100_000].into());
         tokio::time::advance(limits::STALLED_READER_MAX / 2).await;
         let read = call(&reading).track_response(vec![1; 100_000].into());
@@ -452,8 +520,9 @@ mod tests {
         for connection in [&idle, &calling, &reading] {
             connection.add_read_bytes(100);
         }
-        let call = CallMemory::new(&load, &calling);
-        let unread = CallMemory::new(&load, &reading).track_response(vec![1; 100_000].into());
+        let call = CallMemory::new(&load, &calling, None);
+        let unread = CallMemory::new(&load, &reading, None);
+        let unread = unread.track_response(vec![1; 100_000].into());
         load.close_idle();
         assert!(silent.is_closed() && !idle.is_closed());
         tokio::time::advance(limits::SHUTDOWN_IDLE_WAIT_MAX).await;
@@ -471,7 +540,7 @@ mod tests {
     async fn a_stalled_reader_is_closed_early_while_others_wait() {
         let load = ClientLoad::new(least());
         let stalled = load.connect().unwrap();
-        let call = CallMemory::new(&load, &stalled);
+        let call = CallMemory::new(&load, &stalled, None);
         let _others = load.try_acquire_response(least().response_bytes - 100_000).unwrap();
         call.keep_response(load.try_acquire_response(100_000).unwrap());
         let unread = call.track_response(vec![1; 100_000].into());
@@ -491,7 +560,7 @@ mod tests {
     async fn parts_of_a_response_hold_parts_of_its_permit() {
         let load = ClientLoad::new(least());
         let connection = load.connect().unwrap();
-        let call = CallMemory::new(&load, &connection);
+        let call = CallMemory::new(&load, &connection, None);
         let free = || load.response_bytes.available_permits();
         let all = free();
         // The permit covers the payloads, not their framing.

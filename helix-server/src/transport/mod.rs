@@ -17,6 +17,9 @@ mod socket;
 
 pub use accept::Listener;
 pub(crate) use accept::serve;
-pub use load::{CallMemory, ClientConnection, ClientLoad, LimitEvents, LoadPermit, RequestPermit};
+pub use load::{
+    ArrivingPermit, CallMemory, ClientConnection, ClientLoad, LimitEvents, LoadPermit,
+    MessageClaim, RequestPermit,
+};
 pub(crate) use meter::MeterLayer;
 pub use services::Services;

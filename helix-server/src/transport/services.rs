@@ -16,7 +16,9 @@ use tonic::codegen::{BoxFuture, Service, http};
 use tonic::service::Routes;
 
 use super::load::ClientLoad;
-use crate::api::{ClusterHandler, ConsumeHandler, GroupHandler, ProduceHandler, TopicHandler};
+use crate::api::{
+    ClusterHandler, ConsumeHandler, Decompressors, GroupHandler, ProduceHandler, TopicHandler,
+};
 use crate::limits::{CONTROL_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX};
 use crate::node::Node;
 
@@ -40,8 +42,11 @@ impl fmt::Debug for Services {
 impl Services {
     /// Creates the five services of Helix, beside `others`.
     pub fn new(node: &Arc<Node>, load: &Arc<ClientLoad>, others: Routes) -> Self {
-        let produce = ProduceServiceServer::new(ProduceHandler::new(node, load));
-        let consume = ConsumeServiceServer::new(ConsumeHandler::new(node, load));
+        let decompressors = Decompressors::new(load.shares().decompressors);
+        let produce = ProduceHandler::new(node, load, &decompressors);
+        let produce = ProduceServiceServer::new(produce);
+        let consume = ConsumeHandler::new(node, load, &decompressors);
+        let consume = ConsumeServiceServer::new(consume);
         let topic = TopicServiceServer::new(TopicHandler::new(node));
         let cluster = ClusterServiceServer::new(ClusterHandler::new(node));
         let group = GroupServiceServer::new(GroupHandler);

@@ -102,6 +102,7 @@ async fn update(server: &TestServer, fields: &[&str], config: TopicConfig) {
         name: "default".to_owned(),
         config: Some(config),
         update_mask: Some(FieldMask { paths }),
+        topic_id: 0,
     };
     server.topics().update_topic(update).await.unwrap();
 }

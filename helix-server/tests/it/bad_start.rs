@@ -173,6 +173,70 @@ async fn rejects_data_directory_or_port_in_use() {
     process::kill(server).await;
 }
 
+/// Runs the server under a limit of open files, as `ulimit` sets it.
+fn limited(limit: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\"")]);
+    command.arg(env!("CARGO_BIN_EXE_helix-server")).args(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+}
+
+#[tokio::test]
+async fn too_low_limit_of_open_files_is_refused_with_the_number_that_would_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let shown = directory.path().to_str().unwrap();
+    let arguments =
+        ["--listen-addr=127.0.0.1:0", "--admin-addr=off", "--shards=4", "--data-dir", shown];
+    let output = soon(limited("-n 200", &arguments).output()).await.unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let needed = said.split_once("4 shards need ").expect(&said).1;
+    let needed: u64 = needed.split(';').next().unwrap().parse().unwrap();
+    assert!(said.contains("the limit of 200 open files is too low"), "{said}");
+    let made = fs::read_dir(directory.path()).map_or(0, Iterator::count);
+    assert_eq!(made, 0, "nothing was created");
+
+    // That number does, also for more connections than it allows, and for a restart.
+    for round in 0..2 {
+        let address = free_address();
+        let listen = format!("--listen-addr={address}");
+        let arguments = [&[listen.as_str()], &arguments[1..]].concat();
+        let mut command = limited(&format!("-n {needed}"), &arguments);
+        let mut server = command.stderr(Stdio::null()).spawn().unwrap();
+        until_serving(address).await;
+        let mut connections = Vec::new();
+        for _ in 0..needed {
+            connections.extend(tokio::net::TcpStream::connect(address).await);
+        }
+        drop(connections);
+        let client = process::patient_client(address, round);
+        let producer = client.producer(helix_client::ProducerOptions::default());
+        for partition in 0..4 {
+            let record = helix_proto::log::v1::Record::default();
+            soon(producer.append("default", partition, &[record][..])).await.unwrap();
+        }
+        assert!(server.try_wait().unwrap().is_none(), "it ended");
+        process::kill(server).await;
+    }
+}
+
+#[tokio::test]
+async fn soft_limit_of_open_files_is_raised_to_the_hard_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let shown = directory.path().to_str().unwrap();
+    let address = free_address();
+    let listen = format!("--listen-addr={address}");
+    let arguments = [listen.as_str(), "--admin-addr=off", "--data-dir", shown];
+    let server = limited("-S -n 60", &arguments).stderr(Stdio::null()).spawn().unwrap();
+    until_serving(address).await;
+    let limits = fs::read_to_string(format!("/proc/{}/limits", server.id().unwrap())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let numbers: Vec<&str> = line.split_whitespace().skip(3).take(2).collect();
+    assert_eq!(numbers[0], numbers[1], "{line}");
+    process::kill(server).await;
+}
+
 #[tokio::test]
 async fn error_names_data_directory_that_cannot_be_created() {
     let directory = tempfile::tempdir().unwrap();

@@ -2,7 +2,7 @@
 
 use helix_proto::log::v1::{
     AddNodeRequest, CreateTopicRequest, ErrorReason, GetHealthRequest, GetMetadataRequest,
-    GetNodeStatusRequest, RemoveNodeRequest, ReplaceNodeRequest, SetDrainingRequest,
+    GetNodeStatusRequest, HealthReason, RemoveNodeRequest, ReplaceNodeRequest, SetDrainingRequest,
     TransferLeaderRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
 };
 
@@ -29,6 +29,20 @@ async fn metadata_maps_a_partition_to_an_address() {
     let unknown = GetMetadataRequest { topics: vec!["nowhere".to_owned()] };
     let response = server.cluster().get_metadata(unknown).await.unwrap().into_inner();
     assert!(response.metadata.unwrap().topics.is_empty());
+}
+
+/// Shard 0 has no partitions, so that no read meets its damage.
+#[tokio::test]
+async fn health_names_damage_to_shard_0() {
+    let server = TestServer::in_memory().await;
+    let (file, what) = ("0000000000000001.seg".to_owned(), "does not verify".to_owned());
+    let damage = helix_wal::Error::Damaged { file, bytes: 4096..8192, what };
+    server.running.node().cluster().replica().reads().note(&damage);
+    let health = server.cluster().get_health(GetHealthRequest {}).await.unwrap().into_inner();
+    let issue = health.issues.first().expect("there is an issue");
+    assert_eq!((issue.reason(), issue.shard_id), (HealthReason::CorruptLog, Some(0)));
+    assert!(!health.healthy);
+    assert!(issue.message.contains("0000000000000001.seg"), "{issue:?}");
 }
 
 #[tokio::test]

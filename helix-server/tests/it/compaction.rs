@@ -66,7 +66,7 @@ async fn deleted_topic_frees_space_in_shared_segments() {
     assert_eq!(topic.partitions[0].live_bytes, topic.partitions[0].held_bytes);
     let before = held_bytes(&server, shard_id);
     assert!(before >= 4 * count * RECORD_BYTES as u64);
-    let delete = DeleteTopicRequest { name: "doomed".to_owned() };
+    let delete = DeleteTopicRequest { name: "doomed".to_owned(), topic_id: 0 };
     server.topics().delete_topic(delete).await.unwrap();
     // Remaining: the other topic, half as much again, and the log above the checkpoint.
     let bound = count * RECORD_BYTES as u64 * 3 / 2 + 16 * (1 << 20) + 6 * SEGMENT_BYTES;

@@ -45,6 +45,7 @@ pub(crate) async fn fence(
         partition: 0,
         expected_token: expected.map(str::to_owned),
         token: token.to_owned(),
+        topic_id: 0,
     };
     Ok(server.topics().set_fencing_token(request).await?.into_inner())
 }
@@ -207,6 +208,7 @@ async fn condition_needs_an_ack_after_the_verdict() {
         name: "default".to_owned(),
         config: Some(config),
         update_mask: Some(FieldMask { paths: vec!["min_durability".to_owned()] }),
+        topic_id: 0,
     };
     server.topics().update_topic(update).await.unwrap();
     let request = AppendRequest {

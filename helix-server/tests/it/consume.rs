@@ -27,7 +27,7 @@ fn limited(partition: PartitionStart, limits: ReadLimits) -> FetchRequest {
 
 async fn trim(server: &TestServer, trim_offset: u64) {
     let topic = "default".to_owned();
-    let request = TrimPartitionRequest { topic, partition: 0, trim_offset };
+    let request = TrimPartitionRequest { topic, partition: 0, trim_offset, topic_id: 0 };
     server.topics().trim_partition(request).await.unwrap();
 }
 
@@ -242,6 +242,7 @@ async fn positions_resolve_to_offsets() {
                 topic: "default".to_owned(),
                 partitions: vec![0],
                 position: Some(StartPosition { position: Some(position.clone()) }),
+                topic_id: 0,
             };
             let response = server.consume().resolve_offsets(request).await.unwrap().into_inner();
             assert_eq!(response.offsets.len(), 1);
@@ -260,6 +261,7 @@ async fn resolve_without_partitions_returns_all() {
         topic: topic.to_owned(),
         partitions: Vec::new(),
         position: Some(StartPosition { position }),
+        topic_id: 0,
     };
     let request = resolve("default", Some(Position::Named(2)));
     let response = server.consume().resolve_offsets(request).await.unwrap().into_inner();

@@ -12,7 +12,7 @@ use helix_server::error::Error as Refusal;
 use helix_server::log::Watermarks;
 use helix_server::node::Node;
 use helix_server::shard::{Durability, ReadFrom};
-use helix_wal::storage::SimulatedDisk;
+use helix_wal::storage::{Fault, Operation, SimulatedDisk};
 use tonic::Code;
 use tonic::transport::Endpoint;
 
@@ -86,6 +86,148 @@ fn full_simulated_disk_refuses_appends_and_resumes() {
     helix_server::raft::seed_this_thread(5);
     let running = on_a_simulated_disk(SimulatedDisk::new(5), SimulatedDisk::new(6));
     runtime.unwrap().block_on(running);
+}
+
+/// Paused time, one thread.
+fn simulate(seed: u64, test: impl Future<Output = ()>) {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+    helix_server::raft::seed_this_thread(seed);
+    runtime.unwrap().block_on(test);
+}
+
+/// Opens a node on the disks of shard 1 and of shard 0.
+async fn open_on(disk: &SimulatedDisk, cluster: &SimulatedDisk, seed: u64) -> Arc<Node> {
+    let (disk, cluster) = (disk.clone(), cluster.clone());
+    let open = move |shard: u64| -> Arc<dyn helix_wal::storage::Storage> {
+        Arc::new(match shard {
+            0 => cluster.reopen(),
+            1 => disk.reopen(),
+            // A restart looks for further shards.
+            other => SimulatedDisk::new(other),
+        })
+    };
+    let settings = simulation::settings_on(Arc::new(open), seed);
+    // Only the last file of a sealed segment stays open.
+    let files = helix_wal::FileCache::new(1);
+    Node::open(helix_server::node::NodeSettings { files, ..settings }).await.unwrap()
+}
+
+/// Nothing becomes free between the starts: the nodes find the space for them in what they have.
+#[test]
+fn full_disk_allows_any_number_of_restarts() {
+    let (disk, cluster) = (SimulatedDisk::new(5), SimulatedDisk::new(6));
+    simulate(5, async {
+        let mut node = open_on(&disk, &cluster, 5).await;
+        let mut count = 0;
+        append(&node, count).await.unwrap();
+        count += 1;
+        disk.set_free_bytes(Some(0));
+        while append(&node, count).await.is_ok() {
+            count += 1;
+            assert!(count < 1_000, "the disk never fills up");
+        }
+        for restart in 0..5 {
+            node.close().await;
+            drop(node);
+            disk.set_free_bytes(Some(0));
+            cluster.set_free_bytes(Some(0));
+            node = open_on(&disk, &cluster, 6 + restart).await;
+            let refused = append(&node, count).await.unwrap_err();
+            assert!(matches!(refused, Refusal::DiskFull { .. }), "{refused}");
+            let located = node.locate("default", 0).unwrap();
+            for offset in [0, count - 1] {
+                let (shard, partition) = (&located.shard, located.partition);
+                let read = shard.read(partition, offset, None, 1, ReadFrom::Leader).await.unwrap();
+                assert_eq!(read.batches[0].first_offset, offset, "restart {restart}");
+            }
+        }
+        disk.set_free_bytes(None);
+        let resumed = tokio::time::timeout(Duration::from_secs(60), async {
+            while append(&node, count).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        resumed.await.expect("appends resume");
+        node.close().await;
+    });
+}
+
+/// Without space even for shard 0 the start waits.
+#[test]
+fn start_without_space_for_shard_0_waits() {
+    let (disk, cluster) = (SimulatedDisk::new(5), SimulatedDisk::new(6));
+    simulate(7, async {
+        open_on(&disk, &cluster, 7).await.close().await;
+        for name in cluster.files().into_iter().filter(|name| name.starts_with("ready-")) {
+            cluster.remove_file(&name);
+        }
+        cluster.set_free_bytes(Some(0));
+        let opening = open_on(&disk, &cluster, 8);
+        tokio::pin!(opening);
+        let waited = tokio::time::timeout(Duration::from_secs(30), &mut opening).await;
+        assert!(waited.is_err(), "it starts without space");
+        cluster.set_free_bytes(None);
+        let node = opening.await;
+        append(&node, 0).await.unwrap();
+        node.close().await;
+    });
+}
+
+/// A group that finds no space in its segment waits; nothing stops.
+#[test]
+fn append_without_space_in_its_segment_waits() {
+    let (disk, cluster) = (SimulatedDisk::new(5), SimulatedDisk::new(6));
+    simulate(9, async {
+        let node = open_on(&disk, &cluster, 9).await;
+        append(&node, 0).await.unwrap();
+        let fault = Fault::next(Operation::Write).lasting();
+        disk.fail(fault.error(std::io::ErrorKind::QuotaExceeded));
+        let waiting = append(&node, 1);
+        tokio::pin!(waiting);
+        assert!(tokio::time::timeout(Duration::from_secs(5), &mut waiting).await.is_err());
+        let refused = append(&node, 2).await.unwrap_err();
+        assert!(matches!(refused, Refusal::DiskFull { .. }), "{refused}");
+        let located = node.locate("default", 0).unwrap();
+        let (shard, partition) = (&located.shard, located.partition);
+        let read = shard.read(partition, 0, None, 1, ReadFrom::Leader).await.unwrap();
+        assert_eq!(read.batches[0].first_offset, 0);
+        disk.heal();
+        assert_eq!(waiting.await.unwrap(), 1);
+        let resumed = tokio::time::timeout(Duration::from_secs(60), async {
+            while append(&node, 2).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        resumed.await.expect("appends resume");
+        assert!(node.stopped().is_empty() && node.restarts().iter().all(|(_, count)| *count == 0));
+        node.close().await;
+    });
+}
+
+/// A read that finds no file descriptor is refused, and nothing is taken for damaged.
+#[test]
+fn read_without_file_descriptors_is_not_damage() {
+    let (disk, cluster) = (SimulatedDisk::new(5), SimulatedDisk::new(6));
+    simulate(11, async {
+        let node = open_on(&disk, &cluster, 11).await;
+        for sequence in 0..120 {
+            append(&node, sequence).await.unwrap();
+        }
+        let located = node.locate("default", 0).unwrap();
+        let (shard, partition) = (&located.shard, located.partition);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        shard.read(partition, 70, None, 1, ReadFrom::Leader).await.unwrap();
+        let fault = Fault::next(Operation::Open).lasting();
+        disk.fail(fault.errno(rustix::io::Errno::MFILE.raw_os_error()));
+        let refused = shard.read(partition, 0, None, 1, ReadFrom::Leader).await.unwrap_err();
+        assert!(matches!(refused, Refusal::Exhausted { .. }), "{refused}");
+        assert!(shard.damage().is_empty(), "{:?}", shard.damage());
+        disk.heal();
+        let read = shard.read(partition, 0, None, 1, ReadFrom::Leader).await.unwrap();
+        assert_eq!(read.batches[0].first_offset, 0);
+        node.close().await;
+    });
 }
 
 const MIB: u64 = 1 << 20;

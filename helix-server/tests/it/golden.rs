@@ -139,7 +139,7 @@ async fn write(directory: &Path) {
         append(&node, "gone", 0, &[&"y".repeat(8_000)], None).await;
     }
     append(&node, "orders", 1, &["a", "b", "c"], None).await;
-    node.cluster().delete_topic("gone").await.unwrap();
+    node.cluster().delete_topic("gone", 0).await.unwrap();
     let shard = node.shard(1).unwrap();
     let partition = |number| node.locate("default", number).unwrap().partition;
     shard.trim(partition(2), TRIMMED).await.unwrap();
@@ -167,6 +167,7 @@ async fn append(
         record_count: made.record_count,
         version: batch::BATCH_VERSION,
         compression: made.compression,
+        uncompressed_bytes: 0,
         crc: made.crc32,
         payload: made.payload,
         producer,

@@ -293,6 +293,7 @@ pub(crate) fn command(number: u64, payload: Bytes) -> Command {
         version: batch::BATCH_VERSION,
         compression: 0,
         payload_bytes: u32::try_from(payload.len()).unwrap(),
+        uncompressed_bytes: 0,
         proposed_us: number,
         producer: None,
         condition: Condition::default(),

@@ -60,6 +60,7 @@ async fn topic_minimum_raises_weaker_durability() {
         name: "default".to_owned(),
         config: Some(config),
         update_mask: Some(FieldMask { paths: vec!["min_durability".to_owned()] }),
+        topic_id: 0,
     };
     server.topics().update_topic(update).await.unwrap();
     let request = AppendRequest { durability: Durability::None.into(), ..append_request(&["a"]) };
@@ -189,6 +190,51 @@ async fn new_instance_of_a_named_producer_fences_the_old_one() {
     let status = init(&"x".repeat(256)).await.unwrap_err();
     assert_eq!(reason(&status), ErrorReason::InvalidArgument);
     assert_ne!(anonymous(&server).await.producer_id, anonymous(&server).await.producer_id);
+}
+
+/// Such an epoch would fence every later instance of the producer permanently.
+#[tokio::test]
+async fn rejects_an_epoch_that_was_never_issued() {
+    let server = TestServer::in_memory().await;
+    let request = InitProducerRequest { producer_name: "billing".to_owned() };
+    let init = async || {
+        let response = server.produce().init_producer(request.clone()).await.unwrap();
+        response.into_inner().producer.unwrap()
+    };
+    let send = async |partition, producer| {
+        let request = AppendRequest {
+            partition,
+            producer: Some(producer),
+            first_sequence: Some(0),
+            ..append_request(&["a"])
+        };
+        server.produce().append(request).await
+    };
+    let named = init().await;
+    // One partition knows the producer, the other does not.
+    send(0, named).await.unwrap();
+    let nameless = anonymous(&server).await;
+    for (partition, issued) in [(0, named), (1, named), (0, nameless)] {
+        for epoch in [issued.epoch + 1, u32::MAX] {
+            let made_up = ProducerIdentity { epoch, ..issued };
+            let refused = send(partition, made_up).await.unwrap_err();
+            assert_eq!(reason(&refused), ErrorReason::UnknownProducer);
+            let init = AppendStreamInit {
+                topic: "default".to_owned(),
+                partition,
+                producer: Some(made_up),
+                ..AppendStreamInit::default()
+            };
+            let refused = open_stream(&server, init).await.unwrap_err();
+            assert_eq!(reason(&refused), ErrorReason::UnknownProducer);
+        }
+    }
+    let next = init().await;
+    assert_eq!(next.epoch, named.epoch + 1);
+    for partition in [0, 1] {
+        send(partition, next).await.unwrap();
+    }
+    assert_eq!(values(&server.records(0, 0).await), ["a", "a"]);
 }
 
 #[tokio::test]

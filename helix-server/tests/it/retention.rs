@@ -51,6 +51,7 @@ async fn keep_for(server: &TestServer, time: Duration) {
         name: "default".to_owned(),
         config: Some(config),
         update_mask: Some(FieldMask { paths: vec!["retention_time".to_owned()] }),
+        topic_id: 0,
     };
     server.topics().update_topic(request).await.unwrap();
 }

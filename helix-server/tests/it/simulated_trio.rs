@@ -43,6 +43,7 @@ pub(crate) fn one_record(partition: PartitionId, payload: Bytes) -> NewBatch {
         record_count: 1,
         version: 1,
         compression: 1,
+        uncompressed_bytes: 0,
         crc: helix_proto::batch::crc(1, 1, 1, &payload),
         payload,
         producer: None,

@@ -80,6 +80,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         segment_bytes: 1 << 20,
         tail_bytes: 64 << 10,
         footer_bytes: 8 << 20,
+        files: helix_wal::FileCache::default(),
         shares: MemoryShares::default(),
         log_limits: LogLimits::default(),
         scrub_rate: 0,
@@ -111,6 +112,7 @@ pub(crate) fn batch(node: &Node, partition: u32, sequence: u64, payload: Bytes) 
         record_count: 1,
         version: 1,
         compression: 1,
+        uncompressed_bytes: 0,
         crc: helix_proto::batch::crc(1, 1, 1, &payload),
         payload,
         producer: Some(ProducerStamp {

@@ -182,7 +182,7 @@ async fn deleted_topic_ends_its_subscriptions() {
         for stream in &mut streams {
             assert!(matches!(next(stream).await, Message::CaughtUp(_)));
         }
-        let request = DeleteTopicRequest { name: "default".to_owned() };
+        let request = DeleteTopicRequest { name: "default".to_owned(), topic_id: 0 };
         server.topics().delete_topic(request).await.unwrap();
         for mut stream in streams {
             let status = soon(async {
@@ -207,7 +207,7 @@ async fn trimmed_start_fails_or_moves() {
     let server = TestServer::in_memory().await;
     server.append(&["a", "b", "c"]).await;
     let topic = "default".to_owned();
-    let request = TrimPartitionRequest { topic, partition: 0, trim_offset: 2 };
+    let request = TrimPartitionRequest { topic, partition: 0, trim_offset: 2, topic_id: 0 };
     server.topics().trim_partition(request).await.unwrap();
     let request = subscribe(vec![from_offset(0, 0)]);
     let mut stream = open(&server, request.clone()).await;
@@ -284,7 +284,7 @@ async fn trim_under_a_slow_subscriber_is_reported() {
         // Trims far ahead of the reader, leaving a few records at the end.
         let trim_offset = (next + 900).min(COUNT - 10);
         let topic = "default".to_owned();
-        let request = TrimPartitionRequest { topic, partition: 0, trim_offset };
+        let request = TrimPartitionRequest { topic, partition: 0, trim_offset, topic_id: 0 };
         server.topics().trim_partition(request).await.unwrap();
         loop {
             let data = match soon(stream.message()).await {

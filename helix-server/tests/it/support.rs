@@ -154,6 +154,7 @@ pub(crate) fn start(partition: u32, position: Position) -> PartitionStart {
         partition,
         start: Some(StartPosition { position: Some(position) }),
         until_offset: None,
+        topic_id: 0,
     }
 }
 

@@ -116,6 +116,7 @@ async fn update_changes_only_the_fields_of_its_mask() {
             name: "default".to_owned(),
             config: Some(config),
             update_mask: Some(FieldMask { paths }),
+            topic_id: 0,
         };
         server.topics().update_topic(request).await.map(|r| r.into_inner().topic.unwrap())
     };
@@ -143,7 +144,8 @@ async fn update_changes_only_the_fields_of_its_mask() {
 async fn partitions_can_be_added_but_not_removed() {
     on_both(async |server: TestServer| {
         let add = async |partition_count| {
-            let request = AddPartitionsRequest { name: "default".to_owned(), partition_count };
+            let request =
+                AddPartitionsRequest { name: "default".to_owned(), partition_count, topic_id: 0 };
             server.topics().add_partitions(request).await.map(|r| r.into_inner().topic.unwrap())
         };
         assert_eq!(add(6).await.unwrap().partitions.len(), 6);
@@ -159,7 +161,7 @@ async fn deleted_topic_is_gone_and_its_name_is_free() {
     on_both(async |server: TestServer| {
         server.append(&["old"]).await;
         let delete = async || {
-            let request = DeleteTopicRequest { name: "default".to_owned() };
+            let request = DeleteTopicRequest { name: "default".to_owned(), topic_id: 0 };
             server.topics().delete_topic(request).await
         };
         delete().await.unwrap();
@@ -178,7 +180,7 @@ async fn trimming_moves_the_log_start_forward_only() {
         server.append(&["a", "b", "c"]).await;
         let trim = async |trim_offset| {
             let topic = "default".to_owned();
-            let request = TrimPartitionRequest { topic, partition: 0, trim_offset };
+            let request = TrimPartitionRequest { topic, partition: 0, trim_offset, topic_id: 0 };
             let response = server.topics().trim_partition(request).await?;
             Ok::<_, Status>(response.into_inner().watermarks.unwrap().log_start_offset)
         };

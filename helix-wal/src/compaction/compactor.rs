@@ -19,7 +19,7 @@ use bytes::Bytes;
 use tracing::{debug, warn};
 
 use crate::compaction::policy::{CompactionCandidate, CompactionChoice, CompactionLimits, choose};
-use crate::error::{Error, poison};
+use crate::error::{Error, changing};
 use crate::files::cold_segment::ColdSegment;
 use crate::files::open_segment::read_directory;
 use crate::files::segment::{ReadStop, Segment};
@@ -133,12 +133,17 @@ impl Compactor {
                 self.job = Some(job);
                 Ok(step)
             }
-            Err(Error::DiskFull { .. }) if job.is_whole() => {
+            Err(error) if error.is_shortage() && job.is_whole() => {
                 self.job = Some(job);
                 Ok(CompactionStep::NoSpace)
             }
             Err(Error::Closed) => Ok(CompactionStep::Nothing),
-            Err(error @ (Error::DiskFull { .. } | Error::Damaged { .. } | Error::Io { .. })) => {
+            Err(
+                error @ (Error::DiskFull { .. }
+                | Error::Exhausted { .. }
+                | Error::Damaged { .. }
+                | Error::Io { .. }),
+            ) => {
                 self.give_up(&job, &error);
                 Ok(CompactionStep::NoSpace)
             }
@@ -221,6 +226,7 @@ impl Compactor {
     fn give_up(&self, job: &CompactionJob, error: &Error) {
         warn!(%error, "gave up a compaction");
         let mut core = self.shared.lock();
+        // A shortage is not damage: the next attempt may find what was short.
         for input in &job.inputs {
             if let Some(held) = core.log.segment_mut(input.id) {
                 held.busy = false;
@@ -353,12 +359,19 @@ impl Compactor {
     fn finish(
         &self,
         job: &mut CompactionJob,
-        growing: ColdSegmentBuilder,
+        mut growing: ColdSegmentBuilder,
     ) -> Result<CompactionStep, Error> {
         if let Some((index, input)) = growing.repeated().zip(job.inputs.first()) {
             return Err(input.damaged(0..input.len, &format!("entry {index} occurs twice")));
         }
-        let cold = growing.finish()?;
+        let cold = match growing.finish() {
+            Ok(cold) => cold,
+            Err(error) => {
+                // Without it the job would look whole, although its entries are in no segment.
+                job.growing = Some(growing);
+                return Err(error);
+            }
+        };
         let footer = cold.segment.len - cold.trailer.footer_start;
         job.made.push_back(cold);
         Ok(CompactionStep::More(footer))
@@ -368,7 +381,7 @@ impl Compactor {
 
     /// Lists the new segments in the state file instead of the old ones.
     fn name(&self, job: &mut CompactionJob) -> Result<(), Error> {
-        self.storage.sync_dir().map_err(|e| poison("sync", &self.storage.describe(), &e))?;
+        self.storage.sync_dir().map_err(|e| changing("sync", &self.storage.describe(), &e))?;
         let shared = &self.shared;
         let mut file = shared.state_file.lock().ignore_poison();
         let named = {
@@ -381,7 +394,7 @@ impl Compactor {
             named.cold.extend(job.made.iter().map(ColdSegment::info));
             named
         };
-        // `DiskFull` changes nothing, and the step is repeated.
+        // A shortage changes nothing, and the step is repeated.
         file.write(self.storage.as_ref(), &named)?;
         let mut core = shared.lock();
         for input in &job.inputs {

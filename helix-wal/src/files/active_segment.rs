@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crc32fast::Hasher;
 
-use crate::error::{Error, poison};
+use crate::error::{Error, changing};
 use crate::files::aligned::Aligned;
 use crate::files::segment::Segment;
 use crate::format::footer::footer_bytes_max;
@@ -35,6 +35,18 @@ pub(crate) struct ActiveSegment {
     group: Aligned,
     frames: u32,
     frames_crc: Hasher,
+    /// The group in the buffer is complete, and has found no space on the disk yet.
+    waiting: Option<EncodedGroup>,
+    /// The last group written, until the next one begins. Its bytes are still in the buffer.
+    written: EncodedGroup,
+}
+
+/// A group whose bytes are final.
+#[derive(Debug, Clone, Copy, Default)]
+struct EncodedGroup {
+    reference: GroupRef,
+    frames: u32,
+    committed: Option<LogId>,
 }
 
 impl ActiveSegment {
@@ -45,8 +57,8 @@ impl ActiveSegment {
         header: &SegmentHeader,
     ) -> Result<Self, Error> {
         let block = Aligned::copy(&header.encode());
-        file.write_at(block.as_slice(), 0).map_err(|e| poison("write", name, &e))?;
-        file.sync_data().map_err(|e| poison("sync", name, &e))?;
+        file.write_at(block.as_slice(), 0).map_err(|e| changing("write", name, &e))?;
+        file.sync_data().map_err(|e| changing("sync", name, &e))?;
         let new = if header.cold { Segment::new_cold } else { Segment::new };
         Ok(Self {
             segment: Arc::new(new(header.id, Arc::clone(&file), header.file_len)),
@@ -57,20 +69,15 @@ impl ActiveSegment {
             group: Aligned::default(),
             frames: 0,
             frames_crc: Hasher::new(),
+            waiting: None,
+            written: EncodedGroup::default(),
         })
     }
 
-    /// Continues in another segment, which begins where this one ends.
-    pub(crate) fn roll(
-        &mut self,
-        file: Arc<dyn File>,
-        name: &str,
-        header: &SegmentHeader,
-    ) -> Result<(), Error> {
-        let mut next = Self::begin(file, name, header)?;
+    /// Continues in `next`, which begins where this one ends.
+    pub(crate) fn roll(&mut self, mut next: Self) {
         std::mem::swap(&mut next.group, &mut self.group);
         *self = next;
-        Ok(())
     }
 
     pub(crate) fn position(&self) -> LogPosition {
@@ -79,6 +86,11 @@ impl ActiveSegment {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.frames == 0
+    }
+
+    /// Returns whether a complete group waits for space. Only [`Self::write`] may follow.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.is_some()
     }
 
     /// Returns the bytes of the group so far, including its header.
@@ -147,7 +159,30 @@ impl ActiveSegment {
     ///
     /// The caller must sync before the next write, because the next group states that this one is
     /// durable.
+    ///
+    /// After a shortage ([`Error::is_shortage`]) the group waits, and the next call writes the same
+    /// bytes at the same position. A crash before that leaves a torn group, or the group as it will
+    /// be.
     pub(crate) fn write(&mut self, committed: Option<LogId>) -> Result<(), Error> {
+        let encoded = match self.waiting.take() {
+            Some(encoded) => encoded,
+            None => self.encode(committed),
+        };
+        let group = self.group.as_slice();
+        if let Err(e) = self.file.write_at(group, self.at) {
+            self.waiting = Some(encoded);
+            return Err(changing("write", &self.segment.name(), &e));
+        }
+        self.context.last_group = encoded.reference;
+        self.context.committed = encoded.committed.or(self.context.committed);
+        self.at += group.len() as u64;
+        self.written = encoded;
+        self.frames = 0;
+        Ok(())
+    }
+
+    /// Completes the bytes of the group.
+    fn encode(&mut self, committed: Option<LogId>) -> EncodedGroup {
         if self.frames == 0 {
             self.begin_group();
         }
@@ -165,17 +200,22 @@ impl ActiveSegment {
             *start = bytes;
         }
         self.group.pad();
-        let group = self.group.as_slice();
-        let written = self.file.write_at(group, self.at);
-        written.map_err(|e| poison("write", &self.segment.name(), &e))?;
-        self.context.last_group = GroupRef { position: header.position, crc };
-        self.context.committed = committed.or(self.context.committed);
-        self.at += group.len() as u64;
-        self.frames = 0;
-        Ok(())
+        let reference = GroupRef { position: header.position, crc };
+        EncodedGroup { reference, frames: self.frames, committed }
     }
 
-    pub(crate) fn sync(&self) -> Result<(), Error> {
-        self.file.sync_data().map_err(|e| poison("sync", &self.segment.name(), &e))
+    /// Syncs the group just written.
+    ///
+    /// After a shortage the position is again before the group, and the group waits: the system may
+    /// have dropped its bytes, so they are written again. All earlier groups were synced before.
+    pub(crate) fn sync(&mut self) -> Result<(), Error> {
+        let Err(e) = self.file.sync_data() else { return Ok(()) };
+        let error = changing("sync", &self.segment.name(), &e);
+        if error.is_shortage() {
+            self.at -= self.group.as_slice().len() as u64;
+            self.frames = self.written.frames;
+            self.waiting = Some(self.written);
+        }
+        Err(error)
     }
 }

@@ -16,6 +16,15 @@ pub(crate) struct UnnamedFile {
     pub kept: bool,
 }
 
+impl UnnamedFile {
+    /// Moves the file out, so that dropping this value keeps it.
+    pub(crate) fn take(&mut self) -> Self {
+        let (storage, name) = (Arc::clone(&self.storage), self.name.clone());
+        let kept = std::mem::replace(&mut self.kept, true);
+        Self { storage, name, kept }
+    }
+}
+
 impl Drop for UnnamedFile {
     fn drop(&mut self) {
         if !self.kept {

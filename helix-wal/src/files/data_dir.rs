@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::error::{Error, failed, poison};
+use crate::error::{Error, changing, failed};
 use crate::format::layout::{Name, parse_name};
 use crate::storage::Storage;
 
@@ -18,7 +18,7 @@ pub(crate) fn lock_dir(storage: &dyn Storage) -> Result<Box<dyn Send + Sync>, Er
 }
 
 pub(crate) fn sync_dir(storage: &dyn Storage) -> Result<(), Error> {
-    storage.sync_dir().map_err(|e| poison("sync", &storage.describe(), &e))
+    storage.sync_dir().map_err(|e| changing("sync", &storage.describe(), &e))
 }
 
 /// Segment files in the data directory, by kind.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
 
-use crate::error::{Error, failed, poison};
+use crate::error::{Error, changing, failed};
 use crate::files::aligned::Aligned;
 use crate::files::footer_cache::FooterCache;
 use crate::files::open_files::OpenFiles;
@@ -208,17 +208,19 @@ impl Segment {
         if e.kind() == io::ErrorKind::UnexpectedEof {
             return self.damaged(bytes, "the file is shorter than it was");
         }
-        Error::Io { operation: "read", file: self.name(), reason: e.to_string() }
+        failed("read", &self.name(), e)
     }
 
     /// Makes a footer durable: first the tables, then the trailer.
+    ///
+    /// After a shortage the call can be repeated.
     pub(crate) fn write_footer(&self, footer: &Footer) -> Result<(), Error> {
         let name = self.name();
-        let file = self.opened().map_err(|e| poison("open", &name, &e))?;
+        let file = self.opened().map_err(|e| changing("open", &name, &e))?;
         let write = |bytes: &[u8], at: u64| -> Result<(), Error> {
             let block = Aligned::copy(bytes);
-            file.write_at(block.as_slice(), at).map_err(|e| poison("write", &name, &e))?;
-            file.sync_data().map_err(|e| poison("sync", &name, &e))
+            file.write_at(block.as_slice(), at).map_err(|e| changing("write", &name, &e))?;
+            file.sync_data().map_err(|e| changing("sync", &name, &e))
         };
         if !footer.pages.is_empty() {
             write(&footer.pages, footer.trailer.footer_start)?;

@@ -1,29 +1,36 @@
-//! Replaces the state file atomically: write to a temporary name, sync, rename, sync the directory.
+//! Replaces the state file atomically: write the spare file, sync it, swap the names of both, sync
+//! the directory.
 //!
-//! Keeps a spare file for the next state, so that a full disk cannot prevent freeing space.
+//! The old state is the next spare file, so a full disk does not prevent a new state, and with it
+//! freeing space. On a file system that cannot swap names, the spare file is renamed and another
+//! one created.
 
 use std::io;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use tracing::debug;
-
-use crate::error::{Error, failed, poison};
+use crate::error::{Error, Shortage, changing, failed, poison};
 use crate::files::aligned::Aligned;
 use crate::format::layout::{BLOCK_BYTES, STATE, STATE_TMP, STATE_VERSION, blocks};
 use crate::format::state::{PersistedState, StateError};
 use crate::storage::{File, Storage};
 use crate::types::LogId;
+use bytes::Bytes;
 
 const SPARE_BYTES_MIN: u64 = 16 << 10;
 
 #[derive(Debug, Default)]
 pub(crate) struct StateFile {
+    /// `state`, if it exists, and its length.
+    current: Option<OpenState>,
     /// `state.tmp`, if it exists, and its length.
-    spare: Option<(Arc<dyn File>, u64)>,
+    spare: Option<OpenState>,
+    /// The file system cannot swap names.
+    renames: bool,
     /// Checkpoint of the last written state.
     pub checkpoint: Option<(LogId, Bytes)>,
 }
+
+type OpenState = (Arc<dyn File>, u64);
 
 /// Reads the state; `None` if there is no state file.
 pub(crate) fn load_state(storage: &dyn Storage) -> Result<Option<PersistedState>, Error> {
@@ -61,17 +68,29 @@ pub(crate) fn load_state(storage: &dyn Storage) -> Result<Option<PersistedState>
 }
 
 impl StateFile {
-    /// Takes over the spare file of an earlier process.
-    pub(crate) fn open(storage: &dyn Storage) -> Self {
-        // Optional: without a spare file a new one is created.
-        let spare = storage.open(STATE_TMP).ok().and_then(|file| {
-            let len = file.len().ok()?;
-            Some((file, len - len % BLOCK_BYTES))
-        });
-        Self { spare, checkpoint: None }
+    /// Takes over the files of an earlier process.
+    ///
+    /// # Errors
+    /// Fails only after a shortage. Without a spare file a new one is created.
+    pub(crate) fn open(storage: &dyn Storage) -> Result<Self, Error> {
+        let open = |name: &str| {
+            let opened = storage.open(name).and_then(|file| {
+                let len = file.len()?;
+                Ok((file, len - len % BLOCK_BYTES))
+            });
+            match opened {
+                Ok(opened) => Ok(Some(opened)),
+                Err(e) if Shortage::of(&e).is_some() => Err(failed("open", name, &e)),
+                Err(_) => Ok(None),
+            }
+        };
+        let (current, spare) = (open(STATE)?, open(STATE_TMP)?);
+        Ok(Self { current, spare, renames: false, checkpoint: None })
     }
 
-    /// Replaces the state. `DiskFull` leaves everything unchanged; any other error poisons the log.
+    /// Replaces the state.
+    ///
+    /// A shortage leaves everything unchanged; any other error poisons the log.
     pub(crate) fn write(
         &mut self,
         storage: &dyn Storage,
@@ -79,33 +98,66 @@ impl StateFile {
     ) -> Result<(), Error> {
         let bytes = Aligned::copy(&state.encode());
         let len = bytes.len() as u64;
-        let file = match self.spare.take() {
-            Some((file, spare_len)) if spare_len >= len => file,
-            _ => create(storage, len)?,
+        let (file, spare_len) = match self.spare.take() {
+            Some(spare) if spare.1 >= len => spare,
+            _ => (create(storage, len)?, len),
         };
-        file.write_at(bytes.as_slice(), 0).map_err(|e| poison("write", STATE_TMP, &e))?;
-        file.sync_data().map_err(|e| poison("sync", STATE_TMP, &e))?;
-        storage.rename(STATE_TMP, STATE).map_err(|e| poison("rename", STATE_TMP, &e))?;
-        storage.sync_dir().map_err(|e| poison("sync", &storage.describe(), &e))?;
-        self.checkpoint = state.checkpoint.clone();
-        let spare_len = blocks(len + len / 2).max(SPARE_BYTES_MIN);
-        self.spare = match create(storage, spare_len) {
-            Ok(file) => Some((file, spare_len)),
-            Err(error) => {
-                debug!(%error, "creating a spare state file failed");
-                None
+        let written = file.write_at(bytes.as_slice(), 0).map_err(|e| ("write", e));
+        let written = written.and_then(|()| file.sync_data().map_err(|e| ("sync", e)));
+        let replaced = written.and_then(|()| self.replace(storage).map_err(|e| ("rename", e)));
+        let is_swapped = match replaced {
+            Ok(is_swapped) => is_swapped,
+            Err((operation, e)) => {
+                self.spare = Some((file, spare_len));
+                return Err(with_sizes(changing(operation, STATE_TMP, &e), storage, len));
             }
         };
+        // Poisons the log even after a shortage: a crash may find either state from here on.
+        storage.sync_dir().map_err(|e| poison("sync", &storage.describe(), &e))?;
+        let before = self.current.replace((file, spare_len));
+        self.spare = before.filter(|_| is_swapped);
+        self.checkpoint = state.checkpoint.clone();
+        self.provide_spare(storage, len);
         Ok(())
+    }
+
+    /// Gives the spare file the name of the state. Returns whether the state got that of the spare.
+    fn replace(&mut self, storage: &dyn Storage) -> io::Result<bool> {
+        if self.current.is_some() && !self.renames {
+            match storage.exchange(STATE_TMP, STATE) {
+                Err(e) if e.kind() == io::ErrorKind::Unsupported => self.renames = true,
+                exchanged => return exchanged.map(|()| true),
+            }
+        }
+        storage.rename(STATE_TMP, STATE).map(|()| false)
+    }
+
+    /// Creates a spare file if there is none that fits the next state, which may be longer.
+    fn provide_spare(&mut self, storage: &dyn Storage, len: u64) {
+        if self.spare.as_ref().is_some_and(|(_, spare_len)| *spare_len >= blocks(len + len / 4)) {
+            return;
+        }
+        let spare_len = blocks(len + len / 2).max(SPARE_BYTES_MIN);
+        // A small spare file is better than none, so it is replaced only if there is space.
+        if self.spare.is_some() && storage.free_bytes().unwrap_or(0) < spare_len {
+            return;
+        }
+        // Optional: without a spare file the next write creates one.
+        self.spare = create(storage, spare_len).ok().map(|file| (file, spare_len));
     }
 }
 
 fn create(storage: &dyn Storage, len: u64) -> Result<Arc<dyn File>, Error> {
-    storage.create(STATE_TMP, len).map_err(|e| {
-        if e.kind() == io::ErrorKind::StorageFull {
-            let free_bytes = storage.free_bytes().unwrap_or(0);
-            return Error::DiskFull { free_bytes, needed_bytes: len };
+    let created = storage.create(STATE_TMP, len);
+    created.map_err(|e| with_sizes(changing("create", STATE_TMP, &e), storage, len))
+}
+
+/// Adds the sizes to the error of a full disk.
+fn with_sizes(error: Error, storage: &dyn Storage, needed_bytes: u64) -> Error {
+    match error {
+        Error::DiskFull { .. } => {
+            Error::DiskFull { free_bytes: storage.free_bytes().unwrap_or(0), needed_bytes }
         }
-        poison("create", STATE_TMP, &e)
-    })
+        other => other,
+    }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tracing::{debug, warn};
 
 use crate::compaction::compactor::{CompactionStep, Compactor};
-use crate::error::{Error, poison};
+use crate::error::{Error, changing, poison};
 use crate::files::aligned::Aligned;
 use crate::files::open_files::OpenFiles;
 use crate::files::segment::Segment;
@@ -58,10 +58,14 @@ pub struct Keeper {
     preparing: Option<(ReadySegment, u64)>,
     /// Freed segments that readers may still hold.
     retired: Vec<RetiredSegment>,
+    /// A freed segment with the name of a ready one, which is not durable yet.
+    renamed: Option<ReadySegment>,
     compactor: Compactor,
     /// Earliest time of the next piece of a compaction.
     compact_at: Duration,
     zeroes: Aligned,
+    /// The last piece of work found a shortage.
+    is_short: bool,
     ended: bool,
 }
 
@@ -91,7 +95,9 @@ impl Keeper {
             compact_at: Duration::ZERO,
             preparing: None,
             retired: Vec::new(),
+            renamed: None,
             zeroes: Aligned::default(),
+            is_short: false,
             ended: false,
         }
     }
@@ -124,19 +130,37 @@ impl Keeper {
             Some(id) => self.seal(id).map(|()| NextStep::Now),
             None => self.do_housekeeping(now),
         };
-        next.unwrap_or_else(|error| {
+        self.unless_short(next).unwrap_or_else(|error| {
             self.shared.poison(&error);
             self.end();
             NextStep::Done
         })
     }
 
+    /// Retries a piece of work later after a shortage. Logs it once until the pool grows again.
+    fn unless_short(&mut self, step: Result<NextStep, Error>) -> Result<NextStep, Error> {
+        match step {
+            Err(error) if error.is_shortage() => {
+                if !std::mem::replace(&mut self.is_short, true) {
+                    warn!(%error, "housekeeping waits");
+                }
+                Ok(NextStep::After(RETRY_INTERVAL))
+            }
+            step => step,
+        }
+    }
+
     fn do_housekeeping(&mut self, now: Duration) -> Result<NextStep, Error> {
         let freed = self.free(now)?;
-        if freed == NextStep::Now || self.retire(now)? {
+        if freed == NextStep::Now {
             return Ok(NextStep::Now);
         }
-        let prepared = self.prepare()?;
+        let retired = self.retire(now);
+        if self.unless_short(retired)? == NextStep::Now {
+            return Ok(NextStep::Now);
+        }
+        let prepared = self.prepare();
+        let prepared = self.unless_short(prepared)?;
         if prepared == NextStep::Now {
             return Ok(NextStep::Now);
         }
@@ -228,7 +252,7 @@ impl Keeper {
 
     /// Frees segments that are no longer needed. They leave the state file first.
     fn free(&mut self, now: Duration) -> Result<NextStep, Error> {
-        let shared = &self.shared;
+        let shared = Arc::clone(&self.shared);
         // Usually there is nothing to free, and that must not wait for a checkpoint being written.
         let ids = shared.lock().log.take_freeable();
         if ids.is_empty() {
@@ -239,8 +263,10 @@ impl Keeper {
         match file.write(self.storage.as_ref(), &state) {
             Ok(()) => {}
             // The next state file omits them, whichever component writes it.
-            Err(Error::DiskFull { .. }) => return Ok(NextStep::After(RETRY_INTERVAL)),
-            Err(error) => return Err(error),
+            Err(error) => {
+                drop(file);
+                return self.unless_short(Err(error));
+            }
         }
         drop(file);
         let mut core = shared.lock();
@@ -255,37 +281,51 @@ impl Keeper {
     }
 
     /// Recycles or removes freed segments that readers no longer hold.
-    fn retire(&mut self, now: Duration) -> Result<bool, Error> {
+    fn retire(&mut self, now: Duration) -> Result<NextStep, Error> {
+        if self.renamed.is_some() {
+            // Durable before the file can be renamed again: a file never has two names.
+            self.sync_dir()?;
+            if let Some(ready) = self.renamed.take() {
+                self.add_to_pool(ready);
+            }
+            return Ok(NextStep::Now);
+        }
         let done = self.retired.iter().position(|retired| {
             let held = Arc::strong_count(&retired.segment) > 1;
             !held || now.saturating_sub(retired.since) >= READER_TIMEOUT
         });
-        let Some(done) = done else { return Ok(false) };
-        let RetiredSegment { segment, .. } = self.retired.swap_remove(done);
+        let Some(done) = done else { return Ok(NextStep::Idle) };
+        let RetiredSegment { segment, since } = self.retired.swap_remove(done);
+        self.retire_one(&segment).inspect_err(|error| {
+            if error.is_shortage() {
+                self.retired.push(RetiredSegment { segment, since });
+            }
+        })?;
+        Ok(NextStep::Now)
+    }
+
+    /// Recycles or removes one segment. After a shortage it can be repeated.
+    fn retire_one(&mut self, segment: &Arc<Segment>) -> Result<(), Error> {
         let name = segment.name();
-        let recycle = segment.len == self.shared.options.segment_bytes && self.pool_has_capacity();
-        match (recycle, Arc::try_unwrap(segment)) {
-            (true, Ok(segment)) => {
-                let file = segment.opened().map_err(|e| poison("open", &name, &e))?;
-                segment.close();
-                let number = self.ready_number();
-                let ready = ready_name(number);
-                let renamed = self.storage.rename(&name, &ready);
-                renamed.map_err(|e| poison("rename", &name, &e))?;
-                // Durable before the file can be renamed again: a file never has two names.
-                self.sync_dir()?;
-                self.add_to_pool(ReadySegment { name: ready, len: segment.len, file });
-            }
-            (_, segment) => {
-                match segment {
-                    Ok(segment) => segment.close(),
-                    // Kept open for its readers, to which a missing file would be damage.
-                    Err(held) => held.keep_open().map_err(|e| poison("open", &name, &e))?,
-                }
-                self.storage.remove(&name).map_err(|e| poison("remove", &name, &e))?;
-            }
+        let is_held = Arc::strong_count(segment) > 1;
+        if !is_held && segment.len == self.shared.options.segment_bytes && self.pool_has_capacity()
+        {
+            let file = segment.opened().map_err(|e| changing("open", &name, &e))?;
+            let ready = ready_name(self.ready_number());
+            let renamed = self.storage.rename(&name, &ready);
+            renamed.map_err(|e| changing("rename", &name, &e))?;
+            segment.close();
+            let ready = ReadySegment { name: ready, len: segment.len, file: Some(file) };
+            self.renamed = Some(ready);
+            return Ok(());
         }
-        Ok(true)
+        if is_held {
+            // Kept open for its readers, to which a missing file would be damage.
+            segment.keep_open().map_err(|e| changing("open", &name, &e))?;
+        } else {
+            segment.close();
+        }
+        self.storage.remove(&name).map_err(|e| changing("remove", &name, &e))
     }
 
     /// Returns whether another freed segment is worth keeping.
@@ -312,8 +352,13 @@ impl Keeper {
         let len = self.shared.options.segment_bytes;
         let needed = len + self.shared.options.reserve_bytes;
         let enough = {
-            let core = self.shared.lock();
-            core.ready.len() >= self.shared.options.ready_segments.max(1)
+            let mut core = self.shared.lock();
+            let enough = core.ready.len() >= self.shared.options.ready_target();
+            if enough {
+                // Freed segments filled the pool after the disk had no space for another one.
+                core.disk_full = None;
+            }
+            enough
         };
         if enough {
             return Ok(NextStep::Idle);
@@ -325,11 +370,11 @@ impl Keeper {
         let name = ready_name(self.ready_number());
         match self.storage.create(&name, len) {
             Ok(file) => {
-                self.preparing = Some((ReadySegment { name, file, len }, 0));
+                self.shared.lock().preparing = true;
+                self.preparing = Some((ReadySegment { name, file: Some(file), len }, 0));
                 Ok(NextStep::Now)
             }
-            Err(e) if e.kind() == io::ErrorKind::StorageFull => Ok(self.on_full(free, needed)),
-            Err(e) => Err(poison("create", &name, &e)),
+            Err(e) => self.on_shortage(free, changing("create", &name, &e)),
         }
     }
 
@@ -342,21 +387,26 @@ impl Keeper {
         let end = at + len;
         let is_due = end == ready.len
             || (end.is_multiple_of(BUFFERED_SYNC_BYTES) && !self.storage.direct_io());
-        let written = ready.file.write_at(zeroes, at);
-        let synced = written.and_then(|()| if is_due { ready.file.sync_data() } else { Ok(()) });
+        let Some(file) = &ready.file else { return Ok(NextStep::Now) };
+        let written = file.write_at(zeroes, at);
+        let synced = written.and_then(|()| if is_due { file.sync_data() } else { Ok(()) });
         if let Err(e) = synced {
+            self.shared.lock().preparing = false;
             // The file system promised space that it does not have. The file holds nothing of the
             // log yet.
-            if e.kind() == io::ErrorKind::StorageFull {
-                let needed = ready.len + self.shared.options.reserve_bytes;
-                let removed = self.storage.remove(&ready.name);
-                removed.map_err(|e| poison("remove", &ready.name, &e))?;
-                return Ok(self.on_full(0, needed));
+            let error = changing("write", &ready.name, &e);
+            if error.is_shortage() {
+                // Ignored: the next open takes it for a ready segment, which it may be.
+                let _ = self.storage.remove(&ready.name);
             }
-            return Err(poison("write", &ready.name, &e));
+            let free = self.storage.free_bytes().unwrap_or(u64::MAX);
+            return self.on_shortage(free, error);
         }
         if end == ready.len {
-            self.sync_dir()?;
+            if let Err(error) = self.sync_dir() {
+                self.preparing = Some((ready, at));
+                return Err(error);
+            }
             self.add_to_pool(ready);
             return Ok(NextStep::Now);
         }
@@ -366,27 +416,43 @@ impl Keeper {
     }
 
     /// Adds a file to the pool.
-    fn add_to_pool(&self, ready: ReadySegment) {
+    fn add_to_pool(&mut self, mut ready: ReadySegment) {
+        self.is_short = false;
         let mut core = self.shared.lock();
+        let is_beyond = core.ready.len() >= self.shared.options.ready_target();
+        // Closed without the lock.
+        let unneeded = if is_beyond { ready.file.take() } else { None };
         core.ready.push_back(ready);
+        core.preparing = self.preparing.is_some();
         core.disk_full = None;
         let waiting = core.writer.raise();
         drop(core);
+        drop(unneeded);
         self.shared.wake(WalThread::Writer, waiting);
+    }
+
+    /// Handles a failure to prepare a segment. A shortage of space is recorded.
+    fn on_shortage(&self, free: u64, error: Error) -> Result<NextStep, Error> {
+        let Error::DiskFull { .. } = error else { return Err(error) };
+        let options = &self.shared.options;
+        Ok(self.on_full(free, options.segment_bytes + options.reserve_bytes))
     }
 
     /// Records that the disk has no space for another segment, and retries later.
     fn on_full(&self, free: u64, needed: u64) -> NextStep {
-        let mut core = self.shared.lock();
-        // Reported while the pool still has segments, so that a caller that checks `writable` has
+        // Recorded while the pool still has segments, so that a caller that checks `writable` has
         // space for its previous appends.
-        if core.disk_full.is_none() {
-            warn!(
-                free_bytes = free,
-                needed_bytes = needed,
-                "disk space too low for another segment"
-            );
-            core.disk_full = Some((free, needed));
+        let is_new = {
+            let mut core = self.shared.lock();
+            let is_new = core.disk_full.is_none();
+            if is_new || free >= needed {
+                core.disk_full = Some((free, needed));
+            }
+            is_new
+        };
+        if is_new {
+            let error = Error::DiskFull { free_bytes: free, needed_bytes: needed };
+            warn!(%error, "cannot prepare another segment");
         }
         NextStep::After(RETRY_INTERVAL)
     }
@@ -398,7 +464,7 @@ impl Keeper {
     }
 
     fn sync_dir(&self) -> Result<(), Error> {
-        self.storage.sync_dir().map_err(|e| poison("sync", &self.storage.describe(), &e))
+        self.storage.sync_dir().map_err(|e| changing("sync", &self.storage.describe(), &e))
     }
 
     fn end(&mut self) {

@@ -40,6 +40,8 @@ pub struct Scrubbed {
     pub is_round: bool,
     /// Damage found. The rest of its segment is skipped.
     pub damage: Option<Error>,
+    /// Shortage that prevented the step, which the next one repeats.
+    pub shortage: Option<Error>,
 }
 
 impl Scrub {
@@ -62,15 +64,27 @@ impl Scrub {
                 self.current = Some(current);
                 return Scrubbed { bytes, ..Scrubbed::default() };
             }
+            Err(error) if error.is_shortage() => {
+                let bytes = current.scanned.end - start;
+                self.current = Some(current);
+                return Scrubbed { bytes, shortage: Some(error), ..Scrubbed::default() };
+            }
             Err(damage) => {
                 let bytes = current.scanned.end - start;
-                return Scrubbed { bytes, damage: Some(damage), is_round: false };
+                return Scrubbed { bytes, damage: Some(damage), ..Scrubbed::default() };
             }
         }
         let footer = current.segment.len
             - current.segment.trailer().map_or(0, |trailer| trailer.footer_start);
         let bytes = current.scanned.end - start + footer;
-        Scrubbed { bytes, is_round: false, damage: check_footer(&current.segment).err() }
+        let damage = match check_footer(&current.segment) {
+            Err(error) if error.is_shortage() => {
+                self.current = Some(current);
+                return Scrubbed { shortage: Some(error), ..Scrubbed::default() };
+            }
+            checked => checked.err(),
+        };
+        Scrubbed { bytes, damage, ..Scrubbed::default() }
     }
 
     /// Returns the next sealed segment, cold ones included; `None` after the last one.

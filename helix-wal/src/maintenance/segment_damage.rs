@@ -82,6 +82,8 @@ impl DamageMap {
 }
 
 /// Reads a segment in large pieces. Bytes that cannot be read are zeroes, which never verify.
+///
+/// A shortage is an error: it says nothing of the bytes.
 pub(crate) struct TolerantReader<'a> {
     segment: &'a Segment,
     start: u64,
@@ -113,14 +115,24 @@ impl<'a> TolerantReader<'a> {
         self.bytes = Aligned::with_len(usize::try_from(len).map_err(|_| beyond())?);
         self.start = start;
         self.len = len;
-        if self.segment.read_device(self.bytes.as_mut_slice(), start).is_ok() {
-            return Ok(());
+        match self.segment.read_device(self.bytes.as_mut_slice(), start) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.is_shortage() => {
+                self.len = 0;
+                return Err(error);
+            }
+            Err(_) => {}
         }
         // One bad sector fails the whole read: only its block is lost.
         for (at, block) in (start..).step_by(BLOCK).zip(self.bytes.as_mut_slice().chunks_mut(BLOCK))
         {
-            if self.segment.read_device(block, at).is_err() {
-                block.fill(0);
+            match self.segment.read_device(block, at) {
+                Ok(()) => {}
+                Err(error) if error.is_shortage() => {
+                    self.len = 0;
+                    return Err(error);
+                }
+                Err(_) => block.fill(0),
             }
         }
         Ok(())

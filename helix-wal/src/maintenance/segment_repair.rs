@@ -10,10 +10,9 @@
 #![deny(clippy::indexing_slicing, clippy::cast_possible_truncation)]
 
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::Arc;
 
-use crate::error::{Error, failed, poison};
+use crate::error::{Error, Shortage, failed, is_no_space, poison};
 use crate::files::aligned::Aligned;
 use crate::files::open_segment::read_header;
 use crate::files::scan::{Scanned, check_groups};
@@ -280,19 +279,28 @@ pub(crate) fn write_copy(
         core.ready_number += 1;
         ready_name(core.ready_number - 1)
     };
-    let is_full = |e: &io::Error| e.kind() == io::ErrorKind::StorageFull;
     let file = storage
         .create(&name, segment.len)
-        .map_err(|e| if is_full(&e) { full.clone() } else { failed("create", &name, &e) })?;
+        .map_err(|e| if is_no_space(&e) { full.clone() } else { failed("create", &name, &e) })?;
     let copied = copy(segment, &file, &name, patches).and_then(|()| check(segment, trailer, &file));
     if let Err(error) = copied {
         // Ignored: the next open takes it for a prepared segment, or removes it.
         let _ = storage.remove(&name);
         return Err(error);
     }
-    // From here on a failure leaves it open which of the two files has the name.
     let to = segment.name();
-    let renamed = storage.rename(&name, &to).and_then(|()| storage.sync_dir());
+    if let Err(e) = storage.rename(&name, &to) {
+        if Shortage::of(&e).is_none() {
+            let error = poison("rename", &to, &e);
+            shared.poison(&error);
+            return Err(error);
+        }
+        // Ignored: as above.
+        let _ = storage.remove(&name);
+        return Err(failed("rename", &to, &e));
+    }
+    // A failure leaves it open which of the two files has the name after a crash.
+    let renamed = storage.sync_dir();
     renamed.map_err(|e| poison("rename", &to, &e)).inspect_err(|error| shared.poison(error))?;
     segment.close();
     Ok(())

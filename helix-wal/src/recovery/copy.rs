@@ -1,11 +1,10 @@
 //! Copies the surviving unsealed entries into new segments, which are not part of the log yet.
 
-use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::error::{Error, failed};
+use crate::error::{Error, failed, is_no_space};
 use crate::files::active_segment::ActiveSegment;
 use crate::files::aligned::Aligned;
 use crate::files::scan::{ScanBounds, scan};
@@ -37,6 +36,8 @@ pub(crate) struct TailCopy<'a> {
     /// The new segments, in order.
     pub made: Vec<CopiedSegment>,
     pub ready: Vec<u64>,
+    /// Files that an interrupted open left, which are not part of the log.
+    pub leftovers: Vec<String>,
 }
 
 impl TailCopy<'_> {
@@ -149,7 +150,7 @@ impl TailCopy<'_> {
         self.next_id += 1;
         let name = new_name(id);
         let file = match self.storage.create(&name, len) {
-            Err(e) if e.kind() == io::ErrorKind::StorageFull => self.reuse(&name, len)?,
+            Err(e) if is_no_space(&e) => self.reuse(&name, len)?,
             made => made.map_err(|e| failed("create", &name, &e))?,
         };
         let header = SegmentHeader {
@@ -166,13 +167,14 @@ impl TailCopy<'_> {
         Ok(active)
     }
 
-    /// Takes a file of the same size from the pool if the disk is full.
+    /// Takes a file of the same size from the pool, or of an interrupted open, if the disk is full.
     ///
     /// The file is zeroed first: an interrupted open may have left something in it that verifies
     /// here.
     fn reuse(&mut self, name: &str, len: u64) -> Result<Arc<dyn File>, Error> {
-        while let Some(number) = self.ready.pop() {
-            let old = ready_name(number);
+        loop {
+            let ready = self.ready.pop().map(ready_name);
+            let Some(old) = ready.or_else(|| self.leftovers.pop()) else { break };
             let file = self.storage.open(&old).map_err(|e| failed("open", &old, &e))?;
             if file.len().map_err(|e| failed("read", &old, &e))? != len {
                 continue;

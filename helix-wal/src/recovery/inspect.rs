@@ -20,6 +20,7 @@ use crate::format::footer::{IndexRow, PlacedRow, Trailer};
 use crate::format::frame::{FrameHeader, FrameKind, LogPosition, SegmentHeader, payload_crc};
 use crate::format::layout::{BLOCK_BYTES, STATE, cold_name, new_name, segment_name};
 use crate::format::state::{ColdSegmentInfo, PersistedState};
+use crate::recovery::quarantine::unless_short;
 use crate::storage::Storage;
 use crate::types::{LogId, ReadMode, StreamRow};
 
@@ -92,6 +93,8 @@ pub struct Finding {
     /// Damaged bytes; empty for the file as a whole, which may be missing.
     pub bytes: Range<u64>,
     pub what: String,
+    /// The bytes could not be read for want of a file descriptor or of memory. They may be good.
+    pub is_unread: bool,
 }
 
 impl fmt::Display for Finding {
@@ -105,18 +108,22 @@ impl fmt::Display for Finding {
 
 impl From<Error> for Finding {
     fn from(error: Error) -> Self {
-        match error {
-            Error::Damaged { file, bytes, what } => Self { file, bytes, what },
-            Error::Io { file, reason, .. } => Self { file, bytes: 0..0, what: reason },
-            other => Self { file: String::new(), bytes: 0..0, what: other.to_string() },
-        }
+        let is_unread = error.is_shortage();
+        let (file, bytes, what) = match error {
+            Error::Damaged { file, bytes, what } => (file, bytes, what),
+            Error::Io { file, reason, .. } | Error::Exhausted { file, reason, .. } => {
+                (file, 0..0, reason)
+            }
+            other => (String::new(), 0..0, other.to_string()),
+        };
+        Self { file, bytes, what, is_unread }
     }
 }
 
 /// Describes a data directory. Damage to a segment is part of the report.
 ///
 /// # Errors
-/// Fails if the state file is missing or unusable.
+/// Fails if the state file is missing or unusable, or after a shortage ([`Error::is_shortage`]).
 pub fn inspect(storage: &dyn Storage) -> Result<LogReport, Error> {
     let names = DirListing::list(storage)?;
     let Some(state) = load_state(storage)? else {
@@ -134,14 +141,16 @@ pub fn inspect(storage: &dyn Storage) -> Result<LogReport, Error> {
         ready_segments: names.ready.len() as u64,
         leftovers: leftovers(&names, &live, &state),
     };
-    let mut segment_ends = segment_ends(storage, &live);
+    let mut segment_ends = segment_ends(storage, &live)?;
     for (id, file) in &live {
         let mut segment = SegmentReport::new(*id, file);
         let synced = Some(state.synced).filter(|s| s.segment == *id).map_or(0, |s| s.at);
         let known = ScanBounds { end: segment_ends.remove(id), synced, tolerate_damage: false };
         let is_flagged = state.segments.iter().any(|(named, sealed)| named == id && *sealed);
-        if let Err(error) = segment.fill(storage, known, is_flagged, &mut report) {
-            segment.state = SegmentState::Damaged(error.to_string());
+        match segment.fill(storage, known, is_flagged, &mut report) {
+            Ok(()) => {}
+            Err(error) if error.is_shortage() => return Err(error),
+            Err(error) => segment.state = SegmentState::Damaged(error.to_string()),
         }
         report.segments.push(segment);
     }
@@ -150,6 +159,7 @@ pub fn inspect(storage: &dyn Storage) -> Result<LogReport, Error> {
         segment.state = match segment.fill_cold(storage) {
             Ok(()) if is_received => SegmentState::Received,
             Ok(()) => SegmentState::Cold,
+            Err(error) if error.is_shortage() => return Err(error),
             Err(error) => SegmentState::Damaged(error.to_string()),
         };
         report.segments.push(segment);
@@ -200,13 +210,19 @@ fn leftovers(
 }
 
 /// Returns the end of each segment, as the header of the next one states it.
-fn segment_ends(storage: &dyn Storage, live: &BTreeMap<u64, String>) -> BTreeMap<u64, u64> {
-    let header = |(id, name): (&u64, &String)| {
-        let segment = open_segment(storage, *id, name).ok()?;
-        let LogPosition { segment, at } = read_header(&segment).ok()?.predecessor;
-        Some((segment, at))
-    };
-    live.iter().filter_map(header).collect()
+fn segment_ends(
+    storage: &dyn Storage,
+    live: &BTreeMap<u64, String>,
+) -> Result<BTreeMap<u64, u64>, Error> {
+    let mut ends = BTreeMap::new();
+    for (id, name) in live {
+        let segment = open_segment(storage, *id, name);
+        let header = segment.and_then(|segment| read_header(&segment));
+        if let Some(SegmentHeader { predecessor, .. }) = unless_short(header)? {
+            ends.insert(predecessor.segment, predecessor.at);
+        }
+    }
+    Ok(ends)
 }
 
 impl SegmentReport {
@@ -314,6 +330,8 @@ fn no_trailer(segment: &Segment, what: &str) -> Error {
 }
 
 /// Reads and verifies every byte of the log. Returns an empty list if all of it verifies.
+///
+/// Parts that could not be read after a shortage are in the list too ([`Finding::is_unread`]).
 pub fn verify(storage: &dyn Storage) -> Vec<Finding> {
     let found = DirListing::list(storage).and_then(|names| Ok((names, load_state(storage)?)));
     let (names, state) = match found {
@@ -322,7 +340,10 @@ pub fn verify(storage: &dyn Storage) -> Vec<Finding> {
         Err(error) => return vec![error.into()],
     };
     let live = live_files(&names, &state);
-    let mut segment_ends = segment_ends(storage, &live);
+    let mut segment_ends = match segment_ends(storage, &live) {
+        Ok(ends) => ends,
+        Err(error) => return vec![error.into()],
+    };
     let mut findings = Vec::new();
     let mut sealed_before = true;
     let newest = state.segments.last().map(|(id, _)| *id);
@@ -368,7 +389,8 @@ pub fn verify(storage: &dyn Storage) -> Vec<Finding> {
 }
 
 fn missing(id: u64) -> Finding {
-    Finding { file: segment_name(id), bytes: 0..0, what: "the file is missing".to_owned() }
+    let what = "the file is missing".to_owned();
+    Finding { file: segment_name(id), bytes: 0..0, what, is_unread: false }
 }
 
 /// Verifies a segment. Returns it, with its trailer if it has one, and the id of its predecessor.

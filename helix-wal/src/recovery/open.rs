@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tracing::{info, warn};
 
-use crate::error::{Error, failed, poison};
+use crate::error::{Error, changing, failed};
 use crate::files::active_segment::ActiveSegment;
 use crate::files::data_dir::DirListing;
 use crate::files::data_dir::lock_dir;
@@ -29,7 +29,7 @@ use crate::recovery::sealed::{NamedSegment, check_quarantined, load_cold, load_s
 use crate::recovery::staged::load_staged;
 use crate::shared::Shared;
 use crate::shared::core::{Core, ReadySegment};
-use crate::shared::options::Options;
+use crate::shared::options::{Options, RESERVED_SEGMENTS};
 use crate::storage::Storage;
 use crate::types::Recovered;
 
@@ -93,6 +93,7 @@ pub(crate) fn open(
     let LoadedLog { names, state, created, mut log, unsealed, mut replay } = read;
     let (received, found) = load_staged(&storage, files, &names, &state)?;
     let next_id = names.next_id().max(state.next_id);
+    let leftovers = leftovers(&names, &state);
     let mut copy = TailCopy {
         storage: storage.as_ref(),
         segment_bytes: options.segment_bytes,
@@ -100,6 +101,7 @@ pub(crate) fn open(
         next_id,
         made: Vec::new(),
         ready: names.ready,
+        leftovers,
     };
     let active = copy.run(&mut replay, &unsealed, &log)?;
     let TailCopy { next_id, made, ready, .. } = copy;
@@ -110,13 +112,13 @@ pub(crate) fn open(
     core.synced_at = active.position();
     core.guard = Some(guard);
     (core.staged, core.staged_found) = (received, found);
-    let mut state_file = StateFile::open(storage.as_ref());
+    let mut state_file = StateFile::open(storage.as_ref())?;
     // The files that the state file will list must survive a crash.
     sync_dir(storage.as_ref())?;
     let named = core.state(state.identity.clone(), state.checkpoint.clone());
     state_file.write(storage.as_ref(), &named)?;
-    install(storage.as_ref(), &made, &named)?;
     fill_pool(storage.as_ref(), &options, &ready, &mut core)?;
+    install(storage.as_ref(), &options, &made, &named, &mut core)?;
     let quarantined =
         core.log.quarantined.iter().filter_map(|segment| segment.quarantined().cloned());
     let recovered = Recovered {
@@ -134,6 +136,16 @@ pub(crate) fn open(
     let files = Some(Arc::clone(files));
     let shared = Shared::new(Some(storage), files, options, state.identity, state_file, core);
     Ok((Arc::new(shared), active, recovered))
+}
+
+/// Returns the segments that are not part of the log: an interrupted open did not remove them yet.
+fn leftovers(names: &DirListing, state: &PersistedState) -> Vec<String> {
+    let is_listed = |id: &u64| state.segments.iter().any(|(listed, _)| listed == id);
+    // Segments after the last listed segment were begun later.
+    let Some((newest, _)) = state.segments.last() else { return Vec::new() };
+    let old = names.segments.iter().filter(|id| **id < *newest && !is_listed(id));
+    let new = names.new.iter().filter(|id| !is_listed(id));
+    old.map(|id| segment_name(*id)).chain(new.map(|id| new_name(*id))).collect()
 }
 
 /// Opens the segments listed in the state file, and those begun after it was written.
@@ -200,10 +212,14 @@ fn fill(log: &mut Log, replay: Replay, made: &[CopiedSegment], state: &Persisted
 }
 
 /// Renames the new segments to their final names, and removes files that are not part of the log.
+///
+/// Without space for another ready segment, an old segment becomes one, for the next open.
 fn install(
     storage: &dyn Storage,
+    options: &Options,
     made: &[CopiedSegment],
     state: &PersistedState,
+    core: &mut Core,
 ) -> Result<(), Error> {
     let names = DirListing::list(storage)?;
     let live = |id: &u64| state.segments.iter().any(|(live, _)| live == id);
@@ -212,16 +228,49 @@ fn install(
     let to_name = |id: &&u64| live(id) && !names.segments.contains(id);
     for id in names.new.iter().filter(to_name) {
         let (from, to) = (new_name(*id), segment_name(*id));
-        storage.rename(&from, &to).map_err(|e| poison("rename", &from, &e))?;
+        storage.rename(&from, &to).map_err(|e| changing("rename", &from, &e))?;
     }
     sync_dir(storage)?;
-    let old = names.segments.iter().filter(|id| !live(id)).map(|id| segment_name(*id));
+    let mut old: Vec<String> =
+        names.segments.iter().filter(|id| !live(id)).map(|id| segment_name(*id)).collect();
+    let is_scarce =
+        storage.free_bytes().unwrap_or(u64::MAX) < options.segment_bytes + options.reserve_bytes;
+    if is_scarce && core.ready.len() < RESERVED_SEGMENTS {
+        recycle(storage, options, &mut old, core)?;
+    }
     let unnamed = names.new.iter().filter(|id| !to_name(id)).map(|id| new_name(*id));
     let cold = names.cold.iter().filter(|id| !state.names_cold(**id));
     let unnamed = unnamed.chain(cold.map(|id| cold_name(*id)));
-    // Never recycled: a name that a crash restores must not share its blocks.
-    for name in old.chain(unnamed) {
-        storage.remove(&name).map_err(|e| poison("remove", &name, &e))?;
+    for name in old.into_iter().chain(unnamed) {
+        storage.remove(&name).map_err(|e| changing("remove", &name, &e))?;
+    }
+    Ok(())
+}
+
+/// Makes one of the old segments a ready one.
+///
+/// Its new name is durable before it is used: a name that a crash restores must not share its
+/// blocks.
+fn recycle(
+    storage: &dyn Storage,
+    options: &Options,
+    old: &mut Vec<String>,
+    core: &mut Core,
+) -> Result<(), Error> {
+    while let Some(name) = old.pop() {
+        let file = storage.open(&name).map_err(|e| failed("open", &name, &e))?;
+        let len = file.len().map_err(|e| failed("read", &name, &e))?;
+        if len != options.segment_bytes {
+            drop(file);
+            storage.remove(&name).map_err(|e| changing("remove", &name, &e))?;
+            continue;
+        }
+        let ready = ready_name(core.ready_number);
+        core.ready_number += 1;
+        storage.rename(&name, &ready).map_err(|e| changing("rename", &name, &e))?;
+        sync_dir(storage)?;
+        core.ready.push_back(ReadySegment { name: ready, len, file: Some(file) });
+        return Ok(());
     }
     Ok(())
 }
@@ -239,9 +288,10 @@ fn fill_pool(
         let file = storage.open(&name).map_err(|e| failed("open", &name, &e))?;
         let len = file.len().map_err(|e| failed("read", &name, &e))?;
         if len == options.segment_bytes && core.ready.len() < options.pool_max() {
-            core.ready.push_back(ReadySegment { name, file, len });
+            let is_usual = core.ready.len() < options.ready_target();
+            core.ready.push_back(ReadySegment { name, file: is_usual.then_some(file), len });
         } else {
-            storage.remove(&name).map_err(|e| poison("remove", &name, &e))?;
+            storage.remove(&name).map_err(|e| changing("remove", &name, &e))?;
         }
     }
     Ok(())

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tracing::{info, warn};
 
-use crate::error::{Error, failed, poison};
+use crate::error::{Error, changing, failed, is_no_space, poison};
 use crate::files::aligned::Aligned;
 use crate::files::data_dir::DirListing;
 use crate::files::data_dir::lock_dir;
@@ -85,18 +85,23 @@ pub(crate) fn quarantine(
         return move_files(storage, note);
     }
     let names = DirListing::list(storage)?;
-    let state = load_state(storage).ok().flatten();
+    let state = unless_short(load_state(storage))?.flatten();
     let known = Some(identity).filter(|known| !known.is_empty());
-    let found = identity_of(storage, &names, state.as_ref());
+    let found = identity_of(storage, &names, state.as_ref())?;
     let identity = found.or(known).ok_or_else(|| Error::Damaged {
         file: STATE.to_owned(),
         bytes: 0..0,
         what: "does not verify, and no segment states the identity of the log".to_owned(),
     })?;
-    let vote = state.as_ref().and_then(|state| {
-        let vote = vote_of(storage, &names, state);
-        vote.inspect_err(|error| warn!(%error, "vote of the damaged log is unknown")).ok()?
-    });
+    let vote = match &state {
+        Some(state) => {
+            let vote = vote_of(storage, &names, state);
+            let vote =
+                vote.inspect_err(|error| warn!(%error, "vote of the damaged log is unknown"));
+            unless_short(vote)?.flatten()
+        }
+        None => None,
+    };
     let mut why = why.to_owned();
     why.truncate(why.floor_char_boundary(WHY_BYTES_MAX));
     let number =
@@ -104,6 +109,17 @@ pub(crate) fn quarantine(
     let note = RepairNote { log: QuarantinedLog { identity, vote, why }, number, moved: false };
     store(storage, &note)?;
     move_files(storage, note)
+}
+
+/// Converts any error but a shortage to `None`.
+///
+/// A file that cannot be opened for want of a descriptor is neither damaged nor lost: the call
+/// fails and can be repeated.
+pub(crate) fn unless_short<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
+    match read {
+        Err(error) if error.is_shortage() => Err(error),
+        read => Ok(read.ok()),
+    }
 }
 
 /// Removes the repair note, then the files of the quarantined log.
@@ -170,12 +186,18 @@ pub(crate) fn identity_of(
     storage: &dyn Storage,
     names: &DirListing,
     state: Option<&PersistedState>,
-) -> Option<Bytes> {
-    let of = |id: &u64| {
-        let segment = open_segment(storage, *id, &segment_name(*id)).ok()?;
-        Some(read_header(&segment).ok()?.identity)
-    };
-    state.map(|state| state.identity.clone()).or_else(|| names.segments.iter().find_map(of))
+) -> Result<Option<Bytes>, Error> {
+    if let Some(state) = state {
+        return Ok(Some(state.identity.clone()));
+    }
+    for id in &names.segments {
+        let segment = open_segment(storage, *id, &segment_name(*id));
+        let header = unless_short(segment.and_then(|segment| read_header(&segment)))?;
+        if let Some(header) = header {
+            return Ok(Some(header.identity));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns the last vote of a log.
@@ -211,16 +233,17 @@ fn vote_of(
 
 fn store(storage: &dyn Storage, note: &RepairNote) -> Result<(), Error> {
     let bytes = Aligned::copy(&note.encode());
-    let file = storage.create(REPAIR_TMP, bytes.len() as u64).map_err(|e| match e.kind() {
-        io::ErrorKind::StorageFull => Error::DiskFull {
-            free_bytes: storage.free_bytes().unwrap_or(0),
-            needed_bytes: bytes.len() as u64,
-        },
-        _ => poison("create", REPAIR_TMP, &e),
-    })?;
-    file.write_at(bytes.as_slice(), 0).map_err(|e| poison("write", REPAIR_TMP, &e))?;
-    file.sync_data().map_err(|e| poison("sync", REPAIR_TMP, &e))?;
-    storage.rename(REPAIR_TMP, REPAIR).map_err(|e| poison("rename", REPAIR_TMP, &e))?;
+    let file =
+        storage.create(REPAIR_TMP, bytes.len() as u64).map_err(|e| match is_no_space(&e) {
+            true => Error::DiskFull {
+                free_bytes: storage.free_bytes().unwrap_or(0),
+                needed_bytes: bytes.len() as u64,
+            },
+            false => changing("create", REPAIR_TMP, &e),
+        })?;
+    file.write_at(bytes.as_slice(), 0).map_err(|e| changing("write", REPAIR_TMP, &e))?;
+    file.sync_data().map_err(|e| changing("sync", REPAIR_TMP, &e))?;
+    storage.rename(REPAIR_TMP, REPAIR).map_err(|e| changing("rename", REPAIR_TMP, &e))?;
     storage.sync_dir().map_err(|e| poison("sync", &storage.describe(), &e))
 }
 

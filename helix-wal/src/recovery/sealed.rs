@@ -163,7 +163,10 @@ fn quarantine_segment(
             && before == segment.id
             && (FIRST_GROUP..segment.len).contains(&at)
     };
-    let next = next.and_then(|next| read_header(&next.segment).ok()).filter(ends_at);
+    let next = match next.map(|next| read_header(&next.segment)) {
+        Some(Err(error)) if error.is_shortage() => return Err(error),
+        next => next.and_then(Result::ok).filter(ends_at),
+    };
     let Some(next) = next else { return Err(damage) };
     let first = log.last_sealed().map_or(0, |last| last.index + 1);
     let entries = next.context.last.filter(|last| first <= last.index).map(|last| (first, last));

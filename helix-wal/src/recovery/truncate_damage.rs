@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::files::data_dir::lock_dir;
-use crate::files::open_files::OpenFiles;
+use crate::files::open_files::{FileCache, OpenFiles};
 use crate::files::scan::scan_beyond;
 use crate::format::frame::{FIRST_GROUP, FrameHeader, FrameKind};
 use crate::format::layout::BLOCK_BYTES;
@@ -46,14 +46,14 @@ pub struct LostStream {
 /// Describes the damaged end. See [`crate::Wal::damaged_end`].
 pub(crate) fn damaged_end(storage: &Arc<dyn Storage>) -> Result<Option<DamagedEnd>, Error> {
     let _guard = lock_dir(storage.as_ref())?;
-    let files = Arc::new(OpenFiles::new(Arc::clone(storage)));
+    let files = Arc::new(OpenFiles::new(Arc::clone(storage), FileCache::default()));
     let read = read(storage.as_ref(), &files, &Options::default(), true)?;
     describe_damage(&read)
 }
 
 /// Discards the damaged end. See [`crate::Wal::truncate_damaged_end`].
 pub(crate) fn truncate_damaged_end(storage: &Arc<dyn Storage>) -> Result<(), Error> {
-    let files = Arc::new(OpenFiles::new(Arc::clone(storage)));
+    let files = Arc::new(OpenFiles::new(Arc::clone(storage), FileCache::default()));
     let segment_bytes = {
         let _guard = lock_dir(storage.as_ref())?;
         let read = read(storage.as_ref(), &files, &Options::default(), true)?;

@@ -24,7 +24,8 @@ use crate::types::LogId;
 #[derive(Debug)]
 pub(crate) struct ReadySegment {
     pub name: String,
-    pub file: Arc<dyn File>,
+    /// Open, unless the pool has more files than usual.
+    pub file: Option<Arc<dyn File>>,
     pub len: u64,
 }
 
@@ -50,11 +51,17 @@ pub(crate) struct Core {
     pub keeper: WakeSignal,
     pub ready: VecDeque<ReadySegment>,
     pub ready_number: u64,
+    /// The keeper prepares a segment, whose space is reserved.
+    pub preparing: bool,
     pub next_id: u64,
     /// Everything before this position is durable.
     pub synced_at: LogPosition,
     /// Free and needed bytes at the time that no segment could be created.
+    ///
+    /// If the needed bytes were free, the file system or a quota refused the segment.
     pub disk_full: Option<(u64, u64)>,
+    /// The shortage that the writer waits for.
+    pub waiting: Option<Error>,
     pub counters: WalCounters,
     pub writer_ended: bool,
     pub keeper_ended: bool,
@@ -85,9 +92,11 @@ impl Core {
             keeper: WakeSignal::default(),
             ready: VecDeque::new(),
             ready_number: 0,
+            preparing: false,
             next_id: 1,
             synced_at: LogPosition::default(),
             disk_full: None,
+            waiting: None,
             counters: WalCounters::default(),
             writer_ended: false,
             keeper_ended: false,

@@ -179,13 +179,13 @@ impl Shared {
         if core.poisoned.is_some() {
             return;
         }
-        error!(%error, "log is poisoned");
         core.poisoned = Some(error.clone());
         let queue = std::mem::take(&mut core.queue);
         let report = core.on_poisoned.take();
         let writer = core.writer.raise();
         let keeper = core.keeper.raise();
         drop(core);
+        error!(%error, "log is poisoned");
         for QueuedRequest { request, .. } in queue {
             request.into_done().complete(Err(error.clone()));
         }

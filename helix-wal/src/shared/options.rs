@@ -6,11 +6,15 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::error::Error;
+use crate::files::open_files::FileCache;
 use crate::format::layout::{BLOCK_BYTES, OPAQUE_BYTES_MAX};
 use crate::format::sizing::frame_bytes_max;
 
 /// Maximum number of scattered segments that one compaction rewrites together.
 pub(crate) const COMPACTION_INPUTS_MAX: usize = 8;
+
+/// Ready segments that appends leave, so that a log can be opened on a full disk.
+pub(crate) const RESERVED_SEGMENTS: usize = 1;
 
 const SEGMENT_BYTES: RangeInclusive<u64> = 64 << 10..=1 << 30;
 
@@ -24,6 +28,8 @@ pub struct Options {
     /// Bytes of recent payloads kept in memory for readers. Default 16 MiB.
     pub tail_bytes: usize,
     /// Number of segments kept ready, written once so that overwriting them syncs fast. Default 2.
+    ///
+    /// At least 2 are kept: appends leave the last one for an open on a full disk.
     pub ready_segments: usize,
     /// Disk space that must stay free when a new segment is created. Default 256 MiB.
     pub reserve_bytes: u64,
@@ -53,13 +59,30 @@ pub struct Options {
     /// Compaction starts when the sealed segments below the purge point hold more than one and a
     /// half times their live bytes plus this.
     pub compaction_slack_bytes: u64,
+    /// Open files of sealed segments, which logs may share. Default 64 files for this log.
+    pub files: FileCache,
 }
 
 impl Options {
     /// Returns the maximum number of segments in the pool: ready ones, and those that one
     /// compaction may free.
     pub(crate) fn pool_max(&self) -> usize {
-        self.ready_segments + COMPACTION_INPUTS_MAX + 2
+        self.ready_target() + COMPACTION_INPUTS_MAX + 2
+    }
+
+    /// Returns the number of segments that the pool should have.
+    pub(crate) fn ready_target(&self) -> usize {
+        self.ready_segments.max(RESERVED_SEGMENTS + 1)
+    }
+
+    /// Returns the maximum number of files that a log keeps open, besides those in [`Self::files`].
+    ///
+    /// A file takes two descriptors with direct I/O, and one without. Two more descriptors are for
+    /// the directory and its lock.
+    pub fn open_files_max(&self) -> usize {
+        // Two state files and seven segments: the active one, two that are not sealed yet, and
+        // those that are prepared, compacted, received for a snapshot, and repaired.
+        self.ready_target() + 9
     }
 }
 
@@ -77,6 +100,7 @@ impl Default for Options {
             identity: Bytes::new(),
             compaction_bytes_per_second: 64 << 20,
             compaction_slack_bytes: 128 << 20,
+            files: FileCache::default(),
         }
     }
 }

@@ -10,6 +10,7 @@ pub enum Operation {
     Create,
     Open,
     Rename,
+    Exchange,
     Remove,
     SyncDir,
     Write,
@@ -26,7 +27,13 @@ impl Operation {
     pub fn is_mutating(self) -> bool {
         matches!(
             self,
-            Self::Create | Self::Rename | Self::Remove | Self::SyncDir | Self::Write | Self::Sync
+            Self::Create
+                | Self::Rename
+                | Self::Exchange
+                | Self::Remove
+                | Self::SyncDir
+                | Self::Write
+                | Self::Sync
         )
     }
 }
@@ -41,13 +48,15 @@ pub struct Fault {
     /// All later matching operations fail too.
     pub lasting: bool,
     pub error: io::ErrorKind,
+    /// Error number of the operating system, instead of `error`.
+    pub errno: Option<i32>,
 }
 
 impl Fault {
     /// Fails the next operation of this kind, once.
     pub fn next(operation: Operation) -> Self {
         let error = io::ErrorKind::Other;
-        Self { operation, file: String::new(), after: 0, lasting: false, error }
+        Self { operation, file: String::new(), after: 0, lasting: false, error, errno: None }
     }
 
     /// Limits the failure to files whose name, when created or opened, contained `name`.
@@ -71,6 +80,12 @@ impl Fault {
     /// Uses this kind of error instead of a plain input/output error.
     pub fn error(mut self, error: io::ErrorKind) -> Self {
         self.error = error;
+        self
+    }
+
+    /// Uses this error number of the operating system, such as `EMFILE`.
+    pub fn errno(mut self, errno: i32) -> Self {
+        self.errno = Some(errno);
         self
     }
 }
@@ -101,11 +116,12 @@ impl Faults {
                 fault.after -= 1;
                 return true;
             }
-            failed = failed.or(Some(fault.error));
+            failed = failed.or(Some((fault.error, fault.errno)));
             fault.lasting
         });
         match failed {
-            Some(kind) => Err(io::Error::new(kind, format!("injected into {operation:?}"))),
+            Some((_, Some(errno))) => Err(io::Error::from_raw_os_error(errno)),
+            Some((kind, None)) => Err(io::Error::new(kind, format!("injected into {operation:?}"))),
             None => Ok(()),
         }
     }

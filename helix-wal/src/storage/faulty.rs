@@ -107,6 +107,11 @@ impl Storage for FaultyStorage {
         self.inner.rename(from, to)
     }
 
+    fn exchange(&self, a: &str, b: &str) -> io::Result<()> {
+        self.check(Operation::Exchange, a)?;
+        self.inner.exchange(a, b)
+    }
+
     fn remove(&self, name: &str) -> io::Result<()> {
         self.check(Operation::Remove, name)?;
         self.inner.remove(name)
@@ -123,6 +128,10 @@ impl Storage for FaultyStorage {
 
     fn direct_io(&self) -> bool {
         self.inner.direct_io()
+    }
+
+    fn reserves_space(&self) -> bool {
+        self.inner.reserves_space()
     }
 
     fn describe(&self) -> String {

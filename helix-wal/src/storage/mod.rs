@@ -41,6 +41,11 @@ pub trait Storage: Debug + Send + Sync + 'static {
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;
     /// Renames a file, replacing the target. Durable after `sync_dir`.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+    /// Swaps the names of two files. Durable after `sync_dir`; a crash before it swaps both or
+    /// neither.
+    ///
+    /// Fails with `Unsupported` if the file system cannot do that.
+    fn exchange(&self, a: &str, b: &str) -> io::Result<()>;
     /// Removes a file; open handles stay usable. Durable after `sync_dir`.
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Makes creations, renames and removals durable.
@@ -49,6 +54,13 @@ pub trait Storage: Debug + Send + Sync + 'static {
     fn free_bytes(&self) -> io::Result<u64>;
     /// Returns whether writes bypass the page cache.
     fn direct_io(&self) -> bool;
+    /// Returns whether a write into a created file finds its space.
+    ///
+    /// It may not on a file system that writes each block to another place, or that allocates
+    /// only when it writes.
+    fn reserves_space(&self) -> bool {
+        true
+    }
     /// Returns a description of the directory for messages.
     fn describe(&self) -> String;
 }

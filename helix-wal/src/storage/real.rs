@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{FlockOperation, flock, fstatvfs};
 
 use super::{BLOCK, File, Storage};
+use crate::error::Shortage;
 
 /// Maximum bytes of one direct read. Larger ones would occupy the device's only queue too long.
 const DEVICE_READ_BYTES_MAX: usize = 1 << 20;
@@ -22,6 +23,9 @@ const DEVICE_READ_BYTES_MAX: usize = 1 << 20;
 #[cfg(target_os = "linux")]
 const FETCH_BYTES_MAX: u64 = 128 << 10;
 
+/// Name of the file that probes the file system.
+const PROBE: &str = ".probe";
+
 /// A directory on a real file system. Uses direct writes if the file system supports them.
 #[derive(Debug)]
 pub struct DirStorage {
@@ -29,16 +33,17 @@ pub struct DirStorage {
     /// Kept open, so that a sync of the directory does not depend on its path.
     directory: Fd,
     direct: bool,
+    reserves_space: bool,
 }
 
 impl DirStorage {
     /// Opens the directory, creating it if it is missing, with direct writes if possible.
     ///
     /// # Errors
-    /// Fails if the directory cannot be created or opened.
+    /// Fails if the directory cannot be created or opened, or if there is no file descriptor.
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         let mut storage = Self::open_buffered(path)?;
-        storage.direct = storage.probe_direct();
+        storage.direct = storage.probe_direct()?;
         Ok(storage)
     }
 
@@ -50,23 +55,61 @@ impl DirStorage {
         let path = path.as_ref().to_path_buf();
         create_directory(&path)?;
         let directory = Fd::open(&path)?;
-        Ok(Self { path, directory, direct: false })
+        let mut storage = Self { path, directory, direct: false, reserves_space: true };
+        storage.reserves_space = storage.probe_reserve()?;
+        Ok(storage)
     }
 
     /// Returns whether an aligned direct write works. Some file systems accept the flag and then
     /// fail.
-    fn probe_direct(&self) -> bool {
-        let name = self.path.join(".probe");
-        let works = open_direct(&name, OpenOptions::new().create(true).truncate(true))
-            .and_then(|fd| {
+    fn probe_direct(&self) -> io::Result<bool> {
+        let name = self.path.join(PROBE);
+        let probed =
+            open_direct(&name, OpenOptions::new().create(true).truncate(true)).and_then(|fd| {
                 let mut scratch = Scratch::new(BLOCK);
                 fd.write_all_at(scratch.aligned(BLOCK), 0)?;
                 fd.read_exact_at(scratch.aligned(BLOCK), 0)
-            })
-            .is_ok();
+            });
         // Ignored: the file may not exist, and an empty one left behind is harmless.
         let _ = fs::remove_file(&name);
-        works
+        match probed {
+            Ok(()) => Ok(true),
+            Err(e) => match Shortage::of(&e) {
+                None => Ok(false),
+                Some(Shortage::Resource) => Err(e),
+                // A full disk says nothing of direct writes.
+                Some(Shortage::Space) => Ok(self.reads_direct()),
+            },
+        }
+    }
+
+    /// Returns whether a direct read of an existing file works.
+    fn reads_direct(&self) -> bool {
+        let files = self.list().unwrap_or_default().into_iter();
+        let read = |name: String| {
+            let fd = open_direct(&self.path.join(name), &mut OpenOptions::new()).ok()?;
+            (fd.metadata().ok()?.len() >= BLOCK as u64).then_some(())?;
+            Some(fd.read_exact_at(Scratch::new(BLOCK).aligned(BLOCK), 0).is_ok())
+        };
+        files.filter_map(read).next().unwrap_or(false)
+    }
+
+    /// Returns whether space allocated to a file stays reserved for writes into it.
+    fn probe_reserve(&self) -> io::Result<bool> {
+        if writes_elsewhere(&self.directory) {
+            return Ok(false);
+        }
+        let name = self.path.join(PROBE);
+        let probed = OpenOptions::new().create(true).truncate(true).write(true).open(&name);
+        let probed = probed.and_then(|fd| reserve(&fd, BLOCK as u64));
+        // Ignored: the file may not exist, and an empty one left behind is harmless.
+        let _ = fs::remove_file(&name);
+        match probed {
+            Ok(reserved) => Ok(reserved),
+            Err(e) if Shortage::of(&e) == Some(Shortage::Resource) => Err(e),
+            // The next use of the directory reports other errors.
+            Err(_) => Ok(true),
+        }
     }
 
     fn file(&self, name: &str, cached: Fd) -> io::Result<Arc<dyn File>> {
@@ -128,6 +171,10 @@ impl Storage for DirStorage {
         fs::rename(self.path.join(from), self.path.join(to))
     }
 
+    fn exchange(&self, a: &str, b: &str) -> io::Result<()> {
+        exchange(&self.directory, a, b)
+    }
+
     fn remove(&self, name: &str) -> io::Result<()> {
         fs::remove_file(self.path.join(name))
     }
@@ -143,6 +190,10 @@ impl Storage for DirStorage {
 
     fn direct_io(&self) -> bool {
         self.direct
+    }
+
+    fn reserves_space(&self) -> bool {
+        self.reserves_space
     }
 
     fn describe(&self) -> String {
@@ -307,23 +358,61 @@ fn open_direct(_: &Path, _: &mut OpenOptions) -> io::Result<Fd> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-#[cfg(target_os = "linux")]
+/// Gives a file its length, with its space if the file system can reserve it.
 fn allocate(fd: &Fd, len: u64) -> io::Result<()> {
+    // Without a reservation a full disk shows at a write, which then waits.
+    if reserve(fd, len)? { Ok(()) } else { fd.set_len(len) }
+}
+
+/// Reserves space for a file. Returns `false` if the file system cannot do that.
+#[cfg(target_os = "linux")]
+fn reserve(fd: &Fd, len: u64) -> io::Result<bool> {
     use rustix::fs::{FallocateFlags, fallocate};
     use rustix::io::Errno;
     loop {
         match fallocate(fd, FallocateFlags::empty(), 0, len) {
+            Ok(()) => return Ok(true),
             Err(Errno::INTR) => {}
-            // A full disk then shows at the first write, which the reserve makes unlikely.
-            Err(Errno::OPNOTSUPP) => return fd.set_len(len),
-            other => return Ok(other?),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(false),
+            Err(e) => return Err(e.into()),
         }
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn allocate(fd: &Fd, len: u64) -> io::Result<()> {
-    fd.set_len(len)
+fn reserve(_: &Fd, _: u64) -> io::Result<bool> {
+    Ok(false)
+}
+
+/// Returns whether the file system writes each block to a new place, reserved or not.
+#[cfg(target_os = "linux")]
+#[allow(clippy::unnecessary_cast)] // The type of the number differs between platforms.
+fn writes_elsewhere(directory: &Fd) -> bool {
+    // Magic numbers of btrfs, ZFS, bcachefs and F2FS.
+    const COPY_ON_WRITE: [i64; 4] = [0x9123_683e, 0x2fc1_2fc1, 0xca45_1a4e, 0xf2f5_2010];
+    // Some platforms extend the sign of the number.
+    let kind = rustix::fs::fstatfs(directory).map(|stat| stat.f_type as i64 & 0xffff_ffff);
+    kind.is_ok_and(|kind| COPY_ON_WRITE.contains(&kind))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn writes_elsewhere(_: &Fd) -> bool {
+    false
+}
+
+#[cfg(target_os = "linux")]
+fn exchange(directory: &Fd, a: &str, b: &str) -> io::Result<()> {
+    use rustix::fs::{RenameFlags, renameat_with};
+    use rustix::io::Errno;
+    renameat_with(directory, a, directory, b, RenameFlags::EXCHANGE).map_err(|e| match e {
+        Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP => io::ErrorKind::Unsupported.into(),
+        e => e.into(),
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn exchange(_: &Fd, _: &str, _: &str) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(target_os = "linux")]
@@ -469,6 +558,22 @@ mod tests {
             assert_eq!(storage.open("b").unwrap_err().kind(), io::ErrorKind::NotFound);
             assert!(storage.list().unwrap().is_empty());
             assert!(storage.free_bytes().unwrap() > 0);
+        });
+    }
+
+    #[test]
+    fn exchanged_files_swap_names() {
+        both(|storage| {
+            storage.create("a", 4096).unwrap();
+            storage.create("b", 8192).unwrap();
+            let unsupported = |e: io::Error| e.kind() == io::ErrorKind::Unsupported;
+            if storage.exchange("a", "b").is_err_and(unsupported) {
+                return;
+            }
+            assert_eq!(storage.open("a").unwrap().len().unwrap(), 8192);
+            assert_eq!(storage.open("b").unwrap().len().unwrap(), 4096);
+            let e = storage.exchange("a", "missing").unwrap_err();
+            assert_eq!(e.kind(), io::ErrorKind::NotFound);
         });
     }
 

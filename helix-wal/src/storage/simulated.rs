@@ -274,6 +274,12 @@ impl Storage for SimulatedDisk {
         disk.finish()
     }
 
+    fn exchange(&self, a: &str, b: &str) -> io::Result<()> {
+        let mut disk = self.start(Operation::Exchange, &format!("{a} <> {b}"), 0..0)?;
+        disk.exchange(a, b)?;
+        disk.finish()
+    }
+
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut disk = self.start(Operation::Remove, name, 0..0)?;
         disk.remove(name)?;

@@ -25,7 +25,7 @@ use crate::memory::slot::WrittenEntry;
 use crate::recovery::open::open;
 use crate::shared::Shared;
 use crate::shared::core::Core;
-use crate::shared::options::Options;
+use crate::shared::options::{Options, RESERVED_SEGMENTS};
 use crate::shared::queue::{PendingCallback, WriteRequest};
 use crate::shared::signal::{Wakers, WalThread};
 use crate::storage::Storage;
@@ -72,7 +72,7 @@ impl Wal {
         options: Options,
     ) -> Result<(Wal, Writer, Keeper, Recovered), Error> {
         options.check()?;
-        let files = Arc::new(OpenFiles::new(Arc::clone(&storage)));
+        let files = Arc::new(OpenFiles::new(Arc::clone(&storage), options.files.clone()));
         let (shared, active, recovered) = open(Arc::clone(&storage), &files, options, false)?;
         let writer = Writer::new(Arc::clone(&shared), Arc::clone(&storage), active);
         let keeper = Keeper::new(Arc::clone(&shared), storage, files);
@@ -276,7 +276,11 @@ impl Wal {
         };
         drop(core);
         let placement = placement.filter(|placement| placement.count > 0);
-        let agrees = unless_blocked(self.shared.sealed_agrees(&segment, index, placement))?;
+        let agrees = match unless_blocked(self.shared.sealed_agrees(&segment, index, placement)) {
+            // Only a check, which the next open repeats. The caller could not repeat the call.
+            Err(Error::Exhausted { .. }) => Some(true),
+            agrees => agrees?,
+        };
         if agrees != Some(true) {
             let what = format!("the footer has another placement for entry {index}");
             return Err(segment.damaged(0..segment.len, &what));
@@ -456,14 +460,20 @@ impl Wal {
     /// Checks whether the log accepts another append.
     ///
     /// # Errors
-    /// [`Error::DiskFull`] while no segment can be created, or the error that poisoned the log.
+    /// [`Error::DiskFull`] or [`Error::Exhausted`] while the log has to wait, or the error that
+    /// poisoned it.
     pub fn writable(&self) -> Result<(), Error> {
         let mut core = self.shared.lock();
         core.check_open()?;
-        let Some((_, needed_bytes)) = core.disk_full else { return Ok(()) };
+        if let Some(lack) = &core.waiting {
+            return Err(lack.clone());
+        }
+        let Some((found_bytes, needed_bytes)) = core.disk_full else { return Ok(()) };
         let storage = self.shared.storage.as_ref();
         let free_bytes = storage.and_then(|s| s.free_bytes().ok()).unwrap_or(0);
-        if free_bytes < needed_bytes {
+        // If the file system refused a segment for which it stated enough space, only another
+        // attempt of the keeper can tell.
+        if free_bytes < needed_bytes || found_bytes >= needed_bytes {
             return Err(Error::DiskFull { free_bytes, needed_bytes });
         }
         core.disk_full = None;
@@ -477,9 +487,9 @@ impl Wal {
 
     /// Checks whether the log accepts an append from its leader.
     ///
-    /// Unlike [`Self::writable`], it fails only when no ready segment is left: a follower must not
-    /// refuse entries that others had space for. One more request then still fits into the active
-    /// segment.
+    /// Unlike [`Self::writable`], it fails only when no ready segment is left for appends: a
+    /// follower must not refuse entries that others had space for. One more request then still fits
+    /// into the active segment.
     ///
     /// # Errors
     /// As [`Self::writable`].
@@ -487,7 +497,8 @@ impl Wal {
         let has_spare = {
             let core = self.shared.lock();
             core.check_open()?;
-            core.disk_full.is_none() || !core.ready.is_empty()
+            let spared = core.ready.len() > RESERVED_SEGMENTS;
+            core.waiting.is_none() && (core.disk_full.is_none() || spared)
         };
         if has_spare { Ok(()) } else { self.writable() }
     }

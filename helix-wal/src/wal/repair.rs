@@ -31,10 +31,10 @@ impl Wal {
     /// For a log that does not open. `None` if neither the state file nor a segment can be read.
     ///
     /// # Errors
-    /// Fails if the directory cannot be listed.
+    /// Fails if the directory cannot be listed, or after a shortage ([`Error::is_shortage`]).
     pub fn identity(storage: &dyn Storage) -> Result<Option<Bytes>, Error> {
-        let state = load_state(storage).ok().flatten();
-        Ok(quarantine::identity_of(storage, &DirListing::list(storage)?, state.as_ref()))
+        let state = quarantine::unless_short(load_state(storage))?.flatten();
+        quarantine::identity_of(storage, &DirListing::list(storage)?, state.as_ref())
     }
 
     /// Returns the quarantined log that the log in this directory replaces, until the repair ends.
@@ -53,8 +53,8 @@ impl Wal {
     /// one; empty if it is unknown.
     ///
     /// # Errors
-    /// [`Error::DiskFull`] leaves everything unchanged. [`Error::Damaged`] if the identity is
-    /// unknown.
+    /// [`Error::DiskFull`] and [`Error::Exhausted`] leave everything unchanged. [`Error::Damaged`]
+    /// if the identity is unknown.
     pub fn quarantine(
         storage: &dyn Storage,
         why: &str,

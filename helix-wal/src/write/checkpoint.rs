@@ -55,7 +55,7 @@ impl Shared {
         };
         match file.write(storage.as_ref(), &named) {
             Ok(()) => {}
-            Err(error @ Error::DiskFull { .. }) => return Err(error),
+            Err(error) if error.is_shortage() => return Err(error),
             Err(error) => {
                 drop(file);
                 // The state file may list the segments: only an open can tell.
@@ -108,13 +108,13 @@ impl Shared {
             PersistedState { staged: received.clone(), ..state }
         };
         let written = file.write(storage.as_ref(), &named);
-        if !matches!(written, Err(Error::DiskFull { .. })) {
+        if !written.as_ref().is_err_and(Error::is_shortage) {
             // Even after a failure: the state file may list them, and only an open can tell.
             segments.made.iter_mut().for_each(ColdSegment::retain_file);
         }
         match written {
             Ok(()) => self.lock().staged = received,
-            Err(error @ Error::DiskFull { .. }) => return Err(error),
+            Err(error) if error.is_shortage() => return Err(error),
             Err(error) => {
                 drop(file);
                 self.poison(&error);

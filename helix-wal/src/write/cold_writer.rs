@@ -4,12 +4,11 @@
 //! state file lists them.
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 
 use tracing::debug;
 
-use crate::error::{Error, poison};
+use crate::error::{Error, changing, is_no_space, poison};
 use crate::files::active_segment::ActiveSegment;
 use crate::files::cold_segment::{ColdSegment, ColdSegments, UnnamedFile};
 use crate::format::footer::{SealedEntry, SegmentEnd, build};
@@ -59,9 +58,9 @@ impl ColdSegmentBuilder {
         };
         let name = cold_name(id);
         let created = storage.create(&name, len);
-        let file = created.map_err(|e| match e.kind() {
-            io::ErrorKind::StorageFull => Error::DiskFull { free_bytes, needed_bytes },
-            _ => poison("create", &name, &e),
+        let file = created.map_err(|e| match is_no_space(&e) {
+            true => Error::DiskFull { free_bytes, needed_bytes },
+            false => changing("create", &name, &e),
         })?;
         let unnamed = UnnamedFile { storage: Arc::clone(storage), name, kept: false };
         let header = SegmentHeader {
@@ -83,13 +82,16 @@ impl ColdSegmentBuilder {
     }
 
     /// Adds an entry, which must fit. Indexes may come in any order.
+    ///
+    /// After a shortage the entry was not added.
     pub(crate) fn push(
         &mut self,
         frame: &Frame<'_>,
         placement: crate::types::Placement,
         begins_share: bool,
     ) -> Result<(), Error> {
-        if !self.active.is_empty() && self.active.group_len() + frame.len() > COLD_GROUP_BYTES {
+        let is_full = self.active.group_len() + frame.len() > COLD_GROUP_BYTES;
+        if self.active.is_waiting() || (is_full && !self.active.is_empty()) {
             self.write_group()?;
         }
         let place = self.active.push(frame);
@@ -116,7 +118,9 @@ impl ColdSegmentBuilder {
     }
 
     /// Writes the rest and the footer. Everything except the file's name is durable then.
-    pub(crate) fn finish(mut self) -> Result<ColdSegment, Error> {
+    ///
+    /// After a shortage the call can be repeated; after success the builder is used up.
+    pub(crate) fn finish(&mut self) -> Result<ColdSegment, Error> {
         if !self.active.is_empty() {
             self.write_group()?;
         }
@@ -131,13 +135,14 @@ impl ColdSegmentBuilder {
             context: Context::default(),
         };
         let footer = build(&self.entries, end).ok_or_else(|| {
-            poison("seal", &self.file.name, &io::Error::other("the footer does not fit"))
+            let e = std::io::Error::other("the footer does not fit");
+            poison("seal", &self.file.name, &e)
         })?;
         segment.write_footer(&footer)?;
         segment.set_trailer(footer.trailer.clone());
         debug!(segment = segment.id, entries = self.entries.len(), "wrote cold segment");
         let (trailer, directory) = (footer.trailer, footer.directory);
-        Ok(ColdSegment { segment, trailer, directory, file: self.file })
+        Ok(ColdSegment { segment, trailer, directory, file: self.file.take() })
     }
 }
 
@@ -171,8 +176,8 @@ impl ColdWriter {
     /// Writes the next entry; indexes must grow, with gaps allowed. Blocks.
     ///
     /// # Errors
-    /// After [`Error::DiskFull`] the entry was not written and can be offered again. Any other
-    /// error ends the writer; a disk error also poisons the log.
+    /// After [`Error::DiskFull`] or [`Error::Exhausted`] the entry was not written and can be
+    /// offered again. Any other error ends the writer; a disk error also poisons the log.
     pub fn write(&mut self, entry: LiveEntry) -> Result<(), Error> {
         self.shared.lock().check_open()?;
         self.check(&entry)?;
@@ -231,8 +236,9 @@ impl ColdWriter {
 
     /// Finishes the current segment, if there is one.
     fn close(&mut self) -> Result<(), Error> {
-        if let Some(growing) = self.growing.take() {
+        if let Some(growing) = &mut self.growing {
             self.made.push(growing.finish()?);
+            self.growing = None;
         }
         Ok(())
     }
@@ -264,14 +270,15 @@ impl ColdWriter {
 
     fn sync_dir(&self) -> Result<(), Error> {
         let Some(storage) = &self.shared.storage else { return Ok(()) };
-        storage.sync_dir().map_err(|e| poison("sync", &storage.describe(), &e))
+        storage.sync_dir().map_err(|e| changing("sync", &storage.describe(), &e))
     }
 
     /// Writes and syncs the rest, and returns all segments not taken yet. Blocks.
     ///
     /// # Errors
-    /// Fails if the log is closed, or on a disk error, which poisons the log.
-    pub fn finish(mut self) -> Result<ColdSegments, Error> {
+    /// Fails if the log is closed, or on a disk error, which poisons the log. After
+    /// [`Error::DiskFull`] or [`Error::Exhausted`] the call can be repeated.
+    pub fn finish(&mut self) -> Result<ColdSegments, Error> {
         self.shared.lock().check_open()?;
         let closed = self.close().and_then(|()| self.sync_dir());
         closed.inspect_err(|error| self.poison_on_disk_error(error))?;

@@ -2,4 +2,5 @@
 
 mod checkpoint;
 pub(crate) mod cold_writer;
+mod space;
 pub(crate) mod writer;

@@ -4,17 +4,15 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::error::{Error, poison};
+use crate::error::Error;
 use crate::files::active_segment::ActiveSegment;
-use crate::format::frame::{Frame, FrameKind, SegmentHeader, frame_len};
-use crate::format::layout::{ready_name, segment_name};
+use crate::format::frame::{Frame, FrameKind, frame_len};
 use crate::memory::slot::WrittenEntry;
 use crate::shared::Shared;
 use crate::shared::clock::monotonic_clock;
@@ -24,15 +22,13 @@ use crate::shared::signal::WalThread;
 use crate::shared::threads::spawn;
 use crate::storage::Storage;
 use crate::types::{Entry, LogId, NextStep};
-
-/// Interval at which a vote or a truncation checks again for disk space.
-const SPACE_RETRY: Duration = Duration::from_millis(100);
+use crate::write::space::{NextSegment, RolledSegment, SPACE_RETRY, SegmentPurpose};
 
 /// Writes and syncs the log. Owned by one thread or one simulated task.
 pub struct Writer {
-    shared: Arc<Shared>,
-    storage: Arc<dyn Storage>,
-    active: ActiveSegment,
+    pub(super) shared: Arc<Shared>,
+    pub(super) storage: Arc<dyn Storage>,
+    pub(super) active: ActiveSegment,
     /// Requests taken from the queue that are not completely in a group yet.
     work: VecDeque<QueuedRequest>,
     /// Number of entries of the first request that are already in groups.
@@ -44,14 +40,20 @@ pub struct Writer {
     /// Callbacks of the current group, oldest first.
     done: Vec<PendingCallback>,
     /// Callbacks of appends that found no disk space, oldest first.
-    refused: Vec<PendingCallback>,
+    pub(super) refused: Vec<PendingCallback>,
     /// The file for the next segment, if it was needed early.
-    next: Option<ReadySegment>,
+    pub(super) next: Option<ReadySegment>,
+    /// The next segment, whose name is not durable yet. Nothing is written before it is.
+    pub(super) named: Option<RolledSegment>,
+    /// The shortage that the writer waits for.
+    pub(super) lack: Option<Error>,
+    /// Arrival time of the oldest request of a group that waits.
+    group_since: Option<Duration>,
     /// Sync time of the last group, until another group or a sync marker follows it.
-    unmarked_since: Option<Duration>,
+    pub(super) unmarked_since: Option<Duration>,
     committed: Option<LogId>,
     /// Appends of earlier epochs are refused.
-    epoch: u64,
+    pub(super) epoch: u64,
     ended: bool,
 }
 
@@ -64,14 +66,6 @@ enum AddOutcome {
     Roll(WriteRequest),
     /// The disk has no space left for it.
     Refused(WriteRequest),
-}
-
-/// Purpose of a new segment, which decides how much of the disk reserve it may use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SegmentPurpose {
-    Append,
-    Control,
-    SyncMarker,
 }
 
 impl fmt::Debug for Writer {
@@ -97,6 +91,9 @@ impl Writer {
             done: Vec::new(),
             refused: Vec::new(),
             next: None,
+            named: None,
+            lack: None,
+            group_since: None,
             unmarked_since: None,
             committed: None,
             epoch: 0,
@@ -119,7 +116,9 @@ impl Writer {
             return NextStep::Done;
         }
         let next = self.take_work(now).and_then(|closing| {
-            if self.work.is_empty() {
+            if self.active.is_waiting() || self.named.is_some() {
+                self.resume(now, closing)
+            } else if self.work.is_empty() {
                 self.on_idle(now, closing)
             } else {
                 self.commit(now, closing)
@@ -143,7 +142,7 @@ impl Writer {
 
     /// Records since when the oldest request has been waiting to be durable.
     fn note_oldest(&self, core: &mut Core) {
-        core.in_progress_since = self.work.front().map(|oldest| oldest.since);
+        core.in_progress_since = self.group_since.or(self.work.front().map(|it| it.since));
     }
 
     /// Handles an empty queue: writes a sync marker after the last group has waited long enough.
@@ -154,7 +153,10 @@ impl Writer {
             if !closing && waited < mark_delay {
                 return Ok(NextStep::After(mark_delay - waited));
             }
-            self.write_sync_marker()?;
+            if let Err(error) = self.write_sync_marker() {
+                return self.wait_for(error, closing);
+            }
+            self.end_wait();
         }
         if closing {
             self.end();
@@ -181,43 +183,93 @@ impl Writer {
         Ok(())
     }
 
+    /// Continues with what found no space.
+    fn resume(&mut self, now: Duration, closing: bool) -> Result<NextStep, Error> {
+        let resumed = if let Some(named) = self.named.take() {
+            self.finish_roll(named)
+        } else if !self.active.is_empty() {
+            let more = !self.work.is_empty();
+            return self.write_group(now, closing, self.group_since, more);
+        } else {
+            // The sync marker.
+            self.active.write(self.committed).and_then(|()| self.active.sync())
+        };
+        if let Err(error) = resumed {
+            return self.wait_for(error, closing);
+        }
+        self.unmarked_since = None;
+        self.shared.lock().synced_at = self.active.position();
+        self.end_wait();
+        Ok(NextStep::Now)
+    }
+
     /// Builds a group from the waiting requests, writes it, syncs it and runs the callbacks.
     fn commit(&mut self, now: Duration, closing: bool) -> Result<NextStep, Error> {
+        let oldest = self.work.front().map(|oldest| oldest.since);
         if !self.fill_group()? {
             self.complete_refused();
             if closing {
                 // No space will become free: the log is closing.
                 self.fail_all(&Error::Closed);
+                if self.named.is_some() {
+                    self.end();
+                    return Ok(NextStep::Done);
+                }
                 return self.on_idle(now, closing);
             }
             return Ok(NextStep::After(SPACE_RETRY));
         }
-        let mut more = !self.work.is_empty();
+        let more = !self.work.is_empty();
+        if self.active.is_empty() {
+            self.end_wait();
+            self.note_oldest(&mut self.shared.lock());
+            return Ok(self.complete(closing, more));
+        }
+        self.write_group(now, closing, oldest, more)
+    }
+
+    /// Writes and syncs the group, and runs its callbacks. Without disk space the group waits.
+    ///
+    /// `oldest` is the arrival time of its oldest request, and `more` whether others wait.
+    fn write_group(
+        &mut self,
+        now: Duration,
+        closing: bool,
+        oldest: Option<Duration>,
+        more: bool,
+    ) -> Result<NextStep, Error> {
+        let written = self.active.write(self.committed);
+        let watch = monotonic_clock();
+        if let Err(error) = written.and_then(|()| self.active.sync()) {
+            self.group_since = oldest;
+            return self.wait_for(error, closing);
+        }
+        let sync = watch();
+        self.end_wait();
+        self.group_since = None;
         // Evicted payloads. They are freed after all callbacks have run, because that takes a
         // while.
         let mut evicted_payloads = Vec::new();
-        if !self.active.is_empty() {
-            self.active.write(self.committed)?;
-            let watch = monotonic_clock();
-            self.active.sync()?;
-            more |= self.record_synced(watch(), &mut evicted_payloads)?;
-            self.unmarked_since = Some(now);
-        } else {
-            self.note_oldest(&mut self.shared.lock());
-        }
+        let more = self.record_synced(sync, &mut evicted_payloads)? || more;
+        self.unmarked_since = Some(now);
+        Ok(self.complete(closing, more))
+    }
+
+    /// Runs the callbacks of the group and of refused appends.
+    fn complete(&mut self, closing: bool, more: bool) -> NextStep {
         // Newest first: a caller that waits for the last callback has then waited for all.
         while let Some(done) = self.done.pop() {
             done.complete(Ok(()));
         }
         self.complete_refused();
         // Closing has raised this step already, and waits for the sync marker.
-        let next = if more || closing { NextStep::Now } else { NextStep::After(self.mark_delay()) };
-        Ok(next)
+        if more || closing { NextStep::Now } else { NextStep::After(self.mark_delay()) }
     }
 
     /// Adds requests to the group until it is full.
     ///
-    /// Returns false if the group stays empty because even a vote finds no space.
+    /// Returns false if the group stays empty because even a vote finds no space, or because the
+    /// writer waits.
     fn fill_group(&mut self) -> Result<bool, Error> {
         while let Some(QueuedRequest { request, since }) = self.work.pop_front() {
             let (request, refused) = match self.add(request)? {
@@ -236,12 +288,11 @@ impl Writer {
                 // Writes the present group first: a segment ends with a whole group.
                 break;
             }
-            if !refused && self.find_next(need)? {
-                self.roll_segment()?;
-            } else if is_append {
-                self.refuse_appends()?;
-            } else {
-                return Ok(false);
+            let next = if refused { NextSegment::NoSpace } else { self.begin_next(need)? };
+            match next {
+                NextSegment::Begun => {}
+                NextSegment::NoSpace if is_append => self.refuse_appends()?,
+                NextSegment::NoSpace | NextSegment::Waits => return Ok(false),
             }
         }
         Ok(true)
@@ -323,6 +374,15 @@ impl Writer {
                         done,
                     }));
                 }
+                // Found again, and waited for, once the group so far is written.
+                Err(error) if error.is_shortage() => {
+                    return Ok(AddOutcome::Roll(WriteRequest::Append {
+                        entries,
+                        serial,
+                        epoch,
+                        done,
+                    }));
+                }
                 Err(error) => {
                     self.done.push(done);
                     return Err(error);
@@ -384,105 +444,7 @@ impl Writer {
         poisoned.map_or(Ok(more), Err)
     }
 
-    /// Begins the next segment in the file that was found for it.
-    fn roll_segment(&mut self) -> Result<(), Error> {
-        let Some(ready) = self.next.take() else { return Ok(()) };
-        let id = self.shared.lock().take_segment_number()?;
-        let end = self.active.position();
-        let context = self.active.context.clone();
-        let header = SegmentHeader {
-            id,
-            predecessor: end,
-            synced: end,
-            file_len: ready.len,
-            identity: self.shared.identity.clone(),
-            context: context.clone(),
-            cold: false,
-        };
-        // The header must be durable before the name, and the name before anything else.
-        self.active.roll(ready.file, &ready.name, &header)?;
-        let name = segment_name(id);
-        self.storage.rename(&ready.name, &name).map_err(|e| poison("rename", &name, &e))?;
-        let directory = self.storage.describe();
-        self.storage.sync_dir().map_err(|e| poison("sync", &directory, &e))?;
-        let mut core = self.shared.lock();
-        core.log.on_rolled(end.at, context, Some(Arc::clone(&self.active.segment)));
-        core.synced_at = self.active.position();
-        let waiting = core.keeper.raise();
-        drop(core);
-        self.shared.wake(WalThread::Keeper, waiting);
-        self.unmarked_since = None;
-        Ok(())
-    }
-
-    /// Finds a file for the next segment. Returns false if the disk has no space for one.
-    fn find_next(&mut self, need: SegmentPurpose) -> Result<bool, Error> {
-        if self.next.is_some() {
-            return Ok(true);
-        }
-        let mut core = self.shared.lock();
-        self.next = core.ready.pop_front();
-        let waiting = core.keeper.raise();
-        let number = core.ready_number;
-        core.ready_number += 1;
-        drop(core);
-        self.shared.wake(WalThread::Keeper, waiting);
-        if self.next.is_some() || need == SegmentPurpose::SyncMarker {
-            return Ok(self.next.is_some());
-        }
-        let options = &self.shared.options;
-        let len = options.segment_bytes;
-        // Appends may use half of the reserve, votes all of it. Callers that check `writable` first
-        // use none.
-        let reserve = if need == SegmentPurpose::Append { options.reserve_bytes / 2 } else { 0 };
-        let free = self.storage.free_bytes().unwrap_or(u64::MAX);
-        let name = ready_name(number);
-        let made = if free < len + reserve {
-            Err(io::ErrorKind::StorageFull.into())
-        } else {
-            self.storage.create(&name, len)
-        };
-        match made {
-            Ok(file) => {
-                self.next = Some(ReadySegment { name, file, len });
-                Ok(true)
-            }
-            Err(e) if e.kind() == io::ErrorKind::StorageFull => {
-                self.shared.lock().disk_full = Some((free, len + options.reserve_bytes));
-                Ok(false)
-            }
-            Err(e) => Err(poison("create", &name, &e)),
-        }
-    }
-
-    /// Refuses the first append and all later ones, because each follows the one before.
-    fn refuse_appends(&mut self) -> Result<(), Error> {
-        let mut core = self.shared.lock();
-        core.epoch += 1;
-        self.epoch = core.epoch;
-        let (consistent, evicted_payloads) = core.log.drop_unwritten();
-        drop(core);
-        drop(evicted_payloads);
-        if consistent {
-            return Ok(());
-        }
-        // The state machine already has an entry that cannot be written here. The log ends with its
-        // durable entries, and can be opened again once there is space.
-        let (free_bytes, needed_bytes) = self.shared.lock().disk_full.unwrap_or_default();
-        Err(Error::DiskFull { free_bytes, needed_bytes })
-    }
-
-    fn complete_refused(&mut self) {
-        if self.refused.is_empty() {
-            return;
-        }
-        let (free_bytes, needed_bytes) = self.shared.lock().disk_full.unwrap_or_default();
-        while let Some(done) = self.refused.pop() {
-            done.complete(Err(Error::DiskFull { free_bytes, needed_bytes }));
-        }
-    }
-
-    fn end(&mut self) {
+    pub(super) fn end(&mut self) {
         self.ended = true;
         self.shared.end(WalThread::Writer);
     }
@@ -495,7 +457,7 @@ impl Writer {
     }
 
     /// Fails all callbacks.
-    fn fail_all(&mut self, error: &Error) {
+    pub(super) fn fail_all(&mut self, error: &Error) {
         while let Some(done) = self.done.pop() {
             done.complete(Err(error.clone()));
         }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use helix_wal::storage::Storage;
-use helix_wal::{Entry, Error, Keeper, LogId, NextStep, Options, Payload, Recovered, Wal, Writer};
+use helix_wal::{
+    Entry, Error, FileCache, Keeper, LogId, NextStep, Options, Payload, Recovered, Wal, Writer,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
@@ -74,6 +76,7 @@ pub fn small_options() -> Options {
         identity: Bytes::from_static(b"replica one"),
         compaction_bytes_per_second: u64::MAX,
         compaction_slack_bytes: 0,
+        files: FileCache::default(),
     }
 }
 

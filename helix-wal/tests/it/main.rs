@@ -23,4 +23,5 @@ mod quarantined_segments;
 mod reads;
 mod reopened;
 mod segment_repair;
+mod shortage;
 mod truth;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use helix_wal::storage::{Crash, SimulatedDisk};
+use helix_wal::storage::{Crash, Operation, SimulatedDisk};
 use helix_wal::{Entry, Error, Placement, SegmentState, inspect, verify};
 
 use crate::common::{ManualWal, PrintOnPanic, TestRng, rounds, seed};
@@ -137,6 +137,33 @@ fn flipped_bit_of_a_sealed_segment_is_repaired_from_other_replicas() {
         // Control frames, and directories of cold segments, are not in other replicas' entries.
         assert!(counts.repaired > 5 * counts.refused, "{what}: {counts:?}");
     }
+}
+
+/// With the examination that finds the damage. Metadata and the other files are not counted.
+#[test]
+fn repair_reads_and_writes_at_most_four_times_the_segment() {
+    let golden = Golden::marked();
+    let (entries, placements) = others(&golden);
+    let disk = golden.disk.fork().reopen();
+    let manual = open(&disk);
+    let (file, byte, _) = entry_byte(&disk);
+    disk.flip_bit(&file, byte * 8);
+    let segment = disk.read_file(&file).unwrap().len() as u64;
+    disk.record(true);
+    let damage = manual.wal.examine_segment(&file).unwrap();
+    damage.repair(&entries, &placements).unwrap();
+    let bytes_of = |kinds: &[Operation]| {
+        let trace = disk.trace().into_iter();
+        let counted = trace.filter(|it| kinds.contains(&it.operation));
+        counted.map(|it| it.bytes.end - it.bytes.start).sum::<u64>()
+    };
+    let read = bytes_of(&[Operation::Read, Operation::ReadDevice]);
+    let written = bytes_of(&[Operation::Write]);
+    println!("a segment of {segment} bytes: {read} bytes read, {written} written");
+    assert!(read >= segment && read <= 4 * segment, "{read} bytes read of {segment}");
+    assert!(written >= segment / 2 && written <= 4 * segment, "{written} of {segment}");
+    drop(damage);
+    assert!(manual.wal.examine_segment(&file).unwrap().is_clean());
 }
 
 #[test]

@@ -39,6 +39,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) has_client_proxies: bool,
     /// Log that nodes keep for lagging replicas, and between checkpoints.
     pub(crate) log_kib: Option<u64>,
+    /// Log that nodes keep for lagging replicas, if it differs from that.
+    pub(crate) catch_up_kib: Option<u64>,
     /// Size of a file system for each node, if file systems can be mounted.
     pub(crate) disk_bytes: Option<u64>,
 }
@@ -187,6 +189,7 @@ impl ChaosCluster {
             peers: Vec::new(),
             shards: Some(SHARDS),
             log_kib: options.log_kib,
+            catch_up_kib: options.catch_up_kib,
             data_dir,
             log: options.dir.join(format!("node-{id}.log")),
         };

@@ -88,6 +88,7 @@ impl NodeClient {
             partition,
             start: Some(StartPosition { position: Some(Position::Offset(offset)) }),
             until_offset: None,
+            topic_id: 0,
         };
         let request = FetchRequest {
             partitions: vec![start],

@@ -40,6 +40,8 @@ pub(crate) struct NodeProcessOptions {
     pub(crate) shards: Option<u64>,
     /// Log kept for lagging replicas, and between checkpoints.
     pub(crate) log_kib: Option<u64>,
+    /// Log kept for lagging replicas, if it differs from that.
+    pub(crate) catch_up_kib: Option<u64>,
     pub(crate) data_dir: PathBuf,
     /// File for the node's standard output and error.
     pub(crate) log: PathBuf,
@@ -73,10 +75,9 @@ impl NodeProcessOptions {
             format!("--scrub-rate={SCRUB_RATE}"),
         ];
         arguments.extend(self.shards.map(|shards| format!("--shards={shards}")));
-        if let Some(kib) = self.log_kib {
-            arguments.push(format!("--checkpoint-bytes={kib}KiB"));
-            arguments.push(format!("--catch-up-bytes={kib}KiB"));
-        }
+        let catch_up = self.catch_up_kib.or(self.log_kib);
+        arguments.extend(self.log_kib.map(|kib| format!("--checkpoint-bytes={kib}KiB")));
+        arguments.extend(catch_up.map(|kib| format!("--catch-up-bytes={kib}KiB")));
         arguments.push(format!("--peer-addr={}", self.peer_address));
         let peers = self.peers.iter();
         arguments.extend(peers.map(|(node_id, address)| format!("--peer={node_id}={address}")));

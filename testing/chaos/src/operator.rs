@@ -54,7 +54,7 @@ where
 /// Starts a membership change.
 ///
 /// If the response was lost, finds the change by its new id; no other changes are made.
-async fn start_change<F, Fut>(admin: &Admin, ask: F) -> anyhow::Result<MembershipChange>
+pub(crate) async fn start_change<F, Fut>(admin: &Admin, ask: F) -> anyhow::Result<MembershipChange>
 where
     F: Fn() -> Fut,
     Fut: Future<Output = helix_client::Result<Option<MembershipChange>>>,
@@ -201,7 +201,10 @@ async fn kill_leader(cluster: &mut ChaosCluster, spared: &[u64]) -> anyhow::Resu
 }
 
 /// Waits until a membership change is done.
-async fn wait_until_done(admin: &Admin, change: &MembershipChange) -> anyhow::Result<()> {
+pub(crate) async fn wait_until_done(
+    admin: &Admin,
+    change: &MembershipChange,
+) -> anyhow::Result<()> {
     let deadline = Instant::now() + CHANGE_MAX;
     loop {
         let seen = admin.membership_change(change.id).await;

@@ -136,6 +136,39 @@ pub(crate) async fn damage(
     }
 }
 
+/// Flips a bit in the payload of an entry of a sealed segment; `age` counts from the oldest one.
+pub(crate) async fn flip_sealed(
+    data: &Path,
+    shard: u32,
+    age: usize,
+    rng: &mut StdRng,
+) -> anyhow::Result<String> {
+    let dir = data.join(format!("shard-{shard}"));
+    let mut sealed = Vec::new();
+    for file in list(data).await?.into_iter().filter(|file| file.dir == dir) {
+        if is_sealed(Some(&file)).await {
+            sealed.push(file);
+        }
+        if sealed.len() > age {
+            break;
+        }
+    }
+    let file = sealed.get(age).context("there are too few sealed segments")?;
+    let bytes = tokio::fs::read(file.path()).await?;
+    for _ in 0..1000 {
+        let at = rng.random_range(BLOCK..bytes.len());
+        // Payloads of the fill are runs of one byte.
+        let run = bytes.get(at..at + 1000).unwrap_or_default();
+        if let Some(byte) =
+            run.first().filter(|byte| **byte != 0 && run.iter().all(|it| it == *byte))
+        {
+            write_byte(file, at, byte ^ 1 << rng.random_range(0..8_u8)).await?;
+            return Ok(format!("{} at {at}", file.shown()));
+        }
+    }
+    anyhow::bail!("{} has no payload", file.shown())
+}
+
 /// Deletes a segment whose loss can be detected.
 async fn lose(files: &[LogFile], rng: &mut StdRng) -> anyhow::Result<String> {
     let mut may_go = older_segments(files);
@@ -188,13 +221,17 @@ async fn flip(file: &LogFile, rng: &mut StdRng) -> anyhow::Result<Option<usize>>
     for _ in 0..1000 {
         let at = rng.random_range(0..end);
         let Some(byte) = bytes.get(at).filter(|byte| **byte != 0) else { continue };
-        let mut written = File::options().write(true).open(file.path()).await?;
-        written.seek(SeekFrom::Start(at as u64)).await?;
-        written.write_u8(byte ^ 1 << rng.random_range(0..8_u8)).await?;
-        written.sync_data().await?;
+        write_byte(file, at, byte ^ 1 << rng.random_range(0..8_u8)).await?;
         return Ok(Some(at));
     }
     Ok(None)
+}
+
+async fn write_byte(file: &LogFile, at: usize, byte: u8) -> anyhow::Result<()> {
+    let mut written = File::options().write(true).open(file.path()).await?;
+    written.seek(SeekFrom::Start(at as u64)).await?;
+    written.write_u8(byte).await?;
+    Ok(written.sync_data().await?)
 }
 
 /// Returns the start of the last group with frames in an active segment; sync markers have none.

@@ -35,12 +35,16 @@ const KEPT: &str = "kept";
 /// Timeout of a call. Endless streams are dropped then.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
 
+/// Largest trailers of a failed call. gRPC libraries replace the status of a call whose trailers
+/// are too large for them, mostly from 8 KiB on.
+const TRAILER_BYTES_MAX: usize = 4_000;
+
 thread_local! {
     static SCHEMA: OnceCell<ApiSchema> = const { OnceCell::new() };
 }
 
 #[derive(Clone, Default)]
-struct FuzzDisks(Arc<Mutex<BTreeMap<u64, SimulatedDisk>>>);
+pub(crate) struct FuzzDisks(Arc<Mutex<BTreeMap<u64, SimulatedDisk>>>);
 
 impl FuzzDisks {
     fn open(&self, shard: u64) -> Arc<dyn Storage> {
@@ -80,6 +84,7 @@ fn settings(disks: &FuzzDisks) -> NodeSettings {
         idle_poll: Duration::ZERO,
         pace: helix_server::limits::PACE,
         election_timeout: helix_server::limits::ELECTION_TIMEOUT,
+        files: helix_wal::FileCache::default(),
         clock: TokioClock::new(1_700_000_000_000_000),
         seed: Some(1),
     }
@@ -117,13 +122,13 @@ async fn run(schema: &ApiSchema, mut input: Input<'_>) {
     server.node.close().await;
 }
 
-struct FuzzServer {
-    node: Arc<Node>,
+pub(crate) struct FuzzServer {
+    pub(crate) node: Arc<Node>,
     services: Services,
 }
 
 impl FuzzServer {
-    async fn open(disks: &FuzzDisks) -> Self {
+    pub(crate) async fn open(disks: &FuzzDisks) -> Self {
         let node = Node::open(settings(disks)).await.expect("the node opens");
         node.announce("127.0.0.1:1".to_owned()).await.expect("the node announces its address");
         let load = ClientLoad::new(*node.shares());
@@ -158,7 +163,11 @@ impl FuzzServer {
     }
 
     /// Sends a call. Returns the status code, its text and the first response.
-    async fn send(&self, path: &str, messages: &[Vec<u8>]) -> (Code, String, Option<Bytes>) {
+    pub(crate) async fn send(
+        &self,
+        path: &str,
+        messages: &[Vec<u8>],
+    ) -> (Code, String, Option<Bytes>) {
         let mut body = BytesMut::new();
         for message in messages {
             body.put_u8(0);
@@ -235,6 +244,8 @@ impl FuzzServer {
 
 fn code(headers: &HeaderMap) -> Option<(Code, String)> {
     let code = headers.get("grpc-status")?;
+    let bytes: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    assert!(bytes <= TRAILER_BYTES_MAX, "{bytes} bytes of trailers: {headers:?}");
     let text = headers.get("grpc-message").map(|text| text.to_str().unwrap_or_default());
     Some((Code::from_bytes(code.as_bytes()), text.unwrap_or_default().to_owned()))
 }

@@ -9,6 +9,7 @@
 
 mod calls;
 pub mod corpus;
+mod extremes;
 mod input;
 mod message;
 mod peer;
@@ -27,6 +28,8 @@ mod template;
 #[allow(dead_code)]
 mod units;
 
+pub use extremes::extremes;
+
 /// Name and function of a target.
 pub type Target = (&'static str, fn(&[u8]));
 
@@ -36,6 +39,7 @@ pub const TARGETS: &[Target] = &[
     ("wal_forged", wal::forged),
     ("wal_install", wal::install),
     ("batch", values::batch),
+    ("compressed", values::compressed),
     ("values", values::stored),
     ("config", texts::config),
     ("cli", texts::cli),

@@ -34,12 +34,12 @@ const TEXTS: [&str; 12] = [
 
 pub(crate) struct ApiMethod {
     pub(crate) path: String,
-    input: String,
+    pub(crate) input: String,
     pub(crate) takes_many: bool,
 }
 
 pub(crate) struct ApiSchema {
-    messages: HashMap<String, DescriptorProto>,
+    pub(crate) messages: HashMap<String, DescriptorProto>,
     enums: HashMap<String, Vec<i32>>,
     pub(crate) methods: Vec<ApiMethod>,
 }
@@ -159,7 +159,7 @@ impl ApiSchema {
     }
 }
 
-fn delimited(number: u32, bytes: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn delimited(number: u32, bytes: &[u8], out: &mut Vec<u8>) {
     encode_key(number, WireType::LengthDelimited, out);
     encode_varint(bytes.len() as u64, out);
     out.extend_from_slice(bytes);

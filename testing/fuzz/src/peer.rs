@@ -255,6 +255,7 @@ fn entry(index: u64) -> pb::Entry {
             version: batch::BATCH_VERSION,
             compression: 0,
             payload_bytes: bytes.len() as u32,
+            uncompressed_bytes: 0,
             proposed_us: index,
             producer: None,
             condition: Condition::default(),

@@ -1,8 +1,11 @@
 //! Targets for batches, entry headers and checkpoints: valid values round-trip, invalid ones are
 //! rejected.
 
+use std::cell::RefCell;
+
 use bytes::Bytes;
 use helix_proto::batch::{self, ScanError};
+use helix_proto::compression::{BatchCodec, Compressor, UNCOMPRESSED_BYTES_MAX, with_decompressor};
 use helix_proto::log::v1::{EncodedBatch, RecordList};
 use helix_proto::plain::PlainRecords;
 use helix_server::cluster::ClusterState;
@@ -53,6 +56,58 @@ pub(crate) fn batch(input: &[u8]) {
         assert!(batch::decode(&flipped).is_err());
     }
     drop(EncodedBatch::decode(payload));
+}
+
+thread_local! {
+    static COMPRESSOR: RefCell<Compressor> = RefCell::default();
+}
+
+/// Target `compressed`: a payload is rejected, or decodes to exactly the stated size. The input is
+/// the payload, its contents behind a valid header, or bytes to compress and then to damage.
+pub(crate) fn compressed(input: &[u8]) {
+    let mut input = Input(input);
+    let codec = input.pick(&BatchCodec::ALL);
+    let form = input.below(3);
+    let flips: Vec<_> = (0..input.below(4)).map(|_| (input.u16(), input.u8())).collect();
+    let stated = input.number();
+    let content = input.0;
+    let (mut payload, stated) = match form {
+        0 => (content.to_vec(), stated as usize),
+        1 => (with_header(codec, stated as u32, content), stated as u32 as usize),
+        _ => {
+            let payload = COMPRESSOR.with_borrow_mut(|compressor| {
+                compressor.compress_bytes(codec, content).map(<[u8]>::to_vec)
+            });
+            (payload.unwrap_or_default(), content.len())
+        }
+    };
+    let is_whole = form == 2 && flips.is_empty() && !content.is_empty();
+    for (index, bit) in flips {
+        let index = usize::from(index) % payload.len().max(1);
+        if let Some(byte) = payload.get_mut(index) {
+            *byte ^= 1 << (bit % 8);
+        }
+    }
+    let decoded = with_decompressor(|it| it.decompress_to_bytes(codec, &payload, stated)).ok();
+    if let Some(decoded) = &decoded {
+        assert!(decoded.len() == stated && stated <= UNCOMPRESSED_BYTES_MAX);
+    }
+    assert!(!is_whole || decoded.as_deref() == Some(content));
+    // Damaged payloads do not disturb the reused context and buffer.
+    with_decompressor(|it| {
+        let again = it.decompress(codec, &payload, stated).ok();
+        assert_eq!(again, decoded.as_deref());
+    });
+}
+
+/// Returns contents behind a header that states `bytes`.
+fn with_header(codec: BatchCodec, bytes: u32, content: &[u8]) -> Vec<u8> {
+    let size = bytes.to_le_bytes();
+    match codec {
+        BatchCodec::Lz4 => [&size[..], content].concat(),
+        // Single segment, four bytes of content size.
+        BatchCodec::Zstd => [&[0x28, 0xB5, 0x2F, 0xFD, 0xA0], &size[..], content].concat(),
+    }
 }
 
 /// Target `values`: entry headers and checkpoints, from disk or from another node.

@@ -65,10 +65,14 @@ pub enum CoverageMark {
     RepairDone,
     DiskFilledUp,
     ShardOpenedAgain,
+    CopiesDamaged,
+    CopiesDamagedInChange,
+    CopiesDamagedInFetch,
+    RepairedInPlace,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 54] = [
+    pub const ALL: [Self; 58] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -123,6 +127,10 @@ impl CoverageMark {
         Self::RepairDone,
         Self::DiskFilledUp,
         Self::ShardOpenedAgain,
+        Self::CopiesDamaged,
+        Self::CopiesDamagedInChange,
+        Self::CopiesDamagedInFetch,
+        Self::RepairedInPlace,
     ];
 }
 
@@ -157,7 +165,7 @@ impl CoverageMarks {
 ///
 /// A message that is reworded must be changed here too. Otherwise its mark stays at zero, which
 /// `--marks` reports as a failure.
-const LOGGED: [(&str, CoverageMark); 7] = [
+const LOGGED: [(&str, CoverageMark); 8] = [
     ("truncated a torn, unacknowledged tail", CoverageMark::TornTailCut),
     ("refusing appends, no majority responds", CoverageMark::LeaderCutOff),
     ("disk stalls, transferring leadership", CoverageMark::HandedOverStalledDisk),
@@ -165,6 +173,7 @@ const LOGGED: [(&str, CoverageMark); 7] = [
     ("found damage in a log", CoverageMark::DamageNoticed),
     ("repaired the replica", CoverageMark::RepairDone),
     ("reopened the shard", CoverageMark::ShardOpenedAgain),
+    ("repaired a segment in place", CoverageMark::RepairedInPlace),
 ];
 
 /// Tracing layer that counts marks by log messages.

@@ -1,11 +1,13 @@
 //! Damage at rest: flipped bits in stored data, and lost segments.
 //!
-//! Damages one node at a time, so that at most a minority of the copies of each shard is damaged.
-//! The next node is damaged only after the first is repaired, which is verified on its disks.
+//! Damages any file of one node at a time, so that at most a minority of the copies of each shard
+//! is damaged. The next node is damaged only after the first is repaired, which is verified on its
+//! disks. `copies` damages sealed segments of several nodes at once.
 //!
 //! Damages only data whose damage the log promises to detect. This leaves out the last group on the
 //! disk: until a later group says that it was synced, damage to it looks like a torn write.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,15 +21,13 @@ use rand::seq::IndexedRandom;
 use crate::cluster::SimulatedMachine;
 use crate::coverage::{CoverageMark, CoverageMarks};
 use crate::disks::NodeDisks;
-use crate::membership::MembershipTracker;
+use crate::membership::{DamageExtent, MembershipTracker};
 use crate::plan::SimulationPlan;
 use crate::recorder::Recorder;
+use crate::sealed::random_nonzero;
 
 /// Maximum number of bits flipped on a disk at once.
 const FLIPS_MAX: usize = 8;
-
-/// Attempts to find a byte that is not zero.
-const POSITION_ATTEMPTS_MAX: usize = 1_000;
 
 /// Interval between checks whether a node is repaired.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -35,25 +35,39 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 const BLOCK: usize = 4 << 10;
 const GROUP_HEADER: usize = 128;
 
-/// The node that is damaged.
+/// Event by which a node meets its damage, if no request does before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Discovery {
+    /// A restart. Unsealed segments are only read at start.
+    Restart,
+    /// A scrub of sealed segments while the node runs.
+    Scrub,
+}
+
+/// A node that is damaged.
 #[derive(Debug)]
-struct DamagedNode {
-    node: u64,
+pub(crate) struct DamagedNode {
+    pub(crate) node: u64,
+    /// Shards with damage.
+    pub(crate) shards: BTreeSet<u64>,
     /// Start count of the machine when it was damaged.
-    start_count: u64,
-    /// Time of its restart. Unsealed segments are only read at start.
-    restart_at: Duration,
-    check_at: Duration,
+    pub(crate) start_count: u64,
+    pub(crate) discovery: Discovery,
+    pub(crate) discover_at: Duration,
+    /// The scrub has been done.
+    pub(crate) is_scrubbed: bool,
+    pub(crate) check_at: Duration,
 }
 
 /// Injects damage and tracks its repair.
 #[derive(Debug)]
 pub struct DamageInjector {
-    members: MembershipTracker,
-    recorder: Recorder,
-    marks: CoverageMarks,
-    segment_bytes: u64,
-    damaged: Option<DamagedNode>,
+    pub(crate) members: MembershipTracker,
+    pub(crate) recorder: Recorder,
+    pub(crate) marks: CoverageMarks,
+    pub(crate) segment_bytes: u64,
+    pub(crate) shards: u64,
+    pub(crate) damaged: Vec<DamagedNode>,
 }
 
 impl DamageInjector {
@@ -63,7 +77,8 @@ impl DamageInjector {
         recorder: Recorder,
         marks: CoverageMarks,
     ) -> Self {
-        Self { members, recorder, marks, segment_bytes: plan.segment_bytes, damaged: None }
+        let (segment_bytes, shards) = (plan.segment_bytes, plan.shards);
+        Self { members, recorder, marks, segment_bytes, shards, damaged: Vec::new() }
     }
 
     /// Damages a node, running or not, unless the cluster cannot tolerate it now.
@@ -78,6 +93,7 @@ impl DamageInjector {
             return DamageOutcome::default();
         }
         let mut outcome = DamageOutcome::default();
+        let mut damaged_shards = BTreeSet::new();
         let shards = machine.disks().shards();
         let only = rng.random_bool(0.6).then(|| shards.choose(rng).copied()).flatten();
         for shard in shards.into_iter().filter(|shard| only.is_none_or(|only| only == *shard)) {
@@ -87,51 +103,72 @@ impl DamageInjector {
             for what in damages {
                 self.recorder.note(&format!("damage: node {node}, shard {shard}: {what}"));
                 outcome.has_damaged = true;
+                damaged_shards.insert(shard);
             }
         }
         if outcome.has_damaged {
-            self.members.mark_damaged(node);
+            self.members.mark_damaged(node, DamageExtent::AnyFile);
             self.marks.hit(if outcome.removed_segment {
                 CoverageMark::SegmentLost
             } else {
                 CoverageMark::DamageDone
             });
             let after = Duration::from_millis(rng.random_range(500..12_000));
-            let (start_count, check_at) = (machine.start_count(), now);
-            self.damaged =
-                Some(DamagedNode { node, start_count, restart_at: now + after, check_at });
+            self.damaged.push(DamagedNode {
+                node,
+                shards: damaged_shards,
+                start_count: machine.start_count(),
+                discovery: Discovery::Restart,
+                discover_at: now + after,
+                is_scrubbed: false,
+                check_at: now,
+            });
         }
         outcome
     }
 
-    /// Lets the restart of the damaged node be due now.
-    pub fn restart_now(&mut self) {
-        if let Some(damaged) = &mut self.damaged {
-            damaged.restart_at = Duration::ZERO;
+    /// Lets the discovery of all damage be due now.
+    pub fn discover_now(&mut self) {
+        for damaged in &mut self.damaged {
+            damaged.discover_at = Duration::ZERO;
         }
     }
 
-    /// Forgets the damage of a node that was wiped or removed.
+    /// Forgets the damage of a node that is repaired, was wiped or was removed.
     pub fn forget(&mut self, node: u64) {
-        if self.damaged.as_ref().is_some_and(|damaged| damaged.node == node) {
-            self.damaged = None;
-            self.members.on_repaired();
-        }
+        self.damaged.retain(|damaged| damaged.node != node);
+        self.members.on_repaired(node);
     }
 
-    /// Checks whether the damaged node is repaired. Returns it if its restart is due, which makes
-    /// it read all of its log.
+    /// Checks whether damaged nodes are repaired. Returns one whose restart is due, which makes it
+    /// read all of its log.
     pub fn check_recovery(&mut self, machines: &[SimulatedMachine], now: Duration) -> Option<u64> {
-        let damaged = self.damaged.as_mut().filter(|damaged| damaged.check_at <= now)?;
-        damaged.check_at = now + CHECK_INTERVAL;
-        let node = damaged.node;
-        let machine = machines.iter().find(|machine| machine.node_id() == node)?;
-        if machine.start_count() == damaged.start_count {
-            return (damaged.restart_at <= now).then_some(node);
+        let mut repaired = Vec::new();
+        for damaged in self.damaged.iter_mut().filter(|damaged| damaged.check_at <= now) {
+            damaged.check_at = now + CHECK_INTERVAL;
+            let node = damaged.node;
+            let machine = machines.iter().find(|machine| machine.node_id() == node)?;
+            let is_restarted = machine.start_count() != damaged.start_count;
+            match damaged.discovery {
+                Discovery::Restart if !is_restarted => {
+                    if damaged.discover_at <= now {
+                        return Some(node);
+                    }
+                    continue;
+                }
+                Discovery::Scrub if !damaged.is_scrubbed => {
+                    damaged.is_scrubbed = damaged.discover_at <= now && scrub(machine);
+                    continue;
+                }
+                Discovery::Restart | Discovery::Scrub => {}
+            }
+            if reported_problem(machine).is_none()
+                && disk_problem(machine.disks(), self.segment_bytes).is_none()
+            {
+                repaired.push(node);
+            }
         }
-        if reported_problem(machine).is_none()
-            && disk_problem(machine.disks(), self.segment_bytes).is_none()
-        {
+        for node in repaired {
             self.recorder.note(&format!("node {node} is repaired"));
             self.forget(node);
         }
@@ -140,12 +177,52 @@ impl DamageInjector {
 
     /// Describes the remaining damage, for people.
     pub fn describe(&self, machines: &[SimulatedMachine]) -> String {
-        let Some(damaged) = &self.damaged else { return "no node is damaged".to_owned() };
-        let machine = machines.iter().find(|machine| machine.node_id() == damaged.node);
-        let problem = machine
-            .and_then(|it| reported_problem(it).or(disk_problem(it.disks(), self.segment_bytes)));
-        format!("node {} was damaged, remaining: {problem:?}", damaged.node)
+        if self.damaged.is_empty() {
+            return "no node is damaged".to_owned();
+        }
+        let describe = |damaged: &DamagedNode| {
+            let machine = machines.iter().find(|machine| machine.node_id() == damaged.node);
+            let problem = machine.and_then(|it| {
+                reported_problem(it).or(disk_problem(it.disks(), self.segment_bytes))
+            });
+            let progress = machine.and_then(|it| it.node()).map(|node| {
+                damaged.shards.iter().filter_map(|it| node.repair_progress(*it)).collect::<Vec<_>>()
+            });
+            format!("node {} was damaged, remaining: {problem:?}, {progress:?}", damaged.node)
+        };
+        self.damaged.iter().map(describe).collect::<Vec<_>>().join("; ")
     }
+}
+
+/// Scrubs all data shards of a running node at once. Returns whether it did.
+fn scrub(machine: &SimulatedMachine) -> bool {
+    let Some(node) = machine.node().filter(|_| !machine.disks().has_stopped()) else {
+        return false;
+    };
+    for shard in node.shards() {
+        let (mut scrub, reads) = shard.replica().scrub();
+        while !shard.replica().has_ended() {
+            let scrubbed = scrub.step();
+            if let Some(damage) = &scrubbed.damage {
+                reads.note(damage);
+            }
+            if scrubbed.is_round {
+                break;
+            }
+        }
+    }
+    true
+}
+
+/// Returns why a node is not well: a reason for which it is not ready, or damage or a repair that
+/// it reports.
+pub fn health_problem(machine: &SimulatedMachine) -> Option<String> {
+    let node = machine.node();
+    let unready = node.iter().flat_map(|node| node.unready()).map(|why| why.what).next();
+    let shards = node.iter().flat_map(|node| node.shards()).map(|shard| shard.id()).chain([0]);
+    let progress =
+        || shards.filter_map(|shard| node.as_ref().and_then(|it| it.repair_progress(shard))).next();
+    reported_problem(machine).or(unready).or_else(progress)
 }
 
 /// Result of an attempt to damage a node.
@@ -204,7 +281,7 @@ fn log_problem(disk: &SimulatedDisk, segment_bytes: u64) -> Option<String> {
     }
 }
 
-fn is_repair_file(name: &str) -> bool {
+pub(crate) fn is_repair_file(name: &str) -> bool {
     name == "repair" || name.starts_with("aside-")
 }
 
@@ -258,14 +335,6 @@ fn damage_disk(disk: &SimulatedDisk, rng: &mut StdRng) -> (bool, Vec<String>) {
 /// Parses the id of a segment of the log.
 fn chain_id(name: &str) -> Option<u64> {
     u64::from_str_radix(name.strip_suffix(".seg")?, 16).ok()
-}
-
-/// Draws the position of a byte in the range that is not zero.
-fn random_nonzero(bytes: &[u8], range: Range<usize>, rng: &mut StdRng) -> Option<usize> {
-    if range.is_empty() {
-        return None;
-    }
-    (0..POSITION_ATTEMPTS_MAX).map(|_| rng.random_range(range.clone())).find(|at| bytes[*at] != 0)
 }
 
 /// Returns the range of the newest segment before its last group, whose header says that the range

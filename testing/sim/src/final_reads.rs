@@ -108,8 +108,7 @@ async fn fetch(
         topic: TOPIC.to_owned(),
         partition,
         start: Some(StartPosition { position: Some(Position::Offset(offset)) }),
-        until_offset: None,
-    };
+        until_offset: None, topic_id: 0 };
     let request = FetchRequest {
         partitions: vec![start],
         source: ReadSource::AnyReplica.into(),

@@ -5,6 +5,8 @@
 //! - Committed entries are equal (term, checksum) on all nodes, permanently.
 //! - Synced entries survive crashes. Only a replica of a damaged node may start with a new log, and
 //!   it does not lead until it has all required entries again.
+//! - A replica whose log opens gives it up only if a majority of voters has all of its committed
+//!   entries without it.
 //! - Only a damaged node reports damage.
 //! - Votes never go back and never change within a term, also across crashes.
 //! - High watermarks and log starts of a running node never go back.
@@ -12,17 +14,18 @@
 //!   never goes back.
 //! - A checkpoint covers only entries that this node has synced or got in a snapshot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use helix_server::node::Node;
-use helix_server::raft::Replica;
+use helix_server::raft::{Replica, node_of};
 use helix_server::shard::Shard;
 use helix_wal::storage::Crash;
 use helix_wal::{LogId, LogState, ReadMode, Wal};
 
 use crate::cluster::SimulatedMachine;
 use crate::coverage::{CoverageMark, CoverageMarks};
-use crate::membership::MembershipTracker;
+use crate::damage::is_repair_file;
+use crate::membership::{DamageExtent, MembershipTracker};
 use crate::observation::{ReplicaObservation, StoredVote};
 use crate::recorder::Recorder;
 
@@ -51,6 +54,20 @@ pub struct InvariantChecker {
     start_counts: BTreeMap<u64, u64>,
     /// Leaders first seen in this tick.
     elected: Vec<Elected>,
+    /// Logs given up in this tick that could be opened.
+    given_up: Vec<GivenUpLog>,
+}
+
+/// A log that a replica gave up.
+#[derive(Debug)]
+struct GivenUpLog {
+    node: u64,
+    shard: u64,
+    replica: u64,
+    /// Sets of voters that the replica knew.
+    configs: Vec<BTreeSet<u64>>,
+    /// Last entry of the log that is committed.
+    required: u64,
 }
 
 #[derive(Debug)]
@@ -83,6 +100,7 @@ impl InvariantChecker {
             seen: BTreeMap::new(),
             start_counts: BTreeMap::new(),
             elected: Vec::new(),
+            given_up: Vec::new(),
         }
     }
 
@@ -122,6 +140,9 @@ impl InvariantChecker {
         for elected in std::mem::take(&mut self.elected) {
             self.check_votes(machines, &elected)?;
         }
+        for log in std::mem::take(&mut self.given_up) {
+            self.check_given_up(&log)?;
+        }
         self.check_majorities()
     }
 
@@ -134,13 +155,18 @@ impl InvariantChecker {
         let Elected { shard, term, replica } = *elected;
         let given =
             machines.iter().filter(|it| members.contains(&it.node_id())).filter(|machine| {
-                let id = Some(machine.node_id());
-                if id == self.members.lost() || id == self.members.damaged() {
+                let id = machine.node_id();
+                let may_lack_vote = self.members.damage_of(id) == Some(DamageExtent::AnyFile);
+                if self.members.lost() == Some(id) || may_lack_vote {
                     return true;
                 }
                 let Some(disk) = machine.disks().disk(shard) else { return false };
                 let device = disk.fork();
                 device.crash(Crash::LoseAll);
+                // A log that is being replaced may have its vote in the note only.
+                if device.files().iter().any(|name| is_repair_file(name)) {
+                    return true;
+                }
                 // Other checks report a disk that cannot be read.
                 let Ok(report) = helix_wal::inspect(&device.reopen()) else { return true };
                 let vote = report.vote.as_deref().and_then(read_vote);
@@ -155,6 +181,39 @@ impl InvariantChecker {
             ));
         }
         Ok(())
+    }
+
+    /// Checks that a replica gave up its log by the rule of docs/decisions/0035: in each set of
+    /// voters that it, or any running replica, knew, a majority has everything without it.
+    fn check_given_up(&self, log: &GivenUpLog) -> Result<(), String> {
+        let has_all = |id: &&u64| {
+            let seen = self.seen.get(&(node_of(**id), log.shard));
+            **id != log.replica
+                && seen.is_some_and(|it| {
+                    let last = it.stable.max(it.purged).map_or(0, |id| id.index);
+                    it.replica_id == **id && !it.in_repair && last >= log.required
+                })
+        };
+        let is_allowed = |configs: &[BTreeSet<u64>]| {
+            !configs.is_empty()
+                && configs
+                    .iter()
+                    .all(|voters| voters.iter().filter(has_all).count() > voters.len() / 2)
+        };
+        let of_shard = self.seen.iter().filter(|((_, shard), it)| *shard == log.shard && it.is_up);
+        let mut known = of_shard.map(|(_, it)| &it.configs).chain([&log.configs]);
+        if known.any(|configs| is_allowed(configs)) {
+            return Ok(());
+        }
+        let ends = self.seen.iter().filter(|((_, shard), _)| *shard == log.shard);
+        let ends: Vec<_> = ends
+            .map(|((node, _), it)| (*node, it.replica_id, it.stable.map_or(0, |id| id.index)))
+            .collect();
+        Err(format!(
+            "node {}, shard {}: gave up its log, which had committed entries up to {}, but no \
+             majority of {:?} has them without it: (node, replica, last) {ends:?}",
+            log.node, log.shard, log.required, log.configs
+        ))
     }
 
     /// Resets the observations of a node whose disks were wiped.
@@ -231,7 +290,9 @@ impl InvariantChecker {
 
     fn check_replica(&mut self, snapshot: ReplicaSnapshot<'_>) -> Result<(), String> {
         let ReplicaSnapshot { node_id, shard_id, replica, state, leader_term } = snapshot;
-        let is_damaged = self.members.damaged() == Some(node_id);
+        let damage = self.members.damage_of(node_id);
+        let is_damaged = damage.is_some();
+        let has_damage = self.members.has_damage();
         let wal = replica.wal();
         let index = |id: Option<LogId>| id.map_or(0, |id| id.index);
         let name = format!("node {node_id}, shard {shard_id}");
@@ -255,6 +316,16 @@ impl InvariantChecker {
                 if !is_damaged {
                     return Err(format!("{name} gave up an undamaged log: {}", quarantined.why));
                 }
+                if damage == Some(DamageExtent::SealedOnly) {
+                    let lost = seen.stable.max(seen.lost);
+                    self.given_up.push(GivenUpLog {
+                        node: node_id,
+                        shard: shard_id,
+                        replica: seen.replica_id,
+                        configs: seen.configs.clone(),
+                        required: committed_prefix(lost, &commits),
+                    });
+                }
                 seen.replace_log(quarantined);
             }
             Some(_) if leader_term.is_some() => {
@@ -273,6 +344,10 @@ impl InvariantChecker {
                 (seen.in_repair, seen.lost) = (false, None);
             }
             None => {}
+        }
+        seen.replica_id = replica.id();
+        if has_damage && !seen.in_repair {
+            seen.configs = replica.membership().configs;
         }
         if !seen.is_up {
             seen.is_up = true;

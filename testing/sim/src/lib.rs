@@ -3,7 +3,7 @@
 //!
 //! - `run` executes one run; `plan` draws its settings from the seed.
 //! - `cluster`, `disks`, `clock`, `links`, `net` and `tamper` simulate the environment.
-//! - `nemesis` and `damage` inject faults; `membership` tells them which nodes may be hit.
+//! - `nemesis`, `damage` and `copies` inject faults; `membership` tells which nodes may be hit.
 //! - `workload` and `raw_producer` write and read, with and without `helix-client`.
 //! - `operator` administers the cluster.
 //! - `invariants` checks all nodes after every tick; `observation` is its state per replica.
@@ -15,6 +15,7 @@ compile_error!("build in testing/sim/, whose .cargo/config.toml sets tokio_unsta
 
 pub mod clock;
 pub mod cluster;
+mod copies;
 pub mod coverage;
 pub mod damage;
 pub mod disks;
@@ -30,6 +31,7 @@ pub mod plan;
 pub mod raw_producer;
 pub mod recorder;
 pub mod run;
+mod sealed;
 pub mod tally;
 pub mod tamper;
 pub mod workload;

@@ -13,6 +13,15 @@ pub enum MachineOrder {
     Retire(u64),
 }
 
+/// Extent of the damage to a member's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DamageExtent {
+    /// Any file, so that the log may not open.
+    AnyFile,
+    /// Entries and group headers of sealed segments: the log opens and keeps its vote.
+    SealedOnly,
+}
+
 /// Tracks the members and the losses they suffered. Clones share one state.
 #[derive(Debug, Clone)]
 pub struct MembershipTracker(Arc<Mutex<Inner>>);
@@ -25,8 +34,8 @@ struct Inner {
     next: Option<BTreeSet<u64>>,
     /// Member with wiped disks that must be replaced.
     lost: Option<u64>,
-    /// Member with damaged files that is not repaired yet.
-    damaged: Option<u64>,
+    /// Members with damaged files that are not repaired yet.
+    damaged: BTreeMap<u64, DamageExtent>,
     /// Wipes of the disks of each node.
     wipes: BTreeMap<u64, u64>,
     orders: Vec<MachineOrder>,
@@ -38,7 +47,7 @@ impl MembershipTracker {
             now: (1..=founders).collect(),
             next: None,
             lost: None,
-            damaged: None,
+            damaged: BTreeMap::new(),
             wipes: BTreeMap::new(),
             orders: Vec::new(),
         })))
@@ -91,18 +100,39 @@ impl MembershipTracker {
         self.lock().may_lose_copy(node)
     }
 
-    /// Registers damage to a member: its copies no longer count.
-    pub fn mark_damaged(&self, node: u64) {
-        self.lock().damaged = Some(node);
+    /// Tells whether sealed segments of a member may be damaged now. Other members may have such
+    /// damage too: the caller leaves a whole copy of each entry.
+    pub fn may_damage_sealed(&self, node: u64) -> bool {
+        let inner = self.lock();
+        let is_sealed_only = |extent: &DamageExtent| *extent == DamageExtent::SealedOnly;
+        let is_member = inner.now.contains(&node)
+            && inner.next.as_ref().is_none_or(|next| next.contains(&node));
+        is_member && inner.lost != Some(node) && inner.damaged.values().all(is_sealed_only)
     }
 
-    pub fn damaged(&self) -> Option<u64> {
-        self.lock().damaged
+    /// Registers damage to a member.
+    pub fn mark_damaged(&self, node: u64, extent: DamageExtent) {
+        self.lock().damaged.insert(node, extent);
     }
 
-    /// Registers that the damaged member is repaired or gone.
-    pub fn on_repaired(&self) {
-        self.lock().damaged = None;
+    /// Returns the extent of a member's damage, if it has any.
+    pub fn damage_of(&self, node: u64) -> Option<DamageExtent> {
+        self.lock().damaged.get(&node).copied()
+    }
+
+    pub fn has_damage(&self) -> bool {
+        !self.lock().damaged.is_empty()
+    }
+
+    /// Registers that a damaged member is repaired or gone.
+    pub fn on_repaired(&self, node: u64) {
+        self.lock().damaged.remove(&node);
+    }
+
+    /// Tells whether a member is being replaced, or a membership change is in progress.
+    pub fn is_changing(&self) -> bool {
+        let inner = self.lock();
+        inner.lost.is_some() || inner.next.is_some()
     }
 
     /// Counts a wipe of the disks of a stopped node.
@@ -136,7 +166,7 @@ impl Inner {
     /// Tells whether no other member is lost or damaged and no change is in progress, so that at
     /// most one copy of an entry is at risk.
     fn may_lose_copy(&self, node: u64) -> bool {
-        let all_well = self.lost.is_none() && self.damaged.is_none();
+        let all_well = self.lost.is_none() && self.damaged.is_empty();
         all_well && self.next.is_none() && self.now.contains(&node)
     }
 }

@@ -17,7 +17,7 @@ use crate::damage::DamageInjector;
 use crate::links::Links;
 use crate::membership::{MachineOrder, MembershipTracker};
 use crate::net;
-use crate::plan::{FaultKind, SimulationPlan};
+use crate::plan::{FaultKind, SimulationPlan, Theme};
 use crate::recorder::Recorder;
 
 /// Free bytes of a full disk.
@@ -28,6 +28,9 @@ const FULL_BYTES: u64 = 192 << 20;
 
 /// Probability per tick that a link gets another latency.
 const LATENCY_CHANGES: f64 = 0.01;
+
+/// Probability per tick of a check whether a replica fetches, which is a moment to damage others.
+const FETCH_CHECKS: f64 = 0.05;
 
 /// Later action of a fault: its end, or a power loss.
 #[derive(Debug, Clone)]
@@ -146,6 +149,12 @@ impl Nemesis {
                 self.recorder.note(&format!("fault: {kind:?}"));
                 self.inject(sim, machines, kind);
             }
+        }
+        if may_inject
+            && self.plan.theme == Some(Theme::Copies)
+            && self.rng.random_bool(FETCH_CHECKS)
+        {
+            self.damage.inject_during_fetch(machines, now, &mut self.rng);
         }
         self.links.apply(sim);
         Ok(())
@@ -503,6 +512,13 @@ impl Nemesis {
                     self.tainted.insert(node);
                 }
             }
+            FaultKind::CopyDamage => {
+                let is_done = self.damage.inject_copies(machines, None, now, &mut self.rng);
+                // A replica that is away meanwhile fetches from damaged ones when it returns.
+                if is_done && self.rng.random_bool(0.3) {
+                    self.take_down(sim, machine, CrashKind::Process);
+                }
+            }
             FaultKind::ClockJump => {
                 let error = self.rng.random_range(-600_000_000..=600_000_000);
                 machine.clock().set_error(error);
@@ -569,13 +585,13 @@ impl Nemesis {
             machine.disks().heal();
         }
         self.full.clear();
-        self.damage.restart_now();
+        self.damage.discover_now();
         self.links.apply(sim);
     }
 
     /// Tells whether all damage is repaired.
     pub fn is_repaired(&self) -> bool {
-        self.members.damaged().is_none()
+        !self.members.has_damage()
     }
 
     /// Describes the remaining damage, for people.

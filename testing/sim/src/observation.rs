@@ -1,6 +1,6 @@
 //! State of a replica at the last check, which the next check compares with.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use helix_wal::{LogId, QuarantinedLog, Wal};
 
@@ -36,6 +36,9 @@ pub(crate) struct ReplicaObservation {
     pub(crate) partitions: BTreeMap<u64, (u64, u64)>,
     /// Restarts of the shard while its node kept running.
     pub(crate) restarts: u64,
+    pub(crate) replica_id: u64,
+    /// Sets of voters that it knew last. Kept up to date while a member is damaged.
+    pub(crate) configs: Vec<BTreeSet<u64>>,
 }
 
 impl ReplicaObservation {
@@ -61,6 +64,7 @@ impl ReplicaObservation {
             vote: self.vote.filter(|_| quarantined.vote.is_some()),
             wipes: self.wipes,
             restarts: self.restarts,
+            replica_id: self.replica_id,
             ..Self::default()
         };
     }

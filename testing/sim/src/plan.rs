@@ -41,6 +41,8 @@ pub enum FaultKind {
     Transfer,
     Drain,
     Grow,
+    /// Bits flipped in sealed segments of several replicas at once.
+    CopyDamage,
 }
 
 impl FaultKind {
@@ -89,10 +91,13 @@ pub enum Theme {
     Branches,
     /// Lost responses.
     Answers,
+    /// Damage to several replicas at once, also during replacements, additions and fetches.
+    Copies,
 }
 
 impl Theme {
-    const ALL: [Self; 6] =
+    /// Themes that a third of the seeds draw from. [`Self::Copies`] has a draw of its own.
+    const DRAWN: [Self; 6] =
         [Self::Disks, Self::Space, Self::Votes, Self::Damage, Self::Branches, Self::Answers];
 
     fn kinds(self) -> &'static [FaultKind] {
@@ -111,6 +116,7 @@ impl Theme {
             Self::Damage => &[Damage, Damage, PowerLoss, Stop, Partition],
             Self::Branches => &[Partition, OneWay, Hold, Kill, PowerLoss, Stall],
             Self::Answers => &[Partition, OneWay, NonTransitive, Reset, Kill, Loss],
+            Self::Copies => &[CopyDamage, CopyDamage, CopyDamage, Kill, Wipe, Grow, Stall],
         }
     }
 }
@@ -165,9 +171,12 @@ impl SimulationPlan {
         let mut kinds: Vec<FaultKind> =
             FaultKind::ALL.into_iter().filter(|_| rng.random_bool(0.5)).collect();
         let drawn = match rng.random_bool(0.33) {
-            true => Theme::ALL.choose(&mut rng).copied(),
+            true => Theme::DRAWN.choose(&mut rng).copied(),
             false => None,
         };
+        // A generator of its own, so that the other seeds keep their plans.
+        let is_of_copies = StdRng::seed_from_u64(seed ^ 0x636f_7069).random_bool(0.1);
+        let drawn = if is_of_copies { Some(Theme::Copies) } else { drawn };
         let theme = theme.or(drawn);
         let mut gap = Duration::from_millis(rng.random_range(300..=3_000));
         if let Some(theme) = theme {
@@ -206,6 +215,7 @@ impl SimulationPlan {
         let clock_errors_us = (0..machines).map(|_| error(&mut rng)).collect();
         let mut order: Vec<u64> = (1..=machines).collect();
         order.shuffle(&mut rng);
+        let of_copies = theme == Some(Theme::Copies);
         Self {
             seed,
             nodes,
@@ -219,7 +229,8 @@ impl SimulationPlan {
             gap,
             kinds,
             theme,
-            segment_bytes: 64 << 10 << rng.random_range(0..4),
+            // Only sealed segments have copies that can be damaged at once.
+            segment_bytes: 64 << 10 << if of_copies { 0 } else { rng.random_range(0..4) },
             tail_bytes: 4 << 10 << rng.random_range(0..6),
             checkpoint_bytes: 16 << 10 << rng.random_range(0..5),
             catch_up_bytes: if rng.random_bool(0.5) { 64 << 10 } else { 4 << 30 },

@@ -36,6 +36,9 @@ const PROGRESS_MAX: Duration = Duration::from_secs(40);
 /// Time limit after healing until all damage is repaired.
 const REPAIR_MAX: Duration = Duration::from_secs(120);
 
+/// Time limit after all repairs until every node reports good health.
+const HEALTH_MAX: Duration = Duration::from_secs(10);
+
 /// Time limit for clients to stop, and for replicas to become equal.
 const REST_MAX: Duration = Duration::from_secs(90);
 
@@ -247,6 +250,9 @@ impl World {
         self.run_until("a new ack in every partition", PROGRESS_MAX, done)?;
         // With writers and readers still running: there are always new records to fetch.
         self.run_until("a repair of all damage", REPAIR_MAX, |world| world.nemesis.is_repaired())?;
+        self.run_until("good health of all nodes", HEALTH_MAX, |world| {
+            world.health_problem().is_none()
+        })?;
         self.context.stop();
         self.run_until("all clients at rest", REST_MAX, |world| world.context.ended() == 4)
     }
@@ -270,6 +276,13 @@ impl World {
             }
         }
         Err(format!("the logs grew during each of {READS_MAX} full reads"))
+    }
+
+    /// Returns a problem that a member reports.
+    fn health_problem(&self) -> Option<String> {
+        let members = self.context.members.all();
+        let machines = self.machines.iter().filter(|it| members.contains(&it.node_id()));
+        machines.filter_map(damage::health_problem).next()
     }
 
     /// Verifies everything on the disks of all members.
@@ -301,6 +314,10 @@ impl World {
             (0..self.plan.partitions).map(|partition| self.recorder.acks(partition)).collect();
         let nodes: String = self.machines.iter().map(describe).collect();
         let damage = self.nemesis.describe_damage(&self.machines);
-        format!("(term, last, committed, applied, synced) by shard; acks {acks:?}; {damage}{nodes}")
+        let health = self.health_problem();
+        format!(
+            "(term, last, committed, applied, synced) by shard; acks {acks:?}; {damage}; health \
+             {health:?}{nodes}"
+        )
     }
 }

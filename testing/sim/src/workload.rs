@@ -440,7 +440,11 @@ impl SimulatedReader {
             while !self.context.is_stopped() {
                 match timeout(POLL, subscription.next_encoded()).await {
                     Ok(Some(Ok(ConsumerEvent::Data(batches)))) => self.take(&batches),
-                    Ok(Some(Ok(ConsumerEvent::CaughtUp { .. } | ConsumerEvent::Heartbeat(_))))
+                    Ok(Some(Ok(
+                        ConsumerEvent::CaughtUp { .. }
+                        | ConsumerEvent::Heartbeat(_)
+                        | ConsumerEvent::Restarted { .. },
+                    )))
                     | Err(_) => {}
                     Ok(Some(Err(error))) => {
                         self.failed(&error).await;
@@ -457,7 +461,8 @@ impl SimulatedReader {
         let consumer = self.client.consumer();
         while !self.context.is_stopped() {
             let node = self.rng.random_range(1..=self.context.plan.machines());
-            let read = ReadOptions { source, preferred_node: Some(node), clamp: false };
+            let preferred_node = Some(node);
+            let read = ReadOptions { source, preferred_node, ..ReadOptions::default() };
             let options = FetchOptions { wait_max: POLL, read, ..FetchOptions::default() };
             match consumer.fetch_encoded(&self.starts(), &options).await {
                 Ok(all) => all.iter().for_each(|batches| self.take(batches)),

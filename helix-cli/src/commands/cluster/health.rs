@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::snapshot::ClusterSnapshot;
 use crate::args::{GlobalArgs, HealthArgs};
 use crate::exit::{self, CliError, Exit};
-use crate::output::Output;
+use crate::output::{Output, message, unless_closed};
 
 /// Poll interval of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
@@ -51,8 +51,8 @@ pub(super) async fn run(global: &GlobalArgs, args: &HealthArgs) -> anyhow::Resul
         return watch(global, args, output).await;
     }
     let health = ClusterHealth::of(&ClusterSnapshot::take(global).await?);
-    health.show(output)?;
-    health.verdict()
+    let shown = health.show(output);
+    health.verdict().and(shown)
 }
 
 /// Prints the health each time it changes.
@@ -60,6 +60,8 @@ async fn watch(global: &GlobalArgs, args: &HealthArgs, output: Output) -> anyhow
     let started = Instant::now();
     let mut shown: Option<ClusterHealth> = None;
     let mut is_silent = false;
+    // The end of the watch has a meaning of its own, so it does not depend on the output.
+    let has_end = args.exit_when_healthy || args.timeout.is_some();
     loop {
         let outcome =
             ClusterSnapshot::take(global).await.map(|snapshot| ClusterHealth::of(&snapshot));
@@ -68,7 +70,11 @@ async fn watch(global: &GlobalArgs, args: &HealthArgs, output: Output) -> anyhow
                 is_silent = false;
                 let verdict = health.verdict();
                 if !shown.as_ref().is_some_and(|shown| shown.is_same_except_messages(&health)) {
-                    health.show(output)?;
+                    let written = health.show(output);
+                    let written = if has_end { unless_closed(written) } else { written };
+                    if written.is_err() {
+                        return verdict.and(written);
+                    }
                     shown = Some(health);
                 }
                 verdict
@@ -76,7 +82,7 @@ async fn watch(global: &GlobalArgs, args: &HealthArgs, output: Output) -> anyhow
             // The cluster may still be starting or restarting.
             Err(error) if exit::of(&error) == Exit::Unavailable => {
                 if !is_silent && !global.quiet {
-                    eprintln!("no node answers at {}", global.addr.join(","));
+                    message!("no node answers at {}", global.addr.join(","));
                 }
                 is_silent = true;
                 shown = None;

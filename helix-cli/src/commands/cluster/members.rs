@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use crate::args::{GlobalArgs, WaitArgs};
 use crate::connect::connect;
 use crate::exit::{CliError, Exit};
-use crate::output::Output;
+use crate::output::{Output, message};
 
 /// Poll interval while waiting for a change.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
@@ -126,7 +126,7 @@ pub(super) async fn change(
         | RequestedChange::Remove { node_id, .. }
         | RequestedChange::Replace { node_id, .. }) = requested;
         if !global.quiet {
-            eprintln!("all checks passed; nothing was changed");
+            message!("all checks passed; nothing was changed");
         }
         return output.show(&ChangeStatus { node_id, ..ChangeStatus::default() });
     };
@@ -136,7 +136,7 @@ pub(super) async fn change(
     while !wait.no_wait && !is_over(&change) {
         let line = progress(&change);
         if is_shown && line != shown {
-            eprintln!("{line}");
+            message!("{line}");
             shown = line;
         }
         if wait.timeout.is_some_and(|limit| started.elapsed() >= limit) {
@@ -149,13 +149,16 @@ pub(super) async fn change(
         let status = admin.membership_change(change.id).await;
         change = status.with_context(|| format!("get the status of: {}", requested.describe()))?;
     }
-    output.show(&ChangeStatus::from(&change))?;
-    if change.phase() == MembershipPhase::Failed {
+    let status = ChangeStatus::from(&change);
+    let verdict = if change.phase() == MembershipPhase::Failed {
         let failure =
             CliError::new(Exit::Precondition, format!("{}: failed", requested.describe()));
-        return Err(failure.why(change.blocked_reason).into());
-    }
-    Ok(())
+        let hint = "remove the cause and run the command again\nhelix cluster health";
+        Err(failure.why(change.blocked_reason).hint(hint).into())
+    } else {
+        Ok(())
+    };
+    output.show_with_verdict(&status, verdict)
 }
 
 fn is_over(change: &MembershipChange) -> bool {
@@ -188,7 +191,7 @@ pub(super) async fn drain(
     let verb = if draining { "drain" } else { "undrain" };
     set.with_context(|| format!("{verb} node {node_id}"))?;
     if dry_run && !global.quiet {
-        eprintln!("all checks passed; nothing was changed");
+        message!("all checks passed; nothing was changed");
     }
     let draining = draining && !dry_run;
     Output { format: global.output }.show(&DrainingNode { node_id, draining })

@@ -181,7 +181,11 @@ pub(crate) mod tests {
                     ..ShardRoute::default()
                 },
             ],
-            topics: vec![TopicRoute { topic: "orders".to_owned(), shard_ids: vec![1, 1, 1] }],
+            topics: vec![TopicRoute {
+                topic: "orders".to_owned(),
+                shard_ids: vec![1, 1, 1],
+                topic_id: 0,
+            }],
         }
     }
 

@@ -2,7 +2,6 @@
 //! Unknown values are absent, never zero.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use helix_client::proto::log::v1::{GetNodeStatusResponse, LeaderHint};
 use schemars::JsonSchema;
@@ -125,7 +124,7 @@ pub(super) fn nodes(snapshot: &ClusterSnapshot) -> Vec<NodeRow> {
     let row = |node: &super::snapshot::NodeSnapshot| {
         let status = node.report.as_ref().ok().map(|report| &report.status);
         let sync = |of: fn(&GetNodeStatusResponse) -> Option<prost_types::Duration>| {
-            let time = Duration::try_from(status.and_then(of)?).ok()?;
+            let time = helix_proto::time::duration(status.and_then(of)?).ok()?;
             u64::try_from(time.as_micros()).ok()
         };
         NodeRow {

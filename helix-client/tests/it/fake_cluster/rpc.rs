@@ -39,10 +39,15 @@ impl ProduceService for FakeNode {
         &self,
         request: Request<AppendRequest>,
     ) -> Result<Response<AppendResponse>, Status> {
-        let AppendRequest { partition, batch, producer, first_sequence, durability, .. } =
-            request.into_inner();
+        let AppendRequest {
+            partition, batch, producer, first_sequence, durability, topic_id, ..
+        } = request.into_inner();
+        let current_id = self.current_topic(topic_id)?;
         match self.append(partition, batch, producer, first_sequence, durability)? {
-            Some(ack) => Ok(Response::new(AppendResponse { ack: Some(ack), watermarks: None })),
+            Some(ack) => {
+                let topic_id = current_id;
+                Ok(Response::new(AppendResponse { ack: Some(ack), watermarks: None, topic_id }))
+            }
             None => Err(self.wait_until_reelected().await),
         }
     }
@@ -56,6 +61,7 @@ impl ProduceService for FakeNode {
         let mut requests = request.into_inner();
         let first = requests.message().await?.and_then(|first| first.message);
         let Some(StreamRequest::Init(init)) = first else { panic!("began with {first:?}") };
+        let topic_id = self.current_topic(init.topic_id)?;
         let opened = {
             let (state, _) = self.check_and_draw_fault()?;
             let key = init.producer.map(|producer| (producer.producer_id, producer.epoch));
@@ -66,6 +72,7 @@ impl ProduceService for FakeNode {
                 max_in_flight_batches: 8,
                 max_in_flight_bytes: 1 << 20,
                 watermarks: None,
+                topic_id,
             }
         };
         let (sender, responses) = mpsc::channel(64);
@@ -77,7 +84,9 @@ impl ProduceService for FakeNode {
                 let Some(StreamRequest::Batch(batch)) = request.message else { panic!("no batch") };
                 let AppendStreamBatch { batch, first_sequence, .. } = batch;
                 let AppendStreamInit { partition, producer, durability, .. } = init;
-                let appended = node.append(partition, batch, producer, first_sequence, durability);
+                let appended = node.current_topic(topic_id).and_then(|_| {
+                    node.append(partition, batch, producer, first_sequence, durability)
+                });
                 let is_end = !matches!(appended, Ok(Some(_)));
                 let message = match appended {
                     // Later batches get no response either.
@@ -126,7 +135,11 @@ impl ConsumeService for FakeNode {
         }
         let (sender, responses) = mpsc::channel(1);
         let node = self.clone();
-        let SubscribeRequest { partitions: starts, source, .. } = request.into_inner();
+        let SubscribeRequest { partitions: mut starts, source, .. } = request.into_inner();
+        for start in &mut starts {
+            // An open subscription stays with its topic.
+            start.topic_id = self.current_topic(start.topic_id)?;
+        }
         tokio::spawn(async move { node.push(starts, source, sender).await });
         let responses = ReceiverStream::new(responses)
             .map(|message| message.map(|message| SubscribeResponse { message: Some(message) }));
@@ -142,14 +155,24 @@ impl ConsumeService for FakeNode {
 }
 
 impl FakeNode {
+    /// Checks the expected id of the topic; returns its id.
+    fn current_topic(&self, expected_id: u64) -> Result<u64, Status> {
+        let state = self.cluster.state();
+        state.check_topic(expected_id)?;
+        Ok(state.topic_id)
+    }
+
     fn metadata(&self, state: &State) -> Metadata {
         let node = |(endpoint, node_id): (&String, u64)| RegisteredNode {
             node_id,
             endpoint: endpoint.clone(),
             ..RegisteredNode::default()
         };
-        let topic =
-            TopicRoute { topic: TOPIC.to_owned(), shard_ids: vec![SHARD; PARTITIONS as usize] };
+        let topic = TopicRoute {
+            topic: TOPIC.to_owned(),
+            shard_ids: vec![SHARD; PARTITIONS as usize],
+            topic_id: state.topic_id,
+        };
         Metadata {
             cluster_id: state.cluster_id.clone(),
             version: state.views[self.id].version,
@@ -173,6 +196,7 @@ impl FakeNode {
         if delivery == Delivery::Lost {
             return Err(broken());
         }
+        state.check_topic(start.topic_id)?;
         let batches_max = state.rng.random_range(1..4);
         let log = &state.logs[&start.partition];
         let end =
@@ -212,6 +236,7 @@ impl FakeNode {
                 .collect(),
             watermarks: Some(Watermarks { log_start_offset: 0, high_watermark: end }),
             start_offset: from,
+            topic_id: state.topic_id,
         })
     }
 

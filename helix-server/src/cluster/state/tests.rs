@@ -13,6 +13,7 @@ fn settings() -> PartitionSettings {
         max_record_bytes: 1 << 20,
         default_durability: 1,
         min_durability: 4,
+        allowed_compression: 0,
         ..PartitionSettings::default()
     }
 }
@@ -33,11 +34,11 @@ fn create(name: &str, partition_count: u32) -> ClusterCommand {
 }
 
 fn add(name: &str, partition_count: u32) -> ClusterCommand {
-    ClusterCommand::AddPartitions { name: name.to_owned(), partition_count }
+    ClusterCommand::AddPartitions { name: name.to_owned(), topic_id: 0, partition_count }
 }
 
 fn delete(name: &str) -> ClusterCommand {
-    ClusterCommand::DeleteTopic { name: name.to_owned() }
+    ClusterCommand::DeleteTopic { name: name.to_owned(), topic_id: 0 }
 }
 
 fn init(name: &str) -> ClusterCommand {
@@ -186,11 +187,41 @@ fn rejects_invalid_counts_settings_and_shards() {
 }
 
 #[test]
+fn command_with_another_topic_id_changes_nothing() {
+    let mut cluster = cluster();
+    let old = cluster.topic(create("a", 1)).id;
+    let name = || "a".to_owned();
+    let delete_old = || ClusterCommand::DeleteTopic { name: name(), topic_id: old };
+    assert_eq!(cluster.apply(delete_old()), ClusterReply::Done);
+    assert_eq!(cluster.apply(delete_old()), ClusterReply::TopicNotFound { name: name() });
+    let new = cluster.topic(create("a", 1));
+    let before = cluster.state.clone();
+    let settings = PartitionSettings { retention_bytes: Some(7), ..new.settings };
+    let fields = SettingsMask::RETENTION_BYTES;
+    let commands = [
+        delete_old(),
+        ClusterCommand::AddPartitions { name: name(), topic_id: old, partition_count: 2 },
+        ClusterCommand::UpdateTopic { name: name(), topic_id: old, settings, fields },
+    ];
+    for command in commands {
+        let recreated = ClusterReply::TopicRecreated { name: name(), topic_id: new.id };
+        assert_eq!(cluster.apply(command), recreated);
+        assert_eq!(cluster.state, before);
+    }
+    let delete_new = ClusterCommand::DeleteTopic { name: name(), topic_id: new.id };
+    assert_eq!(cluster.apply(delete_new), ClusterReply::Done);
+}
+
+#[test]
 fn update_changes_only_the_named_settings_and_the_version() {
     let mut cluster = cluster();
     let created = cluster.topic(create("a", 1));
-    let update =
-        |settings, fields| ClusterCommand::UpdateTopic { name: "a".to_owned(), settings, fields };
+    let update = |settings, fields| ClusterCommand::UpdateTopic {
+        name: "a".to_owned(),
+        topic_id: 0,
+        settings,
+        fields,
+    };
     let asked = PartitionSettings {
         retention_bytes: Some(7),
         max_batch_bytes: 0,
@@ -288,6 +319,13 @@ fn producer_ids_are_unique_and_stable_per_name() {
     assert_eq!(cluster.apply(init("a")), producer(11, 2));
     assert_eq!(cluster.apply(init("b")), producer(15, 0));
     assert_eq!(cluster.state.named.len(), 2);
+    // Epochs of a, of ids without a name, and of names that are no longer remembered.
+    let issued = |id: u64| [0, 1, 2, 3, u32::MAX].map(|epoch| cluster.state.has_issued(id, epoch));
+    assert_eq!(issued(11), [true, true, true, false, false]);
+    for id in [1, 12, 13, 14, 15] {
+        assert_eq!(issued(id), [true, false, false, false, false], "{id}");
+    }
+    assert_eq!(issued(16), [false; 5]);
     cluster.state.named.get_mut("a").unwrap().epoch = u32::MAX;
     assert_eq!(cluster.apply(init("a")), producer(16, 0));
     cluster.invalid(lease(0), "count");
@@ -308,6 +346,7 @@ fn shard_0_rejects_batches_and_ignores_shard_commands() {
         version: 1,
         compression: 0,
         payload_bytes: 1,
+        uncompressed_bytes: 0,
         proposed_us: 0,
         producer: None,
         condition: Condition::default(),
@@ -331,6 +370,7 @@ fn random_command(rng: &mut StdRng) -> ClusterCommand {
         1..3 => create(&name, rng.random_range(0..200)),
         3 => ClusterCommand::UpdateTopic {
             name,
+            topic_id: rng.random_range(0..4),
             settings: crate::log::testing::any_settings(rng),
             fields: SettingsMask(rng.random_range(0..80)),
         },
@@ -345,6 +385,8 @@ fn random_command(rng: &mut StdRng) -> ClusterCommand {
 fn check_invariants(state: &ClusterState) {
     assert_eq!(state.topics.len(), state.names.len());
     assert_eq!(state.named.len(), state.names_by_use.len());
+    let epochs = state.named.values().map(|it| (it.producer_id, it.epoch));
+    assert_eq!(state.epochs, epochs.collect());
     assert!(state.named.len() <= state.limits.named_producers_max as usize);
     let sum: u64 = state.all_topics().map(|topic| u64::from(topic.partition_count)).sum();
     assert_eq!(sum, state.partition_count());

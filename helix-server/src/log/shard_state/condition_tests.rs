@@ -29,6 +29,7 @@ fn batch(record_count: u32, condition: Condition) -> BatchHead {
         version: 1,
         compression: 1,
         payload_bytes: 100,
+        uncompressed_bytes: 0,
         proposed_us: 0,
         producer: None,
         condition,

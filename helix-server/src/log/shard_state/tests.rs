@@ -35,6 +35,7 @@ fn batch(partition: u64, record_count: u32) -> BatchHead {
         version: 1,
         compression: 1,
         payload_bytes: 100,
+        uncompressed_bytes: 0,
         proposed_us: 0,
         producer: None,
         condition: Condition::default(),

@@ -228,6 +228,7 @@ impl PeerService for Service {
             version_min: self.hub.versions().oldest,
             version_max: self.hub.versions().newest,
             removed: hello.removed.unwrap_or_default(),
+            wall_time_us: hello.wall_time_us,
         }))
     }
 

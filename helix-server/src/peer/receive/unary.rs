@@ -110,7 +110,7 @@ pub(super) fn respond(
             if request.with_all_entries {
                 let (wal, reads) = (served.wal.clone(), served.reads.clone());
                 return Ok(respond_with(id, async move {
-                    let records = records::read_all(&raft, &wal, &reads, &table.throttle, request);
+                    let records = records::read_all(&wal, &reads, &table.throttle, request);
                     records.await.map(UnaryResult::Records)
                 }));
             }

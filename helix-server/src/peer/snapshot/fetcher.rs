@@ -29,6 +29,9 @@ type ShardRaft = Raft<TypeConfig, StateMachine>;
 /// Reason of a fetch that waits for disk space, for operators.
 const DISK_FULL: &str = "the disk of this node is full";
 
+/// As [`DISK_FULL`], without file descriptors or memory.
+const EXHAUSTED: &str = "this node is short of open files or memory";
+
 /// Progress of a replica that fetches missing records.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FetchProgress {
@@ -231,7 +234,8 @@ impl RecordFetcher {
             let chunk = RecordChunk::new(records, upto, at)?;
             upto = chunk.upto;
             self.update_status(|status| {
-                status.bytes_total = status.bytes_done + chunk.bytes + chunk.bytes_left;
+                let bytes_left = chunk.bytes.saturating_add(chunk.bytes_left);
+                status.bytes_total = status.bytes_done.saturating_add(bytes_left);
                 status.waits_for = None;
             });
             let fetching_next = async {
@@ -251,7 +255,7 @@ impl RecordFetcher {
         Ok(true)
     }
 
-    /// Writes a chunk; waits while the disk is full.
+    /// Writes a chunk; waits while there is no disk space or file descriptor.
     async fn write(&self, chunk: RecordChunk) -> Result<(), String> {
         let chunk = Arc::new(chunk);
         loop {
@@ -264,10 +268,11 @@ impl RecordFetcher {
             self.update_status(|status| status.bytes_done = bytes);
             match written {
                 Ok(()) => return Ok(()),
-                Err(error @ Error::DiskFull { .. }) => {
-                    if self.set_waits_for(DISK_FULL) {
+                Err(error) if error.is_shortage() => {
+                    let is_full = matches!(error, Error::DiskFull { .. });
+                    if self.set_waits_for(if is_full { DISK_FULL } else { EXHAUSTED }) {
                         let shard_id = self.shard_id;
-                        tracing::warn!(shard_id, %error, "fetch of records waits for disk space");
+                        tracing::warn!(shard_id, %error, "fetch of records waits");
                     }
                     sleep(FETCH_DISK_FULL_PAUSE).await;
                 }

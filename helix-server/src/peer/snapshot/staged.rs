@@ -92,11 +92,11 @@ impl StagedRecords {
     /// Writes the entries of a chunk that are not staged yet.
     ///
     /// # Errors
-    /// After `DiskFull` the same chunk can be written again. After any other error only finished
+    /// After a shortage the same chunk can be written again. After any other error only finished
     /// segments are left.
     pub(super) fn write(&mut self, wal: &Wal, chunk: &RecordChunk) -> Result<(), Error> {
         let written = self.try_write(wal, chunk);
-        if !matches!(written, Ok(()) | Err(Error::DiskFull { .. })) {
+        if written.as_ref().is_err_and(|error| !error.is_shortage()) {
             self.writer = None;
             self.upto = self.finished.last().unwrap_or(self.after);
             self.bytes = self.finished.bytes();
@@ -128,16 +128,25 @@ impl StagedRecords {
         self.finished.append(finished);
         match wal.retain(self.after, &mut self.finished) {
             // A crash then loses this segment too.
-            Err(Error::DiskFull { .. }) => Ok(()),
+            Err(error) if error.is_shortage() => Ok(()),
             retained => retained,
         }
     }
 
     /// Syncs and returns all staged records. Only their size stays here.
     pub(super) fn finish(&mut self, after: u64, at: u64) -> Result<FetchedRecords, Error> {
-        let Self { bytes, finished: mut segments, writer, .. } = std::mem::take(self);
-        if let Some(writer) = writer {
-            segments.append(writer.finish()?);
+        let last = match self.writer.as_mut().map(ColdWriter::finish).transpose() {
+            Ok(last) => last,
+            // The call can be repeated.
+            Err(error) if error.is_shortage() => return Err(error),
+            Err(error) => {
+                *self = Self::default();
+                return Err(error);
+            }
+        };
+        let Self { bytes, finished: mut segments, .. } = std::mem::take(self);
+        if let Some(last) = last {
+            segments.append(last);
         }
         self.bytes = bytes;
         Ok(FetchedRecords { after, at, segments })

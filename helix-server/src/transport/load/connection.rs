@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use futures_util::task::AtomicWaker;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-use super::{ClientLoad, LoadPermit, permits};
+use super::{ClientLoad, LoadPermit, Waiting, permits};
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::sync;
@@ -27,6 +27,9 @@ pub struct ClientConnection {
     peer: OnceLock<SocketAddr>,
     /// Request bytes of this connection; those of all connections are in `load`.
     request_bytes: Arc<Semaphore>,
+    arriving_bytes: AtomicUsize,
+    /// Turn of the one message of this connection that waits for the node's turn.
+    whole_turn: Arc<Semaphore>,
     read_bytes: AtomicU64,
     is_closed: AtomicBool,
     reader: AtomicWaker,
@@ -34,6 +37,8 @@ pub struct ClientConnection {
     unread: Mutex<Vec<(Instant, u64, usize)>>,
     next_response: AtomicU64,
     calls: Mutex<OpenCalls>,
+    /// Time until which the cancelled calls would take at the rate that is allowed.
+    cancelled_until: Mutex<Option<Instant>>,
 }
 
 /// Open calls of a connection, and when a call began or ended, or a response was read.
@@ -57,6 +62,42 @@ impl RequestPermit {
     }
 }
 
+/// RAII permit for the part of a message that has arrived.
+#[derive(Debug)]
+pub struct ArrivingPermit {
+    connection: Arc<ClientConnection>,
+    permit: LoadPermit,
+}
+
+impl ArrivingPermit {
+    fn new(connection: &Arc<ClientConnection>, permit: LoadPermit) -> Self {
+        connection.arriving_bytes.fetch_add(permit.bytes(), Ordering::Relaxed);
+        Self { connection: connection.clone(), permit }
+    }
+
+    pub fn merge(&mut self, mut other: Self) {
+        let bytes = other.permit.bytes();
+        self.permit.merge(other.permit.split(bytes));
+    }
+}
+
+impl Drop for ArrivingPermit {
+    fn drop(&mut self) {
+        self.connection.arriving_bytes.fetch_sub(self.permit.bytes(), Ordering::Relaxed);
+    }
+}
+
+/// Memory of a message that has arrived in part, or whole.
+#[derive(Debug)]
+pub enum MessageClaim {
+    /// Permits for what has arrived.
+    Part(ArrivingPermit),
+    /// The permit for all of it, with the turns of its connection and of the node.
+    Whole { permit: RequestPermit, turns: [LoadPermit; 2] },
+    /// The permit for a message that has arrived whole.
+    Arrived(RequestPermit),
+}
+
 impl ClientConnection {
     pub(super) fn new(load: &Arc<ClientLoad>, permit: LoadPermit, window_bytes: u64) -> Arc<Self> {
         let request_bytes = Arc::new(Semaphore::new(load.shares.connection_request_bytes));
@@ -66,12 +107,15 @@ impl ClientConnection {
             window_bytes,
             peer: OnceLock::new(),
             request_bytes,
+            arriving_bytes: AtomicUsize::new(0),
+            whole_turn: Arc::new(Semaphore::new(1)),
             read_bytes: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
             reader: AtomicWaker::new(),
             unread: Mutex::default(),
             next_response: AtomicU64::new(0),
             calls: Mutex::new(OpenCalls { count: 0, changed_at: Instant::now() }),
+            cancelled_until: Mutex::default(),
         })
     }
 
@@ -137,6 +181,40 @@ impl ClientConnection {
         is_idle && self.unread().is_none()
     }
 
+    /// Acquires the permit of a call.
+    ///
+    /// # Errors
+    /// [`Error::Throttled`] if the maximum is open, on this connection or on the node.
+    pub fn acquire_call(&self) -> Result<LoadPermit> {
+        let open = sync::lock(&self.calls).count;
+        self.load.acquire_call(open)
+    }
+
+    /// Counts a call that its client cancelled.
+    fn add_cancelled(&self) {
+        let now = Instant::now();
+        let mut until = sync::lock(&self.cancelled_until);
+        let since = until.map_or(now, |until| until.max(now));
+        *until = Some(since + Duration::from_secs(1) / limits::CANCELLED_PER_SECOND);
+    }
+
+    /// Returns true if the client has cancelled calls in the last second.
+    pub fn is_cancelling(&self) -> bool {
+        let until = *sync::lock(&self.cancelled_until);
+        until.is_some_and(|until| until + Duration::from_secs(1) > Instant::now())
+    }
+
+    /// Returns the time until which the connection is not read, if its client has cancelled calls
+    /// faster than [`limits::CANCELLED_PER_SECOND`] for longer than [`limits::CANCELLED_BURST`].
+    pub fn read_again_at(&self) -> Option<Instant> {
+        let until = (*sync::lock(&self.cancelled_until))?;
+        until.checked_sub(limits::CANCELLED_BURST).filter(|until| *until > Instant::now())
+    }
+
+    pub fn load(&self) -> &Arc<ClientLoad> {
+        &self.load
+    }
+
     fn change_calls(&self, change: impl FnOnce(usize) -> usize) {
         let mut calls = sync::lock(&self.calls);
         *calls = OpenCalls { count: change(calls.count), changed_at: Instant::now() };
@@ -166,17 +244,72 @@ impl ClientConnection {
         bytes: usize,
         wait_max: Duration,
     ) -> Result<RequestPermit> {
+        let _waiting = Waiting::new(&self.load.waiting_requests);
+        let wait = self.request_permit(bytes);
+        timeout(wait_max, wait).await.ok().flatten().ok_or_else(|| self.refuse_request())
+    }
+
+    async fn request_permit(&self, bytes: usize) -> Option<RequestPermit> {
         let (own, of_node) = self.request_permits(bytes);
         // The connection's permit first: waiting for it delays no other connection.
-        let wait = async {
-            let own = self.request_bytes.clone().acquire_many_owned(own).await.ok()?;
-            let of_node = self.load.request_bytes.clone().acquire_many_owned(of_node).await.ok()?;
-            Some(RequestPermit { connection: LoadPermit(own), node: LoadPermit(of_node) })
+        let own = self.request_bytes.clone().acquire_many_owned(own).await.ok()?;
+        let of_node = self.load.request_bytes.clone().acquire_many_owned(of_node).await.ok()?;
+        Some(RequestPermit { connection: LoadPermit(own), node: LoadPermit(of_node) })
+    }
+
+    /// Counts a request that is refused because the memory for requests is in use.
+    pub fn refuse_request(&self) -> Error {
+        self.load.events.requests_refused.add();
+        Error::throttled("bytes of requests to this node")
+    }
+
+    /// Acquires the permit for `bytes` of a message that has not arrived whole, if they are free.
+    ///
+    /// One connection gets at most half of what is free.
+    pub fn try_acquire_arriving(self: &Arc<Self>, bytes: usize) -> Option<ArrivingPermit> {
+        let free = self.load.arriving_bytes.available_permits().saturating_sub(bytes);
+        if self.arriving_bytes.load(Ordering::Relaxed) + bytes > free {
+            return None;
+        }
+        let permit = self.load.arriving_bytes.clone().try_acquire_many_owned(permits(bytes));
+        Some(ArrivingPermit::new(self, LoadPermit(permit.ok()?)))
+    }
+
+    /// Acquires the permit for `bytes` more of a message, or for the whole of it, after at most
+    /// `wait_max`.
+    ///
+    /// Messages that have arrived in part may have all of the memory for them, and then wait for
+    /// each other. One of them at a time therefore claims the memory for whole messages. It needs
+    /// nothing more to arrive.
+    ///
+    /// # Errors
+    /// [`Error::Throttled`] after that wait.
+    pub async fn acquire_arriving(
+        self: Arc<Self>,
+        bytes: usize,
+        whole_bytes: usize,
+        wait_max: Duration,
+    ) -> Result<MessageClaim> {
+        let _waiting = Waiting::new(&self.load.waiting_requests);
+        let bytes = permits(bytes.min(self.load.shares.arriving_bytes));
+        let part = async {
+            let permit = self.load.arriving_bytes.clone().acquire_many_owned(bytes).await.ok()?;
+            Some(MessageClaim::Part(ArrivingPermit::new(&self, LoadPermit(permit))))
         };
-        timeout(wait_max, wait).await.ok().flatten().ok_or_else(|| {
-            self.load.events.requests_refused.add();
-            Error::throttled("bytes of requests to this node")
-        })
+        let whole = async {
+            let own = self.whole_turn.clone().acquire_owned().await.ok()?;
+            let of_node = self.load.whole_turn.clone().acquire_owned().await.ok()?;
+            let permit = self.request_permit(whole_bytes).await?;
+            Some(MessageClaim::Whole { permit, turns: [LoadPermit(own), LoadPermit(of_node)] })
+        };
+        let either = async {
+            tokio::select! {
+                biased;
+                whole = whole => whole,
+                part = part => part,
+            }
+        };
+        timeout(wait_max, either).await.ok().flatten().ok_or_else(|| self.refuse_request())
     }
 
     /// Returns the permits of the connection and of the node that a request needs.
@@ -210,13 +343,36 @@ pub struct CallMemory {
     response: Mutex<Option<LoadPermit>>,
     /// Covers what has arrived and is not yet handled.
     request: Mutex<Option<RequestPermit>>,
+    /// True once the whole response was sent.
+    is_finished: AtomicBool,
+    /// True if other calls send the same bytes, which have a permit of their own.
+    has_shared_responses: AtomicBool,
+    _permit: Option<LoadPermit>,
 }
 
 impl CallMemory {
-    pub fn new(load: &Arc<ClientLoad>, connection: &Arc<ClientConnection>) -> Arc<Self> {
+    /// Holds the permit of the call until it is dropped.
+    pub fn new(
+        load: &Arc<ClientLoad>,
+        connection: &Arc<ClientConnection>,
+        permit: Option<LoadPermit>,
+    ) -> Arc<Self> {
         let (load, connection) = (load.clone(), connection.clone());
         connection.change_calls(|count| count + 1);
-        Arc::new(Self { load, connection, response: Mutex::default(), request: Mutex::default() })
+        Arc::new(Self {
+            load,
+            connection,
+            response: Mutex::default(),
+            request: Mutex::default(),
+            is_finished: AtomicBool::new(false),
+            has_shared_responses: AtomicBool::new(false),
+            _permit: permit,
+        })
+    }
+
+    /// Notes that the whole response was sent. Without it, the client has cancelled the call.
+    pub fn set_finished(&self) {
+        self.is_finished.store(true, Ordering::Relaxed);
     }
 
     pub fn load(&self) -> &Arc<ClientLoad> {
@@ -239,6 +395,11 @@ impl CallMemory {
     /// Releases the permits of the requests so far: they are in a log, or answered.
     pub fn release_request(&self) {
         *sync::lock(&self.request) = None;
+    }
+
+    /// Notes that the call sends bytes that have their own permit, since other calls send them too.
+    pub fn share_responses(&self) {
+        self.has_shared_responses.store(true, Ordering::Relaxed);
     }
 
     /// Keeps the permit of a response until the response was sent and read.
@@ -278,8 +439,10 @@ impl CallMemory {
         if !is_last && bytes.len() < limits::RESPONSE_COUNTED_BYTES {
             return bytes;
         }
-        let permit = permit.or_else(|| self.load.try_acquire_response(bytes.len()));
-        self.track(bytes, permit)
+        let is_shared = self.has_shared_responses.load(Ordering::Relaxed);
+        let needs_permit = permit.is_none() && !is_shared;
+        let acquired = needs_permit.then(|| self.load.try_acquire_response(bytes.len()));
+        self.track(bytes, permit.or(acquired.flatten()))
     }
 
     fn track(&self, bytes: Bytes, permit: Option<LoadPermit>) -> Bytes {
@@ -296,6 +459,9 @@ impl CallMemory {
 
 impl Drop for CallMemory {
     fn drop(&mut self) {
+        if !self.is_finished.load(Ordering::Relaxed) {
+            self.connection.add_cancelled();
+        }
         self.connection.change_calls(|count| count - 1);
     }
 }
@@ -324,5 +490,46 @@ impl Drop for UnreadResponse {
         drop(unread);
         // Its trailers may be on their way.
         self.connection.change_calls(|count| count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{MEMORY_LIMIT_MIN, MemoryShares};
+
+    const WAIT: Duration = Duration::from_secs(2);
+
+    #[tokio::test(start_paused = true)]
+    async fn half_received_messages_do_not_wait_for_each_other() {
+        let load = ClientLoad::new(MemoryShares::of(MEMORY_LIMIT_MIN));
+        let all = load.shares.arriving_bytes;
+        let [first, second, third] = [(); 3].map(|()| load.connect().unwrap());
+        let half = first.try_acquire_arriving(all / 2).unwrap();
+        assert!(first.try_acquire_arriving(1).is_none(), "others keep their half");
+        let quarter = second.try_acquire_arriving(all / 4).unwrap();
+        let rest = load.arriving_bytes.clone().try_acquire_many_owned(permits(all / 4)).unwrap();
+        assert_eq!(load.request_bytes(), all);
+        // One message claims its memory elsewhere; the next one waits for its turn.
+        let whole = second.clone().acquire_arriving(1, 1 << 20, WAIT).await.unwrap();
+        assert!(matches!(whole, MessageClaim::Whole { .. }));
+        assert!(!load.has_waiting_requests());
+        let refused = third.clone().acquire_arriving(1, 1 << 20, WAIT);
+        assert!(matches!(refused.await, Err(Error::Throttled { .. })));
+        let waiting = tokio::spawn(third.clone().acquire_arriving(1, 1 << 20, WAIT));
+        tokio::task::yield_now().await;
+        assert!(load.has_waiting_requests());
+        drop(whole);
+        let whole = waiting.await.unwrap().unwrap();
+        assert!(matches!(whole, MessageClaim::Whole { .. }));
+        // Memory of messages that have arrived serves too.
+        let waiting = tokio::spawn(first.clone().acquire_arriving(1, 1 << 20, WAIT));
+        tokio::task::yield_now().await;
+        drop(quarter);
+        let part = waiting.await.unwrap().unwrap();
+        assert!(matches!(part, MessageClaim::Part(_)));
+        drop((half, rest, whole, part));
+        assert_eq!(load.request_bytes(), 0);
+        assert!(third.try_acquire_arriving(all / 2).is_some());
     }
 }

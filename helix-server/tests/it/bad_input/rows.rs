@@ -35,7 +35,7 @@ pub(super) async fn all(server: &TestServer) -> Vec<FieldCase> {
     let producers = Producers::of(server).await;
     let groups =
         [appends(), batches(), producers.rows(), streams(&producers), reads(), places(), topics()];
-    let groups = groups.into_iter().flatten().chain(configs()).chain(tokens());
+    let groups = groups.into_iter().flatten().chain(configs()).chain(tokens()).chain(topic_ids());
     groups.chain(clusters()).chain(members()).collect()
 }
 
@@ -100,6 +100,11 @@ impl Producers {
                 &["ProducerIdentity.epoch"],
                 append(by(self.fenced, Some(0))),
                 Refused(R::ProducerFenced, "is fenced by epoch"),
+            ),
+            (
+                &["ProducerIdentity.epoch"],
+                append(by(ProducerIdentity { epoch: u32::MAX, ..self.fenced }, Some(0))),
+                Refused(R::UnknownProducer, "InitProducer"),
             ),
             (
                 &["AppendRequest.first_sequence"],
@@ -281,12 +286,21 @@ fn batches() -> Vec<FieldCase> {
         (
             &["EncodedBatch.compression"],
             changed(&|batch| batch.compression = Compression::Zstd.into()),
-            Refused(R::UnsupportedCompression, "compression 3"),
+            Refused(R::CorruptBatch, "crc32 does not match"),
         ),
         (
             &["EncodedBatch.compression"],
             changed(&|batch| batch.compression = -7),
-            Refused(R::UnsupportedCompression, "compression -7"),
+            Refused(R::UnsupportedCompression, "compression -7 is unknown to this version"),
+        ),
+        (
+            &["EncodedBatch.compression", "EncodedBatch.payload"],
+            with_batch(as_batch(EncodedBatch {
+                compression: Compression::Zstd.into(),
+                crc32: batch::crc(1, 2, 3, &good.payload),
+                ..good.clone()
+            })),
+            Refused(R::CorruptBatch, "the zstd payload does not begin with a header"),
         ),
         (
             &["EncodedBatch.crc32"],
@@ -491,6 +505,11 @@ fn reads() -> Vec<FieldCase> {
             Fine,
         ),
         (
+            &["FetchRequest.accept_compression"],
+            InvalidCall::Fetch(FetchRequest { accept_compression: vec![99, -1, 2], ..one() }),
+            Fine,
+        ),
+        (
             &["SubscribeRequest.partitions"],
             InvalidCall::Subscribe(SubscribeRequest::default()),
             Refused(R::InvalidArgument, "partitions: must be 1..=10000"),
@@ -513,6 +532,14 @@ fn reads() -> Vec<FieldCase> {
         (
             &["SubscribeRequest.accept_encoded"],
             InvalidCall::Subscribe(SubscribeRequest { accept_encoded: true, ..follow() }),
+            Fine,
+        ),
+        (
+            &["SubscribeRequest.accept_compression"],
+            InvalidCall::Subscribe(SubscribeRequest {
+                accept_compression: vec![99, -1, 2],
+                ..follow()
+            }),
             Fine,
         ),
         (
@@ -539,6 +566,7 @@ fn places() -> Vec<FieldCase> {
             topic: topic.to_owned(),
             partitions,
             position,
+            topic_id: 0,
         })
     };
     vec![
@@ -629,14 +657,24 @@ fn topics() -> Vec<FieldCase> {
             name: name.to_owned(),
             config: None,
             update_mask: paths.map(|paths| FieldMask { paths }),
+            topic_id: 0,
         })
     };
     let add = |name: &str, partition_count| {
-        InvalidCall::AddPartitions(AddPartitionsRequest { name: name.to_owned(), partition_count })
+        InvalidCall::AddPartitions(AddPartitionsRequest {
+            name: name.to_owned(),
+            partition_count,
+            topic_id: 0,
+        })
     };
     let trim = |topic: &str, partition, trim_offset| {
         let topic = topic.to_owned();
-        InvalidCall::TrimPartition(TrimPartitionRequest { topic, partition, trim_offset })
+        InvalidCall::TrimPartition(TrimPartitionRequest {
+            topic,
+            partition,
+            trim_offset,
+            topic_id: 0,
+        })
     };
     let nowhere = || NOWHERE.to_owned();
     let missing = Refused(R::TopicNotFound, "does not exist");
@@ -703,7 +741,7 @@ fn topics() -> Vec<FieldCase> {
         ),
         (
             &["DeleteTopicRequest.name"],
-            InvalidCall::DeleteTopic(DeleteTopicRequest { name: nowhere() }),
+            InvalidCall::DeleteTopic(DeleteTopicRequest { name: nowhere(), topic_id: 0 }),
             missing,
         ),
         (&["TrimPartitionRequest.topic"], trim(NOWHERE, 0, 0), missing),
@@ -718,6 +756,58 @@ fn topics() -> Vec<FieldCase> {
             Refused(R::OffsetOutOfRange, "is out of range 0.."),
         ),
     ]
+}
+
+/// Requests that name the topic `default` with the id of no topic.
+fn topic_ids() -> Vec<FieldCase> {
+    let name = || "default".to_owned();
+    let topic_id = u64::MAX;
+    let init = AppendStreamInit { topic: name(), topic_id, ..Default::default() };
+    let resolve = ResolveOffsetsRequest { topic: name(), topic_id, ..Default::default() };
+    let update = UpdateTopicRequest {
+        name: name(),
+        config: Some(TopicConfig::default()),
+        update_mask: Some(FieldMask { paths: vec!["retention_bytes".to_owned()] }),
+        topic_id,
+    };
+    let token = SetFencingTokenRequest { topic: name(), topic_id, ..Default::default() };
+    let start = PartitionStart { topic_id, ..earliest(0) };
+    let cases: [(&'static [&'static str], InvalidCall); 9] = [
+        (&["PartitionStart.topic_id"], InvalidCall::Fetch(fetch(vec![start]))),
+        (&["ResolveOffsetsRequest.topic_id"], InvalidCall::ResolveOffsets(resolve)),
+        (
+            &["AppendRequest.topic_id"],
+            InvalidCall::Append(Box::new(AppendRequest { topic_id, ..append_request(&["x"]) })),
+        ),
+        (
+            &["AppendStreamInit.topic_id"],
+            InvalidCall::AppendStream(vec![Some(Streamed::Init(init))]),
+        ),
+        (&["UpdateTopicRequest.topic_id"], InvalidCall::UpdateTopic(update)),
+        (
+            &["AddPartitionsRequest.topic_id"],
+            InvalidCall::AddPartitions(AddPartitionsRequest {
+                name: name(),
+                partition_count: 9,
+                topic_id,
+            }),
+        ),
+        (
+            &["DeleteTopicRequest.topic_id"],
+            InvalidCall::DeleteTopic(DeleteTopicRequest { name: name(), topic_id }),
+        ),
+        (
+            &["TrimPartitionRequest.topic_id"],
+            InvalidCall::TrimPartition(TrimPartitionRequest {
+                topic: name(),
+                topic_id,
+                ..Default::default()
+            }),
+        ),
+        (&["SetFencingTokenRequest.topic_id"], InvalidCall::SetFencingToken(token)),
+    ];
+    let refused = |(fields, call)| (fields, call, Refused(R::TopicRecreated, "created again"));
+    cases.into_iter().map(refused).collect()
 }
 
 fn configs() -> Vec<FieldCase> {
@@ -736,6 +826,7 @@ fn configs() -> Vec<FieldCase> {
         name: "default".to_owned(),
         config: Some(TopicConfig { max_batch_bytes: Some(0), ..none }),
         update_mask: Some(FieldMask { paths: vec!["max_batch_bytes".to_owned()] }),
+        topic_id: 0,
     });
     vec![
         (
@@ -779,6 +870,11 @@ fn configs() -> Vec<FieldCase> {
             Refused(R::InvalidArgument, "config.default_durability: -1"),
         ),
         (
+            &["TopicConfig.allowed_compression"],
+            with(TopicConfig { allowed_compression: 99, ..none }),
+            Refused(R::InvalidArgument, "config.allowed_compression: 99"),
+        ),
+        (
             &["UpdateTopicRequest.config"],
             update,
             Refused(R::InvalidArgument, "config.max_batch_bytes"),
@@ -793,6 +889,7 @@ fn tokens() -> Vec<FieldCase> {
             partition,
             expected_token: expected_token.map(str::to_owned),
             token,
+            topic_id: 0,
         })
     };
     vec![

@@ -89,6 +89,7 @@ fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         topic: "default".to_owned(),
         partitions: vec![0, 1],
         position: earliest(0).start,
+        topic_id: 0,
     };
     vec![
         ("/helix.log.v1.ProduceService/Append", append.encode_to_vec()),

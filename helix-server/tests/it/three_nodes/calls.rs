@@ -79,13 +79,14 @@ async fn any_node_changes_topics_and_sees_them_at_once() {
             name: name.clone(),
             config: Some(config),
             update_mask: Some(prost_types::FieldMask { paths: vec!["max_record_bytes".into()] }),
+            topic_id: 0,
         };
         node.topics().update_topic(update.clone()).await.unwrap();
         let seen = topic(node, &name).await.unwrap().config.unwrap();
         assert_eq!(seen.max_record_bytes, Some(1000));
         node.topics().update_topic(update).await.unwrap();
 
-        let more = AddPartitionsRequest { name: name.clone(), partition_count: 6 };
+        let more = AddPartitionsRequest { name: name.clone(), partition_count: 6, topic_id: 0 };
         node.topics().add_partitions(more.clone()).await.unwrap();
         let seen = topic(node, &name).await.unwrap();
         assert_eq!(seen.partitions.len(), 6);
@@ -95,7 +96,7 @@ async fn any_node_changes_topics_and_sees_them_at_once() {
         for other in NODES {
             topic(trio.node(other), &name).await.unwrap();
         }
-        let delete = DeleteTopicRequest { name: name.clone() };
+        let delete = DeleteTopicRequest { name: name.clone(), topic_id: 0 };
         node.topics().delete_topic(delete.clone()).await.unwrap();
         assert_eq!(reason(&topic(node, &name).await.unwrap_err()), ErrorReason::TopicNotFound);
         assert!(list(node, &name).await.is_empty());
@@ -157,6 +158,8 @@ async fn any_node_creates_producers() {
         };
         trio.call_leader(0, ask).await
     };
+    let made_up = ProducerIdentity { epoch: u32::MAX, ..named[4] };
+    assert_eq!(reason(&append(made_up).await.unwrap_err()), ErrorReason::UnknownProducer);
     append(named[4]).await.unwrap();
     let fenced = append(named[3]).await.unwrap_err();
     assert_eq!(reason(&fenced), ErrorReason::ProducerFenced);
@@ -194,11 +197,16 @@ async fn follower_redirects_to_the_leader() {
             topic: "default".to_owned(),
             partitions: vec![0],
             position: latest.start,
+            topic_id: 0,
         };
         let resolve = node.consume().resolve_offsets(resolve).await.unwrap_err();
         expect_hint(&resolve, leader, &endpoint);
-        let trim =
-            TrimPartitionRequest { topic: "default".to_owned(), partition: 0, trim_offset: 0 };
+        let trim = TrimPartitionRequest {
+            topic: "default".to_owned(),
+            partition: 0,
+            trim_offset: 0,
+            topic_id: 0,
+        };
         let trim = node.topics().trim_partition(trim).await.unwrap_err();
         expect_hint(&trim, leader, &endpoint);
         let transfer = TransferLeaderRequest { shard_id, target_node_id: follower };
@@ -220,6 +228,7 @@ async fn resolves_positions_of_partitions_led_by_the_node() {
             topic: "default".to_owned(),
             partitions: Vec::new(),
             position: Some(StartPosition { position: Some(named) }),
+            topic_id: 0,
         };
         let offsets = node.consume().resolve_offsets(request).await.unwrap().into_inner().offsets;
         let resolved: Vec<u32> = offsets.iter().map(|resolved| resolved.partition).collect();
@@ -305,7 +314,7 @@ async fn delete_without_response(
         create(trio.node(asked), new_topic(name, 0)).await.unwrap();
         trio.set_link(asked, leader, SLOWLY, false);
         let mut topics = trio.node(asked).topics();
-        let request = DeleteTopicRequest { name: name.to_owned() };
+        let request = DeleteTopicRequest { name: name.to_owned(), topic_id: 0 };
         let deletion = tokio::spawn(async move { topics.delete_topic(request).await.map(drop) });
         until("the leader has deleted it", async || {
             trio.node(leader).running.node().topic(name).is_err().then_some(())

@@ -138,8 +138,12 @@ async fn trim_frees_space_on_a_full_disk() {
         assert!(end < 200, "the disk never fills up");
     }
     assert!(is_full(full).await);
-    let trim =
-        TrimPartitionRequest { topic: "default".to_owned(), partition: own, trim_offset: end };
+    let trim = TrimPartitionRequest {
+        topic: "default".to_owned(),
+        partition: own,
+        trim_offset: end,
+        topic_id: 0,
+    };
     let trimmed = full.topics().trim_partition(trim).await.unwrap().into_inner();
     assert_eq!(trimmed.watermarks.unwrap().log_start_offset, end);
     let resumed = until("writes resume", async || append(full, own).await.ok());

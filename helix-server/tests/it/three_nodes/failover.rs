@@ -32,6 +32,7 @@ async fn latest(node: &TestServer) -> Result<u64, Status> {
         topic: "default".to_owned(),
         partitions: vec![0],
         position: latest.start,
+        topic_id: 0,
     };
     let response = node.consume().resolve_offsets(request).await?;
     Ok(response.into_inner().offsets[0].offset)

@@ -103,7 +103,12 @@ async fn trim_is_seen_on_all_replicas() {
     for value in ["a", "b", "c", "d"] {
         trio.write(2, &[value]).await;
     }
-    let trim = TrimPartitionRequest { topic: "default".to_owned(), partition: 2, trim_offset: 2 };
+    let trim = TrimPartitionRequest {
+        topic: "default".to_owned(),
+        partition: 2,
+        trim_offset: 2,
+        topic_id: 0,
+    };
     let trim = async |node: &TestServer| node.topics().trim_partition(trim.clone()).await;
     trio.call_leader(2, trim).await.unwrap();
     for (id, node) in trio.nodes() {
@@ -162,7 +167,7 @@ async fn trims_under_readers_leave_all_replicas_equal() {
     let mut trio = Trio::durable().await;
     let trim = async |trim_offset| {
         let topic = "default".to_owned();
-        let request = TrimPartitionRequest { topic, partition: 1, trim_offset };
+        let request = TrimPartitionRequest { topic, partition: 1, trim_offset, topic_id: 0 };
         let trim = async |node: &TestServer| {
             let answer = node.topics().trim_partition(request.clone()).await?.into_inner();
             Ok(answer.watermarks.unwrap().log_start_offset)

@@ -38,6 +38,19 @@ fn flip_bit(disk: &SimulatedDisk, segment: &str) {
     disk.flip_bit(segment, (batch as u64 + 1000) * 8);
 }
 
+/// Flips a bit in the frame header of the first batch of a segment, which a replay reads.
+fn flip_header_bit(disk: &SimulatedDisk, segment: &str) {
+    let bytes = disk.read_file(segment).expect("it is there");
+    let is_batch = |run: &[u8]| run.iter().all(|byte| *byte == run[0]) && run[0] != 0;
+    let batch = bytes.windows(2000).position(is_batch).expect("it has a batch");
+    // A frame states its own position, as a number of four bytes.
+    let states_itself = |at: &usize| {
+        bytes[at + 16..at + 20] == u32::try_from(*at).expect("segments are small").to_le_bytes()
+    };
+    let frame = (0..=batch / 8).rev().map(|at| at * 8).find(states_itself).expect("a frame");
+    disk.flip_bit(segment, (frame as u64 + 24) * 8);
+}
+
 /// Reads every record of a node's replica. What cannot be read is left out.
 async fn read_all(three: &SimulatedTrio, node: u64, end: u64) {
     let Ok(located) = three.nodes[&node].locate("default", 0) else { return };
@@ -130,6 +143,33 @@ async fn damage_while_another_replica_is_away_takes_no_majority_away() {
     three.stop(away).await;
     damaged_and_repaired(&three, &[(leader, 0)], count).await;
     three.restart(away).await;
+    three.expect_equal(count + 1).await;
+    three.stop_all().await;
+}
+
+/// Two of three replicas cannot be replayed. Were both logs given up, the third replica could not
+/// be elected.
+#[tokio::test]
+async fn damage_met_by_the_replays_of_two_logs_is_repaired_in_place() {
+    let limits = LogLimits { checkpoint_bytes: 64 << 20, ..LIMITS };
+    let mut three = SimulatedTrio::start(limits).await;
+    let count = with_sealed_segments(&three).await;
+    let leader = three.leader().await;
+    let follower = NODES.into_iter().find(|id| *id != leader).unwrap();
+    for (node, segment) in [(leader, 0), (follower, 1)] {
+        three.stop(node).await;
+        let disk = three.disks.of(node, SHARD);
+        flip_header_bit(&disk, &files(&disk, ".seg")[segment]);
+    }
+    for node in [leader, follower] {
+        three.restart(node).await;
+        assert!(three.nodes[&node].in_repair().is_empty(), "node {node} kept its log");
+    }
+    for node in [leader, follower] {
+        whole_again(&three, node).await;
+        assert_eq!(repaired(&three, node), 1, "node {node}");
+    }
+    three.append(count).await;
     three.expect_equal(count + 1).await;
     three.stop_all().await;
 }

@@ -26,7 +26,7 @@ const LAYERS: [&str; 13] = [
 /// Each module of helix-server, and the layers that it may import.
 ///
 /// Modules that are no layer may be imported by all of them.
-const MAY_IMPORT: [(&str, &[&str]); 26] = [
+const MAY_IMPORT: [(&str, &[&str]); 27] = [
     ("daemon", &["server", "config", "raft"]),
     ("server", &["config", "transport", "api", "admin", "node", "cluster", "log"]),
     ("config", &["cluster", "log"]),
@@ -42,8 +42,8 @@ const MAY_IMPORT: [(&str, &[&str]); 26] = [
     ("flow", &[]),
     ("log", &[]),
     // No layers.
-    ("address", &[]),
     ("error", &["raft", "log"]),
+    ("file_limit", &[]),
     ("clock", &[]),
     ("limits", &[]),
     ("log_threads", &[]),
@@ -51,6 +51,7 @@ const MAY_IMPORT: [(&str, &[&str]); 26] = [
     ("metrics", &[]),
     ("process", &[]),
     ("protocol", &[]),
+    ("quote", &[]),
     ("random", &[]),
     ("signals", &[]),
     ("stderr", &[]),

@@ -54,10 +54,17 @@ struct Entry {
     from: Option<String>,
     /// The added name.
     to: Option<String>,
+    /// The file that has `to`, and gets `from` in exchange.
+    swapped: Option<u64>,
 }
 
 impl Entry {
     fn apply(&self, names: &mut BTreeMap<String, u64>) {
+        if let (Some(from), Some(other)) = (&self.from, self.swapped) {
+            names.insert(from.clone(), other);
+            names.extend(self.to.clone().map(|to| (to, self.inode)));
+            return;
+        }
         if let Some(from) = &self.from
             && names.get(from) == Some(&self.inode)
         {
@@ -149,7 +156,8 @@ impl Disk {
 
     /// Starts a sync. A failing sync marks the pages clean.
     ///
-    /// The pending changes become durable or lost by draw, and no later sync writes them.
+    /// The pending writes become durable or lost by draw, and no later sync writes them. The size
+    /// stays pending.
     pub(super) fn start_sync(&mut self, life: u64, file: &str, inode: u64) -> io::Result<()> {
         let begun = self.begin(life, Operation::Sync, file, 0..0, 0);
         if begun.is_err() && life == self.life && !self.stopped {
@@ -158,6 +166,10 @@ impl Disk {
             if let Some(file) = self.inodes.get_mut(&inode) {
                 let changes = std::mem::take(&mut file.pending);
                 for change in changes {
+                    if matches!(change.what, Written::Allocation(_)) {
+                        file.pending.push(change);
+                        continue;
+                    }
                     let keep = !lose_all && draw(&mut random).is_multiple_of(2);
                     let fate = if keep { CrashEffect::Kept } else { CrashEffect::Lost };
                     change.apply(fate, Arc::make_mut(&mut file.durable), &mut random);
@@ -250,6 +262,14 @@ impl Disk {
         self.free = self.free.map(|free| free + freed);
         self.inode(inode)?.name = to.to_owned();
         self.enter(inode, Some(from.to_owned()), Some(to.to_owned()));
+        Ok(())
+    }
+
+    pub(super) fn exchange(&mut self, a: &str, b: &str) -> io::Result<()> {
+        let (inode, other) = (self.find(a)?, self.find(b)?);
+        b.clone_into(&mut self.inode(inode)?.name);
+        a.clone_into(&mut self.inode(other)?.name);
+        self.enter_change(inode, Some(a.to_owned()), Some(b.to_owned()), Some(other));
         Ok(())
     }
 
@@ -433,7 +453,9 @@ impl Disk {
         let entries = std::mem::take(&mut self.entries);
         for (i, entry) in entries.iter().enumerate() {
             let kept = entries[i..].iter().any(|later| {
-                later.inode == entry.inode && fates.get(&later.sequence) == Some(&CrashEffect::Kept)
+                let of = |inode: u64| later.inode == inode || later.swapped == Some(inode);
+                let is_same = of(entry.inode) || entry.swapped.is_some_and(of);
+                is_same && fates.get(&later.sequence) == Some(&CrashEffect::Kept)
             });
             if kept {
                 entry.apply(&mut self.durable);
@@ -522,8 +544,18 @@ impl Disk {
     }
 
     fn enter(&mut self, inode: u64, from: Option<String>, to: Option<String>) {
+        self.enter_change(inode, from, to, None);
+    }
+
+    fn enter_change(
+        &mut self,
+        inode: u64,
+        from: Option<String>,
+        to: Option<String>,
+        swapped: Option<u64>,
+    ) {
         let sequence = self.next();
-        let entry = Entry { sequence, inode, from, to };
+        let entry = Entry { sequence, inode, from, to, swapped };
         entry.apply(&mut self.seen);
         self.entries.push(entry);
     }
@@ -531,7 +563,8 @@ impl Disk {
     /// Removes files without handles and without names, durable or not.
     fn forget_unnamed(&mut self) {
         let Self { inodes, seen, durable, entries, .. } = self;
-        let pending = entries.iter().map(|entry| &entry.inode);
+        let pending = entries.iter().flat_map(|entry| [Some(&entry.inode), entry.swapped.as_ref()]);
+        let pending = pending.flatten();
         let named: BTreeSet<u64> =
             seen.values().chain(durable.values()).chain(pending).copied().collect();
         inodes.retain(|id, file| file.handles > 0 || named.contains(id));

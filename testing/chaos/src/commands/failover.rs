@@ -1,26 +1,27 @@
 //! `failover`: kills a leader under one client with one batch in flight per partition.
 //!
 //! It measures what an application sees: the time from the kill to the ack of a batch that was sent
-//! after the leader was dead. Such a batch also waits for the one before it.
+//! after the leader was dead. Such a batch also waits for the one before it. `--pauses` stops
+//! leaders for a moment (SIGSTOP) instead and counts the elections.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use clap::Args;
 use helix_client::{Client, Producer, ProducerOptions};
 use helix_proto::log::v1::Record;
-use rand::SeedableRng;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::CommonArgs;
 use super::test_bed::{READY_MAX, TestBed};
+use super::{CommonArgs, parse_duration};
 use crate::cluster::ShardLeaders;
 use crate::logger::Logger;
 use crate::output::print_result;
@@ -43,6 +44,18 @@ pub struct FailoverArgs {
     #[arg(long, default_value_t = 20)]
     pub kills: u32,
 
+    /// Number of leaders to pause for 0.3 to 2 s after the kills
+    #[arg(long, default_value_t = 0)]
+    pub pauses: u32,
+
+    /// Fail if the p99 is longer ("750ms")
+    #[arg(long, value_parser = parse_duration)]
+    pub p99_max: Option<Duration>,
+
+    /// Fail if more elections in a hundred fail
+    #[arg(long)]
+    pub failed_percent_max: Option<f64>,
+
     /// Print the result as JSON on standard output
     #[arg(long)]
     pub json: bool,
@@ -62,6 +75,11 @@ struct FailoverReport {
     elections: u64,
     /// Terms that passed without a leader meanwhile: split votes and failed candidates.
     failed_elections: u64,
+    /// Leaders that were paused, and the shards that they led.
+    pauses: u32,
+    paused_leaderships: u64,
+    /// Terms that began because of the pauses.
+    elections_of_pauses: u64,
     /// Batches of this client that failed.
     errors: u64,
     /// Longest time between two acks around a kill, in partitions that kept their leader.
@@ -93,6 +111,48 @@ impl Elections {
             self.failed += now - term - 1;
         }
     }
+}
+
+/// Elections that followed the pauses.
+#[derive(Debug, Clone, Copy, Default)]
+struct PauseCounts {
+    pauses: u32,
+    leaderships: u64,
+    terms: u64,
+}
+
+/// Pauses leaders and counts the new terms of the shards that they led.
+async fn pause_leaders(
+    args: &FailoverArgs,
+    test_bed: &mut TestBed,
+    rng: &mut StdRng,
+) -> anyhow::Result<PauseCounts> {
+    let mut counts = PauseCounts::default();
+    while counts.pauses < args.pauses && !test_bed.is_over() {
+        sleep(WARM).await;
+        let before = test_bed.cluster.leaders().await;
+        let led: Vec<u64> = before.values().map(|(node, _)| *node).collect();
+        let Some(paused) = led.choose(rng).copied() else { continue };
+        let pause = Duration::from_millis(rng.random_range(300..=2_000));
+        test_bed.cluster.pause(paused)?;
+        sleep(pause).await;
+        test_bed.cluster.resume(paused)?;
+        test_bed.cluster.wait_until_healthy(READY_MAX).await?;
+        let after = test_bed.cluster.leaders().await;
+        let (mut leaderships, mut terms) = (0, 0);
+        for (shard, (_, term)) in before.iter().filter(|(_, (node, _))| *node == paused) {
+            leaderships += 1;
+            terms += after.get(shard).map_or(0, |(_, now)| now.saturating_sub(*term));
+        }
+        counts.pauses += 1;
+        counts.leaderships += leaderships;
+        counts.terms += terms;
+        test_bed.logger.log(format_args!(
+            "paused {paused} for {} ms: {terms} new terms in {leaderships} shards",
+            pause.as_millis()
+        ));
+    }
+    Ok(counts)
 }
 
 pub(super) async fn run(args: FailoverArgs, program: PathBuf) -> anyhow::Result<()> {
@@ -153,12 +213,41 @@ async fn execute(args: &FailoverArgs, test_bed: &mut TestBed) -> anyhow::Result<
         test_bed.cluster.start_node(victim)?;
         test_bed.cluster.wait_until_healthy(READY_MAX).await?;
     }
+    let pauses = pause_leaders(args, test_bed, &mut rng).await?;
     stop.send_replace(true);
     while let Some(writer) = writers.join_next().await {
         writer?;
     }
     let errors = acks.iter().map(|last_ack| last_ack.borrow().errors).sum();
-    log(args, test_bed, kills, &mut outages, elections, errors, others)
+    outages.sort_unstable();
+    let at = |part: usize| {
+        let index = (outages.len() * part).div_ceil(100).saturating_sub(1);
+        outages.get(index).map_or(0, Duration::as_millis)
+    };
+    let report = FailoverReport {
+        nodes: args.common.nodes,
+        kills,
+        samples: outages.len(),
+        p50_ms: at(50),
+        p99_ms: at(99),
+        max_ms: at(100),
+        elections: elections.total,
+        failed_elections: elections.failed,
+        pauses: pauses.pauses,
+        paused_leaderships: pauses.leaderships,
+        elections_of_pauses: pauses.terms,
+        errors,
+        others_max_ms: others.as_millis(),
+    };
+    log(args, test_bed, &report)?;
+    if let Some(most) = args.p99_max {
+        ensure!(report.p99_ms <= most.as_millis(), "p99 is {} ms", report.p99_ms);
+    }
+    if let Some(most) = args.failed_percent_max {
+        let percent = 100.0 * report.failed_elections as f64 / report.elections.max(1) as f64;
+        ensure!(percent <= most, "{percent:.1} % of the elections failed, at most {most} % may");
+    }
+    Ok(())
 }
 
 /// Returns the shard of each partition.
@@ -195,46 +284,26 @@ async fn write(
     }
 }
 
-fn log(
-    args: &FailoverArgs,
-    test_bed: &TestBed,
-    kills: u32,
-    outages: &mut [Duration],
-    elections: Elections,
-    errors: u64,
-    others: Duration,
-) -> anyhow::Result<()> {
-    outages.sort_unstable();
-    let at = |part: usize| {
-        let index = (outages.len() * part).div_ceil(100).saturating_sub(1);
-        outages.get(index).map_or(0, Duration::as_millis)
-    };
-    let report = FailoverReport {
-        nodes: args.common.nodes,
-        kills,
-        samples: outages.len(),
-        p50_ms: at(50),
-        p99_ms: at(99),
-        max_ms: at(100),
-        elections: elections.total,
-        failed_elections: elections.failed,
-        errors,
-        others_max_ms: others.as_millis(),
-    };
+fn log(args: &FailoverArgs, test_bed: &TestBed, report: &FailoverReport) -> anyhow::Result<()> {
     if args.json {
-        print_result(serde_json::to_string(&report)?)?;
+        print_result(serde_json::to_string(report)?)?;
     } else {
         test_bed.logger.log(format_args!(
-            "time to the next ack over {} partitions that lost their leader in {kills} kills: \
-             p50 {} ms, p99 {} ms, max {} ms; {} elections, {} more without a leader; {errors} \
-             errors; \
-             slowest ack of the other partitions {} ms",
+            "time to the next ack over {} partitions that lost their leader in {} kills: p50 {} \
+             ms, p99 {} ms, max {} ms; {} elections, {} more without a leader; {} pauses of \
+             leaders of {} shards, {} new terms; {} errors; slowest ack of the other partitions {} \
+             ms",
             report.samples,
+            report.kills,
             report.p50_ms,
             report.p99_ms,
             report.max_ms,
             report.elections,
             report.failed_elections,
+            report.pauses,
+            report.paused_leaderships,
+            report.elections_of_pauses,
+            report.errors,
             report.others_max_ms
         ));
     }

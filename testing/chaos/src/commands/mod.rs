@@ -1,5 +1,5 @@
-//! Subcommands: `run`, `kill-all`, `retries`, `failover`, `refill`, `elections`, `rolling`, `grow`,
-//! `flood` and `check`.
+//! Subcommands: `run`, `kill-all`, `retries`, `failover`, `refill`, `repairs`, `elections`,
+//! `rolling`, `grow`, `flood` and `check`.
 //!
 //! Each starts its own nodes in its own directory, which is kept after a failure.
 
@@ -10,6 +10,7 @@ mod flood;
 mod grow;
 mod kill_all;
 mod refill;
+mod repairs;
 mod retries;
 mod rolling;
 mod run;
@@ -31,6 +32,7 @@ pub use flood::FloodArgs;
 pub use grow::GrowArgs;
 pub use kill_all::KillAllArgs;
 pub use refill::RefillArgs;
+pub use repairs::RepairsArgs;
 pub use retries::RetriesArgs;
 pub use rolling::RollingArgs;
 pub use run::{FaultCounts, RunArgs};
@@ -78,6 +80,8 @@ pub enum ChaosCommand {
     Failover(FailoverArgs),
     /// Measure how fast a lagging node catches up
     Refill(RefillArgs),
+    /// Flip bits of running nodes; measure repairs and acks
+    Repairs(RepairsArgs),
     /// Count leader changes under full load without faults
     Elections(ElectionsArgs),
     /// Overload a node and check its memory and latency
@@ -104,6 +108,7 @@ pub async fn run(command: ChaosCommand, program: PathBuf) -> anyhow::Result<()> 
         ChaosCommand::Retries(args) => retries::run(args, program).await,
         ChaosCommand::Failover(args) => failover::run(args, program).await,
         ChaosCommand::Refill(args) => refill::run(args, program).await,
+        ChaosCommand::Repairs(args) => repairs::run(args, program).await,
         ChaosCommand::Elections(args) => elections::run(args, program).await,
         ChaosCommand::Flood(args) => flood::run(args, program).await,
         ChaosCommand::Rolling(args) => rolling::run(args, program).await,

@@ -156,7 +156,8 @@ pub(super) async fn run(mut args: RunArgs, program: PathBuf) -> anyhow::Result<(
     let sessions = topics.iter().map(|topic| topic.partitions).sum();
     let shape = WorkloadShape { sessions, ..WorkloadShape::default() };
     let disk_bytes = (args.faults.full_disks > 0).then_some(DISK_BYTES);
-    let bed_options = TestBedOptions { topics, has_client_proxies: true, disk_bytes };
+    let (has_client_proxies, catch_up_kib) = (true, None);
+    let bed_options = TestBedOptions { topics, has_client_proxies, disk_bytes, catch_up_kib };
     let mut test_bed =
         TestBed::start_with(&args.common, program, logger, shape, bed_options).await?;
     // Faults that are not possible here are skipped and not counted.

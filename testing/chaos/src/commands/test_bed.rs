@@ -80,6 +80,8 @@ pub(super) struct TestBedOptions {
     pub(super) has_client_proxies: bool,
     /// Size of a file system for each node, if file systems can be mounted.
     pub(super) disk_bytes: Option<u64>,
+    /// KiB of log that nodes keep for lagging replicas, instead of `--log-kib`.
+    pub(super) catch_up_kib: Option<u64>,
 }
 
 impl TestBed {
@@ -118,7 +120,8 @@ impl TestBed {
         has_client_proxies: bool,
     ) -> anyhow::Result<Self> {
         let topics = vec![TopicPlan::kept(common.topic_partitions)];
-        let bed_options = TestBedOptions { topics, has_client_proxies, disk_bytes: None };
+        let (disk_bytes, catch_up_kib) = (None, None);
+        let bed_options = TestBedOptions { topics, has_client_proxies, disk_bytes, catch_up_kib };
         Self::start_with(common, program, logger, shape, bed_options).await
     }
 
@@ -130,7 +133,7 @@ impl TestBed {
         shape: WorkloadShape,
         bed_options: TestBedOptions,
     ) -> anyhow::Result<Self> {
-        let TestBedOptions { topics, has_client_proxies, disk_bytes } = bed_options;
+        let TestBedOptions { topics, has_client_proxies, disk_bytes, catch_up_kib } = bed_options;
         let dir = RunDir::new(common.keep.as_ref())?;
         tokio::fs::create_dir_all(dir.path()).await.context("create the directory")?;
         let is_used = tokio::fs::try_exists(dir.path().join("node-1")).await?;
@@ -150,6 +153,7 @@ impl TestBed {
             dir: dir_path,
             has_client_proxies,
             log_kib: common.log_kib,
+            catch_up_kib,
             disk_bytes,
         };
         let made = async {

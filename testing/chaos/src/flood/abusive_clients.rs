@@ -263,6 +263,7 @@ fn earliest(partition: u32) -> PartitionStart {
         partition,
         start: Some(StartPosition { position: Some(position) }),
         until_offset: None,
+        topic_id: 0,
     }
 }
 

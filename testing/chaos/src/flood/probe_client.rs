@@ -85,6 +85,7 @@ fn read(offset: u64) -> FetchRequest {
         partition: PROBE_PARTITION,
         start: Some(StartPosition { position: Some(Position::Offset(offset)) }),
         until_offset: None,
+        topic_id: 0,
     };
     FetchRequest { partitions: vec![start], accept_encoded: true, ..FetchRequest::default() }
 }

@@ -177,7 +177,9 @@ impl HistoryReader {
                 };
                 match received {
                     Some(Ok(Told::Data(batches))) => self.take(&batches),
-                    Some(Ok(Told::CaughtUp { .. } | Told::Heartbeat(_))) => {}
+                    Some(Ok(
+                        Told::CaughtUp { .. } | Told::Heartbeat(_) | Told::Restarted { .. },
+                    )) => {}
                     Some(Err(error)) => {
                         self.failed(&error).await;
                         break;

@@ -23,6 +23,7 @@ pub(crate) fn options() -> Options {
         identity: Bytes::from_static(b"replica one"),
         compaction_bytes_per_second: u64::MAX,
         compaction_slack_bytes: 0,
+        files: helix_wal::FileCache::default(),
     }
 }
 

@@ -1,20 +1,48 @@
-//! Runs all targets on the corpus: inputs that reached new code, or a bug.
+//! Runs all targets on the corpus: inputs that reached new code, or a bug. Calls every method with
+//! extreme values.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)]
 
-use std::sync::Mutex;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Mutex, PoisonError};
 
 use helix_fuzz::{TARGETS, corpus};
 
 /// All panics, including those that the server caught in a task.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-#[test]
-fn targets_pass_on_the_corpus() {
+/// Held by the test whose panics are in [`PANICS`].
+static TURN: Mutex<()> = Mutex::new(());
+
+fn record_panics() {
     std::panic::set_hook(Box::new(|info| {
         eprintln!("{info}");
         PANICS.lock().unwrap().push(info.to_string());
     }));
+}
+
+#[test]
+fn calls_with_extreme_values_get_an_answer() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    record_panics();
+    let mut failed = Vec::new();
+    let cases = helix_fuzz::extremes(|name, run| {
+        // Caught, so that the failure names the case.
+        drop(std::panic::catch_unwind(AssertUnwindSafe(run)));
+        let panics = std::mem::take(&mut *PANICS.lock().unwrap());
+        if !panics.is_empty() {
+            failed.push(format!("{name}: {panics:?}"));
+        }
+    });
+    println!("{cases} cases");
+    assert!(failed.is_empty(), "{failed:#?}");
+    assert!(cases > 500, "{cases}");
+}
+
+#[test]
+fn targets_pass_on_the_corpus() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    record_panics();
     let mut corpus = corpus::load().unwrap();
     let bytes: usize = corpus.values().map(Vec::len).sum();
     assert!(bytes < 1 << 20, "the corpus has {bytes} bytes; keep it below 1 MiB");

@@ -1,0 +1,319 @@
+//! Many connections at once: some of them send one small request at a time, the others are idle.
+//!
+//! A request appends one record, so a response means that the record was stored. Latency is from
+//! the scheduled send time.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde::Serialize;
+use tokio::task::{JoinError, JoinSet};
+
+use crate::args::{AckLevel, LoadArgs, LoadMode, bytes, duration};
+use crate::exit;
+use crate::format::{grouped, replication_text};
+use crate::load::{BenchLoad, check_count};
+use crate::meter::Failures;
+use crate::nodes::{NodeUsage, nodes, rss_bytes};
+use crate::payload::BatchPool;
+use crate::phase::{self, RunPhase};
+use crate::progress;
+use crate::report::BenchReport;
+use crate::target::{self, BenchTarget};
+use crate::weak_acks;
+use crate::write::{self, BatchSource};
+
+/// Name of the created topic, before the process id.
+const TOPIC_PREFIX: &str = "bench-connections";
+/// Connections that are opened at the same time.
+const OPENING_MAX: usize = 64;
+/// Files of this process beside its connections.
+const OTHER_FILES: u64 = 64;
+/// Bytes that the topic keeps.
+const RETENTION: usize = 256 << 20;
+
+/// Flags of `connections`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ConnectionsArgs {
+    /// Node addresses [default: 127.0.0.1:9092]
+    #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
+    addr: Vec<String>,
+    /// Connections at once, one row each
+    #[arg(long, value_delimiter = ',', default_value = "100,1000,10000")]
+    count: Vec<usize>,
+    /// Share of the connections that send requests, in percent
+    #[arg(long, default_value_t = 10)]
+    active_percent: usize,
+    /// Requests per second over all connections
+    #[arg(long, default_value_t = 1000.0, value_name = "REQUESTS_PER_SEC")]
+    rate: f64,
+    /// Bytes of a record value
+    #[arg(long, default_value = "64", value_parser = bytes)]
+    size: usize,
+    /// Length of the measured phase of a row
+    #[arg(long, default_value = "10s", value_parser = duration)]
+    duration: Duration,
+    /// Length of the warm-up of a row, which is not measured
+    #[arg(long, default_value = "1s", value_parser = duration)]
+    warmup: Duration,
+    /// Ack to wait for, as for `write` [default: all]
+    #[arg(long, value_name = "all|quorum-written|1|none")]
+    acks: Option<AckLevel>,
+    /// Replicas of the created topic [default: the cluster's]
+    #[arg(long, value_name = "COUNT")]
+    replication_factor: Option<u32>,
+    /// Seed of payloads and retries
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Runtime threads of this process [default: one per core]
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Write the result to this file as JSON; "-" prints JSON, not the table
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write plots to this directory as SVG
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+/// Result of all rows.
+#[derive(Debug, Serialize)]
+pub(crate) struct ConnectionsReport {
+    /// Name of the mode, by which tables and plots recognise the result.
+    mode: &'static str,
+    pub(crate) command: String,
+    title: String,
+    rows: Vec<ConnectionsRow>,
+    notes: Vec<String>,
+}
+
+/// Result of one number of connections.
+#[derive(Debug, Serialize)]
+struct ConnectionsRow {
+    /// Connections that were asked for, and those that the nodes accepted.
+    count: usize,
+    opened: usize,
+    active: usize,
+    /// Responses divided by requests, in percent.
+    delivered_percent: f64,
+    /// Growth of the nodes' resident memory by the idle connections, divided by their number.
+    bytes_per_connection: Option<f64>,
+    /// Records that were acked and are not in the log.
+    lost: u64,
+    first_refusal: Option<String>,
+    /// Latency, durability, resources and errors of the row.
+    run: BenchReport,
+}
+
+/// Validated rows of a run.
+#[derive(Debug)]
+pub(crate) struct ConnectionsPlan {
+    args: ConnectionsArgs,
+    rows: Vec<BenchLoad>,
+}
+
+impl ConnectionsPlan {
+    /// Validates the flags, and raises the limit of open files where that is allowed.
+    ///
+    /// # Errors
+    /// A flag is out of range, or this process may not open as many connections.
+    pub(crate) fn new(args: &ConnectionsArgs) -> Result<Self> {
+        ensure!((1..=100).contains(&args.active_percent), "--active-percent must be from 1 to 100");
+        for count in &args.count {
+            check_count("--count", *count)?;
+        }
+        let most = args.count.iter().copied().max().context("--count is empty")?;
+        allow_open_files(most as u64 + OTHER_FILES)?;
+        let rows = args.count.iter().map(|count| load(args, *count)).collect::<Result<_>>()?;
+        Ok(Self { args: args.clone(), rows })
+    }
+
+    /// Returns the runtime threads of this process.
+    pub(crate) fn threads(&self) -> usize {
+        self.rows[0].threads
+    }
+}
+
+fn load(args: &ConnectionsArgs, count: usize) -> Result<BenchLoad> {
+    let load = LoadArgs {
+        addr: args.addr.clone(),
+        topic: format!("{TOPIC_PREFIX}-{}", std::process::id()),
+        size: Some(args.size),
+        batch_size: Some(1),
+        clients: active(count, args.active_percent),
+        connections: Some(count),
+        in_flight: 1,
+        duration: Some(args.duration),
+        warmup: Some(args.warmup),
+        rate: Some(args.rate),
+        acks: args.acks,
+        seed: args.seed,
+        threads: args.threads,
+        ..LoadArgs::default()
+    };
+    BenchLoad::new(LoadMode::Write, &load).with_context(|| format!("--count {count}"))
+}
+
+fn active(count: usize, percent: usize) -> usize {
+    (count * percent).div_ceil(100)
+}
+
+fn allow_open_files(files: u64) -> Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= files) {
+        return Ok(());
+    }
+    let maximum = limit.maximum;
+    ensure!(
+        maximum.is_none_or(|maximum| maximum >= files),
+        "{files} open files are needed and {} are allowed; raise the limit (ulimit -n) or lower \
+         --count",
+        maximum.unwrap_or_default()
+    );
+    setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum })
+        .context("raise the limit of open files")
+}
+
+/// Runs all rows on a new topic, which is deleted afterwards.
+///
+/// # Errors
+/// The cluster cannot be reached, or a row could not start.
+pub(crate) async fn run(plan: &ConnectionsPlan) -> Result<ConnectionsReport> {
+    let ConnectionsPlan { args, rows } = plan;
+    let admin = BenchTarget::admin(&rows[0]).await?;
+    let topics = [rows[0].topic.as_str()];
+    target::create_topics(&admin, &topics, RETENTION, args.replication_factor).await?;
+    let result = async {
+        let mut done = Vec::with_capacity(rows.len());
+        for (load, count) in rows.iter().zip(&args.count) {
+            progress::step(&format!("{} connections", grouped(*count as f64)));
+            done.push(measure(load, *count).await?);
+        }
+        anyhow::Ok(ConnectionsReport::new(args, done))
+    }
+    .await;
+    target::delete_topics(&admin, &topics).await;
+    result
+}
+
+async fn measure(load: &BenchLoad, count: usize) -> Result<ConnectionsRow> {
+    let target = BenchTarget::connect(load).await?;
+    let ends = target.ends().await?;
+    let closed = target.observe().await;
+    let refused = open_all(&target, count).await?;
+    let open = target.observe().await;
+    let pool = BatchPool::new(load.payload, load.size, 1, load.seed, load.clients);
+    let lanes = write::lanes(load, &target, |lane| BatchSource::BatchPool(pool.lane(lane)));
+    let (lanes, warmup) = phase::run(lanes, load, RunPhase::Warmup).await?;
+    let before = target.observe().await;
+    let (_, outcome) = phase::run(lanes, load, RunPhase::Measured).await?;
+    let after = target.observe().await;
+    let mut all = warmup.meter.clone();
+    all.merge(&outcome.meter);
+    let lost = weak_acks::count_missing(&target, &ends, &all.acked).await?;
+    let rss = |nodes: &[NodeUsage]| rss_bytes(nodes).map(|bytes| bytes as f64);
+    let grown = rss(&nodes(&closed, &open)).zip(rss(&nodes(&closed, &closed)));
+    let opened = count - usize::try_from(refused.count).unwrap_or(count).min(count);
+    let sent = outcome.meter.requests + outcome.meter.failures.count;
+    Ok(ConnectionsRow {
+        count,
+        opened,
+        active: load.clients,
+        delivered_percent: 100.0 * outcome.meter.requests as f64 / sent.max(1) as f64,
+        bytes_per_connection: grown
+            .filter(|_| opened > 0)
+            .map(|(open, closed)| (open - closed).max(0.0) / opened as f64),
+        lost,
+        first_refusal: refused.first,
+        run: BenchReport::new(load, &target, &before, &after, &warmup, &outcome),
+    })
+}
+
+/// Makes one request on each connection, which opens it. Returns those that were refused.
+async fn open_all(target: &BenchTarget, count: usize) -> Result<Failures> {
+    let mut opening = JoinSet::new();
+    let mut refused = Failures::default();
+    let mut note = |opened: std::result::Result<helix_client::Result<()>, JoinError>| {
+        if let Err(error) = opened.context("a connection has failed")? {
+            refused.add(format!("{:?}", error.code), 1, error.to_string());
+        }
+        anyhow::Ok(())
+    };
+    for number in 0..count {
+        if opening.len() >= OPENING_MAX
+            && let Some(opened) = opening.join_next().await
+        {
+            note(opened)?;
+        }
+        let (client, topic) = (target.client(number).clone(), target.topic.name.clone());
+        // Looking up the topic also gives the active connections their leader.
+        opening.spawn(async move { client.admin().topic(&topic).await.map(|_| ()) });
+    }
+    while let Some(opened) = opening.join_next().await {
+        note(opened)?;
+    }
+    Ok(refused)
+}
+
+impl ConnectionsReport {
+    fn new(args: &ConnectionsArgs, rows: Vec<ConnectionsRow>) -> Self {
+        let mut notes = Vec::new();
+        for row in &rows {
+            let count = grouped(row.count as f64);
+            if let Some(why) = &row.first_refusal {
+                notes.push(format!(
+                    "{count}: {} connections were not opened, the first: {why}; a node's \
+                     --memory-limit bounds its connections",
+                    row.count - row.opened
+                ));
+            }
+            notes.extend(row.run.notes.iter().map(|note| format!("{count}: {note}")));
+        }
+        let mut title = format!(
+            "connections: {} requests/s, one record of {} B each, {} % of the connections active",
+            args.rate, args.size, args.active_percent
+        );
+        if let Some(run) = rows.first().map(|row| &row.run) {
+            title += &format!(
+                "; storage {}, {}, acks {}, server {}",
+                run.storage,
+                replication_text(run.node_count, run.replication),
+                run.durability,
+                run.server_version
+            );
+        }
+        Self { mode: "connections", command: String::new(), title, rows, notes }
+    }
+
+    /// Returns the exit code: lost records come first, then connections that were not opened.
+    pub(crate) fn exit_code(&self) -> u8 {
+        let of_row = |row: &ConnectionsRow| match row {
+            row if row.lost > 0 => exit::NOT_AS_ACKED,
+            row if row.opened < row.count => exit::FAILED,
+            row => row.run.exit_code(),
+        };
+        self.rows.iter().map(of_row).max().unwrap_or(exit::FAILED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_least_one_connection_is_active() {
+        assert_eq!((active(100, 10), active(1, 1), active(1000, 100)), (10, 1, 1000));
+    }
+
+    #[test]
+    fn more_open_files_than_allowed_are_rejected() {
+        assert!(allow_open_files(1).is_ok());
+        if getrlimit(Resource::Nofile).maximum.is_some() {
+            let error = allow_open_files(u64::MAX - 1).unwrap_err().to_string();
+            assert!(error.contains("ulimit -n"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! Plots of results: from a result's JSON to charts, and several results in one chart.
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::chart::{ChartAxis, ChartSeries, ChartUnit, LineChart};
+use crate::table::rows;
+
+/// Result with the name by which a chart tells it from others.
+#[derive(Debug)]
+pub(crate) struct NamedResult {
+    pub(crate) name: String,
+    pub(crate) result: Value,
+}
+
+/// Chart with the name of its file.
+#[derive(Debug)]
+pub(crate) struct Figure {
+    pub(crate) name: String,
+    chart: LineChart,
+}
+
+impl Figure {
+    pub(crate) fn svg(&self) -> String {
+        self.chart.svg()
+    }
+}
+
+/// Modes whose results have plots.
+const PLOTTED: [&str; 8] =
+    ["pubsub", "connections", "sequencer", "write", "stream", "read", "latency", "e2e"];
+
+const PAYLOAD: ChartAxis =
+    ChartAxis { label: "payload of a message", unit: ChartUnit::Bytes, is_log: true };
+const RECORD: ChartAxis = ChartAxis { label: "record value", unit: ChartUnit::Bytes, is_log: true };
+const CLIENTS: ChartAxis = ChartAxis { label: "clients", unit: ChartUnit::Count, is_log: true };
+const LATENCY: ChartAxis = ChartAxis { label: "ms", unit: ChartUnit::Count, is_log: true };
+
+/// Draws the results and writes each chart as SVG to the directory, which is created.
+///
+/// # Errors
+/// A result has no plot, or a file cannot be written.
+pub(crate) fn write(results: &[NamedResult], dir: &Path) -> Result<Vec<String>> {
+    let figures = figures(results)?;
+    let name = dir.display();
+    #[expect(clippy::disallowed_methods, reason = "writes the plots that the user asked for")]
+    fs::create_dir_all(dir).with_context(|| format!("create {name}"))?;
+    let mut names = Vec::with_capacity(figures.len());
+    for Figure { name, chart } in figures {
+        let path = dir.join(format!("{name}.svg"));
+        write_file(&path, &chart.svg())?;
+        names.push(path.display().to_string());
+    }
+    Ok(names)
+}
+
+/// Writes a file, which may exist.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
+    let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
+    file.and_then(|mut file| file.write_all(text.as_bytes()))
+        .with_context(|| format!("write {}", path.display()))
+}
+
+/// Reports whether results of this mode have plots.
+pub(crate) fn has_plot(result: &Value) -> bool {
+    PLOTTED.contains(&mode_of(result))
+}
+
+fn mode_of(result: &Value) -> &str {
+    let mode = result["mode"].as_str().or_else(|| result["load"]["mode"].as_str());
+    mode.unwrap_or("unknown")
+}
+
+/// Returns the charts of the results. Results of one mode share charts.
+///
+/// # Errors
+/// A result has no plot.
+pub(crate) fn figures(results: &[NamedResult]) -> Result<Vec<Figure>> {
+    let mut by_mode: BTreeMap<&str, Vec<&NamedResult>> = BTreeMap::new();
+    // A check has outcomes and nothing to plot.
+    for named in results.iter().filter(|named| rows(&named.result["check"]).is_empty()) {
+        by_mode.entry(mode_of(&named.result)).or_default().push(named);
+    }
+    let mut figures = Vec::new();
+    for (mode, results) in by_mode {
+        match mode {
+            "pubsub" => figures.extend(pubsub(&results)),
+            "connections" => figures.push(connections(&results)),
+            "sequencer" => figures.extend(sequencer(&results)),
+            "write" | "stream" | "read" | "latency" | "e2e" => {
+                figures.extend(loads(mode, &results))
+            }
+            mode => bail!("no plot for a result of mode {mode}"),
+        }
+    }
+    Ok(figures)
+}
+
+fn pubsub(results: &[&NamedResult]) -> Vec<Figure> {
+    let chart = |name: &str, title: &str, y, measures: &[(&str, &str, f64)]| {
+        let mut series = Vec::new();
+        for (run, named) in results.iter().enumerate() {
+            for (measure, (label, pointer, factor)) in measures.iter().enumerate() {
+                let point = |row: &Value| {
+                    let value = row.pointer(pointer)?.as_f64()?;
+                    Some((row["payload_bytes"].as_f64()?, value * factor))
+                };
+                let points = sorted(rows_of(&named.result, "rows").filter_map(point).collect());
+                let name = series_name(label, &named.name, results.len());
+                series.push(ChartSeries { name, measure, run, points });
+            }
+        }
+        let chart = LineChart { title: title.to_owned(), x: PAYLOAD, y, series };
+        Figure { name: format!("pubsub-{name}"), chart }
+    };
+    vec![
+        chart(
+            "messages",
+            "Publish/subscribe: messages per second",
+            ChartAxis { label: "messages/s", unit: ChartUnit::Count, is_log: false },
+            &[("messages/s", "/messages_per_sec", 1.0)],
+        ),
+        chart(
+            "latency",
+            "Publish/subscribe: latency from intended send to delivery",
+            LATENCY,
+            &[
+                ("mean", "/run/latency_us/mean", 1e-3),
+                ("p50", "/run/latency_us/p50", 1e-3),
+                ("p99", "/run/latency_us/p99", 1e-3),
+            ],
+        ),
+        chart(
+            "bytes",
+            "Publish/subscribe: payload bytes per second",
+            ChartAxis { label: "MB/s", unit: ChartUnit::Count, is_log: false },
+            &[("MB/s", "/payload_bytes_per_sec", 1e-6)],
+        ),
+    ]
+}
+
+fn connections(results: &[&NamedResult]) -> Figure {
+    let mut series = Vec::new();
+    for (run, named) in results.iter().enumerate() {
+        for (measure, label) in ["mean", "p50", "p99"].into_iter().enumerate() {
+            let point = |row: &Value| {
+                let us = row["run"]["latency_us"][label].as_f64()?;
+                Some((row["count"].as_f64()?, us * 1e-3))
+            };
+            let points = sorted(rows_of(&named.result, "rows").filter_map(point).collect());
+            let name = series_name(label, &named.name, results.len());
+            series.push(ChartSeries { name, measure, run, points });
+        }
+    }
+    let title = "Connections: latency of a request".to_owned();
+    let x = ChartAxis { label: "connections", unit: ChartUnit::Count, is_log: true };
+    let chart = LineChart { title, x, y: LATENCY, series };
+    Figure { name: "connections-latency".to_owned(), chart }
+}
+
+fn sequencer(results: &[&NamedResult]) -> Vec<Figure> {
+    let mut throughput = Vec::new();
+    let mut latency = Vec::new();
+    for (run, named) in results.iter().enumerate() {
+        let name = |measure: &str| series_name(measure, &named.name, results.len());
+        for (measure, label) in ["batched", "one message a batch"].into_iter().enumerate() {
+            let rows = rows(&named.result["throughput"]).iter();
+            let of_kind = rows.filter(|row| (row["batch_size"] == 1) == (measure == 1));
+            let point =
+                |row: &Value| Some((row["size"].as_f64()?, row["messages_per_sec"].as_f64()?));
+            let points = sorted(of_kind.filter_map(point).collect());
+            throughput.push(ChartSeries { name: name(label), measure, run, points });
+        }
+        for row in rows(&named.result["latency"]) {
+            for (measure, (label, value)) in
+                [("mean", "mean_us"), ("max", "max_us")].into_iter().enumerate()
+            {
+                // The number of nines makes the tail visible.
+                let point = |step: &Value| {
+                    let above = 1.0 - step["percent"].as_f64()? / 100.0;
+                    Some((1.0 / above, step[value].as_f64()?))
+                };
+                let points = sorted(rows_of(row, "steps").filter_map(point).collect());
+                if !points.is_empty() {
+                    latency.push(ChartSeries { name: name(label), measure, run, points });
+                }
+            }
+        }
+    }
+    let size = ChartAxis { label: "message", unit: ChartUnit::Bytes, is_log: true };
+    let rate = ChartAxis { label: "messages/s", unit: ChartUnit::Count, is_log: true };
+    let percent =
+        ChartAxis { label: "lowest % of the messages", unit: ChartUnit::Nines, is_log: true };
+    let us = ChartAxis { label: "us", unit: ChartUnit::Count, is_log: true };
+    let chart = |name: &str, title: &str, x, y, series| Figure {
+        name: format!("sequencer-{name}"),
+        chart: LineChart { title: title.to_owned(), x, y, series },
+    };
+    vec![
+        chart("throughput", "Sequencer: messages per second", size, rate, throughput),
+        chart("latency", "Sequencer: latency, one message in flight", percent, us, latency),
+    ]
+}
+
+fn rows_of<'a>(value: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
+    rows(&value[name]).iter()
+}
+
+fn sorted(mut points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    points
+}
+
+/// Plots single runs over what differs between them: clients, record size, or both.
+///
+/// Runs with the same storage and number of nodes form a line.
+fn loads(mode: &str, results: &[&NamedResult]) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for (axis, pointer, over) in
+        [(CLIENTS, "/load/clients", "clients"), (RECORD, "/load/size", "size")]
+    {
+        let at = |named: &NamedResult| named.result.pointer(pointer).and_then(Value::as_f64);
+        let mut values: Vec<f64> = results.iter().filter_map(|named| at(named)).collect();
+        values.sort_by(f64::total_cmp);
+        values.dedup();
+        if values.len() < 2 && !(over == "clients" && figures.is_empty() && results.len() == 1) {
+            continue;
+        }
+        let chart = |name: &str, title: &str, y, measures: &[(&str, &str, f64)]| {
+            let mut lines: BTreeMap<(String, usize), Vec<(f64, f64)>> = BTreeMap::new();
+            for named in results {
+                for (measure, (_, pointer, factor)) in measures.iter().enumerate() {
+                    let value = named.result.pointer(pointer).and_then(Value::as_f64);
+                    if let (Some(x), Some(y)) = (at(named), value) {
+                        lines
+                            .entry((setup(&named.result), measure))
+                            .or_default()
+                            .push((x, y * factor));
+                    }
+                }
+            }
+            let mut setups: Vec<String> = lines.keys().map(|(setup, _)| setup.clone()).collect();
+            setups.dedup();
+            let line = |((setup, measure), points): ((String, usize), Vec<(f64, f64)>)| {
+                let points = sorted(points);
+                let run = setups.iter().position(|known| *known == setup).unwrap_or_default();
+                let name = series_name(measures[measure].0, &setup, setups.len());
+                ChartSeries { name, measure, run, points }
+            };
+            let series = lines.into_iter().map(line).collect();
+            let chart = LineChart { title: format!("{mode}: {title}"), x: axis, y, series };
+            Figure { name: format!("{mode}-{name}-{over}"), chart }
+        };
+        figures.push(chart(
+            "throughput",
+            "records per second",
+            ChartAxis { label: "records/s", unit: ChartUnit::Count, is_log: false },
+            &[("records/s", "/records_per_sec", 1.0)],
+        ));
+        figures.push(chart(
+            "latency",
+            "latency",
+            LATENCY,
+            &[
+                ("p50", "/latency_us/p50", 1e-3),
+                ("p99", "/latency_us/p99", 1e-3),
+                ("p99.9", "/latency_us/p999", 1e-3),
+            ],
+        ));
+    }
+    figures
+}
+
+/// Names the storage and the nodes of a run.
+fn setup(result: &Value) -> String {
+    let storage = result["storage"].as_str().unwrap_or("unknown");
+    match result["node_count"].as_u64() {
+        Some(1) | None => storage.to_owned(),
+        Some(nodes) => format!("{storage}, {nodes} nodes"),
+    }
+}
+
+fn series_name(measure: &str, run: &str, runs: usize) -> String {
+    if runs == 1 { measure.to_owned() } else { format!("{measure}, {run}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str, result: Value) -> NamedResult {
+        NamedResult { name: name.to_owned(), result }
+    }
+
+    fn pubsub_result(name: &str) -> NamedResult {
+        let row = |payload: u64| {
+            serde_json::json!({
+                "payload_bytes": payload, "messages_per_sec": 1000.0,
+                "payload_bytes_per_sec": 1e6,
+                "run": { "latency_us": { "mean": 900.0, "p50": 800.0, "p99": 4000.0 } },
+            })
+        };
+        named(name, serde_json::json!({ "mode": "pubsub", "rows": [row(1024), row(256)] }))
+    }
+
+    #[test]
+    fn two_results_share_the_charts_of_their_mode() {
+        let figures = figures(&[pubsub_result("memory"), pubsub_result("durable")]).unwrap();
+        let names: Vec<&str> = figures.iter().map(|figure| figure.name.as_str()).collect();
+        assert_eq!(names, ["pubsub-messages", "pubsub-latency", "pubsub-bytes"]);
+        let latency = &figures[1].chart.series;
+        let names: Vec<&str> = latency.iter().map(|series| series.name.as_str()).collect();
+        assert_eq!(names[..4], ["mean, memory", "p50, memory", "p99, memory", "mean, durable"]);
+        assert_eq!(latency[0].points, [(256.0, 0.9), (1024.0, 0.9)]);
+    }
+
+    #[test]
+    fn runs_are_plotted_over_the_flag_that_differs() {
+        let run = |clients: u64, storage: &str| {
+            named(
+                "run",
+                serde_json::json!({
+                    "records_per_sec": 1000 * clients, "storage": storage, "node_count": 1,
+                    "latency_us": { "p50": 100.0, "p99": 200.0, "p999": 300.0 },
+                    "load": { "mode": "write", "clients": clients, "size": 1024 },
+                }),
+            )
+        };
+        let results = [run(4, "disk"), run(1, "disk"), run(1, "memory"), run(4, "memory")];
+        let figures = figures(&results).unwrap();
+        let names: Vec<&str> = figures.iter().map(|figure| figure.name.as_str()).collect();
+        assert_eq!(names, ["write-throughput-clients", "write-latency-clients"]);
+        let throughput = &figures[0].chart.series;
+        assert_eq!(throughput.len(), 2);
+        assert_eq!(throughput[0].points, [(1.0, 1000.0), (4.0, 4000.0)]);
+        assert_eq!(figures[1].chart.series.len(), 6);
+    }
+
+    #[test]
+    fn plots_are_written_to_a_new_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let written = write(&[pubsub_result("one")], &dir.path().join("plots")).unwrap();
+        assert_eq!(written.len(), 3);
+        assert!(written[0].ends_with("pubsub-messages.svg"));
+        assert!(write(&[named("x", Value::Null)], dir.path()).is_err());
+    }
+}

@@ -1,0 +1,104 @@
+//! One self-contained page of results: tables, plots, commands, machine and versions.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use serde_json::Value;
+
+use crate::figures::{self, NamedResult};
+use crate::table;
+
+const STYLE: &str = "body{font:15px sans-serif;max-width:72em;margin:2em auto;padding:0 1em;\
+    color:#222}table{border-collapse:collapse;margin:1em 0}th,td{padding:.25em .7em;\
+    text-align:right;border-bottom:1px solid #ddd}code{background:#f3f3f3;padding:.1em .3em}\
+    svg{max-width:100%;height:auto}";
+
+/// Places of the machine in results of all modes.
+const MACHINES: [&str; 3] = ["/machine", "/rows/0/run/machine", "/steps/0/run/machine"];
+/// Places of the server's version in results of all modes.
+const VERSIONS: [&str; 4] = [
+    "/server_version",
+    "/rows/0/run/server_version",
+    "/steps/0/run/server_version",
+    "/nodes/0/version",
+];
+
+/// Returns the page. Results without plots are shown as tables only.
+///
+/// # Errors
+/// A result has no table.
+pub(crate) fn page(results: &[NamedResult]) -> Result<String> {
+    let values: Vec<Value> = results.iter().map(|named| named.result.clone()).collect();
+    let mut out = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
+         <title>Helix benchmarks</title>\n<style>{STYLE}</style>\n<h1>Helix benchmarks</h1>\n"
+    );
+    for table in table::tables_of_all(&values)? {
+        out += &table.html();
+    }
+    let plotted: Vec<NamedResult> = results
+        .iter()
+        .filter(|named| figures::has_plot(&named.result))
+        .map(|named| NamedResult { name: named.name.clone(), result: named.result.clone() })
+        .collect();
+    for figure in figures::figures(&plotted)? {
+        out += &figure.svg();
+    }
+    out += "<h2>Runs</h2>\n<ul>\n";
+    for named in results {
+        // Ignored: writing to a string does not fail.
+        let _ = writeln!(out, "<li>{}</li>", run(named));
+    }
+    out += "</ul>\n";
+    Ok(out)
+}
+
+fn run(named: &NamedResult) -> String {
+    let find = |places: &[&str]| {
+        let found = places.iter().find_map(|place| named.result.pointer(place));
+        found.cloned().unwrap_or(Value::Null)
+    };
+    let machine = find(&MACHINES);
+    let text = |value: &Value| match value {
+        Value::String(text) => escaped(text),
+        Value::Null => "unknown".to_owned(),
+        other => other.to_string(),
+    };
+    format!(
+        "{}: <code>{}</code>; server {}; {} cores, {} {}, kernel {}",
+        escaped(&named.name),
+        text(&named.result["command"]),
+        text(&find(&VERSIONS)),
+        text(&machine["cores"]),
+        text(&machine["os"]),
+        text(&machine["arch"]),
+        text(&machine["kernel"]),
+    )
+}
+
+/// Escapes text for HTML.
+pub(crate) fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_has_tables_plots_and_the_machine() {
+        let run = serde_json::json!({
+            "command": "helix-bench write --clients 4 > x", "records_per_sec": 1000.0,
+            "mb_per_sec": 1.0, "errors": 0, "node_count": 1, "storage": "memory",
+            "server_version": "0.1.0",
+            "latency_us": { "p50": 100.0, "p99": 200.0, "p999": 300.0 },
+            "load": { "mode": "write", "clients": 4, "size": 1024, "batch_size": 100 },
+            "machine": { "cores": 2, "os": "linux", "arch": "x86_64", "kernel": "6.1" },
+        });
+        let page = page(&[NamedResult { name: "one".to_owned(), result: run }]).unwrap();
+        assert!(page.contains("<td>1 KiB x 100</td>"), "{page}");
+        assert_eq!(page.matches("<svg ").count(), 2);
+        assert!(page.contains("<code>helix-bench write --clients 4 &gt; x</code>; server 0.1.0"));
+        assert!(page.contains("2 cores, linux x86_64, kernel 6.1"));
+    }
+}

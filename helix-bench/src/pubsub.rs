@@ -1,0 +1,351 @@
+//! Publish/subscribe over payload sizes: producers and subscribers on topics of one partition.
+//!
+//! Each subscriber receives everything of its topic. A message counts when it was acked and
+//! delivered to each of them; lost and doubled messages end the run with code 11.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde::Serialize;
+
+use crate::args::{AckLevel, LoadArgs, LoadMode, bytes, duration};
+use crate::delivery::PublishedTopic;
+use crate::e2e::{self, MeasuredDelivery};
+use crate::exit;
+use crate::format::{bytes_text, replication_text};
+use crate::load::{BenchLoad, check_count};
+use crate::progress;
+use crate::report::BenchReport;
+use crate::target::{self, BenchTarget};
+
+/// Name of the created topics, before the process id.
+const TOPIC_PREFIX: &str = "bench-pubsub";
+
+/// Flags of `pubsub`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PubsubArgs {
+    /// Node addresses [default: 127.0.0.1:9092]
+    #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
+    addr: Vec<String>,
+    /// Topics of one partition, created for the run and deleted after it
+    #[arg(long, default_value_t = 1)]
+    topics: usize,
+    /// Producers, divided among the topics
+    #[arg(long, default_value_t = 1)]
+    producers: usize,
+    /// Subscribers, divided among the topics; each receives all messages of its topic
+    #[arg(long, default_value_t = 1)]
+    consumers: usize,
+    /// Bytes of a message, one row each
+    #[arg(long, value_delimiter = ',', value_parser = bytes,
+        default_value = "256B,512B,1KiB,4KiB,8KiB,16KiB,32KiB,64KiB,128KiB")]
+    payload: Vec<usize>,
+    /// Length of the measured phase of a row
+    #[arg(long, default_value = "10s", value_parser = duration)]
+    duration: Duration,
+    /// Length of the warm-up of a row, which is not measured
+    #[arg(long, default_value = "1s", value_parser = duration)]
+    warmup: Duration,
+    /// Open loop: messages per second over all producers. Latency counts from the scheduled send
+    /// time, however late the send is
+    #[arg(long, value_name = "MESSAGES_PER_SEC")]
+    rate: Option<f64>,
+    /// Messages per batch [default: as many as fit --batch-bytes]
+    #[arg(long)]
+    batch_size: Option<u32>,
+    /// Payload bytes per batch; a batch has at least one message
+    #[arg(long, default_value = "32KiB", value_parser = bytes, conflicts_with = "batch_size")]
+    batch_bytes: usize,
+    /// Batches in flight per producer
+    #[arg(long, default_value_t = 4)]
+    in_flight: usize,
+    /// Ack to wait for, as for `write` [default: all]
+    #[arg(long, value_name = "all|quorum-written|1|none")]
+    acks: Option<AckLevel>,
+    /// Bytes that a topic keeps; more must fit into what the slowest subscriber lags behind
+    #[arg(long, default_value = "512MiB", value_parser = bytes)]
+    retention: usize,
+    /// Replicas of the created topics [default: the cluster's]
+    #[arg(long, value_name = "COUNT")]
+    replication_factor: Option<u32>,
+    /// Seed of payloads and retries
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Runtime threads of this process [default: one per core]
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Write the result to this file as JSON; "-" prints JSON, not the table
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write plots to this directory as SVG
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+/// Result of all payload sizes.
+#[derive(Debug, Serialize)]
+pub(crate) struct PubsubReport {
+    /// Name of the mode, by which tables and plots recognise the result.
+    mode: &'static str,
+    pub(crate) command: String,
+    title: String,
+    producers: usize,
+    consumers: usize,
+    topics: usize,
+    rows: Vec<PubsubRow>,
+    notes: Vec<String>,
+}
+
+/// Result of one payload size. Latencies are from the intended send.
+#[derive(Debug, Serialize)]
+struct PubsubRow {
+    payload_bytes: usize,
+    /// Messages that were acked and delivered to each subscriber of their topic, per second up to
+    /// the last delivery.
+    messages_per_sec: f64,
+    /// Bytes of those messages, without any framing.
+    payload_bytes_per_sec: f64,
+    /// Deliveries per second over all subscribers.
+    deliveries_per_sec: f64,
+    messages: u64,
+    lost: u64,
+    doubled: u64,
+    /// Latency, durability, resources and errors of the row.
+    run: BenchReport,
+}
+
+/// Validated rows of a run.
+#[derive(Debug)]
+pub(crate) struct PubsubPlan {
+    args: PubsubArgs,
+    /// For each payload size: the load of all producers, and that of each topic.
+    rows: Vec<(BenchLoad, Vec<BenchLoad>)>,
+}
+
+impl PubsubPlan {
+    /// Validates the flags.
+    ///
+    /// # Errors
+    /// A flag is out of range.
+    pub(crate) fn new(args: &PubsubArgs) -> Result<Self> {
+        check_count("--topics", args.topics)?;
+        check_count("--producers", args.producers)?;
+        check_count("--consumers", args.consumers)?;
+        ensure!(args.producers >= args.topics, "--producers must be at least --topics");
+        ensure!(args.consumers >= args.topics, "--consumers must be at least --topics");
+        ensure!(args.retention > 0, "--retention must be above 0");
+        let row = |payload: &usize| {
+            let load = |topic: String, clients, subscribers| {
+                BenchLoad::new(
+                    LoadMode::E2e,
+                    &load_args(args, *payload, topic, clients, subscribers),
+                )
+                .with_context(|| format!("--payload {}", bytes_text(*payload)))
+            };
+            let whole = load(format!("{TOPIC_PREFIX}-*"), args.producers, args.consumers)?;
+            let share = |all: usize, topic: usize| (topic..all).step_by(args.topics).count();
+            let topics = (0..args.topics)
+                .map(|topic| {
+                    let name = format!("{TOPIC_PREFIX}-{}-{topic}", std::process::id());
+                    load(name, share(args.producers, topic), share(args.consumers, topic))
+                })
+                .collect::<Result<_>>()?;
+            Ok((whole, topics))
+        };
+        let rows = args.payload.iter().map(row).collect::<Result<_>>()?;
+        Ok(Self { args: args.clone(), rows })
+    }
+
+    /// Returns the runtime threads of this process.
+    pub(crate) fn threads(&self) -> usize {
+        self.rows[0].0.threads
+    }
+}
+
+fn load_args(
+    args: &PubsubArgs,
+    payload: usize,
+    topic: String,
+    clients: usize,
+    subscribers: usize,
+) -> LoadArgs {
+    let fitting = u32::try_from(args.batch_bytes / payload.max(1)).unwrap_or(u32::MAX);
+    LoadArgs {
+        addr: args.addr.clone(),
+        topic,
+        partition: -1,
+        size: Some(payload),
+        batch_size: Some(args.batch_size.unwrap_or(fitting.max(1))),
+        clients,
+        subscribers: Some(subscribers),
+        in_flight: args.in_flight,
+        stream: true,
+        duration: Some(args.duration),
+        warmup: Some(args.warmup),
+        rate: args.rate,
+        acks: args.acks,
+        seed: args.seed,
+        threads: args.threads,
+        ..LoadArgs::default()
+    }
+}
+
+/// Runs all rows on new topics, which are deleted afterwards.
+///
+/// # Errors
+/// The cluster cannot be reached, or a row could not start.
+pub(crate) async fn run(plan: &PubsubPlan) -> Result<PubsubReport> {
+    let PubsubPlan { args, rows } = plan;
+    let (_, topics) = &rows[0];
+    let admin = BenchTarget::admin(&topics[0]).await?;
+    let names: Vec<&str> = topics.iter().map(|load| load.topic.as_str()).collect();
+    let result = async {
+        target::create_topics(&admin, &names, args.retention, args.replication_factor).await?;
+        let mut done = Vec::with_capacity(rows.len());
+        for (number, row) in rows.iter().enumerate() {
+            let payload = bytes_text(args.payload[number]);
+            progress::step(&format!("payload {payload}, {} of {}", number + 1, rows.len()));
+            done.push(measure(row, args.payload[number]).await?);
+        }
+        anyhow::Ok(PubsubReport::new(args, done))
+    }
+    .await;
+    target::delete_topics(&admin, &names).await;
+    result
+}
+
+async fn measure(
+    (whole, loads): &(BenchLoad, Vec<BenchLoad>),
+    payload: usize,
+) -> Result<PubsubRow> {
+    let mut topics = Vec::with_capacity(loads.len());
+    for load in loads {
+        let target = BenchTarget::connect(load).await?;
+        topics.push(PublishedTopic { load: load.clone(), target });
+    }
+    let measured = e2e::measure(&topics, whole).await?;
+    Ok(PubsubRow::new(payload, measured))
+}
+
+impl PubsubRow {
+    fn new(payload_bytes: usize, measured: MeasuredDelivery) -> Self {
+        let MeasuredDelivery { report, lost, doubled, seconds } = measured;
+        // A message that one subscriber lost was not delivered to each.
+        let messages = report.records.saturating_sub(lost);
+        let seconds = seconds.max(1e-9);
+        let messages_per_sec = messages as f64 / seconds;
+        let deliveries = report.latency_us.map_or(0, |latency| latency.count);
+        Self {
+            payload_bytes,
+            messages_per_sec,
+            payload_bytes_per_sec: messages_per_sec * payload_bytes as f64,
+            deliveries_per_sec: deliveries as f64 / seconds,
+            messages,
+            lost,
+            doubled,
+            run: report,
+        }
+    }
+}
+
+impl PubsubReport {
+    fn new(args: &PubsubArgs, rows: Vec<PubsubRow>) -> Self {
+        let PubsubArgs { producers, consumers, topics, in_flight, .. } = args;
+        let mut notes: Vec<String> = Vec::new();
+        for row in &rows {
+            let payload = bytes_text(row.payload_bytes);
+            notes.extend(row.run.notes.iter().map(|note| format!("{payload}: {note}")));
+        }
+        let mut title = format!(
+            "pubsub: {producers} producers, {consumers} subscribers, {topics} topics, {in_flight} \
+             batches in flight per producer"
+        );
+        if let Some(run) = rows.first().map(|row| &row.run) {
+            // Ignored: writing to a string does not fail.
+            let _ = write!(
+                title,
+                ", {}; storage {}, {}, acks {}, server {}",
+                run.load.rate.map_or_else(
+                    || "closed loop".to_owned(),
+                    |rate| format!("open loop at {rate} messages/s")
+                ),
+                run.storage,
+                replication_text(run.node_count, run.replication),
+                run.durability,
+                run.server_version,
+            );
+        }
+        Self {
+            mode: "pubsub",
+            command: String::new(),
+            title,
+            producers: *producers,
+            consumers: *consumers,
+            topics: *topics,
+            rows,
+            notes,
+        }
+    }
+
+    /// Returns the exit code: lost and doubled messages come first.
+    pub(crate) fn exit_code(&self) -> u8 {
+        let of_row = |row: &PubsubRow| row_code(row.lost, row.doubled, row.run.exit_code());
+        self.rows.iter().map(of_row).max().unwrap_or(exit::FAILED)
+    }
+}
+
+fn row_code(lost: u64, doubled: u64, run: u8) -> u8 {
+    if lost + doubled > 0 { exit::NOT_AS_ACKED } else { run }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{BenchCli, BenchCommand};
+
+    fn plan(flags: &[&str]) -> Result<PubsubPlan> {
+        use clap::Parser;
+        let line = ["helix-bench", "pubsub"].iter().chain(flags).copied();
+        let BenchCommand::Pubsub(args) = BenchCli::try_parse_from(line)?.command else {
+            panic!("not pubsub")
+        };
+        PubsubPlan::new(&args)
+    }
+
+    #[test]
+    fn lost_and_doubled_messages_decide_the_exit_code() {
+        assert_eq!((row_code(0, 0, 0), row_code(0, 0, exit::FAILED)), (0, exit::FAILED));
+        for (lost, doubled) in [(1, 0), (0, 1), (2, 3)] {
+            assert_eq!(row_code(lost, doubled, 0), exit::NOT_AS_ACKED);
+            assert_eq!(row_code(lost, doubled, exit::FAILED), exit::NOT_AS_ACKED);
+        }
+    }
+
+    #[test]
+    fn producers_and_consumers_are_divided_among_the_topics() {
+        let flags = ["--topics", "2", "--producers", "3", "--consumers", "5", "--payload", "1KiB"];
+        let plan = plan(&flags).unwrap();
+        let (whole, topics) = &plan.rows[0];
+        let shares = topics.iter().map(|load| (load.clients, load.subscribers));
+        assert_eq!(shares.collect::<Vec<_>>(), [(2, 3), (1, 2)]);
+        assert_eq!((whole.clients, whole.subscribers, whole.batch_size), (3, 5, 32));
+        assert_ne!(topics[0].topic, topics[1].topic);
+    }
+
+    #[test]
+    fn batch_has_at_least_one_message() {
+        let plan = plan(&[]).unwrap();
+        let batches: Vec<u32> = plan.rows.iter().map(|(load, _)| load.batch_size).collect();
+        assert_eq!(batches, [128, 64, 32, 8, 4, 2, 1, 1, 1]);
+    }
+
+    #[test]
+    fn topics_without_producer_or_subscriber_are_rejected() {
+        assert!(plan(&["--topics", "2", "--consumers", "2"]).is_err());
+        assert!(plan(&["--topics", "2", "--producers", "2"]).is_err());
+        assert!(plan(&["--payload", "8B"]).is_err());
+    }
+}

@@ -1,0 +1,237 @@
+//! Highest open-loop rate whose p99 stays within a bound, by doubling and then bisection.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::args::{LoadArgs, LoadMode, duration};
+use crate::exit;
+use crate::format::grouped;
+use crate::load::BenchLoad;
+use crate::progress;
+use crate::report::BenchReport;
+
+/// The search ends when the bounds are this close.
+const PRECISION: f64 = 1.05;
+/// Most steps, more than doubling from 1 to the highest rate and the bisection need.
+const STEPS_MAX: usize = 48;
+/// Share of the sends that may be due and not made at the end of a step.
+const MISSED_MAX: f64 = 0.02;
+/// Length of a step.
+const DURATION_DEFAULT: Duration = Duration::from_secs(5);
+
+/// Flags of `limit`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RateLimitArgs {
+    /// Load to run
+    #[arg(long, default_value = "e2e")]
+    mode: RateLimitMode,
+    /// Bound of p99, which counts from the scheduled send time
+    #[arg(long, default_value = "5ms", value_parser = duration)]
+    max_p99: Duration,
+    /// First rate, in records per second
+    #[arg(long, default_value_t = 1000.0, value_name = "RECORDS_PER_SEC")]
+    start: f64,
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+}
+
+/// Loads that have a rate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum RateLimitMode {
+    Write,
+    /// Same as `write --stream`.
+    Stream,
+    E2e,
+}
+
+/// Result of the search.
+#[derive(Debug, Serialize)]
+pub(crate) struct RateLimitReport {
+    /// Name of the mode, by which tables and plots recognise the result.
+    mode: &'static str,
+    pub(crate) command: String,
+    title: String,
+    max_p99_us: f64,
+    /// Highest rate within the bound; `None` if the first rates were beyond it.
+    highest_rate: Option<f64>,
+    steps: Vec<RateLimitStep>,
+    notes: Vec<String>,
+}
+
+/// One run at a rate.
+#[derive(Debug, Serialize)]
+struct RateLimitStep {
+    rate: f64,
+    is_within: bool,
+    /// Reason why the rate is beyond the bound.
+    why: Option<&'static str>,
+    run: BenchReport,
+}
+
+/// Validates the flags and returns the load without its rate.
+///
+/// # Errors
+/// A flag is out of range or not valid here.
+pub(crate) fn load(args: &RateLimitArgs) -> Result<BenchLoad> {
+    ensure!(args.load.rate.is_none(), "--rate is not valid for limit: it finds the rate");
+    ensure!(!args.load.verify, "--verify is not valid for limit");
+    ensure!(args.load.plot.is_none(), "--plot is not valid for limit");
+    ensure!(!args.max_p99.is_zero(), "--max-p99 must be above 0");
+    let mode = match args.mode {
+        RateLimitMode::Write => LoadMode::Write,
+        RateLimitMode::Stream => LoadMode::Stream,
+        RateLimitMode::E2e => LoadMode::E2e,
+    };
+    let duration = args.load.duration.unwrap_or(DURATION_DEFAULT);
+    let load = LoadArgs { rate: Some(args.start), duration: Some(duration), ..args.load.clone() };
+    BenchLoad::new(mode, &load)
+}
+
+/// Runs the load at rates until the highest one is found. `run` makes one run.
+///
+/// # Errors
+/// A run could not start.
+pub(crate) async fn run(
+    args: &RateLimitArgs,
+    load: &BenchLoad,
+    run: impl AsyncFn(&BenchLoad) -> Result<BenchReport>,
+) -> Result<RateLimitReport> {
+    let mut search = RateSearch::new(args.start);
+    let mut steps = Vec::new();
+    while let Some(rate) = search.next()
+        && steps.len() < STEPS_MAX
+    {
+        let report = run(&BenchLoad { rate: Some(rate), ..load.clone() }).await?;
+        let why = beyond(&report, args.max_p99);
+        progress::step(&format!(
+            "{} records/s: p99 {:.3} ms, {}",
+            grouped(rate.round()),
+            report.latency_us.map_or(f64::NAN, |latency| latency.p99 / 1e3),
+            why.unwrap_or("within the bound")
+        ));
+        search.note(rate, why.is_none());
+        steps.push(RateLimitStep { rate, is_within: why.is_none(), why, run: report });
+    }
+    Ok(RateLimitReport::new(args, load, search.within, steps))
+}
+
+/// Returns the reason why a run is beyond the bound.
+fn beyond(report: &BenchReport, max_p99: Duration) -> Option<&'static str> {
+    let max_us = max_p99.as_secs_f64() * 1e6;
+    let missed = report.sends_missed as f64;
+    match report.latency_us {
+        _ if report.errors > 0 => Some("errors"),
+        None => Some("no request succeeded"),
+        Some(latency) if latency.p99 > max_us => Some("p99 beyond the bound"),
+        Some(_) if missed > (report.requests as f64 + missed) * MISSED_MAX => {
+            Some("rate not reached")
+        }
+        Some(_) => None,
+    }
+}
+
+/// Bounds of the highest rate.
+#[derive(Debug)]
+struct RateSearch {
+    start: f64,
+    /// Highest rate within the bound, and lowest rate beyond it.
+    within: Option<f64>,
+    beyond: Option<f64>,
+}
+
+impl RateSearch {
+    fn new(start: f64) -> Self {
+        Self { start, within: None, beyond: None }
+    }
+
+    /// Returns the next rate to try, or `None` when the bounds are close.
+    fn next(&self) -> Option<f64> {
+        match (self.within, self.beyond) {
+            (None, None) => Some(self.start),
+            (Some(within), None) => Some(within * 2.0),
+            (None, Some(beyond)) => Some(beyond / 2.0).filter(|rate| *rate >= 1.0),
+            (Some(within), Some(beyond)) if beyond / within <= PRECISION => None,
+            (Some(within), Some(beyond)) => Some((within * beyond).sqrt()),
+        }
+    }
+
+    fn note(&mut self, rate: f64, is_within: bool) {
+        let bound = if is_within { &mut self.within } else { &mut self.beyond };
+        *bound = Some(rate);
+    }
+}
+
+impl RateLimitReport {
+    fn new(
+        args: &RateLimitArgs,
+        load: &BenchLoad,
+        highest_rate: Option<f64>,
+        steps: Vec<RateLimitStep>,
+    ) -> Self {
+        let found = match highest_rate {
+            Some(rate) => format!("{} records/s", grouped(rate.round())),
+            None => "no rate".to_owned(),
+        };
+        let mut title = format!(
+            "limit: {found} with p99 within {:?}, {} of {} B x {}, {} clients x {} in flight",
+            args.max_p99,
+            load.mode.name(),
+            load.size,
+            load.batch_size,
+            load.clients,
+            load.in_flight
+        );
+        if let Some(step) = steps.last() {
+            title += &format!("; storage {}, acks {}", step.run.storage, step.run.durability);
+        }
+        let max_p99_us = args.max_p99.as_secs_f64() * 1e6;
+        let (mode, command, notes) = ("limit", String::new(), Vec::new());
+        Self { mode, command, title, max_p99_us, highest_rate, steps, notes }
+    }
+
+    /// Returns the exit code: lost records come first; without any rate the search has failed.
+    pub(crate) fn exit_code(&self) -> u8 {
+        let codes = self.steps.iter().map(|step| step.run.exit_code());
+        let is_lost = codes.into_iter().any(|code| code == exit::NOT_AS_ACKED);
+        match (is_lost, self.highest_rate) {
+            (true, _) => exit::NOT_AS_ACKED,
+            (false, None) => exit::FAILED,
+            (false, Some(_)) => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the highest rate found where all up to `limit` are within, and the number of steps.
+    fn search(start: f64, limit: f64) -> (Option<f64>, usize) {
+        let mut search = RateSearch::new(start);
+        let mut steps = 0;
+        while let Some(rate) = search.next() {
+            search.note(rate, rate <= limit);
+            steps += 1;
+            assert!(steps <= STEPS_MAX);
+        }
+        (search.within, steps)
+    }
+
+    #[test]
+    fn search_ends_close_below_the_limit() {
+        for (start, limit) in [(1000.0, 123_456.0), (1e6, 1234.0), (10.0, 10.0), (1.0, 1e8)] {
+            let (found, steps) = search(start, limit);
+            let found = found.unwrap();
+            assert!(found <= limit && limit / found <= PRECISION, "{start} {limit}: {found}");
+            assert!(steps < STEPS_MAX, "{steps} steps");
+        }
+    }
+
+    #[test]
+    fn search_without_any_rate_ends() {
+        assert_eq!(search(1000.0, 0.0).0, None);
+    }
+}

@@ -1,0 +1,386 @@
+//! Sequencer: one partition is the event stream, and each node publishes to it and waits until it
+//! sees its own messages.
+//!
+//! Measures latency with one message in flight, throughput of several nodes, and checks that all
+//! subscribers see one order without gaps. A lost or doubled message ends the run with code 11.
+
+mod check;
+mod cut;
+mod node;
+mod order;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde::Serialize;
+
+use self::check::{CheckOutcome, CheckStep};
+use self::order::OrderFindings;
+use crate::args::{AckLevel, LoadArgs, LoadMode, bytes, duration};
+use crate::ceiling::CeilingProcess;
+use crate::exit;
+use crate::format::{bytes_text, replication_text};
+use crate::host::{HostInfo, cores};
+use crate::load::{BenchLoad, check_count};
+use crate::meter::{PercentileStep, Percentiles, weakest};
+use crate::nodes::{NodeUsage, nodes};
+use crate::progress;
+use crate::target::{self, BenchTarget};
+use crate::write;
+
+/// Name of the created topics, before the process id.
+const TOPIC_PREFIX: &str = "bench-sequencer";
+
+/// Shares for which mean and maximum are reported.
+const PERCENTS: [f64; 6] = [75.0, 90.0, 99.0, 99.9, 99.99, 99.999];
+
+/// Bytes and messages of a batch in the check.
+const CHECK_SIZE: usize = 256;
+const CHECK_BATCH: u32 = 10;
+
+/// Flags of `sequencer`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SequencerArgs {
+    /// Node addresses [default: 127.0.0.1:9092]
+    #[arg(long, value_name = "HOST:PORT,..", value_delimiter = ',')]
+    addr: Vec<String>,
+    /// Check order, rewind, late join, cut connections and a change of leader; measure nothing
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// check: messages over all nodes
+    #[arg(long, default_value_t = 30_000, requires = "check")]
+    records: u64,
+    /// Nodes that publish to the stream in the throughput rows and the check
+    #[arg(long, default_value_t = 3)]
+    nodes: usize,
+    /// Bytes of a message in the latency row
+    #[arg(long, default_value = "1024", value_parser = bytes)]
+    latency_size: usize,
+    /// Bytes of a message in the throughput rows, batched and one message a batch
+    #[arg(long, value_delimiter = ',', value_parser = bytes, default_value = "64,256,1400")]
+    size: Vec<usize>,
+    /// Bytes of a batch in the batched rows
+    #[arg(long, default_value = "16KiB", value_parser = bytes)]
+    batch_bytes: usize,
+    /// Batches that a node publishes before it sees them in the stream
+    #[arg(long, default_value_t = 16)]
+    in_flight: usize,
+    /// Throughput rows as an open loop: messages per second over all nodes
+    #[arg(long, value_name = "MESSAGES_PER_SEC")]
+    rate: Option<f64>,
+    /// Length of the measured phase of a row
+    #[arg(long, default_value = "5s", value_parser = duration)]
+    duration: Duration,
+    /// Length of the warm-up of a row, which is not measured
+    #[arg(long, default_value = "1s", value_parser = duration)]
+    warmup: Duration,
+    /// Ack to wait for, as for `write` [default: all]
+    #[arg(long, value_name = "all|quorum-written|1|none")]
+    acks: Option<AckLevel>,
+    /// Bytes that the stream keeps
+    #[arg(long, default_value = "512MiB", value_parser = bytes)]
+    retention: usize,
+    /// Replicas of the stream [default: the cluster's]
+    #[arg(long, value_name = "COUNT")]
+    replication_factor: Option<u32>,
+    /// Seed of payloads and retries
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Runtime threads of the throughput rows [default: one per core]
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Write the result to this file as JSON; "-" prints JSON, not the table
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write plots to this directory as SVG
+    #[arg(long, value_name = "DIR", conflicts_with = "check")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+/// Result of all rows, or of the check.
+#[derive(Debug, Serialize)]
+pub(crate) struct SequencerReport {
+    /// Name of the mode, by which tables and plots recognise the result.
+    mode: &'static str,
+    pub(crate) command: String,
+    title: String,
+    latency: Vec<SequencerLatency>,
+    throughput: Vec<SequencerThroughput>,
+    check: Vec<CheckStep>,
+    /// Status of the nodes of the cluster after the last part.
+    nodes: Vec<NodeUsage>,
+    machine: HostInfo,
+    notes: Vec<String>,
+}
+
+/// Latency with one message in flight.
+#[derive(Debug, Serialize)]
+struct SequencerLatency {
+    name: &'static str,
+    /// From the send until the node sees its message; for the echo, until the ack.
+    latency_us: Option<Percentiles>,
+    /// Until the ack of the same messages.
+    ack_us: Option<Percentiles>,
+    /// Mean and maximum of the lowest times.
+    steps: Vec<PercentileStep>,
+    durability: String,
+    errors: u64,
+    first_error: Option<String>,
+    #[serde(flatten)]
+    findings: OrderFindings,
+}
+
+/// Throughput of all nodes.
+#[derive(Debug, Serialize)]
+struct SequencerThroughput {
+    size: usize,
+    batch_size: u32,
+    /// Messages per second of the stream, as the slowest node saw it.
+    messages_per_sec: f64,
+    /// Own messages per second of each node.
+    node_messages_per_sec: Vec<f64>,
+    /// From the intended send of a batch until its node sees it.
+    latency_us: Option<Percentiles>,
+    durability: String,
+    is_order_equal: bool,
+    errors: u64,
+    first_error: Option<String>,
+    #[serde(flatten)]
+    findings: OrderFindings,
+}
+
+/// Validated parts of a run.
+#[derive(Debug)]
+pub(crate) struct SequencerPlan {
+    args: SequencerArgs,
+    latency: BenchLoad,
+    throughput: Vec<BenchLoad>,
+    check: BenchLoad,
+}
+
+impl SequencerPlan {
+    /// Validates the flags.
+    ///
+    /// # Errors
+    /// A flag is out of range.
+    pub(crate) fn new(args: &SequencerArgs) -> Result<Self> {
+        check_count("--nodes", args.nodes)?;
+        ensure!(!args.check || args.nodes >= 2, "--check needs at least two --nodes");
+        let latency = load(args, args.latency_size, 1)?;
+        let latency = BenchLoad { clients: 1, in_flight: 1, rate: None, ..latency };
+        let mut throughput = Vec::new();
+        for size in &args.size {
+            let fitting = u32::try_from(args.batch_bytes / (*size).max(1)).unwrap_or(u32::MAX);
+            for batch_size in [fitting.max(1), 1] {
+                throughput.push(load(args, *size, batch_size)?);
+            }
+        }
+        let mut check = load(args, CHECK_SIZE, CHECK_BATCH)?;
+        check.run.records = Some(args.records);
+        check.run.duration = None;
+        Ok(Self { args: args.clone(), latency, throughput, check })
+    }
+
+    /// Returns the runtime threads of the throughput rows.
+    pub(crate) fn threads(&self) -> usize {
+        self.args.threads.unwrap_or_else(cores)
+    }
+}
+
+fn load(args: &SequencerArgs, size: usize, batch_size: u32) -> Result<BenchLoad> {
+    let load = LoadArgs {
+        addr: args.addr.clone(),
+        topic: format!("{TOPIC_PREFIX}-{}", std::process::id()),
+        size: Some(size),
+        batch_size: Some(batch_size),
+        clients: args.nodes,
+        in_flight: args.in_flight,
+        stream: true,
+        duration: Some(args.duration),
+        warmup: Some(args.warmup),
+        rate: args.rate,
+        acks: args.acks,
+        seed: args.seed,
+        threads: args.threads,
+        ..LoadArgs::default()
+    };
+    BenchLoad::new(LoadMode::E2e, &load).with_context(|| format!("--size {}", bytes_text(size)))
+}
+
+/// Measures latency: first that of an echo of streamed messages, then that of the stream.
+///
+/// # Errors
+/// The cluster cannot be reached, or the run could not start.
+pub(crate) async fn latency(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<()> {
+    let load = &plan.latency;
+    let ceiling = CeilingProcess::start(load, None).await?;
+    let echo = BenchLoad { mode: LoadMode::Write, ..ceiling.load(load) };
+    progress::step("latency of a stream echo without storage");
+    let echo = write::run(&echo).await?;
+    report.latency.push(SequencerLatency {
+        name: "stream echo, no storage",
+        latency_us: echo.latency_us,
+        ack_us: None,
+        steps: Vec::new(),
+        durability: "none".to_owned(),
+        errors: echo.errors,
+        first_error: echo.first_error,
+        findings: OrderFindings::default(),
+    });
+    drop(ceiling);
+    progress::step("latency of the stream, one message in flight");
+    let outcome = on_stream(plan, load, report, async |target| node::latency(load, target).await);
+    let outcome = outcome.await?;
+    report.latency.push(SequencerLatency {
+        name: "gRPC over TCP",
+        latency_us: outcome.seen.percentiles(),
+        ack_us: outcome.meter.latency.percentiles(),
+        steps: outcome.seen.steps(&PERCENTS),
+        durability: outcome.meter.durability().unwrap_or("unknown").to_owned(),
+        errors: outcome.meter.failures.count,
+        first_error: outcome.meter.failures.first,
+        findings: outcome.findings,
+    });
+    Ok(())
+}
+
+/// Measures throughput, one row for each size, batched and not.
+///
+/// # Errors
+/// The cluster cannot be reached, or the run could not start.
+pub(crate) async fn throughput(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<()> {
+    for (number, load) in plan.throughput.iter().enumerate() {
+        progress::step(&format!(
+            "throughput of {} in batches of {}, {} of {}",
+            bytes_text(load.size),
+            load.batch_size,
+            number + 1,
+            plan.throughput.len()
+        ));
+        let outcome =
+            on_stream(plan, load, report, async |target| node::throughput(load, target).await);
+        let outcome = outcome.await?;
+        let seen = outcome.rates.iter().map(|(seen, _)| *seen);
+        report.throughput.push(SequencerThroughput {
+            size: load.size,
+            batch_size: load.batch_size,
+            messages_per_sec: seen.reduce(f64::min).unwrap_or_default(),
+            node_messages_per_sec: outcome.rates.iter().map(|(_, own)| *own).collect(),
+            latency_us: outcome.seen.percentiles(),
+            durability: weakest(outcome.acks.keys().copied()).unwrap_or("unknown").to_owned(),
+            is_order_equal: outcome.is_order_equal,
+            errors: outcome.failures.count,
+            first_error: outcome.failures.first,
+            findings: outcome.findings,
+        });
+    }
+    Ok(())
+}
+
+/// Checks the promises of the stream.
+///
+/// # Errors
+/// The cluster cannot be reached, or the check could not start.
+pub(crate) async fn check(plan: &SequencerPlan, report: &mut SequencerReport) -> Result<()> {
+    let load = &plan.check;
+    progress::step("checking the stream");
+    let steps = on_stream(plan, load, report, async |target| check::run(load, target).await);
+    report.check = steps.await?;
+    Ok(())
+}
+
+/// Runs a part on a new topic, which is deleted afterwards, and notes the state of the nodes.
+async fn on_stream<T>(
+    plan: &SequencerPlan,
+    load: &BenchLoad,
+    report: &mut SequencerReport,
+    part: impl AsyncFnOnce(&BenchTarget) -> Result<T>,
+) -> Result<T> {
+    let admin = BenchTarget::admin(load).await?;
+    let topics = [load.topic.as_str()];
+    let SequencerArgs { retention, replication_factor, .. } = plan.args;
+    target::create_topics(&admin, &topics, retention, replication_factor).await?;
+    let result = async {
+        let target = BenchTarget::connect(load).await?;
+        let before = target.observe().await;
+        let result = part(&target).await?;
+        report.nodes = nodes(&before, &target.observe().await);
+        report.title = report.title(plan, target.addresses.len(), target.topic.replication_factor);
+        anyhow::Ok(result)
+    }
+    .await;
+    target::delete_topics(&admin, &topics).await;
+    result
+}
+
+impl SequencerReport {
+    pub(crate) fn new() -> Self {
+        Self {
+            mode: "sequencer",
+            command: String::new(),
+            title: String::new(),
+            latency: Vec::new(),
+            throughput: Vec::new(),
+            check: Vec::new(),
+            nodes: Vec::new(),
+            machine: HostInfo::here(),
+            notes: Vec::new(),
+        }
+    }
+
+    fn title(&self, plan: &SequencerPlan, node_count: usize, replication: u32) -> String {
+        let first = self.nodes.first();
+        format!(
+            "sequencer: {} publishers, {} batches in flight each, storage {}, {}, server {}",
+            plan.args.nodes,
+            plan.args.in_flight,
+            first.map_or("unknown", |node| node.storage.as_str()),
+            replication_text(node_count, replication),
+            first.map_or("unknown", |node| node.version.as_str()),
+        )
+    }
+
+    /// Adds the notes, once all parts are done.
+    pub(crate) fn finish(&mut self, command: String) {
+        self.command = command;
+        let failed =
+            self.latency.iter().map(|row| (row.name.to_owned(), row.errors, &row.first_error));
+        let rows = self.throughput.iter().map(|row| {
+            let name = format!("{} x {}", bytes_text(row.size), row.batch_size);
+            (name, row.errors, &row.first_error)
+        });
+        let notes = failed.chain(rows).filter(|(_, errors, _)| *errors > 0);
+        let mut notes: Vec<String> = notes
+            .map(|(name, errors, first)| {
+                let first = first.as_deref().unwrap_or_default();
+                format!("{name}: {errors} errors, which count in no other figure; first: {first}")
+            })
+            .collect();
+        if !self.latency.is_empty() {
+            notes.push(
+                "latency is from the send of a message until its node sees it in the stream; of \
+                 the echo, until the response"
+                    .to_owned(),
+            );
+        }
+        self.notes = notes;
+    }
+
+    /// Returns the exit code: lost and doubled messages come first.
+    pub(crate) fn exit_code(&self) -> u8 {
+        let findings = self.latency.iter().map(|row| row.findings);
+        let mut findings = findings.chain(self.throughput.iter().map(|row| row.findings));
+        let is_broken = findings.any(|findings| !findings.is_clean())
+            || self.throughput.iter().any(|row| !row.is_order_equal && row.errors == 0)
+            || self.check.iter().any(|step| step.outcome == CheckOutcome::Failed);
+        let has_failed = self.latency.iter().any(|row| row.latency_us.is_none())
+            || self.throughput.iter().any(|row| row.latency_us.is_none());
+        match (is_broken, has_failed) {
+            (true, _) => exit::NOT_AS_ACKED,
+            (false, true) => exit::FAILED,
+            (false, false) => 0,
+        }
+    }
+}

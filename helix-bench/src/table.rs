@@ -1,0 +1,468 @@
+//! Tables of results: aligned for a terminal, or as Markdown.
+//!
+//! A table is made from the result's JSON, so a stored result gives the same table as its run.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::format::{bytes_text, grouped, known};
+use crate::html::escaped;
+
+/// Longest line of a title in Markdown.
+const MARKDOWN_CHARS_MAX: usize = 100;
+
+/// Table with a title and notes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ResultTable {
+    title: String,
+    columns: &'static [&'static str],
+    rows: Vec<Vec<String>>,
+    notes: Vec<String>,
+}
+
+impl ResultTable {
+    /// Returns the table for a terminal, with right-aligned columns.
+    pub(crate) fn plain(&self) -> String {
+        let width = |column: usize| {
+            let cells = self.rows.iter().map(|row| row[column].chars().count());
+            cells.chain([self.columns[column].chars().count()]).max().unwrap_or_default()
+        };
+        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let line = |cells: &mut dyn Iterator<Item = &str>| {
+            let cells = cells.zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
+            cells.collect::<Vec<_>>().join("  ")
+        };
+        // Ignored throughout: writing to a string does not fail.
+        let mut out = self.heading();
+        let _ = writeln!(out, "{}", line(&mut self.columns.iter().copied()));
+        for row in &self.rows {
+            let _ = writeln!(out, "{}", line(&mut row.iter().map(String::as_str)));
+        }
+        for note in &self.notes {
+            let _ = writeln!(out, "note: {note}");
+        }
+        out
+    }
+
+    /// Returns the table as HTML, with the notes.
+    pub(crate) fn html(&self) -> String {
+        let row = |cells: &mut dyn Iterator<Item = &str>, tag: &str| {
+            let cells = cells.map(|cell| format!("<{tag}>{}</{tag}>", escaped(cell)));
+            format!("<tr>{}</tr>\n", cells.collect::<String>())
+        };
+        let mut out = format!("<p>{}</p>\n<table>\n", escaped(&self.title));
+        out += &row(&mut self.columns.iter().copied(), "th");
+        for cells in &self.rows {
+            out += &row(&mut cells.iter().map(String::as_str), "td");
+        }
+        out += "</table>\n";
+        for note in &self.notes {
+            // Ignored: writing to a string does not fail.
+            let _ = writeln!(out, "<p>Note: {}</p>", escaped(note));
+        }
+        out
+    }
+
+    fn heading(&self) -> String {
+        if self.title.is_empty() { String::new() } else { format!("{}\n\n", self.title) }
+    }
+
+    /// Returns the table as Markdown, without the notes.
+    pub(crate) fn markdown(&self) -> String {
+        let heading = wrapped(&self.heading());
+        let mut out = format!("{heading}| {} |\n", self.columns.join(" | "));
+        // Ignored throughout: writing to a string does not fail.
+        let _ = writeln!(out, "|{}", "---|".repeat(self.columns.len()));
+        for row in &self.rows {
+            let _ = writeln!(out, "| {} |", row.join(" | "));
+        }
+        out
+    }
+}
+
+/// Breaks lines between words.
+fn wrapped(text: &str) -> String {
+    let mut out = String::new();
+    let mut column = 0;
+    for word in text.split_inclusive(' ') {
+        if column + word.trim_end().chars().count() > MARKDOWN_CHARS_MAX {
+            out.truncate(out.trim_end().len());
+            out.push('\n');
+            column = 0;
+        }
+        out.push_str(word);
+        column += word.chars().count();
+    }
+    out
+}
+
+/// Reads a result.
+///
+/// # Errors
+/// The file cannot be read or is not JSON.
+pub(crate) fn read_result(path: &Path) -> Result<Value> {
+    let name = path.display();
+    let file = std::fs::OpenOptions::new().read(true).open(path);
+    let file = file.with_context(|| format!("open {name}"))?;
+    serde_json::from_reader(std::io::BufReader::new(file)).with_context(|| format!("read {name}"))
+}
+
+/// Returns the tables of a result.
+///
+/// # Errors
+/// The result is of a mode without tables.
+pub(crate) fn tables(result: &Value) -> Result<Vec<ResultTable>> {
+    match result["mode"].as_str() {
+        Some("pubsub") => Ok(vec![pubsub(result)]),
+        Some("connections") => Ok(vec![connections(result)]),
+        Some("limit") => Ok(vec![limit(result)]),
+        Some("sequencer") => Ok(sequencer(result)),
+        mode => bail!("no table for a result of mode {}", mode.unwrap_or("unknown")),
+    }
+}
+
+/// Returns the tables of several results. Runs of one load each share a table.
+///
+/// # Errors
+/// As [`tables`].
+pub(crate) fn tables_of_all(results: &[Value]) -> Result<Vec<ResultTable>> {
+    let (loads, modes): (Vec<&Value>, Vec<&Value>) =
+        results.iter().partition(|result| result["load"]["mode"].is_string());
+    let mut all = Vec::new();
+    for result in modes {
+        all.extend(tables(result)?);
+    }
+    if !loads.is_empty() {
+        all.push(self::loads(&loads));
+    }
+    Ok(all)
+}
+
+/// Returns the tables of a result for a terminal.
+///
+/// # Errors
+/// As [`tables`].
+pub(crate) fn plain(result: &Value) -> Result<String> {
+    let tables = tables(result)?;
+    Ok(tables.iter().map(ResultTable::plain).collect::<Vec<_>>().join("\n"))
+}
+
+const PUBSUB_COLUMNS: [&str; 13] = [
+    "payload",
+    "batch",
+    "messages/s",
+    "MB/s",
+    "mean ms",
+    "p50",
+    "p95",
+    "p99",
+    "ack p50",
+    "ack p99",
+    "messages",
+    "lost",
+    "doubled",
+];
+
+fn pubsub(result: &Value) -> ResultTable {
+    let row = |row: &Value| {
+        let run = &row["run"];
+        let (delivered, acked) = (&run["latency_us"], &run["latency_parts_us"]["ack"]);
+        vec![
+            bytes_text(usize::try_from(row["payload_bytes"].as_u64().unwrap_or(0)).unwrap_or(0)),
+            count(&run["load"]["batch_size"]),
+            count(&row["messages_per_sec"]),
+            count(&scaled(&row["payload_bytes_per_sec"], 1e-6)),
+            ms(&delivered["mean"]),
+            ms(&delivered["p50"]),
+            ms(&delivered["p95"]),
+            ms(&delivered["p99"]),
+            ms(&acked["p50"]),
+            ms(&acked["p99"]),
+            count(&row["messages"]),
+            count(&row["lost"]),
+            count(&row["doubled"]),
+        ]
+    };
+    table(result, &PUBSUB_COLUMNS, rows(&result["rows"]).iter().map(row).collect())
+}
+
+const CONNECTIONS_COLUMNS: [&str; 12] = [
+    "connections",
+    "opened",
+    "active",
+    "requests/s",
+    "mean ms",
+    "p50",
+    "p99",
+    "delivered %",
+    "lost",
+    "KiB/connection",
+    "server cores",
+    "errors",
+];
+
+fn connections(result: &Value) -> ResultTable {
+    let row = |row: &Value| {
+        let (run, latency) = (&row["run"], &row["run"]["latency_us"]);
+        vec![
+            count(&row["count"]),
+            count(&row["opened"]),
+            count(&row["active"]),
+            count(&run["requests_per_sec"]),
+            ms(&latency["mean"]),
+            ms(&latency["p50"]),
+            ms(&latency["p99"]),
+            known(row["delivered_percent"].as_f64(), 3),
+            count(&row["lost"]),
+            known(row["bytes_per_connection"].as_f64().map(|bytes| bytes / 1024.0), 1),
+            known(run["cpu"]["server_cores"].as_f64(), 2),
+            count(&run["errors"]),
+        ]
+    };
+    table(result, &CONNECTIONS_COLUMNS, rows(&result["rows"]).iter().map(row).collect())
+}
+
+const LIMIT_COLUMNS: [&str; 6] = ["rate", "records/s", "p50 ms", "p99", "p99.9", "outcome"];
+
+fn limit(result: &Value) -> ResultTable {
+    let row = |step: &Value| {
+        let (run, latency) = (&step["run"], &step["run"]["latency_us"]);
+        vec![
+            count(&step["rate"]),
+            count(&run["records_per_sec"]),
+            ms(&latency["p50"]),
+            ms(&latency["p99"]),
+            ms(&latency["p999"]),
+            step["why"].as_str().unwrap_or("within").to_owned(),
+        ]
+    };
+    table(result, &LIMIT_COLUMNS, rows(&result["steps"]).iter().map(row).collect())
+}
+
+const SEQUENCER_LATENCY_COLUMNS: [&str; 10] = [
+    "one in flight",
+    "durability",
+    "mean us",
+    "min",
+    "p50",
+    "p99",
+    "max",
+    "ack p50",
+    "lost",
+    "doubled",
+];
+const SEQUENCER_STEP_COLUMNS: [&str; 4] = ["one in flight", "lowest %", "mean us", "max"];
+const SEQUENCER_THROUGHPUT_COLUMNS: [&str; 10] = [
+    "message",
+    "batch",
+    "messages/s",
+    "of each node",
+    "durability",
+    "p50 ms",
+    "p99",
+    "lost",
+    "doubled",
+    "order",
+];
+const SEQUENCER_CHECK_COLUMNS: [&str; 3] = ["check", "outcome", "detail"];
+
+/// Returns the tables of the parts that were run.
+fn sequencer(result: &Value) -> Vec<ResultTable> {
+    let us = |value: &Value| known(value.as_f64(), 1);
+    let latency = |row: &Value| {
+        let seen = &row["latency_us"];
+        let mut cells = vec![text(&row["name"]), text(&row["durability"])];
+        cells.extend(["mean", "min", "p50", "p99", "max"].map(|name| us(&seen[name])));
+        cells.push(us(&row["ack_us"]["p50"]));
+        cells.extend(["lost", "doubled"].map(|name| count(&row[name])));
+        cells
+    };
+    let steps = rows(&result["latency"]).iter().flat_map(|row| {
+        rows(&row["steps"]).iter().map(|step| {
+            let percent = step["percent"].to_string();
+            let percent = percent.trim_end_matches(".0").to_owned();
+            vec![text(&row["name"]), percent, us(&step["mean_us"]), us(&step["max_us"])]
+        })
+    });
+    let throughput = |row: &Value| {
+        let nodes: Vec<String> = rows(&row["node_messages_per_sec"]).iter().map(count).collect();
+        let order = if row["is_order_equal"] == true { "equal" } else { "DIFFERENT" };
+        vec![
+            bytes_text(usize::try_from(row["size"].as_u64().unwrap_or(0)).unwrap_or(0)),
+            count(&row["batch_size"]),
+            count(&row["messages_per_sec"]),
+            nodes.join(" + "),
+            text(&row["durability"]),
+            ms(&row["latency_us"]["p50"]),
+            ms(&row["latency_us"]["p99"]),
+            count(&row["lost"]),
+            count(&row["doubled"]),
+            order.to_owned(),
+        ]
+    };
+    let check = |row: &Value| vec![text(&row["name"]), text(&row["outcome"]), text(&row["detail"])];
+    let part = |name: &str| rows(&result[name]).iter();
+    let mut tables = vec![
+        table(result, &SEQUENCER_LATENCY_COLUMNS, part("latency").map(latency).collect()),
+        table(result, &SEQUENCER_STEP_COLUMNS, steps.collect()),
+        table(result, &SEQUENCER_THROUGHPUT_COLUMNS, part("throughput").map(throughput).collect()),
+        table(result, &SEQUENCER_CHECK_COLUMNS, part("check").map(check).collect()),
+    ];
+    tables.retain(|table| !table.rows.is_empty());
+    // The title is that of all tables, and so are the notes.
+    let last = tables.len().saturating_sub(1);
+    for (number, table) in tables.iter_mut().enumerate() {
+        if number > 0 {
+            table.title.clear();
+        }
+        if number < last {
+            table.notes.clear();
+        }
+    }
+    tables
+}
+
+const LOAD_COLUMNS: [&str; 11] = [
+    "load",
+    "storage",
+    "nodes",
+    "clients",
+    "record x batch",
+    "records/s",
+    "MB/s",
+    "p50 ms",
+    "p99",
+    "p99.9",
+    "errors",
+];
+
+/// Returns the table of runs of one load each, ordered by setup, clients and size.
+fn loads(results: &[&Value]) -> ResultTable {
+    let key = |result: &&&Value| {
+        let load = &result["load"];
+        let nodes = result["node_count"].as_u64();
+        let numbers = ["clients", "size"].map(|name| load[name].as_u64());
+        (text(&load["mode"]), nodes, text(&result["storage"]), numbers)
+    };
+    let mut ordered: Vec<&&Value> = results.iter().collect();
+    ordered.sort_by_key(key);
+    let row = |result: &&&Value| {
+        let (load, latency) = (&result["load"], &result["latency_us"]);
+        let size = usize::try_from(load["size"].as_u64().unwrap_or(0)).unwrap_or(0);
+        vec![
+            text(&load["mode"]),
+            text(&result["storage"]),
+            count(&result["node_count"]),
+            count(&load["clients"]),
+            format!("{} x {}", bytes_text(size), count(&load["batch_size"])),
+            count(&result["records_per_sec"]),
+            count(&result["mb_per_sec"]),
+            ms(&latency["p50"]),
+            ms(&latency["p99"]),
+            ms(&latency["p999"]),
+            count(&result["errors"]),
+        ]
+    };
+    let rows = ordered.iter().map(row).collect();
+    ResultTable { title: String::new(), columns: &LOAD_COLUMNS, rows, notes: Vec::new() }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn table(result: &Value, columns: &'static [&'static str], rows: Vec<Vec<String>>) -> ResultTable {
+    let notes = self::rows(&result["notes"]).iter().map(text).collect();
+    ResultTable { title: text(&result["title"]), columns, rows, notes }
+}
+
+/// Returns the elements of an array, or none.
+pub(crate) fn rows(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn scaled(value: &Value, factor: f64) -> Value {
+    value.as_f64().map_or(Value::Null, |value| Value::from(value * factor))
+}
+
+fn count(value: &Value) -> String {
+    value.as_f64().map_or_else(|| "-".to_owned(), grouped)
+}
+
+/// Formats microseconds as milliseconds.
+fn ms(value: &Value) -> String {
+    known(value.as_f64().map(|us| us / 1e3), 3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn result() -> Value {
+        serde_json::json!({
+            "mode": "pubsub",
+            "title": "pubsub: one row",
+            "rows": [{
+                "payload_bytes": 1024, "messages_per_sec": 12345.6, "messages": 1000,
+                "payload_bytes_per_sec": 12_641_894.4, "lost": 1, "doubled": 0,
+                "run": {
+                    "load": { "batch_size": 32 },
+                    "latency_us": { "mean": 1500.0, "p50": 1000.0, "p95": 2000.0, "p99": 3000.0 },
+                    "latency_parts_us": {},
+                },
+            }],
+            "notes": ["a note"],
+        })
+    }
+
+    #[test]
+    fn table_of_a_result_is_aligned() {
+        let text = plain(&result()).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "pubsub: one row");
+        assert!(lines[2].starts_with("payload  batch  messages/s"), "{text}");
+        assert!(lines[3].starts_with("  1 KiB     32      12,346  12.6    1.500"), "{text}");
+        assert!(lines[3].ends_with("        -     1,000     1        0"), "{text}");
+        assert_eq!((lines[2].len(), lines[4]), (lines[3].len(), "note: a note"));
+    }
+
+    #[test]
+    fn markdown_has_as_many_columns_in_each_row() {
+        let text = tables(&result()).unwrap()[0].markdown();
+        let columns: Vec<usize> =
+            text.lines().skip(2).map(|line| line.matches('|').count()).collect();
+        assert_eq!(columns, [14, 14, 14], "{text}");
+    }
+
+    #[test]
+    fn runs_of_one_load_share_a_table() {
+        let run = |clients: u64| {
+            serde_json::json!({
+                "records_per_sec": 1000.0, "mb_per_sec": 1.024, "errors": 0, "node_count": 1,
+                "storage": "memory", "latency_us": { "p50": 100.0, "p99": 200.0, "p999": 300.0 },
+                "load": { "mode": "write", "clients": clients, "size": 1024, "batch_size": 100 },
+            })
+        };
+        let tables = tables_of_all(&[run(16), result(), run(4)]).unwrap();
+        assert_eq!((tables.len(), tables[1].rows.len()), (2, 2));
+        let cells = ["write", "memory", "1", "4", "1 KiB x 100", "1,000", "1.0"];
+        assert_eq!(tables[1].rows[0][..7], cells);
+    }
+
+    #[test]
+    fn long_titles_are_wrapped() {
+        let text = wrapped(&"word ".repeat(50));
+        assert!(text.lines().all(|line| line.len() <= 100 && !line.ends_with("  ")), "{text}");
+        assert_eq!(text.split_whitespace().count(), 50);
+        assert_eq!(wrapped("short\n\n"), "short\n\n");
+    }
+
+    #[test]
+    fn result_of_an_unknown_mode_is_rejected() {
+        let error = tables(&serde_json::json!({ "mode": "other" })).unwrap_err();
+        assert_eq!(error.to_string(), "no table for a result of mode other");
+    }
+}

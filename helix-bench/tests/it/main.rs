@@ -1,0 +1,279 @@
+//! Runs the program against a server in this process. The runs are short: they show that each mode
+//! works and that its result, table and plots agree, and measure nothing.
+
+#![allow(clippy::unwrap_used)] // Clippy does not treat test helpers as tests.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use helix_client::{Client, Config};
+use helix_server::config::ServerConfig;
+use helix_server::server::{RunningServer, Server};
+use serde_json::Value;
+use tokio::runtime::Runtime;
+
+/// Server in memory, which stops when this is dropped.
+struct MemoryServer {
+    runtime: Runtime,
+    running: Option<RunningServer>,
+    address: String,
+}
+
+impl MemoryServer {
+    fn start() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let running = runtime.block_on(Server::start(ServerConfig::in_memory())).unwrap();
+        let address = running.local_addr().to_string();
+        Self { runtime, running: Some(running), address }
+    }
+
+    fn topics(&self, prefix: &str) -> Vec<String> {
+        let _entered = self.runtime.enter();
+        let admin = Client::new(Config::new([self.address.clone()])).unwrap().admin();
+        let topics = self.runtime.block_on(admin.topics(prefix)).unwrap();
+        topics.into_iter().map(|topic| topic.name).collect()
+    }
+
+    /// Runs the program, and returns what it printed and its JSON result.
+    fn bench(&self, dir: &Path, arguments: &[&str]) -> (String, Value) {
+        let json = dir.join("result.json");
+        let mut arguments = arguments.to_vec();
+        let path = json.to_str().unwrap();
+        arguments.extend(["--addr", &self.address, "--json", path]);
+        let output = helix_bench(&arguments);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        let result = std::fs::OpenOptions::new().read(true).open(json).unwrap();
+        (text, serde_json::from_reader(result).unwrap())
+    }
+}
+
+impl Drop for MemoryServer {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.take() {
+            self.runtime.block_on(running.shutdown());
+        }
+    }
+}
+
+fn helix_bench(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_helix-bench")).args(arguments).output().unwrap()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+#[test]
+fn pubsub_delivers_each_message_once_to_each_subscriber() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let plots = dir.path().join("plots");
+    let (text, result) = server.bench(
+        dir.path(),
+        &[
+            "pubsub",
+            "--producers",
+            "3",
+            "--consumers",
+            "4",
+            "--topics",
+            "2",
+            "--payload",
+            "256B,4KiB",
+            "--duration",
+            "300ms",
+            "--warmup",
+            "100ms",
+            "--plot",
+            plots.to_str().unwrap(),
+        ],
+    );
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        assert!(number(&row["messages"]) > 0.0, "{row}");
+        assert_eq!((&row["lost"], &row["doubled"]), (&Value::from(0), &Value::from(0)));
+        // Two subscribers for each of two topics: each message is delivered twice.
+        let deliveries = number(&row["run"]["latency_us"]["count"]);
+        assert_eq!(deliveries, 2.0 * number(&row["messages"]));
+        assert!(number(&row["run"]["latency_parts_us"]["ack"]["p50"]) > 0.0);
+        let bytes = number(&row["messages_per_sec"]) * number(&row["payload_bytes"]);
+        assert!((number(&row["payload_bytes_per_sec"]) / bytes - 1.0).abs() < 1e-6);
+    }
+    assert!(text.contains("4 KiB") && text.contains("doubled"), "{text}");
+    for name in ["messages", "latency", "bytes"] {
+        assert!(plots.join(format!("pubsub-{name}.svg")).is_file());
+    }
+    // The topics are deleted.
+    assert_eq!(server.topics("bench-"), [""; 0]);
+    // A stored result gives its table again.
+    let path = dir.path().join("result.json");
+    let tables = helix_bench(&["tables", path.to_str().unwrap()]);
+    let tables = String::from_utf8(tables.stdout).unwrap();
+    assert_eq!(tables.lines().filter(|line| line.starts_with("| 4 KiB | 8 |")).count(), 1);
+}
+
+#[test]
+fn pubsub_measures_from_the_intended_send() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let (_, result) = server.bench(
+        dir.path(),
+        &[
+            "pubsub",
+            "--payload",
+            "256B",
+            "--batch-size",
+            "1",
+            "--rate",
+            "500",
+            "--duration",
+            "500ms",
+            "--warmup",
+            "100ms",
+        ],
+    );
+    let run = &result["rows"][0]["run"];
+    // A send that is later than intended counts as latency, so both parts are reported.
+    assert!(run["latency_parts_us"]["send_delay"].is_object(), "{run}");
+    let messages = number(&result["rows"][0]["messages"]);
+    assert!((1.0..=251.0).contains(&messages), "{messages} messages of at most 250");
+}
+
+#[test]
+fn sequencer_shows_one_order_to_all_nodes() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let plots = dir.path().join("plots");
+    let (text, result) = server.bench(
+        dir.path(),
+        &[
+            "sequencer",
+            "--size",
+            "64,1400",
+            "--duration",
+            "300ms",
+            "--warmup",
+            "100ms",
+            "--plot",
+            plots.to_str().unwrap(),
+        ],
+    );
+    let latency = result["latency"].as_array().unwrap();
+    assert_eq!((latency.len(), latency[1]["steps"].as_array().unwrap().len()), (2, 6));
+    assert!(number(&latency[1]["latency_us"]["p50"]) > 0.0);
+    let throughput = result["throughput"].as_array().unwrap();
+    assert_eq!(throughput.len(), 4);
+    for row in throughput {
+        assert!(number(&row["messages_per_sec"]) > 0.0, "{row}");
+        assert_eq!(row["node_messages_per_sec"].as_array().unwrap().len(), 3);
+        assert_eq!((&row["is_order_equal"], &row["lost"]), (&Value::from(true), &Value::from(0)));
+    }
+    assert!(text.contains("99.999") && text.contains("gRPC over TCP"), "{text}");
+    assert!(plots.join("sequencer-latency.svg").is_file());
+}
+
+#[test]
+fn sequencer_check_passes_over_cut_connections() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let (text, result) = server.bench(dir.path(), &["sequencer", "--check", "--records", "6000"]);
+    let outcome = |name: &str| {
+        let steps = result["check"].as_array().unwrap();
+        let step = steps.iter().find(|step| step["name"] == name);
+        step.unwrap_or_else(|| panic!("no {name} in {text}"))["outcome"].clone()
+    };
+    for name in ["publish", "total order", "rewind", "late join", "cut connections"] {
+        assert_eq!(outcome(name), "passed", "{text}");
+    }
+    assert_eq!(outcome("change of leader"), "not-possible", "one node has no other leader");
+}
+
+#[test]
+fn single_runs_are_plotted_and_reported_together() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let plots = dir.path().join("plots");
+    let (text, result) = server.bench(
+        dir.path(),
+        &["e2e", "--subscribers", "2", "--records", "200", "--plot", plots.to_str().unwrap()],
+    );
+    assert!(text.contains("e2e"), "{text}");
+    assert_eq!((&result["errors"], &result["records"]), (&Value::from(0), &Value::from(200)));
+    assert_eq!(result["latency_us"]["count"], 400);
+    assert!(plots.join("e2e-latency-clients.svg").is_file());
+    let (stored, page) = (dir.path().join("result.json"), dir.path().join("page.html"));
+    let paths = [stored.to_str().unwrap(), page.to_str().unwrap()];
+    assert!(helix_bench(&["report", paths[0], "-o", paths[1]]).status.success());
+    assert!(page.is_file());
+}
+
+#[test]
+fn flags_without_effect_and_unknown_results_are_rejected() {
+    for arguments in [
+        &["pubsub", "--topics", "2"][..],
+        &["pubsub", "--payload", "8B"],
+        &["sequencer", "--check", "--nodes", "1"],
+        &["sequencer", "--check", "--plot", "plots"],
+        &["limit", "--plot", "plots"],
+        &["compare", "--plot", "plots"],
+    ] {
+        let output = helix_bench(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    }
+    assert_eq!(helix_bench(&["tables", "/nonexistent"]).status.code(), Some(1));
+}
+
+#[test]
+fn connections_are_opened_and_their_requests_delivered() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    let (text, result) = server.bench(
+        dir.path(),
+        &[
+            "connections",
+            "--count",
+            "20,50",
+            "--rate",
+            "200",
+            "--duration",
+            "500ms",
+            "--warmup",
+            "100ms",
+        ],
+    );
+    let rows = result["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for (row, count) in rows.iter().zip([20, 50]) {
+        assert_eq!((&row["count"], &row["opened"]), (&Value::from(count), &Value::from(count)));
+        assert_eq!(row["active"], count / 10);
+        assert_eq!((&row["lost"], number(&row["delivered_percent"])), (&Value::from(0), 100.0));
+        assert!(number(&row["run"]["latency_us"]["p99"]) > 0.0);
+    }
+    assert!(text.contains("KiB/connection"), "{text}");
+}
+
+#[test]
+fn limit_finds_a_rate_and_shows_its_steps() {
+    let (server, dir) = (MemoryServer::start(), tempfile::tempdir().unwrap());
+    // The bound is far above any latency, so the search ends where the rate is not reached.
+    let (text, result) = server.bench(
+        dir.path(),
+        &[
+            "limit",
+            "--mode",
+            "write",
+            "--max-p99",
+            "10s",
+            "--start",
+            "500",
+            "--batch-size",
+            "1",
+            "--duration",
+            "200ms",
+            "--warmup",
+            "50ms",
+        ],
+    );
+    let steps = result["steps"].as_array().unwrap();
+    let highest = number(&result["highest_rate"]);
+    let within = steps.iter().filter(|step| step["is_within"] == true);
+    assert_eq!(within.map(|step| number(&step["rate"])).fold(0.0, f64::max), highest);
+    assert!(steps.iter().any(|step| step["why"] == "rate not reached"), "{text}");
+    assert_eq!(text.lines().filter(|line| line.ends_with("within")).count() > 0, highest > 0.0);
+}

@@ -1,0 +1,38 @@
+//! Counts of a batch, kept until its acknowledgement.
+
+use helix_proto::compression::BatchCodec;
+use tokio::time::Instant;
+
+use crate::metrics::Metrics;
+use crate::shard::NewBatch;
+
+/// Counts of a batch, and its arrival time.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BatchSize {
+    records: u32,
+    pub(super) bytes: usize,
+    /// Codec and decompressed size, if the batch is compressed.
+    compressed: Option<(BatchCodec, u32)>,
+    since: Instant,
+}
+
+impl BatchSize {
+    pub(super) fn of(batch: &NewBatch, since: Instant) -> Self {
+        // Admitted batches have a known compression.
+        let codec = BatchCodec::from_wire(batch.compression).ok().flatten();
+        Self {
+            records: batch.record_count,
+            bytes: batch.payload.len(),
+            compressed: codec.map(|codec| (codec, batch.uncompressed_bytes)),
+            since,
+        }
+    }
+
+    /// Counts the batch as acknowledged.
+    pub(super) fn count_ack(&self, metrics: &Metrics, is_duplicate: bool) {
+        metrics.on_ack(self.records, self.bytes, is_duplicate, self.since.elapsed());
+        if let Some((codec, uncompressed_bytes)) = self.compressed.filter(|_| !is_duplicate) {
+            metrics.on_compressed(codec.name(), self.bytes as u64, uncompressed_bytes.into());
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Routing data of GetMetadata and WatchMetadata.
+//! Watchers of the same topics share one encoded message of each state. A state that is replaced
+//! before a watcher's turn is skipped.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::Context;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use helix_proto::log::v1::{self as wire, Metadata, ShardRoute, TopicRoute, WatchMetadataResponse};
+use helix_transport::responses;
+use prost::Message;
+use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tonic::codegen::BoxStream;
+use tonic::{Response, Status};
+
+use super::{acquire_response, reserve_response, wire_leader, wire_shard_id};
+use crate::error::{Error, Result};
+use crate::limits::{
+    METADATA_BYTES_PER_SECOND, METADATA_KEPT, METADATA_LATE_MAX, METADATA_UNPACED_BYTES,
+    PARTITION_ROUTED_BYTES, PARTITIONS_PER_TURN, RESPONSE_WAIT_MAX, TOPIC_ROUTED_BYTES,
+};
+use crate::log::TopicInfo;
+use crate::node::Node;
+use crate::shard::Shard;
+use crate::sync;
+use crate::transport::{CallMemory, LoadPermit};
+
+/// Work for a topic's route, without its partitions, in that for a partition.
+const TOPIC_IN_PARTITIONS: usize = 10;
+
+/// Builds routing data, and shares what several watchers get.
+pub(super) struct MetadataSource {
+    node: Arc<Node>,
+    /// Held while routing data is built, so that many calls at once do not delay all other tasks.
+    turn: AsyncMutex<()>,
+    /// The watched topics by their names; no name stands for all topics.
+    watched: Mutex<BTreeMap<BTreeSet<String>, Weak<WatchedTopics>>>,
+    pace: MetadataPace,
+}
+
+/// Topics that at least one client watches.
+struct WatchedTopics {
+    names: Vec<String>,
+    /// The newest message and the version of the routes that it has at least. The message is kept
+    /// for [`METADATA_KEPT`], and as long as a watcher has not sent it.
+    newest: AsyncMutex<(u64, Weak<EncodedMetadata>)>,
+}
+
+/// An encoded message, with the permit for its memory.
+struct EncodedMetadata {
+    bytes: Vec<u8>,
+    _permit: Option<LoadPermit>,
+}
+
+struct SharedMetadata(Arc<EncodedMetadata>);
+
+impl AsRef<[u8]> for SharedMetadata {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.bytes
+    }
+}
+
+impl MetadataSource {
+    pub(super) fn new(node: &Arc<Node>) -> Arc<Self> {
+        Arc::new(Self {
+            node: node.clone(),
+            turn: AsyncMutex::default(),
+            watched: Mutex::default(),
+            pace: MetadataPace::default(),
+        })
+    }
+
+    /// Returns the routing data of the named topics, or of all without a name.
+    pub(super) async fn get(
+        &self,
+        names: &[String],
+        call: Option<&CallMemory>,
+    ) -> Result<Metadata> {
+        let topics = self.topics(names);
+        reserve_response(call, bytes(&topics)).await?;
+        Ok(self.build(&topics).await)
+    }
+
+    /// Sends the routing data of the named topics, or of all without a name, now and after changes.
+    pub(super) fn watch(
+        self: &Arc<Self>,
+        names: Vec<String>,
+        call: Option<Arc<CallMemory>>,
+    ) -> Response<BoxStream<WatchMetadataResponse>> {
+        let mut versions = self.node.watch_routes();
+        // The first response has the current state.
+        versions.mark_changed();
+        let topics = self.watched(names.into_iter().collect());
+        let is_detached = call.is_some();
+        if let Some(call) = &call {
+            call.share_responses();
+        }
+        let watch = MetadataWatch { source: self.clone(), call, topics, versions, sent_bytes: 0 };
+        let mut messages: BoxStream<Bytes> =
+            Box::pin(stream::try_unfold(watch, |mut watch| async {
+                let message = Box::pin(watch.next()).await?;
+                Ok(message.map(|message| (message, watch)))
+            }));
+        if is_detached {
+            let next = move |context: &mut Context<'_>| messages.as_mut().poll_next(context);
+            return responses::encoded(next, Box::pin(stream::empty()));
+        }
+        let decoded = messages.map(|message| {
+            let decoded = WatchMetadataResponse::decode(message?);
+            decoded.map_err(|error| Status::internal(error.to_string()))
+        });
+        Response::new(Box::pin(decoded))
+    }
+
+    fn watched(&self, names: BTreeSet<String>) -> Arc<WatchedTopics> {
+        let mut watched = sync::lock(&self.watched);
+        if let Some(found) = watched.get(&names).and_then(Weak::upgrade) {
+            return found;
+        }
+        watched.retain(|_, topics| topics.strong_count() > 0);
+        let newest = AsyncMutex::new((0, Weak::new()));
+        let topics = WatchedTopics { names: names.iter().cloned().collect(), newest };
+        let topics = Arc::new(topics);
+        watched.insert(names, Arc::downgrade(&topics));
+        topics
+    }
+
+    /// Returns the encoded message of a state that is at least as new as `version`.
+    async fn encoded(
+        &self,
+        watched: &WatchedTopics,
+        version: u64,
+        call: Option<&CallMemory>,
+    ) -> Result<Bytes> {
+        let shared = |message| Bytes::from_owner(SharedMetadata(message));
+        // The watcher before this one may wait for memory, and then not get it.
+        let newest = timeout(RESPONSE_WAIT_MAX, watched.newest.lock()).await;
+        let mut newest = newest.map_err(|_| Error::throttled("routing data for watchers"))?;
+        if newest.0 >= version
+            && let Some(message) = newest.1.upgrade()
+        {
+            return Ok(shared(message));
+        }
+        // Read first: data newer than this version is sent again with its own version.
+        let version = *self.node.watch_routes().borrow();
+        let topics = self.topics(&watched.names);
+        let mut permit = acquire_response(call, bytes(&topics)).await?;
+        let metadata = Some(self.build(&topics).await);
+        let bytes = WatchMetadataResponse { metadata }.encode_to_vec();
+        if let Some(permit) = &mut permit {
+            permit.shrink_to(bytes.len());
+        }
+        let message = Arc::new(EncodedMetadata { bytes, _permit: permit });
+        *newest = (version, Arc::downgrade(&message));
+        let kept = message.clone();
+        tokio::spawn(async move {
+            sleep(METADATA_KEPT).await;
+            drop(kept);
+        });
+        Ok(shared(message))
+    }
+
+    fn topics(&self, names: &[String]) -> Vec<Arc<TopicInfo>> {
+        if names.is_empty() {
+            return self.node.topics("", None, usize::MAX);
+        }
+        let mut seen = HashSet::new();
+        let names = names.iter().filter(|name| seen.insert(name.as_str()));
+        names.filter_map(|name| self.node.topic(name).ok()).collect()
+    }
+
+    async fn build(&self, topics: &[Arc<TopicInfo>]) -> Metadata {
+        let _turn = self.turn.lock().await;
+        let node = &self.node;
+        // Read first, as in `encoded`. The topics are at least as new.
+        let version = node.metadata_version();
+        let mut routes = Vec::with_capacity(topics.len());
+        let mut built = 0;
+        for topic in topics {
+            // Lets other tasks run.
+            built += TOPIC_IN_PARTITIONS + topic.partition_count as usize;
+            if built >= PARTITIONS_PER_TURN {
+                built = 0;
+                yield_now().await;
+            }
+            routes.push(topic_route(topic));
+        }
+        let members = node.cluster().machine().read(|state| state.members().clone());
+        let nodes = node.nodes().into_iter().map(|node| {
+            let member = members.get(node.node_id);
+            wire::Node {
+                draining: member.is_some_and(|member| member.draining),
+                leaving: member.is_some_and(|member| member.leaving),
+                node_id: node.node_id,
+                endpoint: node.endpoint,
+                version: node.version,
+                ..wire::Node::default()
+            }
+        });
+        Metadata {
+            cluster_id: node.info().cluster_id,
+            version,
+            nodes: nodes.collect(),
+            shards: shard_routes(node),
+            topics: routes,
+        }
+    }
+}
+
+/// One client's watch.
+struct MetadataWatch {
+    source: Arc<MetadataSource>,
+    call: Option<Arc<CallMemory>>,
+    topics: Arc<WatchedTopics>,
+    versions: watch::Receiver<u64>,
+    /// Bytes of the last message.
+    sent_bytes: usize,
+}
+
+impl MetadataWatch {
+    /// Returns the next message; `None` once the node is gone.
+    async fn next(&mut self) -> Result<Option<Bytes>, Status> {
+        let source = self.source.clone();
+        let next = async {
+            if self.versions.changed().await.is_err() {
+                return Ok(None);
+            }
+            if let Some(turn) = source.pace.turn(self.sent_bytes) {
+                sleep_until(turn).await;
+            }
+            // Skips the states that were replaced meanwhile.
+            let version = *self.versions.borrow_and_update();
+            let message = source.encoded(&self.topics, version, self.call.as_deref()).await?;
+            if self.sent_bytes == 0 {
+                // The first message does not wait, but later ones of all watchers do.
+                source.pace.turn(message.len());
+            }
+            self.sent_bytes = message.len();
+            Ok::<_, Status>(Some(message))
+        };
+        tokio::select! {
+            next = next => next,
+            () = source.node.shutdown_token().cancelled() => Err(Error::Draining.into()),
+        }
+    }
+}
+
+/// Bounds the rate of all watchers' messages together.
+#[derive(Default)]
+struct MetadataPace {
+    /// Time at which the messages so far are sent.
+    sent_at: Mutex<Option<Instant>>,
+}
+
+impl MetadataPace {
+    /// Counts a message; returns the time at which it may be sent, `None` for a short one.
+    ///
+    /// No message waits for longer than [`METADATA_LATE_MAX`], whatever the rate is then.
+    fn turn(&self, bytes: usize) -> Option<Instant> {
+        if bytes <= METADATA_UNPACED_BYTES {
+            return None;
+        }
+        let now = Instant::now();
+        let latest = now + METADATA_LATE_MAX;
+        let mut sent_at = sync::lock(&self.sent_at);
+        let turn = sent_at.map_or(now, |it| it.clamp(now, latest));
+        let time = METADATA_BYTES_PER_SECOND.recip() * bytes as f64;
+        *sent_at = Some(latest.min(turn + Duration::from_secs_f64(time)));
+        Some(turn)
+    }
+}
+
+fn topic_route(topic: &TopicInfo) -> TopicRoute {
+    let mut shard_ids = Vec::with_capacity(topic.partition_count as usize);
+    shard_ids.extend(topic.locations().map(|location| wire_shard_id(location.shard_id)));
+    TopicRoute { topic: topic.name.clone(), shard_ids, topic_id: topic.id }
+}
+
+/// Returns the memory of the topics in routing data.
+fn bytes(topics: &[Arc<TopicInfo>]) -> usize {
+    let bytes = |topic: &Arc<TopicInfo>| {
+        let name = 2 * topic.name.len();
+        TOPIC_ROUTED_BYTES + name + topic.partition_count as usize * PARTITION_ROUTED_BYTES
+    };
+    topics.iter().map(bytes).sum()
+}
+
+/// Returns the routes of shard 0 and of the data shards.
+fn shard_routes(node: &Node) -> Vec<ShardRoute> {
+    let own = ShardRoute {
+        shard_id: 0,
+        leader: node.cluster().leader_hint().map(wire_leader),
+        replicas: node.cluster().nodes(),
+        learners: node.cluster().learners(),
+    };
+    let shards = node.shards();
+    std::iter::once(own).chain(shards.iter().map(|shard| shard_route(shard))).collect()
+}
+
+fn shard_route(shard: &Shard) -> ShardRoute {
+    ShardRoute {
+        shard_id: wire_shard_id(shard.id()),
+        leader: shard.leader_hint().map(wire_leader),
+        replicas: shard.replicas(),
+        learners: shard.learners(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[tokio::test(start_paused = true)]
+    async fn watchers_share_the_rate() {
+        let pace = MetadataPace::default();
+        let begun = Instant::now();
+        // Two seconds at 64 MiB/s.
+        let turns: Vec<Duration> =
+            (0..128).map(|_| pace.turn(MIB).unwrap().duration_since(begun)).collect();
+        assert_eq!(turns[0], Duration::ZERO);
+        assert!(turns.is_sorted());
+        assert!(turns[127].abs_diff(Duration::from_secs(2)) < Duration::from_millis(50));
+        assert_eq!(pace.turn(METADATA_UNPACED_BYTES), None);
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(pace.turn(MIB).unwrap(), Instant::now(), "unused time is not saved");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_message_is_later_than_the_limit() {
+        let pace = MetadataPace::default();
+        for _ in 0..10_000 {
+            assert!(pace.turn(MIB).unwrap() <= Instant::now() + METADATA_LATE_MAX);
+        }
+        // The backlog does not grow either.
+        tokio::time::advance(METADATA_LATE_MAX).await;
+        assert_eq!(pace.turn(MIB).unwrap(), Instant::now());
+    }
+}

@@ -1,0 +1,75 @@
+//! Nothing is logged while a lock is held: a log may be slow, and the lock stops others meanwhile.
+
+use super::source::{SourceFile, expect_none, sources};
+use super::{SERVER, WAL};
+
+/// Calls that log.
+const LOGGING: [&str; 4] = ["debug!(", "info!(", "warn!(", "error!("];
+
+/// Returns the name of the guard that a line binds, if it takes a lock of a thread.
+fn guard(line: &str) -> Option<&str> {
+    let binding = line.trim().strip_prefix("let ")?;
+    let (name, value) = binding.split_once(" = ")?;
+    let value = value.strip_suffix(';')?.trim_start_matches("self.").trim_start_matches("sync::");
+    // A method on the result returns a value, and the guard is gone at the end of the statement.
+    let is_one = value.trim_end_matches(')').matches(')').count() == 0;
+    let is_call = |name: &str| is_one && value.starts_with(&format!("{name}(&"));
+    let is_method = [".lock()", ".read()", ".write()", ".ignore_poison()"]
+        .iter()
+        .any(|method| format!(".{value}").ends_with(method));
+    let is_guard = is_method || is_call("lock") || is_call("read") || is_call("write");
+    (is_guard && !value.contains('*')).then(|| name.trim_start_matches("mut "))
+}
+
+fn indent(line: &str) -> usize {
+    line.len() - line.trim_start().len()
+}
+
+/// Returns the lines that log under a guard.
+fn logged_under_lock(source: &SourceFile) -> Vec<usize> {
+    let lines: Vec<(usize, &str)> = source.code().collect();
+    let mut found = Vec::new();
+    for (at, (_, line)) in lines.iter().enumerate() {
+        let Some(name) = guard(line) else { continue };
+        for (number, later) in lines.iter().skip(at + 1) {
+            let is_end = !later.trim().is_empty() && indent(later) < indent(line);
+            if is_end || later.contains(&format!("drop({name})")) {
+                break;
+            }
+            let is_passed_on = later.contains(&format!("({name}, "));
+            if is_passed_on {
+                break;
+            }
+            if LOGGING.iter().any(|call| later.contains(call)) {
+                found.push(*number);
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn nothing_is_logged_under_a_lock() {
+    let sources = sources().into_iter();
+    let violations = sources
+        .filter(|source| source.is_in(&[SERVER, WAL]))
+        .flat_map(|source| {
+            let lines = logged_under_lock(&source);
+            lines.into_iter().map(move |line| format!("{}:{line}", source.path))
+        })
+        .collect();
+    expect_none("nothing is logged while a lock is held", violations);
+}
+
+#[test]
+fn finds_a_message_under_a_lock() {
+    let find = |text: &str| {
+        logged_under_lock(&SourceFile { path: "a.rs".to_owned(), text: text.to_owned() })
+    };
+    assert_eq!(find("    let core = self.lock();\n    if a {\n        warn!(b);\n    }\n}\n"), [3]);
+    assert_eq!(find("    let mut a = sync::lock(&self.a);\n    info!(b);\n"), [2]);
+    assert_eq!(find("    let a = self.b.lock().ignore_poison();\n    tracing::error!(c);\n"), [2]);
+    assert!(find("    let core = self.lock();\n    drop(core);\n    warn!(b);\n").is_empty());
+    assert!(find("    {\n        let a = self.lock();\n    }\n    warn!(b);\n").is_empty());
+    assert!(find("    let a = *sync::lock(&self.a);\n    warn!(b);\n").is_empty());
+}
