@@ -53,16 +53,20 @@ pub fn code(reason: ErrorReason) -> Code {
         | R::PartitionNotFound
         | R::GroupNotFound
         | R::UnknownMember
+        | R::NoCommittedOffset
         | R::NodeNotFound => Code::NotFound,
         R::TopicAlreadyExists => Code::AlreadyExists,
         R::OffsetOutOfRange => Code::OutOfRange,
-        R::ExpectedOffsetMismatch | R::StaleMemberEpoch => Code::Aborted,
+        R::ExpectedOffsetMismatch | R::StaleMemberEpoch | R::PartitionNotOwned => Code::Aborted,
         R::NotLeader
         | R::Fenced
         | R::ProducerFenced
         | R::OutOfOrderSequence
         | R::UnknownProducer
         | R::GroupNotEmpty
+        | R::MemberNameInUse
+        | R::GroupLimitReached
+        | R::TopicRecreated
         | R::MembershipChangeInProgress
         | R::MembershipChangeRefused
         | R::NotEnoughNodes => Code::FailedPrecondition,

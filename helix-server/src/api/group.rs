@@ -5,8 +5,9 @@
 use helix_proto::log::v1::group_service_server::GroupService;
 use helix_proto::log::v1::{
     CommitOffsetsRequest, CommitOffsetsResponse, DeleteGroupRequest, DeleteGroupResponse,
-    GetOffsetsRequest, GetOffsetsResponse, HeartbeatRequest, HeartbeatResponse, LeaveRequest,
-    LeaveResponse, ListGroupsRequest, ListGroupsResponse,
+    DescribeGroupRequest, DescribeGroupResponse, GetOffsetsRequest, GetOffsetsResponse,
+    HeartbeatRequest, HeartbeatResponse, LeaveRequest, LeaveResponse, ListGroupsRequest,
+    ListGroupsResponse, SeekGroupRequest, SeekGroupResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -49,6 +50,20 @@ impl GroupService for GroupHandler {
         &self,
         _: Request<ListGroupsRequest>,
     ) -> Result<Response<ListGroupsResponse>, Status> {
+        unimplemented()
+    }
+
+    async fn describe_group(
+        &self,
+        _: Request<DescribeGroupRequest>,
+    ) -> Result<Response<DescribeGroupResponse>, Status> {
+        unimplemented()
+    }
+
+    async fn seek_group(
+        &self,
+        _: Request<SeekGroupRequest>,
+    ) -> Result<Response<SeekGroupResponse>, Status> {
         unimplemented()
     }
 
