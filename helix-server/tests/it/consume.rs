@@ -241,7 +241,10 @@ async fn positions_resolve_to_offsets() {
             let request = ResolveOffsetsRequest {
                 topic: "default".to_owned(),
                 partitions: vec![0],
-                position: Some(StartPosition { position: Some(position.clone()) }),
+                position: Some(StartPosition {
+                    position: Some(position.clone()),
+                    ..StartPosition::default()
+                }),
             };
             let response = server.consume().resolve_offsets(request).await.unwrap().into_inner();
             assert_eq!(response.offsets.len(), 1);
@@ -259,7 +262,7 @@ async fn resolve_without_partitions_returns_all() {
     let resolve = |topic: &str, position| ResolveOffsetsRequest {
         topic: topic.to_owned(),
         partitions: Vec::new(),
-        position: Some(StartPosition { position }),
+        position: Some(StartPosition { position, ..StartPosition::default() }),
     };
     let request = resolve("default", Some(Position::Named(2)));
     let response = server.consume().resolve_offsets(request).await.unwrap().into_inner();

@@ -394,7 +394,7 @@ async fn rejects_a_million_empty_items_before_decoding() {
     let request = ResolveOffsetsRequest {
         topic: "default".to_owned(),
         partitions: vec![0; PARTITIONS_PER_CALL_MAX + 1],
-        position: Some(StartPosition { position }),
+        position: Some(StartPosition { position, ..StartPosition::default() }),
     };
     let status = soon(server.consume().resolve_offsets(request)).await.unwrap_err();
     assert_eq!(reason(&status), ErrorReason::InvalidArgument);
