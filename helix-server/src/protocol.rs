@@ -18,6 +18,9 @@ pub const FIRST: u32 = 2;
 /// First version in which checkpoints and snapshots list the producers that a shard forgot.
 pub const FORGOTTEN_PRODUCERS: u32 = 3;
 
+/// First version with consumer groups: their entries, checkpoints and messages.
+pub const GROUPS: u32 = 4;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {
@@ -27,7 +30,7 @@ pub struct ProtocolVersions {
 
 impl ProtocolVersions {
     /// The versions that this program speaks. Version 1 had no members and no peer addresses.
-    pub const OWN: Self = Self { oldest: 2, newest: 3 };
+    pub const OWN: Self = Self { oldest: 2, newest: 4 };
 
     pub fn contains(self, version: u32) -> bool {
         (self.oldest..=self.newest).contains(&version)
