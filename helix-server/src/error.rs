@@ -104,6 +104,15 @@ pub enum Error {
     /// This node was removed from its cluster.
     #[error("{what}")]
     NotAMember { what: String },
+    #[error(
+        "topic {topic:?} was deleted and created again: its id is {current}, not {expected}; \
+         offsets of the earlier topic mean nothing in it"
+    )]
+    TopicRecreated { topic: String, expected: u64, current: u64 },
+    #[error("group {group:?} does not exist; it begins with its first member or committed offset")]
+    GroupNotFound { group: String },
+    #[error("group {group:?} has no committed offset for the partition; choose a commit_fallback")]
+    NoCommittedOffset { group: String },
 }
 
 impl Error {

@@ -87,7 +87,7 @@ impl ConsumeHandler {
                 yield_now().await;
             }
             let resolved = self
-                .resolve_one(&request.topic, number, position, &mut confirmed)
+                .resolve_one(&request.topic, number, &position, &mut confirmed)
                 .await
                 .map_err(|error| status_at(&error, &request.topic, number))?;
             offsets.push(resolved);
@@ -107,7 +107,7 @@ impl ConsumeHandler {
         &self,
         topic: &str,
         number: u32,
-        position: ReadPosition,
+        position: &ReadPosition,
         confirmed: &mut HashSet<u64>,
     ) -> Result<ResolvedOffset> {
         let located = self.node.find(topic, number).await?;
@@ -117,16 +117,14 @@ impl ConsumeHandler {
         } else {
             located.shard.watermarks(located.partition)?
         };
-        let offset = position
-            .offset(&located.shard, located.partition, watermarks, ReadFrom::Leader)
-            .await?;
+        let offset = position.offset(&self.node, &located, watermarks, ReadFrom::Leader).await?;
         let Watermarks { log_start, high_watermark } = watermarks;
         Ok(ResolvedOffset {
             partition: number,
             // Clamps to the readable offsets. A search by time may return a record that was
             // committed after the watermarks were read.
             offset: match position {
-                ReadPosition::Time(_) => offset.max(log_start),
+                ReadPosition::Time(_) | ReadPosition::Committed { .. } => offset.max(log_start),
                 _ => offset.clamp(log_start, high_watermark),
             },
             watermarks: Some(wire_watermarks(watermarks)),

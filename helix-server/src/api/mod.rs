@@ -6,6 +6,8 @@ mod batch;
 mod cluster;
 mod consume;
 mod group;
+mod group_describe;
+mod group_offsets;
 mod health;
 mod member_changes;
 mod positions;

@@ -19,7 +19,7 @@ use super::status::status_at;
 use super::{time, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX, PLAIN_FACTOR};
-use crate::log::{PartitionId, Watermarks};
+use crate::log::{PartitionId, PartitionKey, Watermarks};
 use crate::node::Node;
 use crate::shard::{ReadBatch, ReadFrom, Shard};
 use crate::transport::{ClientLoad, LoadPermit};
@@ -111,6 +111,7 @@ impl PartitionReadOptions {
 pub(super) struct PartitionReader {
     load: Arc<ClientLoad>,
     topic: String,
+    topic_id: u64,
     number: u32,
     partition: PartitionId,
     shard: Arc<Shard>,
@@ -207,14 +208,14 @@ impl PartitionReader {
         let located = node.find(&start.topic, start.partition).await?;
         located.shard.ready_for(options.from).await?;
         let watermarks = located.shard.watermarks(located.partition)?;
-        let offset =
-            position.offset(&located.shard, located.partition, watermarks, options.from).await?;
+        let offset = position.offset(node, &located, watermarks, options.from).await?;
         // Without an end the reader is never done, not even at offset u64::MAX.
         let is_done = start.until_offset.is_some_and(|until_offset| offset >= until_offset);
         let until_offset = start.until_offset.unwrap_or(u64::MAX);
         Ok(Self {
             load: load.clone(),
             topic: start.topic,
+            topic_id: located.topic.id,
             number: start.partition,
             partition: located.partition,
             shard: located.shard,
@@ -248,6 +249,10 @@ impl PartitionReader {
     /// Returns true if the reader ends at a time, so it may be done without another append.
     pub(super) fn ends_at_time(&self) -> bool {
         self.options.until_us.is_some()
+    }
+
+    pub(super) fn key(&self) -> PartitionKey {
+        PartitionKey { topic_id: self.topic_id, number: self.number }
     }
 
     pub(super) fn topic(&self) -> &str {

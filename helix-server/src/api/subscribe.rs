@@ -10,16 +10,19 @@ use std::time::Duration;
 
 use futures_util::stream;
 use helix_proto::log::v1::subscribe_response::Message;
-use helix_proto::log::v1::{CaughtUp, Heartbeat, SubscribeRequest, SubscribeResponse};
+use helix_proto::log::v1::{
+    CaughtUp, GroupMembership, Heartbeat, SubscribeRequest, SubscribeResponse,
+};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
+use super::group::check_group;
 use super::reader::{self, PartitionReadOptions, PartitionReader, ReadBudget};
 use super::wire_watermarks;
 use crate::error::Error;
 use crate::limits::{FETCH_BYTES_DEFAULT, HEARTBEAT_INTERVAL};
-use crate::node::Node;
+use crate::node::{Node, ReaderMembership};
 use crate::shard::{WatchGuard, Watcher};
 use crate::transport::{CallMemory, ClientLoad, LoadPermit};
 
@@ -38,6 +41,8 @@ pub(super) struct SubscriptionStream {
     last_message: Instant,
     heartbeat_interval: Duration,
     heartbeat_timer: Pin<Box<Sleep>>,
+    /// The member that reads, if the stream ends once it loses a partition.
+    membership: Option<Box<ReaderMembership>>,
 }
 
 struct SubscribedPartition {
@@ -56,9 +61,15 @@ impl SubscriptionStream {
         call: Option<Arc<CallMemory>>,
     ) -> Result<Self, Status> {
         let SubscribeRequest { source, out_of_range, accept_encoded, .. } = request;
-        if request.membership.is_some() {
-            return Err(Error::Unimplemented { what: "membership" }.into());
-        }
+        let membership = match request.membership {
+            Some(member) => {
+                check_group(&member.group)?;
+                let GroupMembership { group, member_id, member_epoch } = member;
+                let followed = node.follow_membership(&group, &member_id, member_epoch);
+                Some(Box::new(Box::pin(followed).await?))
+            }
+            None => None,
+        };
         let limits = request.limits.unwrap_or_default();
         let options = PartitionReadOptions::new(source, out_of_range, &limits, accept_encoded)?;
         let budget = ReadBudget::new(&limits, u64::MAX, u64::MAX);
@@ -67,7 +78,7 @@ impl SubscriptionStream {
         let partitions = watch_all(readers, &watcher)?;
         let heartbeat_interval = heartbeat_interval(node);
         let last_message = Instant::now();
-        Ok(Self {
+        let subscription = Self {
             node: node.clone(),
             call,
             _permit: permit,
@@ -81,7 +92,19 @@ impl SubscriptionStream {
             last_message,
             heartbeat_interval,
             heartbeat_timer: Box::pin(sleep_until(last_message + heartbeat_interval)),
-        })
+            membership,
+        };
+        subscription.check_membership()?;
+        Ok(subscription)
+    }
+
+    /// Checks that the member still has every partition.
+    fn check_membership(&self) -> Result<(), Status> {
+        let Some(membership) = &self.membership else { return Ok(()) };
+        for SubscribedPartition { reader, .. } in &self.partitions {
+            membership.check(reader.key()).map_err(|error| reader.status(&error))?;
+        }
+        Ok(())
     }
 
     pub(super) fn messages(self) -> BoxStream<SubscribeResponse> {
@@ -104,6 +127,9 @@ impl SubscriptionStream {
             }
             if self.node.shutdown_token().is_cancelled() {
                 return Err(Error::Draining.into());
+            }
+            if self.membership.as_mut().is_some_and(|it| it.take_changed()) {
+                self.check_membership()?;
             }
             match self.turns.pop_front() {
                 Some(index) => self.take_turn(index).await?,
@@ -156,7 +182,15 @@ impl SubscriptionStream {
     }
 
     async fn wait(&mut self) -> Result<(), Status> {
+        let membership = self.membership.as_mut();
+        let group_changed = async {
+            match membership {
+                Some(membership) => membership.changed().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
+            () = group_changed => self.check_membership(),
             () = self.watcher.changed() => {
                 for index in self.watcher.take_ready() {
                     self.give_turn(index);

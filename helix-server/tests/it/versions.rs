@@ -157,7 +157,7 @@ async fn newer_protocol_is_used_once_the_last_node_speaks_it() {
     };
     let text = waiting.to_string();
     assert!(
-        text.contains("node 4 speaks protocol version 2") && text.contains("uses version 3"),
+        text.contains("node 4 speaks protocol version 2") && text.contains("uses version 4"),
         "{text}"
     );
     mixed.close().await;

@@ -107,7 +107,10 @@ async fn fetch(
     let start = PartitionStart {
         topic: TOPIC.to_owned(),
         partition,
-        start: Some(StartPosition { position: Some(Position::Offset(offset)), ..StartPosition::default() }),
+        start: Some(StartPosition {
+            position: Some(Position::Offset(offset)),
+            ..StartPosition::default()
+        }),
         until_offset: None,
     };
     let request = FetchRequest {
