@@ -200,6 +200,26 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
             "it has left, or was silent for too long",
             "join the group again",
         ),
+        R::MemberNameInUse => text(
+            "another member of the group has this static name",
+            "two processes use one name, or the last process ended without leaving the group",
+            "give each process a name of its own\nlet a restarted process take over the name",
+        ),
+        R::PartitionNotOwned => text(
+            "the group has given the partition to another member",
+            "members joined or left, or this member was silent for too long",
+            "stop reading the partition, and send a heartbeat",
+        ),
+        R::NoCommittedOffset => text(
+            "the group has no committed offset for the partition",
+            "no member has committed there yet, or the topic is new",
+            "choose where to start: earliest or latest",
+        ),
+        R::GroupLimitReached => text(
+            "a limit of consumer groups is reached",
+            "the group, or its shard, has too many members, partitions or groups",
+            "see docs/limits.md, \"Consumer groups\"",
+        ),
         R::NodeNotFound => text(
             "the cluster has no node with this id",
             "node ids are set with --node-id and start at 1",

@@ -58,7 +58,7 @@ impl Position {
             Self::Tail(records) => WirePosition::TailRecords(*records),
             Self::Committed(group) => WirePosition::CommittedGroup(group.clone()),
         };
-        StartPosition { position: Some(position) }
+        StartPosition { position: Some(position), ..StartPosition::default() }
     }
 }
 

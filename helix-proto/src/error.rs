@@ -53,10 +53,11 @@ pub fn code(reason: ErrorReason) -> Code {
         | R::PartitionNotFound
         | R::GroupNotFound
         | R::UnknownMember
+        | R::NoCommittedOffset
         | R::NodeNotFound => Code::NotFound,
         R::TopicAlreadyExists => Code::AlreadyExists,
         R::OffsetOutOfRange => Code::OutOfRange,
-        R::ExpectedOffsetMismatch | R::StaleMemberEpoch => Code::Aborted,
+        R::ExpectedOffsetMismatch | R::StaleMemberEpoch | R::PartitionNotOwned => Code::Aborted,
         R::NotLeader
         | R::Fenced
         | R::ProducerFenced
@@ -64,6 +65,8 @@ pub fn code(reason: ErrorReason) -> Code {
         | R::UnknownProducer
         | R::TopicRecreated
         | R::GroupNotEmpty
+        | R::MemberNameInUse
+        | R::GroupLimitReached
         | R::MembershipChangeInProgress
         | R::MembershipChangeRefused
         | R::NotEnoughNodes => Code::FailedPrecondition,

@@ -114,6 +114,10 @@ pub enum Error {
     /// This node was removed from its cluster.
     #[error("{what}")]
     NotAMember { what: String },
+    #[error("group {group:?} does not exist; it begins with its first member or committed offset")]
+    GroupNotFound { group: String },
+    #[error("group {group:?} has no committed offset for the partition; choose a commit_fallback")]
+    NoCommittedOffset { group: String },
 }
 
 impl Error {

@@ -372,6 +372,9 @@ pub const BALANCE_AFTER: Duration = Duration::from_secs(10);
 /// Time that a read of the latest offset waits for a majority to confirm the leader.
 pub const READ_INDEX_WAIT_MAX: Duration = Duration::from_secs(2);
 
+/// Interval at which a call polls a follower for an applied entry.
+pub const APPLIED_POLL_INTERVAL: Duration = Duration::from_millis(2);
+
 /// Interval at which a call polls for shard 0's leader.
 pub const LEADER_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -389,6 +392,36 @@ pub const PRODUCER_IDS_PER_LEASE: u32 = 1_000;
 /// Bytes of a segment and of a group of the cluster's own log, whose entries are small.
 pub const CLUSTER_SEGMENT_BYTES: u64 = 4 << 20;
 pub const CLUSTER_GROUP_BYTES: usize = 256 << 10;
+
+/// Limits of requests about consumer groups: names, texts, and rows of one request.
+/// `log/group/` has those that apply enforces.
+pub const MEMBER_ID_BYTES_MAX: usize = 64;
+pub const CLIENT_NAME_BYTES_MAX: usize = 128;
+pub const SUBSCRIBED_TOPICS_MAX: usize = 200;
+pub const OFFSETS_PER_COMMIT_MAX: usize = 1_000;
+pub const COMMIT_METADATA_BYTES_MAX: usize = 4 << 10;
+/// Names and metadata of one commit, which is one entry of the log.
+pub const COMMIT_BYTES_MAX: usize = 48 << 10;
+
+/// Bounds of a member's session timeout.
+pub const SESSION_TIMEOUT_MIN: Duration = Duration::from_secs(1);
+pub const SESSION_TIMEOUT_MAX: Duration = Duration::from_secs(600);
+
+/// Bounds of the interval between heartbeats: a tenth of the session timeout within these.
+pub const GROUP_HEARTBEAT_MIN: Duration = Duration::from_millis(100);
+pub const GROUP_HEARTBEAT_MAX: Duration = Duration::from_secs(3);
+/// Interval between heartbeats of a member whose assignment is changing.
+pub const GROUP_HEARTBEAT_SOON: Duration = Duration::from_millis(250);
+
+/// Shortest time between two computations of a group's assignment.
+pub const GROUP_ASSIGNMENT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Entries of a shard's coordinator in flight.
+pub const GROUP_PROPOSALS_MAX: usize = 32;
+
+/// Groups in one page of a list.
+pub const GROUPS_PER_PAGE_MAX: usize = 1_000;
+pub const GROUPS_PER_PAGE_DEFAULT: usize = 100;
 
 /// Syncs measured at start.
 pub const SYNC_PROBES: usize = 64;

@@ -24,6 +24,9 @@ pub const TOPIC_IDS: u32 = 4;
 /// First version in which logs have compressed batches and topics name the codecs that they allow.
 pub const COMPRESSION: u32 = 4;
 
+/// First version with consumer groups: their entries, checkpoints and messages.
+pub const GROUPS: u32 = 5;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {
@@ -33,7 +36,7 @@ pub struct ProtocolVersions {
 
 impl ProtocolVersions {
     /// The versions that this program speaks. Version 1 had no members and no peer addresses.
-    pub const OWN: Self = Self { oldest: 2, newest: 4 };
+    pub const OWN: Self = Self { oldest: 2, newest: 5 };
 
     pub fn contains(self, version: u32) -> bool {
         (self.oldest..=self.newest).contains(&version)

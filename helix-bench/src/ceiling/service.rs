@@ -251,7 +251,8 @@ impl Stream for DeliveryStream {
             self.partitions.swap_remove(turn);
         } else {
             let next = pb::start_position::Position::Offset(data.next_offset);
-            self.partitions[turn].start = Some(pb::StartPosition { position: Some(next) });
+            self.partitions[turn].start =
+                Some(pb::StartPosition { position: Some(next), ..pb::StartPosition::default() });
         }
         self.turn += 1;
         let message = Some(pb::subscribe_response::Message::Data(data));

@@ -117,6 +117,12 @@ async fn data_shard(page: &mut MetricsPage, shard: &Shard, disk: &mut Disk) {
     }
     let left = status.fetching.map_or(0, |it| it.bytes_total.saturating_sub(it.bytes_done));
     page.put(MetricName::ShardFetchLeft, &[id], left);
+    let (groups, members) = shard.read_groups(|groups| {
+        let members: usize = groups.iter().map(|(_, group)| group.members().len()).sum();
+        (groups.iter().len(), members)
+    });
+    page.put(MetricName::Groups, &[id], groups as u64);
+    page.put(MetricName::GroupMembers, &[id], members as u64);
     let (high_watermarks, log_starts) = shard.read_state(|state| {
         state.partitions().fold((0_u64, 0_u64), |(high, start), partition| {
             let watermarks = partition.watermarks();

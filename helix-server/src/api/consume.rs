@@ -96,7 +96,7 @@ impl ConsumeHandler {
                 yield_now().await;
             }
             let resolved = self
-                .resolve_one(&request.topic, &mut topic_id, number, position, &mut confirmed)
+                .resolve_one(&request.topic, &mut topic_id, number, &position, &mut confirmed)
                 .await
                 .map_err(|error| status_at(&error, &request.topic, number))?;
             offsets.push(resolved);
@@ -117,12 +117,12 @@ impl ConsumeHandler {
         topic: &str,
         topic_id: &mut u64,
         number: u32,
-        position: ReadPosition,
+        position: &ReadPosition,
         confirmed: &mut HashSet<u64>,
     ) -> Result<ResolvedOffset> {
         let located = self.node.find(topic, *topic_id, number).await?;
         let expected_id = std::mem::replace(topic_id, located.topic.id);
-        match Self::resolve_in(&located, position, confirmed).await {
+        match Self::resolve_in(&self.node, &located, position, confirmed).await {
             Err(error) if expected_id > 0 => {
                 Err(self.node.explain_deleted(&located.topic, error).await)
             }
@@ -131,8 +131,9 @@ impl ConsumeHandler {
     }
 
     async fn resolve_in(
+        node: &Node,
         located: &LocatedPartition,
-        position: ReadPosition,
+        position: &ReadPosition,
         confirmed: &mut HashSet<u64>,
     ) -> Result<ResolvedOffset> {
         // One confirmation of a shard's leader covers all of its partitions in this call.
@@ -141,16 +142,14 @@ impl ConsumeHandler {
         } else {
             located.shard.watermarks(located.partition)?
         };
-        let offset = position
-            .offset(&located.shard, located.partition, watermarks, ReadFrom::Leader)
-            .await?;
+        let offset = position.offset(node, located, watermarks, ReadFrom::Leader).await?;
         let Watermarks { log_start, high_watermark } = watermarks;
         Ok(ResolvedOffset {
             partition: located.number,
             // Clamps to the readable offsets. A search by time may return a record that was
             // committed after the watermarks were read.
             offset: match position {
-                ReadPosition::Time(_) => offset.max(log_start),
+                ReadPosition::Time(_) | ReadPosition::Committed { .. } => offset.max(log_start),
                 _ => offset.clamp(log_start, high_watermark),
             },
             watermarks: Some(wire_watermarks(watermarks)),

@@ -1,61 +1,445 @@
-//! GroupService: part of the API, not implemented yet.
-//! The service answers with UNIMPLEMENTED, so that a client can distinguish it from
-//! another server.
+//! GroupService: members, commits and lists of consumer groups.
+//! `group_offsets.rs` reads and seeks offsets, `group_describe.rs` explains a group.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
 
 use helix_proto::log::v1::group_service_server::GroupService;
 use helix_proto::log::v1::{
-    CommitOffsetsRequest, CommitOffsetsResponse, DeleteGroupRequest, DeleteGroupResponse,
-    GetOffsetsRequest, GetOffsetsResponse, HeartbeatRequest, HeartbeatResponse, LeaveRequest,
-    LeaveResponse, ListGroupsRequest, ListGroupsResponse,
+    CommitOffsetsRequest, CommitOffsetsResponse, CommittedOffset, DeleteGroupRequest,
+    DeleteGroupResponse, DescribeGroupRequest, DescribeGroupResponse, GetOffsetsRequest,
+    GetOffsetsResponse, GroupSummary, HeartbeatRequest, HeartbeatResponse, LeaveRequest,
+    LeaveResponse, ListGroupsRequest, ListGroupsResponse, SeekGroupRequest, SeekGroupResponse,
+    TopicPartition,
 };
 use tonic::{Request, Response, Status};
 
-use crate::error::Error;
+use super::status::status_at;
+use super::{group_describe, group_offsets, time};
+use crate::clock::Clock;
+use crate::cluster::is_topic_name;
+use crate::error::{Error, Result};
+use crate::limits::{
+    CLIENT_NAME_BYTES_MAX, COMMIT_BYTES_MAX, COMMIT_METADATA_BYTES_MAX, FETCH_WAIT_MAX,
+    GROUP_HEARTBEAT_MAX, GROUP_HEARTBEAT_MIN, GROUP_HEARTBEAT_SOON, GROUPS_PER_PAGE_DEFAULT,
+    GROUPS_PER_PAGE_MAX, MEMBER_ID_BYTES_MAX, OFFSETS_PER_COMMIT_MAX, SESSION_TIMEOUT_MAX,
+    SESSION_TIMEOUT_MIN, SUBSCRIBED_TOPICS_MAX, TOPIC_NAME_BYTES_MAX,
+};
+use crate::log::{
+    CommittingMember, GroupChange, GroupRefusal, MemberReport, MemberSpec, MemberView,
+    OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PartitionKey, Refusal, TopicOffsets, is_pattern,
+};
+use crate::node::Node;
+use crate::shard::Shard;
 
-pub(crate) struct GroupHandler;
+pub(crate) struct GroupHandler {
+    node: Arc<Node>,
+}
 
-fn unimplemented<T>() -> Result<Response<T>, Status> {
-    Err(Error::Unimplemented { what: "a consumer group" }.into())
+impl GroupHandler {
+    pub(crate) fn new(node: &Arc<Node>) -> Self {
+        Self { node: node.clone() }
+    }
+
+    async fn heartbeat(&self, request: HeartbeatRequest) -> Result<HeartbeatResponse> {
+        check_group(&request.group)?;
+        check_id("member_id", &request.member_id, 1)?;
+        check_id("static_name", &request.static_name, 0)?;
+        if request.client_name.len() > CLIENT_NAME_BYTES_MAX {
+            let what = format!("must have at most {CLIENT_NAME_BYTES_MAX} bytes");
+            return Err(Error::InvalidArgument { field: "client_name", what });
+        }
+        if request.member_epoch == 0 && request.topics.is_empty() {
+            return Err(invalid("topics", "is required to join"));
+        }
+        if request.take_over && (request.member_epoch != 0 || request.static_name.is_empty()) {
+            return Err(invalid("take_over", "is for a join with a static_name"));
+        }
+        let wait = request.max_wait.unwrap_or_default();
+        let wait = time::from_duration("max_wait", wait)?.min(FETCH_WAIT_MAX);
+        let report = MemberReport {
+            spec: MemberSpec {
+                member_id: request.member_id,
+                static_name: request.static_name,
+                client_name: request.client_name,
+                session_timeout_ms: session_timeout_ms(request.session_timeout)?,
+                topics: subscribed(request.topics)?,
+            },
+            epoch: request.member_epoch,
+            owned: self.keys("owned", &request.owned)?.into_iter().collect(),
+            take_over: request.take_over,
+        };
+        let paused = self.keys("paused", &request.paused)?;
+        let group = request.group.as_str();
+        let shard = match self.node.find_group(group).await {
+            Err(Error::GroupNotFound { .. }) if report.epoch == 0 => {
+                self.node.find_or_place_group(group).await?
+            }
+            Err(Error::GroupNotFound { .. }) => {
+                let member_id = report.spec.member_id;
+                return Err(Refusal::from(GroupRefusal::UnknownMember { member_id }).into());
+            }
+            found => found?,
+        };
+        let view = match Box::pin(shard.report(group, &report, &paused, wait)).await {
+            Ok(view) => view,
+            Err(error) => return Err(shard.redirect(error).await),
+        };
+        let topics = shard.read_groups(|groups| {
+            let member = groups.get(group)?.member(&report.spec.member_id)?;
+            Some(member.spec.topics.clone())
+        });
+        Ok(self.response(view, &topics.unwrap_or_default()))
+    }
+
+    fn response(&self, view: MemberView, topics: &[String]) -> HeartbeatResponse {
+        let timeout = Duration::from_millis(view.session_timeout_ms.into());
+        let steady = (timeout / 10).clamp(GROUP_HEARTBEAT_MIN, GROUP_HEARTBEAT_MAX);
+        let next = if view.is_settled { steady } else { steady.min(GROUP_HEARTBEAT_SOON) };
+        HeartbeatResponse {
+            member_epoch: view.epoch,
+            assigned: self.wire_partitions(view.assigned),
+            next_heartbeat: Some(wire_duration(next)),
+            pending: self.wire_partitions(view.pending),
+            unmatched_topics: self.node.unmatched_topics(topics),
+            session_timeout: Some(wire_duration(timeout)),
+        }
+    }
+
+    async fn leave(&self, request: LeaveRequest) -> Result<()> {
+        check_group(&request.group)?;
+        check_id("member_id", &request.member_id, 1)?;
+        let shard = match self.node.find_group(&request.group).await {
+            Err(Error::GroupNotFound { .. }) => return Ok(()),
+            found => found?,
+        };
+        let left = async {
+            shard.ready().await?;
+            let is_member = shard.read_groups(|groups| {
+                let group = groups.get(&request.group);
+                group.is_some_and(|group| group.member(&request.member_id).is_some())
+            });
+            if !is_member {
+                return Ok(());
+            }
+            let members = vec![request.member_id.clone()];
+            shard.change_group(&request.group, GroupChange::RemoveMembers { members }).await
+        };
+        match left.await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(shard.redirect(error).await),
+        }
+    }
+
+    async fn commit(&self, request: CommitOffsetsRequest) -> Result<(), Status> {
+        check_group(&request.group)?;
+        check_id("member_id", &request.member_id, 0)?;
+        if request.member_id.is_empty() && request.member_epoch != 0 {
+            return Err(invalid("member_epoch", "is for a commit with a member_id").into());
+        }
+        let count = request.offsets.len() as u64;
+        let topics = self.new_offsets(request.offsets).await?;
+        let shard = match request.member_id.is_empty() {
+            true => self.node.find_or_place_group(&request.group).await?,
+            false => match self.node.find_group(&request.group).await {
+                Err(Error::GroupNotFound { .. }) => {
+                    let member_id = request.member_id;
+                    let unknown = Refusal::from(GroupRefusal::UnknownMember { member_id });
+                    return Err(Error::from(unknown).into());
+                }
+                found => found?,
+            },
+        };
+        let names: BTreeMap<u64, String> =
+            topics.iter().map(|topic| (topic.topic_id, topic.name.clone())).collect();
+        let (member_id, epoch) = (request.member_id, request.member_epoch);
+        let member = (!member_id.is_empty()).then_some(CommittingMember { member_id, epoch });
+        let at_us = self.node.clock().now_us();
+        let commit = GroupChange::Commit { member, topics, at_us };
+        match shard.change_group(&request.group, commit).await {
+            Ok(()) => {
+                self.node.metrics().on_group_commit(count);
+                Ok(())
+            }
+            Err(error) => match not_owned(&error) {
+                Some(partition) => {
+                    let topic = names.get(&partition.topic_id).map_or("", String::as_str);
+                    Err(status_at(&error, topic, partition.number))
+                }
+                None => Err(shard.redirect(error).await.into()),
+            },
+        }
+    }
+
+    /// Checks the offsets of a request, and resolves their partitions.
+    pub(super) async fn new_offsets(
+        &self,
+        offsets: Vec<CommittedOffset>,
+    ) -> Result<Vec<TopicOffsets>, Status> {
+        if !(1..=OFFSETS_PER_COMMIT_MAX).contains(&offsets.len()) {
+            let what = format!("must be 1..={OFFSETS_PER_COMMIT_MAX}, not {}", offsets.len());
+            return Err(Error::InvalidArgument { field: "offsets", what }.into());
+        }
+        let mut topics: BTreeMap<u64, TopicOffsets> = BTreeMap::new();
+        let mut seen = BTreeSet::new();
+        let mut bytes = 0;
+        for CommittedOffset { partition, offset, metadata } in offsets {
+            let partition = partition.ok_or_else(|| invalid("offsets.partition", "is required"))?;
+            let TopicPartition { topic, partition: number, topic_id } = partition;
+            if metadata.len() > COMMIT_METADATA_BYTES_MAX {
+                let what = format!("must have at most {COMMIT_METADATA_BYTES_MAX} bytes");
+                let error = Error::InvalidArgument { field: "offsets.metadata", what };
+                return Err(status_at(&error, &topic, number));
+            }
+            let found = self.node.find_key(&topic, number, topic_id).await;
+            let (key, _) = found.map_err(|error| status_at(&error, &topic, number))?;
+            if !seen.insert(key) {
+                let what = format!("{topic}/{number} is named twice");
+                return Err(Error::InvalidArgument { field: "offsets", what }.into());
+            }
+            bytes += metadata.len() + 16;
+            let row = topics.entry(key.topic_id).or_insert_with(|| {
+                bytes += topic.len() + 16;
+                TopicOffsets { topic_id: key.topic_id, name: topic, offsets: Vec::new() }
+            });
+            row.offsets.push(OffsetUpdate { number, offset: Some(offset), metadata });
+        }
+        if bytes > COMMIT_BYTES_MAX {
+            let what =
+                format!("has {bytes} bytes of names and metadata, the limit is {COMMIT_BYTES_MAX}");
+            return Err(Error::InvalidArgument { field: "offsets", what }.into());
+        }
+        Ok(topics.into_values().collect())
+    }
+
+    fn list(&self, request: ListGroupsRequest) -> Result<ListGroupsResponse> {
+        let page_size = match usize::try_from(request.page_size) {
+            Ok(0) => GROUPS_PER_PAGE_DEFAULT,
+            Ok(page_size) => page_size.min(GROUPS_PER_PAGE_MAX),
+            Err(_) => return Err(invalid("page_size", "must not be negative")),
+        };
+        let after = request.page_token.as_str();
+        let mut found: BTreeMap<Arc<str>, Arc<Shard>> = BTreeMap::new();
+        for shard in self.node.shards() {
+            let names: Vec<Arc<str>> = shard.read_groups(|groups| {
+                groups.after(after).take(page_size + 1).map(|(name, _)| name.clone()).collect()
+            });
+            found.extend(names.into_iter().map(|name| (name, shard.clone())));
+        }
+        let has_more = found.len() > page_size;
+        let mut groups = Vec::new();
+        for (name, shard) in found.into_iter().take(page_size) {
+            let Some(group) = shard.read_groups(|groups| groups.get(&name).cloned()) else {
+                continue;
+            };
+            let lags = group.offsets().filter_map(|(key, row)| {
+                let high_watermark = self.node.watermarks_of(key)?.high_watermark;
+                Some(high_watermark.saturating_sub(row.offset?))
+            });
+            groups.push(GroupSummary {
+                group: name.to_string(),
+                member_count: u32::try_from(group.members().len()).unwrap_or(u32::MAX),
+                total_lag: lags.sum(),
+                state: group_describe::state_of(&group).into(),
+            });
+        }
+        let last = groups.last().filter(|_| has_more);
+        let next_page_token = last.map(|group| group.group.clone()).unwrap_or_default();
+        Ok(ListGroupsResponse { groups, next_page_token })
+    }
+
+    async fn delete(&self, request: DeleteGroupRequest) -> Result<()> {
+        check_group(&request.group)?;
+        let shard = self.node.find_group(&request.group).await?;
+        match shard.change_group(&request.group, GroupChange::Delete).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(shard.redirect(error).await),
+        }
+    }
+
+    /// Resolves partitions that a member reports. Partitions of unknown topics are left out: the
+    /// member cannot own them.
+    fn keys(
+        &self,
+        field: &'static str,
+        partitions: &[TopicPartition],
+    ) -> Result<Vec<PartitionKey>> {
+        if partitions.len() > PARTITIONS_PER_GROUP_MAX {
+            let what = format!("must be at most {PARTITIONS_PER_GROUP_MAX} partitions");
+            return Err(Error::InvalidArgument { field, what });
+        }
+        let mut seen = BTreeSet::new();
+        for TopicPartition { topic, partition, topic_id } in partitions {
+            let known = match topic_id {
+                0 => self.node.topic(topic).ok().map(|topic| topic.id),
+                id => Some(*id),
+            };
+            let Some(topic_id) = known else { continue };
+            if !seen.insert(PartitionKey { topic_id, number: *partition }) {
+                let what = format!("{topic}/{partition} is named twice");
+                return Err(Error::InvalidArgument { field, what });
+            }
+        }
+        Ok(seen.into_iter().collect())
+    }
+
+    /// Converts partitions; those of deleted topics are left out.
+    fn wire_partitions(&self, keys: Vec<PartitionKey>) -> Vec<TopicPartition> {
+        wire_partitions(&self.node, keys)
+    }
+}
+
+/// Converts partitions, in order; those of deleted topics are left out.
+pub(super) fn wire_partitions(
+    node: &Node,
+    keys: impl IntoIterator<Item = PartitionKey>,
+) -> Vec<TopicPartition> {
+    let mut known: Option<(u64, Option<String>)> = None;
+    let mut partitions = Vec::new();
+    for PartitionKey { topic_id, number } in keys {
+        if known.as_ref().is_none_or(|(id, _)| *id != topic_id) {
+            known = Some((topic_id, node.topic_of(topic_id).map(|topic| topic.name.clone())));
+        }
+        if let Some((_, Some(topic))) = &known {
+            let topic = topic.clone();
+            partitions.push(TopicPartition { topic, partition: number, topic_id });
+        }
+    }
+    partitions
+}
+
+fn not_owned(error: &Error) -> Option<PartitionKey> {
+    let Error::Refused(Refusal::Group(refusal)) = error else { return None };
+    match **refusal {
+        GroupRefusal::NotOwned { partition, .. } => Some(partition),
+        _ => None,
+    }
+}
+
+fn invalid(field: &'static str, what: &str) -> Error {
+    Error::InvalidArgument { field, what: what.to_owned() }
+}
+
+pub(super) fn wire_duration(duration: Duration) -> prost_types::Duration {
+    time::to_duration(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
+}
+
+pub(super) fn check_group(group: &str) -> Result<()> {
+    if is_topic_name(group) {
+        return Ok(());
+    }
+    let what = format!(
+        "a group name has 1..={TOPIC_NAME_BYTES_MAX} ASCII letters, digits, '.', '_' and '-', and \
+         is neither \".\" nor \"..\""
+    );
+    Err(Error::InvalidArgument { field: "group", what })
+}
+
+pub(super) fn check_id(field: &'static str, id: &str, bytes_min: usize) -> Result<()> {
+    let is_valid = (bytes_min..=MEMBER_ID_BYTES_MAX).contains(&id.len())
+        && id.bytes().all(|byte| byte.is_ascii_graphic());
+    if is_valid {
+        return Ok(());
+    }
+    let what = format!(
+        "must have {bytes_min}..={MEMBER_ID_BYTES_MAX} printable ASCII characters without spaces"
+    );
+    Err(Error::InvalidArgument { field, what })
+}
+
+/// Returns the session timeout in milliseconds; 0 if it is not set.
+fn session_timeout_ms(timeout: Option<prost_types::Duration>) -> Result<u32> {
+    let Some(timeout) = timeout else { return Ok(0) };
+    let timeout = time::from_duration("session_timeout", timeout)?;
+    if !(SESSION_TIMEOUT_MIN..=SESSION_TIMEOUT_MAX).contains(&timeout) {
+        let what =
+            format!("must be {SESSION_TIMEOUT_MIN:?} to {SESSION_TIMEOUT_MAX:?}, not {timeout:?}");
+        return Err(Error::InvalidArgument { field: "session_timeout", what });
+    }
+    Ok(u32::try_from(timeout.as_millis()).expect("ten minutes fit"))
+}
+
+/// Checks subscribed names and patterns; returns them sorted and without duplicates.
+fn subscribed(mut topics: Vec<String>) -> Result<Vec<String>> {
+    if topics.len() > SUBSCRIBED_TOPICS_MAX {
+        let what = format!("must be at most {SUBSCRIBED_TOPICS_MAX}, not {}", topics.len());
+        return Err(Error::InvalidArgument { field: "topics", what });
+    }
+    for topic in &topics {
+        let plain = topic.replace('*', "x");
+        let is_valid = is_topic_name(if is_pattern(topic) { &plain } else { topic });
+        if !is_valid {
+            let what = format!("{topic:?} is neither a topic name nor a pattern with '*'");
+            return Err(Error::InvalidArgument { field: "topics", what });
+        }
+    }
+    topics.sort_unstable();
+    topics.dedup();
+    Ok(topics)
 }
 
 #[tonic::async_trait]
 impl GroupService for GroupHandler {
     async fn heartbeat(
         &self,
-        _: Request<HeartbeatRequest>,
+        request: Request<HeartbeatRequest>,
     ) -> Result<Response<HeartbeatResponse>, Status> {
-        unimplemented()
+        Ok(Response::new(self.heartbeat(request.into_inner()).await?))
     }
 
-    async fn leave(&self, _: Request<LeaveRequest>) -> Result<Response<LeaveResponse>, Status> {
-        unimplemented()
+    async fn leave(
+        &self,
+        request: Request<LeaveRequest>,
+    ) -> Result<Response<LeaveResponse>, Status> {
+        self.leave(request.into_inner()).await?;
+        Ok(Response::new(LeaveResponse {}))
     }
 
     async fn commit_offsets(
         &self,
-        _: Request<CommitOffsetsRequest>,
+        request: Request<CommitOffsetsRequest>,
     ) -> Result<Response<CommitOffsetsResponse>, Status> {
-        unimplemented()
+        self.commit(request.into_inner()).await?;
+        Ok(Response::new(CommitOffsetsResponse {}))
     }
 
     async fn get_offsets(
         &self,
-        _: Request<GetOffsetsRequest>,
+        request: Request<GetOffsetsRequest>,
     ) -> Result<Response<GetOffsetsResponse>, Status> {
-        unimplemented()
+        let offsets = group_offsets::get(&self.node, request.into_inner()).await?;
+        Ok(Response::new(offsets))
     }
 
     async fn list_groups(
         &self,
-        _: Request<ListGroupsRequest>,
+        request: Request<ListGroupsRequest>,
     ) -> Result<Response<ListGroupsResponse>, Status> {
-        unimplemented()
+        Ok(Response::new(self.list(request.into_inner())?))
+    }
+
+    async fn describe_group(
+        &self,
+        request: Request<DescribeGroupRequest>,
+    ) -> Result<Response<DescribeGroupResponse>, Status> {
+        let description = group_describe::describe(&self.node, request.into_inner()).await?;
+        Ok(Response::new(description))
+    }
+
+    async fn seek_group(
+        &self,
+        request: Request<SeekGroupRequest>,
+    ) -> Result<Response<SeekGroupResponse>, Status> {
+        let sought = group_offsets::seek(&self.node, self, request.into_inner()).await?;
+        Ok(Response::new(sought))
     }
 
     async fn delete_group(
         &self,
-        _: Request<DeleteGroupRequest>,
+        request: Request<DeleteGroupRequest>,
     ) -> Result<Response<DeleteGroupResponse>, Status> {
-        unimplemented()
+        self.delete(request.into_inner()).await?;
+        Ok(Response::new(DeleteGroupResponse {}))
     }
 }

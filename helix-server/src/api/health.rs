@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::{Stream, stream};
 use helix_proto::log::v1::cluster_service_server::SERVICE_NAME as CLUSTER;
 use helix_proto::log::v1::consume_service_server::SERVICE_NAME as CONSUME;
+use helix_proto::log::v1::group_service_server::SERVICE_NAME as GROUP;
 use helix_proto::log::v1::produce_service_server::SERVICE_NAME as PRODUCE;
 use helix_proto::log::v1::topic_service_server::SERVICE_NAME as TOPIC;
 use tokio::time::sleep;
@@ -38,7 +39,7 @@ impl Needs {
         match service {
             "" | CLUSTER => Some(Self::Nothing),
             CONSUME => Some(Self::Reads),
-            PRODUCE | TOPIC => Some(Self::Writes),
+            PRODUCE | TOPIC | GROUP => Some(Self::Writes),
             _ => None,
         }
     }

@@ -9,6 +9,8 @@ mod compressed;
 mod consume;
 mod decompressors;
 mod group;
+mod group_describe;
+mod group_offsets;
 mod health;
 mod member_changes;
 mod metadata;

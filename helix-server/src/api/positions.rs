@@ -2,15 +2,17 @@
 //! Used by every call that reads.
 
 use helix_proto::log::v1::start_position::Position as Wire;
-use helix_proto::log::v1::{NamedPosition, StartPosition};
+use helix_proto::log::v1::{CommitFallback as WireFallback, NamedPosition, StartPosition};
 
+use super::group::check_group;
 use super::time;
 use crate::error::{Error, Result};
-use crate::log::{PartitionId, Watermarks};
-use crate::shard::{ReadFrom, Shard};
+use crate::log::Watermarks;
+use crate::node::{CommitFallback, LocatedPartition, Node};
+use crate::shard::ReadFrom;
 
 /// Position at which a read starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ReadPosition {
     Offset(u64),
     /// The first record appended at or after this time, in microseconds.
@@ -19,11 +21,24 @@ pub(super) enum ReadPosition {
     Latest,
     /// This many records before the high watermark.
     TailRecords(u64),
+    /// The offset that a group has committed.
+    Committed {
+        group: String,
+        fallback: CommitFallback,
+    },
 }
 
 impl ReadPosition {
     pub(super) fn parse(start: Option<StartPosition>) -> Result<Self> {
-        match start.and_then(|start| start.position) {
+        let fallback = start.as_ref().map_or(0, |start| start.commit_fallback);
+        let position = start.and_then(|start| start.position);
+        if fallback != 0 && !matches!(position, Some(Wire::CommittedGroup(_))) {
+            return Err(Error::InvalidArgument {
+                field: "start.commit_fallback",
+                what: "is for a committed_group".to_owned(),
+            });
+        }
+        match position {
             Some(Wire::Offset(offset)) => Ok(Self::Offset(offset)),
             Some(Wire::Timestamp(timestamp)) => {
                 Ok(Self::Time(time::from_timestamp("start.timestamp", timestamp)?))
@@ -34,8 +49,9 @@ impl ReadPosition {
                 Ok(NamedPosition::Unspecified) | Err(_) => Err(unset()),
             },
             Some(Wire::TailRecords(records)) => Ok(Self::TailRecords(records)),
-            Some(Wire::CommittedGroup(_)) => {
-                Err(Error::Unimplemented { what: "start.committed_group" })
+            Some(Wire::CommittedGroup(group)) => {
+                check_group(&group)?;
+                Ok(Self::Committed { group, fallback: parse_fallback(fallback)? })
             }
             None => Err(unset()),
         }
@@ -45,31 +61,52 @@ impl ReadPosition {
     ///
     /// Does not check an explicit offset against them.
     pub(super) async fn offset(
-        self,
-        shard: &Shard,
-        partition: PartitionId,
+        &self,
+        node: &Node,
+        located: &LocatedPartition,
         watermarks: Watermarks,
         from: ReadFrom,
     ) -> Result<u64> {
         let Watermarks { log_start, high_watermark } = watermarks;
         match self {
-            Self::Offset(offset) => Ok(offset),
+            Self::Offset(offset) => Ok(*offset),
             Self::Earliest => Ok(log_start),
             Self::Latest => Ok(high_watermark),
-            Self::TailRecords(records) => Ok(high_watermark.saturating_sub(records).max(log_start)),
+            Self::TailRecords(records) => {
+                Ok(high_watermark.saturating_sub(*records).max(log_start))
+            }
             Self::Time(time_us) => {
                 // The watermarks are older than the search, so no record is skipped.
-                let found = shard.offset_at_time(partition, time_us, from).await?;
+                let LocatedPartition { shard, partition, .. } = located;
+                let found = shard.offset_at_time(*partition, *time_us, from).await?;
                 Ok(found.unwrap_or(high_watermark))
             }
+            // Boxed: it may ask another node.
+            Self::Committed { group, fallback } => {
+                Box::pin(node.committed_offset(group, located, *fallback, from)).await
+            }
         }
+    }
+}
+
+fn parse_fallback(fallback: i32) -> Result<CommitFallback> {
+    match WireFallback::try_from(fallback) {
+        Ok(WireFallback::Unspecified) => Ok(CommitFallback::Safe),
+        Ok(WireFallback::Fail) => Ok(CommitFallback::Fail),
+        Ok(WireFallback::Earliest) => Ok(CommitFallback::Earliest),
+        Ok(WireFallback::Latest) => Ok(CommitFallback::Latest),
+        Err(_) => Err(Error::InvalidArgument {
+            field: "start.commit_fallback",
+            what: format!("{fallback} is unknown to this version"),
+        }),
     }
 }
 
 fn unset() -> Error {
     Error::InvalidArgument {
         field: "start",
-        what: "is required: an offset, a timestamp, EARLIEST, LATEST or a number of tail records"
+        what: "is required: an offset, a timestamp, EARLIEST, LATEST, a number of tail records or \
+               a committed_group"
             .to_owned(),
     }
 }
@@ -79,7 +116,7 @@ mod tests {
     use super::*;
 
     fn parse(position: Option<Wire>) -> Result<ReadPosition> {
-        ReadPosition::parse(Some(StartPosition { position }))
+        ReadPosition::parse(Some(StartPosition { position, commit_fallback: 0 }))
     }
 
     #[test]
@@ -91,9 +128,20 @@ mod tests {
     }
 
     #[test]
-    fn rejects_a_group() {
-        let group = parse(Some(Wire::CommittedGroup("readers".to_owned())));
-        assert!(matches!(group, Err(Error::Unimplemented { .. })));
+    fn parses_a_group_and_its_fallback() {
+        let parse = |group: &str, commit_fallback| {
+            let position = Some(Wire::CommittedGroup(group.to_owned()));
+            ReadPosition::parse(Some(StartPosition { position, commit_fallback }))
+        };
+        let committed =
+            |fallback| ReadPosition::Committed { group: "readers".to_owned(), fallback };
+        assert_eq!(parse("readers", 0).unwrap(), committed(CommitFallback::Safe));
+        assert_eq!(parse("readers", 3).unwrap(), committed(CommitFallback::Latest));
+        assert!(parse("readers", 4).is_err());
+        assert!(parse("", 0).is_err() && parse("a b", 0).is_err());
+        let position = Some(Wire::Offset(1));
+        let start = StartPosition { position, commit_fallback: 1 };
+        assert!(ReadPosition::parse(Some(start)).is_err(), "a fallback without a group");
     }
 
     #[test]

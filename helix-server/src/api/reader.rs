@@ -21,7 +21,7 @@ use super::{time, wire_watermarks};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX};
-use crate::log::{PartitionId, TopicInfo, Watermarks};
+use crate::log::{PartitionId, PartitionKey, TopicInfo, Watermarks};
 use crate::node::{LocatedPartition, Node};
 use crate::shard::{ReadBatch, ReadFrom, Shard};
 use crate::transport::LoadPermit;
@@ -211,13 +211,14 @@ impl PartitionReader {
         let position = ReadPosition::parse(start.start)?;
         let located = node.find(&start.topic, start.topic_id, start.partition).await?;
         let topic = located.topic.clone();
-        match Self::open_at(sources, located, position, start.until_offset, options).await {
+        match Self::open_at(node, sources, located, position, start.until_offset, options).await {
             Err(error) if start.topic_id > 0 => Err(node.explain_deleted(&topic, error).await),
             opened => opened,
         }
     }
 
     async fn open_at(
+        node: &Node,
         sources: &ReadSources,
         located: LocatedPartition,
         position: ReadPosition,
@@ -226,8 +227,7 @@ impl PartitionReader {
     ) -> Result<Self> {
         located.shard.ready_for(options.from).await?;
         let watermarks = located.shard.watermarks(located.partition)?;
-        let offset =
-            position.offset(&located.shard, located.partition, watermarks, options.from).await?;
+        let offset = position.offset(node, &located, watermarks, options.from).await?;
         // Without an end the reader is never done, not even at offset u64::MAX.
         let is_done = until_offset.is_some_and(|until_offset| offset >= until_offset);
         let until_offset = until_offset.unwrap_or(u64::MAX);
@@ -268,6 +268,10 @@ impl PartitionReader {
     /// Returns true if the reader ends at a time, so it may be done without another append.
     pub(super) fn ends_at_time(&self) -> bool {
         self.options.until_us.is_some()
+    }
+
+    pub(super) fn key(&self) -> PartitionKey {
+        PartitionKey { topic_id: self.topic.id, number: self.number }
     }
 
     pub(super) fn topic(&self) -> &TopicInfo {
@@ -428,8 +432,8 @@ impl PartitionReader {
             count += 1;
         }
         batches.truncate(count);
-        if stored > 0 {
-            self.expansion = (sent / stored).max(1);
+        if let Some(expansion) = sent.checked_div(stored) {
+            self.expansion = expansion.max(1);
         }
     }
 

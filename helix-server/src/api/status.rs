@@ -10,7 +10,7 @@ use tonic::Status;
 use super::{wire_leader, wire_watermarks};
 use crate::error::Error;
 use crate::limits::{self, ERROR_TEXT_BYTES_MAX, QUOTE_BYTES_MAX};
-use crate::log::Refusal;
+use crate::log::{GroupRefusal, Refusal};
 use crate::quote::cut;
 
 /// Retry hint of NO_LEADER: an election of a healthy shard takes less than a second.
@@ -107,6 +107,8 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::ChangeRefused { .. } => detail(R::MembershipChangeRefused),
         // Any other node can name the leader.
         Error::NotAMember { .. } => detail(R::NotLeader),
+        Error::GroupNotFound { .. } => detail(R::GroupNotFound),
+        Error::NoCommittedOffset { .. } => detail(R::NoCommittedOffset),
         // Only a start fails with it, never a call.
         Error::Unusable { .. } => detail(R::StorageFailed),
     }
@@ -130,6 +132,32 @@ fn refusal_detail(refusal: &Refusal) -> ErrorDetail {
             ErrorDetail { fencing_token: Some(in_force.as_str().to_owned()), ..detail(R::Fenced) }
         }
         Refusal::OffsetsExhausted => detail(R::OffsetOutOfRange),
+        Refusal::Group(refusal) => group_detail(refusal),
+    }
+}
+
+fn group_detail(refusal: &GroupRefusal) -> ErrorDetail {
+    use ErrorReason as R;
+    match refusal {
+        GroupRefusal::GroupNotFound => detail(R::GroupNotFound),
+        GroupRefusal::UnknownMember { .. } => detail(R::UnknownMember),
+        GroupRefusal::StaleEpoch { current, .. } => {
+            ErrorDetail { member_epoch: *current, ..detail(R::StaleMemberEpoch) }
+        }
+        GroupRefusal::NameInUse { holder, .. } => {
+            ErrorDetail { member_ids: vec![holder.to_string()], ..detail(R::MemberNameInUse) }
+        }
+        GroupRefusal::StaticNameFixed { .. } => detail(R::InvalidArgument),
+        GroupRefusal::NotOwned { current, .. } => {
+            ErrorDetail { member_epoch: *current, ..detail(R::PartitionNotOwned) }
+        }
+        GroupRefusal::NotEmpty { first, .. } => {
+            let member_ids = first.iter().map(|id| id.to_string()).collect();
+            ErrorDetail { member_ids, ..detail(R::GroupNotEmpty) }
+        }
+        GroupRefusal::LimitReached { limit, .. } => {
+            ErrorDetail { limit: Some(*limit as u64), ..detail(R::GroupLimitReached) }
+        }
     }
 }
 
@@ -153,7 +181,7 @@ mod tests {
 
     use super::*;
     use crate::error::LeaderHint;
-    use crate::log::{FencingToken, PartitionId, Watermarks};
+    use crate::log::{FencingToken, PartitionId, PartitionKey, Watermarks};
 
     const RETRY: &str = "retry";
     const FINAL: &str = "final";
@@ -177,6 +205,8 @@ mod tests {
         let failed = |may_have_applied| Error::StorageFailed { what: what(), may_have_applied };
         let argument = Error::InvalidArgument { field: "topic", what: what() };
         let throttled = Error::Throttled { what: "bytes", retry_after_ms: 70 };
+        let group = |refusal: GroupRefusal| Error::from(Refusal::from(refusal));
+        let group_partition = PartitionKey { topic_id: 3, number: 1 };
         let precondition = Code::FailedPrecondition;
         let invalid = Code::InvalidArgument;
         let exhausted = Code::ResourceExhausted;
@@ -326,6 +356,70 @@ mod tests {
                 false,
             ),
             (Error::NotAMember { what: what() }, "NOT_LEADER", precondition, RETRY, false),
+            (
+                Error::GroupNotFound { group: topic() },
+                "GROUP_NOT_FOUND",
+                Code::NotFound,
+                FINAL,
+                false,
+            ),
+            (
+                Error::NoCommittedOffset { group: topic() },
+                "NO_COMMITTED_OFFSET",
+                Code::NotFound,
+                FINAL,
+                false,
+            ),
+            (group(GroupRefusal::GroupNotFound), "GROUP_NOT_FOUND", Code::NotFound, FINAL, false),
+            (
+                group(GroupRefusal::UnknownMember { member_id: what() }),
+                "UNKNOWN_MEMBER",
+                Code::NotFound,
+                FINAL,
+                false,
+            ),
+            (
+                group(GroupRefusal::StaleEpoch { epoch: 1, current: 2 }),
+                "STALE_MEMBER_EPOCH",
+                Code::Aborted,
+                FINAL,
+                false,
+            ),
+            (
+                group(GroupRefusal::NameInUse { static_name: what(), holder: "a".into() }),
+                "MEMBER_NAME_IN_USE",
+                precondition,
+                FINAL,
+                false,
+            ),
+            (
+                group(GroupRefusal::StaticNameFixed { current: what() }),
+                "INVALID_ARGUMENT",
+                invalid,
+                FINAL,
+                false,
+            ),
+            (
+                group(GroupRefusal::NotOwned { partition: group_partition, epoch: 1, current: 2 }),
+                "PARTITION_NOT_OWNED",
+                Code::Aborted,
+                FINAL,
+                false,
+            ),
+            (
+                group(GroupRefusal::NotEmpty { count: 1, first: vec!["a".into()] }),
+                "GROUP_NOT_EMPTY",
+                precondition,
+                FINAL,
+                false,
+            ),
+            (
+                group(GroupRefusal::LimitReached { what: "members of a group", limit: 9 }),
+                "GROUP_LIMIT_REACHED",
+                precondition,
+                FINAL,
+                false,
+            ),
             (Error::Unusable { what: what() }, "STORAGE_FAILED", Code::Unavailable, RETRY, false),
         ]
     }

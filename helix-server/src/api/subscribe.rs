@@ -10,17 +10,21 @@ use std::time::Duration;
 
 use futures_util::stream;
 use helix_proto::log::v1::subscribe_response::Message;
-use helix_proto::log::v1::{CaughtUp, Heartbeat, SubscribeRequest, SubscribeResponse};
+use helix_proto::log::v1::{
+    CaughtUp, GroupMembership, Heartbeat, SubscribeRequest, SubscribeResponse,
+};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
+use super::group::{check_group, check_id};
 use super::read_form::{ReadForm, ReadSources};
 use super::reader::{self, PartitionReadOptions, PartitionReader, ReadBudget};
+use super::status::status_at;
 use super::wire_watermarks;
 use crate::error::Error;
 use crate::limits::{FETCH_BYTES_DEFAULT, HEARTBEAT_INTERVAL};
-use crate::node::Node;
+use crate::node::{Node, ReaderMembership};
 use crate::shard::{WatchGuard, Watcher};
 use crate::transport::{CallMemory, LoadPermit};
 
@@ -39,6 +43,8 @@ pub(super) struct SubscriptionStream {
     last_message: Instant,
     heartbeat_interval: Duration,
     heartbeat_timer: Pin<Box<Sleep>>,
+    /// The member that reads, if the stream ends once it loses a partition.
+    membership: Option<Box<ReaderMembership>>,
 }
 
 struct SubscribedPartition {
@@ -57,9 +63,16 @@ impl SubscriptionStream {
         call: Option<Arc<CallMemory>>,
     ) -> Result<Self, Status> {
         let SubscribeRequest { source, out_of_range, .. } = request;
-        if request.membership.is_some() {
-            return Err(Error::Unimplemented { what: "membership" }.into());
-        }
+        let membership = match request.membership {
+            Some(member) => {
+                check_group(&member.group)?;
+                check_id("membership.member_id", &member.member_id, 1)?;
+                let GroupMembership { group, member_id, member_epoch } = member;
+                let followed = node.follow_membership(&group, &member_id, member_epoch);
+                Some(Box::new(Box::pin(followed).await?))
+            }
+            None => None,
+        };
         let limits = request.limits.unwrap_or_default();
         let form = ReadForm::new(request.accept_encoded, &request.accept_compression);
         let options = PartitionReadOptions::new(source, out_of_range, &limits, form)?;
@@ -70,7 +83,7 @@ impl SubscriptionStream {
         let partitions = watch_all(node, readers, &watcher).await?;
         let heartbeat_interval = heartbeat_interval(node);
         let last_message = Instant::now();
-        Ok(Self {
+        let subscription = Self {
             node: node.clone(),
             call,
             _permit: permit,
@@ -84,7 +97,20 @@ impl SubscriptionStream {
             last_message,
             heartbeat_interval,
             heartbeat_timer: Box::pin(sleep_until(last_message + heartbeat_interval)),
-        })
+            membership,
+        };
+        subscription.check_membership()?;
+        Ok(subscription)
+    }
+
+    /// Checks that the member still has every partition.
+    fn check_membership(&self) -> Result<(), Status> {
+        let Some(membership) = &self.membership else { return Ok(()) };
+        for SubscribedPartition { reader, .. } in &self.partitions {
+            let at = |error| status_at(&error, &reader.topic().name, reader.number());
+            membership.check(reader.key()).map_err(at)?;
+        }
+        Ok(())
     }
 
     pub(super) fn messages(self) -> BoxStream<SubscribeResponse> {
@@ -107,6 +133,9 @@ impl SubscriptionStream {
             }
             if self.node.shutdown_token().is_cancelled() {
                 return Err(Error::Draining.into());
+            }
+            if self.membership.as_mut().is_some_and(|it| it.take_changed()) {
+                self.check_membership()?;
             }
             match self.turns.pop_front() {
                 Some(index) => self.take_turn(index).await?,
@@ -158,7 +187,15 @@ impl SubscriptionStream {
     }
 
     async fn wait(&mut self) -> Result<(), Status> {
+        let membership = self.membership.as_mut();
+        let group_changed = async {
+            match membership {
+                Some(membership) => membership.changed().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
+            () = group_changed => self.check_membership(),
             () = self.watcher.changed() => {
                 for index in self.watcher.take_ready() {
                     self.give_turn(index);

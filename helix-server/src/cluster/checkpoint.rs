@@ -7,14 +7,16 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::members_record::MembersRecord;
-use super::state::{ClusterLimits, ClusterState, NamedProducer, RegisteredNode};
+use super::state::{ClusterLimits, ClusterState, GROUP_SLOTS, NamedProducer, RegisteredNode};
 use crate::log::{
     CheckpointError, PartitionExtent, PartitionSettings, TopicInfo, has_no_unknown_fields,
 };
 use crate::protocol;
 
-/// Format that is written. Format 1, without members and peer addresses, is still read.
-const FORMAT: u32 = 2;
+/// Format 3 added the slots of consumer groups; a state without any is written in format 2.
+/// Format 1, without members and peer addresses, is still read.
+const FORMAT_WITHOUT_SLOTS: u32 = 2;
+const FORMAT: u32 = 3;
 const FORMATS: std::ops::RangeInclusive<u32> = 1..=FORMAT;
 
 #[derive(Clone, PartialEq, Message)]
@@ -52,6 +54,9 @@ struct StateRecord {
     /// 0 if it was never raised.
     #[prost(uint32, tag = "14")]
     protocol: u32,
+    /// Shard of each slot of consumer groups.
+    #[prost(uint64, repeated, tag = "15")]
+    group_slots: Vec<u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -160,7 +165,7 @@ impl ClusterState {
             last_used: producer.last_used,
         });
         let record = StateRecord {
-            format: FORMAT,
+            format: if self.group_slots.is_empty() { FORMAT_WITHOUT_SLOTS } else { FORMAT },
             partitions_per_topic_max: self.limits.partitions_per_topic_max,
             partitions_max: self.limits.partitions_max,
             named_producers_max: self.limits.named_producers_max,
@@ -174,6 +179,7 @@ impl ClusterState {
             shards: self.shards.iter().copied().collect(),
             members: self.members.is_known().then(|| MembersRecord::from(&self.members)),
             protocol: if self.protocol > protocol::FIRST { self.protocol } else { 0 },
+            group_slots: self.group_slots.clone(),
         };
         record.encode_to_vec().into()
     }
@@ -201,6 +207,10 @@ impl ClusterState {
         state.next_partition_id = record.next_partition_id;
         state.next_producer_id = record.next_producer_id;
         state.shards = record.shards.into_iter().collect();
+        if !record.group_slots.is_empty() && record.group_slots.len() != GROUP_SLOTS {
+            return Err(CheckpointError::new("the slots of groups are not complete"));
+        }
+        state.group_slots = record.group_slots;
         for NodeRecord { node_id, endpoint, version, peer_addr } in record.nodes {
             state.nodes.insert(node_id, RegisteredNode { node_id, endpoint, version, peer_addr });
         }

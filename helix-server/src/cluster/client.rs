@@ -273,7 +273,11 @@ impl Cluster {
         }
     }
 
-    async fn forward(&self, node: u64, request: &PeerRequest) -> Result<PeerResponse, PeerError> {
+    pub(super) async fn forward(
+        &self,
+        node: u64,
+        request: &PeerRequest,
+    ) -> Result<PeerResponse, PeerError> {
         let response = self.hub.call(node, request.encode(), limits::COMMIT_WAIT_MAX).await;
         // An undecodable response may belong to a command that was applied.
         let undecodable = |why| PeerError::Lost { node, why };
@@ -293,6 +297,7 @@ impl Cluster {
             PeerRequest::Progress => PeerResponse::Progress(self.local_progress()),
             PeerRequest::ReplicaStatus(request) => self.local_replica_status(request).await,
             PeerRequest::Balance => PeerResponse::Moved(self.balance_local().await),
+            PeerRequest::ShardIndex(shard) => self.local_shard_index(*shard).await,
             // Only the leader serves the other requests.
             _ if !self.replica().wait_ready(limits::READY_WAIT_MAX).await => {
                 PeerResponse::NotLeader

@@ -12,6 +12,7 @@
 //! - `node_changes`: requests to add, remove, replace and drain nodes. `change_driver` carries them
 //!   out. `reconcile` moves the replicas of one shard to the target, one Raft membership change at
 //!   a time. `dial` chooses the addresses of the members.
+//! - `group_coordinator`: drives the consumer groups of the shards that this node leads.
 //! - `balance`: spreads shard leaders over the nodes.
 //! - `upgrade`: raises the protocol version of the cluster.
 //! - `replica_status`, `member_addresses`: what a node with a damaged log asks other nodes.
@@ -22,6 +23,7 @@ mod change_driver;
 mod checkpoint;
 mod client;
 mod dial;
+mod group_coordinator;
 mod machine;
 mod member_addresses;
 mod members;
@@ -37,6 +39,7 @@ mod upgrade;
 pub use bootstrap::Bootstrap;
 pub use change_driver::ChangeProgress;
 pub use client::Cluster;
+pub use group_coordinator::{CoordinatorRound, unmatched};
 pub use machine::ClusterMachine;
 pub use member_addresses::MemberAddresses;
 pub use members::{FIRST_GENERATION, Member, Members};

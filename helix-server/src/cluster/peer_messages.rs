@@ -24,12 +24,16 @@ pub(super) enum PeerRequest {
     Balance,
     /// Asks for the status of the receiver's replica of a shard.
     ReplicaStatus(ReplicaStatusRequest),
+    /// Asks the leader of this data shard for an index that covers everything acknowledged before.
+    /// Sent from protocol [`GROUPS`](crate::protocol::GROUPS) on.
+    ShardIndex(u64),
 }
 
 /// The response to a [`PeerRequest`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PeerResponse {
     ClusterReply(ClusterReply),
+    /// Version of the cluster's state, or index of a shard.
     Version(u64),
     Progress(Vec<ShardProgress>),
     /// Ids of the shards whose leadership was transferred.
@@ -43,7 +47,7 @@ pub(super) enum PeerResponse {
 
 #[derive(Clone, PartialEq, Message)]
 struct PeerRequestRecord {
-    #[prost(oneof = "PeerRequestKind", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "PeerRequestKind", tags = "1, 2, 3, 4, 5, 6")]
     kind: Option<PeerRequestKind>,
 }
 
@@ -60,6 +64,8 @@ enum PeerRequestKind {
     Balance(bool),
     #[prost(message, tag = "5")]
     ReplicaStatus(ReplicaStatusRequest),
+    #[prost(uint64, tag = "6")]
+    ShardIndex(u64),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -237,6 +243,7 @@ impl PeerRequest {
             Self::Progress => PeerRequestKind::Progress(true),
             Self::Balance => PeerRequestKind::Balance(true),
             Self::ReplicaStatus(asked) => PeerRequestKind::ReplicaStatus(*asked),
+            Self::ShardIndex(shard) => PeerRequestKind::ShardIndex(*shard),
         };
         PeerRequestRecord { kind: Some(kind) }.encode_to_vec().into()
     }
@@ -253,6 +260,7 @@ impl PeerRequest {
             Some(PeerRequestKind::Progress(_)) => Ok(Self::Progress),
             Some(PeerRequestKind::Balance(_)) => Ok(Self::Balance),
             Some(PeerRequestKind::ReplicaStatus(asked)) => Ok(Self::ReplicaStatus(asked)),
+            Some(PeerRequestKind::ShardIndex(shard)) => Ok(Self::ShardIndex(shard)),
             None => Err("the request is unknown to this version".to_owned()),
         }
     }
@@ -464,6 +472,7 @@ mod tests {
             PeerRequest::Version,
             PeerRequest::Progress,
             PeerRequest::Balance,
+            PeerRequest::ShardIndex(3),
             PeerRequest::ReplicaStatus(ReplicaStatusRequest {
                 shard_id: 3,
                 ..ReplicaStatusRequest::default()

@@ -16,6 +16,9 @@ use crate::log::{
 };
 use crate::protocol;
 
+/// Slots of consumer groups. Permanent: a group's name selects its slot.
+pub(super) const GROUP_SLOTS: usize = 256;
+
 /// Limits that apply enforces. They are equal on all replicas and stored in checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClusterLimits {
@@ -82,6 +85,8 @@ pub struct ClusterState {
     pub(super) named: BTreeMap<Arc<str>, NamedProducer>,
     /// Named producers by the index of their last use.
     pub(super) names_by_use: BTreeMap<u64, Arc<str>>,
+    /// Shard of each slot of consumer groups; empty before the first group. Never changed.
+    pub(super) group_slots: Vec<u64>,
     /// Current epoch of each named producer by its id. Follows from `named`.
     pub(super) epochs: BTreeMap<u64, u32>,
 }
@@ -105,6 +110,7 @@ impl ClusterState {
             next_producer_id: 1,
             named: BTreeMap::new(),
             names_by_use: BTreeMap::new(),
+            group_slots: Vec::new(),
             epochs: BTreeMap::new(),
         }
     }
@@ -168,6 +174,10 @@ impl ClusterState {
         self.topics.get(self.names.get(name)?)
     }
 
+    pub fn topic_by_id(&self, id: u64) -> Option<&Arc<TopicInfo>> {
+        self.topics.get(&id)
+    }
+
     /// Iterates over the topics whose names begin with `prefix`, sorted by name.
     pub fn topics(&self, prefix: &str) -> impl Iterator<Item = &Arc<TopicInfo>> {
         self.topics_from(prefix, "")
@@ -199,6 +209,12 @@ impl ClusterState {
     /// Returns the number of partitions of all topics.
     pub fn partition_count(&self) -> u64 {
         self.partitions
+    }
+
+    /// Returns the shard of a consumer group; `None` before slots have shards.
+    pub fn group_shard(&self, group: &str) -> Option<u64> {
+        let slot = crc32fast::hash(group.as_bytes()) as usize % GROUP_SLOTS;
+        self.group_slots.get(slot).copied()
     }
 
     fn check_new_topic(&self, new: &CreateTopic) -> Result<(), ClusterReply> {
@@ -281,6 +297,7 @@ impl ClusterState {
                 self.protocol = self.protocol.max(*version);
                 Ok(ClusterReply::Done)
             }
+            ClusterCommand::AssignGroupSlots => self.assign_group_slots(),
         }
     }
 
@@ -372,6 +389,17 @@ impl ClusterState {
         self.topics.remove(&topic.id);
         self.partitions -= u64::from(topic.partition_count);
         self.version += 1;
+        Ok(ClusterReply::Done)
+    }
+
+    fn assign_group_slots(&mut self) -> CommandResult {
+        if self.shards.is_empty() {
+            return Err(invalid("shards", "no shard is registered"));
+        }
+        if self.group_slots.is_empty() {
+            self.group_slots = self.shards.iter().copied().cycle().take(GROUP_SLOTS).collect();
+            self.version += 1;
+        }
         Ok(ClusterReply::Done)
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use prost::Message;
 
+use super::group::GroupRecord;
 use super::producers::{DEDUP_WINDOW_BATCHES, DedupEntry, ForgottenProducers, ProducerState};
 use super::shard_state::{ShardState, ShardTopic, StateLimits};
 use super::{
@@ -30,7 +31,9 @@ impl CheckpointError {
 /// Format 2 added fencing tokens; a state of format 1 has none.
 const FORMAT_PLAIN: u32 = 2;
 /// Format 3 added forgotten producers; a state without any is written in format 2.
-const FORMAT: u32 = 3;
+const FORMAT_FORGOTTEN: u32 = 3;
+/// Format 4 added consumer groups; a state without any is written in format 3 or 2.
+const FORMAT: u32 = 4;
 const FORMAT_MIN: u32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
@@ -67,6 +70,9 @@ struct StateRecord {
     forgotten_epochs: Vec<u32>,
     #[prost(uint64, tag = "13")]
     forgotten_epochs_end: u64,
+    /// In the order of their names.
+    #[prost(message, repeated, tag = "14")]
+    groups: Vec<GroupRecord>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -119,7 +125,7 @@ impl ShardState {
     }
 
     /// Encodes the state without forgotten producers, for nodes before protocol
-    /// [`FORGOTTEN_PRODUCERS`](crate::protocol::FORGOTTEN_PRODUCERS).
+    /// [`FORGOTTEN_PRODUCERS`](crate::protocol::FORGOTTEN_PRODUCERS). There are no groups then.
     pub fn encode_plain(&self) -> Bytes {
         self.encode_with(&ForgottenProducers::default())
     }
@@ -149,7 +155,11 @@ impl ShardState {
                 first_offsets: row.window.iter().map(|counted| counted.first_offset).collect(),
             });
         let record = StateRecord {
-            format: if *forgotten == ForgottenProducers::default() { FORMAT_PLAIN } else { FORMAT },
+            format: match *forgotten == ForgottenProducers::default() {
+                _ if !self.groups.is_empty() => FORMAT,
+                true => FORMAT_PLAIN,
+                false => FORMAT_FORGOTTEN,
+            },
             producers_max: self.limits.producers_max,
             dropped_version: self.dropped_version,
             topics: topics.collect(),
@@ -162,6 +172,7 @@ impl ShardState {
             forgotten_ids: forgotten.epochs.keys().copied().collect(),
             forgotten_epochs: forgotten.epochs.values().copied().collect(),
             forgotten_epochs_end: forgotten.epochs_end,
+            groups: self.groups.records(),
         };
         record.encode_to_vec().into()
     }
@@ -210,6 +221,9 @@ impl ShardState {
         };
         if !state.producers.restore_forgotten(forgotten) {
             return Err(CheckpointError::new("there are too many forgotten producers"));
+        }
+        for group in record.groups {
+            state.groups.restore(group).map_err(CheckpointError::new)?;
         }
         Ok(state)
     }

@@ -1,7 +1,7 @@
 //! Control entries: commands that change a shard or the cluster's state.
 //! `command_record` encodes them for the log.
 
-use super::{FencingToken, MemberCommand, PartitionId};
+use super::{FencingToken, GroupCommand, MemberCommand, PartitionId};
 
 /// Largest number of rows (partition runs, trims) in one control entry, so that its head fits the
 /// log.
@@ -33,6 +33,8 @@ pub enum ShardCommand {
     /// Sets the fencing token, if the current one is `expected` or `expected` is `None`. The empty
     /// token removes it.
     SetFencingToken { partition: PartitionId, expected: Option<FencingToken>, token: FencingToken },
+    /// Changes a consumer group. Proposed from protocol [`GROUPS`](crate::protocol::GROUPS) on.
+    Group(Box<GroupCommand>),
 }
 
 /// A change of the cluster's own state.
@@ -81,6 +83,9 @@ pub enum ClusterCommand {
     RaiseProtocol {
         version: u32,
     },
+    /// Gives each slot of consumer groups a shard; without effect if they have some. Proposed from
+    /// protocol [`GROUPS`](crate::protocol::GROUPS) on.
+    AssignGroupSlots,
 }
 
 /// Definition of a new topic.
@@ -272,6 +277,7 @@ impl ShardCommand {
             Self::Trim { .. } => "trim",
             Self::Release { .. } => "release",
             Self::SetFencingToken { .. } => "set fencing token",
+            Self::Group(command) => command.change.name(),
         }
     }
 }
@@ -289,6 +295,7 @@ impl ClusterCommand {
             Self::InitProducer { .. } => "init producer",
             Self::Members(command) => command.name(),
             Self::RaiseProtocol { .. } => "raise protocol",
+            Self::AssignGroupSlots => "assign group slots",
         }
     }
 }

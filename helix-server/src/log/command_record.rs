@@ -7,11 +7,12 @@ use prost::{Message, Oneof};
 use super::command::{
     ClusterCommand, CreateTopic, PartitionRun, PartitionSettings, SettingsMask, ShardCommand,
 };
+use super::group::GroupCommandRecord;
 use super::{FencingToken, HeadError, MemberCommand, PartitionId};
 
 #[derive(Clone, PartialEq, Message)]
 struct ShardRecord {
-    #[prost(oneof = "ShardChange", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "ShardChange", tags = "1, 2, 3, 4, 5, 6, 7")]
     change: Option<ShardChange>,
 }
 
@@ -29,6 +30,8 @@ enum ShardChange {
     Release(Release),
     #[prost(message, tag = "6")]
     SetFencingToken(SetFencingToken),
+    #[prost(message, tag = "7")]
+    Group(GroupCommandRecord),
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -86,7 +89,7 @@ struct SetFencingToken {
 
 #[derive(Clone, PartialEq, Message)]
 struct ClusterRecord {
-    #[prost(oneof = "ClusterChange", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
+    #[prost(oneof = "ClusterChange", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
     change: Option<ClusterChange>,
 }
 
@@ -112,7 +115,12 @@ enum ClusterChange {
     Members(Members),
     #[prost(message, tag = "10")]
     RaiseProtocol(RaiseProtocol),
+    #[prost(message, tag = "11")]
+    AssignGroupSlots(AssignGroupSlots),
 }
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct AssignGroupSlots {}
 
 #[derive(Clone, Copy, PartialEq, Message)]
 struct RaiseProtocol {
@@ -252,6 +260,7 @@ pub(super) fn encode_shard(command: &ShardCommand, bytes: &mut BytesMut) {
                 token: text(token),
             })
         }
+        ShardCommand::Group(command) => ShardChange::Group((*command).into()),
     };
     ShardRecord { change: Some(change) }.encode(bytes).expect("a BytesMut grows");
 }
@@ -294,6 +303,9 @@ pub(super) fn decode_shard(bytes: &[u8]) -> Result<ShardCommand, HeadError> {
             expected: it.expected.as_deref().map(token).transpose()?,
             token: token(&it.token)?,
         },
+        ShardChange::Group(it) => {
+            ShardCommand::Group(Box::new(it.into_command().map_err(malformed)?))
+        }
     })
 }
 
@@ -333,6 +345,7 @@ pub(super) fn encode_cluster(command: &ClusterCommand, bytes: &mut BytesMut) {
         ClusterCommand::RaiseProtocol { version } => {
             ClusterChange::RaiseProtocol(RaiseProtocol { version })
         }
+        ClusterCommand::AssignGroupSlots => ClusterChange::AssignGroupSlots(AssignGroupSlots {}),
     };
     ClusterRecord { change: Some(change) }.encode(bytes).expect("a BytesMut grows");
 }
@@ -380,5 +393,6 @@ pub(super) fn decode_cluster(bytes: &[u8]) -> Result<ClusterCommand, HeadError> 
             ClusterCommand::Members(it.command.ok_or(HeadError::UnknownCommand)?)
         }
         ClusterChange::RaiseProtocol(it) => ClusterCommand::RaiseProtocol { version: it.version },
+        ClusterChange::AssignGroupSlots(_) => ClusterCommand::AssignGroupSlots,
     })
 }

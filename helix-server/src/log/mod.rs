@@ -6,6 +6,7 @@ mod cluster_reply;
 mod command;
 mod command_record;
 mod condition;
+mod group;
 mod head;
 mod member_change;
 mod member_command;
@@ -25,6 +26,13 @@ pub use command::{
 };
 pub(crate) use command_record::has_no_unknown_fields;
 pub use condition::{Condition, FENCING_TOKEN_BYTES_MAX, FencingToken};
+pub use group::{
+    Assignment, CommittedRow, CommittingMember, ConsumerGroup, GROUPS_PER_SHARD_MAX, GroupChange,
+    GroupCommand, GroupMember, GroupRefusal, GroupTable, MEMBERS_PER_GROUP_MAX, MatchedTopic,
+    MemberReport, MemberSpec, MemberView, OFFSET_HISTORY_MAX, OFFSETS_PER_GROUP_MAX, OffsetEvent,
+    OffsetEventKind, OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PATTERNS_PER_GROUP_MAX, PartitionKey,
+    ReportStep, SeekOrigin, TOPICS_PER_GROUP_MAX, TopicOffsets, is_pattern, pattern_matches,
+};
 pub use head::{BatchHead, HEAD_BYTES_MAX, Head, HeadError, ProducerStamp};
 pub use member_change::{ChangeKind, MemberChange};
 pub use member_command::{
@@ -101,4 +109,13 @@ pub enum Refusal {
     Fenced { in_force: FencingToken },
     #[error("the partition has reached the last possible offset")]
     OffsetsExhausted,
+    /// Boxed, since batches are refused for other reasons.
+    #[error(transparent)]
+    Group(Box<GroupRefusal>),
+}
+
+impl From<GroupRefusal> for Refusal {
+    fn from(refusal: GroupRefusal) -> Self {
+        Self::Group(Box::new(refusal))
+    }
 }

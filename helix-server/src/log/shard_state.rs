@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{
-    BatchHead, Head, Partition, PartitionId, PartitionRun, PartitionSettings, ProducerTable,
-    Refusal, SequenceVerdict, ShardCommand, Verdict,
+    BatchHead, GroupTable, Head, Partition, PartitionId, PartitionRun, PartitionSettings,
+    ProducerTable, Refusal, SequenceVerdict, ShardCommand, Verdict,
 };
 
 /// Limits that decide verdicts of apply. They must be equal on every replica, so they are kept in
@@ -32,6 +32,8 @@ pub struct Effects {
     pub created: Vec<PartitionId>,
     /// Topics whose settings changed here.
     pub updated: Vec<u64>,
+    /// Groups whose members may learn something new.
+    pub groups: Vec<Arc<str>>,
 }
 
 impl Effects {
@@ -40,6 +42,7 @@ impl Effects {
             && self.dropped.is_empty()
             && self.created.is_empty()
             && self.updated.is_empty()
+            && self.groups.is_empty()
     }
 
     pub fn clear(&mut self) {
@@ -47,6 +50,7 @@ impl Effects {
         self.dropped.clear();
         self.created.clear();
         self.updated.clear();
+        self.groups.clear();
     }
 }
 
@@ -68,6 +72,7 @@ pub struct ShardState {
     pub(super) dropped: BTreeMap<u64, u64>,
     /// Index up to which replicas may purge the log. Only grows.
     pub(super) released: u64,
+    pub(super) groups: GroupTable,
 }
 
 /// The part of a topic that is in this shard.
@@ -88,6 +93,7 @@ impl ShardState {
             dropped_version: 0,
             dropped: BTreeMap::new(),
             released: 0,
+            groups: GroupTable::default(),
         }
     }
 
@@ -178,6 +184,10 @@ impl ShardState {
         &self.producers
     }
 
+    pub fn groups(&self) -> &GroupTable {
+        &self.groups
+    }
+
     pub fn limits(&self) -> StateLimits {
         self.limits
     }
@@ -259,6 +269,9 @@ impl ShardState {
                 let partition = self.partitions.get_mut(id).ok_or(unknown)?;
                 partition.fencing_token.check(expected.as_ref())?;
                 partition.fencing_token = token.clone();
+            }
+            ShardCommand::Group(command) => {
+                self.groups.apply(at, command, &mut effects.groups)?;
             }
         }
         Ok(())

@@ -88,7 +88,7 @@ fn any_token(rng: &mut StdRng) -> FencingToken {
 
 fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
     let (cluster_version, topic_id) = (any_u64(rng), any_u64(rng));
-    match rng.random_range(0..6) {
+    match rng.random_range(0..7) {
         0 => {
             let run = |rng: &mut StdRng| PartitionRun {
                 first_id: rng.random_range(1..1 << 60),
@@ -108,6 +108,7 @@ fn random_shard_command(rng: &mut StdRng) -> ShardCommand {
             expected: rng.random_bool(0.5).then(|| any_token(rng)),
             token: any_token(rng),
         },
+        5 => ShardCommand::Group(Box::new(super::group::testing::random_command(rng))),
         _ => {
             let start = |rng: &mut StdRng| (PartitionId(any_u64(rng)), any_u64(rng));
             let starts = (0..rng.random_range(0..9)).map(|_| start(rng)).collect();
@@ -147,6 +148,7 @@ fn random_cluster_command(rng: &mut StdRng) -> ClusterCommand {
         6 => ClusterCommand::LeaseProducerIds { count: any_u32(rng) },
         7 => ClusterCommand::Members(random_member_command(rng)),
         8 => ClusterCommand::RaiseProtocol { version: any_u32(rng) },
+        9 => ClusterCommand::AssignGroupSlots,
         _ => ClusterCommand::InitProducer { name },
     }
 }

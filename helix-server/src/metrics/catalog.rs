@@ -183,6 +183,18 @@ metrics! {
     DiskUsed Gauge "helix_disk_used_bytes" []
         "Bytes of all segments, including preallocated ones"
 
+    Groups Gauge "helix_groups" ["shard"]
+        "Consumer groups in the shard"
+    GroupMembers Gauge "helix_group_members" ["shard"]
+        "Members of the shard's consumer groups"
+    GroupAssignments Counter "helix_group_assignments_total" []
+        "Assignments of consumer groups that this node has computed as coordinator"
+    GroupCommits Counter "helix_group_committed_offsets_total" []
+        "Committed offsets acknowledged by this node"
+    ExpiredMembers Counter "helix_group_expired_members_total" []
+        "Members that this node removed because they were silent for their session timeouts"
+    GroupFallbacks Counter "helix_group_fallbacks_total" []
+        "Readers that started at a fallback because a committed offset was not usable"
     ClockOffset Gauge "helix_clock_offset_seconds" ["node"]
         "Difference of a node's clock from the time that a majority has reached; positive if ahead"
     RetentionHeld Gauge "helix_retention_held" []

@@ -43,6 +43,10 @@ pub struct Metrics {
     compressed: [CompressedCounters; CODECS.len()],
     scrubbed_bytes: Counter,
     scrub_rounds: Counter,
+    group_assignments: Counter,
+    group_commits: Counter,
+    expired_members: Counter,
+    group_fallbacks: Counter,
 }
 
 impl Metrics {
@@ -92,6 +96,26 @@ impl Metrics {
         self.scrub_rounds.add(1);
     }
 
+    /// Counts a computed assignment of a group.
+    pub fn on_group_assignment(&self) {
+        self.group_assignments.add(1);
+    }
+
+    /// Counts the partitions of an acknowledged commit.
+    pub fn on_group_commit(&self, partitions: u64) {
+        self.group_commits.add(partitions);
+    }
+
+    /// Counts members that are removed at their session timeouts.
+    pub fn on_expired_members(&self, members: u64) {
+        self.expired_members.add(members);
+    }
+
+    /// Counts a reader that starts at a fallback in place of a committed offset.
+    pub fn on_group_fallback(&self) {
+        self.group_fallbacks.add(1);
+    }
+
     /// Adds these metrics to a page.
     pub fn write(&self, page: &mut MetricsPage) {
         page.put(MetricName::AppendedBatches, &[], self.appended_batches.get());
@@ -111,6 +135,10 @@ impl Metrics {
         page.put_times(MetricName::FetchTimes, &[], &self.fetch_times);
         page.put(MetricName::ScrubbedBytes, &[], self.scrubbed_bytes.get());
         page.put(MetricName::ScrubRounds, &[], self.scrub_rounds.get());
+        page.put(MetricName::GroupAssignments, &[], self.group_assignments.get());
+        page.put(MetricName::GroupCommits, &[], self.group_commits.get());
+        page.put(MetricName::ExpiredMembers, &[], self.expired_members.get());
+        page.put(MetricName::GroupFallbacks, &[], self.group_fallbacks.get());
         self.calls.write(page);
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::Node;
+use crate::cluster::CoordinatorRound;
 use crate::error::{Error, Result};
 use crate::limits;
 use crate::raft::LeadershipWatch;
@@ -31,7 +32,44 @@ pub(super) fn start(node: &Arc<Node>) {
 pub(super) fn start_shard(node: &Arc<Node>, shard: Arc<Shard>) {
     tokio::spawn(follow_leaders(Arc::downgrade(node), shard.watch_leadership()));
     tokio::spawn(watch_disk(Arc::downgrade(node), Arc::downgrade(&shard)));
-    tokio::spawn(maintain_shard(Arc::downgrade(node), shard));
+    tokio::spawn(maintain_shard(Arc::downgrade(node), shard.clone()));
+    tokio::spawn(coordinate_groups(Arc::downgrade(node), shard));
+}
+
+/// Coordinates the groups of a shard while this node leads it.
+async fn coordinate_groups(node: Weak<Node>, shard: Arc<Shard>) {
+    let Some(mut versions) = node.upgrade().map(|node| node.cluster.machine().watch()) else {
+        return;
+    };
+    let mut leadership = shard.watch_leadership();
+    let mut round = CoordinatorRound::default();
+    loop {
+        let Some(node) = node.upgrade() else { return };
+        // Marked first, so that a change during the step triggers another one.
+        versions.mark_unchanged();
+        let step = node.cluster.coordinate_groups(&shard, &mut round).await;
+        let draining = node.draining.clone();
+        drop(node);
+        let next = step.unwrap_or_else(|error| {
+            tracing::debug!(shard_id = shard.id(), %error, "cannot coordinate the groups yet");
+            Some(Instant::now() + RETRY_DELAY)
+        });
+        let due = async {
+            match next {
+                Some(next) => tokio::time::sleep_until(next).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return,
+            () = shard.closed() => return,
+            changed = leadership.changed() => if !changed { return },
+            changed = versions.changed() => if changed.is_err() { return },
+            () = shard.groups_changed() => {}
+            () = due => {}
+        }
+    }
 }
 
 /// Starts the tasks of shard 0; they end when it is closed.

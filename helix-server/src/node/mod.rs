@@ -7,7 +7,7 @@
 //! - `formation`: forms a new cluster with other nodes, or joins an existing one.
 //! - `logs`: opens, identifies and quarantines the logs of the shards.
 //! - `open`: opens shard 0 and the data shards on their logs. `shard_slots` holds the data shards.
-//! - `lookup`: finds topics, partitions and shards for requests.
+//! - `lookup`: finds topics, partitions and shards for requests; `groups` consumer groups.
 //! - `background`: forms shards, propagates topics, registers the node and balances leaderships.
 //! - `member_tasks`: dials the members and carries out membership changes.
 //! - `repair`: reopens stopped shards and repairs damaged logs: `repair_decision` has the rule,
@@ -20,6 +20,7 @@ mod background;
 mod bootstrap_handler;
 mod clock_watch;
 mod formation;
+mod groups;
 mod logs;
 mod lookup;
 mod member_tasks;
@@ -53,6 +54,7 @@ use crate::raft::ElectionTiming;
 use crate::random::Random;
 pub use crate::shard::LogLimits;
 use bootstrap_handler::BootstrapHandler;
+pub use groups::{CommitFallback, ReaderMembership};
 use logs::{LogIdentity, NodeLogs};
 pub use lookup::LocatedPartition;
 use open::{ShardContext, StartupPeers, directory, existing_shards, open_cluster, open_or_rebuild};

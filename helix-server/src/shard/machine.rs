@@ -10,10 +10,12 @@ use bytes::Bytes;
 use helix_wal::{Placement, Wal};
 use tokio::sync::{Notify, watch};
 
+use super::groups::{self, GroupWatchers};
 use super::watch::Watchers;
 use crate::limits;
 use crate::log::{
-    BatchHead, Effects, Head, Partition, PartitionId, ShardState, StateLimits, Verdict, Watermarks,
+    BatchHead, Effects, Head, Partition, PartitionId, ShardCommand, ShardState, StateLimits,
+    Verdict, Watermarks,
 };
 use crate::peer::Hub;
 use crate::protocol::FORGOTTEN_PRODUCERS;
@@ -27,12 +29,15 @@ pub(super) struct ShardMachine {
     hub: Arc<Hub>,
     inner: Mutex<Inner>,
     watchers: Arc<Watchers>,
+    group_watchers: Arc<GroupWatchers>,
     /// Payload bytes applied since this replica opened.
     bytes: AtomicU64,
     /// Wakes maintenance each time that [`limits::MAINTENANCE_BYTES`] more have been applied.
     maintenance: Notify,
-    /// Control entries applied since this replica opened.
+    /// Control entries applied since this replica opened, without those of groups.
     changes: watch::Sender<u64>,
+    /// Index of the last entry applied since this replica opened. Raft's own number is later.
+    applied: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -53,9 +58,11 @@ impl ShardMachine {
             hub,
             inner: Mutex::new(inner),
             watchers: Arc::default(),
+            group_watchers: Arc::default(),
             bytes: AtomicU64::new(0),
             maintenance: Notify::new(),
             changes: watch::Sender::new(0),
+            applied: AtomicU64::new(0),
         }
     }
 
@@ -65,6 +72,10 @@ impl ShardMachine {
 
     pub(super) fn watchers(&self) -> &Arc<Watchers> {
         &self.watchers
+    }
+
+    pub(super) fn group_watchers(&self) -> &Arc<GroupWatchers> {
+        &self.group_watchers
     }
 
     pub(super) fn watermarks(&self, partition: PartitionId) -> Option<Watermarks> {
@@ -119,6 +130,10 @@ impl ShardMachine {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    pub(super) fn applied(&self) -> u64 {
+        self.applied.load(Ordering::Acquire)
+    }
+
     pub(super) async fn maintenance_due(&self) {
         self.maintenance.notified().await;
     }
@@ -152,6 +167,7 @@ impl Machine for ShardMachine {
         let mut guard = self.lock();
         let inner = &mut *guard;
         let verdict = inner.state.apply(id.index, head, &mut inner.effects);
+        self.applied.store(id.index, Ordering::Release);
         // Still under the lock, so that readers of the new watermark find the entry in the WAL.
         self.wal.place(id.index, placement(head, &verdict)).map_err(to_io)?;
         if let Head::Batch(batch) = head {
@@ -160,6 +176,16 @@ impl Machine for ShardMachine {
                 self.watchers.wake(batch.partition);
             }
             self.count(u64::from(batch.payload_bytes));
+            return Ok(verdict);
+        }
+        if let Head::Shard(ShardCommand::Group(command)) = head {
+            let groups = std::mem::take(&mut inner.effects.groups);
+            drop(guard);
+            // Groups write no payloads, but their entries also make a checkpoint due.
+            self.count(groups::logged_bytes(&command.change));
+            if !groups.is_empty() {
+                self.group_watchers.wake(groups);
+            }
             return Ok(verdict);
         }
         for (partition, offset) in inner.effects.trimmed.drain(..) {
@@ -187,6 +213,7 @@ impl Machine for ShardMachine {
 
     fn restore(&self, bytes: &[u8]) -> io::Result<()> {
         let state = decode(bytes)?;
+        let groups: Vec<Arc<str>> = state.groups().iter().map(|(name, _)| name.clone()).collect();
         {
             let mut inner = self.lock();
             // The WAL does not keep trims and dropped streams over a restart, and a snapshot has
@@ -204,6 +231,7 @@ impl Machine for ShardMachine {
         }
         // A replica that installs a snapshot may have readers of any partition.
         self.watchers.wake_all();
+        self.group_watchers.wake_all(groups);
         self.changes.send_modify(|count| *count += 1);
         Ok(())
     }

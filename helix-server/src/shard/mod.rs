@@ -2,6 +2,8 @@
 //! `append.rs` has the append path and `read.rs` the read path.
 
 mod append;
+mod group_sessions;
+mod groups;
 mod leadership_watch;
 mod machine;
 mod maintenance;
@@ -36,6 +38,8 @@ use crate::raft::{
 use crate::sync;
 
 pub use append::{AppendPermit, BatchAck, Durability, NewBatch, PendingAck};
+pub use group_sessions::{GroupSessions, MemberSession};
+pub use groups::GroupWatch;
 use machine::ShardMachine;
 pub use read::{ReadBatch, ReadFrom, ShardRead};
 use sequence_tracker::SequenceTracker;
@@ -116,6 +120,8 @@ pub struct Shard {
     /// Cancelled, and replaced, when this replica loses its leadership or is isolated. Requests
     /// then stop waiting for outcomes.
     leadership_token: channel::Sender<CancellationToken>,
+    /// Sessions of the groups' members; kept on the leader only.
+    sessions: GroupSessions,
 }
 
 /// Progress of a shard's replica and of its log.
@@ -192,6 +198,7 @@ impl Shard {
             isolated: AtomicBool::new(false),
             expected: Mutex::default(),
             leadership_token: channel::Sender::new(CancellationToken::new()),
+            sessions: GroupSessions::default(),
         });
         tokio::spawn(maintenance::run(shard.clone()));
         tokio::spawn(leadership_watch::run(Arc::downgrade(&shard)));
@@ -517,6 +524,15 @@ impl Shard {
             fetching: self.fetching(),
             wal: status.wal,
         }
+    }
+
+    /// Waits until this replica refuses all further requests.
+    pub async fn closed(&self) {
+        self.closed.cancelled().await;
+    }
+
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// Refuses all further requests, including reads from any replica.

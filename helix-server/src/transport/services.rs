@@ -49,7 +49,7 @@ impl Services {
         let consume = ConsumeServiceServer::new(consume);
         let topic = TopicServiceServer::new(TopicHandler::new(node));
         let cluster = ClusterServiceServer::new(ClusterHandler::new(node));
-        let group = GroupServiceServer::new(GroupHandler);
+        let group = GroupServiceServer::new(GroupHandler::new(node));
         let others = others
             .add_service(topic.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX))
             .add_service(cluster.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX))

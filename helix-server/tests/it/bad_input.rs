@@ -1,6 +1,7 @@
 //! Invalid values in every field of every request: the documented error is returned, and other
 //! clients are served. The descriptors list the fields, so that none is left out.
 
+mod group_rows;
 mod rows;
 mod wire;
 
@@ -10,15 +11,17 @@ use helix_proto::FILE_DESCRIPTOR_SET;
 use helix_proto::log::v1::append_stream_request::Message as Streamed;
 use helix_proto::log::v1::cluster_service_client::ClusterServiceClient;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
+use helix_proto::log::v1::group_service_client::GroupServiceClient;
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use helix_proto::log::v1::topic_service_client::TopicServiceClient;
 use helix_proto::log::v1::{
-    AddNodeRequest, AddPartitionsRequest, AppendRequest, AppendStreamRequest, CreateTopicRequest,
-    DeleteTopicRequest, ErrorReason, FetchRequest, GetMetadataRequest, GetTopicRequest,
-    InitProducerRequest, ListTopicsRequest, RemoveNodeRequest, ReplaceNodeRequest,
-    ResolveOffsetsRequest, SetDrainingRequest, SetFencingTokenRequest, SubscribeRequest,
-    TransferLeaderRequest, TrimPartitionRequest, UpdateTopicRequest, WatchMembershipChangeRequest,
-    WatchMetadataRequest,
+    AddNodeRequest, AddPartitionsRequest, AppendRequest, AppendStreamRequest, CommitOffsetsRequest,
+    CreateTopicRequest, DeleteGroupRequest, DeleteTopicRequest, DescribeGroupRequest, ErrorReason,
+    FetchRequest, GetMetadataRequest, GetOffsetsRequest, GetTopicRequest, HeartbeatRequest,
+    InitProducerRequest, LeaveRequest, ListGroupsRequest, ListTopicsRequest, RemoveNodeRequest,
+    ReplaceNodeRequest, ResolveOffsetsRequest, SeekGroupRequest, SetDrainingRequest,
+    SetFencingTokenRequest, SubscribeRequest, TransferLeaderRequest, TrimPartitionRequest,
+    UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
 };
 use prost::Message;
 use prost_types::{FileDescriptorSet, MethodDescriptorProto};
@@ -52,6 +55,14 @@ enum InvalidCall {
     ReplaceNode(ReplaceNodeRequest),
     SetDraining(SetDrainingRequest),
     WatchMembershipChange(WatchMembershipChangeRequest),
+    Heartbeat(HeartbeatRequest),
+    Leave(LeaveRequest),
+    CommitOffsets(CommitOffsetsRequest),
+    GetOffsets(GetOffsetsRequest),
+    ListGroups(ListGroupsRequest),
+    DescribeGroup(DescribeGroupRequest),
+    SeekGroup(SeekGroupRequest),
+    DeleteGroup(DeleteGroupRequest),
 }
 
 impl InvalidCall {
@@ -61,6 +72,7 @@ impl InvalidCall {
         let mut consume = ConsumeServiceClient::new(channel.clone());
         let mut topics = TopicServiceClient::new(channel.clone());
         let mut cluster = ClusterServiceClient::new(channel.clone());
+        let mut groups = GroupServiceClient::new(channel.clone());
         match self {
             Self::InitProducer(request) => produce.init_producer(request).await.map(drop),
             Self::Append(request) => produce.append(*request).await.map(drop),
@@ -91,6 +103,14 @@ impl InvalidCall {
                 answers.message().await.map(drop)
             }
             Self::TransferLeader(request) => cluster.transfer_leader(request).await.map(drop),
+            Self::Heartbeat(request) => groups.heartbeat(request).await.map(drop),
+            Self::Leave(request) => groups.leave(request).await.map(drop),
+            Self::CommitOffsets(request) => groups.commit_offsets(request).await.map(drop),
+            Self::GetOffsets(request) => groups.get_offsets(request).await.map(drop),
+            Self::ListGroups(request) => groups.list_groups(request).await.map(drop),
+            Self::DescribeGroup(request) => groups.describe_group(request).await.map(drop),
+            Self::SeekGroup(request) => groups.seek_group(request).await.map(drop),
+            Self::DeleteGroup(request) => groups.delete_group(request).await.map(drop),
             Self::AddNode(request) => cluster.add_node(request).await.map(drop),
             Self::RemoveNode(request) => cluster.remove_node(request).await.map(drop),
             Self::ReplaceNode(request) => cluster.replace_node(request).await.map(drop),

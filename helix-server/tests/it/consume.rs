@@ -241,7 +241,10 @@ async fn positions_resolve_to_offsets() {
             let request = ResolveOffsetsRequest {
                 topic: "default".to_owned(),
                 partitions: vec![0],
-                position: Some(StartPosition { position: Some(position.clone()) }),
+                position: Some(StartPosition {
+                    position: Some(position.clone()),
+                    ..StartPosition::default()
+                }),
                 topic_id: 0,
             };
             let response = server.consume().resolve_offsets(request).await.unwrap().into_inner();
@@ -260,7 +263,7 @@ async fn resolve_without_partitions_returns_all() {
     let resolve = |topic: &str, position| ResolveOffsetsRequest {
         topic: topic.to_owned(),
         partitions: Vec::new(),
-        position: Some(StartPosition { position }),
+        position: Some(StartPosition { position, ..StartPosition::default() }),
         topic_id: 0,
     };
     let request = resolve("default", Some(Position::Named(2)));

@@ -317,7 +317,7 @@ async fn full_real_disk_refuses_appends_and_resumes() {
     // Cluster and read services are serving; topic and produce services, which write, are not.
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     let channel = endpoint.connect().await.unwrap();
-    assert_eq!(serving(&channel).await, [true, true, true, false, false]);
+    assert_eq!(serving(&channel).await, [true, true, true, false, false, false]);
 
     // A restart does not change it, and needs only reserved space.
     process::kill(server).await;
@@ -340,7 +340,7 @@ async fn full_real_disk_refuses_appends_and_resumes() {
     resume(&client, end).await;
     expect_records(&client, still - 1, end + 1).await;
     let channel = endpoint.connect().await.unwrap();
-    assert_eq!(serving(&channel).await, [true; 5]);
+    assert_eq!(serving(&channel).await, [true; 6]);
     process::kill(server).await;
     drop(disk);
 }

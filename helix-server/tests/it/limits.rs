@@ -482,7 +482,7 @@ async fn rejects_a_million_empty_items_before_decoding() {
     let request = ResolveOffsetsRequest {
         topic: "default".to_owned(),
         partitions: vec![0; PARTITIONS_PER_CALL_MAX + 1],
-        position: Some(StartPosition { position }),
+        position: Some(StartPosition { position, ..StartPosition::default() }),
         topic_id: 0,
     };
     let status = soon(server.consume().resolve_offsets(request)).await.unwrap_err();

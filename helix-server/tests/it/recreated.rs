@@ -53,7 +53,10 @@ async fn recreate(server: &TestServer) -> (u64, u64) {
 }
 
 fn position(named: NamedPosition) -> Option<StartPosition> {
-    Some(StartPosition { position: Some(Position::Named(named.into())) })
+    Some(StartPosition {
+        position: Some(Position::Named(named.into())),
+        ..StartPosition::default()
+    })
 }
 
 /// Makes every call that can name a topic's id, and returns the call's name and error.

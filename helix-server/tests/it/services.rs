@@ -1,9 +1,7 @@
-//! The standard services health and reflection, and the unimplemented GroupService.
+//! The standard services health and reflection, and calls that do not exist.
 
 use std::future::poll_fn;
 
-use helix_proto::log::v1::group_service_client::GroupServiceClient;
-use helix_proto::log::v1::{ErrorReason, GetOffsetsRequest, HeartbeatRequest, ListGroupsRequest};
 use tokio_stream::StreamExt;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
@@ -14,12 +12,12 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_reflection::pb::{v1, v1alpha};
 
-use crate::support::{TestServer, reason, soon};
+use crate::support::{TestServer, soon};
 
 /// Health of the whole node and of each implemented service.
-pub(crate) async fn serving(channel: &Channel) -> [bool; 5] {
-    let mut serving = [false; 5];
-    let names = ["", "Cluster", "Consume", "Topic", "Produce"];
+pub(crate) async fn serving(channel: &Channel) -> [bool; 6] {
+    let mut serving = [false; 6];
+    let names = ["", "Cluster", "Consume", "Topic", "Produce", "Group"];
     for (name, serving) in names.into_iter().zip(&mut serving) {
         let service = full_name(name);
         let request = HealthCheckRequest { service };
@@ -36,10 +34,10 @@ fn full_name(service: &str) -> String {
 #[tokio::test]
 async fn each_service_has_a_health_status() {
     let server = TestServer::in_memory().await;
-    assert_eq!(serving(&server.channel).await, [true; 5]);
+    assert_eq!(serving(&server.channel).await, [true; 6]);
     let mut health = HealthClient::new(server.channel.clone());
     let long = "x".repeat(1_000_000);
-    for service in ["Produce", "helix.log.v1.GroupService", &long] {
+    for service in ["Produce", "helix.log.v1.OtherService", &long] {
         let request = HealthCheckRequest { service: service.to_owned() };
         let refused = health.check(request.clone()).await.unwrap_err();
         assert_eq!(refused.code(), Code::NotFound);
@@ -109,18 +107,6 @@ async fn reflection_lists_the_services_in_both_versions() {
         answer.message_response,
         Some(v1alpha::server_reflection_response::MessageResponse::FileDescriptorResponse(_))
     ));
-}
-
-#[tokio::test]
-async fn group_service_is_unimplemented() {
-    let server = TestServer::in_memory().await;
-    let mut groups = GroupServiceClient::new(server.channel.clone());
-    let heartbeat = groups.heartbeat(HeartbeatRequest::default()).await.unwrap_err();
-    assert_eq!(reason(&heartbeat), ErrorReason::Unimplemented);
-    let offsets = groups.get_offsets(GetOffsetsRequest::default()).await.unwrap_err();
-    assert_eq!(reason(&offsets), ErrorReason::Unimplemented);
-    let list = groups.list_groups(ListGroupsRequest::default()).await.unwrap_err();
-    assert_eq!(reason(&list), ErrorReason::Unimplemented);
 }
 
 #[tokio::test]

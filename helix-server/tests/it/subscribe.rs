@@ -224,11 +224,11 @@ async fn rejects_unimplemented_and_unknown_targets() {
         membership: Some(GroupMembership::default()),
         ..subscribe(vec![earliest(0)])
     };
-    let group = subscribe(vec![start(0, Position::CommittedGroup("g".to_owned()))]);
+    let group = subscribe(vec![start(0, Position::CommittedGroup("no/group".to_owned()))]);
     let nowhere = PartitionStart { topic: "nowhere".to_owned(), ..earliest(0) };
     let cases = [
-        (member, ErrorReason::Unimplemented),
-        (group, ErrorReason::Unimplemented),
+        (member, ErrorReason::InvalidArgument),
+        (group, ErrorReason::InvalidArgument),
         (subscribe(vec![nowhere]), ErrorReason::TopicNotFound),
         (subscribe(Vec::new()), ErrorReason::InvalidArgument),
     ];

@@ -152,7 +152,7 @@ pub(crate) fn start(partition: u32, position: Position) -> PartitionStart {
     PartitionStart {
         topic: "default".to_owned(),
         partition,
-        start: Some(StartPosition { position: Some(position) }),
+        start: Some(StartPosition { position: Some(position), ..StartPosition::default() }),
         until_offset: None,
         topic_id: 0,
     }

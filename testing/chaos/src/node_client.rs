@@ -86,7 +86,10 @@ impl NodeClient {
         let start = PartitionStart {
             topic: topic.to_owned(),
             partition,
-            start: Some(StartPosition { position: Some(Position::Offset(offset)) }),
+            start: Some(StartPosition {
+                position: Some(Position::Offset(offset)),
+                ..StartPosition::default()
+            }),
             until_offset: None,
             topic_id: 0,
         };

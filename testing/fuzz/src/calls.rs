@@ -223,7 +223,10 @@ impl FuzzServer {
         let mut offset = 0;
         let end = kept.values().map(|records| records.len() as u64).sum();
         while offset < end {
-            let start = Some(StartPosition { position: Some(Position::Offset(offset)) });
+            let start = Some(StartPosition {
+                position: Some(Position::Offset(offset)),
+                ..StartPosition::default()
+            });
             let partition =
                 PartitionStart { topic: KEPT.to_owned(), start, ..PartitionStart::default() };
             let request = FetchRequest { partitions: vec![partition], ..FetchRequest::default() };

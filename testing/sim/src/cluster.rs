@@ -162,6 +162,7 @@ impl SimulatedMachine {
             idle_poll: Duration::ZERO,
             pace: helix_server::limits::PACE,
             election_timeout: helix_server::limits::ELECTION_TIMEOUT,
+            files: helix_wal::FileCache::default(),
             clock: clock.clone(),
             seed: Some(plan.seed ^ node_id << 32 ^ *start_count),
         }

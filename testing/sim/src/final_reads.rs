@@ -107,8 +107,13 @@ async fn fetch(
     let start = PartitionStart {
         topic: TOPIC.to_owned(),
         partition,
-        start: Some(StartPosition { position: Some(Position::Offset(offset)) }),
-        until_offset: None, topic_id: 0 };
+        start: Some(StartPosition {
+            position: Some(Position::Offset(offset)),
+            ..StartPosition::default()
+        }),
+        until_offset: None,
+        topic_id: 0,
+    };
     let request = FetchRequest {
         partitions: vec![start],
         source: ReadSource::AnyReplica.into(),

@@ -259,7 +259,8 @@ impl FakeNode {
                     }
                 };
                 let position = Position::Offset(records.next_offset);
-                start.start = Some(StartPosition { position: Some(position) });
+                start.start =
+                    Some(StartPosition { position: Some(position), ..StartPosition::default() });
                 if !records.batches.is_empty() {
                     is_idle = false;
                     if sender.send(Ok(SubscribeMessage::Data(records))).await.is_err() {

@@ -450,3 +450,28 @@ fn decoding_a_damaged_checkpoint_never_panics() {
         let _ = ClusterState::decode(&bytes);
     }
 }
+
+#[test]
+fn groups_stay_in_their_shards_when_shards_are_added() {
+    let mut cluster = Cluster::new(ClusterLimits::default());
+    let shards = |cluster: &Cluster| -> Vec<Option<u64>> {
+        (0..1_000).map(|i| cluster.state.group_shard(&format!("group-{i}"))).collect()
+    };
+    assert_eq!(shards(&cluster), vec![None; 1_000]);
+    let before = ClusterState::decode(&cluster.state.encode()).unwrap();
+    assert_eq!(before, cluster.state);
+    assert_eq!(cluster.apply(ClusterCommand::AssignGroupSlots), ClusterReply::Done);
+    let (assigned, version) = (shards(&cluster), cluster.state.version());
+    for shard in 1..=3 {
+        let count = assigned.iter().filter(|it| **it == Some(shard)).count();
+        assert!(count > 250, "{count} of 1,000 groups are in shard {shard}");
+    }
+    cluster.apply(register_shards(vec![4, 5]));
+    assert_eq!(cluster.apply(ClusterCommand::AssignGroupSlots), ClusterReply::Done);
+    assert_eq!(cluster.state.version(), version + 1, "the second assignment changed nothing");
+    assert_eq!(shards(&cluster), assigned);
+    let restored = ClusterState::decode(&cluster.state.encode()).unwrap();
+    assert_eq!(restored, cluster.state);
+    // The hash is permanent.
+    assert_eq!(cluster.state.group_shard("readers"), Some(3));
+}

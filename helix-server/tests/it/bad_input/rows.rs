@@ -36,7 +36,7 @@ pub(super) async fn all(server: &TestServer) -> Vec<FieldCase> {
     let groups =
         [appends(), batches(), producers.rows(), streams(&producers), reads(), places(), topics()];
     let groups = groups.into_iter().flatten().chain(configs()).chain(tokens()).chain(topic_ids());
-    groups.chain(clusters()).chain(members()).collect()
+    groups.chain(clusters()).chain(members()).chain(super::group_rows::all(server).await).collect()
 }
 
 struct Producers {
@@ -550,7 +550,7 @@ fn reads() -> Vec<FieldCase> {
                 "GroupMembership.member_epoch",
             ],
             InvalidCall::Subscribe(SubscribeRequest { membership: Some(member), ..follow() }),
-            RefusedFor(&[R::Unimplemented, R::GroupNotFound, R::InvalidArgument]),
+            Refused(R::InvalidArgument, "group: a group name has"),
         ),
     ]
 }
@@ -608,7 +608,18 @@ fn places() -> Vec<FieldCase> {
         (
             &["StartPosition.committed_group"],
             at(Position::CommittedGroup(NOWHERE.to_owned())),
-            RefusedFor(&[R::Unimplemented, R::GroupNotFound]),
+            Refused(R::InvalidArgument, "group: a group name has"),
+        ),
+        (
+            &["StartPosition.commit_fallback"],
+            from(PartitionStart {
+                start: Some(StartPosition {
+                    position: Some(Position::CommittedGroup("readers".to_owned())),
+                    commit_fallback: 99,
+                }),
+                ..earliest(0)
+            }),
+            Refused(R::InvalidArgument, "start.commit_fallback: 99 is unknown"),
         ),
         (
             &["ResolveOffsetsRequest.topic"],

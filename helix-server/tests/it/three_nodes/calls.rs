@@ -227,7 +227,7 @@ async fn resolves_positions_of_partitions_led_by_the_node() {
         let request = ResolveOffsetsRequest {
             topic: "default".to_owned(),
             partitions: Vec::new(),
-            position: Some(StartPosition { position: Some(named) }),
+            position: Some(StartPosition { position: Some(named), ..StartPosition::default() }),
             topic_id: 0,
         };
         let offsets = node.consume().resolve_offsets(request).await.unwrap().into_inner().offsets;

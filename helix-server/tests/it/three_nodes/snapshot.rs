@@ -6,11 +6,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use helix_client::ProducerOptions;
 use helix_proto::log::v1::{
-    AppendRequest, ErrorReason, HealthReason, InitProducerRequest, ProducerIdentity, Record,
+    AppendRequest, CommitOffsetsRequest, DescribeGroupRequest, ErrorReason, HealthReason,
+    InitProducerRequest, ListGroupsRequest, ProducerIdentity, Record,
 };
 use helix_server::log::Watermarks;
 use helix_server::shard::{FetchProgress, ReadBatch, ReadFrom};
 
+use crate::groups::{commit_at, groups};
 use crate::support::{TestServer, append_request, reason};
 use crate::trio::{Trio, TrioPlan, from_any, health, shard_status, until};
 
@@ -42,6 +44,8 @@ struct AbsentNode {
     count: u64,
     /// Its batch with sequence 0 is the last that the absent node has.
     producer: ProducerIdentity,
+    /// A group of this shard, which begins while the node is away.
+    group: String,
 }
 
 impl AbsentNode {
@@ -51,8 +55,14 @@ impl AbsentNode {
         let init = InitProducerRequest::default();
         let producer = trio.node(1).produce().init_producer(init).await.unwrap();
         let producer = producer.into_inner().producer.unwrap();
-        let mut absent =
-            Self { away: trio.followers_of(0).await[0], shard: 0, count: 1, trio, producer };
+        let mut absent = Self {
+            away: trio.followers_of(0).await[0],
+            shard: 0,
+            count: 1,
+            trio,
+            producer,
+            group: String::new(),
+        };
         assert_eq!(absent.send(0, "before").await, (0, false));
         let trio = &mut absent.trio;
         equal(trio, 0, 1).await;
@@ -63,6 +73,7 @@ impl AbsentNode {
 
         assert_eq!(absent.send(1, "while away").await, (1, false));
         absent.count = 2;
+        absent.group = absent.begin_group().await;
         let client = absent.trio.client();
         let producer = client.producer(ProducerOptions::default());
         let mut written = 0;
@@ -106,6 +117,29 @@ impl AbsentNode {
         (ack.first_offset.unwrap(), ack.duplicate)
     }
 
+    /// Commits an offset of a new group in the shard of partition 0; returns the group's name.
+    async fn begin_group(&self) -> String {
+        let (leader, _) = self.trio.leader_of(0).await;
+        let node = self.trio.node(leader);
+        for number in 0..1_000 {
+            let group = format!("group-{number}");
+            let request = CommitOffsetsRequest {
+                group: group.clone(),
+                offsets: vec![commit_at(0, 1)],
+                ..CommitOffsetsRequest::default()
+            };
+            if groups(node).commit_offsets(request).await.is_err() {
+                continue;
+            }
+            let request = DescribeGroupRequest { group: group.clone(), ..Default::default() };
+            let described = groups(node).describe_group(request).await.unwrap().into_inner();
+            if described.shard_id == self.shard {
+                return group;
+            }
+        }
+        panic!("no group is in shard {}", self.shard);
+    }
+
     fn fetching(&self) -> Option<FetchProgress> {
         fetching(self.trio.node(self.away), self.shard)
     }
@@ -129,6 +163,10 @@ impl AbsentNode {
             equal(&self.trio, partition, 1).await;
         }
         assert_eq!(self.fetching(), None);
+        let request = ListGroupsRequest { page_size: 1_000, ..ListGroupsRequest::default() };
+        let listed = groups(self.trio.node(self.away)).list_groups(request).await.unwrap();
+        let listed = listed.into_inner().groups;
+        assert!(listed.iter().any(|it| it.group == self.group), "the snapshot has the group");
     }
 }
 

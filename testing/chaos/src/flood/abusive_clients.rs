@@ -261,7 +261,7 @@ fn earliest(partition: u32) -> PartitionStart {
     PartitionStart {
         topic: TOPIC.to_owned(),
         partition,
-        start: Some(StartPosition { position: Some(position) }),
+        start: Some(StartPosition { position: Some(position), ..StartPosition::default() }),
         until_offset: None,
         topic_id: 0,
     }

@@ -83,7 +83,10 @@ fn read(offset: u64) -> FetchRequest {
     let start = PartitionStart {
         topic: TOPIC.to_owned(),
         partition: PROBE_PARTITION,
-        start: Some(StartPosition { position: Some(Position::Offset(offset)) }),
+        start: Some(StartPosition {
+            position: Some(Position::Offset(offset)),
+            ..StartPosition::default()
+        }),
         until_offset: None,
         topic_id: 0,
     };

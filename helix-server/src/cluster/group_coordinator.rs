@@ -1,0 +1,290 @@
+//! The coordinator of a shard's groups, on the shard's leader: removes silent members, computes
+//! assignments, and forgets dropped topics. It only proposes; apply decides.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::Instant;
+
+use super::client::{Cluster, unexpected};
+use super::peer_messages::{PeerRequest, PeerResponse};
+use super::state::ClusterState;
+use crate::error::{Error, Result};
+use crate::limits::{GROUP_ASSIGNMENT_INTERVAL, GROUP_PROPOSALS_MAX, READY_WAIT_MAX};
+use crate::log::{
+    ClusterCommand, ClusterReply, ConsumerGroup, GroupChange, MatchedTopic, ROWS_PER_ENTRY_MAX,
+    TopicInfo, is_pattern, pattern_matches,
+};
+use crate::protocol::GROUPS;
+use crate::shard::Shard;
+
+/// Members removed by one entry.
+const MEMBERS_PER_ENTRY: usize = 500;
+
+/// Progress of a shard's coordinator, for one term of leadership.
+#[derive(Debug, Default)]
+pub struct CoordinatorRound {
+    term: u64,
+    /// Version of the cluster's state that the assignments follow.
+    version: u64,
+    /// Groups to assign, and not before when.
+    due: BTreeMap<Arc<str>, Instant>,
+    /// Last computations that are more recent than the interval between two.
+    assigned: BTreeMap<Arc<str>, Instant>,
+}
+
+impl CoordinatorRound {
+    fn schedule(&mut self, group: Arc<str>) {
+        let earliest = self.assigned.get(&group).map(|last| *last + GROUP_ASSIGNMENT_INTERVAL);
+        self.due.entry(group).or_insert_with(|| earliest.unwrap_or_else(Instant::now));
+    }
+
+    fn take_due(&mut self) -> Vec<Arc<str>> {
+        let now = Instant::now();
+        self.assigned.retain(|_, last| *last + GROUP_ASSIGNMENT_INTERVAL > now);
+        let groups = self.due.iter().filter(|(_, due)| **due <= now);
+        let groups: Vec<_> = groups.map(|(group, _)| group.clone()).collect();
+        for group in &groups {
+            self.due.remove(group);
+            self.assigned.insert(group.clone(), now);
+        }
+        groups
+    }
+}
+
+impl Cluster {
+    /// Does what is due for the groups of a shard that this node leads. Returns when the next step
+    /// is due, if no group changes before.
+    ///
+    /// # Errors
+    /// Those of a step that has to be repeated.
+    pub async fn coordinate_groups(
+        &self,
+        shard: &Shard,
+        round: &mut CoordinatorRound,
+    ) -> Result<Option<Instant>> {
+        if !shard.is_leader() {
+            shard.take_changed_groups();
+            shard.group_sessions().clear();
+            *round = CoordinatorRound::default();
+            return Ok(None);
+        }
+        if shard.read_groups(|groups| groups.is_empty()) {
+            shard.take_changed_groups();
+            shard.group_sessions().clear();
+            return Ok(None);
+        }
+        shard.ready().await?;
+        let term = shard.term();
+        let is_new = round.term != term;
+        if is_new {
+            // An old copy would take subscribed topics away.
+            self.catch_up().await?;
+            shard.read_groups(|groups| shard.group_sessions().begin(groups));
+            *round = CoordinatorRound { term, ..CoordinatorRound::default() };
+        }
+        let version = self.machine().read(ClusterState::version);
+        let changed = shard.take_changed_groups();
+        if is_new || round.version != version {
+            let with_members = |(_, group): &(&Arc<str>, &ConsumerGroup)| group.members().len() > 0;
+            let groups: Vec<_> = shard.read_groups(|groups| {
+                groups.iter().filter(with_members).map(|(name, _)| name.clone()).collect()
+            });
+            groups.into_iter().for_each(|group| round.schedule(group));
+            self.forget_dropped_topics(shard).await?;
+        }
+        round.version = version;
+        for group in changed {
+            shard
+                .read_groups(|groups| shard.group_sessions().sync_with(&group, groups.get(&group)));
+            round.schedule(group);
+        }
+        self.remove_silent_members(shard).await?;
+        let due = round.take_due();
+        let mut failed = None;
+        for groups in due.chunks(GROUP_PROPOSALS_MAX) {
+            let assigned = groups.iter().map(|group| self.assign_group(shard, group));
+            let failures = join_all(assigned).await.into_iter().filter_map(Result::err);
+            failed = failures.last().or(failed);
+        }
+        if let Some(error) = failed {
+            due.into_iter().for_each(|group| round.schedule(group));
+            return Err(error);
+        }
+        let next = round.due.values().min().copied();
+        Ok(next.into_iter().chain(shard.group_sessions().next_expiry()).min())
+    }
+
+    async fn remove_silent_members(&self, shard: &Shard) -> Result<()> {
+        for (group, members) in shard.group_sessions().expired() {
+            shard.metrics().on_expired_members(members.len() as u64);
+            tracing::info!(%group, ?members, "removing members past their session timeouts");
+            for members in members.chunks(MEMBERS_PER_ENTRY) {
+                let members = members.to_vec();
+                shard.change_group(&group, GroupChange::RemoveMembers { members }).await?;
+            }
+            shard
+                .read_groups(|groups| shard.group_sessions().sync_with(&group, groups.get(&group)));
+        }
+        Ok(())
+    }
+
+    async fn assign_group(&self, shard: &Shard, name: &Arc<str>) -> Result<()> {
+        // Read apart, so that only one lock is held at a time.
+        let Some(group) = shard.read_groups(|groups| groups.get(name).cloned()) else {
+            return Ok(());
+        };
+        if group.members().len() == 0 {
+            return Ok(());
+        }
+        if self.is_older_than_assignment(&group) {
+            self.catch_up().await?;
+        }
+        let topics = self.machine().read(|state| matched_topics(state, &group));
+        let Some(assignment) = group.next_assignment(&topics) else { return Ok(()) };
+        if assignment.topics.len() < topics.len() {
+            tracing::warn!(
+                group = %name,
+                topics = topics.len(),
+                assigned = assignment.topics.len(),
+                "leaving out topics beyond the limits of a group"
+            );
+        }
+        shard.metrics().on_group_assignment();
+        shard.change_group(name, GroupChange::Assign(assignment)).await
+    }
+
+    /// Returns whether this node's copy of the cluster's state is older than the topics that the
+    /// group was last assigned.
+    fn is_older_than_assignment(&self, group: &ConsumerGroup) -> bool {
+        self.machine().read(|state| {
+            group.assigned_topics().iter().any(|(id, count)| match state.topic_by_id(*id) {
+                Some(topic) => topic.partition_count < *count,
+                None => !state.is_deleted(*id),
+            })
+        })
+    }
+
+    async fn forget_dropped_topics(&self, shard: &Shard) -> Result<()> {
+        let named: Vec<(Arc<str>, Vec<u64>)> = shard.read_groups(|groups| {
+            let topics = |group: &ConsumerGroup| group.topic_names().map(|(id, _)| id).collect();
+            groups.iter().map(|(name, group)| (name.clone(), topics(group))).collect()
+        });
+        for (group, mut topic_ids) in named {
+            self.machine().read(|state| topic_ids.retain(|id| state.is_deleted(*id)));
+            for topic_ids in topic_ids.chunks(ROWS_PER_ENTRY_MAX) {
+                let topic_ids = topic_ids.to_vec();
+                tracing::info!(%group, ?topic_ids, "forgetting offsets of deleted topics");
+                shard.change_group(&group, GroupChange::ForgetTopics { topic_ids }).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the shard of a group; `None` if the group cannot exist yet.
+    ///
+    /// # Errors
+    /// [`Error::Unimplemented`] before the cluster's protocol has groups.
+    pub async fn group_shard(&self, group: &str) -> Result<Option<u64>> {
+        if let Some(shard) = self.machine().read(|state| state.group_shard(group)) {
+            return Ok(Some(shard));
+        }
+        self.catch_up().await?;
+        if self.protocol() < GROUPS {
+            // A new cluster raises its protocol right after its start.
+            let mut versions = self.machine().watch();
+            let raised = versions.wait_for(|_| self.protocol() >= GROUPS);
+            let _ = tokio::time::timeout(PROTOCOL_WAIT_MAX, raised).await;
+        }
+        if self.protocol() < GROUPS {
+            return Err(Error::Unimplemented {
+                what: "a consumer group before every node of the cluster is upgraded",
+            });
+        }
+        Ok(self.machine().read(|state| state.group_shard(group)))
+    }
+
+    /// Gives the slots of groups their shards, once in a cluster's life.
+    pub async fn assign_group_slots(&self) -> Result<()> {
+        match self.command(ClusterCommand::AssignGroupSlots).await? {
+            ClusterReply::Done => self.catch_up().await,
+            ClusterReply::Invalid { .. } => Err(Error::NoLeader { shard: 0 }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    pub(super) async fn local_shard_index(&self, shard_id: u64) -> PeerResponse {
+        let Ok(shard) = self.shard(shard_id) else { return PeerResponse::NotLeader };
+        match shard.confirmed_index().await {
+            Ok(index) => PeerResponse::Version(index),
+            Err(_) => PeerResponse::NotLeader,
+        }
+    }
+
+    /// Waits until this node's replica of a shard has everything that was acknowledged before the
+    /// call, whether or not it is the leader.
+    ///
+    /// # Errors
+    /// [`Error::NoLeader`] if no leader answers in time.
+    pub async fn catch_up_shard(&self, shard: &Shard) -> Result<()> {
+        let deadline = Instant::now() + READY_WAIT_MAX;
+        loop {
+            if shard.is_leader() && shard.ready().await.is_ok() {
+                return Ok(());
+            }
+            if let Some(leader) = shard.leader_hint()
+                && leader.node_id != self.node_id()
+            {
+                let request = PeerRequest::ShardIndex(shard.id());
+                if let Ok(PeerResponse::Version(index)) =
+                    self.forward(leader.node_id, &request).await
+                {
+                    return shard.wait_applied(index).await;
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(Error::NoLeader { shard: shard.id() });
+            }
+            tokio::time::sleep(RETRY_DELAY).await;
+        }
+    }
+}
+
+/// Longest wait for the protocol of a new cluster.
+const PROTOCOL_WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// Delay before the leader of a shard is asked again.
+const RETRY_DELAY: Duration = Duration::from_millis(20);
+
+/// Returns the topics that a group subscribes to, in the order of their ids.
+fn matched_topics(state: &ClusterState, group: &ConsumerGroup) -> Vec<MatchedTopic> {
+    let subscriptions = group.subscriptions();
+    let (patterns, names): (Vec<&str>, Vec<&str>) =
+        subscriptions.into_iter().partition(|text| is_pattern(text));
+    let mut topics: BTreeMap<u64, &Arc<TopicInfo>> = BTreeMap::new();
+    let named = names.into_iter().filter_map(|name| state.topic(name));
+    topics.extend(named.map(|topic| (topic.id, topic)));
+    if !patterns.is_empty() {
+        let matches = |topic: &&Arc<TopicInfo>| {
+            patterns.iter().any(|pattern| pattern_matches(pattern, &topic.name))
+        };
+        topics.extend(state.all_topics().filter(matches).map(|topic| (topic.id, topic)));
+    }
+    let matched = topics.into_values().map(|topic| MatchedTopic {
+        topic_id: topic.id,
+        name: topic.name.clone(),
+        partition_count: topic.partition_count,
+    });
+    matched.collect()
+}
+
+/// Returns the subscribed names and patterns that match no topic.
+pub fn unmatched<'a>(state: &ClusterState, topics: &'a [String]) -> BTreeSet<&'a str> {
+    let is_unmatched = |text: &&str| match is_pattern(text) {
+        true => !state.all_topics().any(|topic| pattern_matches(text, &topic.name)),
+        false => state.topic(text).is_none(),
+    };
+    topics.iter().map(String::as_str).filter(is_unmatched).collect()
+}

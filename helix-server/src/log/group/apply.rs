@@ -1,0 +1,403 @@
+//! Applies commands to the groups. A refused command changes nothing.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use super::command::{
+    Assignment, CommittingMember, GroupChange, GroupCommand, MemberSpec, SeekOrigin, TopicOffsets,
+};
+use super::{
+    CommittedRow, ConsumerGroup, DROPPED_TOPICS_MAX, GROUPS_PER_SHARD_MAX, GroupMember,
+    GroupRefusal, GroupTable, MEMBERS_PER_GROUP_MAX, OFFSET_HISTORY_MAX, OFFSETS_PER_GROUP_MAX,
+    OffsetEvent, OffsetEventKind, PARTITIONS_PER_GROUP_MAX, PATTERNS_PER_GROUP_MAX, PartitionKey,
+    TOPICS_PER_GROUP_MAX, is_pattern,
+};
+
+type Applied = Result<(), GroupRefusal>;
+
+impl GroupTable {
+    /// Applies the entry at `index`. Adds the group to `changed` if members may learn something
+    /// new, or a new assignment may be due.
+    pub fn apply(
+        &mut self,
+        index: u64,
+        command: &GroupCommand,
+        changed: &mut Vec<Arc<str>>,
+    ) -> Applied {
+        let name = command.group.as_str();
+        let applied = self.change(index, command);
+        let Some((name, group)) = self.groups.get_key_value(name) else { return applied };
+        // A group without members and offsets has nothing to keep: later epochs are greater.
+        let (name, is_void) = (name.clone(), group.is_void());
+        if is_void {
+            self.groups.remove(&name);
+        }
+        let is_commit =
+            matches!(command.change, GroupChange::Commit { .. } | GroupChange::Seek { .. });
+        if applied.is_ok() && !is_commit {
+            changed.push(name);
+        }
+        applied
+    }
+
+    fn change(&mut self, index: u64, command: &GroupCommand) -> Applied {
+        let name = command.group.as_str();
+        match &command.change {
+            GroupChange::PutMember { member, take_over } => {
+                self.get_or_create(name)?.put_member(index, member, *take_over)?;
+            }
+            GroupChange::RemoveMembers { members } => {
+                let Some(group) = self.groups.get_mut(name) else { return Ok(()) };
+                group.remove_members(index, members);
+            }
+            GroupChange::Assign(assignment) => {
+                let Some(group) = self.groups.get_mut(name) else { return Ok(()) };
+                group.assign(index, assignment);
+            }
+            GroupChange::Release { member_id, epoch, partitions } => {
+                let Some(group) = self.groups.get_mut(name) else { return Ok(()) };
+                group.release(member_id, *epoch, partitions);
+            }
+            GroupChange::Commit { member: Some(member), topics, at_us } => {
+                let unknown =
+                    || GroupRefusal::UnknownMember { member_id: member.member_id.clone() };
+                let group = self.groups.get_mut(name).ok_or_else(unknown)?;
+                let by = group.check_commit(member, topics)?;
+                group.check_offsets(topics)?;
+                group.store(OffsetEventKind::Commit, &by, topics, *at_us);
+            }
+            GroupChange::Commit { member: None, topics, at_us } => {
+                let group = self.get_or_create(name)?;
+                group.check_no_members()?;
+                group.check_offsets(topics)?;
+                group.store(OffsetEventKind::Commit, &"".into(), topics, *at_us);
+            }
+            GroupChange::Seek { origin, topics, at_us } => {
+                let group = self.get_or_create(name)?;
+                group.check_no_members()?;
+                group.check_offsets(topics)?;
+                let SeekOrigin { by, is_undo } = origin;
+                let kind = if *is_undo { OffsetEventKind::Undo } else { OffsetEventKind::Seek };
+                group.store(kind, &by.as_str().into(), topics, *at_us);
+            }
+            GroupChange::ForgetTopics { topic_ids } => {
+                let Some(group) = self.groups.get_mut(name) else { return Ok(()) };
+                topic_ids.iter().for_each(|topic_id| group.forget_topic(*topic_id));
+            }
+            GroupChange::Delete => {
+                let group = self.groups.get(name).ok_or(GroupRefusal::GroupNotFound)?;
+                group.check_no_members()?;
+                self.groups.remove(name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates the group if it does not exist.
+    fn get_or_create(&mut self, name: &str) -> Result<&mut ConsumerGroup, GroupRefusal> {
+        if !self.groups.contains_key(name) {
+            if self.groups.len() >= GROUPS_PER_SHARD_MAX {
+                let limit = GROUPS_PER_SHARD_MAX;
+                return Err(GroupRefusal::LimitReached { what: "groups of a shard", limit });
+            }
+            self.groups.insert(name.into(), ConsumerGroup::default());
+        }
+        Ok(self.groups.get_mut(name).expect("it exists now"))
+    }
+}
+
+impl ConsumerGroup {
+    fn is_void(&self) -> bool {
+        self.members.is_empty() && self.offsets.is_empty() && self.dropped_topics.is_empty()
+    }
+
+    fn put_member(&mut self, index: u64, spec: &MemberSpec, take_over: bool) -> Applied {
+        let id: Arc<str> = spec.member_id.as_str().into();
+        self.check_patterns(spec)?;
+        if let Some(member) = self.members.get_mut(&id) {
+            let is_other = member.spec.topics != spec.topics;
+            let static_name = std::mem::take(&mut member.spec.static_name);
+            member.spec = MemberSpec { static_name, ..spec.clone() };
+            if is_other {
+                self.epoch = index;
+            }
+            return Ok(());
+        }
+        let holder = self.holder(&spec.static_name);
+        if let Some(holder) = holder.filter(|_| !take_over) {
+            let static_name = spec.static_name.clone();
+            return Err(GroupRefusal::NameInUse { static_name, holder });
+        }
+        let holder = self.holder(&spec.static_name);
+        if holder.is_none() && self.members.len() >= MEMBERS_PER_GROUP_MAX {
+            let limit = MEMBERS_PER_GROUP_MAX;
+            return Err(GroupRefusal::LimitReached { what: "members of a group", limit });
+        }
+        let mut member = GroupMember {
+            spec: spec.clone(),
+            joined_epoch: index,
+            owned: BTreeMap::new(),
+            target: BTreeSet::new(),
+        };
+        let mut is_same_assignment = false;
+        if let Some(replaced) = holder.and_then(|holder| self.members.remove(&holder)) {
+            is_same_assignment = self.is_assigned() && replaced.spec.topics == spec.topics;
+            for partition in replaced.owned.into_keys() {
+                self.owners.insert(partition, id.clone());
+                member.owned.insert(partition, index);
+            }
+            member.target = replaced.target;
+        }
+        self.members.insert(id, member);
+        self.epoch = index;
+        if is_same_assignment {
+            self.assignment_epoch = index;
+        }
+        // The process that was replaced no longer reads what it had to release.
+        self.release_surplus_of(&spec.member_id);
+        Ok(())
+    }
+
+    /// Frees the partitions of a member that are not in its target.
+    fn release_surplus_of(&mut self, member_id: &str) {
+        let Some(member) = self.members.get_mut(member_id) else { return };
+        let (target, owners) = (&member.target, &mut self.owners);
+        let before = member.owned.len();
+        member.owned.retain(|partition, _| {
+            let is_kept = target.contains(partition);
+            if !is_kept {
+                owners.remove(partition);
+            }
+            is_kept
+        });
+        if member.owned.len() != before {
+            self.grant_free();
+        }
+    }
+
+    fn holder(&self, static_name: &str) -> Option<Arc<str>> {
+        if static_name.is_empty() {
+            return None;
+        }
+        let mut members = self.members.iter();
+        members.find(|(_, member)| member.spec.static_name == static_name).map(|(id, _)| id.clone())
+    }
+
+    fn check_patterns(&self, spec: &MemberSpec) -> Applied {
+        let mut patterns: BTreeSet<&str> =
+            spec.topics.iter().map(String::as_str).filter(|topic| is_pattern(topic)).collect();
+        if patterns.is_empty() {
+            return Ok(());
+        }
+        let others = self.members.iter().filter(|(id, _)| ***id != *spec.member_id);
+        let topics = others.flat_map(|(_, member)| &member.spec.topics);
+        patterns.extend(topics.map(String::as_str).filter(|topic| is_pattern(topic)));
+        if patterns.len() > PATTERNS_PER_GROUP_MAX {
+            let limit = PATTERNS_PER_GROUP_MAX;
+            let what = "different patterns of a group";
+            return Err(GroupRefusal::LimitReached { what, limit });
+        }
+        Ok(())
+    }
+
+    fn remove_members(&mut self, index: u64, members: &[String]) {
+        let mut is_changed = false;
+        for id in members {
+            let Some(member) = self.members.remove(id.as_str()) else { continue };
+            is_changed = true;
+            for partition in member.owned.keys() {
+                self.owners.remove(partition);
+            }
+        }
+        if !is_changed {
+            return;
+        }
+        self.epoch = index;
+        if self.members.is_empty() {
+            self.assignment_epoch = index;
+            self.assigned_topics.clear();
+        }
+        self.grant_free();
+    }
+
+    fn assign(&mut self, index: u64, assignment: &Assignment) {
+        if assignment.group_epoch != self.epoch || !self.fits(assignment) {
+            return;
+        }
+        if self.is_assigned() {
+            // The topics have changed.
+            self.epoch = index;
+        }
+        self.assignment_epoch = self.epoch;
+        self.assigned_topics = assignment.topics.iter().copied().collect();
+        let mut targets = vec![BTreeSet::new(); self.members.len()];
+        for (partition, owner) in assignment.partitions() {
+            if let Some(member) = owner.checked_sub(1) {
+                targets[member as usize].insert(partition);
+            }
+        }
+        for (member, target) in self.members.values_mut().zip(targets) {
+            member.target = target;
+        }
+        self.grant_free();
+    }
+
+    fn fits(&self, assignment: &Assignment) -> bool {
+        let Assignment { topics, owners, .. } = assignment;
+        let count: u64 = topics.iter().map(|(_, count)| u64::from(*count)).sum();
+        !self.members.is_empty()
+            && topics.len() <= TOPICS_PER_GROUP_MAX
+            && topics.is_sorted_by(|a, b| a.0 < b.0)
+            && owners.len() <= PARTITIONS_PER_GROUP_MAX
+            && count == owners.len() as u64
+            && owners.iter().all(|owner| *owner as usize <= self.members.len())
+    }
+
+    /// Gives each partition without an owner to the member whose target has it.
+    fn grant_free(&mut self) {
+        for (id, member) in &mut self.members {
+            let epoch = self.assignment_epoch.max(member.joined_epoch);
+            for partition in &member.target {
+                if !self.owners.contains_key(partition) {
+                    self.owners.insert(*partition, id.clone());
+                    member.owned.insert(*partition, epoch);
+                }
+            }
+        }
+    }
+
+    fn release(&mut self, member_id: &str, epoch: u64, partitions: &[PartitionKey]) {
+        let Some(member) = self.members.get(member_id) else { return };
+        // Within an epoch, a partition outside the target does not come back to the member. So a
+        // confirmation at the current epoch stays true, also if it arrives late.
+        if epoch != self.member_epoch(member) {
+            return;
+        }
+        let Some(member) = self.members.get_mut(member_id) else { return };
+        for partition in partitions {
+            if !member.target.contains(partition) && member.owned.remove(partition).is_some() {
+                self.owners.remove(partition);
+            }
+        }
+        self.grant_free();
+    }
+
+    /// Returns the committing member's id.
+    fn check_commit(
+        &self,
+        committing: &CommittingMember,
+        topics: &[TopicOffsets],
+    ) -> Result<Arc<str>, GroupRefusal> {
+        let CommittingMember { member_id, epoch } = committing;
+        let unknown = || GroupRefusal::UnknownMember { member_id: member_id.clone() };
+        let (id, member) = self.members.get_key_value(member_id.as_str()).ok_or_else(unknown)?;
+        let (epoch, current) = (*epoch, self.member_epoch(member));
+        if epoch > current {
+            return Err(GroupRefusal::StaleEpoch { epoch, current });
+        }
+        for (partition, _) in topics.iter().flat_map(TopicOffsets::updates) {
+            if member.owned.get(&partition).is_none_or(|since| *since > epoch) {
+                return Err(GroupRefusal::NotOwned { partition, epoch, current });
+            }
+        }
+        Ok(id.clone())
+    }
+
+    fn check_offsets(&self, topics: &[TopicOffsets]) -> Applied {
+        let updates = topics.iter().flat_map(TopicOffsets::updates);
+        let new = updates.filter(|(partition, _)| !self.offsets.contains_key(partition)).count();
+        if new > 0 && self.offsets.len() + new > OFFSETS_PER_GROUP_MAX {
+            let limit = OFFSETS_PER_GROUP_MAX;
+            let what = "committed offsets of a group";
+            return Err(GroupRefusal::LimitReached { what, limit });
+        }
+        Ok(())
+    }
+
+    fn store(&mut self, kind: OffsetEventKind, by: &Arc<str>, topics: &[TopicOffsets], at_us: u64) {
+        for topic in topics {
+            self.topic_names.entry(topic.topic_id).or_insert_with(|| topic.name.as_str().into());
+            self.dropped_topics.remove(topic.name.as_str());
+            for (partition, update) in topic.updates() {
+                let row = self.offsets.entry(partition).or_insert_with(|| CommittedRow {
+                    offset: None,
+                    metadata: "".into(),
+                    changed_us: 0,
+                    history: VecDeque::new(),
+                });
+                row.record(kind, by, update.offset, at_us);
+                if *row.metadata != *update.metadata {
+                    row.metadata = update.metadata.as_str().into();
+                }
+            }
+        }
+    }
+
+    fn forget_topic(&mut self, topic_id: u64) {
+        let end = PartitionKey { topic_id, number: u32::MAX };
+        let first = PartitionKey { topic_id, number: 0 };
+        let mut had_offset = false;
+        let partitions: Vec<_> = self.offsets.range(first..=end).map(|(key, _)| *key).collect();
+        for partition in partitions {
+            let row = self.offsets.remove(&partition);
+            had_offset |= row.is_some_and(|row| row.offset.is_some());
+        }
+        let Some(name) = self.topic_names.remove(&topic_id) else { return };
+        let has_successor = self.topic_names.values().any(|other| *other == name);
+        if !had_offset || has_successor {
+            return;
+        }
+        self.dropped_topics.insert(name, topic_id);
+        while self.dropped_topics.len() > DROPPED_TOPICS_MAX {
+            let oldest = self.dropped_topics.iter().min_by_key(|(_, topic_id)| **topic_id);
+            let Some(oldest) = oldest.map(|(name, _)| name.clone()) else { return };
+            self.dropped_topics.remove(&oldest);
+        }
+    }
+}
+
+impl CommittedRow {
+    fn record(&mut self, kind: OffsetEventKind, by: &Arc<str>, to: Option<u64>, at_us: u64) {
+        let from = self.offset;
+        // Proposers' clocks may differ; history is in order.
+        let at_us = at_us.max(self.changed_us);
+        self.offset = to;
+        self.changed_us = at_us;
+        if let Some(last) = self.history.back_mut()
+            && kind == OffsetEventKind::Commit
+            && last.kind == kind
+            && last.by == *by
+        {
+            (last.to, last.until_us) = (to, at_us);
+            return;
+        }
+        if self.history.len() >= OFFSET_HISTORY_MAX {
+            self.history.pop_front();
+        }
+        let by = by.clone();
+        self.history.push_back(OffsetEvent {
+            kind,
+            by,
+            from,
+            to,
+            since_us: at_us,
+            until_us: at_us,
+        });
+    }
+
+    /// Returns the offset before the last seek or undo; `None` if none is remembered.
+    pub fn before_last_seek(&self) -> Option<Option<u64>> {
+        let is_seek = |event: &&OffsetEvent| event.kind != OffsetEventKind::Commit;
+        self.history.iter().rev().find(is_seek).map(|event| event.from)
+    }
+}
+
+impl Assignment {
+    /// Returns each partition with its entry of `owners`.
+    pub fn partitions(&self) -> impl Iterator<Item = (PartitionKey, u32)> {
+        let keys = self.topics.iter().flat_map(|&(topic_id, count)| {
+            (0..count).map(move |number| PartitionKey { topic_id, number })
+        });
+        keys.zip(self.owners.iter().copied())
+    }
+}

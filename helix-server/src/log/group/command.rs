@@ -1,0 +1,112 @@
+//! Commands that change a group, as entries of the shard's log.
+
+use super::PartitionKey;
+
+/// A change of one group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupCommand {
+    pub group: String,
+    pub change: GroupChange,
+}
+
+/// Change of a group. A repeated command has no further effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GroupChange {
+    /// Adds a member, or updates its settings. With `take_over` it replaces the member that has
+    /// its static name, and keeps that member's partitions.
+    PutMember { member: MemberSpec, take_over: bool },
+    /// Removes members that left, or were silent for their session timeouts.
+    RemoveMembers { members: Vec<String> },
+    /// Sets the targets, if the group still has the epoch that they were computed for.
+    Assign(Assignment),
+    /// Confirms that the member no longer reads these partitions, at this epoch.
+    Release { member_id: String, epoch: u64, partitions: Vec<PartitionKey> },
+    /// Stores offsets, all or none. Without a member the group must have none.
+    Commit { member: Option<CommittingMember>, topics: Vec<TopicOffsets>, at_us: u64 },
+    /// Sets offsets of a group without members.
+    Seek { origin: SeekOrigin, topics: Vec<TopicOffsets>, at_us: u64 },
+    /// Removes the offsets of dropped topics.
+    ForgetTopics { topic_ids: Vec<u64> },
+    /// Deletes a group without members.
+    Delete,
+}
+
+/// Settings of a member. In a report, empty fields and 0 mean unchanged.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MemberSpec {
+    pub member_id: String,
+    /// Empty if it has none.
+    pub static_name: String,
+    pub client_name: String,
+    pub session_timeout_ms: u32,
+    /// Names and patterns, sorted and without duplicates.
+    pub topics: Vec<String>,
+}
+
+/// Targets of all members.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Assignment {
+    /// Group epoch that it was computed for.
+    pub group_epoch: u64,
+    /// Topics and their partition counts, in the order of their ids.
+    pub topics: Vec<(u64, u32)>,
+    /// For each partition of these topics: 0, or one more than the member's position among the
+    /// members in the order of their ids.
+    pub owners: Vec<u32>,
+}
+
+/// The member that commits, with the epoch of its last heartbeat response.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommittingMember {
+    pub member_id: String,
+    pub epoch: u64,
+}
+
+/// New offsets in one topic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TopicOffsets {
+    pub topic_id: u64,
+    pub name: String,
+    pub offsets: Vec<OffsetUpdate>,
+}
+
+/// New offset of one partition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OffsetUpdate {
+    pub number: u32,
+    /// `None` removes the offset.
+    pub offset: Option<u64>,
+    pub metadata: String,
+}
+
+/// Origin of a seek.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeekOrigin {
+    pub by: String,
+    /// It takes back an earlier seek.
+    pub is_undo: bool,
+}
+
+impl GroupChange {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::PutMember { .. } => "put group member",
+            Self::RemoveMembers { .. } => "remove group members",
+            Self::Assign(_) => "assign group partitions",
+            Self::Release { .. } => "release group partitions",
+            Self::Commit { .. } => "commit group offsets",
+            Self::Seek { .. } => "seek group offsets",
+            Self::ForgetTopics { .. } => "forget group topics",
+            Self::Delete => "delete group",
+        }
+    }
+}
+
+impl TopicOffsets {
+    /// Returns each partition with its new offset.
+    pub fn updates(&self) -> impl Iterator<Item = (PartitionKey, &OffsetUpdate)> {
+        let topic_id = self.topic_id;
+        let key = move |number| PartitionKey { topic_id, number };
+        self.offsets.iter().map(move |update| (key(update.number), update))
+    }
+}

@@ -1,0 +1,289 @@
+//! Encodes commands of groups as protobuf messages. Tags are permanent.
+
+use prost::{Message, Oneof};
+
+use super::command::{
+    Assignment, CommittingMember, GroupChange, GroupCommand, MemberSpec, OffsetUpdate, SeekOrigin,
+    TopicOffsets,
+};
+use super::{PartitionKey, TOPICS_PER_GROUP_MAX};
+
+#[derive(Clone, PartialEq, Message)]
+pub(in crate::log) struct GroupCommandRecord {
+    #[prost(string, tag = "1")]
+    group: String,
+    #[prost(oneof = "GroupChangeRecord", tags = "2, 3, 4, 5, 6, 7, 8, 9")]
+    change: Option<GroupChangeRecord>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+enum GroupChangeRecord {
+    #[prost(message, tag = "2")]
+    PutMember(PutMember),
+    #[prost(message, tag = "3")]
+    RemoveMembers(RemoveMembers),
+    #[prost(message, tag = "4")]
+    Assign(Assign),
+    #[prost(message, tag = "5")]
+    Release(ReleasePartitions),
+    #[prost(message, tag = "6")]
+    Commit(Commit),
+    #[prost(message, tag = "7")]
+    Seek(Seek),
+    #[prost(message, tag = "8")]
+    ForgetTopics(ForgetTopics),
+    #[prost(bool, tag = "9")]
+    Delete(bool),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PutMember {
+    #[prost(message, optional, tag = "1")]
+    member: Option<MemberSpecRecord>,
+    #[prost(bool, tag = "2")]
+    take_over: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct MemberSpecRecord {
+    #[prost(string, tag = "1")]
+    member_id: String,
+    #[prost(string, tag = "2")]
+    static_name: String,
+    #[prost(string, tag = "3")]
+    client_name: String,
+    #[prost(uint32, tag = "4")]
+    session_timeout_ms: u32,
+    #[prost(string, repeated, tag = "5")]
+    topics: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RemoveMembers {
+    #[prost(string, repeated, tag = "1")]
+    members: Vec<String>,
+}
+
+/// Topics as two columns of equal length.
+#[derive(Clone, PartialEq, Message)]
+struct Assign {
+    #[prost(uint64, tag = "1")]
+    group_epoch: u64,
+    #[prost(uint64, repeated, tag = "2")]
+    topic_ids: Vec<u64>,
+    #[prost(uint32, repeated, tag = "3")]
+    partition_counts: Vec<u32>,
+    #[prost(uint32, repeated, tag = "4")]
+    owners: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ReleasePartitions {
+    #[prost(string, tag = "1")]
+    member_id: String,
+    #[prost(uint64, tag = "2")]
+    epoch: u64,
+    #[prost(message, optional, tag = "3")]
+    partitions: Option<PartitionKeys>,
+}
+
+/// Partitions as two columns of equal length.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct PartitionKeys {
+    #[prost(uint64, repeated, tag = "1")]
+    topic_ids: Vec<u64>,
+    #[prost(uint32, repeated, tag = "2")]
+    numbers: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Commit {
+    /// Empty without a member.
+    #[prost(string, tag = "1")]
+    member_id: String,
+    #[prost(uint64, tag = "2")]
+    epoch: u64,
+    #[prost(message, repeated, tag = "3")]
+    topics: Vec<TopicOffsetsRecord>,
+    #[prost(uint64, tag = "4")]
+    at_us: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Seek {
+    #[prost(string, tag = "1")]
+    by: String,
+    #[prost(bool, tag = "2")]
+    is_undo: bool,
+    #[prost(message, repeated, tag = "3")]
+    topics: Vec<TopicOffsetsRecord>,
+    #[prost(uint64, tag = "4")]
+    at_us: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TopicOffsetsRecord {
+    #[prost(uint64, tag = "1")]
+    topic_id: u64,
+    #[prost(string, tag = "2")]
+    name: String,
+    #[prost(message, repeated, tag = "3")]
+    offsets: Vec<OffsetUpdateRecord>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct OffsetUpdateRecord {
+    #[prost(uint32, tag = "1")]
+    number: u32,
+    #[prost(uint64, optional, tag = "2")]
+    offset: Option<u64>,
+    #[prost(string, tag = "3")]
+    metadata: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ForgetTopics {
+    #[prost(uint64, repeated, tag = "1")]
+    topic_ids: Vec<u64>,
+}
+
+impl From<MemberSpec> for MemberSpecRecord {
+    fn from(spec: MemberSpec) -> Self {
+        let MemberSpec { member_id, static_name, client_name, session_timeout_ms, topics } = spec;
+        Self { member_id, static_name, client_name, session_timeout_ms, topics }
+    }
+}
+
+impl From<MemberSpecRecord> for MemberSpec {
+    fn from(record: MemberSpecRecord) -> Self {
+        let MemberSpecRecord { member_id, static_name, client_name, session_timeout_ms, topics } =
+            record;
+        Self { member_id, static_name, client_name, session_timeout_ms, topics }
+    }
+}
+
+impl PartitionKeys {
+    pub(super) fn new(partitions: impl IntoIterator<Item = PartitionKey>) -> Self {
+        let rows = partitions.into_iter().map(|it| (it.topic_id, it.number));
+        let (topic_ids, numbers) = rows.unzip();
+        Self { topic_ids, numbers }
+    }
+
+    /// Returns the partitions; `None` if the columns differ in length.
+    pub(super) fn into_keys(self) -> Option<impl ExactSizeIterator<Item = PartitionKey>> {
+        let is_whole = self.topic_ids.len() == self.numbers.len();
+        let rows = self.topic_ids.into_iter().zip(self.numbers);
+        is_whole.then(|| rows.map(|(topic_id, number)| PartitionKey { topic_id, number }))
+    }
+}
+
+fn topics_record(topics: Vec<TopicOffsets>) -> Vec<TopicOffsetsRecord> {
+    let offset = |update: OffsetUpdate| {
+        let OffsetUpdate { number, offset, metadata } = update;
+        OffsetUpdateRecord { number, offset, metadata }
+    };
+    let topic = |topic: TopicOffsets| TopicOffsetsRecord {
+        topic_id: topic.topic_id,
+        name: topic.name,
+        offsets: topic.offsets.into_iter().map(offset).collect(),
+    };
+    topics.into_iter().map(topic).collect()
+}
+
+fn into_topics(records: Vec<TopicOffsetsRecord>) -> Vec<TopicOffsets> {
+    let offset = |record: OffsetUpdateRecord| {
+        let OffsetUpdateRecord { number, offset, metadata } = record;
+        OffsetUpdate { number, offset, metadata }
+    };
+    let topic = |record: TopicOffsetsRecord| TopicOffsets {
+        topic_id: record.topic_id,
+        name: record.name,
+        offsets: record.offsets.into_iter().map(offset).collect(),
+    };
+    records.into_iter().map(topic).collect()
+}
+
+impl From<GroupCommand> for GroupCommandRecord {
+    fn from(command: GroupCommand) -> Self {
+        use GroupChangeRecord as Record;
+        let change = match command.change {
+            GroupChange::PutMember { member, take_over } => {
+                Record::PutMember(PutMember { member: Some(member.into()), take_over })
+            }
+            GroupChange::RemoveMembers { members } => {
+                Record::RemoveMembers(RemoveMembers { members })
+            }
+            GroupChange::Assign(Assignment { group_epoch, topics, owners }) => {
+                let (topic_ids, partition_counts) = topics.into_iter().unzip();
+                Record::Assign(Assign { group_epoch, topic_ids, partition_counts, owners })
+            }
+            GroupChange::Release { member_id, epoch, partitions } => {
+                let partitions = Some(PartitionKeys::new(partitions));
+                Record::Release(ReleasePartitions { member_id, epoch, partitions })
+            }
+            GroupChange::Commit { member, topics, at_us } => {
+                let (member_id, epoch) =
+                    member.map_or_else(Default::default, |it| (it.member_id, it.epoch));
+                let topics = topics_record(topics);
+                Record::Commit(Commit { member_id, epoch, topics, at_us })
+            }
+            GroupChange::Seek { origin: SeekOrigin { by, is_undo }, topics, at_us } => {
+                Record::Seek(Seek { by, is_undo, topics: topics_record(topics), at_us })
+            }
+            GroupChange::ForgetTopics { topic_ids } => {
+                Record::ForgetTopics(ForgetTopics { topic_ids })
+            }
+            GroupChange::Delete => Record::Delete(true),
+        };
+        Self { group: command.group, change: Some(change) }
+    }
+}
+
+impl GroupCommandRecord {
+    /// Returns the command, or what is wrong with it.
+    pub(in crate::log) fn into_command(self) -> Result<GroupCommand, &'static str> {
+        use GroupChangeRecord as Record;
+        let change = match self.change.ok_or("the change of the group is unknown")? {
+            Record::PutMember(it) => GroupChange::PutMember {
+                member: it.member.ok_or("the member is missing")?.into(),
+                take_over: it.take_over,
+            },
+            Record::RemoveMembers(it) => GroupChange::RemoveMembers { members: it.members },
+            Record::Assign(it) => {
+                if it.topic_ids.len() != it.partition_counts.len()
+                    || it.topic_ids.len() > TOPICS_PER_GROUP_MAX
+                {
+                    return Err("the topics of an assignment are out of bounds");
+                }
+                let topics = it.topic_ids.into_iter().zip(it.partition_counts).collect();
+                let (group_epoch, owners) = (it.group_epoch, it.owners);
+                GroupChange::Assign(Assignment { group_epoch, topics, owners })
+            }
+            Record::Release(it) => {
+                let partitions = it.partitions.ok_or("the released partitions are missing")?;
+                let partitions = partitions.into_keys();
+                let partitions = partitions.ok_or("columns of partitions differ in length")?;
+                let (member_id, epoch, partitions) = (it.member_id, it.epoch, partitions.collect());
+                GroupChange::Release { member_id, epoch, partitions }
+            }
+            Record::Commit(it) => {
+                let (member_id, epoch) = (it.member_id, it.epoch);
+                if member_id.is_empty() && epoch != 0 {
+                    return Err("a commit without a member has an epoch");
+                }
+                let member =
+                    (!member_id.is_empty()).then_some(CommittingMember { member_id, epoch });
+                GroupChange::Commit { member, topics: into_topics(it.topics), at_us: it.at_us }
+            }
+            Record::Seek(it) => GroupChange::Seek {
+                origin: SeekOrigin { by: it.by, is_undo: it.is_undo },
+                topics: into_topics(it.topics),
+                at_us: it.at_us,
+            },
+            Record::ForgetTopics(it) => GroupChange::ForgetTopics { topic_ids: it.topic_ids },
+            Record::Delete(true) => GroupChange::Delete,
+            Record::Delete(false) => return Err("the change of the group is unknown"),
+        };
+        Ok(GroupCommand { group: self.group, change })
+    }
+}

@@ -1,0 +1,251 @@
+//! Consumer groups of a data shard: members, assignments and committed offsets.
+//! A part of the shard's state, so a pure function of its log.
+//!
+//! Epochs are indexes of the shard's log. The group epoch is that of the last change of members,
+//! subscriptions or topics; the assignment epoch is the group epoch that the targets belong to.
+
+mod apply;
+mod assignor;
+mod checkpoint;
+mod command;
+mod command_record;
+mod report;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+pub use assignor::{MatchedTopic, is_pattern, pattern_matches};
+pub(super) use checkpoint::GroupRecord;
+pub use command::{
+    Assignment, CommittingMember, GroupChange, GroupCommand, MemberSpec, OffsetUpdate, SeekOrigin,
+    TopicOffsets,
+};
+pub(super) use command_record::GroupCommandRecord;
+pub use report::{MemberReport, MemberView, ReportStep};
+
+/// Bounds that apply enforces. Another value needs a new protocol version.
+pub const GROUPS_PER_SHARD_MAX: usize = 20_000;
+pub const MEMBERS_PER_GROUP_MAX: usize = 1_000;
+/// Partitions and topics of an assignment, which fits into one entry.
+pub const PARTITIONS_PER_GROUP_MAX: usize = 10_000;
+pub const TOPICS_PER_GROUP_MAX: usize = 2_000;
+/// Partitions with a committed offset or a history.
+pub const OFFSETS_PER_GROUP_MAX: usize = 20_000;
+/// Different patterns of all members: each is compared with every topic of the cluster.
+pub const PATTERNS_PER_GROUP_MAX: usize = 50;
+/// Changes that are remembered for each committed offset.
+pub const OFFSET_HISTORY_MAX: usize = 8;
+/// Dropped topics whose names a group remembers.
+const DROPPED_TOPICS_MAX: usize = 200;
+
+/// A partition, by topic id and number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartitionKey {
+    pub topic_id: u64,
+    pub number: u32,
+}
+
+/// All groups of a shard, by name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GroupTable {
+    groups: BTreeMap<Arc<str>, ConsumerGroup>,
+}
+
+/// State of a consumer group.
+///
+/// Invariants: `owners` has exactly the partitions that members own, so each has at most one owner.
+/// A partition is in at most one member's target. `assignment_epoch <= epoch`, and both are equal
+/// in a group without members. Epochs only grow.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ConsumerGroup {
+    epoch: u64,
+    assignment_epoch: u64,
+    members: BTreeMap<Arc<str>, GroupMember>,
+    /// Partition counts of the topics that the targets were computed for, by topic id.
+    assigned_topics: BTreeMap<u64, u32>,
+    owners: BTreeMap<PartitionKey, Arc<str>>,
+    offsets: BTreeMap<PartitionKey, CommittedRow>,
+    /// Names of the topics in `offsets`.
+    topic_names: BTreeMap<u64, Arc<str>>,
+    /// Dropped topics that had offsets, until the first commit to another topic of the same name.
+    dropped_topics: BTreeMap<Arc<str>, u64>,
+}
+
+/// A member of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupMember {
+    pub spec: MemberSpec,
+    /// Index of the entry that added it.
+    pub joined_epoch: u64,
+    /// Partitions that it may read or has not released yet, with the epochs at which it got them.
+    pub owned: BTreeMap<PartitionKey, u64>,
+    /// Partitions that the assignment gives it.
+    pub target: BTreeSet<PartitionKey>,
+}
+
+/// Committed offset of a partition, and its last changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommittedRow {
+    /// Next offset to read; `None` if an undo has removed it.
+    pub offset: Option<u64>,
+    pub metadata: Box<str>,
+    /// Time of the last change, in µs since the Unix epoch.
+    pub changed_us: u64,
+    /// Oldest first.
+    pub history: VecDeque<OffsetEvent>,
+}
+
+/// A change of a committed offset. Commits of one member in a row are one event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OffsetEvent {
+    pub kind: OffsetEventKind,
+    /// The member that committed, or the text of the seek.
+    pub by: Arc<str>,
+    pub from: Option<u64>,
+    pub to: Option<u64>,
+    pub since_us: u64,
+    pub until_us: u64,
+}
+
+/// Kind of an [`OffsetEvent`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OffsetEventKind {
+    Commit,
+    Seek,
+    Undo,
+}
+
+/// Why a change of a group was refused. Nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GroupRefusal {
+    #[error("the group does not exist; it begins with its first member or committed offset")]
+    GroupNotFound,
+    #[error("member {member_id:?} does not belong to the group; join again with epoch 0")]
+    UnknownMember { member_id: String },
+    #[error("epoch {epoch} is not one of the member, {current} is current; join with epoch 0")]
+    StaleEpoch { epoch: u64, current: u64 },
+    #[error(
+        "member {holder:?} has the static name {static_name:?}; stop it, or join with take_over"
+    )]
+    NameInUse { static_name: String, holder: Arc<str> },
+    #[error("the static name of a member cannot be changed, it is {current:?}")]
+    StaticNameFixed { current: String },
+    #[error(
+        "partition {} of topic id {} is not owned by the member since epoch {epoch}, its current \
+         epoch is {current}; send a heartbeat",
+        partition.number,
+        partition.topic_id
+    )]
+    NotOwned { partition: PartitionKey, epoch: u64, current: u64 },
+    #[error("the group has {count} members, such as {first:?}; stop them first")]
+    NotEmpty { count: usize, first: Vec<Arc<str>> },
+    #[error("the limit of {limit} {what} is reached")]
+    LimitReached { what: &'static str, limit: usize },
+}
+
+impl GroupTable {
+    pub fn get(&self, name: &str) -> Option<&ConsumerGroup> {
+        self.groups.get(name)
+    }
+
+    /// In the order of their names.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&Arc<str>, &ConsumerGroup)> {
+        self.groups.iter()
+    }
+
+    /// Returns the groups after `name`, in order.
+    pub fn after(&self, name: &str) -> impl Iterator<Item = (&Arc<str>, &ConsumerGroup)> {
+        use std::ops::Bound::{Excluded, Unbounded};
+        self.groups.range::<str, _>((Excluded(name), Unbounded))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+}
+
+impl ConsumerGroup {
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub fn assignment_epoch(&self) -> u64 {
+        self.assignment_epoch
+    }
+
+    /// In the order of their ids.
+    pub fn members(&self) -> impl ExactSizeIterator<Item = (&Arc<str>, &GroupMember)> {
+        self.members.iter()
+    }
+
+    pub fn member(&self, id: &str) -> Option<&GroupMember> {
+        self.members.get(id)
+    }
+
+    /// Partition counts of the topics that the targets were computed for, by topic id.
+    pub fn assigned_topics(&self) -> &BTreeMap<u64, u32> {
+        &self.assigned_topics
+    }
+
+    pub fn owner(&self, partition: PartitionKey) -> Option<&Arc<str>> {
+        self.owners.get(&partition)
+    }
+
+    /// Returns the member that the assignment gives the partition to.
+    pub fn target_of(&self, partition: PartitionKey) -> Option<&Arc<str>> {
+        let has = |(_, member): &(&Arc<str>, &GroupMember)| member.target.contains(&partition);
+        self.members.iter().find(has).map(|(id, _)| id)
+    }
+
+    /// Partitions with a committed offset or a history, in order.
+    pub fn offsets(&self) -> impl ExactSizeIterator<Item = (PartitionKey, &CommittedRow)> {
+        self.offsets.iter().map(|(partition, row)| (*partition, row))
+    }
+
+    pub fn offset(&self, partition: PartitionKey) -> Option<&CommittedRow> {
+        self.offsets.get(&partition)
+    }
+
+    /// Names of the topics with offsets, by id.
+    pub fn topic_names(&self) -> impl Iterator<Item = (u64, &Arc<str>)> {
+        self.topic_names.iter().map(|(id, name)| (*id, name))
+    }
+
+    /// Returns the id of a dropped topic of this name that had committed offsets, if no later one
+    /// has any.
+    pub fn dropped_topic(&self, name: &str) -> Option<u64> {
+        self.dropped_topics.get(name).copied()
+    }
+
+    /// Returns whether the targets belong to the current members, subscriptions and topics.
+    pub fn is_assigned(&self) -> bool {
+        self.assignment_epoch == self.epoch
+    }
+
+    /// Returns whether every member owns exactly its target.
+    pub fn is_stable(&self) -> bool {
+        let is_settled = |member: &GroupMember| member.owned.keys().eq(member.target.iter());
+        self.is_assigned() && self.members.values().all(is_settled)
+    }
+
+    /// Returns the epoch that a member's responses have.
+    fn member_epoch(&self, member: &GroupMember) -> u64 {
+        self.assignment_epoch.max(member.joined_epoch)
+    }
+
+    /// Checks that the group has no members.
+    ///
+    /// # Errors
+    /// [`GroupRefusal::NotEmpty`], which names some.
+    pub fn check_no_members(&self) -> Result<(), GroupRefusal> {
+        if self.members.is_empty() {
+            return Ok(());
+        }
+        let first = self.members.keys().take(10).cloned().collect();
+        Err(GroupRefusal::NotEmpty { count: self.members.len(), first })
+    }
+}

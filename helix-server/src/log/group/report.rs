@@ -1,0 +1,137 @@
+//! Judges the reports of members: the decision of a heartbeat, before anything is proposed.
+
+use std::collections::BTreeSet;
+
+use super::command::{GroupChange, MemberSpec};
+use super::{ConsumerGroup, GroupMember, GroupRefusal, GroupTable, PartitionKey};
+use crate::log::ROWS_PER_ENTRY_MAX;
+
+/// Session timeout of a member that states none.
+const SESSION_TIMEOUT_MS_DEFAULT: u32 = 30_000;
+
+/// A heartbeat of a member.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MemberReport {
+    /// Empty fields and 0 mean unchanged.
+    pub spec: MemberSpec,
+    /// Epoch of the last response; 0 joins.
+    pub epoch: u64,
+    /// Partitions that the member still reads.
+    pub owned: BTreeSet<PartitionKey>,
+    pub take_over: bool,
+}
+
+/// Next step for a report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReportStep {
+    /// The change has to be applied, and the report judged again.
+    Propose(GroupChange),
+    /// The group's state has everything that the report says.
+    Settled(MemberView),
+}
+
+/// Part of the group's state that a member learns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberView {
+    pub epoch: u64,
+    /// Partitions that it may read.
+    pub assigned: Vec<PartitionKey>,
+    /// Partitions that it gets once others have released them.
+    pub pending: Vec<PartitionKey>,
+    pub session_timeout_ms: u32,
+    /// Its assignment is neither outdated nor incomplete, and it has nothing to release.
+    pub is_settled: bool,
+}
+
+impl GroupTable {
+    /// Returns the next step for a report.
+    ///
+    /// # Errors
+    /// [`GroupRefusal`] if the member has to join again, or may not join.
+    pub fn judge(&self, group: &str, report: &MemberReport) -> Result<ReportStep, GroupRefusal> {
+        let MemberReport { spec, epoch, owned, take_over } = report;
+        let group = self.get(group);
+        let Some((group, member)) =
+            group.and_then(|group| Some((group, group.member(&spec.member_id)?)))
+        else {
+            if *epoch != 0 {
+                return Err(GroupRefusal::UnknownMember { member_id: spec.member_id.clone() });
+            }
+            let mut member = spec.clone();
+            if member.session_timeout_ms == 0 {
+                member.session_timeout_ms = SESSION_TIMEOUT_MS_DEFAULT;
+            }
+            let take_over = *take_over;
+            return Ok(ReportStep::Propose(GroupChange::PutMember { member, take_over }));
+        };
+        let current = group.member_epoch(member);
+        if *epoch > current || (*epoch != 0 && *epoch < member.joined_epoch) {
+            return Err(GroupRefusal::StaleEpoch { epoch: *epoch, current });
+        }
+        if let Some(member) = updated(&member.spec, spec)? {
+            return Ok(ReportStep::Propose(GroupChange::PutMember { member, take_over: false }));
+        }
+        if *epoch == current {
+            let is_released =
+                |it: &&PartitionKey| !member.target.contains(it) && !owned.contains(it);
+            let released = member.owned.keys().filter(is_released);
+            let partitions: Vec<_> = released.copied().take(ROWS_PER_ENTRY_MAX).collect();
+            if !partitions.is_empty() {
+                let (member_id, epoch) = (spec.member_id.clone(), *epoch);
+                return Ok(ReportStep::Propose(GroupChange::Release {
+                    member_id,
+                    epoch,
+                    partitions,
+                }));
+            }
+        }
+        Ok(ReportStep::Settled(group.view(member)))
+    }
+}
+
+impl ConsumerGroup {
+    /// Returns what a member learns now.
+    pub fn view(&self, member: &GroupMember) -> MemberView {
+        let GroupMember { owned, target, .. } = member;
+        let assigned: Vec<_> = owned.keys().filter(|it| target.contains(it)).copied().collect();
+        let pending: Vec<_> = target.iter().filter(|it| !owned.contains_key(it)).copied().collect();
+        MemberView {
+            epoch: self.member_epoch(member),
+            is_settled: self.is_assigned() && pending.is_empty() && assigned.len() == owned.len(),
+            assigned,
+            pending,
+            session_timeout_ms: member.spec.session_timeout_ms,
+        }
+    }
+
+    /// Returns whether a member has lost the partition for good, as far as this state knows: it
+    /// neither owns the partition nor will get it. The member has learned `epoch`; a state that is
+    /// older than it knows nothing.
+    pub fn has_lost(&self, member_id: &str, epoch: u64, partition: PartitionKey) -> bool {
+        match self.member(member_id) {
+            Some(member) if self.member_epoch(member) >= epoch => {
+                !member.owned.contains_key(&partition) && !member.target.contains(&partition)
+            }
+            Some(_) => false,
+            None => self.epoch >= epoch,
+        }
+    }
+}
+
+/// Returns the settings that a report changes; `None` if it changes none.
+fn updated(known: &MemberSpec, said: &MemberSpec) -> Result<Option<MemberSpec>, GroupRefusal> {
+    if !said.static_name.is_empty() && said.static_name != known.static_name {
+        return Err(GroupRefusal::StaticNameFixed { current: known.static_name.clone() });
+    }
+    let mut next = known.clone();
+    if !said.topics.is_empty() {
+        next.topics.clone_from(&said.topics);
+    }
+    if !said.client_name.is_empty() {
+        next.client_name.clone_from(&said.client_name);
+    }
+    if said.session_timeout_ms != 0 {
+        next.session_timeout_ms = said.session_timeout_ms;
+    }
+    Ok((next != *known).then_some(next))
+}

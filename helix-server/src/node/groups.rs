@@ -1,0 +1,255 @@
+//! Consumer groups for requests: their shards, their partitions, and committed start positions.
+
+use std::sync::Arc;
+
+use super::Node;
+use super::lookup::LocatedPartition;
+use super::shard_slots::ShardSlot;
+use crate::cluster::unmatched;
+use crate::error::{Error, Result};
+use crate::log::{
+    ConsumerGroup, GroupRefusal, PartitionId, PartitionKey, Refusal, TopicInfo, Watermarks,
+};
+use crate::shard::{GroupWatch, ReadFrom, Shard};
+
+/// Start of a reader whose group has no usable committed offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CommitFallback {
+    /// Earliest if the group has never committed, else fail.
+    Safe,
+    Fail,
+    Earliest,
+    Latest,
+}
+
+/// Start of a partition as a group has it.
+enum CommittedStart {
+    Offset(u64),
+    /// The group has never committed an offset in the partition.
+    None,
+    /// The group's offsets belong to an earlier topic of the same name, with this id.
+    EarlierTopic(u64),
+}
+
+impl Node {
+    /// Returns the shard of a group on this node.
+    ///
+    /// # Errors
+    /// [`Error::GroupNotFound`] if no group of this cluster can exist yet.
+    pub async fn find_group(&self, group: &str) -> Result<Arc<Shard>> {
+        self.check_member()?;
+        match self.cluster.group_shard(group).await? {
+            Some(shard) => self.group_shard(shard),
+            None => Err(Error::GroupNotFound { group: group.to_owned() }),
+        }
+    }
+
+    /// Returns the shard in which a group is or will be.
+    pub async fn find_or_place_group(&self, group: &str) -> Result<Arc<Shard>> {
+        match self.find_group(group).await {
+            Err(Error::GroupNotFound { .. }) => {
+                self.cluster.assign_group_slots().await?;
+                self.find_group(group).await
+            }
+            found => found,
+        }
+    }
+
+    fn group_shard(&self, shard_id: u64) -> Result<Arc<Shard>> {
+        match self.shards.get(shard_id) {
+            Some(ShardSlot::Open(shard)) => Ok(shard),
+            Some(ShardSlot::Damaged(what)) => Err(Error::CorruptLog { what }),
+            Some(ShardSlot::Stopped(_)) | None => Err(Error::NoLeader { shard: shard_id }),
+        }
+    }
+
+    /// Returns the partition that a name, number and id stand for. The id 0 accepts any.
+    ///
+    /// # Errors
+    /// [`Error::TopicRecreated`] if the name belongs to a topic with another id.
+    pub async fn find_key(
+        &self,
+        topic: &str,
+        number: u32,
+        topic_id: u64,
+    ) -> Result<(PartitionKey, LocatedPartition)> {
+        let located = self.find(topic, topic_id, number).await?;
+        Ok((PartitionKey { topic_id: located.topic.id, number }, located))
+    }
+
+    /// Returns the topic and the location of a partition, if they exist here.
+    pub fn locate_key(
+        &self,
+        key: PartitionKey,
+    ) -> Option<(Arc<TopicInfo>, Arc<Shard>, PartitionId)> {
+        let topic = self.topic_of(key.topic_id)?;
+        let location = topic.location(key.number)?;
+        let shard = self.shard(location.shard_id)?;
+        Some((topic, shard, location.partition))
+    }
+
+    pub fn topic_of(&self, topic_id: u64) -> Option<Arc<TopicInfo>> {
+        self.cluster.machine().read(|state| state.topic_by_id(topic_id).cloned())
+    }
+
+    /// Returns the watermarks of a partition as this node's replica has them.
+    pub fn watermarks_of(&self, key: PartitionKey) -> Option<Watermarks> {
+        let (_, shard, partition) = self.locate_key(key)?;
+        shard.watermarks(partition).ok()
+    }
+
+    /// Returns the subscribed names and patterns that match no topic.
+    pub fn unmatched_topics(&self, topics: &[String]) -> Vec<String> {
+        let unmatched = self.cluster.machine().read(|state| unmatched(state, topics));
+        unmatched.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Returns the offset at which a reader of a group starts, from any node.
+    ///
+    /// # Errors
+    /// [`Error::NoCommittedOffset`], [`Error::OffsetOutOfRange`] and [`Error::TopicRecreated`] if
+    /// there is no usable offset and the fallback does not say where to start instead.
+    pub async fn committed_offset(
+        &self,
+        group: &str,
+        located: &LocatedPartition,
+        fallback: CommitFallback,
+        from: ReadFrom,
+    ) -> Result<u64> {
+        let committed = self.committed_start(group, located).await?;
+        // Read after the group: an offset is committed after its records.
+        let watermarks = located.shard.watermarks(located.partition)?;
+        let Watermarks { log_start, high_watermark } = watermarks;
+        let reason = match committed {
+            CommittedStart::Offset(offset) => {
+                let is_beyond = offset > high_watermark && from == ReadFrom::Leader;
+                if offset >= log_start && !is_beyond {
+                    return Ok(offset);
+                }
+                Error::OffsetOutOfRange { requested: offset, watermarks }
+            }
+            CommittedStart::EarlierTopic(expected) => Error::TopicRecreated {
+                topic: located.topic.name.clone(),
+                expected,
+                current: located.topic.id,
+            },
+            CommittedStart::None => {
+                return match fallback {
+                    CommitFallback::Safe | CommitFallback::Earliest => Ok(log_start),
+                    CommitFallback::Latest => Ok(high_watermark),
+                    CommitFallback::Fail => {
+                        Err(Error::NoCommittedOffset { group: group.to_owned() })
+                    }
+                };
+            }
+        };
+        let offset = match fallback {
+            CommitFallback::Safe | CommitFallback::Fail => return Err(reason),
+            CommitFallback::Earliest => log_start,
+            CommitFallback::Latest => high_watermark,
+        };
+        self.metrics.on_group_fallback();
+        let (topic, partition) = (&located.topic.name, located.number);
+        tracing::warn!(group, %topic, partition, offset, %reason, "starting at the fallback");
+        Ok(offset)
+    }
+
+    async fn committed_start(
+        &self,
+        group: &str,
+        located: &LocatedPartition,
+    ) -> Result<CommittedStart> {
+        let shard = match self.find_group(group).await {
+            Err(Error::GroupNotFound { .. }) => return Ok(CommittedStart::None),
+            found => found?,
+        };
+        self.cluster.catch_up_shard(&shard).await?;
+        let key = PartitionKey { topic_id: located.topic.id, number: located.number };
+        let name = located.topic.name.as_str();
+        Ok(shard.read_groups(|groups| {
+            let Some(group) = groups.get(group) else { return CommittedStart::None };
+            if let Some(offset) = group.offset(key).and_then(|row| row.offset) {
+                return CommittedStart::Offset(offset);
+            }
+            // The coordinator may not have forgotten the earlier topic yet.
+            let is_earlier = |id: u64, other: &str| other == name && id != key.topic_id;
+            let mut named = group.topic_names();
+            let has_own_commits = group.topic_names().any(|(id, _)| id == key.topic_id);
+            let earlier = named.find(|(id, other)| is_earlier(*id, other)).map(|(id, _)| id);
+            match group.dropped_topic(name).or(earlier) {
+                Some(id) if !has_own_commits && had_offsets(group, id) => {
+                    CommittedStart::EarlierTopic(id)
+                }
+                _ => CommittedStart::None,
+            }
+        }))
+    }
+
+    /// Follows a member's partitions for a reader, from this node's replica of the group.
+    pub async fn follow_membership(
+        &self,
+        group: &str,
+        member_id: &str,
+        epoch: u64,
+    ) -> Result<ReaderMembership> {
+        let shard = self.find_group(group).await?;
+        let watch = shard.watch_group(group);
+        let (group, member_id) = (group.to_owned(), member_id.to_owned());
+        Ok(ReaderMembership { shard, watch, group, member_id, epoch })
+    }
+}
+
+fn had_offsets(group: &ConsumerGroup, topic_id: u64) -> bool {
+    let is_forgotten = group.topic_names().all(|(id, _)| id != topic_id);
+    is_forgotten
+        || group.offsets().any(|(key, row)| key.topic_id == topic_id && row.offset.is_some())
+}
+
+/// A member whose partitions are read.
+#[derive(Debug)]
+pub struct ReaderMembership {
+    shard: Arc<Shard>,
+    watch: GroupWatch,
+    group: String,
+    member_id: String,
+    epoch: u64,
+}
+
+impl ReaderMembership {
+    /// Waits until the group has changed.
+    pub async fn changed(&mut self) {
+        self.watch.changed().await;
+    }
+
+    /// Returns whether the group has changed since the last call.
+    pub fn take_changed(&mut self) -> bool {
+        self.watch.take_changed()
+    }
+
+    /// Checks that the member has not lost the partition.
+    ///
+    /// # Errors
+    /// [`GroupRefusal::UnknownMember`] and [`GroupRefusal::NotOwned`].
+    pub fn check(&self, partition: PartitionKey) -> Result<()> {
+        // Read first: the state is at least as new.
+        let is_newer = self.shard.applied() >= self.epoch;
+        let (epoch, member_id) = (self.epoch, self.member_id.as_str());
+        let lost = self.shard.read_groups(|groups| match groups.get(&self.group) {
+            Some(group) if group.has_lost(member_id, epoch, partition) => {
+                Some(group.member(member_id).is_some().then(|| group.assignment_epoch()))
+            }
+            None if is_newer => Some(None),
+            Some(_) | None => None,
+        });
+        match lost {
+            None => Ok(()),
+            Some(Some(current)) => {
+                Err(Refusal::from(GroupRefusal::NotOwned { partition, epoch, current }).into())
+            }
+            Some(None) => {
+                let member_id = self.member_id.clone();
+                Err(Refusal::from(GroupRefusal::UnknownMember { member_id }).into())
+            }
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Consumer groups of a shard: proposals, reads, and notifications of changes.
+//! The leader of the shard coordinates its groups.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch as channel};
+
+use super::Shard;
+use super::group_sessions::GroupSessions;
+use crate::error::{Error, Result};
+use crate::limits;
+use crate::log::{
+    GroupChange, GroupCommand, GroupTable, MemberReport, MemberView, PartitionKey, ReportStep,
+    ShardCommand, TopicOffsets,
+};
+use crate::sync;
+
+/// Memory of a group's entry beyond its texts and rows.
+const ENTRY_BYTES: usize = 128;
+
+/// Notifies of changes of groups. Commits and seeks are no changes.
+#[derive(Debug, Default)]
+pub(super) struct GroupWatchers {
+    by_group: Mutex<BTreeMap<Arc<str>, channel::Sender<()>>>,
+    /// Groups that have changed since the coordinator took them.
+    changed: Mutex<BTreeSet<Arc<str>>>,
+    notify: Notify,
+}
+
+impl GroupWatchers {
+    /// Notifies the watchers of these groups. Called once their new state can be read.
+    pub(super) fn wake(&self, groups: impl IntoIterator<Item = Arc<str>>) {
+        let by_group = sync::lock(&self.by_group);
+        let mut changed = sync::lock(&self.changed);
+        for group in groups {
+            if let Some(sender) = by_group.get(&group) {
+                sender.send_replace(());
+            }
+            changed.insert(group);
+        }
+        self.notify.notify_one();
+    }
+
+    /// Notifies all watchers: the state was replaced.
+    pub(super) fn wake_all(&self, groups: impl IntoIterator<Item = Arc<str>>) {
+        self.wake(groups);
+        for sender in sync::lock(&self.by_group).values() {
+            sender.send_replace(());
+        }
+    }
+
+    fn watch(self: &Arc<Self>, group: &str) -> GroupWatch {
+        let mut by_group = sync::lock(&self.by_group);
+        let (name, changes) = match by_group.get_key_value(group) {
+            Some((name, sender)) => (name.clone(), sender.subscribe()),
+            None => {
+                let name: Arc<str> = group.into();
+                let (sender, changes) = channel::channel(());
+                by_group.insert(name.clone(), sender);
+                (name, changes)
+            }
+        };
+        GroupWatch { watchers: self.clone(), name, changes }
+    }
+}
+
+/// Watches one group.
+#[derive(Debug)]
+pub struct GroupWatch {
+    watchers: Arc<GroupWatchers>,
+    name: Arc<str>,
+    changes: channel::Receiver<()>,
+}
+
+impl GroupWatch {
+    /// Waits until the group has changed since the last call.
+    pub async fn changed(&mut self) {
+        // The sender stays in the table while there are watchers.
+        let _ = self.changes.changed().await;
+    }
+
+    /// Returns whether the group has changed since the last call.
+    pub fn take_changed(&mut self) -> bool {
+        let has_changed = self.changes.has_changed().unwrap_or(false);
+        self.changes.mark_unchanged();
+        has_changed
+    }
+}
+
+impl Drop for GroupWatch {
+    fn drop(&mut self) {
+        let mut by_group = sync::lock(&self.watchers.by_group);
+        // This watch is the last one.
+        if by_group.get(&self.name).is_some_and(|sender| sender.receiver_count() <= 1) {
+            by_group.remove(&self.name);
+        }
+    }
+}
+
+impl Shard {
+    /// Proposes a change of a group, and waits until it is applied.
+    ///
+    /// # Errors
+    /// As [`Self::permit`] and [`Self::command`].
+    pub async fn change_group(&self, group: &str, change: GroupChange) -> Result<()> {
+        // Held until the entry is applied, so that groups cannot take more memory than batches.
+        let _permit = self.permit(entry_bytes(&change)).await?;
+        let command = GroupCommand { group: group.to_owned(), change };
+        self.command(ShardCommand::Group(Box::new(command))).await
+    }
+
+    /// Runs `read` on the groups as applied here.
+    pub fn read_groups<T>(&self, read: impl FnOnce(&GroupTable) -> T) -> T {
+        self.machine.read_state(|state| read(state.groups()))
+    }
+
+    /// Watches a group, which need not exist yet.
+    pub fn watch_group(&self, group: &str) -> GroupWatch {
+        self.machine.group_watchers().watch(group)
+    }
+
+    /// Returns the sessions of members, as this replica knows them while it is the leader.
+    pub fn group_sessions(&self) -> &GroupSessions {
+        &self.sessions
+    }
+
+    /// Waits until a group has changed since the last [`Self::take_changed_groups`].
+    pub async fn groups_changed(&self) {
+        self.machine.group_watchers().notify.notified().await;
+    }
+
+    pub fn take_changed_groups(&self) -> BTreeSet<Arc<str>> {
+        std::mem::take(&mut *sync::lock(&self.machine.group_watchers().changed))
+    }
+
+    /// Handles a member's report on the leader: proposes what it changes, and returns what the
+    /// member learns. Waits up to `wait`, and a third of the session timeout, while that is what
+    /// the report says.
+    ///
+    /// # Errors
+    /// Those of a refused change, and as [`Self::ready`] and [`Self::change_group`].
+    pub async fn report(
+        &self,
+        group: &str,
+        report: &MemberReport,
+        paused: &[PartitionKey],
+        wait: Duration,
+    ) -> Result<MemberView> {
+        let since = tokio::time::Instant::now();
+        let mut watch = self.watch_group(group);
+        let leadership_token = self.leadership_token();
+        loop {
+            self.ready().await?;
+            watch.changes.mark_unchanged();
+            let judged = self.read_groups(|groups| groups.judge(group, report));
+            let view = match judged.map_err(crate::log::Refusal::from)? {
+                ReportStep::Propose(change) => {
+                    self.change_group(group, change).await?;
+                    continue;
+                }
+                ReportStep::Settled(view) => view,
+            };
+            let timeout = Duration::from_millis(view.session_timeout_ms.into());
+            let member_id = report.spec.member_id.as_str();
+            self.sessions.touch(group, member_id, timeout, view.epoch, paused.to_vec());
+            let deadline = since + wait.min(timeout / 3);
+            let is_known =
+                view.epoch == report.epoch && view.assigned.iter().eq(report.owned.iter());
+            // A join waits for its first partitions, if it gets some.
+            let awaits_partitions =
+                report.epoch == 0 && view.assigned.is_empty() && !view.is_settled;
+            if (!is_known && !awaits_partitions) || wait.is_zero() {
+                return Ok(view);
+            }
+            tokio::select! {
+                () = watch.changed() => {}
+                () = tokio::time::sleep_until(deadline) => return Ok(view),
+                () = leadership_token.cancelled() => return Err(self.not_leader()),
+                () = self.closed.cancelled() => return Err(Error::Draining),
+            }
+        }
+    }
+
+    /// Waits until this replica has applied the entry at `index`.
+    ///
+    /// # Errors
+    /// [`Error::NoLeader`] after [`limits::READY_WAIT_MAX`].
+    pub async fn wait_applied(&self, index: u64) -> Result<()> {
+        let deadline = tokio::time::Instant::now() + limits::READY_WAIT_MAX;
+        while self.applied() < index {
+            if tokio::time::Instant::now() >= deadline {
+                return Err(Error::NoLeader { shard: self.id() });
+            }
+            tokio::time::sleep(limits::APPLIED_POLL_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    /// Returns an index that covers everything acknowledged before the call; on the leader only.
+    ///
+    /// # Errors
+    /// As [`Self::ready`].
+    pub async fn confirmed_index(&self) -> Result<u64> {
+        self.ready().await?;
+        Ok(self.applied())
+    }
+
+    /// Returns the index of the last entry whose effects can be read here.
+    pub fn applied(&self) -> u64 {
+        self.machine.applied().max(self.replica.applied())
+    }
+}
+
+/// Returns about how much memory an entry takes.
+fn entry_bytes(change: &GroupChange) -> usize {
+    let topics_bytes = |topics: &[TopicOffsets]| -> usize {
+        let rows = topics.iter().flat_map(|topic| &topic.offsets);
+        let names: usize = topics.iter().map(|topic| topic.name.len() + 16).sum();
+        names + rows.map(|row| row.metadata.len() + 16).sum::<usize>()
+    };
+    ENTRY_BYTES
+        + match change {
+            GroupChange::PutMember { member, .. } => {
+                member.topics.iter().map(|topic| topic.len() + 24).sum()
+            }
+            GroupChange::RemoveMembers { members } => members.len() * 88,
+            GroupChange::Assign(assignment) => {
+                assignment.topics.len() * 16 + assignment.owners.len() * 4
+            }
+            GroupChange::Release { partitions, .. } => partitions.len() * 16,
+            GroupChange::Commit { topics, .. } | GroupChange::Seek { topics, .. } => {
+                topics_bytes(topics)
+            }
+            GroupChange::ForgetTopics { topic_ids } => topic_ids.len() * 8,
+            GroupChange::Delete => 0,
+        }
+}
+
+/// Returns about how many bytes a change of a group takes in the log.
+pub(super) fn logged_bytes(change: &GroupChange) -> u64 {
+    entry_bytes(change) as u64
+}

@@ -1,0 +1,124 @@
+//! Consumer groups on three nodes: the coordinator fails, and readers are anywhere.
+
+use helix_proto::log::v1::{CommitFallback, ErrorReason, GetOffsetsRequest};
+
+use crate::groups::{TestMember, fetch_from_group, groups, offsets};
+use crate::support::{TestServer, detail, reason};
+use crate::trio::{Trio, is_redirect, until};
+
+/// Returns the node that coordinates the group; the others name it.
+async fn coordinator(trio: &Trio) -> u64 {
+    until("a node coordinates the group", async || {
+        for (id, node) in trio.nodes() {
+            let request =
+                GetOffsetsRequest { group: "readers".to_owned(), ..GetOffsetsRequest::default() };
+            if groups(node).get_offsets(request).await.is_ok() {
+                return Some(id);
+            }
+        }
+        None
+    })
+    .await
+}
+
+/// Sends heartbeats to whichever node coordinates, until the member has as many partitions.
+async fn until_owns(trio: &Trio, member: &mut TestMember, count: usize) {
+    until("the member has its partitions", async || {
+        for (_, node) in trio.nodes() {
+            match member.beat(node).await {
+                Ok(()) => {
+                    let is_done = member.numbers().len() == count && member.last.pending.is_empty();
+                    return is_done.then_some(());
+                }
+                Err(status) => assert!(is_redirect(&status), "{status:?}"),
+            }
+        }
+        None
+    })
+    .await;
+}
+
+async fn commit(trio: &Trio, member: &TestMember, number: u32, offset: u64) {
+    until("the offset is committed", async || {
+        for (_, node) in trio.nodes() {
+            match member.commit(node, number, offset).await {
+                Ok(()) => return Some(()),
+                Err(status) => assert!(
+                    is_redirect(&status) || reason(&status) == ErrorReason::OutcomeUnknown,
+                    "{status:?}"
+                ),
+            }
+        }
+        None
+    })
+    .await;
+}
+
+async fn read_from_group(node: &TestServer) -> Option<u64> {
+    let request = fetch_from_group(0, CommitFallback::Fail);
+    match node.consume().fetch(request).await {
+        Ok(response) => Some(response.into_inner().partitions[0].start_offset),
+        Err(status) => {
+            assert!(is_redirect(&status), "{status:?}");
+            None
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_and_commits_survive_the_coordinator() {
+    let mut trio = Trio::durable().await;
+    trio.write(0, &["a", "b", "c"]).await;
+    let mut member = TestMember::new("a", &["default"]);
+    until_owns(&trio, &mut member, 4).await;
+    commit(&trio, &member, 0, 2).await;
+    let first = coordinator(&trio).await;
+    for (id, node) in trio.nodes().filter(|(id, _)| *id != first) {
+        let redirected = member.commit(node, 0, 2).await.unwrap_err();
+        assert_eq!(detail(&redirected).leader.unwrap().node_id, first, "asked node {id}");
+    }
+    let (leader, _) = trio.leader_of(0).await;
+    assert_eq!(read_from_group(trio.node(leader)).await, Some(2), "also without the coordinator");
+
+    let before = member.last.clone();
+    trio.stop(first).await;
+    until_owns(&trio, &mut member, 4).await;
+    assert_eq!(member.last.member_epoch, before.member_epoch, "a steady group stays as it is");
+    assert_eq!(member.last.assigned, before.assigned);
+    commit(&trio, &member, 0, 3).await;
+    let second = coordinator(&trio).await;
+    assert_eq!(offsets(trio.node(second)).await[0].committed.as_ref().unwrap().offset, 3);
+    until("readers see the commit", async || {
+        for (_, node) in trio.nodes() {
+            if let Some(offset) = read_from_group(node).await {
+                return (offset == 3).then_some(());
+            }
+        }
+        None
+    })
+    .await;
+
+    // The restarted node catches up, and the group is the same there.
+    trio.start_nodes(&[first]).await;
+    trio.settle().await;
+    let mut other = TestMember::new("b", &["default"]);
+    until("the members have two partitions each", async || {
+        until_beats(&trio, &mut member).await;
+        until_beats(&trio, &mut other).await;
+        (member.numbers().len() == 2 && other.numbers().len() == 2).then_some(())
+    })
+    .await;
+    trio.stop_all().await;
+}
+
+async fn until_beats(trio: &Trio, member: &mut TestMember) {
+    until("a node takes the heartbeat", async || {
+        for (_, node) in trio.nodes() {
+            if member.beat(node).await.is_ok() {
+                return Some(());
+            }
+        }
+        None
+    })
+    .await;
+}
