@@ -235,7 +235,7 @@ async fn rejects_invalid_appends_before_openraft() {
     refused("out of order", &|r| r.entries = vec![blank(7)]).await;
     refused("out of order", &|r| r.previous = Some(pb::LogId { term: 1, index: 4 })).await;
     let end = pb::LogId { term: 1, index: u64::MAX };
-    refused("out of order", &|r| r.previous = Some(end)).await;
+    refused("exceeds the limit", &|r| r.previous = Some(end)).await;
     refused("out of order", &|r| r.committed = Some(pb::LogId { term: 2, index: 0 })).await;
     refused("out of order", &|r| r.entries[1].id = Some(pb::LogId { term: 9, index: 1 })).await;
     refused("the id of an entry is missing", &|r| r.entries[1].id = None).await;

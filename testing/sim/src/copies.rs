@@ -1,6 +1,6 @@
 //! Damage to sealed segments of several replicas of one shard at once. Each entry keeps a whole
-//! copy on another running replica, and at most one replica has damage that only a new log repairs. So
-//! the cluster must repair everything, whatever else happens meanwhile.
+//! copy on another running replica, and at most one replica has damage that only a new log repairs.
+//! So the cluster must repair everything, whatever else happens meanwhile.
 //!
 //! An entry that is damaged on two replicas is never damaged together with such headers: a replica
 //! does not report damage that it has not met, so the third one could give up the last whole copy.
