@@ -156,6 +156,30 @@ async fn producer_reports_it_and_starts_a_new_sequence() {
 }
 
 #[tokio::test]
+async fn producer_changes_its_identity_after_an_unknown_outcome() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let producer = client(&cluster).producer(ProducerOptions::default());
+    let append = async |value: &str| producer.append(TOPIC, 0, &vec![record(value)]).await;
+    append("old").await.unwrap();
+    let old_producers = cluster.producers(0);
+    cluster.block_appends();
+    let recreate = async {
+        cluster.blocked_append().await;
+        let ids = cluster.recreate_topic();
+        cluster.elect(1);
+        cluster.unblock_appends();
+        ids
+    };
+    let (appended, ids) = in_time(async { tokio::join!(append("between"), recreate) }).await;
+    let error = appended.unwrap_err();
+    assert_recreated(&error, ids);
+    assert!(error.may_have_applied);
+    append("new").await.unwrap();
+    assert_eq!(cluster.values(0), ["new"]);
+    assert_ne!(cluster.producers(0), old_producers);
+}
+
+#[tokio::test]
 async fn queued_records_fail_with_the_batch_in_flight() {
     let cluster = FakeCluster::start(seed(), 0.0).await;
     let options = ProducerOptions { batch_records: 2, ..ProducerOptions::default() };
