@@ -133,6 +133,8 @@ pub enum OnRecreate {
     Fail,
     /// Report [`Event::Restarted`] and read the new topic from its first readable record. Waits for
     /// the new topic up to the request timeout after the deletion.
+    /// Partitions that the new topic lacks end; with
+    /// [`ReadOptions::new_partitions`], they continue once they are added to it.
     Restart,
 }
 

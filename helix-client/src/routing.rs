@@ -183,6 +183,12 @@ impl Routing {
         self.table().partition_count(topic).ok_or_else(|| topic_not_found(topic))
     }
 
+    /// Returns the id and the number of partitions of a topic, if they are known.
+    pub(crate) fn known_topic(&self, topic: &str) -> Option<(u64, u32)> {
+        let table = self.table();
+        Some((table.topic_id(topic), table.partition_count(topic)?))
+    }
+
     /// Returns some node, rotating over all with each call and offset by `turn`.
     pub(crate) fn any(&self, turn: usize) -> Result<Connection> {
         let addresses = self.addresses();

@@ -3,9 +3,10 @@
 //! One task per stream reads partitions of one node, tracks the position of each, and reopens the
 //! stream from there.
 
-use std::collections::{BTreeMap, HashMap};
+mod cursor;
+mod partition_watch;
+
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use helix_proto::log::v1::subscribe_response::Message;
 use helix_proto::log::v1::{
@@ -20,22 +21,19 @@ use tracing::debug;
 
 use super::read_turns::{ReadTurns, TURN};
 use super::replica_selector::ReplicaSelector;
-use super::{
-    Batches, NodeGroup, NodeGroups, OnRecreate, Position, ReadOptions, ReadStart, Records, decode,
-};
+use super::{Batches, NodeGroup, NodeGroups, OnRecreate, ReadOptions, ReadStart, Records};
 use crate::client::Client;
 use crate::compression;
 use crate::error::{Error, RecreatedTopic, Result};
 use crate::retry::{Repeat, Retries, RetryDecision};
 use crate::routing::{LeaderProbe, ProbePace};
+use cursor::{Cursor, CursorIndex};
+use partition_watch::{KnownPartitions, ParkedCursors};
 
 /// Messages read ahead of the consumer; flow control holds back the rest.
 ///
 /// A message has at least one batch and about 1 MiB at most.
 const READ_AHEAD_MESSAGES: usize = 4;
-
-/// Interval at which a subscription checks its topics for new partitions.
-const NEW_PARTITIONS_INTERVAL: Duration = Duration::from_secs(2);
 
 /// An event of a subscription.
 #[derive(Debug, Clone, PartialEq)]
@@ -78,11 +76,7 @@ impl Subscription {
     pub(super) fn new(client: Client, starts: Vec<ReadStart>, options: ReadOptions) -> Self {
         let (sender, events) = mpsc::channel(READ_AHEAD_MESSAGES);
         let tasks = Arc::new(Mutex::new(JoinSet::new()));
-        let mut partition_counts = BTreeMap::new();
-        for ReadStart { topic, partition, .. } in starts.iter().filter(|_| options.new_partitions) {
-            let count = partition_counts.entry(topic.clone()).or_insert(0);
-            *count = partition.saturating_add(1).max(*count);
-        }
+        let known = options.new_partitions.then(|| KnownPartitions::of_starts(&starts));
         let cursors = starts.into_iter().map(Cursor::new).collect();
         let task = StreamTask {
             retries: Retries::new(Repeat::Read),
@@ -93,11 +87,12 @@ impl Subscription {
             options,
             cursors,
             turns: Arc::default(),
+            parked: ParkedCursors::default(),
             events: sender,
             tasks: tasks.clone(),
         };
-        if options.new_partitions {
-            let watch = task.with_cursors(Vec::new()).watch_new_partitions(partition_counts);
+        if let Some(known) = known {
+            let watch = task.with_cursors(Vec::new()).watch_new_partitions(known);
             tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(watch);
         }
         task.spawn();
@@ -158,88 +153,6 @@ impl Drop for Subscription {
     }
 }
 
-/// Position of one partition in a subscription.
-#[derive(Debug)]
-struct Cursor {
-    /// Start of the next stream: an offset once the service has resolved the position.
-    start: ReadStart,
-    /// Lowest offset that may be delivered next.
-    next: Option<u64>,
-}
-
-impl Cursor {
-    fn new(start: ReadStart) -> Self {
-        let next = match start.position {
-            Position::Offset(offset) => Some(offset),
-            _ => None,
-        };
-        Self { start, next }
-    }
-
-    /// Returns true if the next stream of another node would start at the same record.
-    fn is_resolved(&self) -> bool {
-        matches!(self.start.position, Position::Offset(_))
-    }
-
-    /// Returns true if data starts below the position, as after a clamp to a lower end.
-    fn is_above(&self, data: &PartitionRecords) -> bool {
-        self.next.is_some_and(|next| data.start_offset < next)
-    }
-
-    fn lacks_end(&self) -> bool {
-        self.start.until.is_some() && !self.has_reached_end()
-    }
-
-    fn has_reached_end(&self) -> bool {
-        matches!((self.next, self.start.until), (Some(next), Some(until)) if next >= until)
-    }
-
-    /// Verifies the records of a message and advances past them.
-    fn on_data(&mut self, data: PartitionRecords) -> Result<Batches> {
-        self.pin(data.topic_id)?;
-        let batches = decode::batches(data, self.next, self.start.until)?;
-        self.next = Some(batches.next_offset);
-        self.start.position = Position::Offset(batches.next_offset);
-        Ok(batches)
-    }
-
-    /// Resolves a position like "latest" to the current offset.
-    ///
-    /// Otherwise a reopened stream would start at a later "latest". Does not move a reader that has
-    /// an offset: the high watermark may have advanced since.
-    fn on_caught_up(&mut self, watermarks: &Watermarks, topic_id: u64) -> Result<()> {
-        self.pin(topic_id)?;
-        if !matches!(self.start.position, Position::Offset(_)) {
-            self.start.position = Position::Offset(watermarks.high_watermark);
-        }
-        Ok(())
-    }
-
-    /// Binds the offsets of this cursor to the topic of the first message.
-    fn pin(&mut self, topic_id: u64) -> Result<()> {
-        decode::check_topic(&self.start.topic, self.start.topic_id, topic_id)?;
-        if self.start.topic_id == 0 {
-            self.start.topic_id = topic_id;
-        }
-        Ok(())
-    }
-
-    /// Moves to the beginning of the topic that has the name now. Returns false if the cursor is
-    /// not in the old one.
-    fn restart(&mut self, recreated: &RecreatedTopic) -> bool {
-        let RecreatedTopic { topic, id, .. } = recreated;
-        let is_old = self.start.topic == *topic && self.start.topic_id != *id;
-        // A cursor without an id is in no topic yet; its position holds for the new one.
-        if !is_old || *id == 0 || self.start.topic_id == 0 {
-            return false;
-        }
-        self.start.topic_id = *id;
-        self.start.position = Position::Earliest;
-        self.next = None;
-        true
-    }
-}
-
 /// Task that reads some partitions of one node over one stream.
 struct StreamTask {
     client: Client,
@@ -247,6 +160,7 @@ struct StreamTask {
     selector: ReplicaSelector,
     cursors: Vec<Cursor>,
     turns: Arc<ReadTurns>,
+    parked: ParkedCursors,
     events: mpsc::Sender<Result<Event<Batches>>>,
     tasks: Arc<Mutex<JoinSet<()>>>,
     retries: Retries,
@@ -262,6 +176,8 @@ enum Restart {
     Done,
     /// The subscription was dropped.
     Dropped,
+    /// A cursor without an id may be read from the new topic.
+    Reopen,
     /// The error is final.
     NotPossible,
 }
@@ -298,12 +214,14 @@ impl StreamTask {
                 }
                 Err(error) => (None, StreamEnd::Failed(error)),
             };
+            let mut reopens = false;
             if let StreamEnd::Failed(error) = &end
                 && let Some(recreated) = error.recreated.clone()
             {
                 match self.restart(&recreated).await {
                     Restart::Done => continue,
                     Restart::Dropped => return,
+                    Restart::Reopen => reopens = true,
                     Restart::NotPossible => {}
                 }
             }
@@ -323,6 +241,7 @@ impl StreamTask {
                     }
                     continue;
                 }
+                StreamEnd::Failed(error) if reopens => error.retryable_elsewhere(),
                 StreamEnd::Failed(error) => error,
             };
             if let Err(error) = self.recover(error, group.as_ref()).await {
@@ -388,7 +307,8 @@ impl StreamTask {
             }
         }
         if events.is_empty() {
-            return Restart::NotPossible;
+            let reopens = self.cursors.iter().any(|cursor| cursor.is_unbound(&recreated.topic));
+            return if reopens { Restart::Reopen } else { Restart::NotPossible };
         }
         for event in events {
             if self.events.send(Ok(event)).await.is_err() {
@@ -416,37 +336,12 @@ impl StreamTask {
             selector: self.selector.clone(),
             cursors,
             turns: self.turns.clone(),
+            parked: self.parked.clone(),
             events: self.events.clone(),
             tasks: self.tasks.clone(),
             retries: Retries::new(Repeat::Read),
             healthy_at: Instant::now(),
             progress_at: self.progress_at,
-        }
-    }
-
-    /// Subscribes to partitions that are added to topics, until the subscription is dropped.
-    async fn watch_new_partitions(self, mut counts: BTreeMap<String, u32>) {
-        loop {
-            tokio::select! {
-                () = self.events.closed() => return,
-                () = sleep(NEW_PARTITIONS_INTERVAL) => {}
-            }
-            for (topic, known) in &mut counts {
-                // Ignored: the next check follows soon, and the streams report lasting failures.
-                let Ok(metadata) = self.client.admin().metadata(&[topic.as_str()]).await else {
-                    continue;
-                };
-                let found = metadata.topics.iter().find(|it| it.topic == *topic);
-                let count = found.map_or(0, |it| u32::try_from(it.shard_ids.len()).unwrap_or(0));
-                if count > *known {
-                    debug!(topic, from = *known, to = count, "subscribing to new partitions");
-                    self.client.shared.routing.forget_topic(topic);
-                    let start = |partition| ReadStart::new(topic, partition, Position::Earliest);
-                    let starts = (*known..count).map(start);
-                    self.with_cursors(starts.map(Cursor::new).collect()).spawn();
-                    *known = count;
-                }
-            }
         }
     }
 
@@ -613,7 +508,9 @@ impl StreamTask {
     /// No replica had the records for the time that the options allow.
     async fn move_on(&mut self, error: Error, group: Option<&NodeGroup>) -> Result<()> {
         debug!(partitions = self.cursors.len(), %error, "reading from another replica");
-        if self.options.lag_max.is_some_and(|limit| self.progress_at.elapsed() >= limit) {
+        // A subscription without an end waits until the records exist.
+        let lag_max = self.options.lag_max.filter(|_| self.cursors.iter().any(Cursor::lacks_end));
+        if lag_max.is_some_and(|limit| self.progress_at.elapsed() >= limit) {
             return Err(error);
         }
         let has_others = group.is_some_and(|group| self.selector.on_lag(&group.route));
@@ -629,6 +526,8 @@ impl StreamTask {
 
     /// Handles a failure and waits before the next stream.
     ///
+    /// Ends the partitions that a recreated topic no longer has.
+    ///
     /// # Errors
     /// The failure is final, or no message arrived for the whole request timeout.
     async fn recover(&mut self, error: Error, group: Option<&NodeGroup>) -> Result<()> {
@@ -636,7 +535,8 @@ impl StreamTask {
         let mut error = error.with_may_have_applied(false);
         let shared = &self.client.shared;
         let mut is_redirected = false;
-        if self.waits_for_successor(&error) {
+        let has_absent = self.has_absent(&error);
+        if !has_absent && self.waits_for_successor(&error) {
             error = error.retryable_elsewhere();
         }
         if let Some(NodeGroup { route, .. }) = group {
@@ -644,6 +544,10 @@ impl StreamTask {
             is_redirected |= shared.routing.on_failure(route, &error);
         }
         match self.retries.after(&error, is_redirected, &shared.jitter) {
+            RetryDecision::GiveUp if has_absent => {
+                self.park_absent();
+                Ok(())
+            }
             RetryDecision::GiveUp => Err(error),
             RetryDecision::Redirect => Ok(()),
             RetryDecision::Wait(wait) => {
@@ -662,25 +566,6 @@ impl StreamTask {
 /// Waits until the leader has been replaced; never returns if another replica is read.
 async fn replaced(selector: &ReplicaSelector, probe: &mut LeaderProbe<'_>) {
     if selector.is_leader() { probe.replaced().await } else { std::future::pending().await }
-}
-
-/// Finds the cursor of a partition.
-struct CursorIndex {
-    by_topic: HashMap<String, HashMap<u32, usize>>,
-}
-
-impl CursorIndex {
-    fn new(cursors: &[Cursor]) -> Self {
-        let mut by_topic: HashMap<String, HashMap<u32, usize>> = HashMap::new();
-        for (index, Cursor { start, .. }) in cursors.iter().enumerate() {
-            by_topic.entry(start.topic.clone()).or_default().insert(start.partition, index);
-        }
-        Self { by_topic }
-    }
-
-    fn get(&self, topic: &str, partition: u32) -> Option<usize> {
-        self.by_topic.get(topic)?.get(&partition).copied()
-    }
 }
 
 /// Returns the error of a replica that lacks records of a range.
@@ -706,79 +591,33 @@ fn ended() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::config::Config;
+    use crate::consumer::Position;
 
-    fn cursor(position: Position, until: Option<u64>) -> Cursor {
-        Cursor::new(ReadStart { until, ..ReadStart::new("orders", 0, position) })
-    }
-
-    #[test]
-    fn cursor_continues_after_the_last_message() {
-        let mut cursor = cursor(Position::Latest, Some(9));
-        let data =
-            PartitionRecords { start_offset: 5, next_offset: 7, ..PartitionRecords::default() };
-        assert_eq!(cursor.on_data(data).unwrap().start_offset, 5);
-        assert_eq!(cursor.start.position, Position::Offset(7));
-        assert!(!cursor.has_reached_end());
-        let data = PartitionRecords { next_offset: 9, ..PartitionRecords::default() };
-        assert_eq!(cursor.on_data(data).unwrap().start_offset, 7);
-        assert!(cursor.has_reached_end());
-    }
-
-    #[test]
-    fn data_of_a_clamped_position_is_below_the_cursor() {
-        let data = |start_offset| PartitionRecords { start_offset, ..PartitionRecords::default() };
-        let at_seven = cursor(Position::Offset(7), Some(9));
-        assert!(at_seven.is_above(&data(5)) && !at_seven.is_above(&data(7)));
-        assert!(!cursor(Position::Latest, None).is_above(&data(0)));
-    }
-
-    #[test]
-    fn catching_up_resolves_a_named_position_once() {
-        let mut cursor = cursor(Position::Latest, None);
-        cursor.on_caught_up(&Watermarks { log_start_offset: 0, high_watermark: 12 }, 4).unwrap();
-        assert_eq!(cursor.start.position, Position::Offset(12));
-        cursor.on_caught_up(&Watermarks { log_start_offset: 0, high_watermark: 20 }, 4).unwrap();
-        assert_eq!(cursor.start.position, Position::Offset(12));
-        // The start of the next data counts, not the reported high watermark.
-        let data =
-            PartitionRecords { start_offset: 10, next_offset: 14, ..PartitionRecords::default() };
-        assert_eq!(cursor.on_data(data).unwrap().start_offset, 10);
-    }
-
-    #[test]
-    fn cursor_stays_in_its_topic_until_it_restarts() {
-        let mut cursor = cursor(Position::Latest, None);
-        let data =
-            |topic_id| PartitionRecords { next_offset: 7, topic_id, ..PartitionRecords::default() };
-        cursor.on_data(data(4)).unwrap();
-        assert_eq!(cursor.start.topic_id, 4);
-        let error = cursor.on_data(data(6)).unwrap_err();
-        let recreated = error.recreated.clone().unwrap();
-        assert_eq!((recreated.expected_id, recreated.id), (4, 6));
-        assert!(
-            !cursor.restart(&RecreatedTopic { topic: "other".to_owned(), ..recreated.clone() })
-        );
-        assert_eq!(cursor.start.position, Position::Offset(7));
-        assert!(cursor.restart(&recreated));
-        assert_eq!((cursor.start.position.clone(), cursor.next), (Position::Earliest, None));
-        assert!(!cursor.restart(&recreated), "it is in the new one");
-        cursor.on_data(data(6)).unwrap();
-    }
-
-    #[test]
-    fn finds_cursors_by_topic_and_partition() {
-        let starts = [("a", 0), ("a", 1), ("b", 1)];
-        let cursors: Vec<_> = starts
-            .iter()
-            .map(|&(topic, partition)| {
-                Cursor::new(ReadStart::new(topic, partition, Position::Earliest))
-            })
-            .collect();
-        let cursor_index = CursorIndex::new(&cursors);
-        assert_eq!(cursor_index.get("a", 1), Some(1));
-        assert_eq!(cursor_index.get("b", 1), Some(2));
-        assert_eq!(cursor_index.get("b", 0), None);
-        assert_eq!(cursor_index.get("c", 0), None);
+    #[tokio::test]
+    async fn lag_ends_only_reads_with_an_end() {
+        let client = Client::new(Config::new(["n1:9092"])).unwrap();
+        let options = ReadOptions { lag_max: Some(Duration::ZERO), ..ReadOptions::default() };
+        let (events, _receiver) = mpsc::channel(1);
+        let mut task = StreamTask {
+            selector: ReplicaSelector::new(options, 0),
+            client,
+            options,
+            cursors: vec![Cursor::new(ReadStart::new("orders", 0, Position::Offset(7)))],
+            turns: Arc::default(),
+            parked: ParkedCursors::default(),
+            events,
+            tasks: Arc::default(),
+            retries: Retries::new(Repeat::Read),
+            healthy_at: Instant::now(),
+            progress_at: Instant::now(),
+        };
+        let lag = || Error::timed_out("records").retryable_elsewhere();
+        task.move_on(lag(), None).await.unwrap();
+        task.cursors[0].start.until = Some(9);
+        assert!(task.move_on(lag(), None).await.is_err());
     }
 }

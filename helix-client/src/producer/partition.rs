@@ -122,14 +122,14 @@ impl PartitionProducer {
                 position.topic_id = ack.topic_id;
                 false
             }
-            // No attempt can have reached the new topic, which has no sequence of this identity.
+            // The new topic has no sequence of this identity, unless an attempt has reached it.
             Err(error) if error.recreated.is_some() => {
                 *position = SequencePosition {
                     identity: position.identity,
                     recreated: Some((Instant::now(), error.clone())),
                     ..SequencePosition::default()
                 };
-                false
+                error.may_have_applied
             }
             Err(error) => error.may_have_applied || is_sequence_conflict(error),
         };

@@ -90,6 +90,8 @@ struct State {
     silent_subscriptions: u32,
     /// Appends get no response.
     are_appends_blocked: bool,
+    /// An append was blocked.
+    has_blocked_append: bool,
     /// Nodes whose metadata has no topics yet.
     lacks_topics: [bool; NODES],
     cluster_id: String,
@@ -104,6 +106,8 @@ struct State {
     next_producer: u64,
     /// Id of the topic.
     topic_id: u64,
+    /// Number of partitions that the topic has, up to [`PARTITIONS`].
+    partition_count: u32,
     /// The response to the next deletion is lost.
     loses_deletion: bool,
     logs: HashMap<u32, Log>,
@@ -155,6 +159,7 @@ impl FakeCluster {
             faults: 0,
             silent_subscriptions: 0,
             are_appends_blocked: false,
+            has_blocked_append: false,
             lacks_topics: [false; NODES],
             cluster_id: "test".to_owned(),
             addresses: listeners.iter().map(address).collect(),
@@ -164,6 +169,7 @@ impl FakeCluster {
             metadata_requests: [0; NODES],
             next_producer: 1,
             topic_id: 7,
+            partition_count: PARTITIONS,
             loses_deletion: false,
             logs: (0..PARTITIONS).map(|partition| (partition, Log::default())).collect(),
         };
@@ -214,6 +220,31 @@ impl FakeCluster {
 
     pub(crate) fn topic_id(&self) -> u64 {
         self.cluster.state().topic_id
+    }
+
+    /// Sets the number of partitions of the topic.
+    pub(crate) fn set_partition_count(&self, partition_count: u32) {
+        let mut state = self.cluster.state();
+        state.partition_count = partition_count;
+        state.actual.version += 1;
+        state.publish();
+    }
+
+    /// Returns the ids of all producers of a partition, in order.
+    pub(crate) fn producers(&self, partition: u32) -> Vec<u64> {
+        let state = self.cluster.state();
+        let mut ids: Vec<_> = state.logs[&partition].producers.keys().map(|key| key.0).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// Waits until a node has an append whose response is blocked.
+    pub(crate) async fn blocked_append(&self) {
+        crate::within_deadline(async || self.cluster.state().has_blocked_append.then_some(())).await
+    }
+
+    pub(crate) fn unblock_appends(&self) {
+        self.cluster.state().are_appends_blocked = false;
     }
 
     /// Loses the response to the next deletion of the topic.
@@ -525,6 +556,7 @@ impl FakeNode {
         let (mut state, delivery) = self.check_and_draw_fault()?;
         if state.are_appends_blocked || state.views[self.id] != state.actual {
             // A leader without followers never commits.
+            state.has_blocked_append = true;
             return Ok(None);
         }
         let batch = encoded(batch);

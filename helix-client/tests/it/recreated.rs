@@ -113,6 +113,55 @@ async fn subscription_waits_for_the_new_topic() {
 }
 
 #[tokio::test]
+async fn subscription_without_records_reads_the_new_topic() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let client = client(&cluster);
+    let options = ReadOptions { on_recreate: OnRecreate::Restart, ..ReadOptions::default() };
+    let mut subscription = client.consumer().subscribe(starts(), options);
+    let event = in_time(subscription.next()).await.unwrap().unwrap();
+    assert!(matches!(event, Event::Heartbeat(_)), "{event:?}");
+    cluster.recreate_topic();
+    fill(&client, 1).await;
+    read_until(&mut subscription, 3).await;
+}
+
+#[tokio::test]
+async fn partitions_that_the_new_topic_lacks_end_alone() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let client = client(&cluster);
+    fill(&client, 1).await;
+    let options = ReadOptions { on_recreate: OnRecreate::Restart, ..ReadOptions::default() };
+    let subscribe = |starts, new_partitions| {
+        client.consumer().subscribe(starts, ReadOptions { new_partitions, ..options })
+    };
+    let mut upper = subscribe(starts().split_off(2), false);
+    let mut all = subscribe(starts(), true);
+    read_until(&mut all, 3).await;
+    cluster.set_partition_count(2);
+    let (_, new) = cluster.recreate_topic();
+    // The end shows that the client knows the number of partitions.
+    while let Some(event) = in_time(upper.next()).await {
+        event.unwrap();
+    }
+    let producer = client.producer(ProducerOptions::default());
+    let mut records = [0; PARTITIONS as usize];
+    let mut append_and_read = async |partitions: std::ops::Range<u32>| {
+        for partition in partitions.clone() {
+            producer.append(TOPIC, partition, &vec![record("new")]).await.unwrap();
+        }
+        while partitions.clone().any(|partition| records[partition as usize] == 0) {
+            if let Event::Data(data) = in_time(all.next()).await.unwrap().unwrap() {
+                assert_eq!(data.topic_id, new);
+                records[data.partition as usize] += data.records.len();
+            }
+        }
+    };
+    append_and_read(0..2).await;
+    cluster.set_partition_count(PARTITIONS);
+    append_and_read(2..PARTITIONS).await;
+}
+
+#[tokio::test]
 async fn fetch_continues_only_in_its_topic() {
     let cluster = FakeCluster::start(seed(), 0.0).await;
     let client = client(&cluster);
@@ -153,6 +202,30 @@ async fn producer_reports_it_and_starts_a_new_sequence() {
         }
         assert_eq!(cluster.values(0), ["0", "1", "2"]);
     }
+}
+
+#[tokio::test]
+async fn producer_changes_its_identity_after_an_unknown_outcome() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    let producer = client(&cluster).producer(ProducerOptions::default());
+    let append = async |value: &str| producer.append(TOPIC, 0, &vec![record(value)]).await;
+    append("old").await.unwrap();
+    let old_producers = cluster.producers(0);
+    cluster.block_appends();
+    let recreate = async {
+        cluster.blocked_append().await;
+        let ids = cluster.recreate_topic();
+        cluster.elect(1);
+        cluster.unblock_appends();
+        ids
+    };
+    let (appended, ids) = in_time(async { tokio::join!(append("between"), recreate) }).await;
+    let error = appended.unwrap_err();
+    assert_recreated(&error, ids);
+    assert!(error.may_have_applied);
+    append("new").await.unwrap();
+    assert_eq!(cluster.values(0), ["new"]);
+    assert_ne!(cluster.producers(0), old_producers);
 }
 
 #[tokio::test]

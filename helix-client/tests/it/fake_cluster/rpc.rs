@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Delivery, FakeNode, PARTITIONS, SHARD, State, TOPIC, broken, rejection};
+use super::{Delivery, FakeNode, SHARD, State, TOPIC, broken, rejection};
 
 type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -170,7 +170,7 @@ impl FakeNode {
         };
         let topic = TopicRoute {
             topic: TOPIC.to_owned(),
-            shard_ids: vec![SHARD; PARTITIONS as usize],
+            shard_ids: vec![SHARD; state.partition_count as usize],
             topic_id: state.topic_id,
         };
         Metadata {
@@ -197,6 +197,9 @@ impl FakeNode {
             return Err(broken());
         }
         state.check_topic(start.topic_id)?;
+        if start.partition >= state.partition_count {
+            return Err(rejection(ErrorReason::PartitionNotFound));
+        }
         let batches_max = state.rng.random_range(1..4);
         let log = &state.logs[&start.partition];
         let end =
