@@ -521,8 +521,7 @@ mod tests {
             connection.add_read_bytes(100);
         }
         let call = CallMemory::new(&load, &calling, None);
-        let unread = CallMemory::new(&load, &reading, None);
-        let unread = unread.track_response(vec![1; 100_000].into());
+        let unread = CallMemory::new(&load, &reading, None).track_response(vec![1; 100_000].into());
         load.close_idle();
         assert!(silent.is_closed() && !idle.is_closed());
         tokio::time::advance(limits::SHUTDOWN_IDLE_WAIT_MAX).await;
