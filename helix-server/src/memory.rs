@@ -49,12 +49,12 @@ pub struct MemoryShares {
 impl MemoryShares {
     /// Divides `limit`, which must be at least [`MEMORY_LIMIT_MIN`].
     ///
-    /// In parts of 32: connections 12, logs 5, responses 4, requests 3, windows 2, calls 2,
+    /// In parts of 32: connections 12, logs 5, responses 4, requests 2, windows 2, calls 2,
     /// arriving requests 1, decompression 1, partitions read 1. The rest is for the program.
     pub fn of(limit: u64) -> Self {
         let part = limit / 32;
         let count = |parts: u64, bytes: u64| usize::try_from(parts * part / bytes);
-        let request_bytes = to_usize(3 * part);
+        let request_bytes = to_usize(2 * part);
         Self {
             limit,
             connections: count(12, CONNECTION_BYTES).unwrap_or(usize::MAX),

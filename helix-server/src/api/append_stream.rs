@@ -33,6 +33,7 @@ use crate::limits::{COMMIT_WAIT_MAX, STREAM_BATCHES_IN_FLIGHT_MAX, STREAM_BYTES_
 use crate::log::{DEDUP_WINDOW_BATCHES, FencingToken, ProducerStamp, Refusal};
 use crate::node::{LocatedPartition, Node};
 use crate::shard::{Durability, NewBatch, PendingAck, Shard};
+use crate::transport::CallMemory;
 
 // The dedup window recognizes every batch that a broken stream may send again.
 const _: () = assert!(DEDUP_WINDOW_BATCHES >= STREAM_BATCHES_IN_FLIGHT_MAX);
@@ -42,10 +43,11 @@ const _: () = assert!(DEDUP_WINDOW_BATCHES >= STREAM_BATCHES_IN_FLIGHT_MAX);
 /// The first failure ends them, after the acks of all earlier batches.
 pub(super) fn responses(
     node: Arc<Node>,
+    call: Option<Arc<CallMemory>>,
     decompressors: Arc<Decompressors>,
     requests: MessageStream<AppendStreamRequest>,
 ) -> BoxStream<AppendStreamResponse> {
-    let opening = Box::new(Opening { node, decompressors, requests });
+    let opening = Box::new(Opening { node, call, decompressors, requests });
     Box::pin(stream::try_unfold(Stage::Opening(opening), Stage::next))
 }
 
@@ -56,6 +58,7 @@ enum Stage {
 
 struct Opening {
     node: Arc<Node>,
+    call: Option<Arc<CallMemory>>,
     decompressors: Arc<Decompressors>,
     requests: MessageStream<AppendStreamRequest>,
 }
@@ -81,6 +84,8 @@ impl Stage {
 
 struct AppendSession {
     node: Arc<Node>,
+    /// Holds the permit of the current message; `None` without admission.
+    call: Option<Arc<CallMemory>>,
     decompressors: Arc<Decompressors>,
     /// The partition, with the settings of its topic as last read.
     located: LocatedPartition,
@@ -151,7 +156,7 @@ enum Intake {
 
 impl AppendSession {
     async fn open(opening: Opening) -> Result<(Self, AppendStreamOpened), Status> {
-        let Opening { node, decompressors, mut requests } = opening;
+        let Opening { node, call, decompressors, mut requests } = opening;
         let draining = node.shutdown_token().clone();
         let first = tokio::select! {
             first = requests.message() => first?,
@@ -188,8 +193,10 @@ impl AppendSession {
         let token = |text: &str| batch::fencing_token("init.fencing_token", text);
         let fencing_token = init.fencing_token.as_deref().map(token).transpose()?;
         batch::condition(None, fencing_token.clone(), durability)?;
+        release_request(call.as_ref());
         let session = Self {
             node,
+            call,
             decompressors,
             located,
             versions,
@@ -261,7 +268,7 @@ impl AppendSession {
             Intake::Verifying { mut verification, follows } => {
                 match verification.as_mut().poll(context) {
                     Poll::Ready(Ok(batch)) => self.intake = self.accepted(batch, follows),
-                    Poll::Ready(Err(error)) => self.intake = Intake::Closed(Err(error.into())),
+                    Poll::Ready(Err(error)) => self.intake = self.close(error),
                     Poll::Pending => {
                         self.intake = Intake::Verifying { verification, follows };
                         return Poll::Pending;
@@ -332,17 +339,20 @@ impl AppendSession {
         if follows { self.begin(batch) } else { Intake::OutOfSequence(batch) }
     }
 
+    /// Returns the end of the session with this failure, which replaces an earlier one.
+    ///
+    /// The batch that the session last read was dropped.
     fn close(&mut self, error: Error) -> Intake {
-        if matches!(error, Error::PartitionDeleted { .. }) {
-            self.deleted = Some(error.clone());
-        }
+        release_request(self.call.as_ref());
+        self.deleted = matches!(error, Error::PartitionDeleted { .. }).then(|| error.clone());
         Intake::Closed(Err(error.into()))
     }
 
     fn begin(&self, batch: NewBatch) -> Intake {
         let size = BatchSize::of(&batch, Instant::now());
         let shard = self.located.shard.clone();
-        let proposal = propose(shard, batch, self.durability, self.draining.clone());
+        let (call, draining) = (self.call.clone(), self.draining.clone());
+        let proposal = propose(shard, call, batch, self.durability, draining);
         Intake::Proposing { proposal: Box::pin(proposal), size }
     }
 
@@ -466,6 +476,7 @@ impl SequenceSource {
 /// The earlier batches are in flight, and TCP holds the client back meanwhile.
 async fn propose(
     shard: Arc<Shard>,
+    call: Option<Arc<CallMemory>>,
     batch: NewBatch,
     durability: Durability,
     draining: CancellationToken,
@@ -477,12 +488,24 @@ async fn propose(
         }
     };
     let proposed = match permit {
-        Ok(permit) => shard.propose(batch, durability, permit).await,
+        Ok(permit) => {
+            // The shard's bytes in flight cover the batch from here on. Otherwise a client that
+            // reads no acks would keep the permit: its next message is not polled for.
+            release_request(call.as_ref());
+            shard.propose(batch, durability, permit).await
+        }
         Err(error) => Err(error),
     };
     match proposed {
         Ok(pending) => Ok(pending),
         Err(error) => Err(shard.redirect(error).await),
+    }
+}
+
+/// Releases the permit of the message that was read last.
+fn release_request(call: Option<&Arc<CallMemory>>) {
+    if let Some(call) = call {
+        call.release_request();
     }
 }
 

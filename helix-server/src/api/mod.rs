@@ -3,6 +3,7 @@
 
 mod append_stream;
 mod batch;
+mod batch_part;
 mod batch_size;
 mod cluster;
 mod compressed;

@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::batch_size::BatchSize;
 use super::decompressors::Decompressors;
 use super::settings::durability_to_reach;
-use super::{append_stream, batch, wire_ack, wire_watermarks};
+use super::{append_stream, batch, call_memory, wire_ack, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{MESSAGE_BYTES_MAX, PRODUCER_NAME_BYTES_MAX};
 use crate::node::Node;
@@ -118,8 +118,9 @@ impl ProduceService for ProduceHandler {
         request: Request<Streaming<AppendStreamRequest>>,
     ) -> Result<Response<Self::AppendStreamStream>, Status> {
         let requests = helix_transport::read_messages(&request, MESSAGE_BYTES_MAX);
+        let call = call_memory(&request);
         let (node, decompressors) = (self.node.clone(), self.decompressors.clone());
-        Ok(Response::new(append_stream::responses(node, decompressors, requests)))
+        Ok(Response::new(append_stream::responses(node, call, decompressors, requests)))
     }
 }
 

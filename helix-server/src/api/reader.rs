@@ -14,20 +14,22 @@ use helix_proto::log::v1::{
 use prost::Message;
 use tonic::Status;
 
+use super::batch_part::BatchPart;
+use super::decompressors::Decompressors;
 use super::positions::ReadPosition;
 use super::read_form::{ReadForm, ReadSources};
 use super::status::{partition_path, status_at};
 use super::{time, wire_watermarks};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::limits::{COMMIT_WAIT_MAX, PARTITIONS_PER_CALL_MAX};
+use crate::limits::{COMMIT_WAIT_MAX, DECOMPRESS_IN_PLACE_BYTES, PARTITIONS_PER_CALL_MAX};
 use crate::log::{PartitionId, PartitionKey, TopicInfo, Watermarks};
 use crate::node::{LocatedPartition, Node};
 use crate::shard::{ReadBatch, ReadFrom, Shard};
 use crate::transport::LoadPermit;
 
 /// Approximate overhead of a record in a response: offset, time, framing.
-const STORED_RECORD_EXTRA_BYTES: usize = 24;
+pub(super) const STORED_RECORD_EXTRA_BYTES: usize = 24;
 
 /// Memory that a decoded header takes at least, beyond its encoded size.
 const HEADER_EXTRA_BYTES: usize = 64;
@@ -346,12 +348,13 @@ impl PartitionReader {
         let bytes_max = self.sources.load.response_bytes_max(bytes_max);
         let bytes = usize::try_from(budget.bytes()).unwrap_or(usize::MAX).min(bytes_max);
         let (batches, mut permit) = self.read_admitted(bytes).await?;
+        let mut in_place_bytes = 0;
         for batch in batches {
             if self.options.until_us.is_some_and(|until_us| batch.append_time_us >= until_us) {
                 self.is_done = true;
                 break;
             }
-            let batch = self.convert(batch).await?;
+            let batch = self.convert(batch, &mut in_place_bytes).await?;
             let has_capacity = if self.options.form.is_encoded() {
                 self.take_encoded(batch, budget, &mut found)
             } else {
@@ -373,14 +376,27 @@ impl PartitionReader {
     }
 
     /// Returns the batch in the form that the reader gets.
-    async fn convert(&self, batch: ReadBatch) -> Result<ReadBatch> {
+    ///
+    /// Yields after each `DECOMPRESS_IN_PLACE_BYTES` that the read decompresses on this thread;
+    /// `in_place_bytes` counts them.
+    async fn convert(&self, batch: ReadBatch, in_place_bytes: &mut usize) -> Result<ReadBatch> {
         let form = self.options.form;
         if !form.must_decompress(&batch) {
             return Ok(batch);
         }
         let ReadSources { decompressors, .. } = &self.sources;
         // Boxed to keep the future of uncompressed reads small.
-        Box::pin(form.decompress(batch, decompressors, &self.shard)).await
+        Box::pin(async {
+            if Decompressors::is_in_place(batch.uncompressed_bytes) {
+                *in_place_bytes += batch.uncompressed_bytes as usize;
+                if *in_place_bytes > DECOMPRESS_IN_PLACE_BYTES {
+                    *in_place_bytes = batch.uncompressed_bytes as usize;
+                    tokio::task::yield_now().await;
+                }
+            }
+            form.decompress(batch, decompressors, &self.shard).await
+        })
+        .await
     }
 
     /// Reads batches and acquires the permit for them.
@@ -506,15 +522,17 @@ impl PartitionReader {
         found: &mut FoundRecords,
     ) -> Result<bool> {
         let append_time = time::to_timestamp(stored.append_time_us);
-        let ranges = batch::walk(&stored.payload, usize::MAX);
-        for (offset, range) in (stored.first_offset..).zip(ranges) {
+        let capacity = budget.bytes.min((bytes_max as u64).saturating_sub(found.bytes));
+        let part = BatchPart::of(stored, self.offset..self.until_offset, budget.records, capacity);
+        let ranges = batch::walk(&part.payload, usize::MAX);
+        for (offset, range) in (part.first_offset..).zip(ranges) {
             if offset < self.offset {
                 continue;
             }
             if offset >= self.until_offset {
                 break;
             }
-            let (range, record) = match decode(&stored.payload, range) {
+            let (range, record) = match decode(&part.payload, range) {
                 Ok(decoded) => decoded,
                 Err(_) if self.offset > self.unreturned => return Ok(false),
                 Err(why) => return Err(Error::NotARecord { offset, why }),
@@ -535,7 +553,7 @@ impl PartitionReader {
             budget.records -= 1;
             self.offset = offset + 1;
         }
-        Ok(!budget.is_spent())
+        Ok(!part.is_truncated && !budget.is_spent())
     }
 }
 

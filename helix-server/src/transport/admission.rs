@@ -3,7 +3,8 @@
 //! A call needs a call permit; each message needs a permit for its decoded size before it is
 //! decoded. Until it has arrived whole, a message counts as what has arrived. Where that memory is
 //! used up, one message at a time claims the permit for the whole of it, so that half-received
-//! messages cannot block each other. A message that does not arrive in time releases its permit.
+//! messages of different connections cannot block each other. A message that does not arrive in
+//! time releases its permit.
 
 use std::convert::Infallible;
 use std::future::{Ready, poll_fn, ready as now};
@@ -132,6 +133,8 @@ struct AdmittedBody {
     /// Bytes of the current message so far, and at the last check.
     arrived: usize,
     arrived_before: usize,
+    /// Waits for memory that had ended on its connection at the last check.
+    waits_before: u64,
     /// Bytes of it that have no permit yet; the call's own memory covers them.
     uncounted: usize,
     check_at: Instant,
@@ -155,6 +158,7 @@ impl AdmittedBody {
             announced: 0,
             arrived: 0,
             arrived_before: 0,
+            waits_before: 0,
             uncounted: 0,
             check_at: Instant::now(),
             claim: None,
@@ -266,6 +270,15 @@ impl AdmittedBody {
     fn expect_progress(&mut self) {
         self.check_at = Instant::now() + limits::ARRIVAL_CHECK_INTERVAL;
         self.arrived_before = self.arrived;
+        self.waits_before = self.call.connection().ended_waits();
+    }
+
+    /// Returns true if other messages of the connection waited for memory since the last check.
+    ///
+    /// Their unread bytes fill the connection's window, so this message may not arrive.
+    fn may_lack_window(&self) -> bool {
+        let connection = self.call.connection();
+        connection.has_waiting_requests() || connection.ended_waits() != self.waits_before
     }
 
     /// Returns true if the current message holds memory that others may need.
@@ -298,7 +311,7 @@ impl AdmittedBody {
                 return Poll::Ready(self.deadline_exceeded());
             }
             let has_grown = self.arrived - self.arrived_before >= limits::ARRIVAL_BYTES_MIN;
-            if !has_grown && self.call.load().has_waiting_requests() {
+            if !has_grown && self.call.load().has_waiting_requests() && !self.may_lack_window() {
                 return Poll::Ready(self.call.connection().refuse_request().into());
             }
             self.expect_progress();

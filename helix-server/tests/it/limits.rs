@@ -406,7 +406,7 @@ async fn announced_messages_take_no_memory() {
     let server = small().await;
     let load = server.running.load().clone();
     let mut hogs = JoinSet::new();
-    // Each would be a quarter of the memory for requests, or all of it.
+    // Each would be all of the memory for requests.
     let append = Bytes::from_static(&[0, 0, 0xFF, 0xFF, 0, 0]);
     let fetch = Bytes::from_static(&[0, 0, 0x10, 0, 0]);
     for _ in 0..8 {

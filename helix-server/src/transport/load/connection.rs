@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
 use std::time::Duration;
@@ -27,7 +27,11 @@ pub struct ClientConnection {
     peer: OnceLock<SocketAddr>,
     /// Request bytes of this connection; those of all connections are in `load`.
     request_bytes: Arc<Semaphore>,
-    arriving_bytes: AtomicUsize,
+    /// Bytes of messages of this connection that have arrived in part: half of the node's.
+    arriving_bytes: Arc<Semaphore>,
+    /// Requests of this connection that wait for memory, and how many waits have ended.
+    waiting_requests: AtomicU64,
+    ended_waits: AtomicU64,
     /// Turn of the one message of this connection that waits for the node's turn.
     whole_turn: Arc<Semaphore>,
     read_bytes: AtomicU64,
@@ -62,28 +66,35 @@ impl RequestPermit {
     }
 }
 
-/// RAII permit for the part of a message that has arrived.
+/// RAII permit for the part of a message that has arrived, on its connection and on its node.
 #[derive(Debug)]
 pub struct ArrivingPermit {
-    connection: Arc<ClientConnection>,
-    permit: LoadPermit,
+    connection: LoadPermit,
+    node: LoadPermit,
 }
 
 impl ArrivingPermit {
-    fn new(connection: &Arc<ClientConnection>, permit: LoadPermit) -> Self {
-        connection.arriving_bytes.fetch_add(permit.bytes(), Ordering::Relaxed);
-        Self { connection: connection.clone(), permit }
-    }
-
-    pub fn merge(&mut self, mut other: Self) {
-        let bytes = other.permit.bytes();
-        self.permit.merge(other.permit.split(bytes));
+    pub fn merge(&mut self, other: Self) {
+        self.connection.merge(other.connection);
+        self.node.merge(other.node);
     }
 }
 
-impl Drop for ArrivingPermit {
+/// Counts a request as waiting on its connection until it is dropped.
+struct ConnectionWait<'a> {
+    connection: &'a ClientConnection,
+    _waiting: Waiting<'a>,
+}
+
+impl<'a> ConnectionWait<'a> {
+    fn new(connection: &'a ClientConnection) -> Self {
+        Self { connection, _waiting: Waiting::new(&connection.waiting_requests) }
+    }
+}
+
+impl Drop for ConnectionWait<'_> {
     fn drop(&mut self) {
-        self.connection.arriving_bytes.fetch_sub(self.permit.bytes(), Ordering::Relaxed);
+        self.connection.ended_waits.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -107,7 +118,9 @@ impl ClientConnection {
             window_bytes,
             peer: OnceLock::new(),
             request_bytes,
-            arriving_bytes: AtomicUsize::new(0),
+            arriving_bytes: Arc::new(Semaphore::new(load.shares.arriving_bytes / 2)),
+            waiting_requests: AtomicU64::new(0),
+            ended_waits: AtomicU64::new(0),
             whole_turn: Arc::new(Semaphore::new(1)),
             read_bytes: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
@@ -244,17 +257,29 @@ impl ClientConnection {
         bytes: usize,
         wait_max: Duration,
     ) -> Result<RequestPermit> {
-        let _waiting = Waiting::new(&self.load.waiting_requests);
-        let wait = self.request_permit(bytes);
+        let _waiting = ConnectionWait::new(&self);
+        let (own, of_node) = self.request_permits(bytes);
+        let wait = async {
+            // The connection's permit first: waiting for it delays no other connection.
+            let own = self.request_bytes.clone().acquire_many_owned(own).await.ok()?;
+            let _waiting = Waiting::new(&self.load.waiting_requests);
+            let of_node = self.load.request_bytes.clone().acquire_many_owned(of_node).await.ok()?;
+            Some(RequestPermit { connection: LoadPermit(own), node: LoadPermit(of_node) })
+        };
         timeout(wait_max, wait).await.ok().flatten().ok_or_else(|| self.refuse_request())
     }
 
-    async fn request_permit(&self, bytes: usize) -> Option<RequestPermit> {
-        let (own, of_node) = self.request_permits(bytes);
-        // The connection's permit first: waiting for it delays no other connection.
-        let own = self.request_bytes.clone().acquire_many_owned(own).await.ok()?;
-        let of_node = self.load.request_bytes.clone().acquire_many_owned(of_node).await.ok()?;
-        Some(RequestPermit { connection: LoadPermit(own), node: LoadPermit(of_node) })
+    /// Returns true if a request of this connection waits for memory.
+    ///
+    /// What has arrived of it stays unread, and takes window bytes from the connection's other
+    /// messages, which therefore may not arrive.
+    pub fn has_waiting_requests(&self) -> bool {
+        self.waiting_requests.load(Ordering::Relaxed) > 0
+    }
+
+    /// Returns how many requests of this connection have ended a wait for memory.
+    pub fn ended_waits(&self) -> u64 {
+        self.ended_waits.load(Ordering::Relaxed)
     }
 
     /// Counts a request that is refused because the memory for requests is in use.
@@ -266,13 +291,17 @@ impl ClientConnection {
     /// Acquires the permit for `bytes` of a message that has not arrived whole, if they are free.
     ///
     /// One connection gets at most half of what is free.
-    pub fn try_acquire_arriving(self: &Arc<Self>, bytes: usize) -> Option<ArrivingPermit> {
+    pub fn try_acquire_arriving(&self, bytes: usize) -> Option<ArrivingPermit> {
         let free = self.load.arriving_bytes.available_permits().saturating_sub(bytes);
-        if self.arriving_bytes.load(Ordering::Relaxed) + bytes > free {
+        let half = self.load.shares.arriving_bytes / 2;
+        let held = half.saturating_sub(self.arriving_bytes.available_permits());
+        if held + bytes > free {
             return None;
         }
-        let permit = self.load.arriving_bytes.clone().try_acquire_many_owned(permits(bytes));
-        Some(ArrivingPermit::new(self, LoadPermit(permit.ok()?)))
+        let bytes = permits(bytes);
+        let own = self.arriving_bytes.clone().try_acquire_many_owned(bytes).ok()?;
+        let of_node = self.load.arriving_bytes.clone().try_acquire_many_owned(bytes).ok()?;
+        Some(ArrivingPermit { connection: LoadPermit(own), node: LoadPermit(of_node) })
     }
 
     /// Acquires the permit for `bytes` more of a message, or for the whole of it, after at most
@@ -280,7 +309,7 @@ impl ClientConnection {
     ///
     /// Messages that have arrived in part may have all of the memory for them, and then wait for
     /// each other. One of them at a time therefore claims the memory for whole messages. It needs
-    /// nothing more to arrive.
+    /// nothing more to arrive. One connection gets at most half of the memory for parts.
     ///
     /// # Errors
     /// [`Error::Throttled`] after that wait.
@@ -290,17 +319,26 @@ impl ClientConnection {
         whole_bytes: usize,
         wait_max: Duration,
     ) -> Result<MessageClaim> {
-        let _waiting = Waiting::new(&self.load.waiting_requests);
-        let bytes = permits(bytes.min(self.load.shares.arriving_bytes));
+        let _waiting = ConnectionWait::new(&self);
+        // Waits for the connection's own permits come first: they delay no other connection.
+        let bytes = permits(bytes.min(self.load.shares.arriving_bytes / 2));
         let part = async {
-            let permit = self.load.arriving_bytes.clone().acquire_many_owned(bytes).await.ok()?;
-            Some(MessageClaim::Part(ArrivingPermit::new(&self, LoadPermit(permit))))
+            let own = self.arriving_bytes.clone().acquire_many_owned(bytes).await.ok()?;
+            let _waiting = Waiting::new(&self.load.waiting_requests);
+            let of_node = self.load.arriving_bytes.clone().acquire_many_owned(bytes).await.ok()?;
+            let (connection, node) = (LoadPermit(own), LoadPermit(of_node));
+            Some(MessageClaim::Part(ArrivingPermit { connection, node }))
         };
+        let (own_bytes, node_bytes) = self.request_permits(whole_bytes);
         let whole = async {
-            let own = self.whole_turn.clone().acquire_owned().await.ok()?;
-            let of_node = self.load.whole_turn.clone().acquire_owned().await.ok()?;
-            let permit = self.request_permit(whole_bytes).await?;
-            Some(MessageClaim::Whole { permit, turns: [LoadPermit(own), LoadPermit(of_node)] })
+            let own_turn = self.whole_turn.clone().acquire_owned().await.ok()?;
+            let own = self.request_bytes.clone().acquire_many_owned(own_bytes).await.ok()?;
+            let _waiting = Waiting::new(&self.load.waiting_requests);
+            let turn = self.load.whole_turn.clone().acquire_owned().await.ok()?;
+            let of_node = self.load.request_bytes.clone();
+            let of_node = of_node.acquire_many_owned(node_bytes).await.ok()?;
+            let permit = RequestPermit { connection: LoadPermit(own), node: LoadPermit(of_node) };
+            Some(MessageClaim::Whole { permit, turns: [LoadPermit(own_turn), LoadPermit(turn)] })
         };
         let either = async {
             tokio::select! {
@@ -522,14 +560,38 @@ mod tests {
         drop(whole);
         let whole = waiting.await.unwrap().unwrap();
         assert!(matches!(whole, MessageClaim::Whole { .. }));
-        // Memory of messages that have arrived serves too.
-        let waiting = tokio::spawn(first.clone().acquire_arriving(1, 1 << 20, WAIT));
+        // Memory of messages that have arrived serves too, for a connection with less than half.
+        let beyond = tokio::spawn(first.clone().acquire_arriving(1, 1 << 20, WAIT));
+        let waiting = tokio::spawn(second.clone().acquire_arriving(1, 1 << 20, WAIT));
         tokio::task::yield_now().await;
         drop(quarter);
         let part = waiting.await.unwrap().unwrap();
         assert!(matches!(part, MessageClaim::Part(_)));
+        assert!(matches!(beyond.await.unwrap(), Err(Error::Throttled { .. })));
         drop((half, rest, whole, part));
         assert_eq!(load.request_bytes(), 0);
         assert!(third.try_acquire_arriving(all / 2).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waits_for_a_connections_own_memory_delay_no_other_connection() {
+        let load = ClientLoad::new(MemoryShares::of(MEMORY_LIMIT_MIN));
+        let [busy, other] = [(); 2].map(|()| load.connect().unwrap());
+        // The connection may have nothing more, though the node has memory for requests.
+        let half = busy.try_acquire_arriving(load.shares.arriving_bytes / 2).unwrap();
+        let own = load.shares.connection_request_bytes - (1 << 20);
+        let own = busy.request_bytes.clone().try_acquire_many_owned(permits(own)).unwrap();
+        let whole = tokio::spawn(busy.clone().acquire_arriving(1, 2 << 20, WAIT));
+        let arrived = tokio::spawn(busy.clone().acquire_request(2 << 20, WAIT));
+        tokio::task::yield_now().await;
+        assert!(busy.has_waiting_requests() && !other.has_waiting_requests());
+        assert!(!load.has_waiting_requests());
+        assert_eq!(load.whole_turn.available_permits(), 1, "the node's turn is not withheld");
+        drop(own);
+        assert!(matches!(whole.await.unwrap().unwrap(), MessageClaim::Whole { .. }));
+        arrived.await.unwrap().unwrap();
+        assert_eq!((busy.has_waiting_requests(), busy.ended_waits()), (false, 2));
+        drop(half);
+        assert_eq!(load.request_bytes(), 0);
     }
 }

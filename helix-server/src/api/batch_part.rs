@@ -1,0 +1,117 @@
+//! The part of a stored batch that a plain read takes.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use helix_proto::batch;
+
+use super::reader::STORED_RECORD_EXTRA_BYTES;
+use crate::shard::ReadBatch;
+
+/// Records of a batch that a read may take.
+pub(super) struct BatchPart {
+    pub(super) first_offset: u64,
+    pub(super) payload: Bytes,
+    /// True if later records of the batch are left out.
+    pub(super) is_truncated: bool,
+}
+
+impl BatchPart {
+    /// Returns the records of `stored` with these offsets: at most `records_max`, and the first one
+    /// with those after it that fit into `capacity` bytes.
+    ///
+    /// Decoded records are slices of their payload and keep all of it in memory. Unless the read
+    /// takes the whole batch, its part is therefore copied.
+    pub(super) fn of(
+        stored: &ReadBatch,
+        offsets: Range<u64>,
+        records_max: u64,
+        capacity: u64,
+    ) -> Self {
+        let payload = &stored.payload;
+        let whole = Self {
+            first_offset: stored.first_offset,
+            payload: payload.clone(),
+            is_truncated: false,
+        };
+        let (mut first_offset, mut start, mut end) = (stored.first_offset, 0, 0);
+        let (mut count, mut bytes) = (0, 0);
+        for (offset, range) in (stored.first_offset..).zip(batch::walk(payload, usize::MAX)) {
+            // The caller finds the invalid record again, at its position in the batch.
+            let Ok(range) = range else { return whole };
+            if offset < offsets.start {
+                (first_offset, start) = (offset + 1, range.end);
+                end = start;
+                continue;
+            }
+            bytes += (range.len() + STORED_RECORD_EXTRA_BYTES) as u64;
+            if offset >= offsets.end || (count > 0 && (count >= records_max || bytes > capacity)) {
+                break;
+            }
+            count += 1;
+            end = range.end;
+        }
+        if start == 0 && end == payload.len() {
+            return whole;
+        }
+        let is_truncated = end < payload.len();
+        Self { first_offset, payload: Bytes::copy_from_slice(&payload[start..end]), is_truncated }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use helix_proto::batch::encode;
+    use helix_proto::log::v1::Record;
+    use helix_wal::LogId;
+
+    use super::*;
+
+    fn stored(values: usize) -> ReadBatch {
+        let record = |number: usize| Record {
+            value: Some(vec![number as u8; 100].into()),
+            ..Record::default()
+        };
+        let encoded = encode(&(0..values).map(record).collect::<Vec<_>>());
+        ReadBatch {
+            log_id: LogId::default(),
+            first_offset: 10,
+            append_time_us: 0,
+            version: encoded.version,
+            record_count: encoded.record_count,
+            compression: encoded.compression,
+            crc: encoded.crc32,
+            uncompressed_bytes: 0,
+            payload: encoded.payload,
+        }
+    }
+
+    #[test]
+    fn only_a_read_of_the_whole_batch_keeps_its_memory() {
+        let stored = stored(10);
+        let memory = stored.payload.as_ptr_range();
+        let part = |offsets, records_max, capacity| {
+            let part = BatchPart::of(&stored, offsets, records_max, capacity);
+            let count = batch::walk(&part.payload, usize::MAX).count();
+            let is_slice = memory.contains(&part.payload.as_ptr());
+            (part.first_offset, count, is_slice, part.is_truncated)
+        };
+        let most = u64::MAX;
+        assert_eq!(part(0..most, most, most), (10, 10, true, false));
+        assert_eq!(part(10..20, 10, most), (10, 10, true, false));
+        assert_eq!(part(13..most, most, most), (13, 7, false, false));
+        assert_eq!(part(13..15, most, most), (13, 2, false, true));
+        assert_eq!(part(13..most, 3, most), (13, 3, false, true));
+        assert_eq!(part(13..most, most, 300), (13, 2, false, true));
+        assert_eq!(part(13..most, most, 1), (13, 1, false, true), "the caller's budget decides");
+        assert_eq!(part(0..5, most, most).1, 0);
+    }
+
+    #[test]
+    fn an_invalid_record_keeps_its_position() {
+        let mut broken = stored(3);
+        broken.payload = broken.payload.slice(..broken.payload.len() - 1);
+        let part = BatchPart::of(&broken, 11..u64::MAX, u64::MAX, u64::MAX);
+        assert_eq!((part.first_offset, part.payload.len()), (10, broken.payload.len()));
+    }
+}
