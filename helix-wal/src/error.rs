@@ -57,8 +57,17 @@ impl Error {
         matches!(self, Self::DiskFull { .. } | Self::Exhausted { .. })
     }
 
-    /// Returns [`Self::DiskFull`] or [`Self::Exhausted`] if a failed call found a shortage.
+    /// Returns [`Self::DiskFull`] or [`Self::Exhausted`] if a failed call found a shortage, also if
+    /// the call was one of the log and `e` only wraps its error.
     pub fn shortage_of(e: &io::Error) -> Option<Self> {
+        if let Some(inner) = e.get_ref() {
+            if let Some(error) = inner.downcast_ref::<Self>() {
+                return error.is_shortage().then(|| error.clone());
+            }
+            if let Some(e) = inner.downcast_ref::<io::Error>() {
+                return Self::shortage_of(e);
+            }
+        }
         Shortage::of(e).map(|shortage| shortage.into_error("use", "the directory", e))
     }
 }
@@ -164,6 +173,12 @@ mod tests {
         }
         let error = failed("open", "a", &Errno::MFILE.into());
         assert!(matches!(error, Error::Exhausted { .. }) && error.is_shortage(), "{error}");
+        let wrapped = io::Error::other(io::Error::new(io::ErrorKind::ResourceBusy, error.clone()));
+        let found = Error::shortage_of(&wrapped).unwrap();
+        assert_eq!(found.to_string(), error.to_string());
+        let closed = io::Error::other(Error::Closed);
+        assert!(Error::shortage_of(&closed).is_none());
+        assert!(Error::shortage_of(&Errno::BUSY.into()).is_none());
         let error = changing("write", "a", &Errno::IO.into());
         assert!(matches!(error, Error::Poisoned { .. }) && !error.is_shortage(), "{error}");
     }

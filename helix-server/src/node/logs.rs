@@ -338,10 +338,10 @@ impl NodeLogs<'_> {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let what = || format!("{}: {error}", self.location(shard_id));
-        match error.kind() {
-            std::io::ErrorKind::StorageFull => Error::DiskFull { what: what() },
-            std::io::ErrorKind::ResourceBusy => Error::Exhausted { what: what() },
-            _ => self.damaged(shard_id, &error.to_string()),
+        match helix_wal::Error::shortage_of(error) {
+            Some(helix_wal::Error::DiskFull { .. }) => Error::DiskFull { what: what() },
+            Some(_) => Error::Exhausted { what: what() },
+            None => self.damaged(shard_id, &error.to_string()),
         }
     }
 

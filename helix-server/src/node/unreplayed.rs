@@ -106,8 +106,8 @@ pub(super) enum Shard0Opening {
 }
 
 impl Shard0Opening {
-    /// Returns the attempts that may wait before the log is quarantined: the node serves nothing
-    /// without shard 0.
+    /// Returns the attempts that may wait. A start then quarantines the log, since the node serves
+    /// nothing without shard 0; a running node tries again later.
     fn attempts(self) -> u32 {
         match self {
             Self::SingleNode => 1,
@@ -241,9 +241,8 @@ pub(super) async fn open_shard0_repaired(
 ) -> Result<Replica> {
     let identity = log.identity.clone();
     let is_single_node = opening == Shard0Opening::SingleNode;
-    let mut attempt = 0;
+    let (mut attempt, mut repairs) = (0, 0);
     loop {
-        attempt += 1;
         let (unreplayed, what) = match open_shard0_replica(logs, log, hub, machine).await {
             Ok(replica) => return Ok(replica),
             Err(OpenFailure::Other(error)) if opening.waits_for(&error) => {
@@ -261,37 +260,138 @@ pub(super) async fn open_shard0_repaired(
             Err(OpenFailure::Other(Error::CorruptLog { what })) => (None, what),
             Err(OpenFailure::Other(error)) => return Err(error),
         };
+        attempt += 1;
         let step = match unreplayed {
             None => UnreplayedStep::GiveUpLog,
             Some(unreplayed) => {
-                let may_give_up = attempt >= FETCH_ATTEMPTS;
+                let may_give_up = attempt >= opening.attempts().min(FETCH_ATTEMPTS);
                 let step = repair_or_decide(hub, &unreplayed, may_give_up, &|_| {}).await;
                 unreplayed.close(logs).await;
                 step
             }
         };
-        match step {
-            UnreplayedStep::OpenAgain(_) if attempt < opening.attempts() => {}
-            UnreplayedStep::Alone if opening == Shard0Opening::Start => {
-                attempt = 0;
-                tokio::time::sleep(RETRY_PAUSE).await;
-            }
-            UnreplayedStep::Alone if attempt >= opening.attempts() => {
-                return Err(logs.damaged(0, &what));
-            }
-            UnreplayedStep::Alone => tokio::time::sleep(RETRY_PAUSE).await,
-            UnreplayedStep::Wait(why) if attempt < opening.attempts() => {
+        match after_step(step, opening, &mut attempt, &mut repairs) {
+            Shard0Action::OpenAgain => {}
+            Shard0Action::Pause(why) => {
                 tracing::warn!(shard_id = 0, why, "the log is damaged; repair waits");
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
-            UnreplayedStep::OpenAgain(_) | UnreplayedStep::Wait(_) | UnreplayedStep::GiveUpLog => {
-                logs.quarantine(0, &what, Some(&identity)).await?;
+            Shard0Action::KeepsMeetingDamage => {
+                let why = "its replay keeps meeting damage after repairs";
+                return Err(logs.unusable(0, why));
             }
+            Shard0Action::Later(why) => {
+                return Err(logs.unusable(0, &format!("{what}; repair waits: {why}")));
+            }
+            Shard0Action::Damaged => return Err(logs.damaged(0, &what)),
+            Shard0Action::GiveUpLog => quarantine_shard0(logs, &what, &identity, opening).await?,
         }
         log = match opening {
             Shard0Opening::Reopen => logs.open(identity.clone()).await?,
             _ => logs.open_shard0(identity.clone(), is_single_node).await?,
         };
         machine.replay_from(log.wal.clone());
+    }
+}
+
+/// What follows a step of the repair of shard 0.
+#[derive(Debug, PartialEq, Eq)]
+enum Shard0Action {
+    OpenAgain,
+    /// Open again after a pause; the reason is for operators.
+    Pause(String),
+    /// The repairs are used up.
+    KeepsMeetingDamage,
+    /// The caller tries again later.
+    Later(String),
+    /// No other replica responds, so the damage stays.
+    Damaged,
+    GiveUpLog,
+}
+
+/// Decides what follows a step, and counts attempts and repairs. An attempt that repaired something
+/// is not counted as one.
+fn after_step(
+    step: UnreplayedStep,
+    opening: Shard0Opening,
+    attempt: &mut u32,
+    repairs: &mut u32,
+) -> Shard0Action {
+    let has_attempts = *attempt < opening.attempts();
+    match step {
+        UnreplayedStep::OpenAgain(0) if has_attempts => Shard0Action::OpenAgain,
+        UnreplayedStep::OpenAgain(files) if files > 0 && *repairs < REPAIRS_MAX => {
+            *attempt -= 1;
+            *repairs += 1;
+            Shard0Action::OpenAgain
+        }
+        UnreplayedStep::OpenAgain(_) => Shard0Action::KeepsMeetingDamage,
+        UnreplayedStep::Alone if opening == Shard0Opening::Start => {
+            *attempt = 0;
+            Shard0Action::Pause("no other replica responds".to_owned())
+        }
+        UnreplayedStep::Alone if has_attempts => {
+            Shard0Action::Pause("no other replica responds".to_owned())
+        }
+        UnreplayedStep::Alone => Shard0Action::Damaged,
+        UnreplayedStep::Wait(why) if has_attempts => Shard0Action::Pause(why),
+        // A running node serves from the other shards, and the rule may be fulfilled later.
+        UnreplayedStep::Wait(why) if opening == Shard0Opening::Reopen => Shard0Action::Later(why),
+        UnreplayedStep::Wait(_) | UnreplayedStep::GiveUpLog => Shard0Action::GiveUpLog,
+    }
+}
+
+/// Quarantines the log of shard 0. A start waits for space or file descriptors.
+async fn quarantine_shard0(
+    logs: &NodeLogs<'_>,
+    what: &str,
+    identity: &LogIdentity,
+    opening: Shard0Opening,
+) -> Result<()> {
+    loop {
+        match logs.quarantine(0, what, Some(identity)).await {
+            Err(error) if opening.waits_for(&error) => {
+                tracing::warn!(%error, "the start waits");
+                tokio::time::sleep(SHORTAGE_PAUSE).await;
+            }
+            quarantined => return quarantined.map(drop),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repairs_do_not_use_up_attempts() {
+        for opening in [Shard0Opening::Start, Shard0Opening::Reopen] {
+            let (mut attempt, mut repairs) = (1, 0);
+            for _ in 0..REPAIRS_MAX {
+                let step = UnreplayedStep::OpenAgain(1);
+                let action = after_step(step, opening, &mut attempt, &mut repairs);
+                assert_eq!(action, Shard0Action::OpenAgain);
+                attempt += 1;
+            }
+            let step = UnreplayedStep::OpenAgain(1);
+            let action = after_step(step, opening, &mut attempt, &mut repairs);
+            assert_eq!((action, attempt), (Shard0Action::KeepsMeetingDamage, 1));
+        }
+    }
+
+    #[test]
+    fn running_node_does_not_give_up_log_because_repair_waits() {
+        let after = |opening: Shard0Opening, step: UnreplayedStep, mut attempt: u32| {
+            after_step(step, opening, &mut attempt, &mut 0)
+        };
+        let wait = || UnreplayedStep::Wait("no leader".to_owned());
+        let (start, reopen) = (Shard0Opening::Start, Shard0Opening::Reopen);
+        let pause = Shard0Action::Pause("no leader".to_owned());
+        assert_eq!(after(reopen, wait(), 1), pause);
+        assert_eq!(after(start, wait(), start.attempts() - 1), pause);
+        let later = Shard0Action::Later("no leader".to_owned());
+        assert_eq!(after(reopen, wait(), reopen.attempts()), later);
+        assert_eq!(after(start, wait(), start.attempts()), Shard0Action::GiveUpLog);
+        assert_eq!(after(reopen, UnreplayedStep::GiveUpLog, 1), Shard0Action::GiveUpLog);
     }
 }

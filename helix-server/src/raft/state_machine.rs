@@ -207,7 +207,8 @@ impl StateMachine {
             let installing = move || (install(&mut records), records);
             let (installed, left) = self.reads.wait(installing).await?;
             match installed {
-                Err(error) if error.is_shortage() => {
+                // A shortage that ended the log does not end.
+                Err(error) if error.is_shortage() && self.wal.is_open() => {
                     tracing::warn!(%error, "waiting to install a snapshot");
                     tokio::time::sleep(SHORTAGE_PAUSE).await;
                     records = left;
@@ -349,7 +350,8 @@ impl Checkpointer {
             return Ok(None);
         }
         match self.reads.wait(move || wal.checkpoint(id, state)).await? {
-            Err(error) if error.is_shortage() => return Ok(Some(error)),
+            // A shortage that ended the log does not end.
+            Err(error) if error.is_shortage() && self.wal.is_open() => return Ok(Some(error)),
             stored => stored.map_err(to_io)?,
         }
         *self.newest.lock() = Some((self.meta.clone(), self.bytes.clone()));

@@ -26,6 +26,8 @@ pub(crate) struct StateFile {
     spare: Option<OpenState>,
     /// The file system cannot swap names.
     renames: bool,
+    /// The failure that poisons the log. The spare file may then be the durable state.
+    failure: Option<Error>,
     /// Checkpoint of the last written state.
     pub checkpoint: Option<(LogId, Bytes)>,
 }
@@ -85,22 +87,38 @@ impl StateFile {
             }
         };
         let (current, spare) = (open(STATE)?, open(STATE_TMP)?);
-        Ok(Self { current, spare, renames: false, checkpoint: None })
+        Ok(Self { current, spare, ..Self::default() })
     }
 
     /// Replaces the state.
     ///
-    /// A shortage leaves everything unchanged; any other error poisons the log.
+    /// A shortage leaves everything unchanged; any other error poisons the log, and every later
+    /// call returns it: another thread may call before the log is poisoned.
     pub(crate) fn write(
         &mut self,
         storage: &dyn Storage,
         state: &PersistedState,
     ) -> Result<(), Error> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let written = self.try_write(storage, state);
+        self.failure = written.as_ref().err().filter(|error| !error.is_shortage()).cloned();
+        written
+    }
+
+    fn try_write(&mut self, storage: &dyn Storage, state: &PersistedState) -> Result<(), Error> {
         let bytes = Aligned::copy(&state.encode());
         let len = bytes.len() as u64;
         let (file, spare_len) = match self.spare.take() {
             Some(spare) if spare.1 >= len => spare,
-            _ => (create(storage, len)?, len),
+            small => match create(storage, len) {
+                Ok(file) => (file, len),
+                Err(error) => {
+                    self.spare = small.and_then(|(_, len)| create_spare(storage, len));
+                    return Err(error);
+                }
+            },
         };
         let written = file.write_at(bytes.as_slice(), 0).map_err(|e| ("write", e));
         let written = written.and_then(|()| file.sync_data().map_err(|e| ("sync", e)));
@@ -142,9 +160,16 @@ impl StateFile {
         if self.spare.is_some() && storage.free_bytes().unwrap_or(0) < spare_len {
             return;
         }
-        // Optional: without a spare file the next write creates one.
-        self.spare = create(storage, spare_len).ok().map(|file| (file, spare_len));
+        let small_len = self.spare.take().map(|(_, len)| len);
+        // Even with enough free space, a quota may refuse the bigger file.
+        self.spare = create_spare(storage, spare_len)
+            .or_else(|| small_len.and_then(|len| create_spare(storage, len)));
     }
+}
+
+/// Creates a spare file. Optional: without one the next write creates it.
+fn create_spare(storage: &dyn Storage, len: u64) -> Option<OpenState> {
+    create(storage, len).ok().map(|file| (file, len))
 }
 
 fn create(storage: &dyn Storage, len: u64) -> Result<Arc<dyn File>, Error> {
@@ -159,5 +184,61 @@ fn with_sizes(error: Error, storage: &dyn Storage, needed_bytes: u64) -> Error {
             Error::DiskFull { free_bytes: storage.free_bytes().unwrap_or(0), needed_bytes }
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::{Crash, Fault, Operation, SimulatedDisk};
+
+    fn state(next_id: u64, identity_bytes: usize) -> PersistedState {
+        let identity = Bytes::from(vec![7; identity_bytes]);
+        PersistedState { identity, next_id, ..PersistedState::default() }
+    }
+
+    fn next_id(disk: &SimulatedDisk) -> u64 {
+        load_state(disk).unwrap().unwrap().next_id
+    }
+
+    #[test]
+    fn nothing_is_written_after_a_failure() {
+        for operation in [Operation::SyncDir, Operation::Exchange, Operation::Sync] {
+            let disk = SimulatedDisk::new(1);
+            let mut file = StateFile::default();
+            file.write(&disk, &state(1, 10)).unwrap();
+            file.write(&disk, &state(2, 10)).unwrap();
+            disk.fail(Fault::next(operation));
+            let failure = file.write(&disk, &state(3, 10)).unwrap_err();
+            let before = disk.changes();
+            // Another thread, before the log is poisoned.
+            let error = file.write(&disk, &state(4, 10)).unwrap_err();
+            assert!(matches!(error, Error::Poisoned { .. }), "{error}");
+            assert_eq!((error.to_string(), disk.changes()), (failure.to_string(), before));
+            disk.crash(Crash::LoseAll);
+            assert_eq!(next_id(&disk.reopen()), 2, "{operation:?}");
+        }
+    }
+
+    #[test]
+    fn quota_leaves_a_small_spare_file() {
+        let disk = SimulatedDisk::new(1);
+        let mut file = StateFile::default();
+        file.write(&disk, &state(1, 10)).unwrap();
+        file.write(&disk, &state(2, 10)).unwrap();
+        let len = |file: &StateFile| file.spare.as_ref().map(|(_, len)| *len);
+        // Too small for the usual margin, but not for the state.
+        file.spare = create_spare(&disk, BLOCK_BYTES);
+        disk.fail(Fault::next(Operation::Create).error(io::ErrorKind::QuotaExceeded));
+        file.provide_spare(&disk, BLOCK_BYTES);
+        assert_eq!(len(&file), Some(BLOCK_BYTES));
+        // Too small for the state.
+        disk.fail(Fault::next(Operation::Create).error(io::ErrorKind::QuotaExceeded));
+        let mut large = state(3, 10);
+        large.checkpoint = Some((LogId::default(), Bytes::from(vec![0; 9000])));
+        assert!(file.write(&disk, &large).unwrap_err().is_shortage());
+        assert_eq!(len(&file), Some(BLOCK_BYTES));
+        file.write(&disk, &large).unwrap();
+        assert_eq!(next_id(&disk), 3);
     }
 }

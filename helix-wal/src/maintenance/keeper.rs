@@ -63,6 +63,8 @@ pub struct Keeper {
     compactor: Compactor,
     /// Earliest time of the next piece of a compaction.
     compact_at: Duration,
+    /// Earliest time of the next seal, after a shortage.
+    seal_at: Duration,
     zeroes: Aligned,
     /// The last piece of work found a shortage.
     is_short: bool,
@@ -93,6 +95,7 @@ impl Keeper {
             files,
             compactor,
             compact_at: Duration::ZERO,
+            seal_at: Duration::ZERO,
             preparing: None,
             retired: Vec::new(),
             renamed: None,
@@ -119,22 +122,40 @@ impl Keeper {
         let (stop, sealable) = {
             let mut core = self.shared.lock();
             core.now = core.now.max(now);
-            let sealable = if core.truncations == 0 { core.log.sealable() } else { None };
+            let is_due = core.truncations == 0 && now >= self.seal_at;
+            let sealable = if is_due { core.log.sealable() } else { None };
             (core.poisoned.is_some() || core.closing, sealable)
         };
         if stop {
             self.end();
             return NextStep::Done;
         }
-        let next = match sealable {
-            Some(id) => self.seal(id).map(|()| NextStep::Now),
-            None => self.do_housekeeping(now),
-        };
+        let next = self.seal_or_housekeep(sealable, now);
         self.unless_short(next).unwrap_or_else(|error| {
             self.shared.poison(&error);
             self.end();
             NextStep::Done
         })
+    }
+
+    /// Seals a segment. After a shortage the seal waits for what the other work may free.
+    fn seal_or_housekeep(
+        &mut self,
+        sealable: Option<u64>,
+        now: Duration,
+    ) -> Result<NextStep, Error> {
+        if let Some(id) = sealable {
+            let sealed = self.seal(id).map(|()| NextStep::Now);
+            if self.unless_short(sealed)? == NextStep::Now {
+                return Ok(NextStep::Now);
+            }
+            self.seal_at = now + RETRY_INTERVAL;
+        }
+        let worked = self.do_housekeeping(now);
+        let worked = self.unless_short(worked)?;
+        let is_waiting = now < self.seal_at;
+        let seal = if is_waiting { NextStep::After(self.seal_at - now) } else { NextStep::Idle };
+        Ok(earlier(worked, seal))
     }
 
     /// Retries a piece of work later after a shortage. Logs it once until the pool grows again.
@@ -164,7 +185,8 @@ impl Keeper {
         if prepared == NextStep::Now {
             return Ok(NextStep::Now);
         }
-        let waiting = if self.retired.is_empty() { freed } else { NextStep::After(RETRY_INTERVAL) };
+        let is_done = self.retired.is_empty() && self.renamed.is_none();
+        let waiting = if is_done { freed } else { NextStep::After(RETRY_INTERVAL) };
         Ok(earlier(self.compact(now)?, earlier(prepared, waiting)))
     }
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use crate::error::{Error, failed, is_no_space};
 use crate::files::active_segment::ActiveSegment;
 use crate::files::aligned::Aligned;
+use crate::files::data_dir::sync_dir;
 use crate::files::scan::{ScanBounds, scan};
 use crate::files::segment::Segment;
 use crate::format::frame::{Context, Frame, FrameHeader, FrameKind, LogPosition, SegmentHeader};
@@ -36,8 +37,12 @@ pub(crate) struct TailCopy<'a> {
     /// The new segments, in order.
     pub made: Vec<CopiedSegment>,
     pub ready: Vec<u64>,
-    /// Files that an interrupted open left, which are not part of the log.
-    pub leftovers: Vec<String>,
+    /// Files that an interrupted open left, which are not part of the log: its new segments.
+    pub new_leftovers: Vec<String>,
+    /// Old segments that it did not remove yet.
+    pub old_leftovers: Vec<String>,
+    /// The directory was synced: no crash restores a state that lists a leftover.
+    pub is_dir_synced: bool,
 }
 
 impl TailCopy<'_> {
@@ -149,9 +154,14 @@ impl TailCopy<'_> {
         check_segment_number(id)?;
         self.next_id += 1;
         let name = new_name(id);
-        let file = match self.storage.create(&name, len) {
-            Err(e) if is_no_space(&e) => self.reuse(&name, len)?,
-            made => made.map_err(|e| failed("create", &name, &e))?,
+        // The new segments of an interrupted open come first: otherwise repeated opens would fill
+        // the disk with them.
+        let file = match self.reuse_new(&name, len)? {
+            Some(file) => file,
+            None => match self.storage.create(&name, len) {
+                Err(e) if is_no_space(&e) => self.reuse(&name, len)?,
+                made => made.map_err(|e| failed("create", &name, &e))?,
+            },
         };
         let header = SegmentHeader {
             id,
@@ -167,31 +177,59 @@ impl TailCopy<'_> {
         Ok(active)
     }
 
+    /// Takes a new segment of the same size that an interrupted open left.
+    fn reuse_new(&mut self, name: &str, len: u64) -> Result<Option<Arc<dyn File>>, Error> {
+        let mut at = 0;
+        while let Some(old) = self.new_leftovers.get(at).cloned() {
+            if let Some(file) = self.take_over(&old, name, len)? {
+                self.new_leftovers.remove(at);
+                return Ok(Some(file));
+            }
+            at += 1;
+        }
+        Ok(None)
+    }
+
     /// Takes a file of the same size from the pool, or of an interrupted open, if the disk is full.
-    ///
-    /// The file is zeroed first: an interrupted open may have left something in it that verifies
-    /// here.
     fn reuse(&mut self, name: &str, len: u64) -> Result<Arc<dyn File>, Error> {
         loop {
             let ready = self.ready.pop().map(ready_name);
-            let Some(old) = ready.or_else(|| self.leftovers.pop()) else { break };
-            let file = self.storage.open(&old).map_err(|e| failed("open", &old, &e))?;
-            if file.len().map_err(|e| failed("read", &old, &e))? != len {
-                continue;
+            let Some(old) = ready.or_else(|| self.old_leftovers.pop()) else { break };
+            if let Some(file) = self.take_over(&old, name, len)? {
+                return Ok(file);
             }
-            self.storage.rename(&old, name).map_err(|e| failed("rename", &old, &e))?;
-            let zeroes = Aligned::with_len(COPIED_GROUP_BYTES);
-            let mut at = 0;
-            while at < len {
-                let part = (len - at).min(COPIED_GROUP_BYTES as u64);
-                let bytes = zeroes.as_slice().get(..part as usize).unwrap_or_default();
-                file.write_at(bytes, at).map_err(|e| failed("write", name, &e))?;
-                at += part;
-            }
-            file.sync_data().map_err(|e| failed("sync", name, &e))?;
-            return Ok(file);
         }
         let free_bytes = self.storage.free_bytes().unwrap_or(0);
         Err(Error::DiskFull { free_bytes, needed_bytes: len })
+    }
+
+    /// Renames a file and fills it with zeroes, if it has the size.
+    ///
+    /// The zeroes matter: an interrupted open may have left something in it that verifies here.
+    fn take_over(
+        &mut self,
+        old: &str,
+        name: &str,
+        len: u64,
+    ) -> Result<Option<Arc<dyn File>>, Error> {
+        let file = self.storage.open(old).map_err(|e| failed("open", old, &e))?;
+        if file.len().map_err(|e| failed("read", old, &e))? != len {
+            return Ok(None);
+        }
+        if !self.is_dir_synced {
+            sync_dir(self.storage)?;
+            self.is_dir_synced = true;
+        }
+        self.storage.rename(old, name).map_err(|e| failed("rename", old, &e))?;
+        let zeroes = Aligned::with_len(COPIED_GROUP_BYTES);
+        let mut at = 0;
+        while at < len {
+            let part = (len - at).min(COPIED_GROUP_BYTES as u64);
+            let bytes = zeroes.as_slice().get(..part as usize).unwrap_or_default();
+            file.write_at(bytes, at).map_err(|e| failed("write", name, &e))?;
+            at += part;
+        }
+        file.sync_data().map_err(|e| failed("sync", name, &e))?;
+        Ok(Some(file))
     }
 }

@@ -93,7 +93,7 @@ pub(crate) fn open(
     let LoadedLog { names, state, created, mut log, unsealed, mut replay } = read;
     let (received, found) = load_staged(&storage, files, &names, &state)?;
     let next_id = names.next_id().max(state.next_id);
-    let leftovers = leftovers(&names, &state);
+    let (new_leftovers, old_leftovers) = leftovers(&names, &state);
     let mut copy = TailCopy {
         storage: storage.as_ref(),
         segment_bytes: options.segment_bytes,
@@ -101,7 +101,9 @@ pub(crate) fn open(
         next_id,
         made: Vec::new(),
         ready: names.ready,
-        leftovers,
+        new_leftovers,
+        old_leftovers,
+        is_dir_synced: false,
     };
     let active = copy.run(&mut replay, &unsealed, &log)?;
     let TailCopy { next_id, made, ready, .. } = copy;
@@ -138,14 +140,15 @@ pub(crate) fn open(
     Ok((Arc::new(shared), active, recovered))
 }
 
-/// Returns the segments that are not part of the log: an interrupted open did not remove them yet.
-fn leftovers(names: &DirListing, state: &PersistedState) -> Vec<String> {
+/// Returns the segments that are not part of the log, the new and the old ones: an interrupted open
+/// did not remove them yet.
+fn leftovers(names: &DirListing, state: &PersistedState) -> (Vec<String>, Vec<String>) {
     let is_listed = |id: &u64| state.segments.iter().any(|(listed, _)| listed == id);
+    let new = names.new.iter().filter(|id| !is_listed(id)).map(|id| new_name(*id)).collect();
     // Segments after the last listed segment were begun later.
-    let Some((newest, _)) = state.segments.last() else { return Vec::new() };
+    let Some((newest, _)) = state.segments.last() else { return (new, Vec::new()) };
     let old = names.segments.iter().filter(|id| **id < *newest && !is_listed(id));
-    let new = names.new.iter().filter(|id| !is_listed(id));
-    old.map(|id| segment_name(*id)).chain(new.map(|id| new_name(*id))).collect()
+    (new, old.map(|id| segment_name(*id)).collect())
 }
 
 /// Opens the segments listed in the state file, and those begun after it was written.

@@ -164,6 +164,11 @@ impl Writer {
             // Elections, trims and purges go on, and may free space.
             self.next = core.ready.pop_front();
         }
+        // The keeper may have found space meanwhile. Then only it can withdraw what is recorded
+        // here.
+        let waiting = core.keeper.raise();
+        drop(core);
+        self.shared.wake(WalThread::Keeper, waiting);
         Ok(self.next.is_some())
     }
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use helix_wal::storage::{Crash, Fault, Operation, SimulatedDisk};
 use helix_wal::{
-    Entry, Error, FileCache, LogId, Options, Placement, ReadMode, SegmentState, Wal, inspect,
-    verify,
+    Entry, Error, FileCache, LogId, NextStep, Options, Placement, ReadMode, SegmentState, Wal,
+    inspect, verify,
 };
 use rustix::io::Errno;
 
@@ -301,6 +301,110 @@ fn interrupted_open_keeps_the_space_for_the_next() {
         }
     }
     assert!(failed > 10, "{failed}");
+}
+
+/// Repeated opens that fail use the files of the first one.
+#[test]
+fn repeated_opens_do_not_fill_the_disk() {
+    let disk = SimulatedDisk::new(3);
+    let mut manual = open(&disk, &small_options());
+    manual.idle();
+    let results = Results::default();
+    let entries: Vec<Entry> = (0..3).map(|_| append(&manual.wal, &results, 3000)).collect();
+    manual.idle();
+    drop(manual);
+    let new_files = || disk.files().iter().filter(|name| name.ends_with(".new")).count();
+    let mut failed = 0;
+    for restart in 0..12 {
+        // Once when the state is read, and again after the tail was copied.
+        disk.fail(no_descriptor(Operation::Open).of("state").after(1 + restart % 2));
+        let opened = ManualWal::open(Arc::new(disk.clone()), small_options());
+        failed += u64::from(opened.is_err());
+        drop(opened);
+        assert!(new_files() <= 1, "{:?}", disk.files());
+        disk.heal();
+    }
+    assert!(failed > 5, "{failed}");
+    disk.crash(Crash::LoseAll);
+    expect_entries(&open(&disk.reopen(), &small_options()).wal, &entries);
+}
+
+/// A failed directory sync leaves it open which state a crash restores. The segments of both are
+/// needed.
+#[test]
+fn open_after_failed_directory_sync_overwrites_no_old_segment() {
+    let golden = SimulatedDisk::new(3);
+    let (manual, entries) = full_log(&golden);
+    drop(manual);
+    let mut failed = 0;
+    for synced in 0..4 {
+        for operation in [Operation::Write, Operation::Sync] {
+            for after in 0..8 {
+                let _context = PrintOnPanic(format!("{synced}, {operation:?} number {after}"));
+                let disk = golden.fork().reopen();
+                disk.set_free_bytes(Some(0));
+                disk.fail(Fault::next(Operation::SyncDir).after(synced).lasting());
+                drop(ManualWal::open(Arc::new(disk.clone()), small_options()));
+                disk.heal();
+                disk.set_free_bytes(Some(0));
+                disk.fail(Fault::next(operation).after(after).error(ErrorKind::StorageFull));
+                let opened = ManualWal::open(Arc::new(disk.clone()), small_options());
+                failed += u64::from(opened.is_err());
+                drop(opened);
+                disk.crash(Crash::LoseAll);
+                let disk = disk.reopen();
+                // The crash also lost the spare state file.
+                disk.set_free_bytes(None);
+                assert_eq!(verify(&disk), []);
+                expect_entries(&open(&disk, &small_options()).wal, &entries);
+            }
+        }
+    }
+    assert!(failed > 10, "{failed}");
+}
+
+/// A footer that finds no space waits, and what frees space does not wait for it.
+#[test]
+fn seal_without_space_does_not_stop_freeing() {
+    let disk = SimulatedDisk::new(3);
+    let options = Options { compaction_bytes_per_second: 0, ..small_options() };
+    let mut manual = open(&disk, &options);
+    manual.idle();
+    let results = Results::default();
+    let segments = || disk.files().iter().filter(|name| name.ends_with(".seg")).count();
+    let roll = |manual: &mut ManualWal, upto: usize| {
+        while segments() < upto {
+            let index = append(&manual.wal, &results, 9000).id.index;
+            while manual.step_writer() == NextStep::Now {}
+            let placement = Placement { stream: 1, first: index, count: 1, time: 1 };
+            manual.wal.place(index, Some(placement)).unwrap();
+        }
+    };
+    for upto in 2..5 {
+        roll(&mut manual, upto);
+        manual.idle();
+    }
+    roll(&mut manual, 5);
+    let at = manual.wal.state().synced.unwrap();
+    manual.wal.checkpoint(at, Bytes::from_static(b"state")).unwrap();
+    manual.wal.purge(at, Box::new(drop));
+    while manual.step_writer() == NextStep::Now {}
+    // The segments were created as ready ones, so this includes the footer, but not the state.
+    disk.fail(Fault::next(Operation::Write).of("ready-").lasting().error(ErrorKind::StorageFull));
+    manual.wal.trim(1, at.index - 2);
+    for _ in 0..3 {
+        manual.idle();
+    }
+    assert!(segments() < 5, "{:?}", disk.files());
+    let sealed = || {
+        let segments = inspect(&disk).unwrap().segments;
+        segments.iter().filter(|it| it.state == SegmentState::Sealed).count()
+    };
+    let before = sealed();
+    disk.heal();
+    manual.now += Duration::from_secs(1);
+    manual.idle();
+    assert!(sealed() > before, "the seal was not repeated");
 }
 
 /// A quota refuses segments although the file system states free space: appends are refused until a

@@ -268,7 +268,8 @@ impl RecordFetcher {
             self.update_status(|status| status.bytes_done = bytes);
             match written {
                 Ok(()) => return Ok(()),
-                Err(error) if error.is_shortage() => {
+                // A shortage that ended the log does not end.
+                Err(error) if error.is_shortage() && self.store.wal.is_open() => {
                     let is_full = matches!(error, Error::DiskFull { .. });
                     if self.set_waits_for(if is_full { DISK_FULL } else { EXHAUSTED }) {
                         let shard_id = self.shard_id;
