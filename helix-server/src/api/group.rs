@@ -27,7 +27,7 @@ use crate::limits::{
     SESSION_TIMEOUT_MIN, SUBSCRIBED_TOPICS_MAX, TOPIC_NAME_BYTES_MAX,
 };
 use crate::log::{
-    CommittingMember, GroupChange, GroupRefusal, MemberReport, MemberSpec, MemberView,
+    CommittingMember, GroupChange, GroupRefusal, GroupTable, MemberReport, MemberSpec, MemberView,
     OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PartitionKey, Refusal, TopicOffsets, is_pattern,
 };
 use crate::node::Node;
@@ -86,6 +86,8 @@ impl GroupHandler {
             Ok(view) => view,
             Err(error) => return Err(shard.redirect(error).await),
         };
+        // The copy of the cluster's state may be older than the assignment.
+        self.node.learn_topics(view.assigned.iter().chain(&view.pending)).await?;
         let topics = shard.read_groups(|groups| {
             let member = groups.get(group)?.member(&report.spec.member_id)?;
             Some(member.spec.topics.clone())
@@ -156,8 +158,15 @@ impl GroupHandler {
         let (member_id, epoch) = (request.member_id, request.member_epoch);
         let member = (!member_id.is_empty()).then_some(CommittingMember { member_id, epoch });
         let at_us = self.node.clock().now_us();
-        let commit = GroupChange::Commit { member, topics, at_us };
-        match shard.change_group(&request.group, commit).await {
+        let committed = async {
+            shard.ready().await?;
+            let check =
+                |groups: &GroupTable| groups.check_commit(&request.group, member.as_ref(), &topics);
+            shard.read_groups(check).map_err(Refusal::from)?;
+            let commit = GroupChange::Commit { member, topics, at_us };
+            shard.change_group(&request.group, commit).await
+        };
+        match committed.await {
             Ok(()) => {
                 self.node.metrics().on_group_commit(count);
                 Ok(())

@@ -1,6 +1,7 @@
 //! Describes a group: members, epochs, and for each partition why no records arrive.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use helix_proto::log::v1::{
@@ -14,7 +15,7 @@ use super::{time, wire_shard_id};
 use crate::error::Result;
 use crate::log::{CommittedRow, ConsumerGroup, OffsetEvent, OffsetEventKind, PartitionKey};
 use crate::node::Node;
-use crate::shard::{MemberSession, Shard};
+use crate::shard::MemberSession;
 
 /// Heartbeats that a member may miss before it counts as silent, as a part of its session timeout.
 const SILENT_PART: u32 = 2;
@@ -26,7 +27,16 @@ pub(super) async fn describe(
 ) -> Result<DescribeGroupResponse> {
     let group = read_group(node, &request.group).await?;
     let shard = node.find_group(&request.group).await?;
-    let description = Description { node, shard: &shard, name: &request.group, group: &group };
+    let targets = group
+        .members()
+        .flat_map(|(id, member)| member.target.iter().map(move |partition| (*partition, &**id)));
+    let description = Description {
+        node,
+        group: &group,
+        sessions: shard.group_sessions().of_group(&request.group),
+        topic_names: group.topic_names().map(|(id, name)| (id, &**name)).collect(),
+        targets: targets.collect(),
+    };
     let mut keys: BTreeSet<PartitionKey> = group.offsets().map(|(key, _)| key).collect();
     for (topic_id, count) in group.assigned_topics() {
         let topic_id = *topic_id;
@@ -60,20 +70,17 @@ pub(super) fn state_of(group: &ConsumerGroup) -> GroupState {
 
 struct Description<'a> {
     node: &'a Node,
-    shard: &'a Shard,
-    name: &'a str,
     group: &'a ConsumerGroup,
+    sessions: BTreeMap<Arc<str>, MemberSession>,
+    topic_names: BTreeMap<u64, &'a str>,
+    targets: BTreeMap<PartitionKey, &'a str>,
 }
 
 impl Description<'_> {
-    fn session(&self, member_id: &str) -> Option<MemberSession> {
-        self.shard.group_sessions().get(self.name, member_id)
-    }
-
     fn member(&self, id: &str) -> MemberDescription {
         let Some(member) = self.group.member(id) else { return MemberDescription::default() };
-        let session = self.session(id);
-        let heard = session.as_ref().and_then(|session| session.last_heartbeat);
+        let session = self.sessions.get(id);
+        let heard = session.and_then(|session| session.last_heartbeat);
         let timeout = Duration::from_millis(member.spec.session_timeout_ms.into());
         MemberDescription {
             member_id: id.to_owned(),
@@ -89,11 +96,11 @@ impl Description<'_> {
     }
 
     fn partition(&self, key: PartitionKey, include_history: bool) -> GroupPartition {
-        let named = self.group.topic_names().find(|(id, _)| *id == key.topic_id);
+        let named = || self.topic_names.get(&key.topic_id).map(|name| (*name).to_owned());
         let topic = self.node.topic_of(key.topic_id).map(|topic| topic.name.clone());
-        let topic = topic.or_else(|| named.map(|(_, name)| name.to_string())).unwrap_or_default();
+        let topic = topic.or_else(named).unwrap_or_default();
         let owner = self.group.owner(key).map(|id| id.to_string());
-        let target = self.group.target_of(key).map(|id| id.to_string());
+        let target = self.targets.get(&key).map(|id| (*id).to_owned());
         let row = self.group.offset(key);
         let offset = row.and_then(|row| offset_and_lag(self.node, topic.clone(), key, row));
         let reason = self.reason(key, owner.as_deref(), target.as_deref(), offset.as_ref());
@@ -131,10 +138,10 @@ impl Description<'_> {
             let reason = Reason::new(DeliveryStatus::WaitingForRelease, detail);
             return Reason { waiting_for: owner.to_owned(), ..reason };
         }
-        let session = self.session(owner);
+        let session = self.sessions.get(owner);
         let timeout = self.group.member(owner).map_or(0, |it| it.spec.session_timeout_ms);
         let timeout = Duration::from_millis(timeout.into());
-        let silence = session.as_ref().and_then(|it| it.last_heartbeat).map(|it| it.elapsed());
+        let silence = session.and_then(|it| it.last_heartbeat).map(|it| it.elapsed());
         if let Some(silence) = silence.filter(|silence| *silence > timeout / SILENT_PART) {
             let detail = format!("{owner} is silent for {silence:?} of its {timeout:?}");
             return Reason::new(DeliveryStatus::OwnerSilent, detail);

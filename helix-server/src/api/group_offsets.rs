@@ -1,6 +1,6 @@
 //! Committed offsets of a group: reads with lag, and seeks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use helix_proto::log::v1::{
     CommitStatus, CommittedOffset, GetOffsetsRequest, GetOffsetsResponse, OffsetAndLag,
@@ -15,20 +15,21 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::limits::{COMMIT_BYTES_MAX, MEMBER_ID_BYTES_MAX, OFFSETS_PER_COMMIT_MAX};
 use crate::log::{
-    CommittedRow, ConsumerGroup, GroupChange, OffsetUpdate, PartitionKey, SeekOrigin, TopicOffsets,
-    Watermarks,
+    CommittedRow, ConsumerGroup, GroupChange, OffsetUpdate, PartitionKey, SeekOrigin,
+    TOPICS_PER_GROUP_MAX, TopicOffsets, Watermarks,
 };
 use crate::node::Node;
 use crate::shard::Shard;
 
 /// Reads the offsets of a group, at its coordinator.
 pub(super) async fn get(node: &Node, request: GetOffsetsRequest) -> Result<GetOffsetsResponse> {
+    let requested = requested_topics(&request.topics)?;
     let group = read_group(node, &request.group).await?;
     let names: BTreeMap<u64, String> =
         group.topic_names().map(|(id, name)| (id, name.to_string())).collect();
     let is_requested = |key: &PartitionKey| {
         let name = names.get(&key.topic_id);
-        request.topics.is_empty() || name.is_some_and(|name| request.topics.contains(name))
+        requested.is_empty() || name.is_some_and(|name| requested.contains(name.as_str()))
     };
     let rows = group.offsets().filter(|(key, _)| is_requested(key));
     let offsets = rows.filter_map(|(key, row)| {
@@ -36,6 +37,15 @@ pub(super) async fn get(node: &Node, request: GetOffsetsRequest) -> Result<GetOf
         offset_and_lag(node, topic, key, row)
     });
     Ok(GetOffsetsResponse { offsets: offsets.collect() })
+}
+
+/// Returns the topics that a request names, each once.
+fn requested_topics(topics: &[String]) -> Result<BTreeSet<&str>> {
+    if topics.len() > TOPICS_PER_GROUP_MAX {
+        let what = format!("must be at most {TOPICS_PER_GROUP_MAX}, not {}", topics.len());
+        return Err(Error::InvalidArgument { field: "topics", what });
+    }
+    Ok(topics.iter().map(String::as_str).collect())
 }
 
 /// Returns a copy of a group, from its coordinator.
@@ -57,16 +67,26 @@ pub(super) fn offset_and_lag(
     row: &CommittedRow,
 ) -> Option<OffsetAndLag> {
     let offset = row.offset?;
-    let watermarks = node.watermarks_of(key);
-    let status = match watermarks {
+    let located = node.locate_key(key).and_then(|(_, shard, partition)| {
+        let is_leader = shard.is_leader();
+        Some((shard.watermarks(partition).ok()?, is_leader))
+    });
+    let status = match located {
         None if node.topic_of(key.topic_id).is_none() => CommitStatus::TopicDeleted,
-        Some(Watermarks { log_start, .. }) if offset < log_start => CommitStatus::BelowLogStart,
-        Some(Watermarks { high_watermark, .. }) if offset > high_watermark => {
+        Some((Watermarks { log_start, .. }, _)) if offset < log_start => {
+            CommitStatus::BelowLogStart
+        }
+        Some((Watermarks { high_watermark, .. }, true)) if offset > high_watermark => {
             CommitStatus::AboveHighWatermark
         }
         Some(_) | None => CommitStatus::Valid,
     };
-    let Watermarks { log_start, high_watermark } = watermarks.unwrap_or_default();
+    let Watermarks { log_start, mut high_watermark } =
+        located.map(|(watermarks, _)| watermarks).unwrap_or_default();
+    if located.is_some_and(|(_, is_leader)| !is_leader) {
+        // A follower may be behind; what was committed was readable.
+        high_watermark = high_watermark.max(offset);
+    }
     let partition = TopicPartition { topic, partition: key.number, topic_id: key.topic_id };
     let metadata = row.metadata.to_string();
     Some(OffsetAndLag {
@@ -100,8 +120,11 @@ pub(super) async fn seek(
     }
     let (shard, topics) = if request.undo {
         let group = read_group(node, &request.group).await?;
-        (node.find_group(&request.group).await?, undone(&group, &request.topics)?)
+        let only = requested_topics(&request.topics)?;
+        (node.find_group(&request.group).await?, undone(&group, &only)?)
     } else {
+        // First, as it checks that the cluster's protocol has groups.
+        let shard = node.find_or_place_group(&request.group).await?;
         let topics = handler.new_offsets(request.offsets).await?;
         for topic in &topics {
             for update in &topic.offsets {
@@ -109,7 +132,7 @@ pub(super) async fn seek(
                 checked.map_err(|error| status_at(&error, &topic.name, update.number))?;
             }
         }
-        (node.find_or_place_group(&request.group).await?, topics)
+        (shard, topics)
     };
     let origin = SeekOrigin { by: request.by, is_undo: request.undo };
     let sought = change(node, &shard, &request.group, origin, topics, request.validate_only);
@@ -171,12 +194,12 @@ async fn check_readable(node: &Node, topic: &TopicOffsets, update: &OffsetUpdate
 }
 
 /// Returns the offsets before the last seek of each partition in these topics, or in all.
-fn undone(group: &ConsumerGroup, only: &[String]) -> Result<Vec<TopicOffsets>> {
+fn undone(group: &ConsumerGroup, only: &BTreeSet<&str>) -> Result<Vec<TopicOffsets>> {
     let mut topics = Vec::new();
     let mut bytes = 0;
     let mut count = 0;
     for (topic_id, name) in group.topic_names() {
-        if !only.is_empty() && !only.iter().any(|topic| **topic == **name) {
+        if !only.is_empty() && !only.contains(&**name) {
             continue;
         }
         let rows = group.offsets().filter(|(key, _)| key.topic_id == topic_id);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::client::{Cluster, unexpected};
 use super::peer_messages::{PeerRequest, PeerResponse};
@@ -27,6 +28,10 @@ const MEMBERS_PER_ENTRY: usize = 500;
 #[derive(Debug, Default)]
 pub struct CoordinatorRound {
     term: u64,
+    /// Token of the leadership at the first step.
+    leadership: Option<CancellationToken>,
+    /// Groups that have changed and are not scheduled yet.
+    changed: BTreeSet<Arc<str>>,
     /// Version of the cluster's state that the assignments follow.
     version: u64,
     /// Groups to assign, and not before when.
@@ -36,6 +41,17 @@ pub struct CoordinatorRound {
 }
 
 impl CoordinatorRound {
+    /// Begins again: every member gets a whole session timeout at the next step.
+    fn restart(&mut self, term: u64, leadership: Option<CancellationToken>) {
+        let changed = std::mem::take(&mut self.changed);
+        *self = Self { term, leadership, changed, ..Self::default() };
+    }
+
+    fn is_of(&self, term: u64) -> bool {
+        let is_current = |token: &CancellationToken| !token.is_cancelled();
+        self.term == term && self.leadership.as_ref().is_some_and(is_current)
+    }
+
     fn schedule(&mut self, group: Arc<str>) {
         let earliest = self.assigned.get(&group).map(|last| *last + GROUP_ASSIGNMENT_INTERVAL);
         self.due.entry(group).or_insert_with(|| earliest.unwrap_or_else(Instant::now));
@@ -71,22 +87,32 @@ impl Cluster {
             *round = CoordinatorRound::default();
             return Ok(None);
         }
+        // Taken before the state is read, so that no change is missed.
+        round.changed.append(&mut shard.take_changed_groups());
         if shard.read_groups(|groups| groups.is_empty()) {
-            shard.take_changed_groups();
+            round.changed.clear();
             shard.group_sessions().clear();
             return Ok(None);
         }
-        shard.ready().await?;
-        let term = shard.term();
-        let is_new = round.term != term;
+        if let Err(error) = shard.ready().await {
+            // No member could be heard meanwhile.
+            round.restart(0, None);
+            return Err(error);
+        }
+        let (term, leadership) = (shard.term(), shard.leadership_token());
+        let is_new = !round.is_of(term);
         if is_new {
             // An old copy would take subscribed topics away.
             self.catch_up().await?;
             shard.read_groups(|groups| shard.group_sessions().begin(groups));
-            *round = CoordinatorRound { term, ..CoordinatorRound::default() };
+            round.restart(term, Some(leadership));
+        }
+        for group in std::mem::take(&mut round.changed) {
+            shard
+                .read_groups(|groups| shard.group_sessions().sync_with(&group, groups.get(&group)));
+            round.schedule(group);
         }
         let version = self.machine().read(ClusterState::version);
-        let changed = shard.take_changed_groups();
         if is_new || round.version != version {
             let with_members = |(_, group): &(&Arc<str>, &ConsumerGroup)| group.members().len() > 0;
             let groups: Vec<_> = shard.read_groups(|groups| {
@@ -96,11 +122,6 @@ impl Cluster {
             self.forget_dropped_topics(shard).await?;
         }
         round.version = version;
-        for group in changed {
-            shard
-                .read_groups(|groups| shard.group_sessions().sync_with(&group, groups.get(&group)));
-            round.schedule(group);
-        }
         self.remove_silent_members(shard).await?;
         let due = round.take_due();
         let mut failed = None;
@@ -119,10 +140,15 @@ impl Cluster {
 
     async fn remove_silent_members(&self, shard: &Shard) -> Result<()> {
         for (group, members) in shard.group_sessions().expired() {
-            shard.metrics().on_expired_members(members.len() as u64);
-            tracing::info!(%group, ?members, "removing members past their session timeouts");
             for members in members.chunks(MEMBERS_PER_ENTRY) {
-                let members = members.to_vec();
+                // Some may have been heard during an earlier proposal.
+                let is_expired = |id: &&String| shard.group_sessions().is_expired(&group, id);
+                let members: Vec<String> = members.iter().filter(is_expired).cloned().collect();
+                if members.is_empty() {
+                    continue;
+                }
+                shard.metrics().on_expired_members(members.len() as u64);
+                tracing::info!(%group, ?members, "removing members past their session timeouts");
                 shard.change_group(&group, GroupChange::RemoveMembers { members }).await?;
             }
             shard
@@ -144,12 +170,13 @@ impl Cluster {
         }
         let topics = self.machine().read(|state| matched_topics(state, &group));
         let Some(assignment) = group.next_assignment(&topics) else { return Ok(()) };
-        if assignment.topics.len() < topics.len() {
+        let partitions: u64 = topics.iter().map(|topic| u64::from(topic.partition_count)).sum();
+        if (assignment.owners.len() as u64) < partitions {
             tracing::warn!(
                 group = %name,
-                topics = topics.len(),
-                assigned = assignment.topics.len(),
-                "leaving out topics beyond the limits of a group"
+                partitions,
+                assigned = assignment.owners.len(),
+                "leaving out partitions beyond the limits of a group"
             );
         }
         shard.metrics().on_group_assignment();

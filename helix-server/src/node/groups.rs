@@ -1,5 +1,6 @@
 //! Consumer groups for requests: their shards, their partitions, and committed start positions.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Node;
@@ -90,6 +91,22 @@ impl Node {
 
     pub fn topic_of(&self, topic_id: u64) -> Option<Arc<TopicInfo>> {
         self.cluster.machine().read(|state| state.topic_by_id(topic_id).cloned())
+    }
+
+    /// Updates this node's copy of the cluster's state if it lacks the topic of a partition.
+    ///
+    /// # Errors
+    /// As [`Cluster::catch_up`](crate::cluster::Cluster::catch_up).
+    pub async fn learn_topics(
+        &self,
+        partitions: impl Iterator<Item = &PartitionKey>,
+    ) -> Result<()> {
+        let topic_ids: BTreeSet<u64> = partitions.map(|partition| partition.topic_id).collect();
+        let is_behind = self.cluster.machine().read(|state| {
+            let is_unknown = |id: &u64| state.topic_by_id(*id).is_none() && !state.is_deleted(*id);
+            topic_ids.iter().any(is_unknown)
+        });
+        if is_behind { Box::pin(self.cluster.catch_up()).await } else { Ok(()) }
     }
 
     /// Returns the watermarks of a partition as this node's replica has them.

@@ -1,7 +1,7 @@
 //! Sessions of the groups' members: soft state of a shard's leader.
 //! They decide what the leader proposes; apply never sees them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub struct MemberSession {
     /// Epoch of the last heartbeat.
     pub epoch: u64,
     /// Partitions that the application has paused.
-    pub paused: Vec<PartitionKey>,
+    pub paused: BTreeSet<PartitionKey>,
 }
 
 /// Sessions of one group, by member id.
@@ -39,7 +39,7 @@ impl GroupSessions {
         member_id: &str,
         timeout: Duration,
         epoch: u64,
-        paused: Vec<PartitionKey>,
+        paused: BTreeSet<PartitionKey>,
     ) {
         let now = Instant::now();
         let session =
@@ -81,7 +81,7 @@ impl GroupSessions {
                 expires: now + timeout_of(member),
                 last_heartbeat: None,
                 epoch: 0,
-                paused: Vec::new(),
+                paused: BTreeSet::new(),
             });
         }
     }
@@ -104,8 +104,16 @@ impl GroupSessions {
         groups.values().flat_map(BTreeMap::values).map(|session| session.expires).min()
     }
 
-    pub fn get(&self, group: &str, member_id: &str) -> Option<MemberSession> {
-        sync::lock(&self.groups).get(group)?.get(member_id).cloned()
+    /// Returns whether a member's session has expired.
+    pub fn is_expired(&self, group: &str, member_id: &str) -> bool {
+        let groups = sync::lock(&self.groups);
+        let session = groups.get(group).and_then(|members| members.get(member_id));
+        session.is_some_and(|session| session.expires <= Instant::now())
+    }
+
+    /// Returns the sessions of a group's members, by member id.
+    pub fn of_group(&self, group: &str) -> BTreeMap<Arc<str>, MemberSession> {
+        sync::lock(&self.groups).get(group).cloned().unwrap_or_default()
     }
 
     pub fn clear(&self) {
@@ -131,7 +139,7 @@ mod tests {
                 topics: vec!["t".to_owned()],
                 ..MemberSpec::default()
             };
-            let change = GroupChange::PutMember { member, take_over: false };
+            let change = GroupChange::PutMember { member, take_over: false, joined_epoch: 0 };
             let command = GroupCommand { group: "g".to_owned(), change };
             table.apply(index, &command, &mut Vec::new()).unwrap();
         }
@@ -145,11 +153,13 @@ mod tests {
         sessions.begin(&groups);
         tokio::time::advance(Duration::from_secs(9)).await;
         assert!(sessions.expired().is_empty());
-        sessions.touch("g", "a", Duration::from_secs(10), 4, Vec::new());
+        sessions.touch("g", "a", Duration::from_secs(10), 4, BTreeSet::new());
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(sessions.expired(), [("g".into(), vec!["b".to_owned()])]);
-        assert_eq!(sessions.get("g", "a").unwrap().epoch, 4);
-        assert!(sessions.get("g", "b").unwrap().last_heartbeat.is_none());
+        assert!(sessions.is_expired("g", "b") && !sessions.is_expired("g", "a"));
+        let members = sessions.of_group("g");
+        assert_eq!(members["a"].epoch, 4);
+        assert!(members["b"].last_heartbeat.is_none());
     }
 
     #[tokio::test(start_paused = true)]

@@ -151,20 +151,26 @@ impl Shard {
         let since = tokio::time::Instant::now();
         let mut watch = self.watch_group(group);
         let leadership_token = self.leadership_token();
+        let mut may_put = true;
         loop {
             self.ready().await?;
             watch.changes.mark_unchanged();
-            let judged = self.read_groups(|groups| groups.judge(group, report));
+            let judged = self.read_groups(|groups| groups.judge(group, report, may_put));
             let view = match judged.map_err(crate::log::Refusal::from)? {
                 ReportStep::Propose(change) => {
+                    // The member was heard, even if the proposal takes long or fails.
+                    self.touch_known(group, report, paused);
+                    may_put &= !matches!(change, GroupChange::PutMember { .. });
                     self.change_group(group, change).await?;
                     continue;
                 }
                 ReportStep::Settled(view) => view,
             };
+            may_put = false;
             let timeout = Duration::from_millis(view.session_timeout_ms.into());
             let member_id = report.spec.member_id.as_str();
-            self.sessions.touch(group, member_id, timeout, view.epoch, paused.to_vec());
+            let paused = paused.iter().copied().collect();
+            self.sessions.touch(group, member_id, timeout, view.epoch, paused);
             let deadline = since + wait.min(timeout / 3);
             let is_known =
                 view.epoch == report.epoch && view.assigned.iter().eq(report.owned.iter());
@@ -181,6 +187,19 @@ impl Shard {
                 () = self.closed.cancelled() => return Err(Error::Draining),
             }
         }
+    }
+
+    /// Records the heartbeat of a member that belongs to the group.
+    fn touch_known(&self, group: &str, report: &MemberReport, paused: &[PartitionKey]) {
+        let member_id = report.spec.member_id.as_str();
+        let view = self.read_groups(|groups| {
+            let group = groups.get(group)?;
+            Some(group.view(group.member(member_id)?))
+        });
+        let Some(view) = view else { return };
+        let timeout = Duration::from_millis(view.session_timeout_ms.into());
+        let paused = paused.iter().copied().collect();
+        self.sessions.touch(group, member_id, timeout, view.epoch, paused);
     }
 
     /// Waits until this replica has applied the entry at `index`.

@@ -398,7 +398,7 @@ impl Shard {
     }
 
     /// Returns a token that is cancelled when this replica loses leadership or is isolated.
-    fn leadership_token(&self) -> CancellationToken {
+    pub(crate) fn leadership_token(&self) -> CancellationToken {
         self.leadership_token.borrow().clone()
     }
 

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::support::{TestServer, append_request, from_offset, reason, soon};
-use crate::trio::{Trio, TrioPlan};
+use crate::trio::{Trio, TrioPlan, until};
 
 /// Sends these bytes and reads until the server closes: status and body.
 async fn send(addr: SocketAddr, request: &str) -> (u16, String) {
@@ -240,17 +240,22 @@ async fn cluster_exports_every_metric_of_the_catalog() {
         let histogram = ["_bucket", "_sum", "_count"].into_iter().find_map(of_histogram);
         histogram.filter(|name| names.contains(&name.as_str())).unwrap_or(name)
     };
-    let mut seen = std::collections::BTreeSet::new();
-    let mut traffic = 0.0;
-    for (_, node) in trio.nodes() {
-        let metrics = metrics(addr_of(node)).await;
-        traffic += metrics
-            .iter()
-            .filter(|(name, _)| name.starts_with("helix_peer_sent_bytes_total"))
-            .map(|(_, bytes)| bytes)
-            .sum::<f64>();
-        seen.extend(metrics.keys().map(|sample| metric(sample)));
-    }
+    // The nodes compare their clocks some time after the start.
+    let (seen, traffic) = until("the clocks are compared", async || {
+        let mut seen = std::collections::BTreeSet::new();
+        let mut traffic = 0.0;
+        for (_, node) in trio.nodes() {
+            let metrics = metrics(addr_of(node)).await;
+            traffic += metrics
+                .iter()
+                .filter(|(name, _)| name.starts_with("helix_peer_sent_bytes_total"))
+                .map(|(_, bytes)| bytes)
+                .sum::<f64>();
+            seen.extend(metrics.keys().map(|sample| metric(sample)));
+        }
+        seen.contains("helix_clock_offset_seconds").then_some((seen, traffic))
+    })
+    .await;
     assert_eq!(seen, names.iter().map(|name| (*name).to_owned()).collect());
     assert!(traffic > 0.0, "nodes exchange messages");
     trio.stop_all().await;

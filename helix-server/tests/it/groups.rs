@@ -177,6 +177,28 @@ async fn heartbeats_of_a_steady_group_write_nothing() {
 }
 
 #[tokio::test]
+async fn refused_joins_and_commits_write_nothing() {
+    let server = TestServer::in_memory().await;
+    let named = |id: &str| {
+        let mut member = TestMember::new(id, &["default"]);
+        member.request.static_name = "worker-1".to_owned();
+        member
+    };
+    let mut member = named("a");
+    member.until_owns(&server, 4).await;
+    let before = crate::trio::shard_status(&server, 1).await.last_index;
+    for _ in 0..5 {
+        let refused = named("b").beat(&server).await.unwrap_err();
+        assert_eq!(reason(&refused), R::MemberNameInUse);
+        let refused = named("b").commit(&server, 0, 0).await.unwrap_err();
+        assert_eq!(reason(&refused), R::UnknownMember);
+        let refused = commit_alone(&server, 0, 0).await.unwrap_err();
+        assert_eq!(reason(&refused), R::GroupNotEmpty);
+    }
+    assert_eq!(crate::trio::shard_status(&server, 1).await.last_index, before);
+}
+
+#[tokio::test]
 async fn commits_are_fenced() {
     let server = TestServer::in_memory().await;
     server.append(&["a", "b"]).await;

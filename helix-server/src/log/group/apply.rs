@@ -43,8 +43,17 @@ impl GroupTable {
     fn change(&mut self, index: u64, command: &GroupCommand) -> Applied {
         let name = command.group.as_str();
         match &command.change {
-            GroupChange::PutMember { member, take_over } => {
+            GroupChange::PutMember { member, take_over, joined_epoch: 0 } => {
                 self.get_or_create(name)?.put_member(index, member, *take_over)?;
+            }
+            GroupChange::PutMember { member, joined_epoch, .. } => {
+                let is_same = |known: &GroupMember| known.joined_epoch == *joined_epoch;
+                let group = self.groups.get_mut(name);
+                let group =
+                    group.filter(|group| group.member(&member.member_id).is_some_and(is_same));
+                let unknown =
+                    || GroupRefusal::UnknownMember { member_id: member.member_id.clone() };
+                group.ok_or_else(unknown)?.put_member(index, member, false)?;
             }
             GroupChange::RemoveMembers { members } => {
                 let Some(group) = self.groups.get_mut(name) else { return Ok(()) };
@@ -59,9 +68,7 @@ impl GroupTable {
                 group.release(member_id, *epoch, partitions);
             }
             GroupChange::Commit { member: Some(member), topics, at_us } => {
-                let unknown =
-                    || GroupRefusal::UnknownMember { member_id: member.member_id.clone() };
-                let group = self.groups.get_mut(name).ok_or_else(unknown)?;
+                let group = self.groups.get_mut(name).ok_or_else(|| unknown_member(member))?;
                 let by = group.check_commit(member, topics)?;
                 group.check_offsets(topics)?;
                 group.store(OffsetEventKind::Commit, &by, topics, *at_us);
@@ -93,6 +100,25 @@ impl GroupTable {
         Ok(())
     }
 
+    /// Checks a commit before it is proposed, so that a refused one writes no entry. Apply decides.
+    ///
+    /// # Errors
+    /// [`GroupRefusal`] if apply would refuse the commit now.
+    pub fn check_commit(
+        &self,
+        name: &str,
+        member: Option<&CommittingMember>,
+        topics: &[TopicOffsets],
+    ) -> Result<(), GroupRefusal> {
+        let group = self.get(name);
+        match (group, member) {
+            (None, None) => Ok(()),
+            (None, Some(member)) => Err(unknown_member(member)),
+            (Some(group), None) => group.check_no_members(),
+            (Some(group), Some(member)) => group.check_commit(member, topics).map(drop),
+        }
+    }
+
     /// Creates the group if it does not exist.
     fn get_or_create(&mut self, name: &str) -> Result<&mut ConsumerGroup, GroupRefusal> {
         if !self.groups.contains_key(name) {
@@ -104,6 +130,10 @@ impl GroupTable {
         }
         Ok(self.groups.get_mut(name).expect("it exists now"))
     }
+}
+
+fn unknown_member(member: &CommittingMember) -> GroupRefusal {
+    GroupRefusal::UnknownMember { member_id: member.member_id.clone() }
 }
 
 impl ConsumerGroup {
@@ -175,7 +205,8 @@ impl ConsumerGroup {
         }
     }
 
-    fn holder(&self, static_name: &str) -> Option<Arc<str>> {
+    /// Returns the member that has a static name.
+    pub(super) fn holder(&self, static_name: &str) -> Option<Arc<str>> {
         if static_name.is_empty() {
             return None;
         }
@@ -224,11 +255,10 @@ impl ConsumerGroup {
         if assignment.group_epoch != self.epoch || !self.fits(assignment) {
             return;
         }
-        if self.is_assigned() {
-            // The topics have changed.
-            self.epoch = index;
-        }
-        self.assignment_epoch = self.epoch;
+        // Always a new epoch: within an epoch no partition leaves a member's target, so a delayed
+        // heartbeat cannot confirm a release that the member does not know of.
+        self.epoch = index;
+        self.assignment_epoch = index;
         self.assigned_topics = assignment.topics.iter().copied().collect();
         let mut targets = vec![BTreeSet::new(); self.members.len()];
         for (partition, owner) in assignment.partitions() {

@@ -54,12 +54,13 @@ impl ConsumerGroup {
     /// Returns the next assignment, if members or topics have changed since the last one.
     /// `topics` are those that the subscriptions match, in the order of their ids.
     ///
-    /// Topics beyond the limits of a group are left out.
+    /// Topics and partitions beyond the limits of a group are left out.
     pub fn next_assignment(&self, topics: &[MatchedTopic]) -> Option<Assignment> {
         if self.members.is_empty() {
             return None;
         }
         let topics = within_limits(topics);
+        let topics = topics.as_slice();
         let has_same_topics = || {
             let counts = topics.iter().map(|topic| (topic.topic_id, topic.partition_count));
             counts.eq(self.assigned_topics.iter().map(|(id, count)| (*id, *count)))
@@ -141,15 +142,20 @@ impl ConsumerGroup {
     }
 }
 
-/// Returns the topics, in their order, that fit into one assignment.
-fn within_limits(topics: &[MatchedTopic]) -> &[MatchedTopic] {
-    let mut partitions = 0;
-    let fits = |topic: &&MatchedTopic| {
-        partitions += topic.partition_count as usize;
-        partitions <= PARTITIONS_PER_GROUP_MAX
-    };
-    let count = topics.iter().take(TOPICS_PER_GROUP_MAX).take_while(fits).count();
-    &topics[..count]
+/// Returns the topics, in their order, that fit into one assignment. The last one may be truncated,
+/// so a topic that is too large does not leave the group without partitions.
+fn within_limits(topics: &[MatchedTopic]) -> Vec<MatchedTopic> {
+    let mut left = u32::try_from(PARTITIONS_PER_GROUP_MAX).unwrap_or(u32::MAX);
+    let mut kept = Vec::new();
+    for topic in topics.iter().take(TOPICS_PER_GROUP_MAX) {
+        if left == 0 {
+            break;
+        }
+        let partition_count = topic.partition_count.min(left);
+        left -= partition_count;
+        kept.push(MatchedTopic { partition_count, ..topic.clone() });
+    }
+    kept
 }
 
 /// Loads of the members, in partitions.

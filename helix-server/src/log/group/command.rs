@@ -13,8 +13,9 @@ pub struct GroupCommand {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GroupChange {
     /// Adds a member, or updates its settings. With `take_over` it replaces the member that has
-    /// its static name, and keeps that member's partitions.
-    PutMember { member: MemberSpec, take_over: bool },
+    /// its static name, and keeps that member's partitions. An update names the member's
+    /// `joined_epoch`, so that it cannot add a member that was removed; a join has 0.
+    PutMember { member: MemberSpec, take_over: bool, joined_epoch: u64 },
     /// Removes members that left, or were silent for their session timeouts.
     RemoveMembers { members: Vec<String> },
     /// Sets the targets, if the group still has the epoch that they were computed for.

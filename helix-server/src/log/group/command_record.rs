@@ -42,6 +42,9 @@ struct PutMember {
     member: Option<MemberSpecRecord>,
     #[prost(bool, tag = "2")]
     take_over: bool,
+    /// 0 joins.
+    #[prost(uint64, tag = "3")]
+    joined_epoch: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -207,8 +210,9 @@ impl From<GroupCommand> for GroupCommandRecord {
     fn from(command: GroupCommand) -> Self {
         use GroupChangeRecord as Record;
         let change = match command.change {
-            GroupChange::PutMember { member, take_over } => {
-                Record::PutMember(PutMember { member: Some(member.into()), take_over })
+            GroupChange::PutMember { member, take_over, joined_epoch } => {
+                let member = Some(member.into());
+                Record::PutMember(PutMember { member, take_over, joined_epoch })
             }
             GroupChange::RemoveMembers { members } => {
                 Record::RemoveMembers(RemoveMembers { members })
@@ -247,6 +251,7 @@ impl GroupCommandRecord {
             Record::PutMember(it) => GroupChange::PutMember {
                 member: it.member.ok_or("the member is missing")?.into(),
                 take_over: it.take_over,
+                joined_epoch: it.joined_epoch,
             },
             Record::RemoveMembers(it) => GroupChange::RemoveMembers { members: it.members },
             Record::Assign(it) => {

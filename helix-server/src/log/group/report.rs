@@ -44,32 +44,48 @@ pub struct MemberView {
 }
 
 impl GroupTable {
-    /// Returns the next step for a report.
+    /// Returns the next step for a report. Without `may_put` the report proposes no member and no
+    /// settings: one request does so at most once, or it would undo what happened since.
     ///
     /// # Errors
     /// [`GroupRefusal`] if the member has to join again, or may not join.
-    pub fn judge(&self, group: &str, report: &MemberReport) -> Result<ReportStep, GroupRefusal> {
+    pub fn judge(
+        &self,
+        group: &str,
+        report: &MemberReport,
+        may_put: bool,
+    ) -> Result<ReportStep, GroupRefusal> {
         let MemberReport { spec, epoch, owned, take_over } = report;
         let group = self.get(group);
         let Some((group, member)) =
             group.and_then(|group| Some((group, group.member(&spec.member_id)?)))
         else {
-            if *epoch != 0 {
+            if *epoch != 0 || !may_put {
                 return Err(GroupRefusal::UnknownMember { member_id: spec.member_id.clone() });
+            }
+            // Apply decides, but retries of a refused join shall write no entries.
+            let holder = group.and_then(|group| group.holder(&spec.static_name));
+            if let Some(holder) = holder.filter(|_| !*take_over) {
+                let static_name = spec.static_name.clone();
+                return Err(GroupRefusal::NameInUse { static_name, holder });
             }
             let mut member = spec.clone();
             if member.session_timeout_ms == 0 {
                 member.session_timeout_ms = SESSION_TIMEOUT_MS_DEFAULT;
             }
-            let take_over = *take_over;
-            return Ok(ReportStep::Propose(GroupChange::PutMember { member, take_over }));
+            let (take_over, joined_epoch) = (*take_over, 0);
+            let join = GroupChange::PutMember { member, take_over, joined_epoch };
+            return Ok(ReportStep::Propose(join));
         };
         let current = group.member_epoch(member);
         if *epoch > current || (*epoch != 0 && *epoch < member.joined_epoch) {
             return Err(GroupRefusal::StaleEpoch { epoch: *epoch, current });
         }
-        if let Some(member) = updated(&member.spec, spec)? {
-            return Ok(ReportStep::Propose(GroupChange::PutMember { member, take_over: false }));
+        if may_put && let Some(settings) = updated(&member.spec, spec)? {
+            let joined_epoch = member.joined_epoch;
+            let update =
+                GroupChange::PutMember { member: settings, take_over: false, joined_epoch };
+            return Ok(ReportStep::Propose(update));
         }
         if *epoch == current {
             let is_released =

@@ -36,6 +36,7 @@ pub(crate) fn random_command(rng: &mut StdRng) -> GroupCommand {
                 topics: (0..rng.random_range(0..4)).map(|_| text(rng)).collect(),
             },
             take_over: rng.random(),
+            joined_epoch: if rng.random() { number(rng) } else { 0 },
         },
         1 => GroupChange::RemoveMembers {
             members: (0..rng.random_range(0..4)).map(|_| text(rng)).collect(),

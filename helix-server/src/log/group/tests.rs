@@ -71,9 +71,13 @@ impl Log {
 
     /// Judges a report and applies what follows, as the coordinator does.
     fn heartbeat(&mut self, report: &MemberReport) -> Result<MemberView, GroupRefusal> {
+        let mut may_put = true;
         loop {
-            match self.state.groups().judge(GROUP, report)? {
-                ReportStep::Propose(change) => self.apply(change)?,
+            match self.state.groups().judge(GROUP, report, may_put)? {
+                ReportStep::Propose(change) => {
+                    may_put &= !matches!(change, GroupChange::PutMember { .. });
+                    self.apply(change)?;
+                }
                 ReportStep::Settled(view) => return Ok(view),
             }
         }
@@ -225,6 +229,82 @@ fn static_name_is_taken_over_without_moves() {
 }
 
 #[test]
+fn delayed_heartbeat_after_a_takeover_releases_nothing() {
+    let mut log = Log::new();
+    let topics = [topic(1, 2)];
+    log.join("c", &["t1"]);
+    log.assign(&topics);
+    let named = |id: &str| MemberSpec { static_name: "a".to_owned(), ..spec(id, &["t1"]) };
+    let join = MemberReport { spec: named("a1"), ..MemberReport::default() };
+    log.heartbeat(&join).unwrap();
+    log.assign(&topics);
+    let moved = *log.group().member("a1").unwrap().target.first().unwrap();
+    let kept = *log.group().member("c").unwrap().target.first().unwrap();
+    let join = MemberReport { spec: named("a2"), take_over: true, ..MemberReport::default() };
+    log.join("b", &["t1"]);
+    let taken = log.heartbeat(&join).unwrap();
+    assert_eq!((taken.assigned.as_slice(), taken.pending.as_slice()), (&[][..], &[moved][..]));
+    let epoch = log.group().assignment_epoch();
+    log.report("c", epoch, &[kept]);
+    assert_eq!(log.report("a2", taken.epoch, &[]).assigned, [moved]);
+    // The partition goes to b. A heartbeat from before its grant arrives late.
+    let owners = (0..2).map(|number| if key(1, number) == moved { 2 } else { 3 }).collect();
+    let group_epoch = log.group().epoch();
+    log.apply(GroupChange::Assign(Assignment { group_epoch, topics: vec![(1, 2)], owners }))
+        .unwrap();
+    let told = log.report("a2", taken.epoch, &[]);
+    assert!(told.epoch > taken.epoch);
+    assert_eq!(log.group().owner(moved).map(|id| &**id), Some("a2"));
+    log.report("a2", told.epoch, &[]);
+    assert_eq!(log.group().owner(moved).map(|id| &**id), Some("b"));
+}
+
+#[test]
+fn request_that_was_judged_before_adds_no_member_and_no_settings() {
+    let mut log = Log::new();
+    let join = MemberReport { spec: spec("a", &["t1"]), ..MemberReport::default() };
+    log.heartbeat(&join).unwrap();
+    let update = MemberReport { spec: spec("a", &["t2"]), ..MemberReport::default() };
+    log.heartbeat(&update).unwrap();
+    let judged = log.state.groups().judge(GROUP, &join, false);
+    assert!(matches!(judged, Ok(ReportStep::Settled(_))), "{judged:?}");
+    log.apply(GroupChange::RemoveMembers { members: vec!["a".to_owned()] }).unwrap();
+    let judged = log.state.groups().judge(GROUP, &join, false);
+    assert!(matches!(judged, Err(GroupRefusal::UnknownMember { .. })), "{judged:?}");
+}
+
+#[test]
+fn update_that_races_with_a_removal_adds_no_member() {
+    let mut log = Log::new();
+    log.join("a", &["t1"]);
+    let update = MemberReport { spec: spec("a", &["t2"]), ..MemberReport::default() };
+    let judged = log.state.groups().judge(GROUP, &update, true).unwrap();
+    let ReportStep::Propose(update) = judged else { panic!("{judged:?}") };
+    let remove = || GroupChange::RemoveMembers { members: vec!["a".to_owned()] };
+    log.apply(remove()).unwrap();
+    let refused = log.apply(update.clone());
+    assert!(matches!(refused, Err(GroupRefusal::UnknownMember { .. })), "{refused:?}");
+    assert!(log.state.groups().is_empty());
+    log.join("a", &["t1"]);
+    let refused = log.apply(update);
+    assert!(matches!(refused, Err(GroupRefusal::UnknownMember { .. })), "{refused:?}");
+    assert_eq!(log.group().member("a").unwrap().spec.topics, ["t1"]);
+}
+
+#[test]
+fn topic_beyond_the_limit_is_truncated() {
+    let mut log = Log::new();
+    log.join("a", &["t*"]);
+    let max = u32::try_from(PARTITIONS_PER_GROUP_MAX).unwrap();
+    let topics = [topic(1, max + 5), topic(2, 3)];
+    assert!(log.assign(&topics));
+    assert_eq!(log.group().owners.len(), PARTITIONS_PER_GROUP_MAX);
+    assert!(!log.assign(&topics), "the same topics need no assignment");
+    assert!(log.assign(&[topic(1, max - 2), topic(2, 3)]));
+    assert_eq!(log.group().assigned_topics().values().copied().collect::<Vec<_>>(), [max - 2, 2]);
+}
+
+#[test]
 fn group_that_ends_and_begins_again_has_greater_epochs() {
     let mut log = Log::new();
     let first = log.join("a", &["t1"]).epoch;
@@ -351,7 +431,7 @@ fn largest_commands_fit_into_one_head() {
     for change in [
         GroupChange::Assign(Assignment { group_epoch: u64::MAX, topics, owners }),
         GroupChange::Release { member_id: id(1), epoch: u64::MAX, partitions },
-        GroupChange::PutMember { member, take_over: true },
+        GroupChange::PutMember { member, take_over: true, joined_epoch: u64::MAX },
         GroupChange::RemoveMembers { members: (0..500).map(id).collect() },
     ] {
         let command = GroupCommand { group: "g".repeat(249), change };
@@ -367,8 +447,8 @@ fn largest_commands_fit_into_one_head() {
 struct SimpleGroup {
     epoch: u64,
     assignment_epoch: u64,
-    /// Id, topics, joined.
-    members: Vec<(String, Vec<String>, u64)>,
+    /// Id, topics, joined, static name.
+    members: Vec<(String, Vec<String>, u64, String)>,
     rows: BTreeMap<PartitionKey, SimpleRow>,
 }
 
@@ -381,13 +461,13 @@ struct SimpleRow {
 
 impl SimpleGroup {
     fn member_epoch(&self, id: &str) -> Option<u64> {
-        let (_, _, joined) = self.members.iter().find(|(other, ..)| other == id)?;
+        let (_, _, joined, _) = self.members.iter().find(|(other, ..)| other == id)?;
         Some(self.assignment_epoch.max(*joined))
     }
 
     fn apply(&mut self, index: u64, change: &GroupChange) -> bool {
         match change {
-            GroupChange::PutMember { member, .. } => {
+            GroupChange::PutMember { member, take_over, .. } => {
                 let at = self.members.iter().position(|(id, ..)| *id == member.member_id);
                 match at {
                     Some(at) if self.members[at].1 != member.topics => {
@@ -396,10 +476,26 @@ impl SimpleGroup {
                     }
                     Some(_) => {}
                     None => {
-                        let row = (member.member_id.clone(), member.topics.clone(), index);
-                        self.members.push(row);
+                        let mut is_same = false;
+                        let name = &member.static_name;
+                        let holder =
+                            self.members.iter().position(|it| !name.is_empty() && it.3 == *name);
+                        if let Some(at) = holder {
+                            if !take_over {
+                                return false;
+                            }
+                            let (replaced, topics, ..) = self.members.remove(at);
+                            is_same =
+                                self.assignment_epoch == self.epoch && topics == member.topics;
+                            self.replace(index, &replaced, &member.member_id);
+                        }
+                        let id = member.member_id.clone();
+                        self.members.push((id, member.topics.clone(), index, name.clone()));
                         self.members.sort();
                         self.epoch = index;
+                        if is_same {
+                            self.assignment_epoch = index;
+                        }
                     }
                 }
             }
@@ -418,10 +514,7 @@ impl SimpleGroup {
                 }
             }
             GroupChange::Assign(next) if next.group_epoch == self.epoch => {
-                if self.assignment_epoch == self.epoch {
-                    self.epoch = index;
-                }
-                self.assignment_epoch = self.epoch;
+                (self.epoch, self.assignment_epoch) = (index, index);
                 self.rows.values_mut().for_each(|row| row.target = None);
                 for (partition, owner) in next.partitions().filter(|(_, owner)| *owner > 0) {
                     let member = self.members[owner as usize - 1].0.clone();
@@ -461,12 +554,25 @@ impl SimpleGroup {
         let epochs: BTreeMap<String, u64> = self
             .members
             .iter()
-            .map(|(id, _, joined)| (id.clone(), self.assignment_epoch.max(*joined)))
+            .map(|(id, _, joined, _)| (id.clone(), self.assignment_epoch.max(*joined)))
             .collect();
         for row in self.rows.values_mut().filter(|row| row.owner.is_none()) {
             row.owner = row.target.clone().map(|id| (id.clone(), epochs[&id]));
         }
         true
+    }
+
+    /// Gives a member's target to another, and the partitions in it that the member owns.
+    fn replace(&mut self, index: u64, replaced: &str, by: &str) {
+        for row in self.rows.values_mut() {
+            let is_target = row.target.as_deref() == Some(replaced);
+            if row.owner.take_if(|(id, _)| id == replaced).is_some() && is_target {
+                row.owner = Some((by.to_owned(), index));
+            }
+            if is_target {
+                row.target = Some(by.to_owned());
+            }
+        }
     }
 
     fn agrees_with(&self, group: Option<&ConsumerGroup>) {
@@ -505,6 +611,8 @@ impl SimpleGroup {
 /// A client as the protocol has it: it reads what it was given, stops, and then reports.
 #[derive(Default, Clone)]
 struct Client {
+    static_name: String,
+    takes_over: bool,
     epoch: u64,
     reading: BTreeSet<PartitionKey>,
     /// Requests that may arrive again, at any time.
@@ -542,9 +650,13 @@ impl Simulation {
     }
 
     fn heartbeat(&mut self, report: &MemberReport) -> Result<MemberView, GroupRefusal> {
+        let mut may_put = true;
         loop {
-            match self.log.state.groups().judge(GROUP, report)? {
-                ReportStep::Propose(change) => self.apply(change)?,
+            match self.log.state.groups().judge(GROUP, report, may_put)? {
+                ReportStep::Propose(change) => {
+                    may_put &= !matches!(change, GroupChange::PutMember { .. });
+                    self.apply(change)?;
+                }
                 ReportStep::Settled(view) => return Ok(view),
             }
         }
@@ -562,11 +674,14 @@ impl Simulation {
         if client.epoch == 0 || (may_lose && self.rng.random_bool(0.02)) {
             spec.topics = self.subscription();
         }
+        if client.epoch == 0 {
+            spec.static_name.clone_from(&client.static_name);
+        }
         let report = MemberReport {
             spec,
             epoch: client.epoch,
             owned: client.reading.clone(),
-            take_over: false,
+            take_over: client.epoch == 0 && client.takes_over,
         };
         let answer = self.heartbeat(&report);
         client.sent.push(report);
@@ -615,7 +730,9 @@ impl Simulation {
         match self.rng.random_range(0..100) {
             0..8 if self.clients.len() < 6 => {
                 self.next_client += 1;
-                self.clients.insert(format!("m{:03}", self.next_client), Client::default());
+                let static_name = format!("s{:03}", self.next_client);
+                let client = Client { static_name, ..Client::default() };
+                self.clients.insert(format!("m{:03}", self.next_client), client);
             }
             8..12 => {
                 // A leave, or an expiry of a client that may live on.
@@ -663,6 +780,15 @@ impl Simulation {
                 drop(self.apply(GroupChange::Commit { member, topics, at_us: 0 }));
             }
             60..62 => self.log.restart().unwrap(),
+            62..65 => {
+                // Another process takes a client's name over.
+                let Some(id) = self.pick() else { return };
+                let replaced = self.clients.remove(&id).unwrap();
+                self.next_client += 1;
+                let static_name = replaced.static_name;
+                let client = Client { static_name, takes_over: true, ..Client::default() };
+                self.clients.insert(format!("m{:03}", self.next_client), client);
+            }
             _ => {
                 let Some(id) = self.pick() else { return };
                 self.beat(&id, true);
@@ -740,15 +866,15 @@ fn checkpoint_of_groups_is_stable() {
     let mut log = Log::new();
     log.join("a", &["t1"]);
     log.assign(&[topic(1, 1)]);
-    log.commit("a", 1, key(1, 0), 300).unwrap();
+    log.commit("a", 2, key(1, 0), 300).unwrap();
     let record = log.state.groups().records().remove(0);
     let bytes = prost::Message::encode_to_vec(&record);
     let mut expected = vec![10, 7];
     expected.extend(b"readers");
-    expected.extend([16, 1, 24, 1]);
+    expected.extend([16, 2, 24, 2]);
     // The member: settings, joined, owned with epochs, target.
     expected.extend([34, 33, 10, 10, 10, 1, b'a', 32, 144, 78, 42, 2, b't', b'1', 16, 1]);
-    expected.extend([26, 6, 10, 1, 1, 18, 1, 0, 34, 1, 1, 42, 6, 10, 1, 1, 18, 1, 0]);
+    expected.extend([26, 6, 10, 1, 1, 18, 1, 0, 34, 1, 2, 42, 6, 10, 1, 1, 18, 1, 0]);
     // Assigned topics.
     expected.extend([42, 1, 1, 50, 1, 1]);
     // The offset, with one event.

@@ -364,6 +364,24 @@ fn others() -> Vec<FieldCase> {
             Fine,
         ),
         (
+            &["GetOffsetsRequest.topics"],
+            InvalidCall::GetOffsets(GetOffsetsRequest {
+                group: group(GROUP),
+                topics: vec![String::new(); 2_001],
+            }),
+            Refused(R::InvalidArgument, "topics: must be at most 2000"),
+        ),
+        (
+            &["SeekGroupRequest.topics"],
+            InvalidCall::SeekGroup(SeekGroupRequest {
+                group: group(GROUP),
+                undo: true,
+                topics: vec![String::new(); 2_001],
+                ..SeekGroupRequest::default()
+            }),
+            Refused(R::InvalidArgument, "topics: must be at most 2000"),
+        ),
+        (
             &["DescribeGroupRequest.group", "DescribeGroupRequest.include_history"],
             describe("", true),
             Refused(R::InvalidArgument, "group: a group name"),

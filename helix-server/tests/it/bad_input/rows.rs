@@ -774,7 +774,8 @@ fn topic_ids() -> Vec<FieldCase> {
     let name = || "default".to_owned();
     let topic_id = u64::MAX;
     let init = AppendStreamInit { topic: name(), topic_id, ..Default::default() };
-    let resolve = ResolveOffsetsRequest { topic: name(), topic_id, ..Default::default() };
+    let (partitions, position) = (vec![0], earliest(0).start);
+    let resolve = ResolveOffsetsRequest { topic: name(), topic_id, partitions, position };
     let update = UpdateTopicRequest {
         name: name(),
         config: Some(TopicConfig::default()),
