@@ -294,7 +294,7 @@ pub(super) async fn open_shard0_repaired(
     }
 }
 
-/// What follows a step of the repair of shard 0.
+/// Action after a step of the repair of shard 0.
 #[derive(Debug, PartialEq, Eq)]
 enum Shard0Action {
     OpenAgain,
