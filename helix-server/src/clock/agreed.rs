@@ -43,7 +43,7 @@ pub struct ClockOffset {
 }
 
 impl ClockOffset {
-    /// Returns whether the difference is above [`CLOCK_TOLERANCE`].
+    /// Returns whether the difference is above `CLOCK_TOLERANCE`.
     pub fn is_off(&self) -> bool {
         self.offset_us.unsigned_abs() > micros(CLOCK_TOLERANCE)
     }
