@@ -135,8 +135,9 @@ pub const HEADER_LIST_BYTES_MAX: u32 = 8 << 10;
 /// time.
 ///
 /// From a client that cancels calls it reads at most `READ_TURN_BYTES` in between, in which fewer
-/// real calls fit.
-pub const RESETS_PENDING_MAX: usize = STREAMS_PER_CONNECTION_MAX as usize;
+/// real calls fit. Before the first cancelled call is known, one read may bring all that the
+/// socket's buffer holds, which is several times the streams that may be open.
+pub const RESETS_PENDING_MAX: usize = 8 * STREAMS_PER_CONNECTION_MAX as usize;
 pub const RESETS_BY_ERROR_MAX: usize = 1_024;
 
 /// Bytes that a connection whose client cancels calls reads at once, and the pause after them, in

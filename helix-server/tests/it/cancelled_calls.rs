@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use helix_proto::log::v1::FetchRequest;
 use helix_server::limits::{
-    CANCELLED_BURST, CANCELLED_PER_SECOND, RESETS_BY_ERROR_MAX, RESETS_PENDING_MAX,
+    CANCELLED_BURST, CANCELLED_PER_SECOND, RESETS_BY_ERROR_MAX, STREAMS_PER_CONNECTION_MAX,
 };
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -110,7 +110,7 @@ async fn calls_with_short_deadlines_keep_their_connection() {
     for _ in 0..20 {
         let mut frames = Vec::new();
         // As many as a connection may have at a time, each reset before the server accepts it.
-        for _ in 0..RESETS_PENDING_MAX {
+        for _ in 0..STREAMS_PER_CONNECTION_MAX {
             let stream = client.next_stream();
             frames.extend([headers(stream, None), body(stream), reset(stream)].concat());
         }
@@ -125,6 +125,22 @@ async fn calls_with_short_deadlines_keep_their_connection() {
             break;
         }
     }
+}
+
+/// The server has not accepted any of the calls when it reads them, so it cannot know yet that the
+/// client cancels calls.
+#[tokio::test]
+async fn first_burst_may_exceed_the_open_streams() {
+    let server = TestServer::in_memory().await;
+    let mut client = RawClient::connect(&server).await;
+    client.ping().await;
+    let mut frames = Vec::new();
+    for _ in 0..4 * STREAMS_PER_CONNECTION_MAX {
+        let stream = client.next_stream();
+        frames.extend([headers(stream, None), body(stream), reset(stream)].concat());
+    }
+    client.send(&frames).await;
+    client.ping().await;
 }
 
 #[tokio::test]
