@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::limits::HELLO;
 use crate::support::{PATIENCE, TestServer, append_request, latest, soon};
+use crate::trio::until;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -194,7 +195,12 @@ async fn floods_of_resets_are_slowed_down() {
     assert!(slowest < Duration::from_secs(2), "{slowest:?}");
     let least = Duration::from_secs(1) * burst / CANCELLED_PER_SECOND;
     assert!(begun.elapsed() >= least * 9 / 10, "{:?}", begun.elapsed());
-    assert_eq!((load.partition_count(), load.request_bytes()), (0, 0));
+    // The last cancelled calls end after the connection has answered the ping.
+    until("the cancelled calls have returned their permits", async || {
+        let held = (load.partition_count(), load.request_bytes());
+        (held == (0, 0)).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -213,5 +219,8 @@ async fn endless_resets_leave_other_clients_served() {
     };
     let _ = tokio::time::timeout(Duration::from_secs(1), sending).await;
     soon(server.produce().append(append_request(&["another"]))).await.unwrap();
-    assert!(server.running.load().request_bytes() == 0);
+    until("no request holds memory", async || {
+        (server.running.load().request_bytes() == 0).then_some(())
+    })
+    .await;
 }
