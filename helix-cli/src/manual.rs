@@ -59,7 +59,7 @@ const KEYS: &str = "\
 
 With `helix produce --key-separator :`, the text before the first `:` of a line is the record's key.
 A record with a key goes to partition `crc32(key) mod partitions`, with the CRC-32 of zlib, in every
-client ([api.md](api.md#partitions-of-keys) has test vectors). Records without a key go to one
+client ([clients.md](clients.md#test-vectors) has test vectors). Records without a key go to one
 partition until a batch is full, then to the next. `--partition` overrides both.
 ";
 

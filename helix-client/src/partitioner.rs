@@ -1,6 +1,6 @@
 //! Assigns records to partitions.
 //!
-//! The mapping of keys is stable over versions and client languages: docs/api.md.
+//! The mapping of keys is stable over versions and client languages: docs/clients.md.
 
 /// Returns the partition of a key: CRC-32 (as in zlib) of the key, modulo `partition_count`.
 ///
@@ -37,25 +37,21 @@ impl StickyPartitioner {
 mod tests {
     use super::*;
 
-    /// Checks the table of docs/api.md, which clients in other languages implement.
+    /// Checks the vectors that clients in other languages read, too.
     #[test]
     fn key_partitions_match_the_published_vectors() {
-        let page = include_str!("../../docs/api.md");
-        let (_, section) = page.split_once("## Partitions of keys").unwrap();
-        let table = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
-        let rows: Vec<_> = table.take_while(|line| line.starts_with('|')).collect();
-        assert!(rows.len() >= 6, "{rows:?}");
-        for row in rows {
-            let cells: Vec<_> = row.split('|').map(str::trim).collect();
-            let [_, text, bytes, crc, of_4, of_12, of_1000, _] = cells[..] else { panic!("{row}") };
-            let digits: Vec<_> = bytes.bytes().collect();
+        let published = include_str!("../../docs/client-vectors.json");
+        let published: serde_json::Value = serde_json::from_str(published).unwrap();
+        let vectors = published["partitions"].as_array().unwrap();
+        assert!(vectors.len() >= 6, "{vectors:?}");
+        for vector in vectors {
+            let digits = vector["key_hex"].as_str().unwrap().as_bytes();
             let byte =
                 |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
             let key: Vec<u8> = digits.chunks(2).map(byte).collect();
-            assert!(text.is_empty() || text.as_bytes() == key, "{row}");
-            assert_eq!(format!("{:08x}", crc32fast::hash(&key)), crc, "{row}");
-            for (count, partition) in [(4, of_4), (12, of_12), (1000, of_1000)] {
-                assert_eq!(of_key(&key, count).to_string(), partition, "{row}");
+            assert_eq!(u64::from(crc32fast::hash(&key)), vector["crc32"], "{vector}");
+            for (count, partition) in vector["partitions"].as_object().unwrap() {
+                assert_eq!(u64::from(of_key(&key, count.parse().unwrap())), *partition, "{vector}");
             }
         }
     }

@@ -318,6 +318,27 @@ mod tests {
         assert_eq!(crc(1, 2, 1, b""), crc_seed(1, 2, 1));
     }
 
+    /// Checks the vectors that clients in other languages read, too.
+    #[test]
+    fn batches_match_the_published_vectors() {
+        let published = include_str!("../../docs/client-vectors.json");
+        let published: serde_json::Value = serde_json::from_str(published).unwrap();
+        let vectors = published["batches"].as_array().unwrap();
+        assert!(vectors.len() >= 5, "{vectors:?}");
+        for vector in vectors {
+            let digits = vector["payload_hex"].as_str().unwrap().as_bytes();
+            let byte =
+                |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+            let payload: Vec<u8> = digits.chunks(2).map(byte).collect();
+            let batch = encode(&RecordList::decode(&payload[..]).unwrap().records);
+            assert_eq!(batch.payload, payload, "{vector}");
+            assert_eq!(u64::from(batch.version), vector["version"], "{vector}");
+            assert_eq!(u64::from(batch.record_count), vector["record_count"], "{vector}");
+            assert_eq!(i64::from(batch.compression), vector["compression"], "{vector}");
+            assert_eq!(u64::from(batch.crc32), vector["crc32"], "{vector}");
+        }
+    }
+
     #[test]
     fn records_read_back_as_encoded() {
         let mut written = records(&[b"one", b"", b"three"]);
