@@ -7,6 +7,7 @@ mod config;
 mod context;
 mod dev;
 mod global;
+mod group;
 mod records;
 mod server;
 mod topic;
@@ -25,6 +26,7 @@ pub(crate) use dev::DevPortArgs;
 pub(crate) use dev::{DemoArgs, DevArgs, DevStartArgs, DevSubcommand};
 pub(crate) use dev::{NODES_MAX, PEER_PORT_STEP, RECORD_BYTES_MIN};
 pub(crate) use global::GlobalArgs;
+pub(crate) use group::{GroupResetArgs, GroupSeekArgs, GroupSubcommand, OffsetChangeArgs};
 pub(crate) use records::{ConsumeArgs, OffsetsArgs, ProduceArgs, TailArgs};
 pub(crate) use server::ServerArgs;
 pub(crate) use topic::{SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
@@ -67,6 +69,9 @@ pub(crate) enum CliCommand {
     /// Manage topics
     #[command(subcommand)]
     Topic(TopicSubcommand),
+    /// Manage consumer groups
+    #[command(subcommand)]
+    Group(GroupSubcommand),
     /// Append the lines of standard input to a topic
     Produce(ProduceArgs),
     /// Print the records of a topic
@@ -148,6 +153,7 @@ impl CliCommand {
                 | TopicSubcommand::Delete { topic, .. } => Some(topic),
                 TopicSubcommand::List { .. } => None,
             },
+            Self::Group(command) => command.topic(),
             Self::Demo(_)
             | Self::Dev(_)
             | Self::Server(_)
@@ -163,11 +169,20 @@ impl CliCommand {
         }
     }
 
+    /// Returns the consumer group that the command is about, for error texts.
+    pub(crate) fn group(&self) -> Option<&str> {
+        match self {
+            Self::Group(command) => command.group(),
+            _ => None,
+        }
+    }
+
     /// Returns true if the command connects to an existing cluster.
     pub(crate) fn needs_cluster(&self) -> bool {
         match self {
             Self::Cluster(_)
             | Self::Topic(_)
+            | Self::Group(_)
             | Self::Produce(_)
             | Self::Consume(_)
             | Self::Tail(_)
@@ -322,6 +337,12 @@ mod tests {
             "helix cluster health --exit-when-healthy",
             "helix cluster transfer-leader --to 2",
             "helix consume orders -f %z",
+            "helix group seek g",
+            "helix group seek g orders",
+            "helix group seek g orders --to first",
+            "helix group seek g orders --to latest --undo",
+            "helix group seek g --undo --partitions 1",
+            "helix group reset g",
             "helix topic list --addr n1:99999",
             "helix topic list --addr n1:",
             "helix topic list --addr n1:0",

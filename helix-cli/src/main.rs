@@ -37,7 +37,8 @@ use clap::{CommandFactory, Parser};
 
 use args::{Cli, CliCommand, ClusterSubcommand, GlobalArgs};
 use commands::{
-    cheat, check, cluster, consume, explain, offsets, produce, server, tail, topic, version, wal,
+    cheat, check, cluster, consume, explain, group, offsets, produce, server, tail, topic, version,
+    wal,
 };
 use exit::{CliError, Exit};
 use report::ErrorContext;
@@ -76,9 +77,10 @@ fn main() -> ExitCode {
         command => on_runtime(&global, command),
     });
     let topic = command.topic().map(str::to_owned);
+    let group = command.group().map(str::to_owned);
     let is_health = matches!(command, CliCommand::Cluster(ClusterSubcommand::Health(_)));
     let GlobalArgs { addr, addr_source, .. } = global;
-    let context = ErrorContext { addr: addr.join(","), addr_source, topic, is_health };
+    let context = ErrorContext { addr: addr.join(","), addr_source, topic, group, is_health };
     report_error(outcome, &context).into()
 }
 
@@ -126,6 +128,7 @@ async fn run_cancellable(global: &GlobalArgs, command: &CliCommand) -> anyhow::R
     match command {
         CliCommand::Cluster(command) => cluster::run(global, command).await,
         CliCommand::Topic(command) => topic::run(global, command).await,
+        CliCommand::Group(command) => group::run(global, command).await,
         CliCommand::Consume(args) => consume::run(global, args).await,
         CliCommand::Tail(args) => tail::run(global, args).await,
         CliCommand::Offsets(args) => offsets::run(global, args).await,

@@ -1,5 +1,5 @@
 //! Texts of error and health reasons: meaning, cause and hints. Printed below errors and by
-//! `helix explain`. `TOPIC` stands for the topic of the command.
+//! `helix explain`. `TOPIC` and `GROUP` stand for the topic and the group of the command.
 
 use helix_proto::log::v1::{ErrorReason, HealthReason};
 
@@ -188,12 +188,13 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
         R::GroupNotFound => text(
             "the group does not exist",
             "a group exists from its first member or its first committed offset on",
-            "check the name",
+            "helix group list",
         ),
         R::GroupNotEmpty => text(
             "the group still has members",
             "the operation requires a group without members",
-            "stop the members first",
+            "stop the members first\n\
+             helix group describe GROUP   shows them and how long they have been silent",
         ),
         R::UnknownMember => text(
             "the member does not belong to the group",
@@ -213,7 +214,8 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
         R::NoCommittedOffset => text(
             "the group has no committed offset for the partition",
             "no member has committed there yet, or the topic is new",
-            "choose where to start: earliest or latest",
+            "choose where to start: earliest or latest\n\
+             helix group seek GROUP TOPIC --to POSITION",
         ),
         R::GroupLimitReached => text(
             "a limit of consumer groups is reached",

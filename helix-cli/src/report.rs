@@ -21,6 +21,8 @@ pub(crate) struct ErrorContext {
     pub(crate) addr_source: String,
     /// Topic that the command is about.
     pub(crate) topic: Option<String>,
+    /// Consumer group that the command is about.
+    pub(crate) group: Option<String>,
     /// True for `helix cluster health`, which is then not suggested.
     pub(crate) is_health: bool,
 }
@@ -104,10 +106,13 @@ fn of_reason(reason: ErrorReason, error: &ClientError, context: &ErrorContext) -
         R::NotLeader => not_leader(error),
         R::Fenced => fenced(error, why),
         R::BatchTooLarge | R::RecordTooLarge => limit(error, why),
+        R::GroupNotEmpty => members(error, why),
         _ => why.to_owned(),
     };
     let topic = context.topic.as_deref().unwrap_or("TOPIC");
-    let hint = hint.replace("TOPIC", topic);
+    let group = context.group.as_deref().unwrap_or("GROUP");
+    let parts: Vec<_> = hint.split("GROUP").map(|part| part.replace("TOPIC", topic)).collect();
+    let hint = parts.join(group);
     (why, format!("{hint}\nhelix explain {}", reason_name(reason)))
 }
 
@@ -135,6 +140,15 @@ fn fenced(error: &ClientError, why: &str) -> String {
         Some("") => "the partition has no fencing token".to_owned(),
         Some(token) => format!("the current fencing token is {token:?}"),
         None => why.to_owned(),
+    }
+}
+
+fn members(error: &ClientError, why: &str) -> String {
+    match error.member_ids.as_slice() {
+        [] => why.to_owned(),
+        ids => {
+            format!("it has these members, of which at most ten are listed:\n{}", ids.join("\n"))
+        }
     }
 }
 
@@ -210,6 +224,7 @@ mod tests {
             addr: "127.0.0.1:9092".to_owned(),
             addr_source: "context dev".to_owned(),
             topic: Some("orders".to_owned()),
+            group: Some("billing".to_owned()),
             is_health: false,
         }
     }
@@ -269,6 +284,17 @@ error: read orders: offset 12 is above the end (OFFSET_OUT_OF_RANGE)
         );
         assert!(text.contains("a majority of the shard's replicas is down"), "{text}");
         assert!(text.contains("helix cluster health"), "{text}");
+    }
+
+    #[test]
+    fn refused_change_of_a_group_names_its_members() {
+        let detail = ErrorDetail {
+            member_ids: vec!["m1".to_owned(), "m2".to_owned()],
+            ..wire::detail(ErrorReason::GroupNotEmpty)
+        };
+        let text = render(&failed(&detail, "the group has 2 members"), &context(), Style::PLAIN);
+        assert!(text.contains("listed:\n       m1\n       m2\n"), "{text}");
+        assert!(text.contains("helix group describe billing"), "{text}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::backup::{create, restore, verify};
 use crate::commands::cluster::{TransferredLeader, health, members, tables};
 use crate::commands::{
-    check, config, context, explain, offsets, produce, records, topic, version, wal,
+    check, config, context, explain, group, offsets, produce, records, topic, version, wal,
 };
 use crate::demo::measurements::DemoMeasurements;
 use crate::dev::StartedCluster;
@@ -36,6 +36,11 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "topic list" => of::<Vec<topic::TopicRow>>(),
         "topic describe" | "topic alter" => of::<topic::TopicDescription>(),
         "topic fence" => of::<topic::FencedPartition>(),
+        "group list" => of::<Vec<group::rows::GroupRow>>(),
+        "group describe" => of::<group::rows::GroupDescription>(),
+        "group explain" => of::<group::explain::GroupExplanation>(),
+        "group history" => of::<Vec<group::rows::OffsetChangeRow>>(),
+        "group seek" | "group reset" => of::<Vec<group::rows::SoughtRow>>(),
         "topic trim" => of::<Vec<topic::TrimmedPartition>>(),
         "produce" => of::<produce::ProduceSummary>(),
         "consume" | "tail" => of::<records::RecordRow>(),

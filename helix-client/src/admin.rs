@@ -1,7 +1,9 @@
-//! Administration: topics, offsets, cluster state, leadership and membership.
+//! Administration: topics, offsets, consumer groups, cluster state, leadership and membership.
 //!
-//! Calls go to any node or to a partition's leader and are retried until the deadline.
+//! Calls go to any node, a partition's leader or a group's coordinator, and are retried until the
+//! deadline.
 
+mod groups;
 mod topics;
 
 use std::future::Future;
@@ -19,6 +21,7 @@ use tonic::{Code, Response, Status};
 use crate::client::{CallAttempts, CallSpec, Client};
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
+pub use groups::SeekOptions;
 
 /// A topic to create.
 #[derive(Debug, Clone)]

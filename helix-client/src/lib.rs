@@ -6,7 +6,7 @@
 //! - [`Client::producer`]: idempotent appends, by batch or by record with batching.
 //! - [`Client::session`]: a pipeline of batches to one partition.
 //! - [`Client::consumer`]: fetches and subscriptions.
-//! - [`Client::admin`]: topics, offsets, cluster state, membership.
+//! - [`Client::admin`]: topics, offsets, consumer groups, cluster state, membership.
 //!
 //! # Quickstart
 //! ```no_run
@@ -47,6 +47,7 @@ pub mod config;
 pub mod connection;
 mod connector;
 pub mod consumer;
+mod coordinator;
 pub mod error;
 mod identity;
 pub mod partitioner;
@@ -56,7 +57,7 @@ pub mod routing;
 pub mod session;
 pub mod topic;
 
-pub use admin::{Admin, NewTopic};
+pub use admin::{Admin, NewTopic, SeekOptions};
 pub use append::{Ack, AppendOptions, IntoBatch};
 pub use client::Client;
 pub use compression::{BatchCompressor, Compression};

@@ -424,6 +424,10 @@ pub const GROUP_PROPOSALS_MAX: usize = 32;
 pub const GROUPS_PER_PAGE_MAX: usize = 1_000;
 pub const GROUPS_PER_PAGE_DEFAULT: usize = 100;
 
+/// Groups of a shard with metrics of their own, and their partitions together.
+pub const GROUP_SERIES_MAX: usize = 100;
+pub const GROUP_LAG_SERIES_MAX: usize = 1_000;
+
 /// Syncs measured at start.
 pub const SYNC_PROBES: usize = 64;
 

@@ -1,8 +1,6 @@
 //! `helix topic`: create, list, describe, alter, add-partitions, trim, fence and delete.
 //! Commands that delete records ask for confirmation, unless --yes is given.
 
-use std::io::{self, BufRead, IsTerminal};
-
 use anyhow::Context;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use helix_client::proto::log::v1 as proto;
@@ -12,12 +10,14 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::args::{GlobalArgs, SettingChange, TopicCreateArgs, TopicSettings, TopicSubcommand};
+use crate::commands::confirm::confirm;
+use crate::commands::group::topic_lag::{self, TopicGroupRow};
 use crate::compression::allowed_name;
 use crate::connect::connect;
 use crate::durability::durability_name;
 use crate::exit::{CliError, Exit};
 use crate::offset_lookup::PartitionBounds;
-use crate::output::{Output, message, write_message};
+use crate::output::{Output, message};
 use crate::position::PositionArg;
 use crate::{offset_lookup, units};
 
@@ -39,7 +39,8 @@ pub(crate) async fn run(global: &GlobalArgs, command: &TopicSubcommand) -> anyho
         TopicSubcommand::Describe { topic } => {
             let found = client.admin().topic(topic).await;
             let found = found.with_context(|| format!("describe {topic}"))?;
-            output.show(&TopicDescription::from(found))
+            let groups = topic_lag::of_topic(&client, topic, global.quiet).await;
+            output.show(&TopicDescription { groups: Some(groups), ..found.into() })
         }
         TopicSubcommand::Alter { topic, settings } => {
             output.show(&alter(&client, topic, settings).await?)
@@ -144,7 +145,11 @@ async fn trim(
     };
     let dropped: u64 = bounds.iter().zip(&offsets).map(dropped).sum();
     if dropped > 0 && !yes {
-        confirm(name, &format!("this deletes {} records of {name}", units::count(dropped)))?;
+        confirm(
+            "topic",
+            name,
+            &format!("this deletes {} records of {name}", units::count(dropped)),
+        )?;
     }
     let trims = bounds.iter().zip(offsets).map(|(bounds, offset)| async move {
         let PartitionBounds { partition, watermarks } = *bounds;
@@ -164,27 +169,13 @@ async fn delete(client: &Client, topic: &str, yes: bool) -> anyhow::Result<()> {
     let counted = TopicRef::with_id(topic, found.topic_id);
     let records = TopicRow::from(found).record_count;
     if records > 0 && !yes {
-        confirm(topic, &format!("this deletes {topic} with {} records", units::count(records)))?;
+        confirm(
+            "topic",
+            topic,
+            &format!("this deletes {topic} with {} records", units::count(records)),
+        )?;
     }
     client.admin().delete_topic(counted).await.with_context(|| format!("delete {topic}"))
-}
-
-/// Asks the user to confirm by typing the topic name.
-///
-/// # Errors
-/// Fails if standard input is no terminal or the user types another text.
-fn confirm(topic: &str, what: &str) -> anyhow::Result<()> {
-    if !io::stdin().is_terminal() {
-        let failure = CliError::new(Exit::Usage, what).why("a confirmation needs a terminal");
-        return Err(failure.hint("run the command with --yes").into());
-    }
-    write_message(format_args!("{what}; type the topic name to confirm: "));
-    let mut typed = String::new();
-    io::stdin().lock().read_line(&mut typed).context("read the confirmation")?;
-    if typed.trim() == topic {
-        return Ok(());
-    }
-    Err(CliError::new(Exit::Error, "not confirmed; nothing was changed").into())
 }
 
 /// Summary of a topic.
@@ -237,6 +228,9 @@ pub(crate) struct TopicDescription {
     replication_factor: u32,
     config: Config,
     partitions: Vec<Partition>,
+    /// Groups that have committed offsets; absent after a change of settings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    groups: Option<Vec<TopicGroupRow>>,
 }
 
 /// Settings of a topic; None means unlimited.
@@ -301,6 +295,7 @@ impl From<proto::Topic> for TopicDescription {
             replication_factor: topic.replication_factor,
             config: topic.config.unwrap_or_default().into(),
             partitions: topic.partitions.into_iter().map(Partition::from).collect(),
+            groups: None,
         }
     }
 }

@@ -8,6 +8,7 @@ mod cheat;
 mod closed_output;
 mod cluster;
 mod context;
+mod groups;
 mod harness;
 mod interrupt;
 mod many_partitions;

@@ -2,6 +2,7 @@
 //! Read-only: GET, one request for each connection, with limits on everything. A probe never waits
 //! for other connections.
 
+mod group_metrics;
 mod node_metrics;
 
 use std::collections::VecDeque;

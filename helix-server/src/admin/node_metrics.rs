@@ -3,7 +3,7 @@
 use helix_wal::SYNC_BOUNDS_US;
 use tokio::time::Instant;
 
-use super::ServedNode;
+use super::{ServedNode, group_metrics};
 use crate::metrics::{MetricName, MetricsPage};
 use crate::node::{Node, StorageKind};
 use crate::process;
@@ -32,6 +32,7 @@ pub(super) async fn page(
         // Lets other tasks run: a shard with thousands of partitions takes a while.
         tokio::task::yield_now().await;
         data_shard(&mut page, &shard, &mut disk).await;
+        group_metrics::groups(&mut page, node, &shard);
     }
     for (shard, _) in node.damaged_shards() {
         page.put(MetricName::ShardWithheld, &[&shard.to_string()], 1);
@@ -117,12 +118,6 @@ async fn data_shard(page: &mut MetricsPage, shard: &Shard, disk: &mut Disk) {
     }
     let left = status.fetching.map_or(0, |it| it.bytes_total.saturating_sub(it.bytes_done));
     page.put(MetricName::ShardFetchLeft, &[id], left);
-    let (groups, members) = shard.read_groups(|groups| {
-        let members: usize = groups.iter().map(|(_, group)| group.members().len()).sum();
-        (groups.iter().len(), members)
-    });
-    page.put(MetricName::Groups, &[id], groups as u64);
-    page.put(MetricName::GroupMembers, &[id], members as u64);
     let (high_watermarks, log_starts) = shard.read_state(|state| {
         state.partitions().fold((0_u64, 0_u64), |(high, start), partition| {
             let watermarks = partition.watermarks();

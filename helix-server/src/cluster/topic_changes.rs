@@ -34,14 +34,20 @@ impl Cluster {
         spec: TopicSpec,
         validate_only: bool,
     ) -> Result<Arc<TopicInfo>> {
+        let is_forming =
+            || self.nodes().is_empty() || self.machine().read(|state| state.shards().is_empty());
+        if is_forming() {
+            self.catch_up().await?;
+        }
+        if is_forming() {
+            // The members register within moments of the first election.
+            return Err(Error::NoLeader { shard: 0 });
+        }
         let nodes = u32::try_from(self.nodes().len()).unwrap_or(u32::MAX);
         if spec.replication_factor != 0 && spec.replication_factor != nodes {
             // Every shard has a replica on each node, and a topic has no shards of its own.
             let what = "a replication_factor other than the number of nodes";
             return Err(Error::Unimplemented { what });
-        }
-        if self.machine().read(|state| state.shards().is_empty()) {
-            self.catch_up().await?;
         }
         let new = CreateTopic {
             name: spec.name.clone(),

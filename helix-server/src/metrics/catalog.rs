@@ -26,7 +26,8 @@ impl MetricKind {
 pub struct Metric {
     pub name: &'static str,
     pub kind: MetricKind,
-    /// Every label has a bounded set of values: shards, nodes, methods, codes, reasons.
+    /// Every label has a bounded set of values: shards, nodes, methods, codes, reasons, and the
+    /// groups that are listed.
     pub labels: &'static [&'static str],
     pub help: &'static str,
 }
@@ -187,6 +188,14 @@ metrics! {
         "Consumer groups in the shard"
     GroupMembers Gauge "helix_group_members" ["shard"]
         "Members of the shard's consumer groups"
+    UnlistedGroups Gauge "helix_group_unlisted" ["shard"]
+        "Groups without series of their own, beyond the limits; reported by the shard's leader"
+    GroupMemberCount Gauge "helix_group_member_count" ["group"]
+        "Members of the group; reported by its coordinator"
+    GroupLag Gauge "helix_group_lag_records" ["group" "topic" "partition"]
+        "Records from the committed offset to the high watermark; reported by the coordinator"
+    GroupLastCommit Gauge "helix_group_last_commit_timestamp_seconds" ["group"]
+        "Time of the group's last commit or seek, in seconds since the Unix epoch"
     GroupAssignments Counter "helix_group_assignments_total" []
         "Assignments of consumer groups that this node has computed as coordinator"
     GroupCommits Counter "helix_group_committed_offsets_total" []
@@ -232,8 +241,20 @@ mod tests {
             assert!(!of_histograms.iter().any(|suffix| name.ends_with(suffix)), "{name}");
             assert!(*kind != MetricKind::Histogram || name.ends_with("_seconds"), "{name}");
             assert!(name.starts_with("helix_") || name.starts_with("process_"), "{name}");
-            let bounded =
-                ["version", "shard", "node", "method", "code", "reason", "limit", "codec"];
+            let bounded = [
+                "version",
+                "shard",
+                "node",
+                "method",
+                "code",
+                "reason",
+                "limit",
+                "codec",
+                // Of listed groups only.
+                "group",
+                "topic",
+                "partition",
+            ];
             assert!(labels.iter().all(|label| bounded.contains(label)), "{name}");
         }
     }

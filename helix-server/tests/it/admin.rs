@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use helix_proto::log::v1::{AppendRequest, FetchRequest};
+use helix_proto::log::v1::{AppendRequest, CommitOffsetsRequest, FetchRequest};
 use helix_server::config::{AdminAddr, ServerConfig};
 use helix_server::metrics::METRICS;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use crate::groups::{TestMember, commit_at, groups};
 use crate::support::{TestServer, append_request, from_offset, reason, soon};
 use crate::trio::{Trio, TrioPlan, until};
 
@@ -240,6 +241,8 @@ async fn cluster_exports_every_metric_of_the_catalog() {
         let histogram = ["_bucket", "_sum", "_count"].into_iter().find_map(of_histogram);
         histogram.filter(|name| names.contains(&name.as_str())).unwrap_or(name)
     };
+    let client = trio.client();
+    client.admin().commit_group_offsets("readers", &[commit_at(0, 0)]).await.unwrap();
     // The nodes compare their clocks some time after the start.
     let (seen, traffic) = until("the clocks are compared", async || {
         let mut seen = std::collections::BTreeSet::new();
@@ -288,4 +291,26 @@ async fn node_that_waits_for_formation_is_not_ready() {
     assert_eq!(get(addr, "/livez").await.0, 200);
     assert_eq!(metrics(addr).await["helix_ready"], 0.0);
     starting.abort();
+}
+
+#[tokio::test]
+async fn groups_have_lag_members_and_the_time_of_the_last_commit() {
+    let server = in_memory().await;
+    server.append(&["a", "b", "c"]).await;
+    let commit = CommitOffsetsRequest {
+        group: "readers".to_owned(),
+        offsets: vec![commit_at(0, 1), commit_at(1, 0)],
+        ..CommitOffsetsRequest::default()
+    };
+    groups(&server).commit_offsets(commit).await.unwrap();
+    TestMember::new("a", &["default"]).until_owns(&server, 4).await;
+    let page = metrics(addr_of(&server)).await;
+    let of = |partition: u32| {
+        let labels = format!("group=\"readers\",topic=\"default\",partition=\"{partition}\"");
+        page.get(&format!("helix_group_lag_records{{{labels}}}")).copied()
+    };
+    assert_eq!([of(0), of(1), of(2)], [Some(2.0), Some(0.0), None]);
+    assert_eq!(page["helix_group_member_count{group=\"readers\"}"], 1.0);
+    assert!(page["helix_group_last_commit_timestamp_seconds{group=\"readers\"}"] > 1e9);
+    assert_eq!(page["helix_group_unlisted{shard=\"1\"}"], 0.0);
 }

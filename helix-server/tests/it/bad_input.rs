@@ -183,6 +183,7 @@ async fn invalid_values_get_documented_errors_and_other_clients_are_served() {
     }
     let stored = server.records(0, 0).await.len();
     assert_eq!(stored, 3 + rows::APPENDED, "no refused record is stored");
+    group_rows::check_unchanged(&server).await;
 }
 
 /// Well-known messages that are fields of our messages.

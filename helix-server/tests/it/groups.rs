@@ -235,6 +235,32 @@ async fn commits_are_fenced() {
 }
 
 #[tokio::test]
+async fn commit_with_too_much_metadata_changes_nothing() {
+    let server = TestServer::in_memory().await;
+    let add = AddPartitionsRequest {
+        name: "default".to_owned(),
+        partition_count: 13,
+        ..AddPartitionsRequest::default()
+    };
+    server.topics().add_partitions(add).await.unwrap();
+    commit_alone(&server, 0, 0).await.unwrap();
+    let metadata = "m".repeat(4 << 10);
+    let request = CommitOffsetsRequest {
+        group: GROUP.to_owned(),
+        offsets: (0..13)
+            .map(|number| CommittedOffset { metadata: metadata.clone(), ..commit_at(number, 0) })
+            .collect(),
+        ..CommitOffsetsRequest::default()
+    };
+    let refused = groups(&server).commit_offsets(request).await.unwrap_err();
+    assert_eq!(reason(&refused), R::InvalidArgument);
+    assert!(refused.message().contains("the limit is 49152"), "{refused:?}");
+    let found = offsets(&server).await;
+    assert_eq!(found.len(), 1);
+    assert!(found[0].committed.as_ref().unwrap().metadata.is_empty());
+}
+
+#[tokio::test]
 async fn silent_member_is_removed_at_its_session_timeout() {
     let server = TestServer::in_memory().await;
     let mut silent = TestMember::new("silent", &["default"]).with_timeout(1);

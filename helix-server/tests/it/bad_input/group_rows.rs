@@ -42,6 +42,20 @@ pub(super) async fn all(server: &TestServer) -> Vec<FieldCase> {
     [heartbeats(&member), commits(&member), seeks(), others()].into_iter().flatten().collect()
 }
 
+/// Checks that the calls have left one group with one member, which has what it had.
+pub(super) async fn check_unchanged(server: &TestServer) {
+    let mut groups = GroupServiceClient::new(server.channel.clone());
+    let listed = groups.list_groups(ListGroupsRequest::default()).await.unwrap().into_inner();
+    let names: Vec<_> = listed.groups.iter().map(|group| group.group.as_str()).collect();
+    assert_eq!(names, [GROUP]);
+    let describe = DescribeGroupRequest { group: GROUP.to_owned(), include_history: true };
+    let found = groups.describe_group(describe).await.unwrap().into_inner();
+    let members: Vec<_> = found.members.iter().map(|member| member.member_id.as_str()).collect();
+    assert_eq!((members, &found.members[0].topics), (vec!["m1"], &vec!["default".to_owned()]));
+    assert_eq!(found.members[0].owned.len(), 4);
+    assert!(found.partitions.iter().all(|it| it.offset.is_none() && it.history.is_empty()));
+}
+
 fn heartbeats(member: &Member) -> Vec<FieldCase> {
     let beat = || HeartbeatRequest { member_epoch: member.0, topics: Vec::new(), ..join() };
     let call = InvalidCall::Heartbeat;
@@ -96,6 +110,7 @@ fn heartbeats(member: &Member) -> Vec<FieldCase> {
             topics(vec!["no/topic".to_owned()]),
             Refused(R::InvalidArgument, "topics: \"no/topic\""),
         ),
+        (&["HeartbeatRequest.topics"], topics(vec!["default".to_owned(); 200]), Fine),
         (
             &["HeartbeatRequest.topics"],
             topics((0..10_000).map(|i| format!("t{i}")).collect()),
@@ -285,7 +300,49 @@ fn seeks() -> Vec<FieldCase> {
         ..SeekGroupRequest::default()
     };
     let call = InvalidCall::SeekGroup;
+    // A group without members, which must not be created.
+    let another = |offsets: Vec<CommittedOffset>| {
+        call(SeekGroupRequest { group: "another".to_owned(), offsets, ..good() })
+    };
+    let at = |partition: TopicPartition| {
+        another(vec![CommittedOffset { partition: Some(partition), ..offset(0) }])
+    };
     vec![
+        (
+            &["SeekGroupRequest.offsets"],
+            another((0..1_001).map(offset).collect()),
+            Refused(R::InvalidArgument, "offsets: must be 1..=1000, not 1001"),
+        ),
+        (
+            &["SeekGroupRequest.offsets"],
+            another(vec![offset(1), offset(1)]),
+            Refused(R::InvalidArgument, "default/1 is named twice"),
+        ),
+        (
+            &["CommittedOffset.partition"],
+            another(vec![CommittedOffset { partition: None, ..offset(0) }]),
+            Refused(R::InvalidArgument, "offsets.partition: is required"),
+        ),
+        (
+            &["CommittedOffset.metadata"],
+            another(vec![CommittedOffset { metadata: "m".repeat(4_097), ..offset(0) }]),
+            Refused(R::InvalidArgument, "offsets.metadata: must have at most 4096"),
+        ),
+        (
+            &["TopicPartition.partition"],
+            at(partition(9)),
+            Refused(R::PartitionNotFound, "default/9: "),
+        ),
+        (
+            &["TopicPartition.topic"],
+            at(TopicPartition { topic: "nowhere".to_owned(), ..partition(0) }),
+            Refused(R::TopicNotFound, "nowhere/0: "),
+        ),
+        (
+            &["TopicPartition.topic_id"],
+            at(TopicPartition { topic_id: u64::MAX, ..partition(0) }),
+            Refused(R::TopicRecreated, "default/0: "),
+        ),
         (
             &["SeekGroupRequest.group"],
             call(SeekGroupRequest { group: String::new(), ..good() }),
@@ -352,6 +409,11 @@ fn others() -> Vec<FieldCase> {
         (&["LeaveRequest.group"], leave("nowhere", "m1"), Fine),
         (&["LeaveRequest.member_id"], leave(GROUP, ""), Refused(R::InvalidArgument, "member_id")),
         (&["LeaveRequest.member_id"], leave(GROUP, "m2"), Fine),
+        (
+            &["LeaveRequest.member_id"],
+            leave(GROUP, &"x".repeat(65)),
+            Refused(R::InvalidArgument, "member_id: must have"),
+        ),
         (
             &["GetOffsetsRequest.group"],
             get(" "),

@@ -8,6 +8,7 @@ mod drain;
 mod failover;
 mod forming;
 mod gone;
+mod group_admin;
 mod groups;
 mod membership;
 mod paused;

@@ -1,0 +1,136 @@
+//! Arguments of `helix group`.
+
+use clap::{Args, Subcommand};
+
+use crate::position::{self, PositionArg};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum GroupSubcommand {
+    /// List consumer groups
+    List,
+    /// Show the members, partitions and lag of a group
+    ///
+    /// Tables shorten member ids; `-o wide` prints them whole.
+    Describe {
+        /// Name of the group
+        group: String,
+    },
+    /// Explain for each partition why no records arrive
+    Explain {
+        /// Name of the group
+        group: String,
+    },
+    /// Show the last changes of a group's offsets
+    History {
+        /// Name of the group
+        group: String,
+        /// Topic [default: all]
+        topic: Option<String>,
+    },
+    /// Set the offsets of a group in a topic
+    ///
+    /// Creates the group. Refused while the group has members. `--undo` takes back the last seek of
+    /// each partition; a second `--undo` restores it.
+    Seek(GroupSeekArgs),
+    /// Move all committed offsets of a group
+    ///
+    /// Refused while the group has members. `helix group seek --undo` takes it back.
+    Reset(GroupResetArgs),
+    /// Delete a group and its offsets
+    ///
+    /// Refused while the group has members.
+    Delete {
+        /// Name of the group
+        group: String,
+        /// Skip the confirmation
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+impl GroupSubcommand {
+    /// Returns the group that the command is about.
+    pub(crate) fn group(&self) -> Option<&str> {
+        match self {
+            Self::List => None,
+            Self::Describe { group }
+            | Self::Explain { group }
+            | Self::History { group, .. }
+            | Self::Delete { group, .. } => Some(group),
+            Self::Seek(args) => Some(&args.group),
+            Self::Reset(args) => Some(&args.group),
+        }
+    }
+
+    /// Returns the topic that the command is about.
+    pub(crate) fn topic(&self) -> Option<&str> {
+        match self {
+            Self::History { topic, .. } => topic.as_deref(),
+            Self::Seek(args) => args.topic.as_deref(),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GroupSeekArgs {
+    /// Name of the group
+    pub(crate) group: String,
+    /// Topic; optional with --undo
+    #[arg(required_unless_present_any = ["undo", "schema"])]
+    pub(crate) topic: Option<String>,
+    #[arg(
+        long,
+        value_name = "POSITION",
+        allow_hyphen_values = true,
+        required_unless_present_any = ["undo", "schema"],
+        conflicts_with = "undo",
+        help = "Next record to read: a position as in `consume --from`",
+        long_help = position::help("Next record to read")
+    )]
+    pub(crate) to: Option<PositionArg>,
+    /// Partitions [default: all]
+    #[arg(
+        short,
+        long = "partitions",
+        value_delimiter = ',',
+        value_name = "N,...",
+        conflicts_with = "undo"
+    )]
+    pub(crate) partitions: Vec<u32>,
+    /// Take back the last seek
+    #[arg(long)]
+    pub(crate) undo: bool,
+    #[command(flatten)]
+    pub(crate) change: OffsetChangeArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GroupResetArgs {
+    /// Name of the group
+    pub(crate) group: String,
+    #[arg(
+        long,
+        value_name = "POSITION",
+        allow_hyphen_values = true,
+        help = "Next record to read: a position as in `consume --from`",
+        long_help = position::help("Next record to read")
+    )]
+    pub(crate) to: PositionArg,
+    /// Only offsets whose records were deleted, or that are above the end
+    #[arg(long)]
+    pub(crate) unreadable: bool,
+    #[command(flatten)]
+    pub(crate) change: OffsetChangeArgs,
+}
+
+/// Arguments of each change of offsets.
+#[derive(Debug, Args)]
+pub(crate) struct OffsetChangeArgs {
+    /// Text for the history, at most 64 bytes [default: the user's name]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) by: Option<String>,
+    /// Show the change only; change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}

@@ -1,0 +1,115 @@
+//! `helix group`: list, describe, explain, history, seek, reset and delete.
+
+pub(crate) mod explain;
+mod names;
+pub(crate) mod rows;
+mod seek;
+pub(crate) mod topic_lag;
+
+use anyhow::Context;
+use helix_client::Client;
+
+use crate::args::{GlobalArgs, GroupSubcommand};
+use crate::commands::confirm::confirm;
+use crate::connect::connect;
+use crate::format::OutputFormat;
+use crate::output::{Output, message};
+use crate::units;
+use explain::GroupExplanation;
+use names::ShortNames;
+use rows::{GroupDescription, GroupRow, OffsetChangeRow, SoughtRow};
+
+pub(crate) async fn run(global: &GlobalArgs, command: &GroupSubcommand) -> anyhow::Result<()> {
+    let client = connect(global).await?;
+    let output = Output { format: global.output };
+    match command {
+        GroupSubcommand::List => {
+            let groups = client.admin().groups().await.context("list groups")?;
+            if groups.is_empty() && !global.quiet {
+                message!("no groups");
+            }
+            output.show(&groups.into_iter().map(GroupRow::from).collect::<Vec<_>>())
+        }
+        GroupSubcommand::Describe { group } => {
+            let found = describe(&client, group, false).await?;
+            let names = names(global, found.members.iter().map(|it| it.member_id.as_str()));
+            output.show(&GroupDescription::new(found, &names))
+        }
+        GroupSubcommand::Explain { group } => {
+            let found = describe(&client, group, false).await?;
+            let names = names(global, found.members.iter().map(|it| it.member_id.as_str()));
+            let explained = GroupExplanation::new(&found, &names);
+            output.show_as(&explained, || explained.text())
+        }
+        GroupSubcommand::History { group, topic } => {
+            let found = describe(&client, group, true).await?;
+            let is_brief = global.output == OutputFormat::Table;
+            let rows = OffsetChangeRow::all(found, topic.as_deref(), is_brief);
+            if rows.is_empty() && !global.quiet {
+                message!("no changes of offsets");
+            }
+            output.show(&rows)
+        }
+        GroupSubcommand::Seek(args) => {
+            let rows = seek::seek(&client, args).await?;
+            show_sought(global, output, &args.group, args.change.dry_run, &rows)
+        }
+        GroupSubcommand::Reset(args) => {
+            let rows = seek::reset(&client, args).await?;
+            show_sought(global, output, &args.group, args.change.dry_run, &rows)
+        }
+        GroupSubcommand::Delete { group, yes } => {
+            delete(&client, group, *yes).await?;
+            if !global.quiet {
+                message!("deleted {group}");
+            }
+            Ok(())
+        }
+    }
+}
+
+async fn describe(
+    client: &Client,
+    group: &str,
+    include_history: bool,
+) -> anyhow::Result<helix_client::proto::log::v1::DescribeGroupResponse> {
+    let found = client.admin().describe_group(group, include_history).await;
+    found.with_context(|| format!("describe {group}"))
+}
+
+/// Returns the names under which members are printed: whole ids where columns do not matter.
+fn names<'a>(global: &GlobalArgs, ids: impl Iterator<Item = &'a str>) -> ShortNames {
+    match global.output {
+        OutputFormat::Table => ShortNames::of(ids),
+        OutputFormat::Wide | OutputFormat::Json | OutputFormat::Jsonl => ShortNames::default(),
+    }
+}
+
+fn show_sought(
+    global: &GlobalArgs,
+    output: Output,
+    group: &str,
+    is_dry_run: bool,
+    rows: &Vec<SoughtRow>,
+) -> anyhow::Result<()> {
+    if !global.quiet {
+        match (rows.is_empty(), is_dry_run) {
+            (true, _) => message!("no offsets to change"),
+            (false, true) => message!("nothing was changed: a dry run"),
+            (false, false) => message!("take it back: helix group seek {group} --undo"),
+        }
+    }
+    output.show(rows)
+}
+
+async fn delete(client: &Client, group: &str, yes: bool) -> anyhow::Result<()> {
+    let context = || format!("delete {group}");
+    let found = client.admin().describe_group(group, false).await.with_context(context)?;
+    let offsets = found.partitions.iter().filter(|partition| partition.offset.is_some()).count();
+    // The service refuses to delete a group with members, so nothing is asked.
+    if found.members.is_empty() && offsets > 0 && !yes {
+        let offsets = units::count(offsets as u64);
+        confirm("group", group, &format!("this deletes {group} with {offsets} offsets"))?;
+    }
+    client.admin().delete_group(group).await.with_context(context)
+}

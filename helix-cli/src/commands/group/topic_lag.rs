@@ -1,0 +1,60 @@
+//! Lag of consumer groups in one topic, for `helix topic describe`.
+
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use helix_client::Client;
+use helix_client::proto::log::v1::{ErrorReason, GroupSummary};
+use schemars::JsonSchema;
+use serde::Serialize;
+use tokio::time::{Instant, timeout_at};
+
+use super::rows::state_name;
+use crate::output::message;
+
+/// Most groups that are asked for their offsets, in the order of their names.
+const GROUPS_MAX: i32 = 200;
+
+/// Groups that are asked at the same time.
+const CALLS_MAX: usize = 16;
+
+/// Time for all groups. A group without a coordinator must not hold back the description.
+const TIME_MAX: Duration = Duration::from_secs(3);
+
+/// Lag of a group in a topic.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct TopicGroupRow {
+    group: String,
+    state: &'static str,
+    member_count: u32,
+    /// Records behind the end; null if the group's coordinator did not answer.
+    lag: Option<u64>,
+}
+
+/// Returns the groups that have committed offsets in a topic.
+pub(crate) async fn of_topic(client: &Client, topic: &str, is_quiet: bool) -> Vec<TopicGroupRow> {
+    let deadline = Instant::now() + TIME_MAX;
+    let admin = client.admin();
+    // A cluster without groups, or without this service, has none to show.
+    let listed = timeout_at(deadline, admin.groups_page(GROUPS_MAX, "")).await;
+    let Ok(Ok((groups, next))) = listed else { return Vec::new() };
+    if !next.is_empty() && !is_quiet {
+        message!("the lag of the first {} groups is shown", groups.len());
+    }
+    let lag = |group: GroupSummary| {
+        let admin = &admin;
+        async move {
+            let offsets = timeout_at(deadline, admin.group_offsets(&group.group, &[topic])).await;
+            let lag = match offsets {
+                Ok(Ok(offsets)) if offsets.is_empty() => return None,
+                Ok(Ok(offsets)) => Some(offsets.iter().map(|it| it.lag).sum()),
+                Ok(Err(error)) if error.is(ErrorReason::GroupNotFound) => return None,
+                Ok(Err(_)) | Err(_) => None,
+            };
+            let state = state_name(group.state());
+            Some(TopicGroupRow { group: group.group, state, member_count: group.member_count, lag })
+        }
+    };
+    let found = stream::iter(groups).map(lag).buffered(CALLS_MAX);
+    found.filter_map(std::future::ready).collect().await
+}

@@ -1,0 +1,237 @@
+//! Administration of consumer groups: lists, descriptions, commits without a member, seeks.
+
+use helix_proto::log::v1::{
+    CommitOffsetsRequest, CommittedOffset, DeleteGroupRequest, DescribeGroupRequest,
+    DescribeGroupResponse, ErrorReason, GetOffsetsRequest, GroupSummary, ListGroupsRequest,
+    OffsetAndLag, SeekGroupRequest, SoughtOffset, TopicPartition,
+};
+
+use super::Admin;
+use crate::client::CallSpec;
+use crate::consumer::Position;
+use crate::error::Result;
+use crate::retry::Repeat;
+use crate::topic::TopicRef;
+
+/// Groups per page when all are listed.
+const PAGE_GROUPS: i32 = 1000;
+
+/// Partitions per seek, below the service's limits also with the longest topic name.
+const SEEK_PARTITIONS: usize = 1000;
+
+/// Settings of a seek.
+#[derive(Debug, Clone, Default)]
+pub struct SeekOptions {
+    /// Text for the history: the operator, or the reason. Up to 64 bytes.
+    pub by: String,
+    /// Only return what would change.
+    pub validate_only: bool,
+}
+
+/// Every method also fails with the last failure if no node, or the group's coordinator, can be
+/// reached within the request timeout.
+impl Admin {
+    /// Returns all groups, ordered by name, as some node knows them; it may lag.
+    ///
+    /// # Errors
+    /// The last failure if no node responds within the request timeout.
+    pub async fn groups(&self) -> Result<Vec<GroupSummary>> {
+        let mut groups = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let (page, next) = self.groups_page(PAGE_GROUPS, &page_token).await?;
+            groups.extend(page);
+            if next.is_empty() || next == page_token {
+                return Ok(groups);
+            }
+            page_token = next;
+        }
+    }
+
+    /// Returns a page of groups and the token of the next page, which is empty at the end.
+    ///
+    /// The empty token begins. The service may return fewer than `page_size` groups.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if `page_size` is negative.
+    pub async fn groups_page(
+        &self,
+        page_size: i32,
+        page_token: &str,
+    ) -> Result<(Vec<GroupSummary>, String)> {
+        let call = CallSpec::new("list groups", Repeat::Read);
+        let page = self.client.call_any(call, |node| {
+            let request = ListGroupsRequest { page_size, page_token: page_token.to_owned() };
+            async move { node.group().list_groups(request).await }
+        });
+        let page = page.await?;
+        Ok((page.groups, page.next_page_token))
+    }
+
+    /// Describes a group: members, epochs, and for each partition why no records arrive.
+    ///
+    /// With `include_history`, also the last changes of each committed offset.
+    ///
+    /// # Errors
+    /// `GROUP_NOT_FOUND`.
+    pub async fn describe_group(
+        &self,
+        group: &str,
+        include_history: bool,
+    ) -> Result<DescribeGroupResponse> {
+        let call = CallSpec::new("describe group", Repeat::Read);
+        let response = self.client.call_coordinator(group, call, |node| {
+            let request = DescribeGroupRequest { group: group.to_owned(), include_history };
+            async move { node.group().describe_group(request).await }
+        });
+        response.await
+    }
+
+    /// Returns the committed offsets of a group with their lag. An empty list selects all topics.
+    ///
+    /// # Errors
+    /// `GROUP_NOT_FOUND`.
+    pub async fn group_offsets(&self, group: &str, topics: &[&str]) -> Result<Vec<OffsetAndLag>> {
+        let topics: Vec<_> = topics.iter().map(|&topic| topic.to_owned()).collect();
+        let call = CallSpec::new("get group offsets", Repeat::Read);
+        let response = self.client.call_coordinator(group, call, |node| {
+            let request = GetOffsetsRequest { group: group.to_owned(), topics: topics.clone() };
+            async move { node.group().get_offsets(request).await }
+        });
+        Ok(response.await?.offsets)
+    }
+
+    /// Commits offsets of a group without members, all or none. Creates the group.
+    ///
+    /// # Errors
+    /// `GROUP_NOT_EMPTY` if the group has members, which `member_ids` of the error names;
+    /// `TOPIC_NOT_FOUND`, `PARTITION_NOT_FOUND`, `TOPIC_RECREATED`, `GROUP_LIMIT_REACHED`.
+    pub async fn commit_group_offsets(
+        &self,
+        group: &str,
+        offsets: &[CommittedOffset],
+    ) -> Result<()> {
+        let call = CallSpec::new("commit group offsets", Repeat::Always);
+        let response = self.client.call_coordinator(group, call, |node| {
+            let request = CommitOffsetsRequest {
+                group: group.to_owned(),
+                member_id: String::new(),
+                member_epoch: 0,
+                offsets: offsets.to_vec(),
+            };
+            async move { node.group().commit_offsets(request).await }
+        });
+        response.await.map(|_| ())
+    }
+
+    /// Sets offsets of a group without members, all or none. Creates the group.
+    ///
+    /// Not repeated if the outcome of an attempt is unknown: a second seek would make the first one
+    /// the offset that [`Admin::undo_group_seek`] restores.
+    ///
+    /// # Errors
+    /// As [`Admin::commit_group_offsets`]; `OFFSET_OUT_OF_RANGE` if an offset is neither readable
+    /// nor the high watermark.
+    pub async fn seek_group(
+        &self,
+        group: &str,
+        offsets: &[CommittedOffset],
+        options: &SeekOptions,
+    ) -> Result<Vec<SoughtOffset>> {
+        let request =
+            SeekGroupRequest { offsets: offsets.to_vec(), ..seek_request(group, options) };
+        self.send_seek(request).await
+    }
+
+    /// Takes back the last seek of each partition in `topics`; an empty list selects all topics.
+    ///
+    /// Taking back twice restores the seek. Returns the changed partitions.
+    ///
+    /// # Errors
+    /// `GROUP_NOT_FOUND`; `GROUP_NOT_EMPTY` as for [`Admin::seek_group`].
+    pub async fn undo_group_seek(
+        &self,
+        group: &str,
+        topics: &[&str],
+        options: &SeekOptions,
+    ) -> Result<Vec<SoughtOffset>> {
+        let request = SeekGroupRequest {
+            undo: true,
+            topics: topics.iter().map(|&topic| topic.to_owned()).collect(),
+            ..seek_request(group, options)
+        };
+        self.send_seek(request).await
+    }
+
+    /// Sets the offsets of a group without members to a position in partitions of a topic.
+    ///
+    /// An empty list selects all partitions. More than 1,000 partitions take several calls; if one
+    /// fails, the earlier ones stand.
+    ///
+    /// # Errors
+    /// As [`Admin::seek_group`].
+    pub async fn reset_group(
+        &self,
+        group: &str,
+        topic: impl Into<TopicRef<'_>>,
+        partitions: &[u32],
+        position: &Position,
+        options: &SeekOptions,
+    ) -> Result<Vec<SoughtOffset>> {
+        let TopicRef { name, id } = topic.into();
+        let topic = match id {
+            0 => TopicRef::with_id(name, self.topic(name).await?.topic_id),
+            _ => TopicRef::with_id(name, id),
+        };
+        let resolved = self.resolve_offsets(topic, partitions, position).await?;
+        let offset = |partition, offset| CommittedOffset {
+            partition: Some(TopicPartition {
+                topic: name.to_owned(),
+                partition,
+                topic_id: topic.id,
+            }),
+            offset,
+            metadata: String::new(),
+        };
+        let offsets: Vec<_> =
+            resolved.iter().map(|found| offset(found.partition, found.offset)).collect();
+        let mut sought = Vec::new();
+        for part in offsets.chunks(SEEK_PARTITIONS) {
+            sought.extend(self.seek_group(group, part, options).await?);
+        }
+        Ok(sought)
+    }
+
+    async fn send_seek(&self, request: SeekGroupRequest) -> Result<Vec<SoughtOffset>> {
+        let repeat = if request.validate_only { Repeat::Read } else { Repeat::UnlessApplied };
+        let call = CallSpec::new("seek group", repeat);
+        let response = self.client.call_coordinator(&request.group, call, |node| {
+            let request = request.clone();
+            async move { node.group().seek_group(request).await }
+        });
+        Ok(response.await?.offsets)
+    }
+
+    /// Deletes a group without members, with its offsets.
+    ///
+    /// # Errors
+    /// `GROUP_NOT_FOUND`; `GROUP_NOT_EMPTY` if the group has members.
+    pub async fn delete_group(&self, group: &str) -> Result<()> {
+        let call = CallSpec::new("delete group", Repeat::Always);
+        let result = self.client.call_coordinator(group, call, |node| {
+            let request = DeleteGroupRequest { group: group.to_owned() };
+            async move { node.group().delete_group(request).await }
+        });
+        match result.await {
+            // An attempt without a response has deleted it.
+            Err(error) if error.may_have_applied && error.is(ErrorReason::GroupNotFound) => Ok(()),
+            result => result.map(|_| ()),
+        }
+    }
+}
+
+/// Returns a request without its goal.
+fn seek_request(group: &str, options: &SeekOptions) -> SeekGroupRequest {
+    let SeekOptions { by, validate_only } = options.clone();
+    SeekGroupRequest { group: group.to_owned(), by, validate_only, ..SeekGroupRequest::default() }
+}
