@@ -337,8 +337,8 @@ pub(super) async fn open_shard0_repaired(
     }
 }
 
-/// Repairs the log of shard 0, and sends its entries to repairs of other replicas meanwhile. Returns
-/// once the log must be closed.
+/// Repairs the log of shard 0, and sends its entries to repairs of other replicas meanwhile.
+/// Returns once the log must be closed.
 async fn repair_shard0(
     hub: &Hub,
     unreplayed: &UnreplayedLog,

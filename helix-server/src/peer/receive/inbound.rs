@@ -390,9 +390,7 @@ fn check_target(route: &pb::Route, here: ReplicaId) -> Result<(), pb::Failure> {
     if target_replica == here {
         return Ok(());
     }
-    let why = format!(
-        "replica {target_replica:#x} of shard {shard_id} is not here; {here:#x} is"
-    );
+    let why = format!("replica {target_replica:#x} of shard {shard_id} is not here; {here:#x} is");
     Err(wire::failure(why, true))
 }
 
