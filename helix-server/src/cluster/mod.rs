@@ -45,6 +45,6 @@ pub use member_addresses::MemberAddresses;
 pub use members::{FIRST_GENERATION, Member, Members};
 pub use peer_messages::{EntryRange, ReplicaStatusReport};
 pub use reconcile::{ChangePhase, ShardProgress};
-pub use replica_status::ask_replica_status;
+pub use replica_status::{answer_without_node, ask_replica_status};
 pub use state::{ClusterLimits, ClusterState, RegisteredNode, is_topic_name};
 pub use topic_changes::TopicSpec;

@@ -1,14 +1,16 @@
 //! Status of a replica, exchanged between nodes for repair. A node with a damaged replica asks the
 //! other nodes about theirs and learns all that it must know before it takes part again.
 
+use bytes::Bytes;
+
 use super::client::Cluster;
 use super::member_addresses::MemberAddresses;
 use super::peer_messages::{
     EntryRange, PeerRequest, PeerResponse, ReplicaStatusReport, ReplicaStatusRequest,
 };
 use crate::limits;
-use crate::peer::Hub;
-use crate::raft::{ElectionState, Replica, ReplicaId, ReplicaRole};
+use crate::peer::{HeldLog, Hub};
+use crate::raft::{ElectionState, Replica, ReplicaId, ReplicaRole, decode_vote};
 
 /// Asks a node for the status of its replica of a shard. `resetting_replica` is the replica of this
 /// node if it has lost its log and starts again. Returns `None` if the node does not respond or
@@ -27,6 +29,20 @@ pub async fn ask_replica_status(
         Ok(Ok(PeerResponse::ReplicaStatus(report))) => Some(report),
         Ok(Ok(_) | Err(_)) | Err(_) => None,
     }
+}
+
+/// Answers a request of another node while this node has no cluster state yet: only the status of
+/// a log that cannot be replayed is known.
+///
+/// # Errors
+/// The reason why there is no answer, as text for operators.
+pub fn answer_without_node(hub: &Hub, request: Bytes) -> Result<Bytes, String> {
+    let PeerRequest::ReplicaStatus(request) = PeerRequest::decode(request)? else {
+        return Err("the node is not serving yet".to_owned());
+    };
+    let report = report_held(hub, request.shard_id);
+    let report = report.ok_or("the node is not serving this shard yet")?;
+    Ok(PeerResponse::ReplicaStatus(report).encode())
 }
 
 impl Cluster {
@@ -51,7 +67,7 @@ impl Cluster {
                 Ok(report) => {
                     PeerResponse::ReplicaStatus(ReplicaStatusReport { addresses, ..report })
                 }
-                Err(why) => PeerResponse::Unknown(why),
+                Err(why) => self.held_replica_status(shard_id, why),
             };
         }
         let report = match self.shard(shard_id) {
@@ -61,8 +77,40 @@ impl Cluster {
             }),
             Err(error) => Err(error.to_string()),
         };
-        report.map_or_else(PeerResponse::Unknown, PeerResponse::ReplicaStatus)
+        match report {
+            Ok(report) => PeerResponse::ReplicaStatus(report),
+            Err(why) => self.held_replica_status(shard_id, why),
+        }
     }
+
+    /// Returns the status of a log whose replica does not run, or the reason why it does not.
+    fn held_replica_status(&self, shard_id: u64, why: String) -> PeerResponse {
+        match report_held(&self.hub, shard_id) {
+            Some(report) => PeerResponse::ReplicaStatus(report),
+            None => PeerResponse::Unknown(why),
+        }
+    }
+}
+
+/// Reads the status of a log whose replica does not run: it is damaged and does not vote, but sends
+/// entries to repairs. Its vote is durable, so its term is the one of its last vote.
+fn report_held(hub: &Hub, shard_id: u64) -> Option<ReplicaStatusReport> {
+    let HeldLog { replica_id, wal, reads } = hub.held_log(shard_id)?;
+    let state = wal.state();
+    let vote = state.vote.map(|bytes| decode_vote(&bytes)).transpose().ok()?;
+    let synced = state.synced.unwrap_or_default();
+    let damage = reads.damage();
+    let ranges = damage.iter().filter_map(|found| wal.entries_of_file(&found.file));
+    Some(ReplicaStatusReport {
+        term: vote.map_or(0, |vote| vote.leader_id.term),
+        last_index: state.last.map_or(0, |id| id.index),
+        is_damaged: true,
+        replica_id,
+        synced_term: synced.term,
+        synced_index: synced.index,
+        damaged_ranges: ranges.map(|(first, last)| EntryRange { first, last }).collect(),
+        ..ReplicaStatusReport::default()
+    })
 }
 
 /// Reads the status of a replica of this node.

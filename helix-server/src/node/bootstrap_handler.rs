@@ -11,8 +11,8 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Node, NodeSettings};
 use crate::clock::Clock;
-use crate::cluster::FIRST_GENERATION;
-use crate::peer::{FormCluster, Hello, HelloRequest, JoinCluster, PeerHandler};
+use crate::cluster::{FIRST_GENERATION, answer_without_node};
+use crate::peer::{FormCluster, Hello, HelloRequest, Hub, JoinCluster, PeerHandler};
 use crate::raft::{ReplicaId, replica_id};
 use crate::sync;
 
@@ -38,6 +38,7 @@ pub(super) struct BootstrapHandler {
     request_sender: mpsc::Sender<PendingBootstrap>,
     pub(super) bootstrap_requests: tokio::sync::Mutex<mpsc::Receiver<PendingBootstrap>>,
     node: OnceLock<Weak<Node>>,
+    hub: OnceLock<Weak<Hub>>,
 }
 
 #[derive(Default)]
@@ -63,6 +64,7 @@ impl BootstrapHandler {
             request_sender,
             bootstrap_requests: tokio::sync::Mutex::new(bootstrap_requests),
             node: OnceLock::new(),
+            hub: OnceLock::new(),
         })
     }
 
@@ -88,6 +90,12 @@ impl BootstrapHandler {
     pub(super) fn attach_node(&self, node: &Arc<Node>) {
         // Ignored: a node is opened once.
         let _ = self.node.set(Arc::downgrade(node));
+    }
+
+    /// Sets the hub, which knows the logs that cannot be replayed before the node exists.
+    pub(super) fn attach_hub(&self, hub: &Arc<Hub>) {
+        // Ignored: a node has one hub.
+        let _ = self.hub.set(Arc::downgrade(hub));
     }
 
     /// Returns whether no peers are configured.
@@ -181,10 +189,13 @@ impl PeerHandler for BootstrapHandler {
     }
 
     fn call(&self, _from: u64, request: Bytes) -> BoxFuture<'static, Result<Bytes, String>> {
-        let node = self.node();
+        let (node, hub) = (self.node(), self.hub.get().and_then(Weak::upgrade));
         Box::pin(async move {
-            let node = node.ok_or_else(|| "the node is not serving yet".to_owned())?;
-            node.cluster.handle_request(request).await
+            match (node, hub) {
+                (Some(node), _) => node.cluster.handle_request(request).await,
+                (None, Some(hub)) => answer_without_node(&hub, request),
+                (None, None) => Err("the node is not serving yet".to_owned()),
+            }
         })
     }
 }

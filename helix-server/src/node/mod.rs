@@ -61,7 +61,7 @@ use open::{ShardContext, StartupPeers, directory, existing_shards, open_cluster,
 pub use readiness::Unready;
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
 use shard_slots::{ShardSlot, ShardSlots};
-use unreplayed::OpenFailure;
+use unreplayed::{OpenFailure, UnreplayedLogs};
 
 /// Durability of the node's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +95,8 @@ pub struct Node {
     cluster_id: String,
     cluster: Cluster,
     shards: ShardSlots,
+    /// Logs of data shards that cannot be replayed.
+    unreplayed: UnreplayedLogs,
     /// Identity of this node's logs; its shard id is 0.
     identity: LogIdentity,
     handler: Arc<BootstrapHandler>,
@@ -137,6 +139,7 @@ impl Node {
             timing: ElectionTiming::new(settings.election_timeout),
         };
         let hub = Hub::new(hub_settings, handler.clone());
+        handler.attach_hub(&hub);
         let node = Self::open_with(settings, handler, hub, None).await?;
         node.settle().await?;
         Ok(node)
@@ -162,6 +165,7 @@ impl Node {
             timing: ElectionTiming::new(settings.election_timeout),
         };
         let hub = Hub::over(network.dialer(), hub_settings, handler.clone());
+        handler.attach_hub(&hub);
         let stop = CancellationToken::new();
         let serving = tokio::spawn(network.serve(hub.clone(), stop.clone()));
         let guard = stop.clone().drop_guard();
@@ -227,7 +231,7 @@ impl Node {
             draining: &draining,
             metrics: &metrics,
         };
-        let slots = ShardSlots::default();
+        let (slots, unreplayed) = (ShardSlots::default(), UnreplayedLogs::default());
         let has_other_replicas = cluster.has_other_replicas().await;
         let named = cluster.machine().read(|state| state.shards().clone());
         for shard_id in existing.union(&named).copied() {
@@ -237,12 +241,13 @@ impl Node {
             let opened = match opened {
                 Err(OpenFailure::Replay(log)) if has_other_replicas => {
                     // Repaired once the node runs: `repair` reopens stopped shards.
-                    let what = log.close(&logs).await.to_string();
+                    let what = log.damage(&logs).to_string();
+                    unreplayed.hold(&hub, log);
                     tracing::error!(shard_id, %what, "the replay of a log met damage");
                     slots.set(shard_id, ShardSlot::Stopped(what));
                     continue;
                 }
-                Err(failure) => Err(failure.into_error(&logs).await),
+                Err(failure) => Err(failure.into_error(&hub, &logs).await),
                 Ok(shard) => Ok(shard),
             };
             let slot = match opened {
@@ -268,6 +273,7 @@ impl Node {
             cluster_id: format!("{:032x}", formed.identity.cluster),
             cluster,
             shards: slots,
+            unreplayed,
             identity: formed.identity.clone(),
             handler: handler.clone(),
             reopening: tokio::sync::Mutex::default(),
@@ -499,6 +505,7 @@ impl Node {
         // Concurrently, so that a hanging disk delays the shutdown once.
         let shards = self.shards();
         join_all(shards.iter().map(|shard| shard.close())).await;
+        self.unreplayed.close_all(&self.hub, &self.logs()).await;
         self.hub.stop_shard(0);
         self.cluster.replica().close().await;
         self.hub.close();

@@ -14,7 +14,7 @@ use crate::cluster::{Bootstrap, Cluster, ClusterMachine, FIRST_GENERATION};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::metrics::Metrics;
-use crate::peer::Hub;
+use crate::peer::{HeldLog, Hub};
 use crate::raft::{Replica, ReplicaId, ReplicaSettings, replica_id};
 use crate::shard::{EndpointLookup, Shard, ShardSettings};
 
@@ -86,7 +86,8 @@ pub(super) async fn open_shard0_replica(
             Ok(replica)
         }
         Err(error) => {
-            let log = UnreplayedLog { shard_id: 0, own: replica_id, wal, reads, error };
+            let log = HeldLog { replica_id, wal, reads };
+            let log = UnreplayedLog { shard_id: 0, log, error };
             Err(OpenFailure::of(logs, log).await)
         }
     }
@@ -192,7 +193,8 @@ pub(super) async fn open_shard(
     match Shard::open(settings).await {
         Ok(shard) => Ok(shard),
         Err(error) => {
-            let log = UnreplayedLog { shard_id, own, wal, reads, error };
+            let log = HeldLog { replica_id: own, wal, reads };
+            let log = UnreplayedLog { shard_id, log, error };
             Err(OpenFailure::of(logs, log).await)
         }
     }

@@ -152,7 +152,7 @@ impl ShardSupervisor {
         // Read before the others are asked: they may only get ahead meanwhile.
         let own = DamagedReplica { id: replica.id(), is_leader, kind, last: last_entry(replica) };
         let configs = replica.membership().configs;
-        let reports = ask_voters(node, shard_id, own.id, &configs).await;
+        let reports = ask_others(node, shard_id, own.id, &configs).await;
         match next_step(&own, &configs, &reports) {
             RepairStep::TransferTo(to) => {
                 let to = node_of(to);
@@ -251,20 +251,24 @@ fn has_other_voters(replica: &Replica) -> bool {
     replica.voters().into_iter().any(|id| id != replica.id())
 }
 
-/// Returns what the voters of a shard report about themselves, by replica id. Nodes that do not
-/// state the id of their replica are left out: it may be the voter's successor.
-async fn ask_voters(
+/// Returns what the other replicas of a shard report about themselves, by replica id. Nodes that do
+/// not state the id of their replica are left out: it may be the voter's successor.
+async fn ask_others(
     node: &Node,
     shard_id: u64,
     own: ReplicaId,
     configs: &[BTreeSet<ReplicaId>],
 ) -> BTreeMap<ReplicaId, VoterReport> {
     let voters: BTreeSet<ReplicaId> = configs.iter().flatten().copied().collect();
-    let nodes: BTreeSet<u64> = voters.iter().map(|id| node_of(*id)).collect();
-    let others = nodes.into_iter().filter(|id| *id != node_of(own));
-    of_voters(ask_replicas(node, shard_id, others).await.values(), &voters)
+    let peers = node.hub.peers().into_iter().map(|peer| peer.node_id);
+    let reports = ask_replicas(node, shard_id, peers.filter(|id| *id != node_of(own))).await;
+    let all = reports.values().map(|it| it.replica_id).filter(|id| *id != 0).collect();
+    let mut by_id = of_voters(reports.values(), &all);
+    by_id.extend(of_voters(reports.values(), &voters));
+    by_id
 }
 
+/// Returns the reports of these replicas, by replica id.
 pub(super) fn of_voters<'a>(
     reports: impl Iterator<Item = &'a ReplicaStatusReport>,
     voters: &BTreeSet<ReplicaId>,
@@ -424,7 +428,7 @@ impl Node {
         };
         let configs = closed.membership().configs;
         for _ in 0..CONFIRM_CHECKS {
-            let reports = ask_voters(self, shard_id, own.id, &configs).await;
+            let reports = ask_others(self, shard_id, own.id, &configs).await;
             match missing_majority(&own, &configs, &reports) {
                 None => return true,
                 Some(why) => tracing::info!(shard_id, why, "not giving up the damaged log yet"),
@@ -510,7 +514,7 @@ impl Node {
                 let opened = open_shard0_replica(&logs, log, &self.hub, machine).await;
                 match opened {
                     Ok(replica) => replica,
-                    Err(failure) => return Err(failure.into_error(&logs).await),
+                    Err(failure) => return Err(failure.into_error(&self.hub, &logs).await),
                 }
             }
             false => {

@@ -31,7 +31,7 @@ pub(super) struct DamagedReplica {
     pub(super) last: LogId,
 }
 
-/// Report of another voter about itself, under its own replica id.
+/// Report of another replica about itself, under its own replica id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct VoterReport {
     /// Last durable entry.
@@ -76,7 +76,8 @@ pub(super) enum RepairStep {
 }
 
 /// Returns the next step. `configs` are the sets of voters that each need a majority. `reports` has
-/// the voters that answered; all others count as lost.
+/// the replicas that answered; all other voters count as lost. Any replica may send entries, also a
+/// learner: term and index stand for the content of an entry.
 pub(super) fn next_step(
     own: &DamagedReplica,
     configs: &[BTreeSet<ReplicaId>],
@@ -93,9 +94,9 @@ pub(super) fn next_step(
     match own.kind {
         DamageKind::InPlace => {
             let mut from: Vec<(ReplicaId, &VoterReport)> =
-                others().map(|(id, it)| (*id, it)).collect();
+                reports.iter().filter(|(id, _)| **id != own.id).map(|(id, it)| (*id, it)).collect();
             if from.is_empty() {
-                return RepairStep::Wait("no other voter responds".to_owned());
+                return RepairStep::Wait("no other replica responds".to_owned());
             }
             // Also replicas that lack something have most entries: each range is tried everywhere.
             from.sort_by_key(|(id, it)| (!it.is_whole(), std::cmp::Reverse(it.last), *id));

@@ -15,6 +15,9 @@ enum Voter {
     DamagedShared,
     /// Damaged in a block of its own that only a new log replaces.
     NeedsNewLog,
+    /// As [`Self::DamagedHere`], but above its checkpoint and met by a start: it neither votes nor
+    /// serves, but sends entries to repairs.
+    Unreplayed,
     Behind,
     Fetching,
     InRepair,
@@ -23,11 +26,12 @@ enum Voter {
     Gone,
 }
 
-const STATES: [Voter; 9] = [
+const STATES: [Voter; 10] = [
     Voter::Whole,
     Voter::DamagedHere,
     Voter::DamagedShared,
     Voter::NeedsNewLog,
+    Voter::Unreplayed,
     Voter::Behind,
     Voter::Fetching,
     Voter::InRepair,
@@ -66,7 +70,9 @@ impl Model {
     fn has(&self, voter: usize, block: Block) -> bool {
         match self.voters[voter] {
             Voter::Whole => true,
-            Voter::DamagedHere | Voter::NeedsNewLog => block != Block::Own(voter),
+            Voter::DamagedHere | Voter::NeedsNewLog | Voter::Unreplayed => {
+                block != Block::Own(voter)
+            }
             Voter::DamagedShared => block != Block::Shared,
             Voter::Behind => block != Block::Tail,
             // Fetched records are not part of a log yet.
@@ -75,7 +81,8 @@ impl Model {
     }
 
     fn votes(&self, voter: usize) -> bool {
-        !matches!(self.voters[voter], Voter::InRepair | Voter::Replaced | Voter::Gone)
+        let silent = [Voter::InRepair, Voter::Replaced, Voter::Gone, Voter::Unreplayed];
+        !silent.contains(&self.voters[voter])
     }
 
     fn holders(&self, block: Block) -> usize {
@@ -97,9 +104,10 @@ impl Model {
         let report = |(number, voter): (usize, &Voter)| {
             let report = match voter {
                 Voter::Whole => whole,
-                Voter::DamagedHere | Voter::DamagedShared | Voter::NeedsNewLog => {
-                    VoterReport { is_damaged: true, ..whole }
-                }
+                Voter::DamagedHere
+                | Voter::DamagedShared
+                | Voter::NeedsNewLog
+                | Voter::Unreplayed => VoterReport { is_damaged: true, ..whole },
                 Voter::Behind => VoterReport { last: behind, ..whole },
                 Voter::Fetching => VoterReport { last: behind, is_fetching: true, ..whole },
                 Voter::InRepair => VoterReport { last: behind, in_repair: true, ..whole },
@@ -119,7 +127,9 @@ impl Model {
 
     fn kind(&self, voter: usize) -> Option<DamageKind> {
         match self.voters[voter] {
-            Voter::DamagedHere | Voter::DamagedShared => Some(DamageKind::InPlace),
+            Voter::DamagedHere | Voter::DamagedShared | Voter::Unreplayed => {
+                Some(DamageKind::InPlace)
+            }
             Voter::NeedsNewLog => Some(DamageKind::NeedsNewLog),
             _ => None,
         }
@@ -288,6 +298,21 @@ fn every_step_is_taken_somewhere() {
     assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
 }
 
+/// Two logs of three cannot be replayed, and the third replica is lost for good. There is no leader
+/// and no majority, but each of the two has what the other lacks.
+#[test]
+fn logs_that_cannot_be_replayed_repair_each_other_without_a_leader() {
+    for lost in [Voter::Gone, Voter::Replaced, Voter::InRepair] {
+        let voters = vec![Voter::Unreplayed, Voter::Unreplayed, lost];
+        let mut model = Model { voters, leader: None };
+        for voter in [0, 1] {
+            let step = model.step_of(voter).unwrap();
+            assert!(model.take(voter, &step), "{model:?}: {voter} takes {step:?}");
+        }
+        assert!(model.has_quorum(), "{model:?}");
+    }
+}
+
 fn step(own: DamagedReplica, reports: &[(ReplicaId, VoterReport)]) -> RepairStep {
     next_step(&own, &[[id(0), id(1), id(2)].into()], &reports.iter().copied().collect())
 }
@@ -309,7 +334,7 @@ fn successor_of_a_lost_replica_does_not_count_for_it() {
         "{waits:?}"
     );
     let in_place = step(damaged(false, DamageKind::InPlace), &reports);
-    assert_eq!(in_place, RepairStep::RepairInPlace(vec![id(2)]), "a learner is no source");
+    assert_eq!(in_place, RepairStep::RepairInPlace(vec![id(2), learner]), "it may have entries");
     let to = step(damaged(true, DamageKind::InPlace), &reports[..1]);
     assert!(matches!(to, RepairStep::Wait(_)), "{to:?}");
 }

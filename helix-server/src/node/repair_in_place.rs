@@ -140,11 +140,11 @@ impl EntrySources<'_> {
         let mut rest = run;
         while let (Some(first), Some(last)) = (rest.first(), rest.last()) {
             let theirs = self.theirs(first.index, &refusals)?;
-            let (after, upto) = (first.index.saturating_sub(1), last.index);
+            let range = first.index..=last.index;
             let mut refused = format!("node {} does not have it", node_of(theirs));
-            let fetching = self.hub.fetch_entries(self.shard_id, self.own, theirs, after, upto);
+            let fetching = self.hub.fetch_entries(self.shard_id, self.own, theirs, range);
             match fetching.await {
-                Ok((entries, _)) => {
+                Ok(entries) => {
                     for entry in entries {
                         // The id stands for the bytes, whose checksums were verified.
                         if run.contains(&entry.id) {

@@ -1,13 +1,13 @@
 //! Repairs a log that opens, but whose replay meets damage above the last checkpoint. Its replica
 //! cannot run, so it neither votes nor serves. It still has entries that it acknowledged: sealed
 //! segments are repaired in place, and the log is given up only by the rule of `repair_decision`.
+//! Until then the log stays open and sends its entries to repairs of other replicas, so that two
+//! such logs repair each other without a leader.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-
-use helix_wal::Wal;
 
 use super::logs::{LogIdentity, NodeLogs, OpenLog, SHORTAGE_PAUSE};
 use super::open::{ShardContext, open_or_rebuild, open_shard0_replica};
@@ -18,9 +18,10 @@ use super::repair_decision::{
 use super::repair_in_place::{DamagedLog, InPlaceOutcome};
 use crate::cluster::{ClusterMachine, ReplicaStatusReport, ask_replica_status};
 use crate::error::{Error, Result};
-use crate::peer::Hub;
-use crate::raft::{DiskReads, Replica, ReplicaId};
+use crate::peer::{HeldLog, Hub};
+use crate::raft::{Replica, ReplicaId};
 use crate::shard::Shard;
+use crate::sync;
 
 /// Pause between two attempts to open shard 0.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -35,10 +36,34 @@ const REPAIRS_MAX: u32 = 16;
 #[derive(Debug)]
 pub(super) struct UnreplayedLog {
     pub(super) shard_id: u64,
-    pub(super) own: ReplicaId,
-    pub(super) wal: Wal,
-    pub(super) reads: DiskReads,
+    pub(super) log: HeldLog,
     pub(super) error: io::Error,
+}
+
+/// The open logs of data shards whose replicas did not open, by shard id. They stay open between
+/// the attempts to repair them, since other replicas may need their entries.
+#[derive(Debug, Default)]
+pub(super) struct UnreplayedLogs(Mutex<BTreeMap<u64, UnreplayedLog>>);
+
+impl UnreplayedLogs {
+    /// Keeps a log open, and sends its entries to repairs of other replicas.
+    pub(super) fn hold(&self, hub: &Hub, log: UnreplayedLog) {
+        hub.hold_log(log.shard_id, log.log.clone());
+        sync::lock(&self.0).insert(log.shard_id, log);
+    }
+
+    /// Returns the log of a shard, which other replicas may still read.
+    fn take(&self, shard_id: u64) -> Option<UnreplayedLog> {
+        sync::lock(&self.0).remove(&shard_id)
+    }
+
+    /// Closes all logs.
+    pub(super) async fn close_all(&self, hub: &Hub, logs: &NodeLogs<'_>) {
+        let all = std::mem::take(&mut *sync::lock(&self.0));
+        for log in all.into_values() {
+            log.close(hub, logs).await;
+        }
+    }
 }
 
 /// Why a replica is not open.
@@ -56,26 +81,33 @@ impl From<Error> for OpenFailure {
 }
 
 impl UnreplayedLog {
-    /// Closes the log and returns the error.
-    pub(super) async fn close(self, logs: &NodeLogs<'_>) -> Error {
-        logs.close_unopened(self.shard_id, &self.wal, &self.reads, &self.error).await
+    /// Describes the damage.
+    pub(super) fn damage(&self, logs: &NodeLogs<'_>) -> Error {
+        logs.damaged(self.shard_id, &self.error.to_string())
+    }
+
+    /// Closes the log, which no other replica can read from now on, and returns the error.
+    async fn close(self, hub: &Hub, logs: &NodeLogs<'_>) -> Error {
+        hub.release_log(self.shard_id);
+        let HeldLog { wal, reads, .. } = &self.log;
+        logs.close_unopened(self.shard_id, wal, reads, &self.error).await
     }
 }
 
 impl OpenFailure {
     /// Keeps the log open if its replay met damage; closes it otherwise.
     pub(super) async fn of(logs: &NodeLogs<'_>, log: UnreplayedLog) -> Self {
-        match helix_wal::Error::shortage_of(&log.error).is_none() && !log.reads.damage().is_empty()
-        {
+        let UnreplayedLog { shard_id, log: HeldLog { wal, reads, .. }, error } = &log;
+        match helix_wal::Error::shortage_of(error).is_none() && !reads.damage().is_empty() {
             true => Self::Replay(log),
-            false => Self::Other(log.close(logs).await),
+            false => Self::Other(logs.close_unopened(*shard_id, wal, reads, error).await),
         }
     }
 
     /// Closes the log if it is open and returns the error.
-    pub(super) async fn into_error(self, logs: &NodeLogs<'_>) -> Error {
+    pub(super) async fn into_error(self, hub: &Hub, logs: &NodeLogs<'_>) -> Error {
         match self {
-            Self::Replay(log) => log.close(logs).await,
+            Self::Replay(log) => log.close(hub, logs).await,
             Self::Other(error) => error,
         }
     }
@@ -90,6 +122,9 @@ pub(super) enum UnreplayedStep {
     GiveUpLog,
     /// Nothing helps now; the reason is for operators.
     Wait(String),
+    /// As [`Self::Wait`], and no leader with settled voters responds, so that the rule for giving
+    /// up the log cannot be checked.
+    WaitForLeader(String),
     /// No other replica responds.
     Alone,
 }
@@ -131,7 +166,7 @@ async fn repair_or_decide(
     may_give_up: bool,
     on_progress: &(dyn Fn(String) + Sync),
 ) -> UnreplayedStep {
-    let UnreplayedLog { shard_id, own, wal, reads, .. } = log;
+    let UnreplayedLog { shard_id, log: HeldLog { replica_id: own, wal, reads }, .. } = log;
     let requests =
         hub.peers().into_iter().map(|it| ask_replica_status(hub, it.node_id, *shard_id, None));
     let reports = futures_util::future::join_all(requests).await;
@@ -172,7 +207,9 @@ async fn repair_or_decide(
     let leader = reports.iter().filter(|it| it.is_leader).max_by_key(|it| it.term);
     // Not replayed, this log does not know the voters. The leader does.
     let Some(leader) = leader.filter(|it| it.is_settled) else {
-        return UnreplayedStep::Wait(format!("{why}; no leader with settled voters responds"));
+        return UnreplayedStep::WaitForLeader(format!(
+            "{why}; no leader with settled voters responds"
+        ));
     };
     let voters: BTreeSet<ReplicaId> = leader.voters.iter().copied().collect();
     let by_id = of_voters(reports.iter(), &voters);
@@ -195,12 +232,22 @@ impl super::Node {
         let shard_id = identity.shard_id;
         let is_single_node = !self.cluster.has_other_replicas().await;
         for _ in 0..REPAIRS_MAX {
-            let opened = open_or_rebuild(logs, None, identity.clone(), context, is_single_node);
-            let log = match opened.await {
-                Ok(shard) => return Ok(shard),
-                Err(OpenFailure::Replay(log)) if !is_single_node => log,
-                Err(failure) => return Err(failure.into_error(logs).await),
+            let log = match self.unreplayed.take(shard_id) {
+                Some(log) if log.log.wal.is_open() => log,
+                ended => {
+                    if let Some(ended) = ended {
+                        ended.close(&self.hub, logs).await;
+                    }
+                    let identity = identity.clone();
+                    let opened = open_or_rebuild(logs, None, identity, context, is_single_node);
+                    match opened.await {
+                        Ok(shard) => return Ok(shard),
+                        Err(OpenFailure::Replay(log)) if !is_single_node => log,
+                        Err(failure) => return Err(failure.into_error(&self.hub, logs).await),
+                    }
+                }
             };
+            self.hub.hold_log(shard_id, log.log.clone());
             let on_progress = |progress| self.note_repair(shard_id, Some(progress));
             let step = tokio::select! {
                 biased;
@@ -209,23 +256,23 @@ impl super::Node {
                 }
                 step = repair_or_decide(&self.hub, &log, may_give_up, &on_progress) => step,
             };
-            let error = log.close(logs).await;
-            match step {
+            let why = match step {
                 UnreplayedStep::OpenAgain(files) => {
                     (0..files).for_each(|_| self.count_repaired(shard_id));
+                    log.close(&self.hub, logs).await;
+                    continue;
                 }
                 UnreplayedStep::GiveUpLog => {
+                    let error = log.close(&self.hub, logs).await;
                     logs.quarantine(shard_id, &error.to_string(), Some(&identity)).await?;
+                    continue;
                 }
-                UnreplayedStep::Wait(why) => {
-                    let what = format!("{error}; repair waits: {why}");
-                    return Err(Error::Unusable { what });
-                }
-                UnreplayedStep::Alone => {
-                    let what = format!("{error}; repair waits: no other replica responds");
-                    return Err(Error::Unusable { what });
-                }
-            }
+                UnreplayedStep::Wait(why) | UnreplayedStep::WaitForLeader(why) => why,
+                UnreplayedStep::Alone => "no other replica responds".to_owned(),
+            };
+            let what = format!("{}; repair waits: {why}", log.damage(logs));
+            self.unreplayed.hold(&self.hub, log);
+            return Err(Error::Unusable { what });
         }
         Err(logs.unusable(shard_id, "its replay keeps meeting damage after repairs"))
     }
@@ -252,7 +299,7 @@ pub(super) async fn open_shard0_repaired(
                 machine.replay_from(log.wal.clone());
                 continue;
             }
-            Err(failure) if is_single_node => return Err(failure.into_error(logs).await),
+            Err(failure) if is_single_node => return Err(failure.into_error(hub, logs).await),
             Err(OpenFailure::Replay(unreplayed)) => {
                 let what = unreplayed.error.to_string();
                 (Some(unreplayed), what)
@@ -260,22 +307,18 @@ pub(super) async fn open_shard0_repaired(
             Err(OpenFailure::Other(Error::CorruptLog { what })) => (None, what),
             Err(OpenFailure::Other(error)) => return Err(error),
         };
-        attempt += 1;
-        let step = match unreplayed {
-            None => UnreplayedStep::GiveUpLog,
+        let action = match unreplayed {
+            None => Shard0Action::GiveUpLog,
             Some(unreplayed) => {
-                let may_give_up = attempt >= opening.attempts().min(FETCH_ATTEMPTS);
-                let step = repair_or_decide(hub, &unreplayed, may_give_up, &|_| {}).await;
-                unreplayed.close(logs).await;
-                step
+                let action = repair_shard0(hub, &unreplayed, opening, &mut attempt, &mut repairs);
+                let action = action.await;
+                unreplayed.close(hub, logs).await;
+                action
             }
         };
-        match after_step(step, opening, &mut attempt, &mut repairs) {
+        match action {
             Shard0Action::OpenAgain => {}
-            Shard0Action::Pause(why) => {
-                tracing::warn!(shard_id = 0, why, "the log is damaged; repair waits");
-                tokio::time::sleep(RETRY_PAUSE).await;
-            }
+            Shard0Action::Pause(_) => tokio::time::sleep(RETRY_PAUSE).await,
             Shard0Action::KeepsMeetingDamage => {
                 let why = "its replay keeps meeting damage after repairs";
                 return Err(logs.unusable(0, why));
@@ -294,11 +337,39 @@ pub(super) async fn open_shard0_repaired(
     }
 }
 
+/// Repairs the log of shard 0, and sends its entries to repairs of other replicas meanwhile.
+/// Returns once the log must be closed.
+async fn repair_shard0(
+    hub: &Hub,
+    unreplayed: &UnreplayedLog,
+    opening: Shard0Opening,
+    attempt: &mut u32,
+    repairs: &mut u32,
+) -> Shard0Action {
+    hub.hold_log(0, unreplayed.log.clone());
+    let mut last_reason = String::new();
+    loop {
+        *attempt += 1;
+        let may_give_up = *attempt >= opening.attempts().min(FETCH_ATTEMPTS);
+        let step = repair_or_decide(hub, unreplayed, may_give_up, &|_| {}).await;
+        match after_step(step, opening, attempt, repairs) {
+            Shard0Action::Pause(why) if unreplayed.log.wal.is_open() => {
+                if last_reason != why {
+                    tracing::warn!(shard_id = 0, why, "the log is damaged; repair waits");
+                    last_reason = why;
+                }
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+            action => return action,
+        }
+    }
+}
+
 /// Action after a step of the repair of shard 0.
 #[derive(Debug, PartialEq, Eq)]
 enum Shard0Action {
     OpenAgain,
-    /// Open again after a pause; the reason is for operators.
+    /// Try again after a pause; the reason is for operators.
     Pause(String),
     /// The repairs are used up.
     KeepsMeetingDamage,
@@ -334,10 +405,23 @@ fn after_step(
             Shard0Action::Pause("no other replica responds".to_owned())
         }
         UnreplayedStep::Alone => Shard0Action::Damaged,
-        UnreplayedStep::Wait(why) if has_attempts => Shard0Action::Pause(why),
+        // Without a leader, giving up this log as well could leave no majority for ever.
+        UnreplayedStep::WaitForLeader(why) if opening == Shard0Opening::Start => {
+            *attempt = (*attempt).min(FETCH_ATTEMPTS);
+            Shard0Action::Pause(why)
+        }
+        UnreplayedStep::Wait(why) | UnreplayedStep::WaitForLeader(why) if has_attempts => {
+            Shard0Action::Pause(why)
+        }
         // A running node serves from the other shards, and the rule may be fulfilled later.
-        UnreplayedStep::Wait(why) if opening == Shard0Opening::Reopen => Shard0Action::Later(why),
-        UnreplayedStep::Wait(_) | UnreplayedStep::GiveUpLog => Shard0Action::GiveUpLog,
+        UnreplayedStep::Wait(why) | UnreplayedStep::WaitForLeader(why)
+            if opening == Shard0Opening::Reopen =>
+        {
+            Shard0Action::Later(why)
+        }
+        UnreplayedStep::Wait(_) | UnreplayedStep::WaitForLeader(_) | UnreplayedStep::GiveUpLog => {
+            Shard0Action::GiveUpLog
+        }
     }
 }
 
@@ -385,6 +469,7 @@ mod tests {
             after_step(step, opening, &mut attempt, &mut 0)
         };
         let wait = || UnreplayedStep::Wait("no leader".to_owned());
+        let no_leader = || UnreplayedStep::WaitForLeader("no leader".to_owned());
         let (start, reopen) = (Shard0Opening::Start, Shard0Opening::Reopen);
         let pause = Shard0Action::Pause("no leader".to_owned());
         assert_eq!(after(reopen, wait(), 1), pause);
@@ -393,5 +478,19 @@ mod tests {
         assert_eq!(after(reopen, wait(), reopen.attempts()), later);
         assert_eq!(after(start, wait(), start.attempts()), Shard0Action::GiveUpLog);
         assert_eq!(after(reopen, UnreplayedStep::GiveUpLog, 1), Shard0Action::GiveUpLog);
+        assert_eq!(after(reopen, no_leader(), reopen.attempts()), later);
+    }
+
+    /// Another node may do the same: together they could be a majority.
+    #[test]
+    fn start_does_not_give_up_log_while_no_leader_responds() {
+        let (start, mut attempt) = (Shard0Opening::Start, 0);
+        let pause = Shard0Action::Pause("no leader".to_owned());
+        for _ in 0..10 * start.attempts() {
+            attempt += 1;
+            let step = UnreplayedStep::WaitForLeader("no leader".to_owned());
+            assert_eq!(after_step(step, start, &mut attempt, &mut 0), pause);
+        }
+        assert!(attempt >= FETCH_ATTEMPTS, "entries may be trimmed everywhere");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 
 use helix_wal::Wal;
@@ -16,7 +17,7 @@ use super::failover::FailoverWatch;
 use super::handler::PeerHandler;
 use super::local::{ClusterIdentity, LocalNode};
 use super::send::replica_network::ReplicaNetwork;
-use super::served::ServedReplica;
+use super::served::{HeldLog, ServedReplica};
 use super::snapshot::fetcher::{FetchProgress, RecordFetcher};
 use super::snapshot::records;
 use super::snapshot::source::{fetch_entries, fetch_live};
@@ -43,6 +44,8 @@ pub struct Hub {
     pub(super) table: Arc<PeerTable>,
     /// Local replicas, by shard.
     shards: Mutex<BTreeMap<u64, ServedReplica>>,
+    /// Logs without a running replica, by shard.
+    logs: Mutex<BTreeMap<u64, HeldLog>>,
     handler: Mutex<Option<Arc<dyn PeerHandler>>>,
     /// Open incoming streams, one per peer and lane: a newer stream ends the older one.
     inbound: Mutex<BTreeMap<(u64, PeerLane), CancellationToken>>,
@@ -71,6 +74,7 @@ impl Hub {
         let hub = Arc::new(Self {
             table: Arc::new(PeerTable::new(LocalNode::new(node_id, versions, timing), dialer)),
             shards: Mutex::default(),
+            logs: Mutex::default(),
             handler: Mutex::new(Some(handler)),
             inbound: Mutex::default(),
             caller: Mutex::default(),
@@ -199,6 +203,21 @@ impl Hub {
         }
     }
 
+    /// Starts to send entries of a log whose replica does not run.
+    pub fn hold_log(&self, shard_id: u64, log: HeldLog) {
+        lock(&self.logs).insert(shard_id, log);
+    }
+
+    /// Stops to send entries of a log. The caller may then close it.
+    pub fn release_log(&self, shard_id: u64) {
+        lock(&self.logs).remove(&shard_id);
+    }
+
+    /// Returns the log of a shard whose replica does not run.
+    pub fn held_log(&self, shard_id: u64) -> Option<HeldLog> {
+        lock(&self.logs).get(&shard_id).cloned()
+    }
+
     /// Stops a shard as [`Self::stop_shard`] does, and waits for writes beside its log.
     /// The caller may then close the log.
     pub async fn close_shard(&self, shard_id: u64) {
@@ -222,8 +241,8 @@ impl Hub {
         }
     }
 
-    /// Fetches entries above `after`, up to `upto`, from another replica of a shard, for a repair
-    /// in place. Returns the entries that it has, and the last index that the response covers.
+    /// Fetches entries of the range from another replica of a shard, for a repair in place. Returns
+    /// those that it has, from the front of the range.
     ///
     /// # Errors
     /// Why the replica has not sent them.
@@ -232,11 +251,10 @@ impl Hub {
         shard_id: u64,
         own: ReplicaId,
         from: ReplicaId,
-        after: u64,
-        upto: u64,
-    ) -> Result<(Vec<helix_wal::Entry>, u64), String> {
-        let records = fetch_entries(&self.table, shard_id, own, from, after, upto).await?;
-        records::read_entries(records, after, upto)
+        range: RangeInclusive<u64>,
+    ) -> Result<Vec<helix_wal::Entry>, String> {
+        let fetching = fetch_entries(&self.table, shard_id, own, from, range.clone());
+        records::read_entries(fetching.await?, &range)
             .map_err(|why| format!("node {}: {why}", crate::raft::node_of(from)))
     }
 
@@ -295,6 +313,7 @@ impl Hub {
     pub fn close(&self) {
         self.table.closed.cancel();
         lock(&self.shards).clear();
+        lock(&self.logs).clear();
         lock(&self.handler).take();
     }
 

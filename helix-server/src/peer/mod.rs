@@ -32,7 +32,7 @@
 //! - `receive`: `service` accepts, `inbound` reads, `epoch` appends, `unary` answers the rest.
 //! - `snapshot`: `assembly` collects chunks, `fetcher` gets missing records from a `source` into
 //!   `staged` segments, `records` serves them.
-//! - `served`: a local replica. `failover` replaces its leader when that is gone. `calls`: single
+//! - `served`: a local replica, or a log alone. `failover` replaces its leader when that is gone. `calls`: single
 //!   calls to other nodes.
 
 mod calls;
@@ -60,4 +60,5 @@ pub use hub::{Hub, HubSettings};
 pub use network::{Network, serve};
 pub use send::replica_network::ReplicaNetwork;
 pub use send::route::ReplicaRoute;
+pub use served::HeldLog;
 pub use snapshot::fetcher::FetchProgress;

@@ -1,4 +1,4 @@
-//! A replica whose peers' messages this node answers.
+//! A replica whose peers' messages this node answers, and a log without a running replica.
 
 use std::sync::Arc;
 
@@ -29,4 +29,13 @@ pub(super) struct ServedReplica {
     pub(super) outranked: Arc<Notify>,
     /// Ends all incoming work for the replica.
     pub(super) stopped: CancellationToken,
+}
+
+/// An open log whose replica does not run. It still sends its entries to repairs of other replicas.
+#[derive(Debug, Clone)]
+pub struct HeldLog {
+    pub replica_id: ReplicaId,
+    pub wal: Wal,
+    /// Reads of the log, which record damage.
+    pub reads: DiskReads,
 }

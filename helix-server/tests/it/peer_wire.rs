@@ -417,6 +417,7 @@ fn random_message(random: &mut StdRng) -> Message {
                 upto: small(),
                 bytes_max: u64::MAX,
                 with_all_entries: false,
+                from_first: false,
             };
             Message::Question(pb::Question {
                 route,

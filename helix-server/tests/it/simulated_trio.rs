@@ -123,6 +123,16 @@ impl SimulatedTrio {
         self.nodes.insert(node, opened);
     }
 
+    /// Restarts nodes that need each other to start.
+    pub(crate) async fn restart_all(&mut self, nodes: &[u64]) {
+        let opening = nodes.iter().map(|node| async {
+            let listener = TcpListener::bind(self.addresses[node]).await.unwrap();
+            (*node, self.open(*node, listener).await)
+        });
+        let opened = futures_util::future::join_all(opening).await;
+        self.nodes.extend(opened);
+    }
+
     pub(crate) async fn stop(&mut self, node: u64) {
         self.nodes.remove(&node).expect("it runs").close().await;
     }

@@ -370,6 +370,7 @@ fn message(input: &mut Input<'_>) -> Option<Message> {
                 upto: input.number(),
                 bytes_max: input.number(),
                 with_all_entries: false,
+                from_first: false,
             };
             let question = Some(Question::Records(request));
             Message::Question(pb::Question { route, question })

@@ -35,11 +35,12 @@ enum CopyDamage {
 use CopyDamage::{Headers, OwnEntry, SharedEntry};
 
 /// Draws where at least three copies can be damaged.
-const OF_THREE: [&[CopyDamage]; 5] = [
+const OF_THREE: [&[CopyDamage]; 6] = [
     &[OwnEntry, OwnEntry],
     &[OwnEntry, OwnEntry, OwnEntry],
     &[OwnEntry, OwnEntry, Headers],
     &[SharedEntry, SharedEntry, OwnEntry],
+    &[SharedEntry, SharedEntry],
     &[Headers],
 ];
 
@@ -166,6 +167,10 @@ impl DamageInjector {
             _ => &OF_THREE,
         };
         let Some(damages) = draws.choose(rng) else { return false };
+        if damages.first() == Some(&SharedEntry) && rng.random_bool(0.5) {
+            // A repair that always asks the same replica would ask one that has the same damage.
+            copies.sort_unstable_by_key(|copy| copy.machine.node_id());
+        }
         let Some(hit) = self.draw_all(&copies, damages, rng) else { return false };
         for (copy, flips) in copies.iter().zip(hit) {
             self.damage_copy(copy, shard, &flips, now, rng);
@@ -195,7 +200,8 @@ impl DamageInjector {
         let shared = match (damages, copies) {
             ([SharedEntry, ..], [one, other, ..]) => {
                 let common: Vec<u64> = one.indexes.intersection(&other.indexes).copied().collect();
-                Some(*common.choose(rng)?)
+                // Older entries are not in memory, from where a damaged replica would send them.
+                Some(*common.get(..common.len().div_ceil(2))?.choose(rng)?)
             }
             _ => None,
         };

@@ -22,16 +22,16 @@ use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOw
 use tonic::Status;
 
 use super::epoch::{EpochEnded, EpochResponse, EpochResponses, ReceiveEpoch};
-use super::unary;
+use super::unary::{self, ResponseFuture};
 use crate::peer::connection::traffic::Traffic;
 use crate::peer::hub::Hub;
 use crate::peer::limits::{
     EPOCHS_MAX, MESSAGE_WAIT, MESSAGES_PER_POLL, RECORDS_REQUESTS_MAX, UNARY_REQUESTS_MAX,
 };
-use crate::peer::served::ServedReplica;
+use crate::peer::served::{HeldLog, ServedReplica};
 use crate::peer::snapshot::assembly::{ReceivedSnapshot, SnapshotAssembly};
 use crate::peer::wire;
-use crate::raft::node_of;
+use crate::raft::{ReplicaId, node_of};
 
 /// A snapshot that is being installed. Dropping it ends the work.
 struct Installing {
@@ -166,22 +166,34 @@ impl InboundStream {
     /// Returns the local replica that a message addresses.
     /// Fails if it is not here, or if the sender's replica is not on the peer's node.
     fn find(&self, route: Option<pb::Route>) -> Result<(pb::Route, ServedReplica), pb::Failure> {
-        let route = route.ok_or_else(|| wire::failure("a message without a route", true))?;
-        let pb::Route { shard_id, source_replica, target_replica, .. } = route;
-        let refused = |why: String| Err(wire::failure(why, true));
-        if node_of(source_replica) != self.from {
-            return refused(format!("replica {source_replica:#x} is not on node {}", self.from));
-        }
-        let Some(served) = self.hub.served(shard_id) else {
-            return refused(format!("shard {shard_id} is not open here"));
-        };
-        if served.replica_id != target_replica {
-            return refused(format!(
-                "replica {target_replica:#x} of shard {shard_id} is not here; {:#x} is",
-                served.replica_id
-            ));
-        }
+        let route = self.check_source(route)?;
+        let shard_id = route.shard_id;
+        let not_open = || wire::failure(format!("shard {shard_id} is not open here"), true);
+        let served = self.hub.served(shard_id).ok_or_else(not_open)?;
+        check_target(&route, served.replica_id)?;
         Ok((route, served))
+    }
+
+    /// Returns the log that a request for records addresses, if its replica does not run.
+    fn find_log(&self, route: Option<pb::Route>) -> Result<Option<HeldLog>, pb::Failure> {
+        let route = self.check_source(route)?;
+        if self.hub.served(route.shard_id).is_some() {
+            return Ok(None);
+        }
+        let Some(log) = self.hub.held_log(route.shard_id) else { return Ok(None) };
+        check_target(&route, log.replica_id)?;
+        Ok(Some(log))
+    }
+
+    /// Checks that the sender's replica is on the peer's node.
+    fn check_source(&self, route: Option<pb::Route>) -> Result<pb::Route, pb::Failure> {
+        let route = route.ok_or_else(|| wire::failure("a message without a route", true))?;
+        let source_replica = route.source_replica;
+        if node_of(source_replica) != self.from {
+            let why = format!("replica {source_replica:#x} is not on node {}", self.from);
+            return Err(wire::failure(why, true));
+        }
+        Ok(route)
     }
 
     fn on_append(&mut self, append: pb::Append) {
@@ -236,19 +248,31 @@ impl InboundStream {
             }
             _ => None,
         };
-        let response = self.find(request.route).and_then(|(route, served)| {
-            let response = unary::respond(&self.hub.table, &route, &served, request.question)
-                .map_err(|error| wire::failure(error.to_string(), true))?;
-            Ok(async move {
-                let _permit = permit;
-                response.await
-            })
-        });
-        match response {
-            Ok(response) => self.unary_responses.push(response.boxed()),
+        match self.response(request) {
+            Ok(response) => {
+                let response = async move {
+                    let _permit = permit;
+                    response.await
+                };
+                self.unary_responses.push(response.boxed());
+            }
             Err(failure) => self.refuse(id, failure),
         }
         Ok(())
+    }
+
+    /// Returns the future response to a request.
+    fn response(&self, request: pb::Question) -> Result<ResponseFuture, pb::Failure> {
+        let pb::Question { route, question } = request;
+        if let Some(UnaryRequest::Records(records)) = &question
+            && let Some(log) = self.find_log(route)?
+        {
+            let id = route.unwrap_or_default().id;
+            return Ok(unary::respond_from(&self.hub.table, id, log, *records));
+        }
+        let (route, served) = self.find(route)?;
+        unary::respond(&self.hub.table, &route, &served, question)
+            .map_err(|error| wire::failure(error.to_string(), true))
     }
 
     fn on_chunk(&mut self, chunk: pb::SnapshotChunk) {
@@ -358,6 +382,16 @@ impl InboundStream {
     fn respond(message: ResponseMessage) -> Poll<Option<Result<pb::ExchangeResponse, Status>>> {
         Poll::Ready(Some(Ok(pb::ExchangeResponse { message: Some(message) })))
     }
+}
+
+/// Checks that a message addresses the replica that is here.
+fn check_target(route: &pb::Route, here: ReplicaId) -> Result<(), pb::Failure> {
+    let pb::Route { shard_id, target_replica, .. } = *route;
+    if target_replica == here {
+        return Ok(());
+    }
+    let why = format!("replica {target_replica:#x} of shard {shard_id} is not here; {here:#x} is");
+    Err(wire::failure(why, true))
 }
 
 impl Stream for InboundStream {

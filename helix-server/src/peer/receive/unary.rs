@@ -12,14 +12,14 @@ use pb::answer::Result as UnaryResult;
 use pb::question::Question as UnaryRequest;
 
 use super::epoch::IN_REPAIR;
-use crate::peer::served::ServedReplica;
+use crate::peer::served::{HeldLog, ServedReplica};
 use crate::peer::snapshot::assembly::ReceivedSnapshot;
 use crate::peer::snapshot::records;
 use crate::peer::table::PeerTable;
 use crate::peer::wire::{self, WireError};
 use crate::raft::{RaftLogId, RepairGuard, decode_checkpoint};
 
-type ResponseFuture = BoxFuture<'static, pb::Answer>;
+pub(super) type ResponseFuture = BoxFuture<'static, pb::Answer>;
 
 fn respond_with<F>(id: u64, future: F) -> ResponseFuture
 where
@@ -121,6 +121,25 @@ pub(super) fn respond(
                 records.await.map(UnaryResult::Records)
             })
         }
+    })
+}
+
+/// Returns the future response to a request for records of a log whose replica does not run.
+pub(super) fn respond_from(
+    table: &Arc<PeerTable>,
+    id: u64,
+    log: HeldLog,
+    request: pb::RecordsRequest,
+) -> ResponseFuture {
+    let table = table.clone();
+    respond_with(id, async move {
+        let HeldLog { wal, reads, .. } = log;
+        let records = match request.with_all_entries {
+            true => records::read_all(&wal, &reads, &table.throttle, request).await,
+            // The log refuses a range beyond what was applied before its replica stopped.
+            false => records::read_live(&wal, &reads, &table.throttle, request).await,
+        };
+        records.map(UnaryResult::Records)
     })
 }
 

@@ -1,6 +1,8 @@
 //! Live records on the wire, and the source's answer to a request for them.
 //! The receiver checks every bit here: an entry that passes can be stored.
 
+use std::ops::RangeInclusive;
+
 use bytes::BufMut;
 use helix_proto::raft::v1 as pb;
 use helix_wal::{LiveEntry, Placement, ReadMode, Wal};
@@ -80,20 +82,31 @@ pub(in crate::peer) async fn read(
     throttle: &Throttle,
     request: pb::RecordsRequest,
 ) -> Result<pb::Records, String> {
-    let pb::RecordsRequest { after, upto, bytes_max, .. } = request;
+    let pb::RecordsRequest { after, upto, .. } = request;
     check_applied(raft, after, upto)?;
+    read_live(&store.wal, &store.reads, throttle, request).await
+}
+
+/// Reads the next live entries of a request. All of the range was applied.
+pub(in crate::peer) async fn read_live(
+    wal: &Wal,
+    reads: &DiskReads,
+    throttle: &Throttle,
+    request: pb::RecordsRequest,
+) -> Result<pb::Records, String> {
+    let pb::RecordsRequest { after, upto, bytes_max, .. } = request;
     let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX).min(RECORDS_BYTES);
     while let Some(until) = throttle.wait_until() {
         sleep_until(until).await;
     }
-    let wal = store.wal.clone();
+    let wal = wal.clone();
     let read = move || {
         let live = wal.read_live(after, upto, bytes_max)?;
         let bytes_left = wal.live_bytes(live.upto, upto);
         Ok::<_, helix_wal::Error>((live, bytes_left))
     };
-    let read = store.reads.cold(read).await.map_err(|error| error.to_string())?;
-    let read = read.inspect_err(|error| store.reads.note(error));
+    let read = reads.cold(read).await.map_err(|error| error.to_string())?;
+    let read = read.inspect_err(|error| reads.note(error));
     let (live, bytes_left) = read.map_err(|error| error.to_string())?;
     let bytes = live.entries.iter().map(|it| it.head.len() + it.payload.bytes.len()).sum::<usize>();
     throttle.spend(bytes as u64);
@@ -125,10 +138,11 @@ pub(in crate::peer) async fn read_all(
     throttle: &Throttle,
     request: pb::RecordsRequest,
 ) -> Result<pb::Records, String> {
-    let pb::RecordsRequest { after, upto, bytes_max, .. } = request;
-    let last = wal.state().last.map_or(0, |id| id.index);
-    if after >= upto.min(last) {
-        return Err(format!("entries {after}..={upto} are not in the log, which ends at {last}"));
+    let pb::RecordsRequest { after, upto, bytes_max, from_first, .. } = request;
+    let first = if from_first { 0 } else { after.saturating_add(1) };
+    let last = wal.state().last.ok_or_else(|| "the log is empty".to_owned())?.index;
+    if first > upto.min(last) {
+        return Err(format!("entries {first}..={upto} are not in the log, which ends at {last}"));
     }
     let upto = upto.min(last);
     let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX).min(RECORDS_BYTES);
@@ -137,15 +151,15 @@ pub(in crate::peer) async fn read_all(
     }
     let wal = wal.clone();
     let read = move || {
-        let first = wal.first_index();
-        if after + 1 >= first {
-            let found = wal.read(after + 1..upto + 1, bytes_max, ReadMode::Direct)?;
+        let kept_from = wal.first_index();
+        if first >= kept_from {
+            let found = wal.read(first..upto + 1, bytes_max, ReadMode::Direct)?;
             let entries = found.unwrap_or_default();
             let last = entries.last().map_or(upto, |entry| entry.id.index);
             return Ok((entries, last));
         }
         // Entries that have left the Raft log are kept only for their records.
-        let upto = upto.min(first - 1);
+        let upto = upto.min(kept_from - 1);
         let live = wal.read_live(after, upto, bytes_max)?;
         let stream = |live: LiveEntry| {
             let LiveEntry { id, placement, head, payload } = live;
@@ -167,25 +181,24 @@ pub(in crate::peer) async fn read_all(
 /// are in the requested range. Their streams follow from their heads.
 pub(in crate::peer) fn read_entries(
     records: pb::Records,
-    after: u64,
-    upto: u64,
-) -> Result<(Vec<helix_wal::Entry>, u64), String> {
-    if records.upto <= after || records.upto > upto {
-        return Err(format!("response ends at entry {}, requested {after}..={upto}", records.upto));
+    range: &RangeInclusive<u64>,
+) -> Result<Vec<helix_wal::Entry>, String> {
+    if !range.contains(&records.upto) {
+        return Err(format!("response ends at entry {}, requested {range:?}", records.upto));
     }
     let mut entries = Vec::with_capacity(records.entries.len());
     for live in records.entries {
         let entry = live.entry.ok_or("an entry is missing")?;
         let entry = wire::read_wal_entry(entry).map_err(|error| error.to_string())?;
         let index = entry.id.index;
-        if index <= after || index > records.upto {
-            return Err(format!("entry {index} is out of the range {after}..={upto}"));
+        if !range.contains(&index) {
+            return Err(format!("entry {index} is out of the range {range:?}"));
         }
         // The log's own encoding of the same entry, with its stream.
         let entry = from_wal(entry).map_err(|error| error.to_string())?;
         entries.push(to_wal(&entry));
     }
-    Ok((entries, records.upto))
+    Ok(entries)
 }
 
 /// Returns the bytes of heads and payloads.

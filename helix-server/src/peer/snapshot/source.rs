@@ -2,6 +2,7 @@
 //! replica after a refusal or a lost connection.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -100,8 +101,7 @@ impl<'a> RecordSource<'a> {
         after: u64,
         upto: u64,
     ) -> Result<pb::Records, FetchError> {
-        let bytes_max = RECORDS_BYTES as u64;
-        let request = pb::RecordsRequest { after, upto, bytes_max, with_all_entries: false };
+        let request = live_request(after, upto);
         request_records(self.table, self.shard_id, self.ours, theirs, request).await
     }
 }
@@ -137,6 +137,12 @@ async fn request_records(
     }
 }
 
+/// Requests the live entries above `after`, up to `upto`.
+fn live_request(after: u64, upto: u64) -> pb::RecordsRequest {
+    let bytes_max = RECORDS_BYTES as u64;
+    pb::RecordsRequest { after, upto, bytes_max, ..pb::RecordsRequest::default() }
+}
+
 /// Fetches entries of the range from one replica, also those without live records, for a repair in
 /// place. The response may be partial, and leaves out what the replica no longer has.
 ///
@@ -147,10 +153,15 @@ pub(in crate::peer) async fn fetch_entries(
     shard_id: u64,
     ours: ReplicaId,
     theirs: ReplicaId,
-    after: u64,
-    upto: u64,
+    range: RangeInclusive<u64>,
 ) -> Result<pb::Records, String> {
-    fetch_one(table, shard_id, ours, theirs, (after, upto), true).await
+    let (first, upto) = range.into_inner();
+    let request = pb::RecordsRequest {
+        with_all_entries: true,
+        from_first: first == 0,
+        ..live_request(first.saturating_sub(1), upto)
+    };
+    fetch_one(table, shard_id, ours, theirs, request).await
 }
 
 /// Fetches the live entries of the range from one replica, as [`fetch_entries`].
@@ -162,7 +173,7 @@ pub(in crate::peer) async fn fetch_live(
     after: u64,
     upto: u64,
 ) -> Result<pb::Records, String> {
-    fetch_one(table, shard_id, ours, theirs, (after, upto), false).await
+    fetch_one(table, shard_id, ours, theirs, live_request(after, upto)).await
 }
 
 async fn fetch_one(
@@ -170,11 +181,8 @@ async fn fetch_one(
     shard_id: u64,
     ours: ReplicaId,
     theirs: ReplicaId,
-    (after, upto): (u64, u64),
-    with_all_entries: bool,
+    request: pb::RecordsRequest,
 ) -> Result<pb::Records, String> {
-    let bytes_max = RECORDS_BYTES as u64;
-    let request = pb::RecordsRequest { after, upto, bytes_max, with_all_entries };
     match request_records(table, shard_id, ours, theirs, request).await {
         Ok(records) => Ok(records),
         Err(FetchError::Lost(why)) => Err(format!("node {}: {why}", node_of(theirs))),

@@ -51,6 +51,19 @@ fn flip_header_bit(disk: &SimulatedDisk, segment: &str) {
     disk.flip_bit(segment, (frame as u64 + 24) * 8);
 }
 
+/// Flips a bit in the frame header of an entry of a sealed segment, by its number in the index table
+/// of docs/wal-format.md.
+fn flip_entry_bit(disk: &SimulatedDisk, segment: &str, number: usize) {
+    let bytes = disk.read_file(segment).expect("it is there");
+    let trailer = bytes.len() - 4096;
+    assert!(bytes[trailer..].starts_with(b"HLXTRAIL"), "{segment} is sealed");
+    let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    let footer = u64::from_le_bytes(bytes[trailer + 72..trailer + 80].try_into().unwrap());
+    let page = footer + u64::from(u32_at(trailer + 80)) * 4096;
+    let row = usize::try_from(page).unwrap() + 24 + number * 32;
+    disk.flip_bit(segment, (u64::from(u32_at(row + 16)) + 24) * 8);
+}
+
 /// Reads every record of a node's replica. What cannot be read is left out.
 async fn read_all(three: &SimulatedTrio, node: u64, end: u64) {
     let Ok(located) = three.nodes[&node].locate("default", 0) else { return };
@@ -90,6 +103,26 @@ async fn with_sealed_segments(three: &SimulatedTrio) -> u64 {
         three.stored(*node, count).await;
     }
     count
+}
+
+/// Writes to the log of shard 0 until every replica has sealed its first segment.
+async fn with_sealed_cluster_log(three: &SimulatedTrio) {
+    let is_sealed = |node: &u64| {
+        let disk = three.disks.of(*node, 0);
+        let first = files(&disk, ".seg").first().and_then(|name| disk.read_file(name));
+        first.is_some_and(|bytes| bytes[bytes.len() - 4096..].starts_with(b"HLXTRAIL"))
+    };
+    let mut count = 0;
+    until("the first segments are sealed", async || {
+        let leader = three.first().await;
+        for _ in 0..50 {
+            // Ignored: only the size of the log counts.
+            let _ = leader.cluster().init_producer(&format!("p{count}")).await;
+            count += 1;
+        }
+        NODES.iter().all(is_sealed).then_some(())
+    })
+    .await;
 }
 
 /// Damages one segment of each of these replicas, and waits until all are whole again. No replica
@@ -169,6 +202,68 @@ async fn damage_met_by_the_replays_of_two_logs_is_repaired_in_place() {
         whole_again(&three, node).await;
         assert_eq!(repaired(&three, node), 1, "node {node}");
     }
+    three.append(count).await;
+    three.expect_equal(count + 1).await;
+    three.stop_all().await;
+}
+
+/// Two logs cannot be replayed, and the third replica is away: there is no leader. Each of the two
+/// sends the other what it lacks.
+#[tokio::test]
+async fn two_logs_that_cannot_be_replayed_repair_each_other_without_a_leader() {
+    let limits = LogLimits { checkpoint_bytes: 64 << 20, ..LIMITS };
+    let mut three = SimulatedTrio::start(limits).await;
+    let count = with_sealed_segments(&three).await;
+    for node in NODES {
+        three.stop(node).await;
+    }
+    for (node, segment) in [(1, 0), (2, 1)] {
+        let disk = three.disks.of(node, SHARD);
+        flip_header_bit(&disk, &files(&disk, ".seg")[segment]);
+        three.restart(node).await;
+    }
+    for node in [1, 2] {
+        whole_again(&three, node).await;
+        assert_eq!(repaired(&three, node), 1, "node {node}");
+    }
+    three.append(count).await;
+    three.restart(3).await;
+    three.expect_equal(count + 1).await;
+    three.stop_all().await;
+}
+
+/// The same with the logs of shard 0, without which neither node starts.
+#[tokio::test]
+async fn two_cluster_logs_that_cannot_be_replayed_repair_each_other_without_a_leader() {
+    let mut three = SimulatedTrio::start(LIMITS).await;
+    with_sealed_cluster_log(&three).await;
+    for node in NODES {
+        three.stop(node).await;
+    }
+    for (node, number) in [(1, 0), (2, 1)] {
+        let disk = three.disks.of(node, 0);
+        flip_entry_bit(&disk, &files(&disk, ".seg")[0], number);
+    }
+    three.restart_all(&[1, 2]).await;
+    for node in [1, 2] {
+        whole_again(&three, node).await;
+    }
+    three.append(0).await;
+    three.stop_all().await;
+}
+
+/// The first entry of a log has the index 0.
+#[tokio::test]
+async fn damage_to_the_first_entry_is_repaired_in_place() {
+    let limits = LogLimits { checkpoint_bytes: 64 << 20, ..LIMITS };
+    let mut three = SimulatedTrio::start(limits).await;
+    let count = with_sealed_segments(&three).await;
+    three.stop(2).await;
+    let disk = three.disks.of(2, SHARD);
+    flip_entry_bit(&disk, &files(&disk, ".seg")[0], 0);
+    three.restart(2).await;
+    whole_again(&three, 2).await;
+    assert_eq!(repaired(&three, 2), 1);
     three.append(count).await;
     three.expect_equal(count + 1).await;
     three.stop_all().await;

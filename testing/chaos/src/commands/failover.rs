@@ -240,6 +240,13 @@ async fn execute(args: &FailoverArgs, test_bed: &mut TestBed) -> anyhow::Result<
         others_max_ms: others.as_millis(),
     };
     log(args, test_bed, &report)?;
+    ensure!(
+        (kills, pauses.pauses) == (args.kills, args.pauses),
+        "only {kills} of {} kills and {} of {} pauses before --duration-max",
+        args.kills,
+        pauses.pauses,
+        args.pauses
+    );
     if let Some(most) = args.p99_max {
         ensure!(report.p99_ms <= most.as_millis(), "p99 is {} ms", report.p99_ms);
     }
