@@ -108,13 +108,13 @@ impl Admin {
         self.once("node status", cluster.get_node_status(GetNodeStatusRequest {})).await
     }
 
-    /// Returns nodes, shards and topics as known to the node at this address. One attempt.
+    /// Returns nodes and shards as known to the node at this address, without topics. One attempt.
     ///
     /// # Errors
     /// The failure, or a timeout if the node does not respond within the attempt timeout.
     pub async fn node_metadata(&self, address: &str) -> Result<Metadata> {
         let mut cluster = self.client.shared.routing.node(address)?.cluster();
-        let call = cluster.get_metadata(GetMetadataRequest::default());
+        let call = cluster.get_metadata(without_topics());
         required(self.once("metadata", call).await?.metadata)
     }
 
@@ -164,9 +164,7 @@ impl Admin {
         let node = self.client.shared.routing.any(0)?;
         let limit = self.client.config().connect_timeout;
         let mut cluster = node.cluster();
-        // No topic has this name, so the size of the response does not depend on the topics.
-        let request = GetMetadataRequest { topics: vec![String::new()] };
-        let response = timeout(limit, cluster.get_metadata(request))
+        let response = timeout(limit, cluster.get_metadata(without_topics()))
             .await
             .map_err(|_| Error::timed_out("metadata").with_may_have_applied(false))??;
         let metadata = required(response.into_inner().metadata)?;
@@ -330,7 +328,7 @@ impl Admin {
 
     /// Returns the shard's current leader.
     async fn leader(&self, shard_id: u32) -> Result<LeaderHint> {
-        let metadata = self.metadata(&[]).await?;
+        let metadata = self.metadata(&[""]).await?;
         let shard = metadata.shards.into_iter().find(|shard| shard.shard_id == shard_id);
         let shard = shard.ok_or_else(|| {
             Error::client(Code::NotFound, format!("the cluster has no shard {shard_id}"))
@@ -340,6 +338,12 @@ impl Admin {
             Error::known(ErrorReason::NoLeader, message)
         })
     }
+}
+
+/// Requests nodes and shards, so that the size of the response does not depend on the topics: no
+/// topic has an empty name.
+fn without_topics() -> GetMetadataRequest {
+    GetMetadataRequest { topics: vec![String::new()] }
 }
 
 fn is_reachable(hint: &LeaderHint) -> bool {

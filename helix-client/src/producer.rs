@@ -53,6 +53,9 @@ pub struct ProducerOptions {
     /// later fail with the same error and are not appended. Default: false, batches fail
     /// independently.
     pub stops_at_failure: bool,
+    /// Age of a topic's number of partitions from which `send` asks for it again, in the
+    /// background. Keys move to other partitions once partitions were added. Default: 30 s.
+    pub partition_count_age_max: Duration,
 }
 
 impl Default for ProducerOptions {
@@ -68,6 +71,7 @@ impl Default for ProducerOptions {
             batch_records: 10_000,
             buffer_bytes: 32 << 20,
             stops_at_failure: false,
+            partition_count_age_max: Duration::from_secs(30),
         }
     }
 }
@@ -131,6 +135,17 @@ impl Producer {
     pub async fn send(&self, topic: &str, record: Record) -> Result<DeliveryFuture> {
         let partition = self.batcher.partition(topic, &record).await?;
         self.batcher.send(topic, partition, record).await
+    }
+
+    /// Returns the partition that [`Producer::send`] would select for the record now.
+    ///
+    /// Counts a record without a key as sent: such records fill a batch for one partition before
+    /// the next one gets some.
+    ///
+    /// # Errors
+    /// `TOPIC_NOT_FOUND`, or the last failure if the topic cannot be looked up.
+    pub async fn select_partition(&self, topic: &str, record: &Record) -> Result<u32> {
+        self.batcher.partition(topic, record).await
     }
 
     /// Queues one record for a given partition: see [`Producer::send`].

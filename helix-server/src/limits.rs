@@ -319,6 +319,10 @@ pub const MAINTENANCE_BYTES: u64 = 32 << 20;
 /// Interval between comparisons of the members' clocks.
 pub const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
+/// The same until the first comparison with a majority: a leader must not stamp with its own clock
+/// for longer than necessary.
+pub const CLOCK_FIRST_POLL_INTERVAL: Duration = Duration::from_millis(200);
+
 /// Least log between two checkpoints of a shard's bookkeeping; the default of a node.
 pub const CHECKPOINT_BYTES: u64 = 64 << 20;
 

@@ -5,15 +5,14 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
-use helix_client::partitioner::{StickyPartitioner, of_key};
-use helix_client::proto::batch::record_bytes;
 use helix_client::proto::log::v1::{Durability, Record, Topic};
-use helix_client::{Ack, Client, Producer, ProducerOptions};
+use helix_client::{Ack, Client, DeliveryFuture, Error, Producer, ProducerOptions};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, BufReader};
@@ -32,8 +31,8 @@ const LINE_BYTES_MAX: usize = 8 << 20;
 /// Maximum number of partitions listed in the text summary.
 const PARTITIONS_LISTED_MAX: usize = 8;
 
-/// Bytes of records without a key sent to one partition before switching to the next.
-const STICKY_BYTES: usize = 256 << 10;
+/// Age of the topic's number of partitions from which it is looked up again.
+const PARTITION_COUNT_AGE_MAX: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(global: &GlobalArgs, args: &ProduceArgs) -> anyhow::Result<()> {
     let (client, topic) = tokio::select! {
@@ -43,7 +42,7 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ProduceArgs) -> anyhow::Resu
     if std::io::stdin().is_terminal() && !global.quiet {
         message!("one record per line; end with Ctrl-D");
     }
-    let mut sender = LineSender::new(&client, args, &topic)?;
+    let sender = LineSender::new(&client, args, &topic);
     let mut summary = ProduceSummary::new(&args.topic);
     let outcome = sender.send_all(&mut summary).await;
     // Acked records are reported even after a failure.
@@ -67,12 +66,10 @@ async fn find_topic(global: &GlobalArgs, args: &ProduceArgs) -> anyhow::Result<(
 struct LineSender<'a> {
     args: &'a ProduceArgs,
     producer: Producer,
-    partition_count: u32,
-    sticky: StickyPartitioner,
 }
 
 impl<'a> LineSender<'a> {
-    fn new(client: &Client, args: &'a ProduceArgs, topic: &Topic) -> anyhow::Result<Self> {
+    fn new(client: &Client, args: &'a ProduceArgs, topic: &Topic) -> Self {
         let defaults = ProducerOptions::default();
         let allowed = topic.config.and_then(|config| config.max_batch_bytes);
         let allowed = allowed.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
@@ -81,14 +78,13 @@ impl<'a> LineSender<'a> {
             compression: args.compression.into(),
             batch_bytes: defaults.batch_bytes.min(allowed),
             stops_at_failure: true,
+            partition_count_age_max: PARTITION_COUNT_AGE_MAX,
             ..defaults
         };
-        let partition_count = u32::try_from(topic.partitions.len())?;
-        let producer = client.producer(options);
-        Ok(Self { args, producer, partition_count, sticky: StickyPartitioner::default() })
+        Self { args, producer: client.producer(options) }
     }
 
-    async fn send_all(&mut self, summary: &mut ProduceSummary) -> anyhow::Result<()> {
+    async fn send_all(&self, summary: &mut ProduceSummary) -> anyhow::Result<()> {
         let mut lines = InputLines::new(BufReader::new(tokio::io::stdin()));
         let mut acks = FuturesOrdered::new();
         let stop = interrupted();
@@ -102,11 +98,9 @@ impl<'a> LineSender<'a> {
                 }
                 line = lines.next() => match line {
                     Ok(Some(line)) => {
-                        let (partition, record) = self.record(line);
-                        let target = LineTarget { line: lines.count, partition };
-                        let sent = self.producer.send_to(&self.args.topic, partition, record);
+                        let number = lines.count;
                         tokio::select! {
-                            sent = sent => match sent {
+                            (target, sent) = self.send(number, line) => match sent {
                                 Ok(sent) => acks.push_back(async move { (target, sent.await) }),
                                 Err(error) => FailedBatch::add(&mut failed, target, error),
                             },
@@ -147,18 +141,20 @@ impl<'a> LineSender<'a> {
         outcome.with_context(|| format!("append to {}", self.args.topic))
     }
 
-    /// Makes a record from a line and selects its partition.
-    fn record(&mut self, line: Vec<u8>) -> (u32, Record) {
-        let (key, value) = split(Bytes::from(line), self.args.key_separator.as_deref());
+    /// Makes a record from a line, selects its partition and queues it.
+    async fn send(&self, line: u64, text: Vec<u8>) -> (LineTarget, Result<DeliveryFuture, Error>) {
+        let (key, value) = split(Bytes::from(text), self.args.key_separator.as_deref());
         let record = Record { key, value: Some(value), ..Record::default() };
-        let partition = match (self.args.partition, &record.key) {
-            (Some(partition), _) => partition,
-            (None, Some(key)) => of_key(key, self.partition_count),
-            (None, None) => {
-                self.sticky.next(record_bytes(&record), STICKY_BYTES, self.partition_count)
-            }
+        let topic = &self.args.topic;
+        let partition = match self.args.partition {
+            Some(partition) => partition,
+            None => match self.producer.select_partition(topic, &record).await {
+                Ok(partition) => partition,
+                Err(error) => return (LineTarget { line, partition: 0 }, Err(error)),
+            },
         };
-        (partition, record)
+        let target = LineTarget { line, partition };
+        (target, self.producer.send_to(topic, partition, record).await)
     }
 }
 
@@ -173,7 +169,7 @@ struct LineTarget {
 /// The first failed batch and its lines.
 #[derive(Debug)]
 struct FailedBatch {
-    error: helix_client::Error,
+    error: Error,
     partition: u32,
     first_line: u64,
     last_line: u64,
@@ -182,11 +178,7 @@ struct FailedBatch {
 
 impl FailedBatch {
     /// Records a failure. The first failure that no earlier batch caused is kept.
-    fn add(
-        failed: &mut Option<Self>,
-        LineTarget { line, partition }: LineTarget,
-        error: helix_client::Error,
-    ) {
+    fn add(failed: &mut Option<Self>, LineTarget { line, partition }: LineTarget, error: Error) {
         match failed {
             Some(first) if first.partition == partition && first.error.message == error.message => {
                 first.last_line = line;
@@ -463,9 +455,9 @@ mod tests {
     fn reports_lines_of_the_first_failed_batch() {
         let error_of = |reason, message: &str, is_from_earlier_batch| {
             let status = wire::to_status(&wire::detail(reason), message, None);
-            let mut failure = (*helix_client::Error::from(status)).clone();
+            let mut failure = (*Error::from(status)).clone();
             failure.is_from_earlier_batch = is_from_earlier_batch;
-            helix_client::Error::from(failure)
+            Error::from(failure)
         };
         let mut failed = None;
         for (line, partition, message, is_later) in [

@@ -90,14 +90,18 @@ impl ServerProcess {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         drop(listener);
-        let args =
-            ["server", "--exit-with-stdin", "--admin-addr", "off", "--listen-addr", &address];
+        Self::start_at(&address, options)
+    }
+
+    /// Starts a node that listens at this address, and waits until it answers.
+    pub(crate) fn start_at(address: &str, options: &[&str]) -> Self {
+        let args = ["server", "--exit-with-stdin", "--admin-addr", "off", "--listen-addr", address];
         let child = command(&[&args[..], options].concat())
             .stdin(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let node = Self { child, address };
+        let node = Self { child, address: address.to_owned() };
         // Each attempt waits for a response.
         for _ in 0..10 {
             if node.run(&["topic", "list"], "").code == 0 {

@@ -1,9 +1,11 @@
 //! Commands on a topic with more partitions than one request may name, and with the longest name.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Stdio;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -58,6 +60,103 @@ fn commands_work_for_many_partitions_with_long_names() {
     let trimmed = node.ok(&["topic", "trim", topic, "--to", "latest", "--yes", "-o", "json"]);
     assert_eq!(json(&trimmed).as_array().unwrap().len(), PARTITIONS as usize);
     assert_eq!(node.ok(&["consume", topic]), "");
+}
+
+/// Relays connections to a node and counts the bytes that the node sends. Its threads end with the
+/// test process.
+struct CountingProxy {
+    address: String,
+    sent: Arc<AtomicU64>,
+}
+
+impl CountingProxy {
+    fn start(node: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let sent = Arc::new(AtomicU64::new(0));
+        let count = sent.clone();
+        thread::spawn(move || {
+            while let Ok((client, _)) = listener.accept() {
+                // The node may not listen yet.
+                let Ok(node) = TcpStream::connect(&node) else { continue };
+                relay(client.try_clone().unwrap(), node.try_clone().unwrap(), Arc::default());
+                relay(node, client, count.clone());
+            }
+        });
+        Self { address, sent }
+    }
+}
+
+fn relay(mut from: TcpStream, mut to: TcpStream, count: Arc<AtomicU64>) {
+    thread::spawn(move || {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(len @ 1..) = from.read(&mut buffer) {
+            count.fetch_add(len as u64, Ordering::Relaxed);
+            if to.write_all(&buffer[..len]).is_err() {
+                break;
+            }
+        }
+        // Ignored: either side may have closed the connection.
+        let _ = to.shutdown(Shutdown::Both);
+    });
+}
+
+/// The status of a cluster does not list partitions.
+#[test]
+fn cluster_status_does_not_grow_with_partitions() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let proxy = CountingProxy::start(port.to_string());
+    let node = ServerProcess::start_at(
+        &port.to_string(),
+        &["--storage", "memory", "--advertise-addr", &proxy.address],
+    );
+    node.ok(&["topic", "create", "one", "-p", &PARTITIONS.to_string()]);
+    node.ok(&["topic", "create", "two", "-p", "3"]);
+    let via_proxy = |args: &[&str]| {
+        let before = proxy.sent.load(Ordering::Relaxed);
+        let outcome = helix(&[args, &["-o", "json", "--addr", &proxy.address]].concat(), "");
+        assert_eq!(outcome.code, 0, "{args:?}: {outcome:?}");
+        // The names of partitions and their shards alone would be twice as long.
+        let bytes = proxy.sent.load(Ordering::Relaxed) - before;
+        assert!((100..10_000).contains(&bytes), "{args:?}: {bytes} bytes");
+        json(&outcome.stdout)
+    };
+    let info = via_proxy(&["cluster", "info"]);
+    assert_eq!((&info["topic_count"], &info["partition_count"]), (&2.into(), &20_503.into()));
+    assert_eq!(info["nodes"][0]["partitions_led"], 20_503);
+    assert_eq!(via_proxy(&["cluster", "health"])["healthy"], true);
+    for args in [&["cluster", "nodes"][..], &["cluster", "shards"], &["check"]] {
+        assert!(!via_proxy(args).as_array().unwrap().is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn producer_writes_to_partitions_that_are_added() {
+    let node = ServerProcess::start();
+    node.ok(&["topic", "create", "one", "-p", "1"]);
+    let args = ["produce", "one", "--key-separator", ":", "-q", "--addr", node.address()];
+    let mut producer = command(&args).stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = producer.stdin.take().unwrap();
+    let mut number = 0;
+    let mut write_until = |done: &dyn Fn(&[u64]) -> bool| {
+        let limit = number + 400;
+        loop {
+            number += 1;
+            writeln!(input, "{number}:value").unwrap();
+            let offsets = json(&node.ok(&["offsets", "one", "-o", "json"]));
+            let rows = offsets.as_array().unwrap().iter();
+            let ends: Vec<u64> = rows.map(|row| row["high_watermark"].as_u64().unwrap()).collect();
+            if done(&ends) {
+                return;
+            }
+            assert!(number < limit, "after {number} lines the ends are {ends:?}");
+        }
+    };
+    write_until(&|ends| ends[0] > 2);
+    node.ok(&["topic", "add-partitions", "one", "--total", "3"]);
+    write_until(&|ends| ends[1] > 0 && ends[2] > 0);
+    drop(input);
+    assert!(producer.wait().unwrap().success());
 }
 
 #[test]

@@ -56,6 +56,8 @@ pub(super) struct Batcher {
     /// Free bytes of the buffer.
     capacity: Arc<Semaphore>,
     sticky: Mutex<HashMap<String, StickyPartitioner>>,
+    /// When the number of partitions of a topic was asked for last.
+    counted_at: Mutex<HashMap<String, Instant>>,
     /// The queue of each partition's task. Unbounded; `capacity` bounds their total.
     queues: Mutex<HashMap<String, HashMap<u32, mpsc::UnboundedSender<QueueItem>>>>,
     /// The first failure, if the producer stops at it.
@@ -87,6 +89,7 @@ impl Batcher {
             options,
             capacity: Arc::new(Semaphore::new(capacity)),
             sticky: Mutex::default(),
+            counted_at: Mutex::default(),
             queues: Mutex::default(),
             failure: Arc::default(),
         }
@@ -95,6 +98,7 @@ impl Batcher {
     /// Chooses the partition of a record.
     pub(super) async fn partition(&self, topic: &str, record: &Record) -> Result<u32> {
         let count = self.partitions.client.partition_count(topic).await?;
+        self.look_for_added_partitions(topic, count);
         if let Some(key) = &record.key {
             return Ok(of_key(key, count));
         }
@@ -104,6 +108,31 @@ impl Batcher {
         }
         let partitioner = sticky.get_mut(topic).expect("inserted above");
         Ok(partitioner.next(record_bytes(record), self.options.batch_bytes, count))
+    }
+
+    /// Asks for the number of partitions again if it is old. Does not wait for the response.
+    fn look_for_added_partitions(&self, topic: &str, count: u32) {
+        let now = Instant::now();
+        {
+            let mut counted = self.counted_at.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(at) = counted.get_mut(topic) else {
+                counted.insert(topic.to_owned(), now);
+                return;
+            };
+            if now - *at < self.options.partition_count_age_max {
+                return;
+            }
+            *at = now;
+        }
+        let (client, topic) = (self.partitions.client.clone(), topic.to_owned());
+        tokio::spawn(async move {
+            // Ignored: a later record asks again, and the batches report lasting failures.
+            let Ok(metadata) = client.admin().metadata(&[topic.as_str()]).await else { return };
+            let found = metadata.topics.iter().find(|it| it.topic == topic);
+            if found.is_some_and(|found| found.shard_ids.len() > count as usize) {
+                client.shared.routing.forget_topic(&topic);
+            }
+        });
     }
 
     pub(super) async fn send(

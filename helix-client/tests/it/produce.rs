@@ -55,6 +55,34 @@ async fn producer_stores_every_batch_once_under_faults() {
 }
 
 #[tokio::test]
+async fn records_reach_added_partitions() {
+    let cluster = FakeCluster::start(seed(), 0.0).await;
+    cluster.set_partition_count(1);
+    let age_max = Duration::ZERO;
+    let options =
+        ProducerOptions { partition_count_age_max: age_max, ..ProducerOptions::default() };
+    let producer = client(&cluster).producer(options);
+    let keyed = |number: u32| helix_client::proto::log::v1::Record {
+        key: Some(number.to_string().into()),
+        ..record(number.to_string())
+    };
+    for number in 0..10 {
+        let acked = producer.send(TOPIC, keyed(number)).await.unwrap().await.unwrap();
+        assert_eq!(acked.first_offset, Some(u64::from(number)), "one partition");
+    }
+    cluster.set_partition_count(PARTITIONS);
+    let reached = async {
+        for number in 10.. {
+            producer.send(TOPIC, keyed(number)).await.unwrap().await.unwrap();
+            if (1..PARTITIONS).all(|partition| !cluster.values(partition).is_empty()) {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), reached).await.unwrap();
+}
+
+#[tokio::test]
 async fn batches_sent_records_and_acks_each() {
     let cluster = FakeCluster::start(seed(), 0.1).await;
     let options = ProducerOptions { batch_records: 10, ..ProducerOptions::default() };

@@ -93,6 +93,7 @@ impl ClusterHandler {
             logs.push(status.wal.clone());
             shards.push(shard_status(&shard, status, shard.live_bytes().await));
         }
+        let (topic_count, partition_count) = self.node.cluster().topic_counts();
         // The log with the most syncs describes the disk best.
         let busiest = logs.iter().filter(|wal| wal.syncs > 0).max_by_key(|wal| wal.syncs);
         let (storage, durability, data_dir) = match info.storage {
@@ -116,6 +117,8 @@ impl ClusterHandler {
             rss_bytes: process::rss_bytes(),
             uptime: prost_types::Duration::try_from(self.started.elapsed()).ok(),
             shards,
+            topic_count: Some(topic_count),
+            partition_count: Some(partition_count),
         }
     }
 }

@@ -226,6 +226,11 @@ impl Cluster {
         Ok(())
     }
 
+    /// Returns the numbers of topics and of their partitions that this node knows.
+    pub fn topic_counts(&self) -> (u64, u64) {
+        self.machine().read(|state| (state.all_topics().len() as u64, state.partition_count()))
+    }
+
     /// Proposes to a shard that this node leads the partitions and settings that it lacks, and
     /// drops its deleted topics.
     pub async fn propagate_to_shard(&self, shard: &Shard) -> Result<()> {

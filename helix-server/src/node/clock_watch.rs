@@ -38,6 +38,9 @@ pub(super) async fn run(node: Weak<Node>) {
         let readings: Vec<ClockReading> = readings.into_iter().flatten().collect();
         clock.observe(own, members.len(), &readings);
         log.report(&clock);
+        if members.len() > 1 && clock.offsets().is_empty() {
+            tick.reset_after(limits::CLOCK_FIRST_POLL_INTERVAL);
+        }
     }
 }
 

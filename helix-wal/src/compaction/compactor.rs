@@ -394,8 +394,13 @@ impl Compactor {
             named.cold.extend(job.made.iter().map(ColdSegment::info));
             named
         };
-        // A shortage changes nothing, and the step is repeated.
-        file.write(self.storage.as_ref(), &named)?;
+        // After a shortage the step is repeated.
+        let written = file.write(self.storage.as_ref(), &named);
+        if written.is_err() && file.is_unsynced() {
+            // The state file may list the segments, and a crash may find it.
+            job.made.iter_mut().for_each(ColdSegment::pin_file);
+        }
+        written?;
         let mut core = shared.lock();
         for input in &job.inputs {
             if let Some(held) = core.log.segment_mut(input.id) {

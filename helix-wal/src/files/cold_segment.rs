@@ -14,6 +14,8 @@ pub(crate) struct UnnamedFile {
     pub storage: Arc<dyn Storage>,
     pub name: String,
     pub kept: bool,
+    /// The state file may list it although the call failed, so it stays until an open can tell.
+    pub is_pinned: bool,
 }
 
 impl UnnamedFile {
@@ -21,7 +23,7 @@ impl UnnamedFile {
     pub(crate) fn take(&mut self) -> Self {
         let (storage, name) = (Arc::clone(&self.storage), self.name.clone());
         let kept = std::mem::replace(&mut self.kept, true);
-        Self { storage, name, kept }
+        Self { storage, name, kept, is_pinned: self.is_pinned }
     }
 }
 
@@ -52,13 +54,18 @@ impl ColdSegment {
         trailer: Trailer,
         directory: Vec<DirectoryRow>,
     ) -> Self {
-        let file = UnnamedFile { storage, name, kept: true };
+        let file = UnnamedFile { storage, name, kept: true, is_pinned: false };
         Self { segment, trailer, directory, file }
     }
 
     /// Keeps the file on drop, because the state file lists it.
     pub(crate) fn retain_file(&mut self) {
         self.file.kept = true;
+    }
+
+    /// Keeps the file even on discard, because the state file may list it as part of the log.
+    pub(crate) fn pin_file(&mut self) {
+        (self.file.kept, self.file.is_pinned) = (true, true);
     }
 
     /// Returns the parts and keeps the file, because the state file lists it.
@@ -97,9 +104,11 @@ impl ColdSegments {
     }
 
     /// Removes the files, even if they were retained.
+    ///
+    /// Keeps those that a failed install may have made part of the log on disk.
     pub fn discard(mut self) {
         for cold in &mut self.made {
-            cold.file.kept = false;
+            cold.file.kept = cold.file.is_pinned;
         }
     }
 

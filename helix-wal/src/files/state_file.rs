@@ -8,7 +8,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::error::{Error, Shortage, changing, failed, poison};
+use crate::error::{Error, Shortage, changing, failed};
 use crate::files::aligned::Aligned;
 use crate::format::layout::{BLOCK_BYTES, STATE, STATE_TMP, STATE_VERSION, blocks};
 use crate::format::state::{PersistedState, StateError};
@@ -26,6 +26,9 @@ pub(crate) struct StateFile {
     spare: Option<OpenState>,
     /// The file system cannot swap names.
     renames: bool,
+    /// The directory was not synced since `current` got its name. A crash may find the state before
+    /// it, which the spare file may have.
+    is_unsynced: bool,
     /// The failure that poisons the log. The spare file may then be the durable state.
     failure: Option<Error>,
     /// Checkpoint of the last written state.
@@ -92,8 +95,9 @@ impl StateFile {
 
     /// Replaces the state.
     ///
-    /// A shortage leaves everything unchanged; any other error poisons the log, and every later
-    /// call returns it: another thread may call before the log is poisoned.
+    /// After a shortage the log continues as before the call, but a crash or an open may find this
+    /// state ([`Self::is_unsynced`]). Any other error poisons the log, and every later call returns
+    /// it: another thread may call before the log is poisoned.
     pub(crate) fn write(
         &mut self,
         storage: &dyn Storage,
@@ -107,9 +111,18 @@ impl StateFile {
         written
     }
 
+    /// Returns whether a crash may find either of the last two states.
+    ///
+    /// What either of them lists must then stay. The next write syncs the directory first.
+    pub(crate) fn is_unsynced(&self) -> bool {
+        self.is_unsynced
+    }
+
     fn try_write(&mut self, storage: &dyn Storage, state: &PersistedState) -> Result<(), Error> {
         let bytes = Aligned::copy(&state.encode());
         let len = bytes.len() as u64;
+        // The spare file must not change while a crash may restore its old name.
+        self.sync_dir(storage, len)?;
         let (file, spare_len) = match self.spare.take() {
             Some(spare) if spare.1 >= len => spare,
             small => match create(storage, len) {
@@ -130,12 +143,23 @@ impl StateFile {
                 return Err(with_sizes(changing(operation, STATE_TMP, &e), storage, len));
             }
         };
-        // Poisons the log even after a shortage: a crash may find either state from here on.
-        storage.sync_dir().map_err(|e| poison("sync", &storage.describe(), &e))?;
         let before = self.current.replace((file, spare_len));
         self.spare = before.filter(|_| is_swapped);
+        self.is_unsynced = true;
+        self.sync_dir(storage, len)?;
         self.checkpoint = state.checkpoint.clone();
         self.provide_spare(storage, len);
+        Ok(())
+    }
+
+    /// Makes the names of both files durable.
+    fn sync_dir(&mut self, storage: &dyn Storage, len: u64) -> Result<(), Error> {
+        if self.is_unsynced {
+            let synced = storage.sync_dir();
+            let failed = |e| with_sizes(changing("sync", &storage.describe(), &e), storage, len);
+            synced.map_err(failed)?;
+            self.is_unsynced = false;
+        }
         Ok(())
     }
 
@@ -217,6 +241,32 @@ mod tests {
             assert_eq!((error.to_string(), disk.changes()), (failure.to_string(), before));
             disk.crash(Crash::LoseAll);
             assert_eq!(next_id(&disk.reopen()), 2, "{operation:?}");
+        }
+    }
+
+    /// A crash finds one of both states, also if further calls fail. None of them is written over.
+    #[test]
+    fn state_without_a_directory_sync_is_kept_until_one_succeeds() {
+        for seed in 0..16 {
+            let disk = SimulatedDisk::new(seed);
+            let mut file = StateFile::default();
+            file.write(&disk, &state(1, 10)).unwrap();
+            file.write(&disk, &state(2, 10)).unwrap();
+            let short = Fault::next(Operation::SyncDir).lasting();
+            disk.fail(short.error(io::ErrorKind::QuotaExceeded));
+            for id in 3..6 {
+                let error = file.write(&disk, &state(id, 10)).unwrap_err();
+                assert!(error.is_shortage() && file.is_unsynced(), "{error}");
+                assert_eq!(next_id(&disk), 3, "without a crash");
+                let fork = disk.fork();
+                fork.crash(Crash::Seeded(seed));
+                assert!([2, 3].contains(&next_id(&fork.reopen())));
+            }
+            disk.heal();
+            file.write(&disk, &state(6, 10)).unwrap();
+            assert!(!file.is_unsynced());
+            disk.crash(Crash::LoseAll);
+            assert_eq!(next_id(&disk.reopen()), 6);
         }
     }
 

@@ -299,11 +299,17 @@ pub(crate) fn write_copy(
         let _ = storage.remove(&name);
         return Err(failed("rename", &to, &e));
     }
-    // A failure leaves it open which of the two files has the name after a crash.
-    let renamed = storage.sync_dir();
-    renamed.map_err(|e| poison("rename", &to, &e)).inspect_err(|error| shared.poison(error))?;
     segment.close();
-    Ok(())
+    match storage.sync_dir() {
+        // After a crash either file may have the name: the damaged one is repaired again.
+        Err(e) if Shortage::of(&e).is_some() => Err(failed("sync", &to, &e)),
+        Err(e) => {
+            let error = poison("sync", &to, &e);
+            shared.poison(&error);
+            Err(error)
+        }
+        Ok(()) => Ok(()),
+    }
 }
 
 fn copy(

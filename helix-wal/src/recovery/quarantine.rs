@@ -65,7 +65,7 @@ pub(crate) fn quarantined_log(storage: &dyn Storage) -> Result<Option<Quarantine
     let _guard = lock_dir(storage)?;
     match load(storage)? {
         Some(note) if note.moved => Ok(Some(note.log)),
-        Some(note) => move_files(storage, note).map(Some),
+        Some(note) => resume(storage, note).map(Some),
         None => {
             // Left by an interrupted `end_repair`.
             remove_quarantined(storage)?;
@@ -82,7 +82,7 @@ pub(crate) fn quarantine(
 ) -> Result<QuarantinedLog, Error> {
     let _guard = lock_dir(storage)?;
     if let Some(note) = load(storage)?.filter(|note| !note.moved) {
-        return move_files(storage, note);
+        return resume(storage, note);
     }
     let names = DirListing::list(storage)?;
     let state = unless_short(load_state(storage))?.flatten();
@@ -131,6 +131,13 @@ pub(crate) fn end_repair(storage: &dyn Storage) -> Result<(), Error> {
     }
     storage.sync_dir().map_err(|e| failed("sync", &storage.describe(), &e))?;
     remove_quarantined(storage)
+}
+
+/// Continues after the note was stored.
+fn resume(storage: &dyn Storage, note: RepairNote) -> Result<QuarantinedLog, Error> {
+    // The sync of the note may have failed, and no file may be renamed before the note is durable.
+    storage.sync_dir().map_err(|e| failed("sync", &storage.describe(), &e))?;
+    move_files(storage, note)
 }
 
 /// Renames the files, then records in the note that it is done.
@@ -243,8 +250,22 @@ fn store(storage: &dyn Storage, note: &RepairNote) -> Result<(), Error> {
         })?;
     file.write_at(bytes.as_slice(), 0).map_err(|e| changing("write", REPAIR_TMP, &e))?;
     file.sync_data().map_err(|e| changing("sync", REPAIR_TMP, &e))?;
-    storage.rename(REPAIR_TMP, REPAIR).map_err(|e| changing("rename", REPAIR_TMP, &e))?;
-    storage.sync_dir().map_err(|e| poison("sync", &storage.describe(), &e))
+    // The last note takes effect at once, so it is taken back if it cannot be made durable.
+    let is_swapped = note.moved && storage.exchange(REPAIR_TMP, REPAIR).is_ok();
+    if !is_swapped {
+        storage.rename(REPAIR_TMP, REPAIR).map_err(|e| changing("rename", REPAIR_TMP, &e))?;
+    }
+    if let Err(e) = storage.sync_dir() {
+        let is_undone = is_swapped && storage.exchange(REPAIR_TMP, REPAIR).is_ok();
+        let can_repeat = is_undone || !note.moved;
+        let error = if can_repeat { changing } else { poison };
+        return Err(error("sync", &storage.describe(), &e));
+    }
+    if is_swapped {
+        // Ignored: the next note replaces it.
+        let _ = storage.remove(REPAIR_TMP);
+    }
+    Ok(())
 }
 
 fn load(storage: &dyn Storage) -> Result<Option<RepairNote>, Error> {

@@ -42,7 +42,8 @@ impl Wal {
     /// Completes an interrupted [`Wal::quarantine`].
     ///
     /// # Errors
-    /// Fails if the directory is in use, or the repair note cannot be read.
+    /// Fails if the directory is in use, the repair note cannot be read, or after a shortage
+    /// ([`Error::is_shortage`]).
     pub fn quarantined_log(storage: &dyn Storage) -> Result<Option<QuarantinedLog>, Error> {
         quarantine::quarantined_log(storage)
     }

@@ -20,7 +20,8 @@ impl Wal {
     /// take no positions.
     ///
     /// # Errors
-    /// [`Error::DiskFull`] and [`Error::Exhausted`] leave the previous checkpoint in place.
+    /// [`Error::DiskFull`] and [`Error::Exhausted`] leave the previous checkpoint in place; an open
+    /// may find the new one.
     pub fn checkpoint(&self, at: LogId, state: Bytes) -> Result<(), Error> {
         self.shared.store_checkpoint(at, state, None)
     }
@@ -32,8 +33,8 @@ impl Wal {
     /// The entries must lie above the last placed one, and at or below `at`.
     ///
     /// # Errors
-    /// Any error leaves the log unchanged. After [`Error::DiskFull`] and [`Error::Exhausted`] the
-    /// call can be repeated with the same segments.
+    /// Any error leaves the log unchanged until the next open, which may find it installed. After
+    /// [`Error::DiskFull`] and [`Error::Exhausted`] the call can be repeated with the same segments.
     pub fn install(&self, at: LogId, state: Bytes, cold: &mut ColdSegments) -> Result<(), Error> {
         self.shared.store_checkpoint(at, state, Some(cold))
     }
@@ -44,7 +45,7 @@ impl Wal {
     /// segments retained before, which should be among them.
     ///
     /// # Errors
-    /// [`Error::DiskFull`] and [`Error::Exhausted`] leave everything unchanged.
+    /// After [`Error::DiskFull`] and [`Error::Exhausted`] the call can be repeated.
     pub fn retain(&self, after: u64, segments: &mut ColdSegments) -> Result<(), Error> {
         self.shared.retain(after, segments)
     }

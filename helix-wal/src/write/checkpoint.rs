@@ -55,7 +55,14 @@ impl Shared {
         };
         match file.write(storage.as_ref(), &named) {
             Ok(()) => {}
-            Err(error) if error.is_shortage() => return Err(error),
+            Err(error) if error.is_shortage() => {
+                if file.is_unsynced() {
+                    // The state file may list the segments, and a crash may find it.
+                    let made = cold.into_iter().flat_map(|cold| &mut cold.made);
+                    made.for_each(ColdSegment::pin_file);
+                }
+                return Err(error);
+            }
             Err(error) => {
                 drop(file);
                 // The state file may list the segments: only an open can tell.
@@ -108,7 +115,7 @@ impl Shared {
             PersistedState { staged: received.clone(), ..state }
         };
         let written = file.write(storage.as_ref(), &named);
-        if !written.as_ref().is_err_and(Error::is_shortage) {
+        if file.is_unsynced() || !written.as_ref().is_err_and(Error::is_shortage) {
             // Even after a failure: the state file may list them, and only an open can tell.
             segments.made.iter_mut().for_each(ColdSegment::retain_file);
         }

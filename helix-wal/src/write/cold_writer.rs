@@ -62,7 +62,8 @@ impl ColdSegmentBuilder {
             true => Error::DiskFull { free_bytes, needed_bytes },
             false => changing("create", &name, &e),
         })?;
-        let unnamed = UnnamedFile { storage: Arc::clone(storage), name, kept: false };
+        let unnamed =
+            UnnamedFile { storage: Arc::clone(storage), name, kept: false, is_pinned: false };
         let header = SegmentHeader {
             id,
             predecessor: LogPosition::default(),

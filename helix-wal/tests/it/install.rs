@@ -1,6 +1,7 @@
 //! Installation of a snapshot with records of another log: cold segments that become part of the
 //! log when the state file names them. Also reads of the live entries that such a log needs.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -357,6 +358,55 @@ fn full_disk_rejects_entry_or_install_until_space_is_free() {
     let got = wal.read_stream(1, 0, 2, 1, ReadMode::Blocking).unwrap().unwrap();
     assert_eq!(got[0].payload.bytes.len(), 3000);
     assert!(wal.writable().is_ok());
+}
+
+/// A directory sync without space leaves it open whether the segments are part of the log. They
+/// stay, also if they are discarded, and the log continues without them.
+#[test]
+fn install_without_a_directory_sync_keeps_what_both_states_list() {
+    let at = LogId { term: 1, index: 20 };
+    let (mut with, mut without) = (0, 0);
+    for seed in 0..12 {
+        let _context = PrintOnPanic(format!("seed {seed}"));
+        let disk = SimulatedDisk::new(seed);
+        let mut log = TestLog::on(&disk);
+        log.fill(&[300, 300, 300]);
+        log.idle();
+        let first = log.next[1];
+        let mut cold = write_cold(&log.wal, &[live_entry(10, 1, first, 900)]).unwrap();
+        disk.fail(Fault::next(Operation::SyncDir).lasting().error(ErrorKind::QuotaExceeded));
+        for _ in 0..2 {
+            let refused = log.wal.install(at, Bytes::from_static(STATE), &mut cold);
+            assert!(matches!(refused, Err(Error::DiskFull { .. })), "{refused:?}");
+        }
+        let before = log.live();
+        assert_eq!(before.len(), 3);
+        if seed % 2 == 0 {
+            cold.discard();
+            log.idle();
+            disk.crash(Crash::Seeded(seed));
+        } else if seed % 3 == 0 {
+            disk.heal();
+            log.wal.install(at, Bytes::from_static(STATE), &mut cold).unwrap();
+            disk.crash(Crash::LoseAll);
+        } else {
+            drop((log, cold));
+        }
+        let disk = disk.reopen();
+        disk.heal();
+        assert_eq!(verify(&disk), []);
+        let log = TestLog::on(&disk);
+        if log.wal.state().purged == Some(at) {
+            with += 1;
+            let found = log.wal.read_stream(1, first, first + 1, 1, ReadMode::Blocking);
+            assert_eq!(found.unwrap().unwrap()[0].id.index, 10);
+        } else {
+            without += 1;
+            let last = before.last().unwrap().id;
+            assert_eq!(log.wal.state().last, Some(last));
+        }
+    }
+    assert!(with > 2 && without > 0, "{with} with the segments, {without} without");
 }
 
 #[test]

@@ -178,12 +178,14 @@ fn shortage_in_any_call_does_not_end_the_log() {
         Operation::Create,
         Operation::Remove,
         Operation::Open,
+        Operation::SyncDir,
     ];
     let mut reached = 0;
     for kind in kinds {
         let errnos = match kind {
             Operation::Open => vec![Errno::MFILE],
             Operation::Create => vec![Errno::NOSPC, Errno::NFILE],
+            Operation::SyncDir => vec![Errno::NOSPC, Errno::DQUOT],
             _ => vec![Errno::DQUOT, Errno::NOMEM],
         };
         for errno in errnos {
@@ -217,6 +219,37 @@ fn shortage_in_any_call_does_not_end_the_log() {
         }
     }
     assert!(reached > 20, "too few shortages were reached: {reached}");
+}
+
+/// A directory sync finds no space, then the power is lost: nothing acknowledged is lost.
+#[test]
+fn power_loss_after_a_directory_sync_without_space_loses_nothing() {
+    let mut unsynced = 0;
+    for after in 0..40 {
+        for crash in [Crash::LoseAll, Crash::KeepAll, Crash::Seeded(after)] {
+            let _context = PrintOnPanic(format!("{crash:?} after sync {after}"));
+            let disk = SimulatedDisk::new(after);
+            let mut manual = open(&disk, &small_options());
+            manual.idle();
+            let short = Fault::next(Operation::SyncDir).after(after).lasting();
+            disk.fail(short.errno(Errno::DQUOT.raw_os_error()));
+            let entries = work(&mut manual, 12);
+            let at = manual.wal.state().synced.unwrap();
+            unsynced += u64::from(manual.wal.checkpoint(at, Bytes::from_static(b"last")).is_err());
+            drop(manual);
+            disk.crash(crash);
+            let disk = disk.reopen();
+            assert_eq!(verify(&disk), []);
+            let manual = open(&disk, &small_options());
+            let Some(last) = entries.last() else { continue };
+            assert!(manual.wal.state().last.is_some_and(|found| found >= last.id));
+            let purged = manual.wal.state().purged.map_or(0, |purged| purged.index + 1);
+            if last.id.index >= purged {
+                expect_entries(&manual.wal, std::slice::from_ref(last));
+            }
+        }
+    }
+    assert!(unsynced > 60, "{unsynced}");
 }
 
 /// Fills the disk, until an append is refused. Returns the log and its entries.
@@ -506,6 +539,7 @@ fn quarantine_without_file_descriptors_keeps_identity_and_vote() {
         (Operation::Open, Errno::MFILE),
         (Operation::Open, Errno::NFILE),
         (Operation::ReadDevice, Errno::NOMEM),
+        (Operation::SyncDir, Errno::NOSPC),
     ] {
         for after in 0..12 {
             let _context = PrintOnPanic(format!("{errno:?} at {operation:?} number {after}"));
@@ -514,10 +548,18 @@ fn quarantine_without_file_descriptors_keeps_identity_and_vote() {
             let quarantined = match Wal::quarantine(&disk, "a file is missing", Bytes::new()) {
                 Ok(quarantined) => quarantined,
                 Err(error) => {
-                    assert!(matches!(error, Error::Exhausted { .. }), "{error}");
+                    assert!(error.is_shortage(), "{error}");
                     failed += 1;
                     disk.heal();
-                    Wal::quarantine(&disk, "a file is missing", Bytes::new()).unwrap()
+                    let crashes = after.is_multiple_of(2);
+                    if crashes {
+                        disk.crash(Crash::Seeded(after));
+                    }
+                    let disk = disk.reopen();
+                    let found = crashes.then(|| Wal::quarantined_log(&disk).unwrap()).flatten();
+                    found.unwrap_or_else(|| {
+                        Wal::quarantine(&disk, "a file is missing", Bytes::new()).unwrap()
+                    })
                 }
             };
             assert_eq!(quarantined.identity, small_options().identity);

@@ -148,6 +148,7 @@ impl SimulatedMachine {
                 max_batch_bytes: 24 << 10,
                 max_record_bytes: 8 << 10,
                 retention_bytes: plan.retention_bytes,
+                retention_us: plan.retention_us,
                 ..PartitionSettings::default()
             },
             segment_bytes: plan.segment_bytes,

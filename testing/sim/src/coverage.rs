@@ -69,10 +69,15 @@ pub enum CoverageMark {
     CopiesDamagedInChange,
     CopiesDamagedInFetch,
     RepairedInPlace,
+    WrongClockLed,
+    RetentionByTime,
+    TopicRecreated,
+    ReaderToldOfRecreation,
+    DeletionRepeated,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 58] = [
+    pub const ALL: [Self; 63] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -131,6 +136,11 @@ impl CoverageMark {
         Self::CopiesDamagedInChange,
         Self::CopiesDamagedInFetch,
         Self::RepairedInPlace,
+        Self::WrongClockLed,
+        Self::RetentionByTime,
+        Self::TopicRecreated,
+        Self::ReaderToldOfRecreation,
+        Self::DeletionRepeated,
     ];
 }
 

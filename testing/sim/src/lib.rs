@@ -6,6 +6,8 @@
 //! - `nemesis`, `damage` and `copies` inject faults; `membership` tells which nodes may be hit.
 //! - `workload` and `raw_producer` write and read, with and without `helix-client`.
 //! - `operator` administers the cluster.
+//! - `recreation` deletes a topic and creates it again; `recreation_log` checks what its clients see.
+//! - `clock_witness` checks append times and retention by time against all clocks.
 //! - `invariants` checks all nodes after every tick; `observation` is its state per replica.
 //! - `final_reads` reads every replica at the end; `recorder` keeps the history of all clients.
 //! - `coverage` counts the situations that a run met; `tally` adds up the counts of many runs.
@@ -14,6 +16,7 @@
 compile_error!("build in testing/sim/, whose .cargo/config.toml sets tokio_unstable");
 
 pub mod clock;
+pub mod clock_witness;
 pub mod cluster;
 mod copies;
 pub mod coverage;
@@ -30,6 +33,8 @@ pub mod operator;
 pub mod plan;
 pub mod raw_producer;
 pub mod recorder;
+pub mod recreation;
+pub mod recreation_log;
 pub mod run;
 mod sealed;
 pub mod tally;

@@ -520,8 +520,16 @@ impl Nemesis {
                 }
             }
             FaultKind::ClockJump => {
-                let error = self.rng.random_range(-600_000_000..=600_000_000);
-                machine.clock().set_error(error);
+                let wrong = self.plan.wrong_clocks.choose(&mut self.rng).copied();
+                let jumping = wrong.and_then(|node| machines.get(host_index(node)));
+                let minutes_us = self.rng.random_range(-600_000_000..=600_000_000);
+                // Days, minutes, or right again.
+                let error_us = match jumping.map(|_| self.rng.random_range(0..6)) {
+                    None | Some(0) => minutes_us,
+                    Some(1) => 0,
+                    Some(_) => minutes_us * 500,
+                };
+                jumping.unwrap_or(machine).clock().set_error(error_us);
                 self.marks.hit(CoverageMark::ClockJump);
             }
             FaultKind::Wipe => {

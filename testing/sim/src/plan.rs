@@ -93,10 +93,14 @@ pub enum Theme {
     Answers,
     /// Damage to several replicas at once, also during replacements, additions and fetches.
     Copies,
+    /// Clocks of a minority that jump by days, with retention by time.
+    Clocks,
+    /// Lost requests and responses while a topic is deleted and created again.
+    Recreation,
 }
 
 impl Theme {
-    /// Themes that a third of the seeds draw from. [`Self::Copies`] has a draw of its own.
+    /// Themes that a third of the seeds draw from. The others have draws of their own.
     const DRAWN: [Self; 6] =
         [Self::Disks, Self::Space, Self::Votes, Self::Damage, Self::Branches, Self::Answers];
 
@@ -117,6 +121,12 @@ impl Theme {
             Self::Branches => &[Partition, OneWay, Hold, Kill, PowerLoss, Stall],
             Self::Answers => &[Partition, OneWay, NonTransitive, Reset, Kill, Loss],
             Self::Copies => &[CopyDamage, CopyDamage, CopyDamage, Kill, Wipe, Grow, Stall],
+            Self::Clocks => {
+                &[ClockJump, ClockJump, ClockJump, Transfer, Kill, Stop, Partition, Election]
+            }
+            Self::Recreation => {
+                &[Partition, OneWay, NonTransitive, Hold, Loss, Reset, Kill, Election, PowerLoss]
+            }
         }
     }
 }
@@ -140,6 +150,7 @@ pub struct SimulationPlan {
     pub checkpoint_bytes: u64,
     pub catch_up_bytes: u64,
     pub retention_bytes: Option<u64>,
+    pub retention_us: Option<u64>,
     /// Scrub rate of each node in bytes per second.
     pub scrub_rate: u64,
     pub latency_max: Duration,
@@ -147,12 +158,17 @@ pub struct SimulationPlan {
     pub order: Vec<u64>,
     pub disks: Vec<DiskShape>,
     pub clock_errors_us: Vec<i64>,
+    /// Nodes whose clocks jump by days, a minority. The clocks of the others stay right. Empty: all
+    /// clocks jump, by minutes.
+    pub wrong_clocks: Vec<u64>,
     pub sessions: u32,
     pub unary: u32,
     pub plain: u32,
     pub conditional: u32,
     pub raw_producers: u32,
     pub trims: bool,
+    /// A topic is deleted and created again all the time.
+    pub recreates: bool,
     pub records_max: u32,
     /// Mean pause of a producer between batches.
     pub pace: Duration,
@@ -174,9 +190,11 @@ impl SimulationPlan {
             true => Theme::DRAWN.choose(&mut rng).copied(),
             false => None,
         };
-        // A generator of its own, so that the other seeds keep their plans.
+        // Generators of their own, so that the other seeds keep their plans.
         let is_of_copies = StdRng::seed_from_u64(seed ^ 0x636f_7069).random_bool(0.1);
         let drawn = if is_of_copies { Some(Theme::Copies) } else { drawn };
+        let mut clock_rng = StdRng::seed_from_u64(seed ^ 0x636c_6f63);
+        let drawn = if clock_rng.random_bool(0.1) { Some(Theme::Clocks) } else { drawn };
         let theme = theme.or(drawn);
         let mut gap = Duration::from_millis(rng.random_range(300..=3_000));
         if let Some(theme) = theme {
@@ -206,7 +224,8 @@ impl SimulationPlan {
         };
         let machines = nodes + u64::from(kinds.contains(&FaultKind::Grow));
         let disks = (0..machines).map(|_| disk(&mut rng)).collect();
-        let skews = kinds.contains(&FaultKind::ClockJump);
+        let of_clocks = theme == Some(Theme::Clocks);
+        let skews = kinds.contains(&FaultKind::ClockJump) && !of_clocks;
         let minutes = 60_000_000;
         let error = |rng: &mut StdRng| match skews {
             true => rng.random_range(-10 * minutes..=10 * minutes),
@@ -216,7 +235,10 @@ impl SimulationPlan {
         let mut order: Vec<u64> = (1..=machines).collect();
         order.shuffle(&mut rng);
         let of_copies = theme == Some(Theme::Copies);
-        Self {
+        let mut wrong_clocks: Vec<u64> = (1..=nodes).collect();
+        wrong_clocks.shuffle(&mut clock_rng);
+        wrong_clocks.truncate(if of_clocks { (nodes as usize - 1) / 2 } else { 0 });
+        let mut plan = Self {
             seed,
             nodes,
             order,
@@ -229,8 +251,11 @@ impl SimulationPlan {
             gap,
             kinds,
             theme,
-            // Only sealed segments have copies that can be damaged at once.
-            segment_bytes: 64 << 10 << if of_copies { 0 } else { rng.random_range(0..4) },
+            // Only sealed segments have copies that can be damaged at once, and are dropped while
+            // there are new records.
+            segment_bytes: 64
+                << 10
+                << if of_copies || of_clocks { 0 } else { rng.random_range(0..4) },
             tail_bytes: 4 << 10 << rng.random_range(0..6),
             checkpoint_bytes: 16 << 10 << rng.random_range(0..5),
             catch_up_bytes: if rng.random_bool(0.5) { 64 << 10 } else { 4 << 30 },
@@ -240,15 +265,30 @@ impl SimulationPlan {
             latency_max: Duration::from_millis(rng.random_range(1..=20)),
             disks,
             clock_errors_us,
+            wrong_clocks,
+            retention_us: None,
             sessions: rng.random_range(1..=4),
             unary: rng.random_range(1..=3),
             plain: rng.random_range(0..=2),
             conditional: rng.random_range(0..=1),
             raw_producers: rng.random_range(0..=1),
             trims: rng.random_bool(0.4),
+            recreates: false,
             records_max: if rng.random_bool(0.3) { 40 } else { rng.random_range(1..=12) },
             pace: Duration::from_millis(rng.random_range(5..=60)),
+        };
+        if of_clocks {
+            // Trims and retention by bytes drop records of any age.
+            plan.retention_us = Some(clock_rng.random_range(2_000_000..=10_000_000));
+            (plan.retention_bytes, plan.trims) = (None, false);
+            plan.partitions = plan.partitions.min(4);
         }
+        let draws = StdRng::seed_from_u64(seed ^ 0x7265_6372).random_bool(0.1);
+        if theme == Some(Theme::Recreation) || draws && theme.is_none() {
+            // Its readers expect all records.
+            (plan.recreates, plan.retention_bytes) = (true, None);
+        }
+        plan
     }
 
     /// Returns the number of machines: the initial nodes and a spare node, which may join.

@@ -10,6 +10,7 @@ use helix_server::raft::seed_this_thread;
 use hermetic::Hermetic;
 use turmoil::{Builder, Sim};
 
+use crate::clock_witness::ClockWitness;
 use crate::cluster::SimulatedMachine;
 use crate::coverage::{CoverageMark, CoverageMarks};
 use crate::damage;
@@ -20,6 +21,8 @@ use crate::net;
 use crate::operator;
 use crate::plan::{FaultKind, SimulationPlan};
 use crate::recorder::Recorder;
+use crate::recreation;
+use crate::recreation_log::RecreationLog;
 use crate::workload::{self, ClientContext};
 
 const TICK: Duration = Duration::from_millis(1);
@@ -41,6 +44,9 @@ const HEALTH_MAX: Duration = Duration::from_secs(10);
 
 /// Time limit for clients to stop, and for replicas to become equal.
 const REST_MAX: Duration = Duration::from_secs(90);
+
+/// Time after which retention has dropped a record that it may drop.
+const RETENTION_MARGIN: Duration = Duration::from_secs(5);
 
 /// Maximum number of full reads. A read is repeated if a log changed during it.
 const READS_MAX: u32 = 6;
@@ -110,6 +116,8 @@ struct World {
     machines: Vec<SimulatedMachine>,
     nemesis: Nemesis,
     watch: InvariantChecker,
+    clocks: ClockWitness,
+    recreations: RecreationLog,
     context: ClientContext,
     /// Events of the final reads.
     found: FinalReadEvents,
@@ -147,8 +155,14 @@ impl World {
         sim.client("readers", workload::read(context.clone()));
         sim.client("operator", operator::operate(context.clone()));
         sim.client("finals", final_reads::read(context.clone(), READS_MAX, found.clone()));
+        let recreations = RecreationLog::new(recorder.clone(), marks.clone());
         let hosts = machines.iter().map(SimulatedMachine::host);
-        let hosts = hosts.chain(["writers", "readers"].map(str::to_owned)).collect();
+        let mut hosts: Vec<_> = hosts.chain(["writers", "readers"].map(str::to_owned)).collect();
+        if plan.recreates {
+            let clients = recreation::run(context.clone(), recreations.clone());
+            sim.client("recreation", clients);
+            hosts.push("recreation".to_owned());
+        }
         if plan.nodes == 5 {
             marks.hit(CoverageMark::FiveNodes);
         }
@@ -159,6 +173,8 @@ impl World {
         Self {
             nemesis,
             found,
+            recreations,
+            clocks: ClockWitness::new(&plan, members.clone(), marks.clone()),
             watch: InvariantChecker::new(members, recorder.clone(), marks.clone()),
             sim: ManuallyDrop::new(sim),
             machines,
@@ -176,6 +192,8 @@ impl World {
         self.recorder.on_tick(self.sim.elapsed(), net::take_wire());
         self.sim.step().map_err(|error| error.to_string())?;
         self.watch.check_nodes(&self.machines)?;
+        self.clocks.check(self.sim.elapsed(), &self.machines)?;
+        self.recreations.check(&self.machines)?;
         self.nemesis.tick(&mut self.sim, &self.machines, may_inject)
     }
 
@@ -227,7 +245,7 @@ impl World {
     fn inject_faults(&mut self) -> Result<(), String> {
         self.context.set_phase(workload::TOPIC_IS_THERE);
         let end = self.sim.elapsed() + self.plan.duration;
-        if self.plan.retention_bytes.is_some() {
+        if self.plan.retention_bytes.is_some() || self.plan.retention_us.is_some() {
             // The trimmed range depends on where segments end on the leader.
             for partition in 0..self.plan.partitions {
                 let offset = u64::MAX;
@@ -242,30 +260,43 @@ impl World {
 
     fn heal(&mut self) -> Result<(), String> {
         self.nemesis.heal(&mut self.sim, &self.machines);
+        self.recreations.set_quiet();
         let partitions = 0..self.plan.partitions;
         let before: Vec<_> = partitions.map(|it| self.recorder.acks(it)).collect();
         let done = |world: &mut Self| {
             (0..).zip(&before).all(|(partition, acks)| world.recorder.acks(partition) > *acks)
         };
         self.run_until("a new ack in every partition", PROGRESS_MAX, done)?;
+        if self.plan.recreates {
+            let is_in_use = |world: &mut Self| world.recreations.is_in_use();
+            self.run_until("use of the last recreated topic", PROGRESS_MAX, is_in_use)?;
+        }
         // With writers and readers still running: there are always new records to fetch.
         self.run_until("a repair of all damage", REPAIR_MAX, |world| world.nemesis.is_repaired())?;
         self.run_until("good health of all nodes", HEALTH_MAX, |world| {
             world.health_problem().is_none()
         })?;
         self.context.stop();
-        self.run_until("all clients at rest", REST_MAX, |world| world.context.ended() == 4)
+        self.run_until("all clients at rest", REST_MAX, |world| {
+            world.context.ended() == world.client_count()
+        })
     }
 
     /// Reads every replica while nothing changes, and checks the whole history.
     fn judge(&mut self) -> Result<HistoryVerdict, String> {
+        if let Some(retention_us) = self.plan.retention_us {
+            // Until retention has dropped everything, the logs grow by its commands.
+            let end = self.sim.elapsed() + Duration::from_micros(retention_us) + RETENTION_MARGIN;
+            self.run_until("the end of retention", REST_MAX, |world| world.sim.elapsed() >= end)?;
+        }
         for round in 0..READS_MAX {
             let is_level = |world: &mut Self| world.watch.level(&world.machines).is_some();
             self.run_until("equal replicas", REST_MAX, is_level)?;
             let before = self.watch.level(&self.machines);
             self.watch.compare_partitions(&self.machines)?;
             self.context.set_phase(workload::FINALS + round);
-            let is_read = |world: &mut Self| world.context.ended() == 5 + round;
+            let is_read =
+                |world: &mut Self| world.context.ended() == world.client_count() + 1 + round;
             self.run_until("a read of all replicas", REST_MAX, is_read)?;
             if self.watch.level(&self.machines) == before {
                 let found = self.found.lock().map(|mut found| std::mem::take(&mut *found));
@@ -276,6 +307,11 @@ impl World {
             }
         }
         Err(format!("the logs grew during each of {READS_MAX} full reads"))
+    }
+
+    /// Returns the number of clients that end before the final reads.
+    fn client_count(&self) -> u32 {
+        4 + u32::from(self.plan.recreates)
     }
 
     /// Returns a problem that a member reports.
@@ -315,9 +351,10 @@ impl World {
         let nodes: String = self.machines.iter().map(describe).collect();
         let damage = self.nemesis.describe_damage(&self.machines);
         let health = self.health_problem();
+        let recreated = self.recreations.describe();
         format!(
             "(term, last, committed, applied, synced) by shard; acks {acks:?}; {damage}; health \
-             {health:?}{nodes}"
+             {health:?}; {recreated}{nodes}"
         )
     }
 }

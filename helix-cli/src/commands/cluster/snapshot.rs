@@ -33,7 +33,7 @@ pub(crate) struct NodeSnapshot {
     pub(crate) report: Result<NodeReport, Error>,
 }
 
-/// The responses of a node.
+/// The responses of a node. None has topics, so their size does not depend on the partitions.
 #[derive(Debug)]
 pub(crate) struct NodeReport {
     pub(crate) metadata: Metadata,
@@ -101,6 +101,22 @@ impl ClusterSnapshot {
         self.leaders().remove(&shard_id).flatten()
     }
 
+    /// Returns the numbers of topics and partitions, from the report with the newest metadata.
+    /// None if that node has an earlier version.
+    pub(crate) fn topic_counts(&self) -> (Option<u64>, Option<u64>) {
+        let newest = self.reports().max_by_key(|(_, report)| report.metadata.version);
+        newest.map_or((None, None), |(_, report)| {
+            (report.status.topic_count, report.status.partition_count)
+        })
+    }
+
+    /// Returns the number of partitions of a shard, as its leader reports it, or any replica.
+    pub(crate) fn partitions_of(&self, shard_id: u32, leader: Option<u64>) -> u64 {
+        let of_leader = leader.and_then(|node_id| self.replica(shard_id, node_id));
+        let any = || self.nodes.iter().find_map(|node| self.replica(shard_id, node.node_id));
+        of_leader.or_else(any).map_or(0, |status| status.partition_count.into())
+    }
+
     /// Returns true if the node has answered.
     pub(crate) fn is_reachable(&self, node_id: u64) -> bool {
         self.reports().any(|(id, _)| id == node_id)
@@ -151,7 +167,7 @@ async fn request_report(admin: &Admin, node_id: u64, endpoint: String) -> NodeSn
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use helix_client::proto::log::v1::{ShardRoute, TopicRoute};
+    use helix_client::proto::log::v1::ShardRoute;
     use tonic::Status;
 
     use super::*;
@@ -181,11 +197,7 @@ pub(crate) mod tests {
                     ..ShardRoute::default()
                 },
             ],
-            topics: vec![TopicRoute {
-                topic: "orders".to_owned(),
-                shard_ids: vec![1, 1, 1],
-                topic_id: 0,
-            }],
+            topics: Vec::new(),
         }
     }
 
@@ -198,6 +210,7 @@ pub(crate) mod tests {
             synced_index,
             committed_index,
             applied_index,
+            partition_count: 3 * shard_id,
             ..ShardStatus::default()
         }
     }
@@ -206,7 +219,12 @@ pub(crate) mod tests {
     pub(crate) fn snapshot() -> ClusterSnapshot {
         let report = |version, leader, shards| NodeReport {
             metadata: metadata(version, leader),
-            status: GetNodeStatusResponse { shards, ..GetNodeStatusResponse::default() },
+            status: GetNodeStatusResponse {
+                shards,
+                topic_count: Some(version - 7),
+                partition_count: Some(3 * (version - 7)),
+                ..GetNodeStatusResponse::default()
+            },
             health: GetHealthResponse { healthy: true, issues: Vec::new() },
         };
         let one = report(7, hint(2, 6), vec![shard(0, 3, 9, 9), shard(1, 6, 90, 80)]);

@@ -18,8 +18,8 @@ pub(crate) struct ClusterInfo {
     shard_count: usize,
     /// Shards with a leader.
     led_shards: usize,
-    topic_count: usize,
-    partition_count: usize,
+    topic_count: Option<u64>,
+    partition_count: Option<u64>,
     nodes: Vec<NodeLeadership>,
 }
 
@@ -30,7 +30,7 @@ struct NodeLeadership {
     endpoint: String,
     is_reachable: bool,
     shards_led: usize,
-    partitions_led: usize,
+    partitions_led: u64,
 }
 
 /// A node and its status.
@@ -88,29 +88,29 @@ pub(crate) struct ReplicaRow {
 pub(super) fn info(snapshot: &ClusterSnapshot) -> ClusterInfo {
     let leaders = snapshot.leaders();
     let metadata = snapshot.metadata();
-    let topics = metadata.map(|metadata| metadata.topics.as_slice()).unwrap_or_default();
-    let leads = |shard_id: &u32, node_id: u64| {
-        leaders
-            .get(shard_id)
-            .and_then(Option::as_ref)
-            .is_some_and(|leader| leader.node_id == node_id)
+    let (topic_count, partition_count) = snapshot.topic_counts();
+    let leadership = |node: &super::snapshot::NodeSnapshot| {
+        let id = node.node_id;
+        let is_led =
+            |leader: &Option<LeaderHint>| leader.as_ref().is_some_and(|it| it.node_id == id);
+        let led = || leaders.iter().filter(|(_, leader)| is_led(leader)).map(|(shard, _)| *shard);
+        NodeLeadership {
+            node_id: id,
+            endpoint: node.endpoint.clone(),
+            is_reachable: node.report.is_ok(),
+            shards_led: led().count(),
+            partitions_led: led().map(|shard| snapshot.partitions_of(shard, Some(id))).sum(),
+        }
     };
-    let partitions = || topics.iter().flat_map(|topic| &topic.shard_ids);
-    let shares = snapshot.nodes.iter().map(|node| NodeLeadership {
-        node_id: node.node_id,
-        endpoint: node.endpoint.clone(),
-        is_reachable: node.report.is_ok(),
-        shards_led: leaders.keys().filter(|shard_id| leads(shard_id, node.node_id)).count(),
-        partitions_led: partitions().filter(|shard_id| leads(shard_id, node.node_id)).count(),
-    });
+    let shares = snapshot.nodes.iter().map(leadership);
     ClusterInfo {
         cluster_id: metadata.map(|metadata| metadata.cluster_id.clone()).unwrap_or_default(),
         node_count: snapshot.nodes.len(),
         reachable_nodes: snapshot.reports().count(),
         shard_count: leaders.len(),
         led_shards: leaders.values().flatten().count(),
-        topic_count: topics.len(),
-        partition_count: partitions().count(),
+        topic_count,
+        partition_count,
         nodes: shares.collect(),
     }
 }
@@ -213,7 +213,8 @@ mod tests {
     fn info_counts_leaders_per_node() {
         let info = info(&snapshot());
         assert_eq!((info.node_count, info.reachable_nodes), (3, 2));
-        assert_eq!((info.shard_count, info.led_shards, info.partition_count), (2, 2, 3));
+        assert_eq!((info.shard_count, info.led_shards), (2, 2));
+        assert_eq!((info.topic_count, info.partition_count), (Some(1), Some(3)), "of node 2");
         let led: Vec<_> =
             info.nodes.iter().map(|node| (node.shards_led, node.partitions_led)).collect();
         assert_eq!(led, [(1, 0), (1, 3), (0, 0)]);
