@@ -269,6 +269,7 @@ fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {
         topics: config.topics.clone(),
         topic_settings: config.topic_settings(),
         segment_bytes: config.segment_bytes,
+        preparation: config.prepare.into(),
         tail_bytes: usize::try_from(config.tail_bytes()).expect("checked by validate"),
         footer_bytes: usize::try_from(config.footer_bytes()).expect("below the limit"),
         files: files.cache(),

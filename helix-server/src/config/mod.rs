@@ -41,6 +41,27 @@ pub enum StorageMode {
     Memory,
 }
 
+/// How the logs prepare their next segment files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PrepareMode {
+    /// Zero-filled while the disk has idle bandwidth, otherwise allocated.
+    Auto,
+    /// Zero-filled: every byte is written twice until segments are recycled.
+    Zero,
+    /// Allocated: syncs take longer until segments are recycled.
+    Allocate,
+}
+
+impl From<PrepareMode> for helix_wal::Preparation {
+    fn from(mode: PrepareMode) -> Self {
+        match mode {
+            PrepareMode::Auto => Self::Auto,
+            PrepareMode::Zero => Self::Zero,
+            PrepareMode::Allocate => Self::Allocate,
+        }
+    }
+}
+
 /// Address of the admin port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminAddr {
@@ -136,6 +157,11 @@ pub struct ServerConfig {
     /// Size of a segment file of the log
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64MiB")]
     pub segment_bytes: u64,
+
+    /// How segment files are prepared: zero writes them full of zeroes first, for faster syncs;
+    /// allocate writes every byte once; auto zero-fills while the disk has idle bandwidth
+    #[arg(long, value_enum, default_value_t = PrepareMode::Auto)]
+    pub prepare: PrepareMode,
 
     /// Memory limit of the node; each part of it gets a fixed share. The default is less in a
     /// container with less memory

@@ -78,6 +78,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
             ..PartitionSettings::default()
         },
         segment_bytes: 1 << 20,
+        preparation: helix_wal::Preparation::Auto,
         tail_bytes: 64 << 10,
         footer_bytes: 8 << 20,
         files: helix_wal::FileCache::default(),

@@ -4,6 +4,7 @@ pub(crate) mod busy_poll;
 pub(crate) mod clock;
 pub(crate) mod core;
 pub(crate) mod counters;
+pub(crate) mod disk_use;
 pub(crate) mod options;
 pub(crate) mod queue;
 pub(crate) mod readahead;
@@ -125,7 +126,12 @@ impl Shared {
         self.clock.get_or_init(|| Box::new(monotonic_clock()))
     }
 
-    fn now(&self, core: &Core) -> Duration {
+    /// Returns the time now, for measurements of the disk. `None` without a clock.
+    pub(crate) fn time(&self) -> Option<Duration> {
+        self.clock.get().map(|clock| clock())
+    }
+
+    pub(crate) fn now(&self, core: &Core) -> Duration {
         self.clock.get().map_or(core.now, |clock| clock())
     }
 

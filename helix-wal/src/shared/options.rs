@@ -18,6 +18,20 @@ pub(crate) const RESERVED_SEGMENTS: usize = 1;
 
 const SEGMENT_BYTES: RangeInclusive<u64> = 64 << 10..=1 << 30;
 
+/// How a log prepares its next segment files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Preparation {
+    /// Zero-fills a segment while the disk has idle bandwidth, and allocates it otherwise.
+    #[default]
+    Auto,
+    /// Fills every segment with zeroes. Overwriting them syncs faster than writing into allocated
+    /// space, but every byte is written twice until segments are recycled.
+    Zero,
+    /// Allocates every segment. The file system records the first write into each part, which
+    /// makes the sync slower.
+    Allocate,
+}
+
 /// Options of a log. The segment size and the identity are checked at open.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -27,10 +41,12 @@ pub struct Options {
     pub group_bytes: usize,
     /// Bytes of recent payloads kept in memory for readers. Default 16 MiB.
     pub tail_bytes: usize,
-    /// Number of segments kept ready, written once so that overwriting them syncs fast. Default 2.
+    /// Number of segments kept ready. Default 2.
     ///
     /// At least 2 are kept: appends leave the last one for an open on a full disk.
     pub ready_segments: usize,
+    /// How these segments are prepared. Default [`Preparation::Auto`].
+    pub preparation: Preparation,
     /// Disk space that must stay free when a new segment is created. Default 256 MiB.
     pub reserve_bytes: u64,
     /// Bytes of footer pages cached for reads of sealed segments. Default 8 MiB.
@@ -93,6 +109,7 @@ impl Default for Options {
             group_bytes: 4 << 20,
             tail_bytes: 16 << 20,
             ready_segments: 2,
+            preparation: Preparation::Auto,
             reserve_bytes: 256 << 20,
             footer_cache_bytes: 8 << 20,
             mark_delay: Duration::from_millis(20),

@@ -255,6 +255,10 @@ impl File for DirFile {
         }
     }
 
+    fn unwritten_bytes(&self) -> io::Result<u64> {
+        unwritten_bytes(&self.cached, self.len()?)
+    }
+
     fn will_read(&self, range: Range<u64>) {
         fetch(&self.cached, range);
     }
@@ -382,6 +386,33 @@ fn reserve(fd: &Fd, len: u64) -> io::Result<bool> {
 #[cfg(not(target_os = "linux"))]
 fn reserve(_: &Fd, _: u64) -> io::Result<bool> {
     Ok(false)
+}
+
+/// Returns the bytes in holes of a file, which its allocated and never written parts count as.
+#[cfg(target_os = "linux")]
+fn unwritten_bytes(fd: &Fd, len: u64) -> io::Result<u64> {
+    use rustix::fs::{SeekFrom, seek};
+    use rustix::io::Errno;
+    let (mut at, mut unwritten) = (0, 0);
+    while at < len {
+        let data = match seek(fd, SeekFrom::Data(at)) {
+            Ok(data) => data.min(len),
+            Err(Errno::NXIO) => len,
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(0),
+            Err(e) => return Err(e.into()),
+        };
+        unwritten += data - at;
+        if data >= len {
+            break;
+        }
+        at = seek(fd, SeekFrom::Hole(data))?.max(data + 1);
+    }
+    Ok(unwritten)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn unwritten_bytes(_: &Fd, _: u64) -> io::Result<u64> {
+    Ok(0)
 }
 
 /// Returns whether the file system writes each block to a new place, reserved or not.
@@ -596,6 +627,28 @@ mod tests {
             let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::FileTooLarge];
             assert!(kinds.contains(&e.kind()), "{e}");
             assert!(storage.list().unwrap().is_empty());
+        });
+    }
+
+    #[test]
+    fn counts_unwritten_bytes() {
+        both(|storage| {
+            let len = 8 * BLOCK as u64;
+            let file = storage.create("a", len).unwrap();
+            let before = file.unwritten_bytes().unwrap();
+            // Not every file system tells.
+            assert!(before == 0 || before == len, "{before}");
+            let mut read = vec![1; len as usize];
+            file.read_device_at(&mut read, 0).unwrap();
+            assert!(read.iter().all(|byte| *byte == 0));
+            write(&file, &pattern(2 * BLOCK), BLOCK as u64);
+            file.sync_data().unwrap();
+            assert_eq!(file.unwritten_bytes().unwrap(), before.saturating_sub(2 * BLOCK as u64));
+            for block in 0..8 {
+                write(&file, &pattern(BLOCK), block * BLOCK as u64);
+            }
+            file.sync_data().unwrap();
+            assert_eq!(file.unwritten_bytes().unwrap(), 0);
         });
     }
 

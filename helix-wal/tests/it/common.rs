@@ -7,7 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use helix_wal::storage::Storage;
 use helix_wal::{
-    Entry, Error, FileCache, Keeper, LogId, NextStep, Options, Payload, Recovered, Wal, Writer,
+    Entry, Error, FileCache, Keeper, LogId, NextStep, Options, Payload, Preparation, Recovered, Wal,
+    Writer,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -69,6 +70,7 @@ pub fn small_options() -> Options {
         group_bytes: 16 << 10,
         tail_bytes: 8 << 10,
         ready_segments: 1,
+        preparation: Preparation::Auto,
         reserve_bytes: 0,
         footer_cache_bytes: 64 << 10,
         mark_delay: Duration::from_millis(5),

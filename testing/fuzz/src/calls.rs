@@ -76,6 +76,7 @@ fn settings(disks: &FuzzDisks) -> NodeSettings {
             ..PartitionSettings::default()
         },
         segment_bytes: 64 << 10,
+        preparation: helix_wal::Preparation::Auto,
         tail_bytes: 16 << 10,
         footer_bytes: 1 << 20,
         shares: MemoryShares::default(),

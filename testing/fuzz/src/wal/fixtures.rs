@@ -16,6 +16,7 @@ pub(crate) fn options() -> Options {
         group_bytes: 16 << 10,
         tail_bytes: 0,
         ready_segments: 0,
+        preparation: helix_wal::Preparation::Allocate,
         reserve_bytes: 0,
         footer_cache_bytes: 64 << 10,
         mark_delay: Duration::from_millis(5),
