@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::limits::{
-    BATCH_BYTES_DEFAULT, ELECTION_TIMEOUT_MS, IDLE_POLL_US, PACE, RECORD_BYTES_DEFAULT,
+    BATCH_BYTES_DEFAULT, ELECTION_TIMEOUT_MS, PACE, RECORD_BYTES_DEFAULT,
 };
 use crate::log::PartitionSettings;
 use crate::memory::MemoryShares;
@@ -190,11 +190,6 @@ pub struct ServerConfig {
     /// bandwidth-delay product; 0 turns it off
     #[arg(long, value_name = "TIMES", default_value_t = PACE)]
     pub pace: u32,
-
-    /// Microseconds that a log's writer busy-polls for the next batch while batches arrive often;
-    /// 0, the default under a CPU quota, turns it off
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = IDLE_POLL_US)]
-    pub idle_poll_us: u32,
 
     /// Milliseconds for which a follower that hears from a leader votes for no other one; all
     /// timing of elections follows from it

@@ -107,7 +107,7 @@ impl NodeLogs<'_> {
         }
         options.preparation = self.settings.preparation;
         options.files = self.settings.files.clone();
-        options.idle_poll = self.settings.idle_poll;
+        options.busy_poll = self.settings.busy_poll;
         options.compaction_slack_bytes = 2 * options.segment_bytes;
         options
     }

@@ -74,8 +74,8 @@ pub struct NodeSettings {
     pub log_limits: LogLimits,
     /// Scrub rate in bytes per second; 0 disables the scrub.
     pub scrub_rate: u64,
-    /// Time that an idle log writer polls for the next batch.
-    pub idle_poll: Duration,
+    /// Whether the logs' writers may busy-poll for the next batch.
+    pub busy_poll: bool,
     /// Priority of small batches over large ones; 0 disables it.
     pub pace: u32,
     /// Election timeout, from which the timing of elections follows.

@@ -85,7 +85,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         shares: MemoryShares::default(),
         log_limits: LogLimits::default(),
         scrub_rate: 0,
-        idle_poll: Duration::ZERO,
+        busy_poll: false,
         pace: helix_server::limits::PACE,
         election_timeout: helix_server::limits::ELECTION_TIMEOUT,
         clock: TokioClock::new(1_700_000_000_000_000),

@@ -16,10 +16,14 @@ const IDLE_BELOW: u64 = 350;
 const SCARCE_ABOVE: u64 = 500;
 /// Number of recent single blocks whose shortest time is the fixed time of a group.
 const BLOCK_TIMES: usize = 16;
+/// One part in this many of the mean group time comes from the newest group.
+const MEAN_WEIGHT: u32 = 8;
 
 #[derive(Debug, Default)]
 pub(crate) struct DiskUse {
     block_times: VecDeque<Duration>,
+    /// Mean time of writing and syncing a group.
+    group_time: Duration,
     window: UseWindow,
     /// The last complete window.
     last: UseWindow,
@@ -65,6 +69,14 @@ impl DiskUse {
         let fixed = self.block_times.iter().min().copied().unwrap_or_default();
         self.window.bytes += bytes;
         self.window.transfer += took.saturating_sub(fixed * fixed_parts(is_written));
+        let old = self.group_time;
+        self.group_time =
+            if old.is_zero() { took } else { old - old / MEAN_WEIGHT + took / MEAN_WEIGHT };
+    }
+
+    /// Returns the mean time of writing and syncing a group.
+    pub(crate) fn group_time(&self) -> Duration {
+        self.group_time
     }
 
     /// Returns whether the log leaves too little bandwidth for writing every byte twice.
@@ -120,6 +132,7 @@ mod tests {
         disk.on_block(MS, true);
         let now = run(&mut disk, Duration::ZERO, MS + MS / 4, Duration::ZERO);
         assert!(!disk.is_bandwidth_scarce(now));
+        assert_eq!(disk.group_time().as_micros() / 10, 125);
         let rate = disk.bytes_per_second(now);
         assert!((79_000_000..81_000_000).contains(&rate), "{rate}");
     }

@@ -53,6 +53,14 @@ pub(crate) struct Shared {
     clock: OnceLock<StepClock>,
 }
 
+/// State of the log at the end of a wait.
+pub(crate) struct EndedWait {
+    /// Arrival time of the oldest queued request.
+    pub oldest: Option<Duration>,
+    /// Mean time of writing and syncing a group.
+    pub group_time: Duration,
+}
+
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("storage", &self.storage).finish_non_exhaustive()
@@ -157,9 +165,7 @@ impl Shared {
     }
 
     /// Waits until a step is wanted or the time has passed.
-    ///
-    /// Returns when the oldest queued request arrived, if there is one.
-    pub(crate) fn wait(&self, role: WalThread, next: NextStep) -> Option<Duration> {
+    pub(crate) fn wait(&self, role: WalThread, next: NextStep) -> EndedWait {
         let mut core = self.lock();
         let is_raised = core.signal(role).raised.load(Ordering::Relaxed);
         if !is_raised && !matches!(next, NextStep::Now | NextStep::Done) {
@@ -175,7 +181,8 @@ impl Shared {
         let signal = core.signal(role);
         signal.waiting = false;
         signal.raised.store(false, Ordering::Relaxed);
-        core.queue.front().map(|queued| queued.since)
+        let oldest = core.queue.front().map(|queued| queued.since);
+        EndedWait { oldest, group_time: core.disk.group_time() }
     }
 
     /// Poisons the log after a disk failure: every waiting and every later call fails with the

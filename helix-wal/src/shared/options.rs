@@ -56,12 +56,11 @@ pub struct Options {
     /// An append that arrives during the sync of a marker waits for it. With random arrivals this
     /// affects less than one in a hundred appends, at any rate.
     pub mark_delay: Duration,
-    /// Maximum time that the writer's thread busy-polls for more work. Default 500 µs.
+    /// Whether the writer's thread may busy-poll for more work. Default true.
     ///
-    /// It polls only if work has been arriving within this time. 0 disables it, and so does a
-    /// single CPU. The default is longer than a caller with one append in flight needs to return,
-    /// even if it waits for a majority first.
-    pub idle_poll: Duration,
+    /// It polls only while that makes appends noticeably faster: on a disk that syncs fast, and
+    /// while work arrives soon. It never polls with a single CPU.
+    pub busy_poll: bool,
     /// Opaque name of the replica, at most 256 bytes. Written into every file of a new log.
     ///
     /// An open checks it; an empty identity at open accepts any.
@@ -113,7 +112,7 @@ impl Default for Options {
             reserve_bytes: 256 << 20,
             footer_cache_bytes: 8 << 20,
             mark_delay: Duration::from_millis(20),
-            idle_poll: Duration::from_micros(500),
+            busy_poll: true,
             identity: Bytes::new(),
             compaction_bytes_per_second: 64 << 20,
             compaction_slack_bytes: 128 << 20,

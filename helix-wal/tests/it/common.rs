@@ -74,7 +74,7 @@ pub fn small_options() -> Options {
         reserve_bytes: 0,
         footer_cache_bytes: 64 << 10,
         mark_delay: Duration::from_millis(5),
-        idle_poll: Duration::ZERO,
+        busy_poll: false,
         identity: Bytes::from_static(b"replica one"),
         compaction_bytes_per_second: u64::MAX,
         compaction_slack_bytes: 0,

@@ -82,7 +82,7 @@ fn settings(disks: &FuzzDisks) -> NodeSettings {
         shares: MemoryShares::default(),
         log_limits: LogLimits::default(),
         scrub_rate: 0,
-        idle_poll: Duration::ZERO,
+        busy_poll: false,
         pace: helix_server::limits::PACE,
         election_timeout: helix_server::limits::ELECTION_TIMEOUT,
         files: helix_wal::FileCache::default(),

@@ -163,7 +163,7 @@ impl SimulatedMachine {
                 catch_up_bytes: plan.catch_up_bytes,
             },
             scrub_rate: plan.scrub_rate,
-            idle_poll: Duration::ZERO,
+            busy_poll: false,
             pace: helix_server::limits::PACE,
             election_timeout: helix_server::limits::ELECTION_TIMEOUT,
             files: helix_wal::FileCache::default(),
