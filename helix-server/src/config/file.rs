@@ -177,7 +177,10 @@ mod tests {
     #[test]
     fn explains_a_removed_key() {
         let problems = parse("helix.toml", "idle_poll_us = 0", &settings()).problems;
-        assert!(problems[0].starts_with("helix.toml:1: idle_poll_us was removed: "), "{problems:?}");
+        assert!(
+            problems[0].starts_with("helix.toml:1: idle_poll_us was removed: "),
+            "{problems:?}"
+        );
     }
 
     #[test]

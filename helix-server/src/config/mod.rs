@@ -18,9 +18,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use crate::limits::{
-    BATCH_BYTES_DEFAULT, ELECTION_TIMEOUT_MS, PACE, RECORD_BYTES_DEFAULT,
-};
+use crate::limits::{BATCH_BYTES_DEFAULT, ELECTION_TIMEOUT_MS, PACE, RECORD_BYTES_DEFAULT};
 use crate::log::PartitionSettings;
 use crate::memory::MemoryShares;
 pub use check::ConfigError;

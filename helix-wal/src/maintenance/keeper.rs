@@ -415,8 +415,8 @@ impl Keeper {
         let zeroes = self.zeroes.as_slice().get(..len as usize).unwrap_or_default();
         let end = at + len;
         let is_last = end == ready.len || chunk.is_none();
-        let is_due = is_last
-            || (end.is_multiple_of(BUFFERED_SYNC_BYTES) && !self.storage.direct_io());
+        let is_due =
+            is_last || (end.is_multiple_of(BUFFERED_SYNC_BYTES) && !self.storage.direct_io());
         let Some(file) = &ready.file else { return Ok(NextStep::Now) };
         let written = if len > 0 { file.write_at(zeroes, at) } else { Ok(()) };
         let synced = written.and_then(|()| if is_due { file.sync_data() } else { Ok(()) });

@@ -4,11 +4,11 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::{Preparation, SegmentState};
 use crate::files::open_segment::read_trailer;
 use crate::storage::{Crash, Fault, Operation, SimulatedDisk};
 use crate::types::NextStep;
 use crate::types::Payload;
+use crate::{Preparation, SegmentState};
 
 /// A log with a writer and a keeper that the test steps.
 struct Driven {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use helix_wal::storage::Storage;
 use helix_wal::{
-    Entry, Error, FileCache, Keeper, LogId, NextStep, Options, Payload, Preparation, Recovered, Wal,
-    Writer,
+    Entry, Error, FileCache, Keeper, LogId, NextStep, Options, Payload, Preparation, Recovered,
+    Wal, Writer,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use helix_wal::storage::{CacheMode, Crash, DiskOperation, SimulatedDisk};
 use helix_wal::{
-    DurableCallback, Entry, Error, LiveEntry, LogId, Options, Placement, Preparation, ReadMode, Wal,
-    verify,
+    DurableCallback, Entry, Error, LiveEntry, LogId, Options, Placement, Preparation, ReadMode,
+    Wal, verify,
 };
 
 use crate::common::{ManualWal, PrintOnPanic, TestRng, entry, rounds, seed, small_options};
