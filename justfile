@@ -56,6 +56,14 @@ benchmarks:
 benchmarks-quick:
     bash scripts/benchmarks.sh --quick
 
+# Run a command with a slow disk, in MB/s and µs a sync: `just slow-disk 125 1000 helix-server ...`.
+slow-disk rate sync *command:
+    bash scripts/slow-disk.sh {{rate}} {{sync}} {{command}}
+
+# Compare the log on new and on recycled segments, on disks of 125 and 500 MB/s that sync in 1 ms.
+bench-slow-disks:
+    bash scripts/bench-slow-disks.sh
+
 # Run the Criterion benchmarks.
 criterion:
     cargo bench -p helix-wal

@@ -287,6 +287,9 @@ pub(crate) struct WalArgs {
     /// Write through the page cache, not with direct I/O
     #[arg(long)]
     pub(crate) buffered: bool,
+    /// How segments are prepared until they are recycled
+    #[arg(long, default_value = "auto")]
+    pub(crate) prepare: SegmentPreparation,
     /// Bytes of one append, which becomes one group
     #[arg(long, default_value = "1MiB", value_parser = bytes)]
     pub(crate) group_size: usize,
@@ -322,6 +325,28 @@ pub(crate) struct WalArgs {
 pub(crate) enum WalStorageKind {
     Disk,
     Memory,
+}
+
+/// How the log prepares its segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum SegmentPreparation {
+    /// Zero-filled while the disk has idle bandwidth, otherwise allocated
+    Auto,
+    /// Zero-filled
+    Zero,
+    /// Allocated
+    Allocate,
+}
+
+impl From<SegmentPreparation> for helix_wal::Preparation {
+    fn from(preparation: SegmentPreparation) -> Self {
+        match preparation {
+            SegmentPreparation::Auto => Self::Auto,
+            SegmentPreparation::Zero => Self::Zero,
+            SegmentPreparation::Allocate => Self::Allocate,
+        }
+    }
 }
 
 /// Flags of `ceiling`.

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Duration, Instant};
 
-use crate::args::{WalArgs, WalStorageKind};
+use crate::args::{SegmentPreparation, WalArgs, WalStorageKind};
 use crate::exit::{self, BenchFailure};
 use crate::format::grouped;
 use crate::host::{HostInfo, process_cpu_time};
@@ -71,6 +71,11 @@ pub(crate) struct WalReport {
     in_flight: usize,
     segment_size: usize,
     keep: usize,
+    prepare: SegmentPreparation,
+    /// Segments prepared during the measured phase, and the zeroes written for that.
+    zeroed_segments: u64,
+    allocated_segments: u64,
+    zeroed_bytes: u64,
     segments: u64,
     held_bytes: u64,
     bytes: u64,
@@ -167,6 +172,10 @@ pub(crate) fn run(args: &WalArgs) -> Result<WalReport> {
         in_flight: args.in_flight,
         segment_size: args.segment_size,
         keep: args.keep,
+        prepare: args.prepare,
+        zeroed_segments: after.zeroed_segments - before.zeroed_segments,
+        allocated_segments: after.allocated_segments - before.allocated_segments,
+        zeroed_bytes: after.zeroed_bytes - before.zeroed_bytes,
         segments: after.segments,
         held_bytes: after.held_bytes,
         bytes: feed.bytes,
@@ -222,6 +231,7 @@ impl WalUnderTest {
         let options = Options {
             segment_bytes: args.segment_size as u64,
             group_bytes: group_bytes(args),
+            preparation: args.prepare.into(),
             ..Options::default()
         };
         if args.storage == WalStorageKind::Memory {

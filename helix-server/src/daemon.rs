@@ -195,7 +195,6 @@ fn log_limits(config: &ServerConfig) {
         container_cpus = container.cpus,
         memory_limit = config.memory_limit,
         worker_threads = config.worker_threads(),
-        idle_poll_us = config.idle_poll_us,
         "running within a container's limits"
     );
     if let Some(memory_max) = container.memory_limit_max()

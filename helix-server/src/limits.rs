@@ -12,12 +12,6 @@ pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// Largest batch that a topic can allow: well under half a segment, so that any batch fits.
 pub const BATCH_BYTES_MAX: u32 = 8 << 20;
 
-/// Time that a log's writer busy-polls for the next batch, in microseconds.
-///
-/// A producer with one request in flight sends the next one within 150 to 190. If two of three
-/// nodes on one machine must sync, it sends it within about 500.
-pub const IDLE_POLL_US: u32 = 500;
-
 /// Largest batch that is decompressed on an async thread: up to some 0.1 ms.
 pub const DECOMPRESS_IN_PLACE_BYTES: usize = 128 << 10;
 

@@ -15,7 +15,7 @@ use tonic::service::Routes;
 use crate::admin::AdminServer;
 use crate::api;
 use crate::clock::SystemClock;
-use crate::config::{ConfigError, ServerConfig, StorageMode};
+use crate::config::{ConfigError, ContainerLimits, ServerConfig, StorageMode};
 use crate::error::Error;
 use crate::file_limit::{self, FileBudget, FileLimitTooLow};
 use crate::limits;
@@ -269,6 +269,7 @@ fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {
         topics: config.topics.clone(),
         topic_settings: config.topic_settings(),
         segment_bytes: config.segment_bytes,
+        preparation: config.prepare.into(),
         tail_bytes: usize::try_from(config.tail_bytes()).expect("checked by validate"),
         footer_bytes: usize::try_from(config.footer_bytes()).expect("below the limit"),
         files: files.cache(),
@@ -279,7 +280,8 @@ fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {
         },
         scrub_rate: config.scrub_rate,
         pace: config.pace,
-        idle_poll: Duration::from_micros(config.idle_poll_us.into()),
+        // Under a quota, polling would use up CPU time that is then missing for calls.
+        busy_poll: ContainerLimits::of_process().cpus.is_none(),
         election_timeout: Duration::from_millis(config.election_timeout_ms.into()),
         clock: Arc::new(SystemClock),
         seed: None,

@@ -146,6 +146,12 @@ pub struct WalStats {
     /// Bytes of the segments of the log, without the ready ones.
     pub held_bytes: u64,
     pub ready_segments: u64,
+    /// Segments prepared by zero-filling since the log was opened.
+    pub zeroed_segments: u64,
+    /// Zeroes written for that, also for segments that were then only allocated to their end.
+    pub zeroed_bytes: u64,
+    /// Segments prepared by allocating their space since the log was opened.
+    pub allocated_segments: u64,
     pub free_bytes: u64,
     /// Requests that the writer has not taken from the queue yet.
     pub queued_requests: u64,

@@ -284,6 +284,8 @@ pub(crate) struct InspectedLog {
     checkpoint_bytes: u64,
     committed_index: Option<u64>,
     ready_segments: u64,
+    /// Ready segments of which parts are only allocated.
+    allocated_segments: u64,
     leftovers: Vec<String>,
     segments: Vec<Segment>,
 }
@@ -304,6 +306,9 @@ struct Segment {
     used_bytes: u64,
     #[schemars(extend("x-wide" = true))]
     file_bytes: u64,
+    /// Bytes of the file that are allocated and were never written.
+    #[schemars(extend("x-wide" = true))]
+    unwritten_bytes: u64,
     torn_bytes: u64,
 }
 
@@ -318,6 +323,7 @@ impl InspectedLog {
             checkpoint_bytes: report.checkpoint_bytes,
             committed_index: index(report.committed),
             ready_segments: report.ready_segments,
+            allocated_segments: report.allocated_segments,
             leftovers: report.leftovers,
             segments: report.segments.into_iter().map(Segment::from).collect(),
         }
@@ -337,6 +343,7 @@ impl From<SegmentReport> for Segment {
             frame_bytes: report.frame_bytes,
             used_bytes: report.used_bytes,
             file_bytes: report.file_bytes,
+            unwritten_bytes: report.unwritten_bytes,
             torn_bytes: report.torn_bytes,
         }
     }

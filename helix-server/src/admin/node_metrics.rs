@@ -143,7 +143,11 @@ async fn data_shard(page: &mut MetricsPage, shard: &Shard, disk: &mut Disk) {
 }
 
 fn wal(page: &mut MetricsPage, shard: &str, wal: &helix_wal::WalStats) {
+    for (kind, count) in [("zeroed", wal.zeroed_segments), ("allocated", wal.allocated_segments)] {
+        page.put(MetricName::WalPreparedSegments, &[shard, kind], count);
+    }
     let shard = &[shard];
+    page.put(MetricName::WalZeroedBytes, shard, wal.zeroed_bytes);
     page.put(MetricName::WalSegments, shard, wal.segments);
     page.put(MetricName::WalHeldBytes, shard, wal.held_bytes);
     page.put(MetricName::WalReadySegments, shard, wal.ready_segments);

@@ -52,8 +52,6 @@ impl ContainerLimits {
                 let fits = self.memory_limit_max()?.max(MEMORY_LIMIT_MIN);
                 (fits < default?).then(|| format!("{}MiB", fits >> 20))
             }
-            // Polling would use up CPU time that the quota then takes from the calls.
-            "idle_poll_us" => self.cpus.map(|_| "0".to_owned()),
             _ => None,
         }
     }

@@ -9,7 +9,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::settings::{Setting, SettingKind};
+use super::settings::{Setting, SettingKind, removed};
 
 /// Least similarity of a key that is suggested for an unknown one; the same as clap's.
 const SIMILARITY_MIN: f64 = 0.7;
@@ -74,6 +74,9 @@ fn parse(name: &str, text: &str, settings: &[Setting]) -> FileValues {
 }
 
 fn unknown(key: &str, value: &Spanned<DeValue<'_>>, settings: &[Setting]) -> String {
+    if let Some(why) = removed(key) {
+        return format!("{key} {why}");
+    }
     if value.get_ref().is_table() {
         return format!("tables are not supported; write the keys of [{key}] at the top level");
     }
@@ -169,6 +172,15 @@ mod tests {
         assert_eq!(value("insecure"), (7, vec!["true"]));
         assert_eq!(value("default_retention_time"), (8, vec!["0"]));
         assert_eq!(value("shards"), (9, vec!["3"]));
+    }
+
+    #[test]
+    fn explains_a_removed_key() {
+        let problems = parse("helix.toml", "idle_poll_us = 0", &settings()).problems;
+        assert!(
+            problems[0].starts_with("helix.toml:1: idle_poll_us was removed: "),
+            "{problems:?}"
+        );
     }
 
     #[test]

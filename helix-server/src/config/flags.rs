@@ -11,7 +11,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use super::check::ConfigProblem;
 use super::file::{self, FileValues};
-use super::settings::{Setting, settings};
+use super::settings::{REMOVED, Setting, removed, settings, variable};
 use super::values::parse_bytes;
 use super::{ConfigError, ContainerLimits, ServerConfig};
 
@@ -38,6 +38,14 @@ struct Sources {
     /// Check the settings, print all problems, and exit with 0 if there is none, else with 2
     #[arg(long, conflicts_with = "print_config")]
     check_config: bool,
+    /// Rejected, with what replaces it.
+    #[arg(long, hide = true, value_parser = reject_idle_poll)]
+    #[allow(dead_code)]
+    idle_poll_us: Option<String>,
+}
+
+fn reject_idle_poll(_: &str) -> Result<String, &'static str> {
+    Err(removed("idle_poll_us").unwrap_or_default())
 }
 
 /// Action that the flags request.
@@ -121,17 +129,21 @@ impl Flags {
         environment: &dyn Fn(&str) -> Option<OsString>,
     ) -> Result<ResolvedConfig, ConfigError> {
         // Many tools set an empty variable for an unset one.
-        let variable = |name: &str| environment(name).filter(|value| !value.is_empty());
+        let given = |name: &str| environment(name).filter(|value| !value.is_empty());
         let settings = settings();
         let path = self.sources.config.clone();
-        let path = path.or_else(|| variable("HELIX_CONFIG").map(PathBuf::from));
+        let path = path.or_else(|| given("HELIX_CONFIG").map(PathBuf::from));
         let file = path.as_ref().map_or_else(FileValues::default, |it| file::read(it, &settings));
         let mut problems = file.problems;
+        for (key, why) in REMOVED {
+            let name = variable(&key.replace('_', "-"));
+            problems.extend(given(&name).map(|_| format!("{name} {why}")));
+        }
         let mut resolved = Vec::new();
         for setting in settings {
             let key = setting.key();
             let mut names = setting.variables().into_iter();
-            let found = names.find_map(|name| variable(&name).map(|value| (name, value)));
+            let found = names.find_map(|name| given(&name).map(|value| (name, value)));
             let (origin, values) = if let Some(values) = self.given.get(&key) {
                 (SettingOrigin::Flag, values.clone())
             } else if let Some((name, value)) = found {

@@ -18,9 +18,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use crate::limits::{
-    BATCH_BYTES_DEFAULT, ELECTION_TIMEOUT_MS, IDLE_POLL_US, PACE, RECORD_BYTES_DEFAULT,
-};
+use crate::limits::{BATCH_BYTES_DEFAULT, ELECTION_TIMEOUT_MS, PACE, RECORD_BYTES_DEFAULT};
 use crate::log::PartitionSettings;
 use crate::memory::MemoryShares;
 pub use check::ConfigError;
@@ -39,6 +37,27 @@ pub enum StorageMode {
     Durable,
     /// In memory: lost with the process.
     Memory,
+}
+
+/// How the logs prepare their next segment files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum PrepareMode {
+    /// Zero-filled while the disk has idle bandwidth, otherwise allocated.
+    Auto,
+    /// Zero-filled: every byte is written twice until segments are recycled.
+    Zero,
+    /// Allocated: syncs take longer until segments are recycled.
+    Allocate,
+}
+
+impl From<PrepareMode> for helix_wal::Preparation {
+    fn from(mode: PrepareMode) -> Self {
+        match mode {
+            PrepareMode::Auto => Self::Auto,
+            PrepareMode::Zero => Self::Zero,
+            PrepareMode::Allocate => Self::Allocate,
+        }
+    }
 }
 
 /// Address of the admin port.
@@ -137,6 +156,11 @@ pub struct ServerConfig {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64MiB")]
     pub segment_bytes: u64,
 
+    /// How segment files are prepared: zero writes them full of zeroes first, for faster syncs;
+    /// allocate writes every byte once; auto zero-fills while the disk has idle bandwidth
+    #[arg(long, value_enum, default_value_t = PrepareMode::Auto)]
+    pub prepare: PrepareMode,
+
     /// Memory limit of the node; each part of it gets a fixed share. The default is less in a
     /// container with less memory
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "512MiB")]
@@ -164,11 +188,6 @@ pub struct ServerConfig {
     /// bandwidth-delay product; 0 turns it off
     #[arg(long, value_name = "TIMES", default_value_t = PACE)]
     pub pace: u32,
-
-    /// Microseconds that a log's writer busy-polls for the next batch while batches arrive often;
-    /// 0, the default under a CPU quota, turns it off
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = IDLE_POLL_US)]
-    pub idle_poll_us: u32,
 
     /// Milliseconds for which a follower that hears from a leader votes for no other one; all
     /// timing of elections follows from it

@@ -11,6 +11,17 @@ use clap::{Arg, ArgAction, Args, Command};
 
 use super::ServerConfig;
 
+/// Keys of settings that no longer exist, with what replaces them.
+pub(super) const REMOVED: &[(&str, &str)] = &[(
+    "idle_poll_us",
+    "was removed: the log polls only where that makes appends faster; omit the setting",
+)];
+
+/// Returns what replaces a setting that no longer exists.
+pub(super) fn removed(key: &str) -> Option<&'static str> {
+    REMOVED.iter().find(|(removed, _)| *removed == key).map(|(_, why)| *why)
+}
+
 /// Kind of a setting's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SettingKind {
@@ -160,7 +171,7 @@ impl Setting {
     }
 }
 
-fn variable(flag: &str) -> String {
+pub(super) fn variable(flag: &str) -> String {
     format!("HELIX_{}", flag.replace('-', "_").to_uppercase())
 }
 

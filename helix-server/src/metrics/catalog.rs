@@ -153,6 +153,10 @@ metrics! {
         "Bytes of the log's segments"
     WalReadySegments Gauge "helix_wal_ready_segments" ["shard"]
         "Segments preallocated for use"
+    WalPreparedSegments Counter "helix_wal_prepared_segments_total" ["shard" "kind"]
+        "Segments prepared, by kind: zeroed, or allocated"
+    WalZeroedBytes Counter "helix_wal_zeroed_bytes_total" ["shard"]
+        "Zeroes written to prepare segments"
     WalFreedSegments Counter "helix_wal_freed_segments_total" ["shard"]
         "Segments freed by retention"
     WalFreedBytes Counter "helix_wal_freed_bytes_total" ["shard"]

@@ -105,8 +105,9 @@ impl NodeLogs<'_> {
             options.tail_bytes = self.settings.tail_bytes;
             options.footer_cache_bytes = self.settings.footer_bytes;
         }
+        options.preparation = self.settings.preparation;
         options.files = self.settings.files.clone();
-        options.idle_poll = self.settings.idle_poll;
+        options.busy_poll = self.settings.busy_poll;
         options.compaction_slack_bytes = 2 * options.segment_bytes;
         options
     }

@@ -63,6 +63,8 @@ pub struct NodeSettings {
     /// Default settings of topics.
     pub topic_settings: PartitionSettings,
     pub segment_bytes: u64,
+    /// How the logs prepare their next segment files.
+    pub preparation: helix_wal::Preparation,
     pub tail_bytes: usize,
     pub footer_bytes: usize,
     /// Open files of sealed segments, shared by all logs of the node.
@@ -72,8 +74,8 @@ pub struct NodeSettings {
     pub log_limits: LogLimits,
     /// Scrub rate in bytes per second; 0 disables the scrub.
     pub scrub_rate: u64,
-    /// Time that an idle log writer polls for the next batch.
-    pub idle_poll: Duration,
+    /// Whether the logs' writers may busy-poll for the next batch.
+    pub busy_poll: bool,
     /// Priority of small batches over large ones; 0 disables it.
     pub pace: u32,
     /// Election timeout, from which the timing of elections follows.

@@ -117,6 +117,7 @@ async fn expect_all(server: &TestServer, visits: u64) {
 fn settings(directory: &Path) -> NodeSettings {
     NodeSettings {
         segment_bytes: 64 << 10,
+        preparation: helix_wal::Preparation::Auto,
         log_limits: LogLimits { checkpoint_bytes: 32 << 10, catch_up_bytes: 32 << 10 },
         ..settings_in(directory, 1)
     }

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
 use helix_server::log::{Condition, PartitionId};
@@ -88,7 +87,7 @@ impl SimulatedTrio {
             topics: vec![("default".to_owned(), 1)],
             log_limits: self.log_limits,
             scrub_rate: self.scrub_rate,
-            idle_poll: Duration::ZERO,
+            busy_poll: false,
             pace: helix_server::limits::PACE,
             ..settings_on(open, node_id)
         };

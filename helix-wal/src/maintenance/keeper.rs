@@ -19,6 +19,7 @@ use crate::format::footer::{SegmentEnd, build};
 use crate::format::layout::ready_name;
 use crate::shared::Shared;
 use crate::shared::core::ReadySegment;
+use crate::shared::options::Preparation;
 use crate::shared::signal::WalThread;
 use crate::shared::threads::spawn;
 use crate::storage::Storage;
@@ -28,8 +29,10 @@ use crate::types::NextStep;
 /// Bytes of a prepared segment written at a time. Small, because the writer may have to wait for
 /// it.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Pause between two chunks while segments are available, which gives the writer priority.
-const PREPARE_PAUSE: Duration = Duration::from_millis(1);
+/// Maximum pause between two chunks while segments are available, which gives the writer priority.
+const PREPARE_PAUSE_MAX: Duration = Duration::from_millis(1);
+/// Bytes of chunks per byte of the log that the pauses permit at least.
+const PREPARE_PACE: u64 = 4;
 /// Bytes between two syncs of a prepared file that is written through the page cache, so that no
 /// sync of the writer meets them all.
 ///
@@ -337,7 +340,8 @@ impl Keeper {
             let renamed = self.storage.rename(&name, &ready);
             renamed.map_err(|e| changing("rename", &name, &e))?;
             segment.close();
-            let ready = ReadySegment { name: ready, len: segment.len, file: Some(file) };
+            let (len, file) = (segment.len, Some(file));
+            let ready = ReadySegment { name: ready, len, file, is_written: true };
             self.renamed = Some(ready);
             return Ok(());
         }
@@ -366,7 +370,7 @@ impl Keeper {
 
     // Preparing.
 
-    /// Writes the next chunk of a segment to be prepared.
+    /// Does the next piece of preparing a segment.
     fn prepare(&mut self) -> Result<NextStep, Error> {
         if let Some((ready, at)) = self.preparing.take() {
             return self.prepare_more(ready, at);
@@ -393,24 +397,28 @@ impl Keeper {
         match self.storage.create(&name, len) {
             Ok(file) => {
                 self.shared.lock().preparing = true;
-                self.preparing = Some((ReadySegment { name, file: Some(file), len }, 0));
+                let ready = ReadySegment { name, file: Some(file), len, is_written: false };
+                self.preparing = Some((ready, 0));
                 Ok(NextStep::Now)
             }
             Err(e) => self.on_shortage(free, changing("create", &name, &e)),
         }
     }
 
-    fn prepare_more(&mut self, ready: ReadySegment, at: u64) -> Result<NextStep, Error> {
-        let len = (ready.len - at).min(CHUNK_BYTES as u64);
+    /// Writes the next chunk of zeroes, or leaves the rest of the segment allocated.
+    fn prepare_more(&mut self, mut ready: ReadySegment, at: u64) -> Result<NextStep, Error> {
+        let chunk = self.next_chunk();
+        let len = chunk.map_or(0, |_| (ready.len - at).min(CHUNK_BYTES as u64));
         if self.zeroes.len() < len as usize {
             self.zeroes = Aligned::with_len(len as usize);
         }
         let zeroes = self.zeroes.as_slice().get(..len as usize).unwrap_or_default();
         let end = at + len;
-        let is_due = end == ready.len
-            || (end.is_multiple_of(BUFFERED_SYNC_BYTES) && !self.storage.direct_io());
+        let is_last = end == ready.len || chunk.is_none();
+        let is_due =
+            is_last || (end.is_multiple_of(BUFFERED_SYNC_BYTES) && !self.storage.direct_io());
         let Some(file) = &ready.file else { return Ok(NextStep::Now) };
-        let written = file.write_at(zeroes, at);
+        let written = if len > 0 { file.write_at(zeroes, at) } else { Ok(()) };
         let synced = written.and_then(|()| if is_due { file.sync_data() } else { Ok(()) });
         if let Err(e) = synced {
             self.shared.lock().preparing = false;
@@ -424,17 +432,52 @@ impl Keeper {
             let free = self.storage.free_bytes().unwrap_or(u64::MAX);
             return self.on_shortage(free, error);
         }
-        if end == ready.len {
-            if let Err(error) = self.sync_dir() {
-                self.preparing = Some((ready, at));
-                return Err(error);
+        self.shared.lock().counters.zeroed_bytes += len;
+        let pause = match chunk {
+            Some(pause) if !is_last => pause,
+            _ => {
+                if let Err(error) = self.sync_dir() {
+                    self.preparing = Some((ready, at));
+                    return Err(error);
+                }
+                ready.is_written = end == ready.len;
+                self.count_prepared(ready.is_written);
+                self.add_to_pool(ready);
+                return Ok(NextStep::Now);
             }
-            self.add_to_pool(ready);
-            return Ok(NextStep::Now);
-        }
-        let is_urgent = self.shared.lock().ready.is_empty();
+        };
         self.preparing = Some((ready, end));
-        Ok(if is_urgent { NextStep::Now } else { NextStep::After(PREPARE_PAUSE) })
+        Ok(if pause.is_zero() { NextStep::Now } else { NextStep::After(pause) })
+    }
+
+    fn count_prepared(&self, is_written: bool) {
+        let counters = &mut self.shared.lock().counters;
+        if is_written {
+            counters.zeroed_segments += 1;
+        } else {
+            counters.allocated_segments += 1;
+        }
+    }
+
+    /// Returns the pause after the next chunk of zeroes. `None` if the rest of the segment is only
+    /// allocated.
+    fn next_chunk(&self) -> Option<Duration> {
+        let mut core = self.shared.lock();
+        let now = self.shared.now(&core);
+        let rate = core.disk.bytes_per_second(now);
+        // The writer takes the segments faster than they can be zero-filled.
+        let is_late = core.ready.is_empty() && rate > 0;
+        let is_scarce = is_late || core.disk.is_bandwidth_scarce(now);
+        match self.shared.options.preparation {
+            Preparation::Allocate => return None,
+            Preparation::Auto if is_scarce => return None,
+            Preparation::Auto | Preparation::Zero => {}
+        }
+        if core.ready.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let nanos = CHUNK_BYTES as u64 * 1_000_000_000 / rate.saturating_mul(PREPARE_PACE).max(1);
+        Some(Duration::from_nanos(nanos).min(PREPARE_PAUSE_MAX))
     }
 
     /// Adds a file to the pool.

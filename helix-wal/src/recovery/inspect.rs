@@ -18,7 +18,7 @@ use crate::files::segment::{ReadStop, Segment};
 use crate::files::state_file::load_state;
 use crate::format::footer::{IndexRow, PlacedRow, Trailer};
 use crate::format::frame::{FrameHeader, FrameKind, LogPosition, SegmentHeader, payload_crc};
-use crate::format::layout::{BLOCK_BYTES, STATE, cold_name, new_name, segment_name};
+use crate::format::layout::{BLOCK_BYTES, STATE, cold_name, new_name, ready_name, segment_name};
 use crate::format::state::{ColdSegmentInfo, PersistedState};
 use crate::recovery::quarantine::unless_short;
 use crate::storage::Storage;
@@ -37,6 +37,8 @@ pub struct LogReport {
     pub segments: Vec<SegmentReport>,
     /// Number of prepared segments.
     pub ready_segments: u64,
+    /// Number of those of which parts are only allocated.
+    pub allocated_segments: u64,
     /// Files that are no longer, or not yet, part of the log.
     pub leftovers: Vec<String>,
 }
@@ -56,6 +58,8 @@ pub struct SegmentReport {
     /// Bytes in use, without the footer.
     pub used_bytes: u64,
     pub file_bytes: u64,
+    /// Bytes of the file that are allocated and were never written; 0 if unknown.
+    pub unwritten_bytes: u64,
     /// Bytes of a torn group at the end, which the next open will discard.
     pub torn_bytes: u64,
     /// Shares by stream; only for a sealed segment.
@@ -139,6 +143,7 @@ pub fn inspect(storage: &dyn Storage) -> Result<LogReport, Error> {
         committed: state.committed,
         segments: Vec::new(),
         ready_segments: names.ready.len() as u64,
+        allocated_segments: allocated_segments(storage, &names),
         leftovers: leftovers(&names, &live, &state),
     };
     let mut segment_ends = segment_ends(storage, &live)?;
@@ -165,6 +170,17 @@ pub fn inspect(storage: &dyn Storage) -> Result<LogReport, Error> {
         report.segments.push(segment);
     }
     Ok(report)
+}
+
+/// Returns the number of prepared segments of which parts are only allocated.
+fn allocated_segments(storage: &dyn Storage, names: &DirListing) -> u64 {
+    let is_allocated = |number: &&u64| unwritten_bytes(storage, &ready_name(**number)) > 0;
+    names.ready.iter().filter(is_allocated).count() as u64
+}
+
+/// Returns the bytes of a file that were never written; 0 if unknown, or if the file is gone.
+fn unwritten_bytes(storage: &dyn Storage, name: &str) -> u64 {
+    storage.open(name).and_then(|file| file.unwritten_bytes()).unwrap_or(0)
 }
 
 /// Error for a missing state file: there is no log, or it lost the file.
@@ -236,6 +252,7 @@ impl SegmentReport {
             frame_bytes: 0,
             used_bytes: 0,
             file_bytes: 0,
+            unwritten_bytes: 0,
             torn_bytes: 0,
             streams: Vec::new(),
         }
@@ -250,6 +267,7 @@ impl SegmentReport {
     ) -> Result<(), Error> {
         let segment = open_segment(storage, self.id, &self.file)?;
         self.file_bytes = segment.len;
+        self.unwritten_bytes = unwritten_bytes(storage, &self.file);
         let header = read_header(&segment)?;
         match read_trailer(&segment)? {
             Some(trailer) => self.fill_sealed(&segment, &trailer),
@@ -261,6 +279,7 @@ impl SegmentReport {
     fn fill_cold(&mut self, storage: &dyn Storage) -> Result<(), Error> {
         let segment = open_segment(storage, self.id, &self.file)?;
         self.file_bytes = segment.len;
+        self.unwritten_bytes = unwritten_bytes(storage, &self.file);
         read_header(&segment)?;
         let trailer = read_trailer(&segment)?.ok_or_else(|| no_trailer(&segment, COLD))?;
         self.fill_sealed(&segment, &trailer)

@@ -272,7 +272,8 @@ fn recycle(
         core.ready_number += 1;
         storage.rename(&name, &ready).map_err(|e| changing("rename", &name, &e))?;
         sync_dir(storage)?;
-        core.ready.push_back(ReadySegment { name: ready, len, file: Some(file) });
+        let is_written = true;
+        core.ready.push_back(ReadySegment { name: ready, len, file: Some(file), is_written });
         return Ok(());
     }
     Ok(())
@@ -292,7 +293,10 @@ fn fill_pool(
         let len = file.len().map_err(|e| failed("read", &name, &e))?;
         if len == options.segment_bytes && core.ready.len() < options.pool_max() {
             let is_usual = core.ready.len() < options.ready_target();
-            core.ready.push_back(ReadySegment { name, file: is_usual.then_some(file), len });
+            // Ignored: it decides only how the time of a group is judged.
+            let is_written = file.unwritten_bytes().is_ok_and(|bytes| bytes == 0);
+            let file = is_usual.then_some(file);
+            core.ready.push_back(ReadySegment { name, file, len, is_written });
         } else {
             storage.remove(&name).map_err(|e| changing("remove", &name, &e))?;
         }

@@ -14,6 +14,7 @@ use crate::format::state::{ColdSegmentInfo, PersistedState, StagedSegments};
 use crate::memory::live_segment::LiveSegment;
 use crate::memory::log::Log;
 use crate::shared::counters::WalCounters;
+use crate::shared::disk_use::DiskUse;
 use crate::shared::queue::QueuedRequest;
 use crate::shared::signal::{WakeSignal, WalThread};
 use crate::storage::File;
@@ -27,6 +28,8 @@ pub(crate) struct ReadySegment {
     /// Open, unless the pool has more files than usual.
     pub file: Option<Arc<dyn File>>,
     pub len: u64,
+    /// Every byte was written before. Otherwise parts of it are only allocated.
+    pub is_written: bool,
 }
 
 /// Everything behind the lock.
@@ -63,6 +66,7 @@ pub(crate) struct Core {
     /// The shortage that the writer waits for.
     pub waiting: Option<Error>,
     pub counters: WalCounters,
+    pub disk: DiskUse,
     pub writer_ended: bool,
     pub keeper_ended: bool,
     /// Directory lock, held until both threads have ended.
@@ -98,6 +102,7 @@ impl Core {
             disk_full: None,
             waiting: None,
             counters: WalCounters::default(),
+            disk: DiskUse::default(),
             writer_ended: false,
             keeper_ended: false,
             guard: None,

@@ -21,6 +21,9 @@ pub(crate) struct WalCounters {
     /// Microseconds of the last syncs, as a ring buffer.
     pub sync_times: Vec<u32>,
     pub rewritten_bytes: u64,
+    pub zeroed_segments: u64,
+    pub zeroed_bytes: u64,
+    pub allocated_segments: u64,
 }
 
 impl WalCounters {

@@ -4,6 +4,7 @@ pub(crate) mod busy_poll;
 pub(crate) mod clock;
 pub(crate) mod core;
 pub(crate) mod counters;
+pub(crate) mod disk_use;
 pub(crate) mod options;
 pub(crate) mod queue;
 pub(crate) mod readahead;
@@ -50,6 +51,14 @@ pub(crate) struct Shared {
     wakers: Mutex<Option<Arc<Wakers>>>,
     /// Clock of the steps. Without it, time advances only with the steps.
     clock: OnceLock<StepClock>,
+}
+
+/// State of the log at the end of a wait.
+pub(crate) struct EndedWait {
+    /// Arrival time of the oldest queued request.
+    pub oldest: Option<Duration>,
+    /// Mean time of writing and syncing a group.
+    pub group_time: Duration,
 }
 
 impl fmt::Debug for Shared {
@@ -125,7 +134,12 @@ impl Shared {
         self.clock.get_or_init(|| Box::new(monotonic_clock()))
     }
 
-    fn now(&self, core: &Core) -> Duration {
+    /// Returns the time now, for measurements of the disk. `None` without a clock.
+    pub(crate) fn time(&self) -> Option<Duration> {
+        self.clock.get().map(|clock| clock())
+    }
+
+    pub(crate) fn now(&self, core: &Core) -> Duration {
         self.clock.get().map_or(core.now, |clock| clock())
     }
 
@@ -151,9 +165,7 @@ impl Shared {
     }
 
     /// Waits until a step is wanted or the time has passed.
-    ///
-    /// Returns when the oldest queued request arrived, if there is one.
-    pub(crate) fn wait(&self, role: WalThread, next: NextStep) -> Option<Duration> {
+    pub(crate) fn wait(&self, role: WalThread, next: NextStep) -> EndedWait {
         let mut core = self.lock();
         let is_raised = core.signal(role).raised.load(Ordering::Relaxed);
         if !is_raised && !matches!(next, NextStep::Now | NextStep::Done) {
@@ -169,7 +181,8 @@ impl Shared {
         let signal = core.signal(role);
         signal.waiting = false;
         signal.raised.store(false, Ordering::Relaxed);
-        core.queue.front().map(|queued| queued.since)
+        let oldest = core.queue.front().map(|queued| queued.since);
+        EndedWait { oldest, group_time: core.disk.group_time() }
     }
 
     /// Poisons the log after a disk failure: every waiting and every later call fails with the

@@ -18,6 +18,20 @@ pub(crate) const RESERVED_SEGMENTS: usize = 1;
 
 const SEGMENT_BYTES: RangeInclusive<u64> = 64 << 10..=1 << 30;
 
+/// How a log prepares its next segment files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Preparation {
+    /// Zero-fills a segment while the disk has idle bandwidth, and allocates it otherwise.
+    #[default]
+    Auto,
+    /// Fills every segment with zeroes. Overwriting them syncs faster than writing into allocated
+    /// space, but every byte is written twice until segments are recycled.
+    Zero,
+    /// Allocates every segment. The file system records the first write into each part, which
+    /// makes the sync slower.
+    Allocate,
+}
+
 /// Options of a log. The segment size and the identity are checked at open.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -27,10 +41,12 @@ pub struct Options {
     pub group_bytes: usize,
     /// Bytes of recent payloads kept in memory for readers. Default 16 MiB.
     pub tail_bytes: usize,
-    /// Number of segments kept ready, written once so that overwriting them syncs fast. Default 2.
+    /// Number of segments kept ready. Default 2.
     ///
     /// At least 2 are kept: appends leave the last one for an open on a full disk.
     pub ready_segments: usize,
+    /// How these segments are prepared. Default [`Preparation::Auto`].
+    pub preparation: Preparation,
     /// Disk space that must stay free when a new segment is created. Default 256 MiB.
     pub reserve_bytes: u64,
     /// Bytes of footer pages cached for reads of sealed segments. Default 8 MiB.
@@ -40,12 +56,11 @@ pub struct Options {
     /// An append that arrives during the sync of a marker waits for it. With random arrivals this
     /// affects less than one in a hundred appends, at any rate.
     pub mark_delay: Duration,
-    /// Maximum time that the writer's thread busy-polls for more work. Default 500 µs.
+    /// Whether the writer's thread may busy-poll for more work. Default true.
     ///
-    /// It polls only if work has been arriving within this time. 0 disables it, and so does a
-    /// single CPU. The default is longer than a caller with one append in flight needs to return,
-    /// even if it waits for a majority first.
-    pub idle_poll: Duration,
+    /// It polls only while that makes appends noticeably faster: on a disk that syncs fast, and
+    /// while work arrives soon. It never polls with a single CPU.
+    pub busy_poll: bool,
     /// Opaque name of the replica, at most 256 bytes. Written into every file of a new log.
     ///
     /// An open checks it; an empty identity at open accepts any.
@@ -93,10 +108,11 @@ impl Default for Options {
             group_bytes: 4 << 20,
             tail_bytes: 16 << 20,
             ready_segments: 2,
+            preparation: Preparation::Auto,
             reserve_bytes: 256 << 20,
             footer_cache_bytes: 8 << 20,
             mark_delay: Duration::from_millis(20),
-            idle_poll: Duration::from_micros(500),
+            busy_poll: true,
             identity: Bytes::new(),
             compaction_bytes_per_second: 64 << 20,
             compaction_slack_bytes: 128 << 20,

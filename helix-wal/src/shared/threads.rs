@@ -19,8 +19,8 @@ pub(crate) fn spawn(
     mut step: impl FnMut(Duration) -> NextStep + Send + 'static,
 ) -> Result<(), Error> {
     let inner = Arc::clone(shared);
-    let limit = poll_limit(role, cpus(), shared.options.idle_poll);
-    let mut idle = BusyPoll::new(limit, shared.lock().signal(role).raised());
+    let may_poll = shared.options.busy_poll && may_poll(role, cpus());
+    let mut idle = BusyPoll::new(may_poll, shared.lock().signal(role).raised());
     let name = match role {
         WalThread::Writer => "wal-writer",
         WalThread::Keeper => "wal-keeper",
@@ -34,8 +34,9 @@ pub(crate) fn spawn(
                 next @ (NextStep::After(_) | NextStep::Idle) => {
                     let began = clock();
                     idle.poll(next, clock);
-                    let wanted = inner.wait(role, next);
-                    idle.record_wait(wanted.map(|since| since.saturating_sub(began)));
+                    let woken = inner.wait(role, next);
+                    let wait = woken.oldest.map(|since| since.saturating_sub(began));
+                    idle.record_wait(wait, woken.group_time);
                 }
             }
         }
@@ -46,12 +47,13 @@ pub(crate) fn spawn(
     Ok(())
 }
 
-/// Returns the maximum time that a thread busy-polls.
-fn poll_limit(role: WalThread, cpus: usize, idle_poll: Duration) -> Duration {
+/// Returns whether a thread may busy-poll.
+fn may_poll(role: WalThread, cpus: usize) -> bool {
     match role {
-        WalThread::Writer if cpus > 1 => idle_poll,
-        // With one CPU, polling would delay the callers. No caller waits for the keeper.
-        WalThread::Writer | WalThread::Keeper => Duration::ZERO,
+        // With one CPU, polling would delay the callers.
+        WalThread::Writer => cpus > 1,
+        // No caller waits for the keeper.
+        WalThread::Keeper => false,
     }
 }
 
@@ -66,9 +68,8 @@ mod tests {
 
     #[test]
     fn only_writer_with_several_cpus_polls() {
-        let limit = Duration::from_micros(500);
-        assert_eq!(poll_limit(WalThread::Writer, 2, limit), limit);
-        assert_eq!(poll_limit(WalThread::Writer, 1, limit), Duration::ZERO);
-        assert_eq!(poll_limit(WalThread::Keeper, 2, limit), Duration::ZERO);
+        assert!(may_poll(WalThread::Writer, 2));
+        assert!(!may_poll(WalThread::Writer, 1));
+        assert!(!may_poll(WalThread::Keeper, 2));
     }
 }

@@ -182,6 +182,10 @@ impl File for FaultyFile {
         self.inner.read_device_at(buf, offset)
     }
 
+    fn unwritten_bytes(&self) -> io::Result<u64> {
+        self.inner.unwritten_bytes()
+    }
+
     fn will_read(&self, range: Range<u64>) {
         self.inner.will_read(range);
     }

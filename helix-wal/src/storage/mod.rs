@@ -80,6 +80,10 @@ pub trait File: Debug + Send + Sync + 'static {
     fn try_read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<bool>;
     /// Fills `buf` from the device, bypassing the page cache. No alignment needed.
     fn read_device_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Returns the allocated bytes that were never written, and read as zeroes; 0 if unknown.
+    fn unwritten_bytes(&self) -> io::Result<u64> {
+        Ok(0)
+    }
     /// Announces that `read_at` will soon read a range, which may be fetched in advance. A hint.
     fn will_read(&self, range: Range<u64>) {
         let _ = range;

@@ -255,6 +255,10 @@ impl File for DirFile {
         }
     }
 
+    fn unwritten_bytes(&self) -> io::Result<u64> {
+        unwritten_bytes(&self.cached, self.len()?)
+    }
+
     fn will_read(&self, range: Range<u64>) {
         fetch(&self.cached, range);
     }
@@ -382,6 +386,33 @@ fn reserve(fd: &Fd, len: u64) -> io::Result<bool> {
 #[cfg(not(target_os = "linux"))]
 fn reserve(_: &Fd, _: u64) -> io::Result<bool> {
     Ok(false)
+}
+
+/// Returns the bytes in holes of a file, which its allocated and never written parts count as.
+#[cfg(target_os = "linux")]
+fn unwritten_bytes(fd: &Fd, len: u64) -> io::Result<u64> {
+    use rustix::fs::{SeekFrom, seek};
+    use rustix::io::Errno;
+    let (mut at, mut unwritten) = (0, 0);
+    while at < len {
+        let data = match seek(fd, SeekFrom::Data(at)) {
+            Ok(data) => data.min(len),
+            Err(Errno::NXIO) => len,
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(0),
+            Err(e) => return Err(e.into()),
+        };
+        unwritten += data - at;
+        if data >= len {
+            break;
+        }
+        at = seek(fd, SeekFrom::Hole(data))?.max(data + 1);
+    }
+    Ok(unwritten)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn unwritten_bytes(_: &Fd, _: u64) -> io::Result<u64> {
+    Ok(0)
 }
 
 /// Returns whether the file system writes each block to a new place, reserved or not.
@@ -596,6 +627,38 @@ mod tests {
             let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::FileTooLarge];
             assert!(kinds.contains(&e.kind()), "{e}");
             assert!(storage.list().unwrap().is_empty());
+        });
+    }
+
+    #[test]
+    fn counts_unwritten_bytes() {
+        both(|storage| {
+            let (blocks, block) = (64, BLOCK as u64);
+            let file = storage.create("a", blocks * block).unwrap();
+            let before = file.unwritten_bytes().unwrap();
+            // Not every file system tells.
+            assert!(before == 0 || before == blocks * block, "{before}");
+            write(&file, &pattern(2 * BLOCK), 32 * block);
+            file.sync_data().unwrap();
+            // A file system may write zeroes around a short write.
+            let after = file.unwritten_bytes().unwrap();
+            assert!(after <= before.saturating_sub(2 * block), "{after}");
+            assert!(after >= before / 2, "{after}");
+            for at in 0..blocks {
+                write(&file, &pattern(BLOCK), at * block);
+            }
+            file.sync_data().unwrap();
+            assert_eq!(file.unwritten_bytes().unwrap(), 0);
+        });
+    }
+
+    #[test]
+    fn never_written_bytes_read_as_zeroes() {
+        both(|storage| {
+            let file = storage.create("a", 64 * BLOCK as u64).unwrap();
+            let mut read = vec![1; 64 * BLOCK];
+            file.read_device_at(&mut read, 0).unwrap();
+            assert!(read.iter().all(|byte| *byte == 0));
         });
     }
 

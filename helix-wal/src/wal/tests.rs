@@ -4,11 +4,11 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::SegmentState;
 use crate::files::open_segment::read_trailer;
 use crate::storage::{Crash, Fault, Operation, SimulatedDisk};
 use crate::types::NextStep;
 use crate::types::Payload;
+use crate::{Preparation, SegmentState};
 
 /// A log with a writer and a keeper that the test steps.
 struct Driven {
@@ -521,6 +521,61 @@ fn threads_work_on_a_real_directory() {
     let entries = wal.read(0..400, usize::MAX, ReadMode::Blocking).unwrap().unwrap();
     assert_eq!(entries[0].id.index, 0);
     wal.close();
+}
+
+/// Returns the bytes written into segments before they became part of the log.
+fn prepared_bytes(disk: &SimulatedDisk) -> u64 {
+    let writes = disk.trace().into_iter().filter(|done| {
+        // The header of the next segment is a single block.
+        let is_chunk = done.bytes.end - done.bytes.start > 4096;
+        done.operation == Operation::Write && done.file.starts_with("ready-") && is_chunk
+    });
+    writes.map(|done| done.bytes.end - done.bytes.start).sum()
+}
+
+#[test]
+fn only_zero_filled_segments_are_written_twice() {
+    for preparation in [Preparation::Auto, Preparation::Zero, Preparation::Allocate] {
+        let disk = SimulatedDisk::new(1);
+        disk.record(true);
+        let mut log = Driven::open(&disk, Options { preparation, ..small() });
+        log.run();
+        log.fill(0..100);
+        let stats = log.wal.stats();
+        let is_zeroed = preparation != Preparation::Allocate;
+        assert!(stats.segments > 3);
+        assert_eq!(stats.zeroed_segments > 1, is_zeroed, "{preparation:?}");
+        assert_eq!(stats.allocated_segments > 1, !is_zeroed, "{preparation:?}");
+        assert_eq!(stats.zeroed_bytes, prepared_bytes(&disk), "{preparation:?}");
+        assert_eq!(stats.zeroed_bytes, stats.zeroed_segments * stats.segment_bytes);
+        drop(log);
+        // Nothing verifies behind the end of the log.
+        disk.crash(Crash::LoseAll);
+        let log = Driven::open(&disk.reopen(), small());
+        assert_eq!(log.recovered.state.last, Some(LogId { term: 1, index: 99 }));
+        assert_eq!(log.recovered.torn_bytes, 0);
+        assert_eq!(crate::verify(&log.disk), []);
+    }
+}
+
+#[test]
+fn segments_are_allocated_while_bandwidth_is_scarce() {
+    let mut log = Driven::new();
+    log.run();
+    assert_eq!((log.wal.stats().zeroed_segments, log.wal.stats().allocated_segments), (2, 0));
+    let second = Duration::from_secs(1);
+    let now = log.now;
+    log.wal.shared.lock().disk.on_group(now, 1 << 20, second, true);
+    log.now += second;
+    log.fill(0..60);
+    let scarce = log.wal.stats();
+    assert_eq!(scarce.zeroed_segments, 2);
+    assert!(scarce.allocated_segments > 0);
+    log.now += second;
+    log.fill(60..120);
+    let idle = log.wal.stats();
+    assert_eq!(idle.allocated_segments, scarce.allocated_segments);
+    assert!(idle.zeroed_segments > 2);
 }
 
 #[test]

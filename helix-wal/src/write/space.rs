@@ -44,6 +44,7 @@ pub(super) enum NextSegment {
 /// A segment that has its name, and follows the active one.
 pub(super) struct RolledSegment {
     active: ActiveSegment,
+    is_written: bool,
     /// End and state of the segment before it.
     end: LogPosition,
     context: Context,
@@ -83,13 +84,18 @@ impl Writer {
         };
         // The header must be durable before the name, and the name before anything else.
         let name = segment_name(id);
+        let is_written = ready.is_written;
         let begun = self.open_ready(&ready).and_then(|file| {
+            let began = self.shared.time();
             let active = ActiveSegment::begin(file, &ready.name, &header)?;
+            if let Some(took) = self.since(began) {
+                self.shared.lock().disk.on_block(took, is_written);
+            }
             let renamed = self.storage.rename(&ready.name, &name);
             renamed.map_err(|e| changing("rename", &name, &e)).map(|()| active)
         });
         match begun {
-            Ok(active) => self.finish_roll(RolledSegment { active, end, context }),
+            Ok(active) => self.finish_roll(RolledSegment { active, is_written, end, context }),
             Err(error) => {
                 self.next = Some(ready);
                 Err(error)
@@ -104,8 +110,9 @@ impl Writer {
             self.named = Some(named);
             return Err(changing("sync", &self.storage.describe(), &e));
         }
-        let RolledSegment { active, end, context } = named;
+        let RolledSegment { active, is_written, end, context } = named;
         self.active.roll(active);
+        self.is_written = is_written;
         let mut core = self.shared.lock();
         core.log.on_rolled(end.at, context, Some(Arc::clone(&self.active.segment)));
         core.synced_at = self.active.position();
@@ -151,7 +158,9 @@ impl Writer {
         if free >= len + reserve {
             match self.storage.create(&name, len) {
                 Ok(file) => {
-                    self.next = Some(ReadySegment { name, file: Some(file), len });
+                    self.shared.lock().counters.allocated_segments += 1;
+                    self.next =
+                        Some(ReadySegment { name, file: Some(file), len, is_written: false });
                     return Ok(true);
                 }
                 Err(e) if is_no_space(&e) => {}

@@ -29,6 +29,8 @@ pub struct Writer {
     pub(super) shared: Arc<Shared>,
     pub(super) storage: Arc<dyn Storage>,
     pub(super) active: ActiveSegment,
+    /// Every byte of the active segment's file was written before.
+    pub(super) is_written: bool,
     /// Requests taken from the queue that are not completely in a group yet.
     work: VecDeque<QueuedRequest>,
     /// Number of entries of the first request that are already in groups.
@@ -84,6 +86,8 @@ impl Writer {
             shared,
             storage,
             active,
+            // Recovery has just created it.
+            is_written: false,
             work: VecDeque::new(),
             taken: 0,
             written: Vec::new(),
@@ -172,8 +176,12 @@ impl Writer {
     /// Writes an empty group, which states that everything before it is durable.
     fn write_sync_marker(&mut self) -> Result<(), Error> {
         if self.active.fits_control(0) {
+            let began = self.shared.time();
             self.active.write(self.committed)?;
             self.active.sync()?;
+            if let Some(took) = self.since(began) {
+                self.shared.lock().disk.on_block(took, self.is_written);
+            }
         } else if self.find_next(SegmentPurpose::SyncMarker)? {
             // The header of the new segment states the same.
             self.roll_segment()?;
@@ -238,6 +246,7 @@ impl Writer {
         oldest: Option<Duration>,
         more: bool,
     ) -> Result<NextStep, Error> {
+        let began = self.shared.time();
         let written = self.active.write(self.committed);
         let watch = monotonic_clock();
         if let Err(error) = written.and_then(|()| self.active.sync()) {
@@ -245,12 +254,13 @@ impl Writer {
             return self.wait_for(error, closing);
         }
         let sync = watch();
+        let took = self.since(began);
         self.end_wait();
         self.group_since = None;
         // Evicted payloads. They are freed after all callbacks have run, because that takes a
         // while.
         let mut evicted_payloads = Vec::new();
-        let more = self.record_synced(sync, &mut evicted_payloads)? || more;
+        let more = self.record_synced(sync, took, &mut evicted_payloads)? || more;
         self.unmarked_since = Some(now);
         Ok(self.complete(closing, more))
     }
@@ -417,10 +427,16 @@ impl Writer {
         self.active.fits_groups(entries.iter().map(len), self.shared.options.group_bytes)
     }
 
+    /// Returns the time since `began`.
+    pub(super) fn since(&self, began: Option<Duration>) -> Option<Duration> {
+        self.shared.time().zip(began).map(|(now, began)| now.saturating_sub(began))
+    }
+
     /// Records what the sync made durable. Returns whether more requests are queued.
     fn record_synced(
         &mut self,
         sync: Duration,
+        took: Option<Duration>,
         evicted_payloads: &mut Vec<Bytes>,
     ) -> Result<bool, Error> {
         let position = self.active.position();
@@ -428,6 +444,10 @@ impl Writer {
         *evicted_payloads = core.log.on_written(position.segment, &self.written);
         let bytes = position.at - core.synced_at.at.min(position.at);
         core.counters.on_group(bytes, sync);
+        if let Some(took) = took {
+            let now = self.shared.now(&core);
+            core.disk.on_group(now, bytes, took, self.is_written);
+        }
         core.synced_at = position;
         self.note_oldest(&mut core);
         core.truncations -= self.truncations;

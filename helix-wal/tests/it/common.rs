@@ -7,7 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use helix_wal::storage::Storage;
 use helix_wal::{
-    Entry, Error, FileCache, Keeper, LogId, NextStep, Options, Payload, Recovered, Wal, Writer,
+    Entry, Error, FileCache, Keeper, LogId, NextStep, Options, Payload, Preparation, Recovered,
+    Wal, Writer,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -69,10 +70,11 @@ pub fn small_options() -> Options {
         group_bytes: 16 << 10,
         tail_bytes: 8 << 10,
         ready_segments: 1,
+        preparation: Preparation::Auto,
         reserve_bytes: 0,
         footer_cache_bytes: 64 << 10,
         mark_delay: Duration::from_millis(5),
-        idle_poll: Duration::ZERO,
+        busy_poll: false,
         identity: Bytes::from_static(b"replica one"),
         compaction_bytes_per_second: u64::MAX,
         compaction_slack_bytes: 0,

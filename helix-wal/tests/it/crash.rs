@@ -2,7 +2,7 @@
 //! sectors, sizes and names. Each sequence covers one mechanism; `explore` covers all short
 //! sequences.
 
-use helix_wal::Options;
+use helix_wal::{Options, Preparation};
 
 use crate::common::{PrintOnPanic, TestRng, rounds, seed, small_options};
 use crate::explore::ScriptAction::{self, *};
@@ -54,8 +54,9 @@ fn recycled_segments_survive_every_crash() {
         script.extend(round);
     }
     script.extend([Append(&[300]), Settle, Vote, Settle]);
-    let options = small_options();
-    explore("recycled", &script, 20, &options);
+    for preparation in [Preparation::Zero, Preparation::Allocate] {
+        explore("recycled", &script, 20, &Options { preparation, ..small_options() });
+    }
 }
 
 #[test]
@@ -76,8 +77,9 @@ fn rolls_seals_and_checkpoints_survive_every_crash() {
         Purge,
         Idle,
     ];
-    let options = small_options();
-    explore("rolling", &script, 0, &options);
+    for preparation in [Preparation::Zero, Preparation::Allocate] {
+        explore("rolling", &script, 0, &Options { preparation, ..small_options() });
+    }
 }
 
 #[test]

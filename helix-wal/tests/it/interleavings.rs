@@ -34,18 +34,16 @@ struct RunningLog {
 }
 
 fn options() -> Options {
-    // A few reads of the clock.
-    let idle_poll = Duration::from_millis(3);
-    Options { tail_bytes: 0, compaction_bytes_per_second: 0, idle_poll, ..small_options() }
+    Options { tail_bytes: 0, compaction_bytes_per_second: 0, busy_poll: true, ..small_options() }
 }
 
 impl RunningLog {
     fn begin() -> Self {
         let disk = SimulatedDisk::new(1);
         let (wal, writer, keeper, _) = Wal::open(Arc::new(disk.clone()), options()).unwrap();
-        // Every read of the clock advances it by a millisecond.
+        // Every read of the clock advances it by 50 µs, so that a poll takes a few reads.
         let ticks = AtomicU64::new(0);
-        let clock = move || Duration::from_millis(ticks.fetch_add(1, Ordering::Relaxed));
+        let clock = move || Duration::from_micros(50 * ticks.fetch_add(1, Ordering::Relaxed));
         wal.set_clock(Box::new(clock));
         writer.spawn().unwrap();
         keeper.spawn().unwrap();

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use helix_wal::storage::{CacheMode, Crash, DiskOperation, SimulatedDisk};
 use helix_wal::{
-    DurableCallback, Entry, Error, LiveEntry, LogId, Options, Placement, ReadMode, Wal, verify,
+    DurableCallback, Entry, Error, LiveEntry, LogId, Options, Placement, Preparation, ReadMode,
+    Wal, verify,
 };
 
 use crate::common::{ManualWal, PrintOnPanic, TestRng, entry, rounds, seed, small_options};
@@ -691,11 +692,14 @@ fn run(
 }
 
 fn varied(rng: &mut TestRng) -> Options {
+    const PREPARATIONS: [Preparation; 3] =
+        [Preparation::Auto, Preparation::Zero, Preparation::Allocate];
     Options {
         segment_bytes: [64 << 10, 80 << 10, 128 << 10][rng.below(3) as usize],
         group_bytes: [4 << 10, 8 << 10, 16 << 10][rng.below(3) as usize],
         tail_bytes: [0, 4 << 10, 1 << 20][rng.below(3) as usize],
         ready_segments: rng.below(3) as usize,
+        preparation: PREPARATIONS[rng.below(3) as usize],
         footer_cache_bytes: [0, 8 << 10, 1 << 20][rng.below(3) as usize],
         ..small_options()
     }

@@ -133,6 +133,9 @@ impl SimulatedMachine {
     }
 
     fn settings(&self) -> NodeSettings {
+        use helix_wal::Preparation;
+        const PREPARATIONS: [Preparation; 3] =
+            [Preparation::Auto, Preparation::Zero, Preparation::Allocate];
         let Inner { node_id, plan, disks, clock, start_count, .. } = &*self.0;
         let mut start_count = start_count.lock().unwrap_or_else(PoisonError::into_inner);
         *start_count += 1;
@@ -152,6 +155,7 @@ impl SimulatedMachine {
                 ..PartitionSettings::default()
             },
             segment_bytes: plan.segment_bytes,
+            preparation: PREPARATIONS[(*node_id % 3) as usize],
             tail_bytes: plan.tail_bytes,
             footer_bytes: 1 << 20,
             shares: MemoryShares::default(),
@@ -160,7 +164,7 @@ impl SimulatedMachine {
                 catch_up_bytes: plan.catch_up_bytes,
             },
             scrub_rate: plan.scrub_rate,
-            idle_poll: Duration::ZERO,
+            busy_poll: false,
             pace: helix_server::limits::PACE,
             election_timeout: helix_server::limits::ELECTION_TIMEOUT,
             files: helix_wal::FileCache::default(),

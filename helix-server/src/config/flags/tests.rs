@@ -175,15 +175,24 @@ fn container_changes_only_defaults() {
         Cli::try_parse_from(arguments).unwrap().flags.resolve_within(&container, &|_| None)
     };
     let resolved = within(&[]).unwrap();
-    assert_eq!((resolved.config.memory_limit, resolved.config.idle_poll_us), (272 << 20, 0));
+    assert_eq!(resolved.config.memory_limit, 272 << 20);
     let printed = resolved.to_string();
     let line = "memory_limit = \"272MiB\" # default within the container's limits";
     assert!(printed.lines().any(|printed| printed == line), "{printed}");
     assert_eq!(Sources { file: &printed, ..NONE }.resolve().unwrap().config, resolved.config);
-    let given = within(&["--memory-limit", "1GiB", "--idle-poll-us", "500"]).unwrap().config;
-    assert_eq!((given.memory_limit, given.idle_poll_us), (1 << 30, 500));
+    assert_eq!(within(&["--memory-limit", "1GiB"]).unwrap().config.memory_limit, 1 << 30);
     let problems = within(&["--shards", "6"]).unwrap_err().problems;
     assert!(problems[0].contains("--memory-limit 272MiB is 42MiB"), "{problems:?}");
+}
+
+#[test]
+fn explains_removed_settings() {
+    let flag = Cli::try_parse_from(["helix-server", "--idle-poll-us", "0"]).unwrap_err();
+    assert!(flag.to_string().contains("was removed: "), "{flag}");
+    let flags = Cli::try_parse_from(["helix-server"]).unwrap().flags;
+    let environment = |name: &str| (name == "HELIX_IDLE_POLL_US").then(|| "0".into());
+    let problems = flags.resolve(&environment).unwrap_err().problems;
+    assert!(problems[0].starts_with("HELIX_IDLE_POLL_US was removed: "), "{problems:?}");
 }
 
 #[test]
