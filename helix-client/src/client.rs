@@ -11,6 +11,7 @@ use tonic::{Response, Status};
 
 use crate::config::Config;
 use crate::connection::Connection;
+use crate::coordinator::Coordinators;
 use crate::error::{Error, Result};
 use crate::retry::{Jitter, Repeat, Retries, RetryDecision};
 use crate::routing::{LeaderProbe, ProbePace, Route, Routing};
@@ -28,6 +29,7 @@ pub struct Client {
 pub(crate) struct ClientCore {
     pub(crate) config: Config,
     pub(crate) routing: Routing,
+    pub(crate) coordinators: Coordinators,
     pub(crate) jitter: Jitter,
 }
 
@@ -39,6 +41,7 @@ impl Client {
     pub fn new(config: Config) -> Result<Self> {
         let shared = ClientCore {
             routing: Routing::new(config.clone())?,
+            coordinators: Coordinators::default(),
             jitter: Jitter::new(&config),
             config,
         };
@@ -119,21 +122,12 @@ impl Client {
         let routing = &self.shared.routing;
         let mut attempts = CallAttempts::new(&self.shared, call);
         attempts.retries.limit_rechecks();
-        let mut attempt_timeout = match call.repeat {
-            Repeat::Read => self.shared.config.stall_after,
-            Repeat::Always | Repeat::UnlessApplied => CHANGE_ATTEMPT_TIMEOUT,
-        };
+        let mut attempt_timeout = attempts.first_timeout();
         let mut tried = Vec::new();
-        // Ignored: the call itself reports the deadline.
-        let _ = timeout_at(attempts.deadline, routing.ensure_contact()).await;
+        attempts.ensure_contact().await;
         loop {
             let node = routing.next_untried(&mut tried)?;
-            let is_alone = !routing.has_others(node.address());
-            let limit = match call.repeat {
-                Repeat::UnlessApplied => Duration::MAX,
-                _ if is_alone => Duration::MAX,
-                Repeat::Read | Repeat::Always => attempt_timeout,
-            };
+            let limit = attempts.limit_at(&node, attempt_timeout);
             let error = match attempts.attempt_within(limit, attempt(node.clone())).await {
                 Ok(response) => {
                     routing.on_response(&node);
@@ -191,6 +185,29 @@ impl<'a> CallAttempts<'a> {
         }
     }
 
+    /// Learns the nodes if none is known to respond yet.
+    pub(crate) async fn ensure_contact(&self) {
+        // Ignored: the call itself reports the deadline.
+        let _ = timeout_at(self.deadline, self.shared.routing.ensure_contact()).await;
+    }
+
+    /// Returns the time after which the first attempt abandons a silent node.
+    pub(crate) fn first_timeout(&self) -> Duration {
+        match self.call.repeat {
+            Repeat::Read => self.shared.config.stall_after,
+            Repeat::Always | Repeat::UnlessApplied => CHANGE_ATTEMPT_TIMEOUT,
+        }
+    }
+
+    /// Returns the limit of an attempt at a node: none if the call cannot be repeated elsewhere.
+    pub(crate) fn limit_at(&self, node: &Connection, attempt_timeout: Duration) -> Duration {
+        match self.call.repeat {
+            Repeat::UnlessApplied => Duration::MAX,
+            _ if !self.shared.routing.has_others(node.address()) => Duration::MAX,
+            Repeat::Read | Repeat::Always => attempt_timeout,
+        }
+    }
+
     pub(crate) async fn route(&self, (topic, partition): (&str, u32)) -> Result<Route> {
         self.within(self.shared.routing.leader(topic, partition)).await
     }
@@ -212,7 +229,7 @@ impl<'a> CallAttempts<'a> {
     }
 
     /// Like [`CallAttempts::attempt`], within `limit` if that is less than the attempt timeout.
-    async fn attempt_within<T>(
+    pub(crate) async fn attempt_within<T>(
         &self,
         limit: Duration,
         attempt: impl Future<Output = std::result::Result<Response<T>, Status>>,

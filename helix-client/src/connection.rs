@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use helix_proto::address;
 use helix_proto::log::v1::cluster_service_client::ClusterServiceClient;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
+use helix_proto::log::v1::group_service_client::GroupServiceClient;
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use helix_proto::log::v1::topic_service_client::TopicServiceClient;
 use helix_transport::ResponseLayer;
@@ -61,6 +62,7 @@ struct ServiceClients {
     produce: ProduceServiceClient<ResponseLayer<Channel>>,
     consume: ConsumeServiceClient<ResponseLayer<Channel>>,
     topic: TopicServiceClient<ResponseLayer<Channel>>,
+    group: GroupServiceClient<ResponseLayer<Channel>>,
     cluster: ClusterServiceClient<ResponseLayer<Channel>>,
 }
 
@@ -95,6 +97,11 @@ impl Connection {
         self.channel_clients().topic.clone()
     }
 
+    /// Returns the generated client of the group service.
+    pub fn group(&self) -> GroupServiceClient<ResponseLayer<Channel>> {
+        self.channel_clients().group.clone()
+    }
+
     /// Returns the generated client of the cluster service.
     pub fn cluster(&self) -> ClusterServiceClient<ResponseLayer<Channel>> {
         self.channel_clients().cluster.clone()
@@ -126,6 +133,9 @@ impl ServiceClients {
                 .max_decoding_message_size(bytes_max)
                 .max_encoding_message_size(bytes_max),
             topic: TopicServiceClient::new(channel.clone())
+                .max_decoding_message_size(bytes_max)
+                .max_encoding_message_size(bytes_max),
+            group: GroupServiceClient::new(channel.clone())
                 .max_decoding_message_size(bytes_max)
                 .max_encoding_message_size(bytes_max),
             cluster: ClusterServiceClient::new(channel)

@@ -47,6 +47,11 @@ pub struct Failure {
     pub topic_partition: Option<(String, u32)>,
     /// Ids of a topic that was deleted and created again, with `TOPIC_RECREATED`.
     pub recreated: Option<RecreatedTopic>,
+    /// Members of the group, at most ten, with `GROUP_NOT_EMPTY`; the member that has the name, with
+    /// `MEMBER_NAME_IN_USE`.
+    pub member_ids: Vec<String>,
+    /// Current epoch of the member, with `STALE_MEMBER_EPOCH` and `PARTITION_NOT_OWNED`.
+    pub member_epoch: Option<u64>,
     /// Wait before a retry.
     pub retry_after: Option<Duration>,
     /// An earlier batch failed with this error, and this batch was therefore not appended.
@@ -108,6 +113,8 @@ impl Error {
             limit: detail.limit,
             topic_partition: detail.partition.map(|partition| (detail.topic, partition)),
             recreated,
+            member_ids: detail.member_ids,
+            member_epoch: Some(detail.member_epoch).filter(|epoch| *epoch > 0),
             retry_after,
             ..Failure::plain(Origin::Service, status.code(), status.message().to_owned())
         })
@@ -229,6 +236,8 @@ impl Failure {
             limit: None,
             topic_partition: None,
             recreated: None,
+            member_ids: Vec::new(),
+            member_epoch: None,
             retry_after: None,
             is_from_earlier_batch: false,
             message,
@@ -337,6 +346,20 @@ mod tests {
         let expected = RecreatedTopic { topic: "orders".to_owned(), expected_id: 4, id: 9 };
         assert_eq!(error.recreated, Some(expected));
         assert!(!error.retryable);
+    }
+
+    #[test]
+    fn refused_group_call_names_members_and_epoch() {
+        let detail = ErrorDetail {
+            member_ids: vec!["m1".to_owned(), "m2".to_owned()],
+            member_epoch: 7,
+            ..wire::detail(ErrorReason::GroupNotEmpty)
+        };
+        let error = Error::from_status(&wire::to_status(&detail, "", None));
+        assert_eq!((error.member_ids.len(), error.member_epoch), (2, Some(7)));
+        let detail = wire::detail(ErrorReason::UnknownMember);
+        let error = Error::from_status(&wire::to_status(&detail, "", None));
+        assert_eq!((error.member_ids.len(), error.member_epoch), (0, None));
     }
 
     #[test]

@@ -47,6 +47,7 @@ pub mod config;
 pub mod connection;
 mod connector;
 pub mod consumer;
+mod coordinator;
 pub mod error;
 mod identity;
 pub mod partitioner;
