@@ -47,8 +47,8 @@ pub struct Failure {
     pub topic_partition: Option<(String, u32)>,
     /// Ids of a topic that was deleted and created again, with `TOPIC_RECREATED`.
     pub recreated: Option<RecreatedTopic>,
-    /// Members of the group, at most ten, with `GROUP_NOT_EMPTY`; the member that has the name, with
-    /// `MEMBER_NAME_IN_USE`.
+    /// Members of the group, at most ten, with `GROUP_NOT_EMPTY`; the member that has the name,
+    /// with `MEMBER_NAME_IN_USE`.
     pub member_ids: Vec<String>,
     /// Current epoch of the member, with `STALE_MEMBER_EPOCH` and `PARTITION_NOT_OWNED`.
     pub member_epoch: Option<u64>,
@@ -201,6 +201,12 @@ impl Error {
     pub(crate) fn failed_by_earlier_batch(mut self) -> Self {
         self.0.message = format!("an earlier batch failed: {}", self.0.message);
         self.0.is_from_earlier_batch = true;
+        self
+    }
+
+    /// Adds the partition that failed, unless the error names one.
+    pub(crate) fn with_partition(mut self, topic: &str, partition: u32) -> Self {
+        self.0.topic_partition.get_or_insert_with(|| (topic.to_owned(), partition));
         self
     }
 
