@@ -50,6 +50,11 @@ struct MemberState {
     has_failed: bool,
     /// Counts the changes of the next report.
     revision: u64,
+    /// There may be a change that the application has to learn. Each call checks it, so it must not
+    /// cost more with more partitions.
+    has_news: bool,
+    /// A partition may be revoked.
+    has_revoked: bool,
 }
 
 #[derive(Debug)]
@@ -184,7 +189,10 @@ impl MemberHandle {
                 HeldPartition { topic, ownership, stage: HeldStage::New, revoked_at: None }
             });
         }
-        let has_changed = *revision != before || held.values().any(|it| it.revoked_at.is_some());
+        let has_revoked = held.values().any(|it| it.revoked_at.is_some());
+        let has_changed = *revision != before || has_revoked;
+        state.has_revoked = has_revoked;
+        state.has_news |= has_changed;
         drop(state);
         if has_changed {
             self.changed.notify_one();
@@ -215,6 +223,9 @@ impl MemberHandle {
             state.lose_all();
             has_changed = true;
         }
+        if !state.has_revoked && !has_changed {
+            return;
+        }
         let is_overdue = |revoked_at: Instant| now >= revoked_at + self.release_timeout;
         let MemberState { held, lost, revision, .. } = &mut *state;
         held.retain(|key, partition| {
@@ -228,6 +239,7 @@ impl MemberHandle {
             }
             is_kept
         });
+        state.has_news |= has_changed;
         drop(state);
         if has_changed {
             self.changed.notify_one();
@@ -238,6 +250,9 @@ impl MemberHandle {
     /// Returns the time at which [`MemberHandle::expire`] has something to do.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         let state = self.state();
+        if !state.has_revoked {
+            return state.session_ends;
+        }
         let releases = state.held.values().filter_map(|it| it.revoked_at);
         let releases = releases.map(|revoked_at| revoked_at + self.release_timeout);
         releases.chain(state.session_ends).min()
@@ -246,6 +261,9 @@ impl MemberHandle {
     /// Takes the next change that the application has to learn.
     pub(super) fn take_change(&self) -> Option<AssignmentChange> {
         let mut state = self.state();
+        if !state.has_news {
+            return None;
+        }
         if !state.lost.is_empty() {
             return Some(AssignmentChange::Lost(std::mem::take(&mut state.lost)));
         }
@@ -264,6 +282,7 @@ impl MemberHandle {
         }
         let assigned: Vec<_> =
             take_stage(&mut state.held, HeldStage::New, HeldStage::Active).collect();
+        state.has_news = !assigned.is_empty();
         (!assigned.is_empty()).then_some(AssignmentChange::Assigned(assigned))
     }
 
@@ -321,6 +340,7 @@ impl MemberHandle {
     pub(super) fn fail(&self, error: Error, is_final: bool) {
         let mut state = self.state();
         state.errors.push(error);
+        state.has_news = true;
         state.has_failed |= is_final;
         drop(state);
         self.changed.notify_one();
@@ -335,6 +355,7 @@ impl MemberHandle {
 impl MemberState {
     fn lose_all(&mut self) {
         (self.epoch, self.session_ends, self.has_pending) = (0, None, false);
+        (self.has_news, self.has_revoked) = (true, false);
         self.revision += 1;
         for (key, partition) in std::mem::take(&mut self.held) {
             if partition.stage != HeldStage::New {
