@@ -13,6 +13,9 @@ use crate::exit::Exit;
 /// Time for a command that can be cancelled at any await point.
 pub(crate) const CANCEL_MAX: Duration = Duration::from_secs(1);
 
+/// Time for a member of a consumer group that commits and leaves.
+pub(crate) const LEAVE_MAX: Duration = Duration::from_secs(10);
+
 /// Time for a command that waits for acks, or stops nodes and removes their data.
 pub(crate) const CLEAN_UP_MAX: Duration = Duration::from_secs(35);
 

@@ -37,8 +37,8 @@ use clap::{CommandFactory, Parser};
 
 use args::{Cli, CliCommand, ClusterSubcommand, GlobalArgs};
 use commands::{
-    cheat, check, cluster, consume, explain, group, offsets, produce, server, tail, topic, version,
-    wal,
+    cheat, check, cluster, consume, consume_group, explain, group, offsets, produce, server, tail,
+    topic, version, wal,
 };
 use exit::{CliError, Exit};
 use report::ErrorContext;
@@ -102,6 +102,7 @@ fn on_runtime(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result<()> {
         CliCommand::Demo(_) | CliCommand::Dev(_) | CliCommand::Produce(_) => {
             interrupt::CLEAN_UP_MAX
         }
+        CliCommand::Consume(args) if args.group.is_some() => interrupt::LEAVE_MAX,
         _ => interrupt::CANCEL_MAX,
     });
     let outcome = runtime.block_on(run(global, command));
@@ -116,6 +117,7 @@ async fn run(global: &GlobalArgs, command: &CliCommand) -> anyhow::Result<()> {
         CliCommand::Demo(args) => demo::run(global, args).await,
         CliCommand::Dev(args) => dev::run(global, args).await,
         CliCommand::Produce(args) => produce::run(global, args).await,
+        CliCommand::Consume(args) if args.group.is_some() => consume_group::run(global, args).await,
         command => tokio::select! {
             outcome = run_cancellable(global, command) => outcome,
             () = interrupt::interrupted() => Err(CliError::interrupted().into()),

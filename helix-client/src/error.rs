@@ -204,6 +204,12 @@ impl Error {
         self
     }
 
+    /// Adds the partition that failed, unless the error names one.
+    pub(crate) fn with_partition(mut self, topic: &str, partition: u32) -> Self {
+        self.0.topic_partition.get_or_insert_with(|| (topic.to_owned(), partition));
+        self
+    }
+
     /// Adds the limit that was exceeded.
     pub(crate) fn with_limit(mut self, limit: u64) -> Self {
         self.0.limit = Some(limit);

@@ -6,6 +6,7 @@
 //! - [`Client::producer`]: idempotent appends, by batch or by record with batching.
 //! - [`Client::session`]: a pipeline of batches to one partition.
 //! - [`Client::consumer`]: fetches and subscriptions.
+//! - [`Client::consumer_group`]: a member of a consumer group.
 //! - [`Client::admin`]: topics, offsets, consumer groups, cluster state, membership.
 //!
 //! # Quickstart
@@ -34,6 +35,28 @@
 //! # }
 //! ```
 //!
+//! # Consumer groups
+//! The members of a group divide the partitions, and the service keeps their offsets. Records are
+//! delivered at least once; `docs/recipes.md` shows exactly once.
+//! ```no_run
+//! # use helix_client::{Client, GroupEvent, Result};
+//! # async fn read(client: Client) -> Result<()> {
+//! let group = client.consumer_group("billing").topics(["orders"]).pattern("payments.*");
+//! let mut consumer = group.join();
+//! while let Some(event) = consumer.next().await {
+//!     match event? {
+//!         GroupEvent::Data(data) => println!("{} records of {}", data.records.len(), data.topic),
+//!         // The last chance to commit; the next call releases them.
+//!         GroupEvent::Revoked(partitions) => println!("gives up {} partitions", partitions.len()),
+//!         GroupEvent::Assigned(_) | GroupEvent::Lost(_) | GroupEvent::CaughtUp { .. } => {}
+//!     }
+//! }
+//! consumer.close().await
+//! # }
+//! ```
+//! Calling for the next event says that the application is done with the last event. Automatic
+//! commits count only such records, so a record that was not handled is read again.
+//!
 //! # Errors
 //! Every call returns [`Error`]. It states the service's reason, whether the same request may
 //! succeed later (`retryable`), and whether it may have been applied (`may_have_applied`).
@@ -49,6 +72,7 @@ mod connector;
 pub mod consumer;
 mod coordinator;
 pub mod error;
+pub mod group;
 mod identity;
 pub mod partitioner;
 pub mod producer;
@@ -68,6 +92,10 @@ pub use consumer::{
     ReadSource, ReadStart, Records, Subscription,
 };
 pub use error::{Error, Failure, Origin, RecreatedTopic, Result};
+pub use group::{
+    AssignedPartition, AutoCommit, GroupConsumer, GroupConsumerBuilder, GroupEvent, OffsetToCommit,
+    StartPolicy,
+};
 pub use producer::{DeliveryFuture, Producer, ProducerOptions};
 pub use routing::Route;
 pub use session::{AckFuture, Session, SessionOptions};

@@ -2,7 +2,7 @@
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
-use helix_client::{OnRecreate, ReadSource};
+use helix_client::{OnRecreate, ReadSource, StartPolicy};
 
 use crate::compression::CompressionArg;
 use crate::durability::DurabilityArg;
@@ -30,8 +30,27 @@ pub(crate) struct ProduceArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ConsumeArgs {
-    /// Name of the topic
+    /// Name of the topic; with --group also a pattern, '*' stands for any characters
     pub(crate) topic: String,
+    /// Read as a member of this consumer group
+    ///
+    /// Starts at the group's offsets, shares the partitions with other members, and commits records
+    /// once they are written to standard output. Ctrl-C commits, leaves the group and ends with
+    /// exit code 130. Exit code 4 means that a committed offset is no longer readable, 3 that the
+    /// topic was created again: see --start.
+    #[arg(
+        short,
+        long,
+        value_name = "GROUP",
+        conflicts_with_all = ["from", "until", "partitions", "any_replica", "on_recreate"]
+    )]
+    pub(crate) group: Option<String>,
+    /// Start where the group has no usable offset
+    ///
+    /// safe reads from the first record where the group has never committed, else fails. fail fails
+    /// there too.
+    #[arg(long, value_name = "POLICY", value_enum, default_value_t, requires = "group")]
+    pub(crate) start: StartArg,
     /// Start position [default: earliest, with --follow latest]
     #[arg(
         long,
@@ -105,6 +124,27 @@ pub(crate) struct OffsetsArgs {
     pub(crate) partitions: Vec<u32>,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
+}
+
+/// Start of a group's member in partitions without a usable offset.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StartArg {
+    #[default]
+    Safe,
+    Fail,
+    Earliest,
+    Latest,
+}
+
+impl From<StartArg> for StartPolicy {
+    fn from(start: StartArg) -> Self {
+        match start {
+            StartArg::Safe => Self::Safe,
+            StartArg::Fail => Self::Fail,
+            StartArg::Earliest => Self::Earliest,
+            StartArg::Latest => Self::Latest,
+        }
+    }
 }
 
 /// Selects the reaction to a topic that is deleted and created again during a read.

@@ -7,6 +7,7 @@ pub(crate) mod cluster;
 pub(crate) mod config;
 pub(crate) mod confirm;
 pub(crate) mod consume;
+pub(crate) mod consume_group;
 pub(crate) mod context;
 pub(crate) mod explain;
 pub(crate) mod group;

@@ -7,6 +7,7 @@ mod backup;
 mod cheat;
 mod closed_output;
 mod cluster;
+mod consume_group;
 mod context;
 mod groups;
 mod harness;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures_util::future::try_join_all;
 use helix_proto::log::v1::{
     AddPartitionsRequest, CreateTopicRequest, DeleteTopicRequest, ErrorReason, GetTopicRequest,
-    ListTopicsRequest, ResolveOffsetsRequest, ResolvedOffset, SetFencingTokenRequest, Topic,
-    TopicConfig, TrimPartitionRequest, UpdateTopicRequest, Watermarks,
+    ListTopicsRequest, ResolveOffsetsRequest, ResolvedOffset, SetFencingTokenRequest,
+    StartPosition, Topic, TopicConfig, TrimPartitionRequest, UpdateTopicRequest, Watermarks,
 };
 
 use super::{Admin, NewTopic, required};
@@ -253,7 +253,20 @@ impl Admin {
         partitions: &[u32],
         position: &Position,
     ) -> Result<Vec<ResolvedOffset>> {
-        let TopicRef { name: topic, id: topic_id } = topic.into();
+        self.resolve_start(topic.into(), partitions, position.to_wire()).await
+    }
+
+    /// Like [`Admin::resolve_offsets`], for any position of the service.
+    ///
+    /// # Errors
+    /// As [`Admin::resolve_offsets`]; those of a committed position.
+    pub(crate) async fn resolve_start(
+        &self,
+        topic: TopicRef<'_>,
+        partitions: &[u32],
+        position: StartPosition,
+    ) -> Result<Vec<ResolvedOffset>> {
+        let TopicRef { name: topic, id: topic_id } = topic;
         let partitions = match partitions {
             [] => (0..self.client.partition_count(topic).await?).collect(),
             named => named.to_vec(),
@@ -279,7 +292,7 @@ impl Admin {
                         let request = ResolveOffsetsRequest {
                             topic: topic.to_owned(),
                             partitions: group.members.iter().map(|&m| partitions[m]).collect(),
-                            position: Some(position.to_wire()),
+                            position: Some(position.clone()),
                             topic_id,
                         };
                         let mut consume = group.route.connection.consume();

@@ -22,6 +22,7 @@ mod disk_failure;
 mod disk_full;
 mod fleet;
 mod golden;
+mod group_consumer;
 mod groups;
 mod kill;
 mod limits;

@@ -8,12 +8,16 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use helix_client::{Client, Config};
+use helix_client::{Client, Config, NewTopic, ProducerOptions};
 use helix_proto::log::v1::{ErrorReason, Record};
 
 use crate::support::{TestServer, soon, values};
+use crate::trio::until;
 
 // Their `main` functions are unused here.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../helix-client/examples/exactly_once.rs"]
+mod exactly_once;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../helix-client/examples/leader.rs"]
 mod leader;
@@ -21,6 +25,7 @@ mod leader;
 #[path = "../../../helix-client/examples/ledger.rs"]
 mod ledger;
 
+use exactly_once::{add_up, last_total};
 use leader::take_leadership;
 use ledger::Ledger;
 
@@ -32,7 +37,7 @@ fn client(server: &TestServer) -> Client {
 fn docs_show_the_code_of_the_examples() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let document = fs::read_to_string(root.join("docs/recipes.md")).unwrap();
-    for name in ["ledger", "leader"] {
+    for name in ["ledger", "leader", "exactly_once"] {
         let path = root.join(format!("helix-client/examples/{name}.rs"));
         let source = fs::read_to_string(path).unwrap();
         let begin = format!("// doc: {name}\n");
@@ -101,4 +106,41 @@ async fn replaced_leader_cannot_write() {
         admitted += usize::from(append.is_ok());
     }
     assert_eq!(admitted, 1, "one token is in force");
+}
+
+/// Members that begin, are dropped in the middle of their work, and begin again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn results_count_each_record_once() {
+    const ROUNDS: i64 = 30;
+    let server = TestServer::in_memory().await;
+    let client = client(&server);
+    client.admin().create_topic(&NewTopic::new("totals", 4)).await.unwrap();
+    let join = || client.consumer_group("totals").topics(["default"]).join();
+    let working = || {
+        let (client, consumer) = (client.clone(), join());
+        tokio::spawn(async move {
+            add_up(&client, consumer, "totals").await.map_err(|it| it.to_string())
+        })
+    };
+    let steady = working();
+    let producer = client.producer(ProducerOptions::default());
+    for round in 1..=ROUNDS {
+        let other = working();
+        for partition in 0..4 {
+            let amount = record(&round.to_string());
+            producer.append("default", partition, &[amount][..]).await.unwrap();
+        }
+        other.abort();
+    }
+    for partition in 0..4 {
+        until("all records are counted", async || {
+            let total = last_total(&client, "totals", partition).await.unwrap();
+            (total.next_offset == ROUNDS as u64).then_some(())
+        })
+        .await;
+        let total = last_total(&client, "totals", partition).await.unwrap();
+        assert_eq!(total.sum, ROUNDS * (ROUNDS + 1) / 2);
+    }
+    assert!(!steady.is_finished(), "{:?}", steady.await);
+    steady.abort();
 }

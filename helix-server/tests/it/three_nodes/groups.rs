@@ -1,9 +1,12 @@
 //! Consumer groups on three nodes: the coordinator fails, and readers are anywhere.
 
+use std::collections::BTreeSet;
+
+use helix_client::GroupEvent;
 use helix_proto::log::v1::{CommitFallback, ErrorReason, GetOffsetsRequest};
 
 use crate::groups::{TestMember, fetch_from_group, groups, offsets};
-use crate::support::{TestServer, detail, reason};
+use crate::support::{TestServer, detail, reason, soon};
 use crate::trio::{Trio, is_redirect, until};
 
 /// Returns the node that coordinates the group; the others name it.
@@ -121,4 +124,38 @@ async fn until_beats(trio: &Trio, member: &mut TestMember) {
         None
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steady_member_reads_on_while_the_coordinator_fails() {
+    let mut trio = Trio::durable().await;
+    let client = trio.client();
+    let mut consumer = client.consumer_group("readers").topics(["default"]).join();
+    while consumer.assignment().len() < 4 {
+        soon(consumer.next()).await.unwrap().unwrap();
+    }
+    let first = coordinator(&trio).await;
+    trio.stop(first).await;
+    // Partitions of this node's shards have new leaders.
+    let mut missing = BTreeSet::new();
+    for partition in 0..4 {
+        trio.write(partition, &["a", "b"]).await;
+        missing.insert(partition);
+    }
+    while !missing.is_empty() {
+        match soon(consumer.next()).await.unwrap().unwrap() {
+            GroupEvent::Data(records) => {
+                assert_eq!((records.records.len(), records.next_offset), (2, 2));
+                assert!(missing.remove(&records.partition), "read twice");
+            }
+            GroupEvent::CaughtUp { .. } => {}
+            event => panic!("{event:?}"),
+        }
+    }
+    soon(consumer.commit_sync()).await.unwrap();
+    let second = coordinator(&trio).await;
+    let committed = offsets(trio.node(second)).await;
+    assert!(committed.iter().all(|it| it.lag == 0) && committed.len() == 4, "{committed:?}");
+    soon(consumer.close()).await.unwrap();
+    trio.stop_all().await;
 }

@@ -1,0 +1,196 @@
+//! `helix consume --group`: prints records as a member of a consumer group, and commits what it
+//! has printed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::Context;
+use helix_client::{
+    AssignedPartition, AutoCommit, GroupConsumer, GroupEvent, OffsetToCommit, Records,
+};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use super::records::RecordPrinter;
+use crate::args::{ConsumeArgs, GlobalArgs};
+use crate::connect::connect;
+use crate::exit::CliError;
+use crate::interrupt;
+use crate::offset_lookup;
+use crate::output::message;
+
+/// Interval of commits while records are printed.
+const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval of the check whether there is nothing to wait for, without --follow.
+const END_INTERVAL: Duration = Duration::from_millis(100);
+
+pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Result<()> {
+    let group = args.group.as_deref().unwrap_or_default();
+    let printer = RecordPrinter::new(global, args.format.as_ref())?;
+    let client = connect(global).await?;
+    if !args.topic.contains('*') {
+        offset_lookup::topic(&client, &args.topic).await?;
+    }
+    let consumer = client
+        .consumer_group(group)
+        .topics([&args.topic])
+        .client_name("helix consume")
+        .start(args.start.into())
+        .auto_commit(AutoCommit::Off)
+        .join();
+    let mut reading = GroupReading {
+        consumer,
+        printer,
+        follow: args.follow,
+        quiet: global.quiet,
+        remaining: args.max_records.unwrap_or(u64::MAX),
+        printed: BTreeMap::new(),
+        behind: BTreeSet::new(),
+        committed_at: Instant::now(),
+    };
+    let outcome = tokio::select! {
+        outcome = reading.read() => outcome,
+        () = interrupt::interrupted() => Err(CliError::interrupted().into()),
+    };
+    // Also after a failure: the records before it were printed.
+    let ended = reading.end().await;
+    outcome.and(ended).with_context(|| format!("read {} as a member of {group}", args.topic))
+}
+
+/// A member that prints.
+struct GroupReading {
+    consumer: GroupConsumer,
+    printer: RecordPrinter,
+    follow: bool,
+    quiet: bool,
+    /// Records to print.
+    remaining: u64,
+    /// Offsets after the printed records that are not committed yet.
+    printed: BTreeMap<AssignedPartition, u64>,
+    /// Partitions that have records to print, without --follow.
+    behind: BTreeSet<AssignedPartition>,
+    committed_at: Instant,
+}
+
+impl GroupReading {
+    /// Prints until the end, or without end.
+    async fn read(&mut self) -> anyhow::Result<()> {
+        let mut ticks = interval(END_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while self.remaining > 0 {
+            let event = tokio::select! {
+                biased;
+                event = self.consumer.next() => event,
+                _ = ticks.tick() => {
+                    self.commit_if_due().await?;
+                    if self.follow || !self.behind.is_empty() || !self.consumer.is_settled() {
+                        continue;
+                    }
+                    // The first assignment may have arrived with the join.
+                    match timeout(END_INTERVAL, self.consumer.next()).await {
+                        Ok(event) => event,
+                        Err(_) => return Ok(()),
+                    }
+                }
+            };
+            let Some(event) = event else { return Ok(()) };
+            self.on_event(event?).await?;
+        }
+        Ok(())
+    }
+
+    async fn on_event(&mut self, event: GroupEvent<Records>) -> anyhow::Result<()> {
+        match event {
+            GroupEvent::Data(records) => {
+                self.print(&records)?;
+                if self.follow {
+                    self.printer.flush()?;
+                }
+                self.commit_if_due().await
+            }
+            GroupEvent::CaughtUp { partition, .. } => {
+                self.behind.remove(&partition);
+                self.printer.flush()
+            }
+            GroupEvent::Assigned(partitions) => {
+                self.behind.extend(partitions);
+                Ok(())
+            }
+            GroupEvent::Revoked(partitions) => {
+                for partition in &partitions {
+                    self.behind.remove(partition);
+                }
+                self.commit().await
+            }
+            GroupEvent::Lost(partitions) => {
+                for partition in &partitions {
+                    self.behind.remove(partition);
+                    self.printed.remove(partition);
+                }
+                if !self.quiet {
+                    message!(
+                        "lost {} partitions, joining the group again; another member may print \
+                         their last records again",
+                        partitions.len()
+                    );
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn print(&mut self, data: &Records) -> anyhow::Result<()> {
+        let count = usize::try_from(self.remaining).unwrap_or(usize::MAX).min(data.records.len());
+        for record in &data.records[..count] {
+            self.printer.print(&data.topic, data.partition, record)?;
+        }
+        self.remaining -= count as u64;
+        let next = match data.records[..count].last() {
+            Some(last) if count < data.records.len() => last.offset + 1,
+            _ => data.next_offset,
+        };
+        self.printed.insert(AssignedPartition::from(data), next);
+        Ok(())
+    }
+
+    async fn commit_if_due(&mut self) -> anyhow::Result<()> {
+        if self.committed_at.elapsed() < COMMIT_INTERVAL { Ok(()) } else { self.commit().await }
+    }
+
+    /// Writes the buffered records, then commits them.
+    async fn commit(&mut self) -> anyhow::Result<()> {
+        self.printer.flush()?;
+        self.committed_at = Instant::now();
+        if self.printed.is_empty() {
+            return Ok(());
+        }
+        let printed = std::mem::take(&mut self.printed);
+        let offsets =
+            printed.into_iter().map(|(partition, next)| OffsetToCommit::new(partition, next));
+        match self.consumer.commit_offsets(offsets).await {
+            Ok(()) => Ok(()),
+            // The consumer repeats it, or has lost the partition and says so.
+            Err(error) if error.retryable || is_lost(&error) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Commits and leaves the group. A second interrupt does not wait for it.
+    async fn end(mut self) -> anyhow::Result<()> {
+        let left = async move {
+            let committed = self.commit().await;
+            let left = self.consumer.close().await;
+            committed.and(left.map_err(anyhow::Error::from))
+        };
+        tokio::select! {
+            left = left => left,
+            () = interrupt::interrupted_again() => Err(CliError::interrupted().into()),
+        }
+    }
+}
+
+/// Returns true if a commit was refused because the member had lost its partitions.
+fn is_lost(error: &helix_client::Error) -> bool {
+    use helix_client::proto::log::v1::ErrorReason as R;
+    matches!(error.reason, Some(R::PartitionNotOwned | R::UnknownMember | R::StaleMemberEpoch))
+}

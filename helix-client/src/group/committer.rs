@@ -1,0 +1,319 @@
+//! Offsets to commit, and the commits of a member.
+//!
+//! Commits run one after the other, so that they never move an offset back. A partition is released
+//! after its last commit.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use helix_proto::log::v1::{CommitOffsetsRequest, CommittedOffset, ErrorReason, TopicPartition};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, warn};
+
+use super::builder::AutoCommit;
+use super::heartbeats::EndRequest;
+use super::membership::MemberHandle;
+use super::{AssignedPartition, GroupKey, OwnershipId};
+use crate::client::CallSpec;
+use crate::error::{Error, Result};
+use crate::retry::Repeat;
+
+/// Limits of one request, below those of the service.
+const OFFSETS_PER_COMMIT_MAX: usize = 1000;
+const COMMIT_BYTES_MAX: usize = 40 << 10;
+
+/// Bytes of an offset in a request without its texts.
+const OFFSET_BYTES: usize = 32;
+
+/// An offset to commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OffsetToCommit {
+    /// Partition, which the consumer must own.
+    pub partition: AssignedPartition,
+    /// Offset to read next.
+    pub offset: u64,
+    /// Free text, up to 4 KiB.
+    pub metadata: String,
+}
+
+impl OffsetToCommit {
+    /// Returns an offset without a text.
+    pub fn new(partition: impl Into<AssignedPartition>, offset: u64) -> Self {
+        Self { partition: partition.into(), offset, metadata: String::new() }
+    }
+}
+
+/// An offset of one ownership: after a loss it must not be committed.
+#[derive(Debug, Clone)]
+pub(super) struct OwnedOffset {
+    pub(super) ownership: OwnershipId,
+    pub(super) offset: OffsetToCommit,
+}
+
+/// Commits the offsets of a member.
+#[derive(Debug)]
+pub(super) struct Committer {
+    membership: Arc<MemberHandle>,
+    auto_commit: AutoCommit,
+    state: Mutex<CommitState>,
+    wake: Notify,
+}
+
+#[derive(Debug, Default)]
+struct CommitState {
+    offsets: BTreeMap<GroupKey, OwnedOffset>,
+    /// Commit without waiting for the interval.
+    is_urgent: bool,
+    waiters: Vec<oneshot::Sender<Result<()>>>,
+    /// Partitions to release once their offsets are committed.
+    releases: Vec<(GroupKey, OwnershipId)>,
+    end: Option<EndRequest>,
+}
+
+/// Outcome of the last commit.
+#[derive(Debug)]
+pub(super) struct FinalCommit {
+    pub(super) end: EndRequest,
+    pub(super) committed: Result<()>,
+}
+
+impl Committer {
+    pub(super) fn new(membership: Arc<MemberHandle>, auto_commit: AutoCommit) -> Self {
+        Self { membership, auto_commit, state: Mutex::default(), wake: Notify::new() }
+    }
+
+    /// Adds an offset for the next commit.
+    pub(super) fn add(&self, offset: OwnedOffset) {
+        let is_first = {
+            let offsets = &mut self.state().offsets;
+            offsets.insert(offset.offset.partition.key(), offset);
+            offsets.len() == 1
+        };
+        if is_first {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Removes the offset of a partition that is not committed yet.
+    pub(super) fn remove(&self, key: GroupKey) {
+        self.state().offsets.remove(&key);
+    }
+
+    /// Commits all added offsets without waiting for the interval.
+    pub(super) fn commit_soon(&self) {
+        self.state().is_urgent = true;
+        self.wake.notify_one();
+    }
+
+    /// Commits all added offsets. The result is that of all of them.
+    pub(super) fn commit_now(&self) -> oneshot::Receiver<Result<()>> {
+        let (sender, receiver) = oneshot::channel();
+        self.state().waiters.push(sender);
+        self.wake.notify_one();
+        receiver
+    }
+
+    /// Releases partitions after their last commit.
+    pub(super) fn release(&self, partitions: impl IntoIterator<Item = (GroupKey, OwnershipId)>) {
+        self.state().releases.extend(partitions);
+        self.wake.notify_one();
+    }
+
+    /// Commits all added offsets and ends.
+    pub(super) fn end(&self, request: EndRequest) {
+        self.state().end = Some(request);
+        self.wake.notify_one();
+    }
+
+    /// Commits until the end.
+    pub(super) async fn run(&self) -> FinalCommit {
+        let mut last_commit = Instant::now();
+        // Time before which a failed commit is not repeated.
+        let mut repeat_at: Option<Instant> = None;
+        loop {
+            let due = self.due(last_commit, repeat_at);
+            tokio::select! {
+                () = self.wake.notified() => {}
+                () = sleep_until(due.unwrap_or(last_commit)), if due.is_some() => {}
+            }
+            if self.due(last_commit, repeat_at).is_none_or(|due| due > Instant::now()) {
+                continue;
+            }
+            let CommitState { offsets, waiters, releases, end, .. } =
+                std::mem::take(&mut *self.state());
+            let committed = self.commit(offsets).await;
+            last_commit = Instant::now();
+            repeat_at = None;
+            match &committed {
+                Err(error) if error.retryable && end.is_none() => {
+                    warn!(group = self.membership.group, %error, "a commit failed, repeating it");
+                    repeat_at = Some(last_commit + self.membership.client.config().backoff_max);
+                    // The service counts them as this member's until then.
+                    self.state().releases.extend(releases);
+                }
+                _ => self.membership.release(&releases),
+            }
+            if let Err(error) = &committed
+                && waiters.is_empty()
+                && !error.retryable
+                && end.is_none()
+                && !is_fenced(error)
+            {
+                self.membership.fail(error.clone(), false);
+            }
+            for waiter in waiters {
+                // Ignored: the caller no longer waits.
+                let _ = waiter.send(committed.clone());
+            }
+            if let Some(end) = end {
+                return FinalCommit { end, committed };
+            }
+        }
+    }
+
+    /// Returns when to commit; `None` if there is nothing to do.
+    fn due(&self, last_commit: Instant, repeat_at: Option<Instant>) -> Option<Instant> {
+        let state = self.state();
+        if !state.waiters.is_empty() || state.end.is_some() {
+            return Some(last_commit);
+        }
+        if !state.releases.is_empty() || (state.is_urgent && !state.offsets.is_empty()) {
+            return Some(repeat_at.unwrap_or(last_commit));
+        }
+        match self.auto_commit {
+            _ if state.offsets.is_empty() => None,
+            AutoCommit::Every(interval) => Some(last_commit + interval),
+            // Offsets of a failed commit.
+            AutoCommit::Off => Some(repeat_at.unwrap_or(last_commit)),
+        }
+    }
+
+    /// Commits offsets, in several requests if necessary. Keeps those that can be sent again.
+    async fn commit(&self, offsets: BTreeMap<GroupKey, OwnedOffset>) -> Result<()> {
+        // Read first: it must not be newer than the ownerships.
+        let epoch = self.membership.epoch();
+        let mut outcome = Ok(());
+        let mut is_held = |(key, it): &(GroupKey, OwnedOffset)| {
+            let is_held = self.membership.holds(*key, it.ownership);
+            if !is_held {
+                outcome = Err(not_owned(&it.offset.partition));
+            }
+            is_held
+        };
+        let mut rest: Vec<_> = offsets.into_iter().filter(&mut is_held).collect();
+        while !rest.is_empty() {
+            let count = chunk_len(&rest);
+            let error = match self.send(epoch, &rest[..count]).await {
+                Ok(()) => {
+                    debug!(group = self.membership.group, count, "committed offsets");
+                    rest.drain(..count);
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let lost = error.topic_partition.as_ref().and_then(|(topic, partition)| {
+                rest[..count].iter().position(|(key, it)| {
+                    it.offset.partition.topic == *topic && key.partition == *partition
+                })
+            });
+            let is_of_one = !error.retryable && !is_fenced_member(&error);
+            if let Some(index) = lost.filter(|_| is_of_one) {
+                // Only this partition is affected.
+                rest.remove(index);
+                outcome = Err(error);
+                continue;
+            }
+            if is_fenced_member(&error) {
+                self.membership.lose(epoch, &error);
+            }
+            if error.retryable {
+                let offsets = &mut self.state().offsets;
+                for (key, offset) in rest {
+                    // A later offset replaces it.
+                    offsets.entry(key).or_insert(offset);
+                }
+            }
+            return Err(error);
+        }
+        outcome
+    }
+
+    async fn send(&self, epoch: u64, offsets: &[(GroupKey, OwnedOffset)]) -> Result<()> {
+        let MemberHandle { client, group, member_id, .. } = &*self.membership;
+        let wire = |(_, it): &(GroupKey, OwnedOffset)| CommittedOffset {
+            partition: Some(TopicPartition::from(it.offset.partition.clone())),
+            offset: it.offset.offset,
+            metadata: it.offset.metadata.clone(),
+        };
+        let request = CommitOffsetsRequest {
+            group: group.clone(),
+            member_id: member_id.clone(),
+            // The same in all attempts: a late one is fenced by a loss since.
+            member_epoch: epoch,
+            offsets: offsets.iter().map(wire).collect(),
+        };
+        let call = CallSpec::new("commit offsets", Repeat::Always);
+        let committed = client.call_coordinator(group, call, |node| {
+            let request = request.clone();
+            async move { node.group().commit_offsets(request).await }
+        });
+        committed.await.map(drop)
+    }
+
+    fn state(&self) -> MutexGuard<'_, CommitState> {
+        // No code under the lock can panic in the middle of a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the error of an offset whose partition the member no longer owns.
+pub(super) fn not_owned(partition: &AssignedPartition) -> Error {
+    let message = "the consumer does not own the partition";
+    let error = Error::known(ErrorReason::PartitionNotOwned, message);
+    error.with_partition(&partition.topic, partition.partition)
+}
+
+/// Returns true if the group continued without the member.
+fn is_fenced_member(error: &Error) -> bool {
+    matches!(error.reason, Some(ErrorReason::UnknownMember | ErrorReason::StaleMemberEpoch))
+}
+
+/// Returns true if the application learns of the failure by a lost partition.
+fn is_fenced(error: &Error) -> bool {
+    is_fenced_member(error) || error.is(ErrorReason::PartitionNotOwned)
+}
+
+/// Returns how many offsets fit one request.
+fn chunk_len(offsets: &[(GroupKey, OwnedOffset)]) -> usize {
+    let mut bytes = 0;
+    let fits = |(_, it): &&(GroupKey, OwnedOffset)| {
+        bytes += it.offset.metadata.len() + it.offset.partition.topic.len() + OFFSET_BYTES;
+        bytes <= COMMIT_BYTES_MAX
+    };
+    offsets.iter().take(OFFSETS_PER_COMMIT_MAX).take_while(fits).count().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commits_fit_the_limits_of_the_service() {
+        let offset = |partition, metadata: usize| {
+            let topic = "orders".to_owned();
+            let key = GroupKey { topic_id: 1, partition };
+            let offset = OffsetToCommit {
+                partition: AssignedPartition { topic, partition, topic_id: 1 },
+                offset: 7,
+                metadata: "x".repeat(metadata),
+            };
+            (key, OwnedOffset { ownership: OwnershipId(1), offset })
+        };
+        let small: Vec<_> = (0..1500).map(|number| offset(number, 0)).collect();
+        assert_eq!(chunk_len(&small), 1000);
+        let large: Vec<_> = (0..50).map(|number| offset(number, 4000)).collect();
+        assert_eq!(chunk_len(&large), 10);
+        assert_eq!(chunk_len(&[offset(0, 50_000)]), 1, "the service rejects it");
+    }
+}

@@ -1,0 +1,199 @@
+//! The background task of a member: heartbeats and commits, until the member leaves.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use helix_proto::log::v1::{ErrorReason, HeartbeatRequest, HeartbeatResponse, LeaveRequest};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{debug, warn};
+
+use super::committer::{Committer, FinalCommit};
+use super::membership::{HeartbeatContent, MemberHandle};
+use crate::client::CallSpec;
+use crate::error::Result;
+use crate::retry::Repeat;
+
+/// Heartbeat interval if the service states none.
+const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
+
+/// Longest wait of the service for a join's first partitions.
+const JOIN_WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// Time that a join in flight gets at the end: a join that arrives after the leave adds the member
+/// again.
+const JOIN_END_MAX: Duration = Duration::from_secs(2);
+
+/// Fixed part of a member's heartbeats.
+#[derive(Debug, Clone)]
+pub(super) struct MemberSettings {
+    pub(super) topics: Vec<String>,
+    pub(super) static_name: String,
+    pub(super) client_name: String,
+    pub(super) session_timeout: Duration,
+}
+
+/// Request to end a member.
+#[derive(Debug)]
+pub(super) struct EndRequest {
+    pub(super) leaves: bool,
+    pub(super) done: Option<oneshot::Sender<Result<()>>>,
+}
+
+/// Runs a member until its consumer ends.
+pub(super) async fn run_member(
+    membership: Arc<MemberHandle>,
+    committer: Arc<Committer>,
+    settings: MemberSettings,
+) {
+    let heartbeats = send_heartbeats(&membership, &settings);
+    tokio::pin!(heartbeats);
+    let commits = committer.run();
+    tokio::pin!(commits);
+    let mut has_heartbeats = true;
+    let FinalCommit { end, committed } = loop {
+        tokio::select! {
+            ended = &mut commits => break ended,
+            () = &mut heartbeats, if has_heartbeats => has_heartbeats = false,
+        }
+    };
+    membership.stopping.send_replace(true);
+    if has_heartbeats {
+        heartbeats.await;
+    }
+    let left = match end.leaves && !membership.has_failed() {
+        true => leave(&membership).await,
+        false => Ok(()),
+    };
+    let outcome = committed.and(left);
+    match end.done {
+        // Ignored: the caller no longer waits.
+        Some(done) => drop(done.send(outcome)),
+        None => {
+            if let Err(error) = outcome {
+                warn!(group = membership.group, %error, "a dropped consumer did not end cleanly");
+            }
+        }
+    }
+}
+
+async fn leave(membership: &MemberHandle) -> Result<()> {
+    let MemberHandle { client, group, member_id, .. } = membership;
+    let call = CallSpec::new("leave group", Repeat::Always);
+    let left = client.call_coordinator(group, call, |node| {
+        let request = LeaveRequest { group: group.clone(), member_id: member_id.clone() };
+        async move { node.group().leave(request).await }
+    });
+    left.await.map(drop)
+}
+
+/// Sends heartbeats until the member stops or fails permanently.
+async fn send_heartbeats(membership: &MemberHandle, settings: &MemberSettings) {
+    let mut stopping = membership.stopping.subscribe();
+    // A static member replaces an earlier process once. A later process that replaced it has
+    // priority.
+    let mut takes_over = !settings.static_name.is_empty();
+    loop {
+        let report = membership.report();
+        let sent_at = Mutex::new(Instant::now());
+        let heartbeat = heartbeat(membership, settings, &report, takes_over, &sent_at);
+        tokio::pin!(heartbeat);
+        let response = tokio::select! {
+            biased;
+            () = stopped(&mut stopping) => {
+                if report.epoch == 0 {
+                    let _ = timeout(JOIN_END_MAX, heartbeat).await;
+                }
+                return;
+            }
+            response = &mut heartbeat => response,
+            () = membership.reported.notified(), if report.epoch != 0 => continue,
+            () = expiry(membership) => {
+                membership.expire(Instant::now());
+                continue;
+            }
+        };
+        let due = match response {
+            Ok(response) => {
+                takes_over = false;
+                let interval = response.next_heartbeat.and_then(|it| it.try_into().ok());
+                let sent_at = *sent_at.lock().unwrap_or_else(PoisonError::into_inner);
+                membership.on_response(report.epoch, sent_at, response);
+                sent_at + interval.unwrap_or(INTERVAL_DEFAULT)
+            }
+            Err(error) => match error.reason {
+                Some(ErrorReason::UnknownMember | ErrorReason::StaleMemberEpoch) => {
+                    membership.lose(report.epoch, &error);
+                    Instant::now() + membership.client.shared.jitter.draw(u32::MAX)
+                }
+                _ if error.retryable => {
+                    debug!(group = membership.group, %error, "retrying a heartbeat");
+                    Instant::now() + membership.client.shared.jitter.draw(u32::MAX)
+                }
+                _ => {
+                    membership.lose(report.epoch, &error);
+                    membership.fail(error, true);
+                    return;
+                }
+            },
+        };
+        // A change is reported at once.
+        while membership.revision() == report.revision || membership.epoch() == 0 {
+            tokio::select! {
+                biased;
+                () = stopped(&mut stopping) => return,
+                () = sleep_until(due) => break,
+                () = membership.reported.notified() => {}
+                () = expiry(membership) => membership.expire(Instant::now()),
+            }
+        }
+    }
+}
+
+async fn stopped(stopping: &mut watch::Receiver<bool>) {
+    // The sender lives as long as the membership.
+    let _ = stopping.wait_for(|is_stopping| *is_stopping).await;
+}
+
+async fn expiry(membership: &MemberHandle) {
+    match membership.next_expiry() {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn heartbeat(
+    membership: &MemberHandle,
+    settings: &MemberSettings,
+    report: &HeartbeatContent,
+    takes_over: bool,
+    sent_at: &Mutex<Instant>,
+) -> Result<HeartbeatResponse> {
+    let is_join = report.epoch == 0;
+    let wait = match report.is_settled {
+        true if is_join => (settings.session_timeout / 3).min(JOIN_WAIT_MAX),
+        true => settings.session_timeout / 3,
+        false => Duration::ZERO,
+    };
+    let request = HeartbeatRequest {
+        group: membership.group.clone(),
+        member_id: membership.member_id.clone(),
+        member_epoch: report.epoch,
+        topics: if is_join { settings.topics.clone() } else { Vec::new() },
+        owned: report.owned.clone(),
+        static_name: if is_join { settings.static_name.clone() } else { String::new() },
+        session_timeout: is_join.then(|| settings.session_timeout.try_into().ok()).flatten(),
+        take_over: is_join && takes_over,
+        paused: report.paused.clone(),
+        max_wait: wait.try_into().ok(),
+        client_name: if is_join { settings.client_name.clone() } else { String::new() },
+    };
+    let call = CallSpec { wait, ..CallSpec::new("group heartbeat", Repeat::Always) };
+    let call = membership.client.call_coordinator(&membership.group, call, |node| {
+        // The session counts from the attempt that the service has answered.
+        *sent_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        let request = request.clone();
+        async move { node.group().heartbeat(request).await }
+    });
+    call.await
+}
