@@ -142,8 +142,7 @@ impl Cluster {
         for (group, members) in shard.group_sessions().expired() {
             for members in members.chunks(MEMBERS_PER_ENTRY) {
                 // Some may have been heard during an earlier proposal.
-                let is_expired = |id: &&String| shard.group_sessions().is_expired(&group, id);
-                let members: Vec<String> = members.iter().filter(is_expired).cloned().collect();
+                let members = shard.group_sessions().end_expired(&group, members);
                 if members.is_empty() {
                     continue;
                 }

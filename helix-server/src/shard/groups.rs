@@ -172,11 +172,21 @@ impl Shard {
                 }
                 ReportStep::Settled(view) => view,
             };
-            may_put = false;
             let timeout = Duration::from_millis(view.session_timeout_ms.into());
             let member_id = report.spec.member_id.as_str();
             let paused = paused.iter().copied().collect();
-            self.sessions.touch(group, member_id, timeout, view.epoch, paused);
+            if !self.sessions.touch(group, member_id, &view, paused) {
+                // A response would extend a session that ends: the removal is decided first.
+                tokio::select! {
+                    () = watch.changed() => continue,
+                    () = tokio::time::sleep_until(since + limits::READY_WAIT_MAX) => {
+                        return Err(Error::NoLeader { shard: self.id() });
+                    }
+                    () = leadership_token.cancelled() => return Err(self.not_leader()),
+                    () = self.closed.cancelled() => return Err(Error::Draining),
+                }
+            }
+            may_put = false;
             let deadline = since + wait.min(timeout / 3);
             let is_known =
                 view.epoch == report.epoch && view.assigned.iter().eq(report.owned.iter());
@@ -203,9 +213,8 @@ impl Shard {
             Some(group.view(group.member(member_id)?))
         });
         let Some(view) = view else { return };
-        let timeout = Duration::from_millis(view.session_timeout_ms.into());
-        let paused = paused.iter().copied().collect();
-        self.sessions.touch(group, member_id, timeout, view.epoch, paused);
+        // The judgement after the proposal sees a member that was removed.
+        let _ = self.sessions.touch(group, member_id, &view, paused.iter().copied().collect());
     }
 
     /// Waits until this replica has applied the entry at `index`.
