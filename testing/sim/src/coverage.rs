@@ -69,10 +69,26 @@ pub enum CoverageMark {
     CopiesDamagedInChange,
     CopiesDamagedInFetch,
     RepairedInPlace,
+    GroupRebalanced,
+    GroupPartitionMoved,
+    GroupRecordRepeated,
+    GroupCoordinatorChanged,
+    GroupSessionExpired,
+    GroupMemberLeft,
+    GroupMemberAbsent,
+    GroupMemberFenced,
+    GroupCommitFenced,
+    GroupNameTakenOver,
+    GroupCommitOutOfRange,
+    GroupTopicGrown,
+    GroupTopicDeleted,
+    GroupTopicRecreated,
+    GroupReaderEnded,
+    GroupSteady,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 58] = [
+    pub const ALL: [Self; 74] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -131,6 +147,22 @@ impl CoverageMark {
         Self::CopiesDamagedInChange,
         Self::CopiesDamagedInFetch,
         Self::RepairedInPlace,
+        Self::GroupRebalanced,
+        Self::GroupPartitionMoved,
+        Self::GroupRecordRepeated,
+        Self::GroupCoordinatorChanged,
+        Self::GroupSessionExpired,
+        Self::GroupMemberLeft,
+        Self::GroupMemberAbsent,
+        Self::GroupMemberFenced,
+        Self::GroupCommitFenced,
+        Self::GroupNameTakenOver,
+        Self::GroupCommitOutOfRange,
+        Self::GroupTopicGrown,
+        Self::GroupTopicDeleted,
+        Self::GroupTopicRecreated,
+        Self::GroupReaderEnded,
+        Self::GroupSteady,
     ];
 }
 
@@ -165,7 +197,7 @@ impl CoverageMarks {
 ///
 /// A message that is reworded must be changed here too. Otherwise its mark stays at zero, which
 /// `--marks` reports as a failure.
-const LOGGED: [(&str, CoverageMark); 8] = [
+const LOGGED: [(&str, CoverageMark); 9] = [
     ("truncated a torn, unacknowledged tail", CoverageMark::TornTailCut),
     ("refusing appends, no majority responds", CoverageMark::LeaderCutOff),
     ("disk stalls, transferring leadership", CoverageMark::HandedOverStalledDisk),
@@ -174,6 +206,7 @@ const LOGGED: [(&str, CoverageMark); 8] = [
     ("repaired the replica", CoverageMark::RepairDone),
     ("reopened the shard", CoverageMark::ShardOpenedAgain),
     ("repaired a segment in place", CoverageMark::RepairedInPlace),
+    ("removing members past their session timeouts", CoverageMark::GroupSessionExpired),
 ];
 
 /// Tracing layer that counts marks by log messages.
