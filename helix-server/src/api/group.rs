@@ -239,7 +239,7 @@ impl GroupHandler {
         let has_more = found.len() > page_size;
         let mut groups = Vec::new();
         for (name, shard) in found.into_iter().take(page_size) {
-            let Some(group) = shard.read_groups(|groups| groups.get(&name).cloned()) else {
+            let Some(group) = shard.read_groups(|groups| groups.snapshot(&name)) else {
                 continue;
             };
             let lags = group.offsets().filter_map(|(key, row)| {

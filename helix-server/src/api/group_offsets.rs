@@ -1,6 +1,7 @@
 //! Committed offsets of a group: reads with lag, and seeks.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use helix_proto::log::v1::{
     CommitStatus, CommittedOffset, GetOffsetsRequest, GetOffsetsResponse, OffsetAndLag,
@@ -48,14 +49,14 @@ fn requested_topics(topics: &[String]) -> Result<BTreeSet<&str>> {
     Ok(topics.iter().map(String::as_str).collect())
 }
 
-/// Returns a copy of a group, from its coordinator.
-pub(super) async fn read_group(node: &Node, name: &str) -> Result<ConsumerGroup> {
+/// Returns a group's state, from its coordinator.
+pub(super) async fn read_group(node: &Node, name: &str) -> Result<Arc<ConsumerGroup>> {
     check_group(name)?;
     let shard = node.find_group(name).await?;
     if let Err(error) = shard.ready().await {
         return Err(shard.redirect(error).await);
     }
-    let group = shard.read_groups(|groups| groups.get(name).cloned());
+    let group = shard.read_groups(|groups| groups.snapshot(name));
     group.ok_or_else(|| Error::GroupNotFound { group: name.to_owned() })
 }
 
@@ -152,7 +153,7 @@ async fn change(
 ) -> Result<Vec<SoughtOffset>> {
     shard.ready().await?;
     let is_empty = topics.is_empty();
-    let group = shard.read_groups(|groups| groups.get(name).cloned()).unwrap_or_default();
+    let group = shard.read_groups(|groups| groups.snapshot(name)).unwrap_or_default();
     group.check_no_members().map_err(crate::log::Refusal::from)?;
     let mut sought = Vec::new();
     for topic in &topics {
@@ -168,6 +169,7 @@ async fn change(
             });
         }
     }
+    drop(group);
     if !validate_only && !is_empty {
         let at_us = node.clock().now_us();
         shard.change_group(name, GroupChange::Seek { origin, topics, at_us }).await?;

@@ -15,8 +15,8 @@ use super::state::ClusterState;
 use crate::error::{Error, Result};
 use crate::limits::{GROUP_ASSIGNMENT_INTERVAL, GROUP_PROPOSALS_MAX, READY_WAIT_MAX};
 use crate::log::{
-    ClusterCommand, ClusterReply, ConsumerGroup, GroupChange, MatchedTopic, ROWS_PER_ENTRY_MAX,
-    TopicInfo, is_pattern, pattern_matches,
+    Assignment, ClusterCommand, ClusterReply, ConsumerGroup, GroupChange, MatchedTopic,
+    ROWS_PER_ENTRY_MAX, TopicInfo, is_pattern, pattern_matches,
 };
 use crate::protocol::GROUPS;
 use crate::shard::Shard;
@@ -142,8 +142,7 @@ impl Cluster {
         for (group, members) in shard.group_sessions().expired() {
             for members in members.chunks(MEMBERS_PER_ENTRY) {
                 // Some may have been heard during an earlier proposal.
-                let is_expired = |id: &&String| shard.group_sessions().is_expired(&group, id);
-                let members: Vec<String> = members.iter().filter(is_expired).cloned().collect();
+                let members = shard.group_sessions().end_expired(&group, members);
                 if members.is_empty() {
                     continue;
                 }
@@ -158,18 +157,9 @@ impl Cluster {
     }
 
     async fn assign_group(&self, shard: &Shard, name: &Arc<str>) -> Result<()> {
-        // Read apart, so that only one lock is held at a time.
-        let Some(group) = shard.read_groups(|groups| groups.get(name).cloned()) else {
+        let Some((topics, assignment)) = self.next_assignment(shard, name).await? else {
             return Ok(());
         };
-        if group.members().len() == 0 {
-            return Ok(());
-        }
-        if self.is_older_than_assignment(&group) {
-            self.catch_up().await?;
-        }
-        let topics = self.machine().read(|state| matched_topics(state, &group));
-        let Some(assignment) = group.next_assignment(&topics) else { return Ok(()) };
         let partitions: u64 = topics.iter().map(|topic| u64::from(topic.partition_count)).sum();
         if (assignment.owners.len() as u64) < partitions {
             tracing::warn!(
@@ -181,6 +171,27 @@ impl Cluster {
         }
         shard.metrics().on_group_assignment();
         shard.change_group(name, GroupChange::Assign(assignment)).await
+    }
+
+    /// Returns the topics that a group subscribes to, and its next assignment; `None` if it needs
+    /// none.
+    async fn next_assignment(
+        &self,
+        shard: &Shard,
+        name: &str,
+    ) -> Result<Option<(Vec<MatchedTopic>, Assignment)>> {
+        // Read apart, so that only one lock is held at a time.
+        let Some(group) = shard.read_groups(|groups| groups.snapshot(name)) else {
+            return Ok(None);
+        };
+        if group.members().len() == 0 {
+            return Ok(None);
+        }
+        if self.is_older_than_assignment(&group) {
+            self.catch_up().await?;
+        }
+        let topics = self.machine().read(|state| matched_topics(state, &group));
+        Ok(group.next_assignment(&topics).map(|assignment| (topics, assignment)))
     }
 
     /// Returns whether this node's copy of the cluster's state is older than the topics that the

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::log::{ConsumerGroup, GroupTable, PartitionKey};
+use crate::log::{ConsumerGroup, GroupTable, MemberView, PartitionKey};
 use crate::sync;
 
 /// A leader's knowledge of a member, beyond the group's state.
@@ -20,6 +20,10 @@ pub struct MemberSession {
     pub epoch: u64,
     /// Partitions that the application has paused.
     pub paused: BTreeSet<PartitionKey>,
+    /// Epoch at which the member joined.
+    joined_epoch: u64,
+    /// Its removal was proposed, and may be applied at any time: a heartbeat no longer counts.
+    is_ending: bool,
 }
 
 /// Sessions of one group, by member id.
@@ -32,23 +36,36 @@ pub struct GroupSessions {
 }
 
 impl GroupSessions {
-    /// Records a heartbeat.
+    /// Records a heartbeat of a member with this view. Returns `false` if the member is about to be
+    /// removed, so that it must not be told that its session continues.
+    #[must_use]
     pub fn touch(
         &self,
         group: &str,
         member_id: &str,
-        timeout: Duration,
-        epoch: u64,
+        view: &MemberView,
         paused: BTreeSet<PartitionKey>,
-    ) {
+    ) -> bool {
         let now = Instant::now();
-        let session =
-            MemberSession { expires: now + timeout, last_heartbeat: Some(now), epoch, paused };
-        let mut groups = sync::lock(&self.groups);
-        match groups.get_mut(group) {
-            Some(members) => members.insert(member_id.into(), session),
-            None => groups.entry(group.into()).or_default().insert(member_id.into(), session),
+        let session = MemberSession {
+            expires: now + Duration::from_millis(view.session_timeout_ms.into()),
+            last_heartbeat: Some(now),
+            epoch: view.epoch,
+            paused,
+            joined_epoch: view.joined_epoch,
+            is_ending: false,
         };
+        let mut groups = sync::lock(&self.groups);
+        let members = match groups.get_mut(group) {
+            Some(members) => members,
+            None => groups.entry(group.into()).or_default(),
+        };
+        let is_ending = |it: &MemberSession| it.is_ending && it.joined_epoch == view.joined_epoch;
+        if members.get(member_id).is_some_and(is_ending) {
+            return false;
+        }
+        members.insert(member_id.into(), session);
+        true
     }
 
     /// Gives every member a whole session timeout from now: this leader is new.
@@ -62,6 +79,8 @@ impl GroupSessions {
             for (id, session) in members {
                 let timeout = group.member(id).map(timeout_of).unwrap_or_default();
                 session.expires = session.expires.max(now + timeout);
+                // A removal of an earlier term is either applied or gone.
+                session.is_ending = false;
             }
         }
     }
@@ -74,7 +93,9 @@ impl GroupSessions {
             return;
         };
         let members = groups.entry(name.clone()).or_default();
-        members.retain(|id, _| group.member(id).is_some());
+        members.retain(|id, session| {
+            group.member(id).is_some_and(|member| member.joined_epoch == session.joined_epoch)
+        });
         let now = Instant::now();
         for (id, member) in group.members() {
             members.entry(id.clone()).or_insert_with(|| MemberSession {
@@ -82,6 +103,8 @@ impl GroupSessions {
                 last_heartbeat: None,
                 epoch: 0,
                 paused: BTreeSet::new(),
+                joined_epoch: member.joined_epoch,
+                is_ending: false,
             });
         }
     }
@@ -104,11 +127,20 @@ impl GroupSessions {
         groups.values().flat_map(BTreeMap::values).map(|session| session.expires).min()
     }
 
-    /// Returns whether a member's session has expired.
-    pub fn is_expired(&self, group: &str, member_id: &str) -> bool {
-        let groups = sync::lock(&self.groups);
-        let session = groups.get(group).and_then(|members| members.get(member_id));
-        session.is_some_and(|session| session.expires <= Instant::now())
+    /// Ends the sessions of these members that have expired, and returns them: the caller proposes
+    /// their removal. Later heartbeats do not extend their sessions.
+    pub fn end_expired(&self, group: &str, member_ids: &[String]) -> Vec<String> {
+        let now = Instant::now();
+        let mut groups = sync::lock(&self.groups);
+        let Some(members) = groups.get_mut(group) else { return Vec::new() };
+        let mut ended = Vec::new();
+        for id in member_ids {
+            if let Some(session) = members.get_mut(id.as_str()).filter(|it| it.expires <= now) {
+                session.is_ending = true;
+                ended.push(id.clone());
+            }
+        }
+        ended
     }
 
     /// Returns the sessions of a group's members, by member id.
@@ -146,6 +178,19 @@ mod tests {
         table
     }
 
+    /// Records a heartbeat of a member that joined at this epoch.
+    fn hear(sessions: &GroupSessions, id: &str, joined_epoch: u64) -> bool {
+        let view = MemberView {
+            epoch: 4,
+            joined_epoch,
+            assigned: Vec::new(),
+            pending: Vec::new(),
+            session_timeout_ms: 10_000,
+            is_settled: true,
+        };
+        sessions.touch("g", id, &view, BTreeSet::new())
+    }
+
     #[tokio::test(start_paused = true)]
     async fn silent_member_expires_and_a_heard_one_does_not() {
         let sessions = GroupSessions::default();
@@ -153,13 +198,36 @@ mod tests {
         sessions.begin(&groups);
         tokio::time::advance(Duration::from_secs(9)).await;
         assert!(sessions.expired().is_empty());
-        sessions.touch("g", "a", Duration::from_secs(10), 4, BTreeSet::new());
+        assert!(hear(&sessions, "a", 1));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(sessions.expired(), [("g".into(), vec!["b".to_owned()])]);
-        assert!(sessions.is_expired("g", "b") && !sessions.is_expired("g", "a"));
         let members = sessions.of_group("g");
         assert_eq!(members["a"].epoch, 4);
         assert!(members["b"].last_heartbeat.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn heartbeat_does_not_extend_a_session_whose_removal_is_proposed() {
+        let sessions = GroupSessions::default();
+        sessions.begin(&table(&["a", "b"]));
+        tokio::time::advance(Duration::from_secs(10)).await;
+        // Heard after it was found to be silent, but before its removal is proposed.
+        let silent = ["a".to_owned(), "b".to_owned()];
+        assert!(hear(&sessions, "b", 2));
+        assert_eq!(sessions.end_expired("g", &silent), ["a"]);
+        assert!(!hear(&sessions, "a", 1));
+        // A retry of the removal has the same member.
+        assert_eq!(sessions.expired(), [("g".into(), vec!["a".to_owned()])]);
+        // It has joined again since.
+        assert!(hear(&sessions, "a", 7));
+        assert!(sessions.expired().is_empty());
+        // A new leader does not know of the removal.
+        let sessions = GroupSessions::default();
+        sessions.begin(&table(&["a"]));
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert_eq!(sessions.end_expired("g", &silent), ["a"]);
+        sessions.begin(&table(&["a"]));
+        assert!(hear(&sessions, "a", 1));
     }
 
     #[tokio::test(start_paused = true)]

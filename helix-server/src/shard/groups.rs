@@ -20,10 +20,17 @@ use crate::sync;
 /// Memory of a group's entry beyond its texts and rows.
 const ENTRY_BYTES: usize = 128;
 
+/// A group with watches.
+#[derive(Debug)]
+struct WatchedGroup {
+    sender: channel::Sender<()>,
+    watch_count: usize,
+}
+
 /// Notifies of changes of groups. Commits and seeks are no changes.
 #[derive(Debug, Default)]
 pub(super) struct GroupWatchers {
-    by_group: Mutex<BTreeMap<Arc<str>, channel::Sender<()>>>,
+    by_group: Mutex<BTreeMap<Arc<str>, WatchedGroup>>,
     /// Groups that have changed since the coordinator took them.
     changed: Mutex<BTreeSet<Arc<str>>>,
     notify: Notify,
@@ -35,8 +42,8 @@ impl GroupWatchers {
         let by_group = sync::lock(&self.by_group);
         let mut changed = sync::lock(&self.changed);
         for group in groups {
-            if let Some(sender) = by_group.get(&group) {
-                sender.send_replace(());
+            if let Some(watched) = by_group.get(&group) {
+                watched.sender.send_replace(());
             }
             changed.insert(group);
         }
@@ -46,22 +53,20 @@ impl GroupWatchers {
     /// Notifies all watchers: the state was replaced.
     pub(super) fn wake_all(&self, groups: impl IntoIterator<Item = Arc<str>>) {
         self.wake(groups);
-        for sender in sync::lock(&self.by_group).values() {
-            sender.send_replace(());
+        for watched in sync::lock(&self.by_group).values() {
+            watched.sender.send_replace(());
         }
     }
 
     fn watch(self: &Arc<Self>, group: &str) -> GroupWatch {
         let mut by_group = sync::lock(&self.by_group);
-        let (name, changes) = match by_group.get_key_value(group) {
-            Some((name, sender)) => (name.clone(), sender.subscribe()),
-            None => {
-                let name: Arc<str> = group.into();
-                let (sender, changes) = channel::channel(());
-                by_group.insert(name.clone(), sender);
-                (name, changes)
-            }
-        };
+        let name =
+            by_group.get_key_value(group).map_or_else(|| group.into(), |(name, _)| name.clone());
+        let watched = by_group
+            .entry(Arc::clone(&name))
+            .or_insert_with(|| WatchedGroup { sender: channel::channel(()).0, watch_count: 0 });
+        watched.watch_count += 1;
+        let changes = watched.sender.subscribe();
         GroupWatch { watchers: self.clone(), name, changes }
     }
 }
@@ -92,8 +97,9 @@ impl GroupWatch {
 impl Drop for GroupWatch {
     fn drop(&mut self) {
         let mut by_group = sync::lock(&self.watchers.by_group);
-        // This watch is the last one.
-        if by_group.get(&self.name).is_some_and(|sender| sender.receiver_count() <= 1) {
+        let Some(watched) = by_group.get_mut(&self.name) else { return };
+        watched.watch_count -= 1;
+        if watched.watch_count == 0 {
             by_group.remove(&self.name);
         }
     }
@@ -166,11 +172,21 @@ impl Shard {
                 }
                 ReportStep::Settled(view) => view,
             };
-            may_put = false;
             let timeout = Duration::from_millis(view.session_timeout_ms.into());
             let member_id = report.spec.member_id.as_str();
             let paused = paused.iter().copied().collect();
-            self.sessions.touch(group, member_id, timeout, view.epoch, paused);
+            if !self.sessions.touch(group, member_id, &view, paused) {
+                // A response would extend a session that ends: the removal is decided first.
+                tokio::select! {
+                    () = watch.changed() => continue,
+                    () = tokio::time::sleep_until(since + limits::READY_WAIT_MAX) => {
+                        return Err(Error::NoLeader { shard: self.id() });
+                    }
+                    () = leadership_token.cancelled() => return Err(self.not_leader()),
+                    () = self.closed.cancelled() => return Err(Error::Draining),
+                }
+            }
+            may_put = false;
             let deadline = since + wait.min(timeout / 3);
             let is_known =
                 view.epoch == report.epoch && view.assigned.iter().eq(report.owned.iter());
@@ -197,9 +213,8 @@ impl Shard {
             Some(group.view(group.member(member_id)?))
         });
         let Some(view) = view else { return };
-        let timeout = Duration::from_millis(view.session_timeout_ms.into());
-        let paused = paused.iter().copied().collect();
-        self.sessions.touch(group, member_id, timeout, view.epoch, paused);
+        // The judgement after the proposal sees a member that was removed.
+        let _ = self.sessions.touch(group, member_id, &view, paused.iter().copied().collect());
     }
 
     /// Waits until this replica has applied the entry at `index`.

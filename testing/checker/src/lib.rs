@@ -31,6 +31,7 @@
 
 mod event;
 mod final_reads;
+mod group;
 mod ordering;
 pub mod payload;
 #[cfg(test)]
@@ -41,6 +42,7 @@ mod tests;
 mod verdict;
 
 pub use event::{BatchKey, HistoryEvent, HistoryLine};
+pub use group::{GroupChecker, GroupCounts, GroupPartitionKey, GroupStart, SentCommit};
 pub use state::HistoryChecker;
 pub use verdict::{HistoryVerdict, Violation, ViolationClass};
 

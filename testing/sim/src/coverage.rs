@@ -74,10 +74,26 @@ pub enum CoverageMark {
     TopicRecreated,
     ReaderToldOfRecreation,
     DeletionRepeated,
+    GroupRebalanced,
+    GroupPartitionMoved,
+    GroupRecordRepeated,
+    GroupCoordinatorChanged,
+    GroupSessionExpired,
+    GroupMemberLeft,
+    GroupMemberAbsent,
+    GroupMemberFenced,
+    GroupCommitFenced,
+    GroupNameTakenOver,
+    GroupCommitOutOfRange,
+    GroupTopicGrown,
+    GroupTopicDeleted,
+    GroupTopicRecreated,
+    GroupReaderEnded,
+    GroupSteady,
 }
 
 impl CoverageMark {
-    pub const ALL: [Self; 63] = [
+    pub const ALL: [Self; 79] = [
         Self::LeaderChange,
         Self::LeaderChangeWithBatchInFlight,
         Self::LeaderCutOff,
@@ -141,6 +157,22 @@ impl CoverageMark {
         Self::TopicRecreated,
         Self::ReaderToldOfRecreation,
         Self::DeletionRepeated,
+        Self::GroupRebalanced,
+        Self::GroupPartitionMoved,
+        Self::GroupRecordRepeated,
+        Self::GroupCoordinatorChanged,
+        Self::GroupSessionExpired,
+        Self::GroupMemberLeft,
+        Self::GroupMemberAbsent,
+        Self::GroupMemberFenced,
+        Self::GroupCommitFenced,
+        Self::GroupNameTakenOver,
+        Self::GroupCommitOutOfRange,
+        Self::GroupTopicGrown,
+        Self::GroupTopicDeleted,
+        Self::GroupTopicRecreated,
+        Self::GroupReaderEnded,
+        Self::GroupSteady,
     ];
 }
 
@@ -175,7 +207,7 @@ impl CoverageMarks {
 ///
 /// A message that is reworded must be changed here too. Otherwise its mark stays at zero, which
 /// `--marks` reports as a failure.
-const LOGGED: [(&str, CoverageMark); 8] = [
+const LOGGED: [(&str, CoverageMark); 9] = [
     ("truncated a torn, unacknowledged tail", CoverageMark::TornTailCut),
     ("refusing appends, no majority responds", CoverageMark::LeaderCutOff),
     ("disk stalls, transferring leadership", CoverageMark::HandedOverStalledDisk),
@@ -184,6 +216,7 @@ const LOGGED: [(&str, CoverageMark); 8] = [
     ("repaired the replica", CoverageMark::RepairDone),
     ("reopened the shard", CoverageMark::ShardOpenedAgain),
     ("repaired a segment in place", CoverageMark::RepairedInPlace),
+    ("removing members past their session timeouts", CoverageMark::GroupSessionExpired),
 ];
 
 /// Tracing layer that counts marks by log messages.

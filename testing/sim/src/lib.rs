@@ -8,6 +8,8 @@
 //! - `operator` administers the cluster.
 //! - `recreation` deletes a topic and creates it again; `recreation_log` checks what its clients see.
 //! - `clock_witness` checks append times and retention by time against all clocks.
+//! - `group_member` reads in a consumer group, `group_topics` changes topics under it,
+//!   `group_watch` checks the group on all nodes, `group_context` is shared by them.
 //! - `invariants` checks all nodes after every tick; `observation` is its state per replica.
 //! - `final_reads` reads every replica at the end; `recorder` keeps the history of all clients.
 //! - `coverage` counts the situations that a run met; `tally` adds up the counts of many runs.
@@ -23,6 +25,10 @@ pub mod coverage;
 pub mod damage;
 pub mod disks;
 pub mod final_reads;
+pub mod group_context;
+pub mod group_member;
+pub mod group_topics;
+pub mod group_watch;
 pub mod invariants;
 pub mod links;
 pub mod membership;

@@ -3,6 +3,7 @@
 //! Every kind of fault is enabled in half of the runs, so that runs also differ in the faults that
 //! they omit. A few have none. A third of the runs have a theme: related kinds often, few others.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use helix_wal::storage::CacheMode;
@@ -97,10 +98,13 @@ pub enum Theme {
     Clocks,
     /// Lost requests and responses while a topic is deleted and created again.
     Recreation,
+    /// A consumer group under faults of its coordinator, its members and the network.
+    Groups,
 }
 
 impl Theme {
-    /// Themes that a third of the seeds draw from. The others have draws of their own.
+    /// Themes that a third of the seeds draw from. The others have draws of their own, but
+    /// [`Self::Groups`], which is only chosen by hand: other seeds have groups too.
     const DRAWN: [Self; 6] =
         [Self::Disks, Self::Space, Self::Votes, Self::Damage, Self::Branches, Self::Answers];
 
@@ -127,7 +131,42 @@ impl Theme {
             Self::Recreation => {
                 &[Partition, OneWay, NonTransitive, Hold, Loss, Reset, Kill, Election, PowerLoss]
             }
+            Self::Groups => {
+                &[Partition, OneWay, Hold, Loss, Reset, Kill, PowerLoss, Transfer, Election, Stall]
+            }
         }
+    }
+}
+
+/// Settings of a run's consumer group.
+#[derive(Debug, Clone)]
+pub struct GroupPlan {
+    /// Members that run at the same time, each on its own host.
+    pub members: u32,
+    /// Range of session timeouts, in milliseconds.
+    pub session_ms: RangeInclusive<u64>,
+    /// Mean time until a member crashes, leaves or is absent.
+    pub churn: Duration,
+    /// Topics that are created, grown and deleted meanwhile.
+    pub topics: u32,
+}
+
+impl GroupPlan {
+    /// Share of the seeds with a group.
+    const SHARE: f64 = 0.2;
+
+    /// Draws from a generator of its own, so that other seeds keep their plans.
+    fn draw(seed: u64, theme: Option<Theme>) -> Option<Self> {
+        let mut rng = StdRng::seed_from_u64(seed ^ 0x6772_6f75);
+        let has_group = rng.random_bool(Self::SHARE);
+        let shortest = rng.random_range(1_000..=4_000);
+        let plan = Self {
+            members: rng.random_range(2..=4),
+            session_ms: shortest..=shortest + 3_000,
+            churn: Duration::from_millis(rng.random_range(1_000..=8_000)),
+            topics: rng.random_range(0..=2),
+        };
+        (has_group || theme == Some(Theme::Groups)).then_some(plan)
     }
 }
 
@@ -172,6 +211,7 @@ pub struct SimulationPlan {
     pub records_max: u32,
     /// Mean pause of a producer between batches.
     pub pace: Duration,
+    pub group: Option<GroupPlan>,
 }
 
 impl SimulationPlan {
@@ -276,6 +316,7 @@ impl SimulationPlan {
             recreates: false,
             records_max: if rng.random_bool(0.3) { 40 } else { rng.random_range(1..=12) },
             pace: Duration::from_millis(rng.random_range(5..=60)),
+            group: GroupPlan::draw(seed, theme),
         };
         if of_clocks {
             // Trims and retention by bytes drop records of any age.
@@ -288,7 +329,16 @@ impl SimulationPlan {
             // Its readers expect all records.
             (plan.recreates, plan.retention_bytes) = (true, None);
         }
+        if plan.recreates || plan.retention_us.is_some() {
+            // Its members expect all records of topics that only its own client changes.
+            plan.group = None;
+        }
         plan
+    }
+
+    /// Returns the number of members of the group that run at the same time.
+    pub fn group_members(&self) -> u32 {
+        self.group.as_ref().map_or(0, |group| group.members)
     }
 
     /// Returns the number of machines: the initial nodes and a spare node, which may join.

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::thread;
 use std::time::Duration;
 
-use helix_checker::HistoryVerdict;
+use helix_checker::{GroupCounts, HistoryVerdict};
 use helix_server::raft::seed_this_thread;
 use hermetic::Hermetic;
 use turmoil::{Builder, Sim};
@@ -15,6 +15,7 @@ use crate::cluster::SimulatedMachine;
 use crate::coverage::{CoverageMark, CoverageMarks};
 use crate::damage;
 use crate::final_reads::{self, FinalReadEvents};
+use crate::group_watch::GroupWatch;
 use crate::invariants::InvariantChecker;
 use crate::nemesis::Nemesis;
 use crate::net;
@@ -24,6 +25,7 @@ use crate::recorder::Recorder;
 use crate::recreation;
 use crate::recreation_log::RecreationLog;
 use crate::workload::{self, ClientContext};
+use crate::{group_member, group_topics};
 
 const TICK: Duration = Duration::from_millis(1);
 
@@ -42,6 +44,14 @@ const REPAIR_MAX: Duration = Duration::from_secs(120);
 /// Time limit after all repairs until every node reports good health.
 const HEALTH_MAX: Duration = Duration::from_secs(10);
 
+/// Time limit after healing until a consumer group is stable, and until it has read everything.
+///
+/// A join that was delayed by a fault may make a member that lives for a session timeout.
+const GROUP_MAX: Duration = Duration::from_secs(30);
+
+/// Time for which a stable group must change nothing.
+const GROUP_STEADY: Duration = Duration::from_secs(4);
+
 /// Time limit for clients to stop, and for replicas to become equal.
 const REST_MAX: Duration = Duration::from_secs(90);
 
@@ -57,6 +67,7 @@ pub struct RunReport {
     pub plan: SimulationPlan,
     pub verdict: HistoryVerdict,
     pub marks: CoverageMarks,
+    pub group: GroupCounts,
     pub simulated: Duration,
     pub faults: BTreeMap<FaultKind, u64>,
     pub crashes: u64,
@@ -118,6 +129,7 @@ struct World {
     watch: InvariantChecker,
     clocks: ClockWitness,
     recreations: RecreationLog,
+    groups: Option<GroupWatch>,
     context: ClientContext,
     /// Events of the final reads.
     found: FinalReadEvents,
@@ -157,11 +169,20 @@ impl World {
         sim.client("finals", final_reads::read(context.clone(), READS_MAX, found.clone()));
         let recreations = RecreationLog::new(recorder.clone(), marks.clone());
         let hosts = machines.iter().map(SimulatedMachine::host);
-        let mut hosts: Vec<_> = hosts.chain(["writers", "readers"].map(str::to_owned)).collect();
+        let mut hosts: Vec<String> =
+            hosts.chain(["writers", "readers"].map(str::to_owned)).collect();
         if plan.recreates {
             let clients = recreation::run(context.clone(), recreations.clone());
             sim.client("recreation", clients);
             hosts.push("recreation".to_owned());
+        }
+        if let Some(group) = &plan.group {
+            sim.client("topics", group_topics::operate(context.clone()));
+            for slot in 0..group.members {
+                let host = format!("member{slot}");
+                hosts.push(host.clone());
+                sim.client(host, group_member::run(context.clone(), group.clone(), slot));
+            }
         }
         if plan.nodes == 5 {
             marks.hit(CoverageMark::FiveNodes);
@@ -176,6 +197,7 @@ impl World {
             recreations,
             clocks: ClockWitness::new(&plan, members.clone(), marks.clone()),
             watch: InvariantChecker::new(members, recorder.clone(), marks.clone()),
+            groups: plan.group.as_ref().map(|_| GroupWatch::new(context.group.clone())),
             sim: ManuallyDrop::new(sim),
             machines,
             context,
@@ -194,6 +216,9 @@ impl World {
         self.watch.check_nodes(&self.machines)?;
         self.clocks.check(self.sim.elapsed(), &self.machines)?;
         self.recreations.check(&self.machines)?;
+        if let Some(groups) = &mut self.groups {
+            groups.check(&self.machines)?;
+        }
         self.nemesis.tick(&mut self.sim, &self.machines, may_inject)
     }
 
@@ -224,6 +249,8 @@ impl World {
         if verdict.open_applied > 0 {
             self.marks.hit(CoverageMark::OpenOutcomeApplied);
         }
+        let group = self.context.group.checker().counts();
+        self.marks.add(CoverageMark::GroupPartitionMoved, group.moves);
         let report = RunReport {
             simulated: self.sim.elapsed(),
             faults: std::mem::take(&mut self.nemesis.counts),
@@ -231,6 +258,7 @@ impl World {
             hash: self.recorder.hash(),
             trace: self.recorder.trace(),
             marks: self.marks.clone(),
+            group,
             plan: self.plan.clone(),
             verdict,
         };
@@ -261,6 +289,7 @@ impl World {
     fn heal(&mut self) -> Result<(), String> {
         self.nemesis.heal(&mut self.sim, &self.machines);
         self.recreations.set_quiet();
+        self.context.group.calm_down();
         let partitions = 0..self.plan.partitions;
         let before: Vec<_> = partitions.map(|it| self.recorder.acks(it)).collect();
         let done = |world: &mut Self| {
@@ -276,10 +305,46 @@ impl World {
         self.run_until("good health of all nodes", HEALTH_MAX, |world| {
             world.health_problem().is_none()
         })?;
+        self.check_steady_group()?;
         self.context.stop();
-        self.run_until("all clients at rest", REST_MAX, |world| {
-            world.context.ended() == world.client_count()
-        })
+        let clients = self.client_count() - self.plan.group_members();
+        self.run_until("all clients at rest", REST_MAX, |world| world.context.ended() == clients)?;
+        self.run_until("a group that has read everything", GROUP_MAX, |world| {
+            world.groups.as_ref().is_none_or(|groups| groups.unread(&world.machines).is_none())
+        })?;
+        self.context.group.stop();
+        let clients = self.client_count();
+        self.run_until("all members at rest", REST_MAX, |world| world.context.ended() == clients)
+    }
+
+    /// Returns the number of clients that end before the final reads.
+    fn client_count(&self) -> u32 {
+        4 + u32::from(self.plan.recreates)
+            + u32::from(self.groups.is_some())
+            + self.plan.group_members()
+    }
+
+    /// Checks that the group becomes stable, and then changes nothing and repeats no record.
+    fn check_steady_group(&mut self) -> Result<(), String> {
+        if self.groups.is_none() {
+            return Ok(());
+        }
+        let settled =
+            |world: &Self| world.groups.as_ref().map(|groups| groups.settled(&world.machines));
+        self.run_until("a stable group", GROUP_MAX, |world| matches!(settled(world), Some(Ok(_))))?;
+        let before = settled(self);
+        let end = self.sim.elapsed() + GROUP_STEADY;
+        self.run_until("a steady group", GROUP_STEADY * 2, |world| world.sim.elapsed() >= end)?;
+        // The coordinator may have changed: its state is the same.
+        self.run_until("a stable group again", GROUP_MAX, |world| {
+            matches!(settled(world), Some(Ok(_)))
+        })?;
+        let after = settled(self);
+        if before != after {
+            return Err(format!("a steady group changed: {before:?}, {after:?}"));
+        }
+        self.marks.hit(CoverageMark::GroupSteady);
+        Ok(())
     }
 
     /// Reads every replica while nothing changes, and checks the whole history.
@@ -289,14 +354,17 @@ impl World {
             let end = self.sim.elapsed() + Duration::from_micros(retention_us) + RETENTION_MARGIN;
             self.run_until("the end of retention", REST_MAX, |world| world.sim.elapsed() >= end)?;
         }
+        let clients = self.client_count();
         for round in 0..READS_MAX {
             let is_level = |world: &mut Self| world.watch.level(&world.machines).is_some();
             self.run_until("equal replicas", REST_MAX, is_level)?;
             let before = self.watch.level(&self.machines);
             self.watch.compare_partitions(&self.machines)?;
+            if let Some(groups) = &self.groups {
+                groups.compare(&self.machines, &self.context.members.all())?;
+            }
             self.context.set_phase(workload::FINALS + round);
-            let is_read =
-                |world: &mut Self| world.context.ended() == world.client_count() + 1 + round;
+            let is_read = |world: &mut Self| world.context.ended() == clients + 1 + round;
             self.run_until("a read of all replicas", REST_MAX, is_read)?;
             if self.watch.level(&self.machines) == before {
                 let found = self.found.lock().map(|mut found| std::mem::take(&mut *found));
@@ -307,11 +375,6 @@ impl World {
             }
         }
         Err(format!("the logs grew during each of {READS_MAX} full reads"))
-    }
-
-    /// Returns the number of clients that end before the final reads.
-    fn client_count(&self) -> u32 {
-        4 + u32::from(self.plan.recreates)
     }
 
     /// Returns a problem that a member reports.
@@ -352,9 +415,13 @@ impl World {
         let damage = self.nemesis.describe_damage(&self.machines);
         let health = self.health_problem();
         let recreated = self.recreations.describe();
+        let group = self
+            .groups
+            .as_ref()
+            .map(|groups| (groups.settled(&self.machines).err(), groups.unread(&self.machines)));
         format!(
             "(term, last, committed, applied, synced) by shard; acks {acks:?}; {damage}; health \
-             {health:?}; {recreated}{nodes}"
+             {health:?}; {recreated}; group {group:?}{nodes}"
         )
     }
 }

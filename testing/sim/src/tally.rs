@@ -23,6 +23,11 @@ impl Tally {
             ("acked".to_owned(), report.verdict.acked),
             ("read".to_owned(), report.verdict.reads),
             ("crashes".to_owned(), report.crashes),
+            ("groups".to_owned(), u64::from(report.plan.group.is_some())),
+            ("group_delivered".to_owned(), report.group.delivered),
+            ("group_repeated".to_owned(), report.group.repeated),
+            ("group_commits".to_owned(), report.group.commits),
+            ("group_moves".to_owned(), report.group.moves),
         ]);
         let faults = report.faults.iter().map(|(kind, count)| (format!("fault {kind:?}"), *count));
         let marks = CoverageMark::ALL.into_iter().map(|mark| (name(mark), report.marks.get(mark)));
@@ -69,7 +74,8 @@ impl Tally {
         };
         format!(
             "{} runs, {:.2} simulated hours in {:.0} s ({:.1} times as fast as time); {} batches \
-             acked, {} read, {} crashes\nfaults: {}\nmet: {}",
+             acked, {} read, {} crashes\ngroups: {} runs, {} records delivered, {} of them again, {} \
+             commits, {} partitions moved\nfaults: {}\nmet: {}",
             self.get("runs"),
             simulated / 3600.0,
             wall.as_secs_f64(),
@@ -77,6 +83,11 @@ impl Tally {
             self.get("acked"),
             self.get("read"),
             self.get("crashes"),
+            self.get("groups"),
+            self.get("group_delivered"),
+            self.get("group_repeated"),
+            self.get("group_commits"),
+            self.get("group_moves"),
             group("fault "),
             group("mark ")
         )

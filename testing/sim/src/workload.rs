@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::coverage::{CoverageMark, CoverageMarks};
+use crate::group_context::GroupContext;
 use crate::membership::MembershipTracker;
 use crate::net::{CLIENT_PORT, dial};
 use crate::plan::SimulationPlan;
@@ -47,6 +48,7 @@ pub struct ClientContext {
     pub recorder: Recorder,
     pub marks: CoverageMarks,
     pub members: MembershipTracker,
+    pub group: GroupContext,
     ids: Arc<AtomicU32>,
     stop: Arc<AtomicBool>,
     /// Phase of the run; see [`ClientContext::wait_for_phase`].
@@ -64,7 +66,9 @@ impl ClientContext {
         let ids = Arc::new(AtomicU32::new(1));
         let (stop, phase, ended) = Default::default();
         let members = MembershipTracker::new(plan.nodes);
-        Self { plan: Arc::new(plan.clone()), recorder, marks, members, ids, stop, phase, ended }
+        let group = GroupContext::new(plan.seed);
+        let plan = Arc::new(plan.clone());
+        Self { plan, recorder, marks, members, group, ids, stop, phase, ended }
     }
 
     /// Returns a unique id.

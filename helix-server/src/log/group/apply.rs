@@ -48,7 +48,7 @@ impl GroupTable {
             }
             GroupChange::PutMember { member, joined_epoch, .. } => {
                 let is_same = |known: &GroupMember| known.joined_epoch == *joined_epoch;
-                let group = self.groups.get_mut(name);
+                let group = self.get_mut(name);
                 let group =
                     group.filter(|group| group.member(&member.member_id).is_some_and(is_same));
                 let unknown =
@@ -56,19 +56,19 @@ impl GroupTable {
                 group.ok_or_else(unknown)?.put_member(index, member, false)?;
             }
             GroupChange::RemoveMembers { members } => {
-                let Some(group) = self.groups.get_mut(name) else { return Ok(()) };
+                let Some(group) = self.get_mut(name) else { return Ok(()) };
                 group.remove_members(index, members);
             }
             GroupChange::Assign(assignment) => {
-                let Some(group) = self.groups.get_mut(name) else { return Ok(()) };
+                let Some(group) = self.get_mut(name) else { return Ok(()) };
                 group.assign(index, assignment);
             }
             GroupChange::Release { member_id, epoch, partitions } => {
-                let Some(group) = self.groups.get_mut(name) else { return Ok(()) };
+                let Some(group) = self.get_mut(name) else { return Ok(()) };
                 group.release(member_id, *epoch, partitions);
             }
             GroupChange::Commit { member: Some(member), topics, at_us } => {
-                let group = self.groups.get_mut(name).ok_or_else(|| unknown_member(member))?;
+                let group = self.get_mut(name).ok_or_else(|| unknown_member(member))?;
                 let by = group.check_commit(member, topics)?;
                 group.check_offsets(topics)?;
                 group.store(OffsetEventKind::Commit, &by, topics, *at_us);
@@ -88,11 +88,11 @@ impl GroupTable {
                 group.store(kind, &by.as_str().into(), topics, *at_us);
             }
             GroupChange::ForgetTopics { topic_ids } => {
-                let Some(group) = self.groups.get_mut(name) else { return Ok(()) };
+                let Some(group) = self.get_mut(name) else { return Ok(()) };
                 topic_ids.iter().for_each(|topic_id| group.forget_topic(*topic_id));
             }
             GroupChange::Delete => {
-                let group = self.groups.get(name).ok_or(GroupRefusal::GroupNotFound)?;
+                let group = self.get(name).ok_or(GroupRefusal::GroupNotFound)?;
                 group.check_no_members()?;
                 self.groups.remove(name);
             }
@@ -126,9 +126,9 @@ impl GroupTable {
                 let limit = GROUPS_PER_SHARD_MAX;
                 return Err(GroupRefusal::LimitReached { what: "groups of a shard", limit });
             }
-            self.groups.insert(name.into(), ConsumerGroup::default());
+            self.groups.insert(name.into(), Arc::default());
         }
-        Ok(self.groups.get_mut(name).expect("it exists now"))
+        Ok(self.get_mut(name).expect("it exists now"))
     }
 }
 
@@ -191,18 +191,13 @@ impl ConsumerGroup {
     /// Frees the partitions of a member that are not in its target.
     fn release_surplus_of(&mut self, member_id: &str) {
         let Some(member) = self.members.get_mut(member_id) else { return };
-        let (target, owners) = (&member.target, &mut self.owners);
-        let before = member.owned.len();
-        member.owned.retain(|partition, _| {
-            let is_kept = target.contains(partition);
-            if !is_kept {
-                owners.remove(partition);
-            }
-            is_kept
-        });
-        if member.owned.len() != before {
-            self.grant_free();
+        let surplus = member.owned.keys().filter(|partition| !member.target.contains(partition));
+        let surplus: Vec<PartitionKey> = surplus.copied().collect();
+        for partition in &surplus {
+            member.owned.remove(partition);
+            self.owners.remove(partition);
         }
+        self.grant(&surplus);
     }
 
     /// Returns the member that has a static name.
@@ -233,12 +228,14 @@ impl ConsumerGroup {
 
     fn remove_members(&mut self, index: u64, members: &[String]) {
         let mut is_changed = false;
+        let mut freed = Vec::new();
         for id in members {
             let Some(member) = self.members.remove(id.as_str()) else { continue };
             is_changed = true;
-            for partition in member.owned.keys() {
-                self.owners.remove(partition);
-            }
+            freed.extend(member.owned.into_keys());
+        }
+        for partition in &freed {
+            self.owners.remove(partition);
         }
         if !is_changed {
             return;
@@ -248,7 +245,7 @@ impl ConsumerGroup {
             self.assignment_epoch = index;
             self.assigned_topics.clear();
         }
-        self.grant_free();
+        self.grant(&freed);
     }
 
     fn assign(&mut self, index: u64, assignment: &Assignment) {
@@ -296,6 +293,21 @@ impl ConsumerGroup {
         }
     }
 
+    /// Gives freed partitions to the members whose targets have them. No other partition is free
+    /// and in a target.
+    fn grant(&mut self, freed: &[PartitionKey]) {
+        if freed.is_empty() {
+            return;
+        }
+        for (id, member) in &mut self.members {
+            let epoch = self.assignment_epoch.max(member.joined_epoch);
+            for partition in freed.iter().filter(|partition| member.target.contains(partition)) {
+                self.owners.insert(*partition, id.clone());
+                member.owned.insert(*partition, epoch);
+            }
+        }
+    }
+
     fn release(&mut self, member_id: &str, epoch: u64, partitions: &[PartitionKey]) {
         let Some(member) = self.members.get(member_id) else { return };
         // Within an epoch, a partition outside the target does not come back to the member. So a
@@ -304,12 +316,14 @@ impl ConsumerGroup {
             return;
         }
         let Some(member) = self.members.get_mut(member_id) else { return };
+        let mut freed = Vec::new();
         for partition in partitions {
             if !member.target.contains(partition) && member.owned.remove(partition).is_some() {
                 self.owners.remove(partition);
+                freed.push(*partition);
             }
         }
-        self.grant_free();
+        self.grant(&freed);
     }
 
     /// Returns the committing member's id.

@@ -104,7 +104,7 @@ impl GroupTable {
         let name: Arc<str> = record.name.as_str().into();
         let broken = |what: &str| format!("group {name:?}: {what}");
         let group = into_group(record).map_err(broken)?;
-        match self.groups.insert(name.clone(), group) {
+        match self.groups.insert(name.clone(), Arc::new(group)) {
             None => Ok(()),
             Some(_) => Err(broken("duplicate group")),
         }

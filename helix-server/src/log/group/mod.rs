@@ -50,9 +50,12 @@ pub struct PartitionKey {
 }
 
 /// All groups of a shard, by name.
+///
+/// A reader may keep a group's state: the next change copies it then. So requests that read a large
+/// group do not hold the shard's lock meanwhile.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GroupTable {
-    groups: BTreeMap<Arc<str>, ConsumerGroup>,
+    groups: BTreeMap<Arc<str>, Arc<ConsumerGroup>>,
 }
 
 /// State of a consumer group.
@@ -149,18 +152,28 @@ pub enum GroupRefusal {
 
 impl GroupTable {
     pub fn get(&self, name: &str) -> Option<&ConsumerGroup> {
-        self.groups.get(name)
+        self.groups.get(name).map(|group| &**group)
+    }
+
+    /// Returns the group's state now, which later changes leave alone.
+    pub fn snapshot(&self, name: &str) -> Option<Arc<ConsumerGroup>> {
+        self.groups.get(name).cloned()
+    }
+
+    fn get_mut(&mut self, name: &str) -> Option<&mut ConsumerGroup> {
+        self.groups.get_mut(name).map(Arc::make_mut)
     }
 
     /// In the order of their names.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&Arc<str>, &ConsumerGroup)> {
-        self.groups.iter()
+        self.groups.iter().map(|(name, group)| (name, &**group))
     }
 
     /// Returns the groups after `name`, in order.
     pub fn after(&self, name: &str) -> impl Iterator<Item = (&Arc<str>, &ConsumerGroup)> {
         use std::ops::Bound::{Excluded, Unbounded};
-        self.groups.range::<str, _>((Excluded(name), Unbounded))
+        let later = self.groups.range::<str, _>((Excluded(name), Unbounded));
+        later.map(|(name, group)| (name, &**group))
     }
 
     pub fn is_empty(&self) -> bool {

@@ -34,6 +34,7 @@ pub enum ReportStep {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberView {
     pub epoch: u64,
+    pub joined_epoch: u64,
     /// Partitions that it may read.
     pub assigned: Vec<PartitionKey>,
     /// Partitions that it gets once others have released them.
@@ -113,6 +114,7 @@ impl ConsumerGroup {
         let pending: Vec<_> = target.iter().filter(|it| !owned.contains_key(it)).copied().collect();
         MemberView {
             epoch: self.member_epoch(member),
+            joined_epoch: member.joined_epoch,
             is_settled: self.is_assigned() && pending.is_empty() && assigned.len() == owned.len(),
             assigned,
             pending,
