@@ -84,8 +84,8 @@ fn manual() -> String {
         let _ = write!(text, "\n## {title}\n\n{before}```\n{block}\n```\n");
     };
     section("Clusters and contexts", "", context::HELP);
-    let ranges = "Positions of `consume`, `offsets`, `topic trim`, `group seek` and `group reset`, in \
-                  each partition:\n\n";
+    let ranges = "Positions of `consume`, `offsets`, `topic trim`, `group seek` and `group reset`, \
+                  in each partition:\n\n";
     section("Positions", ranges, position::HELP);
     text += "\n`--from A..B` starts at A and stops before B; either may be omitted.\n";
     let mut section = |title: &str, before: &str, block: &str| {

@@ -47,8 +47,8 @@ pub struct Failure {
     pub topic_partition: Option<(String, u32)>,
     /// Ids of a topic that was deleted and created again, with `TOPIC_RECREATED`.
     pub recreated: Option<RecreatedTopic>,
-    /// Members of the group, at most ten, with `GROUP_NOT_EMPTY`; the member that has the name, with
-    /// `MEMBER_NAME_IN_USE`.
+    /// Members of the group, at most ten, with `GROUP_NOT_EMPTY`; the member that has the name,
+    /// with `MEMBER_NAME_IN_USE`.
     pub member_ids: Vec<String>,
     /// Current epoch of the member, with `STALE_MEMBER_EPOCH` and `PARTITION_NOT_OWNED`.
     pub member_epoch: Option<u64>,

@@ -194,7 +194,7 @@ metrics! {
         "Members of the shard's consumer groups"
     UnlistedGroups Gauge "helix_group_unlisted" ["shard"]
         "Groups without series of their own, beyond the limits; reported by the shard's leader"
-    GroupMemberCount Gauge "helix_group_member_count" ["group"]
+    GroupMemberCount Gauge "helix_group_current_members" ["group"]
         "Members of the group; reported by its coordinator"
     GroupLag Gauge "helix_group_lag_records" ["group" "topic" "partition"]
         "Records from the committed offset to the high watermark; reported by the coordinator"

@@ -310,7 +310,7 @@ async fn groups_have_lag_members_and_the_time_of_the_last_commit() {
         page.get(&format!("helix_group_lag_records{{{labels}}}")).copied()
     };
     assert_eq!([of(0), of(1), of(2)], [Some(2.0), Some(0.0), None]);
-    assert_eq!(page["helix_group_member_count{group=\"readers\"}"], 1.0);
+    assert_eq!(page["helix_group_current_members{group=\"readers\"}"], 1.0);
     assert!(page["helix_group_last_commit_timestamp_seconds{group=\"readers\"}"] > 1e9);
     assert_eq!(page["helix_group_unlisted{shard=\"1\"}"], 0.0);
 }

@@ -252,7 +252,7 @@ fn present(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Converts a duration; one that is no duration counts as unset.
+/// Converts a duration; a negative one counts as unset.
 pub(crate) fn duration(wire: Option<WireDuration>) -> Option<std::time::Duration> {
     wire.and_then(|wire| time::duration(wire).ok())
 }
