@@ -405,7 +405,7 @@ fn after_step(
             Shard0Action::Pause("no other replica responds".to_owned())
         }
         UnreplayedStep::Alone => Shard0Action::Damaged,
-        // Without a leader, giving up this log as well could leave no majority for ever.
+        // Without a leader, giving up this log as well could leave no majority permanently.
         UnreplayedStep::WaitForLeader(why) if opening == Shard0Opening::Start => {
             *attempt = (*attempt).min(FETCH_ATTEMPTS);
             Shard0Action::Pause(why)

@@ -32,8 +32,8 @@
 //! - `receive`: `service` accepts, `inbound` reads, `epoch` appends, `unary` answers the rest.
 //! - `snapshot`: `assembly` collects chunks, `fetcher` gets missing records from a `source` into
 //!   `staged` segments, `records` serves them.
-//! - `served`: a local replica, or a log alone. `failover` replaces its leader when that is gone. `calls`: single
-//!   calls to other nodes.
+//! - `served`: a local replica, or a log alone. `failover` replaces its leader when that is gone.
+//!   `calls`: single calls to other nodes.
 
 mod calls;
 mod connection;

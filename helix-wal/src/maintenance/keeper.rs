@@ -465,15 +465,14 @@ impl Keeper {
         let mut core = self.shared.lock();
         let now = self.shared.now(&core);
         let rate = core.disk.bytes_per_second(now);
-        // The writer takes the segments faster than they can be zero-filled.
-        let is_late = core.ready.is_empty() && rate > 0;
-        let is_scarce = is_late || core.disk.is_bandwidth_scarce(now);
+        let is_scarce = core.disk.is_bandwidth_scarce(now);
         match self.shared.options.preparation {
             Preparation::Allocate => return None,
             Preparation::Auto if is_scarce => return None,
             Preparation::Auto | Preparation::Zero => {}
         }
         if core.ready.is_empty() {
+            // The writer allocates a segment itself if it needs one before this one is filled.
             return Some(Duration::ZERO);
         }
         let nanos = CHUNK_BYTES as u64 * 1_000_000_000 / rate.saturating_mul(PREPARE_PACE).max(1);

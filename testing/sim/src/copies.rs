@@ -168,7 +168,7 @@ impl DamageInjector {
         };
         let Some(damages) = draws.choose(rng) else { return false };
         if damages.first() == Some(&SharedEntry) && rng.random_bool(0.5) {
-            // A repair that always asks the same replica would ask one that has the same damage.
+            // A repair that always asks the same replica would ask a replica with the same damage.
             copies.sort_unstable_by_key(|copy| copy.machine.node_id());
         }
         let Some(hit) = self.draw_all(&copies, damages, rng) else { return false };

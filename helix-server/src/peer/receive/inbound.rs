@@ -22,7 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOw
 use tonic::Status;
 
 use super::epoch::{EpochEnded, EpochResponse, EpochResponses, ReceiveEpoch};
-use super::unary::{self, ResponseFuture};
+use super::unary::{self, UnaryResponseFuture};
 use crate::peer::connection::traffic::Traffic;
 use crate::peer::hub::Hub;
 use crate::peer::limits::{
@@ -262,7 +262,7 @@ impl InboundStream {
     }
 
     /// Returns the future response to a request.
-    fn response(&self, request: pb::Question) -> Result<ResponseFuture, pb::Failure> {
+    fn response(&self, request: pb::Question) -> Result<UnaryResponseFuture, pb::Failure> {
         let pb::Question { route, question } = request;
         if let Some(UnaryRequest::Records(records)) = &question
             && let Some(log) = self.find_log(route)?

@@ -19,9 +19,9 @@ use crate::peer::table::PeerTable;
 use crate::peer::wire::{self, WireError};
 use crate::raft::{RaftLogId, RepairGuard, decode_checkpoint};
 
-pub(super) type ResponseFuture = BoxFuture<'static, pb::Answer>;
+pub(super) type UnaryResponseFuture = BoxFuture<'static, pb::Answer>;
 
-fn respond_with<F>(id: u64, future: F) -> ResponseFuture
+fn respond_with<F>(id: u64, future: F) -> UnaryResponseFuture
 where
     F: Future<Output = Result<UnaryResult, String>> + Send + 'static,
 {
@@ -42,7 +42,7 @@ pub(super) fn respond(
     route: &pb::Route,
     served: &ServedReplica,
     request: Option<UnaryRequest>,
-) -> Result<ResponseFuture, WireError> {
+) -> Result<UnaryResponseFuture, WireError> {
     let (id, source, raft) = (route.id, route.source_replica, served.raft.clone());
     let request = request.ok_or(WireError::Missing { what: "the content of a request" })?;
     if !is_admitted(&served.repair_guard, &request) {
@@ -130,7 +130,7 @@ pub(super) fn respond_from(
     id: u64,
     log: HeldLog,
     request: pb::RecordsRequest,
-) -> ResponseFuture {
+) -> UnaryResponseFuture {
     let table = table.clone();
     respond_with(id, async move {
         let HeldLog { wal, reads, .. } = log;
@@ -161,7 +161,7 @@ pub(super) fn install(
     route: pb::Route,
     served: &ServedReplica,
     received: ReceivedSnapshot,
-) -> ResponseFuture {
+) -> UnaryResponseFuture {
     let id = route.id;
     if !served.repair_guard.accepts(received.vote.leader_id.term) {
         return respond_with(id, async { Err(IN_REPAIR.to_owned()) });

@@ -51,8 +51,8 @@ fn flip_header_bit(disk: &SimulatedDisk, segment: &str) {
     disk.flip_bit(segment, (frame as u64 + 24) * 8);
 }
 
-/// Flips a bit in the frame header of an entry of a sealed segment, by its number in the index table
-/// of docs/wal-format.md.
+/// Flips a bit in the frame header of an entry of a sealed segment, by its number in the index
+/// table of docs/wal-format.md.
 fn flip_entry_bit(disk: &SimulatedDisk, segment: &str, number: usize) {
     let bytes = disk.read_file(segment).expect("it is there");
     let trailer = bytes.len() - 4096;
