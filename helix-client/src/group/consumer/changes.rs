@@ -1,5 +1,6 @@
 //! Changes that reach a consumer: of its assignment, of its readers, and resolved starts.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use helix_proto::log::v1::ErrorReason;
@@ -62,13 +63,15 @@ impl GroupConsumer {
     pub(super) fn on_change<T>(&mut self, change: AssignmentChange) -> Result<GroupEvent<T>> {
         match change {
             AssignmentChange::Assigned(partitions) => {
-                for (partition, ownership) in &partitions {
-                    let key = partition.key();
+                let topic_ids: HashMap<&str, u64> =
+                    partitions.iter().map(|(it, _)| (it.topic.as_str(), it.topic_id)).collect();
+                for (key, read) in &mut self.partitions {
                     // The earlier topic of the same name is gone.
-                    for (other, read) in &mut self.partitions {
-                        let is_earlier = read.topic == partition.topic;
-                        read.is_stopped |= is_earlier && other.topic_id != key.topic_id;
-                    }
+                    let topic_id = topic_ids.get(read.topic.as_str());
+                    read.is_stopped |= topic_id.is_some_and(|id| *id != key.topic_id);
+                }
+                self.discard(partitions.iter().map(|(partition, _)| partition.key()));
+                for (partition, ownership) in &partitions {
                     let read = ReadPartition {
                         topic: partition.topic.clone(),
                         ownership: *ownership,
@@ -77,9 +80,8 @@ impl GroupConsumer {
                         is_paused: false,
                         is_stopped: false,
                     };
-                    self.discard([key]);
-                    self.partitions.insert(key, read);
-                    self.assigned.push(key);
+                    self.partitions.insert(partition.key(), read);
+                    self.assigned.push(partition.key());
                 }
                 Ok(GroupEvent::Assigned(partitions.into_iter().map(|(it, _)| it).collect()))
             }
@@ -139,9 +141,9 @@ impl GroupConsumer {
             return;
         }
         let is_concerned =
-            |it: &&AssignedPartition| match (&error.topic_partition, &error.recreated) {
-                (Some((topic, number)), _) => it.topic == *topic && it.partition == *number,
-                (None, Some(recreated)) => it.topic == recreated.topic,
+            |it: &&AssignedPartition| match (&error.recreated, &error.topic_partition) {
+                (Some(recreated), _) => it.topic == recreated.topic,
+                (None, Some((topic, number))) => it.topic == *topic && it.partition == *number,
                 (None, None) => true,
             };
         let concerned: Vec<_> = partitions.iter().filter(is_concerned).cloned().collect();
@@ -160,6 +162,8 @@ impl GroupConsumer {
             warn!(group, count = partitions.len(), %error, "a reader failed, starting another");
             delay = self.membership.client.config().backoff_max;
         } else if error.is(ErrorReason::OffsetOutOfRange)
+            // Otherwise the fallback would skip records of other partitions.
+            && concerned.len() == 1
             && let Some(position) = starts::out_of_range(self.start)
         {
             warn!(group, policy = ?self.start, %error, "starting at the fallback");
