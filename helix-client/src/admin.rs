@@ -1,7 +1,8 @@
-//! Administration: topics, offsets, cluster state, leadership and membership.
+//! Administration: topics, offsets, cluster state, leadership, membership and access.
 //!
 //! Calls go to any node or to a partition's leader and are retried until the deadline.
 
+mod access;
 mod topics;
 
 use std::future::Future;
@@ -19,6 +20,7 @@ use tonic::{Code, Response, Status};
 use crate::client::{CallAttempts, CallSpec, Client};
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
+pub use access::AccessGrant;
 
 /// A topic to create.
 #[derive(Debug, Clone)]

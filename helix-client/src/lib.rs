@@ -6,7 +6,7 @@
 //! - [`Client::producer`]: idempotent appends, by batch or by record with batching.
 //! - [`Client::session`]: a pipeline of batches to one partition.
 //! - [`Client::consumer`]: fetches and subscriptions.
-//! - [`Client::admin`]: topics, offsets, cluster state, membership.
+//! - [`Client::admin`]: topics, offsets, cluster state, membership, access.
 //!
 //! # Quickstart
 //! ```no_run
@@ -41,6 +41,7 @@
 
 pub mod admin;
 pub mod append;
+mod authorized_channel;
 pub mod client;
 pub mod compression;
 pub mod config;
@@ -54,10 +55,12 @@ pub mod producer;
 mod retry;
 pub mod routing;
 pub mod session;
+pub mod token;
 pub mod topic;
 
-pub use admin::{Admin, NewTopic};
+pub use admin::{AccessGrant, Admin, NewTopic};
 pub use append::{Ack, AppendOptions, IntoBatch};
+pub use authorized_channel::AuthorizedChannel;
 pub use client::Client;
 pub use compression::{BatchCompressor, Compression};
 pub use config::{Config, Dial, Transport};
@@ -70,6 +73,7 @@ pub use error::{Error, Failure, Origin, RecreatedTopic, Result};
 pub use producer::{DeliveryFuture, Producer, ProducerOptions};
 pub use routing::Route;
 pub use session::{AckFuture, Session, SessionOptions};
+pub use token::TokenSource;
 pub use topic::TopicRef;
 
 /// The wire types, for requests and responses that this crate passes through.
