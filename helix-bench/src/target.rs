@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use helix_client::{Client, Config, NewTopic, Position};
+use helix_client::{Client, Config, NewTopic, Position, TokenSource};
 use helix_proto::log::v1::{
     ErrorReason, GetNodeStatusResponse, ResolvedOffset, Topic, TopicConfig,
 };
@@ -82,8 +82,9 @@ impl BenchTarget {
         if addresses.is_empty() {
             addresses.clone_from(&load.addr);
         }
-        let clients =
-            (0..load.connections).map(|_| Client::new(config(load))).collect::<Result<_, _>>()?;
+        let clients = (0..load.connections)
+            .map(|_| Ok(Client::new(config(load)?)?))
+            .collect::<Result<_>>()?;
         Ok(Self { observer, clients, topic, partitions, addresses })
     }
 
@@ -92,9 +93,9 @@ impl BenchTarget {
     /// # Errors
     /// The cluster cannot be reached.
     pub(crate) async fn admin(load: &BenchLoad) -> Result<Client> {
-        let probe = Config { request_timeout: FIRST_ANSWER_MAX, ..config(load) };
+        let probe = Config { request_timeout: FIRST_ANSWER_MAX, ..config(load)? };
         Client::connect(probe).await.map_err(|error| unreachable(load, &error))?;
-        Ok(Client::new(config(load))?)
+        Ok(Client::new(config(load)?)?)
     }
 
     /// Returns the connection for client number `number` of the load.
@@ -199,10 +200,11 @@ pub(crate) async fn delete_topics(client: &Client, names: &[&str]) {
 }
 
 /// Returns the client settings of a load.
-pub(crate) fn config(load: &BenchLoad) -> Config {
-    Config {
+pub(crate) fn config(load: &BenchLoad) -> Result<Config> {
+    Ok(Config {
         request_timeout: REQUEST_TIMEOUT,
         seed: Some(load.seed),
+        token: TokenSource::from_env()?,
         ..Config::new(load.addr.iter().cloned())
-    }
+    })
 }

@@ -1,6 +1,7 @@
 //! The command line as clap parses it: commands, flags, defaults and help texts.
 //! The arguments are parsed here; no command runs here.
 
+mod access;
 mod backup;
 mod cluster;
 mod config;
@@ -17,6 +18,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::{context as contexts, exit};
+pub(crate) use access::{AclChangeArgs, AclSubcommand, TokenSubcommand, rule_text};
 pub(crate) use backup::{BackupArgs, BackupSubcommand, RestoreArgs};
 pub(crate) use cluster::{ClusterSubcommand, HealthArgs, WaitArgs};
 pub(crate) use config::ConfigSubcommand;
@@ -72,6 +74,14 @@ pub(crate) enum CliCommand {
     /// Manage consumer groups
     #[command(subcommand)]
     Group(GroupSubcommand),
+    /// Manage tokens
+    #[command(subcommand)]
+    Token(TokenSubcommand),
+    /// Manage rules: the rights of principals
+    #[command(subcommand)]
+    Acl(AclSubcommand),
+    /// Show the principal of this client and its rules
+    Whoami,
     /// Append the lines of standard input to a topic
     Produce(ProduceArgs),
     /// Print the records of a topic
@@ -158,6 +168,9 @@ impl CliCommand {
             | Self::Dev(_)
             | Self::Server(_)
             | Self::Cluster(_)
+            | Self::Token(_)
+            | Self::Acl(_)
+            | Self::Whoami
             | Self::Wal(_)
             | Self::Check
             | Self::Config(_)
@@ -183,6 +196,9 @@ impl CliCommand {
             Self::Cluster(_)
             | Self::Topic(_)
             | Self::Group(_)
+            | Self::Token(_)
+            | Self::Acl(_)
+            | Self::Whoami
             | Self::Produce(_)
             | Self::Consume(_)
             | Self::Tail(_)

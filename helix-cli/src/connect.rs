@@ -12,12 +12,17 @@ use crate::args::GlobalArgs;
 /// Timeout of the first request; long enough for a node that is starting.
 const FIRST_RESPONSE_MAX: Duration = Duration::from_secs(2);
 
+/// Returns the client's settings: the addresses and the token that the global options select.
+pub(crate) fn config(global: &GlobalArgs) -> Config {
+    Config { token: global.token.clone(), ..Config::new(global.addr.iter().cloned()) }
+}
+
 /// Connects to the cluster.
 ///
 /// # Errors
 /// Fails if no node answers.
 pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Client> {
-    let config = Config::new(global.addr.iter().cloned());
+    let config = config(global);
     let probe = Config { request_timeout: FIRST_RESPONSE_MAX, ..config.clone() };
     let probe = Client::connect(probe).await;
     probe.with_context(|| format!("connect to {}", global.addr.join(",")))?;
@@ -27,6 +32,6 @@ pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Client> {
 /// Connects to the cluster if a node answers within half a second.
 pub(crate) async fn connect_quickly(global: &GlobalArgs) -> Option<Client> {
     let request_timeout = Duration::from_millis(500);
-    let config = Config { request_timeout, ..Config::new(global.addr.iter().cloned()) };
+    let config = Config { request_timeout, ..config(global) };
     Client::connect(config).await.ok()
 }

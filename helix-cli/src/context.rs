@@ -1,4 +1,5 @@
-//! Contexts: named cluster addresses in a file of the user. Also selects the cluster of a command:
+//! Contexts: named cluster addresses and token files, in a file of the user. Also selects the
+//! cluster of a command:
 //! `--addr`, then `--context`, then HELIX_ADDR, then the current context, then localhost.
 
 use std::collections::BTreeMap;
@@ -45,6 +46,9 @@ pub(crate) struct Contexts {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ContextEntry {
     pub(crate) addr: Vec<String>,
+    /// File with the token for this cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) token_file: Option<PathBuf>,
 }
 
 /// Node addresses and the setting that they come from.
@@ -52,6 +56,8 @@ pub(crate) struct ContextEntry {
 pub(crate) struct ClusterAddresses {
     pub(crate) addr: Vec<String>,
     pub(crate) source: String,
+    /// File with the token of the context that has the addresses.
+    pub(crate) token_file: Option<PathBuf>,
 }
 
 impl Contexts {
@@ -170,14 +176,15 @@ fn select(
     contexts: impl FnOnce() -> anyhow::Result<Contexts>,
 ) -> anyhow::Result<ClusterAddresses> {
     if !addr.is_empty() {
-        return Ok(ClusterAddresses { addr: addr.to_vec(), source: "--addr".to_owned() });
+        let source = "--addr".to_owned();
+        return Ok(ClusterAddresses { addr: addr.to_vec(), source, token_file: None });
     }
     if let Some(name) = context {
         return contexts()?.get(name).and_then(|cluster| of_context(name, cluster));
     }
     if let Some(env) = env.filter(|env| !env.trim().is_empty()) {
         let addr = parse(env, ENV, format!("export {ENV}=HOST:PORT,..."))?;
-        return Ok(ClusterAddresses { addr, source: ENV.to_owned() });
+        return Ok(ClusterAddresses { addr, source: ENV.to_owned(), token_file: None });
     }
     let contexts = contexts()?;
     match &contexts.current {
@@ -185,6 +192,7 @@ fn select(
         None => Ok(ClusterAddresses {
             addr: vec![DEFAULT_ADDR.to_owned()],
             source: "the default".to_owned(),
+            token_file: None,
         }),
     }
 }
@@ -193,7 +201,7 @@ fn of_context(name: &str, cluster: &ContextEntry) -> anyhow::Result<ClusterAddre
     let source = format!("context {name}");
     let hint = format!("helix context add {name} --addr HOST:PORT,...");
     let addr = parse(&cluster.addr.join(","), &source, hint)?;
-    Ok(ClusterAddresses { addr, source })
+    Ok(ClusterAddresses { addr, source, token_file: cluster.token_file.clone() })
 }
 
 #[cfg(test)]
@@ -201,7 +209,8 @@ mod tests {
     use super::*;
 
     fn contexts() -> Contexts {
-        let cluster = |addr: &str| ContextEntry { addr: vec![addr.to_owned()] };
+        let cluster =
+            |addr: &str| ContextEntry { addr: vec![addr.to_owned()], ..ContextEntry::default() };
         Contexts {
             current: Some("dev".to_owned()),
             previous: None,
@@ -214,7 +223,7 @@ mod tests {
 
     fn found(addr: &[&str], context: Option<&str>, env: Option<&str>) -> (String, String) {
         let addr: Vec<_> = addr.iter().map(|&address| address.to_owned()).collect();
-        let ClusterAddresses { addr, source } =
+        let ClusterAddresses { addr, source, .. } =
             select(&addr, context, env, || Ok(contexts())).unwrap();
         (addr.join(","), source)
     }
@@ -245,7 +254,8 @@ mod tests {
             );
             assert!(failure.why.contains("host:port"), "{failure:?}");
             let mut old = contexts();
-            old.contexts.insert("dev".to_owned(), ContextEntry { addr: vec![wrong.to_owned()] });
+            let entry = ContextEntry { addr: vec![wrong.to_owned()], ..ContextEntry::default() };
+            old.contexts.insert("dev".to_owned(), entry);
             let named = select(&[], None, None, || Ok(old)).unwrap_err();
             let failure = named.downcast_ref::<CliError>().unwrap();
             assert!(failure.hint.starts_with("helix context add dev"), "{failure:?}");

@@ -30,15 +30,17 @@ mod style;
 mod template;
 mod units;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{CommandFactory, Parser};
+use helix_client::TokenSource;
 
 use args::{Cli, CliCommand, ClusterSubcommand, GlobalArgs};
 use commands::{
-    cheat, check, cluster, consume, consume_group, explain, group, offsets, produce, server, tail,
-    topic, version, wal,
+    access, cheat, check, cluster, consume, consume_group, explain, group, offsets, produce,
+    server, tail, topic, version, wal,
 };
 use exit::{CliError, Exit};
 use report::ErrorContext;
@@ -58,9 +60,7 @@ fn main() -> ExitCode {
     }
     // Resolved once, because errors name the source of the addresses.
     let resolved = match command.needs_cluster() {
-        true => context::resolve(&global.addr, global.context.as_deref()).map(|addresses| {
-            (global.addr, global.addr_source) = (addresses.addr, addresses.source);
-        }),
+        true => resolve(&mut global),
         false => Ok(()),
     };
     let outcome = resolved.and_then(|()| match &command {
@@ -82,6 +82,32 @@ fn main() -> ExitCode {
     let GlobalArgs { addr, addr_source, .. } = global;
     let context = ErrorContext { addr: addr.join(","), addr_source, topic, group, is_health };
     report_error(outcome, &context).into()
+}
+
+/// Selects the addresses and the token of a command that connects to a cluster.
+fn resolve(global: &mut GlobalArgs) -> anyhow::Result<()> {
+    let addresses = context::resolve(&global.addr, global.context.as_deref())?;
+    global.token = token_source(global, addresses.token_file)?;
+    (global.addr, global.addr_source) = (addresses.addr, addresses.source);
+    Ok(())
+}
+
+/// Selects the token: of `--token-file`, then of `--context`, then of the environment, then of the
+/// current context.
+fn token_source(global: &GlobalArgs, of_context: Option<PathBuf>) -> anyhow::Result<TokenSource> {
+    let named = of_context.as_ref().filter(|_| global.context.is_some());
+    let file = global.token_file.as_ref().or(named);
+    let source = match file {
+        Some(path) => TokenSource::file(path),
+        None => match (TokenSource::from_env(), of_context) {
+            (Ok(env), Some(path)) if env.is_none() => TokenSource::file(path),
+            (env, _) => env,
+        },
+    };
+    source.map_err(|error| {
+        let failure = CliError::new(Exit::Usage, "the token cannot be used");
+        failure.why(error.message.clone()).hint("helix whoami --token-file FILE").into()
+    })
 }
 
 /// Prints the error, if any, and returns the exit code.
@@ -131,6 +157,9 @@ async fn run_cancellable(global: &GlobalArgs, command: &CliCommand) -> anyhow::R
         CliCommand::Cluster(command) => cluster::run(global, command).await,
         CliCommand::Topic(command) => topic::run(global, command).await,
         CliCommand::Group(command) => group::run(global, command).await,
+        CliCommand::Token(command) => access::run_token(global, command).await,
+        CliCommand::Acl(command) => access::run_acl(global, command).await,
+        CliCommand::Whoami => access::who_am_i(global).await,
         CliCommand::Consume(args) => consume::run(global, args).await,
         CliCommand::Tail(args) => tail::run(global, args).await,
         CliCommand::Offsets(args) => offsets::run(global, args).await,

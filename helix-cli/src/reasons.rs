@@ -245,6 +245,24 @@ pub(crate) fn of(reason: ErrorReason) -> ReasonText {
              can lead",
             "helix cluster nodes   shows the nodes that answer\nhelix cluster health",
         ),
+        R::Unauthenticated => text(
+            "the cluster does not accept the credentials of this call",
+            "no token was sent, or it is malformed, unknown, revoked or expired; the message \
+             states which",
+            "helix whoami --token-file FILE\nask an administrator for a token: helix token create",
+        ),
+        R::PermissionDenied => text(
+            "the rules do not allow this",
+            "no rule of the principal allows the operation that the message names; it is denied \
+             whether the resource exists or not",
+            "helix whoami   shows the principal and its rules\n\
+             ask an administrator for the right: helix acl allow",
+        ),
+        R::TokenNotFound => text(
+            "the cluster has no token with this id",
+            "it was revoked already, or the id is wrong",
+            "helix token list",
+        ),
         R::Internal => text(
             "the service violated one of its invariants",
             "this is a bug in Helix; acknowledged records are not affected",

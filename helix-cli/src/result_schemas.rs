@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::backup::{create, restore, verify};
 use crate::commands::cluster::{TransferredLeader, health, members, tables};
 use crate::commands::{
-    check, config, context, explain, group, offsets, produce, records, topic, version, wal,
+    access, check, config, context, explain, group, offsets, produce, records, topic, version, wal,
 };
 use crate::demo::measurements::DemoMeasurements;
 use crate::dev::StartedCluster;
@@ -42,6 +42,12 @@ pub(crate) fn schema(command: &str) -> Option<Value> {
         "group history" => of::<Vec<group::rows::OffsetChangeRow>>(),
         "group seek" | "group reset" => of::<Vec<group::rows::SoughtRow>>(),
         "topic trim" => of::<Vec<topic::TrimmedPartition>>(),
+        "token create" => of::<access::NewTokenRow>(),
+        "token list" => of::<Vec<access::TokenRow>>(),
+        "token revoke" => of::<access::RevokedTokens>(),
+        "acl allow" | "acl remove" | "acl list" => of::<Vec<access::RuleRow>>(),
+        "acl test" => of::<access::AccessVerdict>(),
+        "whoami" => of::<access::CallerRow>(),
         "produce" => of::<produce::ProduceSummary>(),
         "consume" | "tail" => of::<records::RecordRow>(),
         "offsets" => of::<Vec<offsets::OffsetRow>>(),

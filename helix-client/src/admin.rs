@@ -1,8 +1,9 @@
-//! Administration: topics, offsets, consumer groups, cluster state, leadership and membership.
+//! Administration: topics, offsets, groups, cluster state, leadership, membership and access.
 //!
 //! Calls go to any node, a partition's leader or a group's coordinator, and are retried until the
 //! deadline.
 
+mod access;
 mod groups;
 mod topics;
 
@@ -21,6 +22,7 @@ use tonic::{Code, Response, Status};
 use crate::client::{CallAttempts, CallSpec, Client};
 use crate::error::{Error, Result};
 use crate::retry::Repeat;
+pub use access::AccessGrant;
 pub use groups::SeekOptions;
 
 /// A topic to create.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::connector;
+use crate::token::TokenSource;
 
 /// Settings of a [`Client`](crate::Client).
 #[derive(Debug, Clone)]
@@ -53,6 +54,8 @@ pub struct Config {
     pub transport: Transport,
     /// Connects to nodes. Default: over TCP.
     pub dial: Dial,
+    /// Source of the token that each call carries. Default: none.
+    pub token: TokenSource,
 }
 
 type Connect = dyn Fn(&Endpoint) -> Channel + Send + Sync;
@@ -106,6 +109,7 @@ impl Default for Config {
             seed: None,
             transport: Transport::default(),
             dial: Dial::default(),
+            token: TokenSource::none(),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use helix_proto::address;
+use helix_proto::log::v1::access_service_client::AccessServiceClient;
 use helix_proto::log::v1::cluster_service_client::ClusterServiceClient;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::group_service_client::GroupServiceClient;
@@ -13,8 +14,9 @@ use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use helix_proto::log::v1::topic_service_client::TopicServiceClient;
 use helix_transport::ResponseLayer;
 use tonic::Code;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 
+use crate::authorized_channel::AuthorizedChannel;
 use crate::config::Config;
 use crate::error::{Error, Result};
 
@@ -59,11 +61,12 @@ struct ChannelPool {
 
 /// The service clients of one channel, kept so that a call only clones one.
 struct ServiceClients {
-    produce: ProduceServiceClient<ResponseLayer<Channel>>,
-    consume: ConsumeServiceClient<ResponseLayer<Channel>>,
-    topic: TopicServiceClient<ResponseLayer<Channel>>,
-    group: GroupServiceClient<ResponseLayer<Channel>>,
-    cluster: ClusterServiceClient<ResponseLayer<Channel>>,
+    produce: ProduceServiceClient<ResponseLayer<AuthorizedChannel>>,
+    consume: ConsumeServiceClient<ResponseLayer<AuthorizedChannel>>,
+    topic: TopicServiceClient<ResponseLayer<AuthorizedChannel>>,
+    group: GroupServiceClient<ResponseLayer<AuthorizedChannel>>,
+    cluster: ClusterServiceClient<ResponseLayer<AuthorizedChannel>>,
+    access: AccessServiceClient<ResponseLayer<AuthorizedChannel>>,
 }
 
 impl Connection {
@@ -71,7 +74,10 @@ impl Connection {
         let endpoint = endpoint(address, config)?;
         let count = config.connections_per_node.max(1);
         let bytes_max = config.transport.message_bytes_max;
-        let connect = |_| ServiceClients::new(config.dial.lazily(&endpoint), bytes_max);
+        let connect = |_| {
+            let channel = config.dial.lazily(&endpoint);
+            ServiceClients::new(AuthorizedChannel::new(channel, config.token.clone()), bytes_max)
+        };
         let channels = (0..count).map(connect).collect();
         let address = address.to_owned();
         Ok(Self(Arc::new(ChannelPool { address, channels, next: AtomicUsize::new(0) })))
@@ -83,28 +89,33 @@ impl Connection {
     }
 
     /// Returns the generated client of the produce service.
-    pub fn produce(&self) -> ProduceServiceClient<ResponseLayer<Channel>> {
+    pub fn produce(&self) -> ProduceServiceClient<ResponseLayer<AuthorizedChannel>> {
         self.channel_clients().produce.clone()
     }
 
     /// Returns the generated client of the consume service.
-    pub fn consume(&self) -> ConsumeServiceClient<ResponseLayer<Channel>> {
+    pub fn consume(&self) -> ConsumeServiceClient<ResponseLayer<AuthorizedChannel>> {
         self.channel_clients().consume.clone()
     }
 
     /// Returns the generated client of the topic service.
-    pub fn topic(&self) -> TopicServiceClient<ResponseLayer<Channel>> {
+    pub fn topic(&self) -> TopicServiceClient<ResponseLayer<AuthorizedChannel>> {
         self.channel_clients().topic.clone()
     }
 
     /// Returns the generated client of the group service.
-    pub fn group(&self) -> GroupServiceClient<ResponseLayer<Channel>> {
+    pub fn group(&self) -> GroupServiceClient<ResponseLayer<AuthorizedChannel>> {
         self.channel_clients().group.clone()
     }
 
     /// Returns the generated client of the cluster service.
-    pub fn cluster(&self) -> ClusterServiceClient<ResponseLayer<Channel>> {
+    pub fn cluster(&self) -> ClusterServiceClient<ResponseLayer<AuthorizedChannel>> {
         self.channel_clients().cluster.clone()
+    }
+
+    /// Returns the generated client of the access service.
+    pub fn access(&self) -> AccessServiceClient<ResponseLayer<AuthorizedChannel>> {
+        self.channel_clients().access.clone()
     }
 
     fn channel_clients(&self) -> &ServiceClients {
@@ -123,7 +134,7 @@ impl fmt::Debug for Connection {
 }
 
 impl ServiceClients {
-    fn new(channel: Channel, bytes_max: usize) -> Self {
+    fn new(channel: AuthorizedChannel, bytes_max: usize) -> Self {
         let channel = ResponseLayer(channel);
         Self {
             produce: ProduceServiceClient::new(channel.clone())
@@ -138,7 +149,10 @@ impl ServiceClients {
             group: GroupServiceClient::new(channel.clone())
                 .max_decoding_message_size(bytes_max)
                 .max_encoding_message_size(bytes_max),
-            cluster: ClusterServiceClient::new(channel)
+            cluster: ClusterServiceClient::new(channel.clone())
+                .max_decoding_message_size(bytes_max)
+                .max_encoding_message_size(bytes_max),
+            access: AccessServiceClient::new(channel)
                 .max_decoding_message_size(bytes_max)
                 .max_encoding_message_size(bytes_max),
         }

@@ -7,7 +7,7 @@
 //! - [`Client::session`]: a pipeline of batches to one partition.
 //! - [`Client::consumer`]: fetches and subscriptions.
 //! - [`Client::consumer_group`]: a member of a consumer group.
-//! - [`Client::admin`]: topics, offsets, consumer groups, cluster state, membership.
+//! - [`Client::admin`]: topics, offsets, consumer groups, cluster state, membership, access.
 //!
 //! # Quickstart
 //! ```no_run
@@ -64,6 +64,7 @@
 
 pub mod admin;
 pub mod append;
+mod authorized_channel;
 pub mod client;
 pub mod compression;
 pub mod config;
@@ -79,10 +80,12 @@ pub mod producer;
 mod retry;
 pub mod routing;
 pub mod session;
+pub mod token;
 pub mod topic;
 
-pub use admin::{Admin, NewTopic, SeekOptions};
+pub use admin::{AccessGrant, Admin, NewTopic, SeekOptions};
 pub use append::{Ack, AppendOptions, IntoBatch};
+pub use authorized_channel::AuthorizedChannel;
 pub use client::Client;
 pub use compression::{BatchCompressor, Compression};
 pub use config::{Config, Dial, Transport};
@@ -99,6 +102,7 @@ pub use group::{
 pub use producer::{DeliveryFuture, Producer, ProducerOptions};
 pub use routing::Route;
 pub use session::{AckFuture, Session, SessionOptions};
+pub use token::TokenSource;
 pub use topic::TopicRef;
 
 /// The wire types, for requests and responses that this crate passes through.

@@ -23,6 +23,9 @@ const RECHECKS_MAX: u32 = 20;
 /// Limit instead of [`RECHECKS_MAX`] for calls that use another node for each retry.
 const ANY_NODE_RECHECKS_MAX: u32 = 2;
 
+/// Retries after a node refuses the token.
+const TOKEN_RECHECKS_MAX: u32 = 3;
+
 /// Rule for repeating a request after an attempt with an unknown outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Repeat {
@@ -108,6 +111,8 @@ impl Retries {
                 if error.origin == Origin::Service { self.rechecks_max } else { 1 }
             }
             Some(ErrorReason::CorruptBatch | ErrorReason::CorruptLog) => 1,
+            // A new token takes a moment to reach all nodes; a supplied one may be newer by now.
+            Some(ErrorReason::Unauthenticated) => TOKEN_RECHECKS_MAX,
             _ => 0,
         };
         self.rechecks += 1;

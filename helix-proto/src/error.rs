@@ -54,7 +54,8 @@ pub fn code(reason: ErrorReason) -> Code {
         | R::GroupNotFound
         | R::UnknownMember
         | R::NoCommittedOffset
-        | R::NodeNotFound => Code::NotFound,
+        | R::NodeNotFound
+        | R::TokenNotFound => Code::NotFound,
         R::TopicAlreadyExists => Code::AlreadyExists,
         R::OffsetOutOfRange => Code::OutOfRange,
         R::ExpectedOffsetMismatch | R::StaleMemberEpoch | R::PartitionNotOwned => Code::Aborted,
@@ -79,6 +80,8 @@ pub fn code(reason: ErrorReason) -> Code {
         R::CorruptLog => Code::DataLoss,
         R::UnsupportedCompression | R::Unimplemented => Code::Unimplemented,
         R::Throttled | R::DiskFull => Code::ResourceExhausted,
+        R::Unauthenticated => Code::Unauthenticated,
+        R::PermissionDenied => Code::PermissionDenied,
         R::Internal => Code::Internal,
     }
 }

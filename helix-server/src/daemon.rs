@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::runtime;
 use tracing_subscriber::EnvFilter;
 
+use crate::audit;
 use crate::config::{
     ConfigAction, ConfigError, ContainerLimits, Flags, LogFormat, ResolvedConfig, ServerConfig,
 };
@@ -120,8 +121,10 @@ fn write_error(what: impl Display) {
 fn start_log(config: &ServerConfig) {
     stderr::start();
     // Later directives override earlier ones. The HTTP/2 library would log a warning for each
-    // misbehaving client.
-    let filter = EnvFilter::new(format!("h2=error,{},{}", raft::LOG_FILTER, config.log_level));
+    // misbehaving client. The audit log has its own level, which only its own directive lowers.
+    let filter =
+        format!("h2=error,{}=info,{},{}", audit::TARGET, raft::LOG_FILTER, config.log_level);
+    let filter = EnvFilter::new(filter);
     // See https://no-color.org.
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let log = tracing_subscriber::fmt()

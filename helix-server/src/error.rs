@@ -1,9 +1,9 @@
 //! Errors of calls on a node, one variant for each reaction of the caller.
 //! `api/status.rs` maps each variant to a gRPC status.
 
-use crate::limits::THROTTLED_RETRY_AFTER;
-use crate::log::{PartitionId, Refusal, Watermarks};
-use crate::quote::quote;
+use crate::limits::{QUOTE_BYTES_MAX, THROTTLED_RETRY_AFTER};
+use crate::log::{PartitionId, Refusal, TokenError, Watermarks};
+use crate::quote::{cut, quote};
 use crate::raft::TransferError;
 
 /// The leader of a shard, as far as this node knows.
@@ -118,6 +118,38 @@ pub enum Error {
     GroupNotFound { group: String },
     #[error("group {group:?} has no committed offset for the partition; choose a commit_fallback")]
     NoCommittedOffset { group: String },
+    /// The caller is unknown.
+    #[error(transparent)]
+    Unauthenticated(#[from] TokenError),
+    /// The caller may not do this, or may not know whether the resource exists.
+    #[error("{denial}; an administrator can allow it with `helix acl allow`")]
+    PermissionDenied { denial: Box<Denial> },
+    #[error("there is no token {id}; `helix token list` lists the tokens")]
+    TokenNotFound { id: String },
+}
+
+/// A denied operation.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "principal {} may not {operation} {kind}{}",
+    quote(.principal),
+    if name.is_empty() { String::new() } else { format!(" {}", quote(.name)) }
+)]
+pub struct Denial {
+    pub principal: String,
+    pub operation: &'static str,
+    pub kind: &'static str,
+    /// Empty for the cluster.
+    pub name: String,
+}
+
+impl Denial {
+    /// Returns the right that is missing: "create topic orders".
+    pub fn right(&self) -> String {
+        let Self { operation, kind, name, .. } = self;
+        let name = cut(name, QUOTE_BYTES_MAX);
+        format!("{operation} {kind} {name}").trim_end().to_owned()
+    }
 }
 
 impl Error {

@@ -47,6 +47,7 @@ pub mod flow;
 
 pub mod log;
 
+pub mod audit;
 pub mod clock;
 #[cfg(test)]
 mod doc_tables;

@@ -19,6 +19,25 @@ pub const DECOMPRESS_IN_PLACE_BYTES: usize = 128 << 10;
 /// reaches it within that time; a cluster with older nodes does not.
 pub const COMPRESSION_WAIT_MAX: Duration = Duration::from_secs(1);
 
+/// Time that a change of tokens or rules waits for the protocol version that has them.
+pub const ACCESS_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Pages of tokens, and of principals with their rules.
+pub const TOKENS_PER_PAGE_MAX: usize = 1_000;
+pub const TOKENS_PER_PAGE_DEFAULT: usize = 100;
+pub const PRINCIPALS_PER_PAGE_MAX: usize = 100;
+pub const PRINCIPALS_PER_PAGE_DEFAULT: usize = 50;
+
+/// Memory of a token, and of a principal with its rules, in a response.
+pub const TOKEN_DESCRIBED_BYTES: usize = 512;
+pub const PRINCIPAL_LISTED_BYTES: usize = 16 << 10;
+
+/// Longest text of a client's user agent in the audit log.
+pub const USER_AGENT_BYTES_MAX: usize = 128;
+
+/// Longest time between two checks of the expiry of an open stream's token.
+pub const TOKEN_EXPIRY_POLL_MAX: Duration = Duration::from_secs(30);
+
 /// Default limits of a topic.
 pub const BATCH_BYTES_DEFAULT: u32 = 4 << 20;
 pub const RECORD_BYTES_DEFAULT: u32 = 1 << 20;

@@ -27,6 +27,10 @@ pub const COMPRESSION: u32 = 4;
 /// First version with consumer groups: their entries, checkpoints and messages.
 pub const GROUPS: u32 = 5;
 
+/// First version with access control: commands for tokens and rules, and their part of the
+/// cluster's state.
+pub const ACCESS: u32 = 6;
+
 /// A range of protocol versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ProtocolVersions {
@@ -36,7 +40,7 @@ pub struct ProtocolVersions {
 
 impl ProtocolVersions {
     /// The versions that this program speaks. Version 1 had no members and no peer addresses.
-    pub const OWN: Self = Self { oldest: 2, newest: 5 };
+    pub const OWN: Self = Self { oldest: 2, newest: 6 };
 
     pub fn contains(self, version: u32) -> bool {
         (self.oldest..=self.newest).contains(&version)

@@ -15,11 +15,16 @@ use tonic::service::Routes;
 use crate::admin::AdminServer;
 use crate::api;
 use crate::clock::SystemClock;
-use crate::config::{ConfigError, ContainerLimits, ServerConfig, StorageMode};
+use crate::config::{
+    AuthSetting, ConfigError, ContainerLimits, SecretFile, ServerConfig, StorageMode,
+};
 use crate::error::Error;
 use crate::file_limit::{self, FileBudget, FileLimitTooLow};
 use crate::limits;
-use crate::node::{LogLimits, Node, NodeInfo, NodeSettings, NodeStorage, StorageKind};
+use crate::node::{
+    AuthMode, LogLimits, Node, NodeInfo, NodeSettings, NodeStorage, StorageKind, TokenFile,
+    make_first_token,
+};
 use crate::transport::{self, ClientLoad, Listener, MeterLayer, Services};
 
 /// Reason why a server did not start.
@@ -97,6 +102,10 @@ impl Server {
                 .map_err(|error| StartError::PeerListen { addr, error })?;
             Node::open_among(settings, peers, peer_listener).await?
         };
+        if let Some(path) = config.first_token_file() {
+            let file = Box::new(FirstTokenFile(SecretFile::new(path)));
+            tokio::spawn(make_first_token(Arc::downgrade(&node), file));
+        }
         warn_of_log_memory(&config, node.shards().len() as u64);
         let endpoint = config.advertise_addr.unwrap_or_else(|| local_addr.to_string());
         Self::serve_with(node, local_addr, endpoint, admin, files, listener).await
@@ -249,6 +258,23 @@ impl Display for Banner {
     }
 }
 
+/// The file of the cluster's first token.
+struct FirstTokenFile(SecretFile);
+
+impl TokenFile for FirstTokenFile {
+    fn store(&self, token: &str) -> io::Result<()> {
+        self.0.write(token)
+    }
+
+    fn remove(&self) {
+        self.0.remove();
+    }
+
+    fn describe(&self) -> String {
+        self.0.path().display().to_string()
+    }
+}
+
 async fn open_admin(addr: SocketAddr) -> Result<AdminServer, StartError> {
     let error = |error| StartError::AdminListen { addr, error };
     AdminServer::open(TcpListener::bind(addr).await.map_err(error)?).map_err(error)
@@ -284,6 +310,11 @@ fn node_settings(config: &ServerConfig, files: &FileBudget) -> NodeSettings {
         busy_poll: ContainerLimits::of_process().cpus.is_none(),
         election_timeout: Duration::from_millis(config.election_timeout_ms.into()),
         clock: Arc::new(SystemClock),
+        auth: match config.auth {
+            AuthSetting::Off => AuthMode::Off,
+            AuthSetting::Optional => AuthMode::Optional,
+            AuthSetting::Required => AuthMode::Required,
+        },
         seed: None,
     }
 }

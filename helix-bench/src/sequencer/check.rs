@@ -75,7 +75,7 @@ pub(super) async fn run(load: &BenchLoad, target: &BenchTarget) -> Result<Vec<Ch
     let budget = SendBudget::closed_loop(load.run);
     let cutter = ConnectionCutter::new();
     let cut_client =
-        Client::new(helix_client::Config { dial: cutter.dial(), ..target::config(load) })?;
+        Client::new(helix_client::Config { dial: cutter.dial(), ..target::config(load)? })?;
     let (end, ended) = watch::channel(None);
     let receiver = |order, own, progress| StreamReceiver {
         order,

@@ -1,6 +1,9 @@
 //! Options of every command.
 
+use std::path::PathBuf;
+
 use clap::Args;
+use helix_client::TokenSource;
 use helix_proto::address;
 
 use crate::format::OutputFormat;
@@ -20,6 +23,9 @@ pub(crate) struct GlobalArgs {
     /// Context to use, as added with `helix context add`
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) context: Option<String>,
+    /// File with the token of this client [env: HELIX_TOKEN_FILE, or HELIX_TOKEN with the token]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
     /// Print results in this format
     #[arg(short, long, global = true, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: OutputFormat,
@@ -32,6 +38,9 @@ pub(crate) struct GlobalArgs {
     /// Setting that the addresses come from, such as `--addr` or `context dev`.
     #[arg(skip)]
     pub(crate) addr_source: String,
+    /// Token that calls carry.
+    #[arg(skip)]
+    pub(crate) token: TokenSource,
 }
 
 /// Parses the address of a node; the port may be missing.

@@ -1,6 +1,7 @@
 //! `helix context`: manages named cluster addresses.
 //! Connects to no cluster; `crate::context` selects the addresses of a command.
 
+use anyhow::Context as _;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -18,6 +19,8 @@ pub(crate) struct ContextRow {
     is_current: bool,
     /// Nodes to contact first
     addr: Vec<String>,
+    /// File with the token; absent without one
+    token_file: Option<String>,
 }
 
 pub(crate) fn run(global: &GlobalArgs, command: &ContextSubcommand) -> anyhow::Result<()> {
@@ -30,7 +33,11 @@ pub(crate) fn run(global: &GlobalArgs, command: &ContextSubcommand) -> anyhow::R
             return Output { format: global.output }.show(&rows(&contexts));
         }
         ContextSubcommand::Add { name, make_current } => {
-            let entry = context_entry(name, &global.addr)?;
+            let token_file = match &global.token_file {
+                Some(path) => Some(std::path::absolute(path).context("find the token file")?),
+                None => None,
+            };
+            let entry = ContextEntry { token_file, ..context_entry(name, &global.addr)? };
             contexts.contexts.insert(name.clone(), entry);
             if *make_current || contexts.current.is_none() {
                 contexts.switch_to(name)?;
@@ -60,7 +67,7 @@ fn context_entry(name: &str, addr: &[String]) -> anyhow::Result<ContextEntry> {
         let failure = CliError::new(Exit::Usage, "the addresses of the context are missing");
         return Err(failure.hint(format!("helix context add {name} --addr HOST:PORT,...")).into());
     }
-    Ok(ContextEntry { addr: addr.to_vec() })
+    Ok(ContextEntry { addr: addr.to_vec(), token_file: None })
 }
 
 fn rows(contexts: &Contexts) -> Vec<ContextRow> {
@@ -68,6 +75,7 @@ fn rows(contexts: &Contexts) -> Vec<ContextRow> {
         name: name.clone(),
         is_current: contexts.current.as_ref() == Some(name),
         addr: entry.addr.clone(),
+        token_file: entry.token_file.as_ref().map(|path| path.display().to_string()),
     };
     contexts.contexts.iter().map(row).collect()
 }

@@ -23,6 +23,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
+use super::authorize::authorize;
 use super::batch_size::BatchSize;
 use super::compressed::AdmittedBatch;
 use super::decompressors::Decompressors;
@@ -166,6 +167,7 @@ impl AppendSession {
             Some(Received::Init(init)) => init,
             Some(Received::Batch(_)) | None => return Err(not_opened().into()),
         };
+        authorize(&node, call.as_deref(), &init)?;
         // Before the settings are read, so that later changes are noticed.
         let versions = node.cluster().machine().watch();
         let located = node.find(&init.topic, init.topic_id, init.partition).await?;

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
+use super::authorize::authorize_request;
 use super::metadata::MetadataSource;
 use super::{call_memory, member_changes, time, wire_leader, wire_shard_id};
 use crate::clock::{CLOCK_CONFIRMATION, ClockOffset};
@@ -132,6 +133,7 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<GetMetadataRequest>,
     ) -> Result<Response<GetMetadataResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
         let metadata = self.metadata.get(&request.get_ref().topics, call.as_deref()).await?;
         Ok(Response::new(GetMetadataResponse { metadata: Some(metadata) }))
@@ -141,21 +143,24 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<WatchMetadataRequest>,
     ) -> Result<Response<Self::WatchMetadataStream>, Status> {
+        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
-        Ok(self.metadata.watch(request.into_inner().topics, call))
+        Ok(self.metadata.watch(request.into_inner().topics, call)?)
     }
 
     async fn get_health(
         &self,
-        _: Request<GetHealthRequest>,
+        request: Request<GetHealthRequest>,
     ) -> Result<Response<GetHealthResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         Ok(Response::new(self.health()))
     }
 
     async fn get_node_status(
         &self,
-        _: Request<GetNodeStatusRequest>,
+        request: Request<GetNodeStatusRequest>,
     ) -> Result<Response<GetNodeStatusResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         Ok(Response::new(self.status().await))
     }
 
@@ -163,6 +168,7 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<AddNodeRequest>,
     ) -> Result<Response<AddNodeResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let change = member_changes::add(&self.node, request.into_inner()).await?;
         Ok(Response::new(AddNodeResponse { change }))
     }
@@ -171,6 +177,7 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<RemoveNodeRequest>,
     ) -> Result<Response<RemoveNodeResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let change = member_changes::remove(&self.node, request.into_inner()).await?;
         Ok(Response::new(RemoveNodeResponse { change }))
     }
@@ -179,6 +186,7 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<ReplaceNodeRequest>,
     ) -> Result<Response<ReplaceNodeResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let change = member_changes::replace(&self.node, request.into_inner()).await?;
         Ok(Response::new(ReplaceNodeResponse { change }))
     }
@@ -187,6 +195,7 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<WatchMembershipChangeRequest>,
     ) -> Result<Response<Self::WatchMembershipChangeStream>, Status> {
+        authorize_request(&self.node, &request)?;
         let changes = member_changes::watch(self.node.clone(), request.into_inner().id);
         Ok(Response::new(Box::pin(changes)))
     }
@@ -195,14 +204,16 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<SetDrainingRequest>,
     ) -> Result<Response<SetDrainingResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         member_changes::set_draining(&self.node, request.into_inner()).await?;
         Ok(Response::new(SetDrainingResponse {}))
     }
 
     async fn balance_leaders(
         &self,
-        _: Request<BalanceLeadersRequest>,
+        request: Request<BalanceLeadersRequest>,
     ) -> Result<Response<BalanceLeadersResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         self.node.check_member()?;
         let moved = self.node.cluster().balance().await?;
         let shard_ids = moved.into_iter().map(wire_shard_id).collect();
@@ -213,6 +224,7 @@ impl ClusterService for ClusterHandler {
         &self,
         request: Request<TransferLeaderRequest>,
     ) -> Result<Response<TransferLeaderResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let TransferLeaderRequest { shard_id, target_node_id } = request.into_inner();
         let target = Some(target_node_id).filter(|node| *node != 0);
         if let Some(node_id) = target

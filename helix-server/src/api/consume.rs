@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status};
 
+use super::authorize::{GuardedRequest, authorize_request, reauthorize_reads};
 use super::decompressors::Decompressors;
 use super::positions::ReadPosition;
 use super::read_form::{ReadForm, ReadSources};
@@ -68,6 +69,9 @@ impl ConsumeHandler {
         self.node.metrics().on_fetch(since.elapsed());
         if !fetch.is_satisfied() && !wait.is_zero() {
             fetch.wait(deadline).await?;
+            // The rules may have changed during the wait.
+            let topics = fetch.readers.iter().map(|(reader, _)| reader.topic().name.as_str());
+            reauthorize_reads(&self.node, call.as_deref(), FetchRequest::METHOD, topics)?;
         }
         Ok(fetch.response(call.as_deref()))
     }
@@ -165,6 +169,7 @@ impl ConsumeService for ConsumeHandler {
         &self,
         request: Request<FetchRequest>,
     ) -> Result<Response<FetchResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
         let is_admitted = call.is_some();
         let response = self.fetch(request.into_inner(), call).await?;
@@ -176,6 +181,7 @@ impl ConsumeService for ConsumeHandler {
         &self,
         request: Request<SubscribeRequest>,
     ) -> Result<Response<Self::SubscribeStream>, Status> {
+        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
         let request = request.into_inner();
         let is_detached = call.is_some() && request.accept_encoded;
@@ -193,6 +199,7 @@ impl ConsumeService for ConsumeHandler {
         &self,
         request: Request<ResolveOffsetsRequest>,
     ) -> Result<Response<ResolveOffsetsResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
         Ok(Response::new(self.resolve(request.into_inner(), call.as_deref()).await?))
     }

@@ -15,8 +15,9 @@ use helix_proto::log::v1::{
 };
 use tonic::{Request, Response, Status};
 
+use super::authorize::{Visibility, authorize_request};
 use super::status::status_at;
-use super::{group_describe, group_offsets, time};
+use super::{call_memory, group_describe, group_offsets, time};
 use crate::clock::Clock;
 use crate::cluster::is_topic_name;
 use crate::error::{Error, Result};
@@ -222,7 +223,7 @@ impl GroupHandler {
         Ok(topics.into_values().collect())
     }
 
-    fn list(&self, request: ListGroupsRequest) -> Result<ListGroupsResponse> {
+    fn list(&self, request: ListGroupsRequest, visible: &Visibility) -> Result<ListGroupsResponse> {
         let page_size = match usize::try_from(request.page_size) {
             Ok(0) => GROUPS_PER_PAGE_DEFAULT,
             Ok(page_size) => page_size.min(GROUPS_PER_PAGE_MAX),
@@ -232,7 +233,8 @@ impl GroupHandler {
         let mut found: BTreeMap<Arc<str>, Arc<Shard>> = BTreeMap::new();
         for shard in self.node.shards() {
             let names: Vec<Arc<str>> = shard.read_groups(|groups| {
-                groups.after(after).take(page_size + 1).map(|(name, _)| name.clone()).collect()
+                let found = groups.after(after).filter(|(name, _)| visible.sees_group(name));
+                found.take(page_size + 1).map(|(name, _)| name.clone()).collect()
             });
             found.extend(names.into_iter().map(|name| (name, shard.clone())));
         }
@@ -394,6 +396,7 @@ impl GroupService for GroupHandler {
         &self,
         request: Request<HeartbeatRequest>,
     ) -> Result<Response<HeartbeatResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         Ok(Response::new(self.heartbeat(request.into_inner()).await?))
     }
 
@@ -401,6 +404,7 @@ impl GroupService for GroupHandler {
         &self,
         request: Request<LeaveRequest>,
     ) -> Result<Response<LeaveResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         self.leave(request.into_inner()).await?;
         Ok(Response::new(LeaveResponse {}))
     }
@@ -409,6 +413,7 @@ impl GroupService for GroupHandler {
         &self,
         request: Request<CommitOffsetsRequest>,
     ) -> Result<Response<CommitOffsetsResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         self.commit(request.into_inner()).await?;
         Ok(Response::new(CommitOffsetsResponse {}))
     }
@@ -417,7 +422,9 @@ impl GroupService for GroupHandler {
         &self,
         request: Request<GetOffsetsRequest>,
     ) -> Result<Response<GetOffsetsResponse>, Status> {
-        let offsets = group_offsets::get(&self.node, request.into_inner()).await?;
+        authorize_request(&self.node, &request)?;
+        let visible = Visibility::of(&self.node, call_memory(&request).as_deref())?;
+        let offsets = group_offsets::get(&self.node, request.into_inner(), &visible).await?;
         Ok(Response::new(offsets))
     }
 
@@ -425,14 +432,19 @@ impl GroupService for GroupHandler {
         &self,
         request: Request<ListGroupsRequest>,
     ) -> Result<Response<ListGroupsResponse>, Status> {
-        Ok(Response::new(self.list(request.into_inner())?))
+        authorize_request(&self.node, &request)?;
+        let visible = Visibility::of(&self.node, call_memory(&request).as_deref())?;
+        Ok(Response::new(self.list(request.into_inner(), &visible)?))
     }
 
     async fn describe_group(
         &self,
         request: Request<DescribeGroupRequest>,
     ) -> Result<Response<DescribeGroupResponse>, Status> {
-        let description = group_describe::describe(&self.node, request.into_inner()).await?;
+        authorize_request(&self.node, &request)?;
+        let visible = Visibility::of(&self.node, call_memory(&request).as_deref())?;
+        let request = request.into_inner();
+        let description = group_describe::describe(&self.node, request, &visible).await?;
         Ok(Response::new(description))
     }
 
@@ -440,6 +452,7 @@ impl GroupService for GroupHandler {
         &self,
         request: Request<SeekGroupRequest>,
     ) -> Result<Response<SeekGroupResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let sought = group_offsets::seek(&self.node, self, request.into_inner()).await?;
         Ok(Response::new(sought))
     }
@@ -448,6 +461,7 @@ impl GroupService for GroupHandler {
         &self,
         request: Request<DeleteGroupRequest>,
     ) -> Result<Response<DeleteGroupResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         self.delete(request.into_inner()).await?;
         Ok(Response::new(DeleteGroupResponse {}))
     }

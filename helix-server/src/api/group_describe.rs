@@ -9,11 +9,14 @@ use helix_proto::log::v1::{
     GroupState, MemberDescription, OffsetAndLag, OffsetChange, OffsetChangeKind, TopicPartition,
 };
 
+use super::authorize::Visibility;
 use super::group::{wire_duration, wire_partitions};
 use super::group_offsets::{offset_and_lag, read_group};
 use super::{time, wire_shard_id};
 use crate::error::Result;
-use crate::log::{CommittedRow, ConsumerGroup, OffsetEvent, OffsetEventKind, PartitionKey};
+use crate::log::{
+    CommittedRow, ConsumerGroup, OffsetEvent, OffsetEventKind, PartitionKey, is_pattern,
+};
 use crate::node::Node;
 use crate::shard::MemberSession;
 
@@ -24,6 +27,7 @@ const SILENT_PART: u32 = 2;
 pub(super) async fn describe(
     node: &Node,
     request: DescribeGroupRequest,
+    visible: &Visibility,
 ) -> Result<DescribeGroupResponse> {
     let group = read_group(node, &request.group).await?;
     let shard = node.find_group(&request.group).await?;
@@ -32,6 +36,7 @@ pub(super) async fn describe(
         .flat_map(|(id, member)| member.target.iter().map(move |partition| (*partition, &**id)));
     let description = Description {
         node,
+        visible,
         group: &group,
         sessions: shard.group_sessions().of_group(&request.group),
         topic_names: group.topic_names().map(|(id, name)| (id, &**name)).collect(),
@@ -42,8 +47,10 @@ pub(super) async fn describe(
         let topic_id = *topic_id;
         keys.extend((0..*count).map(|number| PartitionKey { topic_id, number }));
     }
-    let partitions =
-        keys.into_iter().map(|key| description.partition(key, request.include_history));
+    let partitions = keys
+        .into_iter()
+        .filter(|key| visible.sees_topic(&description.topic_name(*key)))
+        .map(|key| description.partition(key, request.include_history));
     Ok(DescribeGroupResponse {
         state: state_of(&group).into(),
         group_epoch: group.epoch(),
@@ -70,6 +77,7 @@ pub(super) fn state_of(group: &ConsumerGroup) -> GroupState {
 
 struct Description<'a> {
     node: &'a Node,
+    visible: &'a Visibility,
     group: &'a ConsumerGroup,
     sessions: BTreeMap<Arc<str>, MemberSession>,
     topic_names: BTreeMap<u64, &'a str>,
@@ -86,19 +94,39 @@ impl Description<'_> {
             member_id: id.to_owned(),
             static_name: member.spec.static_name.clone(),
             client_name: member.spec.client_name.clone(),
-            topics: member.spec.topics.clone(),
+            topics: self.visible_subscriptions(&member.spec.topics),
             member_epoch: session.map_or(0, |session| session.epoch),
             session_timeout: Some(wire_duration(timeout)),
             since_heartbeat: heard.map(|heard| wire_duration(heard.elapsed())),
-            owned: wire_partitions(self.node, member.owned.keys().copied()),
-            target: wire_partitions(self.node, member.target.iter().copied()),
+            owned: self.visible_partitions(member.owned.keys().copied()),
+            target: self.visible_partitions(member.target.iter().copied()),
         }
     }
 
-    fn partition(&self, key: PartitionKey, include_history: bool) -> GroupPartition {
+    /// Returns the name of a partition's topic, also of a deleted one; empty if it is not known.
+    fn topic_name(&self, key: PartitionKey) -> String {
         let named = || self.topic_names.get(&key.topic_id).map(|name| (*name).to_owned());
         let topic = self.node.topic_of(key.topic_id).map(|topic| topic.name.clone());
-        let topic = topic.or_else(named).unwrap_or_default();
+        topic.or_else(named).unwrap_or_default()
+    }
+
+    /// Returns the names that the caller may see, and every pattern.
+    fn visible_subscriptions(&self, topics: &[String]) -> Vec<String> {
+        let is_visible = |topic: &&String| is_pattern(topic) || self.visible.sees_topic(topic);
+        topics.iter().filter(is_visible).cloned().collect()
+    }
+
+    fn visible_partitions(
+        &self,
+        keys: impl IntoIterator<Item = PartitionKey>,
+    ) -> Vec<TopicPartition> {
+        let mut partitions = wire_partitions(self.node, keys);
+        partitions.retain(|partition| self.visible.sees_topic(&partition.topic));
+        partitions
+    }
+
+    fn partition(&self, key: PartitionKey, include_history: bool) -> GroupPartition {
+        let topic = self.topic_name(key);
         let owner = self.group.owner(key).map(|id| id.to_string());
         let target = self.targets.get(&key).map(|id| (*id).to_owned());
         let row = self.group.offset(key);

@@ -9,6 +9,7 @@ use helix_proto::log::v1::{
 };
 use tonic::Status;
 
+use super::authorize::Visibility;
 use super::group::{GroupHandler, check_group};
 use super::status::status_at;
 use super::time;
@@ -23,14 +24,20 @@ use crate::node::Node;
 use crate::shard::Shard;
 
 /// Reads the offsets of a group, at its coordinator.
-pub(super) async fn get(node: &Node, request: GetOffsetsRequest) -> Result<GetOffsetsResponse> {
+pub(super) async fn get(
+    node: &Node,
+    request: GetOffsetsRequest,
+    visible: &Visibility,
+) -> Result<GetOffsetsResponse> {
     let requested = requested_topics(&request.topics)?;
     let group = read_group(node, &request.group).await?;
     let names: BTreeMap<u64, String> =
         group.topic_names().map(|(id, name)| (id, name.to_string())).collect();
     let is_requested = |key: &PartitionKey| {
         let name = names.get(&key.topic_id);
-        requested.is_empty() || name.is_some_and(|name| requested.contains(name.as_str()))
+        let is_named =
+            requested.is_empty() || name.is_some_and(|name| requested.contains(name.as_str()));
+        is_named && visible.sees_topic(name.map_or("", String::as_str))
     };
     let rows = group.offsets().filter(|(key, _)| is_requested(key));
     let offsets = rows.filter_map(|(key, row)| {

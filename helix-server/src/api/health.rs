@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{Stream, stream};
+use helix_proto::log::v1::access_service_server::SERVICE_NAME as ACCESS;
 use helix_proto::log::v1::cluster_service_server::SERVICE_NAME as CLUSTER;
 use helix_proto::log::v1::consume_service_server::SERVICE_NAME as CONSUME;
 use helix_proto::log::v1::group_service_server::SERVICE_NAME as GROUP;
@@ -37,7 +38,7 @@ impl Needs {
     /// Returns the need of a service by its full name; no name stands for the whole node.
     fn of(service: &str) -> Option<Self> {
         match service {
-            "" | CLUSTER => Some(Self::Nothing),
+            "" | ACCESS | CLUSTER => Some(Self::Nothing),
             CONSUME => Some(Self::Reads),
             PRODUCE | TOPIC | GROUP => Some(Self::Writes),
             _ => None,

@@ -18,13 +18,14 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::codegen::BoxStream;
 use tonic::{Response, Status};
 
+use super::authorize::Visibility;
 use super::{acquire_response, reserve_response, wire_leader, wire_shard_id};
 use crate::error::{Error, Result};
 use crate::limits::{
     METADATA_BYTES_PER_SECOND, METADATA_KEPT, METADATA_LATE_MAX, METADATA_UNPACED_BYTES,
     PARTITION_ROUTED_BYTES, PARTITIONS_PER_TURN, RESPONSE_WAIT_MAX, TOPIC_ROUTED_BYTES,
 };
-use crate::log::TopicInfo;
+use crate::log::{RuleSet, TopicInfo};
 use crate::node::Node;
 use crate::shard::Shard;
 use crate::sync;
@@ -38,14 +39,19 @@ pub(super) struct MetadataSource {
     node: Arc<Node>,
     /// Held while routing data is built, so that many calls at once do not delay all other tasks.
     turn: AsyncMutex<()>,
-    /// The watched topics by their names; no name stands for all topics.
-    watched: Mutex<BTreeMap<BTreeSet<String>, Weak<WatchedTopics>>>,
+    /// The watched topics.
+    watched: Mutex<BTreeMap<WatchKey, Weak<WatchedTopics>>>,
     pace: MetadataPace,
 }
+
+/// Names of watched topics, and the rules by which some are hidden. No name stands for all topics.
+type WatchKey = (BTreeSet<String>, Option<Vec<u8>>);
 
 /// Topics that at least one client watches.
 struct WatchedTopics {
     names: Vec<String>,
+    /// Rules that hide some topics; watchers with equal rules share their messages.
+    hiding: Option<Arc<RuleSet>>,
     /// The newest message and the version of the routes that it has at least. The message is kept
     /// for [`METADATA_KEPT`], and as long as a watcher has not sent it.
     newest: AsyncMutex<(u64, Weak<EncodedMetadata>)>,
@@ -81,7 +87,8 @@ impl MetadataSource {
         names: &[String],
         call: Option<&CallMemory>,
     ) -> Result<Metadata> {
-        let topics = self.topics(names);
+        let visible = Visibility::of(&self.node, call)?;
+        let topics = self.topics(names, &visible);
         reserve_response(call, bytes(&topics)).await?;
         Ok(self.build(&topics).await)
     }
@@ -91,11 +98,13 @@ impl MetadataSource {
         self: &Arc<Self>,
         names: Vec<String>,
         call: Option<Arc<CallMemory>>,
-    ) -> Response<BoxStream<WatchMetadataResponse>> {
+    ) -> Result<Response<BoxStream<WatchMetadataResponse>>> {
         let mut versions = self.node.watch_routes();
         // The first response has the current state.
         versions.mark_changed();
-        let topics = self.watched(names.into_iter().collect());
+        let names: BTreeSet<String> = names.into_iter().collect();
+        let visible = Visibility::of(&self.node, call.as_deref())?;
+        let topics = self.watched(names, visible.hiding_topics());
         let is_detached = call.is_some();
         if let Some(call) = &call {
             call.share_responses();
@@ -108,25 +117,26 @@ impl MetadataSource {
             }));
         if is_detached {
             let next = move |context: &mut Context<'_>| messages.as_mut().poll_next(context);
-            return responses::encoded(next, Box::pin(stream::empty()));
+            return Ok(responses::encoded(next, Box::pin(stream::empty())));
         }
         let decoded = messages.map(|message| {
             let decoded = WatchMetadataResponse::decode(message?);
             decoded.map_err(|error| Status::internal(error.to_string()))
         });
-        Response::new(Box::pin(decoded))
+        Ok(Response::new(Box::pin(decoded)))
     }
 
-    fn watched(&self, names: BTreeSet<String>) -> Arc<WatchedTopics> {
+    fn watched(&self, names: BTreeSet<String>, hiding: Option<Arc<RuleSet>>) -> Arc<WatchedTopics> {
+        let key = (names, hiding.as_ref().map(|rules| rules.encode()));
         let mut watched = sync::lock(&self.watched);
-        if let Some(found) = watched.get(&names).and_then(Weak::upgrade) {
+        if let Some(found) = watched.get(&key).and_then(Weak::upgrade) {
             return found;
         }
         watched.retain(|_, topics| topics.strong_count() > 0);
         let newest = AsyncMutex::new((0, Weak::new()));
-        let topics = WatchedTopics { names: names.iter().cloned().collect(), newest };
-        let topics = Arc::new(topics);
-        watched.insert(names, Arc::downgrade(&topics));
+        let names = key.0.iter().cloned().collect();
+        let topics = Arc::new(WatchedTopics { names, hiding, newest });
+        watched.insert(key, Arc::downgrade(&topics));
         topics
     }
 
@@ -148,7 +158,8 @@ impl MetadataSource {
         }
         // Read first: data newer than this version is sent again with its own version.
         let version = *self.node.watch_routes().borrow();
-        let topics = self.topics(&watched.names);
+        let visible = Visibility::by(watched.hiding.clone());
+        let topics = self.topics(&watched.names, &visible);
         let mut permit = acquire_response(call, bytes(&topics)).await?;
         let metadata = Some(self.build(&topics).await);
         let bytes = WatchMetadataResponse { metadata }.encode_to_vec();
@@ -165,12 +176,14 @@ impl MetadataSource {
         Ok(shared(message))
     }
 
-    fn topics(&self, names: &[String]) -> Vec<Arc<TopicInfo>> {
+    fn topics(&self, names: &[String], visible: &Visibility) -> Vec<Arc<TopicInfo>> {
         if names.is_empty() {
-            return self.node.topics("", None, usize::MAX);
+            let is_visible = |name: &str| visible.sees_topic(name);
+            return self.node.visible_topics("", None, usize::MAX, is_visible);
         }
         let mut seen = HashSet::new();
-        let names = names.iter().filter(|name| seen.insert(name.as_str()));
+        let names =
+            names.iter().filter(|name| seen.insert(name.as_str()) && visible.sees_topic(name));
         names.filter_map(|name| self.node.topic(name).ok()).collect()
     }
 
@@ -223,6 +236,16 @@ struct MetadataWatch {
 }
 
 impl MetadataWatch {
+    /// Watches other topics if the caller may see others now.
+    fn follow_rights(&mut self) -> Result<()> {
+        let hiding = Visibility::of(&self.source.node, self.call.as_deref())?.hiding_topics();
+        if hiding != self.topics.hiding {
+            let names = self.topics.names.iter().cloned().collect();
+            self.topics = self.source.watched(names, hiding);
+        }
+        Ok(())
+    }
+
     /// Returns the next message; `None` once the node is gone.
     async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         let source = self.source.clone();
@@ -235,6 +258,7 @@ impl MetadataWatch {
             }
             // Skips the states that were replaced meanwhile.
             let version = *self.versions.borrow_and_update();
+            self.follow_rights()?;
             let message = source.encoded(&self.topics, version, self.call.as_deref()).await?;
             if self.sent_bytes == 0 {
                 // The first message does not wait, but later ones of all watchers do.

@@ -1,7 +1,10 @@
 //! The public gRPC API: one file per service, and their shared conversions.
 //! Uses tonic and the wire types; neither Raft nor files.
 
+mod access;
+mod access_rules;
 mod append_stream;
+mod authorize;
 mod batch;
 mod batch_part;
 mod batch_size;
@@ -35,6 +38,8 @@ use crate::limits::RESPONSE_COUNTED_BYTES;
 use crate::log::Watermarks;
 use crate::shard::BatchAck;
 use crate::transport::{CallMemory, LoadPermit};
+pub(crate) use access::AccessHandler;
+pub(crate) use authorize::{GuardedRequest, MethodKind, is_open, method_row, reauthorize};
 pub(crate) use cluster::ClusterHandler;
 pub(crate) use consume::ConsumeHandler;
 pub(crate) use decompressors::Decompressors;
@@ -42,6 +47,7 @@ pub(crate) use group::GroupHandler;
 pub use health::health;
 pub(crate) use produce::ProduceHandler;
 pub(crate) use reflection::add_reflection;
+pub(crate) use status::early_end;
 pub(crate) use topic::TopicHandler;
 
 /// Returns the memory of a request's call; `None` if it did not pass the admission.

@@ -12,13 +12,14 @@ use tokio::time::Instant;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::authorize::{authorize, authorize_request};
 use super::batch_size::BatchSize;
 use super::decompressors::Decompressors;
 use super::settings::durability_to_reach;
 use super::{append_stream, batch, call_memory, wire_ack, wire_watermarks};
 use crate::error::{Error, Result};
 use crate::limits::{MESSAGE_BYTES_MAX, PRODUCER_NAME_BYTES_MAX};
-use crate::node::Node;
+use crate::node::{AuthMode, Node};
 use crate::transport::ClientLoad;
 
 pub(crate) struct ProduceHandler {
@@ -101,6 +102,7 @@ impl ProduceService for ProduceHandler {
         &self,
         request: Request<InitProducerRequest>,
     ) -> Result<Response<InitProducerResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let producer = self.init_producer(&request.get_ref().producer_name).await?;
         Ok(Response::new(InitProducerResponse { producer: Some(producer) }))
     }
@@ -109,7 +111,12 @@ impl ProduceService for ProduceHandler {
         &self,
         request: Request<AppendRequest>,
     ) -> Result<Response<AppendResponse>, Status> {
+        // Read before the message is: the message consumes the request.
+        let is_checked = self.node.auth_mode() != AuthMode::Off;
+        let call = if is_checked { call_memory(&request) } else { None };
         let request = helix_transport::read_unary(request, MESSAGE_BYTES_MAX).await?;
+        authorize(&self.node, call.as_deref(), &request)?;
+        drop(call);
         Ok(Response::new(self.append(request).await?))
     }
 

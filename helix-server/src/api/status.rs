@@ -30,6 +30,12 @@ pub(super) fn status_at(error: &Error, topic: &str, partition: u32) -> Status {
     status(&detail, message, retry_after(error))
 }
 
+/// Returns the status of a stream that ends while its requests may be in progress.
+pub(crate) fn early_end(error: &Error, may_have_applied: bool) -> Status {
+    let detail = ErrorDetail { may_have_applied, ..error_detail(error) };
+    status(&detail, error.to_string(), retry_after(error))
+}
+
 /// Returns "topic/partition"; cuts a name that is too long for a topic.
 pub(super) fn partition_path(topic: &str, partition: u32) -> String {
     format!("{}/{partition}", cut(topic, QUOTE_BYTES_MAX))
@@ -109,6 +115,9 @@ fn error_detail(error: &Error) -> ErrorDetail {
         Error::NotAMember { .. } => detail(R::NotLeader),
         Error::GroupNotFound { .. } => detail(R::GroupNotFound),
         Error::NoCommittedOffset { .. } => detail(R::NoCommittedOffset),
+        Error::Unauthenticated(_) => detail(R::Unauthenticated),
+        Error::PermissionDenied { .. } => detail(R::PermissionDenied),
+        Error::TokenNotFound { .. } => detail(R::TokenNotFound),
         // Only a start fails with it, never a call.
         Error::Unusable { .. } => detail(R::StorageFailed),
     }
@@ -180,8 +189,8 @@ mod tests {
     use tonic_types::{StatusExt, pb};
 
     use super::*;
-    use crate::error::LeaderHint;
-    use crate::log::{FencingToken, PartitionId, PartitionKey, Watermarks};
+    use crate::error::{Denial, LeaderHint};
+    use crate::log::{FencingToken, PartitionId, PartitionKey, TokenError, Watermarks};
 
     const RETRY: &str = "retry";
     const FINAL: &str = "final";
@@ -206,6 +215,8 @@ mod tests {
         let argument = Error::InvalidArgument { field: "topic", what: what() };
         let throttled = Error::Throttled { what: "bytes", retry_after_ms: 70 };
         let group = |refusal: GroupRefusal| Error::from(Refusal::from(refusal));
+        let denial =
+            Box::new(Denial { principal: what(), operation: "read", kind: "topic", name: topic() });
         let group_partition = PartitionKey { topic_id: 3, number: 1 };
         let precondition = Code::FailedPrecondition;
         let invalid = Code::InvalidArgument;
@@ -370,6 +381,15 @@ mod tests {
                 FINAL,
                 false,
             ),
+            (TokenError::Missing.into(), "UNAUTHENTICATED", Code::Unauthenticated, FINAL, false),
+            (
+                Error::PermissionDenied { denial },
+                "PERMISSION_DENIED",
+                Code::PermissionDenied,
+                FINAL,
+                false,
+            ),
+            (Error::TokenNotFound { id: what() }, "TOKEN_NOT_FOUND", Code::NotFound, FINAL, false),
             (group(GroupRefusal::GroupNotFound), "GROUP_NOT_FOUND", Code::NotFound, FINAL, false),
             (
                 group(GroupRefusal::UnknownMember { member_id: what() }),

@@ -17,6 +17,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::codegen::BoxStream;
 
+use super::authorize::{GuardedRequest, reauthorize_reads};
 use super::group::{check_group, check_id};
 use super::read_form::{ReadForm, ReadSources};
 use super::reader::{self, PartitionReadOptions, PartitionReader, ReadBudget};
@@ -113,6 +114,12 @@ impl SubscriptionStream {
         Ok(())
     }
 
+    /// Checks that the caller may still read every topic, if the rules have changed.
+    fn check_rights(&self) -> Result<(), Error> {
+        let topics = self.partitions.iter().map(|it| it.reader.topic().name.as_str());
+        reauthorize_reads(&self.node, self.call.as_deref(), SubscribeRequest::METHOD, topics)
+    }
+
     pub(super) fn messages(self) -> BoxStream<SubscribeResponse> {
         Box::pin(stream::try_unfold(Box::new(self), |mut subscription| async {
             let message = subscription.next().await?;
@@ -124,6 +131,7 @@ impl SubscriptionStream {
     /// Returns the next message; `None` once every partition has reached its end.
     async fn next(&mut self) -> Result<Option<Message>, Status> {
         loop {
+            self.check_rights()?;
             if let Some(message) = self.pending.pop_front() {
                 self.last_message = Instant::now();
                 return Ok(Some(message));

@@ -13,6 +13,7 @@ use helix_proto::log::v1::{
 use tokio::task::yield_now;
 use tonic::{Request, Response, Status};
 
+use super::authorize::{Visibility, authorize_request};
 use super::batch::fencing_token;
 use super::{call_memory, reserve_response, settings, wire_leader, wire_shard_id, wire_watermarks};
 use crate::cluster::TopicSpec;
@@ -83,7 +84,9 @@ impl TopicHandler {
         };
         // The token of a page is the last name of the page before it.
         let after = Some(request.page_token.as_str()).filter(|after| !after.is_empty());
-        let mut found = self.node.topics(&request.prefix, after, page_size + 1);
+        let visible = Visibility::of(&self.node, call)?;
+        let is_visible = |name: &str| visible.sees_topic(name);
+        let mut found = self.node.visible_topics(&request.prefix, after, page_size + 1, is_visible);
         let count = page_len(found.iter().map(|topic| topic.partition_count), page_size);
         let has_more = found.len() > count;
         found.truncate(count);
@@ -236,6 +239,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<CreateTopicRequest>,
     ) -> Result<Response<CreateTopicResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
         let topic = Some(self.create(request.into_inner(), call.as_deref()).await?);
         Ok(Response::new(CreateTopicResponse { topic }))
@@ -245,6 +249,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<GetTopicRequest>,
     ) -> Result<Response<GetTopicResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
         let topic = Some(self.get(request.get_ref(), call.as_deref()).await?);
         Ok(Response::new(GetTopicResponse { topic }))
@@ -254,6 +259,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<ListTopicsRequest>,
     ) -> Result<Response<ListTopicsResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
         Ok(Response::new(self.list(request.get_ref(), call.as_deref()).await?))
     }
@@ -262,6 +268,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<UpdateTopicRequest>,
     ) -> Result<Response<UpdateTopicResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
         let topic = Some(self.update(request.into_inner(), call.as_deref()).await?);
         Ok(Response::new(UpdateTopicResponse { topic }))
@@ -271,6 +278,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<AddPartitionsRequest>,
     ) -> Result<Response<AddPartitionsResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let call = call_memory(&request);
         let topic = Some(self.add_partitions(request.get_ref(), call.as_deref()).await?);
         Ok(Response::new(AddPartitionsResponse { topic }))
@@ -280,6 +288,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<DeleteTopicRequest>,
     ) -> Result<Response<DeleteTopicResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         let DeleteTopicRequest { name, topic_id } = request.get_ref();
         self.node.cluster().delete_topic(name, *topic_id).await?;
         Ok(Response::new(DeleteTopicResponse {}))
@@ -289,6 +298,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<TrimPartitionRequest>,
     ) -> Result<Response<TrimPartitionResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         Ok(Response::new(self.trim(request.get_ref()).await?))
     }
 
@@ -296,6 +306,7 @@ impl TopicService for TopicHandler {
         &self,
         request: Request<SetFencingTokenRequest>,
     ) -> Result<Response<SetFencingTokenResponse>, Status> {
+        authorize_request(&self.node, &request)?;
         Ok(Response::new(self.fence(request.get_ref()).await?))
     }
 }

@@ -9,14 +9,17 @@ use prost::Message;
 use super::members_record::MembersRecord;
 use super::state::{ClusterLimits, ClusterState, GROUP_SLOTS, NamedProducer, RegisteredNode};
 use crate::log::{
-    CheckpointError, PartitionExtent, PartitionSettings, TopicInfo, has_no_unknown_fields,
+    AccessRecord, CheckpointError, PartitionExtent, PartitionSettings, TopicInfo,
+    has_no_unknown_fields,
 };
 use crate::protocol;
 
-/// Format 3 added the slots of consumer groups; a state without any is written in format 2.
+/// Format 3 added the slots of consumer groups, format 4 access control. A state without them is
+/// written in the format before.
 /// Format 1, without members and peer addresses, is still read.
 const FORMAT_WITHOUT_SLOTS: u32 = 2;
-const FORMAT: u32 = 3;
+const FORMAT_WITHOUT_ACCESS: u32 = 3;
+const FORMAT: u32 = 4;
 const FORMATS: std::ops::RangeInclusive<u32> = 1..=FORMAT;
 
 #[derive(Clone, PartialEq, Message)]
@@ -57,6 +60,9 @@ struct StateRecord {
     /// Shard of each slot of consumer groups.
     #[prost(uint64, repeated, tag = "15")]
     group_slots: Vec<u64>,
+    /// Tokens and rules; absent before the first one.
+    #[prost(message, optional, tag = "16")]
+    access: Option<AccessRecord>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -165,7 +171,11 @@ impl ClusterState {
             last_used: producer.last_used,
         });
         let record = StateRecord {
-            format: if self.group_slots.is_empty() { FORMAT_WITHOUT_SLOTS } else { FORMAT },
+            format: match (self.access.is_empty(), self.group_slots.is_empty()) {
+                (true, true) => FORMAT_WITHOUT_SLOTS,
+                (true, false) => FORMAT_WITHOUT_ACCESS,
+                (false, _) => FORMAT,
+            },
             partitions_per_topic_max: self.limits.partitions_per_topic_max,
             partitions_max: self.limits.partitions_max,
             named_producers_max: self.limits.named_producers_max,
@@ -180,6 +190,7 @@ impl ClusterState {
             members: self.members.is_known().then(|| MembersRecord::from(&self.members)),
             protocol: if self.protocol > protocol::FIRST { self.protocol } else { 0 },
             group_slots: self.group_slots.clone(),
+            access: (!self.access.is_empty()).then(|| self.access.to_record()),
         };
         record.encode_to_vec().into()
     }
@@ -211,6 +222,9 @@ impl ClusterState {
             return Err(CheckpointError::new("the slots of groups are not complete"));
         }
         state.group_slots = record.group_slots;
+        if let Some(access) = record.access {
+            state.access = Arc::new(access.into_state()?);
+        }
         for NodeRecord { node_id, endpoint, version, peer_addr } in record.nodes {
             state.nodes.insert(node_id, RegisteredNode { node_id, endpoint, version, peer_addr });
         }

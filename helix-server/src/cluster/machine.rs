@@ -2,14 +2,14 @@
 //! Entries of shard 0 have no records, so its log is never read by stream.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use helix_wal::Wal;
 use tokio::sync::watch;
 
 use super::state::{ClusterLimits, ClusterState};
-use crate::log::{Head, Verdict};
+use crate::log::{AccessState, Head, Verdict};
 use crate::raft::{Machine, to_io};
 use crate::sync;
 
@@ -18,6 +18,8 @@ use crate::sync;
 pub struct ClusterMachine {
     inner: Mutex<Inner>,
     version: watch::Sender<u64>,
+    /// Tokens and rules of the state that readers see.
+    access: watch::Sender<Arc<AccessState>>,
 }
 
 #[derive(Debug)]
@@ -51,7 +53,7 @@ impl ClusterMachine {
     pub fn new(wal: Wal) -> Self {
         let state = ClusterState::new(ClusterLimits::default());
         let inner = Mutex::new(Inner { wal, state, replaying: None });
-        Self { inner, version: watch::Sender::new(0) }
+        Self { inner, version: watch::Sender::new(0), access: watch::Sender::default() }
     }
 
     /// Applies `wal` from its beginning, in place of the previous log.
@@ -74,22 +76,49 @@ impl ClusterMachine {
         self.version.subscribe()
     }
 
-    fn publish(&self, version: u64) {
+    /// Returns the tokens and rules. Cheaper than [`Self::read`], as every call needs them.
+    pub fn access(&self) -> Arc<AccessState> {
+        self.access.borrow().clone()
+    }
+
+    /// Returns whether these are the newest tokens and rules.
+    pub fn is_current(&self, access: &Arc<AccessState>) -> bool {
+        Arc::ptr_eq(&self.access.borrow(), access)
+    }
+
+    /// Subscribes to the tokens and rules.
+    pub fn watch_access(&self) -> watch::Receiver<Arc<AccessState>> {
+        self.access.subscribe()
+    }
+
+    /// Publishes the state that readers see; the access control first, so that a reader of a
+    /// version sees the access control of that version.
+    fn publish(&self) {
+        // Under the lock, so that an older state never follows a newer one.
+        let inner = self.lock();
+        let (version, access) = (inner.state.version(), inner.state.access());
+        self.access.send_if_modified(|known| {
+            let is_new = !Arc::ptr_eq(known, access);
+            if is_new {
+                known.clone_from(access);
+            }
+            is_new
+        });
         self.version.send_if_modified(|known| std::mem::replace(known, version) != version);
     }
 }
 
 impl Machine for ClusterMachine {
     fn apply(&self, id: helix_wal::LogId, head: Option<&Head>) -> io::Result<Verdict> {
-        let (verdict, version, wal) = {
+        let (verdict, wal) = {
             let mut inner = self.lock();
             let applied = inner.applied();
             let verdict = head.map_or(Verdict::Nothing, |head| applied.apply(id.index, head));
             inner.publish_if_caught_up();
-            (verdict, inner.state.version(), inner.wal.clone())
+            (verdict, inner.wal.clone())
         };
         wal.place(id.index, None).map_err(to_io)?;
-        self.publish(version);
+        self.publish();
         Ok(verdict)
     }
 
@@ -100,13 +129,12 @@ impl Machine for ClusterMachine {
     fn restore(&self, bytes: &[u8]) -> io::Result<()> {
         let state = ClusterState::decode(bytes)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
-        let version = {
+        {
             let mut inner = self.lock();
             *inner.applied() = state;
             inner.publish_if_caught_up();
-            inner.state.version()
-        };
-        self.publish(version);
+        }
+        self.publish();
         Ok(())
     }
 

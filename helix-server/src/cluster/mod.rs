@@ -1,5 +1,6 @@
-//! Shard 0: the metadata that the whole cluster agrees on. It holds nodes, members, shards, topics
-//! and producer ids. It is a Raft group like any other. Only topic lookup is on the data path.
+//! Shard 0: the metadata that the whole cluster agrees on. It holds nodes, members, shards, topics,
+//! producer ids, tokens and rules. It is a Raft group like any other. Only the lookup of topics and
+//! rules is on the data path.
 //!
 //! Files in reading order:
 //! - `state`: the replicated state, a pure function of shard 0's log. `members` is its part about
@@ -12,11 +13,13 @@
 //! - `node_changes`: requests to add, remove, replace and drain nodes. `change_driver` carries them
 //!   out. `reconcile` moves the replicas of one shard to the target, one Raft membership change at
 //!   a time. `dial` chooses the addresses of the members.
+//! - `access`: creates and revokes tokens, changes rules.
 //! - `group_coordinator`: drives the consumer groups of the shards that this node leads.
 //! - `balance`: spreads shard leaders over the nodes.
 //! - `upgrade`: raises the protocol version of the cluster.
 //! - `replica_status`, `member_addresses`: what a node with a damaged log asks other nodes.
 
+mod access;
 mod balance;
 mod bootstrap;
 mod change_driver;

@@ -360,7 +360,7 @@ fn encode_reply(reply: &ClusterReply) -> PeerResponseKind {
 
 /// Maps a field name of a reply to its static form. The names are part of the public API.
 fn field(name: &str) -> &'static str {
-    const FIELDS: [&str; 14] = [
+    const FIELDS: [&str; 17] = [
         "name",
         "count",
         "node_id",
@@ -375,6 +375,9 @@ fn field(name: &str) -> &'static str {
         "config.min_durability",
         "config.allowed_compression",
         "config",
+        "token",
+        "principal",
+        "rules",
     ];
     FIELDS.into_iter().find(|field| *field == name).unwrap_or("request")
 }

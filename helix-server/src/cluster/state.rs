@@ -1,5 +1,5 @@
-//! State of the cluster: nodes, members, shards, topics and producer ids. It is a pure function of
-//! shard 0's log. Each command returns a [`ClusterReply`].
+//! State of the cluster: nodes, members, shards, topics, producer ids and access control. It is a
+//! pure function of shard 0's log. Each command returns a [`ClusterReply`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -11,8 +11,8 @@ use crate::limits::{
     SHARDS_PER_TOPIC_MAX, TOPIC_NAME_BYTES_MAX,
 };
 use crate::log::{
-    ClusterCommand, ClusterReply, CreateTopic, Head, MemberCommand, PartitionSettings, Refusal,
-    SettingsMask, TopicInfo, Verdict,
+    AccessCommand, AccessState, ClusterCommand, ClusterReply, CreateTopic, Head, MemberCommand,
+    PartitionSettings, Refusal, SettingsMask, TopicInfo, Verdict,
 };
 use crate::protocol;
 
@@ -89,6 +89,8 @@ pub struct ClusterState {
     pub(super) group_slots: Vec<u64>,
     /// Current epoch of each named producer by its id. Follows from `named`.
     pub(super) epochs: BTreeMap<u64, u32>,
+    /// Tokens and rules. Shared with calls, which keep the state that they were checked against.
+    pub(super) access: Arc<AccessState>,
 }
 
 type CommandResult = Result<ClusterReply, ClusterReply>;
@@ -112,6 +114,7 @@ impl ClusterState {
             names_by_use: BTreeMap::new(),
             group_slots: Vec::new(),
             epochs: BTreeMap::new(),
+            access: Arc::default(),
         }
     }
 
@@ -129,7 +132,8 @@ impl ClusterState {
         }
     }
 
-    /// Returns the version. It grows with changes of nodes, members, shards, topics or protocol.
+    /// Returns the version. It grows with changes of nodes, members, shards, topics, protocol or
+    /// access control.
     pub fn version(&self) -> u64 {
         self.version
     }
@@ -137,6 +141,11 @@ impl ClusterState {
     /// Returns the protocol version that every member supports permanently.
     pub fn protocol(&self) -> u32 {
         self.protocol
+    }
+
+    /// Returns the tokens and rules.
+    pub fn access(&self) -> &Arc<AccessState> {
+        &self.access
     }
 
     pub fn limits(&self) -> ClusterLimits {
@@ -298,6 +307,7 @@ impl ClusterState {
                 Ok(ClusterReply::Done)
             }
             ClusterCommand::AssignGroupSlots => self.assign_group_slots(),
+            ClusterCommand::Access(command) => self.change_access(command),
         }
     }
 
@@ -332,6 +342,16 @@ impl ClusterState {
         }
         self.version += u64::from(is_changed);
         Ok(reply)
+    }
+
+    fn change_access(&mut self, command: &AccessCommand) -> CommandResult {
+        // Calls may hold the current state. Changes are rare, and it is small.
+        let mut access = AccessState::clone(&self.access);
+        if access.apply(command)? {
+            self.access = Arc::new(access);
+            self.version += 1;
+        }
+        Ok(ClusterReply::Done)
     }
 
     fn create_topic(&mut self, new: &CreateTopic) -> CommandResult {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use helix_proto::address::check_dialable;
 
-use super::ServerConfig;
+use super::{AuthSetting, ServerConfig, StorageMode};
 use crate::limits::{
     BATCH_BYTES_MAX, ELECTION_TIMEOUT_MS_MAX, ELECTION_TIMEOUT_MS_MIN, PARTITIONS_MAX,
     PARTITIONS_PER_TOPIC_MAX, SHARDS_MAX,
@@ -121,6 +121,11 @@ impl ServerConfig {
         let what = "is less than a microsecond or more than 213503982d; write 0 for no limit";
         let is_exact = time.is_zero() || micros(time).is_some_and(|micros| micros > 0);
         problems.expect(is_exact, "default-retention-time", &format_args!("{time:?}"), what);
+        let has_place = self.auth == AuthSetting::Off
+            || self.storage == StorageMode::Durable
+            || self.admin_token_file.is_some();
+        let what = "name a file: with --auth and --storage memory there is no data directory";
+        problems.expect(has_place, "admin-token-file", &"", what);
         self.check_topics(&mut problems);
         self.check_peers(&mut problems);
         self.check_addresses(&mut problems);

@@ -9,6 +9,7 @@ mod print;
 #[cfg(test)]
 mod reference;
 mod settings;
+mod token_file;
 mod values;
 
 use std::collections::BTreeMap;
@@ -25,6 +26,7 @@ pub use check::ConfigError;
 pub use container::ContainerLimits;
 pub use flags::{ConfigAction, Flags, ResolvedConfig, SettingOrigin};
 pub use settings::{Setting, SettingKind, settings};
+pub use token_file::SecretFile;
 use values::{
     parse_address, parse_admin_addr, parse_bytes, parse_duration, parse_log_level, parse_peer,
     parse_topic,
@@ -58,6 +60,17 @@ impl From<PrepareMode> for helix_wal::Preparation {
             PrepareMode::Allocate => Self::Allocate,
         }
     }
+}
+
+/// Checks of callers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum AuthSetting {
+    /// Every caller may do everything; credentials are ignored.
+    Off,
+    /// As `required` for callers with credentials; those without may do everything.
+    Optional,
+    /// Every caller needs valid credentials, and may do only what rules allow.
+    Required,
 }
 
 /// Address of the admin port.
@@ -125,6 +138,16 @@ pub struct ServerConfig {
     /// Allow addresses that other machines can reach, without encryption or authentication
     #[arg(long)]
     pub insecure: bool,
+
+    /// Checks of callers: off ignores credentials, optional holds only callers with credentials to
+    /// rules, required refuses all others
+    #[arg(long, value_enum, default_value_t = AuthSetting::Off)]
+    pub auth: AuthSetting,
+
+    /// File for the first administrator's token of a cluster that never had a token, unless --auth
+    /// is off [default: admin-token in the data directory]
+    #[arg(long, value_name = "FILE")]
+    pub admin_token_file: Option<PathBuf>,
 
     /// Data directory; created if it does not exist
     #[arg(long, default_value = "./helix-data")]
@@ -275,6 +298,12 @@ impl ServerConfig {
             0 => Some(0),
             port => port.checked_add(ADMIN_PORT_STEP),
         }
+    }
+
+    /// Returns the file for the first token of a cluster; `None` if callers are not checked.
+    pub fn first_token_file(&self) -> Option<PathBuf> {
+        let path = || self.data_dir.join("admin-token");
+        (self.auth != AuthSetting::Off).then(|| self.admin_token_file.clone().unwrap_or_else(path))
     }
 
     /// Returns the number of data shards of a new cluster.

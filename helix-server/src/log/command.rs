@@ -1,7 +1,7 @@
 //! Control entries: commands that change a shard or the cluster's state.
 //! `command_record` encodes them for the log.
 
-use super::{FencingToken, GroupCommand, MemberCommand, PartitionId};
+use super::{AccessCommand, FencingToken, GroupCommand, MemberCommand, PartitionId};
 
 /// Largest number of rows (partition runs, trims) in one control entry, so that its head fits the
 /// log.
@@ -86,6 +86,8 @@ pub enum ClusterCommand {
     /// Gives each slot of consumer groups a shard; without effect if they have some. Proposed from
     /// protocol [`GROUPS`](crate::protocol::GROUPS) on.
     AssignGroupSlots,
+    /// Changes tokens or rules. Proposed from protocol [`ACCESS`](crate::protocol::ACCESS) on.
+    Access(AccessCommand),
 }
 
 /// Definition of a new topic.
@@ -296,6 +298,7 @@ impl ClusterCommand {
             Self::Members(command) => command.name(),
             Self::RaiseProtocol { .. } => "raise protocol",
             Self::AssignGroupSlots => "assign group slots",
+            Self::Access(command) => command.name(),
         }
     }
 }

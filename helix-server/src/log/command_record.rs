@@ -8,7 +8,7 @@ use super::command::{
     ClusterCommand, CreateTopic, PartitionRun, PartitionSettings, SettingsMask, ShardCommand,
 };
 use super::group::GroupCommandRecord;
-use super::{FencingToken, HeadError, MemberCommand, PartitionId};
+use super::{AccessCommand, FencingToken, HeadError, MemberCommand, PartitionId};
 
 #[derive(Clone, PartialEq, Message)]
 struct ShardRecord {
@@ -89,7 +89,7 @@ struct SetFencingToken {
 
 #[derive(Clone, PartialEq, Message)]
 struct ClusterRecord {
-    #[prost(oneof = "ClusterChange", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "ClusterChange", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     change: Option<ClusterChange>,
 }
 
@@ -117,6 +117,8 @@ enum ClusterChange {
     RaiseProtocol(RaiseProtocol),
     #[prost(message, tag = "11")]
     AssignGroupSlots(AssignGroupSlots),
+    #[prost(message, tag = "12")]
+    Access(Access),
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -132,6 +134,12 @@ struct RaiseProtocol {
 struct Members {
     #[prost(oneof = "MemberCommand", tags = "1, 2, 3, 4, 5, 6, 7")]
     command: Option<MemberCommand>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Access {
+    #[prost(oneof = "AccessCommand", tags = "1, 2, 3, 4, 5")]
+    command: Option<AccessCommand>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -346,6 +354,7 @@ pub(super) fn encode_cluster(command: &ClusterCommand, bytes: &mut BytesMut) {
             ClusterChange::RaiseProtocol(RaiseProtocol { version })
         }
         ClusterCommand::AssignGroupSlots => ClusterChange::AssignGroupSlots(AssignGroupSlots {}),
+        ClusterCommand::Access(command) => ClusterChange::Access(Access { command: Some(command) }),
     };
     ClusterRecord { change: Some(change) }.encode(bytes).expect("a BytesMut grows");
 }
@@ -394,5 +403,8 @@ pub(super) fn decode_cluster(bytes: &[u8]) -> Result<ClusterCommand, HeadError> 
         }
         ClusterChange::RaiseProtocol(it) => ClusterCommand::RaiseProtocol { version: it.version },
         ClusterChange::AssignGroupSlots(_) => ClusterCommand::AssignGroupSlots,
+        ClusterChange::Access(it) => {
+            ClusterCommand::Access(it.command.ok_or(HeadError::UnknownCommand)?)
+        }
     })
 }

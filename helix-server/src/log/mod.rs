@@ -1,6 +1,7 @@
 //! The pure domain: log entries, and the state that applying them changes.
 //! No I/O, no async, no clock.
 
+mod access;
 mod checkpoint;
 mod cluster_reply;
 mod command;
@@ -18,6 +19,13 @@ mod shard_state;
 pub(crate) mod testing;
 mod topic;
 
+pub(crate) use access::AccessRecord;
+pub use access::{
+    AccessChange, AccessCommand, AccessOperation, AccessResource, AccessRule, AccessState,
+    BearerToken, CreateToken, OperationSet, PRINCIPAL_BYTES_MAX, PrincipalRules, RULES_MAX,
+    RULES_PER_COMMAND_MAX, RULES_PER_PRINCIPAL_MAX, ResourceKind, RuleSet, TOKENS_MAX, TokenError,
+    TokenRecord, is_principal_name,
+};
 pub use checkpoint::CheckpointError;
 pub use cluster_reply::ClusterReply;
 pub use command::{

@@ -72,6 +72,8 @@ metrics! {
         "Open calls and streams"
     Failures Counter "helix_failures_total" ["reason"]
         "Failed calls by error reason; see docs/api.md"
+    FailedLogins Counter "helix_failed_logins_total" ["reason"]
+        "Calls whose token was missing, malformed, unknown (or revoked) or expired"
 
     AppendedBatches Counter "helix_appended_batches_total" []
         "Batches acknowledged by this node"

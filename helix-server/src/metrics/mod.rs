@@ -18,6 +18,9 @@ pub use values::{BOUNDS_US, Counter, Histogram};
 /// Codecs with counters of their own: values of the label `codec`.
 const CODECS: [&str; 2] = ["lz4", "zstd"];
 
+/// Reasons of failed logins with counters of their own: values of the label `reason`.
+pub const FAILED_LOGINS: [&str; 4] = ["missing", "malformed", "unknown", "expired"];
+
 /// Counters of the compressed batches of one codec.
 #[derive(Debug, Default)]
 struct CompressedCounters {
@@ -47,6 +50,8 @@ pub struct Metrics {
     group_commits: Counter,
     expired_members: Counter,
     group_fallbacks: Counter,
+    /// For each of [`FAILED_LOGINS`].
+    failed_logins: [Counter; FAILED_LOGINS.len()],
 }
 
 impl Metrics {
@@ -116,6 +121,14 @@ impl Metrics {
         self.group_fallbacks.add(1);
     }
 
+    /// Counts a call whose credentials were refused, by one of [`FAILED_LOGINS`].
+    pub fn on_failed_login(&self, reason: &str) {
+        let index = FAILED_LOGINS.iter().position(|known| *known == reason);
+        if let Some(index) = index {
+            self.failed_logins[index].add(1);
+        }
+    }
+
     /// Adds these metrics to a page.
     pub fn write(&self, page: &mut MetricsPage) {
         page.put(MetricName::AppendedBatches, &[], self.appended_batches.get());
@@ -139,6 +152,9 @@ impl Metrics {
         page.put(MetricName::GroupCommits, &[], self.group_commits.get());
         page.put(MetricName::ExpiredMembers, &[], self.expired_members.get());
         page.put(MetricName::GroupFallbacks, &[], self.group_fallbacks.get());
+        for (reason, failed) in FAILED_LOGINS.into_iter().zip(&self.failed_logins) {
+            page.put(MetricName::FailedLogins, &[reason], failed.get());
+        }
         self.calls.write(page);
     }
 }

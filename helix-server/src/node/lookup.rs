@@ -129,10 +129,21 @@ impl Node {
 
     /// Returns up to `limit` topics whose names begin with `prefix` and sort after `after`.
     pub fn topics(&self, prefix: &str, after: Option<&str>, limit: usize) -> Vec<Arc<TopicInfo>> {
+        self.visible_topics(prefix, after, limit, |_| true)
+    }
+
+    /// Like [`Self::topics`], without the topics that the caller may not see.
+    pub fn visible_topics(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+        is_visible: impl Fn(&str) -> bool,
+    ) -> Vec<Arc<TopicInfo>> {
         self.cluster.machine().read(|state| {
             let first = after.unwrap_or_default();
             let topics = state.topics_from(prefix, first).filter(|t| t.name.as_str() != first);
-            topics.take(limit).cloned().collect()
+            topics.filter(|topic| is_visible(&topic.name)).take(limit).cloned().collect()
         })
     }
 

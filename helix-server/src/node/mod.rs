@@ -7,6 +7,7 @@
 //! - `formation`: forms a new cluster with other nodes, or joins an existing one.
 //! - `logs`: opens, identifies and quarantines the logs of the shards.
 //! - `open`: opens shard 0 and the data shards on their logs. `shard_slots` holds the data shards.
+//! - `principal`: callers and their rules. `bootstrap_token` makes the first token of a cluster.
 //! - `lookup`: finds topics, partitions and shards for requests; `groups` consumer groups.
 //! - `background`: forms shards, propagates topics, registers the node and balances leaderships.
 //! - `member_tasks`: dials the members and carries out membership changes.
@@ -18,6 +19,7 @@
 
 mod background;
 mod bootstrap_handler;
+mod bootstrap_token;
 mod clock_watch;
 mod formation;
 mod groups;
@@ -25,6 +27,7 @@ mod logs;
 mod lookup;
 mod member_tasks;
 mod open;
+mod principal;
 mod readiness;
 mod repair;
 mod repair_decision;
@@ -41,6 +44,7 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::audit::AuditLog;
 use crate::clock::AgreedClock;
 use crate::cluster::{Bootstrap, Cluster, RegisteredNode, TopicSpec};
 use crate::error::{Error, Result};
@@ -54,10 +58,12 @@ use crate::raft::ElectionTiming;
 use crate::random::Random;
 pub use crate::shard::LogLimits;
 use bootstrap_handler::BootstrapHandler;
+pub use bootstrap_token::{FIRST_PRINCIPAL, TokenFile, make_first_token};
 pub use groups::{CommitFallback, ReaderMembership};
 use logs::{LogIdentity, NodeLogs};
 pub use lookup::LocatedPartition;
 use open::{ShardContext, StartupPeers, directory, existing_shards, open_cluster, open_or_rebuild};
+pub use principal::{AuthMode, Caller, CertificateNames, Principal};
 pub use readiness::Unready;
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
 use shard_slots::{ShardSlot, ShardSlots};
@@ -124,6 +130,7 @@ pub struct Node {
     sync_probe: (u64, u64),
     direct_io: bool,
     metrics: Arc<Metrics>,
+    audit: AuditLog,
     /// The clock of `settings`, bounded by the agreed time.
     clock: Arc<AgreedClock>,
 }
@@ -292,6 +299,7 @@ impl Node {
             sync_probe,
             direct_io,
             metrics,
+            audit: AuditLog::default(),
             clock,
             settings,
         });
@@ -411,6 +419,11 @@ impl Node {
 
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// Returns the writer of the audit log.
+    pub fn audit(&self) -> &AuditLog {
+        &self.audit
     }
 
     pub fn cluster(&self) -> &Cluster {

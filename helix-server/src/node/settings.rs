@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use helix_wal::storage::Storage;
 
+use super::principal::AuthMode;
 use crate::clock::Clock;
 use crate::log::PartitionSettings;
 use crate::memory::MemoryShares;
@@ -81,6 +82,8 @@ pub struct NodeSettings {
     /// Election timeout, from which the timing of elections follows.
     pub election_timeout: Duration,
     pub clock: Arc<dyn Clock>,
+    /// Treatment of callers.
+    pub auth: AuthMode,
     /// Random seed for simulations; `None` seeds from the operating system.
     pub seed: Option<u64>,
 }

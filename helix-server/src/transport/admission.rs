@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::Either;
+use helix_proto::error::REASON_TRAILER;
 use helix_transport::{FramePiece, FrameSplitter, ResponseBody, detach_body};
 use hyper::body::{Body as _, Frame, SizeHint};
 use tokio::runtime::Handle;
@@ -23,8 +24,11 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 
+use super::gate::Gate;
 use super::load::{CallMemory, ClientConnection, ClientLoad, MessageClaim};
 use super::services::Services;
+use super::stream_guard::{StreamGuard, guard};
+use crate::api::{MethodKind, method_row};
 use crate::error::Result;
 use crate::limits;
 
@@ -38,6 +42,8 @@ pub(super) struct Admission {
     services: Services,
     load: Arc<ClientLoad>,
     connection: Arc<ClientConnection>,
+    /// `None` if callers are not checked.
+    gate: Option<Arc<Gate>>,
 }
 
 impl Admission {
@@ -46,7 +52,8 @@ impl Admission {
         load: &Arc<ClientLoad>,
         connection: &Arc<ClientConnection>,
     ) -> Self {
-        Self { services, load: load.clone(), connection: connection.clone() }
+        let gate = Gate::new(services.node(), connection);
+        Self { services, load: load.clone(), connection: connection.clone(), gate }
     }
 }
 
@@ -61,18 +68,26 @@ impl Service<http::Request<Body>> for Admission {
     }
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
-        let permit = match self.connection.acquire_call() {
-            Ok(permit) => permit,
+        let admitted = self.connection.acquire_call().and_then(|permit| {
+            let admit = |gate: &Arc<Gate>| gate.admit(request.uri().path(), request.headers());
+            Ok((permit, self.gate.as_ref().map(admit).transpose()?))
+        });
+        let (permit, access) = match admitted {
+            Ok(admitted) => admitted,
             Err(error) => {
                 discard_rest(request.into_body(), None);
                 let rejection = ResponseBody::attach_body(Status::from(error).into_http::<Body>());
-                let rejection = rejection.map(|body| TrackedBody { body, call: None });
+                let rejection = rejection.map(TrackedBody::rejected);
                 return Either::Left(now(Ok(rejection)));
             }
         };
-        let call = CallMemory::new(&self.load, &self.connection, Some(permit));
+        let call = CallMemory::of_caller(&self.load, &self.connection, Some(permit), access);
         request.extensions_mut().insert(call.clone());
         let kind = CallKind::of(request.uri().path());
+        let watched = self.gate.as_ref().and_then(|gate| {
+            let row = method_row(request.uri().path())?;
+            (row.kind != MethodKind::Data).then(|| (gate.clone(), row))
+        });
         let mut request =
             request.map(|body| Body::new(AdmittedBody::new(body, kind, call.clone())));
         detach_body(&mut request);
@@ -86,7 +101,18 @@ impl Service<http::Request<Body>> for Admission {
             if response.body().is_end_stream() {
                 call.set_finished();
             }
-            Ok(response.map(|body| TrackedBody { body, call: Some(call) }))
+            let guard = watched.and_then(|(gate, row)| {
+                if row.kind == MethodKind::Stream {
+                    return guard(gate.node(), &call, row.method);
+                }
+                // A handler that fails sends no trailers: its headers have the status.
+                let text = |name| response.headers().get(name)?.to_str().ok();
+                let failure = text("grpc-status").filter(|code| *code != "0");
+                let failure = failure.map(|code| text(REASON_TRAILER).unwrap_or(code));
+                gate.audit(row.method, call.access()?, failure);
+                None
+            });
+            Ok(response.map(|body| TrackedBody { body, call: Some(call), guard }))
         }))
     }
 }
@@ -412,6 +438,28 @@ pub(super) struct TrackedBody {
     body: ResponseBody,
     /// `None` if the call was rejected.
     call: Option<Arc<CallMemory>>,
+    /// Ends the stream early; `None` if nothing does.
+    guard: Option<StreamGuard>,
+}
+
+impl TrackedBody {
+    fn rejected(body: ResponseBody) -> Self {
+        Self { body, call: None, guard: None }
+    }
+
+    /// Returns the trailers of a stream whose caller has lost its right.
+    fn poll_guard(&mut self, context: &mut Context<'_>) -> Option<Frame<Bytes>> {
+        let Poll::Ready(status) = self.guard.as_mut()?.as_mut().poll(context) else { return None };
+        tracing::info!(reason = status.message(), "ending a stream whose caller lost its right");
+        self.guard = None;
+        // Drops the stream of the handler.
+        let ended = http::Response::new(Body::default());
+        self.body = ResponseBody::attach_body(ended).into_body();
+        let (parts, _) = status.into_http::<()>().into_parts();
+        let mut trailers = parts.headers;
+        trailers.remove(http::header::CONTENT_TYPE);
+        Some(Frame::trailers(trailers))
+    }
 }
 
 impl hyper::body::Body for TrackedBody {
@@ -423,6 +471,10 @@ impl hyper::body::Body for TrackedBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
+        if let Some(trailers) = this.poll_guard(context) {
+            this.call.take().inspect(|call| call.set_finished());
+            return Poll::Ready(Some(Ok(trailers)));
+        }
         let polled = Pin::new(&mut this.body).poll_frame(context);
         let Some(call) = &this.call else { return polled };
         match &polled {

@@ -2,21 +2,26 @@
 //! 1. `accept.rs` accepts a connection or closes it at once, and serves HTTP/2 on it.
 //! 2. `socket.rs` is its TCP socket; it sends the end of a response in one packet.
 //! 3. `meter.rs` counts the call, its duration and its outcome.
-//! 4. `admission.rs` admits the call and each of its messages, if memory permits.
-//! 5. `load.rs` holds the permits: connections, calls, request bytes, response bytes.
-//! 6. `services.rs` picks the service by the path of the request.
+//! 4. `gate.rs` finds the caller; `api/authorize.rs` checks its rights in each handler, and
+//!    `stream_guard.rs` ends a stream when its caller loses them.
+//! 5. `admission.rs` admits the call and each of its messages, if memory permits.
+//! 6. `load.rs` holds the permits: connections, calls, request bytes, response bytes.
+//! 7. `services.rs` picks the service by the path of the request.
 //!
 //! A response passes the same parts in reverse.
 
 mod accept;
 mod admission;
+mod gate;
 mod load;
 mod meter;
 mod services;
 mod socket;
+mod stream_guard;
 
 pub use accept::Listener;
 pub(crate) use accept::serve;
+pub use gate::{CallAccess, OwnedResource};
 pub use load::{
     ArrivingPermit, CallMemory, ClientConnection, ClientLoad, LimitEvents, LoadPermit,
     MessageClaim, RequestPermit,

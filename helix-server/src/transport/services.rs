@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::future::Either;
+use helix_proto::log::v1::access_service_server::AccessServiceServer;
 use helix_proto::log::v1::cluster_service_server::ClusterServiceServer;
 use helix_proto::log::v1::consume_service_server::{ConsumeServiceServer, SERVICE_NAME as CONSUME};
 use helix_proto::log::v1::group_service_server::GroupServiceServer;
@@ -17,7 +18,8 @@ use tonic::service::Routes;
 
 use super::load::ClientLoad;
 use crate::api::{
-    ClusterHandler, ConsumeHandler, Decompressors, GroupHandler, ProduceHandler, TopicHandler,
+    AccessHandler, ClusterHandler, ConsumeHandler, Decompressors, GroupHandler, ProduceHandler,
+    TopicHandler,
 };
 use crate::limits::{CONTROL_MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX};
 use crate::node::Node;
@@ -31,6 +33,7 @@ pub struct Services {
     produce: ProduceServiceServer<ProduceHandler>,
     consume: ConsumeServiceServer<ConsumeHandler>,
     others: Routes,
+    node: Arc<Node>,
 }
 
 impl fmt::Debug for Services {
@@ -40,7 +43,7 @@ impl fmt::Debug for Services {
 }
 
 impl Services {
-    /// Creates the five services of Helix, beside `others`.
+    /// Creates the six services of Helix, beside `others`.
     pub fn new(node: &Arc<Node>, load: &Arc<ClientLoad>, others: Routes) -> Self {
         let decompressors = Decompressors::new(load.shares().decompressors);
         let produce = ProduceHandler::new(node, load, &decompressors);
@@ -50,10 +53,12 @@ impl Services {
         let topic = TopicServiceServer::new(TopicHandler::new(node));
         let cluster = ClusterServiceServer::new(ClusterHandler::new(node));
         let group = GroupServiceServer::new(GroupHandler::new(node));
+        let access = AccessServiceServer::new(AccessHandler::new(node));
         let others = others
             .add_service(topic.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX))
             .add_service(cluster.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX))
-            .add_service(group.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX));
+            .add_service(group.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX))
+            .add_service(access.max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX));
         Self {
             produce: produce.max_decoding_message_size(MESSAGE_BYTES_MAX),
             // The request's limits bound the responses, not the codec.
@@ -61,7 +66,12 @@ impl Services {
                 .max_decoding_message_size(CONTROL_MESSAGE_BYTES_MAX)
                 .max_encoding_message_size(usize::MAX),
             others,
+            node: node.clone(),
         }
+    }
+
+    pub(super) fn node(&self) -> &Arc<Node> {
+        &self.node
     }
 
     /// Does work once that each clone would do.

@@ -1,6 +1,7 @@
 //! Invalid values in every field of every request: the documented error is returned, and other
 //! clients are served. The descriptors list the fields, so that none is left out.
 
+mod access_rows;
 mod group_rows;
 mod rows;
 mod wire;
@@ -8,6 +9,7 @@ mod wire;
 use std::collections::BTreeSet;
 
 use helix_proto::FILE_DESCRIPTOR_SET;
+use helix_proto::log::v1::access_service_client::AccessServiceClient;
 use helix_proto::log::v1::append_stream_request::Message as Streamed;
 use helix_proto::log::v1::cluster_service_client::ClusterServiceClient;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
@@ -15,12 +17,14 @@ use helix_proto::log::v1::group_service_client::GroupServiceClient;
 use helix_proto::log::v1::produce_service_client::ProduceServiceClient;
 use helix_proto::log::v1::topic_service_client::TopicServiceClient;
 use helix_proto::log::v1::{
-    AddNodeRequest, AddPartitionsRequest, AppendRequest, AppendStreamRequest, CommitOffsetsRequest,
-    CreateTopicRequest, DeleteGroupRequest, DeleteTopicRequest, DescribeGroupRequest, ErrorReason,
-    FetchRequest, GetMetadataRequest, GetOffsetsRequest, GetTopicRequest, HeartbeatRequest,
-    InitProducerRequest, LeaveRequest, ListGroupsRequest, ListTopicsRequest, RemoveNodeRequest,
-    ReplaceNodeRequest, ResolveOffsetsRequest, SeekGroupRequest, SetDrainingRequest,
-    SetFencingTokenRequest, SubscribeRequest, TransferLeaderRequest, TrimPartitionRequest,
+    AddNodeRequest, AddPartitionsRequest, AllowAccessRequest, AppendRequest, AppendStreamRequest,
+    CommitOffsetsRequest, CreateTokenRequest, CreateTopicRequest, DeleteGroupRequest,
+    DeleteTopicRequest, DescribeGroupRequest, ErrorReason, FetchRequest, GetMetadataRequest,
+    GetOffsetsRequest, GetTopicRequest, HeartbeatRequest, InitProducerRequest, LeaveRequest,
+    ListAccessRequest, ListGroupsRequest, ListTokensRequest, ListTopicsRequest,
+    RemoveAccessRequest, RemoveNodeRequest, ReplaceNodeRequest, ResolveOffsetsRequest,
+    RevokeTokenRequest, SeekGroupRequest, SetDrainingRequest, SetFencingTokenRequest,
+    SubscribeRequest, TestAccessRequest, TransferLeaderRequest, TrimPartitionRequest,
     UpdateTopicRequest, WatchMembershipChangeRequest, WatchMetadataRequest,
 };
 use prost::Message;
@@ -63,6 +67,13 @@ enum InvalidCall {
     DescribeGroup(DescribeGroupRequest),
     SeekGroup(SeekGroupRequest),
     DeleteGroup(DeleteGroupRequest),
+    CreateToken(CreateTokenRequest),
+    ListTokens(ListTokensRequest),
+    RevokeToken(RevokeTokenRequest),
+    AllowAccess(AllowAccessRequest),
+    RemoveAccess(RemoveAccessRequest),
+    ListAccess(ListAccessRequest),
+    TestAccess(TestAccessRequest),
 }
 
 impl InvalidCall {
@@ -73,6 +84,7 @@ impl InvalidCall {
         let mut topics = TopicServiceClient::new(channel.clone());
         let mut cluster = ClusterServiceClient::new(channel.clone());
         let mut groups = GroupServiceClient::new(channel.clone());
+        let mut access = AccessServiceClient::new(channel.clone());
         match self {
             Self::InitProducer(request) => produce.init_producer(request).await.map(drop),
             Self::Append(request) => produce.append(*request).await.map(drop),
@@ -111,6 +123,13 @@ impl InvalidCall {
             Self::DescribeGroup(request) => groups.describe_group(request).await.map(drop),
             Self::SeekGroup(request) => groups.seek_group(request).await.map(drop),
             Self::DeleteGroup(request) => groups.delete_group(request).await.map(drop),
+            Self::CreateToken(request) => access.create_token(request).await.map(drop),
+            Self::ListTokens(request) => access.list_tokens(request).await.map(drop),
+            Self::RevokeToken(request) => access.revoke_token(request).await.map(drop),
+            Self::AllowAccess(request) => access.allow_access(request).await.map(drop),
+            Self::RemoveAccess(request) => access.remove_access(request).await.map(drop),
+            Self::ListAccess(request) => access.list_access(request).await.map(drop),
+            Self::TestAccess(request) => access.test_access(request).await.map(drop),
             Self::AddNode(request) => cluster.add_node(request).await.map(drop),
             Self::RemoveNode(request) => cluster.remove_node(request).await.map(drop),
             Self::ReplaceNode(request) => cluster.replace_node(request).await.map(drop),

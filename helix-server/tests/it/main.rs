@@ -4,6 +4,7 @@
 // their helpers.
 #![allow(clippy::unwrap_used)]
 
+mod access;
 mod admin;
 mod append_stream;
 mod bad_input;

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use helix_server::clock::TokioClock;
 use helix_server::log::{Condition, PartitionSettings, ProducerStamp};
 use helix_server::memory::MemoryShares;
-use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
+use helix_server::node::{AuthMode, LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::raft::seed_this_thread;
 use helix_server::shard::{Durability, NewBatch, ReadFrom};
 use helix_wal::storage::{Crash, DiskOperation, SimulatedDisk, Storage};
@@ -89,6 +89,7 @@ pub(crate) fn settings_on(open: OpenDisk, seed: u64) -> NodeSettings {
         pace: helix_server::limits::PACE,
         election_timeout: helix_server::limits::ELECTION_TIMEOUT,
         clock: TokioClock::new(1_700_000_000_000_000),
+        auth: AuthMode::Off,
         seed: Some(seed),
     }
 }

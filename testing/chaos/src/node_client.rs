@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use helix_client::Error;
+use helix_client::{AuthorizedChannel, Error, TokenSource};
 use helix_proto::log::v1::cluster_service_client::ClusterServiceClient;
 use helix_proto::log::v1::consume_service_client::ConsumeServiceClient;
 use helix_proto::log::v1::start_position::Position;
@@ -16,7 +16,7 @@ use helix_proto::log::v1::{
     StartPosition,
 };
 use tokio::time::timeout;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 
 const CONNECT_MAX: Duration = Duration::from_millis(500);
 
@@ -29,7 +29,7 @@ const FETCH_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug, Clone)]
 pub(crate) struct NodeClient {
     pub(crate) node_id: u64,
-    channel: Channel,
+    channel: AuthorizedChannel,
 }
 
 /// Failure of a fetch.
@@ -52,6 +52,7 @@ impl NodeClient {
     pub(crate) fn new(node_id: u64, address: SocketAddr) -> anyhow::Result<Self> {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))?;
         let channel = endpoint.connect_timeout(CONNECT_MAX).tcp_nodelay(true).connect_lazy();
+        let channel = AuthorizedChannel::new(channel, TokenSource::from_env()?);
         Ok(Self { node_id, channel })
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use helix_checker::{BatchKey, payload};
-use helix_client::{Admin, Client, Config, NewTopic, Producer, ProducerOptions};
+use helix_client::{Admin, Client, Config, NewTopic, Producer, ProducerOptions, TokenSource};
 use helix_proto::log::v1::{ErrorReason, MembershipChange, MembershipPhase, StoredBatch};
 use tokio::time::{Instant, sleep};
 
@@ -30,7 +30,8 @@ const DELETED_TOPIC_BATCHES: u64 = 10;
 
 /// Returns an admin client for the current nodes.
 pub(crate) fn admin(cluster: &ChaosCluster) -> anyhow::Result<Admin> {
-    let config = Config { seed: Some(1), ..Config::new(cluster.endpoints()) };
+    let token = TokenSource::from_env()?;
+    let config = Config { seed: Some(1), token, ..Config::new(cluster.endpoints()) };
     Ok(Client::new(config)?.admin())
 }
 

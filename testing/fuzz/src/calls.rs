@@ -16,7 +16,7 @@ use helix_proto::log::v1::{
 use helix_server::clock::TokioClock;
 use helix_server::log::PartitionSettings;
 use helix_server::memory::MemoryShares;
-use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
+use helix_server::node::{AuthMode, LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::raft::seed_this_thread;
 use helix_server::transport::{ClientLoad, Services};
 use helix_wal::storage::{Crash, SimulatedDisk, Storage};
@@ -87,6 +87,7 @@ fn settings(disks: &FuzzDisks) -> NodeSettings {
         election_timeout: helix_server::limits::ELECTION_TIMEOUT,
         files: helix_wal::FileCache::default(),
         clock: TokioClock::new(1_700_000_000_000_000),
+        auth: AuthMode::Off,
         seed: Some(1),
     }
 }

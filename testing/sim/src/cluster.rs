@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use helix_server::log::PartitionSettings;
 use helix_server::memory::MemoryShares;
-use helix_server::node::{LogLimits, Node, NodeSettings, NodeStorage};
+use helix_server::node::{AuthMode, LogLimits, Node, NodeSettings, NodeStorage};
 use helix_server::peer::Network;
 use helix_server::server::Server;
 use tokio::sync::Notify;
@@ -169,6 +169,7 @@ impl SimulatedMachine {
             election_timeout: helix_server::limits::ELECTION_TIMEOUT,
             files: helix_wal::FileCache::default(),
             clock: clock.clone(),
+            auth: AuthMode::Off,
             seed: Some(plan.seed ^ node_id << 32 ^ *start_count),
         }
     }

@@ -12,6 +12,7 @@ use helix_client::proto::log::v1::{
 use helix_client::{Admin, Client, Config, Error};
 
 use crate::args::GlobalArgs;
+use crate::connect::config;
 
 /// Timeout of a request to a node; a slower node counts as down.
 const REPORT_MAX: Duration = Duration::from_secs(2);
@@ -47,11 +48,8 @@ impl ClusterSnapshot {
     /// # Errors
     /// Fails if no node answers.
     pub(crate) async fn take(global: &GlobalArgs) -> anyhow::Result<Self> {
-        let config = Config {
-            connect_timeout: REPORT_MAX,
-            attempt_timeout: REPORT_MAX,
-            ..Config::new(global.addr.iter().cloned())
-        };
+        let config =
+            Config { connect_timeout: REPORT_MAX, attempt_timeout: REPORT_MAX, ..config(global) };
         let admin = Client::new(config)?.admin();
         let found = join_all(global.addr.iter().map(|addr| admin.node_metadata(addr))).await;
         let (found, mut silent) = split(&global.addr, found);

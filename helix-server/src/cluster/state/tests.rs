@@ -5,7 +5,10 @@ use rand::rngs::StdRng;
 
 use super::*;
 use crate::log::testing::seeded;
-use crate::log::{BatchHead, Condition, PartitionId, ShardCommand};
+use crate::log::{
+    AccessOperation, AccessRule, BatchHead, Condition, CreateToken, PartitionId, PrincipalRules,
+    ResourceKind, ShardCommand, TokenRecord,
+};
 
 fn settings() -> PartitionSettings {
     PartitionSettings {
@@ -360,7 +363,7 @@ fn shard_0_rejects_batches_and_ignores_shard_commands() {
 
 fn random_command(rng: &mut StdRng) -> ClusterCommand {
     let name = format!("topic-{}", rng.random_range(0..8));
-    match rng.random_range(0..9) {
+    match rng.random_range(0..12) {
         0 => ClusterCommand::RegisterNode {
             node_id: rng.random_range(0..4),
             endpoint: name,
@@ -378,7 +381,35 @@ fn random_command(rng: &mut StdRng) -> ClusterCommand {
         5 => delete(&name),
         6 => ClusterCommand::LeaseProducerIds { count: rng.random_range(0..100) },
         7 => register_shards(vec![rng.random_range(4..9), 1, 2, 3]),
+        8..11 => ClusterCommand::Access(random_access_command(rng)),
         _ => init(&name),
+    }
+}
+
+fn random_access_command(rng: &mut StdRng) -> AccessCommand {
+    let principal = format!("p{}", rng.random_range(0..4));
+    let kind = ResourceKind::ALL[rng.random_range(0..4)];
+    let operation = AccessOperation::ALL[rng.random_range(0..8)];
+    let name = ["", "a", "ab"][rng.random_range(0..3)];
+    let rules = vec![AccessRule::new(kind, name, rng.random_range(0..2) == 0, &[operation])];
+    match rng.random_range(0..5) {
+        0 => {
+            let id = rng.random_range(0..6);
+            let token = TokenRecord {
+                id,
+                principal,
+                salt: vec![1; 16],
+                hash: vec![2; 32],
+                created_at_us: 3,
+                expires_at_us: rng.random_range(0..3),
+            };
+            let is_first = rng.random_range(0..2) == 0;
+            AccessCommand::CreateToken(CreateToken { token: Some(token), rules, is_first })
+        }
+        1 => AccessCommand::RevokeToken(rng.random_range(0..6)),
+        2 => AccessCommand::RevokeTokens(principal),
+        3 => AccessCommand::Remove(PrincipalRules { principal, rules }),
+        _ => AccessCommand::Allow(PrincipalRules { principal, rules }),
     }
 }
 
@@ -449,6 +480,25 @@ fn decoding_a_damaged_checkpoint_never_panics() {
         }
         let _ = ClusterState::decode(&bytes);
     }
+}
+
+#[test]
+fn access_control_raises_the_version_only_if_it_changes() {
+    let mut cluster = cluster();
+    let (before, bytes) = (cluster.state.version(), cluster.state.encode());
+    let rule = AccessRule::new(ResourceKind::Topic, "a", false, &[AccessOperation::Read]);
+    let change = PrincipalRules { principal: "p".to_owned(), rules: vec![rule] };
+    let allow = || ClusterCommand::Access(AccessCommand::Allow(change.clone()));
+    assert_eq!(cluster.apply(allow()), ClusterReply::Done);
+    assert_eq!(cluster.apply(allow()), ClusterReply::Done);
+    assert_eq!(cluster.state.version(), before + 1);
+    let restored = ClusterState::decode(&cluster.state.encode()).unwrap();
+    assert_eq!(restored, cluster.state);
+    let remove = ClusterCommand::Access(AccessCommand::Remove(change.clone()));
+    assert_eq!(cluster.apply(remove), ClusterReply::Done);
+    assert_eq!(cluster.state.version(), before + 2);
+    // Without tokens and rules the state has the form of the version before.
+    assert_eq!(cluster.state.encode().len(), bytes.len());
 }
 
 #[test]

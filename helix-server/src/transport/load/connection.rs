@@ -15,7 +15,9 @@ use tokio::time::{Instant, timeout};
 use super::{ClientLoad, LoadPermit, Waiting, permits};
 use crate::error::{Error, Result};
 use crate::limits;
+use crate::node::Principal;
 use crate::sync;
+use crate::transport::CallAccess;
 
 /// One open client connection.
 #[derive(Debug)]
@@ -25,6 +27,8 @@ pub struct ClientConnection {
     /// Taken from the node's free window bytes; returned on drop.
     window_bytes: u64,
     peer: OnceLock<SocketAddr>,
+    /// Principal of the verified client certificate.
+    certificate_principal: OnceLock<Principal>,
     /// Request bytes of this connection; those of all connections are in `load`.
     request_bytes: Arc<Semaphore>,
     /// Bytes of messages of this connection that have arrived in part: half of the node's.
@@ -117,6 +121,7 @@ impl ClientConnection {
             _permit: permit,
             window_bytes,
             peer: OnceLock::new(),
+            certificate_principal: OnceLock::new(),
             request_bytes,
             arriving_bytes: Arc::new(Semaphore::new(load.shares.arriving_bytes / 2)),
             waiting_requests: AtomicU64::new(0),
@@ -136,6 +141,17 @@ impl ClientConnection {
     pub fn set_peer(&self, peer: SocketAddr) {
         // Ignored: a connection has one peer.
         let _ = self.peer.set(peer);
+    }
+
+    /// Sets the principal of the client's certificate, which the TLS handshake has verified.
+    pub fn set_certificate_principal(&self, principal: Principal) {
+        // Ignored: a connection has one handshake.
+        let _ = self.certificate_principal.set(principal);
+    }
+
+    /// Returns the principal of the client's certificate, if it has sent one.
+    pub fn certificate_principal(&self) -> Option<&Principal> {
+        self.certificate_principal.get()
     }
 
     pub fn peer(&self) -> impl Display + '_ {
@@ -385,6 +401,8 @@ pub struct CallMemory {
     is_finished: AtomicBool,
     /// True if other calls send the same bytes, which have a permit of their own.
     has_shared_responses: AtomicBool,
+    /// The caller; `None` if callers are not checked.
+    access: Option<CallAccess>,
     _permit: Option<LoadPermit>,
 }
 
@@ -395,6 +413,16 @@ impl CallMemory {
         connection: &Arc<ClientConnection>,
         permit: Option<LoadPermit>,
     ) -> Arc<Self> {
+        Self::of_caller(load, connection, permit, None)
+    }
+
+    /// Like [`Self::new`], for a call whose caller is checked.
+    pub fn of_caller(
+        load: &Arc<ClientLoad>,
+        connection: &Arc<ClientConnection>,
+        permit: Option<LoadPermit>,
+        access: Option<CallAccess>,
+    ) -> Arc<Self> {
         let (load, connection) = (load.clone(), connection.clone());
         connection.change_calls(|count| count + 1);
         Arc::new(Self {
@@ -404,6 +432,7 @@ impl CallMemory {
             request: Mutex::default(),
             is_finished: AtomicBool::new(false),
             has_shared_responses: AtomicBool::new(false),
+            access,
             _permit: permit,
         })
     }
@@ -411,6 +440,11 @@ impl CallMemory {
     /// Notes that the whole response was sent. Without it, the client has cancelled the call.
     pub fn set_finished(&self) {
         self.is_finished.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the caller; `None` if callers are not checked.
+    pub fn access(&self) -> Option<&CallAccess> {
+        self.access.as_ref()
     }
 
     pub fn load(&self) -> &Arc<ClientLoad> {
@@ -532,66 +566,4 @@ impl Drop for UnreadResponse {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::memory::{MEMORY_LIMIT_MIN, MemoryShares};
-
-    const WAIT: Duration = Duration::from_secs(2);
-
-    #[tokio::test(start_paused = true)]
-    async fn half_received_messages_do_not_wait_for_each_other() {
-        let load = ClientLoad::new(MemoryShares::of(MEMORY_LIMIT_MIN));
-        let all = load.shares.arriving_bytes;
-        let [first, second, third] = [(); 3].map(|()| load.connect().unwrap());
-        let half = first.try_acquire_arriving(all / 2).unwrap();
-        assert!(first.try_acquire_arriving(1).is_none(), "others keep their half");
-        let quarter = second.try_acquire_arriving(all / 4).unwrap();
-        let rest = load.arriving_bytes.clone().try_acquire_many_owned(permits(all / 4)).unwrap();
-        assert_eq!(load.request_bytes(), all);
-        // One message claims its memory elsewhere; the next one waits for its turn.
-        let whole = second.clone().acquire_arriving(1, 1 << 20, WAIT).await.unwrap();
-        assert!(matches!(whole, MessageClaim::Whole { .. }));
-        assert!(!load.has_waiting_requests());
-        let refused = third.clone().acquire_arriving(1, 1 << 20, WAIT);
-        assert!(matches!(refused.await, Err(Error::Throttled { .. })));
-        let waiting = tokio::spawn(third.clone().acquire_arriving(1, 1 << 20, WAIT));
-        tokio::task::yield_now().await;
-        assert!(load.has_waiting_requests());
-        drop(whole);
-        let whole = waiting.await.unwrap().unwrap();
-        assert!(matches!(whole, MessageClaim::Whole { .. }));
-        // Memory of messages that have arrived serves too, for a connection with less than half.
-        let beyond = tokio::spawn(first.clone().acquire_arriving(1, 1 << 20, WAIT));
-        let waiting = tokio::spawn(second.clone().acquire_arriving(1, 1 << 20, WAIT));
-        tokio::task::yield_now().await;
-        drop(quarter);
-        let part = waiting.await.unwrap().unwrap();
-        assert!(matches!(part, MessageClaim::Part(_)));
-        assert!(matches!(beyond.await.unwrap(), Err(Error::Throttled { .. })));
-        drop((half, rest, whole, part));
-        assert_eq!(load.request_bytes(), 0);
-        assert!(third.try_acquire_arriving(all / 2).is_some());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn waits_for_a_connections_own_memory_delay_no_other_connection() {
-        let load = ClientLoad::new(MemoryShares::of(MEMORY_LIMIT_MIN));
-        let [busy, other] = [(); 2].map(|()| load.connect().unwrap());
-        // The connection may have nothing more, though the node has memory for requests.
-        let half = busy.try_acquire_arriving(load.shares.arriving_bytes / 2).unwrap();
-        let own = load.shares.connection_request_bytes - (1 << 20);
-        let own = busy.request_bytes.clone().try_acquire_many_owned(permits(own)).unwrap();
-        let whole = tokio::spawn(busy.clone().acquire_arriving(1, 2 << 20, WAIT));
-        let arrived = tokio::spawn(busy.clone().acquire_request(2 << 20, WAIT));
-        tokio::task::yield_now().await;
-        assert!(busy.has_waiting_requests() && !other.has_waiting_requests());
-        assert!(!load.has_waiting_requests());
-        assert_eq!(load.whole_turn.available_permits(), 1, "the node's turn is not withheld");
-        drop(own);
-        assert!(matches!(whole.await.unwrap().unwrap(), MessageClaim::Whole { .. }));
-        arrived.await.unwrap().unwrap();
-        assert_eq!((busy.has_waiting_requests(), busy.ended_waits()), (false, 2));
-        drop(half);
-        assert_eq!(load.request_bytes(), 0);
-    }
-}
+mod tests;

@@ -36,7 +36,8 @@ pub(super) async fn all(server: &TestServer) -> Vec<FieldCase> {
     let groups =
         [appends(), batches(), producers.rows(), streams(&producers), reads(), places(), topics()];
     let groups = groups.into_iter().flatten().chain(configs()).chain(tokens()).chain(topic_ids());
-    groups.chain(clusters()).chain(members()).chain(super::group_rows::all(server).await).collect()
+    let groups = groups.chain(clusters()).chain(members()).chain(super::access_rows::all());
+    groups.chain(super::group_rows::all(server).await).collect()
 }
 
 struct Producers {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use helix_checker::HistoryEvent;
-use helix_client::{Admin, Client, Config, NewTopic};
+use helix_client::{Admin, Client, Config, NewTopic, TokenSource};
 use helix_proto::log::v1::{StoredBatch, TopicConfig};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -284,6 +284,7 @@ impl WorkloadContext {
         let config = Config {
             request_timeout: REQUEST_MAX,
             seed: Some(self.seed ^ u64::from(id)),
+            token: TokenSource::from_env()?,
             ..Config::new(endpoints)
         };
         Ok(Client::new(config)?)

@@ -1,0 +1,104 @@
+//! The audit log: control operations, failed logins and denials, with the tracing target `audit`.
+//! Lines of failed logins and denials are limited, so that a client cannot flood the log.
+
+use std::fmt::Display;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::sync;
+
+/// Tracing target of the audit log.
+pub const TARGET: &str = "audit";
+
+/// Lines of failed logins and denials in one [`SPAN`]; later ones are counted.
+const LINES_PER_SPAN: u32 = 100;
+
+const SPAN: Duration = Duration::from_secs(1);
+
+/// An event of the audit log.
+#[derive(Debug, Clone, Copy)]
+pub struct AuditEvent<'a> {
+    /// "control", "login" or "denial".
+    pub kind: &'static str,
+    /// Empty if it is unknown.
+    pub principal: &'a str,
+    pub user_agent: &'a str,
+    /// "helix.log.v1.TopicService/CreateTopic".
+    pub method: &'a str,
+    /// Operations and resources: "create topic orders".
+    pub resource: &'a str,
+    /// "OK", or the reason of the failure.
+    pub result: &'a str,
+}
+
+/// Writes the audit log of a node.
+#[derive(Debug, Default)]
+pub struct AuditLog {
+    refusals: Mutex<Refusals>,
+}
+
+#[derive(Debug, Default)]
+struct Refusals {
+    since: Option<Instant>,
+    lines: u32,
+    suppressed: u64,
+}
+
+impl Refusals {
+    /// Returns the number of earlier lines that were suppressed, or `None` to suppress this one.
+    fn next(&mut self) -> Option<u64> {
+        if self.since.is_none_or(|since| since.elapsed() >= SPAN) {
+            self.since = Some(Instant::now());
+            self.lines = 0;
+        }
+        if self.lines >= LINES_PER_SPAN {
+            self.suppressed += 1;
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.suppressed))
+    }
+}
+
+impl AuditLog {
+    /// Logs the outcome of a control operation.
+    pub fn control(&self, peer: &dyn Display, event: &AuditEvent<'_>) {
+        write(peer, event, 0);
+    }
+
+    /// Logs a failed login or a denial, unless there were too many in this second.
+    pub fn refusal(&self, peer: &dyn Display, event: &AuditEvent<'_>) {
+        let suppressed = sync::lock(&self.refusals).next();
+        if let Some(suppressed) = suppressed {
+            write(peer, event, suppressed);
+        }
+    }
+}
+
+fn write(peer: &dyn Display, event: &AuditEvent<'_>, suppressed: u64) {
+    let AuditEvent { kind, principal, user_agent, method, resource, result } = event;
+    tracing::info!(
+        target: TARGET,
+        kind, principal, %peer, user_agent, method, resource, result,
+        suppressed = (suppressed > 0).then_some(suppressed),
+        "audit"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_beyond_the_limit_are_counted() {
+        let mut refusals = Refusals::default();
+        for _ in 0..LINES_PER_SPAN {
+            assert_eq!(refusals.next(), Some(0));
+        }
+        assert_eq!((refusals.next(), refusals.next()), (None, None));
+        tokio::time::advance(SPAN).await;
+        assert_eq!((refusals.next(), refusals.next()), (Some(2), Some(0)));
+    }
+}

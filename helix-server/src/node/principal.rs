@@ -1,0 +1,211 @@
+//! Callers of a node: who they are, by a token or a client certificate, and their rules.
+
+use std::fmt::{self, Display};
+use std::sync::Arc;
+
+use super::Node;
+use crate::clock::Clock;
+use crate::log::{AccessOperation, AccessResource};
+use crate::log::{
+    AccessState, BearerToken, ResourceKind, RuleSet, TokenError, TokenRecord, is_principal_name,
+};
+
+/// Treatment of callers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum AuthMode {
+    /// Every caller may do everything; credentials are ignored.
+    #[default]
+    Off,
+    /// A caller without credentials may do everything. Credentials must be valid, and their
+    /// principal is held to its rules. For a rolling change.
+    Optional,
+    /// Every caller needs valid credentials, and may do what its rules allow.
+    Required,
+}
+
+/// Name of a caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Principal(Arc<str>);
+
+/// Verified names of a client's certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CertificateNames<'a> {
+    /// Subject alternative names of the kind URI.
+    pub uris: &'a [String],
+    /// Subject alternative names of the kind DNS.
+    pub dns_names: &'a [String],
+    /// Common name of the subject.
+    pub common_name: Option<&'a str>,
+}
+
+impl Principal {
+    /// Returns the principal of a token.
+    fn of_token(token: &TokenRecord) -> Self {
+        Self(token.principal.as_str().into())
+    }
+
+    /// Returns the principal of a verified client certificate.
+    ///
+    /// The first kind of names that the certificate has decides: URI, then DNS, then the common
+    /// name. It must have exactly one name of that kind, so that the order of names in a
+    /// certificate never decides about rights. A DNS name with a wildcard names no caller.
+    ///
+    /// # Errors
+    /// A text that says which name is missing, ambiguous or invalid.
+    pub fn from_certificate(names: &CertificateNames<'_>) -> Result<Self, String> {
+        let (kind, name) = match (names.uris, names.dns_names, names.common_name) {
+            ([uri], _, _) => ("URI", uri.as_str()),
+            ([], [dns], _) => ("DNS name", dns.as_str()),
+            ([], [], Some(name)) => ("common name", name),
+            ([], [], None) => {
+                return Err("the client certificate has no URI, DNS name or common name".to_owned());
+            }
+            ([], several, _) => return Err(ambiguous("DNS names", several)),
+            (several, ..) => return Err(ambiguous("URIs", several)),
+        };
+        if !is_principal_name(name) || kind == "DNS name" && name.contains('*') {
+            return Err(format!(
+                "the {kind} {name:?} of the client certificate names no principal"
+            ));
+        }
+        Ok(Self(name.into()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Display for Principal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn ambiguous(kind: &str, names: &[String]) -> String {
+    format!("the client certificate has {} {kind}, so its principal is ambiguous", names.len())
+}
+
+/// A caller with its rules, as of one state of access control.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    principal: Principal,
+    /// `None` for a caller with a certificate.
+    token: Option<Arc<TokenRecord>>,
+    rules: Arc<RuleSet>,
+    access: Arc<AccessState>,
+}
+
+impl Caller {
+    fn new(
+        principal: Principal,
+        token: Option<Arc<TokenRecord>>,
+        access: Arc<AccessState>,
+    ) -> Self {
+        let rules = access.rules_of(principal.as_str()).cloned().unwrap_or_default();
+        Self { principal, token, rules, access }
+    }
+
+    pub fn principal(&self) -> &Principal {
+        &self.principal
+    }
+
+    pub fn token(&self) -> Option<&Arc<TokenRecord>> {
+        self.token.as_ref()
+    }
+
+    pub fn rules(&self) -> &Arc<RuleSet> {
+        &self.rules
+    }
+
+    pub fn may(&self, operation: AccessOperation, resource: AccessResource<'_>) -> bool {
+        self.rules.allows(operation, resource)
+    }
+
+    /// Returns whether every topic is visible to the caller.
+    pub fn sees_all_topics(&self) -> bool {
+        self.rules.allows_prefix(AccessOperation::Describe, ResourceKind::Topic, "")
+    }
+}
+
+impl Node {
+    pub fn auth_mode(&self) -> AuthMode {
+        self.settings.auth
+    }
+
+    /// Returns the caller of a request with this authorization header, on a connection with this
+    /// principal of its client certificate. The header decides if there are both. `None` for a
+    /// caller without credentials.
+    ///
+    /// # Errors
+    /// [`TokenError`] if the header has no valid token.
+    pub fn login(
+        &self,
+        header: Option<&[u8]>,
+        certificate: Option<&Principal>,
+    ) -> Result<Option<Caller>, TokenError> {
+        let access = self.cluster.machine().access();
+        let Some(header) = header else {
+            return Ok(certificate.map(|it| Caller::new(it.clone(), None, access)));
+        };
+        let token = BearerToken::from_header(header)?;
+        let token = access.verify(&token, self.clock.now_us())?.clone();
+        Ok(Some(Caller::new(Principal::of_token(&token), Some(token), access)))
+    }
+
+    /// Returns whether the caller's rules are the newest, and its token has not expired. Does not
+    /// allocate.
+    pub fn is_current(&self, caller: &Caller) -> bool {
+        let is_valid = |token: &Arc<TokenRecord>| token.check_expiry(self.clock.now_us()).is_ok();
+        self.cluster.machine().is_current(&caller.access)
+            && caller.token.as_ref().is_none_or(is_valid)
+    }
+
+    /// Returns the caller with its rules of now.
+    ///
+    /// # Errors
+    /// [`TokenError`] if its token has expired or was revoked.
+    pub fn renewed(&self, caller: &Caller) -> Result<Caller, TokenError> {
+        let access = self.cluster.machine().access();
+        if let Some(token) = &caller.token {
+            let known = access.token(token.id).filter(|known| *known == token);
+            known.ok_or(TokenError::Unknown)?.check_expiry(self.clock.now_us())?;
+        }
+        Ok(Caller::new(caller.principal.clone(), caller.token.clone(), access))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn principal(uris: &[&str], dns: &[&str], common_name: Option<&str>) -> Result<String, String> {
+        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        let (uris, dns_names) = (owned(uris), owned(dns));
+        let names = CertificateNames { uris: &uris, dns_names: &dns_names, common_name };
+        Principal::from_certificate(&names).map(|it| it.to_string())
+    }
+
+    #[test]
+    fn the_first_kind_of_names_of_a_certificate_decides() {
+        let uri = "spiffe://example.org/orders";
+        assert_eq!(principal(&[uri], &["a.example.org"], Some("x")).unwrap(), uri);
+        assert_eq!(principal(&[], &["a.example.org"], Some("x")).unwrap(), "a.example.org");
+        assert_eq!(principal(&[], &[], Some("alice")).unwrap(), "alice");
+        assert!(principal(&[], &[], None).unwrap_err().contains("no URI"));
+    }
+
+    #[test]
+    fn an_ambiguous_or_invalid_certificate_has_no_principal() {
+        assert!(principal(&["a:1", "a:2"], &[], Some("x")).unwrap_err().contains("2 URIs"));
+        assert!(principal(&[], &["a", "b"], Some("x")).unwrap_err().contains("2 DNS names"));
+        assert!(principal(&[], &["*.example.org"], None).is_err());
+        assert!(principal(&[], &[], Some("Alice Smith")).is_err());
+        assert!(principal(&[], &[], Some("")).is_err());
+        assert!(principal(&[], &[], Some(&"x".repeat(256))).is_err());
+        assert!(
+            principal(&[&"é".repeat(3)], &["a"], None).is_err(),
+            "no fall back to the DNS name"
+        );
+    }
+}

@@ -1,0 +1,176 @@
+//! The gate: finds the caller of each call, before any handler.
+//!
+//! A connection keeps its last login, so that most calls compare their header with it and hash
+//! nothing. A login is used as long as tokens and rules are the same. `api/authorize.rs` then
+//! checks the caller's rights.
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use subtle::ConstantTimeEq;
+use tonic::codegen::http::{HeaderMap, header};
+
+use super::load::ClientConnection;
+use crate::api::{MethodKind, is_open, method_row};
+use crate::audit::AuditEvent;
+use crate::error::{Error, Result};
+use crate::limits::{QUOTE_BYTES_MAX, USER_AGENT_BYTES_MAX};
+use crate::log::{AccessOperation, AccessResource, ResourceKind, TokenError};
+use crate::node::{AuthMode, Caller, Node};
+use crate::quote::cut;
+
+/// The gate of one connection.
+#[derive(Debug)]
+pub(super) struct Gate {
+    node: Arc<Node>,
+    connection: Arc<ClientConnection>,
+    last: Mutex<Option<(Box<[u8]>, Arc<Login>)>>,
+}
+
+/// The caller of a call, and its description for the audit log.
+#[derive(Debug)]
+struct Login {
+    /// `None` for a caller without credentials.
+    caller: Option<Caller>,
+    user_agent: Box<str>,
+}
+
+/// The caller of one call, and the right that the call was admitted with.
+#[derive(Debug)]
+pub struct CallAccess {
+    login: Arc<Login>,
+    connection: Arc<ClientConnection>,
+    /// Set by the first check of a control operation or a stream.
+    granted: OnceLock<(AccessOperation, OwnedResource)>,
+    keeps_grant: bool,
+}
+
+/// A resource with its name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnedResource {
+    kind: ResourceKind,
+    name: Box<str>,
+}
+
+impl OwnedResource {
+    pub fn as_resource(&self) -> AccessResource<'_> {
+        AccessResource::new(self.kind, &self.name)
+    }
+}
+
+impl CallAccess {
+    /// Returns the caller; `None` for one without credentials.
+    pub fn caller(&self) -> Option<&Caller> {
+        self.login.caller.as_ref()
+    }
+
+    pub fn user_agent(&self) -> &str {
+        &self.login.user_agent
+    }
+
+    /// Returns the client's address.
+    pub fn peer(&self) -> String {
+        self.connection.peer().to_string()
+    }
+
+    /// Notes a right that was checked. Does not allocate for appends.
+    pub fn grant(&self, operation: AccessOperation, resource: AccessResource<'_>) {
+        if self.keeps_grant {
+            self.granted.get_or_init(|| {
+                let name = cut(resource.name(), QUOTE_BYTES_MAX).into();
+                (operation, OwnedResource { kind: resource.kind(), name })
+            });
+        }
+    }
+
+    pub fn granted(&self) -> Option<&(AccessOperation, OwnedResource)> {
+        self.granted.get()
+    }
+}
+
+impl Gate {
+    /// Returns the gate of a connection; `None` if every caller may do everything.
+    pub(super) fn new(node: &Arc<Node>, connection: &Arc<ClientConnection>) -> Option<Arc<Self>> {
+        (node.auth_mode() != AuthMode::Off).then(|| {
+            let (node, connection) = (node.clone(), connection.clone());
+            Arc::new(Self { node, connection, last: Mutex::default() })
+        })
+    }
+
+    pub(super) fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Finds the caller of a call.
+    ///
+    /// # Errors
+    /// [`Error::Unauthenticated`] if the method needs credentials and the call has no valid ones.
+    pub(super) fn admit(&self, path: &str, headers: &HeaderMap) -> Result<CallAccess> {
+        let login = if is_open(path) {
+            Arc::new(Login { caller: None, user_agent: Box::default() })
+        } else {
+            self.login(path, headers)?
+        };
+        let keeps_grant = method_row(path).is_some_and(|row| row.kind != MethodKind::Data);
+        let connection = self.connection.clone();
+        Ok(CallAccess { login, connection, granted: OnceLock::new(), keeps_grant })
+    }
+
+    fn login(&self, path: &str, headers: &HeaderMap) -> Result<Arc<Login>> {
+        let sent = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
+        let key = sent.unwrap_or_default();
+        if let Some(login) = self.kept(key) {
+            return Ok(login);
+        }
+        let user_agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok());
+        let user_agent = cut(user_agent.unwrap_or_default(), USER_AGENT_BYTES_MAX);
+        let caller = match self.node.login(sent, self.connection.certificate_principal()) {
+            Ok(None) if self.node.auth_mode() == AuthMode::Required => Err(TokenError::Missing),
+            found => found,
+        };
+        let caller = caller.map_err(|error| self.refuse(path, user_agent, error))?;
+        let login = Arc::new(Login { caller, user_agent: user_agent.into() });
+        *crate::sync::lock(&self.last) = Some((key.into(), login.clone()));
+        Ok(login)
+    }
+
+    /// Returns the last login, if it was made with this header and is still as good as a new one.
+    fn kept(&self, key: &[u8]) -> Option<Arc<Login>> {
+        let last = crate::sync::lock(&self.last);
+        let (known, login) = last.as_ref()?;
+        let is_same = bool::from(known.ct_eq(key));
+        let is_current = login.caller.as_ref().is_none_or(|caller| self.node.is_current(caller));
+        (is_same && is_current).then(|| login.clone())
+    }
+
+    fn refuse(&self, path: &str, user_agent: &str, error: TokenError) -> Error {
+        self.node.metrics().on_failed_login(error.name());
+        let event = AuditEvent {
+            kind: "login",
+            principal: "",
+            user_agent,
+            method: cut(path.trim_start_matches('/'), QUOTE_BYTES_MAX),
+            resource: "",
+            result: error.name(),
+        };
+        self.node.audit().refusal(&self.connection.peer(), &event);
+        error.into()
+    }
+
+    /// Logs the outcome of a control operation. `failure` is the reason's name, if it failed.
+    pub(super) fn audit(&self, path: &str, access: &CallAccess, failure: Option<&str>) {
+        let principal = access.caller().map_or("", |caller| caller.principal().as_str());
+        let resource = access.granted().map(|(operation, resource)| {
+            let resource = resource.as_resource();
+            format!("{operation} {} {}", resource.kind().as_str(), resource.name())
+        });
+        let event = AuditEvent {
+            kind: "control",
+            principal,
+            user_agent: access.user_agent(),
+            method: path.trim_start_matches('/'),
+            resource: resource.as_deref().unwrap_or_default().trim_end(),
+            result: failure.unwrap_or("OK"),
+        };
+        self.node.audit().control(&self.connection.peer(), &event);
+    }
+}

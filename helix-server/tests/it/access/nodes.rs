@@ -1,0 +1,150 @@
+//! Access control on three nodes: changes reach every node, and outlive a leader.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use helix_client::{AccessGrant, Client, Config, TokenSource};
+use helix_proto::log::v1::access_service_client::AccessServiceClient;
+use helix_proto::log::v1::{AccessRole, ErrorReason, WhoAmIRequest};
+use helix_server::config::{AuthSetting, ServerConfig};
+use tokio::time::Instant;
+
+use super::{SECOND, role, with_token};
+use crate::support::{TestServer, reason};
+use crate::trio::{NODES, TrioPlan, launch, until};
+
+struct GuardedTrio {
+    plan: TrioPlan,
+    nodes: BTreeMap<u64, TestServer>,
+}
+
+impl GuardedTrio {
+    async fn start(auth: AuthSetting) -> Self {
+        let plan = TrioPlan::new();
+        let launched = NODES.map(|node| (node, launch(ServerConfig { auth, ..plan.config(node) })));
+        let mut nodes = BTreeMap::new();
+        for (node, server) in launched {
+            nodes.insert(node, server.await.unwrap());
+        }
+        Self { plan, nodes }
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        NODES.map(|node| self.plan.data_dir(node).join("admin-token")).into()
+    }
+
+    /// Waits for the first token, which one node writes.
+    async fn first_token(&self) -> String {
+        until("every node accepts the first token", async || {
+            let found = self.files().into_iter().find_map(|path| {
+                #[allow(clippy::disallowed_methods)]
+                let token = std::fs::read_to_string(path).ok()?;
+                Some(token.trim().to_owned())
+            });
+            let token = found?;
+            for node in self.nodes.values() {
+                who_am_i(node, &token).await.ok()?;
+            }
+            Some(token)
+        })
+        .await
+    }
+
+    fn client(&self, token: &str) -> Client {
+        let addresses = self.nodes.values().map(|node| node.running.local_addr().to_string());
+        let token = TokenSource::fixed(token).unwrap();
+        Client::new(Config { token, seed: Some(1), ..Config::new(addresses) }).unwrap()
+    }
+}
+
+async fn who_am_i(node: &TestServer, token: &str) -> Result<String, tonic::Status> {
+    let mut access = AccessServiceClient::new(with_token(&node.channel, token));
+    Ok(access.who_am_i(WhoAmIRequest {}).await?.into_inner().principal)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revocation_reaches_every_node_within_a_second() {
+    let trio = GuardedTrio::start(AuthSetting::Required).await;
+    let admin_token = trio.first_token().await;
+    let written = trio.files().into_iter().filter(|path| path.exists()).count();
+    assert_eq!(written, 1, "one node writes the first token");
+    let admin = trio.client(&admin_token).admin();
+    for _ in 0..3 {
+        let grant = role(AccessRole::Consumer, "default");
+        let token = admin.create_token("reader", None, &grant).await.unwrap().token;
+        for node in trio.nodes.values() {
+            until("the node knows the token", async || {
+                Some(who_am_i(node, &token).await.ok()? == "reader")
+            })
+            .await;
+        }
+        admin.revoke_tokens("reader").await.unwrap();
+        let revoked = Instant::now();
+        for node in trio.nodes.values() {
+            until("the node refuses the token", async || {
+                let refused = who_am_i(node, &token).await.err()?;
+                assert_eq!(reason(&refused), ErrorReason::Unauthenticated);
+                Some(())
+            })
+            .await;
+        }
+        assert!(revoked.elapsed() < SECOND, "{:?}", revoked.elapsed());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_and_rules_outlive_the_leader_and_a_restart() {
+    let mut trio = GuardedTrio::start(AuthSetting::Required).await;
+    let admin_token = trio.first_token().await;
+    let admin = trio.client(&admin_token).admin();
+    let token = admin.create_token("worker", None, &role(AccessRole::Producer, "default")).await;
+    let token = token.unwrap().token;
+    let leader = until("shard 0 has a leader", async || {
+        let metadata = admin.metadata(&[]).await.ok()?;
+        let own = metadata.shards.into_iter().find(|shard| shard.shard_id == 0)?;
+        Some(own.leader?.node_id).filter(|node| *node > 0)
+    })
+    .await;
+    let TestServer { running, channel, .. } = trio.nodes.remove(&leader).unwrap();
+    drop(channel);
+    running.shutdown().await;
+    let none = AccessGrant::default();
+    admin.create_token("later", None, &none).await.unwrap();
+    let config = ServerConfig { auth: AuthSetting::Required, ..trio.plan.config(leader) };
+    trio.nodes.insert(leader, launch(config).await.unwrap());
+    for node in trio.nodes.values() {
+        until("the node knows the tokens", async || {
+            Some(who_am_i(node, &token).await.ok()? == "worker")
+        })
+        .await;
+    }
+    assert_eq!(admin.tokens(None).await.unwrap().len(), 3);
+    let denied = trio.client(&token).admin().delete_topic("default").await.unwrap_err();
+    assert_eq!(denied.reason, Some(ErrorReason::PermissionDenied));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_running_cluster_begins_to_check_its_callers_node_by_node() {
+    let mut trio = GuardedTrio::start(AuthSetting::Off).await;
+    // While it is open, an operator makes the tokens that clients will need.
+    let open = Client::new(Config::new(
+        trio.nodes.values().map(|node| node.running.local_addr().to_string()),
+    ));
+    let open = open.unwrap().admin();
+    let created = open.create_token("ops", None, &role(AccessRole::Admin, "")).await.unwrap();
+    let client = trio.client(&created.token);
+    client.admin().topics("").await.unwrap();
+    for auth in [AuthSetting::Optional, AuthSetting::Required] {
+        for node in NODES {
+            let TestServer { running, channel, .. } = trio.nodes.remove(&node).unwrap();
+            drop(channel);
+            running.shutdown().await;
+            let config = ServerConfig { auth, ..trio.plan.config(node) };
+            trio.nodes.insert(node, launch(config).await.unwrap());
+            client.admin().topics("").await.unwrap();
+        }
+        let anonymous = open.topics("").await;
+        assert_eq!(anonymous.is_ok(), auth == AuthSetting::Optional, "{anonymous:?}");
+    }
+    assert!(trio.files().iter().all(|path| !path.exists()), "the cluster had a token before");
+}

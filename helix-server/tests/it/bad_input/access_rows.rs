@@ -1,0 +1,186 @@
+//! Cases of AccessService.
+
+use helix_proto::log::v1::{
+    AccessOperation, AccessRole, AccessRule, AllowAccessRequest, CreateTokenRequest,
+    ErrorReason as R, ListAccessRequest, ListTokensRequest, RemoveAccessRequest, ResourceKind,
+    RevokeTokenRequest, RoleGrant, TestAccessRequest,
+};
+use prost_types::Timestamp;
+
+use super::Expected::{Fine, Refused};
+use super::{FieldCase, InvalidCall};
+
+fn rule() -> AccessRule {
+    AccessRule {
+        resource_kind: ResourceKind::Topic.into(),
+        name: "orders".to_owned(),
+        is_prefix: false,
+        operations: vec![AccessOperation::Read.into()],
+    }
+}
+
+fn grant() -> RoleGrant {
+    let name = "orders".to_owned();
+    RoleGrant { role: AccessRole::Consumer.into(), name, is_prefix: false }
+}
+
+fn allow(rule: AccessRule) -> InvalidCall {
+    InvalidCall::AllowAccess(AllowAccessRequest {
+        principal: "bad-input".to_owned(),
+        rules: vec![rule],
+        ..AllowAccessRequest::default()
+    })
+}
+
+fn allow_role(grant: RoleGrant) -> InvalidCall {
+    InvalidCall::AllowAccess(AllowAccessRequest {
+        principal: "bad-input".to_owned(),
+        roles: vec![grant],
+        ..AllowAccessRequest::default()
+    })
+}
+
+pub(super) fn all() -> Vec<FieldCase> {
+    [rules(), tokens(), lists()].into_iter().flatten().collect()
+}
+
+fn rules() -> Vec<FieldCase> {
+    let invalid = |words| Refused(R::InvalidArgument, words);
+    let named =
+        |name: &str, is_prefix| allow(AccessRule { name: name.to_owned(), is_prefix, ..rule() });
+    let operations = |operations| allow(AccessRule { operations, ..rule() });
+    let remove = |principal: &str, count, roles| {
+        InvalidCall::RemoveAccess(RemoveAccessRequest {
+            principal: principal.to_owned(),
+            rules: vec![rule(); count],
+            roles,
+        })
+    };
+    let nameless = InvalidCall::AllowAccess(AllowAccessRequest {
+        rules: vec![rule()],
+        ..AllowAccessRequest::default()
+    });
+    let empty = InvalidCall::AllowAccess(AllowAccessRequest {
+        principal: "bad-input".to_owned(),
+        ..AllowAccessRequest::default()
+    });
+    let wrong_role = RoleGrant { role: 99, ..grant() };
+    let nameless_role = RoleGrant { name: String::new(), ..grant() };
+    let whole = RoleGrant { role: AccessRole::Admin.into(), is_prefix: true, ..grant() };
+    vec![
+        (
+            &["AccessRule.resource_kind"],
+            allow(AccessRule { resource_kind: 99, ..rule() }),
+            invalid("resource_kind: is required"),
+        ),
+        (&["AccessRule.name"], named("", false), invalid("rules: the name of a topic")),
+        (&["AccessRule.name"], named("a*", false), invalid("without '*'")),
+        (&["AccessRule.is_prefix"], named("a\u{0}", true), invalid("rules: the name of a topic")),
+        (&["AccessRule.operations"], operations(Vec::new()), invalid("operations of a topic are")),
+        (&["AccessRule.operations"], operations(vec![99]), invalid("operation: is required")),
+        (
+            &["AccessRule.operations"],
+            operations(vec![AccessOperation::Commit.into()]),
+            invalid("operations of a topic are: read"),
+        ),
+        (&["AllowAccessRequest.principal"], nameless, invalid("principal: must have 1..=255")),
+        (&["AllowAccessRequest.rules"], empty, invalid("rules: name at least one")),
+        (
+            &["AllowAccessRequest.roles", "RoleGrant.role"],
+            allow_role(wrong_role),
+            invalid("roles.role: is required"),
+        ),
+        (&["RoleGrant.name"], allow_role(nameless_role), invalid("roles.name: is required")),
+        (&["RoleGrant.is_prefix"], allow_role(whole), invalid("roles.name: must be empty")),
+        (
+            &["RemoveAccessRequest.principal"],
+            remove("a b", 1, Vec::new()),
+            invalid("principal: must have 1..=255"),
+        ),
+        (
+            &["RemoveAccessRequest.rules"],
+            remove("bad-input", 101, Vec::new()),
+            invalid("rules: must be at most 100"),
+        ),
+        (
+            &["RemoveAccessRequest.roles"],
+            remove("bad-input", 0, vec![grant(); 101]),
+            invalid("rules: must be at most 100"),
+        ),
+    ]
+}
+
+fn tokens() -> Vec<FieldCase> {
+    let invalid = |words| Refused(R::InvalidArgument, words);
+    let create = |request| InvalidCall::CreateToken(request);
+    let base = || CreateTokenRequest {
+        principal: "bad-input".to_owned(),
+        ..CreateTokenRequest::default()
+    };
+    let expires = |seconds, nanos| {
+        let expires_at = Some(Timestamp { seconds, nanos });
+        create(CreateTokenRequest { expires_at, ..base() })
+    };
+    let revoke = |token_id: &str, principal: &str| {
+        let (token_id, principal) = (token_id.to_owned(), principal.to_owned());
+        InvalidCall::RevokeToken(RevokeTokenRequest { token_id, principal })
+    };
+    vec![
+        (
+            &["CreateTokenRequest.principal"],
+            create(CreateTokenRequest { principal: "x".repeat(256), ..base() }),
+            invalid("principal: must have 1..=255"),
+        ),
+        (&["CreateTokenRequest.expires_at"], expires(1, 0), invalid("expires_at: is in the past")),
+        (&["CreateTokenRequest.expires_at"], expires(i64::MAX, i32::MAX), invalid("expires_at")),
+        (
+            &["CreateTokenRequest.rules"],
+            create(CreateTokenRequest { rules: vec![rule(); 101], ..base() }),
+            invalid("rules: must be at most 100"),
+        ),
+        (
+            &["CreateTokenRequest.roles"],
+            create(CreateTokenRequest { roles: vec![RoleGrant::default()], ..base() }),
+            invalid("roles.role: is required"),
+        ),
+        (&["RevokeTokenRequest.token_id"], revoke("", ""), invalid("token_id: give a token_id")),
+        (&["RevokeTokenRequest.token_id"], revoke("+123456789abcdef", ""), invalid("16 hexa")),
+        (
+            &["RevokeTokenRequest.token_id"],
+            revoke("0123456789abcdef", ""),
+            Refused(R::TokenNotFound, "0123456789abcdef"),
+        ),
+        (&["RevokeTokenRequest.principal"], revoke("", "a b"), Fine),
+    ]
+}
+
+fn lists() -> Vec<FieldCase> {
+    let invalid = |words| Refused(R::InvalidArgument, words);
+    let tokens = |page_size, page_token: &str, principal: &str| {
+        let (page_token, principal) = (page_token.to_owned(), principal.to_owned());
+        InvalidCall::ListTokens(ListTokensRequest { principal, page_size, page_token })
+    };
+    let access = |page_size, page_token: &str, principal: &str| {
+        let (page_token, principal) = (page_token.to_owned(), principal.to_owned());
+        InvalidCall::ListAccess(ListAccessRequest { principal, page_size, page_token })
+    };
+    let test = |operation, resource_kind, name: &str| {
+        InvalidCall::TestAccess(TestAccessRequest {
+            principal: "\u{0}".to_owned(),
+            operation,
+            resource_kind,
+            name: name.to_owned(),
+        })
+    };
+    vec![
+        (&["ListTokensRequest.principal"], tokens(i32::MAX, "", "\u{0}"), Fine),
+        (&["ListTokensRequest.page_size"], tokens(-1, "", ""), invalid("page_size")),
+        (&["ListTokensRequest.page_token"], tokens(0, "x", ""), invalid("page_token")),
+        (&["ListAccessRequest.principal"], access(i32::MAX, "", "\u{0}"), Fine),
+        (&["ListAccessRequest.page_size"], access(-1, "", ""), invalid("page_size")),
+        (&["ListAccessRequest.page_token"], access(0, "\u{0}", ""), Fine),
+        (&["TestAccessRequest.operation"], test(99, 1, "a"), invalid("operation: is required")),
+        (&["TestAccessRequest.resource_kind"], test(1, 99, "a"), invalid("resource_kind")),
+        (&["TestAccessRequest.principal", "TestAccessRequest.name"], test(1, 1, "\u{0}*"), Fine),
+    ]
+}
