@@ -26,7 +26,7 @@ later_files led_shards leftovers logs mb_per_sec meaning missing missing_offsets
 next_byte node_count out_of_order owned_count partition_id partitions_led pid reachable_nodes \
 read ready_segments record_bytes records_per_sec records_read reported_by restart_ms role \
 says_healthy seconds segments shard_count shards_led streams sync_p50_us sync_p99_us target_count \
-topic_count torn_bytes unwritten_bytes uptime_seconds used_bytes value_base64 variable wanted \
+torn_bytes unwritten_bytes uptime_seconds used_bytes value_base64 variable wanted \
 what why write write_after";
 
 const INTRODUCTION: &str = "\
