@@ -37,7 +37,7 @@ pub struct GroupSessions {
 
 impl GroupSessions {
     /// Records a heartbeat of a member with this view. Returns `false` if the member is about to be
-    /// removed, so that it must not be told that its session continues.
+    /// removed, so that no response may say that its session continues.
     #[must_use]
     pub fn touch(
         &self,

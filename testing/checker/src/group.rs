@@ -75,6 +75,8 @@ struct PartitionUse {
     open: Vec<(u32, u64)>,
     /// Highest log start of a response.
     log_start: u64,
+    /// A commit was sent.
+    has_commits: bool,
 }
 
 /// Checks the history of one group.
@@ -195,10 +197,12 @@ impl GroupChecker {
         place.log_start
     }
 
-    /// A reader was told that the group's offset is out of range, and that the log starts here.
+    /// A response says that the group's offset is out of range, and that the log starts here.
     pub fn out_of_range(&mut self, key: GroupPartitionKey, floor: Option<u64>, log_start: u64) {
         self.starts(key, log_start);
-        if floor.is_none_or(|floor| floor >= log_start) {
+        // A commit without a response may have been stored.
+        let was_sent = self.partitions.get(&key).is_some_and(|place| place.has_commits);
+        if !was_sent || floor.is_some_and(|floor| floor >= log_start) {
             self.violations.push(format!(
                 "{key:?}: the committed offset is called out of range; {floor:?} was acknowledged \
                  and the log starts at {log_start}"
@@ -259,6 +263,7 @@ impl GroupChecker {
     pub fn send_commit(&mut self, member: u32, key: GroupPartitionKey, offset: u64) -> SentCommit {
         let place = self.partitions.entry(key).or_default();
         place.open.push((member, offset));
+        place.has_commits = true;
         self.commit_sent.insert(key.topic_id);
         let other_owner = place.owner.filter(|owner| *owner != member);
         SentCommit { key, offset, member, other_owner }
@@ -305,7 +310,7 @@ impl GroupChecker {
 }
 
 impl PartitionUse {
-    /// The highest acknowledged commit, or an open one that may have replaced it.
+    /// Returns the highest acknowledged commit, or an open commit that may have replaced it.
     fn floor(&self) -> Option<u64> {
         let lowest_open = self.open.iter().map(|(_, offset)| *offset).min();
         self.acked.map(|acked| lowest_open.map_or(acked, |open| acked.min(open)))
@@ -428,6 +433,13 @@ mod tests {
         group.out_of_range(KEY, Some(10), 11);
         assert!(group.violations().is_empty());
         group.out_of_range(KEY, Some(10), 10);
+        assert!(is_found(&group, "called out of range"));
+        // Its outcome is unknown.
+        let mut group = GroupChecker::default();
+        group.send_commit(1, KEY, 5);
+        group.out_of_range(KEY, None, 6);
+        assert!(group.violations().is_empty());
+        group.out_of_range(GroupPartitionKey { number: 2, ..KEY }, None, 6);
         assert!(is_found(&group, "called out of range"));
     }
 

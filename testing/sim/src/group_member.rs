@@ -339,10 +339,16 @@ impl MemberSlot {
         self.context.marks.hit(CoverageMark::GroupMemberAbsent);
         self.note(member, "is absent");
         self.suspend(member);
-        let absence = member.session_timeout.mul_f64(self.rng.random_range(0.5..3.0));
-        sleep(absence).await;
-        self.note(member, "is back");
-        self.commit(member, None).await;
+        if self.rng.random_bool(0.3) {
+            // Its next heartbeat may meet its removal.
+            sleep(member.expires - Instant::now() + millis(&mut self.rng, 0..=60)).await;
+            self.note(member, "is back at the end of its session");
+        } else {
+            let absence = member.session_timeout.mul_f64(self.rng.random_range(0.5..3.0));
+            sleep(absence).await;
+            self.note(member, "is back");
+            self.commit(member, None).await;
+        }
         member.next_heartbeat = Instant::now();
     }
 

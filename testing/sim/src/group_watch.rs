@@ -32,7 +32,7 @@ struct GroupObservation {
 
 /// Checks the group, and keeps the state that it needs.
 #[derive(Debug)]
-pub struct GroupWatch {
+pub struct GroupStateChecker {
     context: GroupContext,
     ticks: u64,
     /// By node and shard.
@@ -51,7 +51,7 @@ fn to_key(key: PartitionKey) -> GroupPartitionKey {
     GroupPartitionKey { topic_id: key.topic_id, number: key.number }
 }
 
-impl GroupWatch {
+impl GroupStateChecker {
     pub fn new(context: GroupContext) -> Self {
         Self { context, ticks: 0, seen: BTreeMap::new() }
     }

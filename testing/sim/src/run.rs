@@ -15,7 +15,7 @@ use crate::cluster::SimulatedMachine;
 use crate::coverage::{CoverageMark, CoverageMarks};
 use crate::damage;
 use crate::final_reads::{self, FinalReadEvents};
-use crate::group_watch::GroupWatch;
+use crate::group_watch::GroupStateChecker;
 use crate::invariants::InvariantChecker;
 use crate::nemesis::Nemesis;
 use crate::net;
@@ -129,7 +129,7 @@ struct World {
     watch: InvariantChecker,
     clocks: ClockWitness,
     recreations: RecreationLog,
-    groups: Option<GroupWatch>,
+    groups: Option<GroupStateChecker>,
     context: ClientContext,
     /// Events of the final reads.
     found: FinalReadEvents,
@@ -197,7 +197,7 @@ impl World {
             recreations,
             clocks: ClockWitness::new(&plan, members.clone(), marks.clone()),
             watch: InvariantChecker::new(members, recorder.clone(), marks.clone()),
-            groups: plan.group.as_ref().map(|_| GroupWatch::new(context.group.clone())),
+            groups: plan.group.as_ref().map(|_| GroupStateChecker::new(context.group.clone())),
             sim: ManuallyDrop::new(sim),
             machines,
             context,

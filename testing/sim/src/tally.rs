@@ -74,8 +74,10 @@ impl Tally {
         };
         format!(
             "{} runs, {:.2} simulated hours in {:.0} s ({:.1} times as fast as time); {} batches \
-             acked, {} read, {} crashes\ngroups: {} runs, {} records delivered, {} of them again, {} \
-             commits, {} partitions moved\nfaults: {}\nmet: {}",
+             acked, {} read, {} crashes\n\
+             groups: {} runs, {} records delivered, {} of them again, {} commits, {} partitions \
+             moved\n\
+             faults: {}\nmet: {}",
             self.get("runs"),
             simulated / 3600.0,
             wall.as_secs_f64(),

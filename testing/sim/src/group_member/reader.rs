@@ -17,11 +17,14 @@ use tokio::time::{Instant, timeout};
 use super::{Member, MemberSlot, RESPONSE_TIMEOUT, Reading, call, to_proto};
 use crate::coverage::CoverageMark;
 
-/// Longest wait for a message of a subscription: one that has arrived.
+/// Longest wait for a message of a subscription, which has arrived already.
 const MESSAGE_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// Most messages of a subscription that a member takes at once.
 const MESSAGES_MAX: u32 = 50;
+
+/// Most records of a fetch.
+const RECORDS_MAX: u64 = 2_000;
 
 /// Longest wait of a fetch for new records.
 const FETCH_WAIT: Duration = Duration::from_millis(150);
@@ -67,7 +70,10 @@ impl MemberSlot {
             let floor = self.context.group.checker().floor(*key);
             let request = FetchRequest {
                 partitions: vec![start],
-                limits: Some(ReadLimits { max_records: Some(200), ..ReadLimits::default() }),
+                limits: Some(ReadLimits {
+                    max_records: Some(RECORDS_MAX),
+                    ..ReadLimits::default()
+                }),
                 max_wait: Some(to_proto(FETCH_WAIT)),
                 source,
                 ..FetchRequest::default()
