@@ -3,9 +3,10 @@
 use std::task::{Context, Poll};
 
 use tonic::body::Body;
-use tonic::codegen::Service;
 use tonic::codegen::http::{Request, Response, header};
+use tonic::codegen::{BoxFuture, Service, StdError};
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
 use crate::token::TokenSource;
 
@@ -25,17 +26,35 @@ impl AuthorizedChannel {
 
 impl Service<Request<Body>> for AuthorizedChannel {
     type Response = Response<Body>;
-    type Error = <Channel as Service<Request<Body>>>::Error;
-    type Future = <Channel as Service<Request<Body>>>::Future;
+    /// The error of the channel, or the status of a call that the token source failed.
+    type Error = StdError;
+    type Future = BoxFuture<Self::Response, StdError>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.channel.poll_ready(context)
+        self.channel.poll_ready(context).map_err(Into::into)
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        if let Some(token) = self.token.header() {
-            request.headers_mut().insert(header::AUTHORIZATION, token);
+        match self.token.header() {
+            Ok(Some(token)) => {
+                request.headers_mut().insert(header::AUTHORIZATION, token);
+            }
+            Ok(None) => {}
+            Err(status) => return Box::pin(async { Err(status.into()) }),
         }
-        self.channel.call(request)
+        let responding = self.channel.call(request);
+        let token = self.token.clone();
+        Box::pin(async move {
+            let response = responding.await?;
+            // A call that is refused has its status in the headers.
+            if let Some(Code::Unauthenticated) = response
+                .headers()
+                .get(Status::GRPC_STATUS)
+                .map(|it| Code::from_bytes(it.as_bytes()))
+            {
+                token.on_refused();
+            }
+            Ok(response)
+        })
     }
 }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
-use tonic::Code;
 use tonic::codegen::http::HeaderValue;
+use tonic::{Code, Status};
 
 use crate::error::{Error, Result};
 
@@ -66,8 +66,9 @@ impl TokenSource {
         Ok(Self(Some(Arc::new(TokenOrigin::Fixed(header(token)?)))))
     }
 
-    /// Sends the token in this file, which is read again within a second after it changes. If that
-    /// fails, the client sends the last token that it read.
+    /// Sends the token in this file, which is read again within a second after it changes, and at
+    /// once after the service refused the token. If that fails, the client sends the last token that
+    /// it read.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` if the file cannot be read or has no token.
@@ -78,7 +79,8 @@ impl TokenSource {
         Ok(Self(Some(Arc::new(TokenOrigin::File(TokenFile { path, read })))))
     }
 
-    /// Calls `supply` before each call. It must return at once, so let it return a cached token.
+    /// Calls `supply` before each call. It must return at once, so let it return a cached token. If
+    /// it returns none or an invalid one, the call fails with `UNAUTHENTICATED` and is not sent.
     pub fn callback(supply: impl Fn() -> Option<String> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(TokenOrigin::Callback(Box::new(supply)))))
     }
@@ -101,18 +103,35 @@ impl TokenSource {
         self.0.is_none()
     }
 
-    /// Returns the value of the authorization header now.
-    pub(crate) fn header(&self) -> Option<HeaderValue> {
-        match &**self.0.as_ref()? {
-            TokenOrigin::Fixed(header) => Some(header.clone()),
-            TokenOrigin::File(file) => Some(file.header()),
-            TokenOrigin::Callback(supply) => match header(&supply()?) {
-                Ok(header) => Some(header),
-                Err(error) => {
-                    tracing::warn!(%error, "the token of the application is not valid");
-                    None
-                }
-            },
+    /// Returns the value of the authorization header now; `None` if no token is sent.
+    ///
+    /// # Errors
+    /// `UNAUTHENTICATED` if the callback has no valid token: a call without one could have more
+    /// rights than the application means.
+    pub(crate) fn header(&self) -> std::result::Result<Option<HeaderValue>, Status> {
+        let Some(origin) = &self.0 else { return Ok(None) };
+        let header = match &**origin {
+            TokenOrigin::Fixed(header) => header.clone(),
+            TokenOrigin::File(file) => file.header(),
+            TokenOrigin::Callback(supply) => {
+                let token = supply().ok_or_else(|| {
+                    Status::unauthenticated("the application's token source has no token")
+                })?;
+                header(&token).map_err(|error| {
+                    let what = &error.message;
+                    let what = format!("the application's token source has no token: {what}");
+                    Status::unauthenticated(what)
+                })?
+            }
+        };
+        Ok(Some(header))
+    }
+
+    /// Notes that the service refused the token, so that a changed file is read before the next
+    /// call.
+    pub(crate) fn on_refused(&self) {
+        if let Some(TokenOrigin::File(file)) = self.0.as_deref() {
+            file.expire();
         }
     }
 }
@@ -129,6 +148,13 @@ impl fmt::Debug for TokenSource {
 }
 
 impl TokenFile {
+    /// Lets the next call read the file, also if its time and length are as before.
+    fn expire(&self) {
+        let mut known = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        known.checked_at = None;
+        known.version = None;
+    }
+
     fn header(&self) -> HeaderValue {
         // A panic elsewhere cannot have left the token inconsistent.
         let mut known = self.read.lock().unwrap_or_else(PoisonError::into_inner);
@@ -193,7 +219,7 @@ mod tests {
     const SECRET: &str = "helix_0000000000000001_5ec2e7";
 
     fn sent(source: &TokenSource) -> String {
-        source.header().unwrap().to_str().unwrap().to_owned()
+        source.header().unwrap().unwrap().to_str().unwrap().to_owned()
     }
 
     #[test]
@@ -205,7 +231,7 @@ mod tests {
         for source in [TokenSource::fixed(SECRET), TokenSource::file(&path), Ok(callback)] {
             let source = source.unwrap();
             assert_eq!(sent(&source), format!("Bearer {SECRET}"));
-            let shown = format!("{source:?} {:?}", source.header().unwrap());
+            let shown = format!("{source:?} {:?}", source.header().unwrap().unwrap());
             assert!(!shown.contains("5ec2e7"), "{shown}");
             let config = crate::Config { token: source, ..crate::Config::default() };
             assert!(!format!("{config:?}").contains("5ec2e7"));
@@ -228,6 +254,12 @@ mod tests {
         assert_eq!(sent(&source), "Bearer first", "checked at most once a second");
         tokio::time::advance(FILE_CHECK_INTERVAL).await;
         assert_eq!(sent(&source), "Bearer second-token");
+        fs::write(&path, "renewed-tokn").unwrap();
+        source.on_refused();
+        assert_eq!(sent(&source), "Bearer renewed-tokn", "read at once after a refusal");
+        fs::write(&path, "second-token").unwrap();
+        source.on_refused();
+        assert_eq!(sent(&source), "Bearer second-token");
         fs::remove_file(&path).unwrap();
         tokio::time::advance(FILE_CHECK_INTERVAL).await;
         assert_eq!(sent(&source), "Bearer second-token");
@@ -245,6 +277,9 @@ mod tests {
             _ => None,
         });
         assert_eq!(sent(&source), "Bearer a");
-        assert_eq!((source.header(), source.header()), (None, None));
+        for _ in 0..2 {
+            assert_eq!(source.header().unwrap_err().code(), Code::Unauthenticated);
+        }
+        assert!(TokenSource::none().header().unwrap().is_none());
     }
 }

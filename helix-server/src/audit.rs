@@ -1,5 +1,5 @@
 //! The audit log: control operations, failed logins and denials, with the tracing target `audit`.
-//! Lines of failed logins and denials are limited, so that a client cannot flood the log.
+//! Lines of failed operations, failed logins and denials are limited, so that a client cannot flood the log.
 
 use std::fmt::Display;
 use std::sync::Mutex;
@@ -12,7 +12,8 @@ use crate::sync;
 /// Tracing target of the audit log.
 pub const TARGET: &str = "audit";
 
-/// Lines of failed logins and denials in one [`SPAN`]; later ones are counted.
+/// Lines of failed operations, and of failed logins and denials, in one [`SPAN`]; later ones are
+/// counted.
 const LINES_PER_SPAN: u32 = 100;
 
 const SPAN: Duration = Duration::from_secs(1);
@@ -37,6 +38,8 @@ pub struct AuditEvent<'a> {
 #[derive(Debug, Default)]
 pub struct AuditLog {
     refusals: Mutex<Refusals>,
+    /// Control operations that failed.
+    failures: Mutex<Refusals>,
 }
 
 #[derive(Debug, Default)]
@@ -63,9 +66,15 @@ impl Refusals {
 }
 
 impl AuditLog {
-    /// Logs the outcome of a control operation.
+    /// Logs the outcome of a control operation, unless too many failed in this second.
     pub fn control(&self, peer: &dyn Display, event: &AuditEvent<'_>) {
-        write(peer, event, 0);
+        if event.result == "OK" {
+            return write(peer, event, 0);
+        }
+        let suppressed = sync::lock(&self.failures).next();
+        if let Some(suppressed) = suppressed {
+            write(peer, event, suppressed);
+        }
     }
 
     /// Logs a failed login or a denial, unless there were too many in this second.

@@ -169,7 +169,7 @@ async fn run(
     for (flag, addr) in config.exposed() {
         tracing::warn!(
             flag, %addr,
-            "listening without encryption or authentication (--insecure)"
+            "listening without encryption (--insecure)"
         );
     }
     log_limits(&config);

@@ -35,6 +35,9 @@ pub const PRINCIPAL_LISTED_BYTES: usize = 16 << 10;
 /// Longest text of a client's user agent in the audit log.
 pub const USER_AGENT_BYTES_MAX: usize = 128;
 
+/// Shortest time between two questions to shard 0's leader for tokens that this node does not know.
+pub const TOKEN_REFRESH_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Longest time between two checks of the expiry of an open stream's token.
 pub const TOKEN_EXPIRY_POLL_MAX: Duration = Duration::from_secs(30);
 

@@ -266,6 +266,10 @@ impl TokenFile for FirstTokenFile {
         self.0.write(token)
     }
 
+    fn load(&self) -> Option<String> {
+        self.0.read()
+    }
+
     fn remove(&self) {
         self.0.remove();
     }

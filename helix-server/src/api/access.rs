@@ -12,7 +12,7 @@ use helix_proto::log::v1::{
 use tonic::{Request, Response, Status};
 
 use super::access_rules::{kind_of, operation_of, requested_rules, wire_rules};
-use super::authorize::authorize_request;
+use super::authorize::{authorize_change, authorize_request};
 use super::{call_memory, reserve_response, time};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
@@ -234,7 +234,7 @@ impl AccessService for AccessHandler {
         &self,
         request: Request<CreateTokenRequest>,
     ) -> Result<Response<CreateTokenResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         Ok(Response::new(self.create_token(request.into_inner()).await?))
     }
 
@@ -251,7 +251,7 @@ impl AccessService for AccessHandler {
         &self,
         request: Request<RevokeTokenRequest>,
     ) -> Result<Response<RevokeTokenResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         Ok(Response::new(self.revoke(request.into_inner()).await?))
     }
 
@@ -259,7 +259,7 @@ impl AccessService for AccessHandler {
         &self,
         request: Request<AllowAccessRequest>,
     ) -> Result<Response<AllowAccessResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         let AllowAccessRequest { principal, rules, roles } = request.into_inner();
         let access = self.change_rules(principal, (&rules, &roles), AccessCommand::Allow).await?;
         Ok(Response::new(AllowAccessResponse { access }))
@@ -269,7 +269,7 @@ impl AccessService for AccessHandler {
         &self,
         request: Request<RemoveAccessRequest>,
     ) -> Result<Response<RemoveAccessResponse>, Status> {
-        authorize_request(&self.node, &request)?;
+        authorize_change(&self.node, &request).await?;
         let RemoveAccessRequest { principal, rules, roles } = request.into_inner();
         let access = self.change_rules(principal, (&rules, &roles), AccessCommand::Remove).await?;
         Ok(Response::new(RemoveAccessResponse { access }))

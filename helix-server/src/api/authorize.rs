@@ -317,6 +317,38 @@ pub(super) fn authorize_request<T: GuardedRequest>(
     authorize(node, call_memory(request).as_deref(), request.get_ref())
 }
 
+/// Checks that the caller of a heartbeat may read the topics that its member subscribes to.
+///
+/// # Errors
+/// As of [`authorize`].
+pub(super) fn authorize_subscription(
+    node: &Node,
+    call: Option<&CallMemory>,
+    topics: &[String],
+) -> Result<()> {
+    let access = call.and_then(CallMemory::access).ok_or(TokenError::Missing)?;
+    let check = RightsCheck::new(node, access, HeartbeatRequest::METHOD)?;
+    topics.iter().try_for_each(|topic| check.subscribed(topic))
+}
+
+/// Like [`authorize_request`], for a change of tokens or rules. It is decided with a copy of the
+/// rules that is as new as the call, so that a revoked administrator makes no change through a node
+/// that lags.
+///
+/// # Errors
+/// As of [`authorize`], and [`Error::NoLeader`] if this node cannot learn the newest rules.
+pub(super) async fn authorize_change<T: GuardedRequest + Sync>(
+    node: &Node,
+    request: &Request<T>,
+) -> Result<()> {
+    authorize_request(node, request)?;
+    if node.auth_mode() == AuthMode::Off {
+        return Ok(());
+    }
+    node.cluster().catch_up().await?;
+    authorize_request(node, request)
+}
+
 /// Checks again the rights that an open stream was opened with.
 ///
 /// # Errors
@@ -330,6 +362,7 @@ pub(crate) fn reauthorize(node: &Node, access: &CallAccess, method: &'static str
 }
 
 /// Checks again, after a change of the rules, that the caller of a waiting call may read topics.
+/// `checked` keeps the caller as of the last check, so that each change is checked once.
 ///
 /// # Errors
 /// As of [`authorize`].
@@ -337,19 +370,21 @@ pub(super) fn reauthorize_reads<'a>(
     node: &Node,
     call: Option<&CallMemory>,
     method: &'static str,
+    checked: &mut Option<Caller>,
     topics: impl Iterator<Item = &'a str>,
 ) -> Result<()> {
     let access = call.and_then(CallMemory::access);
     let Some((access, caller)) = access.and_then(|it| Some((it, it.caller()?))) else {
         return Ok(());
     };
-    if node.is_current(caller) {
+    if node.is_current(checked.as_ref().unwrap_or(caller)) {
         return Ok(());
     }
     let check = RightsCheck::new(node, access, method)?;
     for topic in topics {
         check.one(Operation::Read, Resource::Topic(topic))?;
     }
+    *checked = check.renewed;
     Ok(())
 }
 

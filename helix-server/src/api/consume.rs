@@ -71,7 +71,13 @@ impl ConsumeHandler {
             fetch.wait(deadline).await?;
             // The rules may have changed during the wait.
             let topics = fetch.readers.iter().map(|(reader, _)| reader.topic().name.as_str());
-            reauthorize_reads(&self.node, call.as_deref(), FetchRequest::METHOD, topics)?;
+            reauthorize_reads(
+                &self.node,
+                call.as_deref(),
+                FetchRequest::METHOD,
+                &mut None,
+                topics,
+            )?;
         }
         Ok(fetch.response(call.as_deref()))
     }

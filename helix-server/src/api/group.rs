@@ -15,7 +15,7 @@ use helix_proto::log::v1::{
 };
 use tonic::{Request, Response, Status};
 
-use super::authorize::{Visibility, authorize_request};
+use super::authorize::{Visibility, authorize_request, authorize_subscription};
 use super::status::status_at;
 use super::{call_memory, group_describe, group_offsets, time};
 use crate::clock::Clock;
@@ -31,8 +31,9 @@ use crate::log::{
     CommittingMember, GroupChange, GroupRefusal, GroupTable, MemberReport, MemberSpec, MemberView,
     OffsetUpdate, PARTITIONS_PER_GROUP_MAX, PartitionKey, Refusal, TopicOffsets, is_pattern,
 };
-use crate::node::Node;
+use crate::node::{AuthMode, Node};
 use crate::shard::Shard;
+use crate::transport::CallMemory;
 
 pub(crate) struct GroupHandler {
     node: Arc<Node>,
@@ -43,7 +44,11 @@ impl GroupHandler {
         Self { node: node.clone() }
     }
 
-    async fn heartbeat(&self, request: HeartbeatRequest) -> Result<HeartbeatResponse> {
+    async fn heartbeat(
+        &self,
+        request: HeartbeatRequest,
+        call: Option<&CallMemory>,
+    ) -> Result<HeartbeatResponse> {
         check_group(&request.group)?;
         check_id("member_id", &request.member_id, 1)?;
         check_id("static_name", &request.static_name, 0)?;
@@ -83,6 +88,13 @@ impl GroupHandler {
             }
             found => found?,
         };
+        if report.spec.topics.is_empty() && self.node.auth_mode() != AuthMode::Off {
+            // The member keeps its subscription.
+            let known = shard.read_groups(|groups| groups.snapshot(group));
+            let member = known.as_ref().and_then(|group| group.member(&report.spec.member_id));
+            let topics = member.map_or(&[][..], |member| &member.spec.topics);
+            authorize_subscription(&self.node, call, topics)?;
+        }
         let view = match Box::pin(shard.report(group, &report, &paused, wait)).await {
             Ok(view) => view,
             Err(error) => return Err(shard.redirect(error).await),
@@ -245,6 +257,10 @@ impl GroupHandler {
                 continue;
             };
             let lags = group.offsets().filter_map(|(key, row)| {
+                let topic = self.node.topic_of(key.topic_id)?;
+                if !visible.sees_topic(&topic.name) {
+                    return None;
+                }
                 let high_watermark = self.node.watermarks_of(key)?.high_watermark;
                 Some(high_watermark.saturating_sub(row.offset?))
             });
@@ -397,7 +413,8 @@ impl GroupService for GroupHandler {
         request: Request<HeartbeatRequest>,
     ) -> Result<Response<HeartbeatResponse>, Status> {
         authorize_request(&self.node, &request)?;
-        Ok(Response::new(self.heartbeat(request.into_inner()).await?))
+        let call = call_memory(&request);
+        Ok(Response::new(self.heartbeat(request.into_inner(), call.as_deref()).await?))
     }
 
     async fn leave(

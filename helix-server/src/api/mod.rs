@@ -39,7 +39,9 @@ use crate::log::Watermarks;
 use crate::shard::BatchAck;
 use crate::transport::{CallMemory, LoadPermit};
 pub(crate) use access::AccessHandler;
-pub(crate) use authorize::{GuardedRequest, MethodKind, is_open, method_row, reauthorize};
+pub(crate) use authorize::{
+    GuardedRequest, MethodKind, MethodRow, is_open, method_row, reauthorize,
+};
 pub(crate) use cluster::ClusterHandler;
 pub(crate) use consume::ConsumeHandler;
 pub(crate) use decompressors::Decompressors;

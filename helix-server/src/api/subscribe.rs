@@ -25,13 +25,15 @@ use super::status::status_at;
 use super::wire_watermarks;
 use crate::error::Error;
 use crate::limits::{FETCH_BYTES_DEFAULT, HEARTBEAT_INTERVAL};
-use crate::node::{Node, ReaderMembership};
+use crate::node::{Caller, Node, ReaderMembership};
 use crate::shard::{WatchGuard, Watcher};
 use crate::transport::{CallMemory, LoadPermit};
 
 pub(super) struct SubscriptionStream {
     node: Arc<Node>,
     call: Option<Arc<CallMemory>>,
+    /// The caller as of the last check of its rights; `None` if the rules are as at the start.
+    checked: Option<Caller>,
     _permit: LoadPermit,
     partitions: Vec<SubscribedPartition>,
     /// Indexes of `partitions` that may have records to read, each at most once.
@@ -87,6 +89,7 @@ impl SubscriptionStream {
         let subscription = Self {
             node: node.clone(),
             call,
+            checked: None,
             _permit: permit,
             // Each partition has a first turn: the watch misses records committed before it.
             turns: (0..).take(partitions.len()).collect(),
@@ -115,9 +118,10 @@ impl SubscriptionStream {
     }
 
     /// Checks that the caller may still read every topic, if the rules have changed.
-    fn check_rights(&self) -> Result<(), Error> {
-        let topics = self.partitions.iter().map(|it| it.reader.topic().name.as_str());
-        reauthorize_reads(&self.node, self.call.as_deref(), SubscribeRequest::METHOD, topics)
+    fn check_rights(&mut self) -> Result<(), Error> {
+        let Self { node, call, partitions, checked, .. } = self;
+        let topics = partitions.iter().map(|it| it.reader.topic().name.as_str());
+        reauthorize_reads(node, call.as_deref(), SubscribeRequest::METHOD, checked, topics)
     }
 
     pub(super) fn messages(self) -> BoxStream<SubscribeResponse> {

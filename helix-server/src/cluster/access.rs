@@ -3,7 +3,7 @@
 use super::client::{Cluster, unexpected};
 use crate::error::{Error, Result};
 use crate::limits::ACCESS_WAIT_MAX;
-use crate::log::{AccessCommand, ClusterCommand, ClusterReply};
+use crate::log::{AccessCommand, AccessState, ClusterCommand, ClusterReply};
 use crate::protocol;
 
 impl Cluster {
@@ -13,6 +13,10 @@ impl Cluster {
     /// [`Error::InvalidArgument`] if a field is invalid, if a limit is reached, or while a member
     /// of the cluster runs a version without access control.
     pub async fn change_access(&self, command: AccessCommand) -> Result<()> {
+        // An entry that the log cannot hold would stop shard 0, so this cannot wait for apply.
+        if let Err(ClusterReply::Invalid { field, what }) = AccessState::check(&command) {
+            return Err(Error::InvalidArgument { field, what });
+        }
         if !self.wait_protocol(protocol::ACCESS, ACCESS_WAIT_MAX).await {
             return Err(Error::InvalidArgument {
                 field: "request",

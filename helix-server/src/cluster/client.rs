@@ -15,7 +15,7 @@ use super::state::ClusterState;
 use crate::clock::Clock;
 use crate::error::{Error, LeaderHint, Result};
 use crate::limits;
-use crate::log::{ClusterCommand, ClusterReply, Head, Verdict};
+use crate::log::{ClusterCommand, ClusterReply, HEAD_BYTES_MAX, Head, Verdict};
 use crate::peer::{Hub, PeerError, PeerStatus};
 use crate::raft::{Command, LeadershipWatch, ProposeError, Replica, node_of};
 use crate::shard::{Shard, write_error};
@@ -200,9 +200,13 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::OutcomeUnknown`] if an attempt got no response and may still take effect.
-    /// [`Error::NoLeader`] if no attempt reached a leader.
+    /// [`Error::NoLeader`] if no attempt reached a leader. [`Error::InvalidArgument`] if the command
+    /// is larger than an entry of the log may be.
     pub async fn command(&self, command: ClusterCommand) -> Result<ClusterReply> {
         match self.send_to_leader(PeerRequest::Command(command)).await? {
+            PeerResponse::ClusterReply(ClusterReply::Invalid { field: "request", what }) => {
+                Err(Error::InvalidArgument { field: "request", what })
+            }
             PeerResponse::ClusterReply(reply) => Ok(reply),
             other => Err(unexpected(&other)),
         }
@@ -315,7 +319,14 @@ impl Cluster {
     }
 
     async fn propose(&self, command: ClusterCommand) -> PeerResponse {
-        let command = Command::control(Head::Cluster(command));
+        let head = Head::Cluster(command);
+        // The log refuses a larger head only after the replica has accepted it, and then stops.
+        let bytes = head.encode().len();
+        if bytes > HEAD_BYTES_MAX {
+            let what = format!("the change takes {bytes} bytes, the limit is {HEAD_BYTES_MAX}");
+            return PeerResponse::ClusterReply(ClusterReply::Invalid { field: "request", what });
+        }
+        let command = Command::control(head);
         let outcome = match self.replica().propose(command, None).await {
             Ok(outcome) => timeout(limits::COMMIT_WAIT_MAX, outcome).await,
             Err(error) => Ok(Err(error)),

@@ -230,9 +230,8 @@ impl ServerConfig {
                 self.insecure,
                 flag,
                 &addr,
-                "other machines can reach this address, and there is neither encryption nor \
-                 authentication yet; listen on 127.0.0.1, or add --insecure to allow every client \
-                 everything",
+                "other machines can reach this address, and the network is not encrypted, also \
+                 with --auth; listen on 127.0.0.1, or add --insecure",
             );
         }
     }

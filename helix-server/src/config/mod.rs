@@ -135,7 +135,7 @@ pub struct ServerConfig {
     #[arg(long, value_name = "ADDR|off", value_parser = parse_admin_addr)]
     pub admin_addr: Option<AdminAddr>,
 
-    /// Allow addresses that other machines can reach, without encryption or authentication
+    /// Allow addresses that other machines can reach, without encryption
     #[arg(long)]
     pub insecure: bool,
 

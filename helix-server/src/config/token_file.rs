@@ -4,9 +4,12 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+/// Bytes that are read of a file.
+const BYTES_MAX: u64 = 4 << 10;
 
 /// A file with one secret, with the mode 0600.
 #[derive(Debug, Clone)]
@@ -49,6 +52,13 @@ impl SecretFile {
         fs::File::open(directory)?.sync_all()
     }
 
+    /// Returns the secret; `None` if the file cannot be read or is too long for one.
+    pub fn read(&self) -> Option<String> {
+        let mut text = String::new();
+        fs::File::open(&self.path).ok()?.take(BYTES_MAX).read_to_string(&mut text).ok()?;
+        Some(text.trim().to_owned())
+    }
+
     /// Removes the file, if it can be.
     pub fn remove(&self) {
         // Ignored: the secret in it is of no use.
@@ -74,8 +84,10 @@ mod tests {
         file.write("secret").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "secret\n");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(file.read().as_deref(), Some("secret"));
         file.remove();
         assert!(!path.exists());
+        assert_eq!(file.read(), None);
         file.remove();
     }
 }

@@ -26,6 +26,9 @@ pub trait TokenFile: Send + Sync + 'static {
     /// The file cannot be written.
     fn store(&self, token: &str) -> io::Result<()>;
 
+    /// Returns the token that was stored; `None` if there is none.
+    fn load(&self) -> Option<String>;
+
     /// Removes the token that was stored.
     fn remove(&self);
 
@@ -70,15 +73,23 @@ pub async fn make_first_token(node: Weak<Node>, file: Box<dyn TokenFile>) {
     }
 }
 
+/// The token that this node proposes, with its record. Every attempt proposes the same record, since
+/// an attempt without a response may still take effect.
+struct FirstToken {
+    token: BearerToken,
+    record: TokenRecord,
+}
+
 impl Node {
-    /// Returns whether the cluster has a token. `stored` is the id of the token in the file.
+    /// Returns whether the cluster has a token. `stored` is the token in the file.
     async fn store_first_token(
         self: &Arc<Self>,
         file: &dyn TokenFile,
-        stored: &mut Option<u64>,
+        stored: &mut Option<FirstToken>,
     ) -> Result<bool> {
         let cluster = &self.cluster;
-        if self.has_first_token(file, *stored) {
+        if cluster.machine().access().has_had_tokens() {
+            self.settle_first_token(file, stored.is_some()).await?;
             return Ok(true);
         }
         if !cluster.is_leader() || cluster.protocol() < protocol::ACCESS {
@@ -86,18 +97,22 @@ impl Node {
         }
         // A new leader may not have applied the entries of the one before it.
         cluster.catch_up().await?;
-        if self.has_first_token(file, *stored) {
+        if cluster.machine().access().has_had_tokens() {
+            self.settle_first_token(file, stored.is_some()).await?;
             return Ok(true);
         }
-        let token = BearerToken::from_random(|| self.random_u64());
-        let stored_now = file.store(&token.reveal());
-        stored_now.map_err(|error| Error::StorageFailed {
-            what: format!("cannot write the first token to {}: {error}", file.describe()),
-            may_have_applied: false,
-        })?;
-        *stored = Some(token.id());
-        let now_us = self.clock.now_us();
-        let record = TokenRecord::new(&token, FIRST_PRINCIPAL, || self.random_u64(), now_us, 0);
+        let record = match stored {
+            Some(first) => first.record.clone(),
+            None => {
+                let first = self.new_first_token();
+                let written = file.store(&first.token.reveal());
+                written.map_err(|error| Error::StorageFailed {
+                    what: format!("cannot write the first token to {}: {error}", file.describe()),
+                    may_have_applied: false,
+                })?;
+                stored.insert(first).record.clone()
+            }
+        };
         let admin = AccessRule::new(ResourceKind::Cluster, "", false, &[AccessOperation::Admin]);
         let create = CreateToken { token: Some(record), rules: vec![admin], is_first: true };
         match cluster.change_access(AccessCommand::CreateToken(create)).await {
@@ -105,28 +120,41 @@ impl Node {
             Ok(()) | Err(Error::InvalidArgument { .. }) => cluster.catch_up().await?,
             Err(error) => return Err(error),
         }
-        Ok(self.has_first_token(file, *stored))
+        if !cluster.machine().access().has_had_tokens() {
+            return Ok(false);
+        }
+        self.settle_first_token(file, true).await?;
+        Ok(true)
     }
 
-    /// Returns whether the cluster ever had a token. Then the file is of use only if it was this
-    /// node's.
-    fn has_first_token(&self, file: &dyn TokenFile, stored: Option<u64>) -> bool {
-        let access = self.cluster.machine().access();
-        if !access.has_had_tokens() {
-            return false;
+    fn new_first_token(&self) -> FirstToken {
+        let token = BearerToken::from_random(|| self.random_u64());
+        let now_us = self.clock.now_us();
+        let record = TokenRecord::new(&token, FIRST_PRINCIPAL, || self.random_u64(), now_us, 0);
+        FirstToken { token, record }
+    }
+
+    /// Removes the file if the cluster has a token, but not the one in the file: another node was
+    /// first, perhaps after this one had crashed.
+    async fn settle_first_token(&self, file: &dyn TokenFile, is_stored: bool) -> Result<()> {
+        let Some(found) = file.load().and_then(|text| BearerToken::parse(&text)) else {
+            return Ok(());
+        };
+        let is_known = || self.cluster.machine().access().token(found.id()).is_some();
+        if !is_known() {
+            // This node's copy may be older than a token that the operator put there.
+            self.cluster.catch_up().await?;
         }
-        match stored {
-            Some(id) if access.token(id).is_some() => {
-                tracing::warn!(
-                    file = file.describe(),
-                    principal = FIRST_PRINCIPAL,
-                    "wrote the first administrator's token; make tokens of your own with it, then \
-                     revoke it and remove the file"
-                );
-            }
-            Some(_) => file.remove(),
-            None => {}
+        if !is_known() {
+            file.remove();
+        } else if is_stored {
+            tracing::warn!(
+                file = file.describe(),
+                principal = FIRST_PRINCIPAL,
+                "wrote the first administrator's token; make tokens of your own with it, then \
+                 revoke it and remove the file"
+            );
         }
-        true
+        Ok(())
     }
 }

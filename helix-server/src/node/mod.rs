@@ -63,6 +63,7 @@ pub use groups::{CommitFallback, ReaderMembership};
 use logs::{LogIdentity, NodeLogs};
 pub use lookup::LocatedPartition;
 use open::{ShardContext, StartupPeers, directory, existing_shards, open_cluster, open_or_rebuild};
+use principal::TokenRefresh;
 pub use principal::{AuthMode, Caller, CertificateNames, Principal};
 pub use readiness::Unready;
 pub use settings::{NodeSettings, NodeStorage, SimulatedDisks};
@@ -131,6 +132,7 @@ pub struct Node {
     direct_io: bool,
     metrics: Arc<Metrics>,
     audit: AuditLog,
+    token_refresh: TokenRefresh,
     /// The clock of `settings`, bounded by the agreed time.
     clock: Arc<AgreedClock>,
 }
@@ -300,6 +302,7 @@ impl Node {
             direct_io,
             metrics,
             audit: AuditLog::default(),
+            token_refresh: TokenRefresh::default(),
             clock,
             settings,
         });

@@ -3,8 +3,12 @@
 use std::fmt::{self, Display};
 use std::sync::Arc;
 
+use tokio::time::{Instant, sleep_until};
+
 use super::Node;
 use crate::clock::Clock;
+use crate::error::Error;
+use crate::limits::TOKEN_REFRESH_INTERVAL;
 use crate::log::{AccessOperation, AccessResource};
 use crate::log::{
     AccessState, BearerToken, ResourceKind, RuleSet, TokenError, TokenRecord, is_principal_name,
@@ -128,7 +132,31 @@ impl Caller {
     }
 }
 
+/// The last time that this node brought its tokens up to date, and whether it could.
+#[derive(Debug, Default)]
+pub(super) struct TokenRefresh(tokio::sync::Mutex<Option<(Instant, bool)>>);
+
 impl Node {
+    /// Brings this node's tokens up to date, for a token that it does not know. Callers share one
+    /// question to shard 0's leader, so that wrong tokens cannot load it.
+    ///
+    /// # Errors
+    /// [`Error::NoLeader`] if this node cannot learn them now.
+    pub async fn refresh_tokens(&self) -> Result<(), Error> {
+        let asked = Instant::now();
+        let mut last = self.token_refresh.0.lock().await;
+        if let Some((began, is_fresh)) = *last {
+            if began >= asked {
+                return if is_fresh { Ok(()) } else { Err(Error::NoLeader { shard: 0 }) };
+            }
+            sleep_until(began + TOKEN_REFRESH_INTERVAL).await;
+        }
+        let began = Instant::now();
+        let caught_up = self.cluster.catch_up().await;
+        *last = Some((began, caught_up.is_ok()));
+        caught_up
+    }
+
     pub fn auth_mode(&self) -> AuthMode {
         self.settings.auth
     }

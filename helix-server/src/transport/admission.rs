@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::Either;
-use helix_proto::error::REASON_TRAILER;
+use helix_proto::error::{REASON_TRAILER, reason_name};
+use helix_proto::log::v1::ErrorReason;
 use helix_transport::{FramePiece, FrameSplitter, ResponseBody, detach_body};
 use hyper::body::{Body as _, Frame, SizeHint};
 use tokio::runtime::Handle;
@@ -24,12 +25,12 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 
-use super::gate::Gate;
-use super::load::{CallMemory, ClientConnection, ClientLoad, MessageClaim};
+use super::gate::{CallAccess, Gate};
+use super::load::{CallMemory, ClientConnection, ClientLoad, LoadPermit, MessageClaim};
 use super::services::Services;
 use super::stream_guard::{StreamGuard, guard};
-use crate::api::{MethodKind, method_row};
-use crate::error::Result;
+use crate::api::{MethodKind, MethodRow, method_row};
+use crate::error::{Error, Result};
 use crate::limits;
 
 const HELIX: &str = "/helix.log.v1.";
@@ -67,27 +68,56 @@ impl Service<http::Request<Body>> for Admission {
         Service::<http::Request<Body>>::poll_ready(&mut self.services, context)
     }
 
-    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
-        let admitted = self.connection.acquire_call().and_then(|permit| {
-            let admit = |gate: &Arc<Gate>| gate.admit(request.uri().path(), request.headers());
-            Ok((permit, self.gate.as_ref().map(admit).transpose()?))
-        });
-        let (permit, access) = match admitted {
-            Ok(admitted) => admitted,
-            Err(error) => {
-                discard_rest(request.into_body(), None);
-                let rejection = ResponseBody::attach_body(Status::from(error).into_http::<Body>());
-                let rejection = rejection.map(TrackedBody::rejected);
-                return Either::Left(now(Ok(rejection)));
-            }
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let permit = match self.connection.acquire_call() {
+            Ok(permit) => permit,
+            Err(error) => return Either::Left(now(Ok(rejected(request, error)))),
         };
+        let Some(gate) = self.gate.clone() else { return self.serve(request, permit, None) };
+        match gate.admit(request.uri().path(), request.headers()) {
+            Ok(Some(access)) => self.serve(request, permit, Some(access)),
+            Ok(None) => {
+                // The clone takes the place of the services that are ready.
+                let next = self.clone();
+                let mut ready = std::mem::replace(self, next);
+                Either::Right(Box::pin(async move {
+                    let (parts, body) = request.into_parts();
+                    let admitted = gate.admit_newest(parts.uri.path(), &parts.headers).await;
+                    let request = http::Request::from_parts(parts, body);
+                    match admitted {
+                        Ok(access) => ready.serve(request, permit, Some(access)).await,
+                        Err(error) => Ok(rejected(request, error)),
+                    }
+                }))
+            }
+            Err(error) => Either::Left(now(Ok(rejected(request, error)))),
+        }
+    }
+}
+
+impl Admission {
+    /// Handles a call of this caller.
+    fn serve(
+        &mut self,
+        mut request: http::Request<Body>,
+        permit: LoadPermit,
+        access: Option<CallAccess>,
+    ) -> <Self as Service<http::Request<Body>>>::Future {
         let call = CallMemory::of_caller(&self.load, &self.connection, Some(permit), access);
         request.extensions_mut().insert(call.clone());
         let kind = CallKind::of(request.uri().path());
         let watched = self.gate.as_ref().and_then(|gate| {
             let row = method_row(request.uri().path())?;
-            (row.kind != MethodKind::Data).then(|| (gate.clone(), row))
+            Some((gate.clone(), row))
         });
+        let (mut control, mut stream) = (None, None);
+        match watched {
+            Some((gate, row)) if row.kind == MethodKind::Stream => stream = Some((gate, row)),
+            Some((gate, row)) if row.kind == MethodKind::Control => {
+                control = Some(ControlAudit { gate, row, call: call.clone(), is_logged: false });
+            }
+            _ => {}
+        }
         let mut request =
             request.map(|body| Body::new(AdmittedBody::new(body, kind, call.clone())));
         detach_body(&mut request);
@@ -101,19 +131,48 @@ impl Service<http::Request<Body>> for Admission {
             if response.body().is_end_stream() {
                 call.set_finished();
             }
-            let guard = watched.and_then(|(gate, row)| {
-                if row.kind == MethodKind::Stream {
-                    return guard(gate.node(), &call, row.method);
-                }
+            if let Some(control) = &mut control {
                 // A handler that fails sends no trailers: its headers have the status.
                 let text = |name| response.headers().get(name)?.to_str().ok();
                 let failure = text("grpc-status").filter(|code| *code != "0");
-                let failure = failure.map(|code| text(REASON_TRAILER).unwrap_or(code));
-                gate.audit(row.method, call.access()?, failure);
-                None
-            });
+                control.log(failure.map(|code| text(REASON_TRAILER).unwrap_or(code)));
+            }
+            let guard = stream.and_then(|(gate, row)| guard(gate.node(), &call, row.method));
             Ok(response.map(|body| TrackedBody { body, call: Some(call), guard }))
         }))
+    }
+}
+
+fn rejected(request: http::Request<Body>, error: Error) -> http::Response<TrackedBody> {
+    discard_rest(request.into_body(), None);
+    let rejection = ResponseBody::attach_body(Status::from(error).into_http::<Body>());
+    rejection.map(TrackedBody::rejected)
+}
+
+/// Logs a control operation, also if the client resets the call before its response.
+struct ControlAudit {
+    gate: Arc<Gate>,
+    row: &'static MethodRow,
+    call: Arc<CallMemory>,
+    is_logged: bool,
+}
+
+impl ControlAudit {
+    fn log(&mut self, failure: Option<&str>) {
+        self.is_logged = true;
+        if let Some(access) = self.call.access() {
+            self.gate.audit(self.row.method, access, failure);
+        }
+    }
+}
+
+impl Drop for ControlAudit {
+    fn drop(&mut self) {
+        // Before the first check of a right, the handler has changed nothing.
+        let is_begun = self.call.access().is_some_and(|access| access.granted().is_some());
+        if !self.is_logged && is_begun {
+            self.log(Some(reason_name(ErrorReason::OutcomeUnknown)));
+        }
     }
 }
 

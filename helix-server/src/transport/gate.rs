@@ -4,8 +4,11 @@
 //! nothing. A login is used as long as tokens and rules are the same. `api/authorize.rs` then
 //! checks the caller's rights.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use helix_proto::error::reason_name;
+use helix_proto::log::v1::ErrorReason;
 use subtle::ConstantTimeEq;
 use tonic::codegen::http::{HeaderMap, header};
 
@@ -19,7 +22,6 @@ use crate::node::{AuthMode, Caller, Node};
 use crate::quote::cut;
 
 /// The gate of one connection.
-#[derive(Debug)]
 pub(super) struct Gate {
     node: Arc<Node>,
     connection: Arc<ClientConnection>,
@@ -87,6 +89,13 @@ impl CallAccess {
     }
 }
 
+impl fmt::Debug for Gate {
+    /// Leaves out the header of the last login.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("connection", &self.connection).finish_non_exhaustive()
+    }
+}
+
 impl Gate {
     /// Returns the gate of a connection; `None` if every caller may do everything.
     pub(super) fn new(node: &Arc<Node>, connection: &Arc<ClientConnection>) -> Option<Arc<Self>> {
@@ -100,35 +109,53 @@ impl Gate {
         &self.node
     }
 
-    /// Finds the caller of a call.
+    /// Finds the caller of a call; `None` if this node may know the token once it has asked for the
+    /// newest ones.
     ///
     /// # Errors
     /// [`Error::Unauthenticated`] if the method needs credentials and the call has no valid ones.
-    pub(super) fn admit(&self, path: &str, headers: &HeaderMap) -> Result<CallAccess> {
+    pub(super) fn admit(&self, path: &str, headers: &HeaderMap) -> Result<Option<CallAccess>> {
         let login = if is_open(path) {
-            Arc::new(Login { caller: None, user_agent: Box::default() })
+            Ok(Arc::new(Login { caller: None, user_agent: Box::default() }))
         } else {
-            self.login(path, headers)?
+            self.login(headers)
         };
-        let keeps_grant = method_row(path).is_some_and(|row| row.kind != MethodKind::Data);
-        let connection = self.connection.clone();
-        Ok(CallAccess { login, connection, granted: OnceLock::new(), keeps_grant })
+        match login {
+            Ok(login) => Ok(Some(self.access(path, login))),
+            Err(TokenError::Unknown) => Ok(None),
+            Err(error) => Err(self.refuse(path, headers, error)),
+        }
     }
 
-    fn login(&self, path: &str, headers: &HeaderMap) -> Result<Arc<Login>> {
+    /// Finds the caller of a call among the newest tokens.
+    ///
+    /// # Errors
+    /// As of [`Gate::admit`], and [`Error::NoLeader`] if this node cannot learn the newest tokens.
+    pub(super) async fn admit_newest(&self, path: &str, headers: &HeaderMap) -> Result<CallAccess> {
+        self.node.refresh_tokens().await?;
+        match self.login(headers) {
+            Ok(login) => Ok(self.access(path, login)),
+            Err(error) => Err(self.refuse(path, headers, error)),
+        }
+    }
+
+    fn access(&self, path: &str, login: Arc<Login>) -> CallAccess {
+        let keeps_grant = method_row(path).is_some_and(|row| row.kind != MethodKind::Data);
+        let connection = self.connection.clone();
+        CallAccess { login, connection, granted: OnceLock::new(), keeps_grant }
+    }
+
+    fn login(&self, headers: &HeaderMap) -> Result<Arc<Login>, TokenError> {
         let sent = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
         let key = sent.unwrap_or_default();
         if let Some(login) = self.kept(key) {
             return Ok(login);
         }
-        let user_agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok());
-        let user_agent = cut(user_agent.unwrap_or_default(), USER_AGENT_BYTES_MAX);
         let caller = match self.node.login(sent, self.connection.certificate_principal()) {
             Ok(None) if self.node.auth_mode() == AuthMode::Required => Err(TokenError::Missing),
             found => found,
         };
-        let caller = caller.map_err(|error| self.refuse(path, user_agent, error))?;
-        let login = Arc::new(Login { caller, user_agent: user_agent.into() });
+        let login = Arc::new(Login { caller: caller?, user_agent: user_agent(headers).into() });
         *crate::sync::lock(&self.last) = Some((key.into(), login.clone()));
         Ok(login)
     }
@@ -142,12 +169,12 @@ impl Gate {
         (is_same && is_current).then(|| login.clone())
     }
 
-    fn refuse(&self, path: &str, user_agent: &str, error: TokenError) -> Error {
+    fn refuse(&self, path: &str, headers: &HeaderMap, error: TokenError) -> Error {
         self.node.metrics().on_failed_login(error.name());
         let event = AuditEvent {
             kind: "login",
             principal: "",
-            user_agent,
+            user_agent: user_agent(headers),
             method: cut(path.trim_start_matches('/'), QUOTE_BYTES_MAX),
             resource: "",
             result: error.name(),
@@ -158,6 +185,11 @@ impl Gate {
 
     /// Logs the outcome of a control operation. `failure` is the reason's name, if it failed.
     pub(super) fn audit(&self, path: &str, access: &CallAccess, failure: Option<&str>) {
+        // Each denial and each failed login has its own line.
+        let refusals = [ErrorReason::PermissionDenied, ErrorReason::Unauthenticated];
+        if failure.is_some_and(|name| refusals.map(reason_name).contains(&name)) {
+            return;
+        }
         let principal = access.caller().map_or("", |caller| caller.principal().as_str());
         let resource = access.granted().map(|(operation, resource)| {
             let resource = resource.as_resource();
@@ -173,4 +205,9 @@ impl Gate {
         };
         self.node.audit().control(&self.connection.peer(), &event);
     }
+}
+
+fn user_agent(headers: &HeaderMap) -> &str {
+    let user_agent = headers.get(header::USER_AGENT).and_then(|value| value.to_str().ok());
+    cut(user_agent.unwrap_or_default(), USER_AGENT_BYTES_MAX)
 }

@@ -61,6 +61,27 @@ pub(crate) struct AccessRecord {
 }
 
 impl AccessState {
+    /// Checks the fields of a command before it is logged, so that its head fits the log.
+    ///
+    /// # Errors
+    /// The reply of [`AccessState::apply`] to an invalid field.
+    pub fn check(command: &AccessCommand) -> Result<(), ClusterReply> {
+        match command {
+            AccessCommand::CreateToken(create) => {
+                let token = create.token.as_ref().filter(|token| token.is_valid());
+                let token = token.ok_or_else(|| invalid("token", "is not complete"))?;
+                check_principal(&token.principal)?;
+                check_rules(&create.rules)
+            }
+            AccessCommand::RevokeToken(_) => Ok(()),
+            AccessCommand::RevokeTokens(principal) => check_principal(principal),
+            AccessCommand::Allow(it) | AccessCommand::Remove(it) => {
+                check_principal(&it.principal)?;
+                check_rules(&it.rules)
+            }
+        }
+    }
+
     /// Applies a command. Returns whether it changed anything; else the state is unchanged.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ fn allow_role(grant: RoleGrant) -> InvalidCall {
 }
 
 pub(super) fn all() -> Vec<FieldCase> {
-    [rules(), tokens(), lists()].into_iter().flatten().collect()
+    [rules(), tokens(), huge(), lists()].into_iter().flatten().collect()
 }
 
 fn rules() -> Vec<FieldCase> {
@@ -150,7 +150,50 @@ fn tokens() -> Vec<FieldCase> {
             revoke("0123456789abcdef", ""),
             Refused(R::TokenNotFound, "0123456789abcdef"),
         ),
-        (&["RevokeTokenRequest.principal"], revoke("", "a b"), Fine),
+        (&["RevokeTokenRequest.principal"], revoke("", "a b"), invalid("principal: must have")),
+    ]
+}
+
+/// Texts that would make a command larger than an entry of the log may be.
+fn huge() -> Vec<FieldCase> {
+    let invalid = |words| Refused(R::InvalidArgument, words);
+    let text = "x".repeat(100 << 10);
+    let create = CreateTokenRequest { principal: text.clone(), ..CreateTokenRequest::default() };
+    let create_with = CreateTokenRequest {
+        principal: "bad-input".to_owned(),
+        rules: vec![AccessRule { name: text.clone(), ..rule() }],
+        ..CreateTokenRequest::default()
+    };
+    let allow_to = AllowAccessRequest {
+        principal: text.clone(),
+        rules: vec![rule()],
+        ..AllowAccessRequest::default()
+    };
+    let remove_of = RemoveAccessRequest {
+        principal: text.clone(),
+        rules: vec![rule()],
+        ..RemoveAccessRequest::default()
+    };
+    let remove = RemoveAccessRequest {
+        principal: "bad-input".to_owned(),
+        roles: vec![RoleGrant { name: text.clone(), ..grant() }],
+        ..RemoveAccessRequest::default()
+    };
+    let revoke = RevokeTokenRequest { token_id: String::new(), principal: text.clone() };
+    let (principal, name) = ("principal: must have 1..=255", "rules: the name of a topic");
+    vec![
+        (&["CreateTokenRequest.principal"], InvalidCall::CreateToken(create), invalid(principal)),
+        (&["CreateTokenRequest.rules"], InvalidCall::CreateToken(create_with), invalid(name)),
+        (&["AllowAccessRequest.principal"], InvalidCall::AllowAccess(allow_to), invalid(principal)),
+        (&["AccessRule.name"], allow(AccessRule { name: text.clone(), ..rule() }), invalid(name)),
+        (&["RoleGrant.name"], allow_role(RoleGrant { name: text, ..grant() }), invalid(name)),
+        (
+            &["RemoveAccessRequest.principal"],
+            InvalidCall::RemoveAccess(remove_of),
+            invalid(principal),
+        ),
+        (&["RemoveAccessRequest.roles"], InvalidCall::RemoveAccess(remove), invalid(name)),
+        (&["RevokeTokenRequest.principal"], InvalidCall::RevokeToken(revoke), invalid(principal)),
     ]
 }
 
