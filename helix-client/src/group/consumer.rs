@@ -62,13 +62,23 @@ struct ReadPartition {
     /// Offset that is committed or will be.
     committed: Option<u64>,
     is_paused: bool,
-    /// Not read: it is revoked, its topic is gone, or it has failed.
+    /// Not read: its topic is gone, or it has failed.
     is_stopped: bool,
+    /// Not read again: the next call releases it.
+    is_revoked: bool,
 }
 
 impl ReadPartition {
     fn is_read(&self) -> bool {
-        !self.is_paused && !self.is_stopped
+        !self.is_paused && !self.is_stopped && !self.is_revoked
+    }
+
+    /// Returns the position for the committer, unless it has it.
+    fn take_position(&mut self, key: GroupKey) -> Option<OwnedOffset> {
+        let position = self.position.filter(|_| self.position != self.committed)?;
+        self.committed = Some(position);
+        let offset = OffsetToCommit::new(key.with_topic(&self.topic), position);
+        Some(OwnedOffset { ownership: self.ownership, offset })
     }
 }
 
@@ -365,6 +375,9 @@ impl GroupConsumer {
             }
             self.committer.release(revoked);
             self.report_paused();
+            // Nothing of it may be delivered, also if it was sought or resumed meanwhile.
+            self.read_partitions();
+            self.discard(revoked.iter().map(|(key, _)| *key));
         }
         if !self.assigned.is_empty() {
             let assigned = std::mem::take(&mut self.assigned);

@@ -88,9 +88,10 @@ impl GroupConsumer {
             AssignmentChange::Revoked(partitions) => {
                 for partition in &partitions {
                     if let Some(read) = self.partitions.get_mut(&partition.key()) {
-                        read.is_stopped = true;
+                        read.is_revoked = true;
                         self.revoked.push((partition.key(), read.ownership));
                     }
+                        is_revoked: false,
                 }
                 self.read_partitions();
                 self.discard(partitions.iter().map(AssignedPartition::key));
