@@ -381,7 +381,7 @@ impl GroupConsumer {
         }
         if !self.assigned.is_empty() {
             let assigned = std::mem::take(&mut self.assigned);
-            self.resolve_starts(assigned);
+            self.resolve_starts(assigned, Duration::ZERO);
             self.read_partitions();
         }
     }
