@@ -11,6 +11,8 @@ import sys
 import tempfile
 import time
 import uuid
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,9 +62,8 @@ class Client:
             address = self.leaders.get(key) or random.choice(list(self.channels))
             stub = getattr(rpc, f"{service}Stub")(self.channels[address])
             try:
-                response = getattr(stub, method)(request, timeout=2)
                 self.leaders[key] = address
-                return response
+                return getattr(stub, method)(request, timeout=2)
             except grpc.RpcError as error:
                 trailers = dict(error.trailing_metadata() or ())
                 reason = trailers.get("helix-reason")  # Without one, the error is of this library.
@@ -94,7 +95,7 @@ def produce(client, before_batch):
 def consume(directory, nodes, results, stopped):
     """A member: sends heartbeats, reads what they assign, and commits what it has handled."""
     load(directory)
-    client, member_id = Client(nodes), str(uuid.uuid4())
+    member_id, bounded = str(uuid.uuid4()), partial(Client(nodes).call, limit=SESSION_SECONDS)
     epoch, owned, positions, is_idle = 0, [], {}, False
     while not stopped.is_set():
         beat = log.HeartbeatRequest(group=GROUP, member_id=member_id, member_epoch=epoch,
@@ -102,7 +103,7 @@ def consume(directory, nodes, results, stopped):
         beat.session_timeout.FromSeconds(SESSION_SECONDS)
         beat.max_wait.FromMilliseconds(200 if is_idle else 0)
         try:
-            beat = client.call("GroupService", "Heartbeat", beat, key=GROUP, limit=SESSION_SECONDS)
+            beat = bounded("GroupService", "Heartbeat", beat, key=GROUP)
         except Failed:  # Removed, or without a response for a session: join again.
             epoch, owned, positions = 0, [], {}
             continue
@@ -114,20 +115,21 @@ def consume(directory, nodes, results, stopped):
             place = dict(topic=TOPIC, partition=number, topic_id=partition.topic_id)
             start = dict(committed_group=GROUP) if at is None else dict(offset=at)
             fetch = log.FetchRequest(partitions=[log.PartitionStart(**place, start=start)])
-            found = client.call("ConsumeService", "Fetch", fetch, key=number).partitions[0]
-            if not found.records:
-                continue
-            is_idle = False
-            results.put([record.record.value for record in found.records])
             commit = log.CommitOffsetsRequest(group=GROUP, member_id=member_id, member_epoch=epoch)
-            commit.offsets.add(partition=partition, offset=found.next_offset)
             try:
-                client.call("GroupService", "CommitOffsets", commit, key=GROUP)
-            except Failed as failed:  # Another member has it, and reads these records again.
-                print("commit refused:", *failed.args)
+                found = bounded("ConsumeService", "Fetch", fetch, key=number).partitions[0]
+                if not found.records:
+                    continue
+                is_idle = False
+                results.put([record.record.value for record in found.records])
+                commit.offsets.add(partition=partition, offset=found.next_offset)
+                bounded("GroupService", "CommitOffsets", commit, key=GROUP)
+            except Failed as failed:  # Another heartbeat first: these records may be read again.
+                print("fetch or commit failed:", *failed.args)
                 break
             positions[number] = found.next_offset
-    client.call("GroupService", "Leave", log.LeaveRequest(group=GROUP, member_id=member_id), GROUP)
+    with suppress(Failed):  # Without a leave, its session ends it.
+        bounded("GroupService", "Leave", log.LeaveRequest(group=GROUP, member_id=member_id), GROUP)
 
 
 def free_port():

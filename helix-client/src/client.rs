@@ -153,11 +153,22 @@ pub(crate) struct CallSpec {
     pub(crate) wait: Duration,
     /// Start of the caller's wait, from which the deadline counts.
     pub(crate) since: Instant,
+    /// Limit of each attempt, without `wait`.
+    pub(crate) attempt_max: Duration,
+    /// Ask again where a topic is unknown: it may be new.
+    pub(crate) rechecks_topics: bool,
 }
 
 impl CallSpec {
     pub(crate) fn new(name: &'static str, repeat: Repeat) -> Self {
-        Self { name, repeat, wait: Duration::ZERO, since: Instant::now() }
+        Self {
+            name,
+            repeat,
+            wait: Duration::ZERO,
+            since: Instant::now(),
+            attempt_max: Duration::MAX,
+            rechecks_topics: true,
+        }
     }
 }
 
@@ -175,11 +186,15 @@ pub(crate) struct CallAttempts<'a> {
 
 impl<'a> CallAttempts<'a> {
     pub(crate) fn new(shared: &'a ClientCore, call: CallSpec) -> Self {
+        let mut retries = Retries::new(call.repeat);
+        if !call.rechecks_topics {
+            retries.skip_rechecks();
+        }
         Self {
             shared,
             call,
             deadline: call.since + shared.config.request_timeout + call.wait,
-            retries: Retries::new(call.repeat),
+            retries,
             may_have_applied: false,
             wait: Duration::ZERO,
         }
@@ -234,7 +249,8 @@ impl<'a> CallAttempts<'a> {
         limit: Duration,
         attempt: impl Future<Output = std::result::Result<Response<T>, Status>>,
     ) -> Result<T> {
-        let limit = limit.min(self.shared.config.attempt_timeout) + self.call.wait;
+        let limit = limit.min(self.shared.config.attempt_timeout).min(self.call.attempt_max);
+        let limit = limit + self.call.wait;
         match timeout_at(self.deadline.min(Instant::now() + limit), attempt).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(Error::from_status(&status)),

@@ -73,6 +73,11 @@ impl Retries {
         self.rechecks_max = ANY_NODE_RECHECKS_MAX;
     }
 
+    /// Takes the first report of an unknown topic for final.
+    pub(crate) fn skip_rechecks(&mut self) {
+        self.rechecks_max = 0;
+    }
+
     /// Decides after a failure. `is_redirected` means that it named a leader not yet tried.
     pub(crate) fn after(
         &mut self,

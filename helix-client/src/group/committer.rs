@@ -3,7 +3,7 @@
 //! Commits run one after the other, so that they never move an offset back. A partition is released
 //! after its last commit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use helix_proto::log::v1::{CommitOffsetsRequest, CommittedOffset, ErrorReason, TopicPartition};
@@ -69,6 +69,18 @@ struct CommitState {
     /// Partitions to release once their offsets are committed.
     releases: Vec<(GroupKey, OwnershipId)>,
     end: Option<EndRequest>,
+    /// Partitions whose offsets were removed since the commit in flight began.
+    removed: BTreeSet<GroupKey>,
+    /// No commit follows.
+    has_ended: bool,
+}
+
+/// Outcome of one commit.
+#[derive(Debug)]
+struct CommitOutcome {
+    committed: Result<()>,
+    /// Why offsets were dropped that cannot be committed any more.
+    dropped: Option<Error>,
 }
 
 /// Outcome of the last commit.
@@ -95,9 +107,12 @@ impl Committer {
         }
     }
 
-    /// Removes the offset of a partition that is not committed yet.
+    /// Removes the offset of a partition that is not committed yet. A commit in flight does not
+    /// bring it back.
     pub(super) fn remove(&self, key: GroupKey) {
-        self.state().offsets.remove(&key);
+        let mut state = self.state();
+        state.offsets.remove(&key);
+        state.removed.insert(key);
     }
 
     /// Commits all added offsets without waiting for the interval.
@@ -106,12 +121,31 @@ impl Committer {
         self.wake.notify_one();
     }
 
-    /// Commits all added offsets. The result is that of all of them.
-    pub(super) fn commit_now(&self) -> oneshot::Receiver<Result<()>> {
+    /// Commits these and all added offsets. The result is that of all of them, also of those in
+    /// flight.
+    pub(super) fn commit_now(
+        &self,
+        offsets: impl IntoIterator<Item = OwnedOffset>,
+    ) -> oneshot::Receiver<Result<()>> {
         let (sender, receiver) = oneshot::channel();
-        self.state().waiters.push(sender);
+        let mut state = self.state();
+        // Without the lock in between, no commit takes the offsets and leaves the waiter.
+        state.offsets.extend(offsets.into_iter().map(|it| (it.offset.partition.key(), it)));
+        // Otherwise the receiver learns of the end.
+        if !state.has_ended {
+            state.waiters.push(sender);
+        }
+        drop(state);
         self.wake.notify_one();
         receiver
+    }
+
+    /// Fails all that waits for a commit: the member's task has ended.
+    pub(super) fn close(&self) {
+        let mut state = self.state();
+        state.has_ended = true;
+        state.waiters.clear();
+        state.end = None;
     }
 
     /// Releases partitions after their last commit.
@@ -122,7 +156,11 @@ impl Committer {
 
     /// Commits all added offsets and ends.
     pub(super) fn end(&self, request: EndRequest) {
-        self.state().end = Some(request);
+        let mut state = self.state();
+        if !state.has_ended {
+            state.end = Some(request);
+        }
+        drop(state);
         self.wake.notify_one();
     }
 
@@ -131,6 +169,8 @@ impl Committer {
         let mut last_commit = Instant::now();
         // Time before which a failed commit is not repeated.
         let mut repeat_at: Option<Instant> = None;
+        // Failure of the last commit for those who came while it was in flight.
+        let mut missed: Option<Error> = None;
         loop {
             let due = self.due(last_commit, repeat_at);
             tokio::select! {
@@ -142,9 +182,15 @@ impl Committer {
             }
             let CommitState { offsets, waiters, releases, end, .. } =
                 std::mem::take(&mut *self.state());
-            let committed = self.commit(offsets).await;
+            let CommitOutcome { committed, dropped } = self.commit(offsets).await;
             last_commit = Instant::now();
             repeat_at = None;
+            let earlier = missed.take();
+            {
+                let state = self.state();
+                let is_awaited = !state.waiters.is_empty() || state.end.is_some();
+                missed = dropped.filter(|_| is_awaited);
+            }
             match &committed {
                 Err(error) if error.retryable && end.is_none() => {
                     warn!(group = self.membership.group, %error, "a commit failed, repeating it");
@@ -152,16 +198,21 @@ impl Committer {
                     // The service counts them as this member's until then.
                     self.state().releases.extend(releases);
                 }
-                _ => self.membership.release(&releases),
+                _ => {
+                    self.forget(&releases);
+                    self.membership.release(&releases);
+                }
             }
             if let Err(error) = &committed
                 && waiters.is_empty()
                 && !error.retryable
                 && end.is_none()
                 && !is_fenced(error)
+                && !is_of_gone_topic(error)
             {
                 self.membership.fail(error.clone(), false);
             }
+            let committed = committed.and(earlier.map_or(Ok(()), Err));
             for waiter in waiters {
                 // Ignored: the caller no longer waits.
                 let _ = waiter.send(committed.clone());
@@ -181,27 +232,57 @@ impl Committer {
         if !state.releases.is_empty() || (state.is_urgent && !state.offsets.is_empty()) {
             return Some(repeat_at.unwrap_or(last_commit));
         }
-        match self.auto_commit {
-            _ if state.offsets.is_empty() => None,
-            AutoCommit::Every(interval) => Some(last_commit + interval),
-            // Offsets of a failed commit.
-            AutoCommit::Off => Some(repeat_at.unwrap_or(last_commit)),
+        if state.offsets.is_empty() {
+            return None;
+        }
+        let interval = match self.auto_commit {
+            AutoCommit::Every(interval) => Some(interval),
+            // Offsets of a failed commit: without a time, only a request repeats them.
+            AutoCommit::Off => None,
+        };
+        let due = interval.and_then(|interval| last_commit.checked_add(interval));
+        due.into_iter().chain(repeat_at).min()
+    }
+
+    /// Drops the offsets of partitions that are being released.
+    fn forget(&self, releases: &[(GroupKey, OwnershipId)]) {
+        let mut state = self.state();
+        for (key, ownership) in releases {
+            if state.offsets.get(key).is_some_and(|it| it.ownership == *ownership) {
+                state.offsets.remove(key);
+            }
         }
     }
 
-    /// Commits offsets, in several requests if necessary. Keeps those that can be sent again.
-    async fn commit(&self, offsets: BTreeMap<GroupKey, OwnedOffset>) -> Result<()> {
+    /// Keeps offsets of a failed commit for the next one.
+    fn keep(&self, failed: impl IntoIterator<Item = (GroupKey, OwnedOffset)>) {
+        let mut state = self.state();
+        for (key, offset) in failed {
+            let is_wanted =
+                !state.removed.contains(&key) && self.membership.holds(key, offset.ownership);
+            if is_wanted {
+                // A later offset replaces it.
+                state.offsets.entry(key).or_insert(offset);
+            }
+        }
+    }
+
+    /// Commits offsets, in several requests if necessary. Keeps those that failed for as long as
+    /// the member has the partition, so that no later commit succeeds without them.
+    async fn commit(&self, offsets: BTreeMap<GroupKey, OwnedOffset>) -> CommitOutcome {
         // Read first: it must not be newer than the ownerships.
         let epoch = self.membership.epoch();
-        let mut outcome = Ok(());
+        let mut dropped = None;
         let mut is_held = |(key, it): &(GroupKey, OwnedOffset)| {
             let is_held = self.membership.holds(*key, it.ownership);
             if !is_held {
-                outcome = Err(not_owned(&it.offset.partition));
+                dropped = Some(not_owned(&it.offset.partition));
             }
             is_held
         };
         let mut rest: Vec<_> = offsets.into_iter().filter(&mut is_held).collect();
+        // The failure of a single partition.
+        let mut failed = None;
         while !rest.is_empty() {
             let count = chunk_len(&rest);
             let error = match self.send(epoch, &rest[..count]).await {
@@ -212,31 +293,28 @@ impl Committer {
                 }
                 Err(error) => error,
             };
-            let lost = error.topic_partition.as_ref().and_then(|(topic, partition)| {
-                rest[..count].iter().position(|(key, it)| {
-                    it.offset.partition.topic == *topic && key.partition == *partition
-                })
-            });
+            if let Some(topic_id) = gone_topic(&error, &rest[..count]) {
+                warn!(group = self.membership.group, %error, "dropped the offsets of a topic");
+                rest.retain(|(key, _)| key.topic_id != topic_id);
+                dropped = Some(error);
+                continue;
+            }
             let is_of_one = !error.retryable && !is_fenced_member(&error);
-            if let Some(index) = lost.filter(|_| is_of_one) {
+            if let Some(index) = index_of(&error, &rest[..count]).filter(|_| is_of_one) {
                 // Only this partition is affected.
-                rest.remove(index);
-                outcome = Err(error);
+                self.keep([rest.remove(index)]);
+                failed = Some(error);
                 continue;
             }
             if is_fenced_member(&error) {
                 self.membership.lose(epoch, &error);
+                dropped = Some(error.clone());
             }
-            if error.retryable {
-                let offsets = &mut self.state().offsets;
-                for (key, offset) in rest {
-                    // A later offset replaces it.
-                    offsets.entry(key).or_insert(offset);
-                }
-            }
-            return Err(error);
+            self.keep(rest);
+            return CommitOutcome { committed: Err(error), dropped };
         }
-        outcome
+        let committed = failed.or_else(|| dropped.clone()).map_or(Ok(()), Err);
+        CommitOutcome { committed, dropped }
     }
 
     async fn send(&self, epoch: u64, offsets: &[(GroupKey, OwnedOffset)]) -> Result<()> {
@@ -253,7 +331,9 @@ impl Committer {
             member_epoch: epoch,
             offsets: offsets.iter().map(wire).collect(),
         };
-        let call = CallSpec::new("commit offsets", Repeat::Always);
+        // The coordinator has assigned the partitions, so it knows their topics.
+        let rechecks_topics = false;
+        let call = CallSpec { rechecks_topics, ..CallSpec::new("commit offsets", Repeat::Always) };
         let committed = client.call_coordinator(group, call, |node| {
             let request = request.clone();
             async move { node.group().commit_offsets(request).await }
@@ -282,6 +362,34 @@ fn is_fenced_member(error: &Error) -> bool {
 /// Returns true if the application learns of the failure by a lost partition.
 fn is_fenced(error: &Error) -> bool {
     is_fenced_member(error) || error.is(ErrorReason::PartitionNotOwned)
+}
+
+/// Returns true if the topic of an offset was deleted: the service takes its partitions soon.
+fn is_of_gone_topic(error: &Error) -> bool {
+    use ErrorReason::{PartitionNotFound, TopicNotFound, TopicRecreated};
+    matches!(error.reason, Some(TopicNotFound | PartitionNotFound | TopicRecreated))
+}
+
+/// Returns the index of the offset that an error names.
+fn index_of(error: &Error, offsets: &[(GroupKey, OwnedOffset)]) -> Option<usize> {
+    let (topic, partition) = error.topic_partition.as_ref()?;
+    let is_named = |(_, it): &(GroupKey, OwnedOffset)| {
+        it.offset.partition.topic == *topic && it.offset.partition.partition == *partition
+    };
+    offsets.iter().position(is_named)
+}
+
+/// Returns the id of the deleted topic that an error names.
+fn gone_topic(error: &Error, offsets: &[(GroupKey, OwnedOffset)]) -> Option<u64> {
+    if !is_of_gone_topic(error) {
+        return None;
+    }
+    if let Some(recreated) = &error.recreated
+        && offsets.iter().any(|(key, _)| key.topic_id == recreated.expected_id)
+    {
+        return Some(recreated.expected_id);
+    }
+    index_of(error, offsets).map(|index| offsets[index].0.topic_id)
 }
 
 /// Returns how many offsets fit one request.

@@ -59,16 +59,26 @@ struct ReadPartition {
     ownership: OwnershipId,
     /// Offset after the last yielded record; `None` until the start is resolved.
     position: Option<u64>,
-    /// Offset that is committed or will be.
+    /// Offset that is committed, or that the committer has and keeps until it is.
     committed: Option<u64>,
     is_paused: bool,
-    /// Not read: it is revoked, its topic is gone, or it has failed.
+    /// Not read: its topic is gone, or it has failed.
     is_stopped: bool,
+    /// Not read again: the next call releases it.
+    is_revoked: bool,
 }
 
 impl ReadPartition {
     fn is_read(&self) -> bool {
-        !self.is_paused && !self.is_stopped
+        !self.is_paused && !self.is_stopped && !self.is_revoked
+    }
+
+    /// Returns the position for the committer, unless it has it.
+    fn take_position(&mut self, key: GroupKey) -> Option<OwnedOffset> {
+        let position = self.position.filter(|_| self.position != self.committed)?;
+        self.committed = Some(position);
+        let offset = OffsetToCommit::new(key.with_topic(&self.topic), position);
+        Some(OwnedOffset { ownership: self.ownership, offset })
     }
 }
 
@@ -210,7 +220,9 @@ impl GroupConsumer {
     ///
     /// Failed commits are repeated; [`GroupConsumer::next`] reports final failures.
     pub fn commit(&mut self) {
-        self.add_positions();
+        for offset in self.take_positions() {
+            self.committer.add(offset);
+        }
         self.committer.commit_soon();
     }
 
@@ -218,11 +230,12 @@ impl GroupConsumer {
     ///
     /// # Errors
     /// `PARTITION_NOT_OWNED` or `UNKNOWN_MEMBER` if a partition was lost: other members read its
-    /// records again. Else the last failure if the group's coordinator does not respond within the
-    /// request timeout; the commit is repeated later.
+    /// records again. Else the last failure, also that of an earlier commit: what failed is part of
+    /// the next commit for as long as the consumer owns the partition. Without a response of the
+    /// group's coordinator within the request timeout, the commit is also repeated later.
     pub async fn commit_sync(&mut self) -> Result<()> {
-        self.add_positions();
-        committed(self.committer.commit_now()).await
+        let positions = self.take_positions();
+        committed(self.committer.commit_now(positions)).await
     }
 
     /// Commits these offsets, and waits until they are durable. They need not be those of yielded
@@ -241,13 +254,12 @@ impl GroupConsumer {
             let ownership = self.owned(&offset.partition)?.ownership;
             owned.push(OwnedOffset { ownership, offset });
         }
-        for offset in owned {
+        for offset in &owned {
             if let Some(read) = self.partitions.get_mut(&offset.offset.partition.key()) {
                 read.committed = Some(offset.offset.offset);
             }
-            self.committer.add(offset);
         }
-        committed(self.committer.commit_now()).await
+        committed(self.committer.commit_now(owned)).await
     }
 
     /// Stops to read these partitions; they stay assigned. Drops their buffered records, which are
@@ -363,12 +375,15 @@ impl GroupConsumer {
             for (key, _) in &revoked {
                 self.partitions.remove(key);
             }
+            // Nothing of it may be delivered, also if it was sought or resumed meanwhile.
+            self.read_partitions();
+            self.discard(revoked.iter().map(|(key, _)| *key));
             self.committer.release(revoked);
             self.report_paused();
         }
         if !self.assigned.is_empty() {
             let assigned = std::mem::take(&mut self.assigned);
-            self.resolve_starts(assigned);
+            self.resolve_starts(assigned, Duration::ZERO);
             self.read_partitions();
         }
     }
@@ -399,23 +414,17 @@ impl GroupConsumer {
         self.partitions.get(&partition.key()).ok_or_else(|| not_owned(partition))
     }
 
-    fn add_positions(&mut self) {
-        let keys: Vec<_> = self.partitions.keys().copied().collect();
-        for key in keys {
-            self.add_position(key);
-        }
+    /// Returns the positions that the committer does not have, for its next commit.
+    fn take_positions(&mut self) -> Vec<OwnedOffset> {
+        self.partitions.iter_mut().filter_map(|(key, read)| read.take_position(*key)).collect()
     }
 
     /// Adds the position of a partition to the next commit, unless it is there.
     fn add_position(&mut self, key: GroupKey) {
-        let Some(read) = self.partitions.get_mut(&key) else { return };
-        let Some(position) = read.position.filter(|_| read.position != read.committed) else {
-            return;
-        };
-        read.committed = Some(position);
-        let partition = key.with_topic(&read.topic);
-        let offset = OffsetToCommit { partition, offset: position, metadata: String::new() };
-        self.committer.add(OwnedOffset { ownership: read.ownership, offset });
+        let read = self.partitions.get_mut(&key);
+        if let Some(offset) = read.and_then(|read| read.take_position(key)) {
+            self.committer.add(offset);
+        }
     }
 
     fn discard(&self, keys: impl IntoIterator<Item = GroupKey>) {

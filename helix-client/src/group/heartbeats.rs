@@ -11,7 +11,7 @@ use tracing::{debug, warn};
 use super::committer::{Committer, FinalCommit};
 use super::membership::{HeartbeatContent, MemberHandle};
 use crate::client::CallSpec;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::retry::Repeat;
 
 /// Heartbeat interval if the service states none.
@@ -19,6 +19,12 @@ const INTERVAL_DEFAULT: Duration = Duration::from_millis(500);
 
 /// Longest wait of the service for a join's first partitions.
 const JOIN_WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// Longest wait of the service for a change: a third of its longest session.
+const WAIT_MAX: Duration = Duration::from_secs(200);
+
+/// Least limit of one attempt of a heartbeat.
+const ATTEMPT_MIN: Duration = Duration::from_millis(500);
 
 /// Time that a join in flight gets at the end: a join that arrives after the leave adds the member
 /// again.
@@ -46,6 +52,7 @@ pub(super) async fn run_member(
     committer: Arc<Committer>,
     settings: MemberSettings,
 ) {
+    let mut guard = MemberGuard { membership: &membership, committer: &committer, is_done: false };
     let heartbeats = send_heartbeats(&membership, &settings);
     tokio::pin!(heartbeats);
     let commits = committer.run();
@@ -57,6 +64,7 @@ pub(super) async fn run_member(
             () = &mut heartbeats, if has_heartbeats => has_heartbeats = false,
         }
     };
+    guard.is_done = true;
     membership.stopping.send_replace(true);
     if has_heartbeats {
         heartbeats.await;
@@ -77,6 +85,23 @@ pub(super) async fn run_member(
     }
 }
 
+/// Ends the consumer with its member's task, however that ends.
+struct MemberGuard<'a> {
+    membership: &'a MemberHandle,
+    committer: &'a Committer,
+    is_done: bool,
+}
+
+impl Drop for MemberGuard<'_> {
+    fn drop(&mut self) {
+        self.committer.close();
+        if !self.is_done {
+            let message = "the task of the group's member has ended";
+            self.membership.fail(Error::known(ErrorReason::Internal, message), true);
+        }
+    }
+}
+
 async fn leave(membership: &MemberHandle) -> Result<()> {
     let MemberHandle { client, group, member_id, .. } = membership;
     let call = CallSpec::new("leave group", Repeat::Always);
@@ -93,29 +118,48 @@ async fn send_heartbeats(membership: &MemberHandle, settings: &MemberSettings) {
     // A static member replaces an earlier process once. A later process that replaced it has
     // priority.
     let mut takes_over = !settings.static_name.is_empty();
+    // A heartbeat was abandoned since the last response. No other one is: frequent changes must not
+    // keep the member from a response until its session ends.
+    let mut has_abandoned = false;
     loop {
         let report = membership.report();
         let sent_at = Mutex::new(Instant::now());
-        let heartbeat = heartbeat(membership, settings, &report, takes_over, &sent_at);
+        let wait = match report.is_settled && !has_abandoned {
+            true if report.epoch == 0 => (settings.session_timeout / 3).min(JOIN_WAIT_MAX),
+            true => (settings.session_timeout / 3).min(WAIT_MAX),
+            false => Duration::ZERO,
+        };
+        let can_abandon = report.epoch != 0 && !wait.is_zero();
+        let heartbeat = heartbeat(membership, settings, &report, wait, takes_over, &sent_at);
         tokio::pin!(heartbeat);
-        let response = tokio::select! {
-            biased;
-            () = stopped(&mut stopping) => {
-                if report.epoch == 0 {
-                    let _ = timeout(JOIN_END_MAX, heartbeat).await;
+        let response = loop {
+            tokio::select! {
+                biased;
+                () = stopped(&mut stopping) => {
+                    if report.epoch == 0 {
+                        let _ = timeout(JOIN_END_MAX, heartbeat).await;
+                    }
+                    return;
                 }
-                return;
-            }
-            response = &mut heartbeat => response,
-            () = membership.reported.notified(), if report.epoch != 0 => continue,
-            () = expiry(membership) => {
-                membership.expire(Instant::now());
-                continue;
+                response = &mut heartbeat => break Some(response),
+                () = reported_since(membership, report.revision), if can_abandon => {
+                    has_abandoned = true;
+                    break None;
+                }
+                () = expiry(membership) => {
+                    membership.expire(Instant::now());
+                    // Without its session, the heartbeat has no use.
+                    if membership.epoch() != report.epoch {
+                        break None;
+                    }
+                }
             }
         };
+        let Some(response) = response else { continue };
         let due = match response {
             Ok(response) => {
                 takes_over = false;
+                has_abandoned = false;
                 let interval = response.next_heartbeat.and_then(|it| it.try_into().ok());
                 let sent_at = *sent_at.lock().unwrap_or_else(PoisonError::into_inner);
                 membership.on_response(report.epoch, sent_at, response);
@@ -125,6 +169,11 @@ async fn send_heartbeats(membership: &MemberHandle, settings: &MemberSettings) {
                 Some(ErrorReason::UnknownMember | ErrorReason::StaleMemberEpoch) => {
                     membership.lose(report.epoch, &error);
                     Instant::now() + membership.client.shared.jitter.draw(u32::MAX)
+                }
+                // A full disk is no reason to give partitions up: space may come back.
+                Some(ErrorReason::DiskFull) => {
+                    warn!(group = membership.group, %error, "retrying a heartbeat");
+                    Instant::now() + membership.client.config().backoff_max
                 }
                 _ if error.retryable => {
                     debug!(group = membership.group, %error, "retrying a heartbeat");
@@ -155,6 +204,13 @@ async fn stopped(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|is_stopping| *is_stopping).await;
 }
 
+/// Resolves once there is something to report since this revision.
+async fn reported_since(membership: &MemberHandle, revision: u64) {
+    while membership.revision() == revision {
+        membership.reported.notified().await;
+    }
+}
+
 async fn expiry(membership: &MemberHandle) {
     match membership.next_expiry() {
         Some(at) => sleep_until(at).await,
@@ -166,15 +222,11 @@ async fn heartbeat(
     membership: &MemberHandle,
     settings: &MemberSettings,
     report: &HeartbeatContent,
+    wait: Duration,
     takes_over: bool,
     sent_at: &Mutex<Instant>,
 ) -> Result<HeartbeatResponse> {
     let is_join = report.epoch == 0;
-    let wait = match report.is_settled {
-        true if is_join => (settings.session_timeout / 3).min(JOIN_WAIT_MAX),
-        true => settings.session_timeout / 3,
-        false => Duration::ZERO,
-    };
     let request = HeartbeatRequest {
         group: membership.group.clone(),
         member_id: membership.member_id.clone(),
@@ -188,7 +240,9 @@ async fn heartbeat(
         max_wait: wait.try_into().ok(),
         client_name: if is_join { settings.client_name.clone() } else { String::new() },
     };
-    let call = CallSpec { wait, ..CallSpec::new("group heartbeat", Repeat::Always) };
+    // A node that is silent must leave time for others within the session.
+    let attempt_max = (settings.session_timeout / 3).max(ATTEMPT_MIN);
+    let call = CallSpec { wait, attempt_max, ..CallSpec::new("group heartbeat", Repeat::Always) };
     let call = membership.client.call_coordinator(&membership.group, call, |node| {
         // The session counts from the attempt that the service has answered.
         *sent_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();

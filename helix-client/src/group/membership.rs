@@ -120,14 +120,15 @@ impl MemberHandle {
     /// Returns the next heartbeat's content.
     pub(super) fn report(&self) -> HeartbeatContent {
         let state = self.state();
-        let wire = |key: GroupKey, topic: &str| TopicPartition::from(key.with_topic(topic));
+        // The id suffices: with the names, a report of many partitions would exceed the limit.
+        let wire = |key: &GroupKey| TopicPartition::from(key.with_topic(""));
         let held = || state.held.iter();
         HeartbeatContent {
             epoch: state.epoch,
-            owned: held().map(|(key, it)| wire(*key, &it.topic)).collect(),
+            owned: held().map(|(key, _)| wire(key)).collect(),
             paused: held()
                 .filter(|(key, _)| state.paused.contains(key))
-                .map(|(key, it)| wire(*key, &it.topic))
+                .map(|(key, _)| wire(key))
                 .collect(),
             revision: state.revision,
             is_settled: held().all(|(_, it)| it.revoked_at.is_none()),
@@ -152,7 +153,7 @@ impl MemberHandle {
             state.revision += 1;
         }
         let session = response.session_timeout.and_then(|it| it.try_into().ok());
-        state.session_ends = session.map(|session: Duration| sent_at + session);
+        state.session_ends = session.and_then(|session: Duration| sent_at.checked_add(session));
         state.has_pending = !response.pending.is_empty();
         if state.unmatched_topics != response.unmatched_topics {
             let topics = &response.unmatched_topics;
@@ -226,7 +227,11 @@ impl MemberHandle {
         if !state.has_revoked && !has_changed {
             return;
         }
-        let is_overdue = |revoked_at: Instant| now >= revoked_at + self.release_timeout;
+        let release_timeout = self.release_timeout;
+        // A time beyond the clock's range never comes.
+        let is_overdue = |revoked_at: Instant| {
+            revoked_at.checked_add(release_timeout).is_some_and(|due| now >= due)
+        };
         let MemberState { held, lost, revision, .. } = &mut *state;
         held.retain(|key, partition| {
             let is_kept = !partition.revoked_at.is_some_and(is_overdue);
@@ -254,7 +259,8 @@ impl MemberHandle {
             return state.session_ends;
         }
         let releases = state.held.values().filter_map(|it| it.revoked_at);
-        let releases = releases.map(|revoked_at| revoked_at + self.release_timeout);
+        let releases =
+            releases.filter_map(|revoked_at| revoked_at.checked_add(self.release_timeout));
         releases.chain(state.session_ends).min()
     }
 

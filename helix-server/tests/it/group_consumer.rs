@@ -175,6 +175,57 @@ async fn without_automatic_commits_only_requests_count() {
 }
 
 #[tokio::test]
+async fn failed_commits_fail_again_until_they_are_replaced() {
+    let server = TestServer::in_memory().await;
+    let client = client(&server);
+    server.append_to(0, &["a"]).await;
+    server.append_to(1, &["b"]).await;
+    let join = || member(&client).auto_commit(AutoCommit::Off).join();
+    let mut consumer = join();
+    let mut ends = BTreeMap::new();
+    while ends.len() < 2 {
+        let records = next_records(&mut consumer).await;
+        ends.insert(records.partition, AssignedPartition::from(&records));
+    }
+    let rejected = || {
+        let metadata = "x".repeat(5000);
+        OffsetToCommit { metadata, ..OffsetToCommit::new(ends[&0].clone(), 1) }
+    };
+    let invalid = soon(consumer.commit_offsets([rejected()])).await.unwrap_err();
+    assert!(invalid.is(R::InvalidArgument), "{invalid}");
+    // The position equals the offset that was rejected.
+    let again = soon(consumer.commit_sync()).await.unwrap_err();
+    assert!(again.is(R::InvalidArgument), "{again}");
+    assert_eq!(committed(&server).await, BTreeMap::from([(1, 1)]), "other partitions go on");
+    let replaced = OffsetToCommit::new(ends[&0].clone(), 1);
+    soon(consumer.commit_offsets([replaced])).await.unwrap();
+    assert_eq!(committed(&server).await, BTreeMap::from([(0, 1), (1, 1)]));
+    soon(consumer.commit_offsets([rejected()])).await.unwrap_err();
+    let closed = soon(consumer.close()).await.unwrap_err();
+    assert!(closed.is(R::InvalidArgument), "{closed}");
+    // A seek removes it.
+    let mut consumer = join();
+    let partitions = assigned(&mut consumer).await;
+    soon(consumer.commit_offsets([rejected()])).await.unwrap_err();
+    consumer.seek(&partitions[0], 0).unwrap();
+    soon(consumer.close()).await.unwrap();
+}
+
+#[tokio::test]
+async fn longest_durations_mean_never() {
+    let server = TestServer::in_memory().await;
+    let client = client(&server);
+    server.append(&["a"]).await;
+    let mut consumer = member(&client)
+        .auto_commit(AutoCommit::Every(Duration::MAX))
+        .release_timeout(Duration::MAX)
+        .join();
+    assert_eq!(read(&mut consumer, 1).await[&0], ["a"]);
+    soon(consumer.close()).await.unwrap();
+    assert_eq!(committed(&server).await[&0], 1);
+}
+
+#[tokio::test]
 async fn partitions_can_be_paused_and_sought() {
     let server = TestServer::in_memory().await;
     let client = client(&server);

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use helix_proto::log::v1::ErrorReason;
+use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::{GroupConsumer, ReadPartition};
@@ -16,9 +17,12 @@ use crate::group::{AssignedPartition, GroupEvent, GroupKey, StartPolicy};
 
 impl GroupConsumer {
     /// Resolves the start of partitions that have none.
-    pub(super) fn resolve_starts(&mut self, keys: Vec<GroupKey>) {
+    pub(super) fn resolve_starts(&mut self, keys: Vec<GroupKey>, delay: Duration) {
         let starting = |key: GroupKey| {
-            let read = self.partitions.get(&key).filter(|read| read.position.is_none())?;
+            let is_awaited = |read: &&ReadPartition| {
+                read.position.is_none() && !read.is_stopped && !read.is_revoked
+            };
+            let read = self.partitions.get(&key).filter(is_awaited)?;
             let partition = key.with_topic(&read.topic);
             Some(StartingPartition { partition, ownership: read.ownership })
         };
@@ -28,13 +32,16 @@ impl GroupConsumer {
         }
         let membership = self.membership.clone();
         let position = starts::committed(&membership.group, self.start);
-        self.starting
-            .spawn(async move { starts::resolve(&membership, partitions, position).await });
+        self.starting.spawn(async move {
+            sleep(delay).await;
+            starts::resolve(&membership, partitions, position).await
+        });
     }
 
     pub(super) fn on_started(&mut self, started: Vec<ResolvedStart>) {
         // Another start at the end would skip the records until then.
         let commits_start = self.start == StartPolicy::Latest;
+        let mut unknown = Vec::new();
         for (key, ownership, start) in started {
             // A seek has priority.
             let is_awaited =
@@ -49,14 +56,19 @@ impl GroupConsumer {
                         self.committer.commit_soon();
                     }
                 }
+                // A node may not know a new partition yet. A deleted one is revoked soon.
+                Err(error) if is_gone(&error, key.topic_id) => {
+                    let group = &self.membership.group;
+                    debug!(group, %error, "retrying to resolve a start offset");
+                    unknown.push(key);
+                }
                 Err(error) => {
                     read.is_stopped = true;
-                    if !is_gone(&error, key.topic_id) {
-                        self.errors.push_back(error);
-                    }
+                    self.errors.push_back(error);
                 }
             }
         }
+        self.resolve_starts(unknown, self.membership.client.config().backoff_max);
         self.read_partitions();
     }
 
@@ -79,6 +91,7 @@ impl GroupConsumer {
                         committed: None,
                         is_paused: false,
                         is_stopped: false,
+                        is_revoked: false,
                     };
                     self.partitions.insert(partition.key(), read);
                     self.assigned.push(partition.key());
@@ -88,7 +101,7 @@ impl GroupConsumer {
             AssignmentChange::Revoked(partitions) => {
                 for partition in &partitions {
                     if let Some(read) = self.partitions.get_mut(&partition.key()) {
-                        read.is_stopped = true;
+                        read.is_revoked = true;
                         self.revoked.push((partition.key(), read.ownership));
                     }
                 }
