@@ -9,6 +9,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use helix_wal::Wal;
+
 use super::logs::{LogIdentity, NodeLogs, OpenLog, SHORTAGE_PAUSE};
 use super::open::{ShardContext, open_or_rebuild, open_shard0_replica};
 use super::repair::of_voters;
@@ -19,7 +21,7 @@ use super::repair_in_place::{DamagedLog, InPlaceOutcome};
 use crate::cluster::{ClusterMachine, ReplicaStatusReport, ask_replica_status};
 use crate::error::{Error, Result};
 use crate::peer::{HeldLog, Hub};
-use crate::raft::{Replica, ReplicaId};
+use crate::raft::{Replica, ReplicaId, decode_vote};
 use crate::shard::Shard;
 use crate::sync;
 
@@ -114,7 +116,7 @@ impl OpenFailure {
 }
 
 /// The next step of a log whose replay met damage.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum UnreplayedStep {
     /// All damage that is known was repaired in place: this many files.
     OpenAgain(u64),
@@ -159,11 +161,13 @@ impl Shard0Opening {
 }
 
 /// Repairs what can be repaired in place, and decides about the rest. A fetch that has to wait does
-/// not give up the log unless `may_give_up`.
+/// not give up the log unless `may_give_up`. `is_start`: the caller gives up the log after some
+/// steps that wait, even if no majority has everything without it.
 async fn repair_or_decide(
     hub: &Hub,
     log: &UnreplayedLog,
     may_give_up: bool,
+    is_start: bool,
     on_progress: &(dyn Fn(String) + Sync),
 ) -> UnreplayedStep {
     let UnreplayedLog { shard_id, log: HeldLog { replica_id: own, wal, reads }, .. } = log;
@@ -204,18 +208,61 @@ async fn repair_or_decide(
         (None, Some(why)) if !may_give_up => return UnreplayedStep::Wait(why),
         (None, Some(why)) | (Some(why), _) => why,
     };
-    let leader = reports.iter().filter(|it| it.is_leader).max_by_key(|it| it.term);
     // Not replayed, this log does not know the voters. The leader does.
-    let Some(leader) = leader.filter(|it| it.is_settled) else {
-        return UnreplayedStep::WaitForLeader(format!(
-            "{why}; no leader with settled voters responds"
-        ));
+    let leader = match current_leader(*own, own_term(wal), &reports, is_start) {
+        Ok(leader) => leader,
+        Err(lacking) => return UnreplayedStep::WaitForLeader(format!("{why}; {lacking}")),
     };
     let voters: BTreeSet<ReplicaId> = leader.voters.iter().copied().collect();
     let by_id = of_voters(reports.iter(), &voters);
     match missing_majority(&replica(DamageKind::NeedsNewLog), &[voters], &by_id) {
         None => UnreplayedStep::GiveUpLog,
         Some(lacking) => UnreplayedStep::Wait(format!("{why}; {lacking}")),
+    }
+}
+
+/// Returns the latest term that the log knows: of its vote or its last entry.
+fn own_term(wal: &Wal) -> u64 {
+    let state = wal.state();
+    // A vote that does not decode has no term that counts: the replica must not give up its log.
+    let vote = state
+        .vote
+        .map_or(0, |bytes| decode_vote(&bytes).map_or(u64::MAX, |vote| vote.leader_id.term));
+    vote.max(state.last.map_or(0, |last| last.term))
+}
+
+/// Returns the leader with settled voters, unless a later one may have replaced it: a leader that
+/// others no longer reach still reports that it leads. At a start another voter must be whole in
+/// its term as well, so that not all entries depend on the leader's log.
+///
+/// # Errors
+/// The reason why there is none, for operators.
+fn current_leader(
+    own: ReplicaId,
+    own_term: u64,
+    reports: &[ReplicaStatusReport],
+    is_start: bool,
+) -> std::result::Result<&ReplicaStatusReport, &'static str> {
+    let leader = reports.iter().filter(|it| it.is_leader).max_by_key(|it| it.term);
+    let leader = leader.filter(|it| it.is_settled);
+    let leader = leader.ok_or("no leader with settled voters responds")?;
+    let known = reports.iter().map(|it| it.term.max(it.synced_term)).max().unwrap_or(0);
+    if leader.term < own_term.max(known) {
+        return Err("the leader that responds may have a successor");
+    }
+    let is_whole = |it: &ReplicaStatusReport| {
+        let is_lacking = it.is_damaged || it.in_repair || it.is_fetching;
+        it.term == leader.term && !is_lacking
+    };
+    let others = || leader.voters.iter().filter(|id| **id != own && **id != leader.replica_id);
+    let has_whole = match others().next() {
+        // There are only two voters.
+        None => is_whole(leader),
+        Some(_) => others().any(|id| reports.iter().any(|it| it.replica_id == *id && is_whole(it))),
+    };
+    match is_start && !has_whole {
+        true => Err("no voter besides the leader is whole in its term"),
+        false => Ok(leader),
     }
 }
 
@@ -254,7 +301,7 @@ impl super::Node {
                 () = self.draining.cancelled() => {
                     UnreplayedStep::Wait("the node is shutting down".to_owned())
                 }
-                step = repair_or_decide(&self.hub, &log, may_give_up, &on_progress) => step,
+                step = repair_or_decide(&self.hub, &log, may_give_up, false, &on_progress) => step,
             };
             let why = match step {
                 UnreplayedStep::OpenAgain(files) => {
@@ -351,7 +398,8 @@ async fn repair_shard0(
     loop {
         *attempt += 1;
         let may_give_up = *attempt >= opening.attempts().min(FETCH_ATTEMPTS);
-        let step = repair_or_decide(hub, unreplayed, may_give_up, &|_| {}).await;
+        let is_start = opening == Shard0Opening::Start;
+        let step = repair_or_decide(hub, unreplayed, may_give_up, is_start, &|_| {}).await;
         match after_step(step, opening, attempt, repairs) {
             Shard0Action::Pause(why) if unreplayed.log.wal.is_open() => {
                 if last_reason != why {
@@ -444,53 +492,5 @@ async fn quarantine_shard0(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn repairs_do_not_use_up_attempts() {
-        for opening in [Shard0Opening::Start, Shard0Opening::Reopen] {
-            let (mut attempt, mut repairs) = (1, 0);
-            for _ in 0..REPAIRS_MAX {
-                let step = UnreplayedStep::OpenAgain(1);
-                let action = after_step(step, opening, &mut attempt, &mut repairs);
-                assert_eq!(action, Shard0Action::OpenAgain);
-                attempt += 1;
-            }
-            let step = UnreplayedStep::OpenAgain(1);
-            let action = after_step(step, opening, &mut attempt, &mut repairs);
-            assert_eq!((action, attempt), (Shard0Action::KeepsMeetingDamage, 1));
-        }
-    }
-
-    #[test]
-    fn running_node_does_not_give_up_log_because_repair_waits() {
-        let after = |opening: Shard0Opening, step: UnreplayedStep, mut attempt: u32| {
-            after_step(step, opening, &mut attempt, &mut 0)
-        };
-        let wait = || UnreplayedStep::Wait("no leader".to_owned());
-        let no_leader = || UnreplayedStep::WaitForLeader("no leader".to_owned());
-        let (start, reopen) = (Shard0Opening::Start, Shard0Opening::Reopen);
-        let pause = Shard0Action::Pause("no leader".to_owned());
-        assert_eq!(after(reopen, wait(), 1), pause);
-        assert_eq!(after(start, wait(), start.attempts() - 1), pause);
-        let later = Shard0Action::Later("no leader".to_owned());
-        assert_eq!(after(reopen, wait(), reopen.attempts()), later);
-        assert_eq!(after(start, wait(), start.attempts()), Shard0Action::GiveUpLog);
-        assert_eq!(after(reopen, UnreplayedStep::GiveUpLog, 1), Shard0Action::GiveUpLog);
-        assert_eq!(after(reopen, no_leader(), reopen.attempts()), later);
-    }
-
-    /// Another node may do the same: together they could be a majority.
-    #[test]
-    fn start_does_not_give_up_log_while_no_leader_responds() {
-        let (start, mut attempt) = (Shard0Opening::Start, 0);
-        let pause = Shard0Action::Pause("no leader".to_owned());
-        for _ in 0..10 * start.attempts() {
-            attempt += 1;
-            let step = UnreplayedStep::WaitForLeader("no leader".to_owned());
-            assert_eq!(after_step(step, start, &mut attempt, &mut 0), pause);
-        }
-        assert!(attempt >= FETCH_ATTEMPTS, "entries may be trimmed everywhere");
-    }
-}
+#[path = "unreplayed_tests.rs"]
+mod tests;
