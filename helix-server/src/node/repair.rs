@@ -304,8 +304,9 @@ async fn ask_replicas(
 /// Repair of one replica, which fills its new log.
 #[derive(Debug, Default)]
 struct Repair {
-    /// Highest term that each of the other nodes has reported since this replica was opened. A
-    /// candidate that this replica voted for had reached its term before it asked for the vote.
+    /// Highest term that each of the other nodes with votes has reported since this replica was
+    /// opened. A candidate that this replica voted for had reached its term before it asked for the
+    /// vote.
     terms: BTreeMap<u64, u64>,
     /// A leader's term, and the index up to which this replica needs the leader's log. It is the
     /// end of that log after the reset of this replica. A leader of that term cannot believe that
@@ -327,10 +328,7 @@ impl Repair {
             if let Some(addresses) = &report.addresses {
                 node.cluster.merge_addresses(addresses);
             }
-            if !report.vote_lost {
-                let term = self.terms.entry(*id).or_default();
-                *term = report.term.max(*term);
-            }
+            self.note_term(*id, report);
         }
         let leaders = reports.iter().filter(|(_, it)| it.is_leader);
         let Some((leader, report)) = leaders.max_by_key(|(_, it)| it.term) else {
@@ -371,6 +369,16 @@ impl Repair {
             "repaired the replica: it has all acknowledged entries and votes again"
         );
         Ok(None)
+    }
+
+    /// Notes the term of a node with its vote.
+    fn note_term(&mut self, id: u64, report: &ReplicaStatusReport) {
+        if report.vote_lost {
+            self.terms.remove(&id);
+        } else {
+            let term = self.terms.entry(id).or_default();
+            *term = report.term.max(*term);
+        }
     }
 
     /// Checks that this replica may follow a leader although its own vote is lost. It must be
@@ -576,6 +584,18 @@ mod tests {
         assert!(check(&[(2, 5), (3, 5)]));
         assert!(check(&[(2, 5), (3, 4)]));
         assert!(check(&[(2, 5), (3, 4), (4, 6)]), "node 4 was removed");
+    }
+
+    #[test]
+    fn node_that_loses_its_vote_no_longer_knows_its_term() {
+        let mut repair = Repair::default();
+        let report =
+            |term, vote_lost| ReplicaStatusReport { term, vote_lost, ..Default::default() };
+        repair.note_term(2, &report(5, false));
+        repair.note_term(2, &report(4, false));
+        assert_eq!(repair.terms, BTreeMap::from([(2, 5)]));
+        repair.note_term(2, &report(0, true));
+        assert!(repair.terms.is_empty());
     }
 
     #[test]

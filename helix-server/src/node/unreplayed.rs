@@ -170,7 +170,7 @@ async fn repair_or_decide(
     is_start: bool,
     on_progress: &(dyn Fn(String) + Sync),
 ) -> UnreplayedStep {
-    let UnreplayedLog { shard_id, log: HeldLog { replica_id: own, wal, reads }, .. } = log;
+    let UnreplayedLog { shard_id, log: HeldLog { replica_id: own, wal, reads, .. }, .. } = log;
     let requests =
         hub.peers().into_iter().map(|it| ask_replica_status(hub, it.node_id, *shard_id, None));
     let reports = futures_util::future::join_all(requests).await;
