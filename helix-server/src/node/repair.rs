@@ -187,6 +187,8 @@ impl ShardSupervisor {
                         }
                         self.wait_for(node, &why);
                     }
+                    // It says nothing of the other replicas, and a new log needs space as well.
+                    InPlaceOutcome::Shortage(error) => self.wait_for(node, &error.to_string()),
                     InPlaceOutcome::Unrepairable(why) => {
                         self.wait_for(node, &format!("{file} cannot be repaired in place: {why}"));
                         self.unrepairable.insert(file);
@@ -229,7 +231,12 @@ impl ShardSupervisor {
         self.repair = None;
         let opened = node.reopen(self.shard_id, why, may_give_up).await;
         self.reopened = Some(Instant::now());
-        self.delays = if opened.is_ok() { 0 } else { self.delays.saturating_add(1) };
+        self.delays = match &opened {
+            Ok(()) => 0,
+            // The other replicas may have everything that the repair needs.
+            Err(Error::DiskFull { .. } | Error::Exhausted { .. }) => self.delays,
+            Err(_) => self.delays.saturating_add(1),
+        };
         if opened.is_ok() {
             let mut restarts = sync::lock(&node.restarts);
             *restarts.entry(self.shard_id).or_default() += 1;

@@ -15,6 +15,8 @@ pub(super) enum InPlaceOutcome {
     Repaired,
     /// Another attempt may succeed. The reason is for operators.
     Later(String),
+    /// This node lacks disk space, file descriptors or memory for it.
+    Shortage(Error),
     /// The damage is not in entries and cannot be repaired in place.
     Unrepairable(String),
 }
@@ -61,7 +63,7 @@ impl DamagedLog<'_> {
                 reads.forget_damage(file);
                 return InPlaceOutcome::Repaired;
             }
-            Ok(Err(error)) => return InPlaceOutcome::Later(error.to_string()),
+            Ok(Err(error)) => return later(error),
             Ok(Ok(damage)) => damage,
         };
         if damage.is_clean() {
@@ -117,9 +119,17 @@ impl DamagedLog<'_> {
             Ok(Err(error @ Error::Damaged { .. })) => {
                 Err(InPlaceOutcome::Unrepairable(error.to_string()))
             }
-            Ok(Err(error)) => Err(InPlaceOutcome::Later(error.to_string())),
+            Ok(Err(error)) => Err(later(error)),
             Err(error) => Err(InPlaceOutcome::Later(error.to_string())),
         }
+    }
+}
+
+/// Returns the outcome of a failure that another attempt may not meet.
+fn later(error: Error) -> InPlaceOutcome {
+    match error.is_shortage() {
+        true => InPlaceOutcome::Shortage(error),
+        false => InPlaceOutcome::Later(error.to_string()),
     }
 }
 

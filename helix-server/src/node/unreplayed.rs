@@ -127,6 +127,9 @@ pub(super) enum UnreplayedStep {
     /// As [`Self::Wait`], and no leader with settled voters responds, so that the rule for giving
     /// up the log cannot be checked.
     WaitForLeader(String),
+    /// As [`Self::Wait`], for disk space, file descriptors or memory of this node. It says nothing
+    /// of what the other replicas have.
+    Shortage(helix_wal::Error),
     /// No other replica responds.
     Alone,
 }
@@ -189,7 +192,7 @@ async fn repair_or_decide(
     };
     let damaged = DamagedLog { hub, shard_id: *shard_id, own: *own, wal, reads };
     let files: BTreeSet<String> = reads.damage().into_iter().map(|found| found.file).collect();
-    let (mut repaired, mut unrepairable, mut later) = (0, None, None);
+    let (mut repaired, mut unrepairable, mut later, mut shortage) = (0, None, None, None);
     for file in files {
         if !wal.is_repairable(&file) {
             unrepairable = Some(format!("{file} cannot be repaired in place"));
@@ -198,10 +201,14 @@ async fn repair_or_decide(
         match damaged.repair_file(&file, &from, on_progress).await {
             InPlaceOutcome::Repaired => repaired += 1,
             InPlaceOutcome::Later(why) => later = Some(why),
+            InPlaceOutcome::Shortage(error) => shortage = Some(error),
             InPlaceOutcome::Unrepairable(why) => {
                 unrepairable = Some(format!("{file} cannot be repaired in place: {why}"));
             }
         }
+    }
+    if let (None, Some(error)) = (&unrepairable, shortage) {
+        return UnreplayedStep::Shortage(error);
     }
     let why = match (unrepairable, later) {
         (None, None) => return UnreplayedStep::OpenAgain(repaired),
@@ -313,6 +320,14 @@ impl super::Node {
                     let error = log.close(&self.hub, logs).await;
                     logs.quarantine(shard_id, &error.to_string(), Some(&identity)).await?;
                     continue;
+                }
+                UnreplayedStep::Shortage(error) => {
+                    let what = format!("{}; repair waits: {error}", log.damage(logs));
+                    self.unreplayed.hold(&self.hub, log);
+                    return Err(match error {
+                        helix_wal::Error::DiskFull { .. } => Error::DiskFull { what },
+                        _ => Error::Exhausted { what },
+                    });
                 }
                 UnreplayedStep::Wait(why) | UnreplayedStep::WaitForLeader(why) => why,
                 UnreplayedStep::Alone => "no other replica responds".to_owned(),
@@ -453,6 +468,13 @@ fn after_step(
             Shard0Action::Pause("no other replica responds".to_owned())
         }
         UnreplayedStep::Alone => Shard0Action::Damaged,
+        UnreplayedStep::Shortage(error) => {
+            *attempt = attempt.saturating_sub(1);
+            match opening {
+                Shard0Opening::Reopen => Shard0Action::Later(error.to_string()),
+                _ => Shard0Action::Pause(error.to_string()),
+            }
+        }
         // Without a leader, giving up this log as well could leave no majority permanently.
         UnreplayedStep::WaitForLeader(why) if opening == Shard0Opening::Start => {
             *attempt = (*attempt).min(FETCH_ATTEMPTS);

@@ -35,6 +35,25 @@ fn running_node_does_not_give_up_log_because_repair_waits() {
     assert_eq!(after(reopen, no_leader(), reopen.attempts()), later);
 }
 
+#[test]
+fn shortage_of_this_node_does_not_give_up_its_log() {
+    let full = || helix_wal::Error::DiskFull { free_bytes: 0, needed_bytes: 1 };
+    for opening in [Shard0Opening::Start, Shard0Opening::Reopen] {
+        let mut attempt = opening.attempts() - 1;
+        let counted = attempt;
+        for _ in 0..10 * opening.attempts() {
+            attempt += 1;
+            let step = UnreplayedStep::Shortage(full());
+            let action = after_step(step, opening, &mut attempt, &mut 0);
+            let expected = match opening {
+                Shard0Opening::Reopen => Shard0Action::Later(full().to_string()),
+                _ => Shard0Action::Pause(full().to_string()),
+            };
+            assert_eq!((action, attempt), (expected, counted));
+        }
+    }
+}
+
 fn voter(node: u64, term: u64) -> ReplicaStatusReport {
     let voters = [1, 2, 3].map(|node| replica_id(node, 1)).to_vec();
     let replica_id = replica_id(node, 1);
