@@ -66,10 +66,6 @@ impl DamagedLog<'_> {
             Ok(Err(error)) => return later(error),
             Ok(Ok(damage)) => damage,
         };
-        if damage.is_clean() {
-            reads.forget_damage(file);
-            return InPlaceOutcome::Repaired;
-        }
         match self.fetch_and_repair(file, damage, from, on_progress).await {
             Ok(()) => {
                 reads.forget_damage(file);
@@ -100,12 +96,15 @@ impl DamagedLog<'_> {
             sources.fetch_placements(run, &mut placements).await.map_err(InPlaceOutcome::Later)?;
         }
         let (bytes, count) = (damage.bytes(), entries.len());
+        // An earlier attempt may have repaired it, and then found no space to make it durable.
+        let is_clean = damage.is_clean();
         let repair = move || {
             let repaired = damage.repair(&entries, &placements);
             drop(damage);
             repaired
         };
         match reads.wait(repair).await {
+            Ok(Ok(())) if is_clean => Ok(()),
             Ok(Ok(())) => {
                 tracing::info!(
                     shard_id,
