@@ -437,7 +437,8 @@ impl Keeper {
             Some(pause) if !is_last => pause,
             _ => {
                 if let Err(error) = self.sync_dir() {
-                    self.preparing = Some((ready, at));
+                    // Only the sync is repeated.
+                    self.preparing = Some((ready, end));
                     return Err(error);
                 }
                 ready.is_written = end == ready.len;

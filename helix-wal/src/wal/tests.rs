@@ -534,6 +534,20 @@ fn prepared_bytes(disk: &SimulatedDisk) -> u64 {
 }
 
 #[test]
+fn zeroes_are_written_once_although_the_sync_of_their_name_is_repeated() {
+    let disk = SimulatedDisk::new(1);
+    let full = rustix::io::Errno::NOSPC.raw_os_error();
+    let mut log = Driven::open(&disk, Options { preparation: Preparation::Zero, ..small() });
+    disk.record(true);
+    disk.fail(Fault::next(Operation::SyncDir).errno(full));
+    log.rest();
+    let stats = log.wal.stats();
+    assert!(stats.zeroed_segments > 0);
+    assert_eq!(stats.zeroed_bytes, prepared_bytes(&disk));
+    assert_eq!(stats.zeroed_bytes, stats.zeroed_segments * stats.segment_bytes);
+}
+
+#[test]
 fn only_zero_filled_segments_are_written_twice() {
     for preparation in [Preparation::Auto, Preparation::Zero, Preparation::Allocate] {
         let disk = SimulatedDisk::new(1);
