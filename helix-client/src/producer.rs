@@ -54,7 +54,8 @@ pub struct ProducerOptions {
     /// independently.
     pub stops_at_failure: bool,
     /// Age of a topic's number of partitions from which `send` asks for it again, in the
-    /// background. Keys move to other partitions once partitions were added. Default: 30 s.
+    /// background. Keys move to other partitions once partitions were added. At least 1 s.
+    /// Default: 30 s.
     pub partition_count_age_max: Duration,
 }
 

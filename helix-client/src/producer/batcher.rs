@@ -8,10 +8,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use helix_proto::batch::record_bytes;
 use helix_proto::log::v1::Record;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 use tonic::Code;
 
@@ -25,6 +27,9 @@ use crate::partitioner::{StickyPartitioner, of_key};
 ///
 /// Without it a buffer of short records would exceed its limit many times over.
 const RECORD_OVERHEAD_BYTES: usize = 256;
+
+/// Minimum age of a topic's number of partitions from which it is asked for again.
+const COUNT_AGE_MIN: Duration = Duration::from_secs(1);
 
 /// Future of the ack of one record, with the record's own offsets.
 ///
@@ -56,8 +61,8 @@ pub(super) struct Batcher {
     /// Free bytes of the buffer.
     capacity: Arc<Semaphore>,
     sticky: Mutex<HashMap<String, StickyPartitioner>>,
-    /// When the number of partitions of a topic was asked for last.
-    counted_at: Mutex<HashMap<String, Instant>>,
+    /// The last request for the number of partitions of each topic.
+    counted: Mutex<HashMap<String, CountRequest>>,
     /// The queue of each partition's task. Unbounded; `capacity` bounds their total.
     queues: Mutex<HashMap<String, HashMap<u32, mpsc::UnboundedSender<QueueItem>>>>,
     /// The first failure, if the producer stops at it.
@@ -69,6 +74,14 @@ enum QueueItem {
     Record(PendingRecord),
     /// Closes the batch, and signals when it is done.
     Flush(oneshot::Sender<()>),
+}
+
+/// A request for the number of partitions of a topic.
+#[derive(Debug)]
+struct CountRequest {
+    at: Instant,
+    /// Its call, unless it was made elsewhere.
+    call: Option<JoinHandle<()>>,
 }
 
 /// A record queued for its batch.
@@ -89,7 +102,7 @@ impl Batcher {
             options,
             capacity: Arc::new(Semaphore::new(capacity)),
             sticky: Mutex::default(),
-            counted_at: Mutex::default(),
+            counted: Mutex::default(),
             queues: Mutex::default(),
             failure: Arc::default(),
         }
@@ -112,20 +125,19 @@ impl Batcher {
 
     /// Asks for the number of partitions again if it is old. Does not wait for the response.
     fn look_for_added_partitions(&self, topic: &str, count: u32) {
-        let now = Instant::now();
-        {
-            let mut counted = self.counted_at.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(at) = counted.get_mut(topic) else {
-                counted.insert(topic.to_owned(), now);
-                return;
-            };
-            if now - *at < self.options.partition_count_age_max {
-                return;
-            }
-            *at = now;
+        let at = Instant::now();
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(last) = counted.get_mut(topic) else {
+            counted.insert(topic.to_owned(), CountRequest { at, call: None });
+            return;
+        };
+        let age_max = self.options.partition_count_age_max.max(COUNT_AGE_MIN);
+        let is_running = last.call.as_ref().is_some_and(|call| !call.is_finished());
+        if is_running || at - last.at < age_max {
+            return;
         }
         let (client, topic) = (self.partitions.client.clone(), topic.to_owned());
-        tokio::spawn(async move {
+        let call = tokio::spawn(async move {
             // Ignored: a later record asks again, and the batches report lasting failures.
             let Ok(metadata) = client.admin().metadata(&[topic.as_str()]).await else { return };
             let found = metadata.topics.iter().find(|it| it.topic == topic);
@@ -133,6 +145,7 @@ impl Batcher {
                 client.shared.routing.forget_topic(&topic);
             }
         });
+        *last = CountRequest { at, call: Some(call) };
     }
 
     pub(super) async fn send(

@@ -95,7 +95,7 @@ impl Cluster {
 /// Reads the status of a log whose replica does not run: it is damaged and does not vote, but sends
 /// entries to repairs. Its vote is durable, so its term is the one of its last vote.
 fn report_held(hub: &Hub, shard_id: u64) -> Option<ReplicaStatusReport> {
-    let HeldLog { replica_id, wal, reads } = hub.held_log(shard_id)?;
+    let HeldLog { replica_id, wal, reads, in_repair, vote_lost } = hub.held_log(shard_id)?;
     let state = wal.state();
     let vote = state.vote.map(|bytes| decode_vote(&bytes)).transpose().ok()?;
     let synced = state.synced.unwrap_or_default();
@@ -105,6 +105,8 @@ fn report_held(hub: &Hub, shard_id: u64) -> Option<ReplicaStatusReport> {
         term: vote.map_or(0, |vote| vote.leader_id.term),
         last_index: state.last.map_or(0, |id| id.index),
         is_damaged: true,
+        in_repair,
+        vote_lost,
         replica_id,
         synced_term: synced.term,
         synced_index: synced.index,

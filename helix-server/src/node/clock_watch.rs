@@ -31,6 +31,7 @@ pub(super) async fn run(node: Weak<Node>) {
         };
         // Not formed yet.
         if members.is_empty() {
+            tick.reset_after(limits::CLOCK_FIRST_POLL_INTERVAL);
             continue;
         }
         let others = members.iter().filter(|member| **member != own);

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use helix_wal::QuarantinedLog;
 use tokio_util::sync::CancellationToken;
 
 use super::NodeStorage;
@@ -69,6 +70,7 @@ pub(super) async fn open_shard0_replica(
 ) -> Result<Replica, OpenFailure> {
     let OpenLog { wal, identity, checkpoint, reads, repair_of } = log;
     let replica_id = replica_id(identity.node_id, identity.generation);
+    let (in_repair, vote_lost) = repair_state(repair_of.as_ref());
     let settings = ReplicaSettings {
         shard_id: 0,
         replica_id,
@@ -86,11 +88,16 @@ pub(super) async fn open_shard0_replica(
             Ok(replica)
         }
         Err(error) => {
-            let log = HeldLog { replica_id, wal, reads };
+            let log = HeldLog { replica_id, wal, reads, in_repair, vote_lost };
             let log = UnreplayedLog { shard_id: 0, log, error };
             Err(OpenFailure::of(logs, log).await)
         }
     }
+}
+
+/// Returns whether a log is in repair, and whether its vote is lost.
+fn repair_state(repair_of: Option<&QuarantinedLog>) -> (bool, bool) {
+    (repair_of.is_some(), repair_of.is_some_and(|quarantined| quarantined.vote.is_none()))
 }
 
 /// Returns the data shards whose logs exist on this node. They are created together, before the log
@@ -172,6 +179,7 @@ pub(super) async fn open_shard(
     let shard_id = log.identity.shard_id;
     let own = replica_id(log.identity.node_id, log.identity.generation);
     let (wal, reads) = (log.wal.clone(), log.reads.clone());
+    let (in_repair, vote_lost) = repair_state(log.repair_of.as_ref());
     let settings = ShardSettings {
         shard_id,
         replica_id: own,
@@ -193,7 +201,7 @@ pub(super) async fn open_shard(
     match Shard::open(settings).await {
         Ok(shard) => Ok(shard),
         Err(error) => {
-            let log = HeldLog { replica_id: own, wal, reads };
+            let log = HeldLog { replica_id: own, wal, reads, in_repair, vote_lost };
             let log = UnreplayedLog { shard_id, log, error };
             Err(OpenFailure::of(logs, log).await)
         }

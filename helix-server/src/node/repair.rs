@@ -187,6 +187,8 @@ impl ShardSupervisor {
                         }
                         self.wait_for(node, &why);
                     }
+                    // It says nothing of the other replicas, and a new log needs space as well.
+                    InPlaceOutcome::Shortage(error) => self.wait_for(node, &error.to_string()),
                     InPlaceOutcome::Unrepairable(why) => {
                         self.wait_for(node, &format!("{file} cannot be repaired in place: {why}"));
                         self.unrepairable.insert(file);
@@ -229,7 +231,12 @@ impl ShardSupervisor {
         self.repair = None;
         let opened = node.reopen(self.shard_id, why, may_give_up).await;
         self.reopened = Some(Instant::now());
-        self.delays = if opened.is_ok() { 0 } else { self.delays.saturating_add(1) };
+        self.delays = match &opened {
+            Ok(()) => 0,
+            // The other replicas may have everything that the repair needs.
+            Err(Error::DiskFull { .. } | Error::Exhausted { .. }) => self.delays,
+            Err(_) => self.delays.saturating_add(1),
+        };
         if opened.is_ok() {
             let mut restarts = sync::lock(&node.restarts);
             *restarts.entry(self.shard_id).or_default() += 1;
@@ -304,8 +311,9 @@ async fn ask_replicas(
 /// Repair of one replica, which fills its new log.
 #[derive(Debug, Default)]
 struct Repair {
-    /// Highest term that each of the other nodes has reported since this replica was opened. A
-    /// candidate that this replica voted for had reached its term before it asked for the vote.
+    /// Highest term that each of the other nodes with votes has reported since this replica was
+    /// opened. A candidate that this replica voted for had reached its term before it asked for the
+    /// vote.
     terms: BTreeMap<u64, u64>,
     /// A leader's term, and the index up to which this replica needs the leader's log. It is the
     /// end of that log after the reset of this replica. A leader of that term cannot believe that
@@ -327,10 +335,7 @@ impl Repair {
             if let Some(addresses) = &report.addresses {
                 node.cluster.merge_addresses(addresses);
             }
-            if !report.vote_lost {
-                let term = self.terms.entry(*id).or_default();
-                *term = report.term.max(*term);
-            }
+            self.note_term(*id, report);
         }
         let leaders = reports.iter().filter(|(_, it)| it.is_leader);
         let Some((leader, report)) = leaders.max_by_key(|(_, it)| it.term) else {
@@ -371,6 +376,16 @@ impl Repair {
             "repaired the replica: it has all acknowledged entries and votes again"
         );
         Ok(None)
+    }
+
+    /// Notes the term of a node with its vote.
+    fn note_term(&mut self, id: u64, report: &ReplicaStatusReport) {
+        if report.vote_lost {
+            self.terms.remove(&id);
+        } else {
+            let term = self.terms.entry(id).or_default();
+            *term = report.term.max(*term);
+        }
     }
 
     /// Checks that this replica may follow a leader although its own vote is lost. It must be
@@ -576,6 +591,18 @@ mod tests {
         assert!(check(&[(2, 5), (3, 5)]));
         assert!(check(&[(2, 5), (3, 4)]));
         assert!(check(&[(2, 5), (3, 4), (4, 6)]), "node 4 was removed");
+    }
+
+    #[test]
+    fn node_that_loses_its_vote_no_longer_knows_its_term() {
+        let mut repair = Repair::default();
+        let report =
+            |term, vote_lost| ReplicaStatusReport { term, vote_lost, ..Default::default() };
+        repair.note_term(2, &report(5, false));
+        repair.note_term(2, &report(4, false));
+        assert_eq!(repair.terms, BTreeMap::from([(2, 5)]));
+        repair.note_term(2, &report(0, true));
+        assert!(repair.terms.is_empty());
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub(super) enum InPlaceOutcome {
     Repaired,
     /// Another attempt may succeed. The reason is for operators.
     Later(String),
+    /// This node lacks disk space, file descriptors or memory for it.
+    Shortage(Error),
     /// The damage is not in entries and cannot be repaired in place.
     Unrepairable(String),
 }
@@ -61,13 +63,9 @@ impl DamagedLog<'_> {
                 reads.forget_damage(file);
                 return InPlaceOutcome::Repaired;
             }
-            Ok(Err(error)) => return InPlaceOutcome::Later(error.to_string()),
+            Ok(Err(error)) => return later(error),
             Ok(Ok(damage)) => damage,
         };
-        if damage.is_clean() {
-            reads.forget_damage(file);
-            return InPlaceOutcome::Repaired;
-        }
         match self.fetch_and_repair(file, damage, from, on_progress).await {
             Ok(()) => {
                 reads.forget_damage(file);
@@ -98,12 +96,15 @@ impl DamagedLog<'_> {
             sources.fetch_placements(run, &mut placements).await.map_err(InPlaceOutcome::Later)?;
         }
         let (bytes, count) = (damage.bytes(), entries.len());
+        // An earlier attempt may have repaired it, and then found no space to make it durable.
+        let is_clean = damage.is_clean();
         let repair = move || {
             let repaired = damage.repair(&entries, &placements);
             drop(damage);
             repaired
         };
         match reads.wait(repair).await {
+            Ok(Ok(())) if is_clean => Ok(()),
             Ok(Ok(())) => {
                 tracing::info!(
                     shard_id,
@@ -117,9 +118,17 @@ impl DamagedLog<'_> {
             Ok(Err(error @ Error::Damaged { .. })) => {
                 Err(InPlaceOutcome::Unrepairable(error.to_string()))
             }
-            Ok(Err(error)) => Err(InPlaceOutcome::Later(error.to_string())),
+            Ok(Err(error)) => Err(later(error)),
             Err(error) => Err(InPlaceOutcome::Later(error.to_string())),
         }
+    }
+}
+
+/// Returns the outcome of a failure that another attempt may not meet.
+fn later(error: Error) -> InPlaceOutcome {
+    match error.is_shortage() {
+        true => InPlaceOutcome::Shortage(error),
+        false => InPlaceOutcome::Later(error.to_string()),
     }
 }
 

@@ -9,6 +9,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use helix_wal::Wal;
+
 use super::logs::{LogIdentity, NodeLogs, OpenLog, SHORTAGE_PAUSE};
 use super::open::{ShardContext, open_or_rebuild, open_shard0_replica};
 use super::repair::of_voters;
@@ -19,7 +21,7 @@ use super::repair_in_place::{DamagedLog, InPlaceOutcome};
 use crate::cluster::{ClusterMachine, ReplicaStatusReport, ask_replica_status};
 use crate::error::{Error, Result};
 use crate::peer::{HeldLog, Hub};
-use crate::raft::{Replica, ReplicaId};
+use crate::raft::{Replica, ReplicaId, decode_vote};
 use crate::shard::Shard;
 use crate::sync;
 
@@ -114,7 +116,7 @@ impl OpenFailure {
 }
 
 /// The next step of a log whose replay met damage.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum UnreplayedStep {
     /// All damage that is known was repaired in place: this many files.
     OpenAgain(u64),
@@ -125,6 +127,9 @@ pub(super) enum UnreplayedStep {
     /// As [`Self::Wait`], and no leader with settled voters responds, so that the rule for giving
     /// up the log cannot be checked.
     WaitForLeader(String),
+    /// As [`Self::Wait`], for disk space, file descriptors or memory of this node. It says nothing
+    /// of what the other replicas have.
+    Shortage(helix_wal::Error),
     /// No other replica responds.
     Alone,
 }
@@ -159,14 +164,16 @@ impl Shard0Opening {
 }
 
 /// Repairs what can be repaired in place, and decides about the rest. A fetch that has to wait does
-/// not give up the log unless `may_give_up`.
+/// not give up the log unless `may_give_up`. `is_start`: the caller gives up the log after some
+/// steps that wait, even if no majority has everything without it.
 async fn repair_or_decide(
     hub: &Hub,
     log: &UnreplayedLog,
     may_give_up: bool,
+    is_start: bool,
     on_progress: &(dyn Fn(String) + Sync),
 ) -> UnreplayedStep {
-    let UnreplayedLog { shard_id, log: HeldLog { replica_id: own, wal, reads }, .. } = log;
+    let UnreplayedLog { shard_id, log: HeldLog { replica_id: own, wal, reads, .. }, .. } = log;
     let requests =
         hub.peers().into_iter().map(|it| ask_replica_status(hub, it.node_id, *shard_id, None));
     let reports = futures_util::future::join_all(requests).await;
@@ -185,7 +192,7 @@ async fn repair_or_decide(
     };
     let damaged = DamagedLog { hub, shard_id: *shard_id, own: *own, wal, reads };
     let files: BTreeSet<String> = reads.damage().into_iter().map(|found| found.file).collect();
-    let (mut repaired, mut unrepairable, mut later) = (0, None, None);
+    let (mut repaired, mut unrepairable, mut later, mut shortage) = (0, None, None, None);
     for file in files {
         if !wal.is_repairable(&file) {
             unrepairable = Some(format!("{file} cannot be repaired in place"));
@@ -194,28 +201,75 @@ async fn repair_or_decide(
         match damaged.repair_file(&file, &from, on_progress).await {
             InPlaceOutcome::Repaired => repaired += 1,
             InPlaceOutcome::Later(why) => later = Some(why),
+            InPlaceOutcome::Shortage(error) => shortage = Some(error),
             InPlaceOutcome::Unrepairable(why) => {
                 unrepairable = Some(format!("{file} cannot be repaired in place: {why}"));
             }
         }
+    }
+    if let (None, Some(error)) = (&unrepairable, shortage) {
+        return UnreplayedStep::Shortage(error);
     }
     let why = match (unrepairable, later) {
         (None, None) => return UnreplayedStep::OpenAgain(repaired),
         (None, Some(why)) if !may_give_up => return UnreplayedStep::Wait(why),
         (None, Some(why)) | (Some(why), _) => why,
     };
-    let leader = reports.iter().filter(|it| it.is_leader).max_by_key(|it| it.term);
     // Not replayed, this log does not know the voters. The leader does.
-    let Some(leader) = leader.filter(|it| it.is_settled) else {
-        return UnreplayedStep::WaitForLeader(format!(
-            "{why}; no leader with settled voters responds"
-        ));
+    let leader = match current_leader(*own, own_term(wal), &reports, is_start) {
+        Ok(leader) => leader,
+        Err(lacking) => return UnreplayedStep::WaitForLeader(format!("{why}; {lacking}")),
     };
     let voters: BTreeSet<ReplicaId> = leader.voters.iter().copied().collect();
     let by_id = of_voters(reports.iter(), &voters);
     match missing_majority(&replica(DamageKind::NeedsNewLog), &[voters], &by_id) {
         None => UnreplayedStep::GiveUpLog,
         Some(lacking) => UnreplayedStep::Wait(format!("{why}; {lacking}")),
+    }
+}
+
+/// Returns the latest term that the log knows: of its vote or its last entry.
+fn own_term(wal: &Wal) -> u64 {
+    let state = wal.state();
+    // A vote that does not decode has no term that counts: the replica must not give up its log.
+    let vote = state
+        .vote
+        .map_or(0, |bytes| decode_vote(&bytes).map_or(u64::MAX, |vote| vote.leader_id.term));
+    vote.max(state.last.map_or(0, |last| last.term))
+}
+
+/// Returns the leader with settled voters, unless a later one may have replaced it: a leader that
+/// others no longer reach still reports that it leads. At a start another voter must be whole in
+/// its term as well, so that not all entries depend on the leader's log.
+///
+/// # Errors
+/// The reason why there is none, for operators.
+fn current_leader(
+    own: ReplicaId,
+    own_term: u64,
+    reports: &[ReplicaStatusReport],
+    is_start: bool,
+) -> std::result::Result<&ReplicaStatusReport, &'static str> {
+    let leader = reports.iter().filter(|it| it.is_leader).max_by_key(|it| it.term);
+    let leader = leader.filter(|it| it.is_settled);
+    let leader = leader.ok_or("no leader with settled voters responds")?;
+    let known = reports.iter().map(|it| it.term.max(it.synced_term)).max().unwrap_or(0);
+    if leader.term < own_term.max(known) {
+        return Err("the leader that responds may have a successor");
+    }
+    let is_whole = |it: &ReplicaStatusReport| {
+        let is_lacking = it.is_damaged || it.in_repair || it.is_fetching;
+        it.term == leader.term && !is_lacking
+    };
+    let others = || leader.voters.iter().filter(|id| **id != own && **id != leader.replica_id);
+    let has_whole = match others().next() {
+        // There are only two voters.
+        None => is_whole(leader),
+        Some(_) => others().any(|id| reports.iter().any(|it| it.replica_id == *id && is_whole(it))),
+    };
+    match is_start && !has_whole {
+        true => Err("no voter besides the leader is whole in its term"),
+        false => Ok(leader),
     }
 }
 
@@ -254,7 +308,7 @@ impl super::Node {
                 () = self.draining.cancelled() => {
                     UnreplayedStep::Wait("the node is shutting down".to_owned())
                 }
-                step = repair_or_decide(&self.hub, &log, may_give_up, &on_progress) => step,
+                step = repair_or_decide(&self.hub, &log, may_give_up, false, &on_progress) => step,
             };
             let why = match step {
                 UnreplayedStep::OpenAgain(files) => {
@@ -266,6 +320,14 @@ impl super::Node {
                     let error = log.close(&self.hub, logs).await;
                     logs.quarantine(shard_id, &error.to_string(), Some(&identity)).await?;
                     continue;
+                }
+                UnreplayedStep::Shortage(error) => {
+                    let what = format!("{}; repair waits: {error}", log.damage(logs));
+                    self.unreplayed.hold(&self.hub, log);
+                    return Err(match error {
+                        helix_wal::Error::DiskFull { .. } => Error::DiskFull { what },
+                        _ => Error::Exhausted { what },
+                    });
                 }
                 UnreplayedStep::Wait(why) | UnreplayedStep::WaitForLeader(why) => why,
                 UnreplayedStep::Alone => "no other replica responds".to_owned(),
@@ -351,7 +413,8 @@ async fn repair_shard0(
     loop {
         *attempt += 1;
         let may_give_up = *attempt >= opening.attempts().min(FETCH_ATTEMPTS);
-        let step = repair_or_decide(hub, unreplayed, may_give_up, &|_| {}).await;
+        let is_start = opening == Shard0Opening::Start;
+        let step = repair_or_decide(hub, unreplayed, may_give_up, is_start, &|_| {}).await;
         match after_step(step, opening, attempt, repairs) {
             Shard0Action::Pause(why) if unreplayed.log.wal.is_open() => {
                 if last_reason != why {
@@ -405,6 +468,13 @@ fn after_step(
             Shard0Action::Pause("no other replica responds".to_owned())
         }
         UnreplayedStep::Alone => Shard0Action::Damaged,
+        UnreplayedStep::Shortage(error) => {
+            *attempt = attempt.saturating_sub(1);
+            match opening {
+                Shard0Opening::Reopen => Shard0Action::Later(error.to_string()),
+                _ => Shard0Action::Pause(error.to_string()),
+            }
+        }
         // Without a leader, giving up this log as well could leave no majority permanently.
         UnreplayedStep::WaitForLeader(why) if opening == Shard0Opening::Start => {
             *attempt = (*attempt).min(FETCH_ATTEMPTS);
@@ -444,53 +514,5 @@ async fn quarantine_shard0(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn repairs_do_not_use_up_attempts() {
-        for opening in [Shard0Opening::Start, Shard0Opening::Reopen] {
-            let (mut attempt, mut repairs) = (1, 0);
-            for _ in 0..REPAIRS_MAX {
-                let step = UnreplayedStep::OpenAgain(1);
-                let action = after_step(step, opening, &mut attempt, &mut repairs);
-                assert_eq!(action, Shard0Action::OpenAgain);
-                attempt += 1;
-            }
-            let step = UnreplayedStep::OpenAgain(1);
-            let action = after_step(step, opening, &mut attempt, &mut repairs);
-            assert_eq!((action, attempt), (Shard0Action::KeepsMeetingDamage, 1));
-        }
-    }
-
-    #[test]
-    fn running_node_does_not_give_up_log_because_repair_waits() {
-        let after = |opening: Shard0Opening, step: UnreplayedStep, mut attempt: u32| {
-            after_step(step, opening, &mut attempt, &mut 0)
-        };
-        let wait = || UnreplayedStep::Wait("no leader".to_owned());
-        let no_leader = || UnreplayedStep::WaitForLeader("no leader".to_owned());
-        let (start, reopen) = (Shard0Opening::Start, Shard0Opening::Reopen);
-        let pause = Shard0Action::Pause("no leader".to_owned());
-        assert_eq!(after(reopen, wait(), 1), pause);
-        assert_eq!(after(start, wait(), start.attempts() - 1), pause);
-        let later = Shard0Action::Later("no leader".to_owned());
-        assert_eq!(after(reopen, wait(), reopen.attempts()), later);
-        assert_eq!(after(start, wait(), start.attempts()), Shard0Action::GiveUpLog);
-        assert_eq!(after(reopen, UnreplayedStep::GiveUpLog, 1), Shard0Action::GiveUpLog);
-        assert_eq!(after(reopen, no_leader(), reopen.attempts()), later);
-    }
-
-    /// Another node may do the same: together they could be a majority.
-    #[test]
-    fn start_does_not_give_up_log_while_no_leader_responds() {
-        let (start, mut attempt) = (Shard0Opening::Start, 0);
-        let pause = Shard0Action::Pause("no leader".to_owned());
-        for _ in 0..10 * start.attempts() {
-            attempt += 1;
-            let step = UnreplayedStep::WaitForLeader("no leader".to_owned());
-            assert_eq!(after_step(step, start, &mut attempt, &mut 0), pause);
-        }
-        assert!(attempt >= FETCH_ATTEMPTS, "entries may be trimmed everywhere");
-    }
-}
+#[path = "unreplayed_tests.rs"]
+mod tests;

@@ -38,4 +38,8 @@ pub struct HeldLog {
     pub wal: Wal,
     /// Reads of the log, which record damage.
     pub reads: DiskReads,
+    /// It replaces a quarantined log and is not filled yet.
+    pub in_repair: bool,
+    /// The vote of the quarantined log is lost, so that of this one is not the replica's last.
+    pub vote_lost: bool,
 }

@@ -396,7 +396,7 @@ impl Compactor {
         };
         // After a shortage the step is repeated.
         let written = file.write(self.storage.as_ref(), &named);
-        if written.is_err() && file.is_unsynced() {
+        if written.is_err() && file.is_last_named() {
             // The state file may list the segments, and a crash may find it.
             job.made.iter_mut().for_each(ColdSegment::pin_file);
         }

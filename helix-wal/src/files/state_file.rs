@@ -29,6 +29,8 @@ pub(crate) struct StateFile {
     /// The directory was not synced since `current` got its name. A crash may find the state before
     /// it, which the spare file may have.
     is_unsynced: bool,
+    /// The last write gave its state the name, perhaps not durably.
+    is_last_named: bool,
     /// The failure that poisons the log. The spare file may then be the durable state.
     failure: Option<Error>,
     /// Checkpoint of the last written state.
@@ -111,6 +113,13 @@ impl StateFile {
         written
     }
 
+    /// Returns whether a crash may find the state of the last write although that failed.
+    ///
+    /// What it lists must then stay.
+    pub(crate) fn is_last_named(&self) -> bool {
+        self.is_last_named
+    }
+
     /// Returns whether a crash may find either of the last two states.
     ///
     /// What either of them lists must then stay. The next write syncs the directory first.
@@ -121,6 +130,7 @@ impl StateFile {
     fn try_write(&mut self, storage: &dyn Storage, state: &PersistedState) -> Result<(), Error> {
         let bytes = Aligned::copy(&state.encode());
         let len = bytes.len() as u64;
+        self.is_last_named = false;
         // The spare file must not change while a crash may restore its old name.
         self.sync_dir(storage, len)?;
         let (file, spare_len) = match self.spare.take() {
@@ -146,6 +156,7 @@ impl StateFile {
         let before = self.current.replace((file, spare_len));
         self.spare = before.filter(|_| is_swapped);
         self.is_unsynced = true;
+        self.is_last_named = true;
         self.sync_dir(storage, len)?;
         self.checkpoint = state.checkpoint.clone();
         self.provide_spare(storage, len);

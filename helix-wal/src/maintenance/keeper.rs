@@ -91,6 +91,11 @@ impl Keeper {
         storage: Arc<dyn Storage>,
         files: Arc<OpenFiles>,
     ) -> Self {
+        let is_allocated = allocates(Preparation::Allocate, false, storage.as_ref());
+        if shared.options.preparation == Preparation::Allocate && !is_allocated {
+            let directory = storage.describe();
+            warn!(directory, "the file system cannot allocate segments; they are zero-filled");
+        }
         let compactor = Compactor::new(Arc::clone(&shared), Arc::clone(&storage));
         Self {
             shared,
@@ -437,7 +442,8 @@ impl Keeper {
             Some(pause) if !is_last => pause,
             _ => {
                 if let Err(error) = self.sync_dir() {
-                    self.preparing = Some((ready, at));
+                    // Only the sync is repeated.
+                    self.preparing = Some((ready, end));
                     return Err(error);
                 }
                 ready.is_written = end == ready.len;
@@ -466,10 +472,9 @@ impl Keeper {
         let now = self.shared.now(&core);
         let rate = core.disk.bytes_per_second(now);
         let is_scarce = core.disk.is_bandwidth_scarce(now);
-        match self.shared.options.preparation {
-            Preparation::Allocate => return None,
-            Preparation::Auto if is_scarce => return None,
-            Preparation::Auto | Preparation::Zero => {}
+        let (preparation, storage) = (self.shared.options.preparation, &self.storage);
+        if allocates(preparation, is_scarce, storage.as_ref()) {
+            return None;
         }
         if core.ready.is_empty() {
             // The writer allocates a segment itself if it needs one before this one is filled.
@@ -535,6 +540,19 @@ impl Keeper {
         self.ended = true;
         self.shared.end(WalThread::Keeper);
     }
+}
+
+/// Returns whether a segment is left allocated rather than filled with zeroes. Where an allocation
+/// reserves nothing, only zeroes give it its space.
+fn allocates(preparation: Preparation, is_scarce: bool, storage: &dyn Storage) -> bool {
+    let writes_elsewhere = storage.writes_elsewhere();
+    let wants = match preparation {
+        Preparation::Allocate => true,
+        // Overwriting zeroes is no faster there.
+        Preparation::Auto => is_scarce || writes_elsewhere,
+        Preparation::Zero => false,
+    };
+    wants && (storage.reserves_space() || writes_elsewhere)
 }
 
 /// Returns the earlier of two next steps.

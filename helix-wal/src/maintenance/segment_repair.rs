@@ -300,6 +300,16 @@ pub(crate) fn write_copy(
         return Err(failed("rename", &to, &e));
     }
     segment.close();
+    sync_name(shared, storage, segment)
+}
+
+/// Makes the name of a repaired segment durable.
+pub(crate) fn sync_name(
+    shared: &Shared,
+    storage: &Arc<dyn Storage>,
+    segment: &Segment,
+) -> Result<(), Error> {
+    let to = segment.name();
     match storage.sync_dir() {
         // After a crash either file may have the name: the damaged one is repaired again.
         Err(e) if Shortage::of(&e).is_some() => Err(failed("sync", &to, &e)),

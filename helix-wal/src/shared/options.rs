@@ -21,14 +21,15 @@ const SEGMENT_BYTES: RangeInclusive<u64> = 64 << 10..=1 << 30;
 /// How a log prepares its next segment files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Preparation {
-    /// Zero-fills a segment while the disk has idle bandwidth, and allocates it otherwise.
+    /// Zero-fills a segment while the disk has idle bandwidth, and allocates it otherwise. On a
+    /// copy-on-write file system, where zeroes do not help later writes, it always allocates.
     #[default]
     Auto,
     /// Fills every segment with zeroes. Overwriting them syncs faster than writing into allocated
     /// space, but every byte is written twice until segments are recycled.
     Zero,
     /// Allocates every segment. The file system records the first write into each part, which
-    /// makes the sync slower.
+    /// makes the sync slower. A file system that cannot allocate gets zero-filled segments.
     Allocate,
 }
 

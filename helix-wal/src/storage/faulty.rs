@@ -134,6 +134,10 @@ impl Storage for FaultyStorage {
         self.inner.reserves_space()
     }
 
+    fn writes_elsewhere(&self) -> bool {
+        self.inner.writes_elsewhere()
+    }
+
     fn describe(&self) -> String {
         format!("{} (with injected failures)", self.inner.describe())
     }

@@ -61,6 +61,11 @@ pub trait Storage: Debug + Send + Sync + 'static {
     fn reserves_space(&self) -> bool {
         true
     }
+    /// Returns whether every write goes to a new place, so that filling a file with zeroes before
+    /// does not help a write into it.
+    fn writes_elsewhere(&self) -> bool {
+        false
+    }
     /// Returns a description of the directory for messages.
     fn describe(&self) -> String;
 }

@@ -34,6 +34,7 @@ pub struct DirStorage {
     directory: Fd,
     direct: bool,
     reserves_space: bool,
+    writes_elsewhere: bool,
 }
 
 impl DirStorage {
@@ -55,7 +56,9 @@ impl DirStorage {
         let path = path.as_ref().to_path_buf();
         create_directory(&path)?;
         let directory = Fd::open(&path)?;
-        let mut storage = Self { path, directory, direct: false, reserves_space: true };
+        let writes_elsewhere = writes_elsewhere(&directory);
+        let mut storage =
+            Self { path, directory, direct: false, reserves_space: true, writes_elsewhere };
         storage.reserves_space = storage.probe_reserve()?;
         Ok(storage)
     }
@@ -96,7 +99,7 @@ impl DirStorage {
 
     /// Returns whether space allocated to a file stays reserved for writes into it.
     fn probe_reserve(&self) -> io::Result<bool> {
-        if writes_elsewhere(&self.directory) {
+        if self.writes_elsewhere {
             return Ok(false);
         }
         let name = self.path.join(PROBE);
@@ -194,6 +197,10 @@ impl Storage for DirStorage {
 
     fn reserves_space(&self) -> bool {
         self.reserves_space
+    }
+
+    fn writes_elsewhere(&self) -> bool {
+        self.writes_elsewhere
     }
 
     fn describe(&self) -> String {

@@ -162,6 +162,13 @@ impl SimulatedDisk {
         self.disk().direct = direct;
     }
 
+    /// Sets whether created files report to have their space, and whether writes go elsewhere.
+    pub fn set_allocation(&self, reserves_space: bool, writes_elsewhere: bool) {
+        let mut disk = self.disk();
+        disk.reserves_space = reserves_space;
+        disk.writes_elsewhere = writes_elsewhere;
+    }
+
     /// Starts or stops recording the operations for [`SimulatedDisk::trace`].
     pub fn record(&self, on: bool) {
         self.disk().trace = on.then(Vec::new);
@@ -300,6 +307,14 @@ impl Storage for SimulatedDisk {
 
     fn direct_io(&self) -> bool {
         self.disk().direct
+    }
+
+    fn reserves_space(&self) -> bool {
+        self.disk().reserves_space
+    }
+
+    fn writes_elsewhere(&self) -> bool {
+        self.disk().writes_elsewhere
     }
 
     fn describe(&self) -> String {

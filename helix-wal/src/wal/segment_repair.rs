@@ -10,7 +10,7 @@ use crate::format::footer::IndexRow;
 use crate::format::frame::LogPosition;
 use crate::format::layout::{Name, parse_name};
 use crate::maintenance::segment_damage::{DamageMap, FoundFrame, examine, in_table, numbered_rows};
-use crate::maintenance::segment_repair::{RepairSource, patches, write_copy};
+use crate::maintenance::segment_repair::{RepairSource, patches, sync_name, write_copy};
 use crate::types::{Entry, LogId, Placement};
 
 /// Every damaged part of a sealed segment, and what its repair needs from other replicas.
@@ -64,11 +64,11 @@ impl SegmentDamage {
     /// unplaced ones, by index. Blocks.
     ///
     /// Reads the segment twice and writes it once. A crash leaves the damaged segment or the
-    /// repaired one.
+    /// repaired one. If everything verifies, it only makes an earlier repair durable.
     ///
     /// # Errors
     /// [`Error::Damaged`] if an entry is missing or does not match, and [`Error::DiskFull`] or
-    /// [`Error::Io`]; all of them leave the segment unchanged.
+    /// [`Error::Io`]; all of them leave the segment unchanged, or repaired without being durable.
     pub fn repair(
         &self,
         entries: &BTreeMap<u64, Entry>,
@@ -90,9 +90,14 @@ impl SegmentDamage {
                 Some((end, trailer.context.clone()))
             })
         };
-        let source = RepairSource { entries, placements, before };
-        let patches = patches(shared, segment, trailer, map, &source)?;
-        write_copy(shared, storage, segment, trailer, &patches)?;
+        if map.is_clean() {
+            // Perhaps an earlier call gave the copy its name, but a crash may still undo that.
+            sync_name(shared, storage, segment)?;
+        } else {
+            let source = RepairSource { entries, placements, before };
+            let patches = patches(shared, segment, trailer, map, &source)?;
+            write_copy(shared, storage, segment, trailer, &patches)?;
+        }
         if let Some(held) = shared.lock().log.segment_mut(segment.id) {
             held.damage_found = false;
         }

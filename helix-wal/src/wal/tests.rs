@@ -534,6 +534,42 @@ fn prepared_bytes(disk: &SimulatedDisk) -> u64 {
 }
 
 #[test]
+fn segments_are_allocated_only_where_that_reserves_space_or_zeroes_do_not() {
+    use Preparation::{Allocate, Auto, Zero};
+    for (reserves, elsewhere, preparation, is_zeroed) in [
+        (false, false, Auto, true),
+        (false, false, Allocate, true),
+        (false, true, Auto, false),
+        (false, true, Allocate, false),
+        (false, true, Zero, true),
+        (true, false, Allocate, false),
+    ] {
+        let disk = SimulatedDisk::new(1);
+        disk.set_allocation(reserves, elsewhere);
+        let mut log = Driven::open(&disk, Options { preparation, ..small() });
+        log.run();
+        let stats = log.wal.stats();
+        let what = format!("{preparation:?}, reserves {reserves}, elsewhere {elsewhere}");
+        assert_eq!(stats.zeroed_segments > 0, is_zeroed, "{what}");
+        assert_eq!(stats.allocated_segments > 0, !is_zeroed, "{what}");
+    }
+}
+
+#[test]
+fn zeroes_are_written_once_although_the_sync_of_their_name_is_repeated() {
+    let disk = SimulatedDisk::new(1);
+    let full = rustix::io::Errno::NOSPC.raw_os_error();
+    let mut log = Driven::open(&disk, Options { preparation: Preparation::Zero, ..small() });
+    disk.record(true);
+    disk.fail(Fault::next(Operation::SyncDir).errno(full));
+    log.rest();
+    let stats = log.wal.stats();
+    assert!(stats.zeroed_segments > 0);
+    assert_eq!(stats.zeroed_bytes, prepared_bytes(&disk));
+    assert_eq!(stats.zeroed_bytes, stats.zeroed_segments * stats.segment_bytes);
+}
+
+#[test]
 fn only_zero_filled_segments_are_written_twice() {
     for preparation in [Preparation::Auto, Preparation::Zero, Preparation::Allocate] {
         let disk = SimulatedDisk::new(1);

@@ -56,7 +56,7 @@ impl Shared {
         match file.write(storage.as_ref(), &named) {
             Ok(()) => {}
             Err(error) if error.is_shortage() => {
-                if file.is_unsynced() {
+                if file.is_last_named() {
                     // The state file may list the segments, and a crash may find it.
                     let made = cold.into_iter().flat_map(|cold| &mut cold.made);
                     made.for_each(ColdSegment::pin_file);

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use helix_wal::storage::{Crash, Operation, SimulatedDisk};
+use helix_wal::storage::{Crash, Fault, Operation, SimulatedDisk};
 use helix_wal::{Entry, Error, Placement, SegmentState, inspect, verify};
 
 use crate::common::{ManualWal, PrintOnPanic, TestRng, rounds, seed};
@@ -165,6 +165,33 @@ fn repair_reads_and_writes_at_most_four_times_the_segment() {
     assert!(written >= segment / 2 && written <= 4 * segment, "{written} of {segment}");
     drop(damage);
     assert!(manual.wal.examine_segment(&file).unwrap().is_clean());
+}
+
+#[test]
+fn clean_segment_is_repaired_once_its_name_is_durable() {
+    let golden = Golden::marked();
+    let (entries, placements) = others(&golden);
+    let disk = golden.disk.fork().reopen();
+    let (file, byte, _) = entry_byte(&disk);
+    let manual = open(&disk);
+    let before = disk.read_file(&file).unwrap();
+    disk.flip_bit(&file, byte * 8);
+    let no_space = rustix::io::Errno::NOSPC.raw_os_error();
+    disk.fail(Fault::next(Operation::SyncDir).lasting().errno(no_space));
+    let damage = manual.wal.examine_segment(&file).unwrap();
+    let error = damage.repair(&entries, &placements).unwrap_err();
+    assert!(error.is_shortage(), "{error}");
+    drop(damage);
+    let damage = manual.wal.examine_segment(&file).unwrap();
+    assert!(damage.is_clean(), "the copy has the name");
+    let nothing = (BTreeMap::new(), BTreeMap::new());
+    let error = damage.repair(&nothing.0, &nothing.1).unwrap_err();
+    assert!(error.is_shortage(), "{error}");
+    disk.heal();
+    damage.repair(&nothing.0, &nothing.1).unwrap();
+    drop((damage, manual));
+    disk.crash(Crash::LoseAll);
+    assert!(disk.reopen().read_file(&file).unwrap() == before, "a crash undid the repair");
 }
 
 #[test]

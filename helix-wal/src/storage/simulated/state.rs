@@ -94,6 +94,8 @@ pub(super) struct Disk {
     pub(super) free: Option<u64>,
     pub(super) cache: CacheMode,
     pub(super) direct: bool,
+    pub(super) reserves_space: bool,
+    pub(super) writes_elsewhere: bool,
     pub(super) trace: Option<Vec<DiskOperation>>,
 }
 
@@ -115,6 +117,8 @@ impl Disk {
             free: None,
             cache: CacheMode::Always,
             direct: true,
+            reserves_space: true,
+            writes_elsewhere: false,
             trace: None,
         }
     }
