@@ -67,8 +67,8 @@ impl TokenSource {
     }
 
     /// Sends the token in this file, which is read again within a second after it changes, and at
-    /// once after the service refused the token. If that fails, the client sends the last token that
-    /// it read.
+    /// once after the service refused the token. If that fails, the client sends the last token
+    /// that it read.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` if the file cannot be read or has no token.

@@ -1,5 +1,6 @@
 //! The audit log: control operations, failed logins and denials, with the tracing target `audit`.
-//! Lines of failed operations, failed logins and denials are limited, so that a client cannot flood the log.
+//! Lines of failed operations, failed logins and denials are limited, so that a client cannot flood
+//! the log.
 
 use std::fmt::Display;
 use std::sync::Mutex;

@@ -200,8 +200,8 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Error::OutcomeUnknown`] if an attempt got no response and may still take effect.
-    /// [`Error::NoLeader`] if no attempt reached a leader. [`Error::InvalidArgument`] if the command
-    /// is larger than an entry of the log may be.
+    /// [`Error::NoLeader`] if no attempt reached a leader. [`Error::InvalidArgument`] if the
+    /// command is larger than an entry of the log may be.
     pub async fn command(&self, command: ClusterCommand) -> Result<ClusterReply> {
         match self.send_to_leader(PeerRequest::Command(command)).await? {
             PeerResponse::ClusterReply(ClusterReply::Invalid { field: "request", what }) => {

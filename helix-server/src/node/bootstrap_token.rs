@@ -73,8 +73,8 @@ pub async fn make_first_token(node: Weak<Node>, file: Box<dyn TokenFile>) {
     }
 }
 
-/// The token that this node proposes, with its record. Every attempt proposes the same record, since
-/// an attempt without a response may still take effect.
+/// The token that this node proposes, with its record. Every attempt proposes the same record,
+/// since an attempt without a response may still take effect.
 struct FirstToken {
     token: BearerToken,
     record: TokenRecord,
