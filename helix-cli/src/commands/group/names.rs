@@ -14,6 +14,8 @@ impl ShortNames {
     pub(crate) fn of<'a>(ids: impl Iterator<Item = &'a str>) -> Self {
         let mut ids: Vec<&str> = ids.collect();
         ids.sort_unstable();
+        // An id beside itself would never be shortened.
+        ids.dedup();
         let shared = |one: &str, other: &str| {
             one.chars().zip(other.chars()).take_while(|(one, other)| one == other).count()
         };
@@ -44,6 +46,8 @@ mod tests {
         let printed: Vec<_> = ids.iter().map(|id| names.get(id)).collect();
         assert_eq!(printed, ["7d9c1f00-aaaa", "7d9c1f00-aaab", "m1", "0f3e5a77"]);
         assert_eq!(names.get("gone"), "gone");
+        let twice = ShortNames::of([ids[3], ids[3]].into_iter());
+        assert_eq!(twice.get(ids[3]), "0f3e5a77");
         assert_eq!(ShortNames::default().get(ids[0]), ids[0]);
     }
 }
