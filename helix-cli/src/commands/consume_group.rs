@@ -13,7 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use super::records::RecordPrinter;
 use crate::args::{ConsumeArgs, GlobalArgs};
 use crate::connect::connect;
-use crate::exit::CliError;
+use crate::exit::{self, CliError, Exit};
 use crate::interrupt;
 use crate::offset_lookup;
 use crate::output::message;
@@ -46,6 +46,8 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Resu
         remaining: args.max_records.unwrap_or(u64::MAX),
         printed: BTreeMap::new(),
         behind: BTreeSet::new(),
+        has_assigned: false,
+        uncommitted: None,
         committed_at: Instant::now(),
     };
     let outcome = tokio::select! {
@@ -54,7 +56,16 @@ pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Resu
     };
     // Also after a failure: the records before it were printed.
     let ended = reading.end().await;
-    outcome.and(ended).with_context(|| format!("read {} as a member of {group}", args.topic))
+    let outcome = match (outcome, ended) {
+        (Err(failed), Err(ended)) => {
+            if !matches!(exit::of(&ended), Exit::Done | Exit::Interrupted) {
+                message!("the last records may be printed again: {ended:#}");
+            }
+            Err(failed)
+        }
+        (outcome, ended) => outcome.and(ended),
+    };
+    outcome.with_context(|| format!("read {} as a member of {group}", args.topic))
 }
 
 /// A member that prints.
@@ -69,6 +80,10 @@ struct GroupReading {
     printed: BTreeMap<AssignedPartition, u64>,
     /// Partitions that have records to print, without --follow.
     behind: BTreeSet<AssignedPartition>,
+    /// Partitions were assigned at least once.
+    has_assigned: bool,
+    /// Why printed records are not committed, until a message says so.
+    uncommitted: Option<helix_client::Error>,
     committed_at: Instant,
 }
 
@@ -83,7 +98,7 @@ impl GroupReading {
                 event = self.consumer.next() => event,
                 _ = ticks.tick() => {
                     self.commit_if_due().await?;
-                    if self.follow || !self.behind.is_empty() || !self.consumer.is_settled() {
+                    if self.follow || !self.behind.is_empty() || !self.has_joined() {
                         continue;
                     }
                     // The first assignment may have arrived with the join.
@@ -97,6 +112,14 @@ impl GroupReading {
             self.on_event(event?).await?;
         }
         Ok(())
+    }
+
+    /// Returns true once the member has what the group gives it. The coordinator may not know a new
+    /// topic yet.
+    fn has_joined(&self) -> bool {
+        let lacks_topic =
+            || self.consumer.unmatched_topics().iter().any(|topic| !topic.contains('*'));
+        self.consumer.is_settled() && (self.has_assigned || !lacks_topic())
     }
 
     async fn on_event(&mut self, event: GroupEvent<Records>) -> anyhow::Result<()> {
@@ -114,6 +137,7 @@ impl GroupReading {
             }
             GroupEvent::Assigned(partitions) => {
                 self.behind.extend(partitions);
+                self.has_assigned = true;
                 Ok(())
             }
             GroupEvent::Revoked(partitions) => {
@@ -127,6 +151,7 @@ impl GroupReading {
                     self.behind.remove(partition);
                     self.printed.remove(partition);
                 }
+                self.uncommitted = None;
                 if !self.quiet {
                     message!(
                         "lost {} partitions, joining the group again; another member may print \
@@ -157,36 +182,56 @@ impl GroupReading {
         if self.committed_at.elapsed() < COMMIT_INTERVAL { Ok(()) } else { self.commit().await }
     }
 
-    /// Writes the buffered records, then commits them.
     async fn commit(&mut self) -> anyhow::Result<()> {
+        match self.try_commit().await? {
+            // The consumer repeats it.
+            Err(error) if error.retryable => Ok(()),
+            // The service takes the partitions soon, and nothing prints their records again.
+            Err(error) if is_gone(&error) => Ok(()),
+            // The consumer has lost the partition and says so.
+            Err(error) if is_lost(&error) => {
+                self.uncommitted = Some(error);
+                Ok(())
+            }
+            committed => Ok(committed?),
+        }
+    }
+
+    /// Writes the buffered records, then commits them.
+    async fn try_commit(&mut self) -> anyhow::Result<helix_client::Result<()>> {
         self.printer.flush()?;
         self.committed_at = Instant::now();
         if self.printed.is_empty() {
-            return Ok(());
+            return Ok(Ok(()));
         }
         let printed = std::mem::take(&mut self.printed);
         let offsets =
             printed.into_iter().map(|(partition, next)| OffsetToCommit::new(partition, next));
-        match self.consumer.commit_offsets(offsets).await {
-            Ok(()) => Ok(()),
-            // The consumer repeats it, or has lost the partition and says so.
-            Err(error) if error.retryable || is_lost(&error) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        Ok(self.consumer.commit_offsets(offsets).await)
     }
 
     /// Commits and leaves the group. A second interrupt does not wait for it.
     async fn end(mut self) -> anyhow::Result<()> {
         let left = async move {
             let committed = self.commit().await;
-            let left = self.consumer.close().await;
-            committed.and(left.map_err(anyhow::Error::from))
+            let left = match self.consumer.close().await {
+                Err(error) if is_gone(&error) => Ok(()),
+                left => left,
+            };
+            committed?;
+            self.uncommitted.map_or(Ok(()), Err).and(left).context("commit the last records")
         };
         tokio::select! {
             left = left => left,
             () = interrupt::interrupted_again() => Err(CliError::interrupted().into()),
         }
     }
+}
+
+/// Returns true if a commit was refused because its topic was deleted.
+fn is_gone(error: &helix_client::Error) -> bool {
+    use helix_client::proto::log::v1::ErrorReason as R;
+    matches!(error.reason, Some(R::TopicNotFound | R::PartitionNotFound | R::TopicRecreated))
 }
 
 /// Returns true if a commit was refused because the member had lost its partitions.
