@@ -79,7 +79,7 @@ struct CommitState {
 #[derive(Debug)]
 struct CommitOutcome {
     committed: Result<()>,
-    /// Why offsets were dropped that cannot be committed any more.
+    /// Why offsets were dropped that can no longer be committed.
     dropped: Option<Error>,
 }
 
@@ -169,7 +169,7 @@ impl Committer {
         let mut last_commit = Instant::now();
         // Time before which a failed commit is not repeated.
         let mut repeat_at: Option<Instant> = None;
-        // Failure of the last commit for those who came while it was in flight.
+        // Failure of the last commit for callers that came while it was in flight.
         let mut missed: Option<Error> = None;
         loop {
             let due = self.due(last_commit, repeat_at);
