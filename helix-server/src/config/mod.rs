@@ -179,8 +179,8 @@ pub struct ServerConfig {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "64MiB")]
     pub segment_bytes: u64,
 
-    /// How segment files are prepared: zero writes them full of zeroes first, for faster syncs;
-    /// allocate writes every byte once; auto zero-fills while the disk has idle bandwidth
+    /// Preparation of segment files: zero for faster syncs, allocate to write every byte once, auto
+    /// by the disk's idle bandwidth
     #[arg(long, value_enum, default_value_t = PrepareMode::Auto)]
     pub prepare: PrepareMode,
 

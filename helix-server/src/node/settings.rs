@@ -75,7 +75,7 @@ pub struct NodeSettings {
     pub log_limits: LogLimits,
     /// Scrub rate in bytes per second; 0 disables the scrub.
     pub scrub_rate: u64,
-    /// Whether the logs' writers may busy-poll for the next batch.
+    /// Lets the logs' writers busy-poll for the next batch.
     pub busy_poll: bool,
     /// Priority of small batches over large ones; 0 disables it.
     pub pace: u32,

@@ -1,3 +1,5 @@
+//! Tests of the decisions about logs that cannot be replayed.
+
 use super::*;
 use crate::raft::replica_id;
 

@@ -57,7 +57,7 @@ pub struct Options {
     /// An append that arrives during the sync of a marker waits for it. With random arrivals this
     /// affects less than one in a hundred appends, at any rate.
     pub mark_delay: Duration,
-    /// Whether the writer's thread may busy-poll for more work. Default true.
+    /// Lets the writer's thread busy-poll for more work. Default true.
     ///
     /// It polls only while that makes appends noticeably faster: on a disk that syncs fast, and
     /// while work arrives soon. It never polls with a single CPU.

@@ -34,7 +34,8 @@ impl Wal {
     ///
     /// # Errors
     /// Any error leaves the log unchanged until the next open, which may find it installed. After
-    /// [`Error::DiskFull`] and [`Error::Exhausted`] the call can be repeated with the same segments.
+    /// [`Error::DiskFull`] and [`Error::Exhausted`] the call can be repeated with the same
+    /// segments.
     pub fn install(&self, at: LogId, state: Bytes, cold: &mut ColdSegments) -> Result<(), Error> {
         self.shared.store_checkpoint(at, state, Some(cold))
     }

@@ -6,7 +6,8 @@
 //! - `nemesis`, `damage` and `copies` inject faults; `membership` tells which nodes may be hit.
 //! - `workload` and `raw_producer` write and read, with and without `helix-client`.
 //! - `operator` administers the cluster.
-//! - `recreation` deletes a topic and creates it again; `recreation_log` checks what its clients see.
+//! - `recreation` deletes a topic and creates it again; `recreation_log` checks what its clients
+//!   see.
 //! - `clock_witness` checks append times and retention by time against all clocks.
 //! - `group_member` reads in a consumer group, `group_topics` changes topics under it,
 //!   `group_watch` checks the group on all nodes, `group_context` is shared by them.

@@ -1,9 +1,9 @@
-//! What clients of the recreated topic observed, and the rules for it:
+//! Observations of the recreated topic's clients, and the rules for them:
 //!
 //! - A topic whose creation was acknowledged stays until its own deletion is requested.
 //! - A batch is in one place of one topic at most, and a place has one batch.
 //! - A reader gets the records of one topic from offset 0 without gaps, and records of a later
-//!   topic only after it was told so.
+//!   topic only after a notification.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -238,7 +238,7 @@ impl ReaderCheck {
         let position = &mut self.positions[partition as usize];
         if position.topic_id != 0 && position.topic_id != old_id || new_id <= old_id {
             self.log.violate(format!(
-                "reader {} is in {position:?}, but was told to go on from topic {old_id} to \
+                "reader {} is in {position:?}, but a notification moved it from topic {old_id} to \
                  {new_id}",
                 self.reader
             ));
