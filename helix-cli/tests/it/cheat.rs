@@ -25,6 +25,7 @@ fn shell(line: &str, dev: &DevProcess, directory: &Path) -> Command {
 }
 
 #[test]
+#[allow(clippy::disallowed_methods)] // Writes a token file.
 fn examples_succeed_in_order() {
     let dev = DevProcess::start(3);
     let directory = tempfile::tempdir().unwrap();
