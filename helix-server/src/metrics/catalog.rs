@@ -256,6 +256,7 @@ mod tests {
                 "reason",
                 "limit",
                 "codec",
+                "kind",
                 // Of listed groups only.
                 "group",
                 "topic",
