@@ -254,11 +254,11 @@ impl MemberSlot {
                 member.next_action = self.next_action();
                 match self.rng.random_range(0..10) {
                     0..3 => return MemberEnd::Crashed,
-                    3..5 => {
+                    3..4 => {
                         self.leave(member).await;
                         return MemberEnd::Left;
                     }
-                    5..8 => self.be_absent(member).await,
+                    4..8 => self.be_absent(member).await,
                     _ => {
                         member.topics = self.draw_topics();
                         member.sends_topics = true;
@@ -338,8 +338,9 @@ impl MemberSlot {
     async fn be_absent(&mut self, member: &mut Member) {
         self.context.marks.hit(CoverageMark::GroupMemberAbsent);
         self.note(member, "is absent");
+        let mut streams = self.take_streams(member);
         self.suspend(member);
-        if self.rng.random_bool(0.3) {
+        if self.rng.random_bool(0.5) {
             // Its next heartbeat may meet its removal.
             sleep(member.expires - Instant::now() + millis(&mut self.rng, 0..=60)).await;
             self.note(member, "is back at the end of its session");
@@ -347,6 +348,11 @@ impl MemberSlot {
             let absence = member.session_timeout.mul_f64(self.rng.random_range(0.5..3.0));
             sleep(absence).await;
             self.note(member, "is back");
+            for stream in &mut streams {
+                self.drain(member, stream).await;
+            }
+            // Also what it has committed before.
+            member.readings.values_mut().for_each(|reading| reading.committed = None);
             self.commit(member, None).await;
         }
         member.next_heartbeat = Instant::now();

@@ -13,6 +13,7 @@ use helix_proto::log::v1::{
 };
 use rand::RngExt;
 use tokio::time::{Instant, timeout};
+use tonic::Streaming;
 
 use super::{Member, MemberSlot, RESPONSE_TIMEOUT, Reading, call, to_proto};
 use crate::coverage::CoverageMark;
@@ -22,6 +23,9 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_millis(1);
 
 /// Most messages of a subscription that a member takes at once.
 const MESSAGES_MAX: u32 = 50;
+
+/// Most messages that an absent member may have left unread in a subscription.
+const DRAINED_MAX: u32 = 5_000;
 
 /// Most records of a fetch.
 const RECORDS_MAX: u64 = 2_000;
@@ -133,6 +137,30 @@ impl MemberSlot {
             Err(_) => {}
         }
         false
+    }
+
+    pub(super) fn take_streams(&self, member: &mut Member) -> Vec<Streaming<SubscribeResponse>> {
+        member.readings.values_mut().filter_map(|reading| reading.stream.take()).collect()
+    }
+
+    /// Receives and drops what a subscription has sent meanwhile.
+    pub(super) async fn drain(&self, member: &Member, stream: &mut Streaming<SubscribeResponse>) {
+        for _ in 0..DRAINED_MAX {
+            match timeout(MESSAGE_TIMEOUT, stream.message()).await {
+                Ok(Ok(Some(_))) => {}
+                Ok(Err(status)) => {
+                    let error = Error::from_status(&status);
+                    self.note(member, &format!("subscription ended: {error}"));
+                    if error.is(ErrorReason::PartitionNotOwned)
+                        || error.is(ErrorReason::UnknownMember)
+                    {
+                        self.context.marks.hit(CoverageMark::GroupReaderEnded);
+                    }
+                    return;
+                }
+                Ok(Ok(None)) | Err(_) => return,
+            }
+        }
     }
 
     fn drop_stream(&self, member: &mut Member, key: GroupPartitionKey) {
