@@ -25,8 +25,11 @@ use crate::quote::cut;
 pub(super) struct Gate {
     node: Arc<Node>,
     connection: Arc<ClientConnection>,
-    last: Mutex<Option<(Box<[u8]>, Arc<Login>)>>,
+    last: Mutex<Option<LoginByHeader>>,
 }
+
+/// The login of an authorization header.
+type LoginByHeader = (Box<[u8]>, Arc<Login>);
 
 /// The caller of a call, and its description for the audit log.
 #[derive(Debug)]
