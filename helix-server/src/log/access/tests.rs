@@ -185,8 +185,8 @@ fn a_token_is_valid_until_its_time_or_its_revocation() {
 fn the_first_token_is_made_once() {
     let mut state = AccessState::default();
     let ((_, first), (_, second)) = (token("a"), token("bb"));
-    assert_eq!(state.apply(&create(first.clone(), &[], true)), Ok(true));
-    assert_eq!(state.apply(&create(first.clone(), &[], true)), Ok(false), "repeated");
+    assert_eq!(state.apply(&create(first, &[], true)), Ok(true));
+    assert_eq!(state.apply(&create(first, &[], true)), Ok(false), "repeated");
     assert!(state.apply(&create(second.clone(), &[], true)).is_err());
     state.apply(&AccessCommand::RevokeTokens("a".to_owned())).unwrap();
     assert!(state.apply(&create(second.clone(), &[], true)).is_err(), "also after it was revoked");
@@ -284,7 +284,7 @@ fn commands_and_state_survive_encoding() {
     let (_, record) = token("alice");
     let admin = AccessRule::new(ResourceKind::Cluster, "", false, &[Admin]);
     let commands = [
-        create(record.clone(), &[admin], true),
+        create(record, &[admin], true),
         allow("bob", &[topic("b", true, &[Read]), topic("a", false, &[Read])]),
         remove("bob", &[topic("b", true, &[Read])]),
         AccessCommand::RevokeTokens("carol".to_owned()),
