@@ -185,7 +185,7 @@ fn a_token_is_valid_until_its_time_or_its_revocation() {
 fn the_first_token_is_made_once() {
     let mut state = AccessState::default();
     let ((_, first), (_, second)) = (token("a"), token("bb"));
-    assert_eq!(state.apply(&create(first, &[], true)), Ok(true));
+    assert_eq!(state.apply(&create(first.clone(), &[], true)), Ok(true));
     assert_eq!(state.apply(&create(first, &[], true)), Ok(false), "repeated");
     assert!(state.apply(&create(second.clone(), &[], true)).is_err());
     state.apply(&AccessCommand::RevokeTokens("a".to_owned())).unwrap();
