@@ -251,7 +251,7 @@ async fn partitions_can_be_paused_and_sought() {
     consumer.seek(&partitions[0], 0).unwrap();
     assert_eq!(read(&mut consumer, 3).await[&0], ["a", "b", "c"]);
     let foreign = AssignedPartition { partition: 9, ..partitions[0].clone() };
-    for refused in [consumer.seek(&foreign, 0), consumer.pause(&[foreign.clone()])] {
+    for refused in [consumer.seek(&foreign, 0), consumer.pause(std::slice::from_ref(&foreign))] {
         assert!(refused.unwrap_err().is(R::PartitionNotOwned));
     }
 }

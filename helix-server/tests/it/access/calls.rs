@@ -119,11 +119,7 @@ pub(super) fn examples(topic: &str) -> Vec<ExampleCall> {
             },
             &[on_topic(&[O::Create])],
         ),
-        example(
-            "TopicService/GetTopic",
-            GetTopicRequest { name: name.clone() },
-            &[on_topic(&[O::Describe])],
-        ),
+        example("TopicService/GetTopic", GetTopicRequest { name }, &[on_topic(&[O::Describe])]),
         example("TopicService/ListTopics", ListTopicsRequest::default(), &[]),
         example("TopicService/UpdateTopic", update, &[on_topic(&[O::Alter])]),
         example("TopicService/AddPartitions", add, &[on_topic(&[O::Alter])]),
