@@ -119,8 +119,12 @@ async fn tokens_and_rules_outlive_the_leader_and_a_restart() {
         .await;
     }
     assert_eq!(admin.tokens(None).await.unwrap().len(), 3);
-    let denied = trio.client(&token).admin().delete_topic("default").await.unwrap_err();
-    assert_eq!(denied.reason, Some(ErrorReason::PermissionDenied));
+    // A node that was just started may not list the topic yet, and then it is not found.
+    until("the deletion is denied", async || {
+        let denied = trio.client(&token).admin().delete_topic("default").await.unwrap_err();
+        (denied.reason == Some(ErrorReason::PermissionDenied)).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
