@@ -166,7 +166,7 @@ async fn run(
     for (flag, addr) in config.exposed() {
         tracing::warn!(
             flag, %addr,
-            "listening without encryption or authentication (--insecure)"
+            "other machines reach this address without authentication (--insecure)"
         );
     }
     log_limits(&config);

@@ -26,7 +26,7 @@ impl MetricKind {
 pub struct Metric {
     pub name: &'static str,
     pub kind: MetricKind,
-    /// Every label has a bounded set of values: shards, nodes, methods, codes, reasons.
+    /// Every label has a bounded set of values: shards, nodes, methods, codes, reasons, ports.
     pub labels: &'static [&'static str],
     pub help: &'static str,
 }
@@ -212,6 +212,16 @@ metrics! {
         "Bytes of requests being received or handled"
     ResponseBytes Gauge "helix_answer_bytes" []
         "Bytes of responses that clients have not read yet"
+    CertificateExpiry Gauge "helix_certificate_expiry_seconds" ["kind" "serial"]
+        "Time until a certificate in use expires; negative once it has"
+    CertificateReloads Counter "helix_certificate_reloads_total" ["result"]
+        "Reloads of changed certificate files: succeeded, or failed and the ones before stay in use"
+    CertificateReloadTime Gauge "helix_certificate_reload_timestamp_seconds" []
+        "Unix time of the last reload of the certificate files, or of the start"
+    CertificateReloadFailed Gauge "helix_certificate_reload_failed" []
+        "1 while the certificate files are not valid and the ones before are in use, else 0"
+    TlsHandshakes Counter "helix_tls_handshakes_total" ["port" "result"]
+        "TLS handshakes by result; plaintext counts connections without TLS"
     LimitEvents Counter "helix_limit_events_total" ["limit"]
         "Requests refused and connections closed, by the limit that was reached"
 }
@@ -234,6 +244,8 @@ mod tests {
             assert!(name.starts_with("helix_") || name.starts_with("process_"), "{name}");
             let bounded =
                 ["version", "shard", "node", "method", "code", "reason", "limit", "codec"];
+            let of_tls = ["kind", "serial", "port", "result"];
+            let bounded = [&bounded[..], &of_tls].concat();
             assert!(labels.iter().all(|label| bounded.contains(label)), "{name}");
         }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
+use helix_tls::CertificateNames;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
@@ -25,6 +26,8 @@ pub struct ClientConnection {
     /// Taken from the node's free window bytes; returned on drop.
     window_bytes: u64,
     peer: OnceLock<SocketAddr>,
+    /// Names of the client's verified certificate, if it presented one.
+    certificate_names: OnceLock<CertificateNames>,
     /// Request bytes of this connection; those of all connections are in `load`.
     request_bytes: Arc<Semaphore>,
     /// Bytes of messages of this connection that have arrived in part: half of the node's.
@@ -117,6 +120,7 @@ impl ClientConnection {
             _permit: permit,
             window_bytes,
             peer: OnceLock::new(),
+            certificate_names: OnceLock::new(),
             request_bytes,
             arriving_bytes: Arc::new(Semaphore::new(load.shares.arriving_bytes / 2)),
             waiting_requests: AtomicU64::new(0),
@@ -136,6 +140,17 @@ impl ClientConnection {
     pub fn set_peer(&self, peer: SocketAddr) {
         // Ignored: a connection has one peer.
         let _ = self.peer.set(peer);
+    }
+
+    /// Sets the names of the client's certificate, which the handshake has verified.
+    pub fn set_certificate_names(&self, names: CertificateNames) {
+        // Ignored: a connection has one handshake.
+        let _ = self.certificate_names.set(names);
+    }
+
+    /// Returns the names of the client's verified certificate; `None` if it presented none.
+    pub fn certificate_names(&self) -> Option<&CertificateNames> {
+        self.certificate_names.get()
     }
 
     pub fn peer(&self) -> impl Display + '_ {
