@@ -12,12 +12,18 @@ use crate::args::GlobalArgs;
 /// Timeout of the first request; long enough for a node that is starting.
 const FIRST_RESPONSE_MAX: Duration = Duration::from_secs(2);
 
+/// Returns the settings of a client of the cluster.
+fn config(global: &GlobalArgs) -> Config {
+    let tls = global.tls_files.clone();
+    Config { tls, ..Config::new(global.addr.iter().cloned()) }
+}
+
 /// Connects to the cluster.
 ///
 /// # Errors
 /// Fails if no node answers.
 pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Client> {
-    let config = Config::new(global.addr.iter().cloned());
+    let config = config(global);
     let probe = Config { request_timeout: FIRST_RESPONSE_MAX, ..config.clone() };
     let probe = Client::connect(probe).await;
     probe.with_context(|| format!("connect to {}", global.addr.join(",")))?;
@@ -27,6 +33,6 @@ pub(crate) async fn connect(global: &GlobalArgs) -> anyhow::Result<Client> {
 /// Connects to the cluster if a node answers within half a second.
 pub(crate) async fn connect_quickly(global: &GlobalArgs) -> Option<Client> {
     let request_timeout = Duration::from_millis(500);
-    let config = Config { request_timeout, ..Config::new(global.addr.iter().cloned()) };
+    let config = Config { request_timeout, ..config(global) };
     Client::connect(config).await.ok()
 }

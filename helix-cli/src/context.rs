@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exit::{CliError, Exit};
 use crate::files;
+use crate::tls::ContextTls;
 
 /// Address used if no other is given.
 pub(crate) const DEFAULT_ADDR: &str = "127.0.0.1:9092";
@@ -24,7 +25,8 @@ A command connects to the first of these that is set:
   --context NAME         a context: helix context add NAME --addr ...
   HELIX_ADDR             environment variable, same format as --addr
   the current context    helix context use NAME
-  127.0.0.1:9092         the default";
+  127.0.0.1:9092         the default
+TLS is on if --tls-ca is given, else if the context has a CA, else if HELIX_TLS_CA is set.";
 
 /// Content of the contexts file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +47,9 @@ pub(crate) struct Contexts {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ContextEntry {
     pub(crate) addr: Vec<String>,
+    /// Files of TLS; empty for a cluster without TLS.
+    #[serde(default, skip_serializing_if = "ContextTls::is_empty")]
+    pub(crate) tls: ContextTls,
 }
 
 /// Node addresses and the setting that they come from.
@@ -52,6 +57,8 @@ pub(crate) struct ContextEntry {
 pub(crate) struct ClusterAddresses {
     pub(crate) addr: Vec<String>,
     pub(crate) source: String,
+    /// Files of TLS, if a context is the source.
+    pub(crate) tls: Option<ContextTls>,
 }
 
 impl Contexts {
@@ -170,14 +177,15 @@ fn select(
     contexts: impl FnOnce() -> anyhow::Result<Contexts>,
 ) -> anyhow::Result<ClusterAddresses> {
     if !addr.is_empty() {
-        return Ok(ClusterAddresses { addr: addr.to_vec(), source: "--addr".to_owned() });
+        let (addr, source) = (addr.to_vec(), "--addr".to_owned());
+        return Ok(ClusterAddresses { addr, source, tls: None });
     }
     if let Some(name) = context {
         return contexts()?.get(name).and_then(|cluster| of_context(name, cluster));
     }
     if let Some(env) = env.filter(|env| !env.trim().is_empty()) {
         let addr = parse(env, ENV, format!("export {ENV}=HOST:PORT,..."))?;
-        return Ok(ClusterAddresses { addr, source: ENV.to_owned() });
+        return Ok(ClusterAddresses { addr, source: ENV.to_owned(), tls: None });
     }
     let contexts = contexts()?;
     match &contexts.current {
@@ -185,6 +193,7 @@ fn select(
         None => Ok(ClusterAddresses {
             addr: vec![DEFAULT_ADDR.to_owned()],
             source: "the default".to_owned(),
+            tls: None,
         }),
     }
 }
@@ -193,7 +202,7 @@ fn of_context(name: &str, cluster: &ContextEntry) -> anyhow::Result<ClusterAddre
     let source = format!("context {name}");
     let hint = format!("helix context add {name} --addr HOST:PORT,...");
     let addr = parse(&cluster.addr.join(","), &source, hint)?;
-    Ok(ClusterAddresses { addr, source })
+    Ok(ClusterAddresses { addr, source, tls: Some(cluster.tls.clone()) })
 }
 
 #[cfg(test)]
@@ -201,7 +210,8 @@ mod tests {
     use super::*;
 
     fn contexts() -> Contexts {
-        let cluster = |addr: &str| ContextEntry { addr: vec![addr.to_owned()] };
+        let cluster =
+            |addr: &str| ContextEntry { addr: vec![addr.to_owned()], ..ContextEntry::default() };
         Contexts {
             current: Some("dev".to_owned()),
             previous: None,
@@ -214,7 +224,7 @@ mod tests {
 
     fn found(addr: &[&str], context: Option<&str>, env: Option<&str>) -> (String, String) {
         let addr: Vec<_> = addr.iter().map(|&address| address.to_owned()).collect();
-        let ClusterAddresses { addr, source } =
+        let ClusterAddresses { addr, source, .. } =
             select(&addr, context, env, || Ok(contexts())).unwrap();
         (addr.join(","), source)
     }
@@ -245,7 +255,8 @@ mod tests {
             );
             assert!(failure.why.contains("host:port"), "{failure:?}");
             let mut old = contexts();
-            old.contexts.insert("dev".to_owned(), ContextEntry { addr: vec![wrong.to_owned()] });
+            let entry = ContextEntry { addr: vec![wrong.to_owned()], ..ContextEntry::default() };
+            old.contexts.insert("dev".to_owned(), entry);
             let named = select(&[], None, None, || Ok(old)).unwrap_err();
             let failure = named.downcast_ref::<CliError>().unwrap();
             assert!(failure.hint.starts_with("helix context add dev"), "{failure:?}");

@@ -28,6 +28,7 @@ mod result_schemas;
 mod schema;
 mod style;
 mod template;
+mod tls;
 mod units;
 
 use std::process::ExitCode;
@@ -57,8 +58,10 @@ fn main() -> ExitCode {
     }
     // Resolved once, because errors name the source of the addresses.
     let resolved = match command.needs_cluster() {
-        true => context::resolve(&global.addr, global.context.as_deref()).map(|addresses| {
+        true => context::resolve(&global.addr, global.context.as_deref()).and_then(|addresses| {
+            global.tls_files = tls::resolve(&global.tls, addresses.tls)?;
             (global.addr, global.addr_source) = (addresses.addr, addresses.source);
+            Ok(())
         }),
         false => Ok(()),
     };
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         CliCommand::Wal(command) => wal::run(&global, command),
         CliCommand::Config(command) => commands::config::run(&global, command),
         CliCommand::Context(command) => commands::context::run(&global, command),
+        CliCommand::Cert(command) => commands::cert::run(&global, command),
         CliCommand::Explain { reason } => explain::run(&global, reason.as_deref()),
         CliCommand::Cheat => cheat::run(),
         CliCommand::Completions { shell } => {
@@ -140,6 +144,7 @@ async fn run_cancellable(global: &GlobalArgs, command: &CliCommand) -> anyhow::R
         | CliCommand::Wal(_)
         | CliCommand::Config(_)
         | CliCommand::Context(_)
+        | CliCommand::Cert(_)
         | CliCommand::Explain { .. }
         | CliCommand::Cheat
         | CliCommand::Completions { .. } => unreachable!("handled by the callers"),

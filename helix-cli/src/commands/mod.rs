@@ -1,6 +1,7 @@
 //! The commands: each maps its arguments to client calls and the response to a result.
 //! `output` and `report` print results and errors.
 
+pub(crate) mod cert;
 pub(crate) mod cheat;
 pub(crate) mod check;
 pub(crate) mod cluster;
