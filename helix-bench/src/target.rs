@@ -203,6 +203,7 @@ pub(crate) fn config(load: &BenchLoad) -> Config {
     Config {
         request_timeout: REQUEST_TIMEOUT,
         seed: Some(load.seed),
+        tls: load.tls.clone(),
         ..Config::new(load.addr.iter().cloned())
     }
 }

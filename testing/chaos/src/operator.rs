@@ -30,7 +30,8 @@ const DELETED_TOPIC_BATCHES: u64 = 10;
 
 /// Returns an admin client for the current nodes.
 pub(crate) fn admin(cluster: &ChaosCluster) -> anyhow::Result<Admin> {
-    let config = Config { seed: Some(1), ..Config::new(cluster.endpoints()) };
+    let tls = cluster.client_tls();
+    let config = Config { seed: Some(1), tls, ..Config::new(cluster.endpoints()) };
     Ok(Client::new(config)?.admin())
 }
 
