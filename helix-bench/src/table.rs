@@ -118,6 +118,7 @@ pub(crate) fn tables(result: &Value) -> Result<Vec<ResultTable>> {
     match result["mode"].as_str() {
         Some("pubsub") => Ok(vec![pubsub(result)]),
         Some("connections") => Ok(vec![connections(result)]),
+        Some("group") => Ok(vec![group(result)]),
         Some("limit") => Ok(vec![limit(result)]),
         Some("sequencer") => Ok(sequencer(result)),
         mode => bail!("no table for a result of mode {}", mode.unwrap_or("unknown")),
@@ -223,6 +224,25 @@ fn connections(result: &Value) -> ResultTable {
         ]
     };
     table(result, &CONNECTIONS_COLUMNS, rows(&result["rows"]).iter().map(row).collect())
+}
+
+const GROUP_COLUMNS: [&str; 6] = ["groups", "value", "unit", "reference", "value", "ratio"];
+
+fn group(result: &Value) -> ResultTable {
+    let row = |row: &Value| {
+        let (value, reference) = (row["value"].as_f64(), row["reference"].as_f64());
+        let ratio = value.zip(reference).map(|(value, reference)| value / reference);
+        let text = |field: &str| row[field].as_str().unwrap_or_default().to_owned();
+        vec![
+            text("name"),
+            known(value, 2),
+            text("unit"),
+            text("reference_name"),
+            known(reference, 2),
+            known(ratio, 3),
+        ]
+    };
+    table(result, &GROUP_COLUMNS, rows(&result["rows"]).iter().map(row).collect())
 }
 
 const LIMIT_COLUMNS: [&str; 6] = ["rate", "records/s", "p50 ms", "p99", "p99.9", "outcome"];
