@@ -287,7 +287,7 @@ pub(crate) struct WalArgs {
     /// Write through the page cache, not with direct I/O
     #[arg(long)]
     pub(crate) buffered: bool,
-    /// How segments are prepared until they are recycled
+    /// Preparation of segments until they are recycled
     #[arg(long, default_value = "auto")]
     pub(crate) prepare: SegmentPreparation,
     /// Bytes of one append, which becomes one group
@@ -327,7 +327,7 @@ pub(crate) enum WalStorageKind {
     Memory,
 }
 
-/// How the log prepares its segments.
+/// Preparation of the log's segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum SegmentPreparation {

@@ -43,7 +43,7 @@ pub(crate) struct RunPair {
     pub(crate) server: BenchReport,
 }
 
-/// Figures of one side over all runs.
+/// Results of one side over all runs.
 #[derive(Debug, Serialize)]
 pub(crate) struct SideSummary {
     pub(crate) records_per_sec: MedianRange,

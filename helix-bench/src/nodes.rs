@@ -1,6 +1,6 @@
 //! Resource use of the nodes during the measured phase, from their status before and after it.
 //!
-//! Figures that a node does not report are `None`, not zero.
+//! Values that a node does not report are `None`, not zero.
 
 use std::time::Duration;
 

@@ -43,7 +43,7 @@ pub(crate) struct BenchReport {
     /// Payload bytes before compression, in units of 10^6 bytes.
     pub(crate) mb_per_sec: f64,
     pub(crate) requests_per_sec: f64,
-    /// Requests that failed after the client's own retries. They count in no other figure.
+    /// Requests that failed after the client's own retries. They are not counted in other results.
     pub(crate) errors: u64,
     /// `None` for a subscription, which has no requests to time.
     pub(crate) latency_us: Option<Percentiles>,
@@ -171,7 +171,7 @@ impl BenchReport {
         report
     }
 
-    /// Lists the reasons why the figures may be misleading.
+    /// Lists the reasons why the results may be misleading.
     fn caveats(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.seconds < SECONDS_MIN {
@@ -187,7 +187,7 @@ impl BenchReport {
         if self.errors > 0 {
             let first = self.first_error.as_deref().unwrap_or_default();
             notes.push(format!(
-                "failed requests are not counted in other figures; first error: {first}"
+                "failed requests are not counted in other results; first error: {first}"
             ));
         }
         if self.sends_missed > self.requests / SENDS_MISSED_SHARE {

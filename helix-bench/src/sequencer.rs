@@ -355,7 +355,7 @@ impl SequencerReport {
         let mut notes: Vec<String> = notes
             .map(|(name, errors, first)| {
                 let first = first.as_deref().unwrap_or_default();
-                format!("{name}: {errors} errors, which count in no other figure; first: {first}")
+                format!("{name}: {errors} errors, not counted in other results; first: {first}")
             })
             .collect();
         if !self.latency.is_empty() {

@@ -1,4 +1,4 @@
-//! Limits of a node: what clients may make it do, and how long it waits. Each with its reason.
+//! Limits of a node: the work that clients may cause, and its waits. Each with its reason.
 //!
 //! A request beyond a limit is rejected with an error that names the limit. `docs/limits.md` lists
 //! the limits that are defined elsewhere: those of `log/`, and those between nodes.
@@ -35,7 +35,7 @@ pub const PRINCIPAL_LISTED_BYTES: usize = 16 << 10;
 /// Longest text of a client's user agent in the audit log.
 pub const USER_AGENT_BYTES_MAX: usize = 128;
 
-/// Shortest time between two questions to shard 0's leader for tokens that this node does not know.
+/// Shortest time between two requests to shard 0's leader for tokens that this node does not know.
 pub const TOKEN_REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Longest time between two checks of the expiry of an open stream's token.
@@ -54,7 +54,7 @@ pub const STREAM_BYTES_IN_FLIGHT_MAX: usize = 8 << 20;
 
 /// Bytes of batches in flight in one shard: proposed, not yet both committed and synced here.
 ///
-/// At most what a log keeps in memory of its newest entries: see `memory.rs`.
+/// At most the memory that a log keeps for its newest entries (`memory.rs`).
 pub const SHARD_BYTES_IN_FLIGHT_MAX: usize = 16 << 20;
 
 /// Largest small batch. Small batches do not wait behind large ones for their share of the bytes
@@ -81,7 +81,8 @@ pub const PACE_PROBE_INTERVAL: Duration = Duration::from_secs(5);
 pub const PACE_PROBE_BATCHES: u32 = 16;
 pub const PACE_PROBE_MAX: Duration = Duration::from_secs(1);
 
-/// Shortest span over which a log's bandwidth is measured, and how long the highest one counts.
+/// Shortest span over which a log's bandwidth is measured, and the time for which the highest one
+/// counts.
 pub const PACE_RATE_SPAN_MIN: Duration = Duration::from_millis(20);
 pub const PACE_RATE_SPAN_MAX: Duration = Duration::from_millis(500);
 
@@ -120,8 +121,7 @@ pub const STREAMS_PER_CONNECTION_MAX: u32 = 1024;
 
 /// Bounds of a connection's HTTP/2 windows.
 ///
-/// The upper one is larger than what is in flight on a fast path; the lower one is HTTP/2's
-/// default. A new connection gets one part in `WINDOW_PART` of the free window bytes, so that few
+/// The upper one exceeds the bytes in flight on a fast path. The lower one is HTTP/2's default. A new connection gets one part in `WINDOW_PART` of the free window bytes, so that few
 /// connections are fast and many cannot fill the memory.
 pub const WINDOW_BYTES_MAX: u64 = 8 << 20;
 pub const WINDOW_BYTES_MIN: u64 = 65_535;
@@ -171,15 +171,15 @@ pub const CANCELLED_BURST: Duration = Duration::from_secs(1);
 pub const DISCARD_WAIT_MAX: Duration = Duration::from_secs(1);
 pub const DISCARD_BYTES_MAX: usize = WINDOW_BYTES_MAX as usize;
 
-/// Open calls that a connection may have while others have nearly all; more only if as many are
-/// free.
+/// Open calls that a connection may always have, even while other connections have nearly all. It
+/// may have more only if as many are free.
 pub const CALLS_PER_CONNECTION_MIN: usize = 16;
 
 /// Time for the HTTP/2 handshake, and its bytes: the preface and the header of the first frame.
 pub const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(10);
 pub const HANDSHAKE_BYTES: u64 = 24 + 9;
 
-/// Interval of pings on an idle connection, and the time for a ping's answer. Each end of a dead
+/// Interval of pings on an idle connection, and the time for a ping's response. Each end of a dead
 /// connection notices within the sum.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
 pub const KEEPALIVE_WAIT_MAX: Duration = Duration::from_secs(10);

@@ -9,7 +9,7 @@ use helix_wal::{Keeper, NextStep, Wal, Writer};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// How the writer and the keeper of a log run.
+/// Execution of the writer and the keeper of a log.
 pub(crate) enum LogThreads {
     /// On two threads of their own.
     Dedicated,

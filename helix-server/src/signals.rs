@@ -36,7 +36,7 @@ pub enum StopOverdue {
     SecondSignal,
 }
 
-/// Tells when the process has been asked to stop: holds the number of requests so far, at most 2.
+/// Reports requests to stop the process: holds their number so far, at most 2.
 #[derive(Debug, Clone)]
 pub struct StopSignals(watch::Receiver<u8>);
 

@@ -20,7 +20,7 @@ const DEFERRED_BYTES_MAX: usize = 4 << 10;
 /// Most buffers given to the system at once. HTTP/2 writes a frame as two.
 const SLICES_MAX: usize = 8;
 
-/// Which flushes of small writes a [`CoalescedIo`] defers.
+/// Flushes of small writes that a [`CoalescedIo`] defers.
 ///
 /// A deferred flush lasts until the next flush, at most one turn of the executor, in which the
 /// tasks that are ready can write more.

@@ -68,7 +68,7 @@ pub struct LiveEntry {
 /// Result of [`crate::Wal::read_live`].
 #[derive(Debug, Clone, Default)]
 pub struct LiveEntries {
-    /// By index.
+    /// Sorted by index.
     pub entries: Vec<LiveEntry>,
     /// The result includes every live entry of the range up to this index.
     pub upto: u64,
@@ -182,7 +182,7 @@ pub struct WalStats {
 /// Called once, from the writer, when the request and all earlier ones are durable or have failed.
 pub type DurableCallback = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
-/// When a step wants to run again.
+/// Time at which a step must run again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextStep {
     /// At once: there is more to do.

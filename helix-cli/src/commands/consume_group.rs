@@ -21,7 +21,7 @@ use crate::output::message;
 /// Interval of commits while records are printed.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Interval of the check whether there is nothing to wait for, without --follow.
+/// Interval at which a read without --follow checks whether it has reached all ends.
 const END_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) async fn run(global: &GlobalArgs, args: &ConsumeArgs) -> anyhow::Result<()> {
@@ -82,7 +82,7 @@ struct GroupReading {
     behind: BTreeSet<AssignedPartition>,
     /// Partitions were assigned at least once.
     has_assigned: bool,
-    /// Why printed records are not committed, until a message says so.
+    /// Error of a commit that is not reported yet.
     uncommitted: Option<helix_client::Error>,
     committed_at: Instant,
 }
@@ -114,8 +114,8 @@ impl GroupReading {
         Ok(())
     }
 
-    /// Returns true once the member has what the group gives it. The coordinator may not know a new
-    /// topic yet.
+    /// Returns true once the member has its assignment. The coordinator may not know a new topic
+    /// yet.
     fn has_joined(&self) -> bool {
         let lacks_topic =
             || self.consumer.unmatched_topics().iter().any(|topic| !topic.contains('*'));
@@ -184,9 +184,9 @@ impl GroupReading {
 
     async fn commit(&mut self) -> anyhow::Result<()> {
         match self.try_commit().await? {
-            // The consumer repeats it.
+            // The consumer repeats the commit.
             Err(error) if error.retryable => Ok(()),
-            // The service takes the partitions soon, and nothing prints their records again.
+            // The service revokes the partitions soon, and no member prints their records again.
             Err(error) if is_gone(&error) => Ok(()),
             // The consumer has lost the partition and says so.
             Err(error) if is_lost(&error) => {

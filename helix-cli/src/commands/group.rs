@@ -77,7 +77,7 @@ async fn describe(
     found.with_context(|| format!("describe {group}"))
 }
 
-/// Returns the names under which members are printed: whole ids where columns do not matter.
+/// Returns the printed names of members: short ones in tables, whole ids elsewhere.
 fn names<'a>(global: &GlobalArgs, ids: impl Iterator<Item = &'a str>) -> ShortNames {
     match global.output {
         OutputFormat::Table => ShortNames::of(ids),
@@ -106,7 +106,7 @@ async fn delete(client: &Client, group: &str, yes: bool) -> anyhow::Result<()> {
     let context = || format!("delete {group}");
     let found = client.admin().describe_group(group, false).await.with_context(context)?;
     let offsets = found.partitions.iter().filter(|partition| partition.offset.is_some()).count();
-    // The service refuses to delete a group with members, so nothing is asked.
+    // No confirmation: the service refuses to delete a group with members.
     if found.members.is_empty() && offsets > 0 && !yes {
         let offsets = units::count(offsets as u64);
         confirm("group", group, &format!("this deletes {group} with {offsets} offsets"))?;

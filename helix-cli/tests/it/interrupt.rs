@@ -26,7 +26,7 @@ fn start_unread(node: &ServerProcess, args: &[&str]) -> (Child, PipeReader) {
     (command.spawn().unwrap(), reader)
 }
 
-/// Tells whether SIGHUP is ignored here. Children inherit that, and then keep to it.
+/// Returns whether SIGHUP is ignored here. Children inherit that, and then keep to it.
 #[allow(clippy::disallowed_methods)] // Reads a file of the system.
 fn hangup_is_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -79,7 +79,7 @@ struct CommitState {
 #[derive(Debug)]
 struct CommitOutcome {
     committed: Result<()>,
-    /// Why offsets were dropped that can no longer be committed.
+    /// Error of offsets that were dropped because they can no longer be committed.
     dropped: Option<Error>,
 }
 

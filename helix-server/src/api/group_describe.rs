@@ -218,7 +218,7 @@ impl Description<'_> {
     }
 }
 
-/// Why no records of a partition arrive.
+/// Reason why no records of a partition arrive.
 struct Reason {
     status: DeliveryStatus,
     detail: String,

@@ -32,16 +32,16 @@ use values::{
     parse_topic,
 };
 
-/// Where a node keeps its logs.
+/// Storage of a node's logs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum StorageMode {
-    /// On disk: acknowledged records are on stable storage.
+    /// On disk: acknowledged records are durable.
     Durable,
     /// In memory: lost with the process.
     Memory,
 }
 
-/// How the logs prepare their next segment files.
+/// Preparation of the logs' next segment files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum PrepareMode {
     /// Zero-filled while the disk has idle bandwidth, otherwise allocated.

@@ -15,7 +15,7 @@ use super::{
     has_no_unknown_fields,
 };
 
-/// Why a checkpoint cannot be decoded.
+/// Reason why a checkpoint cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("checkpoint: {what}")]
 pub struct CheckpointError {

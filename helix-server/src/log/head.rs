@@ -48,7 +48,9 @@ pub struct ProducerStamp {
     pub first_sequence: u64,
 }
 
-/// Why a head cannot be decoded. Such an entry must never be skipped, since replicas would diverge.
+/// Reason why a head cannot be decoded.
+///
+/// Such an entry must never be skipped, since replicas would diverge.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeadError {
     #[error("the head is empty")]

@@ -89,7 +89,7 @@ pub enum Verdict {
     Cluster(ClusterReply),
 }
 
-/// Why apply refused a batch or a conditional control entry.
+/// Reason why apply refused a batch or a conditional control entry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error("partition {partition} does not exist; it may have been deleted")]

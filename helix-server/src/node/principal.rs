@@ -1,4 +1,4 @@
-//! Callers of a node: who they are, by a token or a client certificate, and their rules.
+//! Callers of a node: their principal, from a token or a client certificate, and their rules.
 
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -138,7 +138,7 @@ pub(super) struct TokenRefresh(tokio::sync::Mutex<Option<(Instant, bool)>>);
 
 impl Node {
     /// Brings this node's tokens up to date, for a token that it does not know. Callers share one
-    /// question to shard 0's leader, so that wrong tokens cannot load it.
+    /// request to shard 0's leader, so that wrong tokens cannot load it.
     ///
     /// # Errors
     /// [`Error::NoLeader`] if this node cannot learn them now.

@@ -32,8 +32,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// Pause after a transfer of leadership that failed.
 const TRANSFER_RETRY_PAUSE: Duration = Duration::from_secs(5);
 
-/// Checks, and time between them, of whether the others have what a closed log has. They only have
-/// to receive what was in flight.
+/// Checks whether the other replicas have all entries of a closed log. They only lack entries that
+/// were in flight.
 const CONFIRM_CHECKS: u32 = 5;
 
 /// Repairs in place that may have to wait before a new log is considered.

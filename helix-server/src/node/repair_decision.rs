@@ -12,7 +12,7 @@ use helix_wal::LogId;
 use crate::limits;
 use crate::raft::{ReplicaId, node_of};
 
-/// How the damage of a replica can be repaired.
+/// Possible repair of a replica's damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DamageKind {
     /// Sealed segments can be repaired in place.
@@ -27,7 +27,7 @@ pub(super) struct DamagedReplica {
     pub(super) id: ReplicaId,
     pub(super) is_leader: bool,
     pub(super) kind: DamageKind,
-    /// Last entry that it may have acknowledged. Read before the others are asked.
+    /// Last entry that it may have acknowledged. Read before the other replicas are queried.
     pub(super) last: LogId,
 }
 

@@ -64,7 +64,7 @@ pub struct NodeSettings {
     /// Default settings of topics.
     pub topic_settings: PartitionSettings,
     pub segment_bytes: u64,
-    /// How the logs prepare their next segment files.
+    /// Preparation of the logs' next segment files.
     pub preparation: helix_wal::Preparation,
     pub tail_bytes: usize,
     pub footer_bytes: usize,

@@ -68,7 +68,7 @@ impl UnreplayedLogs {
     }
 }
 
-/// Why a replica is not open.
+/// Reason why a replica is not open.
 #[derive(Debug)]
 pub(super) enum OpenFailure {
     /// The log is open, but its replay met damage.

@@ -24,7 +24,7 @@
 //! In reading order:
 //!
 //! - `limits`: every bound of the transport.
-//! - `hub`: what the rest of the node sees. `handler`: what a node answers beside Raft.
+//! - `hub`: the interface to the rest of the node. `handler`: requests that are not Raft messages.
 //! - `local`, `table`, `dialer`, `network`: this node, its peers, and how to reach them.
 //! - `connection`: `peer` opens the lanes, `session` is an open one, `outgoing` encodes.
 //! - `wire`: conversion and checks of messages. `throttle`: the rate of the catch-up lane.

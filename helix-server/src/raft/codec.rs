@@ -102,7 +102,7 @@ pub(crate) fn decode_vote(bytes: &[u8]) -> io::Result<Vote> {
     Ok(Vote { leader_id, committed })
 }
 
-/// Returns a stored vote without the mark that its candidate was elected.
+/// Returns a stored vote as not committed: without the flag that its candidate was elected.
 ///
 /// It binds as much. A replica with an empty log that found its own vote committed would take
 /// itself for the leader.

@@ -56,7 +56,7 @@ pub struct ReplicaRole {
     pub is_settled: bool,
 }
 
-/// Why leadership was not transferred, or may not have been.
+/// Reason why leadership was not transferred, or may not have been.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TransferError {
     #[error("no matching voter can be reached")]

@@ -76,12 +76,12 @@ pub(crate) struct ReplicaParts {
     pub(crate) reads: DiskReads,
 }
 
-/// How often a closing log is checked for its end.
+/// Interval at which a closing log is checked for its end.
 const END_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Longest wait for that end; the last sync is over by then.
 const END_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Why a proposal has no verdict.
+/// Reason why a proposal has no verdict.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProposeError {
     #[error("not the leader")]

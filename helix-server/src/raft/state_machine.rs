@@ -22,7 +22,7 @@ use super::types::{RaftLogId, SnapshotData, StoredMembership, TypeConfig};
 use crate::log::{Head, Verdict};
 use crate::sync;
 
-/// How often a checkpoint checks whether its entries are synced, which takes a sync or two.
+/// Interval at which a checkpoint checks whether its entries are synced: one or two syncs.
 const SYNC_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Pause before a snapshot is installed again after the disk was full.

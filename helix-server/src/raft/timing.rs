@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(place(1, &[], 1, 1, true), None);
     }
 
-    /// Whatever each follower says of its own fitness, no two of them ask at the same time.
+    /// Followers with any claims of fitness never ask for votes at the same time.
     #[test]
     fn no_two_followers_have_the_same_rank() {
         for count in 2..=5 {

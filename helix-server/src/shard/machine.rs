@@ -25,7 +25,7 @@ use crate::sync;
 #[derive(Debug)]
 pub(super) struct ShardMachine {
     wal: Wal,
-    /// Has the protocol version of the cluster.
+    /// Source of the cluster's protocol version.
     hub: Arc<Hub>,
     inner: Mutex<Inner>,
     watchers: Arc<Watchers>,
@@ -90,7 +90,7 @@ impl ShardMachine {
         self.lock().state.partition(partition).map(read)
     }
 
-    /// Returns the verdict on a batch where its log index can no longer change it.
+    /// Returns the verdict on a batch if it no longer depends on the batch's log index.
     pub(super) fn early_verdict(&self, batch: &BatchHead) -> Option<Verdict> {
         self.lock().state.early_verdict(batch)
     }

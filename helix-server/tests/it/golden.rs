@@ -178,7 +178,7 @@ async fn append(
     located.shard.append(new, Durability::QuorumSynced, permit).await.unwrap();
 }
 
-// A directory packed in one file. Most blocks of a segment are zero and are left out.
+// The functions below pack a directory in one file, without the zero blocks of segments.
 
 const BLOCK: usize = 4096;
 

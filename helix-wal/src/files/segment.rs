@@ -45,7 +45,7 @@ pub(crate) fn unless_blocked<T>(result: Result<T, ReadStop>) -> Result<Option<T>
     }
 }
 
-/// How a segment accesses its file.
+/// Access of a segment to its file.
 #[derive(Debug, Clone)]
 enum FileAccess {
     Open(Arc<dyn File>),

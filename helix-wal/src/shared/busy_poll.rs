@@ -1,14 +1,14 @@
-//! Busy polling: a thread polls for work that has been arriving soon, and sleeps otherwise.
+//! Busy polling: a thread polls while work arrives at short intervals, and sleeps otherwise.
 //!
-//! An idle CPU sleeps, and waking it takes longer than the work itself. The appending caller pays
-//! for the wake-up, in a virtual machine with an exit to the host. The thread then starts tens of
-//! microseconds later, with cold CPU caches. With one request in flight this happens at every
+//! An idle CPU sleeps, and waking it takes longer than the work itself. The caller of an append
+//! spends that time, and in a virtual machine also an exit to the host. The thread then starts tens
+//! of microseconds later, with cold CPU caches. With one request in flight this happens at every
 //! append.
 //!
 //! A polling thread yields its CPU at every turn, so it takes little from other threads. It still
 //! uses CPU time for all of the wait. That pays only where the wake-up is a noticeable part of the
-//! time from one group to the next: on a disk that syncs fast, and while work arrives soon. One
-//! wait without work stops it, until work arrives soon again.
+//! time between two groups: on a disk that syncs fast, and while work arrives at short intervals.
+//! One wait without work stops it, until work arrives within the limit again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::types::NextStep;
 /// Checks of the flag between two yields of the CPU, about 50 ns each.
 const CHECKS_PER_YIELD: usize = 16;
 
-/// Maximum time from the begin of a group to the next one for which polling pays.
+/// Maximum time between the starts of two groups for which polling pays.
 ///
 /// A sleep delays the next append by about 50 µs, a tenth of it. A caller with one append in flight
 /// returns within it on a disk that syncs in 0.1 ms, even if it waits for a majority first.
@@ -35,7 +35,7 @@ const BACKOFF: Duration = Duration::from_millis(100);
 pub(crate) struct BusyPoll {
     may_poll: bool,
     raised: Arc<AtomicBool>,
-    /// Maximum time of the next poll, after groups as they were lately.
+    /// Maximum time of the next poll, from the times of recent groups.
     limit: Duration,
     /// Work arrived within `limit` the last time.
     is_busy: bool,
@@ -50,7 +50,7 @@ impl BusyPoll {
         Self { may_poll, raised, limit, is_busy: false, backoff_until }
     }
 
-    /// Polls if that has been worth it. A hint: the caller must check the signal under its lock.
+    /// Polls if polling found work recently. A hint: the caller must check the signal under its lock.
     pub(crate) fn poll(&mut self, next: NextStep, clock: impl Fn() -> Duration) {
         // Before an idle wait there has been no work for long.
         let NextStep::After(time) = next else { return };
@@ -77,7 +77,7 @@ impl BusyPoll {
         }
     }
 
-    /// Records how long it took until work arrived, if that ended the wait, and the mean time of
+    /// Records the time until work arrived, if work ended the wait, and the mean time of
     /// writing and syncing a group.
     pub(crate) fn record_wait(&mut self, wait: Option<Duration>, group_time: Duration) {
         self.limit = GROUP_TIME_MAX.saturating_sub(group_time);
@@ -101,7 +101,7 @@ mod tests {
         idle
     }
 
-    /// Returns how often the clock is read until polling ends, with a microsecond between two
+    /// Returns the number of clock reads until polling ends, with a microsecond between two
     /// reads.
     fn clock_reads(idle: &mut BusyPoll, next: NextStep) -> u64 {
         let clock_reads = Cell::new(0);

@@ -18,7 +18,7 @@ pub(crate) const RESERVED_SEGMENTS: usize = 1;
 
 const SEGMENT_BYTES: RangeInclusive<u64> = 64 << 10..=1 << 30;
 
-/// How a log prepares its next segment files.
+/// Preparation of a log's next segment files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Preparation {
     /// Zero-fills a segment while the disk has idle bandwidth, and allocates it otherwise. On a
@@ -46,7 +46,7 @@ pub struct Options {
     ///
     /// At least 2 are kept: appends leave the last one for an open on a full disk.
     pub ready_segments: usize,
-    /// How these segments are prepared. Default [`Preparation::Auto`].
+    /// Preparation of these segments. Default [`Preparation::Auto`].
     pub preparation: Preparation,
     /// Disk space that must stay free when a new segment is created. Default 256 MiB.
     pub reserve_bytes: u64,

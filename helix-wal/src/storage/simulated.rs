@@ -28,7 +28,7 @@ pub enum CrashEffect {
     Garbled,
 }
 
-/// How a crash treats unsynced changes.
+/// Effect of a crash on unsynced changes.
 #[derive(Debug, Clone, Copy)]
 pub enum Crash<'a> {
     KeepAll,

@@ -106,7 +106,7 @@ pub fn entry(id: LogId, stream: u64, head_len: usize, payload_len: usize) -> Ent
     Entry { id, stream, head: bytes(2, head_len), payload }
 }
 
-/// Tells whether two entries are equal in all bytes.
+/// Returns whether two entries are equal in all bytes.
 pub fn same_entry(a: &Entry, b: &Entry) -> bool {
     a.id == b.id
         && a.stream == b.stream

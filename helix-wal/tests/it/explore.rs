@@ -138,7 +138,7 @@ fn crash_outcomes(pending: &[PendingChange], rng: &mut TestRng) -> Vec<Vec<Crash
     crash_outcomes
 }
 
-/// Tells whether keeping and losing a change differ.
+/// Returns whether keeping and losing a change differ.
 fn is_relevant(change: &PendingChange) -> bool {
     !matches!(change, PendingChange::Sector { changes: false, .. })
 }

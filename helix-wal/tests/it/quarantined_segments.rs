@@ -36,7 +36,7 @@ fn is_damage_of(error: &Error, segment: &SegmentReport) -> bool {
         if *file == segment.file && bytes.end <= segment.file_bytes)
 }
 
-/// Tells whether the segment is read by its groups, because the state file does not list it as
+/// Returns whether the segment is read by its groups, because the state file does not list it as
 /// sealed yet and its trailer is missing. No entry is lost then.
 fn is_unsealed(
     manual: &ManualWal,

@@ -139,7 +139,7 @@ impl GroupChecker {
         }
     }
 
-    /// Tells whether a member reads a partition and has passed all records that were delivered
+    /// Returns whether a member reads a partition and has passed all records that were delivered
     /// before.
     pub fn is_read(&self, key: GroupPartitionKey) -> bool {
         let Some(place) = self.partitions.get(&key).filter(|it| it.owner.is_some()) else {

@@ -112,12 +112,12 @@ pub struct HistoryVerdict {
 }
 
 impl HistoryVerdict {
-    /// Tells whether no violation was found.
+    /// Returns whether no violation was found.
     pub fn is_good(&self) -> bool {
         self.counts.is_empty()
     }
 
-    /// Tells whether a violation of this class was found.
+    /// Returns whether a violation of this class was found.
     pub fn has(&self, class: ViolationClass) -> bool {
         self.counts.contains_key(&class)
     }

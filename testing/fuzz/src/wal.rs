@@ -191,7 +191,7 @@ fn run(fixture: &LogFixture, files: Vec<(String, Vec<u8>)>, is_forged: bool) {
     assert_eq!(manual.wal.state().vote, state.vote);
 }
 
-/// Tells whether the segment numbers are used up: each open takes one, and they end at 2^62.
+/// Returns whether the segment numbers are used up: each open takes one, and they end at 2^62.
 fn has_used_up_its_numbers(disk: &SimulatedDisk) -> bool {
     let newest = disk.files().into_iter().filter(|name| name.ends_with(".seg")).max();
     newest.is_some_and(|newest| newest.as_str() > "3ffffffffffffff0")

@@ -622,7 +622,7 @@ fn check_kept(wal: &Wal, state: &LogState, stable: LogId) -> Result<(), MissingE
     }
 }
 
-/// Tells whether a vote goes back in terms, or changes within a term.
+/// Returns whether a vote goes back in terms, or changes within a term.
 ///
 /// A replica that voted for one node and learns that another one was elected stores that as a vote
 /// too, which is allowed.

@@ -95,12 +95,12 @@ impl MembershipTracker {
         may
     }
 
-    /// Tells whether the cluster tolerates damage to a member's files now.
+    /// Returns whether the cluster tolerates damage to a member's files now.
     pub fn may_damage(&self, node: u64) -> bool {
         self.lock().may_lose_copy(node)
     }
 
-    /// Tells whether sealed segments of a member may be damaged now. Other members may have such
+    /// Returns whether sealed segments of a member may be damaged now. Other members may have such
     /// damage too: the caller leaves a whole copy of each entry.
     pub fn may_damage_sealed(&self, node: u64) -> bool {
         let inner = self.lock();
@@ -129,7 +129,7 @@ impl MembershipTracker {
         self.lock().damaged.remove(&node);
     }
 
-    /// Tells whether a member is being replaced, or a membership change is in progress.
+    /// Returns whether a member is being replaced, or a membership change is in progress.
     pub fn is_changing(&self) -> bool {
         let inner = self.lock();
         inner.lost.is_some() || inner.next.is_some()
@@ -163,7 +163,7 @@ impl MembershipTracker {
 }
 
 impl Inner {
-    /// Tells whether no other member is lost or damaged and no change is in progress, so that at
+    /// Returns whether no other member is lost or damaged and no change is in progress, so that at
     /// most one copy of an entry is at risk.
     fn may_lose_copy(&self, node: u64) -> bool {
         let all_well = self.lost.is_none() && self.damaged.is_empty();

@@ -29,7 +29,7 @@ const FULL_BYTES: u64 = 192 << 20;
 /// Probability per tick that a link gets another latency.
 const LATENCY_CHANGES: f64 = 0.01;
 
-/// Probability per tick of a check whether a replica fetches, which is a moment to damage others.
+/// Probability per tick of a check whether a replica is fetching. If so, other replicas are damaged.
 const FETCH_CHECKS: f64 = 0.05;
 
 /// Later action of a fault: its end, or a power loss.
@@ -44,7 +44,7 @@ enum FaultEnd {
     PowerLoss(Vec<u64>),
 }
 
-/// How a node crashes.
+/// Kind of a node's crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CrashKind {
     /// Power loss: unsynced data is lost, torn or garbled.
@@ -184,7 +184,7 @@ impl Nemesis {
         }
     }
 
-    /// Replaces the disks of a stopped machine by empty ones.
+    /// Replaces the disks of a stopped machine with empty disks.
     fn wipe(&mut self, machine: &SimulatedMachine) {
         machine.disks().wipe();
         machine.forget_last_node();
@@ -597,7 +597,7 @@ impl Nemesis {
         self.links.apply(sim);
     }
 
-    /// Tells whether all damage is repaired.
+    /// Returns whether all damage is repaired.
     pub fn is_repaired(&self) -> bool {
         !self.members.has_damage()
     }

@@ -76,7 +76,7 @@ pub struct RunReport {
     pub trace: Vec<String>,
 }
 
-/// Why a run failed.
+/// Failure of a run.
 #[derive(Debug)]
 pub struct RunFailure {
     pub seed: u64,

@@ -60,7 +60,7 @@ async fn watch(global: &GlobalArgs, args: &HealthArgs, output: Output) -> anyhow
     let started = Instant::now();
     let mut shown: Option<ClusterHealth> = None;
     let mut is_silent = false;
-    // The end of the watch has a meaning of its own, so it does not depend on the output.
+    // The exit code reports how the watch ended, so closed output must not end it.
     let has_end = args.exit_when_healthy || args.timeout.is_some();
     loop {
         let outcome =

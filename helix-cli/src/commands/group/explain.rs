@@ -15,7 +15,7 @@ use crate::units;
 /// Heartbeats that a member may miss before it counts as silent, as a part of its session timeout.
 const SILENT_PART: u32 = 2;
 
-/// Why records of a group do not arrive, or that they do.
+/// Explains why records of a group do not arrive, or reports that they do.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct GroupExplanation {
     group: String,

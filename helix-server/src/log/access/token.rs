@@ -23,7 +23,7 @@ pub struct BearerToken {
     secret: [u8; SECRET_BYTES],
 }
 
-/// Why a presented token is refused.
+/// Reason why a presented token is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     #[error("no token was sent; set one with --token-file or HELIX_TOKEN")]

@@ -122,7 +122,7 @@ pub enum OffsetEventKind {
     Undo,
 }
 
-/// Why a change of a group was refused. Nothing was changed.
+/// Reason why a change of a group was refused. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GroupRefusal {
     #[error("the group does not exist; it begins with its first member or committed offset")]

@@ -1,4 +1,4 @@
-//! Every method with every kind of credentials gives the documented error, and an error tells
+//! Every method with every kind of credentials gives the documented error, and an error shows
 //! nothing about topics that exist.
 
 use std::collections::BTreeSet;

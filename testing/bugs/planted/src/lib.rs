@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-/// Tells whether the bug of this name is enabled in this process.
+/// Returns whether the bug of this name is enabled in this process.
 pub fn is(name: &str) -> bool {
     static ENABLED: OnceLock<String> = OnceLock::new();
     ENABLED.get_or_init(|| std::env::var("HELIX_BUG").unwrap_or_default()) == name

@@ -31,7 +31,7 @@ pub struct ElectionsArgs {
     #[command(flatten)]
     pub common: CommonArgs,
 
-    /// How long to observe ("10m"). All records are kept to be checked: about 8 GB a minute
+    /// Time to observe ("10m"). All records are kept to be checked: about 8 GB a minute
     #[arg(long, default_value = "10m", value_parser = parse_duration)]
     pub duration: Duration,
 }

@@ -1,9 +1,11 @@
-//! `repairs`: flips single bits in sealed segments of running nodes, and measures how soon they are
-//! repaired and how long appends wait meanwhile.
+//! `repairs`: flips single bits in sealed segments of running nodes. Measures the time until they
+//! are repaired, and the waits of appends meanwhile.
 //!
-//! Three scenes on one cluster: a bit of a follower while another voter is still fetching what it
-//! missed; a bit of the leader and another one of a follower; a bit of a follower while another
-//! voter is being replaced. All of it with each of the given sizes of the log that is kept.
+//! Three scenarios on one cluster, with each of the given sizes of the retained log:
+//!
+//! - a bit of a follower, while another voter still fetches missed entries;
+//! - a bit of the leader, and one of a follower;
+//! - a bit of a follower, while another voter is being replaced.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -32,7 +32,7 @@ pub struct RollingArgs {
     #[arg(long)]
     pub plain: bool,
 
-    /// How long to measure before the first restart ("10s")
+    /// Time to measure before the first restart ("10s")
     #[arg(long, default_value = "10s", value_parser = parse_duration)]
     pub before: Duration,
 
