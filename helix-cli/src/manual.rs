@@ -32,11 +32,11 @@ why write write_after";
 const INTRODUCTION: &str = "\
 # The command line
 
-The program is `helix`; most commands are a noun and a verb, such as `helix topic create`.
-`helix cheat` prints examples of every command, `helix COMMAND --help` the options below, and
-`helix explain REASON` the explanation of an error. Results go to standard output, messages to
-standard error. Progress is shown only on a terminal. This page is generated from the program, and a
-test checks that it is current.
+For users of `helix`: output, exit codes, errors, and each command with its options and results.
+Most commands are a noun and a verb, such as `helix topic create`. `helix cheat` prints examples of
+every command, `helix COMMAND --help` the options below, and `helix explain REASON` the explanation
+of an error. Results go to standard output, messages to standard error. Progress is shown only on a
+terminal. This page is generated from the program, and a test checks that it is current.
 
 ## Output
 
@@ -99,7 +99,7 @@ fn manual() -> String {
     let _ = write!(text, "\n{OUTPUT_AND_INTERRUPTS}");
     text += "\n## Errors\n\n\
              An error has three parts: the failed action with its reason in brackets, the likely \
-             cause, and what to try.\n`helix explain REASON` explains a reason.\n\n\
+             cause,\nand what to try. `helix explain REASON` explains a reason.\n\n\
              | reason | gRPC code | meaning |\n|---|---|---|\n";
     for page in explain::pages() {
         let page = serde_json::to_value(page).unwrap();

@@ -2,7 +2,7 @@
 
 use super::source::{SourceFile, expect_none, pages};
 
-const LINE_CHARS_MAX: usize = 120;
+const LINE_CHARS_MAX: usize = 100;
 const CELL_WORDS_MAX: usize = 25;
 
 /// Pages whose lines are made from a program's help texts.
