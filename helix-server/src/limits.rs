@@ -121,8 +121,9 @@ pub const STREAMS_PER_CONNECTION_MAX: u32 = 1024;
 
 /// Bounds of a connection's HTTP/2 windows.
 ///
-/// The upper one exceeds the bytes in flight on a fast path. The lower one is HTTP/2's default. A new connection gets one part in `WINDOW_PART` of the free window bytes, so that few
-/// connections are fast and many cannot fill the memory.
+/// The upper one exceeds the bytes in flight on a fast path. The lower one is HTTP/2's default. A
+/// new connection gets one part in `WINDOW_PART` of the free window bytes, so that few connections
+/// are fast and many cannot fill the memory.
 pub const WINDOW_BYTES_MAX: u64 = 8 << 20;
 pub const WINDOW_BYTES_MIN: u64 = 65_535;
 pub const WINDOW_PART: u64 = 8;

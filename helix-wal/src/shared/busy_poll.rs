@@ -50,7 +50,7 @@ impl BusyPoll {
         Self { may_poll, raised, limit, is_busy: false, backoff_until }
     }
 
-    /// Polls if polling found work recently. A hint: the caller must check the signal under its lock.
+    /// Polls if the last poll found work. A hint: the caller must check the signal under its lock.
     pub(crate) fn poll(&mut self, next: NextStep, clock: impl Fn() -> Duration) {
         // Before an idle wait there has been no work for long.
         let NextStep::After(time) = next else { return };

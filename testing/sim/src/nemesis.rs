@@ -29,7 +29,7 @@ const FULL_BYTES: u64 = 192 << 20;
 /// Probability per tick that a link gets another latency.
 const LATENCY_CHANGES: f64 = 0.01;
 
-/// Probability per tick of a check whether a replica is fetching. If so, other replicas are damaged.
+/// Probability per tick of a check whether a replica is fetching: then others are damaged.
 const FETCH_CHECKS: f64 = 0.05;
 
 /// Later action of a fault: its end, or a power loss.
