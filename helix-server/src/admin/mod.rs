@@ -77,6 +77,9 @@ struct AdminHandler {
 
 impl AdminServer {
     /// Starts serving; probes are answered also while the node is being opened.
+    ///
+    /// # Errors
+    /// The address of the listener cannot be read.
     pub fn open(listener: TcpListener) -> io::Result<Self> {
         let local_addr = listener.local_addr()?;
         let handler = Arc::new(AdminHandler { served: OnceLock::new(), started: Instant::now() });

@@ -169,6 +169,9 @@ impl Cluster {
     }
 
     /// Runs [`Self::balance_local`] on all connected nodes. Returns the transferred shards, sorted.
+    ///
+    /// # Errors
+    /// As [`Self::catch_up`]. Nodes that do not respond are left out.
     pub async fn balance(&self) -> Result<Vec<u64>> {
         self.catch_up().await?;
         let peers = self.hub.peers().into_iter().filter(|peer| peer.connected);

@@ -19,6 +19,10 @@ pub struct Bootstrap {
 impl Cluster {
     /// Forms a single-node cluster, or takes over leadership of the one on disk. If this node has a
     /// peer port (`listens`), the cluster may have more members by now: then it waits for them.
+    ///
+    /// # Errors
+    /// Fails once openraft has stopped, and if the cluster has more members but this node has no
+    /// peer port.
     pub async fn form_single_node(&self, listens: bool) -> io::Result<()> {
         if !self.replica().is_formed().await? {
             self.replica().form([self.replica().id()].into()).await?;
@@ -40,6 +44,10 @@ impl Cluster {
 
     /// Registers the first shards and creates the first topics. Runs on shard 0's leader and may be
     /// repeated.
+    ///
+    /// # Errors
+    /// [`Error::NoLeader`] if this node does not lead shard 0, and the errors of [`Self::command`]
+    /// and [`Self::create_topic`].
     pub async fn bootstrap(&self, bootstrap: &Bootstrap) -> Result<()> {
         if !self.replica().wait_ready(limits::READY_WAIT_MAX).await {
             return Err(Error::NoLeader { shard: 0 });

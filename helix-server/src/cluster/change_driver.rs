@@ -207,6 +207,9 @@ impl Cluster {
     }
 
     /// Returns the progress of a change; id 0 stands for the one in progress, or else the last one.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an unknown id, and the errors of [`Self::catch_up`].
     pub async fn change_progress(&self, id: u64) -> Result<ChangeProgress> {
         self.catch_up().await?;
         let members = self.members_now();

@@ -195,6 +195,10 @@ impl ClusterState {
         record.encode_to_vec().into()
     }
 
+    /// Decodes the state of a checkpoint.
+    ///
+    /// # Errors
+    /// The first value that is invalid, or of a format of a later version.
     pub fn decode(bytes: &[u8]) -> Result<Self, CheckpointError> {
         let record = StateRecord::decode(bytes).map_err(|e| CheckpointError::new(e.to_string()))?;
         if !FORMATS.contains(&record.format) {

@@ -175,6 +175,12 @@ impl Cluster {
     }
 
     /// Transfers leadership of shard 0 to `node`, or else to the most caught-up replica.
+    ///
+    /// # Errors
+    /// [`Error::NotLeader`] or [`Error::NoLeader`] if this node does not lead shard 0,
+    /// [`Error::InvalidArgument`] if no such replica is reachable, [`Error::Throttled`] if open
+    /// commands do not settle in time, [`Error::OutcomeUnknown`] if the other replica did not take
+    /// over in time.
     pub async fn transfer(&self, node: Option<u64>) -> Result<()> {
         let hint = || match self.leader_hint() {
             Some(hint) => Error::NotLeader { shard: 0, leader: Some(hint) },
@@ -189,6 +195,10 @@ impl Cluster {
 
     /// Transfers leadership of shard 0 before this node stops, even if open commands do not settle
     /// in time.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if no such replica is reachable, [`Error::OutcomeUnknown`] if the
+    /// other replica did not take over in time.
     pub async fn abandon_leadership(&self, node: Option<u64>) -> Result<()> {
         let replica = self.replica();
         let transferred = replica.abandon_leadership(node, &self.hub.connected()).await;
@@ -213,6 +223,10 @@ impl Cluster {
     }
 
     /// Waits until this node's copy is at least as new as the cluster's state was at the call.
+    ///
+    /// # Errors
+    /// [`Error::NoLeader`] if no leader of shard 0 responds, or if this node does not apply its
+    /// entries in time; [`Error::Draining`] if this node stops meanwhile.
     pub async fn catch_up(&self) -> Result<()> {
         let asked = Instant::now();
         let mut up_to_date = self.up_to_date.lock().await;
@@ -291,6 +305,9 @@ impl Cluster {
     }
 
     /// Handles an encoded request from another node and returns the encoded response.
+    ///
+    /// # Errors
+    /// The request cannot be decoded; the text is for operators.
     pub async fn handle_request(&self, request: Bytes) -> Result<Bytes, String> {
         let request = PeerRequest::decode(request)?;
         Ok(self.execute(&request).await.encode())
@@ -347,6 +364,9 @@ impl Cluster {
     }
 
     /// Returns the id of a named producer with its next epoch, which fences earlier epochs.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an invalid name, and the errors of [`Self::command`].
     pub async fn init_producer(&self, name: &str) -> Result<(u64, u32)> {
         let command = ClusterCommand::InitProducer { name: name.to_owned() };
         match self.command(command).await? {
@@ -358,6 +378,9 @@ impl Cluster {
 
     /// Returns a unique producer id, greater than all ids that this node knows to be issued. Shards
     /// treat lower ids that they do not know as forgotten producers.
+    ///
+    /// # Errors
+    /// [`Error::NoLeader`] if no ids are left on this node and shard 0 has no leader.
     pub async fn next_producer_id(&self) -> Result<u64> {
         let newest = self.machine.read(ClusterState::next_producer_id);
         {
@@ -393,6 +416,9 @@ impl Cluster {
     }
 
     /// Returns whether any node has issued this producer id with this epoch.
+    ///
+    /// # Errors
+    /// [`Error::NoLeader`] if this node does not know the identity and shard 0 has no leader.
     pub async fn has_issued_producer(&self, producer_id: u64, epoch: u32) -> Result<bool> {
         let has_issued = |state: &ClusterState| state.has_issued(producer_id, epoch);
         if self.machine.read(has_issued) {

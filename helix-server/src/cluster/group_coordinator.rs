@@ -245,6 +245,10 @@ impl Cluster {
     }
 
     /// Gives the slots of groups their shards, once in a cluster's life.
+    ///
+    /// # Errors
+    /// [`Error::NoLeader`] while no shard is registered, and the errors of [`Self::command`] and
+    /// [`Self::catch_up`].
     pub async fn assign_group_slots(&self) -> Result<()> {
         match self.command(ClusterCommand::AssignGroupSlots).await? {
             ClusterReply::Done => self.catch_up().await,

@@ -30,6 +30,10 @@ struct CheckedChange {
 impl Cluster {
     /// Adds a node that waits at `peer_addr`; for a member, changes its address. Returns `None` if
     /// `validate_only` is set.
+    ///
+    /// # Errors
+    /// [`Error::ChangeInProgress`], [`Error::NotEnoughNodes`] or [`Error::ChangeRefused`] with the
+    /// check that failed, and the errors of [`Self::catch_up`] and [`Self::command`].
     pub async fn add_node(
         &self,
         node_id: u64,
@@ -53,6 +57,9 @@ impl Cluster {
     }
 
     /// Removes a node. An unreachable node is removed only if it is declared `lost`.
+    ///
+    /// # Errors
+    /// As [`Self::add_node`]; [`Error::NodeNotFound`] for an unknown node.
     pub async fn remove_node(
         &self,
         node_id: u64,
@@ -79,6 +86,9 @@ impl Cluster {
     }
 
     /// Replaces a lost node with `node_id`, which may be the same id, with an empty data directory.
+    ///
+    /// # Errors
+    /// As [`Self::add_node`]; [`Error::NodeNotFound`] if the lost node is unknown.
     pub async fn replace_node(
         &self,
         lost_node_id: u64,
@@ -131,6 +141,11 @@ impl Cluster {
     }
 
     /// Drains a node and waits until it leads no shard, or ends its draining.
+    ///
+    /// # Errors
+    /// [`Error::NodeNotFound`] for an unknown node, [`Error::NotEnoughNodes`] if no other reachable
+    /// node may lead, [`Error::ChangeRefused`] if the node still leads shards after a wait, and the
+    /// errors of [`Self::catch_up`] and [`Self::command`].
     pub async fn set_draining(
         &self,
         node_id: u64,

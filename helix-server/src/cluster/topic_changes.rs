@@ -29,6 +29,11 @@ pub struct TopicSpec {
 
 impl Cluster {
     /// Creates a topic. Succeeds without effect if an equal one exists.
+    ///
+    /// # Errors
+    /// [`Error::TopicAlreadyExists`] if the settings differ, [`Error::Unimplemented`] for another
+    /// replication factor than the number of nodes, [`Error::InvalidArgument`], [`Error::NoLeader`]
+    /// while the cluster forms, and the errors of [`Self::command`].
     pub async fn create_topic(
         &self,
         spec: TopicSpec,
@@ -69,6 +74,10 @@ impl Cluster {
     /// Replaces the settings that `fields` names with those in `settings`.
     ///
     /// Here and below, the topic must have the id `expected_id`; 0 accepts any.
+    ///
+    /// # Errors
+    /// [`Error::TopicNotFound`], [`Error::TopicRecreated`], [`Error::InvalidArgument`], and the
+    /// errors of [`Self::command`].
     pub async fn update_topic(
         &self,
         name: &str,
@@ -83,6 +92,9 @@ impl Cluster {
     }
 
     /// Raises the number of partitions to `partition_count`.
+    ///
+    /// # Errors
+    /// As [`Self::update_topic`].
     pub async fn add_partitions(
         &self,
         name: &str,
@@ -107,6 +119,10 @@ impl Cluster {
     }
 
     /// Deletes a topic with its data. Succeeds if another attempt has deleted it meanwhile.
+    ///
+    /// # Errors
+    /// As [`Self::update_topic`]. [`Error::OutcomeUnknown`] also if the topic is deleted and this
+    /// node has not applied it in time.
     pub async fn delete_topic(&self, name: &str, expected_id: u64) -> Result<()> {
         let change = self.begin_change(name, expected_id).await?;
         self.delete(&change).await?;
@@ -155,6 +171,10 @@ impl Cluster {
         }
     }
 
+    /// Returns the topic with this name, as far as this node knows.
+    ///
+    /// # Errors
+    /// [`Error::TopicNotFound`], also for a topic that is too new for this node.
     pub fn topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
         self.machine()
             .read(|state| state.topic(name).cloned())
@@ -218,6 +238,9 @@ impl Cluster {
     }
 
     /// Propagates all topics to the shards of a single-node cluster.
+    ///
+    /// # Errors
+    /// As [`Self::propagate_to_shard`], and if a shard is not open on this node.
     pub async fn propagate_all(&self) -> Result<()> {
         for shard_id in self.machine().read(|state| state.shards().clone()) {
             let shard = self.shard(shard_id)?;
@@ -233,6 +256,9 @@ impl Cluster {
 
     /// Proposes to a shard that this node leads the partitions and settings that it lacks, and
     /// drops its deleted topics.
+    ///
+    /// # Errors
+    /// The errors of [`Shard::command`]. A repetition continues.
     pub async fn propagate_to_shard(&self, shard: &Shard) -> Result<()> {
         let (version, topics): (u64, Vec<Arc<TopicInfo>>) =
             self.machine().read(|state| (state.version(), state.all_topics().cloned().collect()));

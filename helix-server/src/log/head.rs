@@ -114,6 +114,10 @@ impl Head {
         }
     }
 
+    /// Decodes the head of an entry.
+    ///
+    /// # Errors
+    /// The first value that is invalid or unknown.
     pub fn decode(bytes: &[u8]) -> Result<Self, HeadError> {
         let (&kind, rest) = bytes.split_first().ok_or(HeadError::Empty)?;
         match kind {

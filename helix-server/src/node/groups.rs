@@ -46,6 +46,10 @@ impl Node {
     }
 
     /// Returns the shard in which a group is or will be.
+    ///
+    /// # Errors
+    /// As [`Self::find_group`], without [`Error::GroupNotFound`], and the errors of
+    /// [`Cluster::assign_group_slots`](crate::cluster::Cluster::assign_group_slots).
     pub async fn find_or_place_group(&self, group: &str) -> Result<Arc<Shard>> {
         match self.find_group(group).await {
             Err(Error::GroupNotFound { .. }) => {
@@ -203,6 +207,9 @@ impl Node {
     }
 
     /// Follows a member's partitions for a reader, from this node's replica of the group.
+    ///
+    /// # Errors
+    /// As [`Self::find_group`].
     pub async fn follow_membership(
         &self,
         group: &str,

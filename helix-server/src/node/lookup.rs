@@ -23,6 +23,11 @@ impl Node {
     ///
     /// Catches up with the cluster's state before it fails, since the topic or partition may be too
     /// new for this node.
+    ///
+    /// # Errors
+    /// [`Error::TopicNotFound`], [`Error::TopicRecreated`], [`Error::PartitionNotFound`],
+    /// [`Error::CorruptLog`] or [`Error::NoLeader`] if the shard is not open here, and
+    /// [`Error::NotAMember`] on a removed node.
     pub async fn find(&self, topic: &str, id: u64, partition: u32) -> Result<LocatedPartition> {
         match self.locate_with_id(topic, id, partition) {
             Err(error) if is_stale(&error) => {
@@ -34,6 +39,9 @@ impl Node {
     }
 
     /// Like [`Self::find`], for a topic.
+    ///
+    /// # Errors
+    /// As [`Self::find`], except for those of partitions.
     pub async fn find_topic(&self, name: &str, id: u64) -> Result<Arc<TopicInfo>> {
         self.check_member()?;
         match self.cluster.topic_with_id(name, id) {
@@ -96,6 +104,9 @@ impl Node {
     }
 
     /// Finds a partition and its shard.
+    ///
+    /// # Errors
+    /// As [`Self::find`].
     pub fn locate(&self, topic: &str, partition: u32) -> Result<LocatedPartition> {
         self.locate_with_id(topic, 0, partition)
     }
@@ -123,6 +134,10 @@ impl Node {
         }
     }
 
+    /// Returns the topic with this name, as far as this node knows.
+    ///
+    /// # Errors
+    /// [`Error::TopicNotFound`], also for a topic that is too new for this node.
     pub fn topic(&self, name: &str) -> Result<Arc<TopicInfo>> {
         self.cluster.topic(name)
     }

@@ -139,6 +139,9 @@ pub struct Node {
 
 impl Node {
     /// Opens a single-node cluster without a peer port, and waits until it serves.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] if the data directory is not this node's, and the errors of its logs.
     pub async fn open(settings: NodeSettings) -> Result<Arc<Self>> {
         let handler = BootstrapHandler::new(&settings, &BTreeMap::new());
         let hub_settings = HubSettings {
@@ -157,6 +160,9 @@ impl Node {
     /// Opens a node with a peer port, `network`, which is usually a TCP listener. If `peers` has an
     /// address for the node itself, the node announces it to other nodes. Waits until the cluster
     /// is formed or this node has joined it, but not until it has a leader.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
     pub async fn open_among(
         settings: NodeSettings,
         mut peers: BTreeMap<u64, String>,
@@ -359,6 +365,9 @@ impl Node {
 
     /// Announces the address at which clients reach this node. In a cluster of several nodes it is
     /// registered in the background, as soon as there is a leader.
+    ///
+    /// # Errors
+    /// On a single node, the error of the command that registers it.
     pub async fn announce(self: &Arc<Self>, endpoint: String) -> Result<()> {
         // Ignored: a node announces itself once.
         let _ = self.endpoint.set(endpoint);
@@ -489,6 +498,10 @@ impl Node {
         self.random.next_u64()
     }
 
+    /// Returns a producer id that was never issued.
+    ///
+    /// # Errors
+    /// [`Error::NoLeader`] if no ids are left on this node and shard 0 has no leader.
     pub async fn next_producer_id(&self) -> Result<u64> {
         self.cluster.next_producer_id().await
     }

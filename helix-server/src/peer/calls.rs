@@ -51,6 +51,9 @@ impl PeerError {
 
 impl Hub {
     /// Asks a node for its description. Works before this node is in a cluster.
+    ///
+    /// # Errors
+    /// The peer is unknown or unreachable, did not respond in time, or refused the call.
     pub async fn hello(&self, node: u64) -> Result<Hello, PeerError> {
         let client = self.client(node)?;
         self.say_hello(node, client).await
@@ -58,6 +61,9 @@ impl Hub {
 
     /// Asks the node at `address`, expected to be `node`, for its description.
     /// It need not be a peer.
+    ///
+    /// # Errors
+    /// As [`Self::hello`].
     pub async fn hello_at(&self, node: u64, address: &str) -> Result<Hello, PeerError> {
         let closed = self.table.closed.child_token();
         let _closes = closed.clone().drop_guard();
@@ -102,6 +108,9 @@ impl Hub {
     }
 
     /// Makes an empty node part of the cluster. Idempotent.
+    ///
+    /// # Errors
+    /// As [`Self::hello`]; see [`PeerError::may_have_acted`].
     pub async fn join(&self, node: u64, join: JoinCluster) -> Result<(), PeerError> {
         let peer_addrs = join.peer_addrs.into_iter();
         let request = pb::JoinRequest {
@@ -119,6 +128,9 @@ impl Hub {
     }
 
     /// Makes an empty node part of a new cluster.
+    ///
+    /// # Errors
+    /// As [`Self::hello`]; see [`PeerError::may_have_acted`].
     pub async fn form(&self, node: u64, form: FormCluster) -> Result<(), PeerError> {
         let request = pb::FormRequest {
             from_node: self.table.local.node_id,
@@ -133,6 +145,9 @@ impl Hub {
     }
 
     /// Sends a request to a node's [`PeerHandler`](super::PeerHandler) and waits for the response.
+    ///
+    /// # Errors
+    /// As [`Self::hello`]; see [`PeerError::may_have_acted`].
     pub async fn call(
         &self,
         node: u64,

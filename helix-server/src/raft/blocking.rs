@@ -87,6 +87,9 @@ impl DiskReads {
     }
 
     /// Reads what is cached, and waits for the disk only if that is not enough.
+    ///
+    /// # Errors
+    /// The error of the read; [`Error::Closed`] if the runtime ends meanwhile.
     pub async fn run<T, F>(&self, read: F) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -98,6 +101,9 @@ impl DiskReads {
 
     /// Like [`Self::run`], but bypasses the page cache, for data that is read once.
     /// Even a read limited to the page cache makes the kernel fetch what is missing from it.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
     pub async fn run_direct<T, F>(&self, read: F) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -109,6 +115,9 @@ impl DiskReads {
 
     /// Like [`Self::run_direct`] or [`Self::run`], but repeats the read while the process has no
     /// file descriptor or memory for it: openraft would stop the replica.
+    ///
+    /// # Errors
+    /// As [`Self::run`], except for [`Error::Exhausted`].
     pub async fn run_patiently<T, F>(&self, read: F, is_direct: bool) -> Result<T, Error>
     where
         T: Send + 'static,

@@ -187,6 +187,9 @@ impl Replica {
     }
 
     /// Starts an election at once. A single voter need not wait out its election timeout.
+    ///
+    /// # Errors
+    /// Fails once openraft has stopped.
     pub async fn elect(&self) -> std::io::Result<()> {
         self.raft.trigger().elect(false).await.map_err(std::io::Error::other)
     }

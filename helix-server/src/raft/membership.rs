@@ -76,18 +76,27 @@ impl Replica {
     }
 
     /// Replaces the voters. Replicas that no longer vote are removed.
+    ///
+    /// # Errors
+    /// As [`Self::add_learner`].
     pub async fn set_voters(&self, ids: BTreeSet<ReplicaId>) -> Result<(), String> {
         let change = ChangeMembers::ReplaceAllVoters(ids);
         self.raft.change_membership(change, false).await.map(drop).map_err(text)
     }
 
     /// Completes a joint-consensus change that another leader left unfinished.
+    ///
+    /// # Errors
+    /// As [`Self::add_learner`].
     pub async fn leave_joint(&self) -> Result<(), String> {
         let change = ChangeMembers::AddVoterIds(BTreeSet::new());
         self.raft.change_membership(change, false).await.map(drop).map_err(text)
     }
 
     /// Removes learners.
+    ///
+    /// # Errors
+    /// As [`Self::add_learner`].
     pub async fn drop_learners(&self, ids: BTreeSet<ReplicaId>) -> Result<(), String> {
         let change = ChangeMembers::RemoveNodes(ids);
         self.raft.change_membership(change, false).await.map(drop).map_err(text)

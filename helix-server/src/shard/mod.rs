@@ -209,16 +209,26 @@ impl Shard {
         self.shard_id
     }
 
+    /// Returns whether the shard has been formed, as far as its replica knows.
+    ///
+    /// # Errors
+    /// Fails once openraft has stopped.
     pub async fn is_formed(&self) -> io::Result<bool> {
         self.replica.is_formed().await
     }
 
     /// Forms a new shard; without effect where it exists.
+    ///
+    /// # Errors
+    /// Fails once openraft has stopped.
     pub async fn form(&self) -> io::Result<()> {
         self.replica.form(self.members.clone()).await
     }
 
     /// Resumes an existing shard. A single voter starts an election at once.
+    ///
+    /// # Errors
+    /// Fails once openraft has stopped.
     pub async fn resume(&self) -> io::Result<()> {
         let voters = self.replica.known_voters().await;
         if voters == [self.replica_id] { self.replica.elect().await } else { Ok(()) }

@@ -135,6 +135,9 @@ impl GroupStateChecker {
     }
 
     /// Returns the group if nothing is left to do in it, else why not.
+    ///
+    /// # Errors
+    /// The work that is left, as text.
     pub fn settled(&self, machines: &[SimulatedMachine]) -> Result<SettledGroup, String> {
         if !self.context.has_fixed_topics() {
             return Err("topics are still changed".to_owned());

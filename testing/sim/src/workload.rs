@@ -111,6 +111,9 @@ impl ClientContext {
     }
 
     /// Creates a client with its own connections.
+    ///
+    /// # Errors
+    /// The settings are invalid.
     pub fn client(&self) -> Result<Client, Error> {
         let id = self.id();
         let request_max = self.rng(id).random_range(REQUEST_MAX_MS);
